@@ -24,7 +24,7 @@ __all__ = [
     "autocast",
     "backward_task",
     "below_autograd",
-    "bound_apply",
+    "bound", "bound_apply",
     "called",
     "calls_forward",
     "defers",
@@ -247,6 +247,11 @@ def bound_apply(function: Any) -> Callable[..., Any]:
     What is left of a transform's tensors is not for it.
     """
     return function.apply if function_base is None else super(torch.autograd.Function, function).apply
+
+
+def bound(operator: Any) -> Any:
+    """An operator of C++ without what torch.ops does in Python at each call."""
+    return getattr(operator, "_op", operator)
 
 
 def version(t: Tensor) -> int | None:

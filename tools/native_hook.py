@@ -1,5 +1,7 @@
-"""Build hook: compiles the native kernels into the wheel where a compiler is found; without one the wheel is made all
-the same, and they are built at first use."""
+"""Build hook: compiles the native kernels into the wheel where a compiler and torch are found.
+
+Without them the wheel is made all the same, and the kernels are built at first use.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class NativeHook(BuildHookInterface):
-    """One shared object, bound to a platform but to no version of Python or torch.
+    """One shared object, bound to a platform and to torch from 2.10 on, but to no version of Python.
 
     A wheel has all instruction sets, an editable installation that of this processor: it takes a third of the time.
     """
@@ -35,7 +37,7 @@ class NativeHook(BuildHookInterface):
 
 
 def _load(path: Path) -> Any:
-    """The build file alone: the package needs torch, which is not here."""
+    """The build file alone: the package needs torch, which may not be here."""
     spec = importlib.util.spec_from_file_location("native_build", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

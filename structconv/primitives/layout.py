@@ -169,8 +169,7 @@ def _built(index: Tensor, num_inputs: int, num_outputs: int) -> tuple[Csr, Csr]:
 
 
 def _kernel(index: Tensor, num_inputs: int, num_outputs: int) -> tuple[Tensor, ...]:
-    ahead, back = _built(index, num_inputs, num_outputs)
-    return *ahead, *back
+    return tuple(t.clone() for layout in _built(index, num_inputs, num_outputs) for t in layout)
 
 
 def _fake(index: Tensor, num_inputs: int, num_outputs: int) -> tuple[Tensor, ...]:

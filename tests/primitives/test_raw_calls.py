@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from structconv.errors import ShapeError
+from structconv.primitives.native import core
 from tests.primitives.raw_calls import K, M, N, valid
 
 
@@ -17,6 +18,15 @@ def test_wrong_calls_end_in_exceptions(native, seed, monkeypatch):
     monkeypatch.setenv("STRUCTCONV_NATIVE", native)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     done = subprocess.run([sys.executable, "-m", "tests.primitives.raw_calls", seed, "40"],
+                          capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, f"{done.returncode}: {''.join(done.stderr.splitlines(keepends=True)[-30:])}"
+    assert "wrong" not in done.stdout, done.stdout
+
+
+def test_wrong_calls_of_native_operators_end_in_exceptions():
+    if core() is None:
+        pytest.skip("the native core cannot be built here")
+    done = subprocess.run([sys.executable, "-m", "tests.primitives.raw_native", "0", "60"],
                           capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, f"{done.returncode}: {''.join(done.stderr.splitlines(keepends=True)[-30:])}"
     assert "wrong" not in done.stdout, done.stdout

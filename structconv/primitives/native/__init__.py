@@ -1,4 +1,4 @@
-"""The native CPU core: C++ kernels behind a C ABI, their operators, and what stands in where they cannot run.
+"""The native CPU core: C++ kernels behind torch's stable ABI, their operators, and what stands in for them.
 
 - `structconv.primitives.csr.spmm` and `sddmm`: sparse products; the native kernel is the body of `structconv::spmm` and
   `structconv::sddmm` on a CPU.

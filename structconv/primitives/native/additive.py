@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,28 +13,17 @@ from structconv.primitives.blocks import recompute_blocks
 from structconv.primitives.functions import sum_dtype
 from structconv.primitives.hashing import Drop
 from structconv.primitives.native import calls
-from structconv.primitives.native.calls import DROP, ROWS, dropped, edges_of, floats, half, pointer, rows, unit
+from structconv.primitives.native.calls import edges_of
 from structconv.primitives.native.checks import check_dropout
 from structconv.primitives.native.edges import Ends
-from structconv.primitives.native.indices import LAYOUT, Csr
-from structconv.primitives.native.interface import Struct, constants, integers, pointers, reals
-from structconv.primitives.native.loader import Core
+from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.operator import differentiable_operator
 from structconv.primitives.segments import segment_softmax
 from structconv.shapes import check_choice
 
-__all__ = ["ACTIVATIONS", "LOGISTIC", "PRODUCT", "Dense", "additive_attention", "additive_backward",
-           "additive_forward"]
+__all__ = ["ACTIVATIONS", "LOGISTIC", "PRODUCT", "additive_attention"]
 
-_FORWARD = Struct("AdditiveForwardArgs", LAYOUT.named("layout"), ROWS.named("q k x y"), pointers("vector lse"),
-                  integers("heads depth channels activation causal half threads"), reals("parameter"),
-                  DROP.named("drop"))
-_BACKWARD = Struct("AdditiveBackwardArgs", LAYOUT.named("by_target by_source"),
-                   ROWS.named("q k x y grad grad_q grad_k grad_x"),
-                   pointers("vector lse grad_vector packed partial"),
-                   integers("heads depth channels activation causal half threads"), reals("parameter"),
-                   DROP.named("drop"))
-PIECEWISE, LOGISTIC, PRODUCT = constants(kPiecewise=0, kLogistic=1, kProduct=2)
+PIECEWISE, LOGISTIC, PRODUCT = 0, 1, 2  # see Activation in src/api.h
 ACTIVATIONS = ("leaky_relu", "tanh", "sigmoid")
 #: Numbers of a temporary where torch's operators stand in: 16 MB in float32.
 BLOCK = 1 << 22
@@ -122,59 +110,6 @@ def derivative(t: Tensor, activation: str, slope: float) -> tuple[Tensor, Tensor
     return a, 1 - a * a if activation == "tanh" else a * (1 - a)
 
 
-# -- the native kernels -------------------------------------------------------------------------------------------
-
-class Dense(NamedTuple):
-    """All pairs of `rows` rows with `every`, the numbers 0, 1, ... in int32; `causal`: only those with m <= n."""
-
-    rows: int
-    every: Tensor
-    causal: bool
-
-
-def _pairs(pairs: Csr | Dense, columns: int) -> tuple[Any, ...]:
-    if isinstance(pairs, Dense):
-        return 0, pointer(pairs.every), 0, pairs.rows, pairs.every.shape[0]
-    return edges_of(pairs, columns)[:5]
-
-
-def _causal(pairs: Csr | Dense) -> bool:
-    return isinstance(pairs, Dense) and pairs.causal
-
-
-def additive_forward(kernels: Core, by_target: Csr | Dense, q: Tensor, k: Tensor, x: Tensor, vector: Tensor,
-                     activation: int, parameter: float, drop: calls.Drop) -> tuple[Tensor, Tensor]:
-    """(y, lse)."""
-    q, k, x, vector = unit(q), unit(k), unit(x), floats(vector)
-    outputs, heads, depth = q.shape
-    y = calls.empty(x, (outputs, heads, x.shape[2]))
-    lse = torch.empty((outputs, heads), dtype=torch.float32)
-    pairs = _pairs(by_target, k.shape[0])
-    kernels.additive_forward(_FORWARD.pack(
-        *pairs, *rows(q), *rows(k), *rows(x), *rows(y), pointer(vector), lse.data_ptr(), heads, depth, x.shape[2],
-        activation, _causal(by_target), half(x), torch.get_num_threads(), parameter, *dropped(drop, outputs, 0)))
-    return y, lse
-
-
-def additive_backward(kernels: Core, by_target: Csr | Dense, by_source: Csr | Dense, q: Tensor, k: Tensor, x: Tensor,
-                      vector: Tensor, saved: Sequence[Tensor], grad: Tensor, activation: int, parameter: float,
-                      drop: calls.Drop) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, x and vector (float32)."""
-    q, k, x, grad, vector = unit(q), unit(k), unit(x), unit(grad), floats(vector)
-    outputs, heads, depth = q.shape
-    y, lse = map(calls.dense, saved)
-    grads, grad_vector = [calls.empty(t, t.shape) for t in (q, k, x)], torch.empty_like(vector)
-    packed = calls.empty(lse, (outputs, 2, heads))
-    partial = calls.empty(lse, (kernels.constants["kRanges"], heads, depth))
-    ahead, back = _pairs(by_target, k.shape[0]), _pairs(by_source, outputs)
-    tables = [number for t in (q, k, x, y, grad, *grads) for number in rows(t)]
-    kernels.additive_backward(_BACKWARD.pack(
-        *ahead, *back, *tables, pointer(vector), pointer(lse), grad_vector.data_ptr(), packed.data_ptr(),
-        partial.data_ptr(), heads, depth, x.shape[2], activation, _causal(by_target), half(x),
-        torch.get_num_threads(), parameter, *dropped(drop, outputs, 0)))
-    return grads[0], grads[1], grads[2], grad_vector
-
-
 # -- the operator -------------------------------------------------------------------------------------------------
 
 def _usable(q: Tensor, x: Tensor, edges: int) -> Any:
@@ -192,8 +127,10 @@ def _forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, i
     kernels = _usable(q, x, indices.shape[0])
     if kernels is not None:
         kind, parameter, amplitude = as_logistic(activation, slope)
-        return additive_forward(kernels, by_target, q, k, x, vector * amplitude, kind, parameter,
-                                calls.drop_of(p, seed, batch_heads))
+        results: tuple[Tensor, Tensor] = kernels.additive_forward(
+            edges_of(by_target, k.shape[0]), q, k, x, vector * amplitude, kind, parameter, False,
+            *calls.drop_of(p, seed, batch_heads))
+        return results
     if (gpu := _usable_gpu(q, x, indices.shape[0])) is not None:
         kind, parameter, amplitude = as_logistic(activation, slope)
         return gpu.additive_forward(by_target, q, k, x, vector * amplitude, kind == LOGISTIC, parameter, drop)
@@ -214,8 +151,9 @@ def _backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, 
     kernels = _usable(q, x, indices.shape[0])
     if kernels is not None:
         kind, parameter, amplitude = as_logistic(activation, slope)
-        *found, grad_vector = additive_backward(kernels, by_target, by_source, q, k, x, vector * amplitude, (y, lse),
-                                                grad, kind, parameter, calls.drop_of(p, seed, batch_heads))
+        *found, grad_vector = kernels.additive_backward(
+            edges_of(by_target, k.shape[0]), edges_of(by_source, q.shape[0]), q, k, x, vector * amplitude, y, lse, grad,
+            kind, parameter, False, *calls.drop_of(p, seed, batch_heads))
         return found[0], found[1], found[2], (grad_vector * amplitude).to(vector.dtype)
     if (gpu := _usable_gpu(q, x, indices.shape[0])) is not None:
         kind, parameter, amplitude = as_logistic(activation, slope)

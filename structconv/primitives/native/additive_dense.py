@@ -19,10 +19,7 @@ from structconv.primitives.native.additive import (
     LOGISTIC,
     OPTIONS,
     PRODUCT,
-    Dense,
     activate,
-    additive_backward,
-    additive_forward,
     as_logistic,
     check_operands,
     derivative,
@@ -114,19 +111,14 @@ def _operands(q: Tensor, k: Tensor, x: Tensor, kind: int, rate: float, factor: T
     return torch.exp(q.float() * -rate), torch.exp(k.float() * -rate) if factor is None else factor, x.float(), PRODUCT
 
 
-def _sides(q: Tensor, k: Tensor, causal: bool) -> tuple[Dense, Dense]:
-    every = torch.arange(max(q.shape[0], k.shape[0]), dtype=torch.int32)
-    return (Dense(q.shape[0], every[:k.shape[0]], causal), Dense(k.shape[0], every[:q.shape[0]], causal))
-
-
 def _forward(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, activation: str, slope: float, p: float,
              seed: Tensor | None, batch_heads: int, causal: bool, factor: Tensor | None) -> tuple[Tensor, Tensor]:
     drop, kernels = Drop(p, seed, batch_heads), _usable(q, x)
     if kernels is not None:
         kind, parameter, amplitude = as_logistic(activation, slope)
         a, b, values, kind = _operands(q, k, x, kind, parameter, factor)
-        y, lse = additive_forward(kernels, _sides(q, k, causal)[0], a, b, values, vector * amplitude, kind,
-                                        parameter, calls.drop_of(*drop))
+        y, lse = kernels.additive_forward(None, a, b, values, vector * amplitude, kind, parameter, causal,
+                                          *calls.drop_of(*drop))
         return y.to(x.dtype), lse
     pieces, logs = [], []
     q, k, values, vector = (t.to(sum_dtype(q.dtype)) for t in (q, k, x, vector))
@@ -147,8 +139,8 @@ def _backward(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, y: Tensor, lse: T
         kind, parameter, amplitude = as_logistic(activation, slope)
         q, k, x, kind = _operands(q, k, x, kind, parameter, factor)
         saved = y.to(x.dtype), lse
-        found = additive_backward(kernels, *_sides(q, k, causal), q, k, x, vector * amplitude, saved,
-                                        grad.to(x.dtype), kind, parameter, calls.drop_of(*drop))
+        found = kernels.additive_backward(None, None, q, k, x, vector * amplitude, *saved, grad.to(x.dtype), kind,
+                                          parameter, causal, *calls.drop_of(*drop))
         found = *found[:3], found[3] * amplitude
     else:
         dtype = sum_dtype(q.dtype)

@@ -17,19 +17,14 @@ from structconv.primitives.functions import pulled_back, transformed
 from structconv.primitives.native import calls
 from structconv.primitives.native.additive import LOGISTIC, activate, as_logistic
 from structconv.primitives.native.additive_dense import dense_additive_attention, factor_of
-from structconv.primitives.native.calls import ROWS, floats, pointer, rows, unit
-from structconv.primitives.native.interface import Struct, constants, integers, pointers, reals
+from structconv.primitives.native.calls import floats, unit
 from structconv.primitives.native.loader import Core
 from structconv.primitives.segments import masked_softmax
 
 __all__ = ["StepInputs", "additive_step"]
 
-_STEP = Struct("AdditiveStepArgs", ROWS.named("q k factor x y"), pointers("vector weights keep"),
-               integers("outputs inputs heads depth channels threads"), reals("rate"))
-_BACKWARD = Struct("AdditiveStepBackwardArgs", ROWS.named("q k factor x grad grad_q grad_k"),
-                   pointers("vector weights grad_vector"),
-                   integers("outputs inputs heads depth channels first threads"), reals("rate"))
-FEW_OUTPUTS, FEW_INPUTS = constants(kFewOutputs=8, kFewInputs=4096)
+#: Of a step: see kFewOutputs and kFewInputs in src/api.h.
+FEW_OUTPUTS, FEW_INPUTS = 8, 4096
 
 
 class _Numbers(NamedTuple):
@@ -107,23 +102,16 @@ def additive_step(q: Tensor, inputs: StepInputs) -> Tensor:
 
 def _forward(q: Tensor, own: _Numbers) -> tuple[Tensor, Tensor]:
     """y, and the weights (B, N, M)."""
-    q, (outputs, heads, depth), (inputs, _, channels) = unit(q), q.shape, own.x.shape
-    y, weights = own.x.new_empty((outputs, heads, channels)), own.x.new_empty((heads, outputs, inputs))
-    own.kernels.additive_step(_STEP.pack(
-        *rows(q), *rows(own.k), *rows(own.factor), *rows(own.x), *rows(y), pointer(own.vector), weights.data_ptr(),
-        pointer(own.keep), outputs, inputs, heads, depth, channels, torch.get_num_threads(), own.rate))
-    return y, weights
+    found: tuple[Tensor, Tensor] = own.kernels.additive_step(q, own.k, own.factor, own.x, own.vector, own.keep,
+                                                             own.rate)
+    return found
 
 
 def _backward(q: Tensor, weights: Tensor, grad: Tensor, own: _Numbers, sums: _Sums | None) -> Tensor:
     """The gradient of q; what the others need is added to the sums."""
-    q, grad, (outputs, heads, depth), (inputs, _, channels) = unit(q), unit(grad), q.shape, own.x.shape
-    grad_q = q.new_empty(q.shape)
     grad_k, grad_vector, first = (None, None, True) if sums is None else sums.take(grad, weights)
-    own.kernels.additive_step_backward(_BACKWARD.pack(
-        *rows(q), *rows(own.k), *rows(own.factor), *rows(own.x), *rows(grad), *rows(grad_q), *rows(grad_k),
-        pointer(own.vector), pointer(weights), pointer(grad_vector), outputs, inputs, heads, depth, channels, first,
-        torch.get_num_threads(), own.rate))
+    grad_q: Tensor = own.kernels.additive_step_backward(q, own.k, own.factor, own.x, own.vector, weights, grad, grad_k,
+                                                        grad_vector, first, own.rate)
     return grad_q
 
 

@@ -7,10 +7,8 @@ target when a gradient first asks for them, so a later change of the edges does 
 
 from __future__ import annotations
 
-import ctypes
-import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,41 +18,24 @@ from structconv import torch_compat as private
 from structconv.errors import ShapeError
 from structconv.memo import derived, kept
 from structconv.primitives.functions import pulled_back
-from structconv.primitives.native import affine, calls
-from structconv.primitives.native.calls import Side
-from structconv.primitives.native.indices import LAYOUT, LIMIT
-from structconv.primitives.native.interface import Struct, constants, integers, pointers
+from structconv.primitives.native import calls
+from structconv.primitives.native.indices import LIMIT
 from structconv.primitives.native.loader import Core
-from structconv.primitives.products import outer, product
+from structconv.primitives.products import FULL_WIDTH, LEAST_NUMBERS, LEAST_PRODUCTS, outer, product
 
 __all__ = ["Adjacency", "adjacency_of", "attend", "build_adjacency", "convolve", "convolve_with_self",
            "first_wrong_edge", "gather_maxima", "gather_sums", "groups_in_order", "is_direct", "unchanged"]
 
-_EDGES = Struct("EdgesArgs", pointers("index"), integers("row column wide edges inputs outputs samples"),
-                pointers("input_starts output_starts bad"))
-_ADJACENCY = Struct("AdjacencyArgs", pointers("index"),
-                    integers("row column wide edges inputs outputs loops square normalize"),
-                    pointers("weights indptr columns order values scales bad"))
-_GROUPS = Struct("GroupsArgs", pointers("starts"), integers("groups rows"), pointers("indptr columns values bad"))
-_TRANSPOSE = Struct("TransposeArgs", LAYOUT.named("layout"), pointers("values"), integers("rows"),
-                    pointers("indptr columns order values_T"))
-_MAXIMA = Struct("MaximaArgs", LAYOUT.named("by_target by_source"), pointers("x y grad shares grad_x"),
-                 integers("channels threads"))
-_NO_LAYOUT = (0,) * 5
-_NONE, _ROW, _SYMMETRIC = constants(kNone=0, kRow=1, kSymmetric=2)
-_NORMALIZATIONS = {None: _NONE, "row": _ROW, "sym": _SYMMETRIC}
+_NORMALIZATIONS = {None: 0, "row": 1, "sym": 2}  # see Normalization in src/api.h
 _INTEGERS = frozenset((torch.int32, torch.int64))
 
 
-class _Result(threading.local):
-    """Where a kernel writes one integer; a thread has its own."""
+class Side(NamedTuple):
+    """One sealed layout with its values: kernels check the seal and not the indices."""
 
-    def __init__(self) -> None:
-        self.number = ctypes.c_int64(-1)
-        self.address = ctypes.addressof(self.number)
-
-
-_RESULT = _Result()
+    tensor: Tensor
+    rows: int
+    columns: int
 
 
 class Adjacency:
@@ -69,7 +50,8 @@ class Adjacency:
     def by_source(self) -> Side:
         """The same edges by source. O(E) once."""
         if self._by_source is None:
-            self._by_source = _transposed(self.by_target)
+            tensor, rows, columns = self.by_target
+            self._by_source = Side(_core().transpose(tensor), columns, rows)
         return self._by_source
 
 
@@ -86,43 +68,14 @@ def build_adjacency(kernels: Core, index: Tensor, inputs: int, outputs: int, *, 
 
     O(E + M + N).
     """
-    edges = index.shape[1]
-    slots = edges + outputs if loops else edges
-    valued, ordered = normalize is not None or weights is not None, weights is not None  # weights lie by edge
-    scales = (outputs if square else outputs + inputs) if valued else 0
-    held = torch.empty(outputs + 1 + slots * (1 + ordered + valued) + scales, dtype=torch.int32)
-    indptr = held.data_ptr()
-    columns = indptr + 4 * (outputs + 1)
-    order = columns + 4 * slots if ordered else 0
-    values = columns + 4 * slots * (1 + ordered) if valued else 0
-    kernels.adjacency(_ADJACENCY.pack(
-        index.data_ptr(), *index.stride(), index.dtype is torch.int64, edges, inputs, outputs, loops, square,
-        _NORMALIZATIONS[normalize], 0 if weights is None else weights.data_ptr(), indptr, columns, order, values,
-        values + 4 * slots if valued else 0, _RESULT.address))
-    if _RESULT.number.value >= 0:
-        return None
-    return Adjacency(Side((indptr, columns, order, outputs, slots), values, inputs, held))
-
-
-def _transposed(side: Side) -> Side:
-    _, _, ordered, rows, slots = side.layout
-    inputs = side.columns
-    held = torch.empty(inputs + 1 + slots * (1 + bool(ordered) + bool(side.values)), dtype=torch.int32)
-    indptr = held.data_ptr()
-    columns = indptr + 4 * (inputs + 1)
-    order = columns + 4 * slots if ordered else 0
-    values = columns + 4 * slots * (1 + bool(ordered)) if side.values else 0
-    _core().transpose(_TRANSPOSE.pack(*side.layout, side.values, inputs, indptr, columns, order, values))
-    return Side((indptr, columns, order, inputs, slots), values, rows, held)
+    tensor, bad = kernels.adjacency(index, inputs, outputs, loops, square, _NORMALIZATIONS[normalize], weights)
+    return None if bad >= 0 else Adjacency(Side(tensor, outputs, inputs))
 
 
 def first_wrong_edge(kernels: Core, index: Tensor, inputs: int, outputs: int, samples: Any = None) -> int:
     """The first edge (2, E) on the CPU that is out of range, or joins two samples, or -1. One pass."""
-    starts = (0, 0, 0) if samples is None else (samples.num_samples, samples.input_starts.data_ptr(),
-                                                 samples.output_starts.data_ptr())
-    kernels.edges(_EDGES.pack(index.data_ptr(), *index.stride(), index.dtype is torch.int64, index.shape[1], inputs,
-                              outputs, *starts, _RESULT.address))
-    return _RESULT.number.value
+    starts = (None, None) if samples is None else (samples.input_starts, samples.output_starts)
+    return int(kernels.edges(index, inputs, outputs, *starts))
 
 
 def groups_in_order(starts: Tensor, rows: int, *, mean: bool = False) -> Adjacency | None:
@@ -137,15 +90,8 @@ def groups_in_order(starts: Tensor, rows: int, *, mean: bool = False) -> Adjacen
         return None
 
     def build() -> Adjacency | None:
-        groups = starts.shape[0] - 1
-        held = torch.empty(groups + 1 + rows * (1 + mean), dtype=torch.int32)
-        indptr = held.data_ptr()
-        columns = indptr + 4 * (groups + 1)
-        values = columns + 4 * rows if mean else 0
-        kernels.groups(_GROUPS.pack(starts.data_ptr(), groups, rows, indptr, columns, values, _RESULT.address))
-        if _RESULT.number.value >= 0:
-            return None
-        return Adjacency(Side((indptr, columns, 0, groups, rows), values, rows, held))
+        tensor, bad = kernels.groups(starts, rows, mean)
+        return None if bad >= 0 else Adjacency(Side(tensor, starts.shape[0] - 1, rows))
 
     return kept(starts, ("groups", rows, mean), build)
 
@@ -203,12 +149,6 @@ def _core() -> Core:
     return calls.Loaded.core
 
 
-def _dense(x: Tensor, of_source: Tensor, of_target: Tensor, bias: Tensor | None
-           ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """What `attend` reads, as kernels read it."""
-    return calls.dense(x), calls.dense(of_source), calls.dense(of_target), None if bias is None else calls.dense(bias)
-
-
 def _check_rows(side: Side, x: Tensor) -> None:
     """Raise `ShapeError` unless x has the rows that the edges begin at."""
     if x.shape[0] != side.columns:
@@ -218,12 +158,16 @@ def _check_rows(side: Side, x: Tensor) -> None:
 
 def sums(side: Side, x: Tensor, more: Tensor | None = None) -> Tensor:
     """y_n = sum of values_e x_m over the edges m -> n of one side, plus more_n: (M, C) and (N, C) -> (N, C)."""
-    x = calls.dense(x)
     _check_rows(side, x)
-    y = calls.empty(x, (side.rows, x.shape[1]))
-    _core().spmm(calls.SPMM.pack(*side.in_slots, side.values, x.data_ptr(), calls.pointer(more), y.data_ptr(),
-                                 x.shape[0], x.shape[1], 1, 0, 1, 1, 1, 0, torch.get_num_threads(), 1.0, 1.0))
+    y: Tensor = _core().sums(side.tensor, x, more)
     return y
+
+
+def _is_small(side: Side, theta: Tensor) -> bool:
+    """Whether torch's own products are the fastest, so that a kernel may call them: see `products.product`."""
+    *_, p, q = theta.shape
+    numbers = max(side.rows, side.columns) * max(p, q)
+    return numbers < LEAST_NUMBERS or (min(p, q) >= FULL_WIDTH and numbers * max(p, q) < LEAST_PRODUCTS)
 
 
 def convolve(x: Tensor, theta: Tensor, bias: Tensor | None, adjacency: Adjacency, structure_first: bool,
@@ -243,6 +187,11 @@ def convolve(x: Tensor, theta: Tensor, bias: Tensor | None, adjacency: Adjacency
 def _forward(x: Tensor, theta: Tensor, bias: Tensor | None, adjacency: Adjacency, structure_first: bool
              ) -> tuple[Tensor, Tensor | None]:
     """y, and A^T x where it was made."""
+    side = adjacency.by_target
+    _check_rows(side, x)
+    if _is_small(side, theta):
+        found: tuple[Tensor, Tensor | None] = _core().convolve(side.tensor, x, theta, bias, structure_first)
+        return found
     if structure_first:
         r = sums(adjacency.by_target, x)
         return product(r, theta.squeeze(0), bias), r
@@ -266,15 +215,20 @@ class _Convolve(torch.autograd.Function):
         if torch.is_grad_enabled() or private.is_wrapped(grad):
             return *pulled_back(ctx.composed, (x, theta, bias), needed[:3], [grad]), None, None, None
         grad_x = grad_theta = None
-        g = calls.dense(grad)
-        if r is None and (needed[0] or needed[1]):
-            g = sums(ctx.adjacency.by_source(), g)
-        if needed[1]:
-            grad_theta = outer(x if r is None else r, g).unsqueeze(0)
-        if needed[0]:
-            grad_x = product(g, theta.squeeze(0).t())
-            if r is not None:
-                grad_x = sums(ctx.adjacency.by_source(), grad_x)
+        if _is_small(ctx.adjacency.by_target, theta):
+            if needed[0] or needed[1]:
+                grad_x, grad_theta = _core().convolve_backward(ctx.adjacency.by_source().tensor, x, theta, r, grad,
+                                                               *needed[:2])
+        else:
+            g = calls.dense(grad)
+            if r is None and (needed[0] or needed[1]):
+                g = sums(ctx.adjacency.by_source(), g)
+            if needed[1]:
+                grad_theta = outer(x if r is None else r, g).unsqueeze(0)
+            if needed[0]:
+                grad_x = product(g, theta.squeeze(0).t())
+                if r is not None:
+                    grad_x = sums(ctx.adjacency.by_source(), grad_x)
         return grad_x, grad_theta, grad.sum(0) if needed[2] else None, None, None, None
 
 
@@ -294,7 +248,12 @@ def convolve_with_self(x: Tensor, theta: Tensor, bias: Tensor | None, adjacency:
 
 def _forward_with_self(x: Tensor, theta: Tensor, bias: Tensor | None, adjacency: Adjacency, own: int
                        ) -> tuple[Tensor, Tensor]:
-    r = sums(adjacency.by_target, x)
+    side = adjacency.by_target
+    _check_rows(side, x)
+    if _is_small(side, theta):
+        found: tuple[Tensor, Tensor] = _core().convolve_with_self(side.tensor, x, theta, bias, own)
+        return found
+    r = sums(side, x)
     return product(r, theta[1 - own], bias).add_(product(x, theta[own])), r
 
 
@@ -314,13 +273,18 @@ class _ConvolveWithSelf(torch.autograd.Function):
         if torch.is_grad_enabled() or private.is_wrapped(grad):
             return *pulled_back(ctx.composed, (x, theta, bias), needed[:3], [grad]), None, None, None
         grad_x = grad_theta = None
-        g = calls.dense(grad)
-        if needed[0]:
-            grad_x = sums(ctx.adjacency.by_source(), product(g, theta[1 - own].t()), product(g, theta[own].t()))
-        if needed[1]:
-            grads = [outer(r, g), outer(x, g)]
-            grad_theta = torch.stack(grads if own else grads[::-1])
-        return grad_x, grad_theta, g.sum(0) if needed[2] else None, None, None, None
+        if _is_small(ctx.adjacency.by_target, theta):
+            if needed[0] or needed[1]:
+                grad_x, grad_theta = _core().convolve_with_self_backward(
+                    ctx.adjacency.by_source().tensor, x, theta, r, grad, own, *needed[:2])
+        else:
+            g = calls.dense(grad)
+            if needed[0]:
+                grad_x = sums(ctx.adjacency.by_source(), product(g, theta[1 - own].t()), product(g, theta[own].t()))
+            if needed[1]:
+                grads = [outer(r, g), outer(x, g)]
+                grad_theta = torch.stack(grads if own else grads[::-1])
+        return grad_x, grad_theta, grad.sum(0) if needed[2] else None, None, None, None
 
 
 _convolve_with_self = private.bound_apply(_ConvolveWithSelf)
@@ -337,19 +301,20 @@ def attend(x: Tensor, of_source: Tensor, of_target: Tensor, bias: Tensor | None,
     """
     if torch.is_grad_enabled() and private.any_requires_grad(x, of_source, of_target, bias):
         return _attend(x, of_source, of_target, bias, adjacency, slope, drop, composed)
-    tensors = _dense(x, of_source, of_target, bias)
-    return affine.attend_forward(_core(), adjacency.by_target, *tensors, slope, drop, False).y
+    found: tuple[Tensor, Any, Any] = _core().attend_forward(adjacency.by_target.tensor, x, of_source, of_target, bias,
+                                                            slope, *drop, False)
+    return found[0]
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, of_source: Tensor, of_target: Tensor, bias: Tensor | None, adjacency: Adjacency,
                 slope: float, drop: calls.Drop, composed: Callable[..., Tensor]) -> Tensor:
-        tensors = _dense(x, of_source, of_target, bias)
-        found = affine.attend_forward(_core(), adjacency.by_target, *tensors, slope, drop, True)
+        found = _core().attend_forward(adjacency.by_target.tensor, x, of_source, of_target, bias, slope, *drop, True)
         ctx.save_for_backward(x, of_source, of_target, bias, *found)
         ctx.adjacency, ctx.slope, ctx.drop, ctx.composed = adjacency, slope, drop, composed
-        return found.y
+        y: Tensor = found[0]
+        return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -358,9 +323,9 @@ class _Attend(torch.autograd.Function):
         if torch.is_grad_enabled() or private.is_wrapped(grad):
             found = pulled_back(ctx.composed, (x, of_source, of_target, bias), needed[:4], [grad])
             return *found, None, None, None, None
-        tensors, sides = _dense(x, of_source, of_target, bias), ctx.adjacency
-        grad_x, grads = affine.attend_backward(_core(), sides.by_target, sides.by_source(), *tensors,
-                                               affine.Saved(*saved), calls.dense(grad), ctx.slope, ctx.drop)
+        sides = ctx.adjacency
+        grad_x, grads = _core().attend_backward(sides.by_target.tensor, sides.by_source().tensor, x, of_source,
+                                                of_target, bias, *saved, grad, ctx.slope, *ctx.drop)
         others = grads.unbind(0)
         return (grad_x if needed[0] else None, others[0] if needed[1] else None, others[1] if needed[2] else None,
                 others[2] if needed[3] else None, None, None, None, None)
@@ -394,21 +359,19 @@ def gather_maxima(x: Tensor, adjacency: Adjacency, composed: Callable[[Tensor], 
     """The maxima of x (M, C) over the edges into each output, 0 without any, as one node: (N, C); see `convolve`."""
     if torch.is_grad_enabled() and x.requires_grad:
         return _gather_maxima(x, adjacency, composed)
-    return _maxima(adjacency.by_target, calls.dense(x))
+    return _maxima(adjacency.by_target, x)
 
 
 def _maxima(side: Side, x: Tensor) -> Tensor:
     _check_rows(side, x)
-    y = calls.empty(x, (side.rows, x.shape[1]))
-    _core().maxima(_MAXIMA.pack(*side.layout, *_NO_LAYOUT, x.data_ptr(), y.data_ptr(), 0, 0, 0, x.shape[1],
-                                torch.get_num_threads()))
+    y: Tensor = _core().maxima(side.tensor, x)
     return y
 
 
 class _Maxima(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, adjacency: Adjacency, composed: Callable[[Tensor], Tensor]) -> Tensor:
-        y = _maxima(adjacency.by_target, calls.dense(x))
+        y = _maxima(adjacency.by_target, x)
         ctx.save_for_backward(x, y)
         ctx.adjacency, ctx.composed = adjacency, composed
         return y
@@ -419,12 +382,7 @@ class _Maxima(torch.autograd.Function):
         if torch.is_grad_enabled() or private.is_wrapped(grad):
             return *pulled_back(ctx.composed, (x,), [True], [grad]), None, None
         sides = ctx.adjacency
-        x, grad = calls.dense(x), calls.dense(grad)
-        grad_x, shares = calls.empty(x, x.shape), calls.empty(y, y.shape)
-        _core().maxima_backward(_MAXIMA.pack(
-            *sides.by_target.layout, *sides.by_source().layout, x.data_ptr(), y.data_ptr(), grad.data_ptr(),
-            shares.data_ptr(), grad_x.data_ptr(), x.shape[1], torch.get_num_threads()))
-        return grad_x, None, None
+        return _core().maxima_backward(sides.by_target.tensor, sides.by_source().tensor, x, y, grad), None, None
 
 
 _gather_sums, _gather_maxima = private.bound_apply(_Sums), private.bound_apply(_Maxima)

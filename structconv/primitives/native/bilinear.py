@@ -13,22 +13,15 @@ from structconv.primitives import triton
 from structconv.primitives.functions import sum_dtype
 from structconv.primitives.hashing import Drop
 from structconv.primitives.native import calls
-from structconv.primitives.native.calls import DROP, ROWS, dropped, edges_of, floats, half, pointer, rows, unit
+from structconv.primitives.native.calls import edges_of
 from structconv.primitives.native.checks import check_dropout
 from structconv.primitives.native.edges import Ends
-from structconv.primitives.native.indices import LAYOUT, Csr
-from structconv.primitives.native.interface import Struct, integers, pointers, reals
+from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.loader import Core
 from structconv.primitives.native.operator import differentiable_operator
 from structconv.primitives.segments import segment_softmax
 
 __all__ = ["bilinear_attention", "bilinear_backward"]
-
-_FORWARD = Struct("BilinearForwardArgs", LAYOUT.named("layout"), ROWS.named("q k v y"), pointers("bias lse"),
-                  integers("heads depth channels half threads"), reals("scale"), DROP.named("drop"))
-_BACKWARD = Struct("BilinearBackwardArgs", LAYOUT.named("by_target by_source"),
-                   ROWS.named("q k v y grad grad_q grad_k grad_v"), pointers("bias lse grad_bias packed"),
-                   integers("heads depth channels half threads"), reals("scale"), DROP.named("drop"))
 
 
 def bilinear_attention(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, *,
@@ -82,37 +75,13 @@ def _check(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: Tensor, bias
 
 # -- the native kernels -------------------------------------------------------------------------------------------
 
-def bilinear_forward(kernels: Core, by_target: Csr, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float,
-                     drop: calls.Drop) -> tuple[Tensor, Tensor]:
-    """(y, lse)."""
-    q, k, v = unit(q), unit(k), unit(v)
-    outputs, heads, depth = q.shape
-    bias = None if bias is None else floats(bias)
-    y = calls.empty(v, (outputs, heads, v.shape[2]))
-    lse = torch.empty((outputs, heads), dtype=torch.float32)
-    layout = edges_of(by_target, k.shape[0])
-    kernels.bilinear_forward(_FORWARD.pack(
-        *layout[:5], *rows(q), *rows(k), *rows(v), *rows(y), pointer(bias), lse.data_ptr(), heads, depth, v.shape[2],
-        half(q), torch.get_num_threads(), scale, *dropped(drop, outputs, 0)))
-    return y, lse
-
-
 def bilinear_backward(kernels: Core, by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: Tensor,
                       bias: Tensor | None, saved: Sequence[Tensor], grad: Tensor, scale: float, drop: calls.Drop,
                       into: Sequence[Tensor] | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of q, k, v, written `into` tensors of their shapes where given, and bias (float32; None without)."""
-    q, k, v, grad = unit(q), unit(k), unit(v), unit(grad)
-    outputs, heads, depth = q.shape
-    y, lse = map(calls.dense, saved)
-    bias = None if bias is None else floats(bias)
     grads = [calls.empty(t, t.shape) for t in (q, k, v)] if into is None else into
-    grad_bias = None if bias is None else torch.empty_like(bias)
-    scratch = lse.new_empty((outputs, 2, heads))
-    ahead, back = edges_of(by_target, k.shape[0]), edges_of(by_source, outputs)
-    tables = [number for t in (q, k, v, y, grad, *grads) for number in rows(t)]
-    kernels.bilinear_backward(_BACKWARD.pack(
-        *ahead[:5], *back[:5], *tables, pointer(bias), pointer(lse), pointer(grad_bias), scratch.data_ptr(),
-        heads, depth, v.shape[2], half(q), torch.get_num_threads(), scale, *dropped(drop, outputs, 0)))
+    layouts = edges_of(by_target, k.shape[0]), edges_of(by_source, q.shape[0])
+    grad_bias = kernels.bilinear_backward(*layouts, q, k, v, bias, *saved, grad, scale, *drop, *grads)
     return grads[0], grads[1], grads[2], grad_bias
 
 
@@ -132,7 +101,9 @@ def forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, in
     by_target = Csr(indptr, indices, order)
     kernels = _usable(q, v, indices.shape[0])
     if kernels is not None:
-        return bilinear_forward(kernels, by_target, q, k, v, bias, scale, calls.drop_of(p, seed, batch_heads))
+        found: tuple[Tensor, Tensor] = kernels.bilinear_forward(
+            edges_of(by_target, k.shape[0]), q, k, v, bias, scale, *calls.drop_of(p, seed, batch_heads))
+        return found
     if (gpu := _usable_gpu(q, v, indices.shape[0])) is not None:
         return gpu.bilinear_forward(by_target, q, k, v, bias, scale, Drop(p, seed, batch_heads))
     dtype = sum_dtype(q.dtype)

@@ -1,17 +1,18 @@
-"""Compiles the native core: every kernel once for each instruction set, into one shared object behind a C ABI.
+"""Compiles the native core: every kernel once for each instruction set, and once the operators that torch calls.
 
 Standard library only, and no import of the package: `setup.py` runs this file where torch may not be installed.
-No header of torch or Python is used, so one binary serves all their versions. The OpenMP runtime is not linked in:
-its symbols stay open and are bound to the one that torch brought into the process (see loader.py).
+The operators use headers of torch, those of its stable ABI, as of `TORCH_TARGET`: one binary serves every version from
+there on, and every version of Python. The OpenMP runtime and torch are those that are
+in the process already (see loader.py).
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib.util
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -20,13 +21,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-__all__ = ["FLAGS", "LEVELS", "ONCE", "SOURCES", "BuildError", "build", "compiler", "described", "digest", "installed",
-           "kernels", "levels", "own_level", "version"]
+__all__ = ["FLAGS", "LEVELS", "ONCE", "SOURCES", "BuildError", "build", "compiler", "digest", "headers",
+           "installed", "kernels", "levels", "own_level", "version"]
 
 SOURCES = Path(__file__).parent / "src"
-ONCE = ("isa", "interface")  # the same for all instruction sets
+ONCE = ("isa", "operators")  # the same for all instruction sets
+TORCH_TARGET = "0x020a000000000000"  # torch 2.10, the oldest that runs it
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fno-math-errno",
          "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi")
+OPERATOR_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", f"-DTORCH_TARGET_VERSION={TORCH_TARGET}")
 _AVX2 = ("-mavx2", "-mfma")
 LEVELS = {
     "generic": (),
@@ -80,7 +83,7 @@ def version(cxx: str) -> str:
 
 def digest(*more: str) -> str:
     """A name for what would be built: the sources, the flags, and whatever else matters."""
-    found = hashlib.sha256(repr((FLAGS, LEVELS, more)).encode() + Path(__file__).read_bytes())
+    found = hashlib.sha256(repr((FLAGS, OPERATOR_FLAGS, LEVELS, more)).encode() + Path(__file__).read_bytes())
     for path in sorted(SOURCES.iterdir()):
         if path.suffix in (".cpp", ".h"):
             found.update(path.name.encode() + path.read_bytes())
@@ -92,16 +95,17 @@ def kernels() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in SOURCES.glob("*.cpp") if path.stem not in ONCE))
 
 
-def described() -> str:
-    """interface.inc: STRUCT, FIELD and CONSTANT lines for everything that api.h declares."""
-    text = re.sub(r"//.*", "", (SOURCES / "api.h").read_text())
-    lines = [f"CONSTANT({name})" for name in re.findall(r"constexpr int64_t (k\w+)", text)]
-    for names in re.findall(r"enum \w+ : int64_t \{(.*?)\};", text, re.DOTALL):
-        lines += [f"CONSTANT({name.strip()})" for name in names.split(",") if name.strip()]
-    for struct, body in re.findall(r"struct (\w+) \{(.*?)\};", text, re.DOTALL):
-        lines.append(f"STRUCT({struct})")
-        lines += [f"FIELD({struct}, {field})" for field in re.findall(r"(\w+)\s*[,;]", body)]
-    return "".join(f"{line}\n" for line in lines)
+def headers() -> Path:
+    """The headers of the torch that is installed, which is not imported.
+
+    Raises:
+        BuildError: if there is none.
+    """
+    torch = importlib.util.find_spec("torch")
+    for place in (torch.submodule_search_locations or ()) if torch else ():
+        if (found := Path(place) / "include").joinpath("torch", "csrc", "stable", "library.h").is_file():
+            return found
+    raise BuildError("the headers of torch were not found")
 
 
 def installed() -> Path:
@@ -119,7 +123,7 @@ def build(target: Path, chosen: Sequence[str], *, openmp: bool = True, cxx: str 
         cxx: the compiler; by default `compiler()`.
 
     Raises:
-        BuildError: if there is no compiler, or it fails.
+        BuildError: if there is no compiler or no torch, or the compiler fails.
     """
     cxx = cxx or compiler()
     if cxx is None:
@@ -127,18 +131,21 @@ def build(target: Path, chosen: Sequence[str], *, openmp: bool = True, cxx: str 
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as folder:
         work = Path(folder)
-        (work / "interface.inc").write_text(described())
-        units: list[tuple[str, str, tuple[str, ...]]] = [(name, name, (f"-I{work}",)) for name in ONCE]
-        for level in chosen:
-            units += [(name, f"{name}-{level}", (f"-DSC_ISA={level}", *LEVELS[level])) for name in kernels()]
         flags = (*FLAGS, *(("-fopenmp",) if openmp else ("-Wno-unknown-pragmas",)))
-        compile_one = [*cxx.split(), *flags]
+        units: list[tuple[str, str, tuple[str, ...]]] = [("isa", "isa", flags)]
+        if chosen:
+            each = "-DSC_EACH_LEVEL(X)=" + " ".join(f"X({level})" for level in chosen)
+            units.append(("operators", "operators", (*OPERATOR_FLAGS, each, "-isystem", str(headers()))))
+        for level in chosen:
+            units += [(name, f"{name}-{level}", (*flags, f"-DSC_ISA={level}", *LEVELS[level])) for name in kernels()]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda unit: _run([*compile_one, *unit[2], "-c", SOURCES / f"{unit[0]}.cpp",
+            list(pool.map(lambda unit: _run([*cxx.split(), *unit[2], "-c", SOURCES / f"{unit[0]}.cpp",
                                              "-o", work / f"{unit[1]}.o"]), units))
         open_symbols = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-Wl,--as-needed"]
         made = work / target.name
-        _run([*cxx.split(), "-shared", *open_symbols, *(work / f"{unit[1]}.o" for unit in units), "-lm", "-o", made])
+        torch = [f"-L{headers().parent / 'lib'}", "-ltorch_cpu"] if chosen else []  # where its symbols are looked up
+        objects = [work / f"{unit[1]}.o" for unit in units]
+        _run([*cxx.split(), "-shared", *open_symbols, *objects, *torch, "-lm", "-o", made])
         os.replace(made, target)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.memo import derived
-from structconv.primitives.native.indices import LIMIT, Csr, addresses
+from structconv.primitives.native.indices import LIMIT, Csr, sealed
 from structconv.primitives.native.loader import core
 
 __all__ = ["check_dropout", "check_edges", "check_like", "check_numbers", "check_scalar"]
@@ -85,7 +85,7 @@ def sound(layout: Csr) -> int:
     if layout.indices.is_meta:
         return 0
     if layout.indices.is_cpu and layout.indices.dtype is torch.int32 and core() is not None:
-        return addresses(layout).columns
+        return sealed(layout).columns
     return derived(layout, "columns", lambda: _columns(layout))
 
 

@@ -12,15 +12,12 @@ from structconv.errors import ShapeError
 from structconv.primitives.csr import sddmm, spmm
 from structconv.primitives.functions import sum_dtype
 from structconv.primitives.native import calls
-from structconv.primitives.native.calls import dense, edges_of, pointer, unit
-from structconv.primitives.native.indices import LAYOUT, Csr
-from structconv.primitives.native.interface import Struct, integers, pointers
+from structconv.primitives.native.calls import dense, edges_of, unit
+from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.operator import differentiable_operator
 
 __all__ = ["conditioned_product", "heads_of_block"]
 
-_ARGS = Struct("ConditionedArgs", LAYOUT.named("layout"), pointers("values x sums grad_values grad_x"),
-               integers("values_row heads channels threads"))
 #: Bytes of the sums of a block of heads: half of what a core has as its second cache.
 _BLOCK_BYTES = 1 << 19
 
@@ -98,7 +95,8 @@ class _Edges(NamedTuple):
     def sums(self, heads: slice, out: Tensor) -> None:
         """out[n, (k, p)] = sum over the edges into n of values_ek x_mp."""
         if (core := self._kernels()) is not None:
-            core.conditioned_sums(self._packed(self.by_target, self.x.shape[0], heads, out))
+            core.conditioned_sums(edges_of(self.by_target, self.x.shape[0]), self.values, self.x, heads.start,
+                                  heads.stop - heads.start, out)
             return
         found = spmm(self.by_target, self.by_source, self.values[:, heads].mT, self.x)
         out.view(self.outputs, len(found), self.x.shape[1]).copy_(found.movedim(0, 1))
@@ -106,7 +104,8 @@ class _Edges(NamedTuple):
     def adjoint(self, heads: slice, grads: Tensor, grad_values: Tensor | None, grad_x: Tensor | None) -> None:
         """The gradient of the values, written, and of x, added, by those of the sums."""
         if (core := self._kernels()) is not None:
-            core.conditioned_adjoint(self._packed(self.by_source, self.outputs, heads, grads, grad_values, grad_x))
+            core.conditioned_adjoint(edges_of(self.by_source, self.outputs), self.values, self.x, heads.start,
+                                     heads.stop - heads.start, grads, grad_values, grad_x)
             return
         by_head = grads.view(self.outputs, heads.stop - heads.start, self.x.shape[1]).movedim(1, 0)
         if grad_values is not None:
@@ -117,13 +116,6 @@ class _Edges(NamedTuple):
     def _kernels(self) -> Any:
         native = self.x.dtype is torch.float32 and self.x.numel() and self.values.numel()
         return calls.usable(self.x, self.values.shape[0]) if native else None
-
-    def _packed(self, layout: Csr, columns: int, heads: slice, sums: Tensor, grad_values: Tensor | None = None,
-                grad_x: Tensor | None = None) -> bytes:
-        first = heads.start * self.values.element_size()
-        return _ARGS.pack(*edges_of(layout, columns)[:5], pointer(self.values) + first, pointer(self.x), pointer(sums),
-                          0 if grad_values is None else pointer(grad_values) + first, pointer(grad_x),
-                          self.values.shape[1], heads.stop - heads.start, self.x.shape[1], torch.get_num_threads())
 
 
 def _edges(layouts: tuple[Tensor, ...], values: Tensor, x: Tensor) -> _Edges:

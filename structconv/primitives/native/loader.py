@@ -2,15 +2,14 @@
 
 In this order: the object built at installation; one in the user's cache folder, named after sources, flags, compiler
 and instruction set; one built there now. Where none of this works, one warning says why, and torch's operators are
-used; so where the core does not agree with the declarations of its structs (interface.py). `STRUCTCONV_NATIVE=0` in the
-environment turns the core off.
+used. `STRUCTCONV_NATIVE=0` in the environment turns the core off.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib
+import itertools
 import logging
 import os
 import sys
@@ -19,12 +18,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from structconv import torch_compat as private
 from structconv.cache_folder import cache_folder
+from structconv.primitives.memory import new_empty
 from structconv.primitives.native import build
-from structconv.primitives.native.interface import exported
 
 __all__ = ["Core", "Status", "core", "loaded", "status"]
 
@@ -60,24 +62,43 @@ class Status:
 
 
 class Core:
-    """The loaded kernels: one attribute a kernel, a function of its arguments packed as one struct of api.h."""
+    """The loaded kernels: one attribute an operator of src/operators.cpp, called past the lookup of `torch.ops`."""
 
     def __init__(self, library: ctypes.CDLL, level: str, found: Status) -> None:
-        self.found, self._library, self._level = found, library, level
-        said = exported(library)
-        for line in said.differences():
-            raise build.BuildError(f"native core refused: {line}")
-        #: Of api.h, by their names.
-        self.constants: dict[str, int] = said.constants
+        self.found = found
+        register, self._named = library.structconv_register, library.structconv_operator
+        register.restype = self._named.restype = ctypes.c_char_p
+        register.argtypes, self._named.argtypes = [ctypes.c_char_p, ctypes.c_char_p], [ctypes.c_int64]
+        number = next(_NUMBER)
+        self.space = f"{_SPACE}_{number}" if number else _SPACE
+        if (wrong := register(self.space.encode(), level.encode())) is not None:
+            raise build.BuildError(f"native core refused: {wrong.decode(errors='replace').splitlines()[0]}")
+        self._library = torch.library.Library(self.space, "IMPL")
+        for name in self.operators():  # what autograd would do, the functions of this package have done
+            self._library.impl(name, torch.library.fallthrough_kernel, "AutogradCPU")
 
-    def __getattr__(self, name: str) -> Callable[[bytes], None]:
-        """A kernel that is called for the first time."""
+    def operators(self) -> list[str]:
+        """Their names."""
+        return [name.decode() for name in iter(map(self._named, itertools.count()).__next__, None)]
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """An operator that is called for the first time."""
         if name.startswith("_"):
             raise AttributeError(name)
-        function = getattr(self._library, f"structconv_{name}_{self._level}")
-        function.argtypes, function.restype = [ctypes.c_char_p], None
+        function: Callable[..., Any] = private.bound(getattr(getattr(torch.ops, self.space), name).default)
         setattr(self, name, function)
         return function
+
+
+def _large(shape: list[int], half: bool) -> Tensor:
+    """Memory for a large result of an operator."""
+    return new_empty(_NOTHING, tuple(shape), torch.bfloat16 if half else torch.float32)
+
+
+_SPACE, _NUMBER, _NOTHING = "structconv_native", itertools.count(), torch.empty(0)
+_MEMORY = torch.library.Library(_SPACE, "FRAGMENT")
+_MEMORY.define("large(int[] shape, bool half) -> Tensor")
+_MEMORY.impl("large", _large, "CompositeExplicitAutograd")
 
 
 def core() -> Core | None:
@@ -123,7 +144,6 @@ def _outcome() -> tuple[Core | None, str | None]:
 
 
 def _find() -> Core:
-    _declare()
     runtime = _share_runtime()
     path = build.installed()
     if path.is_file():
@@ -145,13 +165,6 @@ def _find() -> Core:
                 origin = "built now"
     library = ctypes.CDLL(str(path))
     return Core(library, _level(library, (level,)), Status(True, None, str(path), origin, level, said, runtime))
-
-
-def _declare() -> None:
-    """Import what declares structs, so that all of them are compared."""
-    for path in sorted(Path(__file__).parent.glob("*.py")):  # an installed core lies beside them
-        if path.stem != "__init__":
-            importlib.import_module(f"{__package__}.{path.stem}")
 
 
 def _level(library: ctypes.CDLL, compiled: tuple[str, ...]) -> str:

@@ -80,7 +80,7 @@ def write_spmm(y: Tensor, by_target: Csr, by_source: Csr, values: Tensor | None,
     kernels = calls.usable(x_VMC, by_target.indices.shape[0])
     if kernels is not None and x.numel():
         rows, z = x_VMC.shape[0], y if beta else None
-        calls.spmm(kernels, by_target, values, x_VMC, z, rows, rows, alpha, beta, out=y)
+        calls.spmm(kernels, by_target, values, x_VMC, z, rows, rows, alpha, beta, out=y.view(rows, *y.shape[-2:]))
         return
     with torch.no_grad():
         y.copy_(spmm_add(by_target, by_source, values, x, y, alpha=alpha, beta=beta))

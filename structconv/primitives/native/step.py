@@ -7,16 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from structconv.primitives.native.calls import kernels, pointer
-from structconv.primitives.native.interface import Struct, integers, pointers, reals
+from structconv.primitives.native.calls import kernels
 from structconv.primitives.native.loader import Core
 
 __all__ = ["Heads", "attention_step", "core_for"]
-
-_HEADS = Struct("HeadsArgs", pointers("x weight bias"), integers("inputs depth by_rows"))
-_KEPT = Struct("KeptArgs", pointers("entries"), integers("batch head row"))
-_STEP = Struct("AttentionStepArgs", _HEADS.named("query key value"), _KEPT.named("keys values"),
-               pointers("output bias queries sums y"), integers("batch heads entries outputs threads"), reals("scale"))
 
 
 class Heads(NamedTuple):
@@ -27,12 +21,6 @@ class Heads(NamedTuple):
     weight: Tensor | None = None
     bias: Tensor | None = None
     by_rows: bool = True
-
-    def pack(self, depth: int) -> tuple[int, ...]:
-        """As the interface has it."""
-        weight, bias = self.weight, self.bias
-        return (self.x.data_ptr(), 0 if weight is None else weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
-                self.x.shape[-1], depth, self.by_rows)
 
 
 def core_for(*tensors: Tensor | None) -> Core | None:
@@ -55,11 +43,5 @@ def attention_step(core: Core, query: Heads, key: Heads, value: Heads, keys: Ten
     Returns:
         (B, Q). 2 B (K D (P' + P) + K C (P + Q) + K M (D + C)) flops, of which the matrices are read once for all B.
     """
-    (batch, heads, entries, depth), channels, columns = keys.shape, values.shape[-1], output.shape[-1]
-    y, scratch = keys.new_empty(batch, columns), keys.new_empty(batch * heads * (depth + channels))
-    core.attention_step(_STEP.pack(
-        *query.pack(depth), *key.pack(depth), *value.pack(channels), keys.data_ptr(), *keys.stride()[:3],
-        values.data_ptr(), *values.stride()[:3], output.data_ptr(), pointer(bias), scratch.data_ptr(),
-        scratch.data_ptr() + 4 * batch * heads * depth, y.data_ptr(), batch, heads, entries, columns,
-        torch.get_num_threads(), scale))
+    y: Tensor = core.attention_step(*query, *key, *value, keys, values, output, bias, scale)
     return y

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
@@ -13,11 +12,10 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.functions import sum_dtype
 from structconv.primitives.hashing import Drop
 from structconv.primitives.native import additive, bilinear, calls
-from structconv.primitives.native.calls import DROP, ROWS, dropped, edges_of, floats, half, pointer, rows, unit
+from structconv.primitives.native.calls import edges_of
 from structconv.primitives.native.checks import check_dropout
 from structconv.primitives.native.edges import Ends
-from structconv.primitives.native.indices import LAYOUT, Csr
-from structconv.primitives.native.interface import Struct, constants, integers, pointers, reals
+from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.loader import Core
 from structconv.primitives.native.operator import differentiable_operator
 from structconv.primitives.segments import segment_softmax
@@ -25,10 +23,7 @@ from structconv.shapes import check_choice
 
 __all__ = ["additive_weights", "affine_weights", "bilinear_weights"]
 
-_EDGE_WEIGHTS = Struct("EdgeWeightsArgs", LAYOUT.named("layout"), integers("scores"), ROWS.named("q k"),
-                       pointers("bias vector weights"), integers("heads depth activation half threads"),
-                       reals("parameter"), DROP.named("drop"))
-_TERMS, _PRODUCTS, _ACTIVATIONS = constants(kTerms=0, kProducts=1, kActivations=2)
+_TERMS, _PRODUCTS, _ACTIVATIONS = 0, 1, 2  # see Scores in src/api.h
 
 
 def affine_weights(by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, *, slope: float = 0.2,
@@ -139,14 +134,10 @@ class _Scores(NamedTuple):
 def _edge_weights(kernels: Core, by_target: Csr, scores: _Scores, drop: calls.Drop) -> Tensor:
     """(E, K), in the order of the edges."""
     kind, q, k, parameter, bias, vector, activation = scores
-    q, k = ((floats(t).unsqueeze(-1) for t in (q, k)) if kind == _TERMS else (unit(q), unit(k)))
-    bias, vector = (None if t is None else floats(t) for t in (bias, vector))
-    outputs, heads, depth = q.shape
-    weights = calls.empty(q, (by_target.indices.shape[0], heads), torch.float32)
-    layout = edges_of(by_target, k.shape[0])
-    kernels.edge_weights(_EDGE_WEIGHTS.pack(
-        *layout[:5], kind, *rows(q), *rows(k), pointer(bias), pointer(vector), weights.data_ptr(), heads, depth,
-        activation, half(q), torch.get_num_threads(), parameter, *dropped(drop, outputs, 0)))
+    if kind == _TERMS:
+        q, k = q.unsqueeze(-1), k.unsqueeze(-1)
+    weights: Tensor = kernels.edge_weights(edges_of(by_target, k.shape[0]), kind, q, k, bias, vector, parameter,
+                                           activation, *drop)
     return weights
 
 

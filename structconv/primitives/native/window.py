@@ -17,27 +17,15 @@ from structconv.memo import derived, is_plain, values_known
 from structconv.primitives.functions import sum_dtype
 from structconv.primitives.hashing import Drop, hash_uniform
 from structconv.primitives.native import calls
-from structconv.primitives.native.calls import DROP, ROWS, dropped, half, pointer, rows, unit
 from structconv.primitives.native.checks import check_dropout
-from structconv.primitives.native.interface import Struct, constants, integers, pointers, reals
-from structconv.primitives.native.loader import Core
 from structconv.primitives.native.operator import differentiable_operator
 from structconv.primitives.segments import masked_softmax
 from structconv.torch_compat import outside_modes
 
 __all__ = ["MAX_WINDOW_CHANNELS", "window_attention"]
 
-_LINES = Struct("WindowLines", pointers("indptr line combination"))
-_WINDOW = Struct("WindowArgs", _LINES.named("by_target by_source"), ROWS.named("q k v"),
-                 pointers("falling rising outputs inputs"),
-                 integers("table_head table_size lines size step below above heads depth channels half threads"),
-                 reals("scale"), DROP.named("drop"))
-_FORWARD = Struct("WindowForwardArgs", _WINDOW.named("window"), ROWS.named("y"), pointers("lse"))
-_BACKWARD = Struct("WindowBackwardArgs", _WINDOW.named("window"), ROWS.named("y grad grad_q grad_k grad_v"),
-                   pointers("lse delta grad_table"))
-#: Channels of queries and of values that the native kernel holds, entries of an axis that one task computes, and
-#: numbers -inf on either side of a table's row.
-MAX_WINDOW_CHANNELS, _SPAN, _BORDER = constants(kWindowChannels=256, kWindowSpan=256, kWindowBorder=15)
+#: Channels of queries and of values that the native kernel holds, and numbers -inf on either side of a table's row.
+MAX_WINDOW_CHANNELS, _BORDER = 256, 15
 
 
 def window_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None = None, *, shape: Sequence[int],
@@ -240,79 +228,22 @@ def _spread(grid: _Grid, weights: Tensor, keep: Tensor, x: Tensor) -> Tensor:
 
 # -- the native kernels -------------------------------------------------------------------------------------------
 
-class _Call(NamedTuple):
-    """What both passes share.
-
-    Args:
-        lines: indptr, line and combination by target, then by source, int32; see src/api.h.
-        tables: the offsets' bias by falling and by rising offset, float32 (K or 1, combinations, width), with the
-            borders.
-        starts: where the outputs and the inputs of each line begin, or none.
-        size, step, below, above: entries of the last axis, its dilation and its offsets.
-    """
-
-    lines: tuple[Tensor, ...]
-    tables: tuple[Tensor, Tensor]
-    starts: tuple[Tensor | None, Tensor | None]
-    size: int
-    step: int
-    below: int
-    above: int
-    scale: float
-    drop: calls.Drop
-
-    def tasks(self) -> int:
-        """How many parts the rows of one head are computed in: as many tables of gradients are added up."""
-        return (self.lines[0].shape[0] - 1) * self.step * -(-self.size // (_SPAN * self.step))
-
-    def pack(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[float, ...]:
-        """The fields of `WindowArgs`."""
-        entries, heads, depth = q.shape
-        falling, rising = self.tables
-        one = falling[0].numel()
-        return (*map(pointer, self.lines), *rows(q), *rows(k), *rows(v), pointer(falling), pointer(rising),
-                *map(pointer, self.starts), 0 if falling.shape[0] == 1 else one, one, self.lines[0].shape[0] - 1,
-                self.size, self.step, self.below, self.above, heads, depth, v.shape[2], half(q),
-                torch.get_num_threads(), self.scale, *dropped(self.drop, entries, 0))
-
-
-def _window_forward(kernels: Core, call: _Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """(y, lse)."""
-    q, k, v = unit(q), unit(k), unit(v)
-    y = calls.empty(v, (q.shape[0], q.shape[1], v.shape[2]))
-    lse = torch.empty(q.shape[:2], dtype=torch.float32)
-    kernels.window_forward(_FORWARD.pack(*call.pack(q, k, v), *rows(y), lse.data_ptr()))
-    return y, lse
-
-
-def _window_backward(kernels: Core, call: _Call, q: Tensor, k: Tensor, v: Tensor, y: Tensor, lse: Tensor,
-                     grad: Tensor, table_grad: bool) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k and v, and of the table by falling offset, (K, combinations, width), with its borders."""
-    q, k, v, y, grad, lse = unit(q), unit(k), unit(v), unit(y), unit(grad), calls.dense(lse)
-    grads = [calls.empty(t, t.shape) for t in (q, k, v)]
-    delta = torch.empty_like(lse)
-    parts = torch.zeros((q.shape[1], call.tasks(), *call.tables[0].shape[1:])) if table_grad else None
-    tables = [number for t in (y, grad, *grads) for number in rows(t)]
-    kernels.window_backward(_BACKWARD.pack(*call.pack(q, k, v), *tables, pointer(lse), delta.data_ptr(),
-                                           pointer(parts)))
-    return grads[0], grads[1], grads[2], None if parts is None else parts.sum(1)
-
-
 def _native(q: Tensor, v: Tensor) -> Any:
     """The kernels if they take these."""
     small = 0 < q.shape[-1] <= MAX_WINDOW_CHANNELS and 0 < v.shape[-1] <= MAX_WINDOW_CHANNELS and q.numel() > 0
     return calls.usable(v, 0) if small and q.dtype == v.dtype else None
 
 
-def _call(grid: _Grid, table: Tensor, scale: float, drop: calls.Drop) -> _Call:
+def _window(grid: _Grid, table: Tensor) -> tuple[Any, ...]:
+    """What both passes take of the grid: for each line those near it, by target and by source; the table by falling
+    and by rising offset, with borders; where the outputs and the inputs of each line begin; and of the last axis its
+    entries, its dilation and its offsets."""
     tables = derived(table, "bordered", lambda: _bordered(table.detach()))
     # a step beyond every axis leaves the grid as that one does, and the last axis is cut into as many lines
     steps = tuple(min(d, max(grid.shape)) for d in grid.dilation)
     lines = (_lines((1, *grid.shape[:-1]), (0, *grid.below[:-1]), (0, *grid.above[:-1]), (1, *steps[:-1]))
              if grid.outputs is None else _apart(grid.outputs.shape[0] - 1))
-    starts = grid.outputs, grid.inputs
-    return _Call(lines, tables, starts, grid.shape[-1], steps[-1], grid.below[-1], grid.above[-1], scale,
-                 drop)
+    return lines, *tables, grid.outputs, grid.inputs, (grid.shape[-1], steps[-1], grid.below[-1], grid.above[-1])
 
 
 @lru_cache(maxsize=64)
@@ -373,7 +304,9 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, shape: Sequence[int
     grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation), outputs, inputs)
     drop, kernels = Drop(p, seed, batch_heads), _native(q, v)
     if kernels is not None:
-        return _window_forward(kernels, _call(grid, table, scale, calls.drop_of(*drop)), q, k, v)
+        results: tuple[Tensor, Tensor] = kernels.window_forward(*_window(grid, table), q, k, v, scale,
+                                                                *calls.drop_of(*drop))
+        return results
     dtype = sum_dtype(q.dtype)
     keep, factors = _keep(grid, q, table), _factors(grid, drop, q)
     scores = _scores(grid, q.to(dtype), k.to(dtype), table.to(dtype), keep, scale)
@@ -390,11 +323,11 @@ def _backward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, y: Tensor, lse: Te
     grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation), outputs, inputs)
     drop, kernels, heads = Drop(p, seed, batch_heads), _native(q, v), table.shape[0]
     if kernels is not None:
-        call = _call(grid, table, scale, calls.drop_of(*drop))
-        grad_q, grad_k, grad_v, found = _window_backward(kernels, call, q, k, v, y, lse, grad, needs_table)
+        grad_q, grad_k, grad_v, found = kernels.window_backward(
+            *_window(grid, table), q, k, v, scale, *calls.drop_of(*drop), y, lse, grad, needs_table)
         if found is None:
             return grad_q, grad_k, grad_v, None
-        sums = found[..., _BORDER:-_BORDER].flip(-1)
+        sums = found.sum(1)[..., _BORDER:-_BORDER].flip(-1)
         return grad_q, grad_k, grad_v, (sums.sum(0) if heads == 1 else sums).reshape(table.shape).to(table.dtype)
     dtype = sum_dtype(q.dtype)
     q_, k_, v_, g = (t.to(dtype) for t in (q, k, v, grad))

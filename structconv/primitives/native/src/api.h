@@ -1,11 +1,9 @@
-// The C interface: one plain struct a call, every field of 8 bytes, packed by the caller. build.py reads this file: the
-// names, places and kinds of all fields, and all constants, are exported (interface.cpp), and the caller compares them
-// with its own declarations when it loads the kernels.
+// The arguments of the kernels: one plain struct a call, which operators.cpp fills after it has checked them.
 //
 // Layouts are CSR with int32 indices: row r owns the slots indptr[r] to indptr[r + 1]. `order` says to which edge a
 // slot belongs; null where values lie in slot order. Strides count elements; channels are contiguous. `half` is 1 for
-// bfloat16 storage, 0 for float32; sums are always float32. Nothing is checked here: sizes and indices are the
-// caller's word.
+// bfloat16 storage, 0 for float32; sums are always float32. Kernels check nothing: sizes and indices are
+// the caller's word.
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,1386 @@
+// The kernels as operators of torch, through its stable C++ ABI: one binary runs with every torch from
+// TORCH_TARGET_VERSION on. An operator checks what could make a kernel read or write out of bounds, allocates its
+// results, fills the struct of api.h and calls the kernel of the chosen instruction set. Compiled once.
+//
+// Layouts are sealed: one int32 tensor with a header, then indptr, index and, where the header says so, order and values.
+// Only the operators here write the header, after they have proved the indices, so none is checked twice. Who changes a
+// sealed tensor in place breaks the seal.
+#include "api.h"
+
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <cstring>
+#include <initializer_list>
+#include <optional>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace structconv {
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using Maybe = std::optional<Tensor>;
+
+#define SC_KERNELS(X, isa)                                                                                            \
+    X(layouts, LayoutsArgs, isa) X(outside, OutsideArgs, isa) X(verify, VerifyArgs, isa) X(edges, EdgesArgs, isa)     \
+    X(adjacency, AdjacencyArgs, isa) X(groups, GroupsArgs, isa) X(transpose, TransposeArgs, isa)                      \
+    X(spmm, SpmmArgs, isa) X(sddmm, SddmmArgs, isa) X(maxima, MaximaArgs, isa) X(maxima_backward, MaximaArgs, isa)    \
+    X(conditioned_sums, ConditionedArgs, isa) X(conditioned_adjoint, ConditionedArgs, isa)                            \
+    X(affine_forward, AffineForwardArgs, isa) X(affine_backward, AffineBackwardArgs, isa)                             \
+    X(bilinear_forward, BilinearForwardArgs, isa) X(bilinear_backward, BilinearBackwardArgs, isa)                     \
+    X(additive_forward, AdditiveForwardArgs, isa) X(additive_backward, AdditiveBackwardArgs, isa)                     \
+    X(additive_step, AdditiveStepArgs, isa) X(additive_step_backward, AdditiveStepBackwardArgs, isa)                  \
+    X(edge_weights, EdgeWeightsArgs, isa) X(drop_block, DropBlockArgs, isa)                                           \
+    X(window_forward, WindowForwardArgs, isa) X(window_backward, WindowBackwardArgs, isa)                             \
+    X(project, ProjectArgs, isa) X(outer, OuterArgs, isa) X(attention_step, AttentionStepArgs, isa)
+#define SC_MEMBER(name, Args, isa) void (*name)(const Args*);
+#define SC_DECLARE(name, Args, isa) extern "C" void structconv_##name##_##isa(const structconv::Args*);
+#define SC_ADDRESS(name, Args, isa) structconv_##name##_##isa,
+#define SC_DECLARE_ALL(isa) SC_KERNELS(SC_DECLARE, isa)
+#define SC_TABLE(isa) {#isa, {SC_KERNELS(SC_ADDRESS, isa)}},
+
+}  // namespace
+}  // namespace structconv
+SC_EACH_LEVEL(SC_DECLARE_ALL)
+namespace structconv {
+namespace {
+
+struct Kernels {
+    SC_KERNELS(SC_MEMBER, )
+};
+
+struct Level {
+    const char* name;
+    Kernels kernels;
+};
+
+const Level kLevels[] = {SC_EACH_LEVEL(SC_TABLE)};
+Kernels run;
+
+// -- arguments ---------------------------------------------------------------------------------------------------------
+
+constexpr int64_t kLimit = (int64_t{1} << 31) - 1, kLarge = int64_t{32} << 20;
+
+struct Dtypes {
+    int32_t f32 = aoti_torch_dtype_float32(), bf16 = aoti_torch_dtype_bfloat16(), i32 = aoti_torch_dtype_int32();
+    int32_t i64 = aoti_torch_dtype_int64(), u8 = aoti_torch_dtype_uint8(), cpu = aoti_torch_device_type_cpu();
+};
+
+const Dtypes& types() {
+    static const Dtypes found;
+    return found;
+}
+
+// A tensor with what is asked of it often; empty: none.
+struct View {
+    Maybe held;
+    char* data = nullptr;
+    const int64_t *sizes = nullptr, *strides = nullptr;
+    int32_t dtype = 0;
+
+    const Tensor& tensor() const { return *held; }
+    int64_t size(int64_t dim) const { return sizes[dim]; }
+    template <class T> T* as() const { return reinterpret_cast<T*>(data); }
+    float* floats() const { return as<float>(); }
+    int64_t half() const { return dtype == types().bf16; }
+    Rows rows() const { return data || sizes ? Rows{data, strides[0], strides[1]} : Rows{nullptr, 0, 0}; }
+};
+
+constexpr int64_t kAny = -1;
+using Shape = std::initializer_list<int64_t>;
+
+struct Header {
+    uint64_t seal;
+    int32_t rows, slots, columns, ordered, valued, unused[9];
+};
+constexpr int64_t kHeader = sizeof(Header) / 4;
+
+uint64_t seal() {
+    static const uint64_t found = [] {
+        std::random_device device;
+        return (uint64_t{device()} << 32) ^ device();
+    }();
+    return found;
+}
+
+// A sealed layout.
+struct Sealed {
+    Maybe held;
+    Header* header = nullptr;
+
+    const Tensor& tensor() const { return *held; }
+    int32_t* indptr() const { return reinterpret_cast<int32_t*>(header) + kHeader; }
+    int32_t* index() const { return indptr() + header->rows + 1; }
+    int32_t* order() const { return header->ordered ? index() + header->slots : nullptr; }
+    float* values() const {
+        return header->valued ? reinterpret_cast<float*>(index() + header->slots * int64_t{1 + header->ordered}) : nullptr;
+    }
+    Layout layout(bool with_order = true) const {
+        return {indptr(), index(), with_order ? order() : nullptr, header->rows, header->slots};
+    }
+    int64_t rows() const { return header->rows; }
+    int64_t slots() const { return header->slots; }
+};
+
+// Who checks: the name of the operator.
+struct Op {
+    const char* name;
+    int64_t threads = torch::stable::get_num_threads();
+
+    void check(bool holds, const char* argument, const char* expected) const {
+        if (!holds)
+            throw std::invalid_argument(std::string("structconv_native::") + name + ": " + argument + " must " + expected);
+    }
+
+    View view(const char* argument, const Tensor& t) const {
+        View found;
+        int32_t device, layout;
+        int64_t *sizes, *strides, numbers;
+        void* data = nullptr;
+        const AtenTensorHandle handle = t.get();
+        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(handle, &device));
+        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(handle, &layout));
+        check(device == types().cpu && layout == 0, argument, "be a dense tensor on the CPU");
+        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(handle, &sizes));
+        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(handle, &strides));
+        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(handle, &found.dtype));
+        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_numel(handle, &numbers));
+        if (numbers) {
+            STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(handle, &data));
+            check(data, argument, "have memory");
+        }
+        found.held = t, found.data = static_cast<char*>(data), found.sizes = sizes, found.strides = strides;
+        return found;
+    }
+
+    void check_shape(const char* argument, const View& t, Shape shape) const {
+        bool same = t.tensor().dim() == static_cast<int64_t>(shape.size());
+        int64_t dim = 0;
+        for (const int64_t size : shape) same = same && (size == kAny || t.sizes[dim] == size), ++dim;
+        if (same) return;
+        std::string expected = "have shape (", given;
+        for (const int64_t size : shape) expected += (size == kAny ? "_" : std::to_string(size)) + ", ";
+        for (dim = 0; dim < t.tensor().dim(); ++dim) given += std::to_string(t.sizes[dim]) + ", ";
+        check(false, argument, (expected + "); got (" + given + ")").c_str());
+    }
+
+    // As it lies: of one dtype, contiguous.
+    View exact(const char* argument, const Tensor& t, Shape shape, int32_t dtype) const {
+        View found = view(argument, t);
+        check_shape(argument, found, shape);
+        check(found.dtype == dtype && t.is_contiguous(), argument, "be contiguous, of the dtype that is read");
+        return found;
+    }
+
+    // The same numbers as contiguous float32.
+    View floats(const char* argument, const Tensor& t, Shape shape) const {
+        View found = view(argument, t);
+        if (found.dtype != types().f32) found = view(argument, torch::stable::to(t, ScalarType::Float));
+        if (!found.tensor().is_contiguous()) found = view(argument, torch::stable::contiguous(found.tensor()));
+        check_shape(argument, found, shape);
+        return found;
+    }
+
+    View floats(const char* argument, const Maybe& t, Shape shape) const {
+        return t ? floats(argument, *t, shape) : View{};
+    }
+
+    // The same numbers with contiguous channels, of float32 or bfloat16: (rows, heads, channels).
+    View unit(const char* argument, const Tensor& t, Shape shape, int32_t dtype = 0) const {
+        View found = view(argument, t);
+        check_shape(argument, found, shape);
+        check(dtype ? found.dtype == dtype : found.dtype == types().f32 || found.dtype == types().bf16, argument,
+              "be float32 or bfloat16, as the other tensors are");
+        const int64_t last = static_cast<int64_t>(shape.size()) - 1;
+        check(found.sizes[last] <= kMaxChannels, argument, "have at most 7168 channels");
+        if (found.strides[last] == 1 || found.sizes[last] <= 1) return found;
+        return view(argument, torch::stable::contiguous(found.tensor()));
+    }
+
+    // The same contiguous.
+    View dense(const char* argument, const Tensor& t, Shape shape, int32_t dtype = 0) const {
+        View found = unit(argument, t, shape, dtype);
+        return found.tensor().is_contiguous() ? found : view(argument, torch::stable::contiguous(found.tensor()));
+    }
+
+    // Where a kernel writes (rows, heads, channels).
+    View written(const char* argument, const Tensor& t, Shape shape, int32_t dtype) const {
+        View found = view(argument, t);
+        check_shape(argument, found, shape);
+        const int64_t last = static_cast<int64_t>(shape.size()) - 1;
+        check(found.dtype == dtype && (found.strides[last] == 1 || found.sizes[last] <= 1), argument,
+              "have contiguous channels, and the dtype that is written");
+        int64_t inner = 1;  // no two entries in one place: each stride reaches beyond what is within
+        std::vector<std::pair<int64_t, int64_t>> axes;
+        for (int64_t dim = 0; dim <= last; ++dim)
+            if (found.sizes[dim] > 1) axes.emplace_back(found.strides[dim], found.sizes[dim]);
+        std::sort(axes.begin(), axes.end());
+        for (const auto& [stride, size] : axes) {
+            check(stride >= inner, argument, "not overlap itself");
+            inner += stride * (size - 1);
+        }
+        return found;
+    }
+
+    Sealed sealed(const char* argument, const Tensor& t) const {
+        const View found = view(argument, t);
+        const int64_t count = found.tensor().dim() == 1 ? found.size(0) : 0;
+        check(found.dtype == types().i32 && count > kHeader && found.strides[0] == 1, argument, "be a sealed layout");
+        Header* header = found.as<Header>();
+        check(header->seal == seal(), argument, "be a layout that an operator of structconv_native has sealed");
+        check(size(header->rows, header->slots, header->ordered, header->valued) <= count, argument, "be complete");
+        return {found.tensor(), header};
+    }
+
+    // ... of at most so many columns.
+    Sealed sealed(const char* argument, const Tensor& t, int64_t columns) const {
+        const Sealed found = sealed(argument, t);
+        check(found.header->columns <= columns, argument, "not have indices beyond the rows that it is applied to");
+        return found;
+    }
+
+    static int64_t size(int64_t rows, int64_t slots, bool ordered, bool valued) {
+        return kHeader + rows + 1 + slots * (1 + ordered + valued);
+    }
+
+    // Memory for a layout; `close` it when its indices are proved.
+    Sealed open(int64_t rows, int64_t slots, int64_t columns, bool ordered, bool valued) const {
+        for (const int64_t number : {rows, slots, columns})
+            check(0 <= number && number < kLimit, "sizes", "not be negative, and below 2^31 - 1");
+        Sealed made;
+        made.held = empty({size(rows, slots, ordered, valued)}, types().i32);
+        made.header = view("layout", made.tensor()).as<Header>();
+        *made.header = {0, static_cast<int32_t>(rows), static_cast<int32_t>(slots), static_cast<int32_t>(columns), ordered,
+                        valued, {}};
+        return made;
+    }
+
+    // ... and what is returned: nothing if they are wrong.
+    Tensor close(const Sealed& made, bool proved = true) const {
+        if (!proved) return empty({0}, types().i32);
+        made.header->seal = seal();
+        return made.tensor();
+    }
+
+    // A result: huge pages, and what was kept of earlier results, for a large one.
+    Tensor empty(Shape shape, int32_t dtype) const {
+        int64_t strides[4], bytes = dtype == types().bf16 ? 2 : 4, dim = static_cast<int64_t>(shape.size());
+        for (int64_t i = dim - 1, step = 1; i >= 0; --i) strides[i] = step, step *= std::max<int64_t>(shape.begin()[i], 1);
+        for (const int64_t size : shape) bytes *= size;
+        if (bytes >= kLarge && dtype != types().i32) {
+            const std::vector<int64_t> sizes(shape);
+            StableIValue stack[2] = {torch::stable::detail::from(sizes), torch::stable::detail::from(dtype == types().bf16)};
+            STABLE_TORCH_ERROR_CODE_CHECK(
+                torch_call_dispatcher("structconv_native::large", "", stack, TORCH_FEATURE_VERSION));
+            return torch::stable::detail::to<Tensor>(stack[0]);
+        }
+        AtenTensorHandle made;
+        STABLE_TORCH_ERROR_CODE_CHECK(
+            aoti_torch_empty_strided(dim, shape.begin(), strides, dtype, types().cpu, 0, &made));
+        return Tensor(made);
+    }
+
+    View made(Shape shape, int32_t dtype) const { return view("result", empty(shape, dtype)); }
+    View made(Shape shape) const { return made(shape, types().f32); }
+
+    DropArgs drop(double p, int64_t seed, int64_t heads, int64_t outputs, int64_t source_major = 0) const {
+        check(p >= 0 && p < 1, "p", "be in [0, 1)");
+        check(heads >= 1, "batch_heads", "be at least 1");
+        return {p, seed, heads, outputs, source_major};
+    }
+
+    // A list of edges (R, E), or more rows, of int32 or int64.
+    View edge_index(const Tensor& t, int64_t rows) const {
+        View found = view("index", t);
+        check_shape("index", found, {rows, kAny});
+        check(found.dtype == types().i32 || found.dtype == types().i64, "index", "be int32 or int64");
+        return found;
+    }
+
+    int64_t wide(const View& t) const { return t.dtype == types().i64; }
+};
+
+Maybe maybe(const View& t) { return t.sizes ? Maybe(t.tensor()) : std::nullopt; }
+
+// -- layouts -----------------------------------------------------------------------------------------------------------
+
+std::tuple<Tensor, Tensor, int64_t> layouts(const Tensor& index_, int64_t inputs, int64_t outputs) {
+    const Op op{"layouts"};
+    const View index = op.edge_index(index_, 2);
+    const int64_t edges = index.size(1);
+    const Sealed ahead = op.open(outputs, edges, inputs, true, false), back = op.open(inputs, edges, outputs, true, false);
+    int64_t bad = -1;
+    const LayoutsArgs args{index.data, index.strides[0], index.strides[1], op.wide(index), edges, inputs, outputs,
+                           op.threads, ahead.indptr(), ahead.index(), ahead.order(), back.indptr(), back.index(),
+                           back.order(), &bad};
+    run.layouts(&args);
+    return {op.close(ahead, bad < 0), op.close(back, bad < 0), bad};
+}
+
+// A copy of a layout, sealed if it is one; what is wrong with it, and how many columns it has at least.
+std::tuple<Tensor, int64_t, int64_t> verify(const Tensor& indptr_, const Tensor& indices_, const Tensor& order_) {
+    const Op op{"verify"};
+    const View indptr = op.exact("indptr", indptr_, {kAny}, types().i32);
+    const View indices = op.exact("indices", indices_, {kAny}, types().i32);
+    const int64_t rows = indptr.size(0) - 1, slots = indices.size(0);
+    const View order = op.exact("order", order_, {slots}, types().i32);
+    const Sealed made = op.open(rows, slots, 0, true, false);
+    std::memcpy(made.indptr(), indptr.data, 4 * (rows + 1));
+    if (slots) std::memcpy(made.index(), indices.data, 4 * slots), std::memcpy(made.order(), order.data, 4 * slots);
+    std::vector<uint8_t> met(slots);
+    int64_t wrong = kNothing, columns = 0;
+    const VerifyArgs args{made.layout(), met.data(), &wrong, &columns};
+    run.verify(&args);
+    made.header->columns = static_cast<int32_t>(std::min(columns, kLimit));
+    return {op.close(made, wrong == kNothing), wrong, columns};
+}
+
+int64_t outside(const Tensor& index_, const std::vector<int64_t>& sizes) {
+    const Op op{"outside"};
+    const View index = op.edge_index(index_, static_cast<int64_t>(sizes.size()));
+    int64_t bad = -1;
+    const OutsideArgs args{index.data, index.strides[0], index.strides[1], op.wide(index), index.size(0), index.size(1),
+                           sizes.data(), &bad};
+    run.outside(&args);
+    return bad;
+}
+
+int64_t edges(const Tensor& index_, int64_t inputs, int64_t outputs, const Maybe& input_starts, const Maybe& output_starts) {
+    const Op op{"edges"};
+    const View index = op.edge_index(index_, 2);
+    View first, second;
+    if (input_starts) {
+        op.check(output_starts.has_value(), "output_starts", "be given with input_starts");
+        first = op.exact("input_starts", *input_starts, {kAny}, types().i64);
+        op.check(first.size(0) > 0, "input_starts", "not be empty");
+        second = op.exact("output_starts", *output_starts, {first.size(0)}, types().i64);
+    }
+    int64_t bad = -1;
+    const EdgesArgs args{index.data, index.strides[0], index.strides[1], op.wide(index), index.size(1), inputs, outputs,
+                         first.sizes ? first.size(0) - 1 : 0, first.as<int64_t>(), second.as<int64_t>(), &bad};
+    run.edges(&args);
+    return bad;
+}
+
+std::tuple<Tensor, int64_t> adjacency(const Tensor& index_, int64_t inputs, int64_t outputs, bool loops, bool square,
+                                      int64_t normalize, const Maybe& weights_) {
+    const Op op{"adjacency"};
+    const View index = op.edge_index(index_, 2);
+    const int64_t edges = index.size(1), slots = loops ? edges + outputs : edges;
+    op.check(normalize >= kNone && normalize <= kSymmetric, "normalize", "be 0, 1 or 2");
+    View weights;
+    if (weights_) weights = op.exact("weights", *weights_, {slots}, types().f32);
+    const bool ordered = weights_.has_value(), valued = normalize != kNone || ordered;
+    op.check(!loops || outputs <= inputs, "loops", "begin at inputs");
+    op.check(!(valued && square) || inputs == outputs, "inputs", "be the outputs of a square graph");
+    const Sealed made = op.open(outputs, slots, inputs, ordered, valued);
+    std::vector<float> scales(valued ? outputs + (square ? 0 : inputs) : 0);
+    int64_t bad = -1;
+    const AdjacencyArgs args{index.data, index.strides[0], index.strides[1], op.wide(index), edges, inputs, outputs, loops,
+                             square, normalize, weights.floats(), made.indptr(), made.index(), made.order(), made.values(),
+                             scales.data(), &bad};
+    run.adjacency(&args);
+    return {op.close(made, bad < 0), bad};
+}
+
+std::tuple<Tensor, int64_t> groups(const Tensor& starts_, int64_t rows, bool mean) {
+    const Op op{"groups"};
+    const View starts = op.exact("starts", starts_, {kAny}, types().i64);
+    op.check(starts.size(0) > 0, "starts", "not be empty");
+    const Sealed made = op.open(starts.size(0) - 1, rows, rows, false, mean);
+    int64_t bad = -1;
+    const GroupsArgs args{starts.as<int64_t>(), made.rows(), rows, made.indptr(), made.index(), made.values(), &bad};
+    run.groups(&args);
+    return {op.close(made, bad < 0), bad};
+}
+
+Tensor transpose(const Tensor& side) {
+    const Op op{"transpose"};
+    const Sealed from = op.sealed("side", side);
+    const Header& h = *from.header;
+    const Sealed made = op.open(h.columns, h.slots, h.rows, h.ordered, h.valued);
+    const TransposeArgs args{from.layout(), from.values(), h.columns, made.indptr(), made.index(), made.order(),
+                             made.values()};
+    run.transpose(&args);
+    return op.close(made);
+}
+
+// -- products along edges ----------------------------------------------------------------------------------------------
+
+// y[v rows / count] += alpha A x[v batch / count] + beta z, A of values[v lead / count]; see SpmmArgs. 0: no result yet.
+View multiply(const Op& op, const Tensor& layout_, const Maybe& values_, bool in_slots, const Tensor& x_, const Maybe& z_,
+              int64_t rows, int64_t count, double alpha, double beta, View y) {
+    const bool flat = x_.dim() == 2;
+    const View x = flat ? op.dense("x", x_, {kAny, kAny}) : op.dense("x", x_, {kAny, kAny, kAny});
+    const int64_t batch = flat ? 1 : x.size(0), inputs = x.size(flat ? 0 : 1), channels = x.size(flat ? 1 : 2);
+    const Sealed layout = op.sealed("layout", layout_, inputs);
+    const auto divides = [&](int64_t part) { return part > 0 && part <= count && count % part == 0; };
+    op.check(count > 0 && divides(batch) && divides(rows) && (!flat || rows == 1), "rows", "divide the products, as x does");
+    View values;
+    int64_t stride = 0, repeats = count;
+    if (values_) {
+        Tensor given = *values_;
+        if (op.view("values", given).dtype != x.dtype)
+            given = torch::stable::to(given, x.half() ? ScalarType::BFloat16 : ScalarType::Float);
+        values = op.view("values", torch::stable::contiguous(given));
+        const int64_t numbers = values.tensor().numel(), lead = layout.slots() ? numbers / layout.slots() : 1;
+        op.check(lead * layout.slots() == numbers && divides(lead), "values", "be (E,) or (W, E) with W dividing the products");
+        if (lead > 1) stride = layout.slots(), repeats = count / lead;
+    }
+    const auto result = [&](const char* name, const Tensor& t) {
+        return flat ? op.dense(name, t, {layout.rows(), channels}, x.dtype)
+                    : op.dense(name, t, {rows, layout.rows(), channels}, x.dtype);
+    };
+    View z;
+    if (z_) z = result("z", *z_);
+    if (y.sizes) {
+        op.check(y.tensor().is_contiguous(), "out", "be contiguous");
+        y = result("out", y.tensor());
+    } else {
+        y = flat ? op.made({layout.rows(), channels}, x.dtype) : op.made({rows, layout.rows(), channels}, x.dtype);
+    }
+    const SpmmArgs args{layout.layout(!in_slots), values.data, x.data, z.data, y.data, inputs, channels, count, stride,
+                        repeats, count / batch, count / rows, x.half(), op.threads, alpha, beta};
+    run.spmm(&args);
+    return y;
+}
+
+Tensor spmm(const Tensor& layout, const Maybe& values, bool in_slots, const Tensor& x, const Maybe& z, int64_t rows,
+            int64_t count, double alpha, double beta) {
+    return multiply({"spmm"}, layout, values, in_slots, x, z, rows, count, alpha, beta, {}).tensor();
+}
+
+void spmm_into(const Tensor& layout, const Maybe& values, bool in_slots, const Tensor& x, const Tensor& out, int64_t count,
+               double alpha, double beta) {
+    const Op op{"spmm_into"};
+    multiply(op, layout, values, in_slots, x, beta ? Maybe(out) : std::nullopt, count, count, alpha, beta,
+             op.view("out", out));
+}
+
+Tensor sddmm(const Tensor& layout_, const Tensor& q_, const Tensor& k_, int64_t rows) {
+    const Op op{"sddmm"};
+    const View q = op.dense("q", q_, {kAny, kAny, kAny}), k = op.dense("k", k_, {kAny, kAny, q.size(2)}, q.dtype);
+    const Sealed layout = op.sealed("layout", layout_, k.size(1));
+    op.check(q.size(1) == layout.rows() && layout.header->ordered, "q", "have the rows of the layout");
+    for (const int64_t part : {q.size(0), k.size(0)})
+        op.check(part > 0 && part <= rows && rows % part == 0, "rows", "be a multiple of the matrices of q and of k");
+    const View s = op.made({rows, layout.slots()}, q.dtype);
+    const SddmmArgs args{layout.layout(), q.data, k.data, s.data, k.size(1), q.size(2), rows, rows / q.size(0),
+                         rows / k.size(0), q.half(), op.threads};
+    run.sddmm(&args);
+    return s.tensor();
+}
+
+// y = A x + more, A with its own values.
+View along(const Op& op, const Sealed& side, const View& x, const View& more = {}) {
+    op.check(x.size(0) >= side.header->columns, "x", "have a row for each column of the layout");
+    const View y = op.made({side.rows(), x.size(1)});
+    const SpmmArgs args{side.layout(false), side.values(), x.data, more.data, y.data, x.size(0), x.size(1), 1, 0, 1, 1, 1, 0,
+                        op.threads, 1.0, 1.0};
+    run.spmm(&args);
+    return y;
+}
+
+Tensor sums(const Tensor& side_, const Tensor& x_, const Maybe& more_) {
+    const Op op{"sums"};
+    const Sealed side = op.sealed("side", side_);
+    const View x = op.dense("x", x_, {kAny, kAny}, types().f32);
+    View more;
+    if (more_) more = op.dense("more", *more_, {side.rows(), x.size(1)}, types().f32);
+    return along(op, side, x, more).tensor();
+}
+
+Tensor maxima(const Tensor& side_, const Tensor& x_) {
+    const Op op{"maxima"};
+    const View x = op.dense("x", x_, {kAny, kAny}, types().f32);
+    const Sealed side = op.sealed("side", side_, x.size(0));
+    const View y = op.made({side.rows(), x.size(1)});
+    const MaximaArgs args{side.layout(), {}, x.floats(), y.floats(), nullptr, nullptr, nullptr, x.size(1), op.threads};
+    run.maxima(&args);
+    return y.tensor();
+}
+
+Tensor maxima_backward(const Tensor& by_target, const Tensor& by_source, const Tensor& x_, const Tensor& y_,
+                       const Tensor& grad_) {
+    const Op op{"maxima_backward"};
+    const View x = op.dense("x", x_, {kAny, kAny}, types().f32), y = op.dense("y", y_, {kAny, x.size(1)}, types().f32);
+    const View grad = op.dense("grad", grad_, {y.size(0), x.size(1)}, types().f32);
+    const Sealed ahead = op.sealed("by_target", by_target, x.size(0)), back = op.sealed("by_source", by_source, y.size(0));
+    op.check(ahead.rows() == y.size(0) && back.rows() == x.size(0), "by_source", "be the transpose of by_target");
+    const View grad_x = op.made({x.size(0), x.size(1)}), shares = op.made({y.size(0), y.size(1)});
+    const MaximaArgs args{ahead.layout(), back.layout(), x.floats(), y.floats(), grad.floats(), shares.floats(),
+                          grad_x.floats(), x.size(1), op.threads};
+    run.maxima_backward(&args);
+    return grad_x.tensor();
+}
+
+void conditioned(const Op& op, bool adjoint, const Tensor& layout_, const Tensor& values_, const Tensor& x_, int64_t first,
+                 int64_t heads, const Tensor& sums_, const Maybe& grad_values_, const Maybe& grad_x_) {
+    const View values = op.exact("values", values_, {kAny, kAny}, types().f32);
+    const View x = op.exact("x", x_, {kAny, kAny}, types().f32);
+    const View sums = op.exact("sums", sums_, {kAny, heads * x.size(1)}, types().f32);
+    const Sealed layout = op.sealed("layout", layout_, adjoint ? sums.size(0) : x.size(0));
+    op.check(layout.rows() == (adjoint ? x : sums).size(0), "layout", "have a row for each row of the result");
+    op.check(values.size(0) == layout.slots() && layout.header->ordered, "values", "have a row for each edge");
+    op.check(first >= 0 && heads > 0 && first <= values.size(1) - heads, "heads", "be heads of the values");
+    View grad_values, grad_x;
+    if (grad_values_) grad_values = op.exact("grad_values", *grad_values_, {values.size(0), values.size(1)}, types().f32);
+    if (grad_x_) grad_x = op.exact("grad_x", *grad_x_, {x.size(0), x.size(1)}, types().f32);
+    const ConditionedArgs args{layout.layout(), values.floats() + first, x.floats(), sums.floats(),
+                               grad_values.sizes ? grad_values.floats() + first : nullptr, grad_x.floats(), values.size(1),
+                               heads, x.size(1), op.threads};
+    (adjoint ? run.conditioned_adjoint : run.conditioned_sums)(&args);
+}
+
+void conditioned_sums(const Tensor& layout, const Tensor& values, const Tensor& x, int64_t first, int64_t heads,
+                      const Tensor& out) {
+    conditioned({"conditioned_sums"}, false, layout, values, x, first, heads, out, {}, {});
+}
+
+void conditioned_adjoint(const Tensor& layout, const Tensor& values, const Tensor& x, int64_t first, int64_t heads,
+                         const Tensor& grads, const Maybe& grad_values, const Maybe& grad_x) {
+    conditioned({"conditioned_adjoint"}, true, layout, values, x, first, heads, grads, grad_values, grad_x);
+}
+
+// -- dense products, and layers of one graph ---------------------------------------------------------------------------
+
+int64_t filled(int64_t columns) { return (columns + kFill - 1) / kFill * kFill; }
+
+Tensor project(const Tensor& x_, const Tensor& w_, const Maybe& bias_) {
+    const Op op{"project"};
+    View x = op.view("x", x_), w = op.view("w", w_);
+    op.check_shape("x", x, {kAny, kAny});
+    op.check_shape("w", w, {x.size(1), kAny});
+    op.check(x.dtype == types().f32 && w.dtype == types().f32, "x", "be float32, as w is");
+    if (x.strides[1] != 1 || x.strides[0] < x.size(1)) x = op.view("x", torch::stable::contiguous(x_));
+    const int64_t rows = x.size(0), inputs = x.size(1), columns = w.size(1);
+    op.check(rows && inputs && columns, "x", "not be empty");
+    View bias;
+    if (bias_) bias = op.dense("bias", torch::stable::reshape(*bias_, {1, bias_->numel()}), {1, columns}, types().f32);
+    const View y = op.made({rows, columns}), packed = op.made({inputs * filled(columns)});
+    const ProjectArgs args{x.floats(), w.floats(), bias.floats(), y.floats(), packed.floats(), rows, inputs, columns,
+                           x.strides[0], w.strides[0], w.strides[1], columns, op.threads};
+    run.project(&args);
+    return y.tensor();
+}
+
+// x^T g as the sum of so many parts of the rows; `by_columns`: its transpose in memory.
+Tensor outer(const Tensor& x_, const Tensor& g_, int64_t parts, bool by_columns) {
+    const Op op{"outer"};
+    const auto by_rows = [&](const char* name, const Tensor& t, int64_t rows) {
+        View found = op.view(name, t);
+        op.check_shape(name, found, {rows, kAny});
+        op.check(found.dtype == types().f32, name, "be float32");
+        if (found.strides[1] == 1 && found.strides[0] >= found.size(1)) return found;
+        return op.view(name, torch::stable::contiguous(t));
+    };
+    const View x = by_rows("x", x_, kAny), g = by_rows("g", g_, x.size(0));
+    const int64_t rows = x.size(0), inputs = x.size(1), columns = g.size(1);
+    op.check(rows && inputs && columns, "x", "not be empty");
+    op.check(parts > 0 && parts <= rows && parts <= 4096, "parts", "be between 1 and the rows, and at most 4096");
+    const View y = by_columns ? op.made({columns, inputs}) : op.made({inputs, columns});
+    const View partial = op.made({parts * inputs * filled(columns)});
+    const OuterArgs args{x.floats(), g.floats(), y.floats(), partial.floats(), rows, inputs, columns, x.strides[0],
+                         g.strides[0], by_columns ? 1 : columns, by_columns ? inputs : 1, parts, op.threads};
+    run.outer(&args);
+    return y.tensor();
+}
+
+// A part of a contiguous tensor: the matrix number `at`, or its transpose.
+Tensor matrix(const View& t, int64_t at, int64_t rows, int64_t columns, bool transposed = false) {
+    const int64_t sizes[2] = {transposed ? columns : rows, transposed ? rows : columns};
+    const int64_t strides[2] = {transposed ? 1 : columns, transposed ? columns : 1};
+    AtenTensorHandle made;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(
+        t.tensor().get(), 2, sizes, strides, t.tensor().storage_offset() + at * rows * columns, &made));
+    return Tensor(made);
+}
+
+void multiply_into(const Tensor& y, const Tensor& a, const Tensor& b, const Tensor* plus = nullptr) {
+    STABLE_TORCH_ERROR_CODE_CHECK(plus ? aoti_torch_cpu_addmm_out(y.get(), plus->get(), a.get(), b.get(), 1.0, 1.0)
+                                       : aoti_torch_cpu_mm_out(y.get(), a.get(), b.get()));
+}
+
+View times(const Op& op, const View& a, const Tensor& b, int64_t columns, const Tensor* plus = nullptr) {
+    const View y = op.made({a.size(0), columns});
+    multiply_into(y.tensor(), a.tensor(), b, plus);
+    return y;
+}
+
+void add_rows(const View& y, const View& bias) {
+    for (int64_t n = 0; n < y.size(0); ++n)
+        for (int64_t c = 0; c < y.size(1); ++c) y.floats()[n * y.size(1) + c] += bias.floats()[c];
+}
+
+// What the layers below read: x (M, P), Theta (K, P, Q) and a bias (Q).
+struct Dense {
+    View x, theta, bias;
+    int64_t in, out;
+
+    Dense(const Op& op, const Tensor& x_, const Tensor& theta_, const Maybe& bias_, int64_t size)
+        : x(op.dense("x", x_, {kAny, kAny}, types().f32)),
+          theta(op.dense("theta", theta_, {size, x.size(1), kAny}, types().f32)),
+          bias(op.floats("bias", bias_, {theta.size(2)})),
+          in(x.size(1)), out(theta.size(2)) {}
+
+    Tensor matrix(int64_t at, bool transposed = false) const {
+        return structconv::matrix(theta, at, in, out, transposed);
+    }
+};
+
+// y = A x Theta + b, and A x where that is computed first.
+std::tuple<Tensor, Maybe> convolve(const Tensor& side_, const Tensor& x_, const Tensor& theta_, const Maybe& bias_,
+                                   bool structure_first) {
+    const Op op{"convolve"};
+    const Dense d(op, x_, theta_, bias_, 1);
+    const Sealed side = op.sealed("side", side_, d.x.size(0));
+    if (structure_first) {
+        const View r = along(op, side, d.x);
+        return {times(op, r, d.matrix(0), d.out, d.bias.sizes ? &d.bias.tensor() : nullptr).tensor(), r.tensor()};
+    }
+    const View y = along(op, side, times(op, d.x, d.matrix(0), d.out));
+    if (d.bias.sizes) add_rows(y, d.bias);
+    return {y.tensor(), std::nullopt};
+}
+
+std::tuple<Maybe, Maybe> convolve_backward(const Tensor& side_T, const Tensor& x_, const Tensor& theta_, const Maybe& r_,
+                                           const Tensor& grad_, bool of_x, bool of_theta) {
+    const Op op{"convolve_backward"};
+    const Dense d(op, x_, theta_, {}, 1);
+    View grad = op.dense("grad", grad_, {kAny, d.out}, types().f32), grad_x, grad_theta;
+    const Sealed side = op.sealed("side_T", side_T, grad.size(0));
+    op.check(side.rows() == d.x.size(0), "side_T", "have a row for each row of x");
+    View left = d.x;
+    if (r_) left = op.dense("r", *r_, {grad.size(0), d.in}, types().f32);
+    if (!r_ && (of_x || of_theta)) grad = along(op, side, grad);
+    if (of_theta) {
+        grad_theta = op.made({1, d.in, d.out});
+        multiply_into(matrix(grad_theta, 0, d.in, d.out), matrix(left, 0, left.size(0), d.in, true), grad.tensor());
+    }
+    if (of_x) grad_x = times(op, grad, d.matrix(0, true), d.in);
+    if (of_x && r_) grad_x = along(op, side, grad_x);
+    return {maybe(grad_x), maybe(grad_theta)};
+}
+
+// y = A x Theta_(1 - own) + x Theta_own + b, and A x.
+std::tuple<Tensor, Tensor> convolve_with_self(const Tensor& side_, const Tensor& x_, const Tensor& theta_,
+                                              const Maybe& bias_, int64_t own) {
+    const Op op{"convolve_with_self"};
+    const Dense d(op, x_, theta_, bias_, 2);
+    const Sealed side = op.sealed("side", side_, d.x.size(0));
+    op.check(side.rows() == d.x.size(0) && (own == 0 || own == 1), "own", "be 0 or 1, of as many outputs as inputs");
+    const View r = along(op, side, d.x);
+    const View y = times(op, r, d.matrix(1 - own), d.out, d.bias.sizes ? &d.bias.tensor() : nullptr);
+    multiply_into(y.tensor(), d.x.tensor(), d.matrix(own), &y.tensor());
+    return {y.tensor(), r.tensor()};
+}
+
+std::tuple<Maybe, Maybe> convolve_with_self_backward(const Tensor& side_T, const Tensor& x_, const Tensor& theta_,
+                                                     const Tensor& r_, const Tensor& grad_, int64_t own, bool of_x,
+                                                     bool of_theta) {
+    const Op op{"convolve_with_self_backward"};
+    const Dense d(op, x_, theta_, {}, 2);
+    const View grad = op.dense("grad", grad_, {d.x.size(0), d.out}, types().f32);
+    const View r = op.dense("r", r_, {d.x.size(0), d.in}, types().f32);
+    const Sealed side = op.sealed("side_T", side_T, d.x.size(0));
+    op.check(side.rows() == d.x.size(0) && (own == 0 || own == 1), "own", "be 0 or 1, of as many outputs as inputs");
+    View grad_x, grad_theta;
+    if (of_x) grad_x = along(op, side, times(op, grad, d.matrix(1 - own, true), d.in), times(op, grad, d.matrix(own, true), d.in));
+    if (of_theta) {
+        grad_theta = op.made({2, d.in, d.out});
+        for (const int64_t at : {int64_t{0}, int64_t{1}})
+            multiply_into(matrix(grad_theta, at, d.in, d.out),
+                          matrix(at == own ? d.x : r, 0, d.x.size(0), d.in, true), grad.tensor());
+    }
+    return {maybe(grad_x), maybe(grad_theta)};
+}
+
+// -- attention along edges ---------------------------------------------------------------------------------------------
+
+// Numbers of sums over pieces of the rows; see VectorArgs.
+int64_t piece_numbers(const View& x, const Sealed& by_target) {
+    const int64_t work = (by_target.slots() + std::max(by_target.rows(), x.size(0))) * x.size(1) * (x.size(2) + 8) *
+                         (x.half() ? 2 : 4) >> 17;
+    return std::clamp<int64_t>(work, 1, kSummedPieces) * 3 * std::max(kBlock, (x.size(2) + 7) / 8 * 8);
+}
+
+struct Affine {
+    Op op;
+    View x, source, target, z, bias;  // source and target: terms (rows, heads), or vectors (heads, channels)
+    double slope;
+    int64_t terms;
+
+    Affine(Op op_, const Tensor& x_, const Tensor& source_, const Tensor& target_, const Maybe& z_, const Maybe& bias_,
+           double slope_, bool projected)
+        : op(op_), x(op.unit("x", x_, {kAny, kAny, kAny})), slope(slope_), terms(kGiven) {
+        op.check(slope >= 0, "slope", "be at least 0");
+        const int64_t heads = x.size(1), channels = x.size(2);
+        source = op.floats("source", source_, {projected ? heads : x.size(0), projected ? channels : heads});
+        target = op.floats("target", target_, {projected ? heads : kAny, projected ? channels : heads});
+        bias = op.floats("bias", bias_, {heads, channels});
+        if (z_) z = op.unit("z", *z_, {kAny, heads, channels}, x.dtype);
+        if (projected) terms = z_ ? kOfXAndZ : kOfX;
+    }
+
+    void check_rows(int64_t rows) const {
+        const int64_t given = terms == kGiven ? target.size(0) : terms == kOfX ? x.size(0) : z.size(0);
+        op.check(given == rows, "by_target", "have a row for each output");
+    }
+
+    void forward(const Sealed& layout, float* of_source, float* of_target, const View& y, const View& y2, float* lse,
+                 float* mass, double p, int64_t seed, int64_t heads) const {
+        check_rows(layout.rows());
+        VectorArgs vectors{};
+        if (terms != kGiven) vectors.terms = terms, vectors.of_source = source.floats(), vectors.of_target = target.floats();
+        vectors.bias = bias.floats(), vectors.z = z.rows();
+        const AffineForwardArgs args{layout.layout(), of_source, of_target, x.rows(), y.rows(), y2.rows(), lse, mass,
+                                     x.size(0), x.size(1), x.size(2), x.half(), op.threads, slope,
+                                     op.drop(p, seed, heads, layout.rows()), vectors};
+        run.affine_forward(&args);
+    }
+
+    // Gradients of the terms (source, target), x, z, and in float32 of vectors and bias, where they are given.
+    void backward(const Sealed& ahead, const Sealed& back, const float* of_source, const float* of_target, const float* lse,
+                  const float* mass, const View& y, const View& y2, const View& grad, const View& grad_x, const View& grad_z,
+                  float* grad_source, float* grad_target, float* scratch, float* const vectors_grads[3], double p,
+                  int64_t seed, int64_t heads) const {
+        check_rows(ahead.rows());
+        op.check(back.rows() == x.size(0), "by_source", "have a row for each input");
+        VectorArgs vectors{};
+        if (terms != kGiven) {
+            vectors.terms = terms, vectors.of_source = source.floats(), vectors.of_target = target.floats();
+            vectors.grad_source = vectors_grads[0], vectors.grad_target = vectors_grads[1];
+            vectors.grad_bias = vectors_grads[2];
+        }
+        vectors.bias = bias.floats(), vectors.z = z.rows(), vectors.grad_z = grad_z.rows();
+        vectors.partial = scratch + 4 * ahead.rows() * x.size(1);
+        const AffineBackwardArgs args{ahead.layout(), back.layout(), of_source, of_target, lse, mass, x.rows(), y.rows(),
+                                      y2.rows(), grad.rows(), grad_x.rows(), grad_source, grad_target, scratch, x.size(1),
+                                      x.size(2), x.half(), op.threads, slope, op.drop(p, seed, heads, ahead.rows(), 1),
+                                      vectors};
+        run.affine_backward(&args);
+    }
+
+    View scratch(const Sealed& ahead) const { return op.made({4 * ahead.rows() * x.size(1) + piece_numbers(x, ahead)}); }
+};
+
+// (y, y2, lse, mass), and source and target where they are computed from vectors.
+std::tuple<View, View, View, View, View, View> affine(const Affine& a, const Tensor& by_target, double p, int64_t seed,
+                                                      int64_t batch_heads, bool train) {
+    const Sealed layout = a.op.sealed("by_target", by_target, a.x.size(0));
+    const int64_t rows = layout.rows(), heads = a.x.size(1), channels = a.x.size(2);
+    const View y = a.op.made({rows, heads, channels}, a.x.dtype);
+    const View y2 = a.op.made({train ? rows : 0, heads, channels}, a.x.dtype);
+    const View lse = a.op.made({rows, heads}), mass = a.op.made({rows, heads});
+    const View source = a.terms == kGiven ? a.source : a.op.made({a.x.size(0), heads});
+    const View target = a.terms == kGiven ? a.target : a.op.made({rows, heads});
+    a.forward(layout, source.floats(), target.floats(), y, train ? y2 : View{}, lse.floats(), mass.floats(), p, seed,
+              batch_heads);
+    return {y, y2, lse, mass, source, target};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> affine_forward(const Tensor& by_target, const Tensor& source,
+                                                          const Tensor& target, const Tensor& x, double slope, double p,
+                                                          int64_t seed, int64_t batch_heads, bool train) {
+    const auto [y, y2, lse, mass, s, t] = affine({{"affine_forward"}, x, source, target, {}, {}, slope, false}, by_target, p,
+                                                 seed, batch_heads, train);
+    return {y.tensor(), y2.tensor(), lse.tensor(), mass.tensor()};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> projected_forward(
+    const Tensor& by_target, const Tensor& x, const Maybe& z, const Tensor& of_source, const Tensor& of_target,
+    const Maybe& bias, double slope, double p, int64_t seed, int64_t batch_heads, bool train) {
+    const auto [y, y2, lse, mass, s, t] = affine({{"projected_forward"}, x, of_source, of_target, z, bias, slope, true},
+                                                 by_target, p, seed, batch_heads, train);
+    return {y.tensor(), y2.tensor(), lse.tensor(), mass.tensor(), s.tensor(), t.tensor()};
+}
+
+std::tuple<Tensor, Maybe, Tensor, Tensor, Maybe, View, View> affine_gradients(
+    const Affine& a, const Tensor& by_target, const Tensor& by_source, const View& source, const View& target,
+    const Tensor& y_, const Tensor& y2_, const Tensor& lse_, const Tensor& mass_, const Tensor& grad_, double p, int64_t seed,
+    int64_t batch_heads) {
+    const Op& op = a.op;
+    const Sealed ahead = op.sealed("by_target", by_target, a.x.size(0));
+    const int64_t rows = ahead.rows(), inputs = a.x.size(0), heads = a.x.size(1), channels = a.x.size(2);
+    const Sealed back = op.sealed("by_source", by_source, rows);
+    const View y = op.dense("y", y_, {rows, heads, channels}, a.x.dtype);
+    const View y2 = op.dense("y2", y2_, {rows, heads, channels}, a.x.dtype);
+    const View grad = op.unit("grad", grad_, {rows, heads, channels}, a.x.dtype);
+    const View lse = op.floats("lse", lse_, {rows, heads}), mass = op.floats("mass", mass_, {rows, heads});
+    op.check_shape("source", source, {inputs, heads});
+    op.check_shape("target", target, {rows, heads});
+    const View grad_x = op.made({inputs, heads, channels}, a.x.dtype), scratch = a.scratch(ahead);
+    const View grad_source = op.made({inputs, heads}), grad_target = op.made({rows, heads});
+    View grad_z, vectors[3];
+    if (a.z.sizes) grad_z = op.made({rows, heads, channels}, a.x.dtype);
+    for (int64_t i = 0; a.terms != kGiven && i < (a.bias.sizes ? 3 : 2); ++i) vectors[i] = op.made({heads, channels});
+    float* const of_vectors[3] = {vectors[0].floats(), vectors[1].floats(), vectors[2].floats()};
+    a.backward(ahead, back, source.floats(), target.floats(), lse.floats(), mass.floats(), y, y2, grad, grad_x, grad_z,
+               grad_source.floats(), grad_target.floats(), scratch.floats(), of_vectors, p, seed, batch_heads);
+    if (a.terms == kGiven) return {grad_x.tensor(), {}, grad_source.tensor(), grad_target.tensor(), {}, {}, {}};
+    return {grad_x.tensor(), maybe(grad_z), vectors[0].tensor(), vectors[1].tensor(), maybe(vectors[2]), {}, {}};
+}
+
+std::tuple<Tensor, Tensor, Tensor> affine_backward(const Tensor& by_target, const Tensor& by_source, const Tensor& source,
+                                                   const Tensor& target, const Tensor& x, const Tensor& y, const Tensor& y2,
+                                                   const Tensor& lse, const Tensor& mass, const Tensor& grad, double slope,
+                                                   double p, int64_t seed, int64_t batch_heads) {
+    const Affine a({"affine_backward"}, x, source, target, {}, {}, slope, false);
+    const auto found = affine_gradients(a, by_target, by_source, a.source, a.target, y, y2, lse, mass, grad, p, seed,
+                                        batch_heads);
+    return {std::get<2>(found), std::get<3>(found), std::get<0>(found)};
+}
+
+std::tuple<Tensor, Maybe, Tensor, Tensor, Maybe> projected_backward(
+    const Tensor& by_target, const Tensor& by_source, const Tensor& x, const Maybe& z, const Tensor& of_source,
+    const Tensor& of_target, const Maybe& bias, const Tensor& y, const Tensor& y2, const Tensor& lse, const Tensor& mass,
+    const Tensor& source, const Tensor& target, const Tensor& grad, double slope, double p, int64_t seed,
+    int64_t batch_heads) {
+    const Affine a({"projected_backward"}, x, of_source, of_target, z, bias, slope, true);
+    const View s = a.op.floats("source", source, {kAny, kAny}), t = a.op.floats("target", target, {kAny, kAny});
+    const auto found = affine_gradients(a, by_target, by_source, s, t, y, y2, lse, mass, grad, p, seed, batch_heads);
+    return {std::get<0>(found), std::get<1>(found), std::get<2>(found), std::get<3>(found), std::get<4>(found)};
+}
+
+// Among the inputs, in few results: y, y2, and lse, mass and both terms in one.
+std::tuple<Tensor, Maybe, Tensor> attend_forward(const Tensor& side_, const Tensor& x, const Tensor& of_source,
+                                                 const Tensor& of_target, const Maybe& bias, double slope, double p,
+                                                 int64_t seed, int64_t batch_heads, bool train) {
+    const Affine a({"attend_forward"}, x, of_source, of_target, {}, bias, slope, true);
+    const Sealed side = a.op.sealed("side", side_, a.x.size(0));
+    const int64_t nodes = a.x.size(0), heads = a.x.size(1), channels = a.x.size(2), size = nodes * heads;
+    const View y = a.op.made({nodes, heads, channels}, a.x.dtype), numbers = a.op.made({4, nodes, heads});
+    View y2;
+    if (train) y2 = a.op.made({nodes, heads, channels}, a.x.dtype);
+    float* lse = numbers.floats();
+    a.forward(side, lse + 2 * size, lse + 3 * size, y, y2, lse, lse + size, p, seed, batch_heads);
+    return {y.tensor(), maybe(y2), numbers.tensor()};
+}
+
+// The gradients of x, and of of_source, of_target and bias in one (3, heads, channels).
+std::tuple<Tensor, Tensor> attend_backward(const Tensor& by_target, const Tensor& by_source, const Tensor& x,
+                                           const Tensor& of_source, const Tensor& of_target, const Maybe& bias,
+                                           const Tensor& y_, const Tensor& y2_, const Tensor& numbers_, const Tensor& grad_,
+                                           double slope, double p, int64_t seed, int64_t batch_heads) {
+    const Affine a({"attend_backward"}, x, of_source, of_target, {}, bias, slope, true);
+    const Op& op = a.op;
+    const int64_t nodes = a.x.size(0), heads = a.x.size(1), channels = a.x.size(2), size = nodes * heads;
+    const Sealed ahead = op.sealed("by_target", by_target, nodes), back = op.sealed("by_source", by_source, nodes);
+    const View y = op.dense("y", y_, {nodes, heads, channels}, a.x.dtype);
+    const View y2 = op.dense("y2", y2_, {nodes, heads, channels}, a.x.dtype);
+    const View grad = op.unit("grad", grad_, {nodes, heads, channels}, a.x.dtype);
+    const View numbers = op.exact("numbers", numbers_, {4, nodes, heads}, types().f32);
+    const View grad_x = op.made({nodes, heads, channels}, a.x.dtype), grads = op.made({3, heads, channels});
+    const View scratch = op.made({6 * size + piece_numbers(a.x, ahead)});
+    const float* lse = numbers.floats();
+    float *first = scratch.floats(), *own = grads.floats();
+    float* const vectors[3] = {own, own + heads * channels, a.bias.sizes ? own + 2 * heads * channels : nullptr};
+    a.backward(ahead, back, lse + 2 * size, lse + 3 * size, lse, lse + size, y, y2, grad, grad_x, {}, first, first + size,
+               first + 2 * size, vectors, p, seed, batch_heads);
+    return {grad_x.tensor(), grads.tensor()};
+}
+
+std::tuple<Tensor, Tensor> bilinear_forward(const Tensor& by_target, const Tensor& q_, const Tensor& k_, const Tensor& v_,
+                                            const Maybe& bias_, double scale, double p, int64_t seed, int64_t batch_heads) {
+    const Op op{"bilinear_forward"};
+    const View q = op.unit("q", q_, {kAny, kAny, kAny});
+    const int64_t rows = q.size(0), heads = q.size(1), depth = q.size(2);
+    const View k = op.unit("k", k_, {kAny, heads, depth}, q.dtype), v = op.unit("v", v_, {k.size(0), heads, kAny}, q.dtype);
+    const Sealed layout = op.sealed("by_target", by_target, k.size(0));
+    op.check(layout.rows() == rows && layout.header->ordered, "q", "have a row for each output");
+    const View bias = op.floats("bias", bias_, {heads, layout.slots()});
+    const View y = op.made({rows, heads, v.size(2)}, v.dtype), lse = op.made({rows, heads});
+    const BilinearForwardArgs args{layout.layout(), q.rows(), k.rows(), v.rows(), y.rows(), bias.floats(), lse.floats(),
+                                   heads, depth, v.size(2), q.half(), op.threads, scale,
+                                   op.drop(p, seed, batch_heads, rows)};
+    run.bilinear_forward(&args);
+    return {y.tensor(), lse.tensor()};
+}
+
+// The gradients of q, k and v are written where they are wanted; that of the bias is returned.
+Maybe bilinear_backward(const Tensor& by_target, const Tensor& by_source, const Tensor& q_, const Tensor& k_,
+                        const Tensor& v_, const Maybe& bias_, const Tensor& y_, const Tensor& lse_, const Tensor& grad_,
+                        double scale, double p, int64_t seed, int64_t batch_heads, const Tensor& grad_q_,
+                        const Tensor& grad_k_, const Tensor& grad_v_) {
+    const Op op{"bilinear_backward"};
+    const View q = op.unit("q", q_, {kAny, kAny, kAny});
+    const int64_t rows = q.size(0), heads = q.size(1), depth = q.size(2);
+    const View k = op.unit("k", k_, {kAny, heads, depth}, q.dtype), v = op.unit("v", v_, {k.size(0), heads, kAny}, q.dtype);
+    const int64_t inputs = k.size(0), channels = v.size(2);
+    const Sealed ahead = op.sealed("by_target", by_target, inputs), back = op.sealed("by_source", by_source, rows);
+    op.check(ahead.rows() == rows && back.rows() == inputs && ahead.slots() == back.slots() && ahead.header->ordered &&
+             back.header->ordered, "by_source", "be the transpose of by_target, with a row for each input");
+    const View bias = op.floats("bias", bias_, {heads, ahead.slots()});
+    const View y = op.dense("y", y_, {rows, heads, channels}, v.dtype), lse = op.floats("lse", lse_, {rows, heads});
+    const View grad = op.unit("grad", grad_, {rows, heads, channels}, v.dtype);
+    const View grad_q = op.written("grad_q", grad_q_, {rows, heads, depth}, q.dtype);
+    const View grad_k = op.written("grad_k", grad_k_, {inputs, heads, depth}, q.dtype);
+    const View grad_v = op.written("grad_v", grad_v_, {inputs, heads, channels}, v.dtype);
+    View grad_bias;
+    if (bias_) grad_bias = op.made({heads, ahead.slots()});
+    const View packed = op.made({rows, 2, heads});
+    const BilinearBackwardArgs args{ahead.layout(), back.layout(), q.rows(), k.rows(), v.rows(), y.rows(), grad.rows(),
+                                    grad_q.rows(), grad_k.rows(), grad_v.rows(), bias.floats(), lse.floats(),
+                                    grad_bias.floats(), packed.floats(), heads, depth, channels, q.half(), op.threads, scale,
+                                    op.drop(p, seed, batch_heads, rows)};
+    run.bilinear_backward(&args);
+    return maybe(grad_bias);
+}
+
+// Edges, or all pairs, of which `every` holds the numbers 0, 1, ...
+struct Pairs {
+    Sealed sealed;
+    std::vector<int32_t> every;
+    Layout layout{};
+
+    Pairs(const Op& op, const char* argument, const Maybe& given, int64_t rows, int64_t columns) {
+        if (given) {
+            sealed = op.sealed(argument, *given, columns);
+            layout = sealed.layout();
+            op.check(layout.rows == rows && layout.order, argument, "have a row for each output, or each input");
+            return;
+        }
+        every.resize(columns);
+        for (int64_t i = 0; i < columns; ++i) every[i] = static_cast<int32_t>(i);
+        layout = {nullptr, every.data(), nullptr, rows, columns};
+    }
+};
+
+void check_activation(const Op& op, int64_t activation) {
+    op.check(activation >= kPiecewise && activation <= kProduct, "activation", "be 0, 1 or 2");
+}
+
+std::tuple<Tensor, Tensor> additive_forward(const Maybe& by_target, const Tensor& q_, const Tensor& k_, const Tensor& x_,
+                                            const Tensor& vector_, int64_t activation, double parameter, bool causal,
+                                            double p, int64_t seed, int64_t batch_heads) {
+    const Op op{"additive_forward"};
+    const View q = op.unit("q", q_, {kAny, kAny, kAny});
+    const int64_t rows = q.size(0), heads = q.size(1), depth = q.size(2);
+    const View k = op.unit("k", k_, {kAny, heads, depth}, q.dtype), x = op.unit("x", x_, {k.size(0), heads, kAny}, q.dtype);
+    const View vector = op.floats("vector", vector_, {heads, depth});
+    check_activation(op, activation);
+    const Pairs pairs(op, "by_target", by_target, rows, k.size(0));
+    const View y = op.made({rows, heads, x.size(2)}, x.dtype), lse = op.made({rows, heads});
+    const AdditiveForwardArgs args{pairs.layout, q.rows(), k.rows(), x.rows(), y.rows(), vector.floats(), lse.floats(),
+                                   heads, depth, x.size(2), activation, causal && !by_target, q.half(), op.threads,
+                                   parameter, op.drop(p, seed, batch_heads, rows)};
+    run.additive_forward(&args);
+    return {y.tensor(), lse.tensor()};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> additive_backward(
+    const Maybe& by_target, const Maybe& by_source, const Tensor& q_, const Tensor& k_, const Tensor& x_,
+    const Tensor& vector_, const Tensor& y_, const Tensor& lse_, const Tensor& grad_, int64_t activation, double parameter,
+    bool causal, double p, int64_t seed, int64_t batch_heads) {
+    const Op op{"additive_backward"};
+    const View q = op.unit("q", q_, {kAny, kAny, kAny});
+    const int64_t rows = q.size(0), heads = q.size(1), depth = q.size(2);
+    const View k = op.unit("k", k_, {kAny, heads, depth}, q.dtype), x = op.unit("x", x_, {k.size(0), heads, kAny}, q.dtype);
+    const int64_t inputs = k.size(0), channels = x.size(2);
+    const View vector = op.floats("vector", vector_, {heads, depth});
+    check_activation(op, activation);
+    op.check(by_target.has_value() == by_source.has_value(), "by_source", "be given with by_target");
+    const Pairs ahead(op, "by_target", by_target, rows, inputs), back(op, "by_source", by_source, inputs, rows);
+    const View y = op.dense("y", y_, {rows, heads, channels}, x.dtype), lse = op.floats("lse", lse_, {rows, heads});
+    const View grad = op.unit("grad", grad_, {rows, heads, channels}, x.dtype);
+    const View grad_q = op.made({rows, heads, depth}, q.dtype), grad_k = op.made({inputs, heads, depth}, q.dtype);
+    const View grad_x = op.made({inputs, heads, channels}, x.dtype), grad_vector = op.made({heads, depth});
+    const View packed = op.made({rows, 2, heads}), partial = op.made({kRanges, heads, depth});
+    const AdditiveBackwardArgs args{ahead.layout, back.layout, q.rows(), k.rows(), x.rows(), y.rows(), grad.rows(),
+                                    grad_q.rows(), grad_k.rows(), grad_x.rows(), vector.floats(), lse.floats(),
+                                    grad_vector.floats(), packed.floats(), partial.floats(), heads, depth, channels,
+                                    activation, causal && !by_target, q.half(), op.threads, parameter,
+                                    op.drop(p, seed, batch_heads, rows)};
+    run.additive_backward(&args);
+    return {grad_q.tensor(), grad_k.tensor(), grad_x.tensor(), grad_vector.tensor()};
+}
+
+// A step of additive attention: q (N, B, D) over k, factor (M, B, D) and x (M, B, C).
+struct Step {
+    View q, k, factor, x, vector;
+    int64_t outputs, inputs, heads, depth, channels;
+
+    Step(const Op& op, const Tensor& q_, const Tensor& k_, const Tensor& factor_, const Tensor& x_, const Tensor& vector_)
+        : q(op.unit("q", q_, {kAny, kAny, kAny}, types().f32)),
+          k(op.unit("k", k_, {kAny, q.size(1), q.size(2)}, types().f32)),
+          factor(op.unit("factor", factor_, {k.size(0), q.size(1), q.size(2)}, types().f32)),
+          x(op.unit("x", x_, {k.size(0), q.size(1), kAny}, types().f32)),
+          vector(op.floats("vector", vector_, {q.size(1), q.size(2)})),
+          outputs(q.size(0)), inputs(k.size(0)), heads(q.size(1)), depth(q.size(2)), channels(x.size(2)) {
+        op.check(outputs > 0 && outputs <= kFewOutputs, "q", "have 1 to 8 rows");
+        op.check(inputs > 0 && inputs <= kFewInputs, "k", "have 1 to 4096 rows");
+    }
+};
+
+std::tuple<Tensor, Tensor> additive_step(const Tensor& q, const Tensor& k, const Tensor& factor, const Tensor& x,
+                                         const Tensor& vector, const Maybe& keep_, double rate) {
+    const Op op{"additive_step"};
+    const Step s(op, q, k, factor, x, vector);
+    View keep;
+    if (keep_) keep = op.exact("keep", *keep_, {s.heads, s.inputs}, types().u8);
+    const View y = op.made({s.outputs, s.heads, s.channels}), weights = op.made({s.heads, s.outputs, s.inputs});
+    const AdditiveStepArgs args{s.q.rows(), s.k.rows(), s.factor.rows(), s.x.rows(), y.rows(), s.vector.floats(),
+                                weights.floats(), keep.as<uint8_t>(), s.outputs, s.inputs, s.heads, s.depth, s.channels,
+                                op.threads, rate};
+    run.additive_step(&args);
+    return {y.tensor(), weights.tensor()};
+}
+
+Tensor additive_step_backward(const Tensor& q, const Tensor& k, const Tensor& factor, const Tensor& x, const Tensor& vector,
+                              const Tensor& weights_, const Tensor& grad_, const Maybe& grad_k_, const Maybe& grad_vector_,
+                              bool first, double rate) {
+    const Op op{"additive_step_backward"};
+    const Step s(op, q, k, factor, x, vector);
+    const View weights = op.floats("weights", weights_, {s.heads, s.outputs, s.inputs});
+    const View grad = op.unit("grad", grad_, {s.outputs, s.heads, s.channels}, types().f32);
+    const View grad_q = op.made({s.outputs, s.heads, s.depth});
+    View grad_k, grad_vector;
+    if (grad_k_) grad_k = op.written("grad_k", *grad_k_, {s.inputs, s.heads, s.depth}, types().f32);
+    if (grad_vector_) grad_vector = op.exact("grad_vector", *grad_vector_, {s.heads, s.depth}, types().f32);
+    const AdditiveStepBackwardArgs args{s.q.rows(), s.k.rows(), s.factor.rows(), s.x.rows(), grad.rows(), grad_q.rows(),
+                                        grad_k.rows(), s.vector.floats(), weights.floats(), grad_vector.floats(), s.outputs,
+                                        s.inputs, s.heads, s.depth, s.channels, first, op.threads, rate};
+    run.additive_step_backward(&args);
+    return grad_q.tensor();
+}
+
+// (E, heads); terms are (rows, heads, 1).
+Tensor edge_weights(const Tensor& by_target, int64_t scores, const Tensor& q_, const Tensor& k_, const Maybe& bias_,
+                    const Maybe& vector_, double parameter, int64_t activation, double p, int64_t seed,
+                    int64_t batch_heads) {
+    const Op op{"edge_weights"};
+    op.check(scores >= kTerms && scores <= kActivations, "scores", "be 0, 1 or 2");
+    const View q = scores == kTerms ? op.floats("q", q_, {kAny, kAny, 1}) : op.unit("q", q_, {kAny, kAny, kAny});
+    const int64_t rows = q.size(0), heads = q.size(1), depth = q.size(2);
+    const View k = scores == kTerms ? op.floats("k", k_, {kAny, heads, 1}) : op.unit("k", k_, {kAny, heads, depth}, q.dtype);
+    const Sealed layout = op.sealed("by_target", by_target, k.size(0));
+    op.check(layout.rows() == rows && layout.header->ordered, "q", "have a row for each output");
+    const View bias = op.floats("bias", bias_, {heads, layout.slots()}), vector = op.floats("vector", vector_, {heads, depth});
+    op.check(scores != kActivations || vector.sizes, "vector", "be given for activations");
+    check_activation(op, activation);
+    const View weights = op.made({layout.slots(), heads});
+    const EdgeWeightsArgs args{layout.layout(), scores, q.rows(), k.rows(), bias.floats(), vector.floats(), weights.floats(),
+                               heads, depth, activation, q.half(), op.threads, parameter,
+                               op.drop(p, seed, batch_heads, rows)};
+    run.edge_weights(&args);
+    return weights.tensor();
+}
+
+void drop_block(const Tensor& weights_, const Tensor& dropped_, const Maybe& gradient_, int64_t first_head, int64_t last_row,
+                int64_t outputs, double p, int64_t seed, int64_t batch_heads) {
+    const Op op{"drop_block"};
+    const View weights = op.exact("weights", weights_, {kAny, kAny, kAny}, types().f32);
+    const int64_t heads = weights.size(0), rows = weights.size(1), columns = weights.size(2);
+    const View dropped = op.exact("dropped", dropped_, {heads, rows, columns}, types().f32);
+    View gradient;
+    if (gradient_) gradient = op.exact("gradient", *gradient_, {heads, rows, columns}, types().f32);
+    const DropBlockArgs args{weights.floats(), dropped.floats(), gradient.floats(), heads, rows, columns, first_head,
+                             last_row, op.threads, op.drop(p, seed, batch_heads, outputs)};
+    run.drop_block(&args);
+}
+
+// -- windows -----------------------------------------------------------------------------------------------------------
+
+struct Window {
+    Op op;
+    View keep[12];
+    WindowArgs args{};
+    int64_t combinations, width;
+
+    // lines: indptr, line, combination by target, then by source; tables: (heads or 1, combinations, width), with borders.
+    Window(Op op_, const std::vector<Tensor>& lines, const Tensor& falling_, const Tensor& rising_, const Maybe& outputs_,
+           const Maybe& inputs_, const std::vector<int64_t>& axis, const Tensor& q_, const Tensor& k_, const Tensor& v_,
+           double scale, double p, int64_t seed, int64_t batch_heads)
+        : op(op_) {
+        op.check(lines.size() == 6 && axis.size() == 4, "lines", "be six tensors, and axis four numbers");
+        const int64_t size = axis[0], step = axis[1], below = axis[2], above = axis[3];
+        View& q = keep[0] = op.unit("q", q_, {kAny, kAny, kAny});
+        const int64_t heads = q.size(1), depth = q.size(2);
+        View& k = keep[1] = op.unit("k", k_, {kAny, heads, depth}, q.dtype);
+        View& v = keep[2] = op.unit("v", v_, {k.size(0), heads, kAny}, q.dtype);
+        op.check(depth > 0 && depth <= kWindowChannels && v.size(2) > 0 && v.size(2) <= kWindowChannels, "q",
+                 "have 1 to 256 channels, as v");
+        View& falling = keep[3] = op.floats("falling", falling_, {kAny, kAny, kAny});
+        View& rising = keep[4] = op.floats("rising", rising_, {falling.size(0), falling.size(1), falling.size(2)});
+        combinations = falling.size(1), width = falling.size(2);
+        op.check(size >= 0 && size < kLimit && step > 0 && below >= 0 && below < kLimit && above >= 0 && above < kLimit &&
+                 width == below + above + 1 + 2 * kWindowBorder && (falling.size(0) == 1 || falling.size(0) == heads),
+                 "falling", "have a number for each offset, and the borders");
+        const int64_t count = side(lines.data(), 5, args.by_target);
+        op.check(side(lines.data() + 3, 8, args.by_source) == count, "lines", "be as many by source as by target");
+        op.check(step <= std::max<int64_t>(count * size, 1), "axis", "have no step beyond the grid");
+        int64_t rows = count * size, columns = rows;
+        if (outputs_ || inputs_) {
+            op.check(outputs_ && inputs_ && step == 1, "outputs", "be given with inputs, without dilation");
+            rows = starts("outputs", *outputs_, count, size, keep[11], args.outputs);
+            columns = starts("inputs", *inputs_, count, size, inputs_view, args.inputs);
+        }
+        op.check(q.size(0) == rows && k.size(0) == columns, "q", "have the entries of the grid, as k and v");
+        args.q = q.rows(), args.k = k.rows(), args.v = v.rows();
+        args.falling = falling.floats(), args.rising = rising.floats();
+        args.table_size = combinations * width, args.table_head = falling.size(0) == 1 ? 0 : args.table_size;
+        args.lines = count, args.size = size, args.step = step, args.below = below, args.above = above;
+        args.heads = heads, args.depth = depth, args.channels = v.size(2), args.half = q.half(), args.threads = op.threads;
+        args.scale = scale, args.drop = op.drop(p, seed, batch_heads, rows);
+    }
+
+    View inputs_view;
+
+    int64_t side(const Tensor* lines, int64_t at, WindowLines& into) {
+        const View& indptr = keep[at] = op.exact("lines", lines[0], {kAny}, types().i32);
+        const View& line = keep[at + 1] = op.exact("lines", lines[1], {kAny}, types().i32);
+        const int64_t count = indptr.size(0) - 1;
+        op.check(count >= 0, "lines", "have an indptr");
+        const int32_t* at_line = indptr.as<int32_t>();
+        bool sound = at_line[0] == 0 && at_line[count] <= line.size(0);
+        for (int64_t r = 0; r < count; ++r) sound &= at_line[r] <= at_line[r + 1];
+        op.check(sound, "lines", "have an indptr that rises from 0");
+        const View& combination = keep[at + 2] = op.exact("lines", lines[2], {line.size(0)}, types().i32);
+        for (int64_t i = 0; i < at_line[count]; ++i) {
+            const int32_t l = line.as<int32_t>()[i], c = combination.as<int32_t>()[i];
+            sound &= l >= 0 && l < count && c >= 0 && c < combinations;
+        }
+        op.check(sound, "lines", "be lines of the grid, and rows of the table");
+        into = {at_line, line.as<int32_t>(), combination.as<int32_t>()};
+        return count;
+    }
+
+    int64_t starts(const char* name, const Tensor& t, int64_t count, int64_t size, View& held, const int64_t*& into) {
+        held = op.exact(name, t, {count + 1}, types().i64);
+        into = held.as<int64_t>();
+        bool sound = into[0] == 0;
+        for (int64_t r = 0; r < count; ++r) sound &= into[r + 1] >= into[r] && into[r + 1] - into[r] <= size;
+        op.check(sound, name, "rise from 0 by at most the size of a line");
+        return into[count];
+    }
+
+    // Parts of the rows of a head, with a table of gradients each.
+    int64_t tasks() const {
+        const int64_t span = kWindowSpan * args.step;
+        return args.lines * args.step * ((args.size + span - 1) / span);
+    }
+};
+
+std::tuple<Tensor, Tensor> window_forward(const std::vector<Tensor>& lines, const Tensor& falling, const Tensor& rising,
+                                          const Maybe& outputs, const Maybe& inputs, const std::vector<int64_t>& axis,
+                                          const Tensor& q, const Tensor& k, const Tensor& v, double scale, double p,
+                                          int64_t seed, int64_t batch_heads) {
+    const Op op{"window_forward"};
+    const Window w(op, lines, falling, rising, outputs, inputs, axis, q, k, v, scale, p, seed, batch_heads);
+    const int64_t rows = w.keep[0].size(0), heads = w.args.heads;
+    const View y = op.made({rows, heads, w.args.channels}, w.keep[0].dtype), lse = op.made({rows, heads});
+    const WindowForwardArgs args{w.args, y.rows(), lse.floats()};
+    run.window_forward(&args);
+    return {y.tensor(), lse.tensor()};
+}
+
+// Gradients of q, k, v, and of the table by falling offset for each task: (heads, tasks, combinations, width).
+std::tuple<Tensor, Tensor, Tensor, Maybe> window_backward(
+    const std::vector<Tensor>& lines, const Tensor& falling, const Tensor& rising, const Maybe& outputs,
+    const Maybe& inputs, const std::vector<int64_t>& axis, const Tensor& q, const Tensor& k, const Tensor& v, double scale,
+    double p, int64_t seed, int64_t batch_heads, const Tensor& y_, const Tensor& lse_, const Tensor& grad_, bool of_table) {
+    const Op op{"window_backward"};
+    const Window w(op, lines, falling, rising, outputs, inputs, axis, q, k, v, scale, p, seed, batch_heads);
+    const int64_t rows = w.keep[0].size(0), columns = w.keep[1].size(0), heads = w.args.heads, depth = w.args.depth;
+    const int32_t dtype = w.keep[0].dtype;
+    const View y = op.unit("y", y_, {rows, heads, w.args.channels}, dtype);
+    const View grad = op.unit("grad", grad_, {rows, heads, w.args.channels}, dtype);
+    const View lse = op.floats("lse", lse_, {rows, heads});
+    const View grad_q = op.made({rows, heads, depth}, dtype), grad_k = op.made({columns, heads, depth}, dtype);
+    const View grad_v = op.made({columns, heads, w.args.channels}, dtype), delta = op.made({rows, heads});
+    View table;
+    if (of_table) {
+        table = op.made({heads, w.tasks(), w.combinations, w.width});
+        std::fill_n(table.floats(), table.tensor().numel(), 0.0f);
+    }
+    const WindowBackwardArgs args{w.args, y.rows(), grad.rows(), grad_q.rows(), grad_k.rows(), grad_v.rows(), lse.floats(),
+                                  delta.floats(), table.floats()};
+    run.window_backward(&args);
+    return {grad_q.tensor(), grad_k.tensor(), grad_v.tensor(), maybe(table)};
+}
+
+// -- a step of decoding ------------------------------------------------------------------------------------------------
+
+struct Heads {
+    View x, weight, bias;
+    HeadsArgs args{};
+
+    Heads(const Op& op, const Tensor& x_, const Maybe& weight_, const Maybe& bias_, bool by_rows, int64_t batch,
+          int64_t heads, int64_t depth) {
+        x = op.view("query, key or value", x_);
+        const int64_t inputs = x.tensor().dim() ? x.size(x.tensor().dim() - 1) : 0;
+        op.check(x.dtype == types().f32 && x.tensor().is_contiguous() && x.tensor().dim() > 1 &&
+                 x.tensor().numel() == (weight_ ? batch * inputs : batch * heads * depth),
+                 "query, key or value", "be contiguous float32, an entry for each of the batch");
+        if (weight_) {
+            weight = op.view("weight", *weight_);
+            op.check(weight.dtype == types().f32 && weight_->is_contiguous() && weight_->numel() == heads * depth * inputs,
+                     "weight", "be contiguous float32, of heads depth times inputs numbers");
+        }
+        if (bias_) {
+            bias = op.view("bias", *bias_);
+            op.check(bias.dtype == types().f32 && bias_->is_contiguous() && bias_->numel() == heads * depth, "bias",
+                     "be contiguous float32, of heads times depth numbers");
+        }
+        args = {x.floats(), weight.floats(), bias.floats(), inputs, depth, by_rows};
+    }
+};
+
+Tensor attention_step(const Tensor& query, const Maybe& query_weight, const Maybe& query_bias, bool query_by_rows,
+                      const Tensor& key, const Maybe& key_weight, const Maybe& key_bias, bool key_by_rows,
+                      const Tensor& value, const Maybe& value_weight, const Maybe& value_bias, bool value_by_rows,
+                      const Tensor& keys_, const Tensor& values_, const Tensor& output_, const Maybe& bias_, double scale) {
+    const Op op{"attention_step"};
+    const View keys = op.written("keys", keys_, {kAny, kAny, kAny, kAny}, types().f32);
+    const int64_t batch = keys.size(0), heads = keys.size(1), entries = keys.size(2), depth = keys.size(3);
+    const View values = op.written("values", values_, {batch, heads, entries, kAny}, types().f32);
+    const int64_t channels = values.size(3);
+    op.check(entries > 0, "keys", "have an entry, which is written");
+    const View output = op.exact("output", output_, {heads, channels, kAny}, types().f32);
+    const int64_t columns = output.size(2);
+    View bias;
+    if (bias_) {
+        bias = op.view("bias", *bias_);
+        op.check(bias.dtype == types().f32 && bias_->is_contiguous() && bias_->numel() == columns, "bias",
+                 "be contiguous float32, a number for each output channel");
+    }
+    const Heads q(op, query, query_weight, query_bias, query_by_rows, batch, heads, depth);
+    const Heads k(op, key, key_weight, key_bias, key_by_rows, batch, heads, depth);
+    const Heads v(op, value, value_weight, value_bias, value_by_rows, batch, heads, channels);
+    const View y = op.made({batch, columns}), scratch = op.made({batch * heads * (depth + channels)});
+    const AttentionStepArgs args{q.args, k.args, v.args,
+                                 {keys.floats(), keys.strides[0], keys.strides[1], keys.strides[2]},
+                                 {values.floats(), values.strides[0], values.strides[1], values.strides[2]},
+                                 output.floats(), bias.floats(), scratch.floats(),
+                                 scratch.floats() + batch * heads * depth, y.floats(), batch, heads, entries, columns,
+                                 op.threads, scale};
+    run.attention_step(&args);
+    return y.tensor();
+}
+
+// -- registration ------------------------------------------------------------------------------------------------------
+
+#define SC_DROP "float p, int seed, int batch_heads"
+#define SC_WINDOW                                                                                                     \
+    "Tensor[] lines, Tensor falling, Tensor rising, Tensor? outputs, Tensor? inputs, int[] axis, Tensor q, Tensor k, " \
+    "Tensor v, float scale, " SC_DROP
+#define SC_HEADS(name) "Tensor " name ", Tensor? " name "_weight, Tensor? " name "_bias, bool " name "_by_rows, "
+
+struct Operator {
+    const char *name, *schema;
+    void (*boxed)(StableIValue*, uint64_t, uint64_t);
+};
+
+const Operator kOperators[] = {
+    {"layouts", "(Tensor index, int inputs, int outputs) -> (Tensor, Tensor, int)", TORCH_BOX(&layouts)},
+    {"verify", "(Tensor indptr, Tensor indices, Tensor order) -> (Tensor, int, int)", TORCH_BOX(&verify)},
+    {"outside", "(Tensor index, int[] sizes) -> int", TORCH_BOX(&outside)},
+    {"edges", "(Tensor index, int inputs, int outputs, Tensor? input_starts, Tensor? output_starts) -> int", TORCH_BOX(&edges)},
+    {"adjacency", "(Tensor index, int inputs, int outputs, bool loops, bool square, int normalize, Tensor? weights) -> "
+     "(Tensor, int)", TORCH_BOX(&adjacency)},
+    {"groups", "(Tensor starts, int rows, bool mean) -> (Tensor, int)", TORCH_BOX(&groups)},
+    {"transpose", "(Tensor side) -> Tensor", TORCH_BOX(&transpose)},
+    {"spmm", "(Tensor layout, Tensor? values, bool in_slots, Tensor x, Tensor? z, int rows, int count, float alpha, "
+     "float beta) -> Tensor", TORCH_BOX(&spmm)},
+    {"spmm_into", "(Tensor layout, Tensor? values, bool in_slots, Tensor x, Tensor(a!) out, int count, float alpha, "
+     "float beta) -> ()", TORCH_BOX(&spmm_into)},
+    {"sddmm", "(Tensor layout, Tensor q, Tensor k, int rows) -> Tensor", TORCH_BOX(&sddmm)},
+    {"sums", "(Tensor side, Tensor x, Tensor? more) -> Tensor", TORCH_BOX(&sums)},
+    {"maxima", "(Tensor side, Tensor x) -> Tensor", TORCH_BOX(&maxima)},
+    {"maxima_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor y, Tensor grad) -> Tensor",
+     TORCH_BOX(&maxima_backward)},
+    {"conditioned_sums", "(Tensor layout, Tensor values, Tensor x, int first, int heads, Tensor(a!) out) -> ()",
+     TORCH_BOX(&conditioned_sums)},
+    {"conditioned_adjoint", "(Tensor layout, Tensor values, Tensor x, int first, int heads, Tensor grads, "
+     "Tensor(a!)? grad_values, Tensor(b!)? grad_x) -> ()", TORCH_BOX(&conditioned_adjoint)},
+    {"project", "(Tensor x, Tensor w, Tensor? bias) -> Tensor", TORCH_BOX(&project)},
+    {"outer", "(Tensor x, Tensor g, int parts, bool by_columns) -> Tensor", TORCH_BOX(&outer)},
+    {"convolve", "(Tensor side, Tensor x, Tensor theta, Tensor? bias, bool structure_first) -> (Tensor, Tensor?)",
+     TORCH_BOX(&convolve)},
+    {"convolve_backward", "(Tensor side_T, Tensor x, Tensor theta, Tensor? r, Tensor grad, bool of_x, bool of_theta) -> "
+     "(Tensor?, Tensor?)", TORCH_BOX(&convolve_backward)},
+    {"convolve_with_self", "(Tensor side, Tensor x, Tensor theta, Tensor? bias, int own) -> (Tensor, Tensor)",
+     TORCH_BOX(&convolve_with_self)},
+    {"convolve_with_self_backward", "(Tensor side_T, Tensor x, Tensor theta, Tensor r, Tensor grad, int own, bool of_x, "
+     "bool of_theta) -> (Tensor?, Tensor?)", TORCH_BOX(&convolve_with_self_backward)},
+    {"affine_forward", "(Tensor by_target, Tensor source, Tensor target, Tensor x, float slope, " SC_DROP ", bool train) -> "
+     "(Tensor, Tensor, Tensor, Tensor)", TORCH_BOX(&affine_forward)},
+    {"affine_backward", "(Tensor by_target, Tensor by_source, Tensor source, Tensor target, Tensor x, Tensor y, Tensor y2, "
+     "Tensor lse, Tensor mass, Tensor grad, float slope, " SC_DROP ") -> (Tensor, Tensor, Tensor)",
+     TORCH_BOX(&affine_backward)},
+    {"projected_forward", "(Tensor by_target, Tensor x, Tensor? z, Tensor of_source, Tensor of_target, Tensor? bias, "
+     "float slope, " SC_DROP ", bool train) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+     TORCH_BOX(&projected_forward)},
+    {"projected_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor? z, Tensor of_source, Tensor of_target, "
+     "Tensor? bias, Tensor y, Tensor y2, Tensor lse, Tensor mass, Tensor source, Tensor target, Tensor grad, float slope, "
+     SC_DROP ") -> (Tensor, Tensor?, Tensor, Tensor, Tensor?)", TORCH_BOX(&projected_backward)},
+    {"attend_forward", "(Tensor side, Tensor x, Tensor of_source, Tensor of_target, Tensor? bias, float slope, " SC_DROP
+     ", bool train) -> (Tensor, Tensor?, Tensor)", TORCH_BOX(&attend_forward)},
+    {"attend_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor of_source, Tensor of_target, Tensor? bias, "
+     "Tensor y, Tensor y2, Tensor numbers, Tensor grad, float slope, " SC_DROP ") -> (Tensor, Tensor)",
+     TORCH_BOX(&attend_backward)},
+    {"bilinear_forward", "(Tensor by_target, Tensor q, Tensor k, Tensor v, Tensor? bias, float scale, " SC_DROP ") -> "
+     "(Tensor, Tensor)", TORCH_BOX(&bilinear_forward)},
+    {"bilinear_backward", "(Tensor by_target, Tensor by_source, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor y, "
+     "Tensor lse, Tensor grad, float scale, " SC_DROP ", Tensor(a!) grad_q, Tensor(b!) grad_k, Tensor(c!) grad_v) -> "
+     "Tensor?", TORCH_BOX(&bilinear_backward)},
+    {"additive_forward", "(Tensor? by_target, Tensor q, Tensor k, Tensor x, Tensor vector, int activation, "
+     "float parameter, bool causal, " SC_DROP ") -> (Tensor, Tensor)", TORCH_BOX(&additive_forward)},
+    {"additive_backward", "(Tensor? by_target, Tensor? by_source, Tensor q, Tensor k, Tensor x, Tensor vector, Tensor y, "
+     "Tensor lse, Tensor grad, int activation, float parameter, bool causal, " SC_DROP ") -> "
+     "(Tensor, Tensor, Tensor, Tensor)", TORCH_BOX(&additive_backward)},
+    {"additive_step", "(Tensor q, Tensor k, Tensor factor, Tensor x, Tensor vector, Tensor? keep, float rate) -> "
+     "(Tensor, Tensor)", TORCH_BOX(&additive_step)},
+    {"additive_step_backward", "(Tensor q, Tensor k, Tensor factor, Tensor x, Tensor vector, Tensor weights, Tensor grad, "
+     "Tensor(a!)? grad_k, Tensor(b!)? grad_vector, bool first, float rate) -> Tensor", TORCH_BOX(&additive_step_backward)},
+    {"edge_weights", "(Tensor by_target, int scores, Tensor q, Tensor k, Tensor? bias, Tensor? vector, float parameter, "
+     "int activation, " SC_DROP ") -> Tensor", TORCH_BOX(&edge_weights)},
+    {"drop_block", "(Tensor weights, Tensor(a!) dropped, Tensor(b!)? gradient, int first_head, int last_row, int outputs, "
+     SC_DROP ") -> ()", TORCH_BOX(&drop_block)},
+    {"window_forward", "(" SC_WINDOW ") -> (Tensor, Tensor)", TORCH_BOX(&window_forward)},
+    {"window_backward", "(" SC_WINDOW ", Tensor y, Tensor lse, Tensor grad, bool of_table) -> "
+     "(Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&window_backward)},
+    {"attention_step", "(" SC_HEADS("query") SC_HEADS("key") SC_HEADS("value") "Tensor(a!) keys, Tensor(b!) values, "
+     "Tensor output, Tensor? bias, float scale) -> Tensor", TORCH_BOX(&attention_step)},
+};
+
+}  // namespace
+}  // namespace structconv
+
+// The name of an operator; null beyond the last one.
+extern "C" __attribute__((visibility("default"))) const char* structconv_operator(int64_t number) {
+    return number < static_cast<int64_t>(std::size(structconv::kOperators)) ? structconv::kOperators[number].name : nullptr;
+}
+
+// Registers the operators in a namespace, for a compiled instruction set; null, or what went wrong.
+extern "C" __attribute__((visibility("default"))) const char* structconv_register(const char* space, const char* level) {
+    using namespace structconv;
+    static std::string wrong;
+    try {
+        const Level* found = nullptr;
+        for (const Level& compiled : kLevels)
+            if (!std::strcmp(compiled.name, level)) found = &compiled;
+        STD_TORCH_CHECK(found, "not compiled for ", level);
+        run = found->kernels;
+        using torch::stable::detail::StableLibrary;
+        // never deleted: torch keeps the operators for as long as the process lives
+        auto* library = new StableLibrary(StableLibrary::Kind::FRAGMENT, space, nullptr, __FILE__, __LINE__);
+        auto* kernels = new StableLibrary(StableLibrary::Kind::IMPL, space, "CPU", __FILE__, __LINE__);
+        for (const Operator& op : kOperators) {
+            library->def((std::string(op.name) + op.schema).c_str());
+            kernels->impl(op.name, op.boxed);
+        }
+        return nullptr;
+    } catch (const std::exception& error) {
+        wrong = error.what();
+        return wrong.c_str();
+    }
+}

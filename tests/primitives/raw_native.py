@@ -1,0 +1,122 @@
+"""Calls every native operator with arguments that are wrong in one or two places, as `raw_calls` does the public ones.
+
+A sealed layout is replaced, cut or converted; nobody writes into one.
+
+    python -m tests.primitives.raw_native SEED ROUNDS
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import random
+import sys
+import warnings
+
+import torch
+from torch import Tensor
+
+from structconv.primitives.native.loader import core
+from tests.primitives.raw_calls import E, K, M, N, changed, mutated, plain, said, same, with_backwards
+
+SEALED: list[Tensor] = []
+
+
+def recorded(native):
+    """The first call of each operator by the public operators, and of the others one by hand."""
+    calls = {}
+
+    def keep(name, operator):
+        def call(*arguments):
+            calls.setdefault(name, arguments)
+            return operator(*arguments)
+
+        return call
+
+    originals = {name: getattr(native, name) for name in native.operators()}
+    for name, operator in originals.items():
+        setattr(native, name, keep(name, operator))
+    with_backwards(torch.float32)
+    for name, operator in originals.items():
+        setattr(native, name, operator)
+    r, index, ones = torch.randn, torch.randint(N, (2, E)), torch.ones(E + M)
+    side, _ = native.adjacency(torch.randint(M, (2, E)), M, M, True, True, 2, ones)
+    back = native.transpose(side)
+    layout, _, _ = native.layouts(index, M, M)
+    x, theta, both, heads, starts = r(M, 3), r(1, 3, 4), r(2, 3, 4), r(M, K, 3), torch.tensor([0, 3, M])
+    drop, cache = (0.3, 5, K), (torch.zeros(1, K, M, 4), torch.zeros(1, K, M, 3))
+    _, y2, numbers = native.attend_forward(side, heads, r(K, 3), r(K, 3), r(K, 3), 0.2, *drop, True)
+    _, weights = native.additive_step(r(2, K, 4), r(M, K, 4), torch.rand(M, K, 4), heads, r(K, 4), None, 2.0)
+    calls |= {
+        "outside": (index, [M, N]), "edges": (index, M, M, starts, starts), "groups": (starts, M, True),
+        "adjacency": (index, M, M, True, True, 2, ones), "transpose": (side,), "sums": (side, x, x),
+        "spmm_into": (layout, r(E), False, r(2, M, 3), r(2, M, 3), 2, 2.0, -1.0),
+        "maxima": (side, x), "maxima_backward": (side, back, x, x, x), "convolve": (side, x, theta, r(4), True),
+        "convolve_backward": (back, x, theta, x, r(M, 4), True, True),
+        "convolve_with_self": (side, x, both, r(4), 1),
+        "convolve_with_self_backward": (back, x, both, x, r(M, 4), 1, True, True),
+        "attend_forward": (side, heads, r(K, 3), r(K, 3), r(K, 3), 0.2, *drop, True),
+        "attend_backward": (side, back, heads, r(K, 3), r(K, 3), r(K, 3), heads, y2, numbers, heads, 0.2, *drop),
+        "project": (x, r(3, 4), r(4)), "outer": (x, r(M, 4), 2, True),
+        "additive_step": (r(2, K, 4), r(M, K, 4), torch.rand(M, K, 4), heads, r(K, 4), None, 2.0),
+        "additive_step_backward": (r(2, K, 4), r(M, K, 4), torch.rand(M, K, 4), heads, r(K, 4), weights, r(2, K, 3),
+                                   torch.zeros(M, K, 4), torch.zeros(K, 4), True, 2.0),
+        "drop_block": (r(K, 3, M), r(K, 3, M), r(K, 3, M), 0, 3, N, *drop),
+        "attention_step": (r(1, 3), r(K * 4, 3), r(K * 4), True, r(1, 3), r(K * 4, 3), r(K * 4), True, r(1, 3),
+                           r(K * 3, 3), r(K * 3), True, *cache, r(K, 3, 5), r(5), 0.5),
+    }
+    SEALED.extend((side, back, layout, *(t for t in calls["affine_backward"][:2])))
+    return calls
+
+
+def is_layout(value):
+    return isinstance(value, Tensor) and value.dtype is torch.int32 and value.dim() == 1 and value.shape[0] > 16
+
+
+def replaced(layout, rng):
+    """What is no layout, or another one."""
+    return rng.choice([layout[1:], layout[:-1], layout[:18], layout.long(), layout.to("meta"), torch.zeros_like(layout),
+                       torch.randint(-9, 99, layout.shape, dtype=torch.int32), None,
+                       torch.stack([layout, layout], 1)[:, 0], layout.clone(), *SEALED])
+
+
+def attempt(name, operator, arguments):
+    """Whether the call raised an exception; a wrong answer is printed."""
+    copies = [t.clone() if isinstance(t, Tensor) and t.layout is torch.strided else t for t in arguments]
+    try:
+        found = operator(*arguments)
+    except Exception:
+        return True
+    with contextlib.suppress(Exception):  # a copy may be refused for what it is no more: empty, expanded
+        if found is not None and not same(found, operator(*map(plain, copies))) and name not in ("layouts", "verify"):
+            print(f"wrong: {name} has another answer for views: {list(map(said, arguments))}")
+    return False
+
+
+def main() -> None:
+    faulthandler.enable()
+    warnings.simplefilter("ignore")
+    seed, rounds = int(sys.argv[1]), int(sys.argv[2])
+    rng, refused, made, native = random.Random(seed), 0, 0, core()
+    torch.manual_seed(seed)
+    calls = recorded(native)
+    assert set(calls) == set(native.operators()), set(native.operators()) - set(calls)
+    for name, arguments in calls.items():
+        operator = getattr(native, name)
+        operator(*arguments)
+        for _ in range(rounds):
+            given = [t.clone() if isinstance(t, Tensor) else t for t in arguments]
+            for at in rng.sample(range(len(given)), min(len(given), rng.choice((1, 1, 2)))):
+                with contextlib.suppress(RuntimeError, IndexError):  # not every change fits every tensor
+                    value = given[at]
+                    given[at] = (replaced(value, rng) if is_layout(value) else
+                                 [changed(value[0], rng), *value[1:]] if isinstance(value, (list, tuple))
+                                 and value and isinstance(value[0], Tensor) else mutated(value, rng))
+            print(f"calls {name}: {list(map(said, given))}", file=sys.stderr, flush=True)
+            refused += attempt(name, operator, given)
+            made += 1
+    print(f"{made} calls, {refused} refused")
+
+
+if __name__ == "__main__":
+    main()
