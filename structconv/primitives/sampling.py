@@ -129,7 +129,7 @@ def _bounds(edges: InEdges, nodes: Tensor, limits: Tensor | None, fanout: int, r
     inside = nodes.masked_fill(wrong, 0)
     indptr = edges.indptr if edges.num_nodes else torch.zeros(2, dtype=torch.int64)
     first, end = indptr[inside].long(), indptr[inside + 1].long()
-    wrong |= (first < 0) | (end < first) | (end > edges.index.shape[0]) | (end - first >= _MOST)
+    wrong |= (first < 0) | (end < first) | (end > edges.sources.shape[0]) | (end - first >= _MOST)
     if wrong.any():
         return first, end, nodes, int(wrong.nonzero()[0])
     if limits is not None:
@@ -148,12 +148,12 @@ def _later(edges: InEdges, low: Tensor, high: Tensor, limits: Tensor) -> Tensor:
     """The first slot of each [low, high) that is later than the limit."""
     while bool((low < high).any()):
         middle = (low + high) // 2
-        slots = middle.clamp(max=edges.index.shape[0] - 1)
+        slots = middle.clamp(max=edges.sources.shape[0] - 1)
         if edges.edge_times is not None:
             times = edges.edge_times[slots]
         else:
             assert edges.node_times is not None
-            times = edges.node_times[edges.index[slots].long()]
+            times = edges.node_times[edges.sources[slots].long()]
         passes, open_ = times <= limits, low < high
         low, high = torch.where(open_ & passes, middle + 1, low), torch.where(open_ & ~passes, middle, high)
     return low
@@ -186,7 +186,7 @@ def _draw(edges: InEdges, nodes: Tensor, groups: Tensor | None, found: tuple[Ten
     there = number < draws[:, None]
     slots = (first[:, None] + chosen)[there]
     numbers = slots if edges.order is None else edges.order[slots].long()
-    return edges.index[slots].long(), numbers, base + torch.repeat_interleave(draws)
+    return edges.sources[slots].long(), numbers, base + torch.repeat_interleave(draws)
 
 
 def _distinct(bits: Tensor, draws: Tensor, population: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Calls of src/sampler.cpp: neighbors of nodes, and numbers of keys. Whoever calls here has checked dtypes and strides."""
+"""Calls of src/sampler.cpp: neighbors of nodes, and numbers of keys. The caller has checked dtypes and strides."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class InEdges(NamedTuple):
 
     Args:
         indptr: (N + 1,), int32 or int64, contiguous, as are all others.
-        index: (E,), of the dtype of `indptr`: where the edge of each slot begins.
+        sources: (E,), of the dtype of `indptr`: where the edge of each slot begins.
         order: (E,), of this dtype: which edge it is; `None`: slot s is edge s.
         edge_times: (E,) int64, by slot; `node_times`: (M,) int64, of the nodes where edges begin. The times of the
             edges of a node rise with its slots.
@@ -37,7 +37,7 @@ class InEdges(NamedTuple):
     """
 
     indptr: Tensor
-    index: Tensor
+    sources: Tensor
     order: Tensor | None = None
     edge_times: Tensor | None = None
     node_times: Tensor | None = None
@@ -50,7 +50,7 @@ class InEdges(NamedTuple):
 
 
 def _packed(edges: InEdges) -> tuple[int, ...]:
-    return (*map(pointer, edges), edges.indptr.dtype is torch.int64, edges.num_nodes, edges.index.shape[0])
+    return (*map(pointer, edges), edges.indptr.dtype is torch.int64, edges.num_nodes, edges.sources.shape[0])
 
 
 def bounds(core: Core, edges: InEdges, nodes: Tensor, limits: Tensor | None, fanout: int, replace: bool, last: bool
