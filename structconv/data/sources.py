@@ -175,10 +175,11 @@ class _Geometric(Source):
         return batch
 
     def _select_nodes(self, store: Any, target: Any, nodes: Tensor) -> None:
-        target.num_nodes = len(nodes)
-        for name, value in _items(store):
-            if name != "num_nodes" and store.is_node_attr(name):
-                target[name] = _selected(value, nodes, self.data.__cat_dim__(name, value, store))
+        names = [name for name, _ in _items(store) if name != "num_nodes" and store.is_node_attr(name)]
+        for name in names:
+            target[name] = _selected(store[name], nodes, self.data.__cat_dim__(name, store[name], store))
+        if "num_nodes" in store or not names:
+            target.num_nodes = len(nodes)
         if "n_id" not in store:
             target.n_id = nodes
 
