@@ -298,7 +298,8 @@ class LinkNeighborLoader(_Loader):
                 labels = torch.cat([labels, labels.new_zeros(count, *labels.shape[1:])])
         found, (of_source, of_target) = self._ends(source, target, source_times, target_times, seed)
         if found.groups is not None:
-            found.groups = {kind: groups % positive if positive else groups for kind, groups in found.groups.items()}
+            owner = torch.cat([torch.arange(len(ends)) % positive for ends in (source, target)])
+            found.groups = {kind: owner[groups] for kind, groups in found.groups.items()}
         found.inputs = {"input_id": index if self.input_id is None else self.input_id[index]}
         if self.negatives is not None and self.negatives.mode == "triplet":
             found.inputs |= {"src_index": of_source, "dst_pos_index": of_target[:positive],
