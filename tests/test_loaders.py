@@ -316,7 +316,7 @@ def test_training_on_samples_reaches_what_the_whole_graph_gives():
     source, target = torch.randint(2000, (2, 40_000), generator=generator)
     keep = (label[source] == label[target]) | (torch.rand(40_000, generator=generator) < 0.1)
     whole = Graph(torch.stack([source, target])[:, keep], num_nodes=2000)
-    x = torch.nn.functional.one_hot(label, 4) + torch.randn(2000, 4, generator=generator)
+    x = torch.nn.functional.one_hot(label, 4) + 0.7 * torch.randn(2000, 4, generator=generator)
 
     def accuracy(batches):
         torch.manual_seed(0)
