@@ -62,17 +62,17 @@ def draw_neighbors(edges: InEdges, nodes: Tensor, fanout: int, *, seed: int, rel
 
 
 class Numbers:
-    """Numbers of keys (int64, not negative) in the order in which they come.
+    """Numbers of keys (int64) in the order in which they come.
 
     Args:
-        limit: how many different keys there are at most.
+        limit: keys are in [0, limit).
     """
 
     def __init__(self, limit: int) -> None:
         self.limit, self.count = limit, 0
         self._keys: list[Tensor] = []
         self._core = kernels()
-        self._table = torch.empty(0, 2, dtype=torch.int64)
+        self._table = torch.empty(0, 1 if limit <= _MOST else 2, dtype=torch.int64)
 
     def enter(self, keys: Tensor) -> None:
         """Number keys by their positions; a key that comes twice has the first."""
@@ -103,10 +103,10 @@ class Numbers:
 
     def _reserve(self, keys: Tensor) -> None:
         """Make room for more keys, half of the table staying free. O(keys there are), when they have doubled."""
-        most = min(self.count + keys.shape[0], self.limit + self.count)
+        most = min(self.count + keys.shape[0], self.limit)
         if self._core is None or (self._table.shape[0] >= 2 * most and self._table.shape[0]):
             return
-        self._table = torch.full((1 << max(2 * most - 1, 15).bit_length(), 2), -1)
+        self._table = torch.full((1 << max(2 * most - 1, 15).bit_length(), self._table.shape[1]), -1)
         entered = 0
         for known in self._keys:
             sampler.number(self._core, self._table, known, entered, sampler.ENTER)

@@ -19,7 +19,7 @@ _BOUNDS = Struct("SampleBoundsArgs", _EDGES.named("edges"), pointers("nodes limi
                  integers("count fanout replace last"), pointers("first population offsets bad"))
 _DRAW = Struct("SampleDrawArgs", _EDGES.named("edges"), pointers("nodes groups first population offsets"),
                integers("count fanout replace seed relation base threads"), pointers("sources numbers targets"))
-_NUMBER = Struct("NumberArgs", pointers("table keys"), integers("capacity count next numbering"),
+_NUMBER = Struct("NumberArgs", pointers("table keys"), integers("wide capacity count next numbering"),
                  pointers("numbers fresh added"))
 ENTER, ADD, FIND = constants(kEnter=0, kAdd=1, kFind=2)
 
@@ -83,6 +83,7 @@ def number(core: Core, table: Tensor, keys: Tensor, following: int, numbering: i
     numbers = keys.new_empty(0 if numbering == ENTER else count)
     fresh = keys.new_empty(count if numbering == ADD else 0)
     added = ctypes.c_int64()
-    core.number(_NUMBER.pack(table.data_ptr(), keys.data_ptr(), table.shape[0], count, following, numbering,
+    core.number(_NUMBER.pack(table.data_ptr(), keys.data_ptr(), table.shape[1] > 1, table.shape[0],
+                             count, following, numbering,
                              numbers.data_ptr(), fresh.data_ptr(), ctypes.addressof(added)))
     return numbers, fresh[:added.value]

@@ -170,21 +170,37 @@ int64_t place(int64_t key, int64_t capacity) {
     return static_cast<int64_t>((mixed >> 32) & static_cast<uint64_t>(capacity - 1));
 }
 
-int64_t number(const NumberArgs& a) {
+// An entry of the table: a key and its number in one word, or in two.
+struct Narrow {
+    int64_t word;
+    int64_t key() const { return word < 0 ? -1 : word >> 32; }
+    int64_t number() const { return word & 0xFFFFFFFF; }
+    void set(int64_t key, int64_t number) { word = key << 32 | number; }
+};
+
+struct Wide {
+    int64_t held, numbered;
+    int64_t key() const { return held; }
+    int64_t number() const { return numbered; }
+    void set(int64_t key, int64_t number) { held = key, numbered = number; }
+};
+
+template <class Entry> int64_t number(const NumberArgs& a) {
+    Entry* table = static_cast<Entry*>(a.table);
     int64_t added = 0;
     for (int64_t i = 0; i < a.count; ++i) {
-        if (i + kAhead < a.count) __builtin_prefetch(a.table + 2 * place(a.keys[i + kAhead], a.capacity));
+        if (i + kAhead < a.count) __builtin_prefetch(table + place(a.keys[i + kAhead], a.capacity));
         const int64_t key = a.keys[i];
         int64_t at = place(key, a.capacity);
-        while (a.table[2 * at] != key && a.table[2 * at] != -1) at = (at + 1) & (a.capacity - 1);
-        int64_t* pair = a.table + 2 * at;
-        if (pair[0] != key && a.numbering != kFind) {
-            pair[0] = key;
-            pair[1] = a.next + (a.numbering == kEnter ? i : added);
+        int64_t held = table[at].key();
+        while (held != key && held != -1) held = table[at = (at + 1) & (a.capacity - 1)].key();
+        if (held == -1 && a.numbering != kFind) {
+            table[at].set(key, a.next + (a.numbering == kEnter ? i : added));
             if (a.numbering == kAdd) a.fresh[added] = key;
+            held = key;
             ++added;
         }
-        if (a.numbering != kEnter) a.numbers[i] = pair[0] == key ? pair[1] : -1;
+        if (a.numbering != kEnter) a.numbers[i] = held == key ? table[at].number() : -1;
     }
     return added;
 }
@@ -202,4 +218,7 @@ SC_EXPORT(sample_draw)(const structconv::SampleDrawArgs* args) {
     args->edges.wide ? draw<int64_t>(*args) : draw<int32_t>(*args);
 }
 
-SC_EXPORT(number)(const structconv::NumberArgs* args) { *args->added = structconv::SC_ISA::number(*args); }
+SC_EXPORT(number)(const structconv::NumberArgs* args) {
+    using namespace structconv::SC_ISA;
+    *args->added = args->wide ? number<Wide>(*args) : number<Narrow>(*args);
+}
