@@ -90,19 +90,25 @@ struct Scratch {
 
 // R. Floyd's algorithm: any `draws` of `population` offsets are equally likely. (Bentley and Floyd 1987)
 void distinct(const Bits& bits, int64_t draws, int64_t population, Drawn* drawn, int64_t* offsets) {
-    if (draws > kScanned) drawn->clear(draws);
-    for (int64_t d = 0; d < draws; ++d) {
-        const int64_t last = population - draws + d;
-        int64_t offset = static_cast<int64_t>(bits.below(d, last + 1));
-        bool fresh = true;
-        if (draws > kScanned) {
-            fresh = drawn->insert(offset);
-            if (!fresh) drawn->insert(last);
-        } else {
-            for (int64_t before = 0; before < d; ++before) fresh &= offsets[before] != offset;
+    const int64_t first = population - draws;
+    if (draws > kScanned) {
+        drawn->clear(draws);
+        for (int64_t d = 0; d < draws; ++d) {
+            const int64_t offset = static_cast<int64_t>(bits.below(d, first + d + 1));
+            const bool fresh = drawn->insert(offset);
+            if (!fresh) drawn->insert(first + d);
+            offsets[d] = fresh ? offset : first + d;
         }
-        offsets[d] = fresh ? offset : last;
+        return;
     }
+    uint32_t chosen[kScanned];
+    for (int64_t d = 0; d < draws; ++d) chosen[d] = static_cast<uint32_t>(bits.below(d, first + d + 1));
+    for (int64_t d = 1; d < draws; ++d) {
+        bool met = false;
+        for (int64_t before = 0; before < d; ++before) met |= chosen[before] == chosen[d];
+        chosen[d] = met ? static_cast<uint32_t>(first + d) : chosen[d];
+    }
+    for (int64_t d = 0; d < draws; ++d) offsets[d] = chosen[d];
 }
 
 // Offsets with probabilities as their weights, of those that are left.
