@@ -100,7 +100,7 @@ class Source:
         raise NotImplementedError
 
     def edge_value(self, kind: EdgeType, name: str) -> Tensor | None:
-        """The same of edges."""
+        """A feature of all edges of a type, or `None`."""
         raise NotImplementedError
 
     def select(self, found: Subgraph) -> Any:
@@ -127,7 +127,7 @@ class Source:
                                weights=weights.get(kind), is_sorted=is_sorted) for kind in self.edge_types}
 
     def on_gpu(self) -> bool:
-        """Whether some of the data lies on another device."""
+        """Return True if some of the data lies on another device."""
         return False
 
 
@@ -250,7 +250,7 @@ def source_of(data: Any, features: Mapping[str, Tensor] | None) -> Source:
 
 
 def _items(store: Any) -> Iterable[tuple[str, Any]]:
-    """The attributes of a store, or of a `Data`, whose `items` are none."""
+    """Names and values of a store or of a `Data`."""
     return [(name, store[name]) for name in list(store.keys())]
 
 

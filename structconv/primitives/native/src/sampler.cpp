@@ -69,7 +69,7 @@ public:
         while (size_ < 4 * draws) size_ *= 2;
         table_.assign(static_cast<size_t>(size_), -1);
     }
-    // Whether the offset is new.
+    // Returns true if the offset is new.
     bool insert(int64_t offset) {
         int64_t at = static_cast<uint32_t>(offset) * kFirst & (size_ - 1);
         while (table_[at] >= 0 && table_[at] != offset) at = (at + 1) & (size_ - 1);
