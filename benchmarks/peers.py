@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from structconv.commands.versions import version
 from structconv.commands.versions import versions as installed
 
-__all__ = ["dgl", "geometric", "versions"]
+__all__ = ["dgl", "geometric", "pyg_lib", "versions"]
 
 #: DGL's last release has binaries of these for older versions of torch only; its CPU operators do not use them.
 _ABSENT_IN_DGL = ("dgl.graphbolt", "dgl.distributed")
@@ -25,6 +25,16 @@ _ABSENT_IN_DGL = ("dgl.graphbolt", "dgl.distributed")
 def geometric() -> Any:
     """The module `torch_geometric.nn`, or `None`."""
     return _imported("torch_geometric.nn")
+
+
+@cache
+def pyg_lib() -> Any:
+    """The module `torch_geometric` where it samples by pyg-lib, or `None`."""
+    module = _imported("torch_geometric")
+    if module is None or version("pyg-lib") is None:
+        return None
+    importlib.import_module("torch_geometric.sampler")
+    return module
 
 
 @cache

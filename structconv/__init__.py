@@ -1,7 +1,7 @@
 """One operator, any structure: y = sum_k A_k^T x Theta_k.
 
-These are the most common names; all others are in `structconv.nn`, `.mechanisms`, `.bases`, `.structures`, `.weights`
-and `.ops`. They are loaded when they are first asked for, so that `import structconv` does not import torch.
+These are the most common names; all others are in `structconv.nn`, `.mechanisms`, `.bases`, `.structures`, `.weights`,
+`.data` and `.ops`. They are loaded when they are first asked for, so that `import structconv` does not import torch.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from structconv import bases as bases
+    from structconv import data as data
     from structconv import errors as errors
     from structconv import mechanisms as mechanisms
     from structconv import nn as nn
@@ -86,7 +87,7 @@ __all__ = ["STRUCTURE", "ALiBi", "Additive", "Adjacency", "Basis", "BiAffine", "
            "collate", "compose", "conv", "keep_memory", "plan", "unbatch"]
 
 #: Modules go by `structconv.nn` and the like: `import *` leaves alone what has the same name, as torch's `nn`.
-_MODULES = ("bases", "errors", "mechanisms", "nn", "ops", "structures", "tensors", "weights")
+_MODULES = ("bases", "data", "errors", "mechanisms", "nn", "ops", "structures", "tensors", "weights")
 # The first module that has a name gives it: a mechanism before the basis of the same name.
 _HOMES = ("errors", "structures", "mechanisms", "weights", "nn", "ops", "bases", "primitives.memory")
 

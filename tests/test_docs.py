@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from structconv import bases, errors, mechanisms, nn, ops, structures, weights
+from structconv import bases, data, errors, mechanisms, nn, ops, structures, weights
 from structconv.primitives import memory
 
 ROOT = Path(__file__).parents[1]
@@ -47,7 +47,7 @@ def test_pictures_are_small() -> None:
     assert all(path.stat().st_size < 150_000 for path in (ROOT / "docs" / "images").iterdir())
 
 
-@pytest.mark.parametrize("home", [bases, errors, mechanisms, memory, nn, ops, structures, weights])
+@pytest.mark.parametrize("home", [bases, data, errors, mechanisms, memory, nn, ops, structures, weights])
 def test_reference_has_every_public_name(home) -> None:
     """By its module, or by itself."""
     pages = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "reference").glob("*.md"))

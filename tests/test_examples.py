@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import structconv
-from structconv import bases, mechanisms, nn, ops, structures, weights
+from structconv import bases, data, mechanisms, nn, ops, structures, weights
 
-HOMES = (structconv, bases, mechanisms, nn, ops, structures, weights)
+HOMES = (structconv, bases, data, mechanisms, nn, ops, structures, weights)
 NAMES = {f"{home.__name__}.{name}": getattr(home, name) for home in HOMES for name in home.__all__}
 EXAMPLES = {name: held for name, held in NAMES.items() if ">>>" in (held.__doc__ or "")}
 #: Values and types of annotations, which have no docstring of their own.

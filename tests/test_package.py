@@ -18,7 +18,7 @@ def test_importing_it_does_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
-MODULES = ("bases", "errors", "mechanisms", "nn", "ops", "structures", "tensors", "weights")
+MODULES = ("bases", "data", "errors", "mechanisms", "nn", "ops", "structures", "tensors", "weights")
 
 
 @pytest.mark.parametrize("name", [*structconv.__all__, *MODULES])

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["SUITES", "cases"]
 
 SUITES = ("grid", "graph", "attention", "windows", "relational", "messages", "planner", "dispatch",
-          "new-graphs", "decode", "precision", "models", "compat")
+          "new-graphs", "decode", "precision", "models", "compat", "sampling")
 
 
 def cases(suite: str) -> tuple[Case | Probe, ...]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from structconv.errors import ShapeError
 
-__all__ = ["Drop", "hash_uniform"]
+__all__ = ["Drop", "hash_bits", "hash_uniform"]
 
 _MASK = 0xFFFFFFFF
 # Two odd multipliers below 2^31, so that a product with 32 bits stays inside an int64: the pair that
@@ -47,20 +47,37 @@ def hash_uniform(seed: Tensor, *indices: Tensor) -> Tensor:
     Raises:
         ShapeError: if an index or the seed is not of an integer type, or the seed is not a scalar.
     """
+    state, key, low = _entered("hash_uniform", seed, indices)
+    if low is not None and not torch.compiler.is_compiling():
+        return _uniform(state, low, key)
+    state = state if low is None else _mix(state ^ low, key)
+    return (state >> 8).to(torch.float32) * 2.0**-24
+
+
+def hash_bits(seed: Tensor, *indices: Tensor) -> Tensor:
+    """The 32 random bits of every tuple of indices, of which `hash_uniform` keeps 24: int64 in [0, 2^32)."""
+    state, key, low = _entered("hash_bits", seed, indices)
+    return state if low is None else _mix(state ^ low, key)
+
+
+def _entered(owner: str, seed: Tensor, indices: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor | None]:
+    """State and key after all indices except the last, and 32 bits of the last, if there is one."""
     if seed.dim() != 0 or any(t.is_floating_point() or t.dtype == torch.bool for t in (seed, *indices)):
-        raise ShapeError("hash_uniform", "seed must be an integer scalar and the indices integers",
+        raise ShapeError(owner, "seed must be an integer scalar and the indices integers",
                          [(str(t.dtype), tuple(t.shape)) for t in (seed, *indices)])
     seed = seed.long()
     low, high = seed & _MASK, (seed >> 32) & _MASK
     state, key = _mix(low, high), _mix(high ^ _GOLDEN, low)
-    for position, index in enumerate(indices):
-        index = index.long()
-        low = (index ^ (((index >> 32) & _MASK) * _FIRST)) & _MASK
-        last = position == len(indices) - 1
-        if last and not torch.compiler.is_compiling():
-            return _uniform(state, low, key)
-        state, key = _mix(state ^ low, key), key if last else _mix(key ^ low ^ _GOLDEN, state)
-    return (state >> 8).to(torch.float32) * 2.0**-24
+    for index in indices[:-1]:
+        low = _fold(index)
+        state, key = _mix(state ^ low, key), _mix(key ^ low ^ _GOLDEN, state)
+    return state, key, _fold(indices[-1]) if indices else None
+
+
+def _fold(index: Tensor) -> Tensor:
+    """64 bits as 32."""
+    index = index.long()
+    return (index ^ (((index >> 32) & _MASK) * _FIRST)) & _MASK
 
 
 def _uniform(state: Tensor, low: Tensor, key: Tensor) -> Tensor:

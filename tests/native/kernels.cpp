@@ -39,6 +39,9 @@ DECLARE(groups, GroupsArgs);
 DECLARE(transpose, TransposeArgs);
 DECLARE(maxima, MaximaArgs);
 DECLARE(maxima_backward, MaximaArgs);
+DECLARE(sample_bounds, SampleBoundsArgs);
+DECLARE(sample_draw, SampleDrawArgs);
+DECLARE(number, NumberArgs);
 #define CALL(name) SC_JOIN(name, SC_ISA)
 
 using namespace structconv;
@@ -628,6 +631,47 @@ void hubs() {
     window(1, 100000, 1, 300, 0, 1, 8, 8, 0, 0.0);
 }
 
+// Draws of neighbors of all nodes of a graph with a hub: each is an edge into its node; and the numbers of their sources.
+void sampling(int64_t fanout, bool replace, bool weighted, bool ordered, bool wide) {
+    const int32_t entries = 200;
+    const Case c = make(entries, entries, 3000);
+    const Side& side = c.by_target;
+    const int64_t slots = static_cast<int64_t>(side.index.size());
+    std::vector<double> weights(weighted ? slots : 0);
+    for (size_t s = 0; s < weights.size(); ++s) weights[s] = static_cast<double>(s % 4);
+    std::vector<int64_t> nodes(entries), groups(entries), first(entries), population(entries), offsets(entries + 1);
+    for (int64_t n = 0; n < entries; ++n) nodes[n] = entries - 1 - n, groups[n] = n % 3;
+    const InEdges edges = {side.indptr.data(), side.index.data(), ordered ? side.order.data() : nullptr, nullptr, nullptr,
+                           weighted ? weights.data() : nullptr, 0, entries, slots, 0};
+    int64_t bad = -2;
+    const SampleBoundsArgs bounds = {edges, nodes.data(), nullptr, entries, fanout, replace, 0,
+                                     first.data(), population.data(), offsets.data(), &bad};
+    CALL(sample_bounds)(&bounds);
+    expect(bad == -1, "rows are sound", fanout, replace, weighted);
+    const int64_t drawn = offsets[entries];
+    std::vector<int64_t> sources(drawn), numbers(drawn), targets(drawn);
+    const SampleDrawArgs draw = {edges, nodes.data(), groups.data(), first.data(), population.data(), offsets.data(),
+                                 entries, fanout, replace, 5, 1, 7, 2, sources.data(), numbers.data(), targets.data()};
+    CALL(sample_draw)(&draw);
+    bool inside = true;
+    for (int64_t i = 0; i < entries; ++i)
+        for (int64_t d = offsets[i]; d < offsets[i + 1]; ++d) {
+            int64_t slot = numbers[d];
+            if (ordered) slot = std::find(side.order.begin(), side.order.end(), slot) - side.order.begin();
+            inside &= targets[d] == 7 + i && slot >= first[i] && slot < first[i] + population[i] &&
+                      side.index[slot] == sources[d];
+        }
+    expect(inside, "drawn edges", fanout, replace, weighted);
+    int64_t capacity = 64, added = 0;
+    while (capacity < 2 * entries) capacity *= 2;
+    std::vector<int64_t> table(capacity * (wide ? 2 : 1), -1), fresh(drawn), found(drawn);
+    NumberArgs number = {table.data(), sources.data(), wide, capacity, drawn, 0, kAdd, found.data(), fresh.data(), &added};
+    CALL(number)(&number);
+    bool same = true;
+    for (int64_t d = 0; d < drawn; ++d) same &= found[d] < added && fresh[found[d]] == sources[d];
+    expect(same, "numbers of sources", fanout, replace, weighted);
+}
+
 }  // namespace
 
 int main() {
@@ -636,6 +680,9 @@ int main() {
     dropouts();
     steps();
     hubs();
+    for (int64_t fanout : {-1, 0, 3, 60})
+        for (int option = 0; option < 8; ++option)
+            sampling(fanout, option & 1, option & 2, option & 4, option & 1);
     for (int64_t normalize : {kNone, kRow, kSymmetric})
         for (bool weighted : {false, true})
             for (const auto& [inputs, outputs, edges] : {std::array<int64_t, 3>{40, 40, 300}, {9, 9, 12}, {30, 7, 90},

@@ -64,6 +64,10 @@ def recorded(native):
         "drop_block": (r(K, 3, M), r(K, 3, M), r(K, 3, M), 0, 3, N, *drop),
         "attention_step": (r(1, 3), r(K * 4, 3), r(K * 4), True, r(1, 3), r(K * 4, 3), r(K * 4), True, r(1, 3),
                            r(K * 3, 3), r(K * 3), True, *cache, r(K, 3, 5), r(5), 0.5),
+        "sample": (torch.tensor([0, 3, E]), torch.randint(N, (E,)), torch.randperm(E), None, torch.arange(N),
+                   torch.rand(E, dtype=torch.float64), torch.tensor([1, 0, 1]), torch.tensor([0, 1, 2]),
+                   torch.tensor([N, 2, 3]), 2, False, False, 5, 1, 0),
+        "number": (torch.full((64, 1), -1), torch.randint(9, (20,)), 0, 1),
     }
     SEALED.extend((side, back, layout, *(t for t in calls["affine_backward"][:2])))
     return calls

@@ -10,7 +10,7 @@ from functools import cache, wraps
 from types import TracebackType
 from typing import Any
 
-from structconv.compat.pyg import attention, convolutions, polynomials, pooling, relational
+from structconv.compat.pyg import attention, convolutions, polynomials, pooling, relational, sampling
 from structconv.compat.pyg.layer import Layer
 from structconv.errors import ConfigError
 from structconv.structures.exchange import require
@@ -45,6 +45,7 @@ class Patch:
                 for module in list(sys.modules.values()):
                     if getattr(module, "__dict__", {}).get(name) is original:
                         self._set(module, name, counted)
+        sampling.take_over(self._set, self.taken)
 
     def _maker(self, name: str, ours: Any, original: Any) -> Callable[..., None]:
         """An `__init__` for their class, which makes a new instance one of ours."""
@@ -124,6 +125,8 @@ _active: list[Patch] = []
 
 def patch() -> Patch:
     """Make PyTorch Geometric's layers ours, wherever a program has imported them; until `unpatch()`.
+
+    Its `NeighborLoader` and `LinkNeighborLoader` draw neighbors by our sampler: they need no pyg-lib.
 
     A layer with arguments that we do not support is PyTorch Geometric's own; the report names it and the reason. So is
     a class derived from one of its layers.

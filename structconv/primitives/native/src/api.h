@@ -106,6 +106,47 @@ struct TransposeArgs {
     float* values_T;
 };
 
+// Edges of one relation by target, int32 or, `wide`, int64: node n owns the slots indptr[n] to indptr[n + 1], slot s begins at
+// index[s] and is edge order[s]. `edge_times` (slots) or `node_times` (sources): of the edges of a node, in rising order.
+// All except indptr and index may be null. No edge that begins beyond `sources` has a time of its node.
+struct InEdges {
+    const void *indptr, *index, *order;
+    const int64_t *edge_times, *node_times;
+    const double* weights;
+    int64_t wide, nodes, slots, sources;
+};
+
+// For each of `count` nodes the first slot that may be drawn, how many follow, and where its draws begin among all. With
+// `limits` no edge is later than the limit of its node; with `last` only the last `fanout` may be drawn. fanout < 0: all.
+// `bad`: the first node without a sound row of fewer than 2^31 slots, or -1.
+struct SampleBoundsArgs {
+    InEdges edges;
+    const int64_t *nodes, *limits;
+    int64_t count, fanout, replace, last;
+    int64_t *first, *population, *offsets, *bad;
+};
+
+// The draws: where an edge begins, its number, and `base` plus the position of the node that it leads to. They are a function
+// of (seed, relation, group, node, draw), as structconv.primitives.hashing has it; groups may be null.
+struct SampleDrawArgs {
+    InEdges edges;
+    const int64_t *nodes, *groups, *first, *population, *offsets;
+    int64_t count, fanout, replace, seed, relation, base, threads;
+    int64_t *sources, *numbers, *targets;
+};
+
+// Numbers of keys, in the order in which they are met. kEnter: key i has the number next + i, unless it has one. kAdd: keys
+// without a number get the next ones and are listed in `fresh`. kFind: they get -1. `table` has `capacity` entries, a power
+// of two and twice the keys at least: (key << 32 | number) or, `wide`, for keys from 2^31 on, a key and a number; -1: none.
+enum Numbering : int64_t { kEnter, kAdd, kFind };
+
+struct NumberArgs {
+    void* table;
+    const int64_t* keys;
+    int64_t wide, capacity, count, next, numbering;
+    int64_t *numbers, *fresh, *added;
+};
+
 // y[v / repeats_y] (+)= alpha A x[v / repeats_x], A of values[v / repeats_values], plus beta z once; tables are
 // contiguous, (., rows, channels).
 struct SpmmArgs {

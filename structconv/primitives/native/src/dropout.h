@@ -20,6 +20,13 @@ inline uint32_t fold(uint64_t index) {
     return static_cast<uint32_t>(index) ^ static_cast<uint32_t>(index >> 32) * kFirst;
 }
 
+// One more index: the state and the key that all numbers of this index share.
+inline void enter(uint32_t index, uint32_t* state, uint32_t* key) {
+    const uint32_t mixed = mix(*state ^ index, *key);
+    *key = mix(*key ^ index ^ kGolden, *state);
+    *state = mixed;
+}
+
 // The generator for a block of heads: 16 lanes of an edge-major chunk, lane l being head l % heads.
 class Dropout {
 public:
@@ -61,12 +68,6 @@ public:
     }
 
 private:
-    static void enter(uint32_t index, uint32_t* state, uint32_t* key) {
-        const uint32_t mixed = mix(*state ^ index, *key);
-        *key = mix(*key ^ index ^ kGolden, *state);
-        *state = mixed;
-    }
-
     const DropArgs& args_;
     int heads_;
     u16 state_, key_;

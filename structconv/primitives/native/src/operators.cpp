@@ -40,7 +40,8 @@ using Maybe = std::optional<Tensor>;
     X(additive_step, AdditiveStepArgs, isa) X(additive_step_backward, AdditiveStepBackwardArgs, isa)                  \
     X(edge_weights, EdgeWeightsArgs, isa) X(drop_block, DropBlockArgs, isa)                                           \
     X(window_forward, WindowForwardArgs, isa) X(window_backward, WindowBackwardArgs, isa)                             \
-    X(project, ProjectArgs, isa) X(outer, OuterArgs, isa) X(attention_step, AttentionStepArgs, isa)
+    X(project, ProjectArgs, isa) X(outer, OuterArgs, isa) X(attention_step, AttentionStepArgs, isa)                   \
+    X(sample_bounds, SampleBoundsArgs, isa) X(sample_draw, SampleDrawArgs, isa) X(number, NumberArgs, isa)
 #define SC_MEMBER(name, Args, isa) void (*name)(const Args*);
 #define SC_DECLARE(name, Args, isa) extern "C" void structconv_##name##_##isa(const structconv::Args*);
 #define SC_ADDRESS(name, Args, isa) structconv_##name##_##isa,
@@ -275,7 +276,7 @@ struct Op {
         int64_t strides[4], bytes = dtype == types().bf16 ? 2 : 4, dim = static_cast<int64_t>(shape.size());
         for (int64_t i = dim - 1, step = 1; i >= 0; --i) strides[i] = step, step *= std::max<int64_t>(shape.begin()[i], 1);
         for (const int64_t size : shape) bytes *= size;
-        if (bytes >= kLarge && dtype != types().i32) {
+        if (bytes >= kLarge && (dtype == types().f32 || dtype == types().bf16)) {
             const std::vector<int64_t> sizes(shape);
             StableIValue stack[2] = {torch::stable::detail::from(sizes), torch::stable::detail::from(dtype == types().bf16)};
             STABLE_TORCH_ERROR_CODE_CHECK(
@@ -1266,6 +1267,68 @@ Tensor attention_step(const Tensor& query, const Maybe& query_weight, const Mayb
     return y.tensor();
 }
 
+// -- sampling ----------------------------------------------------------------------------------------------------------
+
+// Source, number and target of the edges drawn into nodes, and -1 or the first wrong node; see SampleDrawArgs. The order of
+// edges, their times, those of the nodes where they begin, and weights may be missing.
+std::tuple<Tensor, Tensor, Tensor, int64_t> sample(const Tensor& indptr_, const Tensor& index_, const Maybe& order_,
+                                                   const Maybe& edge_times_, const Maybe& node_times_,
+                                                   const Maybe& weights_, const Tensor& nodes_, const Maybe& groups_,
+                                                   const Maybe& limits_, int64_t fanout, bool replace, bool last,
+                                                   int64_t seed, int64_t relation, int64_t base) {
+    const Op op{"sample"};
+    const View indptr = op.view("indptr", indptr_);
+    op.check(indptr.dtype == types().i64 || indptr.dtype == types().i32, "indptr", "be int32 or int64");
+    const int32_t own = indptr.dtype, i64 = types().i64;
+    op.exact("indptr", indptr_, {kAny}, own);
+    op.check(indptr.size(0) > 0, "indptr", "not be empty");
+    const View index = op.exact("index", index_, {kAny}, own), nodes = op.exact("nodes", nodes_, {kAny}, i64);
+    const int64_t slots = index.size(0), count = nodes.size(0);
+    const auto given = [&](const char* name, const Maybe& t, int64_t size, int32_t dtype) {
+        return t ? op.exact(name, *t, {size}, dtype) : View{};
+    };
+    const View order = given("order", order_, slots, own), edge_times = given("edge_times", edge_times_, slots, i64);
+    const View node_times = given("node_times", node_times_, kAny, i64);
+    const View weights = given("weights", weights_, slots, aoti_torch_dtype_float64());
+    const View groups = given("groups", groups_, count, i64), limits = given("limits", limits_, count, i64);
+    op.check(!limits.sizes || edge_times.sizes || node_times.sizes, "limits", "be of edges with times");
+    op.check(fanout < kLimit, "fanout", "be below 2^31 - 1");
+    const InEdges edges{indptr.data, index.data, order.data, edge_times.as<int64_t>(), node_times.as<int64_t>(),
+                        weights.as<double>(), own == i64, indptr.size(0) - 1, slots,
+                        node_times.sizes ? node_times.size(0) : 0};
+    std::vector<int64_t> rows(2 * count), offsets(count + 1);
+    int64_t bad = -1;
+    const SampleBoundsArgs found{edges, nodes.as<int64_t>(), limits.as<int64_t>(), count, fanout, replace, last,
+                                 rows.data(), rows.data() + count, offsets.data(), &bad};
+    run.sample_bounds(&found);
+    const int64_t drawn = bad < 0 ? offsets[count] : 0;
+    const View sources = op.made({drawn}, i64), numbers = op.made({drawn}, i64), targets = op.made({drawn}, i64);
+    if (drawn) {
+        const SampleDrawArgs args{edges, nodes.as<int64_t>(), groups.as<int64_t>(), rows.data(), rows.data() + count,
+                                  offsets.data(), count, fanout, replace, seed, relation, base, op.threads,
+                                  sources.as<int64_t>(), numbers.as<int64_t>(), targets.as<int64_t>()};
+        run.sample_draw(&args);
+    }
+    return {sources.tensor(), numbers.tensor(), targets.tensor(), bad};
+}
+
+// Numbers of keys, and the keys that had none; see Numbering.
+std::tuple<Tensor, Tensor, int64_t> number(const Tensor& table_, const Tensor& keys_, int64_t next, int64_t numbering) {
+    const Op op{"number"};
+    const View keys = op.exact("keys", keys_, {kAny}, types().i64), table = op.exact("table", table_, {kAny, kAny}, types().i64);
+    const int64_t capacity = table.size(0), count = keys.size(0);
+    op.check(capacity > 0 && !(capacity & (capacity - 1)) && (table.size(1) == 1 || table.size(1) == 2), "table",
+             "have a power of two entries, of one or two words");
+    op.check(kEnter <= numbering && numbering <= kFind, "numbering", "be one of Numbering");
+    const View numbers = op.made({numbering == kEnter ? 0 : count}, types().i64);
+    const View fresh = op.made({numbering == kAdd ? count : 0}, types().i64);
+    int64_t added = 0;
+    const NumberArgs args{table.data, keys.as<int64_t>(), table.size(1) > 1, capacity, count, next, numbering,
+                          numbers.as<int64_t>(), fresh.as<int64_t>(), &added};
+    run.number(&args);
+    return {numbers.tensor(), fresh.tensor(), added};
+}
+
 // -- registration ------------------------------------------------------------------------------------------------------
 
 #define SC_DROP "float p, int seed, int batch_heads"
@@ -1350,6 +1413,10 @@ const Operator kOperators[] = {
      "(Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&window_backward)},
     {"attention_step", "(" SC_HEADS("query") SC_HEADS("key") SC_HEADS("value") "Tensor(a!) keys, Tensor(b!) values, "
      "Tensor output, Tensor? bias, float scale) -> Tensor", TORCH_BOX(&attention_step)},
+    {"sample", "(Tensor indptr, Tensor index, Tensor? order, Tensor? edge_times, Tensor? node_times, Tensor? weights, "
+     "Tensor nodes, Tensor? groups, Tensor? limits, int fanout, bool replace, bool last, int seed, int relation, int base) -> "
+     "(Tensor, Tensor, Tensor, int)", TORCH_BOX(&sample)},
+    {"number", "(Tensor(a!) table, Tensor keys, int next, int numbering) -> (Tensor, Tensor, int)", TORCH_BOX(&number)},
 };
 
 }  // namespace

@@ -1,0 +1,91 @@
+"""Neighbor sampling: 1,024 seeds with 15, 10 and 5 neighbors a hop, on graphs of 10 edges a node.
+
+Samplers draw other edges from other random numbers, so that what is compared is how many edges and nodes they draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import peers
+from benchmarks.case import FORWARD, Case, Comparison, Entrant, Size
+from structconv.data import NeighborLoader
+from structconv.structures import Graph
+
+__all__ = ["CASES"]
+
+_SEEDS, _FANOUTS, _DEGREE = 1024, (15, 10, 5), 10
+#: Seeds -> how many edges and nodes are sampled.
+Counts = Callable[[Tensor], tuple[int, int]]
+
+
+def _by_sorting(indptr: Tensor, sources: Tensor, seeds: Tensor) -> tuple[int, int]:
+    """A sampler as one writes it with torch's operators: all edges of a hop, shuffled by a sort, the first of each."""
+    nodes = frontier = seeds
+    edges = 0
+    for fanout in _FANOUTS:
+        degrees = indptr[frontier + 1] - indptr[frontier]
+        owner = torch.repeat_interleave(degrees)
+        starts = degrees.cumsum(0) - degrees
+        slots = torch.arange(len(owner)) - starts[owner] + indptr[frontier][owner]
+        order = (owner + torch.rand(len(owner), dtype=torch.float64)).argsort()
+        keep = torch.arange(len(owner)) - starts[owner] < fanout
+        drawn = sources[slots[order][keep]]
+        edges += len(drawn)
+        known = nodes
+        nodes, _ = torch.cat([nodes, drawn]).unique(return_inverse=True)
+        frontier = nodes[~torch.isin(nodes, known)]
+    return edges, len(nodes)
+
+
+def _by_pyg_lib(sampler: Any, inputs: Any, seeds: Tensor) -> tuple[int, int]:
+    found = sampler.sample_from_nodes(inputs(None, seeds))
+    return len(found.row), len(found.node)
+
+
+def _entrant(name: str, counts: Counts, region: Tensor) -> Entrant:
+    generator = torch.Generator().manual_seed(0)
+
+    def run() -> Tensor:
+        seeds = region[torch.randperm(len(region), generator=generator)[:_SEEDS]]
+        return torch.tensor(counts(seeds), dtype=torch.float64)
+
+    return Entrant(name=name, run=run, phases=(FORWARD,))
+
+
+def _sampling(edges: int, region: int | None, size: Size) -> Comparison:
+    """Random edges, all within regions of so many nodes, of which one has the seeds; nodes are numbered at random."""
+    nodes = edges // _DEGREE
+    region = nodes if region is None else region
+    target = torch.randint(nodes, (edges,))
+    source = target // region * region + torch.randint(region, (edges,))
+    number = torch.randperm(nodes)
+    graph = Graph(number[torch.stack([source, target])], num_nodes=nodes)
+    sampler = NeighborLoader(graph, list(_FANOUTS)).neighbor_sampler
+    relation = sampler.relations[None, None, None]
+    indptr, sources, members = relation.indptr.long(), relation.sources.long(), number[:region]
+
+    def ours(seeds: Tensor) -> tuple[int, int]:
+        found = sampler.sample({None: seeds}, int(seeds.sum()))
+        return len(found.edges[None, None, None]), len(found.nodes[None])
+
+    rivals = [_entrant("torch", partial(_by_sorting, indptr, sources), members)]
+    if (library := peers.pyg_lib()) is not None:
+        data = library.data.Data(edge_index=graph.edge_index, num_nodes=nodes)
+        theirs = library.sampler.NeighborSampler(data, list(_FANOUTS))
+        rivals.append(_entrant("pyg-lib", partial(_by_pyg_lib, theirs, library.sampler.NodeSamplerInput), members))
+    drawn, reached = ours(members[:_SEEDS])
+    return Comparison(ours=_entrant("ours", ours, members), peers=tuple(rivals), edges=edges, tolerance=0.02,
+                      size=f"{nodes:,} nodes, {edges:,} edges; {drawn:,} edges and {reached:,} nodes sampled")
+
+
+CASES = (
+    Case(suite="sampling", name="uniform-1e6", build=partial(_sampling, 10**6, None)),
+    *(Case(suite="sampling", name=f"region-1e{power}", build=partial(_sampling, 10**power, 10**4), headline=power == 5)
+      for power in (5, 6, 7)),
+)

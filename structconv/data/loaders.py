@@ -1,0 +1,371 @@
+"""`NeighborLoader` and `LinkNeighborLoader`: mini-batches of a large graph, with PyTorch Geometric's arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+
+from structconv.data.negatives import Endpoint, Negatives
+from structconv.data.sources import PLAIN_EDGE, PLAIN_NODE, NeighborBatch, Source, source_of
+from structconv.data.subgraphs import EdgeType, NodeType, Sampler, Subgraph
+from structconv.errors import ConfigError
+from structconv.primitives.hashing import hash_bits
+
+__all__ = ["LinkNeighborLoader", "NeighborBatch", "NeighborLoader"]
+
+_OWNER = "NeighborLoader"
+
+
+class _Positions:
+    """The positions of all seeds; each comes with the random number of its epoch."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, key: Any) -> Any:
+        return key
+
+
+class _Numbered:
+    """The positions of a sampler, each with a random number of the epoch, so that workers need no state.
+
+    Args:
+        generator: where the numbers come from; `None`: torch's own.
+    """
+
+    def __init__(self, positions: Any, generator: torch.Generator | None) -> None:
+        self.positions, self.generator = positions, generator
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator))
+        for position in self.positions:
+            yield [(epoch, p) for p in position] if isinstance(position, (list, tuple)) else (epoch, int(position))
+
+
+class _Loader(DataLoader[Any]):
+    """Samples a subgraph for each batch of seeds, in the workers if there are some.
+
+    Args:
+        data, features: see `NeighborLoader`.
+        length: the number of seeds.
+    """
+
+    def __init__(self, source: Source, neighbor_sampler: Sampler, length: int, *,
+                 transform: Callable[[Any], Any] | None, filter_per_worker: bool | None, seed: int | None,
+                 shuffle: bool | None = None, sampler: Any = None,
+                 batch_sampler: Any = None, generator: torch.Generator | None = None, **options: Any) -> None:
+        options.pop("dataset", None)
+        options.pop("collate_fn", None)
+        self.source, self.neighbor_sampler, self.transform = source, neighbor_sampler, transform
+        self.filter_per_worker = not source.on_gpu() if filter_per_worker is None else filter_per_worker
+        own = generator if seed is None else torch.Generator().manual_seed(seed)
+        positions = _Positions(length)
+        if batch_sampler is not None:
+            options["batch_sampler"] = _Numbered(batch_sampler, own)
+        else:
+            if sampler is not None and shuffle:
+                raise ConfigError(_OWNER, "sampler and shuffle exclude each other", "both")
+            if sampler is None:
+                sampler = RandomSampler(positions, generator=own) if shuffle else SequentialSampler(positions)
+            options["sampler"] = _Numbered(sampler, own)
+        super().__init__(positions, collate_fn=self._collate, generator=generator, **options)  # type: ignore[arg-type]
+
+    def _collate(self, keys: Sequence[tuple[int, int]]) -> Any:
+        found = self._sample(torch.tensor([position for _, position in keys], dtype=torch.int64), keys[0][0])
+        return self._batch(found) if self.filter_per_worker else found
+
+    def __iter__(self) -> Any:
+        batches = super().__iter__()
+        return batches if self.filter_per_worker else map(self._batch, batches)
+
+    def __call__(self, index: Tensor | Sequence[int]) -> Any:
+        """The batch of the seeds at some positions."""
+        epoch = int(torch.empty((), dtype=torch.int64).random_())
+        return self._batch(self._sample(torch.as_tensor(index, dtype=torch.int64), epoch))
+
+    def _sample(self, index: Tensor, epoch: int) -> Subgraph:
+        """The subgraph of the seeds at some positions, a function of both arguments."""
+        bits = hash_bits(torch.tensor(epoch), torch.arange(len(index)), index)
+        return self._subgraph(index, int(bits.sum()))
+
+    def _subgraph(self, index: Tensor, seed: int) -> Subgraph:
+        raise NotImplementedError
+
+    def _batch(self, found: Subgraph) -> Any:
+        batch = self.source.select(found)
+        for name, kinds in (("batch", found.groups), ("num_sampled_nodes", found.num_sampled_nodes),
+                            ("num_sampled_edges", found.num_sampled_edges)):
+            for kind, value in (kinds or {}).items():
+                setattr(self.source.store(batch, kind), name, value)
+            if kinds is None and not self.source.typed:
+                setattr(batch, name, None)
+        self._add_inputs(batch, found.inputs)
+        return batch if self.transform is None else self.transform(batch)
+
+    def _add_inputs(self, batch: Any, inputs: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class NeighborLoader(_Loader):
+    """Mini-batches of seeds with their sampled neighbors, of a graph that is too large for whole passes.
+
+    For each batch of seeds, hop 1 draws `num_neighbors[0]` edges into each seed, hop 2 `num_neighbors[1]` edges into
+    each node that hop 1 added, and so on. Arguments, attributes of the batches and their order are those of PyTorch
+    Geometric's `NeighborLoader`. Neither pyg-lib nor torch-sparse is needed, nor PyTorch Geometric itself.
+
+    Args:
+        data: PyTorch Geometric's `Data` or `HeteroData` with an `edge_index`, or a `Graph`.
+        num_neighbors: edges per node for each hop, -1 for all; or a mapping from types of edges to such lists.
+        input_nodes: the seeds: indices, a mask, or none for all nodes; of typed nodes a type, or a pair of type and
+            indices.
+        input_time: the time of each seed; by default that of the node. Needs `time_attr`.
+        replace: draw with replacement.
+        subgraph_type: "directional" (the drawn edges), "bidirectional" (these in both directions) or "induced" (all
+            edges between the drawn nodes).
+        disjoint: each seed has a subgraph of its own; `batch` says which. With times this is always so.
+        temporal_strategy: "uniform", or "last": the latest edges that are not too late.
+        time_attr: an integer attribute of nodes or edges: no neighbor is later than its seed.
+        weight_attr: an attribute of edges: edges are drawn with probabilities proportional to it, one of weight 0
+            only by -1.
+        transform: a function that is called with each batch.
+        is_sorted: edges are sorted by target, and those of a target by time: the edges are then not copied, and may
+            be memory-mapped.
+        filter_per_worker: whether workers read the features; by default unless data lies on a GPU.
+        directed: False is "induced".
+        features: of the nodes of a `Graph`, by name, each with N rows; they may be memory-mapped.
+        input_id: what each batch has as `input_id`, by default the positions of its seeds.
+        seed: equal seeds give equal batches, for any number of workers. By default torch's generator decides.
+        options: those of `torch.utils.data.DataLoader`, such as `batch_size`, `shuffle` and `num_workers`.
+
+    Yields:
+        `Data` or `HeteroData` for such, and a `NeighborBatch` for a `Graph`. Each has `n_id`, `e_id`, `batch_size`,
+        `input_id`, `num_sampled_nodes`, `num_sampled_edges` and, if disjoint, `batch`. Seeds come first.
+
+    Cost: a batch grows with the sampled edges, and not with the graph.
+
+    Raises:
+        ConfigError: for an unknown option, or data of another kind.
+        StructureError: if an edge or a seed is out of range.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.data import NeighborLoader
+        >>> graph = Graph(torch.tensor([[1, 2, 3, 3], [0, 0, 1, 2]]), num_nodes=4)
+        >>> loader = NeighborLoader(graph, num_neighbors=[2, 1], batch_size=2, features={"x": torch.randn(4, 8)})
+        >>> first, second = loader
+        >>> first.n_id, first.num_sampled_nodes, first.num_sampled_edges
+        (tensor([0, 1, 2, 3]), [2, 2, 0], [3, 1])
+        >>> first.features["x"].shape
+        torch.Size([4, 8])
+
+    Reference: Hamilton, Ying and Leskovec, *Inductive representation learning on large graphs*, 2017, algorithm 2.
+    """
+
+    def __init__(self, data: Any, num_neighbors: Sequence[int] | Mapping[EdgeType, Sequence[int]],
+                 input_nodes: Any = None, input_time: Tensor | None = None, replace: bool = False,
+                 subgraph_type: Any = "directional", disjoint: bool = False, temporal_strategy: str = "uniform",
+                 time_attr: str | None = None, weight_attr: str | None = None,
+                 transform: Callable[[Any], Any] | None = None, *, is_sorted: bool = False,
+                 filter_per_worker: bool | None = None, directed: bool = True,
+                 features: Mapping[str, Tensor] | None = None, input_id: Tensor | None = None,
+                 seed: int | None = None, **options: Any) -> None:
+        if input_time is not None and time_attr is None:
+            raise ConfigError(_OWNER, "input_time needs time_attr", None)
+        source = source_of(data, features)
+        self.data, self.input_nodes = data, input_nodes
+        self.input_type, self.seeds, self.input_id = _input_nodes(source, input_nodes, input_id)
+        self.input_time = None if input_time is None else input_time.cpu()
+        sampler = Sampler(source.relations(time_attr, weight_attr, is_sorted),
+                          {kind: source.num_nodes(kind) for kind in source.node_types}, num_neighbors, replace=replace,
+                          disjoint=disjoint, subgraph_type=subgraph_type if directed else "induced",
+                          temporal_strategy=temporal_strategy)
+        super().__init__(source, sampler, len(self.seeds), transform=transform, filter_per_worker=filter_per_worker,
+                         seed=seed, **options)
+
+    def _subgraph(self, index: Tensor, seed: int) -> Subgraph:
+        times = None if self.input_time is None else self.input_time[index]
+        found = self.neighbor_sampler.sample({self.input_type: self.seeds[index]}, seed,
+                                             None if times is None else {self.input_type: times})
+        found.inputs = {"input_id": index if self.input_id is None else self.input_id[index], "seed_time": times,
+                        "batch_size": len(index)}
+        return found
+
+    def _add_inputs(self, batch: Any, inputs: dict[str, Any]) -> None:
+        for name, value in inputs.items():
+            setattr(self.source.store(batch, self.input_type), name, value)
+
+
+class LinkNeighborLoader(_Loader):
+    """Mini-batches of pairs of nodes with their sampled neighbors, for link prediction.
+
+    As `NeighborLoader`, with the ends of edges as seeds. Arguments and attributes of the batches are those of PyTorch
+    Geometric's `LinkNeighborLoader`.
+
+    Args:
+        data, num_neighbors: see `NeighborLoader`, and so for all arguments that are not named here.
+        edge_label_index: (2, L), the pairs; by default all edges. Of typed edges a type, or a pair of a type and this.
+        edge_label: (L,), their labels. With binary negative samples 0 is reserved for these: labels that begin at 0
+            are increased by 1.
+        edge_label_time: (L,), their times. Needs `time_attr`.
+        neg_sampling: "binary" (pairs of random nodes with label 0), "triplet" (random targets), a mapping with mode,
+            amount, src_weight and dst_weight, or PyTorch Geometric's `NegativeSampling`. Edges of the graph are not
+            excluded.
+        neg_sampling_ratio: the amount of binary negative samples.
+
+    Yields:
+        Batches as of `NeighborLoader`, with `edge_label_index`, `edge_label` and `edge_label_time`, or for triplets
+        with `src_index`, `dst_pos_index` and `dst_neg_index`, which are positions in `n_id`.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.data import LinkNeighborLoader
+        >>> graph = Graph(torch.tensor([[1, 2, 3, 3], [0, 0, 1, 2]]), num_nodes=4)
+        >>> loader = LinkNeighborLoader(graph, [-1], batch_size=2, neg_sampling="binary", seed=0)
+        >>> batch = next(iter(loader))
+        >>> batch.edge_label, batch.n_id[batch.edge_label_index][:, :2]
+        (tensor([1., 1., 0., 0.]), tensor([[1, 2],
+                [0, 0]]))
+    """
+
+    def __init__(self, data: Any, num_neighbors: Sequence[int] | Mapping[EdgeType, Sequence[int]],
+                 edge_label_index: Any = None, edge_label: Tensor | None = None, edge_label_time: Tensor | None = None,
+                 replace: bool = False, subgraph_type: Any = "directional", disjoint: bool = False,
+                 temporal_strategy: str = "uniform", neg_sampling: Any = None, neg_sampling_ratio: float | None = None,
+                 time_attr: str | None = None, weight_attr: str | None = None,
+                 transform: Callable[[Any], Any] | None = None, *, is_sorted: bool = False,
+                 filter_per_worker: bool | None = None, directed: bool = True,
+                 features: Mapping[str, Tensor] | None = None, input_id: Tensor | None = None,
+                 seed: int | None = None, **options: Any) -> None:
+        if (edge_label_time is None) != (time_attr is None):
+            raise ConfigError("LinkNeighborLoader", "edge_label_time and time_attr need each other",
+                              "only one of them")
+        source = source_of(data, features)
+        self.data, self.edge_label_index = data, edge_label_index
+        self.input_type, self.pairs = _input_edges(source, edge_label_index)
+        if neg_sampling_ratio:
+            neg_sampling = {"mode": "binary", "amount": neg_sampling_ratio}
+        self.negatives = None if neg_sampling is None else Negatives(neg_sampling)
+        self.labels = None if edge_label is None else edge_label.cpu()
+        if self.labels is not None and self.negatives is not None:
+            if self.negatives.mode == "triplet":
+                raise ConfigError("LinkNeighborLoader", "triplets have no labels: edge_label must be None",
+                                  tuple(self.labels.shape))
+            if self.labels.min() == 0:
+                self.labels = self.labels + 1
+        self.times = None if edge_label_time is None else edge_label_time.cpu().long()
+        self.input_id = input_id
+        sampler = Sampler(source.relations(time_attr, weight_attr, is_sorted),
+                          {kind: source.num_nodes(kind) for kind in source.node_types}, num_neighbors, replace=replace,
+                          disjoint=disjoint, subgraph_type=subgraph_type if directed else "induced",
+                          temporal_strategy=temporal_strategy)
+        if self.negatives is not None:
+            self.ends = [Endpoint(source.num_nodes(kind), weights, sampler.node_times.get(kind), stream)
+                         for stream, (kind, weights) in enumerate(zip((self.input_type[0], self.input_type[2]),
+                                                                      self.negatives.weights, strict=True))]
+        super().__init__(source, sampler, self.pairs.shape[1], transform=transform,
+                         filter_per_worker=filter_per_worker, seed=seed, **options)
+
+    def _subgraph(self, index: Tensor, seed: int) -> Subgraph:
+        source, target = self.pairs[:, index]
+        times = None if self.times is None else self.times[index]
+        labels = None if self.labels is None else self.labels[index]
+        positive = len(index)
+        source_times = target_times = times
+        if self.negatives is not None:
+            count = math.ceil(positive * self.negatives.amount)
+            copies = 1 + math.ceil(self.negatives.amount)
+            every = None if times is None else times.repeat(copies)[:positive + count]
+            target_times = every
+            limits = None if every is None else every[positive:]
+            target = torch.cat([target, self.ends[1].draw(count, seed, limits)])
+            if self.negatives.mode == "binary":
+                source_times = every
+                source = torch.cat([source, self.ends[0].draw(count, seed, limits)])
+                labels = torch.ones(positive) if labels is None else labels
+                labels = torch.cat([labels, labels.new_zeros(count, *labels.shape[1:])])
+        found, (of_source, of_target) = self._ends(source, target, source_times, target_times, seed)
+        if found.groups is not None:
+            owner = torch.cat([torch.arange(len(ends)) % positive for ends in (source, target)])
+            found.groups = {kind: owner[groups] for kind, groups in found.groups.items()}
+        found.inputs = {"input_id": index if self.input_id is None else self.input_id[index]}
+        if self.negatives is not None and self.negatives.mode == "triplet":
+            found.inputs |= {"src_index": of_source, "dst_pos_index": of_target[:positive],
+                             "dst_neg_index": of_target[positive:].view(-1, positive).t().squeeze(-1)
+                             if positive else of_target[positive:], "seed_time": times}
+        else:
+            found.inputs |= {"edge_label_index": torch.stack([of_source, of_target]), "edge_label": labels,
+                             "edge_label_time": source_times}
+        return found
+
+    def _ends(self, source: Tensor, target: Tensor, source_times: Tensor | None, target_times: Tensor | None, seed: int
+              ) -> tuple[Subgraph, tuple[Tensor, Tensor]]:
+        """The subgraph of both ends of pairs, and the positions of the ends in it."""
+        kinds = self.input_type[0], self.input_type[2]
+        same, disjoint = kinds[0] == kinds[1], self.neighbor_sampler.disjoint
+        parts = [torch.cat([source, target])] if same else [source, target]
+        positions = [torch.arange(len(part)) for part in parts]
+        if not disjoint:
+            parts, positions = map(list, zip(*(part.unique(return_inverse=True) for part in parts), strict=True))
+        times: dict[NodeType, Tensor] | None = None
+        if source_times is not None and target_times is not None:
+            times = ({kinds[0]: torch.cat([source_times, target_times])} if same
+                     else {kinds[0]: source_times, kinds[1]: target_times})
+        found = self.neighbor_sampler.sample(dict(zip(kinds, parts, strict=False)), seed, times)
+        if same:
+            return found, (positions[0][:len(source)], positions[0][len(source):])
+        return found, (positions[0], positions[1])
+
+    def _add_inputs(self, batch: Any, inputs: dict[str, Any]) -> None:
+        kinds = self.input_type[0], self.input_type[2]
+        of_target = {"dst_pos_index", "dst_neg_index"}
+        for name, value in inputs.items():
+            owners: tuple[Any, ...] = (self.input_type,)
+            if "dst_pos_index" in inputs and name != "input_id":
+                owners = kinds if name == "seed_time" else (kinds[name in of_target],)
+            for owner in owners:
+                setattr(self.source.store(batch, owner), name, value)
+
+
+def _input_nodes(source: Source, given: Any, input_id: Tensor | None) -> tuple[NodeType, Tensor, Tensor | None]:
+    """Type, seeds, and what each batch names them by."""
+    kind = PLAIN_NODE
+    if source.typed:
+        kind, given = (given, None) if isinstance(given, str) else given or (None, None)
+        if kind not in source.node_types:
+            raise ConfigError(_OWNER, f"input_nodes must be a type out of {source.node_types}, or a pair of a type and "
+                              "nodes", kind)
+    if given is None:
+        return kind, torch.arange(source.num_nodes(kind)), input_id
+    nodes = torch.as_tensor(given).cpu()
+    if nodes.dtype is torch.bool:
+        nodes = nodes.nonzero().flatten()
+        return kind, nodes, nodes if input_id is None else input_id
+    return kind, nodes.long(), input_id
+
+
+def _input_edges(source: Source, given: Any) -> tuple[EdgeType, Tensor]:
+    """Type and pairs (2, L)."""
+    kind = PLAIN_EDGE
+    if source.typed:
+        if given and isinstance(given[0], str):
+            given = given, None
+        if not given or not set(kind := tuple(given[0])) or {kind[0], kind[-1]} - {*source.node_types}:
+            raise ConfigError("LinkNeighborLoader", f"edge_label_index must be a type out of {source.edge_types}, or a "
+                              "pair of a type and edges", given)
+        given = given[1]
+    pairs = source.edge_index(kind) if given is None else given
+    pairs = torch.Tensor.as_subclass(torch.as_tensor(pairs), Tensor)
+    return kind, pairs.cpu().long()

@@ -1,0 +1,69 @@
+"""Negative samples for link prediction: nodes that are drawn at random."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.errors import ConfigError, ShapeError
+from structconv.primitives.hashing import hash_bits
+from structconv.primitives.sampling import random_below
+
+__all__ = ["Endpoint", "Negatives"]
+
+
+class Negatives:
+    """How many negative samples there are, and of which kind.
+
+    Args:
+        given: "binary", "triplet", a mapping with the keys mode, amount, src_weight and dst_weight, or PyTorch
+            Geometric's `NegativeSampling`.
+    """
+
+    def __init__(self, given: Any) -> None:
+        if isinstance(given, str):
+            given = {"mode": given}
+        read = given.get if isinstance(given, Mapping) else lambda name, default=None: getattr(given, name, default)
+        mode = read("mode")
+        self.mode, self.amount = str(getattr(mode, "value", mode)), read("amount", 1)
+        self.weights = read("src_weight"), read("dst_weight")
+        if self.mode not in ("binary", "triplet"):
+            raise ConfigError("LinkNeighborLoader", "neg_sampling must be 'binary' or 'triplet'", self.mode)
+        if not self.amount > 0 or (self.mode == "triplet" and self.amount != math.ceil(self.amount)):
+            raise ConfigError("LinkNeighborLoader", "the amount of negative samples must be positive, and an integer "
+                              "for triplets", self.amount)
+
+
+class Endpoint:
+    """Nodes from which negative samples are drawn, by their weights and, with times, not later than a given time.
+
+    Args:
+        stream: what makes the draws of two ends independent.
+    """
+
+    def __init__(self, num_nodes: int, weights: Tensor | None, times: Tensor | None, stream: int) -> None:
+        self.num_nodes, self.stream = num_nodes, stream
+        if weights is not None and weights.shape != (num_nodes,):
+            raise ShapeError("LinkNeighborLoader", f"weights of negative samples must have shape ({num_nodes},)",
+                             tuple(weights.shape))
+        self.order = None if times is None else times.argsort(stable=True)
+        self.times = None if times is None else times[self.order]
+        ordered = weights if weights is None or self.order is None else weights[self.order]
+        self.sums = None if ordered is None else ordered.detach().cpu().double().cumsum(0)
+
+    def draw(self, count: int, seed: int, limits: Tensor | None) -> Tensor:
+        """So many nodes; where none is early enough for its limit, the earliest."""
+        positions, stream = torch.arange(count), torch.tensor(self.stream)
+        valid = torch.full((count,), self.num_nodes)
+        if self.times is not None and limits is not None:
+            valid = torch.searchsorted(self.times, limits, right=True).clamp(min=1)
+        if self.sums is None:
+            chosen = random_below(valid, seed, stream, positions)
+        else:
+            bits = hash_bits(torch.tensor(seed), stream, positions).double() * 2.0**-32
+            chosen = torch.searchsorted(self.sums, bits * self.sums[valid - 1], right=True).clamp(max=valid - 1)
+        return chosen if self.order is None else self.order[chosen]

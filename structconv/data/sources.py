@@ -1,0 +1,263 @@
+"""What a loader samples from: PyTorch Geometric's `Data` and `HeteroData`, or a `Graph` with features.
+
+PyTorch Geometric is not imported: its objects are known by their attributes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.data.subgraphs import EdgeType, NodeType, Subgraph, in_edges
+from structconv.errors import ConfigError, ShapeError
+from structconv.primitives.sampling import InEdges
+from structconv.structures import Graph
+
+__all__ = ["NeighborBatch", "Source", "source_of"]
+
+#: The types of graphs that have no types.
+PLAIN_NODE: NodeType = None
+PLAIN_EDGE: EdgeType = (None, None, None)
+Key = NodeType | EdgeType
+
+
+@dataclass
+class NeighborBatch:
+    """A sampled subgraph of a `Graph`.
+
+    Args:
+        graph: the sampled nodes and edges, with the weights and attributes of the edges.
+        features: the features of the sampled nodes, by name; the seeds come first.
+        n_id, e_id: (N,) and (E,), the nodes and edges in the whole graph.
+        batch: (N,), the seed to whose subgraph each node belongs, of disjoint subgraphs.
+        batch_size: the number of seeds, of a `NeighborLoader`.
+        input_id: the seeds among all seeds.
+        num_sampled_nodes, num_sampled_edges: how many nodes, the seeds first, and edges each hop has.
+        seed_time: the times of the seeds, if they were given.
+        edge_label_index, edge_label, edge_label_time: of a `LinkNeighborLoader`: pairs of nodes, labels, and times.
+        src_index, dst_pos_index, dst_neg_index: of its triplets.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.data import NeighborLoader
+        >>> graph = Graph(torch.tensor([[1, 2, 3], [0, 1, 2]]), num_nodes=4)
+        >>> loader = NeighborLoader(graph, [-1, -1], input_nodes=torch.tensor([2]), features={"x": torch.arange(4)})
+        >>> batch = next(iter(loader))
+        >>> batch.n_id, batch.e_id, batch.features["x"], batch.graph.edge_index
+        (tensor([2, 3]), tensor([2]), tensor([2, 3]), tensor([[1],
+                [0]]))
+    """
+
+    graph: Graph
+    features: dict[str, Tensor]
+    n_id: Tensor | None = None
+    e_id: Tensor | None = None
+    batch: Tensor | None = None
+    batch_size: int | None = None
+    input_id: Tensor | None = None
+    num_sampled_nodes: list[int] | None = None
+    num_sampled_edges: list[int] | None = None
+    seed_time: Tensor | None = None
+    edge_label_index: Tensor | None = None
+    edge_label: Tensor | None = None
+    edge_label_time: Tensor | None = None
+    src_index: Tensor | None = None
+    dst_pos_index: Tensor | None = None
+    dst_neg_index: Tensor | None = None
+
+
+class Source:
+    """Data of one kind of nodes or several.
+
+    Args:
+        data: the whole graph.
+    """
+
+    typed = False
+    node_types: list[NodeType]
+    edge_types: list[EdgeType]
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+        self.node_types, self.edge_types = [PLAIN_NODE], [PLAIN_EDGE]
+
+    def num_nodes(self, kind: NodeType) -> int:
+        """How many nodes of a type there are."""
+        raise NotImplementedError
+
+    def edge_index(self, kind: EdgeType) -> Tensor:
+        """(2, E)."""
+        raise NotImplementedError
+
+    def node_value(self, kind: NodeType, name: str) -> Tensor | None:
+        """A feature of all nodes of a type, or `None`."""
+        raise NotImplementedError
+
+    def edge_value(self, kind: EdgeType, name: str) -> Tensor | None:
+        """A feature of all edges of a type, or `None`."""
+        raise NotImplementedError
+
+    def select(self, found: Subgraph) -> Any:
+        """The sampled part of the data."""
+        raise NotImplementedError
+
+    def store(self, batch: Any, kind: Key) -> Any:
+        """Where a batch keeps what belongs to a type."""
+        return batch
+
+    def relations(self, time_attr: str | None, weight_attr: str | None, is_sorted: bool) -> dict[EdgeType, InEdges]:
+        """The edges as the sampler reads them."""
+        node_times = {kind: self.node_value(kind, time_attr) for kind in self.node_types} if time_attr else {}
+        edge_times = {kind: self.edge_value(kind, time_attr) for kind in self.edge_types} if time_attr else {}
+        timed = [any(t is not None for t in times.values()) for times in (node_times, edge_times)]
+        if time_attr and sum(timed) != 1:
+            raise ConfigError("NeighborLoader", "time_attr must name an attribute of nodes or of edges, not of both",
+                              time_attr)
+        weights = {kind: self.edge_value(kind, weight_attr) for kind in self.edge_types} if weight_attr else {}
+        if weight_attr and not any(w is not None for w in weights.values()):
+            raise ConfigError("NeighborLoader", "weight_attr must name an attribute of edges", weight_attr)
+        return {kind: in_edges(self.edge_index(kind), (self.num_nodes(kind[0]), self.num_nodes(kind[2])),
+                               edge_times=edge_times.get(kind), node_times=node_times.get(kind[0]),
+                               weights=weights.get(kind), is_sorted=is_sorted) for kind in self.edge_types}
+
+    def on_gpu(self) -> bool:
+        """Return True if some of the data lies on another device."""
+        return False
+
+
+class _Geometric(Source):
+    """`Data` or `HeteroData` of PyTorch Geometric, or what has the same attributes."""
+
+    def __init__(self, data: Any) -> None:
+        super().__init__(data)
+        self.typed = hasattr(data, "node_types") and hasattr(data, "edge_types")
+        if self.typed:
+            self.node_types, self.edge_types = list(data.node_types), [tuple(kind) for kind in data.edge_types]
+
+    def store(self, batch: Any, kind: Key) -> Any:
+        return batch[kind] if self.typed else batch
+
+    def num_nodes(self, kind: NodeType) -> int:
+        return int(self.store(self.data, kind).num_nodes)
+
+    def edge_index(self, kind: EdgeType) -> Tensor:
+        index = getattr(self.store(self.data, kind), "edge_index", None)
+        if not isinstance(index, Tensor) or index.dim() != 2 or index.shape[0] != 2 or index.is_floating_point():
+            raise ShapeError("NeighborLoader", "data must have an integer edge_index (2, E)",
+                             None if index is None else getattr(index, "shape", type(index).__name__),
+                             "Convert an adj_t of sparse tensors.")
+        return index
+
+    def node_value(self, kind: NodeType, name: str) -> Tensor | None:
+        store = self.store(self.data, kind)
+        return store[name] if name in store and store.is_node_attr(name) else None
+
+    def edge_value(self, kind: EdgeType, name: str) -> Tensor | None:
+        store = self.store(self.data, kind)
+        return store[name] if name in store and store.is_edge_attr(name) else None
+
+    def on_gpu(self) -> bool:
+        stores = [self.store(self.data, kind) for kind in (*self.node_types, *self.edge_types)]
+        return any(isinstance(value, Tensor) and not value.is_cpu for store in stores for _, value in _items(store))
+
+    def select(self, found: Subgraph) -> Any:
+        batch = copy.copy(self.data)
+        for kind, nodes in found.nodes.items():
+            self._select_nodes(self.store(self.data, kind), self.store(batch, kind), nodes)
+        for relation in found.edges:
+            self._select_edges(self.store(self.data, relation), self.store(batch, relation), found, relation)
+        return batch
+
+    def _select_nodes(self, store: Any, target: Any, nodes: Tensor) -> None:
+        names = [name for name, _ in _items(store) if name != "num_nodes" and store.is_node_attr(name)]
+        for name in names:
+            target[name] = _selected(store[name], nodes, self.data.__cat_dim__(name, store[name], store))
+        if "num_nodes" in store or not names:
+            target.num_nodes = len(nodes)
+        if "n_id" not in store:
+            target.n_id = nodes
+
+    def _select_edges(self, store: Any, target: Any, found: Subgraph, kind: EdgeType) -> None:
+        edges = found.edges[kind]
+        for name, value in _items(store):
+            if name == "edge_index":
+                target.edge_index = torch.stack([found.rows[kind], found.cols[kind]]).to(value.device)
+            elif store.is_edge_attr(name):
+                target[name] = _selected(value, edges, self.data.__cat_dim__(name, value, store))
+        if "e_id" not in store:
+            target.e_id = edges
+
+
+class _Entries(Source):
+    """A `Graph`, with features of its nodes."""
+
+    def __init__(self, data: Graph, features: Mapping[str, Tensor]) -> None:
+        super().__init__(data)
+        self.features = dict(features)
+        for name, value in self.features.items():
+            if value.shape[0] != data.num_nodes:
+                raise ShapeError("NeighborLoader", f"features must have the length N={data.num_nodes}",
+                                 f"{tuple(value.shape)} of {name!r}")
+
+    def num_nodes(self, kind: NodeType) -> int:
+        return self.data.num_nodes
+
+    def edge_index(self, kind: EdgeType) -> Tensor:
+        return self.data.edge_index
+
+    def node_value(self, kind: NodeType, name: str) -> Tensor | None:
+        return self.features.get(name)
+
+    def edge_value(self, kind: EdgeType, name: str) -> Tensor | None:
+        return getattr(self.data, name) if name in ("edge_weight", "edge_attr") else None
+
+    def on_gpu(self) -> bool:
+        return any(not value.is_cpu for value in (self.data.edge_index, *self.features.values()))
+
+    def select(self, found: Subgraph) -> NeighborBatch:
+        nodes, edges = found.nodes[PLAIN_NODE], found.edges[PLAIN_EDGE]
+        index = torch.stack([found.rows[PLAIN_EDGE], found.cols[PLAIN_EDGE]]).to(self.data.edge_index.device)
+        weight, attr = self.data.edge_weight, self.data.edge_attr
+        lead = -2 if attr is not None and attr.dim() > 1 else -1
+        graph = Graph(index, num_nodes=len(nodes),
+                      edge_weight=None if weight is None else _selected(weight, edges, -1),
+                      edge_attr=None if attr is None else _selected(attr, edges, lead))
+        features = {name: _selected(value, nodes, 0) for name, value in self.features.items()}
+        return NeighborBatch(graph, features, nodes, edges)
+
+
+def source_of(data: Any, features: Mapping[str, Tensor] | None) -> Source:
+    """The source of a loader.
+
+    Raises:
+        ConfigError: if data is nothing of which neighbors can be drawn.
+    """
+    if isinstance(data, Graph):
+        return _Entries(replace(data, samples=None) if data.samples is not None else data, features or {})
+    if features is not None:
+        raise ConfigError("NeighborLoader", "features go with a Graph", type(data).__name__,
+                          "Set them as attributes of the data.")
+    if not hasattr(data, "is_edge_attr") and not hasattr(data, "edge_types"):
+        raise ConfigError("NeighborLoader", "data must be a Graph, or PyTorch Geometric's Data or HeteroData",
+                          type(data).__name__)
+    return _Geometric(data)
+
+
+def _items(store: Any) -> Iterable[tuple[str, Any]]:
+    """Names and values of a store or of a `Data`."""
+    return [(name, store[name]) for name in list(store.keys())]
+
+
+def _selected(value: Any, index: Tensor, dim: int) -> Any:
+    """The entries of a feature; what is neither a tensor nor an array is taken as it is indexed."""
+    if isinstance(value, Tensor):
+        return value.index_select(dim, index.to(value.device))
+    if hasattr(value, "__array_interface__"):
+        return torch.from_numpy(value.take(index.numpy(), axis=dim))
+    return value if isinstance(value, (list, tuple)) else value[index]

@@ -1,0 +1,287 @@
+"""`Sampler`: the subgraph of nodes and edges that lead to some seeds within a number of hops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.errors import ConfigError, StructureError
+from structconv.primitives.layout import check_bounds, layouts
+from structconv.primitives.sampling import InEdges, Numbers, draw_neighbors
+from structconv.shapes import check_choice
+
+__all__ = ["EdgeType", "NodeType", "Sampler", "Subgraph", "in_edges"]
+
+#: `None` where there is one kind of nodes.
+NodeType = str | None
+#: Kind of the source, name of the relation, kind of the target.
+EdgeType = tuple[NodeType, str | None, NodeType]
+
+
+@dataclass
+class Subgraph:
+    """Sampled nodes and edges by type.
+
+    Args:
+        nodes: the sampled nodes, seeds first, then those of each hop.
+        rows, cols: positions in `nodes` where each edge begins and ends.
+        edges: which edges they are.
+        groups: with disjoint subgraphs, the position of the seed of each node among all seeds.
+        num_sampled_nodes, num_sampled_edges: how many nodes, the seeds first, and edges each hop has.
+        inputs: what the loader adds about the seeds.
+    """
+
+    nodes: dict[NodeType, Tensor]
+    rows: dict[EdgeType, Tensor]
+    cols: dict[EdgeType, Tensor]
+    edges: dict[EdgeType, Tensor]
+    groups: dict[NodeType, Tensor] | None
+    num_sampled_nodes: dict[NodeType, list[int]] | None
+    num_sampled_edges: dict[EdgeType, list[int]] | None
+    inputs: dict[str, Any] = field(default_factory=dict)
+
+
+def in_edges(edge_index: Tensor, sizes: tuple[int, int], *, edge_times: Tensor | None = None,
+             node_times: Tensor | None = None, weights: Tensor | None = None, is_sorted: bool = False) -> InEdges:
+    """Edges (2, E) of M sources and N targets as the sampler reads them. O(E), or O(E log E) with times.
+
+    Args:
+        edge_times, node_times: (E,) or (M,), the times of the edges, or of the nodes where they begin.
+        weights: (E,).
+        is_sorted: edges are in the order of their targets, those of a target in the order of times; they are not
+            copied.
+
+    Raises:
+        StructureError: an index is out of range, edges are not sorted, or a weight is negative or not finite.
+    """
+    edge_index = torch.Tensor.as_subclass(edge_index.detach(), Tensor).cpu()
+    edge_times, node_times = _times(edge_times), _times(node_times)
+    source, target = edge_index
+    if is_sorted:
+        check_bounds("NeighborLoader", "edge_index", "edge", edge_index, (("num_sources", sizes[0]),
+                                                                         ("num_targets", sizes[1])))
+        if bool((target[1:] < target[:-1]).any()):
+            raise StructureError("NeighborLoader", "with is_sorted=True the targets edge_index[1] must not fall",
+                                 int((target[1:] < target[:-1]).nonzero()[0]) + 1)
+        starts = torch.arange(sizes[1] + 1, dtype=target.dtype)
+        order = None
+        indptr = torch.searchsorted(target.contiguous(), starts, out_int32=source.dtype is torch.int32)
+        index = source.contiguous()
+    elif edge_times is None and node_times is None:
+        indptr, index, order = layouts(edge_index, *sizes)[0]
+        order = order.to(index.dtype)
+    else:
+        check_bounds("NeighborLoader", "edge_index", "edge", edge_index, (("num_sources", sizes[0]),
+                                                                         ("num_targets", sizes[1])))
+        times = edge_times if edge_times is not None else node_times[source]  # type: ignore[index]
+        by_time = times.argsort(stable=True)
+        order = by_time[target[by_time].argsort(stable=True)]
+        starts = torch.arange(sizes[1] + 1)
+        indptr, index = torch.searchsorted(target[order].long(), starts), source[order].long()
+    if order is not None and edge_times is not None:
+        edge_times = edge_times[order]
+    if weights is not None:
+        weights = weights.detach().cpu().double().flatten()
+        weights = weights.contiguous() if order is None else weights[order.long()]
+        if not bool((torch.isfinite(weights) & (weights >= 0)).all()):
+            raise StructureError("NeighborLoader", "weights of edges must be finite and not negative",
+                                 float(weights.min()))
+    return InEdges(indptr, index, order, edge_times, node_times, weights)
+
+
+def _times(times: Tensor | None) -> Tensor | None:
+    if times is None:
+        return None
+    if times.is_floating_point():
+        raise ConfigError("NeighborLoader", "times must be integers", str(times.dtype),
+                          "Scale and round them, for example to seconds.")
+    return times.detach().cpu().long().contiguous()
+
+
+class Sampler:
+    """Draws neighbors of seeds, and neighbors of those, hop by hop.
+
+    Args:
+        relations: the edges of each type, as `in_edges` makes them.
+        num_nodes: the number of nodes of each type.
+        num_neighbors: for each hop the number of edges drawn into a node, -1 for all; or such a list for each type
+            of edges.
+        replace, disjoint, subgraph_type, temporal_strategy: as of `NeighborLoader`.
+    """
+
+    def __init__(self, relations: Mapping[EdgeType, InEdges], num_nodes: Mapping[NodeType, int],
+                 num_neighbors: Sequence[int] | Mapping[EdgeType, Sequence[int]], *, replace: bool = False,
+                 disjoint: bool = False, subgraph_type: str = "directional", temporal_strategy: str = "uniform"
+                 ) -> None:
+        self.relations, self.num_nodes = dict(relations), dict(num_nodes)
+        self.fanouts = _fanouts(num_neighbors, self.relations)
+        self.hops = max(map(len, self.fanouts.values()), default=0)
+        self.replace = replace
+        self.subgraph_type = str(getattr(subgraph_type, "value", subgraph_type))
+        check_choice("NeighborLoader", "subgraph_type", self.subgraph_type,
+                     ("directional", "bidirectional", "induced"))
+        check_choice("NeighborLoader", "temporal_strategy", temporal_strategy, ("uniform", "last"))
+        self.last = temporal_strategy == "last"
+        self.node_times = {source: edges.node_times for (source, _, _), edges in self.relations.items()
+                           if edges.node_times is not None}
+        self.temporal = bool(self.node_times) or any(e.edge_times is not None for e in self.relations.values())
+        self.disjoint = disjoint or self.temporal
+        if self.subgraph_type == "bidirectional" and any(source != target for source, _, target in self.relations):
+            raise ConfigError("NeighborLoader", "subgraph_type='bidirectional' needs edges within one type of nodes",
+                              [kind for kind in self.relations if kind[0] != kind[2]],
+                              "Use 'induced' or 'directional'.")
+
+    def sample(self, seeds: Mapping[NodeType, Tensor], seed: int, times: Mapping[NodeType, Tensor] | None = None
+               ) -> Subgraph:
+        """The subgraph of some seeds.
+
+        Args:
+            seeds: nodes by type, int64.
+            seed: samples of the same seeds and the same seed are equal.
+            times: the time of each seed; with times of nodes, by default theirs.
+
+        Cost: O(1) a sampled edge.
+        """
+        run = _Run(self, seeds, seed, times)
+        for hop in range(self.hops):
+            run.draw(hop)
+        found = run.subgraph()
+        if self.subgraph_type == "induced":
+            run.induce(found)
+        elif self.subgraph_type == "bidirectional":
+            _make_bidirectional(found)
+        return found
+
+    def limits(self, seeds: Mapping[NodeType, Tensor], times: Mapping[NodeType, Tensor] | None) -> Tensor | None:
+        """The time of each seed, of all types one after the other, or `None`: no edge is later."""
+        if not self.temporal:
+            return None
+        found = []
+        for kind, nodes in seeds.items():
+            if times is not None and kind in times:
+                found.append(times[kind].long())
+            elif kind in self.node_times:
+                found.append(self.node_times[kind][nodes])
+            else:
+                raise ConfigError("NeighborLoader", "seeds must have times, in input_time or edge_label_time",
+                                  None, "The times of the graph are those of its edges, or of other nodes.")
+        return torch.cat(found)
+
+
+class _Run:
+    """One sample under way."""
+
+    def __init__(self, sampler: Sampler, seeds: Mapping[NodeType, Tensor], seed: int,
+                 times: Mapping[NodeType, Tensor] | None) -> None:
+        self.sampler, self.seed = sampler, seed
+        for kind, nodes in seeds.items():
+            size = sampler.num_nodes[kind]
+            if len(nodes) and not 0 <= int(nodes.min()) <= int(nodes.max()) < size:
+                raise StructureError("NeighborLoader", f"seeds must be in [0, {size})",
+                                     (int(nodes.min()), int(nodes.max())))
+        self.limits = sampler.limits(seeds, times)
+        count = sum(map(len, seeds.values())) if sampler.disjoint else 1
+        self.numbers = {kind: Numbers(size * count) for kind, size in sampler.num_nodes.items()}
+        empty = torch.empty(0, dtype=torch.int64)
+        self.nodes: dict[NodeType, list[Tensor]] = {kind: [empty] for kind in sampler.num_nodes}
+        self.groups: dict[NodeType, list[Tensor]] = {kind: [empty] for kind in sampler.num_nodes}
+        self.rows: dict[EdgeType, list[Tensor]] = {kind: [empty] for kind in sampler.relations}
+        self.cols: dict[EdgeType, list[Tensor]] = {kind: [empty] for kind in sampler.relations}
+        self.edges: dict[EdgeType, list[Tensor]] = {kind: [empty] for kind in sampler.relations}
+        first = 0
+        for kind, nodes in seeds.items():
+            groups = torch.arange(first, first + len(nodes)) if sampler.disjoint else empty
+            first += len(nodes)
+            self.numbers[kind].enter(self._keys(kind, nodes.contiguous(), groups))
+            self.nodes[kind], self.groups[kind] = [nodes.contiguous()], [groups]
+
+    def _keys(self, kind: NodeType, nodes: Tensor, groups: Tensor) -> Tensor:
+        return groups * self.sampler.num_nodes[kind] + nodes if self.sampler.disjoint else nodes
+
+    def _neighbors(self, relation: EdgeType, nodes: Tensor, groups: Tensor, fanout: int, base: int
+                   ) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys of the sources, edges, positions of the targets."""
+        sampler = self.sampler
+        edges, disjoint = sampler.relations[relation], sampler.disjoint
+        timed = self.limits is not None and (edges.edge_times is not None or edges.node_times is not None)
+        sources, chosen, targets = draw_neighbors(
+            edges, nodes, fanout, seed=self.seed, relation=list(sampler.relations).index(relation), base=base,
+            groups=groups if disjoint else None, limits=self.limits[groups] if timed else None,  # type: ignore[index]
+            replace=sampler.replace, last=timed and sampler.last)
+        return self._keys(relation[0], sources, groups[targets - base] if disjoint else groups), chosen, targets
+
+    def draw(self, hop: int) -> None:
+        """One more hop."""
+        sampler = self.sampler
+        base = {kind: sum(map(len, parts[:-1])) for kind, parts in self.nodes.items()}
+        fresh: dict[NodeType, list[Tensor]] = {kind: [] for kind in sampler.num_nodes}
+        for relation, fanouts in sampler.fanouts.items():
+            source, _, target = relation
+            nodes, groups = self.nodes[target][-1], self.groups[target][-1]
+            fanout = fanouts[hop] if hop < len(fanouts) else 0
+            keys, chosen, targets = self._neighbors(relation, nodes, groups, fanout, base[target])
+            rows, new = self.numbers[source].add(keys)
+            self.rows[relation].append(rows)
+            self.cols[relation].append(targets)
+            self.edges[relation].append(chosen)
+            fresh[source].append(new)
+        for kind, parts in fresh.items():
+            keys = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+            size = sampler.num_nodes[kind]
+            self.nodes[kind].append(keys % size if sampler.disjoint and size else keys)
+            self.groups[kind].append(keys // size if sampler.disjoint and size else keys[:0])
+
+    def subgraph(self) -> Subgraph:
+        """All that was drawn."""
+        def joined(parts: Mapping[Any, list[Tensor]]) -> dict[Any, Tensor]:
+            return {kind: torch.cat(tensors) for kind, tensors in parts.items()}
+
+        return Subgraph(joined(self.nodes), joined(self.rows), joined(self.cols), joined(self.edges),
+                        joined(self.groups) if self.sampler.disjoint else None,
+                        {kind: [len(part) for part in parts] for kind, parts in self.nodes.items()},
+                        {kind: [len(part) for part in parts[1:]] for kind, parts in self.rows.items()})
+
+    def induce(self, found: Subgraph) -> None:
+        """All edges between the sampled nodes in place of those drawn."""
+        for relation in self.sampler.relations:
+            source, _, target = relation
+            groups = found.nodes[target][:0] if found.groups is None else found.groups[target]
+            keys, chosen, targets = self._neighbors(relation, found.nodes[target], groups, -1, 0)
+            rows = self.numbers[source].find(keys)
+            inside = rows >= 0
+            found.rows[relation], found.cols[relation] = rows[inside], targets[inside]
+            found.edges[relation] = chosen[inside]
+        found.num_sampled_nodes = found.num_sampled_edges = None
+
+
+def _make_bidirectional(found: Subgraph) -> None:
+    """Each pair of nodes once in both directions, sorted by target; of the edges of a pair the first stays."""
+    for relation, rows in found.rows.items():
+        size, cols = len(found.nodes[relation[0]]), found.cols[relation]
+        pairs, inverse = (torch.cat([cols, rows]) * size + torch.cat([rows, cols])).unique(return_inverse=True)
+        first = torch.full_like(pairs, len(inverse)).scatter_reduce(0, inverse, torch.arange(len(inverse)), "amin")
+        found.rows[relation], found.cols[relation] = (pairs % size, pairs // size) if size else (pairs, pairs)
+        found.edges[relation] = found.edges[relation].repeat(2)[first]
+    found.num_sampled_nodes = found.num_sampled_edges = None
+
+
+def _fanouts(given: Any, relations: Mapping[EdgeType, InEdges]) -> dict[EdgeType, list[int]]:
+    """The numbers of neighbors of each relation; of PyTorch Geometric's `NumNeighbors` too."""
+    given = getattr(given, "values", given) if not isinstance(given, Mapping) else given
+    if isinstance(given, Mapping):
+        unknown = [kind for kind in given if kind not in relations]
+        if unknown:
+            raise ConfigError("NeighborLoader", f"num_neighbors must name types of edges out of {list(relations)}",
+                              unknown)
+        lists = {kind: [int(n) for n in given.get(kind, ())] for kind in relations}
+    else:
+        lists = {kind: [int(n) for n in given] for kind in relations}
+    wrong = [numbers for numbers in lists.values() if any(n < -1 for n in numbers)]
+    if wrong:
+        raise ConfigError("NeighborLoader", "num_neighbors must be -1 (all) or a number of edges for each hop",
+                          wrong[0])
+    return lists

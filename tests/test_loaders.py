@@ -1,0 +1,420 @@
+"""Loaders of sampled neighborhoods: what is drawn, from what, by whom, and how often."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from structconv import Adjacency, ConfigError, Conv, Graph, Identity, ShapeError, StructureError
+from structconv.data import LinkNeighborLoader, NeighborLoader
+from structconv.primitives import sampling
+
+NODES, EDGES = 60, 500
+
+
+def graph(seed: int = 0, nodes: int = NODES, edges: int = EDGES) -> Graph:
+    """A graph with hubs, parallel edges, loops, and nodes without edges."""
+    generator = torch.Generator().manual_seed(seed)
+    ends = (torch.rand(2, edges, generator=generator) ** 2 * nodes).long()
+    ends[1] = ends[1].clamp(max=nodes - 5)
+    return Graph(ends, num_nodes=nodes, edge_weight=torch.randint(3, (edges,), generator=generator).float())
+
+
+OPTIONS = {
+    "few": {},
+    "none": {"num_neighbors": [3, 0, 2]},
+    "all": {"num_neighbors": [-1, -1]},
+    "many": {"num_neighbors": [40, 2]},
+    "replace": {"replace": True},
+    "disjoint": {"disjoint": True},
+    "disjoint replace": {"disjoint": True, "replace": True},
+    "weighted": {"weight_attr": "edge_weight"},
+    "weighted replace": {"weight_attr": "edge_weight", "replace": True},
+    "sorted": {"is_sorted": True},
+    "uniform": {"time_attr": "time"},
+    "last": {"time_attr": "time", "temporal_strategy": "last"},
+    "induced": {"subgraph_type": "induced"},
+    "bidirectional": {"subgraph_type": "bidirectional"},
+}
+
+
+def batches_of(options: dict, **more) -> tuple[Graph, list]:
+    """The whole graph, and the batches of a loader."""
+    whole, options = graph(), {"num_neighbors": [4, 3, 2], **options}
+    if options.get("is_sorted"):
+        order = whole.edge_index[1].argsort(stable=True)
+        whole = Graph(whole.edge_index[:, order], num_nodes=NODES, edge_weight=whole.edge_weight[order])
+    features = {"x": torch.arange(NODES) * 10, "time": torch.arange(NODES) % 7}
+    return whole, list(NeighborLoader(whole, batch_size=16, features=features, seed=3, **options, **more))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_batch_holds_what_a_search_by_hand_allows(name):
+    options = {"num_neighbors": [4, 3, 2], **OPTIONS[name]}
+    whole, batches = batches_of(OPTIONS[name])
+    assert torch.cat([batch.n_id[:batch.batch_size] for batch in batches]).tolist() == list(range(NODES))
+    for batch in batches:
+        groups = torch.zeros_like(batch.n_id) if batch.batch is None else batch.batch
+        keys = list(zip(batch.n_id.tolist(), groups.tolist(), strict=True))
+        assert len({*keys}) == len(keys)
+        assert torch.equal(batch.features["x"], batch.n_id * 10)
+        assert torch.equal(batch.graph.edge_weight, whole.edge_weight[batch.e_id])
+        ends = batch.n_id[batch.graph.edge_index]
+        real = whole.edge_index[:, batch.e_id]
+        if name == "bidirectional":
+            assert torch.equal(ends.sort(0).values, real.sort(0).values)
+            pairs = [*zip(*batch.graph.edge_index.tolist(), strict=True)]
+            assert {*pairs} == {(b, a) for a, b in pairs} and len({*pairs}) == len(pairs)
+            continue
+        assert torch.equal(ends, real)
+        source, target = batch.graph.edge_index
+        assert torch.equal(groups[source], groups[target])
+        if name == "induced":
+            inside = torch.isin(whole.edge_index, batch.n_id).all(0).nonzero().flatten()
+            assert torch.equal(batch.e_id.sort().values, inside)
+            continue
+        _check_hops(whole, batch, options, groups, keys)
+
+
+def _check_hops(whole, batch, options, groups, keys):
+    source, target = batch.graph.edge_index
+    first = edge = 0
+    assert sum(batch.num_sampled_nodes) == len(batch.n_id) and sum(batch.num_sampled_edges) == len(batch.e_id)
+    for hop, fanout in enumerate(options["num_neighbors"]):
+        frontier = range(first, first + batch.num_sampled_nodes[hop])
+        drawn = range(edge, edge := edge + batch.num_sampled_edges[hop])
+        counts = Counter(target[drawn].tolist())
+        assert {*counts} <= {*frontier}
+        for n in frontier:
+            into = _allowed(whole, batch, options, int(batch.n_id[n]), int(groups[n]), fanout)
+            chosen = batch.e_id[drawn][target[drawn] == n].tolist()
+            if fanout < 0:
+                assert sorted(chosen) == sorted(into)
+                continue
+            assert {*chosen} <= {*into}
+            replace = options.get("replace", False)
+            assert len(chosen) == ((fanout if into else 0) if replace else min(fanout, len(into)))
+            assert replace or len({*chosen}) == len(chosen)
+        first = frontier.stop
+        met = dict.fromkeys(keys[:first])
+        for m in source[drawn].tolist():
+            met.setdefault(keys[m])
+        assert list(met) == keys[:first + batch.num_sampled_nodes[hop + 1]]
+
+
+def _allowed(whole, batch, options, node, group, fanout):
+    """The edges that may be drawn into a node."""
+    into = (whole.edge_index[1] == node).nonzero().flatten().tolist()
+    if "weight_attr" in options and fanout >= 0:
+        into = [e for e in into if whole.edge_weight[e] > 0]
+    if "time_attr" in options:
+        limit = int(batch.n_id[group]) % 7
+        into = sorted((e for e in into if int(whole.edge_index[0, e]) % 7 <= limit),
+                      key=lambda e: int(whole.edge_index[0, e]) % 7)
+        if "temporal_strategy" in options and fanout >= 0:
+            into = into[max(len(into) - fanout, 0):]
+    return into
+
+
+def _same(one, other):
+    assert len(one) == len(other)
+    for a, b in zip(one, other, strict=True):
+        for name, value in {**vars(a), **a.features, "edges": a.graph.edge_index}.items():
+            again = {**vars(b), **b.features, "edges": b.graph.edge_index}[name]
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(value, again), name
+            elif isinstance(value, list):
+                assert value == again, name
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_torchs_operators_draw_what_the_kernels_draw(name, monkeypatch):
+    _, native = batches_of(OPTIONS[name])
+    monkeypatch.setattr(sampling, "kernels", lambda: None)
+    _same(native, batches_of(OPTIONS[name])[1])
+
+
+@pytest.mark.parametrize("name", ["few", "disjoint"])
+def test_many_draws_of_a_node_and_threads_change_nothing(name, monkeypatch):
+    threads = torch.get_num_threads()
+    try:
+        found = []
+        for count, core in ((1, sampling.kernels), (4, sampling.kernels), (1, lambda: None)):
+            torch.set_num_threads(count)
+            monkeypatch.setattr(sampling, "kernels", core)
+            loader = NeighborLoader(graph(1, 300, 60_000), [90, 60], batch_size=100, seed=5, **OPTIONS[name])
+            found.append([next(iter(loader))])
+        assert len(found[0][0].e_id) > 2**14
+        _same(found[0], found[1])
+        _same(found[0], found[2])
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "filter_per_worker": False},
+                                     {"num_workers": 1, "persistent_workers": True}])
+def test_batches_are_the_seeds_and_not_the_workers(options):
+    loaders = [NeighborLoader(graph(), [3, 2], batch_size=16, shuffle=True, seed=7, features={"x": torch.arange(NODES)},
+                              **more) for more in ({}, options)]
+    epochs = [[list(loader) for _ in range(2)] for loader in loaders]
+    for one, other in zip(*epochs, strict=True):
+        _same(one, other)
+    first, second = ([batch.e_id.tolist() for batch in epoch] for epoch in epochs[0])
+    assert first != second
+    assert sorted(torch.cat([batch.n_id[:batch.batch_size] for batch in epochs[0][1]]).tolist()) == list(range(NODES))
+
+
+def _chi_square(counts, expected, variance):
+    return float(((counts - expected) ** 2 / variance).sum())
+
+
+def _star(degree: int, **more) -> Graph:
+    return Graph(torch.stack([torch.arange(degree) + 1, torch.zeros(degree, dtype=torch.long)]), num_nodes=degree + 1,
+                 **more)
+
+
+def _drawn(star: Graph, rounds: int, fanout: int, **options) -> torch.Tensor:
+    """(rounds, fanout): the edges drawn in independent subgraphs of one batch."""
+    (batch,) = NeighborLoader(star, [fanout], input_nodes=torch.zeros(rounds, dtype=torch.long), batch_size=rounds,
+                              disjoint=True, seed=0, **options)
+    return batch.e_id.view(rounds, fanout)
+
+
+@pytest.mark.parametrize("degree, fanout, replace", [(20, 1, False), (20, 1, True), (6, 3, False), (5, 2, True)])
+def test_every_choice_is_equally_likely(degree, fanout, replace):
+    """The bounds are those of p = 10^-5 of chi-square with 19 and 24 degrees of freedom."""
+    rounds, choices = 4000, {(20, 1): 20, (6, 3): 20, (5, 2): 25}[degree, fanout]
+    drawn = _drawn(_star(degree), rounds, fanout, replace=replace)
+    drawn = drawn if replace else drawn.sort(1).values
+    counts = (drawn * degree ** torch.arange(fanout)).sum(1).unique(return_counts=True)[1]
+    assert len(counts) == choices
+    assert _chi_square(counts, rounds / choices, rounds / choices) < {20: 57, 25: 66}[choices]
+
+
+def test_batches_nodes_and_groups_are_independent():
+    """Draws of one edge out of four agree with the next ones by chance: 15 degrees of freedom, p = 10^-5."""
+    count, degree = 3000, 4
+    hubs = torch.arange(count).repeat_interleave(degree)
+    shared = Graph(torch.stack([torch.arange(degree).repeat(count) + count, hubs]), num_nodes=count + degree)
+    (nodes,) = NeighborLoader(shared, [1], input_nodes=torch.arange(count), batch_size=count, seed=1)
+    batches = NeighborLoader(_star(degree), [1], input_nodes=torch.zeros(640, dtype=torch.long), seed=1)
+    for drawn in (nodes.e_id % degree, _drawn(_star(degree), count, 1)[:, 0],
+                  torch.cat([batch.e_id for batch in batches])):
+        pairs = torch.bincount(drawn[:-1] * degree + drawn[1:], minlength=degree**2)
+        expected = (len(drawn) - 1) / degree**2
+        assert _chi_square(pairs, expected, expected) < 50
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_weights_are_probabilities(replace):
+    """p = 10^-5 at two degrees of freedom; the second draw without replacement is of what is left."""
+    weights, rounds = torch.tensor([1.0, 2.0, 0.0, 5.0]), 4000
+    drawn = _drawn(_star(4, edge_weight=weights), rounds, 2, replace=replace, weight_attr="edge_weight")
+    first = weights / 8
+    second = first if replace else sum(first[i] * weights.index_fill(0, torch.tensor(i), 0) / (8 - weights[i])
+                                       for i in range(4))
+    for column, p in zip(drawn.t(), (first, second), strict=True):
+        counts, expected = torch.bincount(column, minlength=4), rounds * p
+        assert counts[2] == 0
+        assert _chi_square(counts[p > 0], expected[p > 0], expected[p > 0]) < 23
+
+
+def typed() -> SimpleNamespace:
+    """PyTorch Geometric's `HeteroData`."""
+    data = pytest.importorskip("torch_geometric.data").HeteroData()
+    generator = torch.Generator().manual_seed(4)
+    data["paper"].x, data["author"].x = torch.arange(40.0)[:, None], torch.arange(25.0)[:, None]
+    data["paper"].time = torch.arange(40) % 9
+    data["author"].time = torch.arange(25) % 4
+    for kind, sizes in {("author", "writes", "paper"): (25, 40), ("paper", "cites", "paper"): (40, 40),
+                        ("paper", "rev", "author"): (40, 25)}.items():
+        data[kind].edge_index = torch.stack([torch.randint(size, (150,), generator=generator) for size in sizes])
+        data[kind].edge_attr = torch.arange(150)
+    return data
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_types_of_nodes_and_edges(timed):
+    data = typed()
+    fanouts = {("author", "writes", "paper"): [3, 2], ("paper", "cites", "paper"): [-1, 1],
+               ("paper", "rev", "author"): [0, 4]}
+    loader = NeighborLoader(data, fanouts, input_nodes=("paper", torch.arange(10, 30)), batch_size=7, seed=0,
+                            time_attr="time" if timed else None)
+    for batch in loader:
+        size = batch["paper"].batch_size
+        assert torch.equal(batch["paper"].n_id[:size], batch["paper"].input_id + 10)
+        for kind, numbers in fanouts.items():
+            part, (source, target) = batch[kind], batch[kind].edge_index
+            assert torch.equal(part.edge_attr, part.e_id)
+            nodes = [batch[kind[0]].n_id[source], batch[kind[2]].n_id[target]]
+            assert torch.equal(torch.stack(nodes), data[kind].edge_index[:, part.e_id])
+            limits = None
+            if timed:
+                groups = batch[kind[0]].batch[source]
+                assert torch.equal(groups, batch[kind[2]].batch[target])
+                limits = data["paper"].time[batch["paper"].n_id[:size]]
+                assert bool((data[kind[0]].time[nodes[0]] <= limits[groups]).all())
+            first = edge = 0
+            for hop, fanout in enumerate(numbers):
+                frontier = range(first, first := first + batch[kind[2]].num_sampled_nodes[hop])
+                drawn = range(edge, edge := edge + part.num_sampled_edges[hop])
+                counts = Counter(target[drawn].tolist())
+                for n in frontier:
+                    into = data[kind].edge_index[:, data[kind].edge_index[1] == batch[kind[2]].n_id[n]][0]
+                    if limits is not None:
+                        into = into[data[kind[0]].time[into] <= limits[batch[kind[2]].batch[n]]]
+                    assert counts.pop(n, 0) == (len(into) if fanout < 0 else min(fanout, len(into)))
+                assert not counts
+        assert torch.equal(batch["author"].x.flatten().long(), batch["author"].n_id)
+
+
+@pytest.mark.parametrize("negatives", [None, "binary", {"mode": "binary", "amount": 1.5},
+                                       {"mode": "triplet", "amount": 2}])
+@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize("kind", [None, ("author", "writes", "paper"), ("paper", "cites", "paper")])
+def test_pairs(negatives, timed, kind):
+    times = torch.randint(2, 9, (20,), generator=torch.Generator().manual_seed(1)) if timed else None
+    more = {"edge_label_time": times, "time_attr": "time"} if timed else {}
+    if kind is None:
+        whole, pairs = graph(), torch.stack([torch.arange(20), torch.arange(40, 60)])
+        loader = LinkNeighborLoader(whole, [3, 2], pairs, batch_size=8, neg_sampling=negatives, seed=0,
+                                    features={"time": torch.arange(NODES) % 9}, **more)
+    else:
+        data = typed()
+        pairs = torch.stack([torch.arange(20), torch.arange(20, 40)])
+        loader = LinkNeighborLoader(data, [3, 2], (kind, pairs), batch_size=8, neg_sampling=negatives, seed=0, **more)
+    for batch in loader:
+        ends = [batch, batch] if kind is None else [batch[kind[0]], batch[kind[2]]]
+        link = batch if kind is None else batch[kind]
+        wanted, mode = pairs[:, link.input_id], negatives if isinstance(negatives, str | None) else negatives["mode"]
+        count = wanted.shape[1]
+        if mode == "triplet":
+            index = torch.stack([ends[0].src_index, ends[1].dst_pos_index])
+            drawn = ends[1].n_id[ends[1].dst_neg_index]
+            assert drawn.shape == (count, 2)
+            limit = None if times is None else times[link.input_id][:, None]
+        else:
+            index = link.edge_label_index
+            ones = 0 if mode is None else count if negatives == "binary" else int(count * 1.5)
+            assert index.shape[1] == count + ones
+            assert mode is None or link.edge_label.tolist() == [1.0] * count + [0.0] * ones
+            drawn = ends[1].n_id[index[1, count:]]
+            limit = None if times is None else link.edge_label_time[count:]
+        assert torch.equal(torch.stack([ends[0].n_id[index[0, :count]], ends[1].n_id[index[1, :count]]]), wanted)
+        assert limit is None or bool((drawn % 9 <= limit).all())
+        if timed and kind is None:
+            source = batch.graph.edge_index[0]
+            assert bool((batch.features["time"][source] <= times[batch.input_id][batch.batch[source]]).all())
+
+
+def test_training_on_samples_reaches_what_the_whole_graph_gives():
+    generator = torch.Generator().manual_seed(0)
+    label = torch.randint(4, (2000,), generator=generator)
+    source, target = torch.randint(2000, (2, 40_000), generator=generator)
+    keep = (label[source] == label[target]) | (torch.rand(40_000, generator=generator) < 0.1)
+    whole = Graph(torch.stack([source, target])[:, keep], num_nodes=2000)
+    x = torch.nn.functional.one_hot(label, 4) + 0.7 * torch.randn(2000, 4, generator=generator)
+
+    def accuracy(batches):
+        torch.manual_seed(0)
+        layers = torch.nn.ModuleList([Conv(Adjacency("row") | Identity(), *sizes) for sizes in ((4, 16), (16, 4))])
+        optimizer = torch.optim.Adam(layers.parameters(), 0.03)
+
+        def net(x, graph):
+            return layers[1](layers[0](x, graph).relu(), graph)
+
+        for inputs, structure, wanted in batches:
+            loss = torch.nn.functional.cross_entropy(net(inputs, structure)[:len(wanted)], wanted)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return float((net(x, whole).argmax(1)[1000:] == label[1000:]).float().mean())
+
+    loader = NeighborLoader(whole, [5, 5], input_nodes=torch.arange(1000), batch_size=100, shuffle=True, seed=0,
+                            features={"x": x, "y": label})
+    sampled = accuracy((batch.features["x"], batch.graph, batch.features["y"][:batch.batch_size])
+                       for _ in range(12) for batch in loader)
+    full = accuracy([(x, whole, label[:1000])] * 120)
+    assert full > 0.9 and sampled > full - 0.02
+
+
+@pytest.mark.parametrize("kind", ["plain", "typed"])
+def test_pygs_own_loaders_draw_by_ours_while_they_are_patched(kind):
+    loader = pytest.importorskip("torch_geometric.loader")
+    from structconv.compat.pyg import patch
+
+    if kind == "plain":
+        whole = graph()
+        data = pytest.importorskip("torch_geometric.data").Data(
+            x=torch.arange(NODES), edge_index=whole.edge_index, edge_weight=whole.edge_weight,
+            time=torch.arange(NODES) % 7)
+        where = {"input_nodes": torch.tensor([3, 50, 9])}
+    else:
+        data, where = typed(), {"input_nodes": ("paper", torch.tensor([3, 30, 9]))}
+    with patch() as report:
+        for options in ({}, {"disjoint": True}, {"time_attr": "time"}, {"subgraph_type": "induced"}):
+            theirs, ours = (next(iter(cls(data, [-1, -1], batch_size=3, **where, **options)))
+                            for cls in (loader.NeighborLoader, NeighborLoader))
+            assert theirs.keys() == ours.keys()
+            assert report.taken["NeighborSampler"] > 0
+            for a, b in zip(theirs.stores, ours.stores, strict=True):
+                assert {*a.keys()} == {*b.keys()}
+                for name in {*a.keys()} & {"n_id", "e_id", "x", "edge_attr", "batch"}:
+                    assert a[name] is b[name] is None or torch.equal(a[name].sort(0)[0], b[name].sort(0)[0])
+                for name in {*a.keys()} & {"num_sampled_nodes", "num_sampled_edges", "batch_size"}:
+                    assert a[name] == b[name]
+                if "batch_size" in a:
+                    assert torch.equal(a.n_id[:3], b.n_id[:3]) and torch.equal(a.input_id, b.input_id)
+        few = next(iter(loader.NeighborLoader(data, [2, 2], batch_size=3, num_workers=1, replace=True, **where)))
+        for store in few.edge_stores:
+            source, target = [few] * 2 if kind == "plain" else [few[store._key[0]], few[store._key[2]]]
+            ends = torch.stack([source.n_id[store.edge_index[0]], target.n_id[store.edge_index[1]]])
+            assert torch.equal(ends, (data if kind == "plain" else data[store._key]).edge_index[:, store.e_id])
+        link = None if kind == "plain" else ("paper", "cites", "paper")
+        batch = next(iter(loader.LinkNeighborLoader(data, [2], batch_size=4, edge_label_index=link,
+                                                    neg_sampling_ratio=1.0)))
+        assert (batch if link is None else batch[link]).edge_label_index.shape == (2, 8)
+    if kind == "plain":
+        with pytest.raises(ImportError, match="pyg-lib"), pytest.warns(UserWarning, match="pyg-lib"):
+            next(iter(loader.NeighborLoader(data, [2], **where)))
+
+
+def test_graphs_in_files(tmp_path):
+    whole = graph()
+    order = whole.edge_index[1].argsort(stable=True)
+    files = {}
+    for name, tensor in {"index": whole.edge_index[:, order].contiguous(), "x": torch.randn(NODES, 8)}.items():
+        tensor.numpy().tofile(tmp_path / name)
+        files[name] = torch.from_file(str(tmp_path / name), size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
+    loader = NeighborLoader(Graph(files["index"], num_nodes=NODES), [3], batch_size=20, is_sorted=True, num_workers=1,
+                            features={"x": files["x"]}, seed=0)
+    held = loader.neighbor_sampler.relations[None, None, None].sources
+    assert held.data_ptr() == files["index"].data_ptr()
+    for batch in loader:
+        assert torch.equal(batch.features["x"], files["x"][batch.n_id])
+
+
+INDEX = torch.tensor([[0, 1], [1, 2]])
+WRONG = {
+    "seeds": (lambda: list(NeighborLoader(Graph(INDEX), [1], torch.tensor([3]))), StructureError, r"seeds must be in"),
+    "sorting": (lambda: NeighborLoader(Graph(INDEX.flip(1)), [1], is_sorted=True), StructureError, "must not fall"),
+    "weights": (lambda: NeighborLoader(Graph(INDEX, edge_weight=torch.tensor([1.0, -1.0])), [1],
+                                       weight_attr="edge_weight"), StructureError, "not negative"),
+    "features": (lambda: NeighborLoader(Graph(INDEX), [1], features={"x": torch.ones(2)}), ShapeError, "N=3"),
+    "data": (lambda: NeighborLoader(INDEX, [1]), ConfigError, "data must be a Graph"),
+    "time": (lambda: NeighborLoader(Graph(INDEX), [1], input_time=torch.ones(3)), ConfigError, "needs time_attr"),
+    "attribute": (lambda: NeighborLoader(Graph(INDEX), [1], time_attr="t"), ConfigError, "time_attr must name"),
+    "fanout": (lambda: NeighborLoader(Graph(INDEX), [-2]), ConfigError, "num_neighbors must be -1"),
+    "type": (lambda: NeighborLoader(Graph(INDEX), [1], subgraph_type="whole"), ConfigError, "subgraph_type"),
+    "mode": (lambda: LinkNeighborLoader(Graph(INDEX), [1], neg_sampling="ternary"), ConfigError, "neg_sampling"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_refused(name):
+    call, error, message = WRONG[name]
+    with pytest.raises(error, match=message):
+        call()
