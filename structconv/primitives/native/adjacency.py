@@ -19,7 +19,7 @@ from structconv.errors import ShapeError
 from structconv.memo import derived, kept
 from structconv.primitives.functions import pulled_back
 from structconv.primitives.native import calls
-from structconv.primitives.native.indices import LIMIT
+from structconv.primitives.native.indices import LIMIT, unseen
 from structconv.primitives.native.loader import Core
 from structconv.primitives.products import FULL_WIDTH, LEAST_NUMBERS, LEAST_PRODUCTS, outer, product
 
@@ -75,7 +75,7 @@ def build_adjacency(kernels: Core, index: Tensor, inputs: int, outputs: int, *, 
 def first_wrong_edge(kernels: Core, index: Tensor, inputs: int, outputs: int, samples: Any = None) -> int:
     """The first edge (2, E) on the CPU that is out of range, or joins two samples, or -1. One pass."""
     starts = (None, None) if samples is None else (samples.input_starts, samples.output_starts)
-    return int(kernels.edges(index, inputs, outputs, *starts))
+    return int(unseen(lambda: kernels.edges(index, inputs, outputs, *starts)))
 
 
 def groups_in_order(starts: Tensor, rows: int, *, mean: bool = False) -> Adjacency | None:

@@ -7,18 +7,22 @@ once, when it is used for the first time. Each use compares the number of column
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from structconv import torch_compat as private
 from structconv.errors import StructureError
 from structconv.memo import derived
 from structconv.primitives.native.loader import Core, core
 
-__all__ = ["LIMIT", "Csr", "Sealed", "build", "fits", "narrow", "outside", "proved", "sealed"]
+__all__ = ["LIMIT", "Csr", "Sealed", "build", "fits", "narrow", "outside", "proved", "sealed",
+           "unseen"]
+
+T = TypeVar("T")
 
 _WRONG = {
     1: "indptr must start at 0, not fall, and end at E={}",
@@ -94,7 +98,7 @@ def proved(layout: Csr) -> Sealed:
 
 def build(kernels: Core, index: Tensor, num_inputs: int, num_outputs: int) -> tuple[Csr, Csr] | int:
     """Both layouts of edges (2, E) on the CPU, by target and by source, or the first edge that is out of range."""
-    *tensors, bad = kernels.layouts(index, num_inputs, num_outputs)
+    *tensors, bad = unseen(lambda: kernels.layouts(index, num_inputs, num_outputs))
     if bad >= 0:
         return int(bad)
     found = []
@@ -114,4 +118,9 @@ def _parts(tensor: Tensor, *sizes: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def outside(kernels: Core, index: Tensor, sizes: Sequence[int]) -> int:
     """The first column of the first row r of an index (R, E) on the CPU that is not in [0, sizes[r]), or -1."""
-    return int(kernels.outside(index, list(sizes)))
+    return int(unseen(lambda: kernels.outside(index, list(sizes))))
+
+
+def unseen(call: Callable[[], T]) -> T:
+    """A call of kernels on plain tensors, which no mode or transform of the caller is to see."""
+    return private.outside_modes(call) if private.watched(profilers=False) else call()

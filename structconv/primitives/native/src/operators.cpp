@@ -601,7 +601,7 @@ Tensor matrix(const View& t, int64_t at, int64_t rows, int64_t columns, bool tra
     const int64_t strides[2] = {transposed ? 1 : columns, transposed ? columns : 1};
     AtenTensorHandle made;
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(
-        t.tensor().get(), 2, sizes, strides, t.tensor().storage_offset() + at * rows * columns, &made));
+        t.tensor().get(), 2, sizes, strides, at * rows * columns, &made));  // from where t begins
     return Tensor(made);
 }
 
