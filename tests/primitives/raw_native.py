@@ -92,7 +92,8 @@ def attempt(name, operator, arguments):
     except Exception:
         return True
     with contextlib.suppress(Exception):  # a copy may be refused for what it is no more: empty, expanded
-        if found is not None and not same(found, operator(*map(plain, copies))) and name not in ("layouts", "verify"):
+        if found is not None and not same(found, operator(*map(plain, copies))) and name not in (
+                "layouts", "verify", "number"):  # the second call of `number` finds what the first has entered
             print(f"wrong: {name} has another answer for views: {list(map(said, arguments))}")
     return False
 

@@ -426,16 +426,18 @@ View multiply(const Op& op, const Tensor& layout_, const Maybe& values_, bool in
     const auto divides = [&](int64_t part) { return part > 0 && part <= count && count % part == 0; };
     op.check(count > 0 && divides(batch) && divides(rows) && (!flat || rows == 1), "rows", "divide the products, as x does");
     View values;
-    int64_t stride = 0, repeats = count;
+    int64_t stride = 0, repeats = count, lead = 1;
     if (values_) {
         Tensor given = *values_;
         if (op.view("values", given).dtype != x.dtype)
             given = torch::stable::to(given, x.half() ? ScalarType::BFloat16 : ScalarType::Float);
         values = op.view("values", torch::stable::contiguous(given));
-        const int64_t numbers = values.tensor().numel(), lead = layout.slots() ? numbers / layout.slots() : 1;
+        const int64_t numbers = values.tensor().numel();
+        lead = layout.slots() ? numbers / layout.slots() : 1;
         op.check(lead * layout.slots() == numbers && divides(lead), "values", "be (E,) or (W, E) with W dividing the products");
         if (lead > 1) stride = layout.slots(), repeats = count / lead;
     }
+    op.check(count / batch / rows <= lead, "count", "not exceed all combinations of x, values and results");
     const auto result = [&](const char* name, const Tensor& t) {
         return flat ? op.dense(name, t, {layout.rows(), channels}, x.dtype)
                     : op.dense(name, t, {rows, layout.rows(), channels}, x.dtype);
