@@ -139,6 +139,7 @@ def changed(t, rng):
         lambda: bad_numbers(t, rng), lambda: bad_numbers(t, rng), lambda: bad_numbers(t, rng),
         lambda: t.clone().requires_grad_(), lambda: None, lambda: t.new_zeros(t.shape).set_(), lambda: t.repeat(2, 1),
         lambda: torch._efficientzerotensor(t.shape, dtype=t.dtype), lambda: t.expand(3, *t.shape),
+        lambda: torch.stack([t, t])[1],
         lambda: torch.nn.Parameter(t), lambda: t.to_mkldnn(), lambda: t.as_strided(t.shape, (0,) * t.dim()),
     ]
     return rng.choice(ways)()
