@@ -7,23 +7,25 @@ import abc
 from dataclasses import replace
 from functools import reduce
 from operator import or_
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from structconv.memo import derived
 from structconv.mechanisms import Adjacency, Identity, Mechanism
+from structconv.memo import derived
 from structconv.nn import Conv, GraphNetwork, Linear
 from structconv.structures import Graph
 from structconv.structures.groups import edges_to_receivers
 
 __all__ = ["Circle", "ForceDecoder", "PairEncoder", "Plane", "Space", "TurningDecoder", "reversed_edges"]
 
-#: Times that a window of the encoder spans.
-_WINDOW = 3
+#: Times that a window of the encoder spans, and from one window to the next.
+_WINDOW, _STRIDE = 3, 2
 #: The least distance of two bodies, and the least standard deviation of a prediction, in units of the data's.
 _NEAR, _LEAST_SCALE = 1e-3, 1e-3
+#: Factor on the logarithm of a standard deviation, which must fall by orders of magnitude while weights change little.
+_HASTE = 2.5
 
 
 class Space(nn.Module, abc.ABC):
@@ -143,25 +145,28 @@ class PairEncoder(nn.Module):
 
 
 class _Scaled(nn.Module):
-    """A decoder whose predictions have a learned standard deviation for each channel."""
+    """A decoder whose predictions have a learned standard deviation for each channel, which falls from 1.
+
+    While it is great the divergence outweighs the error, so that types stay uncertain until the decoder can use them.
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.raw_scale = nn.Parameter(torch.zeros(channels))
+        self.log_scale = nn.Parameter(torch.zeros(channels))
 
     @property
     def scale(self) -> Tensor:
         """Of each channel, (C,)."""
-        return _LEAST_SCALE + F.softplus(self.raw_scale)
+        return _LEAST_SCALE + (_HASTE * self.log_scale).exp()
 
 
 class ForceDecoder(_Scaled):
     """x_(t+1) = x_t + W x_t + g(x_n) + sum_k sum_(e: m -> n) z_ek u_e phi_k(log r_e) Theta_k, for bodies in the plane.
 
-    u_e is the unit vector from body m to body n and r_e their distance. phi_k is a network from a number to a number:
-    the law is learned, and only its form is given, a force along the line between two bodies that depends on their
-    distance. Theta_k, two numbers, says how a force changes positions and velocities. g reads the state of one body:
-    walls.
+    u_e is the unit vector from body m to body n and r_e their distance, half a step of W x later. phi_k is a network
+    from a number to a number: the law is learned, and only its form is given, a force along the line between two bodies
+    that depends on their distance. Theta_k, two numbers, says how a force changes positions and velocities. g reads the
+    state of one body: walls.
 
     The sum over edges is a `Conv` with the basis A_k[e, n] = z_ek where the edge e leads to n. It treats the two
     coordinates of a force as samples, so that it is the same in all directions.
@@ -183,28 +188,31 @@ class ForceDecoder(_Scaled):
         """States (B, W, N, 4) and types (B, E, K) -> the states of H steps after each, (B, W, H, N, 4)."""
         weighted, states = _weighted(graph, edges[:, None, None], self.acting), []
         for _ in range(horizon):
-            unit, distance = directions(x, graph)
+            moved = self.drift(x)
+            unit, distance = directions(x + moved / 2, graph)
             forces = {_type(k): (unit * law(distance.log())).mT.unsqueeze(-1)
                       for k, law in zip(self.acting, self.laws, strict=True)}
             pushed = self.sum(forces, structure=weighted).movedim(-3, -1).flatten(-2)
-            x = x + self.drift(x) + self.walls(x) + pushed
+            x = x + moved + self.walls(x) + pushed
             states.append(x)
         return torch.stack(states, 2)
 
     def law(self, distance: Tensor) -> Tensor:
         """The learned change of a velocity in a step at these distances (D,), of each type that acts, (K', D)."""
         logs = distance.clamp(min=_NEAR).log().unsqueeze(-1)
-        return torch.stack([law(logs).squeeze(-1) * weight.theta[0, 0, 1]
-                            for law, weight in zip(self.laws, self._gains(), strict=True)])
+        return torch.stack([law(logs).squeeze(-1) * gain for law, gain in zip(self.laws, self._gains(), strict=True)])
 
-    def _gains(self) -> list[nn.Module]:
-        weight = self.sum.weight
-        return list(weight.weights) if hasattr(weight, "weights") else [weight]
+    def _gains(self) -> list[Tensor]:
+        """How a force of each type changes velocities."""
+        weights: Any = [self.sum.weight] if len(self.acting) == 1 else self.sum.weight.weights
+        return [weight.theta[0, 0, 1] for weight in weights]
 
 
 class TurningDecoder(_Scaled):
-    """(sin, cos)_(t+1) = the phase turned by an angle, for oscillators: the angle and the change of the frequency are
-    g(sum_k sum_(e: m -> n) z_ek f_k(x_m, x_n, d_e), x_n), d_e sine and cosine of the difference of phases.
+    """(sin, cos)_(t+1) = the phase turned by an angle, for oscillators.
+
+    States are first turned by W x. The rest of the angle and of the frequency's change is
+    g(sum_k sum_(e: m -> n) z_ek f_k(x_m, x_n, d_e), x_n), d_e being sine and cosine of the difference of phases.
 
     Args:
         types: K. still: the first type sends nothing and has no network. hidden: channels of all layers.
@@ -225,11 +233,11 @@ class TurningDecoder(_Scaled):
         """States (B, W, N, 4) and types (B, E, K) -> the states of H steps after each, (B, W, H, N, 4)."""
         weighted, states = _weighted(graph, edges[:, None], self.acting), []
         for _ in range(horizon):
+            x = _turned(x, self.drift(x))
             between = differences(x, graph)
             given = {"nodes": x, **{_type(k): message(x, graph, between).edges.relu()
                                     for k, message in zip(self.acting, self.messages, strict=True)}}
-            change = self.drift(x) + self.rest(self.update(given, structure=weighted or None))
-            x = _turned(x, change)
+            x = _turned(x, self.rest(self.update(given, structure=weighted)))
             states.append(x)
         return torch.stack(states, 2)
 
@@ -255,8 +263,8 @@ def reversed_edges(graph: Graph) -> Tensor:
 
 
 def _windows(x: Tensor) -> Tensor:
-    """(B, T, N, F) -> three times side by side, (B, T - 2, N, 3 F)."""
-    return x.unfold(1, _WINDOW, 1).flatten(-2)
+    """(B, T, N, F) -> three times side by side, (B, W, N, 3 F)."""
+    return x.unfold(1, _WINDOW, _STRIDE).flatten(-2)
 
 
 def _network(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
