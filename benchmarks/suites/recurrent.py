@@ -64,8 +64,8 @@ class _Parser(nn.Module):
     def __init__(self, ours: Parser) -> None:
         super().__init__()
         letters: Any = ours.letters
-        self.words, self.tags, self.characters = (embedding(own) for own in
-                                                  (ours.words, ours.tags, letters.characters))
+        tags: Any = ours.tags
+        self.words, self.tags, self.characters = map(embedding, (ours.words, tags, letters.characters))
         theta = letters.conv.weight.theta
         self.letters = nn.Conv1d(theta.shape[1], theta.shape[2], 3, padding=1)
         copied(self.letters.weight, theta.permute(2, 1, 0))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-__all__ = ["Drawing", "agreement", "films", "graphs", "images_gif", "map_of", "motion_gif", "paths"]
+__all__ = ["Drawing", "agreement", "curves", "films", "graphs", "images_gif", "map_of", "motion_gif", "paths"]
 
 _INK, _DPI = "#808080", 110
 
@@ -91,6 +91,24 @@ def agreement(pairs: Mapping[str, tuple[ArrayLike, ArrayLike]], *, x_label: str 
         axis.scatter(*found.T, s=6, alpha=0.5, linewidths=0, zorder=2)
         _equal(axis, f"{title}: {len(found)}, RMSE {root:.2f}", np.full(2, low), np.full(2, high))
         axis.set_xlabel(x_label, fontsize=7, color=_INK)
+    axes[0].set_ylabel(y_label, fontsize=7, color=_INK)
+    return _drawn(figure)
+
+
+def curves(panels: Mapping[str, tuple[ArrayLike, Mapping[str, ArrayLike]]], *, x_label: str, y_label: str) -> Drawing:
+    """Panels, by title, of numbers (N,) and of what depends on them, (N,) by name; a dashed line for the first name."""
+    import numpy as np
+
+    figure, axes = _figure(len(panels), 2.6)
+    for axis, (title, (x, lines)) in zip(axes, panels.items(), strict=True):
+        for place, (name, y) in enumerate(lines.items()):
+            axis.plot(np.asarray(x, dtype=float), np.asarray(y, dtype=float), "-" if place else "--", color=f"C{place}",
+                      linewidth=1.2, label=name, zorder=2 - place)
+        axis.axhline(0, color=_INK, linewidth=0.5)
+        axis.set_title(title, fontsize=8)
+        axis.tick_params(labelsize=6, colors=_INK, length=2)
+        axis.set_xlabel(x_label, fontsize=7, color=_INK)
+        axis.legend(fontsize=7, frameon=False)
     axes[0].set_ylabel(y_label, fontsize=7, color=_INK)
     return _drawn(figure)
 

@@ -236,12 +236,16 @@ class Oscillators(System):
 
     States are [d phi / dt, sin phi, w]; `properties` [w, phi], phi where the simulation starts, in radians. w is even
     in [1, 10), phi in [0, 2 pi).
+
+    Args:
+        cosine: states are [d phi / dt, sin phi, cos phi, w], from which the phase can be read. Not in the paper.
     """
 
     bodies: int = 5
     step: float = 0.01
     every: int = 10
     probability: float = 0.5
+    cosine: bool = False
 
     def start(self, simulations: int, generator: torch.Generator) -> Simulations:
         couplings = _joined(simulations, self.bodies, self.probability, generator)
@@ -274,7 +278,8 @@ class Oscillators(System):
         return own + (couplings * (phase.unsqueeze(0) - phase.unsqueeze(1)).sin()).sum(0)
 
     def _seen(self, phase: Tensor, own: Tensor, couplings: Tensor) -> Tensor:
-        return torch.stack([self._slope(phase, own, couplings), phase.sin(), own])
+        circle = [phase.sin(), phase.cos()] if self.cosine else [phase.sin()]
+        return torch.stack([self._slope(phase, own, couplings), *circle, own])
 
 
 @dataclass(frozen=True, kw_only=True)

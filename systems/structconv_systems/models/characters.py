@@ -1,4 +1,4 @@
-"""A language model of characters: a causal Transformer whose queries and keys are turned by their places."""
+"""A language model of characters: a causal Transformer with rotary positions, or with others as baselines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from structconv.mechanisms import DotProduct, Rotary
-from structconv.shapes import check_divides, check_positive
+from structconv.shapes import check_choice, check_divides, check_positive
 from structconv.structures import Causal, Window
 from structconv_systems.models.blocks import Block, Stack, StackDecoding, Tokens, attention
 
@@ -24,6 +24,8 @@ class CharacterModel(nn.Module):
         vocabulary: V. channels: C. layers: blocks. heads: K; D = C / K, even. hidden: channels of the networks.
         dropout: see `Block`. recompute: see `Stack`.
         window: characters that each sees, itself included; all before it where absent. No weight depends on it.
+        positions: "rotary"; "sinusoidal" or "learned", added to the embeddings, instead.
+        length: of a text at most, with learned positions.
 
     Characters are integers below V, of which none stands for padding. O(N^2) pairs a head and block.
 
@@ -32,20 +34,25 @@ class CharacterModel(nn.Module):
     """
 
     def __init__(self, vocabulary: int, *, channels: int = 192, layers: int = 6, heads: int = 6, hidden: int = 768,
-                 dropout: float = 0.1, recompute: bool = False, window: int | None = None) -> None:
+                 dropout: float = 0.1, recompute: bool = False, window: int | None = None, positions: str = "rotary",
+                 length: int = 512) -> None:
         super().__init__()
         check_positive("CharacterModel", "layers", layers)
+        check_choice("CharacterModel", "positions", positions, ("rotary", "sinusoidal", "learned"))
         dim = check_divides("CharacterModel", "heads", heads, "channels", channels)
-        scores = DotProduct(heads, dim, rotary=Rotary(layout="half")).scaled()
+        scores = DotProduct(heads, dim, rotary=Rotary(layout="half") if positions == "rotary" else None).scaled()
         seen = Causal() if window is None else Window(check_positive("CharacterModel", "window", window) - 1) & Causal()
         causal = scores.masked(keep=seen).softmax()
-        self.tokens = Tokens(vocabulary, channels, positions="none", dropout=dropout)
+        self.tokens = Tokens(vocabulary, channels, positions="none" if positions == "rotary" else positions,
+                             dropout=dropout, length=length)
         self.stack = Stack([Block(attention(causal, channels, dim), None, hidden=hidden, dropout=dropout, norm="pre")
                             for _ in range(layers)], recompute=recompute)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Characters (B, N) -> the logits (B, N, V) of those that follow each."""
-        return self.tokens.logits(self.stack(self.tokens(tokens, None)))
+        table = self.tokens.table(tokens.shape[-1])
+        p = None if table is None else table[:tokens.shape[-1]]
+        return self.tokens.logits(self.stack(self.tokens(tokens, p)))
 
     @torch.no_grad()
     def begin(self, batch: int) -> StackDecoding:

@@ -13,6 +13,7 @@ from structconv.mechanisms import Adjacency, Identity, Incidence, Mechanism
 from structconv.nn import Conv, GraphNetwork, Linear
 from structconv.structures import Graph
 from structconv.structures.groups import edges_to_receivers
+from structconv_systems.models.nri_pairs import ForceDecoder, PairEncoder, Plane, Space, TurningDecoder
 
 __all__ = ["Correlation", "Decoder", "Encoder", "Inferred", "RelationalInference"]
 
@@ -31,20 +32,47 @@ class RelationalInference(nn.Module):
     so that gradients pass; else it is the most probable type.
 
     Args:
-        times, channels: of what the encoder sees, (B, times, N, channels).
-        types: K, of edges; with `still` the first one is "no edge", which sends nothing and has no network.
-        hidden: width of all layers. messages: layers of a message (2 in the paper). temperature: of the relaxation.
+        encoder: (trajectories (B, times, N, C), graph) -> logits (B, E, K).
+        decoder: (states (B, W, N, C), graph, types (B, E, K), H) -> the H states after each, (B, W, H, N, C).
+        times: that the encoder reads. types: K. temperature: of the relaxation.
 
     Called with trajectories (B, T, N, C), a graph of all pairs that may act on one another, say `Graph.complete(N)`,
     where rollouts begin, (W,) indices into T, and their length H -> `Inferred`. Kipf et al. (2018), eq. 4 to 13.
     """
 
-    def __init__(self, *, times: int, channels: int, types: int = 2, still: bool = True, hidden: int = 256,
-                 messages: int = 1, temperature: float = 0.5, dropout: float = 0.0) -> None:
+    def __init__(self, encoder: nn.Module, decoder: nn.Module, *, times: int, types: int = 2,
+                 temperature: float = 0.5) -> None:
         super().__init__()
         self.times, self.types, self.temperature = times, types, temperature
-        self.encoder = Encoder(times, channels, types, hidden=hidden, dropout=dropout)
-        self.decoder = Decoder(channels, types, still=still, hidden=hidden, messages=messages)
+        self.encoder, self.decoder = encoder, decoder
+
+    @classmethod
+    def paper(cls, *, times: int, channels: int, types: int = 2, still: bool = True, hidden: int = 256,
+              messages: int = 1, temperature: float = 0.5, dropout: float = 0.0) -> RelationalInference:
+        """The paper's MLP encoder and MLP decoder.
+
+        Args:
+            times, channels: of what the encoder reads.
+            still: the first type is "no edge", which sends nothing and has no network.
+            hidden: width of all layers. messages: layers of a message (2 in the paper).
+        """
+        return cls(Encoder(times, channels, types, hidden=hidden, dropout=dropout),
+                   Decoder(channels, types, still=still, hidden=hidden, messages=messages), times=times, types=types,
+                   temperature=temperature)
+
+    @classmethod
+    def structured(cls, space: Space, *, times: int, types: int = 2, still: bool = True, hidden: int = 64,
+                   temperature: float = 0.5, symmetric: bool = True) -> RelationalInference:
+        """The encoder of pairs over time, with a decoder that forms forces in the plane or turns phases.
+
+        Args:
+            space: what is read of states, which the caller has fitted to training data.
+            symmetric: the two directions of a pair have the same logits.
+            still, hidden: as in `paper`.
+        """
+        decoder = ForceDecoder if isinstance(space, Plane) else TurningDecoder
+        return cls(PairEncoder(space, types, hidden=hidden, symmetric=symmetric),
+                   decoder(types, still=still, hidden=hidden), times=times, types=types, temperature=temperature)
 
     def forward(self, x: Tensor, graph: Graph, starts: Tensor, horizon: int) -> Inferred:
         logits = self.encoder(x[:, :self.times], graph)

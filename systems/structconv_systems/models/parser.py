@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from structconv.mechanisms import BiAffine, Cuboid
+from structconv.mechanisms import Additive, BiAffine, Cuboid
 from structconv.nn import Conv, Linear
+from structconv.shapes import check_choice
 from structconv_systems.models.recurrent import Recurrent, shared_dropout
 from structconv_systems.models.tokens import PAD
 from structconv_systems.models.trees import best_trees
@@ -27,11 +28,12 @@ class Parser(nn.Module):
     words, which are read themselves: no Theta follows.
 
     Args:
-        words, tags, relations: sizes of the vocabularies, 0 in each being padding.
+        words, tags, relations: sizes of the vocabularies, 0 in each being padding. Without tags (None) none are read.
         characters: size of the alphabet, or none; a word is then joined by the greatest values, over the places of its
             letters, of a convolution of width 3.
         embed: channels of words, of tags, and of what letters make. hidden: of each direction of the LSTMs.
         arc, label: channels of the perceptrons of heads and of relations.
+        scores: of heads, "biaffine" or "additive", v^T tanh(W d + U h) (Kiperwasser and Goldberg 2016), a baseline.
         dropout: of words and tags as wholes, what is left making up for it; and of all that follows, by sentence.
 
     Calling it: words, tags (B, N) integers, filled up with 0 at the end, letters (B, N, L) where there are characters
@@ -42,22 +44,26 @@ class Parser(nn.Module):
     Unlike them: no pretrained vectors; letters; no dropout between the steps of an LSTM; no orthogonal draws.
     """
 
-    def __init__(self, words: int, tags: int, relations: int, *, characters: int | None = None, embed: int = 100,
-                 hidden: int = 400, layers: int = 3, arc: int = 500, label: int = 100, dropout: float = 0.33) -> None:
+    def __init__(self, words: int, tags: int | None, relations: int, *, characters: int | None = None,
+                 embed: int = 100, hidden: int = 400, layers: int = 3, arc: int = 500, label: int = 100,
+                 dropout: float = 0.33, scores: str = "biaffine") -> None:
         super().__init__()
+        check_choice("Parser", "scores", scores, ("biaffine", "additive"))
         self.sizes, self.dropout = (arc, arc, label, label), dropout
-        self.words, self.tags = nn.Embedding(words, embed, PAD), nn.Embedding(tags, embed, PAD)
+        self.words = nn.Embedding(words, embed, PAD)
+        self.tags = None if tags is None else nn.Embedding(tags, embed, PAD)
         self.letters = None if characters is None else Letters(characters, embed)
-        channels = embed * (2 + (characters is not None))
+        channels = embed * (1 + (tags is not None) + (characters is not None))
         self.root = nn.Parameter(0.1 * torch.randn(channels))
         self.encoder = Recurrent(nn.LSTM, channels, hidden, layers=layers, bidirectional=True, dropout=dropout)
         self.perceptrons = Linear(2 * hidden, sum(self.sizes))
-        self.arcs = BiAffine(target=False).bound(arc)
+        self.arcs = (BiAffine(target=False) if scores == "biaffine" else Additive(arc)).bound(arc)
         self.labels = BiAffine(relations, constant=True).bound(label)
 
     def forward(self, words: Tensor, tags: Tensor, letters: Tensor | None = None) -> tuple[Tensor, Tensor]:
         exist = F.pad(words != PAD, (1, 0), value=True)
-        embedded = [self.words(words), self.tags(tags), *([] if self.letters is None else [self.letters(letters)])]
+        embedded = [self.words(words), *([] if self.tags is None else [self.tags(tags)]),
+                    *([] if self.letters is None else [self.letters(letters)])]
         x = dropped_parts(embedded, self.dropout, self.training)
         states, _ = self.encoder(torch.cat([self.root.expand(x.shape[0], 1, -1), x], 1), exist)
         states = self.perceptrons(shared_dropout(states, self.dropout, self.training))

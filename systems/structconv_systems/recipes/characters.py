@@ -1,4 +1,5 @@
-"""A causal Transformer on characters: the loss in nats on text that it has not seen, and what it writes."""
+"""A causal Transformer on characters with rotary positions, beside sinusoidal and learned ones: the loss in nats on
+test text, and a sample."""
 
 from __future__ import annotations
 
@@ -30,19 +31,21 @@ _ALPHABET = "alphabet.json"
 _DRAWN = 64
 
 
-def network(recipe: Characters, alphabet: int, window: int | None = None) -> CharacterModel:
-    """The recipe's model, whose characters see all before them or a window."""
+def network(recipe: Characters, alphabet: int, window: int | None = None, positions: str = "rotary"
+            ) -> CharacterModel:
+    """The recipe's model; each character attends to all before it, or to a window."""
     return CharacterModel(alphabet, channels=recipe.channels, layers=recipe.layers, heads=recipe.heads,
-                          hidden=4 * recipe.channels, dropout=recipe.dropout, window=window)
+                          hidden=4 * recipe.channels, dropout=recipe.dropout, window=window, positions=positions,
+                          length=recipe.length)
 
 
 class CharactersTask(BatchTask):
     """Cross-entropy of the next character, over windows of the text that begin anywhere."""
 
-    def __init__(self, recipe: Characters, text: Text, seed: int) -> None:
+    def __init__(self, recipe: Characters, text: Text, positions: str, seed: int) -> None:
         self.recipe, self.text = recipe, text
         windows = Windows(len(text.train) - recipe.length, size=recipe.batch_size, seed=seed)
-        super().__init__(network(recipe, len(text.alphabet)), recipe, windows)
+        super().__init__(network(recipe, len(text.alphabet), positions=positions), recipe, windows)
 
     def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
         return self._loss(self.text.train.unfold(0, self.recipe.length + 1, 1)[torch.tensor(samples)])
@@ -103,7 +106,9 @@ def _jobs(recipe: Characters, run: Run | None) -> list[Job]:
         raise DataError(path, f"more than length={recipe.length} characters in its last tenth", len(text.validation))
     if known and not known.is_file():
         text.alphabet.save(known)
-    return jobs_of(recipe, recipe.name, partial(CharactersTask, recipe, text), CharactersTask)
+    groups = {recipe.name: "rotary", "sinusoidal": "sinusoidal", "learned": "learned"}
+    return [job for name, positions in groups.items()
+            for job in jobs_of(recipe, name, partial(CharactersTask, recipe, text, positions), CharactersTask)]
 
 
 def _finish(recipe: Characters, finished: Finished) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""Neural relational inference (Kipf et al. 2018): which bodies act on which, without being told, beside an encoder that
-is told and beside correlations."""
+"""Neural relational inference (Kipf et al. 2018): infer from motion alone which bodies act on which, beside the same
+encoder trained with the true graphs, the paper's networks, and correlations."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
@@ -17,8 +17,9 @@ from torch.nn import functional as F
 from structconv.commands.table import print_table
 from structconv.structures import Graph
 from structconv_systems import scenes
-from structconv_systems.data.physics import SYSTEMS, Simulations
-from structconv_systems.models.nri import Correlation, Encoder, RelationalInference
+from structconv_systems.data.physics import SYSTEMS, Oscillators, Simulations
+from structconv_systems.models.nri import Correlation, RelationalInference
+from structconv_systems.models.nri_pairs import Circle, Plane
 from structconv_systems.recipes.options import physics as options
 from structconv_systems.train.batches import Batches
 from structconv_systems.train.parts import Parts
@@ -27,22 +28,28 @@ from structconv_systems.train.study import Finished, Job, Study, jobs_of
 from structconv_systems.train.task import BatchTask
 from structconv_systems.train.untrained import untrained_job
 
-__all__ = ["RUNNER", "Motion", "SupervisedTask", "UnsupervisedTask", "network"]
+__all__ = ["RUNNER", "Motion", "SupervisedTask", "UnsupervisedTask", "network", "simulations_of"]
 
-_ALONE, _TOLD, _CORRELATION = "unsupervised", "supervised", "correlation"
+_ALONE, _TOLD, _MLP, _CORRELATION = "unsupervised", "supervised", "mlp", "correlation"
 _PARTS = ("train", "val", "test")
 #: Simulations measured at a time.
 _MANY = 256
 _DRAWN = 3
+#: Degrees of freedom of Student's t.
+_FREEDOM = 2.0
+#: What the panels of learned laws are called, by system and type.
+_TITLES = {"springs": {1: "joined by a spring"}, "charged": {0: "unlike charges", 1: "like charges"}}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Motion:
-    """Simulations in three parts, in units of the greatest position, velocity or other channel that trains.
+    """Simulations in three parts, in the units of a model.
 
     Attributes:
         states: by part, (S, T, N, C); of ``test`` 2 T. graph: of all pairs. types: by part, (S, E), 1 where a pair is
             joined, or, of charges, alike.
+        scale: the unit of each channel: the standard deviation for the structured model, the greatest absolute value
+            for the paper's.
     """
 
     recipe: options.RelationalInference
@@ -54,15 +61,19 @@ class Motion:
     @classmethod
     def simulated(cls, recipe: options.RelationalInference) -> Motion:
         """Those of the recipe, by the seeds 0, 1 and 2."""
-        system, graph = SYSTEMS[recipe.system](bodies=recipe.bodies), Graph.complete(recipe.bodies)
-        parts = {part: system.simulate(recipe.samples if part == "train" else recipe.held_out,
-                                       recipe.times * (2 if part == "test" else 1), seed=seed)
-                 for seed, part in enumerate(_PARTS)}
-        scale = _scale(recipe, parts["train"])
+        return cls.scaled(recipe, simulations_of(recipe))
+
+    @classmethod
+    def scaled(cls, recipe: options.RelationalInference, simulations: Mapping[str, Simulations]) -> Motion:
+        """Simulations as the recipe's model reads them: the paper's oscillators have no cosine."""
+        states = {part: found.states for part, found in simulations.items()}
+        if recipe.system == "kuramoto" and recipe.model == "paper":
+            states = {part: found[..., [0, 1, 3]] for part, found in states.items()}
+        graph, scale = Graph.complete(recipe.bodies), _scale(recipe, states["train"])
         return cls(recipe=recipe, graph=graph, scale=scale,
-                   states=Parts({part: found.states / scale for part, found in parts.items()}),
+                   states=Parts({part: found / scale for part, found in states.items()}),
                    types=Parts({part: (found.couplings[:, graph.source, graph.target] > 0).long()
-                                for part, found in parts.items()}))
+                                for part, found in simulations.items()}))
 
     def mirrored(self, states: Tensor) -> Tensor:
         """Each simulation (B, T, N, 4) turned by quarters and mirrored at random: x, y exchanged, or a sign."""
@@ -88,47 +99,73 @@ class Motion:
         return 100 * float((found == self.types[part]).float().mean())
 
 
-def network(recipe: options.RelationalInference, channels: int) -> RelationalInference:
+def simulations_of(recipe: options.RelationalInference) -> dict[str, Simulations]:
+    """By part; those of oscillators with the cosine of their phase."""
+    kind = partial(Oscillators, cosine=True) if recipe.system == "kuramoto" else SYSTEMS[recipe.system]
+    return {part: kind(bodies=recipe.bodies).simulate(recipe.samples if part == "train" else recipe.held_out,
+                                                      recipe.times * (2 if part == "test" else 1), seed=seed)
+            for seed, part in enumerate(_PARTS)}
+
+
+def network(recipe: options.RelationalInference, motion: Motion) -> RelationalInference:
     """The recipe's model; of charges no type does nothing."""
-    return RelationalInference(times=recipe.times, channels=channels, still=recipe.system != "charged",
-                               hidden=recipe.hidden, messages=recipe.messages, temperature=recipe.temperature,
-                               dropout=recipe.dropout)
+    states, still = motion.states["train"], recipe.system != "charged"
+    if recipe.model == "paper":
+        return RelationalInference.paper(times=recipe.times, channels=states.shape[-1], still=still,
+                                         hidden=recipe.hidden, messages=recipe.messages,
+                                         temperature=recipe.temperature, dropout=recipe.dropout)
+    space = Circle() if recipe.system == "kuramoto" else Plane()
+    space.fit(states)
+    return RelationalInference.structured(space, times=recipe.times, still=still, hidden=recipe.hidden,
+                                          temperature=recipe.temperature, symmetric=recipe.symmetric)
 
 
 class UnsupervisedTask(BatchTask):
-    """The negative evidence lower bound of a simulation: sum |x - x'|^2 / (2 variance), as if all states were
-    predicted, and the divergence of the types from even ones (eq. 14 to 16, without what is constant)."""
+    """The negative evidence lower bound of a simulation, as if all states were predicted (eq. 14 to 16, without what is
+    constant): the prediction's negative log likelihood, and the divergence of the types from even ones."""
 
     model: RelationalInference
 
     def __init__(self, recipe: options.RelationalInference, motion: Motion, seed: int) -> None:
         self.recipe, self.motion = recipe, motion
         batches = Batches([1] * len(motion.states["train"]), cost=recipe.batch_size, seed=seed)
-        super().__init__(network(recipe, motion.states["train"].shape[-1]), recipe, batches)
+        super().__init__(network(recipe, motion), recipe, batches)
 
     def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
         states, _ = self.motion.training(samples)
         recipe = self.recipe
         free = recipe.times - recipe.horizon
         starts = (torch.randint(free, (1,)) + torch.arange(recipe.windows) * free // recipe.windows) % free
-        return self._bound(states, starts), float(len(samples))
+        return self._bound(states, starts) / ((recipe.times - 1) * recipe.bodies), float(len(samples))
 
     def _bound(self, states: Tensor, starts: Tensor) -> Tensor:
         recipe, horizon = self.recipe, self.recipe.horizon
         found = self.model(states, self.motion.graph, starts, horizon)
-        error = (found.states - _ahead(states, starts, horizon)).square().sum()
+        error = found.states - _ahead(states, starts, horizon)
         share = (recipe.times - 1) / (len(starts) * horizon)
         log_q = found.logits.log_softmax(-1)
-        return share / (2 * recipe.variance) * error + (log_q.exp() * log_q).sum()
+        return share * self._surprise(error) + (log_q.exp() * log_q).sum()
+
+    def _surprise(self, error: Tensor) -> Tensor:
+        """The negative log likelihood of errors, summed: the paper's Gaussian of fixed variance, or one, or Student's
+        t, with learned scales."""
+        if self.recipe.model == "paper":
+            return error.square().sum() / (2 * self.recipe.variance)
+        decoder: Any = self.model.decoder
+        scale = decoder.scale
+        squared, freedom = (error / scale).square(), _FREEDOM
+        cost = (freedom + 1) * (squared / freedom).log1p() if self.recipe.heavy_tails else squared
+        return (cost / 2 + scale.log()).sum()
 
     def figures(self, part: str) -> dict[str, float]:
         motion, model = self.motion, self.model
         found = motion.logits(model.encoder, part)
         accuracy = motion.accuracy(self._names()[found.argmax(-1)], part)
-        starts = torch.arange(0, self.recipe.times - self.recipe.horizon, self.recipe.horizon)
+        ahead = self.recipe.rollout
+        starts = torch.arange(0, self.recipe.times - ahead, ahead)
         errors = self._errors(part, found, starts)
-        figures = {f"{part}_loss": float(errors.mean()), f"{part}_accuracy": accuracy,
-                   f"{part}_mse_1": float(errors[0]), f"{part}_mse_{self.recipe.horizon}": float(errors[-1])}
+        figures = {f"{part}_loss": self._one_step(part, found), f"{part}_accuracy": accuracy,
+                   f"{part}_mse_1": float(errors[0]), f"{part}_mse_{ahead}": float(errors[-1])}
         return figures if part == "val" else {**figures, **self._later(found)}
 
     def _names(self) -> Tensor:
@@ -140,19 +177,28 @@ class UnsupervisedTask(BatchTask):
         return max((torch.tensor(order) for order in permutations(range(types))),
                    key=lambda names: self.motion.accuracy(names[found], "val"))
 
+    def _one_step(self, part: str, logits: Tensor) -> float:
+        """The negative log likelihood of a coordinate one step after each state, by which weights are chosen."""
+        starts, total, count = torch.arange(self.recipe.times - 1), 0.0, 0
+        for states, found in zip(self.motion.states[part].split(_MANY), logits.split(_MANY), strict=True):
+            predicted = self.model.decoder(states[:, starts], self.motion.graph, self.model.edges(found), 1)
+            error = predicted - _ahead(states, starts, 1)
+            total, count = total + float(self._surprise(error)), count + error.numel()
+        return total / count
+
     def _errors(self, part: str, logits: Tensor, starts: Tensor) -> Tensor:
-        """Mean squared errors by steps ahead, (horizon,)."""
-        horizon, total = self.recipe.horizon, []
+        """Mean squared errors by steps ahead, (rollout,)."""
+        horizon, total = self.recipe.rollout, []
         for states, found in zip(self.motion.states[part].split(_MANY), logits.split(_MANY), strict=True):
             predicted = self.model.decoder(states[:, starts], self.motion.graph, self.model.edges(found), horizon)
             total.append((predicted - _ahead(states, starts, horizon)).square().mean((1, 3, 4)))
         return torch.cat(total).mean(0)
 
     def _later(self, logits: Tensor) -> dict[str, float]:
-        """The error behind the times that the encoder saw first: with the edges that it found there, and with edges
-        found anew in the last T states before each rollout (dynamic graphs)."""
+        """The error after the first T times: with the edges inferred from these times, and with edges inferred again
+        from the last T states before each rollout (dynamic graphs)."""
         recipe = self.recipe
-        starts = torch.arange(recipe.times - 1, 2 * recipe.times - 1 - recipe.horizon, recipe.horizon)
+        starts = torch.arange(recipe.times - 1, 2 * recipe.times - 1 - recipe.rollout, recipe.rollout)
         static = self._errors("test", logits, starts)
         anew = [self._errors("test", self.motion.logits(self.model.encoder, "test", int(start) + 1 - recipe.times),
                              start.view(1)) for start in starts]
@@ -160,14 +206,14 @@ class UnsupervisedTask(BatchTask):
 
 
 class SupervisedTask(BatchTask):
-    """The encoder alone, told the graphs: what can be found at best (the paper's "supervised")."""
+    """The encoder alone, trained with the true graphs: an upper bound (the paper's "supervised")."""
 
-    model: Encoder
+    model: nn.Module
 
     def __init__(self, recipe: options.RelationalInference, motion: Motion, seed: int) -> None:
         self.motion = motion
         batches = Batches([1] * len(motion.states["train"]), cost=recipe.batch_size, seed=seed)
-        model = network(recipe, motion.states["train"].shape[-1]).encoder
+        model = network(recipe, motion).encoder
         super().__init__(model, recipe, batches)
 
     def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
@@ -192,10 +238,15 @@ def _correlated(motion: Motion, model: nn.Module, part: str) -> dict[str, float]
     return {f"{part}_loss": 0.0, f"{part}_accuracy": motion.accuracy(found, part)}
 
 
-def _scale(recipe: options.RelationalInference, simulations: Simulations) -> Tensor:
-    """The greatest absolute value of a channel, the two coordinates of a place or velocity on one scale."""
-    greatest = simulations.states.abs().amax((0, 1, 2))
-    return greatest if recipe.system == "kuramoto" else greatest.view(2, 2).amax(-1).repeat_interleave(2)
+def _scale(recipe: options.RelationalInference, states: Tensor) -> Tensor:
+    """The unit of each channel; the coordinates of a position, or of a velocity, have one, and a phase has none."""
+    found = states.abs().amax((0, 1, 2)) if recipe.model == "paper" else states.std((0, 1, 2))
+    if recipe.system != "kuramoto":
+        return found.view(2, 2).square().mean(-1).sqrt().repeat_interleave(2) if recipe.model != "paper" else (
+            found.view(2, 2).amax(-1).repeat_interleave(2))
+    if recipe.model != "paper":
+        found[1:3] = 1.0
+    return found
 
 
 def _ahead(states: Tensor, starts: Tensor, horizon: int) -> Tensor:
@@ -204,11 +255,16 @@ def _ahead(states: Tensor, starts: Tensor, horizon: int) -> Tensor:
 
 
 def _jobs(recipe: options.RelationalInference, run: Run | None) -> list[Job]:
-    motion = Motion.simulated(recipe)
+    simulations = simulations_of(recipe)
+    motion = Motion.scaled(recipe, simulations)
     told = dataclasses.replace(recipe, steps=recipe.supervised_steps)
-    baseline = untrained_job(_CORRELATION, _correlation(recipe, motion), partial(_correlated, motion))
-    return [*jobs_of(recipe, _ALONE, partial(UnsupervisedTask, recipe, motion), UnsupervisedTask),
-            *jobs_of(told, _TOLD, partial(SupervisedTask, told, motion), SupervisedTask), baseline]
+    paper = recipe.as_paper()
+    beside = motion if recipe.model == "paper" else Motion.scaled(paper, simulations)
+    jobs = [*jobs_of(recipe, _ALONE, partial(UnsupervisedTask, recipe, motion), UnsupervisedTask),
+            *jobs_of(told, _TOLD, partial(SupervisedTask, told, motion), SupervisedTask)]
+    if recipe.model != "paper":
+        jobs += jobs_of(paper, _MLP, partial(UnsupervisedTask, paper, beside), UnsupervisedTask)
+    return [*jobs, untrained_job(_CORRELATION, _correlation(recipe, beside), partial(_correlated, beside))]
 
 
 @torch.no_grad()
@@ -220,7 +276,30 @@ def _finish(recipe: options.RelationalInference, finished: Finished) -> dict[str
     if recipe.system != "kuramoto":
         for place in range(min(_DRAWN, len(probable))):
             _draw(finished.run, task, place, probable[place])
+        if recipe.model != "paper":
+            finished.run.draw("law", scenes.curves(_laws(task), x_label="distance", y_label="force"))
     return {}
+
+
+def _laws(task: UnsupervisedTask) -> dict[str, tuple[Tensor, dict[str, Tensor]]]:
+    """By type, distances and there the force on the receiver, away from the sender: the true one, and the learned
+    change of velocity in a step over its length in time."""
+    recipe, motion = task.recipe, task.motion
+    decoder: Any = task.model.decoder
+    names = [int(task._names()[k]) for k in decoder.acting]
+    system: Any = SYSTEMS[recipe.system](bodies=recipe.bodies)
+    states = motion.states["val"] * motion.scale
+    apart = torch.pdist(states[0, 0, :, :2]) if len(states) < 2 else (
+        states[:, :, motion.graph.source, :2] - states[:, :, motion.graph.target, :2]).norm(dim=-1).flatten()
+    low, high = (float(apart.kthvalue(max(1, int(share * len(apart)))).values) for share in (0.02, 0.98))
+    distance = torch.linspace(low, high, 100)
+    learned = decoder.law(distance / motion.scale[0]) * motion.scale[2] / (system.step * system.every)
+    if recipe.system == "springs":
+        true = {1: -system.stiffness * distance}
+    else:
+        true = {0: -distance ** -2, 1: distance ** -2}
+    return {_TITLES[recipe.system][name]: (distance, {"true": true[name], "learned": law})
+            for name, law in sorted(zip(names, learned, strict=True), key=lambda pair: pair[0])}
 
 
 def _draw(run: Run, task: UnsupervisedTask, place: int, probable: Tensor) -> None:
@@ -243,9 +322,9 @@ def _show(recipe: options.RelationalInference, summary: dict[str, Any]) -> None:
     """The accuracies, and how well the decoder predicts."""
     _STUDY.show(recipe, summary)
     found = next(row for name, row in summary["results"].items() if name.startswith(_ALONE))
-    print_table(("mean squared error of", "units of the box"), [
+    print_table(("mean squared error of", "units of the model"), [
         ("1 step", f"{found['test_mse_1']:.2e}"),
-        (f"{recipe.horizon} steps", f"{found[f'test_mse_{recipe.horizon}']:.2e}"),
+        (f"{recipe.rollout} steps", f"{found[f'test_mse_{recipe.rollout}']:.2e}"),
         ("later, edges found once", f"{found['test_mse_static']:.2e}"),
         ("later, edges found anew", f"{found['test_mse_dynamic']:.2e}")])
 

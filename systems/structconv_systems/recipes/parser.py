@@ -1,4 +1,5 @@
-"""The bi-affine parser (Dozat and Manning 2017): words with the right head, and with the right head and relation."""
+"""The bi-affine parser (Dozat and Manning 2017), beside one with additive scores: words with the right head, and with
+the right head and relation."""
 
 from __future__ import annotations
 
@@ -65,11 +66,11 @@ class Treebank:
     parts: Parts[list[Numbered]]
 
 
-def network(recipe: Parser, sizes: Vocabularies) -> Model:
-    """The recipe's model."""
-    return Model(len(sizes.words), len(sizes.tags), len(sizes.relations), characters=len(sizes.letters),
-                 embed=recipe.embed, hidden=recipe.hidden, layers=recipe.layers, arc=recipe.arc, label=recipe.label,
-                 dropout=recipe.dropout)
+def network(recipe: Parser, sizes: Vocabularies, scores: str = "biaffine") -> Model:
+    """The recipe's model, by its scores of heads."""
+    return Model(len(sizes.words), len(sizes.tags) if recipe.tags else None, len(sizes.relations),
+                 characters=len(sizes.letters), embed=recipe.embed, hidden=recipe.hidden, layers=recipe.layers,
+                 arc=recipe.arc, label=recipe.label, dropout=recipe.dropout, scores=scores)
 
 
 class ParserTask(BatchTask):
@@ -78,10 +79,10 @@ class ParserTask(BatchTask):
     model: Model
     metric, higher = "val_las", True
 
-    def __init__(self, recipe: Parser, treebank: Treebank, seed: int) -> None:
+    def __init__(self, recipe: Parser, treebank: Treebank, scores: str, seed: int) -> None:
         self.treebank = treebank
         lengths = [len(sentence.words) for sentence in treebank.parts["train"]]
-        super().__init__(network(recipe, treebank.vocabularies), recipe,
+        super().__init__(network(recipe, treebank.vocabularies, scores), recipe,
                          Batches(lengths, cost=recipe.batch_words, seed=seed))
 
     def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
@@ -130,7 +131,9 @@ def _jobs(recipe: Parser, run: Run | None) -> list[Job]:
     sizes = Vocabularies.of(parts["train"], recipe.least)
     treebank = Treebank(vocabularies=sizes, parts=Parts({
         name: [_numbered(sizes, sentence) for sentence in sentences] for name, sentences in parts.items()}))
-    return jobs_of(recipe, recipe.name, partial(ParserTask, recipe, treebank), ParserTask)
+    groups = {recipe.name: "biaffine", "additive": "additive"}
+    return [job for name, scores in groups.items()
+            for job in jobs_of(recipe, name, partial(ParserTask, recipe, treebank, scores), ParserTask)]
 
 
 def _finish(recipe: Parser, finished: Finished) -> dict[str, Any]:

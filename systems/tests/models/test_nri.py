@@ -16,7 +16,7 @@ STARTS = torch.tensor([0, 6])
 
 def made(seed=0, **options):
     torch.manual_seed(seed)
-    model = RelationalInference(times=T, channels=4, hidden=16, **options)
+    model = RelationalInference.paper(times=T, channels=4, hidden=16, **options)
     with torch.no_grad():
         model.decoder.rest[-1].weight.normal_(std=0.1)
     return model.eval()

@@ -48,6 +48,23 @@ def best_by_hand(scores):
     return every[scores.gather(0, every).sum(1).argmax()]
 
 
+@pytest.mark.parametrize("scores", ["biaffine", "additive"])
+def test_a_parser_without_tags_learns_with_both_scores(scores):
+    torch.manual_seed(0)
+    model = Parser(13, None, RELATIONS, characters=CHARACTERS, embed=8, hidden=12, layers=1, arc=10, label=6,
+                   dropout=0.0, scores=scores)
+    words, tags, letters = inputs()
+    heads, relations = trees()
+    optimizer, losses = torch.optim.Adam(model.parameters(), 1e-2), []
+    for _ in range(60):
+        losses.append(model.loss(words, tags, heads, relations, letters))
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < losses[0] / 5
+    torch.testing.assert_close(model(words, 0 * tags, letters), model(words, tags, letters))
+
+
 def test_its_layers_may_be_watched():
     model, seen = made(), []
     for module in model.modules():

@@ -297,9 +297,9 @@ def test_a_window_sees_so_many_characters_with_the_same_weights():
     assert not torch.allclose(short(changed)[:, 4:], short(TEXT)[:, 4:])
 
 
-@pytest.mark.parametrize("window", [None, 4])
-def test_characters_to_come_change_nothing_and_steps_are_the_full_pass(window):
-    model, changed = characters(window=window).eval(), TEXT.clone()
+@pytest.mark.parametrize("options", [{}, {"window": 4}, {"positions": "sinusoidal"}, {"positions": "learned"}], ids=str)
+def test_characters_to_come_change_nothing_and_steps_are_the_full_pass(options):
+    model, changed = characters(**options).eval(), TEXT.clone()
     changed[:, 7:] = 3
     whole = model(TEXT)
     torch.testing.assert_close(model(changed)[:, :7], whole[:, :7], atol=1e-5, rtol=1e-5)

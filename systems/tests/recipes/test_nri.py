@@ -14,8 +14,8 @@ from structconv_systems.train.parts import final_evaluation
 from systems.tests.recipes.runs import check_fair_and_blind, check_resumed_to_the_same_weights, evaluated
 
 TINY = ["steps=4", "supervised_steps=2", "validate_every=2", "checkpoint_every=2", "warmup=1", "samples=30",
-        "held_out=10", "batch_size=8", "hidden=8", "times=12", "horizon=3"]
-SMALL = {"samples": 30, "held_out": 10, "times": 12, "horizon": 3, "hidden": 8}
+        "held_out=10", "batch_size=8", "hidden=8", "times=12", "rollout=3", "windows=3", "seeds=2"]
+SMALL = {"samples": 30, "held_out": 10, "times": 12, "rollout": 3, "hidden": 8}
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +27,10 @@ def run(tmp_path_factory):
 
 def test_a_run_says_its_figures_draws_and_evaluates_to_the_same(run, capsys):
     summary = json.loads((run / "summary.json").read_text())
-    assert list(summary["groups"]) == ["unsupervised", "supervised", "correlation"]
+    assert list(summary["groups"]) == ["unsupervised", "supervised", "mlp", "correlation"]
     found = summary["results"]["unsupervised/seed-0"]
     assert {"test_mse_1", "test_mse_3", "test_mse_static", "test_mse_dynamic"} <= found.keys()
-    for name in ("graph-0.png", "graph-0.svg", "motion-2.png", "motion.gif"):
+    for name in ("graph-0.png", "graph-0.svg", "motion-2.png", "motion.gif", "law.svg"):
         assert (run / "pictures" / name).stat().st_size > 1000
     again = evaluated(run, capsys)
     assert again["groups"] == summary["groups"]
@@ -51,7 +51,7 @@ def test_other_systems_train(system, tmp_path):
     assert (system == "charged") is (tmp_path / "run" / "pictures").exists()
 
 
-@pytest.mark.parametrize("wrong", ["system=strings", "horizon=12", "bodies=1"])
+@pytest.mark.parametrize("wrong", ["system=strings", "horizon=12", "rollout=12", "bodies=1"])
 def test_bad_options_are_refused(wrong, tmp_path, capsys):
     words = [word for word in TINY if word.partition("=")[0] != wrong.partition("=")[0]]
     assert main(["train", "nri", *words, wrong, "--out", str(tmp_path / "run")]) == 2
@@ -61,8 +61,10 @@ def test_bad_options_are_refused(wrong, tmp_path, capsys):
 
 @final_evaluation()
 def test_parts_are_different_simulations_within_one():
-    motion = Motion.simulated(RelationalInference(**SMALL))
-    assert motion.states["train"].abs().amax() == 1
+    recipe = RelationalInference(**SMALL)
+    motion = Motion.simulated(recipe)
+    assert Motion.simulated(recipe.as_paper()).states["train"].abs().amax() == 1
+    assert motion.states["train"][..., :2].square().mean() == pytest.approx(1, rel=0.1)
     assert motion.states["test"].shape == (10, 24, 5, 4)
     assert not torch.equal(motion.states["val"], motion.states["test"][:, :12])
     assert motion.accuracy(motion.types["val"], "val") == 100

@@ -372,6 +372,7 @@ def test_reproducing_records_outcomes_and_continues(folder, tmp_path, capsys, mo
     monkeypatch.setattr(Characters, "presets", {"quick": {
         "text": "text.txt", "length": 16, "batch_size": 4, "channels": 16, "layers": 1, "heads": 2, "steps": 4,
         "sample": 5, "threads": 1}})
+    monkeypatch.setattr(Characters, "effect", None)
     (tmp_path / "text").symlink_to(folder)
     words = ["reproduce", "characters", "--preset", "quick", "--data", str(tmp_path), "--out", str(tmp_path / "out"),
              "--record", str(tmp_path / "kept.json"), "--json"]

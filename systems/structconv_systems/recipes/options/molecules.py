@@ -22,6 +22,7 @@ class Molecules(OnFiles):
     name = "molecules"
     folder = "molecules"
     where = "ESOL is at github.com/deepchem/deepchem, datasets/delaney-processed.csv; any CSV with SMILES goes."
+    # Wu et al. (2018), from memory, unchecked.
     published = "0.58 ± 0.03 on ESOL, of a random forest 1.07 ± 0.19"
     reads = ("file", "test")
     effect: ClassVar = Effect(

@@ -1,0 +1,290 @@
+"""Neural relational inference with geometry: an encoder that reads each pair over time, decoders that form forces or
+turn phases."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import replace
+from functools import reduce
+from operator import or_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from structconv.mechanisms import Adjacency, Identity, Mechanism
+from structconv.memo import derived
+from structconv.nn import Conv, GraphNetwork, Linear
+from structconv.structures import Graph
+from structconv.structures.groups import edges_to_receivers
+
+__all__ = ["Circle", "ForceDecoder", "PairEncoder", "Plane", "Space", "TurningDecoder", "reversed_edges"]
+
+#: Times that a window of the encoder spans, and from one window to the next.
+_WINDOW, _STRIDE = 3, 2
+#: The least distance of two bodies, and the least standard deviation of a prediction, in units of the data's.
+_NEAR, _LEAST_SCALE = 1e-3, 1e-3
+#: Factor on the logarithm of a standard deviation, which must fall by orders of magnitude while weights change little.
+_HASTE = 2.5
+
+
+class Space(nn.Module, abc.ABC):
+    """What the encoder reads of the states (B, T, N, C), at each time but the last.
+
+    Attributes:
+        channels: C. node_features, pair_features: of a body and of a pair of bodies, per time.
+        change: mean absolute change of the velocity in a step, which `fit` sets.
+    """
+
+    channels: int
+    node_features: int
+    pair_features: int
+    change: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("change", torch.ones(()))
+
+    @abc.abstractmethod
+    def velocity(self, x: Tensor) -> Tensor:
+        """The part of states that forces change, (..., V)."""
+
+    @abc.abstractmethod
+    def forward(self, x: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
+        """States (B, T, N, C) -> features of bodies (B, T - 1, N, F) and of edges (B, T - 1, E, G)."""
+
+    def fit(self, x: Tensor) -> None:
+        """Set `change` from training states."""
+        self.change.copy_(self.velocity(x).diff(dim=1).abs().mean())
+
+    def changes(self, x: Tensor) -> Tensor:
+        """Changes of the velocity in units of `change`, (B, T - 1, N, V)."""
+        return self.velocity(x).diff(dim=1) / self.change
+
+
+class Plane(Space):
+    """Bodies with position and velocity in the plane, C = 4."""
+
+    channels, node_features, pair_features = 4, 6, 5
+
+    def velocity(self, x: Tensor) -> Tensor:
+        return x[..., 2:]
+
+    def forward(self, x: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
+        """Of a body its state and the inverse hyperbolic sine of its change of velocity; of a pair the distance, its
+        logarithm, and the changes of both and the speed at which they part, along the line between them."""
+        changes, x = self.changes(x), x[:, :-1]
+        unit, distance = directions(x, graph)
+        sender, receiver = graph.source, graph.target
+        parting = x[:, :, sender, 2:] - x[:, :, receiver, 2:]
+        along = torch.stack([(unit * part).sum(-1) for part in (
+            parting, changes[:, :, sender], changes[:, :, receiver])], -1)
+        return (torch.cat([x, changes.asinh()], -1),
+                torch.cat([distance, distance.log(), along[..., :1], along[..., 1:].asinh()], -1))
+
+
+class Circle(Space):
+    """Oscillators with states [d phi / dt, sin phi, cos phi, w], C = 4."""
+
+    channels, node_features, pair_features = 4, 5, 2
+
+    def velocity(self, x: Tensor) -> Tensor:
+        return x[..., :1]
+
+    def forward(self, x: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
+        """Of an oscillator its state and change of frequency; of a pair sine and cosine of the difference of phases."""
+        changes, x = self.changes(x), x[:, :-1]
+        return torch.cat([x, changes.asinh()], -1), differences(x, graph)
+
+
+def directions(x: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
+    """Of each edge the unit vector (..., E, 2) from its sender to its receiver, and the distance (..., E, 1)."""
+    apart = x[..., graph.target, :2] - x[..., graph.source, :2]
+    distance = apart.norm(dim=-1, keepdim=True).clamp(min=_NEAR)
+    return apart / distance, distance
+
+
+def differences(x: Tensor, graph: Graph) -> Tensor:
+    """Of each edge sine and cosine of the receiver's phase minus the sender's, (..., E, 2)."""
+    sine, cosine = x[..., 1], x[..., 2]
+    (sine_m, sine_n), (cosine_m, cosine_n) = ((part[..., graph.source], part[..., graph.target])
+                                              for part in (sine, cosine))
+    return torch.stack([sine_n * cosine_m - cosine_n * sine_m, cosine_n * cosine_m + sine_n * sine_m], -1)
+
+
+class PairEncoder(nn.Module):
+    """e = mean over time of relu(W_s a_m + W_r a_n + W_p b_mn), a and b over windows of three times; then three rounds
+    of h_n = h_n + g(mean of e, h_n), e = e + f(h_m, h_n, e); logits = W e.
+
+    Args:
+        space: what is read of the states. types: K. hidden: channels of all layers. rounds: of updates.
+        symmetric: average the logits of an edge and of its reverse, for graphs that are known to be undirected.
+    """
+
+    def __init__(self, space: Space, types: int, *, hidden: int = 64, rounds: int = 3, symmetric: bool = True) -> None:
+        super().__init__()
+        self.space, self.symmetric = space, symmetric
+        nodes, pairs = _WINDOW * space.node_features, _WINDOW * space.pair_features
+        self.bodies = Linear(nodes, hidden)
+        self.pairs = GraphNetwork(nodes, pairs, edge=hidden)
+        self.nodes = nn.ModuleList(GraphNetwork(hidden, hidden, node=(hidden, hidden), aggregate="mean")
+                                   for _ in range(rounds))
+        self.edges = nn.ModuleList(GraphNetwork(hidden, hidden, edge=(hidden, hidden)) for _ in range(rounds))
+        self.logits = Linear(hidden, types)
+
+    def forward(self, x: Tensor, graph: Graph) -> Tensor:
+        """Trajectories (B, T, N, C) -> logits (B, E, K)."""
+        nodes, pairs = (_windows(part) for part in self.space(x, graph))
+        edges = self.pairs(nodes, graph, pairs).edges.relu().mean(1)
+        hidden = self.bodies(nodes).relu().mean(1)
+        for at_nodes, at_edges in zip(self.nodes, self.edges, strict=True):
+            hidden = hidden + at_nodes(hidden, graph, edges).nodes
+            edges = edges + at_edges(hidden, graph, edges).edges
+        logits: Tensor = self.logits(edges)
+        return (logits + logits[..., reversed_edges(graph), :]) / 2 if self.symmetric else logits
+
+
+class _Scaled(nn.Module):
+    """A decoder whose predictions have a learned standard deviation for each channel, which falls from 1.
+
+    While it is great the divergence outweighs the error, so that types stay uncertain until the decoder can use them.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.zeros(channels))
+
+    @property
+    def scale(self) -> Tensor:
+        """Of each channel, (C,)."""
+        return _LEAST_SCALE + (_HASTE * self.log_scale).exp()
+
+
+class ForceDecoder(_Scaled):
+    """x_(t+1) = x_t + W x_t + g(x_n) + sum_k sum_(e: m -> n) z_ek u_e phi_k(log r_e) Theta_k, for bodies in the plane.
+
+    u_e is the unit vector from body m to body n and r_e their distance, half a step of W x later. phi_k is a network
+    from a number to a number: the law is learned, and only its form is given, a force along the line between two bodies
+    that depends on their distance. Theta_k, two numbers, says how a force changes positions and velocities. g reads the
+    state of one body: walls.
+
+    The sum over edges is a `Conv` with the basis A_k[e, n] = z_ek where the edge e leads to n. It treats the two
+    coordinates of a force as samples, so that it is the same in all directions.
+
+    Args:
+        types: K. still: the first type sends nothing and has no network. hidden: channels of phi and g.
+    """
+
+    def __init__(self, types: int, *, still: bool = True, hidden: int = 64) -> None:
+        super().__init__(4)
+        self.acting = _acting(types, still)
+        self.laws = nn.ModuleList(_network(1, hidden, 1) for _ in self.acting)
+        self.sum = Conv(_by_type(self.acting), dict.fromkeys(map(_type, self.acting), 1), 2, bias=False)
+        self.drift, self.walls = Linear(4, 4), _network(4, hidden, 4)
+        for parameter in (*self.drift.parameters(), *self.walls[-1].parameters()):
+            nn.init.zeros_(parameter)
+
+    def forward(self, x: Tensor, graph: Graph, edges: Tensor, horizon: int) -> Tensor:
+        """States (B, W, N, 4) and types (B, E, K) -> the states of H steps after each, (B, W, H, N, 4)."""
+        weighted, states = _weighted(graph, edges[:, None, None], self.acting), []
+        for _ in range(horizon):
+            moved = self.drift(x)
+            unit, distance = directions(x + moved / 2, graph)
+            forces = {_type(k): (unit * law(distance.log())).mT.unsqueeze(-1)
+                      for k, law in zip(self.acting, self.laws, strict=True)}
+            pushed = self.sum(forces, structure=weighted).movedim(-3, -1).flatten(-2)
+            x = x + moved + self.walls(x) + pushed
+            states.append(x)
+        return torch.stack(states, 2)
+
+    def law(self, distance: Tensor) -> Tensor:
+        """The learned change of a velocity in a step at these distances (D,), of each type that acts, (K', D)."""
+        logs = distance.clamp(min=_NEAR).log().unsqueeze(-1)
+        return torch.stack([law(logs).squeeze(-1) * gain for law, gain in zip(self.laws, self._gains(), strict=True)])
+
+    def _gains(self) -> list[Tensor]:
+        """How a force of each type changes velocities."""
+        weights: Any = [self.sum.weight] if len(self.acting) == 1 else self.sum.weight.weights
+        return [weight.theta[0, 0, 1] for weight in weights]
+
+
+class TurningDecoder(_Scaled):
+    """(sin, cos)_(t+1) = the phase turned by an angle, for oscillators.
+
+    States are first turned by W x. The rest of the angle and of the frequency's change is
+    g(sum_k sum_(e: m -> n) z_ek f_k(x_m, x_n, d_e), x_n), d_e being sine and cosine of the difference of phases.
+
+    Args:
+        types: K. still: the first type sends nothing and has no network. hidden: channels of all layers.
+    """
+
+    def __init__(self, types: int, *, still: bool = True, hidden: int = 64) -> None:
+        super().__init__(4)
+        self.acting = _acting(types, still)
+        self.messages = nn.ModuleList(GraphNetwork(4, 2, edge=(hidden, hidden)) for _ in self.acting)
+        self.update = Conv(Identity().of("nodes") | _by_type(self.acting),
+                           {"nodes": 4, **dict.fromkeys(map(_type, self.acting), hidden)}, hidden)
+        self.rest = nn.Sequential(nn.SiLU(), Linear(hidden, hidden), nn.SiLU(), Linear(hidden, 2))
+        self.drift = Linear(4, 2)
+        for parameter in (*self.rest[-1].parameters(), *self.drift.parameters()):
+            nn.init.zeros_(parameter)
+
+    def forward(self, x: Tensor, graph: Graph, edges: Tensor, horizon: int) -> Tensor:
+        """States (B, W, N, 4) and types (B, E, K) -> the states of H steps after each, (B, W, H, N, 4)."""
+        weighted, states = _weighted(graph, edges[:, None], self.acting), []
+        for _ in range(horizon):
+            x = _turned(x, self.drift(x))
+            between = differences(x, graph)
+            given = {"nodes": x, **{_type(k): message(x, graph, between).edges.relu()
+                                    for k, message in zip(self.acting, self.messages, strict=True)}}
+            x = _turned(x, self.rest(self.update(given, structure=weighted)))
+            states.append(x)
+        return torch.stack(states, 2)
+
+
+def _turned(x: Tensor, change: Tensor) -> Tensor:
+    """States whose frequency has changed and whose phase is turned, by change (..., N, 2)."""
+    frequency, sine, cosine, own = x.unbind(-1)
+    faster, angle = change.unbind(-1)
+    turn_sine, turn_cosine = angle.sin(), angle.cos()
+    return torch.stack([frequency + faster, sine * turn_cosine + cosine * turn_sine,
+                        cosine * turn_cosine - sine * turn_sine, own], -1)
+
+
+def reversed_edges(graph: Graph) -> Tensor:
+    """Of each edge m -> n the place of n -> m, (E,), in a graph that has both and no edge twice."""
+    def find() -> Tensor:
+        source, target = graph.source, graph.target
+        forward, backward = source * graph.num_nodes + target, target * graph.num_nodes + source
+        order = forward.argsort()
+        return order[torch.searchsorted(forward[order], backward)]
+
+    return derived(graph.edge_index, "reversed edges", find)
+
+
+def _windows(x: Tensor) -> Tensor:
+    """(B, T, N, F) -> three times side by side, (B, W, N, 3 F)."""
+    return x.unfold(1, _WINDOW, _STRIDE).flatten(-2)
+
+
+def _network(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(Linear(inputs, hidden), nn.SiLU(), Linear(hidden, hidden), nn.SiLU(), Linear(hidden, outputs))
+
+
+def _acting(types: int, still: bool) -> tuple[int, ...]:
+    return tuple(range(1 if still else 0, types))
+
+
+def _type(k: int) -> str:
+    return f"type {k}"
+
+
+def _by_type(acting: tuple[int, ...]) -> Mechanism:
+    """From the edges to the bodies that they reach, for each type that acts."""
+    return reduce(or_, (Adjacency(normalize=None, structure=_type(k)).of(_type(k)) for k in acting))
+
+
+def _weighted(graph: Graph, edges: Tensor, acting: tuple[int, ...]) -> dict[str, Graph]:
+    """The graphs that `_by_type` reads, with the types (..., E, K) as weights."""
+    into = edges_to_receivers(graph)
+    return {_type(k): replace(into, edge_weight=edges[..., k]) for k in acting}
