@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn import functional
 
 from structconv.bases.matrices import adjacency
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.edges import is_sparse, with_remaining_loops
-from structconv.compat.pyg.layer import Channels, Layer, Linear, Nodes, pair
+from structconv.compat.pyg.layer import Channels, Layer, Linear, Nodes, is_plain, pair
 from structconv.errors import ConfigError
 
 __all__ = ["GCNConv", "GINConv", "GraphConv", "SAGEConv"]
@@ -28,7 +29,8 @@ def normalized(layer: Layer, edges: Any, x: Tensor, weight: Tensor | None, *, lo
                           "For sources and targets use SAGEConv or GraphConv.")
     graph = layer._graph(edges, x, x, weight=weight)
     if loops:
-        graph = with_remaining_loops(graph, 2.0 if improved else 1.0, summed=is_sparse(edges))
+        graph = with_remaining_loops(graph, 2.0 if improved else 1.0, summed=is_sparse(edges),
+                                     fixed_size=is_compiling() and layer.aggr in ("add", "sum"))
     return adjacency(graph, "sym" if normalize else None, x.dtype)
 
 
@@ -53,12 +55,11 @@ class GCNConv(Layer):
 
     def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
         """x (..., N, P), edges and their weights (E,) -> (..., N, Q)."""
-        messages = normalized(self, edge_index, x, edge_weight, loops=self.add_self_loops, improved=self.improved,
-                              normalize=self.normalize)
-        if self.aggr in ("max", "min"):  # of x Theta
-            y = self._aggregated(self.lin(x), messages)
-            return y if self.bias is None else y + self.bias
-        return self._aggregated(x, messages, self.lin, bias=self.bias)
+        messages = normalized(self, edge_index, x, edge_weight, loops=self.add_self_loops and self.normalize,
+                              improved=self.improved, normalize=self.normalize)
+        if is_plain(self.lin) and self.lin.bias is None and self.aggr not in ("max", "min"):
+            return self._aggregated(x, messages, self.lin, bias=self.bias)
+        return self._aggregated(self.lin(x), messages, bias=self.bias)  # as it is written: lin comes first
 
 
 class SAGEConv(Layer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from functools import cache
 from typing import Any, ClassVar, cast
 
@@ -36,7 +37,7 @@ Channels = int | tuple[int, int]
 Nodes = Tensor | tuple[Tensor, Tensor | None]
 
 
-class Linear(nn.Module):
+class Linear(nn.Linear):
     """x W^T + b with P = -1 for the channels of the first x. Parameters `weight` (Q, P) and `bias` (Q).
 
     Args:
@@ -47,11 +48,12 @@ class Linear(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int, bias: bool = True,
                  weight_initializer: str | None = None) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.in_channels, self.out_channels, self.weight_initializer = in_channels, out_channels, weight_initializer
+        self.in_features, self.out_features = in_channels, out_channels  # by which torch's tools know a linear layer
         self.weight: Any = (nn.Parameter(torch.empty(out_channels, in_channels)) if in_channels > 0
                             else UninitializedParameter())
-        self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
+        self.bias: Any = nn.Parameter(torch.zeros(out_channels)) if bias else None
         self.reset_parameters()
 
     @property
@@ -74,14 +76,14 @@ class Linear(nn.Module):
     def materialize(self, in_channels: int) -> None:
         """Make the weight for so many input channels, if there is none yet."""
         if self.is_lazy:
-            self.in_channels = in_channels
+            self.in_channels = self.in_features = in_channels
             self.weight.materialize((self.out_channels, in_channels))
             self.reset_parameters()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """(..., P) -> (..., Q)."""
-        self.materialize(x.shape[-1])
-        return linear(x, self.weight, self.bias)
+        self.materialize(input.shape[-1])
+        return linear(input, self.weight, self.bias)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         weight = state_dict.get(f"{prefix}weight")
@@ -139,6 +141,7 @@ class Layer(MessagePassing):
                                   "Others are not supported here: use PyTorch Geometric's layer.")
         self.aggr, self.flow, self.node_dim = aggr, flow, node_dim
         self._edge_mask, self._constants = None, cast("dict[str, float]", {})
+        self._message_forward_hooks: dict[int, Any] = OrderedDict()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -149,6 +152,19 @@ class Layer(MessagePassing):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         nn.Module.__setstate__(self, state)
+
+    def _refused(self, *_: Any, **__: Any) -> Any:
+        """What this class of PyTorch Geometric has and ours has not."""
+        raise ConfigError(type(self).__name__, "a call must be of the layer itself", "one of message passing",
+                          "No messages are formed here: propagate, message and their hooks do nothing. Use PyTorch "
+                          "Geometric's layer for them.")
+
+    propagate = message = message_and_aggregate = aggregate = update = edge_updater = edge_update = jittable = _refused
+    register_propagate_forward_pre_hook = register_propagate_forward_hook = _refused
+    register_message_forward_pre_hook = register_message_forward_hook = _refused
+    register_aggregate_forward_pre_hook = register_aggregate_forward_hook = _refused
+    register_message_and_aggregate_forward_pre_hook = register_message_and_aggregate_forward_hook = _refused
+    register_edge_update_forward_pre_hook = register_edge_update_forward_hook = _refused
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

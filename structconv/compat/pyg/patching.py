@@ -19,7 +19,7 @@ __all__ = ["Patch", "joined", "patch", "unpatch"]
 
 #: Our layers and functions, by their names in `torch_geometric.nn`.
 _OURS = {name: getattr(module, name) for module in (attention, convolutions, pooling, polynomials, relational)
-         for name in module.__all__ if name != "JumpingKnowledge"}  # that computes nothing of ours
+         for name in module.__all__}
 
 
 class Patch:
@@ -63,7 +63,7 @@ class Patch:
                 else:
                     self.taken[name] += 1
                     return
-            elif not isinstance(layer, Layer):
+            elif not isinstance(layer, ours):
                 self.left[type(layer).__name__] = f"it is derived from {name}, whose methods it may use"
             initialize(layer, *args, **options)
 
