@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn.functional import leaky_relu, normalize
 from torch.utils.hooks import RemovableHandle
 
@@ -61,6 +62,8 @@ class _Attention(Layer):
             if not self._edges_may_be_bare:
                 raise ConfigError(owner, "edge_dim must be given for a call with edge_attr", "none")
             attr = None
+        if attr is not None and attr.shape[-1] != self.edge_dim:
+            raise ShapeError(owner, f"edge_attr must have shape (E, edge_dim={self.edge_dim})", tuple(attr.shape))
         graph = self._graph(edges, x, targets, size, attr=attr)
         if not self.add_self_loops:
             return graph if graph.edge_weight is None else dataclasses.replace(graph, edge_weight=None)
@@ -68,8 +71,9 @@ class _Attention(Layer):
             warnings.warn(f"{owner} joins source n to target n, as PyTorch Geometric does, where both may be nodes of "
                           "two kinds. Say add_self_loops=False, or give in_channels as one number.", stacklevel=3)
         if attr is None or self.flow == "source_to_target":
-            return with_loops(graph, self.fill_value)
-        return with_loops(graph.reversed(), self.fill_value).reversed()  # theirs reduces over `edge_index[1]` always
+            return with_loops(graph, self.fill_value, is_compiling())
+        # theirs reduces over `edge_index[1]` always
+        return with_loops(graph.reversed(), self.fill_value, is_compiling()).reversed()
 
     #: Whether attributes and `edge_dim` may be given without each other.
     _edges_may_be_bare = False
@@ -169,7 +173,8 @@ class GATConv(_Attention):
             scores = scores + EdgeScore(graph, along.tensor())
         y, alpha = self._attend(values, heads, scores.leaky_relu(self.negative_slope), graph, edges, mask=mask,
                                 bias=self.bias, weights=bool(return_attention_weights))
-        return _with_weights(y if residual is None else y + residual, edges, alpha if return_attention_weights else None)
+        y = y if residual is None else y + residual
+        return _with_weights(y, edges, alpha if return_attention_weights else None)
 
 
 class GATv2Conv(_Attention):
@@ -219,7 +224,8 @@ class GATv2Conv(_Attention):
         scores = Additive(source, target, self.att[0], partial(leaky_relu, negative_slope=self.negative_slope))
         y, alpha = self._attend(values, heads, scores, graph, edges, mask=mask, bias=self.bias,
                                 weights=bool(return_attention_weights))
-        return _with_weights(y if residual is None else y + residual, edges, alpha if return_attention_weights else None)
+        y = y if residual is None else y + residual
+        return _with_weights(y, edges, alpha if return_attention_weights else None)
 
 
 class TransformerConv(_Attention):
@@ -286,7 +292,7 @@ class AGNNConv(Layer):
     def forward(self, x: Tensor, edge_index: Any) -> Tensor:
         """x (..., N, P) and edges -> (..., N, P)."""
         edges = self._graph(edge_index, x, x)
-        edges = graph = with_loops(edges) if self.add_self_loops else edges
+        edges = graph = with_loops(edges, fixed_size=is_compiling()) if self.add_self_loops else edges
         unit, values, mask = normalize(x, p=2.0, dim=-1), x, self._mask(edges)
         key = unit
         if mask is not None:

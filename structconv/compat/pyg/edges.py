@@ -130,17 +130,17 @@ def _of_fixed_size(graph: Graph, fill: float, summed: bool) -> Graph:
     return dataclasses.replace(square, edge_weight=torch.cat([weight.masked_fill(loop, 0.0), own[:entries]]))
 
 
-def with_loops(graph: Graph, fill: Fill = "mean") -> Graph:
+def with_loops(graph: Graph, fill: Fill = "mean", fixed_size: bool = False) -> Graph:
     """Edges n -> n in place of those that are there, after the others, for each n below both M and N.
 
     `fill` says what attributes they have, as in `Graph.with_self_loops`, or is a tensor of them.
 
-    Under `torch.compile` the loops that are there stay, so that the number of edges depends on sizes alone, and
-    `edge_weight` is what to add to the scores of a softmax: minus infinity for them, else 0.
+    With `fixed_size`, for `torch.compile`, the loops that are there stay, so that the number of edges depends on sizes
+    alone, and `edge_weight` is what to add to the scores of a softmax: minus infinity for them, else 0.
     """
     inputs, outputs = graph.num_inputs, graph.num_outputs
     count = min(inputs, outputs)
-    if not is_compiling():
+    if not fixed_size:
         bare = dataclasses.replace(_without_loops(graph), edge_weight=None)
         if bare.edge_attr is None and inputs == outputs:
             return looped(bare)
@@ -161,8 +161,10 @@ def _followed_by_loops(index: Tensor, count: int) -> Tensor:
 def _attributes(index: Tensor, graph: Graph, fill: Fill) -> Tensor | None:
     """The attributes of a graph's edges, then those of loops, made of those of the edges `index`."""
     attr, count = graph.edge_attr, min(graph.num_inputs, graph.num_outputs)
-    if attr is None or isinstance(fill, Tensor):
-        return attr if attr is None else torch.cat([attr, fill.to(attr).expand(count, *attr.shape[1:])])
+    if attr is None:
+        return None
+    if isinstance(fill, Tensor):
+        return torch.cat([attr, fill.to(attr).expand(count, *attr.shape[1:])])
     rows = max(graph.num_inputs, graph.num_outputs) + 1
     found = Graph(index, num_nodes=rows, edge_attr=attr).with_self_loops(attr=fill).edge_attr
     return None if found is None else found[:attr.shape[0] + count]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
 from typing import Any, ClassVar, cast
 
 import torch
@@ -18,7 +19,7 @@ from structconv.bases.matrices import adjacency
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.edges import edges_to_outputs, gather, graph_of
 from structconv.compat.pyg.operator import apply
-from structconv.errors import ConfigError, ShapeError, nearest
+from structconv.errors import ConfigError, ShapeError, StructconvError, nearest
 from structconv.memo import derived
 from structconv.nn.pooling import GroupPool
 from structconv.primitives.products import linear
@@ -30,7 +31,7 @@ try:  # where it is installed, its tools (explainers, to_hetero, summary) find o
 except ImportError:
     MessagePassing = nn.Module
 
-__all__ = ["Channels", "Layer", "Linear", "Nodes", "draw", "is_plain", "pair", "pool_extreme", "project"]
+__all__ = ["Channels", "Layer", "Linear", "Nodes", "draw", "glorot", "is_plain", "pair", "pool_extreme", "project"]
 
 Channels = int | tuple[int, int]
 #: x (..., M, P), or sources and targets.
@@ -83,6 +84,8 @@ class Linear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """(..., P) -> (..., Q)."""
         self.materialize(input.shape[-1])
+        if input.shape[-1] != self.in_channels:
+            raise ShapeError("Linear", f"x must have shape (..., M, P={self.in_channels})", tuple(input.shape))
         return linear(input, self.weight, self.bias)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
@@ -145,6 +148,8 @@ class Layer(MessagePassing):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if "forward" in cls.__dict__:
+            setattr(cls, "forward", _named(cls.__dict__["forward"]))  # noqa: B010 - mypy refuses an assignment
         overridden = {"message", "message_and_aggregate", "aggregate", "update", "edge_update"} & cls.__dict__.keys()
         if overridden:  # no call would read them
             raise ConfigError(cls.__name__, "a subclass must leave message passing as it is", ", ".join(overridden),
@@ -176,8 +181,7 @@ class Layer(MessagePassing):
             if name == "bias" and parameter is not None:
                 parameter.zero_()
             elif parameter is not None and name not in ("_edge_mask", *self._constants):
-                bound = math.sqrt(6 / sum(parameter.shape[-2:]))
-                parameter.uniform_(-bound, bound)
+                glorot(parameter)
         for name, number in self._constants.items():
             getattr(self, name).fill_(number)
 
@@ -190,7 +194,8 @@ class Layer(MessagePassing):
         self._constants[name] = float(number)
 
     def __repr__(self) -> str:
-        words = [str(self.__dict__[name]) for name in ("in_channels", "out_channels") if name in self.__dict__]
+        words = [str(self.__dict__[name]) for name in ("in_channels", "out_channels", "channels")
+                 if name in self.__dict__]
         words += [f"{name}={getattr(self, name)}" for name in self.shown]
         return f"{type(self).__name__}({', '.join(words)})"
 
@@ -261,6 +266,24 @@ class Layer(MessagePassing):
         return pool_extreme(x, graph, self.aggr)
 
 
+#: Owners of errors that the user of a layer has not made.
+_INNER = ("Conv", "Graph", "Layer", "Linear", "Sparse", "Typed", "layouts")
+
+
+def _named(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The same method; errors of what it is made of name the class of the layer."""
+    @wraps(forward)
+    def called(self: Any, *args: Any, **options: Any) -> Any:
+        try:
+            return forward(self, *args, **options)
+        except StructconvError as error:
+            if error.owner in _INNER:
+                error.rename(type(self).__name__)
+            raise
+
+    return called
+
+
 def _shares(graph: Graph, dtype: torch.dtype) -> Tensor:
     """One over the number of edges into the target of each edge, by which a mean weighs them."""
     return derived(graph.edge_index, ("shares", graph.num_outputs, dtype), lambda: cast(
@@ -301,7 +324,18 @@ def _theta(lin: Any) -> Full:
 
 def pair(x: Any) -> tuple[Tensor, Tensor | None]:
     """Sources and targets."""
+    if not (isinstance(x, Tensor) or (isinstance(x, tuple | list) and len(x) == 2 and isinstance(x[0], Tensor))):
+        raise ConfigError("Layer", "x must be a tensor (..., M, P), or a pair of those of sources and targets",
+                          type(x).__name__)
     return (x, x) if isinstance(x, Tensor) else (x[0], x[1])
+
+
+@torch.no_grad()
+def glorot(parameter: Tensor) -> None:
+    """Draw a parameter (..., P, Q) by the rule of Glorot and Bengio (2010), if its shape is known."""
+    if not isinstance(parameter, UninitializedParameter):
+        bound = math.sqrt(6 / sum(parameter.shape[-2:]))
+        parameter.uniform_(-bound, bound)
 
 
 def draw(module: nn.Module) -> None:

@@ -10,15 +10,14 @@ from functools import cache, wraps
 from types import TracebackType
 from typing import Any
 
-from structconv.compat.pyg import attention, convolutions, polynomials, pooling, relational
-from structconv.compat.pyg.layer import Layer
+from structconv.compat.pyg import attention, convolutions, mixtures, polynomials, pooling, relational
 from structconv.errors import ConfigError
 from structconv.structures.exchange import require
 
 __all__ = ["Patch", "joined", "patch", "unpatch"]
 
 #: Our layers and functions, by their names in `torch_geometric.nn`.
-_OURS = {name: getattr(module, name) for module in (attention, convolutions, pooling, polynomials, relational)
+_OURS = {name: getattr(module, name) for module in (attention, convolutions, mixtures, pooling, polynomials, relational)
          for name in module.__all__}
 
 
