@@ -380,12 +380,66 @@ def test_dropout_of_steps_is_of_the_edges():
     torch.testing.assert_close(layer.eval()(x, EDGES), theirs.APPNP(2, 0.1)(x, EDGES))
 
 
-@pytest.mark.parametrize("name, args", [("SAGEConv", (P, Q)), ("TransformerConv", (P, Q)), ("RGCNConv", (P, Q, 2))])
-def test_layers_without_loops_of_their_own_compile_whole(name, args):
-    layer, x = getattr(ours, name)(*args), torch.randn(5, P)
-    kinds = (torch.tensor([0, 1, 0, 1, 0, 1, 0]),) if name == "RGCNConv" else ()
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x, EDGES, *kinds), layer(x, EDGES, *kinds))
+WHOLE = {"GCNConv": (P, Q), "SGConv": (P, Q, 2), "SSGConv": (P, Q, 0.1, 2), "MixHopConv": (P, Q), "APPNP": (2, 0.1),
+         "ChebConv": (P, Q, 3), "GATConv": (P, Q, 2), "GATv2Conv": (P, Q, 2), "AGNNConv": (), "FAConv": (P,),
+         "ClusterGCNConv": (P, Q, 0.5), "ARMAConv": (P, Q, 2, 2), "SAGEConv": (P, Q), "TransformerConv": (P, Q),
+         "RGCNConv": (P, Q, 2)}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_layers_compile_whole_for_graphs_of_all_sizes(name):
+    """Once for all: with loops that are there, twice too, and with others that are not."""
+    layer = getattr(ours, name)(*WHOLE[name])
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    for nodes, count in ((5, 9), (8, 21), (13, 34)):
+        x, edges = torch.randn(nodes, P, requires_grad=True), torch.randint(nodes, (2, count))
+        edges[1, :2] = edges[0, :2] = 3
+        args = (x, x, edges) if name == "FAConv" else (x, edges)
+        args += (torch.arange(count) % 2,) if name == "RGCNConv" else ()
+        got, want = (results(run(*args), [x], layer) for run in (compiled, layer))
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name, args", [("GCNConv", (P, Q)), ("GATConv", (P, Q, 2, True, 0.2, 0.0, True, A))])
+def test_layers_compile_by_the_default_compiler(name, args):
+    layer = getattr(ours, name)(*args)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True)
+    for nodes, count in ((5, 9), (8, 21), (13, 34)):
+        x, edges = torch.randn(nodes, P), torch.randint(nodes, (2, count))
+        edges[1, :2] = edges[0, :2] = 3
+        more = (torch.randn(count, A),) if name == "GATConv" else ()
+        torch.testing.assert_close(compiled(x, edges, *more), layer(x, edges, *more), rtol=1e-5, atol=1e-5)
+
+
+def test_layers_take_meta_tensors():
+    for aggr in ("mean", "max"):
+        layer = ours.SAGEConv(P, Q, aggr).to("meta")
+        assert layer(torch.empty(5, P, device="meta"), EDGES.to("meta")).shape == (5, Q)
+
+
+X = torch.ones(5, P)
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda: ours.RGCNConv(P, Q, 3)(X, EDGES, torch.arange(7)), r"RGCNConv: edge_type must be in \[0, num_rel.*=3"),
+    (lambda: ours.RGCNConv(P, Q, 3)(X, EDGES, torch.arange(3)), r"RGCNConv: edge_type must be integers of shape \(E=7"),
+    (lambda: ours.GATConv(P, Q, edge_dim=3)(X, EDGES, torch.ones(7, 2)), r"GATConv: edge_attr must .*edge_dim=3\)"),
+    (lambda: ours.GATConv(P, Q, edge_dim=3)(X, EDGES, torch.ones(6, 3)), r"GATConv: edge_attr must have .*E=7"),
+    (lambda: ours.GATConv(P, Q)(X[:, 1:], EDGES), r"GATConv: x must have shape \(..., M, P=4\); got \(5, 3\)"),
+    (lambda: ours.GCNConv(P, Q)(X[:, 1:], EDGES), r"GCNConv: x must have shape \(..., M, P=4\); got \(5, 3\)"),
+    (lambda: ours.GCNConv(P, Q)(X, EDGES + 1), r"GCNConv: edge_index must be in \[0, .*; got 5 at edge 6"),
+    (lambda: ours.SAGEConv(P, Q)(None, EDGES), r"SAGEConv: x must be a tensor"),
+    (lambda: ours.NNConv(P, Q, one_layer())(X, EDGES), "NNConv: edge_attr must be given"),
+    (lambda: ours.FAConv(P, normalize=False)(X, X, EDGES), "FAConv: edge_weight must be given with normalize=False"),
+    (lambda: ours.GCNConv(P, Q).propagate(EDGES, x=X), "GCNConv: .*Use PyTorch Geometric's layer"),
+    (lambda: ours.GCNConv(P, Q).register_propagate_forward_pre_hook(print), "GCNConv: .*Use PyTorch Geometric's layer"),
+    (lambda: ours.GCNConv(P, Q).register_message_forward_hook(print), "GCNConv: .*Use PyTorch Geometric's layer"),
+])
+def test_errors_name_the_layer_and_the_argument(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 def test_a_subclass_with_messages_of_its_own_is_refused():

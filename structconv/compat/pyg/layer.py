@@ -292,6 +292,8 @@ def _shares(graph: Graph, dtype: torch.dtype) -> Tensor:
 
 def pool_extreme(x: Tensor, graph: Graph, aggr: str) -> Tensor:
     """The "max" or "min" of the rows of x (..., M, C) that reach each output: (..., N, C)."""
+    if not x.shape[-1]:
+        return project(x, Sparse(graph), None)
     pool = _max_pool(x.shape[-1])
     return pool(x, graph) if aggr == "max" else -pool(-x, graph)
 
