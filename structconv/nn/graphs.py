@@ -109,6 +109,10 @@ class ChebConv(_GraphLayer):
 
     No power of L is formed: O(E K min(P, Q) + M K P Q).
 
+    PyTorch Geometric's `ChebConv` gives other numbers on a directed graph: it counts the degree of an entry over the
+    edges that leave it, and this layer over those that enter it, as `GCNConv` does. It also removes self-loops, which
+    are edges here. `structconv.compat.pyg.ChebConv` gives its numbers.
+
     Equals `Conv(Chebyshev(K - 1), P, Q)`.
 
     Example:

@@ -146,8 +146,9 @@ def _of_groups(x: Tensor, groups: Graph, kind: str, otherwise: Callable[[Tensor,
 
 def _in_order(groups: Graph) -> bool:
     """Whether edge e is that of row e, as those are that the library makes."""
-    return not is_compiling() and derived(groups.edge_index, ("in order", groups.num_inputs), lambda: torch.equal(
-        groups.source.long(), torch.arange(groups.num_inputs, device=groups.edge_index.device)))
+    index = groups.edge_index
+    return is_plain(index) and derived(index, ("in order", groups.num_inputs), lambda: torch.equal(
+        groups.source.long(), torch.arange(groups.num_inputs, device=index.device)))
 
 
 def _largest(x: Tensor, groups: Graph) -> Tensor:

@@ -76,9 +76,9 @@ def draw_neighbors(edges: InEdges, nodes: Tensor, fanout: int, *, seed: int, rel
     """
     core = kernels()
     if core is None:
-        *found, bad = _bounds(edges, nodes, limits, fanout, replace, last)
-        drawn = (nodes,) * 3 if bad >= 0 else _draw(edges, nodes, groups, tuple(found), fanout, replace, seed, relation,
-                                                    base)
+        first, population, offsets, bad = _bounds(edges, nodes, limits, fanout, replace, last)
+        drawn = [nodes] * 3 if bad >= 0 else _draw(edges, nodes, groups, (first, population, offsets), fanout, replace,
+                                                   seed, relation, base)
     else:
         *drawn, bad = core.sample(*edges, nodes, groups, limits, fanout, replace, last, seed, relation, base)
     if bad >= 0:

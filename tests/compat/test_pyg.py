@@ -47,8 +47,8 @@ class Kind:
 
     Args:
         args: of the constructor, a strategy or value each. options: those by keyword.
-        inputs: of "weight", "attr", "type", "lambda", "pair", "size", "sparse"; attributes are given too with
-            `edge_dim`.
+        inputs: of "initial", "weight", "attr", "type", "lambda", "pair", "size", "sparse"; attributes are given
+            too with `edge_dim`.
     """
 
     args: tuple[Any, ...]
@@ -85,11 +85,18 @@ KINDS = {
                    "attr pair size"),
     "RGCNConv": Kind((P, Q, 3), {"aggr": st.sampled_from(["mean", "add"]), "root_weight": BOOL, "bias": BOOL,
                                  "num_bases": st.sampled_from([None, 2])}, "type pair"),
+    "ClusterGCNConv": Kind((P, Q), {"diag_lambda": st.sampled_from([0.0, 0.7]), "aggr": AGGR, "bias": BOOL}),
+    "ARMAConv": Kind((P, Q, st.integers(1, 2), st.integers(1, 3)), {"shared_weights": BOOL, "bias": BOOL},
+                     "weight"),
+    "FeaStConv": Kind((P, Q), {"heads": st.integers(1, 3), "add_self_loops": BOOL, "bias": BOOL, "aggr": AGGR},
+                      "pair"),
+    "GMMConv": Kind((P, Q, A, 2), {"separate_gaussians": BOOL, "aggr": AGGR, "bias": BOOL}, "attr pair size"),
+    "FAConv": Kind((P,), {"eps": st.sampled_from([0.0, 0.3]), "add_self_loops": BOOL}, "initial sparse"),
 }
 
 
 #: Layers that PyTorch Geometric does not make of unknown channels.
-NEVER_LAZY = {"ChebConv", "TAGConv", "MixHopConv", "NNConv", "RGCNConv"}
+NEVER_LAZY = {"ChebConv", "TAGConv", "MixHopConv", "NNConv", "RGCNConv", "ARMAConv", "GMMConv", "FAConv"}
 
 
 def drawn(draw, value):
@@ -106,14 +113,14 @@ class Setup:
     peer: Any
     inputs: list[torch.Tensor]
     call: Any
-    options: dict[str, Any]
-    edges: Any
 
 
 @st.composite
 def setups(draw, name):
     """A configuration of both layers, and a call: of any graph, with loops, repeated edges and isolated nodes."""
     kind, dtype = KINDS[name], draw(st.sampled_from(list(TOLERANCE)))
+    if name == "ClusterGCNConv":
+        dtype = torch.float32  # theirs divides by degrees in float32
     torch.manual_seed(draw(st.integers(0, 1000)))
     options = {key: drawn(draw, value) for key, value in kind.options.items()}
     bipartite = "pair" in kind.inputs and draw(BOOL)
@@ -125,8 +132,10 @@ def setups(draw, name):
         options["flow"] = "source_to_target" if bipartite else "target_to_source"
     if (form in ("coo", "csr") or bipartite) and "fill_value" in options:
         options["fill_value"] = 0.5  # PyTorch Geometric's own layer fails for others
+    if name == "FeaStConv" and bipartite:
+        options["add_self_loops"] = False  # theirs adds one for each target, of which there may be more than sources
     args = [drawn(draw, draw(value) if isinstance(value, st.SearchStrategy) else value) for value in kind.args]
-    if bipartite and args and args[0] == P and draw(BOOL):
+    if bipartite and args and args[0] == P and name != "FeaStConv" and draw(BOOL):
         args[0] = (P, P)
     if args and args[0] == P and name not in NEVER_LAZY and not options.get("project") and draw(BOOL):
         args[0] = -1
@@ -136,7 +145,7 @@ def setups(draw, name):
         torch.manual_seed(seed)
         made.append(getattr(library, name)(*copy.deepcopy(args), **options).to(dtype))
     m = draw(st.integers(1, 7))
-    n, count = draw(st.integers(1, 7)) if bipartite else m, draw(st.integers(0, 14))
+    n, count = draw(st.integers(1, 7)) if bipartite else m, draw(st.integers(int(name == "FeaStConv"), 14))
     index = torch.stack([torch.randint(m, (count,)), torch.randint(n, (count,))])
     x = torch.randn(m, P, dtype=dtype, requires_grad=True)
     inputs, nodes = [x], x
@@ -145,12 +154,15 @@ def setups(draw, name):
         inputs, nodes = [x, z], (x, z)
     call: list[Any] = [nodes]
     more: dict[str, Any] = {}
+    if "initial" in kind.inputs:
+        inputs.append(torch.randn(m, P, dtype=dtype, requires_grad=True))
+        call.append(inputs[-1])
     if form in ("coo", "csr"):
         index = index.unique(dim=1)
         matrix = torch.sparse_coo_tensor(index.flip(0), torch.rand(index.shape[1], dtype=dtype), (n, m)).coalesce()
-        call.append(matrix if form == "coo" else matrix.to_sparse_csr())
+        call.append(edges := matrix if form == "coo" else matrix.to_sparse_csr())
     else:
-        call.append(index.int() if form == "int32" else index)
+        call.append(edges := index.int() if form == "int32" else index)
         if "weight" in kind.inputs and draw(BOOL):
             inputs.append(torch.empty(count, dtype=dtype).uniform_(0.1, 1).requires_grad_())
             call.append(inputs[-1])
@@ -173,10 +185,10 @@ def setups(draw, name):
 
     def run(layer):
         torch.manual_seed(seed)  # a lazy layer draws its parameters now
-        edges = call[1].long() if layer is peer and form == "int32" else call[1]
-        return layer(call[0], edges, *call[2:], **more)
+        wide = layer is peer and form == "int32"
+        return layer(*(one.long() if wide and one is edges else one for one in call), **more)
 
-    return Setup(layer, peer, inputs, run, options, call[1])
+    return Setup(layer, peer, inputs, run)
 
 
 def results(y, inputs, layer):
@@ -368,12 +380,66 @@ def test_dropout_of_steps_is_of_the_edges():
     torch.testing.assert_close(layer.eval()(x, EDGES), theirs.APPNP(2, 0.1)(x, EDGES))
 
 
-@pytest.mark.parametrize("name, args", [("SAGEConv", (P, Q)), ("TransformerConv", (P, Q)), ("RGCNConv", (P, Q, 2))])
-def test_layers_without_loops_of_their_own_compile_whole(name, args):
-    layer, x = getattr(ours, name)(*args), torch.randn(5, P)
-    kinds = (torch.tensor([0, 1, 0, 1, 0, 1, 0]),) if name == "RGCNConv" else ()
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x, EDGES, *kinds), layer(x, EDGES, *kinds))
+WHOLE = {"GCNConv": (P, Q), "SGConv": (P, Q, 2), "SSGConv": (P, Q, 0.1, 2), "MixHopConv": (P, Q), "APPNP": (2, 0.1),
+         "ChebConv": (P, Q, 3), "GATConv": (P, Q, 2), "GATv2Conv": (P, Q, 2), "AGNNConv": (), "FAConv": (P,),
+         "ClusterGCNConv": (P, Q, 0.5), "ARMAConv": (P, Q, 2, 2), "SAGEConv": (P, Q), "TransformerConv": (P, Q),
+         "RGCNConv": (P, Q, 2)}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_layers_compile_whole_for_graphs_of_all_sizes(name):
+    """Once for all: with loops that are there, twice too, and with others that are not."""
+    layer = getattr(ours, name)(*WHOLE[name])
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    for nodes, count in ((5, 9), (8, 21), (13, 34)):
+        x, edges = torch.randn(nodes, P, requires_grad=True), torch.randint(nodes, (2, count))
+        edges[1, :2] = edges[0, :2] = 3
+        args = (x, x, edges) if name == "FAConv" else (x, edges)
+        args += (torch.arange(count) % 2,) if name == "RGCNConv" else ()
+        got, want = (results(run(*args), [x], layer) for run in (compiled, layer))
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name, args", [("GCNConv", (P, Q)), ("GATConv", (P, Q, 2, True, 0.2, 0.0, True, A))])
+def test_layers_compile_by_the_default_compiler(name, args):
+    layer = getattr(ours, name)(*args)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True)
+    for nodes, count in ((5, 9), (8, 21), (13, 34)):
+        x, edges = torch.randn(nodes, P), torch.randint(nodes, (2, count))
+        edges[1, :2] = edges[0, :2] = 3
+        more = (torch.randn(count, A),) if name == "GATConv" else ()
+        torch.testing.assert_close(compiled(x, edges, *more), layer(x, edges, *more), rtol=1e-5, atol=1e-5)
+
+
+def test_layers_take_meta_tensors():
+    for aggr in ("mean", "max"):
+        layer = ours.SAGEConv(P, Q, aggr).to("meta")
+        assert layer(torch.empty(5, P, device="meta"), EDGES.to("meta")).shape == (5, Q)
+
+
+X = torch.ones(5, P)
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda: ours.RGCNConv(P, Q, 3)(X, EDGES, torch.arange(7)), r"RGCNConv: edge_type must be in \[0, num_rel.*=3"),
+    (lambda: ours.RGCNConv(P, Q, 3)(X, EDGES, torch.arange(3)), r"RGCNConv: edge_type must be integers of shape \(E=7"),
+    (lambda: ours.GATConv(P, Q, edge_dim=3)(X, EDGES, torch.ones(7, 2)), r"GATConv: edge_attr must .*edge_dim=3\)"),
+    (lambda: ours.GATConv(P, Q, edge_dim=3)(X, EDGES, torch.ones(6, 3)), r"GATConv: edge_attr must have .*E=7"),
+    (lambda: ours.GATConv(P, Q)(X[:, 1:], EDGES), r"GATConv: x must have shape \(..., M, P=4\); got \(5, 3\)"),
+    (lambda: ours.GCNConv(P, Q)(X[:, 1:], EDGES), r"GCNConv: x must have shape \(..., M, P=4\); got \(5, 3\)"),
+    (lambda: ours.GCNConv(P, Q)(X, EDGES + 1), r"GCNConv: edge_index must be in \[0, .*; got 5 at edge 6"),
+    (lambda: ours.SAGEConv(P, Q)(None, EDGES), r"SAGEConv: x must be a tensor"),
+    (lambda: ours.NNConv(P, Q, one_layer())(X, EDGES), "NNConv: edge_attr must be given"),
+    (lambda: ours.FAConv(P, normalize=False)(X, X, EDGES), "FAConv: edge_weight must be given with normalize=False"),
+    (lambda: ours.GCNConv(P, Q).propagate(EDGES, x=X), "GCNConv: .*Use PyTorch Geometric's layer"),
+    (lambda: ours.GCNConv(P, Q).register_propagate_forward_pre_hook(print), "GCNConv: .*Use PyTorch Geometric's layer"),
+    (lambda: ours.GCNConv(P, Q).register_message_forward_hook(print), "GCNConv: .*Use PyTorch Geometric's layer"),
+])
+def test_errors_name_the_layer_and_the_argument(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 def test_a_subclass_with_messages_of_its_own_is_refused():

@@ -58,7 +58,7 @@ def test_a_program_runs_on_our_layers_and_is_given_back():
         assert all(isinstance(conv, Layer) and isinstance(conv, theirs.GCNConv) for conv in net.convs)
         close(net(x, EDGES), plain(x, EDGES))
         close(theirs.global_mean_pool(x, batch), ours.global_mean_pool(x, batch))
-    assert report.taken == {"GCNConv": 2, "global_mean_pool": 1} and not report.left
+    assert report.taken["GCNConv"] == 2 and report.taken["global_mean_pool"] == 1 and not report.left
     assert not isinstance(theirs.GCNConv(4, 8), Layer) and theirs.global_mean_pool is not ours.global_mean_pool
     for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
         close(twin(x, EDGES), plain(x, EDGES))
@@ -207,3 +207,175 @@ def test_profiles():
     with timeit(log=False) as timed:
         net(x, EDGES)
     assert timed.duration > 0
+
+
+# -- functions ----------------------------------------------------------------------------------------------------
+
+def equal_with_gradients(x, *functions):
+    found = []
+    for function in functions:
+        y = function(x)
+        found.append([y, torch.autograd.grad((y * torch.linspace(-1, 1, y.numel()).view(y.shape)).sum(), x)[0]])
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
+
+
+def of_both(name, *args, **options):
+    """The function of `torch_geometric.utils` on x, ours under a patch and theirs."""
+    from torch_geometric import utils
+
+    def ours_on(x):
+        with ours.patch() as report:
+            y = getattr(utils, name)(*[x if one is None else one for one in args], **options)
+        assert report.taken[name] == 1 and not report.left
+        return y
+
+    return ours_on, lambda x: getattr(utils, name)(*[x if one is None else one for one in args], **options)
+
+
+@pytest.mark.parametrize("shape, dim", [((7,), 0), ((7, 3), 0), ((2, 7), 1), ((2, 7), -1), ((2, 7, 3, 2), -3),
+                                        ((7, 0), 0)])
+def test_functions_of_groups(shape, dim):
+    x = (torch.randn(shape).double().round() + 0.25).requires_grad_()  # with equal maxima
+    index = torch.tensor([0, 2, 2, 0, 3, 2, 2])
+    for reduce in ("sum", "add", "mean", "max", "min"):
+        for size in (None, 6):
+            equal_with_gradients(x, *of_both("scatter", None, index, dim, dim_size=size, reduce=reduce))
+    for options in ({"index": index}, {"index": index, "num_nodes": 6}, {"ptr": torch.tensor([0, 2, 2, 5, 7])}):
+        if "ptr" not in options or dim == 0:  # theirs needs torch-scatter otherwise
+            equal_with_gradients(x, *of_both("softmax", None, dim=dim, **options))
+
+
+@pytest.mark.filterwarnings("ignore:Converting sparse tensor to CSR", "ignore:Sparse")
+@pytest.mark.parametrize("reduce", ["sum", "add", "mean", "max", "min"])
+def test_sparse_products(reduce):
+    matrix = torch.sparse_coo_tensor(EDGES, torch.linspace(-1, 1, 8).double(), (6, 5)).coalesce()
+    x = torch.randn(5, 2).double().requires_grad_()
+    for one in (matrix, matrix.to_sparse_csr()):
+        equal_with_gradients(x, *of_both("spmm", one, None, reduce=reduce))
+
+
+def test_functions_that_are_not_supported_stay_theirs():
+    from torch_geometric import utils
+
+    counts = torch.tensor([1, 1, 2])
+    with ours.patch() as report:
+        assert utils.scatter(counts, counts, reduce="mul").tolist() == [1, 1, 2]
+        assert utils.scatter(counts.float(), counts, reduce="any").tolist() == [0, 1, 2]
+    assert set(report.left) == {"scatter"} and not report.taken
+    assert "structconv" not in utils.scatter.__module__ and utils.scatter(counts.float(), counts).tolist() == [0, 2, 2]
+
+
+@pytest.mark.parametrize("make", [lambda: theirs.GCN(4, 8, 2, 3), lambda: theirs.TransformerConv(4, 3, 2),
+                                  lambda: theirs.GINEConv(nn.Linear(4, 3)), lambda: theirs.GatedGraphConv(4, 2),
+                                  lambda: theirs.RGATConv(4, 3, 2), lambda: theirs.JumpingKnowledge("lstm", 4, 2)])
+def test_a_program_computes_the_same_under_a_patch(make):
+    """Layers that we have, and others that call `softmax`, `scatter` and `spmm`."""
+    def program():
+        torch.manual_seed(3)
+        net, x, edges = make(), torch.randn(30, 4, requires_grad=True), torch.randint(30, (2, 90))
+        more = {"GINEConv": (torch.randn(90, 4),), "RGATConv": (torch.randint(2, (90,)),)}
+        name = type(net).__name__
+        y = net([x, x]) if name == "JumpingKnowledge" else net(x, edges, *more.get(name, ()))
+        return [y, *torch.autograd.grad(y.square().sum(), [x, *net.parameters()], allow_unused=True)]
+
+    expected = program()
+    with ours.patch() as report:
+        found = program()
+    close(found, expected)
+    assert report.taken
+
+
+# -- classes of PyTorch Geometric on our layers -------------------------------------------------------------------
+
+@pytest.mark.parametrize("make", [
+    lambda library: theirs.SAGPooling(4, 0.6, GNN=library.GraphConv), lambda library: theirs.TopKPooling(4, 0.6),
+    lambda library: theirs.SAGPooling(4, 0.6, GNN=library.GATConv)])
+def test_pooling_of_nodes(make):
+    found = []
+    for library in (ours, theirs):
+        torch.manual_seed(0)
+        conv, pool = library.GraphConv(4, 4), make(library)
+        x, edges, _, batch, *_ = pool(conv(torch.linspace(-1, 1, 20).view(5, 4), EDGES), EDGES,
+                                      batch=torch.tensor([0, 0, 1, 1, 1]))
+        found.append(conv(x, edges))
+    close(*found)
+    assert batch.tolist() == [0, 0, 1, 1]
+
+
+def test_classes_that_hold_our_layers_are_theirs():
+    for name in ("AttentionalAggregation", "GlobalAttention", "HeteroConv", "SAGPooling", "Set2Set", "TopKPooling"):
+        assert getattr(ours, name) is getattr(theirs, name)
+    x, index = torch.randn(5, 4), torch.tensor([0, 0, 1, 1, 1])
+    for make in (lambda: ours.Set2Set(4, 2), lambda: ours.AttentionalAggregation(nn.Linear(4, 1))):
+        torch.manual_seed(0)
+        readout = make()
+        expected = readout(x, index)
+        with ours.patch() as report:  # their softmax and sums
+            close(readout(x, index), expected)
+        assert report.taken["softmax"]
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_explainer(name):
+    from torch_geometric.explain import AttentionExplainer, Explainer
+
+    masks = []
+    for net in pair_of_nets(name):
+        explainer = Explainer(net, AttentionExplainer(), explanation_type="model", edge_mask_type="object",
+                              model_config={"mode": "multiclass_classification", "task_level": "node",
+                                            "return_type": "raw"})
+        masks.append(explainer(torch.linspace(-1, 1, 20).view(5, 4), EDGES, index=1).edge_mask)
+    close(*masks)
+    assert masks[0].count_nonzero() > 0
+
+
+# -- a linear layer that is wrapped or replaced, options that are set later -----------------------------------------
+
+LINEAR = [lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), lambda: nn.Linear(4, 3)]
+
+
+@pytest.mark.parametrize("make", LINEAR)
+@pytest.mark.parametrize("name, child", [("GCNConv", "lin"), ("SGConv", "lin"), ("SSGConv", "lin"), ("GATConv", "lin"),
+                                         ("SAGEConv", "lin_l"), ("GraphConv", "lin_rel"), ("FeaStConv", "lin")])
+def test_a_replaced_linear_layer_computes_the_same(name, child, make):
+    x, found = torch.randn(5, 4), []
+    torch.manual_seed(0)
+    lin = make()
+    for library in (ours, theirs):
+        torch.manual_seed(1)
+        layer = getattr(library, name)(4, 3, *((0.1,) if name == "SSGConv" else ()))
+        setattr(layer, child, lin)
+        found.append(layer(x, EDGES))
+    close(*found)
+
+
+def test_lora_on_the_linear_layer():
+    peft = pytest.importorskip("peft")
+    net, x = pair_of_nets("GCNConv")[0], torch.randn(5, 4)
+    plain = net(x, EDGES)
+    tuned = peft.get_peft_model(net, peft.LoraConfig(target_modules=["lin"], r=2, init_lora_weights=False))
+    y = tuned(x, EDGES)
+    y.sum().backward()
+    assert not torch.allclose(y, plain)
+    assert all(p.grad is not None for p in tuned.parameters() if p.requires_grad)
+    close(tuned.merge_and_unload()(x, EDGES), y)
+
+
+@pytest.mark.parametrize("name, args, options", [
+    ("GCNConv", (4, 3), {"normalize": False}), ("GCNConv", (4, 3), {"add_self_loops": False}),
+    ("GCNConv", (4, 3), {"improved": True}), ("GATConv", (4, 3), {"add_self_loops": False, "negative_slope": 0.7}),
+    ("SAGEConv", (4, 3), {"normalize": True, "root_weight": False}), ("APPNP", (2, 0.1), {"normalize": False, "K": 1}),
+    ("TAGConv", (4, 3), {"normalize": False}), ("SGConv", (4, 3), {"K": 3, "add_self_loops": False}),
+    ("SSGConv", (4, 3, 0.2), {"alpha": 0.5, "K": 2}), ("MixHopConv", (4, 3), {"add_self_loops": False}),
+    ("ChebConv", (4, 3, 3), {"normalization": "rw"}), ("FeaStConv", (4, 3), {"add_self_loops": False}),
+    ("AGNNConv", (), {"add_self_loops": False}), ("GraphConv", (4, 3), {"flow": "target_to_source"}),
+    ("ARMAConv", (4, 3), {"act": None})])
+def test_options_that_are_set_later(name, args, options):
+    x, weight, found = torch.randn(5, 4), (torch.rand(8),) if name in ("GCNConv", "TAGConv") else (), []
+    for library in (ours, theirs):
+        torch.manual_seed(1)
+        layer = getattr(library, name)(*args)
+        for option, value in options.items():
+            setattr(layer, option, value)
+        found.append(layer(x, EDGES, *weight))
+    close(*found)

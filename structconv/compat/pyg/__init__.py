@@ -7,15 +7,29 @@ Change the import line of a program, and its layers, its trained weights and PyT
 PyTorch Geometric itself need not be installed.
 """
 
+from typing import Any
+
 from structconv.compat.pyg.attention import AGNNConv, GATConv, GATv2Conv, TransformerConv
-from structconv.compat.pyg.convolutions import GCNConv, GINConv, GraphConv, SAGEConv
+from structconv.compat.pyg.convolutions import ARMAConv, ClusterGCNConv, GCNConv, GINConv, GraphConv, SAGEConv
 from structconv.compat.pyg.layer import Linear
+from structconv.compat.pyg.mixtures import FAConv, FeaStConv, GMMConv
 from structconv.compat.pyg.patching import Patch, patch, unpatch
 from structconv.compat.pyg.polynomials import APPNP, ChebConv, MixHopConv, SGConv, SSGConv, TAGConv
 from structconv.compat.pyg.pooling import JumpingKnowledge, global_add_pool, global_max_pool, global_mean_pool
 from structconv.compat.pyg.relational import GINEConv, NNConv, RGCNConv
+from structconv.structures.exchange import require
 
-__all__ = ["APPNP", "AGNNConv", "ChebConv", "GATConv", "GATv2Conv", "GCNConv", "GINConv", "GINEConv", "GraphConv",
-           "JumpingKnowledge", "Linear", "MixHopConv", "NNConv", "Patch", "RGCNConv", "SAGEConv", "SGConv", "SSGConv",
-           "TAGConv", "TransformerConv", "global_add_pool", "global_max_pool", "global_mean_pool",
-           "patch", "unpatch"]
+__all__ = ["APPNP", "AGNNConv", "ARMAConv", "ChebConv", "ClusterGCNConv", "FAConv", "FeaStConv", "GATConv", "GATv2Conv",
+           "GCNConv", "GINConv", "GINEConv", "GMMConv", "GraphConv", "JumpingKnowledge", "Linear", "MixHopConv",
+           "NNConv", "Patch", "RGCNConv", "SAGEConv", "SGConv", "SSGConv", "TAGConv", "TransformerConv",
+           "global_add_pool", "global_max_pool", "global_mean_pool", "patch", "unpatch"]
+
+#: PyTorch Geometric's own classes that work on our layers unchanged.
+_THEIRS = ("AttentionalAggregation", "GlobalAttention", "HeteroConv", "SAGPooling", "Set2Set", "TopKPooling")
+
+
+def __getattr__(name: str) -> Any:
+    """Import a class of PyTorch Geometric that works on our layers."""
+    if name in _THEIRS:
+        return getattr(require("torch_geometric.nn", f"structconv.compat.pyg.{name}", "tools"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

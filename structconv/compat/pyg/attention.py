@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn.functional import leaky_relu, normalize
+from torch.utils.hooks import RemovableHandle
 
 from structconv.bases.scores import Additive, Affine, Bilinear, EdgeScore
 from structconv.bases.spec import Term
@@ -34,6 +38,12 @@ class _Attention(Layer):
     fill_value: Fill = "mean"
     lin_edge: Linear | None
 
+    def register_message_forward_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Call `hook(layer, ({"alpha": alpha},), None)` in each pass, with the weights (E, K), as explainers expect."""
+        handle = RemovableHandle(self._message_forward_hooks)
+        self._message_forward_hooks[handle.id] = hook
+        return handle
+
     def _options(self, in_channels: Channels, out_channels: int, heads: int, concat: bool, dropout: float,
                  edge_dim: int | None) -> None:
         self.in_channels, self.out_channels, self.heads, self.concat = in_channels, out_channels, heads, concat
@@ -52,15 +62,18 @@ class _Attention(Layer):
             if not self._edges_may_be_bare:
                 raise ConfigError(owner, "edge_dim must be given for a call with edge_attr", "none")
             attr = None
+        if attr is not None and attr.shape[-1] != self.edge_dim:
+            raise ShapeError(owner, f"edge_attr must have shape (E, edge_dim={self.edge_dim})", tuple(attr.shape))
         graph = self._graph(edges, x, targets, size, attr=attr)
         if not self.add_self_loops:
-            return graph
+            return graph if graph.edge_weight is None else dataclasses.replace(graph, edge_weight=None)
         if not isinstance(self.in_channels, int):
             warnings.warn(f"{owner} joins source n to target n, as PyTorch Geometric does, where both may be nodes of "
                           "two kinds. Say add_self_loops=False, or give in_channels as one number.", stacklevel=3)
         if attr is None or self.flow == "source_to_target":
-            return with_loops(graph, self.fill_value)
-        return with_loops(graph.reversed(), self.fill_value).reversed()  # theirs reduces over `edge_index[1]` always
+            return with_loops(graph, self.fill_value, is_compiling())
+        # theirs reduces over `edge_index[1]` always
+        return with_loops(graph.reversed(), self.fill_value, is_compiling()).reversed()
 
     #: Whether attributes and `edge_dim` may be given without each other.
     _edges_may_be_bare = False
@@ -69,18 +82,25 @@ class _Attention(Layer):
         """(..., M, K D) -> (..., K, M, D)."""
         return EyeBlocks.of(self.heads, flat.shape[-1]).heads(flat)
 
-    def _attend(self, values: Tensor, heads: Tensor, scores: Any, graph: Graph, *, mask: Tensor | None = None,
-                bias: Tensor | None = None, weights: bool = False) -> tuple[Tensor, Tensor | None]:
+    def _attend(self, values: Tensor, heads: Tensor, scores: Any, graph: Graph, edges: Graph, *,
+                mask: Tensor | None = None, bias: Tensor | None = None, weights: bool = False
+                ) -> tuple[Tensor, Tensor | None]:
         """The weighted values, heads side by side or averaged, plus b; and the weights where they are asked for.
 
         Args:
+            graph: from the rows of the values. edges: the same, between entries.
             mask: an explainer's, where the values are those of edges.
         """
+        hooks = self._message_forward_hooks
         if mask is not None:
             values = values * mask.unsqueeze(-1)
             heads = self._heads(values)
-        y, alpha = attend(values, heads, scores, graph, bias=bias if self.concat else None,
-                          dropout=self.dropout if self.training else 0.0, weights=weights)
+        y, alpha = attend(values, heads, scores, graph, added=edges.edge_weight, bias=bias if self.concat else None,
+                          dropout=self.dropout if self.training else 0.0, weights=weights or bool(hooks))
+        for hook in hooks.values():  # of explainers, which read `alpha`
+            if hook(self, ({"alpha": alpha},), None) is not None:
+                raise ConfigError(type(self).__name__, "a message hook must return None", "another value",
+                                  "No message is formed here. Use PyTorch Geometric's layer to change messages.")
         if not self.concat:
             y = y.unflatten(-1, (self.heads, self.out_channels)).mean(-2)
             y = y if bias is None else y + bias
@@ -88,7 +108,13 @@ class _Attention(Layer):
 
 
 def _with_weights(y: Tensor, edges: Graph, alpha: Tensor | None) -> Any:
-    return y if alpha is None else (y, (edges.edge_index, alpha))
+    if alpha is None:
+        return y
+    index = edges.edge_index
+    if edges.edge_weight is not None:  # without the edges that take no part
+        present = edges.edge_weight.isfinite().nonzero().squeeze(-1)
+        index, alpha = index[:, present], alpha[present]
+    return y, (index, alpha)
 
 
 class GATConv(_Attention):
@@ -145,9 +171,10 @@ class GATConv(_Attention):
         if edges.edge_attr is not None and self.lin_edge is not None:
             along = Term(self._heads(self.lin_edge(edges.edge_attr)), self.att_edge[0])  # type: ignore[index]
             scores = scores + EdgeScore(graph, along.tensor())
-        y, alpha = self._attend(values, heads, scores.leaky_relu(self.negative_slope), graph, mask=mask,
+        y, alpha = self._attend(values, heads, scores.leaky_relu(self.negative_slope), graph, edges, mask=mask,
                                 bias=self.bias, weights=bool(return_attention_weights))
-        return _with_weights(y if residual is None else y + residual, edges, alpha)
+        y = y if residual is None else y + residual
+        return _with_weights(y, edges, alpha if return_attention_weights else None)
 
 
 class GATv2Conv(_Attention):
@@ -195,9 +222,10 @@ class GATv2Conv(_Attention):
             if edges.edge_attr is not None and self.lin_edge is not None:
                 source = self._heads(values + self.lin_edge(edges.edge_attr))
         scores = Additive(source, target, self.att[0], partial(leaky_relu, negative_slope=self.negative_slope))
-        y, alpha = self._attend(values, heads, scores, graph, mask=mask, bias=self.bias,
+        y, alpha = self._attend(values, heads, scores, graph, edges, mask=mask, bias=self.bias,
                                 weights=bool(return_attention_weights))
-        return _with_weights(y if residual is None else y + residual, edges, alpha)
+        y = y if residual is None else y + residual
+        return _with_weights(y, edges, alpha if return_attention_weights else None)
 
 
 class TransformerConv(_Attention):
@@ -237,9 +265,9 @@ class TransformerConv(_Attention):
                 along = self.lin_edge(edges.edge_attr)
                 key, values = key + along, values + along
         scores = Bilinear(query, self._heads(key)).scaled(1 / math.sqrt(self.out_channels))
-        y, alpha = self._attend(values, self._heads(values), scores, graph, mask=mask,
-                                weights=return_attention_weights is not None)
-        if alpha is not None and self.training and self.dropout:
+        weights = return_attention_weights is not None
+        y, alpha = self._attend(values, self._heads(values), scores, graph, edges, mask=mask, weights=weights)
+        if weights and self.training and self.dropout:
             alpha = attend(values, self._heads(values), scores, graph, weights=True)[1]
         if self.root_weight:
             skip = self.lin_skip(z)
@@ -248,7 +276,7 @@ class TransformerConv(_Attention):
             else:
                 share = self.lin_beta(torch.cat([y, skip, y - skip], -1)).sigmoid()
                 y = share * skip + (1 - share) * y
-        return _with_weights(y, edges, alpha)
+        return _with_weights(y, edges, alpha if weights else None)
 
 
 class AGNNConv(Layer):
@@ -264,10 +292,11 @@ class AGNNConv(Layer):
     def forward(self, x: Tensor, edge_index: Any) -> Tensor:
         """x (..., N, P) and edges -> (..., N, P)."""
         edges = self._graph(edge_index, x, x)
-        edges = graph = with_loops(edges) if self.add_self_loops else edges
+        edges = graph = with_loops(edges, fixed_size=is_compiling()) if self.add_self_loops else edges
         unit, values, mask = normalize(x, p=2.0, dim=-1), x, self._mask(edges)
         key = unit
         if mask is not None:
             key, values, graph = gather(unit, edges), gather(x, edges) * mask.unsqueeze(-1), edges_to_outputs(edges)
         scores = Bilinear((self.beta * unit).unsqueeze(-3), key.unsqueeze(-3))
-        return attend(values, values.unsqueeze(-3), scores, graph)[0]
+        return attend(values, values.unsqueeze(-3), scores, graph,
+                      added=edges.edge_weight if self.add_self_loops else None)[0]

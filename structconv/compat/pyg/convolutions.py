@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn import functional
+from torch.nn.parameter import UninitializedParameter
 
 from structconv.bases.matrices import adjacency
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.edges import is_sparse, with_remaining_loops
-from structconv.compat.pyg.layer import Channels, Layer, Linear, Nodes, pair
+from structconv.compat.pyg.layer import Channels, Layer, Linear, Nodes, glorot, is_plain, pair, project
 from structconv.errors import ConfigError
 
-__all__ = ["GCNConv", "GINConv", "GraphConv", "SAGEConv"]
+__all__ = ["ARMAConv", "ClusterGCNConv", "GCNConv", "GINConv", "GraphConv", "SAGEConv"]
+
+_RELU = nn.ReLU()
 
 
 def normalized(layer: Layer, edges: Any, x: Tensor, weight: Tensor | None, *, loops: bool, improved: bool = False,
@@ -28,7 +34,8 @@ def normalized(layer: Layer, edges: Any, x: Tensor, weight: Tensor | None, *, lo
                           "For sources and targets use SAGEConv or GraphConv.")
     graph = layer._graph(edges, x, x, weight=weight)
     if loops:
-        graph = with_remaining_loops(graph, 2.0 if improved else 1.0, summed=is_sparse(edges))
+        graph = with_remaining_loops(graph, 2.0 if improved else 1.0, summed=is_sparse(edges),
+                                     fixed_size=is_compiling() and layer.aggr in ("add", "sum"))
     return adjacency(graph, "sym" if normalize else None, x.dtype)
 
 
@@ -53,12 +60,11 @@ class GCNConv(Layer):
 
     def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
         """x (..., N, P), edges and their weights (E,) -> (..., N, Q)."""
-        messages = normalized(self, edge_index, x, edge_weight, loops=self.add_self_loops, improved=self.improved,
-                              normalize=self.normalize)
-        if self.aggr in ("max", "min"):  # of x Theta
-            y = self._aggregated(self.lin(x), messages)
-            return y if self.bias is None else y + self.bias
-        return self._aggregated(x, messages, self.lin, bias=self.bias)
+        messages = normalized(self, edge_index, x, edge_weight, loops=self.add_self_loops and self.normalize,
+                              improved=self.improved, normalize=self.normalize)
+        if is_plain(self.lin) and self.lin.bias is None and self.aggr not in ("max", "min"):
+            return self._aggregated(x, messages, self.lin, bias=self.bias)
+        return self._aggregated(self.lin(x), messages, bias=self.bias)  # as it is written: lin comes first
 
 
 class SAGEConv(Layer):
@@ -129,6 +135,81 @@ class GINConv(Layer):
         y = self._aggregated(x, adjacency(graph, None, x.dtype))
         found: Tensor = self.nn(y if x_root is None else y + (1 + self.eps) * x_root)
         return found
+
+
+class ClusterGCNConv(Layer):
+    """y_n = sum_m a_mn x_m Theta_1 + x_n Theta_2 + b, a = 1 / d_n, of loops (1 + diag_lambda) / d_n. Arguments:
+    those of `torch_geometric.nn.ClusterGCNConv`. Weights of edges are not read.
+    """
+
+    shown = ("diag_lambda",)
+
+    def __init__(self, in_channels: int, out_channels: int, diag_lambda: float = 0.0, add_self_loops: bool = True,
+                 bias: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.diag_lambda, self.add_self_loops = diag_lambda, add_self_loops
+        self.lin_out = Linear(in_channels, out_channels, bias=bias, weight_initializer="glorot")
+        self.lin_root = Linear(in_channels, out_channels, bias=False, weight_initializer="glorot")
+        self.reset_parameters()
+
+    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+        """x (..., N, P) and edges -> (..., N, Q)."""
+        graph = dataclasses.replace(self._graph(edge_index, x, x), edge_weight=None)
+        if self.add_self_loops:
+            graph = with_remaining_loops(graph, 1.0, fixed_size=is_compiling() and self.aggr in ("add", "sum"))
+        shares = (None, "sum") if self.flow == "source_to_target" else ("sum", None)  # of `edge_index[1]`, as there
+        messages = adjacency(graph, shares, x.dtype)
+        if self.diag_lambda:
+            loop = (graph.source == graph.target).to(x.dtype)
+            messages = Sparse(graph, cast(Tensor, messages.values) * (1 + self.diag_lambda * loop))
+        return self._aggregated(x, messages, self.lin_out, self.lin_root, x)
+
+
+class ARMAConv(Layer):
+    """y = mean_k h_k, T times h_k <- act(A^T h_k W_k + x V_k + b_k) from h_k = x, A as GCN's without loops. Arguments:
+    those of `torch_geometric.nn.ARMAConv`.
+    """
+
+    shown = ("num_stacks", "num_layers")
+
+    def __init__(self, in_channels: int, out_channels: int, num_stacks: int = 1, num_layers: int = 1,
+                 shared_weights: bool = False, act: Callable[[Tensor], Tensor] | None = _RELU, dropout: float = 0.0,
+                 bias: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.num_stacks, self.num_layers, self.shared_weights = num_stacks, num_layers, shared_weights
+        self.act, self.dropout = act, dropout
+        layers = 1 if shared_weights else num_layers
+        self.weight = nn.Parameter(torch.empty(max(1, layers - 1), num_stacks, out_channels, out_channels))
+        shapes = (num_stacks, in_channels, out_channels), (layers, num_stacks, in_channels, out_channels)
+        self.init_weight, self.root_weight = (nn.Parameter(torch.empty(shape)) if in_channels > 0
+                                              else UninitializedParameter() for shape in shapes)
+        self.bias = nn.Parameter(torch.empty(layers, num_stacks, 1, out_channels)) if bias else None
+        self.reset_parameters()
+
+    def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+        """x (..., N, P), edges and their weights (E,) -> (..., N, Q)."""
+        if isinstance(self.init_weight, UninitializedParameter):
+            self._materialize(x.shape[-1])
+        messages = self._messages(normalized(self, edge_index, x, edge_weight, loops=False), x.dtype)
+        y = x = x.unsqueeze(-3)
+        for t in range(self.num_layers):
+            at = 0 if self.shared_weights else t
+            y = y @ (self.init_weight if t == 0 else self.weight[max(at - 1, 0)])
+            y = project(y, messages, None) + functional.dropout(x, self.dropout, self.training) @ self.root_weight[at]
+            y = y if self.bias is None else y + self.bias[at]
+            y = y if self.act is None else self.act(y)
+        return y.mean(-3)
+
+    @torch.no_grad()
+    def _materialize(self, in_channels: int) -> None:
+        """Draw the weights of so many channels; as there, one layer of `root_weight` more than `weight` has."""
+        shape = (self.num_stacks, in_channels, self.out_channels)
+        cast(UninitializedParameter, self.init_weight).materialize(shape)
+        cast(UninitializedParameter, self.root_weight).materialize((self.weight.shape[0] + 1, *shape))
+        glorot(self.init_weight)
+        glorot(self.root_weight)
 
 
 def channels(in_channels: Channels) -> tuple[int, int]:

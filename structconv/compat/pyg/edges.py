@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.operator import apply
@@ -78,7 +79,15 @@ def _parts(graph: Graph) -> tuple[Tensor, Tensor, Tensor] | None:
 
 
 def without_loops(graph: Graph) -> Graph:
-    """The graph without edges n -> n."""
+    """The graph without edges n -> n. Under `torch.compile` they stay, with weight 0: see `with_remaining_loops`."""
+    if is_compiling():
+        loop, weight = graph.source == graph.target, graph.edge_weight
+        weight = torch.ones(loop.shape, device=loop.device) if weight is None else weight
+        return dataclasses.replace(graph, edge_weight=weight.masked_fill(loop, 0.0))
+    return _without_loops(graph)
+
+
+def _without_loops(graph: Graph) -> Graph:
     parts = _parts(graph)
     if parts is None:
         return graph
@@ -88,13 +97,19 @@ def without_loops(graph: Graph) -> Graph:
                                edge_attr=None if attr is None else attr[kept])
 
 
-def with_remaining_loops(graph: Graph, fill: float, summed: bool = False) -> Graph:
+def with_remaining_loops(graph: Graph, fill: float, summed: bool = False, fixed_size: bool = False) -> Graph:
     """One loop for each entry, after the other edges: an entry that has one keeps its weight, others get `fill`.
 
     With `summed` the weight of a loop and `fill` add up. Edges without weights stay so.
+
+    Args:
+        fixed_size: keep the loops that are there, with weight 0, so that the number of edges depends on sizes alone:
+            for `torch.compile`, and for sums, which do not count edges.
     """
+    if fixed_size:
+        return _of_fixed_size(graph, fill, summed)
     weight, parts = graph.edge_weight, _parts(graph)
-    bare = without_loops(graph)
+    bare = _without_loops(graph)
     if weight is None or parts is None:
         return bare.with_self_loops(fill) if weight is not None else looped(bare)
     loops = parts[2]
@@ -104,25 +119,55 @@ def with_remaining_loops(graph: Graph, fill: float, summed: bool = False) -> Gra
     return dataclasses.replace(square, edge_weight=torch.cat([weight[parts[0]], own]))
 
 
-def with_loops(graph: Graph, fill: Fill = "mean") -> Graph:
+def _of_fixed_size(graph: Graph, fill: float, summed: bool) -> Graph:
+    """See `with_remaining_loops`."""
+    given, loop, entries = graph.edge_weight, graph.source == graph.target, graph.num_inputs
+    weight = torch.ones(loop.shape, device=loop.device) if given is None else given
+    own = weight.new_full((entries + 1,), 1.0 if given is None else fill)  # the last is of edges that are no loops
+    if given is not None:
+        own = own.index_put((torch.where(loop, graph.source.long(), entries),), weight + fill if summed else weight)
+    square = dataclasses.replace(graph, edge_weight=None).with_self_loops()
+    return dataclasses.replace(square, edge_weight=torch.cat([weight.masked_fill(loop, 0.0), own[:entries]]))
+
+
+def with_loops(graph: Graph, fill: Fill = "mean", fixed_size: bool = False) -> Graph:
     """Edges n -> n in place of those that are there, after the others, for each n below both M and N.
 
     `fill` says what attributes they have, as in `Graph.with_self_loops`, or is a tensor of them.
+
+    With `fixed_size`, for `torch.compile`, the loops that are there stay, so that the number of edges depends on sizes
+    alone, and `edge_weight` is what to add to the scores of a softmax: minus infinity for them, else 0.
     """
-    bare = dataclasses.replace(without_loops(graph), edge_weight=None)
-    attr, entries = bare.edge_attr, (graph.num_inputs, graph.num_outputs)
-    if attr is not None and isinstance(fill, Tensor):
-        loops = fill.to(attr).expand(min(entries), *attr.shape[1:])
-        square = with_loops(dataclasses.replace(bare, edge_attr=None))
-        return dataclasses.replace(square, edge_attr=torch.cat([attr, loops]))
-    reduce = fill if isinstance(fill, float | int | str) else 0.0
-    if entries[0] == entries[1]:
-        return looped(bare, reduce)
-    square = Graph(bare.edge_index, num_nodes=max(entries), edge_attr=attr).with_self_loops(attr=reduce)
-    count, index = bare.num_edges + min(entries), square.edge_index
-    found = derived(index, ("first", count), lambda: index[:, :count].contiguous())
-    attr = None if square.edge_attr is None else square.edge_attr[:count]
-    return Graph(found, num_inputs=entries[0], num_outputs=entries[1], edge_attr=attr)
+    inputs, outputs = graph.num_inputs, graph.num_outputs
+    count = min(inputs, outputs)
+    if not fixed_size:
+        bare = dataclasses.replace(_without_loops(graph), edge_weight=None)
+        if bare.edge_attr is None and inputs == outputs:
+            return looped(bare)
+        return Graph(_followed_by_loops(bare.edge_index, count), num_inputs=inputs, num_outputs=outputs,
+                     edge_attr=_attributes(bare.edge_index, bare, fill))
+    loop = graph.source == graph.target
+    absent = torch.zeros(loop.shape, device=loop.device).masked_fill(loop, -torch.inf)
+    apart = torch.where(loop, max(inputs, outputs), graph.edge_index)  # at an entry that there is not
+    return Graph(_followed_by_loops(graph.edge_index, count), num_inputs=inputs, num_outputs=outputs,
+                 edge_weight=torch.cat([absent, absent.new_zeros(count)]), edge_attr=_attributes(apart, graph, fill))
+
+
+def _followed_by_loops(index: Tensor, count: int) -> Tensor:
+    return derived(index, ("followed by loops", count), lambda: torch.cat(
+        [index, torch.arange(count, dtype=index.dtype, device=index.device).expand(2, count)], 1))
+
+
+def _attributes(index: Tensor, graph: Graph, fill: Fill) -> Tensor | None:
+    """The attributes of a graph's edges, then those of loops, made of those of the edges `index`."""
+    attr, count = graph.edge_attr, min(graph.num_inputs, graph.num_outputs)
+    if attr is None:
+        return None
+    if isinstance(fill, Tensor):
+        return torch.cat([attr, fill.to(attr).expand(count, *attr.shape[1:])])
+    rows = max(graph.num_inputs, graph.num_outputs) + 1
+    found = Graph(index, num_nodes=rows, edge_attr=attr).with_self_loops(attr=fill).edge_attr
+    return None if found is None else found[:attr.shape[0] + count]
 
 
 def numbered(ends: Tensor) -> Tensor:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from functools import cache
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import cache, wraps
 from typing import Any, ClassVar, cast
 
 import torch
@@ -17,7 +19,7 @@ from structconv.bases.matrices import adjacency
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.edges import edges_to_outputs, gather, graph_of
 from structconv.compat.pyg.operator import apply
-from structconv.errors import ConfigError, ShapeError, nearest
+from structconv.errors import ConfigError, ShapeError, StructconvError, nearest
 from structconv.memo import derived
 from structconv.nn.pooling import GroupPool
 from structconv.primitives.products import linear
@@ -29,14 +31,14 @@ try:  # where it is installed, its tools (explainers, to_hetero, summary) find o
 except ImportError:
     MessagePassing = nn.Module
 
-__all__ = ["Channels", "Layer", "Linear", "Nodes", "draw", "is_plain", "pair", "pool_extreme", "project"]
+__all__ = ["Channels", "Layer", "Linear", "Nodes", "draw", "glorot", "is_plain", "pair", "pool_extreme", "project"]
 
 Channels = int | tuple[int, int]
 #: x (..., M, P), or sources and targets.
 Nodes = Tensor | tuple[Tensor, Tensor | None]
 
 
-class Linear(nn.Module):
+class Linear(nn.Linear):
     """x W^T + b with P = -1 for the channels of the first x. Parameters `weight` (Q, P) and `bias` (Q).
 
     Args:
@@ -47,11 +49,12 @@ class Linear(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int, bias: bool = True,
                  weight_initializer: str | None = None) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.in_channels, self.out_channels, self.weight_initializer = in_channels, out_channels, weight_initializer
+        self.in_features, self.out_features = in_channels, out_channels  # by which torch's tools know a linear layer
         self.weight: Any = (nn.Parameter(torch.empty(out_channels, in_channels)) if in_channels > 0
                             else UninitializedParameter())
-        self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
+        self.bias: Any = nn.Parameter(torch.zeros(out_channels)) if bias else None
         self.reset_parameters()
 
     @property
@@ -74,14 +77,16 @@ class Linear(nn.Module):
     def materialize(self, in_channels: int) -> None:
         """Make the weight for so many input channels, if there is none yet."""
         if self.is_lazy:
-            self.in_channels = in_channels
+            self.in_channels = self.in_features = in_channels
             self.weight.materialize((self.out_channels, in_channels))
             self.reset_parameters()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """(..., P) -> (..., Q)."""
-        self.materialize(x.shape[-1])
-        return linear(x, self.weight, self.bias)
+        self.materialize(input.shape[-1])
+        if input.shape[-1] != self.in_channels:
+            raise ShapeError("Linear", f"x must have shape (..., M, P={self.in_channels})", tuple(input.shape))
+        return linear(input, self.weight, self.bias)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         weight = state_dict.get(f"{prefix}weight")
@@ -139,9 +144,12 @@ class Layer(MessagePassing):
                                   "Others are not supported here: use PyTorch Geometric's layer.")
         self.aggr, self.flow, self.node_dim = aggr, flow, node_dim
         self._edge_mask, self._constants = None, cast("dict[str, float]", {})
+        self._message_forward_hooks: dict[int, Any] = OrderedDict()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if "forward" in cls.__dict__:
+            setattr(cls, "forward", _named(cls.__dict__["forward"]))  # noqa: B010 - mypy refuses an assignment
         overridden = {"message", "message_and_aggregate", "aggregate", "update", "edge_update"} & cls.__dict__.keys()
         if overridden:  # no call would read them
             raise ConfigError(cls.__name__, "a subclass must leave message passing as it is", ", ".join(overridden),
@@ -149,6 +157,19 @@ class Layer(MessagePassing):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         nn.Module.__setstate__(self, state)
+
+    def _refused(self, *_: Any, **__: Any) -> Any:
+        """What this class of PyTorch Geometric has and ours has not."""
+        raise ConfigError(type(self).__name__, "a call must be of the layer itself", "one of message passing",
+                          "No messages are formed here: propagate, message and their hooks do nothing. Use PyTorch "
+                          "Geometric's layer for them.")
+
+    propagate = message = message_and_aggregate = aggregate = update = edge_updater = edge_update = jittable = _refused
+    register_propagate_forward_pre_hook = register_propagate_forward_hook = _refused
+    register_message_forward_pre_hook = register_message_forward_hook = _refused
+    register_aggregate_forward_pre_hook = register_aggregate_forward_hook = _refused
+    register_message_and_aggregate_forward_pre_hook = register_message_and_aggregate_forward_hook = _refused
+    register_edge_update_forward_pre_hook = register_edge_update_forward_hook = _refused
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -160,8 +181,7 @@ class Layer(MessagePassing):
             if name == "bias" and parameter is not None:
                 parameter.zero_()
             elif parameter is not None and name not in ("_edge_mask", *self._constants):
-                bound = math.sqrt(6 / sum(parameter.shape[-2:]))
-                parameter.uniform_(-bound, bound)
+                glorot(parameter)
         for name, number in self._constants.items():
             getattr(self, name).fill_(number)
 
@@ -174,7 +194,8 @@ class Layer(MessagePassing):
         self._constants[name] = float(number)
 
     def __repr__(self) -> str:
-        words = [str(self.__dict__[name]) for name in ("in_channels", "out_channels") if name in self.__dict__]
+        words = [str(self.__dict__[name]) for name in ("in_channels", "out_channels", "channels")
+                 if name in self.__dict__]
         words += [f"{name}={getattr(self, name)}" for name in self.shown]
         return f"{type(self).__name__}({', '.join(words)})"
 
@@ -245,6 +266,24 @@ class Layer(MessagePassing):
         return pool_extreme(x, graph, self.aggr)
 
 
+#: Owners of errors that the user of a layer has not made.
+_INNER = ("Conv", "Graph", "Layer", "Linear", "Sparse", "Typed", "layouts")
+
+
+def _named(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The same method; errors of what it is made of name the class of the layer."""
+    @wraps(forward)
+    def called(self: Any, *args: Any, **options: Any) -> Any:
+        try:
+            return forward(self, *args, **options)
+        except StructconvError as error:
+            if error.owner in _INNER:
+                error.rename(type(self).__name__)
+            raise
+
+    return called
+
+
 def _shares(graph: Graph, dtype: torch.dtype) -> Tensor:
     """One over the number of edges into the target of each edge, by which a mean weighs them."""
     return derived(graph.edge_index, ("shares", graph.num_outputs, dtype), lambda: cast(
@@ -253,6 +292,8 @@ def _shares(graph: Graph, dtype: torch.dtype) -> Tensor:
 
 def pool_extreme(x: Tensor, graph: Graph, aggr: str) -> Tensor:
     """The "max" or "min" of the rows of x (..., M, C) that reach each output: (..., N, C)."""
+    if not x.shape[-1]:
+        return project(x, Sparse(graph), None)
     pool = _max_pool(x.shape[-1])
     return pool(x, graph) if aggr == "max" else -pool(-x, graph)
 
@@ -285,7 +326,18 @@ def _theta(lin: Any) -> Full:
 
 def pair(x: Any) -> tuple[Tensor, Tensor | None]:
     """Sources and targets."""
+    if not (isinstance(x, Tensor) or (isinstance(x, tuple | list) and len(x) == 2 and isinstance(x[0], Tensor))):
+        raise ConfigError("Layer", "x must be a tensor (..., M, P), or a pair of those of sources and targets",
+                          type(x).__name__)
     return (x, x) if isinstance(x, Tensor) else (x[0], x[1])
+
+
+@torch.no_grad()
+def glorot(parameter: Tensor) -> None:
+    """Draw a parameter (..., P, Q) by the rule of Glorot and Bengio (2010), if its shape is known."""
+    if not isinstance(parameter, UninitializedParameter):
+        bound = math.sqrt(6 / sum(parameter.shape[-2:]))
+        parameter.uniform_(-bound, bound)
 
 
 def draw(module: nn.Module) -> None:

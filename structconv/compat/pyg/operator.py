@@ -6,6 +6,7 @@ from torch import Tensor
 
 from structconv import kernels as _kernels  # noqa: F401 - registers the kernels
 from structconv.bases.base import OPERATORS, Basis
+from structconv.bases.scores import EdgeScore
 from structconv.planning.plan import plan_for
 from structconv.planning.precision import autocast_dtype, cast_call
 from structconv.planning.problem import Call
@@ -21,18 +22,21 @@ def apply(x: Tensor, basis: Basis, theta: Weight, bias: Tensor | None = None) ->
     return plan_for(call).run(call)
 
 
-def attend(values: Tensor, heads: Tensor, scores: Basis, graph: Graph, *, bias: Tensor | None = None,
-           dropout: float = 0.0, weights: bool = False) -> tuple[Tensor, Tensor | None]:
+def attend(values: Tensor, heads: Tensor, scores: Basis, graph: Graph, *, added: Tensor | None = None,
+           bias: Tensor | None = None, dropout: float = 0.0, weights: bool = False) -> tuple[Tensor, Tensor | None]:
     """Apply the softmax of `scores` along the edges into each output to `values`, head by head.
 
     Args:
         values: (M, K D). heads: the same by heads, (K, M, D), shared with the scores where those read it.
+        added: to the scores of each edge (E,).
         dropout: on the weights.
         weights: return them too, (E, K) in the order of the edges, after dropout.
 
     Returns:
         y (N, K D) and the weights, or `None`.
     """
+    if added is not None:
+        scores = OPERATORS["add"](scores, EdgeScore(graph, added.to(values.dtype).unsqueeze(0)))
     basis = OPERATORS["dropout"](scores.masked(keep=graph).softmax(), dropout)
     call = Call(values, basis, EyeBlocks.of(scores.size, values.shape[-1]), bias, heads)
     call = cast_call(call, autocast_dtype(values))

@@ -10,38 +10,46 @@ from functools import cache, wraps
 from types import TracebackType
 from typing import Any
 
+<<<<<<< HEAD
 from structconv.compat.pyg import attention, convolutions, polynomials, pooling, relational, sampling
 from structconv.compat.pyg.layer import Layer
+=======
+from torch.compiler import is_compiling
+
+from structconv.compat.pyg import attention, convolutions, functions, mixtures, polynomials, pooling, relational
+>>>>>>> layers
 from structconv.errors import ConfigError
 from structconv.structures.exchange import require
 
 __all__ = ["Patch", "joined", "patch", "unpatch"]
 
 #: Our layers and functions, by their names in `torch_geometric.nn`.
-_OURS = {name: getattr(module, name) for module in (attention, convolutions, pooling, polynomials, relational)
-         for name in module.__all__ if name != "JumpingKnowledge"}  # that computes nothing of ours
+_OURS = {name: getattr(module, name) for module in (attention, convolutions, mixtures, pooling, polynomials, relational)
+         for name in module.__all__ if name != "pooled"}
+_FUNCTIONS = {name: getattr(functions, name) for name in functions.__all__}
 
 
 class Patch:
     """What is taken over while a patch is on. Print it for a table; as a context it ends with the block.
 
     Args:
-        library: the module `torch_geometric.nn`.
+        library, utils: the modules `torch_geometric.nn` and `torch_geometric.utils`.
     """
 
-    def __init__(self, library: Any) -> None:
+    def __init__(self, library: Any, utils: Any) -> None:
         #: How many layers were made ours, or calls were, by name.
         self.taken: Counter[str] = Counter()
         #: The layers that are PyTorch Geometric's own, each with the reason.
         self.left: dict[str, str] = {}
-        self.names = [name for name in _OURS if hasattr(library, name)]
+        self.names = [name for name in _OURS if hasattr(library, name)] + [*_FUNCTIONS]
         self._undo: list[tuple[Any, str, Any]] = []
         for name in self.names:
-            original, replacement = getattr(library, name), _OURS[name]
+            module = utils if name in _FUNCTIONS else library
+            original, replacement = getattr(module, name), {**_OURS, **_FUNCTIONS}[name]
             if isinstance(replacement, type):
                 self._set(original, "__init__", self._maker(name, replacement, original))
             else:
-                counted = self._counted(name, replacement)
+                counted = self._counted(name, replacement, original)
                 for module in list(sys.modules.values()):
                     if getattr(module, "__dict__", {}).get(name) is original:
                         self._set(module, name, counted)
@@ -64,17 +72,24 @@ class Patch:
                 else:
                     self.taken[name] += 1
                     return
-            elif not isinstance(layer, Layer):
+            elif not isinstance(layer, ours):
                 self.left[type(layer).__name__] = f"it is derived from {name}, whose methods it may use"
             initialize(layer, *args, **options)
 
         return init
 
-    def _counted(self, name: str, function: Any) -> Any:
-        @wraps(function)
+    def _counted(self, name: str, function: Any, original: Any) -> Any:
+        @wraps(original)
         def called(*args: Any, **options: Any) -> Any:
+            if is_compiling():
+                return original(*args, **options)
+            try:
+                y = function(*args, **options)
+            except ConfigError as error:
+                self.left[name] = str(error)
+                return original(*args, **options)
             self.taken[name] += 1
-            return function(*args, **options)
+            return y
 
         return called
 
@@ -95,9 +110,9 @@ class Patch:
         unpatch()
 
     def __str__(self) -> str:
-        lines = [f"structconv computes {len(self.names)} layers and functions of torch_geometric.nn:",
+        lines = [f"structconv computes {len(self.names)} layers and functions of torch_geometric:",
                  "  " + ", ".join(self.names)]
-        lines += [f"  {name}: {count} {'calls' if name.startswith('global') else 'made'}"
+        lines += [f"  {name}: {count} {'made' if isinstance(_OURS.get(name), type) else 'calls'}"
                   for name, count in sorted(self.taken.items())]
         lines += [f"  {name} is PyTorch Geometric's own: {reason}" for name, reason in self.left.items()]
         return "\n".join(lines)
@@ -124,7 +139,8 @@ _active: list[Patch] = []
 
 
 def patch() -> Patch:
-    """Make PyTorch Geometric's layers ours, wherever a program has imported them; until `unpatch()`.
+    """Make PyTorch Geometric's layers ours, and `softmax`, `scatter` and `spmm` of its `utils`, wherever a program has
+    imported them; until `unpatch()`.
 
     Its `NeighborLoader` and `LinkNeighborLoader` draw neighbors by our sampler: they need no pyg-lib.
 
@@ -138,7 +154,8 @@ def patch() -> Patch:
         ConfigError: where torch_geometric is not installed.
     """
     if not _active:
-        _active.append(Patch(require("torch_geometric.nn", "structconv.compat.pyg.patch", "tools")))
+        _active.append(Patch(*(require(f"torch_geometric.{name}", "structconv.compat.pyg.patch", "tools")
+                               for name in ("nn", "utils"))))
     return _active[0]
 
 

@@ -95,8 +95,10 @@ class ChebConv(_Polynomial):
 
         `lambda_max` is a number, or one for each graph of a batch.
         """
-        graph = without_loops(self._graph(edge_index, x, x, weight=edge_weight))
-        laplacian = self._messages(self._laplacian(graph, batch, lambda_max, x.dtype), x.dtype)
+        graph = self._graph(edge_index, x, x, weight=edge_weight)
+        if lambda_max is None and graph.edge_weight is None and self.normalization is not None:
+            lambda_max = 2.0
+        laplacian = self._messages(self._laplacian(without_loops(graph), batch, lambda_max, x.dtype), x.dtype)
         return self._summed(x, Polynomial(laplacian, len(self.lins) - 1), self.bias)
 
     def _laplacian(self, graph: Graph, batch: Tensor | None, bound: float | Tensor | None, dtype: torch.dtype
@@ -104,8 +106,6 @@ class ChebConv(_Polynomial):
         """2 L / lambda - I; degrees are sums over the edges that have an entry in `edge_index[0]`, for both flows."""
         kind, forward = "row" if self.normalization == "rw" else self.normalization, self.flow == "source_to_target"
         turned = graph.reversed() if forward else graph
-        if bound is None and graph.edge_weight is None and kind is not None:
-            bound = 2.0
         if isinstance(bound, float | int):
             found = scaled_laplacian(turned, kind, float(bound), dtype)
         else:

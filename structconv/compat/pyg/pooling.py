@@ -13,35 +13,36 @@ from structconv.memo import derived
 from structconv.shapes import check_choice
 from structconv.structures.graph import Graph
 
-__all__ = ["JumpingKnowledge", "global_add_pool", "global_max_pool", "global_mean_pool"]
+__all__ = ["JumpingKnowledge", "global_add_pool", "global_max_pool", "global_mean_pool", "pooled"]
 
 
 def global_add_pool(x: Tensor, batch: Tensor | None, size: int | None = None) -> Tensor:
     """The sum of the rows of each graph: x (..., N, C), `batch` (N,) -> (..., B, C), B = `size` or the largest + 1."""
-    return _pooled(x, batch, size, "add")
+    return pooled(x, batch, size, "add")
 
 
 def global_mean_pool(x: Tensor, batch: Tensor | None, size: int | None = None) -> Tensor:
     """The mean of the rows of each graph; see `global_add_pool`."""
-    return _pooled(x, batch, size, "mean")
+    return pooled(x, batch, size, "mean")
 
 
 def global_max_pool(x: Tensor, batch: Tensor | None, size: int | None = None) -> Tensor:
     """The largest number of each channel of each graph, zero of one without rows; see `global_add_pool`."""
-    return _pooled(x, batch, size, "max")
+    return pooled(x, batch, size, "max")
 
 
-def _pooled(x: Tensor, batch: Tensor | None, size: int | None, kind: str) -> Tensor:
+def pooled(x: Tensor, batch: Tensor | None, size: int | None, kind: str) -> Tensor:
+    """The "add" or "sum", "mean", "max" or "min" of the rows of each group."""
     if x.dim() == 1:
-        return _pooled(x.unsqueeze(-1), batch, size, kind).squeeze(-1)
+        return pooled(x.unsqueeze(-1), batch, size, kind).squeeze(-1)
     if batch is None:
-        y = _pooled(x, torch.zeros(x.shape[-2], dtype=torch.int64, device=x.device), 1, kind)
+        y = pooled(x, torch.zeros(x.shape[-2], dtype=torch.int64, device=x.device), 1, kind)
         return y if x.dim() == 2 else y.squeeze(-2)
     if size is None:
         size = derived(batch, "size", lambda: int(batch.max()) + 1 if batch.numel() else 0)
     members = Graph(derived(batch, "members", lambda: numbered(batch)), num_inputs=x.shape[-2], num_outputs=size)
-    if kind == "max":
-        return pool_extreme(x, members, "max")
+    if kind in ("max", "min"):
+        return pool_extreme(x, members, kind)
     return project(x, adjacency(members, (None, "count") if kind == "mean" else None, x.dtype), None)
 
 
@@ -51,7 +52,7 @@ class JumpingKnowledge(nn.Module):
     """
 
     def __init__(self, mode: str, channels: int | None = None, num_layers: int | None = None) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.mode = mode.lower()
         check_choice("JumpingKnowledge", "mode", self.mode, ("cat", "max", "lstm"))
         self.channels, self.num_layers = channels, num_layers

@@ -16,7 +16,7 @@ from structconv.compat.pyg.convolutions import channels
 from structconv.compat.pyg.edges import gather
 from structconv.compat.pyg.layer import Channels, Layer, Linear, Nodes, pair
 from structconv.compat.pyg.operator import apply
-from structconv.errors import ConfigError
+from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.memo import derived
 from structconv.structures.graph import Graph
 from structconv.weights import Full, Grouped, Separable, Weight, WeightList
@@ -40,7 +40,7 @@ class GINEConv(Layer):
     def forward(self, x: Nodes, edge_index: Any, edge_attr: Tensor | None = None, size: Any = None) -> Tensor:
         """x (..., M, P), or (x_m, x_n), edges and attributes (E, P) or (E, A) -> what `nn` gives for (..., N, P)."""
         x, x_root = pair(x)
-        edges = self._graph(edge_index, x, x_root, size)
+        edges = self._graph(edge_index, x, x_root, size, attr=edge_attr)
         if edge_attr is None:
             raise ConfigError("GINEConv", "edge_attr must be given", "none")
         edge_attr = edge_attr if self.lin is None else self.lin(edge_attr)
@@ -84,7 +84,9 @@ class NNConv(Layer):
     def forward(self, x: Nodes, edge_index: Any, edge_attr: Tensor | None = None, size: Any = None) -> Tensor:
         """x (..., M, P), or (x_m, x_n), edges and their attributes (E, A) -> (..., N, Q)."""
         x, x_root = pair(x)
-        edges, last = self._graph(edge_index, x, x_root, size), self._last()
+        edges, last = self._graph(edge_index, x, x_root, size, attr=edge_attr), self._last()
+        if edge_attr is None:
+            raise ConfigError("NNConv", "edge_attr must be given", "none")
         if last is None or self.aggr in ("max", "min"):
             filters = self.nn(edge_attr).unflatten(-1, (x.shape[-1], self.out_channels))
             y = self._of_edges((gather(x, edges).unsqueeze(-1) * filters).sum(-2), edges)
@@ -103,7 +105,8 @@ class NNConv(Layer):
     def _last(self) -> Any:
         """The linear layer in which the network ends."""
         last: Any = self.nn[-1] if isinstance(self.nn, modules.Sequential) and len(self.nn) > 1 else None
-        return last if type(last) in (modules.Linear, Linear) and not last._forward_hooks else None
+        plain = type(last) in (modules.Linear, Linear) and not (last._forward_hooks or self.nn._forward_hooks)
+        return last if plain else None
 
 
 class RGCNConv(Layer):
@@ -148,6 +151,10 @@ class RGCNConv(Layer):
             if graph.edge_weight is None:
                 raise ConfigError("RGCNConv", "edge_type must be given", "none")
             edge_type = graph.edge_weight.long()  # the values of a sparse matrix
+        integers = isinstance(edge_type, Tensor) and not edge_type.is_floating_point()
+        if not integers or edge_type.shape != (graph.num_edges,):
+            got = f"{tuple(edge_type.shape)} of {edge_type.dtype}" if isinstance(edge_type, Tensor) else type(edge_type)
+            raise ShapeError("RGCNConv", f"edge_type must be integers of shape (E={graph.num_edges},)", got)
         basis = self._typed(graph, edge_type.long(), self.weight.dtype)
         if not x.is_floating_point():
             return self._of_numbers(x, z, basis)
@@ -173,6 +180,12 @@ class RGCNConv(Layer):
 
     def _typed(self, graph: Graph, kind: Tensor, dtype: torch.dtype) -> Typed:
         """A matrix for each relation, of sums or means over its edges into each output."""
+        try:
+            Typed(graph, kind, self.num_relations)
+        except StructureError as error:
+            raise StructureError("RGCNConv", f"edge_type must be in [0, num_relations={self.num_relations})",
+                                 f"{int(kind.min())} to {int(kind.max())}") from error
+
         def shares() -> Tensor:
             group = graph.target.long() * self.num_relations + kind
             return torch.bincount(group)[group].to(dtype).reciprocal()

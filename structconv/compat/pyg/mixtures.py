@@ -1,0 +1,172 @@
+"""Layers that weigh each edge by numbers of its own, made of its ends or of its attributes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parameter import UninitializedParameter
+
+from structconv.bases.sparse import Sparse
+from structconv.compat.pyg.convolutions import channels, normalized
+from structconv.compat.pyg.edges import gather, with_loops
+from structconv.compat.pyg.layer import Channels, Layer, Linear, Nodes, draw, glorot, is_plain, pair
+from structconv.compat.pyg.operator import apply
+from structconv.errors import ConfigError, ShapeError
+from structconv.structures.graph import Graph
+from structconv.weights import Full
+
+__all__ = ["FAConv", "FeaStConv", "GMMConv"]
+
+
+class FeaStConv(Layer):
+    """y_n = mean_m sum_k q_kmn x_m Theta_k + b, q = softmax over k of <u_k, x_m - x_n> + c_k. Arguments: those of
+    `torch_geometric.nn.FeaStConv`.
+    """
+
+    shown = ("heads",)
+    aggregations = ("mean", "add", "sum", "max", "min")
+
+    def __init__(self, in_channels: int, out_channels: int, heads: int = 1, add_self_loops: bool = True,
+                 bias: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
+        self.add_self_loops = add_self_loops
+        self.lin = Linear(in_channels, heads * out_channels, bias=False, weight_initializer="uniform")
+        self.u = Linear(in_channels, heads, bias=False, weight_initializer="uniform")
+        self.c = nn.Parameter(torch.empty(heads))
+        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, in PyTorch Geometric's order."""
+        draw(self.lin)
+        draw(self.u)
+        for parameter in (self.c, self.bias):
+            if parameter is not None:
+                parameter.normal_(0, 0.1)
+
+    def forward(self, x: Nodes, edge_index: Any) -> Tensor:
+        """x (..., M, P), or (x_m, x_n), and edges -> (..., N, Q)."""
+        x, z = pair(x)
+        if z is None:
+            raise ConfigError("FeaStConv", "x must be a tensor, or those of sources and targets", "no targets")
+        edges = self._graph(edge_index, x, z)
+        edges = with_loops(edges) if self.add_self_loops else edges
+        q = functional.softmax(self.u(gather(x, edges) - gather(z, edges.reversed())) + self.c, -1)
+        if is_plain(self.lin) and self.aggr not in ("max", "min"):
+            self.lin.materialize(x.shape[-1])
+            theta = Full.of(self.lin.weight.unflatten(0, (self.heads, -1)).mT)
+            return apply(x, self._messages(Sparse(edges, q.mT), x.dtype), theta, self.bias)
+        rows = gather(self.lin(x), edges).unflatten(-1, (self.heads, -1))
+        y = self._of_edges((rows * q.unsqueeze(-1)).sum(-2), edges)
+        return y if self.bias is None else y + self.bias
+
+
+class GMMConv(Layer):
+    """y_n = mean_m sum_k g_k(e_mn) x_m Theta_k + x_n Theta_0 + b, g_k Gaussians of the attributes of an edge.
+    Arguments: those of `torch_geometric.nn.GMMConv`.
+
+    With `separate_gaussians` each pair of an input and an output channel has its own.
+    """
+
+    shown = ("dim",)
+    aggregations = ("mean", "add", "sum", "max", "min")
+
+    def __init__(self, in_channels: Channels, out_channels: int, dim: int, kernel_size: int,
+                 separate_gaussians: bool = False, aggr: str = "mean", root_weight: bool = True, bias: bool = True,
+                 **kwargs: Any) -> None:
+        super().__init__(aggr, **kwargs)
+        self.in_channels, self.out_channels, self.dim, self.kernel_size = in_channels, out_channels, dim, kernel_size
+        self.separate_gaussians, self.root_weight = separate_gaussians, root_weight
+        sources, targets = channels(in_channels)
+        self.rel_in_channels = sources
+        self.g, self.mu, self.sigma = (nn.Parameter(torch.empty(shape)) if sources > 0 else UninitializedParameter()
+                                       for shape in self._shapes(sources))
+        self.root = Linear(targets, out_channels, bias=False, weight_initializer="glorot") if root_weight else None
+        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
+        self.reset_parameters()
+
+    def _shapes(self, sources: int) -> tuple[tuple[int, ...], ...]:
+        """Of g, mu and sigma."""
+        gaussians: tuple[int, ...] = (self.kernel_size, self.dim)
+        gaussians = (sources, self.out_channels, *gaussians) if self.separate_gaussians else gaussians
+        return (sources, self.out_channels * self.kernel_size), gaussians, gaussians
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, in PyTorch Geometric's order."""
+        for parameter in (self.g, self.mu, self.sigma):
+            glorot(parameter)
+        if self.root is not None:
+            draw(self.root)
+        if self.bias is not None:
+            self.bias.zero_()
+
+    @torch.no_grad()
+    def _materialize(self, sources: int) -> None:
+        for parameter, shape in zip((self.g, self.mu, self.sigma), self._shapes(sources), strict=True):
+            if isinstance(parameter, UninitializedParameter):
+                self.rel_in_channels = sources
+                parameter.materialize(shape)
+                glorot(parameter)
+
+    def forward(self, x: Nodes, edge_index: Any, edge_attr: Tensor | None = None, size: Any = None) -> Tensor:
+        """x (..., M, P), or (x_m, x_n), edges and their attributes (E, dim) -> (..., N, Q)."""
+        x, x_root = pair(x)
+        self._materialize(x.shape[-1])
+        edges = self._graph(edge_index, x, x_root, size, attr=edge_attr)
+        if edge_attr is None or edge_attr.dim() != 2 or edge_attr.shape[1] != self.dim:
+            raise ShapeError("GMMConv", f"edge_attr must have shape (E, dim={self.dim})",
+                             "none" if edge_attr is None else tuple(edge_attr.shape))
+        at = edge_attr.view(-1, *[1] * (self.mu.dim() - 1), self.dim)
+        gaussians = (-0.5 * (at - self.mu).pow(2) / (1e-15 + self.sigma.pow(2))).sum(-1).exp()
+        by_kernel = (self.kernel_size, self.out_channels)
+        if self.separate_gaussians:
+            filters = (gaussians * self.g.unflatten(-1, by_kernel[::-1])).sum(-1)
+            y = self._of_edges((gather(x, edges).unsqueeze(-1) * filters).sum(-2), edges)
+        elif self.aggr in ("max", "min"):
+            rows = gather(x @ self.g, edges).unflatten(-1, by_kernel)
+            y = self._of_edges((rows * gaussians.unsqueeze(-1)).sum(-2), edges)
+        else:
+            theta = Full.of(self.g.unflatten(-1, by_kernel).transpose(0, 1))
+            y = apply(x, self._messages(Sparse(edges, gaussians.mT), x.dtype), theta)
+        y = y if self.root is None or x_root is None else y + self.root(x_root)
+        return y if self.bias is None else y + self.bias
+
+
+class FAConv(Layer):
+    """y_n = sum_m a_mn x_m + eps x0_n, a_mn = tanh(<u, x_m> + <v, x_n>) / sqrt(d_m d_n). Arguments: those of
+    `torch_geometric.nn.FAConv`. `cached` changes nothing, as of `GCNConv`.
+    """
+
+    shown = ("eps",)
+
+    def __init__(self, channels: int, eps: float = 0.1, dropout: float = 0.0, cached: bool = False,
+                 add_self_loops: bool = True, normalize: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.channels, self.eps, self.dropout, self.cached = channels, eps, dropout, cached
+        self.add_self_loops, self.normalize = add_self_loops, normalize
+        self.att_l, self.att_r = Linear(channels, 1, bias=False), Linear(channels, 1, bias=False)
+        self.reset_parameters()
+
+    def forward(self, x: Tensor, x_0: Tensor, edge_index: Any, edge_weight: Tensor | None = None,
+                return_attention_weights: bool | None = None) -> Any:
+        """x and x_0 (..., N, P), and edges -> (..., N, P); with weights (y, (edge_index, alpha)).
+
+        `edge_weight` (E,) is given without `normalize`, and only then.
+        """
+        messages = normalized(self, edge_index, x, edge_weight, loops=self.add_self_loops and self.normalize,
+                              normalize=self.normalize)
+        if self.normalize is (edge_weight is not None) or messages.values is None:
+            raise ConfigError("FAConv", f"edge_weight must {'not ' * self.normalize}be given with "
+                              f"normalize={self.normalize}", "none" if edge_weight is None else "edge_weight")
+        edges: Graph = messages.graph
+        alpha = (gather(self.att_l(x), edges) + gather(self.att_r(x), edges.reversed())).tanh().squeeze(-1)
+        dropped = functional.dropout(alpha, self.dropout, self.training)
+        y = self._aggregated(x, Sparse(edges, (dropped * messages.values).unsqueeze(-2)))
+        y = y + self.eps * x_0 if self.eps else y
+        return y if return_attention_weights is None else (y, (edges.edge_index, alpha))
