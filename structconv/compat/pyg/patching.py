@@ -10,14 +10,18 @@ from functools import cache, wraps
 from types import TracebackType
 from typing import Any
 
-<<<<<<< HEAD
-from structconv.compat.pyg import attention, convolutions, polynomials, pooling, relational, sampling
-from structconv.compat.pyg.layer import Layer
-=======
 from torch.compiler import is_compiling
 
-from structconv.compat.pyg import attention, convolutions, functions, mixtures, polynomials, pooling, relational
->>>>>>> layers
+from structconv.compat.pyg import (
+    attention,
+    convolutions,
+    functions,
+    mixtures,
+    polynomials,
+    pooling,
+    relational,
+    sampling,
+)
 from structconv.errors import ConfigError
 from structconv.structures.exchange import require
 
