@@ -101,8 +101,8 @@ class KnowledgeGraph(Structure):
 
             >>> from types import SimpleNamespace
             >>> data = SimpleNamespace(edge_index=torch.tensor([[0, 1], [1, 2]]), edge_type=torch.tensor([0, 1]))
-            >>> KnowledgeGraph.from_data(data, ["knows", "likes"])
-            KnowledgeGraph(T=2, entities=3, relations=2: knows, likes)
+            >>> KnowledgeGraph.from_data(data, ["cites", "likes"])
+            KnowledgeGraph(T=2, entities=3, relations=2: cites, likes)
         """
         for name in ("edge_index", "edge_type"):
             if getattr(data, name, None) is None:

@@ -379,3 +379,38 @@ def test_options_that_are_set_later(name, args, options):
             setattr(layer, option, value)
         found.append(layer(x, EDGES, *weight))
     close(*found)
+
+
+@pytest.mark.parametrize("widths", [-1, 4, {"paper": 4, "author": 6, "key": 5}])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+def test_attention_between_types(widths, dtype, tolerance):
+    kinds = ["paper", "author", "key"], [("paper", "cites", "paper"), ("author", "writes", "paper"),
+                                         ("key", "of", "paper"), ("paper", "by", "author")]
+    torch.manual_seed(0)
+    xs = {name: torch.randn(rows, 4 if widths == 4 else width, dtype=dtype, requires_grad=True)
+          for name, rows, width in (("paper", 5, 4), ("author", 3, 6), ("key", 2, 5))}
+    lists = [EDGES, torch.tensor([[0, 2, 1], [4, 0, 0]]), torch.zeros(2, 0, dtype=torch.long),
+             torch.tensor([[4, 0, 0], [0, 2, 1]])]
+    edges = dict(zip(kinds[1], lists, strict=True))  # in another order than that of metadata theirs mixes up the types
+    made = []
+    for library in (ours, theirs):
+        torch.manual_seed(1)
+        made.append(library.HGTConv(widths, 4, kinds, heads=2).to(dtype))
+        made[-1](xs, edges)
+    layer, peer = made
+    assert repr(layer) == repr(peer) and list(layer.state_dict()) == list(peer.state_dict())
+    if widths == -1:  # the first x draws in another order
+        peer.load_state_dict(layer.state_dict())
+    for _ in range(2):
+        found = []
+        for one in made:
+            ys = one(xs, edges)
+            total = sum((y * torch.linspace(-1, 1, y.numel(), dtype=dtype).view(y.shape)).sum() for y in ys.values())
+            found.append([ys, torch.autograd.grad(total, [*xs.values(), *one.parameters()], allow_unused=True,
+                                                  materialize_grads=True)])
+        torch.testing.assert_close(*found, rtol=tolerance, atol=tolerance)
+        for parameter in layer.parameters():
+            nn.init.normal_(parameter)
+        peer.load_state_dict(layer.state_dict())
+    turned = layer(xs, dict(reversed(edges.items())))
+    torch.testing.assert_close(turned, layer(xs, edges), rtol=tolerance, atol=tolerance)

@@ -235,6 +235,7 @@ def test_no_native_kernel_is_left_out():
                  "edge_weights",  # test_edge_weights.py
                  "conditioned_sums", "conditioned_adjoint",  # test_graphs.py
                  "layouts", "outside", "verify",  # test_layout.py
+                 "sample_bounds", "sample_draw", "number",  # test_loaders.py
                  "adjacency", "transpose", "edges", "groups", "maxima", "maxima_backward"}  # test_new_graphs.py
     sources = "".join(path.read_text() for path in build.SOURCES.glob("*.cpp"))
     assert set(re.findall(r"SC_EXPORT\((\w+)\)", sources)) == covered | elsewhere

@@ -206,7 +206,7 @@ def test_forward_reads_modes_parameters_and_buffers_in_each_call(x, read):
 @pytest.mark.parametrize("read", [
     lambda inputs: inputs.structure.periodic, lambda inputs: inputs.structure is None, lambda inputs: inputs.samples,
     lambda inputs: inputs.structure.num_entries, lambda inputs: inputs.z is inputs.x, lambda inputs: inputs.x.shape[-2],
-    lambda inputs: inputs.z.shape[-2], lambda inputs: inputs.output_positions, lambda inputs: inputs.kept,
+    lambda inputs: inputs.z.shape[-2], lambda inputs: inputs.output_positions, lambda inputs: inputs.visible,
     lambda inputs: inputs.of_x(lambda x, start: x), lambda inputs: inputs.positions_of_outputs()])
 @pytest.mark.parametrize("within", [lambda own: own, lambda own: own @ own, lambda own: (own | own) * 2,
                                     lambda own: own.masked(keep=Causal())])

@@ -11,6 +11,7 @@ from typing import Any
 
 from structconv.compat.pyg.attention import AGNNConv, GATConv, GATv2Conv, TransformerConv
 from structconv.compat.pyg.convolutions import ARMAConv, ClusterGCNConv, GCNConv, GINConv, GraphConv, SAGEConv
+from structconv.compat.pyg.heterogeneous import HGTConv
 from structconv.compat.pyg.layer import Linear
 from structconv.compat.pyg.mixtures import FAConv, FeaStConv, GMMConv
 from structconv.compat.pyg.patching import Patch, patch, unpatch
@@ -20,8 +21,8 @@ from structconv.compat.pyg.relational import GINEConv, NNConv, RGCNConv
 from structconv.structures.exchange import require
 
 __all__ = ["APPNP", "AGNNConv", "ARMAConv", "ChebConv", "ClusterGCNConv", "FAConv", "FeaStConv", "GATConv", "GATv2Conv",
-           "GCNConv", "GINConv", "GINEConv", "GMMConv", "GraphConv", "JumpingKnowledge", "Linear", "MixHopConv",
-           "NNConv", "Patch", "RGCNConv", "SAGEConv", "SGConv", "SSGConv", "TAGConv", "TransformerConv",
+           "GCNConv", "GINConv", "GINEConv", "GMMConv", "GraphConv", "HGTConv", "JumpingKnowledge", "Linear",
+           "MixHopConv", "NNConv", "Patch", "RGCNConv", "SAGEConv", "SGConv", "SSGConv", "TAGConv", "TransformerConv",
            "global_add_pool", "global_max_pool", "global_mean_pool", "patch", "unpatch"]
 
 #: PyTorch Geometric's own classes that work on our layers unchanged.

@@ -16,6 +16,7 @@ from structconv.compat.pyg import (
     attention,
     convolutions,
     functions,
+    heterogeneous,
     mixtures,
     polynomials,
     pooling,
@@ -28,7 +29,8 @@ from structconv.structures.exchange import require
 __all__ = ["Patch", "joined", "patch", "unpatch"]
 
 #: Our layers and functions, by their names in `torch_geometric.nn`.
-_OURS = {name: getattr(module, name) for module in (attention, convolutions, mixtures, pooling, polynomials, relational)
+_OURS = {name: getattr(module, name)
+         for module in (attention, convolutions, heterogeneous, mixtures, pooling, polynomials, relational)
          for name in module.__all__ if name != "pooled"}
 _FUNCTIONS = {name: getattr(functions, name) for name in functions.__all__}
 
