@@ -22,8 +22,8 @@ class NativeHook(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         native = _load(Path(self.root) / "structconv" / "primitives" / "native" / "build.py")
         target = native.installed()
-        if not target.is_file():
-            for stale in target.parent.glob("core-*.so"):
+        if not native.is_sound(target):
+            for stale in (*target.parent.glob("core-*.so"), *target.parent.glob("core-*.sha256")):
                 stale.unlink()
             try:
                 native.build(target, [native.own_level()] if version == "editable" else native.levels())
@@ -33,7 +33,8 @@ class NativeHook(BuildHookInterface):
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform}"
-        build_data["artifacts"].append(f"/{target.relative_to(self.root)}")
+        for made in (target, target.with_suffix(".sha256")):
+            build_data["artifacts"].append(f"/{made.relative_to(self.root)}")
 
 
 def _load(path: Path) -> Any:

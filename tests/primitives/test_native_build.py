@@ -107,6 +107,23 @@ def test_built_in_the_cache_once_and_the_same_numbers(nowhere, monkeypatch):
         torch.testing.assert_close(a, b)
 
 
+def test_a_damaged_or_foreign_core_is_built_anew_once_and_never_loaded(nowhere, monkeypatch):
+    built = []
+
+    def build_badly(target, *_, **options):
+        built.append(target)
+        target.write_bytes(b"\x7fELF, and then nothing")
+        if len(built) == 1:
+            target.with_suffix(".sha256").write_text("of something else")
+
+    monkeypatch.setattr(build, "build", build_badly)
+    monkeypatch.setattr(loader.ctypes, "CDLL", lambda path, **_: pytest.fail(f"{path} was loaded")
+                        if str(path).startswith(str(nowhere)) else None)
+    for times in (1, 2):
+        core_found, reason = outcome()
+        assert core_found is None and "is not what was built" in reason and len(built) == times
+
+
 def test_a_core_that_cannot_register_is_refused_and_torchs_operators_run(monkeypatch):
     if core() is None:
         pytest.skip("the native core cannot be built here")

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 __all__ = ["FLAGS", "LEVELS", "ONCE", "SOURCES", "BuildError", "build", "compiler", "digest", "headers",
-           "installed", "kernels", "levels", "own_level", "version"]
+           "installed", "is_sound", "kernels", "levels", "own_level", "version"]
 
 SOURCES = Path(__file__).parent / "src"
 ONCE = ("isa", "operators")  # the same for all instruction sets
@@ -114,7 +114,8 @@ def installed() -> Path:
 
 
 def build(target: Path, chosen: Sequence[str], *, openmp: bool = True, cxx: str | None = None) -> None:
-    """Compile the kernels for the `chosen` levels and put the shared object at `target`, in one atomic step.
+    """Compile the kernels for the `chosen` levels and put the shared object at `target`, in one atomic step, with its
+    SHA-256 beside it.
 
     Args:
         target: path of the result; its folder is made.
@@ -146,7 +147,24 @@ def build(target: Path, chosen: Sequence[str], *, openmp: bool = True, cxx: str 
         torch = [f"-L{headers().parent / 'lib'}", "-ltorch_cpu"] if chosen else []  # where its symbols are looked up
         objects = [work / f"{unit[1]}.o" for unit in units]
         _run([*cxx.split(), "-shared", *open_symbols, *objects, *torch, "-lm", "-o", made])
+        with made.open("rb") as file:
+            os.fsync(file.fileno())  # no name for what a crash may lose
+        checked = work / "checksum"
+        checked.write_text(_sha256(made))
+        os.replace(checked, target.with_suffix(".sha256"))
         os.replace(made, target)
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def is_sound(path: Path) -> bool:
+    """Whether there is an object, with the checksum that was written when it was built."""
+    try:
+        return path.with_suffix(".sha256").read_text() == _sha256(path)
+    except OSError:
+        return False
 
 
 def _run(command: Sequence[str | Path]) -> None:

@@ -146,7 +146,7 @@ def _outcome() -> tuple[Core | None, str | None]:
 def _find() -> Core:
     runtime = _share_runtime()
     path = build.installed()
-    if path.is_file():
+    if build.is_sound(path):
         with contextlib.suppress(OSError):
             library = ctypes.CDLL(str(path))
             level = _level(library, build.levels())
@@ -157,12 +157,15 @@ def _find() -> Core:
     said, level = build.version(cxx), _torch_level()
     path = cache_folder() / f"core-{level}-{build.digest(cxx, said, level, str(runtime is not None))}.so"
     origin = "cache"
-    if not path.is_file():
+    if not build.is_sound(path):
         with _alone(path.with_suffix(".lock")):
-            if not path.is_file():
-                _LOG.warning("building structconv's native kernels once, for %s, in %s: about 15 s", level, path)
+            if not build.is_sound(path):
+                _LOG.warning("building structconv's native kernels once, for %s, in %s: about 15 s%s", level, path,
+                             "; the file there is damaged" if path.is_file() else "")
                 build.build(path, [level], openmp=runtime is not None, cxx=cxx)
                 origin = "built now"
+        if not build.is_sound(path):
+            raise build.BuildError(f"{path} is not what was built")
     library = ctypes.CDLL(str(path))
     return Core(library, _level(library, (level,)), Status(True, None, str(path), origin, level, said, runtime))
 
