@@ -29,6 +29,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     Example:
 
         >>> from structconv import GCNConv, Graph
+        >>> from structconv.compat import decompositions
         >>> class Net(torch.nn.Module):
         ...     def __init__(self):
         ...         super().__init__()
