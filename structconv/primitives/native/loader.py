@@ -164,8 +164,8 @@ def _find() -> Core:
                              "; the file there is damaged" if path.is_file() else "")
                 build.build(path, [level], openmp=runtime is not None, cxx=cxx)
                 origin = "built now"
-        if not build.is_sound(path):
-            raise build.BuildError(f"{path} is not what was built")
+                if not build.is_sound(path):
+                    raise build.BuildError(f"{path} is not what was built")
     library = ctypes.CDLL(str(path))
     return Core(library, _level(library, (level,)), Status(True, None, str(path), origin, level, said, runtime))
 
