@@ -16,7 +16,7 @@ from structconv.memo import derived
 from structconv.structures.graph import Graph, looped
 from structconv.weights import Eye
 
-__all__ = ["Fill", "edges_to_outputs", "gather", "graph_of", "is_sparse", "numbered", "with_loops",
+__all__ = ["Fill", "edges_to_outputs", "gather", "graph_of", "group_count", "is_sparse", "numbered", "with_loops",
            "with_remaining_loops", "without_loops"]
 
 Fill = float | str | Tensor
@@ -168,6 +168,11 @@ def _attributes(index: Tensor, graph: Graph, fill: Fill) -> Tensor | None:
     rows = max(graph.num_inputs, graph.num_outputs) + 1
     found = Graph(index, num_nodes=rows, edge_attr=attr).with_self_loops(attr=fill).edge_attr
     return None if found is None else found[:attr.shape[0] + count]
+
+
+def group_count(index: Tensor) -> int:
+    """The largest of the groups (E,) that entries are in, plus one; remembered."""
+    return derived(index, "groups", lambda: int(index.max()) + 1 if index.numel() else 0)
 
 
 def numbered(ends: Tensor) -> Tensor:

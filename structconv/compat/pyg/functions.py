@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from structconv.bases.matrices import adjacency
-from structconv.compat.pyg.edges import edges_to_outputs, gather, graph_of
+from structconv.compat.pyg.edges import edges_to_outputs, gather, graph_of, group_count
 from structconv.compat.pyg.layer import pool_extreme, project
 from structconv.compat.pyg.pooling import pooled
 from structconv.errors import ConfigError
-from structconv.memo import derived
 from structconv.primitives.segments import segment_softmax
 from structconv.shapes import check_choice
 
@@ -38,7 +37,8 @@ def softmax(src: Tensor, index: Tensor | None = None, ptr: Tensor | None = None,
         index = torch.repeat_interleave(sizes, output_size=src.shape[dim])
     if index is None or index.dim() != 1 or index.shape[0] != src.shape[dim]:
         raise ConfigError("softmax", f"index must be of shape (E={src.shape[dim]},)", _shape(index))
-    return segment_softmax(src.movedim(dim, -1), index, _groups(index, num_nodes)).movedim(-1, dim)
+    groups = group_count(index) if num_nodes is None else num_nodes
+    return segment_softmax(src.movedim(dim, -1), index, groups).movedim(-1, dim)
 
 
 def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Tensor:
@@ -57,7 +57,7 @@ def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = Non
         raise ConfigError("scatter", f"index must be of shape (E={src.shape[dim]},)", _shape(index))
     moved = src.movedim(dim, 0)
     rows = moved.reshape(index.shape[0], prod(moved.shape[1:]))
-    y = pooled(rows, index, _groups(index, dim_size), reduce)
+    y = pooled(rows, index, dim_size, reduce)
     return y.reshape(y.shape[0], *moved.shape[1:]).movedim(0, dim)
 
 
@@ -84,12 +84,6 @@ def spmm(src: Any, other: Tensor, reduce: str = "sum") -> Tensor:
 def _check(owner: str, src: Any, dim: int) -> None:
     if type(src) is not Tensor or not src.is_floating_point() or not -src.dim() <= dim < src.dim():
         raise ConfigError(owner, "the values must be a floating tensor that has the dimension dim", _shape(src))
-
-
-def _groups(index: Tensor, number: int | None) -> int:
-    if number is not None:
-        return number
-    return derived(index, "groups", lambda: int(index.max()) + 1 if index.numel() else 0)
 
 
 def _shape(value: Any) -> Any:

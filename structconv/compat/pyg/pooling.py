@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from structconv.bases.matrices import adjacency
-from structconv.compat.pyg.edges import numbered
+from structconv.compat.pyg.edges import group_count, numbered
 from structconv.compat.pyg.layer import pool_extreme, project
 from structconv.errors import ConfigError
 from structconv.memo import derived
@@ -39,7 +39,7 @@ def pooled(x: Tensor, batch: Tensor | None, size: int | None, kind: str) -> Tens
         y = pooled(x, torch.zeros(x.shape[-2], dtype=torch.int64, device=x.device), 1, kind)
         return y if x.dim() == 2 else y.squeeze(-2)
     if size is None:
-        size = derived(batch, "size", lambda: int(batch.max()) + 1 if batch.numel() else 0)
+        size = group_count(batch)
     members = Graph(derived(batch, "members", lambda: numbered(batch)), num_inputs=x.shape[-2], num_outputs=size)
     if kind in ("max", "min"):
         return pool_extreme(x, members, kind)
