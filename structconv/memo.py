@@ -1,9 +1,8 @@
-"""`derived`: what is computed from tensors that stay is computed once. `Reused`: so for one owner, gradients included.
-The memos of the package.
+"""`derived` computes a value from tensors once. `Reused` does so for one owner, gradients included.
 
-They are by identity and version: a tensor that was changed in place is another one. What torch cannot notice, a write
-through `.data` or through NumPy, is told by `forget`. Nothing is remembered of inference tensors, whose changes torch
-does not count: make a structure outside of `torch.inference_mode` to have its layouts remembered within.
+Entries are keyed by identity and version: a tensor that was changed in place is a new one. Call `forget` after a write
+that torch does not count, through `.data` or NumPy. Nothing is remembered for inference tensors, because torch does not
+count their changes: build a structure outside of `torch.inference_mode` to have its layouts remembered inside.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _NUMBERS = frozenset((bool, int, float, str, type(None), torch.dtype))
 
 
 class _Entry:
-    """What was derived from one owner: by key the owner's other tensors with their versions, and the value."""
+    """The values derived from one owner: by key, the other tensors with their versions, and the value."""
 
     __slots__ = ("ref", "values", "version")
 
@@ -92,8 +91,7 @@ def _made(first: Any, tensors: tuple[Tensor, ...], key: Hashable, build: Callabl
 
 
 def latest(owner: Any, name: str, key: Hashable, build: Callable[[], T]) -> T:
-    """As `derived`, but under `name` what belongs to the last `key` alone is kept: for sizes that change from call to
-    call, each of which would else stay."""
+    """Like `derived`, but remember only the last `key` of each `name`: for sizes that change often."""
     if is_compiling() or (isinstance(owner, Tensor) and owner.requires_grad):
         return build()
     return derived(owner, name, Reused).of((), key, lambda: private.outside_modes(build))
@@ -123,9 +121,9 @@ class Owner:
 
 
 class Reused:
-    """What was made last of some tensors, part of an expression or not, for as long as they stay as they are.
+    """The last value computed from some tensors, remembered until they change.
 
-    It belongs to whoever makes many calls of the same tensors, and goes with its owner.
+    It belongs to an object that makes many calls with the same tensors, and is freed with it.
     """
 
     def __init__(self) -> None:
@@ -146,18 +144,18 @@ class Reused:
 
 
 def forget(owner: Any) -> None:
-    """Forget what was derived from the tensors of `owner`, which were changed behind torch's back."""
+    """Forget what was derived from the tensors of `owner`, after a change that torch does not count."""
     for t in _tensors(owner) or [owner]:
         _ENTRIES.pop(id(t), None)
 
 
 def _forgets(known: dict[int, Any], number: int) -> Callable[[object], object]:
-    """What drops an object's entry when it goes; at the end of a process the names of this module go first."""
+    """Return the callback that drops an object's entry when the object is freed, also at the end of the process."""
     return lambda _: known.pop(number, None)
 
 
 def mark(value: Any) -> Hashable:
-    """What an object is known by for as long as it lives: the same for this one, another for every other."""
+    """Return a key of an object that is unique while the object lives."""
     entry = _MARKS.get(id(value))
     if entry is not None and entry[0]() is value:
         return entry[1]
@@ -170,17 +168,17 @@ def mark(value: Any) -> Hashable:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether `value` is a tensor with numbers that Python may read: no tracer's or transform's stand-in, not meta."""
+    """Return True if `value` is a tensor whose numbers Python may read: not traced, not transformed, not meta."""
     return type(value) in _PLAIN and not is_compiling() and not value.is_meta and not private.is_wrapped(value)
 
 
 def values_known(*tensors: Tensor) -> bool:
-    """Whether what is computed may depend on the numbers in these tensors: no compiler, transform or stand-in."""
+    """Return True if results may depend on the numbers in these tensors: no compiler or transform is active."""
     return not private.transforms_active() and all(map(is_plain, tensors))
 
 
 class _Rest:
-    """What a value holds beside tensors, hashed once."""
+    """The contents of a value beside its tensors, hashed once."""
 
     __slots__ = ("content", "number")
 
@@ -207,7 +205,7 @@ def _fields(value: Any) -> list[Any]:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """The tensors of a value in the order of its fields, found in loops: each new graph is asked a dozen times."""
+    """Return the tensors of a value in the order of its fields; written as loops because new graphs call it often."""
     if isinstance(value, Tensor):
         return [value]
     found: list[Tensor] = []

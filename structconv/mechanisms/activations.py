@@ -1,4 +1,4 @@
-"""Activations as parts of a basis: by the function that they compute, where it is known."""
+"""Activations inside a basis, recognized by the function that they compute."""
 
 from __future__ import annotations
 

@@ -44,7 +44,8 @@ def behind_first(first: Mechanism, second: Mechanism, basis: Callable[[], Basis]
 
 
 def _led(first: Mechanism, second: Mechanism, structure: Any, to_z: bool) -> Any:
-    """The structure behind the first of two composed mechanisms, or the structures; its entries may be those of z."""
+    """Return the structure (or structures) after the first of two composed mechanisms; its entries may be those of z.
+    """
     samples = getattr(structure, "samples", None)
     named = type(structure) is NamedStructures
     led = first._leads(structure)

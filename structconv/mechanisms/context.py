@@ -1,4 +1,4 @@
-"""`Context`: attention from learned queries, whose number does not depend on the content."""
+"""`Context`: attention from a fixed number of learned queries."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ __all__ = ["Context"]
 
 
 class Context(Score):
-    """a_mn = <theta_n, x_m> for `queries` learned outputs theta_n: N does not depend on z (context attention).
+    """a_mn = <theta_n, x_m>, with `queries` learned vectors theta_n, so that N does not depend on z (context
+    attention).
 
-    Each sample of a batch has these outputs, one sample after the other.
+    Each sample of a batch has these N outputs, one sample after the other.
 
     Args:
         queries: N.
-        heads: K, where no `score` is given.
-        score: any expression of scores, of which theta_n (P') are the outputs' content, as z otherwise:
+        heads: K, if no `score` is given.
+        score: an expression of scores; it reads theta_n (P') in the place of z:
             `Context(4, score=Additive(dim=16)).softmax()`. Its terms of positions count the queries from 0.
 
     Example:

@@ -1,5 +1,6 @@
-"""Shifts that depend on the content: taps weighed by each position (dynamic convolution), taps that move (deformable
-convolution)."""
+"""Shifts that depend on the content: weights of taps computed at each position (dynamic convolution), and offsets
+computed at each position (deformable convolution).
+"""
 
 from __future__ import annotations
 
@@ -123,7 +124,7 @@ class Deformable(Cuboid):
 
 
 def _interpolated(grid: Grid, points: Tensor) -> tuple[Tensor, Tensor]:
-    """The entries around points (..., L) of a grid, int64 (..., 2^L) and -1 where there is none; and their shares."""
+    """Return the entries around points (..., L) of a grid, int64 (..., 2^L) with -1 off the grid, and their weights."""
     low = points.detach().floor()
     share = points - low
     sizes = torch.tensor(grid.shape, device=points.device)

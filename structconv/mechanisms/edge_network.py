@@ -1,4 +1,4 @@
-"""`EdgeNetwork`: matrices whose entries a network makes of the attributes of edges."""
+"""`EdgeNetwork`: matrices whose entries a network computes from edge attributes."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _TRIED, _SHARED = 1024, 8
 class EdgeNetwork(GraphMechanism):
     """A_k[m, n] = h_k(attributes of the edge m -> n), the last hidden units of a network, and A_0[m, n] = 1.
 
-    With a weight `Full()` the filter of an edge is Theta_0 + sum_k h_k Theta_k, what a network with one more linear
-    layer makes: edge-conditioned convolution (Simonovsky and Komodakis 2017, equation 1), the edge network of Gilmer et
-    al. (2017, section 5). That filter, (E, P, Q) for all edges, is never formed. Where many edges are alike, bonds
-    of a few kinds say, the network is asked once a kind.
+    With a weight `Full()` the filter of an edge is Theta_0 + sum_k h_k Theta_k, the output of one more linear layer:
+    edge-conditioned convolution (Simonovsky and Komodakis 2017, equation 1), the edge network of Gilmer et al. (2017,
+    section 5). The filters of all edges, (E, P, Q), are never formed. If many edges have equal attributes, such as
+    bonds of a few kinds, the network runs once for each kind.
 
     Args:
         attributes: A, channels of `graph.edge_attr` (..., E, A).
-        hidden: widths of the hidden layers, (128,) say; the last is K - 1.
-        activation: a function that makes the module after each.
-        normalize: "row" divides by the number of edges into each output, so that it is a mean; None does not.
+        hidden: widths of the hidden layers, for example (128,); the last one is K - 1.
+        activation: a function that returns the module after each hidden layer.
+        normalize: "row" divides by the number of edges into each output, which gives a mean; None gives a sum.
         structure: the name of the one that it reads, in a call with several.
 
     Example:
@@ -111,7 +111,9 @@ def _by_channels(attributes: Tensor) -> Tensor:
 
 
 def _kinds(attributes: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Of which kind each edge is, and the attributes of each kind, some of them twice; `None` where most differ."""
+    """Return the kind of each edge and the attributes of each kind, possibly with duplicates; `None` if most edges
+    differ.
+    """
     known = attributes.dim() <= 2 and is_plain(attributes) and not attributes.requires_grad
     return derived(attributes, "kinds", lambda: _distinct(_by_channels(attributes))) if known else None
 

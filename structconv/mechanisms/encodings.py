@@ -95,7 +95,7 @@ class LearnedEncoding(nn.Module):
 
 
 def _placed(x: Tensor, positions: int | Tensor) -> Tensor:
-    """The place of each entry."""
+    """Return the position of each entry."""
     if isinstance(positions, Tensor):
         return positions
     return torch.arange(positions, positions + x.shape[-2], device=x.device)

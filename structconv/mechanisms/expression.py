@@ -176,7 +176,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         return left_out(basis, self._pairs_of(structure)) if closed and self._is_open(samples) else basis
 
     def _as_basis(self, basis: Any) -> Basis:
-        """What `forward` returned, as a basis."""
+        """Return the result of `forward` as a basis."""
         if isinstance(basis, Basis):
             return basis
         if isinstance(basis, Tensor) and basis.layout is torch.strided:
@@ -188,7 +188,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
                           else "")
 
     def _is_moved(self, samples: Samples | None) -> bool:
-        """Whether what it makes is still to be moved to where the outputs stand."""
+        """Return True if the basis must still be moved to the positions of the outputs."""
         if samples is not None:
             raise StructureError("positions", "positions must be left out in a batch of samples", repr(samples),
                                  "Give x as (B, M, P), with a Padding mask.")
@@ -201,18 +201,18 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         return True
 
     def _pairs_of(self, structure: Any) -> Samples:
-        """Which pairs are of one sample."""
+        """Return the samples whose pairs (m, n) exist."""
         if type(structure) is NamedStructures:
             return cast(Samples, structure.samples)
         samples, led = structure.samples, self.output_structure(structure)
         return cast(Samples, samples if led is structure else samples.leading_to(led.samples))
 
     def _asked_apart(self, samples: Samples) -> bool:
-        """Whether it is asked for each sample alone."""
+        """Return True if the mechanism computes each sample alone."""
         return self.batching == "apart" or (self.batching == "offsets" and not samples.square)
 
     def _is_open(self, samples: Samples) -> bool:
-        """Whether what it makes of a batch may have pairs of different samples, which are still to be left out."""
+        """Return True if its basis may join different samples of a batch, so that these pairs must be masked."""
         return self.has_scores if self._asked_apart(samples) else self.batching != "structure"
 
     def bound(self, in_channels: int, out_channels: int | None = None, other_channels: int | None = None) -> Mechanism:
@@ -257,7 +257,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
 
     @property
     def _static_key(self) -> Hashable:
-        """What is known of the type and the options: for what is remembered of a structure. Compilers remember nothing.
+        """Return a key of the type and the options, under which values derived from a structure are remembered.
         """
         if torch.compiler.is_compiling():
             return None
@@ -282,12 +282,12 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         super().__delattr__(name)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a file has: nothing that is noted for calls."""
+        """Return the state for a copy or a file, without notes for calls."""
         state: dict[str, Any] = super().__getstate__()
         return {name: value for name, value in state.items() if name != "_options_key" and name[:7] != "_known_"}
 
     def _branches(self) -> list[Mechanism]:
-        """What `|` joins, in order; itself where there is none."""
+        """Return the parts that `|` joins, in order; the mechanism itself in a list if there is no `|`."""
         return [self]
 
     def _input_entries(self, structure: Any) -> int | None:
@@ -302,8 +302,9 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         return _count(led, "num_outputs")
 
     def _outputs_are(self, structure: Any, num_inputs: int) -> str | None:
-        """Whose entries the outputs are: those of "z", or, whatever z is, those of "x"; `None` for others, of which
-        nothing is known but how many there are (a coarser grid, edges, learned queries)."""
+        """Return "z" or "x" if the outputs are the entries of z or of x; `None` for other outputs, such as a coarser
+        grid, edges or learned queries.
+        """
         return "z"
 
     def _samples_of_outputs(self, structure: Any) -> Any:
@@ -311,7 +312,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         return self._leads(structure).samples.of_outputs()
 
     def _may_mask_inputs(self, structure: Any) -> bool:
-        """Whether masks may hide inputs in a call with this structure. Cheap: it is asked in each."""
+        """Return True if masks may hide inputs in a call with this structure. Cheap, because each call needs it."""
         return False
 
     def _visible_inputs(self, inputs: Inputs, masks: Masks) -> tuple[InputSet, InputSet]:
@@ -338,7 +339,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
 
 
 def _count(structure: Any, name: str) -> int | None:
-    """How many inputs or outputs a structure has; entries where both are the same; `None` where it is a filter only."""
+    """Return the number of inputs or outputs of a structure; `None` for a mask without sizes."""
     found: int | None = getattr(structure, name, None)
     return getattr(structure, "num_entries", None) if found is None else found
 

@@ -1,5 +1,6 @@
-"""`Given`: a basis, or a tensor, that is at hand, as a mechanism: fixed, or learned if it is a parameter. `Learned`: a
-learned table of given sizes."""
+"""`Given`: a given basis or tensor as a mechanism, fixed, or learned if it is a parameter. `Learned`: a learned table
+of given sizes.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +24,17 @@ __all__ = ["Given", "Learned"]
 
 
 class Given(Mechanism):
-    """The same basis in every call: the matrices of a Fourier or wavelet transform, an MLP-Mixer's learned ones.
+    """One basis for every call: for example the matrices of a Fourier or wavelet transform, or an MLP-Mixer's learned
+    ones.
 
-    `Given(a)` with a tensor (M, N) or (..., K, M, N) is `Given(Dense(a))`. Tensors are buffers, those that are an
-    `nn.Parameter` are trained, with the layer's own copy of them. `state_dict` names them tensor0, tensor1, ... in the
-    order of the basis's fields. `Given(a).transpose()` shares them.
+    `Given(a)` with a tensor (M, N) or (..., K, M, N) is `Given(Dense(a))`. Tensors become buffers. An `nn.Parameter` is
+    trained; each layer has its own copy. `state_dict` names them tensor0, tensor1, ... in the order of the basis's
+    fields. `Given(a).transpose()` shares them.
 
     Raises:
-        ConfigError: if it is neither a basis nor a floating tensor, or a basis that holds parameters where nothing is
-            known of them, as its class is no `structconv.bases.value`.
-        ShapeError: in a call with other numbers of inputs than M, or of outputs than N where z is given.
+        ConfigError: the argument is neither a basis nor a floating tensor, or it is a basis with parameters whose class
+            is not a `structconv.bases.value`.
+        ShapeError: in a call whose number of inputs is not M, or whose z has not N outputs.
 
     Example:
 
@@ -203,7 +205,7 @@ def _with_outputs(structure: Any, inputs: int, outputs: int) -> Any:
 
 
 def _count(structure: Any) -> int:
-    """How many samples a call has, each of which gets the basis."""
+    """Return the number of samples of a call, each of which gets the basis."""
     samples: Samples | None = getattr(structure, "samples", None)
     return 1 if samples is None else samples.num_samples
 

@@ -120,7 +120,7 @@ class Adjacency(GraphMechanism):
 
 
 def _sides(normalize: Sequence[Any]) -> tuple[str | None, str | None]:
-    """What the entries of inputs and of outputs are divided by."""
+    """Return the divisors of inputs and of outputs."""
     if len(normalize) != 2:
         raise ConfigError("Adjacency", "normalize must have one for the inputs and one for the outputs",
                           repr(normalize))
@@ -418,7 +418,7 @@ class Incidence(GraphMechanism):
 
 
 def _to_edges(graph: Graph, samples: Samples, end: str) -> Samples:
-    """The nodes and the edges of each graph of a batch."""
+    """Return the samples with the nodes and edges of each graph as inputs and outputs."""
     inputs, outputs = samples.sizes()
     owner = samples.members(graph.edge_index.device)[0][graph.source.long()]
     if not torch.equal(owner, owner.sort().values):

@@ -73,7 +73,7 @@ class GridMechanism(Mechanism):
     ndim: int | None = None
 
     def shift_options(self, ndim: int) -> tuple[Any, ...]:
-        """Of the shifts that this mechanism makes of a grid: offsets, padding, stride, and how much the grid grows."""
+        """Return offsets, padding, stride and growth of the shifts that this mechanism builds on a grid."""
         raise NotImplementedError
 
     def shift(self, grid: AnyGrid, device: torch.device | str = "cpu") -> Shift:
@@ -95,7 +95,7 @@ class GridMechanism(Mechanism):
         return "x" if self.shift(grid).output_grid == grid else None
 
     def output_structure(self, structure: AnyGrid | None) -> AnyGrid | None:
-        """The grid on which the outputs lie, for inputs on the grid `structure`; none where there is none."""
+        """Return the grid of the outputs, for inputs on the grid `structure`; `None` without a grid."""
         return None if structure is None else self.shift(self._grid(structure, 0)).output_grid
 
     def _grid(self, structure: Any, num_inputs: int) -> AnyGrid:

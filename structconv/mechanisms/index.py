@@ -1,4 +1,4 @@
-"""Index-based mechanisms: they read the structure, or nothing, and never the content of x or z."""
+"""Index-based mechanisms: they read the structure or nothing, never the content of x or z."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Inputs(NamedTuple):
 
     @property
     def samples(self) -> Samples | None:
-        """Which entries are of one sample, where the structure is a batch."""
+        """The samples of the batch, if the structure is one."""
         return getattr(self.structure, "samples", None)
 
     @property
@@ -98,7 +98,7 @@ class Inputs(NamedTuple):
         """Compute function(x, 0), one of a mechanism's `sources`; for a prepared x, return the stored result.
 
         With `unread` the result of the last entries may not be computed yet. Use it only if the result goes into the
-        basis as it is.
+        basis unchanged.
         """
         return function(self.x, 0) if self.cache is None else self.cache.of(function, unread)
 
@@ -108,14 +108,15 @@ class Inputs(NamedTuple):
         return 0 if self.cache is None else self.cache.dropped
 
     def positions_of_outputs(self) -> Tensor:
-        """The place of each output among the inputs that are there, (..., N) integers."""
+        """Return the position of each output among the existing inputs, (..., N) integers."""
         if self.output_positions is None:
             return torch.arange(self.num_outputs, device=self.device)
         return self.output_positions.of_outputs(self.num_outputs, self.device)
 
     def existing(self) -> int | Tensor:
-        """How many inputs there are, M, or without those that are masked out (..., 1); of a batch of samples, those of
-        the sample of each output, (..., N)."""
+        """Return the number of existing inputs: M, or (..., 1) if a mask hides some; for a batch, the number in each
+        output's sample, (..., N).
+        """
         samples, visible = self.samples, self.visible
         if samples is None:
             return self.num_inputs if visible is None else visible.sum(-1, keepdim=True)

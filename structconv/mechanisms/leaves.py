@@ -1,4 +1,4 @@
-"""The leaves of an expression: the modules that hold its parameters, their roles, and others in their places.
+"""The leaves of an expression: the modules that hold its parameters, their names, and their replacement.
 
 An expression is a tree. Its nodes (`Operation`, `Mixture`) have no parameters. Its leaves may have some: mechanisms,
 masks, factors, mixings and the modules of `map`. A layer registers the leaves as its own children, named by role.

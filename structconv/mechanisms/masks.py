@@ -1,4 +1,4 @@
-"""`Mask`: a mask in an expression as a module, whose tensors move, save, load and copy with the layer."""
+"""`Mask`: a mask of an expression as a module; its tensors move, save, load and copy with the layer."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ STRUCTURE_IF_GIVEN = CalledWith("STRUCTURE_IF_GIVEN")
 
 
 class Mask(Named, nn.Module):
-    """Which pairs exist, as a support, a graph, a boolean tensor, or the structure of the call.
+    """The pairs that exist: a support, a graph, a boolean tensor, or the structure of the call.
 
-    Its tensors are buffers: they move with `.to()`, are part of `state_dict`, and are copied. A file without them, or
-    with those of a mask that is not there any more, loads all the same. Positions that it predicts are submodules.
+    Its tensors are buffers: they move with `.to()`, are part of `state_dict`, and are copied. A file without them
+    loads, and so does a file with the buffers of a mask that was removed. Positions that it predicts are submodules.
 
     Args:
         mask: a `Support`, a `Graph`, booleans (..., M) of the inputs, `STRUCTURE` or `STRUCTURE_IF_GIVEN`; a string is
-            `STRUCTURE` where that is the structure's name.
-        kept: whether it says what exists, or what does not.
+            the name of a structure of the call.
+        kept: True if the mask holds the pairs that exist, False if it holds the pairs that do not.
     """
 
     _role = "mask"
@@ -78,7 +78,7 @@ class Mask(Named, nn.Module):
 
     @property
     def mask(self) -> Any:
-        """What it was given, as it is."""
+        """The mask as it was passed in."""
         return self._mask
 
     @property
@@ -113,14 +113,14 @@ class Mask(Named, nn.Module):
         return mask
 
     def _given_by_name(self, inputs: Any) -> tuple[Any, Any]:
-        """Its own structure of several, and inputs with it, or with the samples where it has none."""
+        """Return its own one of several structures, and the inputs with it, or with the samples if it has none."""
         structures = inputs.structure
         own = self._own(structures)
         apart = structures.samples is None or getattr(own, "samples", None) is not None
         return own, inputs._replace(structure=own if apart else structures.samples)
 
     def _may_mask_inputs(self, structure: Any) -> bool:
-        """Whether it may leave inputs out for all outputs: by its tensors, or by the support that is the structure."""
+        """Return True if it may hide an input from all outputs: by its tensors, or by the structure as a mask."""
         given = isinstance(self._mask, CalledWith) and isinstance(structure, Support) and structure.may_mask_inputs
         return bool(self._buffers) or given
 
@@ -149,7 +149,7 @@ class Mask(Named, nn.Module):
         return None
 
     def _moved(self) -> Any:
-        """The mask over the buffers as they are now; one and the same object until one is replaced."""
+        """Return the mask over the current buffers: the same object until a buffer is replaced."""
         held = iter(list(self._buffers.values()))
         self._mask = map_tensors(self._mask, lambda t: next(held))
         return self._mask

@@ -1,4 +1,4 @@
-"""`Mixture`: what `a | b` becomes where its parts read inputs of their own, each the x of its name."""
+"""`Mixture`: `a | b` whose parts read inputs of their own, by name."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ __all__ = ["Mixture"]
 
 
 class InputsOfParts(NamedTuple):
-    """What a mixture is told of its call: what each part is told, z as it was given, the structure, no places, and the
-    x of each part as its values count."""
+    """The inputs of a mixture's call: the inputs of each part, z, the structure, and the x of each part."""
 
     parts: tuple[Inputs, ...]
     z: Tensor | None
@@ -107,7 +106,7 @@ class Mixture(Mechanism):
         return mixture
 
     def inputs_of_parts(self, x: Mapping[str, Tensor], z: Tensor | None, structure: Any) -> InputsOfParts:
-        """The inputs of each part in a call."""
+        """Return the inputs of each part in a call."""
         parts, names = self._branches(), self.__dict__["_reads"]
         placed = self._placed(parts, names, structure)
         found = [_part_inputs(part, x[name], z, own) for part, name, own in zip(parts, names, placed, strict=True)]
@@ -134,12 +133,13 @@ class Mixture(Mechanism):
         return next((count for count in counts if count is not None), None)
 
     def _at_its_place(self, structure: NamedStructures) -> NamedStructures:
-        """Each part has its own place, of which `inputs_of_parts` asks."""
+        """Return the structures unchanged, because `inputs_of_parts` selects the samples of each part."""
         return structure
 
     def _placed(self, parts: list[Mechanism], names: tuple[str, ...], structure: Any) -> list[Any]:
-        """The structure that each part is told of. Of batches, parts must speak of the same samples of their outputs,
-        and of those of an x that they share."""
+        """Return the structure of each part. In a batch, parts must agree on the samples of their outputs, and on the
+        samples of an x that they share.
+        """
         named = type(structure) is NamedStructures
         if not structure.batched if named else getattr(structure, "samples", None) is None:
             return [part._own(structure) for part in parts]
@@ -163,10 +163,10 @@ class Mixture(Mechanism):
 
 
 def mixed(name: str, *operands: Any) -> Mixture | None:
-    """What an operator makes of operands some of which have a name for their x; `None` where that is no mixture.
+    """Apply an operator to operands of which some name their x; `None` if the result is not a mixture.
 
     Raises:
-        ConfigError: another operator than `|` of a mixture.
+        ConfigError: an operator other than `|` on a mixture.
     """
     mechanisms = [operand for operand in operands if isinstance(operand, Mechanism)]
     if name == "concat" and len(mechanisms) == len(operands):
@@ -194,7 +194,7 @@ def _part_inputs(part: Mechanism, x: Tensor, z: Tensor | None, structure: Any) -
 
 
 def _place(part: Mechanism, structure: Any) -> tuple[Any, Place | None]:
-    """The structure that a part is told of, and what it says of the samples; none to one that needs none."""
+    """Return the structure of a part and the samples that it sets; `None` for a part without a structure."""
     if _free(part):
         return None, None
     if type(structure) is not NamedStructures:
@@ -204,7 +204,7 @@ def _place(part: Mechanism, structure: Any) -> tuple[Any, Place | None]:
 
 
 def _free(part: Mechanism) -> bool:
-    """Whether a part needs no structure."""
+    """Return True if the part needs no structure."""
     return "structure" not in part.reads and all(inner.batching == "structure" for inner in part.modules()
                                             if isinstance(inner, Mechanism) and not inner._passes_structures)
 

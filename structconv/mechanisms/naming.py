@@ -1,4 +1,4 @@
-"""Names of structures: which of the structures of a call a part of an expression reads."""
+"""Names of structures: select the structure that a part of an expression reads."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ class Named:
         return inputs._replace(structure=self._own(inputs[2]))
 
     def _leads(self, structure: Any) -> Any:
-        """The structures behind it: its own is the one to which it leads."""
+        """Return the structures after this mechanism; its own one becomes the structure of its outputs."""
         own = self._own(structure)
         led = self.output_structure(own)
         return led if own is structure else structure if led is own else structure.leading(self._structure_name, led)
 
     def _at_its_place(self, structures: NamedStructures) -> NamedStructures:
-        """The structures of a call, with the samples of which its own speaks."""
+        """Return the structures of a call, with the samples that its own structure sets."""
         return structures.at(self._places(structures))
 
     def _places(self, structures: NamedStructures) -> list[Place]:
-        """What the structure that it reads tells of the samples of its inputs and outputs, if it is a batch."""
+        """Return the samples of inputs and outputs that its structure sets, if it is a batch."""
         untold = self._structure_name is None and len(structures.held) > 1
         own = None if untold else self._own(structures)
         if getattr(own, "samples", None) is None:
@@ -78,12 +78,12 @@ class Named:
         return samples
 
     def _keeps_entries(self) -> bool:
-        """Whether its outputs are the entries of its inputs, whatever the structure."""
+        """Return True if its outputs are the entries of its inputs for every structure."""
         return type(self).output_structure is Named.output_structure
 
 
 def reads_of(part: Any) -> Collection[str]:
-    """What a part reads; a module that stands in the place of one may read all that most do."""
+    """Return what a part reads; a module in the place of a mechanism may read everything."""
     return getattr(part, "reads", Named.reads)
 
 
@@ -96,7 +96,7 @@ def check_name(owner: str, structure: Any) -> str:
 
 
 def names_structures(mechanism: Any) -> bool:
-    """Whether some part of an expression has a name for what it reads."""
+    """Return True if a part of the expression names the structure that it reads."""
     return bool(_readers(mechanism))
 
 

@@ -107,7 +107,7 @@ def _size(join: str | None, sizes: list[int]) -> int:
 
 
 def _check_own_heads(operands: list[Mechanism], size: int) -> None:
-    """Raise `ConfigError` where an operand scores x Theta_k, of which there are others than it has heads."""
+    """Raise `ConfigError` if an operand scores x Theta_k and the number of Theta_k is not its number of heads."""
     for operand in operands:
         if "projected" in operand.reads and operand.size != size:
             raise ConfigError("on='projected'", "each head must have a Theta_k of its own, so that the other operand "
@@ -201,7 +201,7 @@ class Operation(Mechanism):
         return list(self._modules["operands"]._modules.values())  # type: ignore[union-attr, arg-type]
 
     def _held(self) -> list[nn.Module]:
-        """What steps read."""
+        """Return the modules that the steps read."""
         return list(self._modules["held"]._modules.values())  # type: ignore[union-attr, arg-type]
 
     def _masks(self) -> list[nn.Module]:
@@ -244,7 +244,7 @@ class Operation(Mechanism):
         return closings(self.steps, self._joins_open(samples))
 
     def _joins_open(self, samples: Any) -> bool:
-        """Whether the operands as they are joined may have pairs of different samples."""
+        """Return True if the joined operands may have pairs of different samples."""
         if self.join not in _ENTRYWISE_JOINS:
             return False
         opened = [operand._is_open(samples) for operand in self.mechanisms()]
@@ -255,7 +255,7 @@ class Operation(Mechanism):
         return self._closings(samples)[1]
 
     def _pairs_joined(self, structure: Any) -> Any:
-        """Which pairs of the joined operands are of one sample."""
+        """Return the samples within which the pairs of the joined operands exist."""
         if type(structure) is NamedStructures:
             return structure.samples
         first, *others = self.mechanisms()
@@ -354,7 +354,7 @@ class Operation(Mechanism):
         return first._output_entries(structure)
 
     def _entries_by_name(self, structure: NamedStructures, outputs: bool) -> int | None:
-        """The same by the first part that tells it."""
+        """Return the number of entries that the first part with a structure determines."""
         first, *others = self.mechanisms()
         asked = [first, *others]
         if self.join == "compose":

@@ -1,4 +1,4 @@
-"""The options of a mechanism: what is static of a module, and which of them may change unseen."""
+"""The options of a mechanism: the static attributes of a module, and whether they may change in place."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _FIXED = (float, complex, type, enum.Enum, np.generic, FunctionType, MethodType,
 
 
 def options(module: nn.Module) -> dict[str, Any]:
-    """What the author of a module gave it beside parameters, buffers and submodules, by name.
+    """Return the attributes of a module beside parameters, buffers and submodules, by name.
 
-    A tensor is none: pruning, norms of weights and replicas set one in the place of a parameter, at each call. Nor is a
-    module that is a child of another one.
+    Tensors are not options: pruning, weight norms and replicas set one in the place of a parameter at each call.
+    Neither is a module that is a child of another module.
     """
     return {name: held for name, held in module.__dict__.items()
             if name not in KEPT and not isinstance(held, Tensor | nn.Module)}
 
 
 def may_change(option: Any) -> bool:
-    """Whether an option may become another one in place, unseen."""
+    """Return True if an option may change in place without notice."""
     if isinstance(option, tuple | frozenset) and not hasattr(option, "__dict__"):
         return any(map(may_change, option))
     return type(option) not in VALUES and not isinstance(option, _FIXED)

@@ -256,8 +256,8 @@ class EdgeBias(Term):
     """a_kmn = <w_k, attributes of the edge m -> n> (+ c_k); pairs without an edge are absent.
 
     Args:
-        attributes: A, channels of `graph.edge_attr` (..., E, A); or any module (..., A) -> (..., K) in place of that
-            linear map, of which each layer has its copy.
+        attributes: A, channels of `graph.edge_attr` (..., E, A); or a module (..., A) -> (..., K) instead of the linear
+            map; each layer has its own copy.
         bias: add c_k to the linear map.
         structure: the name of the one that it reads, in a call with several.
 

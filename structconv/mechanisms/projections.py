@@ -1,4 +1,4 @@
-"""`Projection`: the linear maps of scores, x W^T (+ b) head by head, lazy where a kernel may take the product."""
+"""`Projection`: the linear maps of scores, x W^T (+ b) for each head, computed late so that a kernel may fuse them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far back outputs see: what no later output sees need not be kept in decoding."""
+"""The reach of outputs: inputs beyond it need not be kept in decoding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PLAIN = frozenset(("multiply", "scaled", "softcap", "leaky_relu", "dropout", "m
 
 
 class _Reaches(NamedTuple):
-    """Of an expression: where its pairs exist, where they are not zero, and where those are that were normalized."""
+    """The reach of an expression's pairs that exist, that are not zero, and that were normalized."""
 
     existing: Reach
     counting: Reach
@@ -30,8 +30,9 @@ class _Reaches(NamedTuple):
 
 
 def reach_of(mechanism: Mechanism, structure: Any) -> Reach:
-    """How many places before its own an output sees at most; `None` where that is not bounded, or where something
-    counts places from the first input."""
+    """Return how many positions before its own an output reads at most; `None` if there is no bound, or if positions
+    are counted from the first input.
+    """
     parts = [part for part in mechanism.modules() if isinstance(part, Mechanism) and not isinstance(part, Operation)]
     masks = [_support(part, structure) for part in mechanism.modules() if isinstance(part, Mask)]
     by_offset = all(part.batching in ("pairs", "offsets") for part in parts) and all(map(_by_offset, masks))
@@ -42,7 +43,7 @@ def reach_of(mechanism: Mechanism, structure: Any) -> Reach:
 
 
 def reads_all_inputs(mechanism: Mechanism, structure: Any) -> bool:
-    """Whether no mask leaves anything out for an output at the last place, wherever that is."""
+    """Return True if no mask hides an input from the output at the last position, whatever its number."""
     masks = [part for part in mechanism.modules() if isinstance(part, Mask)]
     return all(part.keeps and isinstance(_support(part, structure), Causal | None) for part in masks)
 
@@ -61,7 +62,7 @@ def _reaches(mechanism: Any, structure: Any) -> _Reaches:
 
 
 def _after_step(reaches: _Reaches, name: str, mask: Any, structure: Any) -> _Reaches:
-    """The same behind one more step; a normalization leaves zeros where pairs did not exist."""
+    """Return the reaches after one more step; a normalization leaves zeros where pairs did not exist."""
     if name == "masked":
         reach = _reach_of_support(_support(mask, structure)) if isinstance(mask, Mask) and mask.keeps else None
         existing, counting = _shortest(reaches.existing, reach), _shortest(reaches.counting, reach)
@@ -80,7 +81,7 @@ def _support(mask: Mask, structure: Any) -> Any:
 
 
 def _by_offset(support: Any) -> bool:
-    """Whether a mask tells pairs by their offset alone."""
+    """Return True if a mask depends on the offset m - n alone."""
     if isinstance(support, And | Or):
         return _by_offset(support.first) and _by_offset(support.second)
     if isinstance(support, Window):
@@ -89,7 +90,7 @@ def _by_offset(support: Any) -> bool:
 
 
 def _reach_of_support(support: Any) -> Reach:
-    """How far back the inputs of a mask are at most."""
+    """Return how many positions before the output the inputs of a mask lie at most."""
     if isinstance(support, And):
         return _shortest(_reach_of_support(support.first), _reach_of_support(support.second))
     if isinstance(support, Or):

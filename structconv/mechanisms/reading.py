@@ -1,4 +1,4 @@
-"""Names of x: which of several inputs of a call each part of `|` reads, and whether a call gives what they name."""
+"""Names of x: select the input that each part of `|` reads, and check that a call gives all of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _name_of(part: Any) -> str | None:
 
 
 def all_named(mixture: Any) -> tuple[str, ...]:
-    """The same of a mixture.
+    """Return the names of a mixture's parts.
 
     Raises:
         ConfigError: a part without a name.
@@ -45,10 +45,10 @@ def all_named(mixture: Any) -> tuple[str, ...]:
 
 
 def called_on(mechanism: Any, x: Any) -> Any:
-    """x as a bound mechanism is told of it: the tensor, or by name where its parts read several.
+    """Return x as a bound mechanism needs it: a tensor, or a dict by name if its parts read several.
 
     Raises:
-        ConfigError: a name in the expression that the call does not give, or one of the call that nothing reads.
+        ConfigError: the call lacks a name of the expression, or gives one that nothing reads.
     """
     reads: tuple[str, ...] = mechanism.__dict__.get("_reads", ())
     if type(x) is not dict and not reads:
@@ -60,7 +60,7 @@ def called_on(mechanism: Any, x: Any) -> Any:
 
 
 def by_name(owner: str, argument: str, reads: Iterable[str], given: Mapping[str, T] | Any) -> Mapping[str, T]:
-    """What is given by the names that an expression has, and by no others."""
+    """Return the arguments by name, after a check that the names are exactly those of the expression."""
     names = dict.fromkeys(reads)
     if not names or not isinstance(given, Mapping) or given.keys() != names.keys():
         held = given if isinstance(given, Mapping) else ()

@@ -1,4 +1,4 @@
-"""`Rotary`: queries and keys turned by their positions, as checkpoints of language models have it."""
+"""`Rotary`: rotate queries and keys by their positions, in the layout of language models' checkpoints."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ __all__ = ["NORMALIZING", "closings", "each_sample", "left_out", "positions", "w
 
 
 def each_sample(inputs: Any) -> list[Any]:
-    """The inputs of each sample alone."""
+    """Return the inputs of each sample alone."""
     all_x, all_z, given, of_entries, sibling, exists, *_ = inputs
     samples: Samples = given.samples
     sources, targets = samples.sizes()
@@ -40,7 +40,7 @@ def each_sample(inputs: Any) -> list[Any]:
 
 
 def positions(center: Any, inputs: Any) -> Tensor:
-    """What a `Position` predicts for each output, (..., N), as a place among the inputs of the whole batch."""
+    """Return the position that a `Position` predicts for each output, (..., N), counted over the whole batch."""
     samples: Samples | None = inputs.samples
     if samples is None:
         return cast(Tensor, center(inputs))
@@ -85,14 +85,14 @@ def left_out(basis: Basis, samples: Samples) -> Basis:
 
 
 def _leaves_out(support: Support | None) -> bool:
-    """Whether no pair in the support is of two samples, as far as its type tells."""
+    """Return True if no pair in the support joins two samples, judged by its type."""
     if isinstance(support, Or):
         return _leaves_out(support.first) and _leaves_out(support.second)
     return support is not None and support.samples is not None
 
 
 def within(mask: Any, inputs: Any, samples: Samples) -> Any:
-    """The mask where each sample has its own positions; what was made for all entries of the batch stays as it is.
+    """Return the mask with positions counted in each sample; a mask made for the whole batch stays unchanged.
 
     Raises:
         StructureError: a mask for another batch.
@@ -114,7 +114,7 @@ def within(mask: Any, inputs: Any, samples: Samples) -> Any:
 
 
 def _global_in_each(mask: Global, samples: Samples) -> Support:
-    """The pairs of the global entries of each sample, listed."""
+    """List the pairs of the global entries of each sample."""
     sizes, starts = samples.sizes(), (samples.input_starts.tolist(), samples.output_starts.tolist())
     pairs = [mask.edges(m, n).edge_index + torch.tensor([[first], [onto]])
              for m, n, first, onto in zip(*sizes, *(start[:-1] for start in starts), strict=True)]

@@ -73,9 +73,9 @@ class DotProduct(Score):
 
     Args:
         heads: K. dim: D, channels of a head; P // heads where only `heads` is given.
-        shared_by: how many consecutive heads share a key (grouped queries); divides `heads`.
-        bias: whether the projections have one.
-        rotary: rotate queries and keys by their positions (`Rotary`), or not.
+        shared_by: the number of consecutive heads that share a key (grouped queries); divides `heads`.
+        bias: if True, the projections have a bias.
+        rotary: if True, rotate queries and keys by their positions (`Rotary`).
         feature: a map of each query and key, channels last, before the product; a positive one with `normalize("sum")`
             is linear attention (Katharopoulos et al. 2020), which the planner computes in O(M + N).
         on: "entries"; or "projected": <Theta_k^T z_n, Theta_k^T x_m>, without projections of its own.
@@ -133,11 +133,11 @@ class DotProduct(Score):
 
     @property
     def _plain(self) -> bool:
-        """Whether queries and keys are projections and nothing else."""
+        """Return True if queries and keys are plain projections."""
         return self.projects and self.rotary is self.feature is None and self.shared_by == 1
 
     def keys(self, x: Tensor, start: int = 0) -> Tensor:
-        """(..., M, P), of which the first is at place `start` -> (..., K, M, D)."""
+        """Map inputs (..., M, P), the first at position `start`, to keys (..., K, M, D)."""
         key = heads_of(self.key, x, self.key_heads) if self.projects else x.unsqueeze(-3)
         key = self._mapped(key, torch.arange(start, start + x.shape[-2], device=x.device) if start else None)
         return key.repeat_interleave(self.shared_by, -3) if self.shared_by > 1 else key
@@ -371,7 +371,7 @@ class Concatenation(Score):
         self.vector = drawn((self.heads, 2 * self.dim), 2 * self.dim)
 
     def terms(self, x: Tensor, start: int = 0) -> Term:
-        """The term of each input, of x (..., M, P): (..., K, M)."""
+        """Map x (..., M, P) to the term of each input, (..., K, M)."""
         return Term(heads_of(self.theta, x, self.heads), self.vector[:, :self.dim])
 
     def forward(self, inputs: Inputs) -> Basis:

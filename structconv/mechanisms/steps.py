@@ -1,4 +1,4 @@
-"""Steps of an expression: an operator on one basis, applied to what comes before."""
+"""Steps of an expression: operators on one basis, applied to the preceding part."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Which inputs matter in a call whose masks hide some: for the values, and for the scores.
+"""Visibility: the inputs that a call with masks reads, as values and in scores.
 
 An input that no output can reach may hold anything, NaN included, so it is cleared before it is multiplied. Masks are
 local: a mask hides inputs from the scores below it, up to the next normalization, and from the values only where the
 weights that it leaves are zero. An input may therefore be cleared for the values and still be read by a score: in
 `a.softmax().masked(keep=mask)` the softmax runs over all inputs.
 
-A set of inputs is written as the masks that all of them pass, a frozenset; the empty one stands for all inputs.
+A set of inputs is represented by the frozenset of masks that they all pass; the empty set means all inputs.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Masks:
 
 
 class Visibility(NamedTuple):
-    """Which inputs count as values, and which the mechanism reads, each (..., M) booleans or `None` for all."""
+    """The inputs that count as values, and those that the mechanism reads: booleans (..., M), or `None` for all."""
 
     values: Tensor | None
     scores: Tensor | None
@@ -89,10 +89,10 @@ class Visibility(NamedTuple):
 
 
 def visibility(mechanism: Any, inputs: Any) -> Visibility:
-    """Which inputs (..., M) of a call matter, as the masks in an expression say.
+    """Return the visible inputs (..., M) of a call, by the masks of the expression.
 
     Raises:
-        StructureError: masks of other than M inputs.
+        StructureError: a mask has a number of inputs other than M.
     """
     masks = Masks()
     _, reached = mechanism._visible_inputs(inputs, masks)

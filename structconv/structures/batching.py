@@ -1,4 +1,4 @@
-"""`batch`: structures of different sizes side by side in one block-diagonal structure, and the way back."""
+"""`batch` joins structures of different sizes into one block-diagonal structure; `unbatch` splits the output again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["AnyStructure", "GridBatch", "Structure", "StructureBatch", "batch", 
 
 @structure(eq=True)
 class GridBatch(FrozenValue):
-    """Grids side by side, entries of one after entries of the other; what shifts do, they do within each grid.
+    """Grids joined along the entries, one after the other. Shifts stay within each grid.
 
     Grids of one shape need no batch: a single `Grid` serves x (B, M, P).
 
@@ -48,17 +48,17 @@ class GridBatch(FrozenValue):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The number of entries of each grid."""
+        """(M_1, ..., M_B): the number of entries in each grid."""
         return tuple(grid.num_entries for grid in self.grids)
 
     @property
     def samples(self) -> Samples:
-        """Of which grid each entry is."""
+        """The samples of the batch, one for each grid."""
         return derived(self, "samples", lambda: Samples(self.sizes))
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """The first entry of each grid, then the number of all."""
+        """The first entry of each grid, then the total number of entries."""
         return _offsets(self.sizes)
 
     def __repr__(self) -> str:
@@ -67,9 +67,9 @@ class GridBatch(FrozenValue):
 
 @structure()
 class StructureBatch(FrozenValue):
-    """Structures of a class of your own side by side, entries of one after entries of the other.
+    """Structures of your own class, joined along the entries, one after the other.
 
-    A mechanism is asked for each of them alone. `batch` makes it where the class has no method `batched`.
+    The mechanism computes the basis of each structure alone. `batch` returns it if the class has no method `batched`.
 
     Example:
 
@@ -96,7 +96,7 @@ class StructureBatch(FrozenValue):
 
     @property
     def samples(self) -> Samples:
-        """Of which structure each entry is."""
+        """The samples of the batch, one for each structure."""
         return derived(self, "samples", lambda: Samples(*map(list, zip(*map(_counts_of, self.parts), strict=True))))
 
     def __repr__(self) -> str:
@@ -116,7 +116,7 @@ def batch(structures: Sequence[KnowledgeGraph]) -> KnowledgeGraph: ...
 def batch(structures: Sequence[Grid]) -> GridBatch: ...
 @explained
 def batch(structures: Sequence[Any]) -> Structure:
-    """One block-diagonal structure of many: entries, edges and triples in the order of the list.
+    """Join structures into one block-diagonal structure; entries, edges and triples keep the order of the list.
 
     Inputs are concatenated along entries, x (sum M, P); a layer on the batch gives what it gives on each structure
     alone. `unbatch(y, structures)` splits its output again. Graphs give a `Graph`, knowledge graphs a
@@ -125,12 +125,12 @@ def batch(structures: Sequence[Any]) -> Structure:
 
     Structures of a class of your own, made by `@structure`, join a batch if they have `num_entries`, or `num_inputs`
     and `num_outputs`. They give a `StructureBatch`, or what the classmethod `batched(structures)` of their class
-    returns: a structure with `samples`, the `Samples` of the batch, and `parts`, a tuple of the structures, which
-    mechanisms need that are asked for each sample alone.
+    returns: a structure with `samples`, the `Samples` of the batch, and `parts`, the tuple of structures. Mechanisms
+        that compute each sample alone read `parts`.
 
     Raises:
-        StructureError: an empty list, different kinds, or graphs of which only some have weights or attributes, or
-            whose dtypes or devices differ.
+        StructureError: the list is empty, the kinds differ, only some graphs have weights or attributes, or dtypes or
+            devices differ.
 
     Example:
 
@@ -151,7 +151,7 @@ def batch(structures: Sequence[Any]) -> Structure:
 
 
 def is_batchable(value: Any) -> bool:
-    """Whether `batch` takes a value: a graph, a grid, samples, or a structure of the user's that counts its entries."""
+    """Return True if `batch` takes the value: a graph, grid, samples or a user's structure with sizes."""
     if type(value) in _BATCHERS:
         return True
     own = isinstance(value, FrozenValue) and value.is_structure and not isinstance(value, Support | GridBatch)
@@ -159,7 +159,7 @@ def is_batchable(value: Any) -> bool:
 
 
 def _batch_own(kind: Any, parts: list[Any]) -> Any:
-    """Structures of the user's as their class has it, or each by itself."""
+    """Join structures of the user's class: by its method `batched`, else as a `StructureBatch`."""
     if not hasattr(kind, "batched"):
         if any(num_samples_of(part) != 1 or getattr(part, "samples", None) is not None for part in parts):
             raise StructureError("batch", f"{kind.__name__} must have a classmethod batched(structures), for its "
@@ -216,10 +216,10 @@ def membership(parts: Sequence[Structure | int], device: torch.device | str | No
 
 
 def parts_of(structure: Structure) -> tuple[Any, ...]:
-    """The structures of a batch's samples, each alone, in order; `None` for samples that are but entries in a row.
+    """Return the structure of each sample of a batch, in order; `None` for `Samples`, which have no structure inside.
 
     Raises:
-        StructureError: an edge, or a triple, from one sample to another.
+        StructureError: an edge or a triple joins two samples.
     """
     if isinstance(structure, Samples):
         return (None,) * structure.num_samples
@@ -264,7 +264,7 @@ def _knowledge_parts(graph: KnowledgeGraph) -> tuple[KnowledgeGraph, ...]:
 
 
 def _by_sample(samples: Samples, target: Tensor) -> tuple[Tensor, list[int]]:
-    """The places of the edges in the order of their samples, and how many each has."""
+    """Return the order that sorts the edges by sample, and the number of edges in each sample."""
     owner = samples.members(target.device)[1][target.long()]
     return owner.argsort(stable=True), torch.bincount(owner, minlength=samples.num_samples).tolist()
 
@@ -302,7 +302,7 @@ def _batch_knowledge(graphs: list[KnowledgeGraph]) -> KnowledgeGraph:
 
 
 def _samples(graphs: Sequence[Graph | KnowledgeGraph]) -> Samples:
-    """Of which graph each entry is; of a batch of batches, of which graph in them."""
+    """Return the samples of all graphs; a graph that is a batch itself contributes each of its own."""
     return _joined_samples([_sizes_of_samples(graph) for graph in graphs])
 
 
@@ -316,7 +316,7 @@ def _joined_samples(sizes: list[tuple[list[int], list[int]]]) -> Samples:
 
 
 def _sizes_of_samples(graph: Graph | KnowledgeGraph) -> tuple[list[int], list[int]]:
-    """M and N of each; a graph that is no batch is asked for its own, since most are and there are many."""
+    """Return M and N of each sample of a graph, without building `Samples` for a single graph."""
     if graph.samples is not None:
         return graph.samples.sizes()
     if isinstance(graph, Graph):
@@ -330,7 +330,7 @@ _BATCHERS: dict[type, Callable[[list[Any]], Structure]] = {
 
 
 def samples_of(structure: Any) -> Samples:
-    """Those of a batch; a graph or a grid that is none is one sample."""
+    """Return the `Samples` of a batch; a single graph or grid is one sample."""
     samples: Samples | None = getattr(structure, "samples", None)
     if samples is not None:
         return samples
@@ -342,13 +342,13 @@ def samples_of(structure: Any) -> Samples:
 
 
 def num_samples_of(structure: Any) -> int:
-    """B of a batch; 1 of what is none."""
+    """Return B, the number of samples; 1 for a single structure."""
     samples: Samples | None = getattr(structure, "samples", None)
     return 1 if samples is None else samples.num_samples
 
 
 def entries_to_samples(structure: Any, device: torch.device) -> Graph:
-    """The graph with an edge from each entry of a batch to the sample that it is of; a graph that is none is one."""
+    """Return the graph with an edge from each entry of a batch to its sample; a single graph is one sample."""
     if isinstance(structure, Graph) and structure.samples is None:  # of any number of nodes, where it is traced
         count = structure.num_inputs
         return derived(structure.edge_index, ("to one sample", count, str(device)), lambda: rows_to_groups(
@@ -363,7 +363,7 @@ def _axis(attr: Tensor | None) -> int:
 
 
 def _joined(name: str, values: list[Tensor | None], axis: int) -> Tensor | None:
-    """The numbers of all edges, which `axis` counts."""
+    """Concatenate an attribute of all graphs along `axis`, the axis of the edges."""
     present = [value for value in values if value is not None]
     if not present:
         return None

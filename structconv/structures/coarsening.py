@@ -66,7 +66,7 @@ def _merged(index: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _paired(index: Tensor, weight: Tensor, nodes: int) -> Tensor:
-    """The pair of each node, numbered in the order of their first nodes."""
+    """Return the number of the pair that each node belongs to; pairs are numbered by their first node."""
     degree = weight.new_zeros(nodes).index_add(0, index[1], weight)
     cut = weight * (1 / degree[index[0]] + 1 / degree[index[1]])
     near: list[list[tuple[float, int]]] = [[] for _ in range(nodes)]

@@ -93,7 +93,7 @@ def _the_one(place: Any, items: list[Any]) -> Any:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two structures are one, or have equal fields."""
+    """Return True if two structures are the same object or have equal fields."""
     if one is other or type(one) is not type(other):
         return one is other
     if isinstance(one, Tensor):
@@ -104,7 +104,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _has_rows(items: list[Tensor], rows: int, counts: list[dict[str, int]]) -> bool:
-    """Whether each tensor has a row for each entry, or each edge, of its sample's structure."""
+    """Return True if each tensor has one row for each entry, or for each edge, of its sample's structure."""
     if not items[0].dim():
         return False
     names = set.intersection(*(set(count) for count in counts))
@@ -113,7 +113,7 @@ def _has_rows(items: list[Tensor], rows: int, counts: list[dict[str, int]]) -> b
 
 
 def _counts(samples: list[Any], shared: frozenset[Any]) -> list[dict[str, int]]:
-    """How many entries and edges the structures of each sample have, but for those that all samples share."""
+    """Return the numbers of entries and edges of each sample's own structures."""
     return [{f"{name} {number}": getattr(structure, name)
              for number, structure in enumerate(_structures(sample, shared)) for name in _SIZES
              if hasattr(structure, name)} for sample in samples]

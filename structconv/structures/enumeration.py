@@ -1,6 +1,6 @@
-"""Sparse supports spelled out: the pairs of windows and blocks by arithmetic, in O(number of pairs).
+"""List the pairs of windows and blocks by arithmetic, in O(number of pairs).
 
-Every length here is computed from sizes in Python, never read from a tensor, so that the lists can be traced.
+All lengths are computed from Python sizes, never read from a tensor, so that compilers can trace the lists.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def at_most(count: int, size: int) -> int:
 
 
 def window_count(num_inputs: int, num_outputs: int, radius: int, dilation: int) -> int:
-    """How many pairs `window_pairs` lists: the sum over offsets of the outputs whose input exists. O(1)."""
+    """Return the number of pairs that `window_pairs` lists. O(1)."""
     def behind(size: int) -> int:  # the sum over 0 <= i <= radius of max(size - dilation i, 0)
         count = min(max(-(-size // dilation), 0), radius + 1)
         return count * size - dilation * (count * (count - 1) // 2)
@@ -72,7 +72,7 @@ def product_pairs(axes: list[Pairs], shape: tuple[int, ...]) -> Pairs:
 
 
 def block_count(num_inputs: int, num_outputs: int, size: int) -> int:
-    """How many pairs `block_pairs` lists: full blocks, and the one where the inputs or the outputs end."""
+    """Return the number of pairs that `block_pairs` lists: the full blocks and the last, shorter one."""
     same = min(num_inputs, num_outputs)
     full = same // size
     count = full * size * size + min(size, num_inputs - full * size) * min(size, num_outputs - full * size)

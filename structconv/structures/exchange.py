@@ -75,11 +75,11 @@ class Exchange:
                    edge_weight=edge_weight, edge_attr=edge_attr)
 
     def to_networkx(self, weight: str = "weight", attr: str = "edge_attr") -> Any:
-        """To a `networkx.DiGraph`, or a `MultiDiGraph` where an edge comes twice, edges in input order.
+        """Convert to a `networkx.DiGraph`, or to a `MultiDiGraph` if an edge occurs twice. Edges keep their order.
 
-        Nodes are 0 to N-1. A bipartite graph has its inputs first, 0 to M-1, then its outputs, M to M+N-1, told
-        apart by NetworkX's node attribute `bipartite`, 0 or 1. Attributes of edges are lists of numbers under `attr`.
-        `from_networkx` turns it back, edges by their sources. Needs networkx. O(M + N + E), on the CPU.
+        Nodes are 0 to N-1. A bipartite graph has its inputs first, 0 to M-1, then its outputs, M to M+N-1; NetworkX's
+        node attribute `bipartite` is 0 for inputs and 1 for outputs. Attributes of edges are lists of numbers under
+        `attr`. `from_networkx` turns it back, edges by their sources. Needs networkx. O(M + N + E), on the CPU.
         """
         networkx = require("networkx", "Graph.to_networkx")
         sources, targets = self.edge_index.tolist()
@@ -150,13 +150,13 @@ class Exchange:
 
     @classmethod
     def from_data(cls, data: Any) -> Self:
-        """From any object with PyTorch Geometric's attribute names, which is not imported.
+        """Convert any object with PyTorch Geometric's attribute names; PyTorch Geometric itself is not imported.
 
         Reads `edge_index` and, where present, `edge_weight`, `edge_attr` and `num_nodes`. Tensors are shared. A batch,
-        which has `ptr`, or the `batch` of each node, gives a `batch` of graphs, whose samples do not see each other.
+        which has `ptr`, or the `batch` of each node, gives a `batch` of graphs, whose samples stay separate.
 
         Raises:
-            StructureError: no `edge_index`; a `batch` whose graphs are not one after the other.
+            StructureError: `edge_index` is missing, or the nodes of a graph in a `batch` are not consecutive.
         """
         if getattr(data, "edge_index", None) is None:
             raise StructureError("Graph.from_data", "data must have an edge_index", type(data).__name__)
@@ -167,12 +167,13 @@ class Exchange:
                    samples=samples)
 
     def to_data(self) -> Any:
-        """To a `torch_geometric.data.Data`, which `from_data` turns back. Tensors are shared; needs torch_geometric.
+        """Convert to a `torch_geometric.data.Data`. Tensors are shared; needs torch_geometric.
 
         A batch becomes a `Data` with the `batch` of each node and the `ptr` to the first of each graph.
 
         Raises:
-            StructureError: a bipartite graph, which needs a `HeteroData`; weights (B, E) of samples.
+            StructureError: the graph is bipartite, which needs a `HeteroData`, or its weights are (B, E), one set for
+                each sample.
         """
         if self.num_inputs != self.num_outputs:
             raise StructureError("Graph.to_data", f"M={self.num_inputs} must be N", self.num_outputs,
@@ -245,5 +246,5 @@ def samples_of(data: Any) -> Any:
 
 
 def _expand(indptr: Tensor) -> Tensor:
-    """The row of each slot of a compressed layout: (rows + 1,) -> (E,)."""
+    """Expand the row pointers of a compressed layout, (rows + 1,), into the row of each slot, (E,)."""
     return torch.repeat_interleave(torch.arange(indptr.shape[0] - 1, device=indptr.device), indptr.diff())

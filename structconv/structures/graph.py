@@ -1,4 +1,4 @@
-"""`Graph`: entries related by a list of edges, validated once so that no bad index reaches a kernel."""
+"""`Graph`: entries joined by a list of edges, checked once so that no bad index reaches a kernel."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ __all__ = ["Graph"]
 class Graph(Exchange, Structure):
     """Edges m -> n between M input entries and N output entries.
 
-    The matrix of the graph is A (M, N) with A[m, n] = weight of the edge m -> n, 1 without `edge_weight`. Duplicate
-    edges are kept, each with its own place in the edge order, and add up in A.
+    The matrix of the graph is A (M, N), with A[m, n] the weight of the edge m -> n, or 1 without `edge_weight`.
+    Duplicate edges stay separate edges, and add up in A.
 
     Args:
         edge_index: (2, E), int32 or int64; row 0 holds the input entries m, row 1 the output entries n.
-        num_nodes: M = N. When no size is given it is the largest index + 1 (0 without edges).
-        edge_weight: (E,) or (..., E), floating, or none; leading dimensions are those of x, as of `edge_attr`.
-        edge_attr: (..., E, A) or (E,), any dtype, or none: what content-based mechanisms may read on an edge; leading
-            dimensions are those of x, where the samples of a batch share the edges.
+        num_nodes: M = N. Default: the largest index + 1 (0 without edges).
+        edge_weight: (E,) or (..., E), floating, or none. Leading dimensions are those of x.
+        edge_attr: (..., E, A) or (E,), any dtype, or none: features of the edges that mechanisms may read. Leading
+            dimensions are those of x, if the samples of a batch share the edges.
         num_inputs, num_outputs: M and N of a bipartite graph; either takes precedence over `num_nodes`.
-        samples: of which graph each entry is, a `Samples`, where the graph is a `batch` of several.
+        samples: the `Samples` of a `batch` of several graphs: which entries belong to which graph.
 
     Raises:
-        StructureError: a wrong shape or dtype, an index that is negative or out of range, tensors on two devices.
+        StructureError: a shape or dtype is wrong, an index is negative or out of range, or tensors are on two devices.
 
-    The edges are checked here, O(E) and one synchronization on a GPU, and again where they were changed in place. A
-    graph is frozen; `dataclasses.replace(graph, edge_weight=w)` is the same graph with other weights, and shares its
-    sorted layouts. Row 0 as source and row 1 as target is PyTorch Geometric's convention too.
+    The edges are checked here, in O(E) with one synchronization on a GPU, and again after a change in place. A graph is
+    frozen; `dataclasses.replace(graph, edge_weight=w)` is the same graph with other weights, and shares its sorted
+    layouts. Row 0 as source and row 1 as target is PyTorch Geometric's convention too.
 
     Example:
 
@@ -72,7 +72,7 @@ class Graph(Exchange, Structure):
         return (type(self), size_class(self.num_inputs), size_class(self.num_outputs), *listed, *held, samples)
 
     def __getattr__(self, name: str) -> Any:
-        """The edges of a graph with self-loops that nobody has asked for yet, made of those without; remembered there.
+        """Build the edges of a graph with self-loops at their first use, and remember them.
         """
         base = self.__dict__.get("_base")
         if name != "edge_index" or base is None:
@@ -135,21 +135,21 @@ class Graph(Exchange, Structure):
 
     @property
     def source(self) -> Tensor:
-        """(E,): the input entry m of each edge; `StructureError` if one was written that there is not."""
+        """(E,): the input entry m of each edge. `StructureError` if an index is out of range after a change."""
         self._check_bounds()
         return self.edge_index[0]
 
     @property
     def target(self) -> Tensor:
-        """(E,): the output entry n of each edge; `StructureError` if one was written that there is not."""
+        """(E,): the output entry n of each edge. `StructureError` if an index is out of range after a change."""
         self._check_bounds()
         return self.edge_index[1]
 
     def layouts(self) -> tuple[Csr, Csr]:
-        """The edges by target and by source: `by_target()` and `by_source()`. O(E + M + N) once, then remembered.
+        """The edges sorted by target and by source: `by_target()` and `by_source()`. O(E + M + N), once.
 
-        Bounds are checked again as they are built, since what was written into `edge_index` after the graph was made
-        would otherwise be a place in foreign memory: `StructureError`.
+        The indices are checked again while the layouts are built, because `edge_index` may have been changed since:
+        `StructureError`.
         """
         sizes = self.num_inputs, self.num_outputs
         return derived(self.edge_index, ("layouts", *sizes), lambda: layouts(self.edge_index, *sizes))
@@ -225,7 +225,7 @@ class Graph(Exchange, Structure):
         return ("num_inputs", self.num_inputs), ("num_outputs", self.num_outputs)
 
     def _check_bounds(self) -> None:
-        """Of the edges as they are now: once, and again after each change in place that torch counts."""
+        """Check the indices once, and again after each change in place that torch counts."""
         index, sizes = self.edge_index, self._sizes()
         if is_plain(index) and all(type(size) is int for _, size in sizes):
             derived(index, ("bounds", sizes), lambda: check_bounds("Graph", "edge_index", "edge", index, sizes))
@@ -238,7 +238,7 @@ class Graph(Exchange, Structure):
 
     @property
     def is_square(self) -> bool:
-        """Whether the inputs are the outputs: M = N, in each graph of a batch."""
+        """True if M = N, in each graph of a batch."""
         return self.num_inputs == self.num_outputs and (self.samples is None or bool(self.samples.square))
 
     def _check_square(self, member: str, remedy: str) -> None:
@@ -265,7 +265,7 @@ def listed_edges(graph: Graph) -> tuple[Tensor, bool]:
 
 
 def tensor_ids(graph: Graph) -> tuple[int, ...]:
-    """What tells the tensors of a graph from those of others; edges with loops are others than those without."""
+    """Return the identities of a graph's tensors; edges with self-loops differ from edges without."""
     index, looped = listed_edges(graph)
     samples = () if graph.samples is None else (id(graph.samples.input_starts), id(graph.samples.output_starts))
     return (-id(index) if looped else id(index), *(id(t) for t in (graph.edge_weight, graph.edge_attr)
@@ -326,7 +326,7 @@ def _without_repeats(graph: Graph) -> Graph | None:
 
 
 def check_size(owner: str, name: str, size: Any) -> int:
-    """`size` as a plain integer >= 0, else `StructureError`; a tracer's stand-in passes as it is."""
+    """Return `size` as an integer >= 0, or raise `StructureError`; a symbolic size is returned unchanged."""
     if torch.compiler.is_compiling():
         return size
     stand_in = isinstance(size, torch.SymInt) or not (hasattr(size, "__index__") or isinstance(size, _DATA))
@@ -399,7 +399,7 @@ def _check_edge_values(graph: Graph) -> None:
 
 
 def edge_axis(attr: Tensor) -> int:
-    """Which axis of `edge_attr` counts the edges: only one of channels comes after it."""
+    """Return the axis of `edge_attr` that counts the edges: the last one before the channels."""
     return max(attr.dim() - 2, 0)
 
 
@@ -425,7 +425,7 @@ def _attributes_of_loops(graph: Graph, attr: float | str) -> Tensor:
 
 
 def _has_version(index: Tensor) -> bool:
-    """Whether changes of it are counted, so that what is made of it can be made anew."""
+    """Return True if torch counts changes of the tensor in place, so that derived values can be recomputed."""
     return is_plain(index) and private.version(index) is not None
 
 
@@ -452,7 +452,7 @@ def _with_lazy_loops(graph: Graph) -> Graph:
 
 
 def with_listed_edges(graph: Graph) -> Graph:
-    """The same graph, whose edges are a tensor of its own: what is remembered for edges must not hold them."""
+    """Return the graph with a copy of `edge_index`, because a cache entry of a tensor must not hold that tensor."""
     return dataclasses.replace(graph, edge_index=graph.edge_index) if "_base" in graph.__dict__ else graph
 
 

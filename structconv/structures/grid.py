@@ -24,10 +24,10 @@ class Grid(FrozenValue):
 
     Args:
         shape: the size of each axis, or one integer for a sequence. An axis may have size 0: no entries.
-        periodic: whether each axis closes on itself, so that a shift off one end comes back at the other.
+        periodic: if True, a shift off one end of an axis comes back at the other end.
 
     Raises:
-        StructureError: a size that is negative or no integer, or no axis at all.
+        StructureError: a size is negative or not an integer, or there is no axis.
 
     ::
 
@@ -68,7 +68,7 @@ class Grid(FrozenValue):
         return tuple(math.prod(self.shape[axis + 1:]) for axis in range(self.ndim))
 
     def coordinates(self, device: torch.device | str | None = None) -> Tensor:
-        """The point of each entry: int64 (M, L), in entry order. O(M L)."""
+        """Return the coordinates of each entry: int64 (M, L), in entry order. O(M L)."""
         return self.unravel(torch.arange(self.num_entries, device=device))
 
     def unravel(self, entries: Tensor) -> Tensor:

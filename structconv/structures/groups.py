@@ -1,4 +1,4 @@
-"""Graphs from rows to the groups that they are of."""
+"""Graphs that join rows to their groups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["edges_to_receivers", "rows_to_groups"]
 
 
 def rows_to_groups(group: Tensor, count: int) -> Graph:
-    """From M rows to `count` groups, an edge for each row in order; group (M,) says of which group a row is."""
+    """Return the graph with an edge from each of M rows to its group: `group` (M,) holds numbers below `count`."""
     rows = torch.arange(group.shape[0], dtype=group.dtype, device=group.device)
     return Graph(torch.stack([rows, group]), num_inputs=group.shape[0], num_outputs=count)
 

@@ -1,8 +1,8 @@
-"""`Support`: which pairs (m, n) exist, as a predicate and, where they are few, as a list of edges.
+"""`Support`: the pairs (m, n) that exist, as a predicate and, if they are few, as a list of edges.
 
-Supports are masks that keep: they combine with `&`, `|` and `~`, transpose, and never build an (M, N) table unless
-they were given one. They are values compared by identity, and inputs of compiled and exported programs. This file
-holds what all of them share and their combinations; `supports.py` has the supports themselves.
+A support is a mask of the pairs to keep. Supports combine with `&`, `|` and `~`, transpose, and never build an (M, N)
+table unless they were made from one. They are values compared by identity, and inputs of compiled and exported
+programs. This file holds what all of them share and their combinations; `supports.py` has the supports themselves.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Device = torch.device | str | None
 
 
 class Support(Structure, abc.ABC):
-    """Which pairs of an input m and an output n exist.
+    """A set of pairs (m, n) of an input and an output: the base class of masks.
 
     Example:
 
@@ -61,10 +61,10 @@ class Support(Structure, abc.ABC):
         return None
 
     def contains(self, m: Tensor, n: Tensor) -> Tensor:
-        """Whether each pair exists: booleans (..., *pairs).
+        """Return booleans (..., *pairs): True where the pair exists.
 
         `m` and `n` are integer tensors that broadcast to the shape `pairs`: (M, 1) with (1, N), or (E,) with (E,).
-        The batch dimensions of the support, if any, lead; there is no axis of heads. Scalars are one pair.
+        Batch dimensions of the support, if any, lead; there is no axis of heads. Two scalars are one pair.
         """
         if m.dim() == n.dim() == 0:
             return self._contains(m, n)
@@ -94,7 +94,7 @@ class Support(Structure, abc.ABC):
         return self.edges(num_inputs, num_outputs, device)
 
     def edge_bound(self, num_inputs: int, num_outputs: int) -> int | None:
-        """How long the list of `candidates` is at most, without listing; `None` where there is no list."""
+        """Return an upper bound of the length of `candidates`, without building it; `None` if there is no list."""
         return None
 
     def listing(self, num_inputs: int, num_outputs: int, device: Device = None) -> tuple[Graph | None, bool]:
@@ -105,7 +105,7 @@ class Support(Structure, abc.ABC):
 
     @property
     def listed(self) -> bool:
-        """Whether `edges` gives a list, as far as types and sizes tell."""
+        """True if `edges` returns a list, judged by types and sizes alone."""
         return False
 
     @property
@@ -117,7 +117,7 @@ class Support(Structure, abc.ABC):
     may_mask_inputs: bool = True
 
     def visible_inputs(self) -> Tensor | None:
-        """Which inputs are in some pair, (..., M) booleans, where a mask tells cheaply; `None` for all."""
+        """Return booleans (..., M), True for inputs in a pair, if they are cheap to compute; else `None`."""
         return None
 
     def restricted(self, to: Any) -> list[Support] | None:
@@ -126,7 +126,7 @@ class Support(Structure, abc.ABC):
         return self._restricted(to)
 
     def _restricted(self, to: Any) -> list[Support] | None:
-        """`restricted` of the type; a subclass of which nothing is said is not taken apart."""
+        """Implement `restricted` for the type; a subclass that does not is treated as a whole."""
         return None
 
     def transpose(self) -> Support:
@@ -140,7 +140,7 @@ class Support(Structure, abc.ABC):
                 raise StructureError(owner, f"the mask {self!r} must have length {letter}={size}", own)
 
     def to(self, device: Device) -> Self:
-        """The same support on another device."""
+        """Return the support on another device."""
         return cast(Self, map_tensors(self, lambda t: t.to(device)))
 
     def __and__(self, other: Support) -> Support:
@@ -237,7 +237,7 @@ class And(_Pair):
 
 
 def joined_by_and(support: Support | None) -> list[Support]:
-    """What `&` joins, itself where there is none; nothing of `None`."""
+    """Return the supports that `&` joined, or the support itself in a list; an empty list for `None`."""
     if isinstance(support, And):
         return [*joined_by_and(support.first), *joined_by_and(support.second)]
     return [] if support is None else [support]

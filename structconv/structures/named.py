@@ -1,4 +1,4 @@
-"""`NamedStructures`: the structures of a call by their names, and the samples of the entries that they are about."""
+"""`NamedStructures`: the structures of a call by name, with the samples of their entries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["NamedStructures", "Place", "agreed", "behind", "listed_names"]
 
 
 class Place(NamedTuple):
-    """What a named structure says of the samples at some place of an expression: of its inputs and its outputs."""
+    """The samples of inputs and outputs at one node of an expression, set by a named structure."""
 
     name: str
     samples: Samples
@@ -35,11 +35,11 @@ class NamedStructures(NamedTuple):
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
-        """Those of a call. Where some are batches, a graph or a grid that is none is that of each sample.
+        """Collect the structures of a call. If some are batches, a single graph or grid is shared by all samples.
 
         Raises:
-            StructureError: a value that is no structure, batches of different numbers of samples, or one beside them
-                that cannot be of each sample.
+            StructureError: a value is not a structure, batches differ in their number of samples, or a structure beside
+                them cannot be shared.
         """
         for name, structure in given.items():
             if not isinstance(structure, FrozenValue):
@@ -53,7 +53,7 @@ class NamedStructures(NamedTuple):
 
     @property
     def batched(self) -> bool:
-        """Whether they are batches."""
+        """True if at least one structure is a batch."""
         return any(map(_is_batch, self.held.values()))
 
     def named(self, owner: str, name: str | None, reads: bool) -> Any:
@@ -74,7 +74,7 @@ class NamedStructures(NamedTuple):
         return self.samples
 
     def leading(self, name: str | None, led: Any) -> Self:
-        """The same behind a part that leads from the structure of this name to `led`; the samples are those of `led`.
+        """Return the structures after a part that maps from the structure `name` to `led`.
         """
         name = next(iter(self.held)) if name is None and len(self.held) == 1 else name
         held = self.held if name is None else {**self.held, name: led}
@@ -91,10 +91,10 @@ class NamedStructures(NamedTuple):
         return self if same else type(self)(held, samples)
 
     def at(self, places: list[Place]) -> Self:
-        """The same at a place of which the structures tell this.
+        """Return the structures at a node whose samples are `places`.
 
         Raises:
-            StructureError: they are batches and none of them tells it, or they differ.
+            StructureError: the structures are batches and none determines the samples, or they differ.
         """
         if not self.batched:
             return self
@@ -108,7 +108,7 @@ class NamedStructures(NamedTuple):
         return self
 
     def parts(self) -> list[Self]:
-        """Those of each sample alone."""
+        """Return the structures of each sample alone."""
         assert self.samples is not None
         count = self.samples.num_samples
         apart = [parts_of(structure) if _is_batch(structure) else (structure,) * count
@@ -117,7 +117,7 @@ class NamedStructures(NamedTuple):
 
 
 def agreed(places: list[Place]) -> Samples:
-    """The samples of which all these speak; `StructureError` where they are others."""
+    """Return the samples on which all these agree, or raise `StructureError`."""
     first, *others = places
     for other in others:
         if not same_samples(first.samples, other.samples):
@@ -126,7 +126,7 @@ def agreed(places: list[Place]) -> Samples:
 
 
 def behind(first: list[Place], second: list[Place]) -> list[Place]:
-    """What two composed parts tell together: the inputs of the first and the outputs of the second."""
+    """Return the samples of a composition: the inputs of the first part and the outputs of the second."""
     if not (first and second):
         return first or second
     (name, one), (_, other) = first[0], second[0]

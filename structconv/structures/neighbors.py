@@ -13,22 +13,22 @@ __all__ = ["nearest_neighbors"]
 
 
 def nearest_neighbors(points: Tensor, neighbors: int) -> Graph:
-    """Each point joined, in both directions, to its nearest ones, by W_mn = exp(-|p_m - p_n|^2 / s^2).
+    """Join each point to its nearest neighbors, in both directions, with weights W_mn = exp(-|p_m - p_n|^2 / s^2).
 
-    s is the mean distance of a point to the furthest of its neighbors. Of equally distant points those with the
-    lower numbers are nearer; a point that is among the neighbors of another one has it for a neighbor too, so that
-    some have more than `neighbors` (Defferrard et al. 2016, section 5.1; their published code has s so).
+    s is the mean distance of a point to the furthest of its neighbors, as in the published code of Defferrard et al.
+    (2016, section 5.1). Ties go to the lower number. The graph is symmetric, so that a point may have more than
+    `neighbors` neighbors.
 
     Args:
         points: (N, L), floating.
-        neighbors: of each point, below N.
+        neighbors: the number of neighbors of each point, below N.
 
     Returns:
         A symmetric graph of N nodes with weights of the points' dtype; edges come in order of their source, then
         target. No loop. O(N^2) memory, once.
 
     Raises:
-        StructureError: other points, or too few of them.
+        StructureError: `points` has another shape or dtype, or too few points.
     """
     if points.dim() != 2 or not points.is_floating_point():
         raise StructureError("nearest_neighbors", "points must be floating, (N, L)",

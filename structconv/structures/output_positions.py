@@ -1,4 +1,4 @@
-"""`OutputPositions`: where the outputs of a call stand among its inputs, as in decoding step by step."""
+"""`OutputPositions`: the positions of a call's outputs among its inputs, as in step-by-step decoding."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["At", "OutputPositions", "at_positions"]
 
 @structure()
 class OutputPositions(Structure):
-    """Output n stands where input `first` + n does, or `positions[..., n]`.
+    """Output n has the position of input `first` + n, or `positions[..., n]`.
 
     Args:
-        first: the place of the first output, where they follow one another.
-        positions: (..., N) integers, the place of each.
+        first: the position of the first output; the others follow it.
+        positions: (..., N) integers, the position of each output.
     """
 
     first: int = 0
@@ -35,10 +35,10 @@ class OutputPositions(Structure):
 
     @classmethod
     def of(cls, positions: int | Tensor | None) -> OutputPositions | None:
-        """The places that a call is told of; none where output n stands at input n.
+        """Convert the argument `positions` of a call; `None` if output n has the position of input n.
 
         Raises:
-            StructureError: a number that is negative or no integer.
+            StructureError: a position is negative or not an integer.
         """
         if positions is None or (type(positions) is int and positions == 0):
             return None
@@ -65,13 +65,13 @@ class OutputPositions(Structure):
                                  tuple(self.positions.shape))
 
     def of_outputs(self, outputs: int, device: Device = None) -> Tensor:
-        """The place of each of so many outputs, (..., N)."""
+        """Return the position of each output, (..., N)."""
         if self.positions is None:
             return torch.arange(self.first, self.first + outputs, device=device)
         return self.positions.to(device)
 
     def behind(self, inputs: int) -> bool:
-        """Whether no input is known to stand behind an output."""
+        """Return True if no input is known to come after an output."""
         return self.positions is None and self.first >= inputs - 1
 
     def least(self) -> int:
@@ -79,7 +79,7 @@ class OutputPositions(Structure):
         return self.first if self.positions is None else int(self.positions.min())
 
     def moved(self, by: int) -> OutputPositions:
-        """The places among inputs of which so many have gone."""
+        """Return the positions after the first `by` inputs were removed."""
         if self.positions is None:
             return OutputPositions(self.first - by)
         return OutputPositions(0, self.positions - by) if by else self
@@ -115,9 +115,9 @@ class At(Support):
 
 
 def at_positions(mask: Any, output_positions: OutputPositions, inputs: int, outputs: int, told: bool = True) -> Any:
-    """A mask for outputs at these places; `None` where all pairs are in it, if that is to be `told`.
+    """Return the mask for outputs at these positions; `None` if it keeps all pairs and `told` is True.
 
-    What was made for as many outputs as there are stays as it is: its rows are theirs.
+    A mask that was made for this number of outputs is returned unchanged.
     """
     found = _at(mask, output_positions, inputs, outputs)
     return At(mask, output_positions) if found is None and mask is not None and not told else found
@@ -143,7 +143,7 @@ def _at(mask: Any, output_positions: OutputPositions, inputs: int, outputs: int)
 
 
 def _inside(window: Window, output_positions: OutputPositions, inputs: int, outputs: int) -> bool:
-    """Whether all inputs are known to be in the windows around all outputs."""
+    """Return True if all inputs are known to be in the windows around all outputs."""
     (radius, dilation), *others = window.axes()
     if others or dilation != 1 or output_positions.positions is not None:
         return False

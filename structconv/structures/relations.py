@@ -26,17 +26,17 @@ class KnowledgeGraph(Structure):
     """Triples (head, relation, tail): head is the input entry m, tail the output entry n.
 
     Args:
-        triples: (T, 3), int32 or int64. A triple that comes twice counts twice.
+        triples: (T, 3), int32 or int64. A duplicate triple counts twice.
         num_entities: M = N.
         relations: the names, all different; the relation of a triple is an index into them.
         entities: names of the entities, or none.
-        counts: how many triples each relation has; counted when not given. `None` in an exported program, whose triples
+        counts: the number of triples of each relation; counted by default. `None` in an exported program, whose triples
             have no values to count.
-        samples: of which graph each entity is, a `Samples`, where it is a `batch` of several.
+        samples: the `Samples` of a `batch` of several graphs: which entities belong to which graph.
 
     Raises:
-        StructureError: a wrong shape or dtype, an index that is negative or out of range, a name given twice, a triple
-            from one sample to another.
+        StructureError: a shape or dtype is wrong, an index is negative or out of range, a name occurs twice, or a
+            triple joins two samples.
 
     Example:
 
@@ -144,7 +144,7 @@ class KnowledgeGraph(Structure):
 
     @property
     def num_relations(self) -> int:
-        """How many relations there are."""
+        """The number of relations."""
         return len(self.relations)
 
     @property
@@ -180,7 +180,7 @@ class KnowledgeGraph(Structure):
                               counts=self.counts and self.counts * 2, samples=self.samples)
 
     def to(self, device: torch.device | str) -> KnowledgeGraph:
-        """The same knowledge on another device."""
+        """Return the graph on another device."""
         return KnowledgeGraph(self.triples.to(device), self.num_entities, self.relations, entities=self.entities,
                               counts=self.counts, samples=self.samples)
 

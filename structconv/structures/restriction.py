@@ -1,4 +1,4 @@
-"""`Restriction`: what some samples of a batch have of what there is for all of its entries."""
+"""`Restriction`: select the entries of some samples from tensors that cover a whole batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Pieces:
         self._made: dict[tuple[int, int, bool], tuple[Tensor, tuple[Tensor, ...]]] = {}
 
     def of(self, t: Tensor, axis: int, sizes: list[int], side: bool) -> tuple[Tensor, ...]:
-        """What each sample has of t; the tensor is kept, so that its id stays its own."""
+        """Cut t into the pieces of the samples; t is held so that its id is not reused."""
         key = id(t), axis, side
         if key not in self._made:
             self._made[key] = t, t.split(sizes, axis)
@@ -28,13 +28,13 @@ class Pieces:
 
 
 class Restriction:
-    """The entries of one sample, or of several of equal sizes, which then lie along a new leading dimension.
+    """The entries of one sample, or of several samples of equal sizes along a new leading dimension.
 
     Args:
-        samples: those of the batch.
-        numbers: which of them.
-        lead: how many leading dimensions there are already, behind the new one that several samples get.
-        pieces: what was cut so far.
+        samples: the samples of the batch.
+        numbers: the numbers of the selected samples.
+        lead: the number of leading dimensions after the new one.
+        pieces: the pieces that were cut so far.
     """
 
     def __init__(self, samples: Samples, numbers: tuple[int, ...], lead: int, pieces: Pieces) -> None:
@@ -46,16 +46,16 @@ class Restriction:
 
     @property
     def number(self) -> int | None:
-        """Which sample it is; `None` of several."""
+        """The number of the sample; `None` for several."""
         return self.numbers[0] if self.lead is None else None
 
     @property
     def aligned(self) -> bool:
-        """Whether each sample's first input has the number of its first output, so that m - n is the same within."""
+        """True if the first input and output of each sample have equal numbers, so that m - n is unchanged."""
         return self.samples.square
 
     def turned(self) -> Restriction:
-        """The same samples for what has inputs and outputs exchanged."""
+        """Return the restriction with inputs and outputs exchanged."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__, inputs=self.outputs, outputs=self.inputs, _turned=not self._turned)
         return other
@@ -65,7 +65,7 @@ class Restriction:
         return self._taken(t, axis, own, self._turned)
 
     def of_outputs(self, t: Any, axis: int, own: int) -> Any:
-        """The same where `axis` are the outputs."""
+        """Cut t along `axis`, the axis of outputs."""
         return self._taken(t, axis, own, not self._turned)
 
     def from_first_input(self, t: Any) -> Any:
@@ -84,11 +84,11 @@ class Restriction:
         return self.samples.num_inputs if self._turned else self.samples.num_outputs
 
     def same(self, samples: Any) -> bool:
-        """Whether a part of the batch has these samples."""
+        """Return True if `samples` are the samples of the batch."""
         return same_samples(samples.turned() if self._turned else samples, self.samples)
 
     def within(self, support: Support | None) -> bool:
-        """Whether no pair in the support is of two samples."""
+        """Return True if no pair of the support joins two samples."""
         return any(isinstance(term, Samples) for term in joined_by_and(support))
 
     def _taken(self, t: Tensor, axis: int, own: int, side: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""`Samples`: several samples of different sizes side by side, entries of one after entries of the other."""
+"""`Samples`: the sizes of samples that are concatenated along the entries."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ __all__ = ["Samples"]
 
 @structure(init=False)
 class Samples(Support):
-    """Which entries are of one sample: as the structure of a call, each sample gets what it gets alone.
+    """Samples concatenated along the entries; each sample gets the result that it gets alone.
 
-    A pair (m, n) exists where input m and output n are of one sample, and positions start anew in each. x (sum M_b, P)
-    has the inputs of all samples, one sample after the other. `batch` of graphs or grids has its own samples.
+    A pair (m, n) exists if input m and output n belong to the same sample; positions start at 0 in each sample. x (sum
+    M_b, P) holds the inputs of all samples, one sample after the other. A `batch` of graphs or grids has its own
+    samples.
 
     Args:
-        sizes: how many entries each sample has, a sequence of integers or an integer tensor (B,).
-        outputs: how many outputs each has, where these are others.
+        sizes: the number of entries of each sample, a sequence of integers or an integer tensor (B,).
+        outputs: the number of outputs of each sample, if it differs from the number of inputs.
 
     Raises:
-        StructureError: no sample at all, a size that is negative or no integer, two different numbers of samples.
+        StructureError: there is no sample, a size is negative or not an integer, or `sizes` and `outputs` differ in
+            length.
 
     ::
 
@@ -72,7 +74,7 @@ class Samples(Support):
             object.__setattr__(self, name, field)
 
     def __getattr__(self, name: str) -> Any:
-        """A number that `samples_from` left for later."""
+        """Compute a number that `samples_from` left for later."""
         if name not in _OF_SIZES or "input_starts" not in self.__dict__:
             raise AttributeError(name)
         sizes = self.input_starts.diff().tolist()
@@ -82,7 +84,7 @@ class Samples(Support):
 
     @property
     def samples(self) -> Samples:
-        """Itself."""
+        """The samples themselves, so that `Samples` reads like a batch."""
         return self
 
     @property
@@ -99,22 +101,22 @@ class Samples(Support):
         return self.output_count
 
     def sizes(self) -> tuple[list[int], list[int]]:
-        """M and N of each sample. A program that is compiled reads them as they were given, and is for these alone."""
+        """Return M and N of each sample. A compiled program reads them as constants and is recompiled for others."""
         if torch.compiler.is_compiling() and "_sizes" in self.__dict__:
             inputs, outputs = self.__dict__["_sizes"]
             return list(inputs), list(outputs)
         return derived(self, "sizes", lambda: (self.input_starts.diff().tolist(), self.output_starts.diff().tolist()))
 
     def members(self, device: Device = None) -> tuple[Tensor, Tensor]:
-        """(M,) and (N,): of which sample each input is, and each output; what a readout sums over."""
+        """Return the sample of each input, (M,), and of each output, (N,), as a readout needs them."""
         return derived(self, ("members", str(device)), lambda: self._of_both(_members, device))
 
     def positions(self, device: Device = None) -> tuple[Tensor, Tensor]:
-        """(M,) and (N,): the place of each input, and of each output, in its own sample."""
+        """Return the position in its sample of each input, (M,), and of each output, (N,)."""
         return derived(self, ("positions", str(device)), lambda: self._of_both(_positions, device))
 
     def leading_to(self, outputs: Samples) -> Samples:
-        """The same inputs with other outputs, the entries of `outputs`."""
+        """Return samples with these inputs, and with the entries of `outputs` as outputs."""
         return derived((self.input_starts, outputs.input_starts), "leading to",
                        lambda: Samples(self.sizes()[0], outputs.sizes()[0]))
 
@@ -146,15 +148,15 @@ class Samples(Support):
         return self.turned() if self.square or isinstance(self.input_starts, Tensor) else Transposed(self)
 
     def turned(self) -> Samples:
-        """Inputs and outputs exchanged."""
+        """Return the samples with inputs and outputs exchanged."""
         return self if self.square else derived(self, "turned", lambda: Samples(*reversed(self.sizes())))
 
     def of_outputs(self) -> Samples:
-        """Those of what leads on from the outputs."""
+        """Return the samples whose inputs and outputs are these outputs."""
         return self if self.square else derived(self, "of outputs", lambda: Samples(self.sizes()[1]))
 
     def to(self, device: Device) -> Samples:
-        """Itself: the numbers stay in main memory, and what is derived of them is where it is asked for."""
+        """Return the samples unchanged: sizes stay in main memory."""
         return self
 
     def __repr__(self) -> str:
@@ -165,7 +167,7 @@ class Samples(Support):
 
 
 class _InPlaces(Support):
-    """A support over the entries of a batch, by their places in their own samples."""
+    """A support over the entries of a batch, by their positions in their samples."""
 
     places: Samples
 
@@ -180,7 +182,7 @@ class _InPlaces(Support):
 
 @structure()
 class Within(_InPlaces):
-    """The pairs whose places in their own samples are in `support`: for a mask that says something of positions."""
+    """The pairs whose positions in their samples are in `support`: for masks that depend on positions."""
 
     support: Support
     places: Samples
@@ -198,7 +200,7 @@ class Within(_InPlaces):
 
 @structure()
 class EachWithin(_InPlaces):
-    """The pairs of each sample that are in its own support, by their places in the sample."""
+    """The pairs of each sample that are in that sample's own support, by their positions in the sample."""
 
     supports: tuple[Support | None, ...]
     places: Samples
@@ -230,7 +232,7 @@ class EachWithin(_InPlaces):
 
 
 def same_samples(one: Samples, other: Samples) -> bool:
-    """Whether samples have the same sizes; of those of a program that is traced the sums are known."""
+    """Return True if the sizes are equal; a traced program compares only the sums."""
     if one is other:
         return True
     if torch.compiler.is_compiling():
@@ -280,9 +282,9 @@ def _positions(starts: Tensor, count: int, device: Device) -> Tensor:
 
 
 def samples_from(starts: Tensor) -> Samples:
-    """Samples by the first entry of each, then the number of all: (B + 1,) integers in main memory.
+    """Build samples from the first entry of each, then the total: (B + 1,) integers in main memory.
 
-    What is known of the sizes is computed when somebody reads it.
+    Numbers derived from the sizes are computed at their first use.
     """
     numbers = starts.tolist()
     if starts.dtype is not torch.int64 or len(numbers) < 2 or numbers[0] or numbers != sorted(numbers):

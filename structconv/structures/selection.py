@@ -1,4 +1,4 @@
-"""`of_samples`: the structure of other elements of a batch, where some of its tensors have one part for each."""
+"""`of_samples`: select elements of a batch in a structure whose tensors have leading dimensions."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _RANKS: dict[type, dict[str, int]] = {Padding: {"keep": 1}, DenseMask: {"keep": 
 
 
 def of_samples(structure: Any, index: Tensor, lead: int) -> Any:
-    """The structure whose element b of the batch is what element index[b] was; itself where all share it.
+    """Return the structure with element index[b] of the batch as element b; unchanged if all elements share it.
 
     Args:
         structure: of a call, or those of a call by name. index: (B,) integers. lead: leading dimensions of x.
 
     Raises:
-        StructureError: one with leading dimensions of which nothing is known.
+        StructureError: the structure has leading dimensions of unknown meaning.
     """
     if isinstance(structure, dict):
         return {name: of_samples(own, index, lead) for name, own in structure.items()}
@@ -50,5 +50,5 @@ def of_samples(structure: Any, index: Tensor, lead: int) -> Any:
 
 
 def _has_parts(held: Any, rank: int, lead: int) -> bool:
-    """Whether a tensor has a part for each element of the batch."""
+    """Return True if the tensor has a part for each element of the batch."""
     return isinstance(held, Tensor) and held.dim() - rank == lead and held.shape[0] != 1

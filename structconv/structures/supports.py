@@ -1,4 +1,4 @@
-"""The supports: which pairs (m, n) exist, by order, by block, by padding, by a graph or by a table.
+"""The supports: sets of pairs (m, n) by order, block, padding, graph or table.
 
 Windows are in `windows.py`, the base class and the combinations `&`, `|`, `~` in `masks.py`; all are names of this
 module.
@@ -137,7 +137,7 @@ class Global(Support):
         return self
 
     def _count(self, size: int) -> int:
-        """How many of so many entries are global."""
+        """Return the number of global entries among `size` entries."""
         if not isinstance(self.entries, tuple):
             return min(self.entries, size)
         return sum(number < size for number in self.entries)

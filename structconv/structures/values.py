@@ -1,4 +1,4 @@
-"""What all frozen values share: they are inputs of compilers and exporters, have a key, and are mapped over tensors."""
+"""The base of frozen values: inputs of compilers and exporters, with a key, mapped over tensors."""
 
 from __future__ import annotations
 
@@ -63,17 +63,17 @@ class FrozenValue:
         forget(self)
 
     def to(self, device: Any) -> Self:
-        """The same value on another device; itself where it holds no tensors, as a grid."""
+        """Return the value on another device; unchanged if it holds no tensors, like a grid."""
         moved: Self = map_tensors(self, lambda t: t.to(device))
         return moved
 
     def pin_memory(self) -> Self:
-        """The same value in page-locked memory, as a `DataLoader` asks for it."""
+        """Return the value in page-locked memory, as a `DataLoader` with `pin_memory=True` needs it."""
         pinned: Self = map_tensors(self, Tensor.pin_memory)
         return pinned
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a file has of it: what it holds, and nothing that was noted beside or is a cached property."""
+        """Return the fields for a copy or a file, without cached properties and notes."""
         held = self.__dict__.copy()  # at once: another thread may note something meanwhile
         kind = type(self)
         return {name: value for name, value in held.items()
@@ -81,7 +81,7 @@ class FrozenValue:
 
 
 class Structure(FrozenValue):
-    """A value of which layouts, degrees or lists of pairs are derived, and remembered for as long as it stays."""
+    """A value from which layouts, degrees or lists of pairs are derived, and remembered while it lives."""
 
     def changed(self) -> None:
         """Forget what was derived from this structure's tensors: to be called after a write that torch does not count.
@@ -119,9 +119,9 @@ def key_of(value: Any) -> Hashable:
 
 
 def static(value: Any, within: tuple[int, ...] = ()) -> Hashable:
-    """What is known of a value without holding it: type and value, or which object it is and what it holds now.
+    """Return a hashable key of a value that does not hold it: its type and value, or its identity and contents.
 
-    `within` are the objects that hold it, which a value that holds itself is not looked into again.
+    `within` are the objects that contain it, so that a value that contains itself ends the search.
     """
     kind, inside = type(value), (*within, id(value))
     if kind in VALUES or isinstance(value, type):
@@ -144,7 +144,7 @@ def static(value: Any, within: tuple[int, ...] = ()) -> Hashable:
 
 
 def _contents(value: Any, inside: tuple[int, ...]) -> tuple[Hashable, ...]:
-    """What an object holds; which one it is where it may hold more than is seen."""
+    """Return the contents of an object; its identity if it may have contents that cannot be read."""
     held = tuple((name, static(value, inside)) for name, value in getattr(value, "__dict__", {}).items())
     if isinstance(value, list | tuple):
         return held, *(static(item, inside) for item in value)
@@ -163,7 +163,7 @@ def field_names(value: Any) -> tuple[str, ...]:
 
 
 def fields(value: Any) -> list[Any]:
-    """What a dataclass holds, in order."""
+    """Return the fields of a dataclass, in order."""
     return [value.__dict__[name] if name in value.__dict__ else getattr(value, name) for name in field_names(value)]
 
 
@@ -178,9 +178,9 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def map_tensors(value: Any, fn: Callable[[Any], Any], whole: tuple[type, ...] = (), also: tuple[type, ...] = ()) -> Any:
-    """The value with fn of each tensor that it holds, through tuples and nested values; itself where none changes.
+    """Return the value with fn applied to each tensor in it, also in tuples and nested values.
 
-    Values of the types in `whole` stay as they are; to those in `also` fn is applied, as to tensors.
+    Values of the types in `whole` stay unchanged; fn is also applied to values of the types in `also`.
     """
     return _mapped(value, fn, whole, also)[0]
 
@@ -210,12 +210,12 @@ def _mapped(value: Any, fn: Callable[[Any], Any], whole: tuple[type, ...], also:
 
 
 def altered(value: Any, /, **changed: Any) -> Any:
-    """The same frozen value with other fields, which are taken to be as good as those that they replace.
+    """Return the frozen value with other fields, which are not checked again.
 
-    What `__post_init__` notes beside them is made anew.
+    Values that `__post_init__` derives from them are computed again.
 
     Raises:
-        ConfigError: tensors beside the fields that another constructor made of them.
+        ConfigError: the value holds tensors beside its fields that another constructor made.
     """
     return alterer(value)(changed)
 
@@ -241,7 +241,7 @@ def alterer(value: Any) -> Callable[[dict[str, Any]], Any]:
 
 
 def refreshed(value: Any) -> Any:
-    """The same value without what cached properties noted of its tensors, which may have changed; itself without such.
+    """Return the value without its cached properties, because its tensors may have changed; unchanged if it has none.
     """
     return _refreshed(value)[0]
 

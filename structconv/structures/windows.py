@@ -71,7 +71,7 @@ class Window(Support):
         return self.num_inputs if self.center is None else self.center.shape[-1]
 
     def on(self, grid: Grid) -> Window:
-        """The same window over the entries of `grid`."""
+        """Return the window over the entries of `grid`."""
         return dataclasses.replace(self, grid=grid)
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class Window(Support):
         return filtered(graph, self.to(center.device).contains(graph.source, graph.target))
 
     def axes(self) -> list[tuple[int, int]]:
-        """(radius, dilation) of each axis."""
+        """Return (radius, dilation) of each axis."""
         self._check_axes()
         axes = 1 if self.grid is None else self.grid.ndim
         sizes, steps = self.radius, self.dilation

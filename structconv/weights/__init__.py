@@ -1,8 +1,8 @@
 """Weights: Theta (K, P, Q), whole, in factors, by head, or one for each part of a basis. One class a kind.
 
-A weight over tensors knows three things: `expand`, x Theta_k for every k; `contract`, the sum over k of r_k Theta_k;
-and `dense()`, the tensor itself, built independently of both. Flops are counted for the cheaper of the orders that a
-kind has, so that the planner compares what is really run.
+A weight over tensors has three methods: `expand` computes x Theta_k for every k, `contract` the sum over k of r_k
+Theta_k, and `dense()` builds the tensor itself, independently of both. Flops are counted for the cheaper order, the one
+that runs.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class _Held(FrozenValue):
 
     @property
     def is_value(self) -> bool:
-        """Whether it has its numbers, and is no configuration."""
+        """True if the weight holds tensors, False if it is a configuration."""
         return all(name in self.__dict__ for name in self.FIELDS)
 
     @property
@@ -93,7 +93,7 @@ class _Held(FrozenValue):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether one of the tensors requires a gradient."""
+        """True if one of the tensors requires a gradient."""
         return True in [tensor.requires_grad for tensor in self.tensors]
 
     @property
@@ -103,7 +103,7 @@ class _Held(FrozenValue):
 
     @property
     def device(self) -> torch.device | None:
-        """Where the numbers are; `None` where there are none."""
+        """The device of the tensors; `None` for a configuration."""
         return next((t.device for t in self.tensors), None)
 
 
@@ -143,16 +143,16 @@ class Weight(_Held, abc.ABC):
 
     def bound(self, size: int | Sequence[int], in_channels: int, out_channels: int, *, dtype: torch.dtype | None = None,
               device: Device = None) -> BoundWeight:
-        """A module with parameters for K, P and Q, drawn by `reset_parameters`.
+        """Return a module with parameters for K, P and Q, drawn by `reset_parameters`.
 
         Args:
             size: K, or the K of each part of a basis `a | b`.
             in_channels: P.
             out_channels: Q.
-            dtype, device: of the parameters; torch's defaults if absent.
+            dtype, device: dtype and device of the parameters; default: torch's.
 
         Raises:
-            ConfigError: if a size is not positive, or the channels do not suit the configuration.
+            ConfigError: a size is not positive, or the channels do not match the configuration.
         """
         sizes = (size,) if isinstance(size, int) else tuple(size)
         owner = type(self).__name__
@@ -177,7 +177,7 @@ class Weight(_Held, abc.ABC):
         return {}
 
     def _held_by(self, module: BoundWeight) -> Self:
-        """The weight over the numbers as they are held, which parametrizations and pruning may put elsewhere."""
+        """Return the weight over the module's tensors, which parametrizations and pruning may have replaced."""
         parameters, held = module._parameters, {**module._fixed}
         for name in self.LETTERS:
             held[name] = parameters[name] if name in parameters else getattr(module, name)
@@ -241,11 +241,11 @@ class Weight(_Held, abc.ABC):
 
     @property
     def head_channels(self) -> int:
-        """What one head carries through the structure: D where Theta_k has two factors, else Q."""
+        """The channels of one head in the structure: D if Theta_k has two factors, else Q."""
         return self.out_channels
 
     def heads(self, x: Tensor) -> Tensor:
-        """What the structure is applied to, head by head: (..., M, P) -> (..., K, M, head_channels)."""
+        """Compute the values of each head: (..., M, P) -> (..., K, M, head_channels)."""
         return self.expand(x)
 
     def join(self, r: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -69,7 +69,7 @@ class Separable(Weight, mix="KH", filters="HPQ"):
         return min(size * channels, rank * (channels + size))
 
     def _multiplies_first(self, channels: int) -> bool:
-        """Whether K matrices of Theta cost an entry less than H filters and their mixing."""
+        """Return True if K matrices of Theta cost less for an entry than H filters and their mixing."""
         size, rank = self.mix.shape
         return size * channels <= rank * (channels + size)
 

@@ -1,4 +1,4 @@
-"""A weight for each part of a basis: of `a | b`, or of a mixture whose parts read inputs of their own."""
+"""One weight for each part of a basis: of `a | b`, or of a mixture whose parts read inputs of their own."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class WeightList(Weight):
 
 
 class MixtureWeights(WeightList):
-    """One weight for each part of a mixture, each with the P of the x that its part reads; P is their sum.
+    """One weight for each part of a mixture, with the P of that part's x; P in all is their sum.
 
     The matrices of a part are zero at the channels of the others. The parts share their outputs.
 

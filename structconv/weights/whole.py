@@ -59,9 +59,9 @@ class Full(Weight, theta="KPQ"):
 
 
 class Grouped(Weight, theta="KGPQ"):
-    """Block-diagonal Theta: channels in `groups` groups, each of which feeds one; K P Q / G numbers.
+    """Block-diagonal Theta: `groups` groups of channels, each read by one group of outputs; K P Q / G numbers.
 
-    theta (K, G, P/G, Q/G): group g of P feeds group g of Q.
+    theta (K, G, P/G, Q/G): group g of Q reads group g of P.
 
     Example:
 
@@ -283,7 +283,7 @@ class Eye(Fixed):
 
 
 class Apart(Eye):
-    """The same without the sum over k: `join` leaves the heads apart, (..., K, N, C)."""
+    """A weight without the sum over k: `join` returns the heads separately, (..., K, N, C)."""
 
     sums_heads = False
 
@@ -292,7 +292,7 @@ class Apart(Eye):
 
 
 class ByHead(Apart):
-    """No weight: heads come in, (..., K, M, C), and go out as they are."""
+    """No weight: heads (..., K, M, C) pass unchanged."""
 
     def heads(self, x: Tensor) -> Tensor:
         return x.unsqueeze(-3)
