@@ -1,7 +1,7 @@
 """One operator, any structure: y = sum_k A_k^T x Theta_k.
 
 These are the most common names; all others are in `structconv.nn`, `.mechanisms`, `.bases`, `.structures`, `.weights`,
-`.data` and `.ops`. They are loaded when they are first asked for, so that `import structconv` does not import torch.
+`.data` and `.ops`. Names are loaded at their first use, so that `import structconv` does not import torch.
 """
 
 from __future__ import annotations

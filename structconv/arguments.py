@@ -1,4 +1,4 @@
-"""`explained`: where torch or Python fails, say which argument is not of the type that the signature names."""
+"""`explained`: if torch or Python fails, name the argument whose type differs from the signature."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _COLLECTIONS = (Sequence, Iterable, list)
 
 
 def explained(function: F) -> F:
-    """The same function; a failure that is not our own becomes a `ConfigError` where an argument's type explains it.
+    """Wrap a function so that a foreign error becomes a `ConfigError` if an argument's type explains it.
 
-    Arguments are looked at after a failure alone, so that whatever works, works, and at the same speed.
+    Types are checked only after a failure, so that calls that work are as fast as before.
     """
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -47,7 +47,7 @@ def _explain(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a type, as far as that is known without asking what it holds further down."""
+    """Return True if a value has a type, judged without its nested contents."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (types.UnionType, Union):
         return any(_fits(value, one) for one in inner)

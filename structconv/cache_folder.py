@@ -1,4 +1,4 @@
-"""Where the package keeps what it may make again: measured rates and times, built kernels."""
+"""The cache folder of the package: measured rates and times, and built kernels."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The command `structconv`: verbs, exit codes and one-line errors; torch is imported by the verb that needs it.
 
-Exit codes: 0 done, 2 bad usage or configuration, 3 bad data, 4 a training that diverged, 75 interrupted with the state
-saved, 130 left at once by Ctrl-C, 1 anything else.
+Exit codes: 0 done, 2 bad usage or configuration, 3 bad data, 4 training diverged, 75 interrupted with the state saved,
+130 ended by Ctrl-C, 1 anything else.
 """
 
 from __future__ import annotations

@@ -32,9 +32,9 @@ class StructconvError(ValueError):
     """Base of the library's errors; a `ValueError`, so that `except ValueError` keeps working.
 
     Args:
-        owner: the class, function or layer that noticed, as its user wrote it.
+        owner: the class, function or layer that raises, as its user wrote it.
         expected: the sentence's first half, ``"x must have shape (..., M, P)"``.
-        got: what came instead, printed as it is.
+        got: the actual value, printed unchanged.
         remedy: what to do about it; a whole sentence, or nothing.
     """
 
@@ -78,7 +78,7 @@ class StructureError(StructconvError):
 
 
 class ConfigError(StructconvError):
-    """A layer, mechanism or recipe asked for something that has no meaning.
+    """An option of a layer, mechanism or recipe is invalid.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""From a linear map back to basis and weight: Theta for a given basis, or the best of both.
+"""Factor a linear map into basis and weight: find Theta for a given basis, or the best pair.
 
 A linear map Phi (M, N, P, Q), y_nq = sum_mp Phi_mnpq x_mp, is a convolution over a basis A (K, M, N) when
 Phi = sum_k A_k (outer) Theta_k, eq. 7 of J.-M. Andreoli, *Convolution, attention and structure embedding*, 2019. So is

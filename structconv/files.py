@@ -1,4 +1,4 @@
-"""Writing files so that a crash leaves the old one or the new one, never half of either."""
+"""Write files atomically: after a crash the old or the new file is there, never a part."""
 
 from __future__ import annotations
 

@@ -33,10 +33,10 @@ def conv(x: Tensor, basis: Basis, theta: Weight | Tensor, *, path: str | None = 
     Args:
         x: (..., M, P), floating; leading dimensions broadcast with those of the basis.
         basis: A, (..., K, M, N).
-        theta: Theta, a tensor (K, P, Q) or a `Weight` with numbers (`Full.of(tensor)`), in x's dtype and on its device.
+        theta: Theta, a tensor (K, P, Q) or a `Weight` over tensors (`Full.of(tensor)`), with x's dtype and device.
         path: the order of the products: "channels_first", "structure_first", "operator_first", and "between" for a
             `LowRank`, "per_part" for `a | b`. By default the planner chooses.
-        plan: a plan made before for a call of this kind, which is run as it is.
+        plan: a plan made before for a call of this kind, which is run unchanged.
         max_bytes: bytes that the path may hold beside its arguments and its result.
 
     Returns:
@@ -70,7 +70,7 @@ def conv(x: Tensor, basis: Basis, theta: Weight | Tensor, *, path: str | None = 
 @explained
 def plan(x: Tensor, basis: Basis, theta: Weight | Tensor, *, path: str | None = None,
          max_bytes: int | None = None) -> Plan:
-    """How `conv` computes eq. 8 for these shapes: order, kernel, cost, and what was rejected; `print` it.
+    """Return the plan by which `conv` computes eq. 8 for these shapes: order, kernel, cost, rejected paths; `print` it.
 
     Arguments and errors are those of `conv`. Nothing is computed, unless `planning.autotune` is on: then the paths
     within three times the cheapest are timed, once per class of shapes.

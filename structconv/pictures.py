@@ -95,14 +95,14 @@ def curves_png(curves: Mapping[str, _Curve], *, x_label: str, y_label: str, loga
 
 
 def alignment_png(weights_NM: ArrayLike, source: Sequence[str], target: Sequence[str]) -> bytes:
-    """How much each target token (a row) looks at each source token (a column), white at 0 and black at 1; a PNG.
+    """Draw the weight of each source token (column) for each target token (row), white at 0, black at 1, as a PNG.
 
     Args:
         weights_NM: array or CPU tensor (N, M), rows that sum to 1.
         source: the M tokens. target: the N tokens.
 
     Raises:
-        ShapeError: there are other numbers of tokens.
+        ShapeError: the numbers of tokens do not match the weights.
     """
     array = _array(weights_NM)
     if array.shape != (len(target), len(source)):
@@ -122,15 +122,15 @@ def alignment_png(weights_NM: ArrayLike, source: Sequence[str], target: Sequence
 
 def forecast_png(history: ArrayLike, futures: Mapping[str, ArrayLike], weights_RM: ArrayLike, *,
                  y_label: str) -> bytes:
-    """A series, what follows it by several names, and below how much each of R rows looks at M equal parts of it.
+    """Draw a series, its continuations by name, and below them the weights of R rows for M equal parts of it.
 
     Args:
         history: array or CPU tensor (T,), NaN where nothing was observed.
-        futures: series that go on behind it, drawn in turn.
+        futures: continuations of the series, drawn in turn.
         weights_RM: (R, M), each row on its own scale from white at 0 to black.
 
     Raises:
-        ShapeError: `history` is no vector or `weights_RM` no matrix.
+        ShapeError: `history` is not a vector, or `weights_RM` is not a matrix.
     """
     past, weights = _array(history), _array(weights_RM)
     if past.ndim != 1 or weights.ndim != 2:
@@ -241,7 +241,7 @@ def _panels(count: int, inches: float, *, aspect: float = 1.0, headroom: float =
 
 
 def _stacked(inches: float, heights: Sequence[float]) -> tuple[Any, list[Any]]:
-    """A figure with a framed panel of each height, one above the other, of the same width."""
+    """Return a figure with framed panels of these heights and of equal width, one above the other."""
     from matplotlib.figure import Figure
 
     left, gap, below = 0.6, 0.25, 0.45

@@ -1,4 +1,4 @@
-"""`public_names`: a package shows what its modules show, so that a public name is written once, in its module."""
+"""`public_names`: a package exports the public names of its modules, so that each name is written once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one set of shape, dtype and device checks; every floor above calls these and none of its own."""
+"""The checks of shapes, dtypes and devices, shared by all layers of the package."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def broadcast(*shapes: Shape) -> Shape:
 
 
 def goes_into(shape: Shape, whole: Shape) -> bool:
-    """Whether a shape broadcasts to another one, and that stays as it is."""
+    """Return True if `shape` broadcasts to `whole` without changing `whole`."""
     rank = len(whole) - len(shape)
     return rank >= 0 and all(size in (1, other) for size, other in zip(shape, whole[rank:], strict=True))
 
@@ -97,7 +97,7 @@ def alike(owner: str, x: Tensor, other: Tensor, *, name: str = "x", other_name: 
 
 
 def mixes(x: Tensor, other: Tensor) -> bool:
-    """Whether autocast may have given two tensors the different dtypes that they have."""
+    """Return True if autocast may be the reason for the different dtypes of two tensors."""
     return x.dtype != other.dtype and x.device == other.device and torch.is_autocast_enabled(x.device.type)
 
 

@@ -1,7 +1,7 @@
-"""Every private name of torch that the package uses, each with a public way to do without it.
+"""All private names of torch that the package uses, each with a public fallback.
 
-A name that a version of torch lacks is replaced by its fallback when this module is imported: slower or more careful,
-never another number. `NAMES` lists them; the tests take each away in turn.
+If a version of torch lacks a name, its fallback is used: slower or more careful, with equal results. `NAMES` lists
+them; the tests remove each in turn.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 
 def _found(path: str, fallback: T) -> T:
-    """What torch has under this path, or the fallback."""
+    """Return torch's object under this path, or the fallback."""
     try:
         return reduce(getattr, path.split(".")[1:], torch)  # type: ignore[return-value]
     except AttributeError:
@@ -75,7 +75,7 @@ def _always(*_: Any) -> bool:
 
 
 def _without_storage(t: Tensor) -> bool:
-    """What a functional transform wraps has no memory of its own."""
+    """Return True for a tensor without memory of its own, such as one that a functional transform wraps."""
     try:
         t.untyped_storage()
     except (RuntimeError, NotImplementedError):
@@ -137,7 +137,7 @@ is_functional: Callable[[Tensor], bool] = _found(*NAMES["is_functional"])
 
 
 def is_wrapped(t: Tensor) -> bool:
-    """Whether a tensor stands for others: its memory is not to be read."""
+    """Return True if a tensor wraps others, so that its memory must not be read."""
     return is_functional(t) or is_batched(t)
 
 
@@ -233,7 +233,7 @@ def calls_forward(call: Any) -> Any:
 
 
 def called(module: torch.nn.Module, *args: Any, **options: Any) -> Any:
-    """`module(*args, **options)`, by its `forward` where nobody is to be told of the call."""
+    """Return `module(*args, **options)`, calling `forward` directly if the module has no hooks."""
     held = module.__dict__
     if (_PLAIN_CALLS and not (held["_forward_hooks"] or held["_forward_pre_hooks"] or held["_backward_hooks"]
                               or held["_backward_pre_hooks"] or "forward" in held or "_compiled_call_impl" in held)
@@ -256,7 +256,8 @@ def bound(operator: Any) -> Any:
 
 
 def version(t: Tensor) -> int | None:
-    """How often a tensor was changed in place; `None` if torch does not count, as for inference tensors."""
+    """Return the number of changes in place of a tensor; `None` if torch does not count them, as for inference tensors.
+    """
     return None if t.is_inference() else getattr(t, "_version", None)
 
 
@@ -265,13 +266,13 @@ known_version: Callable[[Tensor], int] = attrgetter("_version")
 
 
 def watched(profilers: bool = True) -> bool:
-    """Whether anything beside autograd is to see, or to transform, an operator; profilers only if they count."""
+    """Return True if a mode, transform or (with `profilers`) profiler must observe each operator."""
     return bool(dispatch_modes() or function_modes() or transforms_active() or forward_level() >= 0
                 or tracing() is not None or (profilers and profiling()))
 
 
 def autocast() -> tuple[torch.dtype, ...]:
-    """The dtypes that autocast gives on each kind of device; empty where there is none."""
+    """Return autocast's dtype on each kind of device; empty if autocast is off."""
     if not any_autocast():
         return ()
     return tuple(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
@@ -286,7 +287,7 @@ def without_autocast(kind: str) -> Any:
 
 
 def in_a_mode() -> bool:
-    """Whether what is computed now would be another kind of tensor than outside of its caller."""
+    """Return True if results now would be another kind of tensor than outside of the current mode."""
     return (torch.is_inference_mode_enabled() or transforms_active() or bool(dispatch_modes())
             or bool(function_modes()) or any_autocast())
 

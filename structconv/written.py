@@ -1,4 +1,4 @@
-"""`written`: the arguments that make a module again, as text for its `repr`."""
+"""`written`: the constructor arguments of a module as text, for its `repr`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _ABSENT = object()
 
 
 def written(module: object, others: Mapping[str, Any] | None = None) -> str:
-    """The arguments of an object's constructor: those without a default, and those that differ from theirs.
+    """Return the arguments of an object's constructor that have no default or differ from it.
 
-    An argument is the attribute of its name, of its name with `_by` behind it, or with `_` before it. One that is none
-    of these is left out.
+    The value of an argument is the attribute of its name, of its name followed by `_by`, or preceded by `_`. Others are
+    left out.
 
     Args:
-        others: arguments that no attribute of such a name has.
+        others: arguments that are not attributes.
     """
     found, held, by_name = [], {**vars(module), **getattr(module, "_modules", {}), **(others or {})}, False
     for name, parameter in inspect.signature(type(module)).parameters.items():

@@ -1,3 +1,3 @@
-"""Looking at bases and layers: pictures and receptive fields."""
+"""Analyze bases and layers: pictures, receptive fields and flops."""
 
 __all__ = ()

@@ -1,4 +1,4 @@
-"""Which inputs an output depends on."""
+"""Receptive fields: the inputs that an output depends on."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def receptive_field(fn: Callable[[Tensor], Tensor], x: Tensor) -> int:
     """The largest number of input entries that any one output entry of `fn` depends on.
 
     An input m counts for an output n when the gradient of some channel of y_n with respect to x_m is not zero at `x`.
-    The output's channels are combined at random first, so that two of them do not cancel. A dependence that happens
-    to have slope zero at `x` (behind a ReLU that is off) is not seen: smooth functions tell the truth.
+    The output's channels are first combined at random, so that two of them do not cancel. A dependence with slope zero
+    at `x`, such as through an inactive ReLU, is not counted: use smooth functions.
 
     Args:
         fn: (M, P) -> (N, Q), differentiable.
-        x: where to look, (M, P); it should be in float64.
+        x: (M, P), the point at which to differentiate; use float64.
 
     Cost: N backward passes.
     """

@@ -1,4 +1,4 @@
-"""Counting the floating-point operations that a model really does."""
+"""Count the floating-point operations that a model runs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _by_name(operator: Any, formula: _Formula) -> Callable[..., int]:
 
 
 def _product(a: _Arguments) -> int:
-    """Sums along edges, of each row of values or each table; a degree of a polynomial at a time."""
+    """Count the sums along edges, for each row of values or each table, one degree of a polynomial at a time."""
     rows, x = a.values[:-1] if a.values else (), a.r if hasattr(a, "r") else a.x
     tables = x[:1] if len(x) > 2 else ()
     return 2 * max(math.prod(rows), math.prod(tables)) * getattr(a, "highest", 1) * a.indices[0] * x[-1]
@@ -84,7 +84,9 @@ def _window(a: _Arguments) -> int:
 
 def _attention(pairs: Callable[[_Arguments], int], depth: Callable[[_Arguments], int],
                channels: Callable[[_Arguments], int]) -> dict[str, _Formula]:
-    """Forward a product for scores and one for values; backward the scores again, and two gradients of each product."""
+    """Count a product for scores and one for values forward, and the scores again and two gradients of each product
+    backward.
+    """
     return {"": lambda a: 2 * pairs(a) * (depth(a) + channels(a)),
             "_backward": lambda a: 2 * pairs(a) * (3 * depth(a) + 2 * channels(a))}
 

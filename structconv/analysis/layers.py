@@ -17,7 +17,7 @@ __all__ = ["layer_bases"]
 
 @torch.no_grad()
 def layer_bases(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, list[Basis]]:
-    """What each layer looks at: the basis of every layer in a model, in one call of it.
+    """Return the basis of every layer of a model in one call.
 
     >>> import torch
     >>> from structconv.analysis.layers import layer_bases
@@ -32,10 +32,10 @@ def layer_bases(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, list[B
             drawn anew for the basis.
 
     Returns:
-        By a layer's name in `named_modules`, a basis for each time that it was called, in order. A step of decoding
-        (`Conv.step`) is no call.
+        For each layer's name in `named_modules`, one basis for each call of the layer, in order. A step of decoding
+        (`Conv.step`) does not count as a call.
 
-    Cost: that of the call, and of the leaves of each layer once more; `Basis.dense` is its caller's.
+    Cost: one call of the model, and the leaves of each layer once more.
     """
     found: dict[str, list[Basis]] = {}
 

@@ -1,8 +1,8 @@
-"""The algebra: what `a | b`, `a @ b`, `a + b`, `c * a`, ... become, for values.
+"""The algebra of bases: `a | b`, `a @ b`, `a + b`, `c * a` and the other operators, for values.
 
-The functions dispatch on type and are registered by name, so that the dunders of `Basis` and the expressions of
-mechanisms reach the same ones. What they make is in `linear.py` (nodes that act through their operands' primitives)
-and in `entrywise.py` (nodes that act entry by entry).
+The functions dispatch on type and are registered by name, so that the operators of `Basis` and of mechanisms call the
+same functions. Their results are nodes of `linear.py` (which act through their operands' primitives) and of
+`entrywise.py` (which act entry by entry).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`Basis`: a lazy (..., K, M, N) tensor that knows how to be applied.
+"""`Basis`: a lazy (..., K, M, N) tensor with methods to apply it.
 
-The class states the contract and derives everything from `dense()`, so that a user's own basis of one
-method works with every layer on its first day; a faster primitive is an override, never a requirement.
-The algebra's operators live in `algebra.py`, which registers them in `OPERATORS`; this module imports no child.
+The class derives everything from `dense()`, so that a user's basis with this one method works with every layer.
+Overriding a primitive makes it faster and is never required. The algebra's operators live in `algebra.py`, which
+registers them in `OPERATORS`; this module imports no child.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Algebra(Generic[T]):
         return self._operate("normalize", self, kind="softmax", over=over)
 
     def log_softmax(self, over: str = "inputs") -> T:
-        """The logarithm of the softmax: scores again, of which absent pairs are no part; its `exp` is the softmax."""
+        """The logarithm of the softmax over the pairs that exist; `exp` gives the softmax."""
         return self._operate("log_softmax", self, over=over)
 
     def normalize(self, kind: Any = "sum", over: str = "inputs") -> T:
@@ -233,7 +233,7 @@ class Basis(FrozenValue, ScoreMaps["Basis"], abc.ABC):
 
         @property
         def device(self) -> torch.device:
-            """Where the basis lives; structural bases follow their argument."""
+            """The device of the basis; a basis without tensors follows its argument."""
     else:
         device = torch.device("cpu")
 
@@ -272,7 +272,7 @@ class Basis(FrozenValue, ScoreMaps["Basis"], abc.ABC):
 
     @property
     def has_scores(self) -> bool:
-        """Whether the entries are scores of pairs, so that a softmax over them means something."""
+        """True if the entries are scores of pairs, so that a softmax over them has a meaning."""
         return False
 
     def apply(self, r: Tensor) -> Tensor:
@@ -304,7 +304,7 @@ class Basis(FrozenValue, ScoreMaps["Basis"], abc.ABC):
         return None
 
     def _present(self) -> Tensor | None:
-        """Which entries exist, booleans (..., K or 1, M, N); `None` for all."""
+        """Return booleans (..., K or 1, M, N), True for entries that exist; `None` for all."""
         support = self.support()
         if support is None:
             return None
@@ -332,7 +332,7 @@ class Basis(FrozenValue, ScoreMaps["Basis"], abc.ABC):
         return f"{type(self).__name__}(K={self.size}, M={self.num_inputs}, N={self.num_outputs})"
 
     def _repr_png_(self) -> bytes | None:
-        """The picture for a notebook; none of a large basis, of which its line of text is shown instead."""
+        """Return the picture for a notebook; `None` for a large basis, whose `repr` is shown instead."""
         sides = self.num_inputs, self.num_outputs
         if max(sides) > MOST_DRAWN or math.prod((*self.batch_shape, self.size, *sides)) > MOST_NUMBERS:
             return None

@@ -1,4 +1,4 @@
-"""`BlockDiagonal`: bases of several samples side by side, each over its own entries."""
+"""`BlockDiagonal`: the bases of several samples, each over its own entries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cuboids of offsets, as libraries lay them out: kernel size, dilation, stride and padding on each axis."""
+"""Cuboids of offsets in the layout of libraries: kernel size, dilation, stride and padding on each axis."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def per_axis(owner: str, name: str, value: Ints, ndim: int, least: int | None = 
 def cuboid_offsets(kernel_size: Ints, dilation: Ints = 1, offset: Ints = 0) -> tuple[Offset, ...]:
     """The offsets Delta of a cuboid, in the row-major order of a convolution kernel (Andreoli 2019, Definition 2).
 
-    On each axis Delta_j = offset - j dilation for 0 <= j < kernel_size, so that output n reads input
-    n - offset + j dilation: a library's cross-correlation, with `offset` as its padding. What Definition 2 calls
-    strides (delta_i) is the dilation.
+    On each axis Delta_j = offset - j dilation for 0 <= j < kernel_size, so that output n reads input n - offset + j
+    dilation: a library's cross-correlation, with `offset` as its padding. The strides delta_i of Definition 2 are the
+    dilation.
 
     Args:
-        kernel_size: one integer for one axis, or a sequence with one an axis.
-        dilation, offset: one integer for all axes, or one an axis.
+        kernel_size: an integer for a single axis, or a sequence with one integer for each axis.
+        dilation, offset: one integer for all axes, or one for each axis.
 
     Raises:
         ConfigError: more than 2^22 offsets, each of which is a matrix with a Theta_k of its own.

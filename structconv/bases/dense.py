@@ -73,7 +73,7 @@ class Dense(Basis):
 
     @property
     def device(self) -> torch.device:
-        """Where the entries are."""
+        """The device of the entries."""
         return self.a.device
 
     @property

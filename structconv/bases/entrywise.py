@@ -1,7 +1,7 @@
 """Operators that act entry by entry: sum, product, outer product, mask, map, normalization, dropout.
 
-A node holds its children and restricts, combines or transforms what they give at the same pairs. Absent pairs (those
-that a mask dropped) stay absent through every node above the mask.
+A node holds its children and restricts, combines or transforms their entries at the same pairs. A pair that a mask
+removed stays absent in every node above the mask.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ class Binary(OverTwo, Pairwise):
 
 
 def _common_pattern(first: Basis, second: Basis) -> Graph | None:
-    """Where a product can be evaluated sparsely: a side that normalizes must see all of its own pairs.
+    """Return the graph on which a product can be evaluated; a side that normalizes needs all of its own pairs.
 
-    Of two matrices each pair is listed once, since the product of sums over repeated edges is no sum over them.
+    Each pair is listed once, because the product of two sums over repeated edges is not the sum of products.
     """
     patterns = [basis.pattern() for basis in (first, second) if complete(basis)]
     if patterns:
@@ -358,11 +358,12 @@ class Dropped(Kept):
 
 @value
 class DroppedWithin(Kept):
-    """The same for samples of a batch, where the weights fall that fall in the whole of it.
+    """Dropout within samples of a batch: it drops the weights that it drops in the whole batch.
 
     Args:
-        first_input, first_output: of the sample among all of the batch; of several, as leading dimensions.
-        outputs: how many the batch has.
+        first_input, first_output: number of the sample's first entry in the batch; for several samples, leading
+            dimensions.
+        outputs: the number of outputs in the batch.
     """
 
     ENTRY_COUNTS = ("outputs",)

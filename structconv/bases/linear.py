@@ -1,7 +1,7 @@
-"""Nodes that act through their operands' own primitives: heads side by side, products, sums, multiples, transposes.
+"""Nodes that act through their operands' primitives: concatenation, product, sum, multiple, transpose.
 
-No matrix is formed: each node calls `apply`, `analysis` and `synthesis` of what it holds, folding heads into channels
-where that turns many products into one.
+No matrix is formed: each node calls `apply`, `analysis` and `synthesis` of its operands. It folds heads into channels
+if that turns many products into one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _unfold(t: Tensor, size: int) -> Tensor:
 
 @value
 class Concat(OverParts):
-    """Heads side by side: the K matrices of each part, in order.
+    """The K matrices of each part, in order: concatenation along the heads.
 
     Example:
 
@@ -101,7 +101,7 @@ class Concat(OverParts):
 
 @value
 class Operands(OverTwo):
-    """Two operands, each of which is computed through its own primitives."""
+    """Two operands, each computed through its own primitives."""
 
     first: Basis
     second: Basis
@@ -326,7 +326,7 @@ class Transposed(Unary):
         return pairs.restore(self.child.evaluate(self._turned(pairs)))
 
     def _turned(self, pairs: Pairs) -> Pairs:
-        """The pairs turned around: along the child's own edges where those turned are what was asked for."""
+        """Return the transposed pairs: the child's own edges if their transpose is requested."""
         graph = self.child.pattern() if isinstance(pairs, Edges) else None
         if graph is not None and graph.reversed().edge_index is pairs.graph.edge_index:  # type: ignore[attr-defined]
             return Edges(graph, pairs.dtype)

@@ -1,7 +1,7 @@
-"""What is added to scores in the log domain: numbers, and -inf where no pair is (Andreoli 2019, Definition 4).
+"""Terms added to scores in the log domain: numbers, and -inf for absent pairs (Andreoli 2019, Definition 4).
 
-Adding -inf to a score leaves its pair out of every sum of exponentials that follows, which is what a mask says. So a
-table of {-inf, 0} is a mask, one of other numbers a term, and one of both is taken apart.
+Adding -inf to a score removes its pair from every later sum of exponentials, like a mask. So a table of -inf and 0 is a
+mask, a table of other numbers is a term, and a table with both is split.
 """
 
 from __future__ import annotations

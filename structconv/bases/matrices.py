@@ -1,7 +1,7 @@
 """The matrices of a graph: its adjacency, its random walk and its Laplacian, as `Sparse` bases.
 
-Degrees are summed in float32 or wider, whatever the dtype asked for; entries of degree 0 weigh 0. Values are made
-once for each graph and dtype, except where the graph's weights require a gradient.
+Degrees are summed in float32 or wider for every dtype; entries of degree 0 have weight 0. Values are computed once for
+each graph and dtype, unless the graph's weights require a gradient.
 """
 
 from __future__ import annotations

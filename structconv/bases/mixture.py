@@ -1,4 +1,4 @@
-"""`Mixture`: heads side by side, each part over inputs of its own."""
+"""`Mixture`: concatenated heads whose parts have inputs of their own."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["Mixture"]
 
 @value
 class Mixture(OverParts):
-    """The K matrices of each part, in order, over the inputs of all parts one after the other: M = M_1 + M_2 + ...
+    """The K matrices of each part, in order, over the concatenated inputs of all parts: M = M_1 + M_2 + ...
 
     A matrix of a part is zero at the inputs of the others. The parts share their outputs.
 
     Raises:
-        ShapeError: if the parts have different numbers of outputs, or there are none.
+        ShapeError: the parts differ in their number of outputs, or there is no part.
 
     Example:
 

@@ -1,9 +1,9 @@
-"""Normalizations of scores that are functions of one group: sparsemax, entmax, top-k, hard attention, one's own.
+"""Normalizations of scores within groups: sparsemax, entmax, top-k, hard attention, and your own functions.
 
-A group is the pairs that share an output ("inputs") or an input ("outputs"). Each function here maps
-(scores, keep, dim) to weights of the same shape: `keep` says which pairs exist, and `dim` is the axis of a group.
-Absent scores come as zeros, and whatever a function makes of them is dropped. Along edges groups of like sizes are
-laid side by side, with at most twice as many places as edges.
+A group is the pairs that share an output ("inputs") or an input ("outputs"). Each function maps (scores, keep, dim) to
+weights of the same shape: `keep` is True for pairs that exist, and `dim` is the axis of a group. Absent scores are
+passed as zeros, and their results are dropped. Along edges, groups of similar sizes are stacked, with at most twice as
+many slots as edges.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def register_normalization(name: str, function: Normalization) -> None:
 
 
 def normalization(kind: Any) -> Normalization:
-    """The function of this name, or the function itself.
+    """Return the function of this name, or the function itself.
 
     Raises:
-        ConfigError: if there is none of this name, or it is a module, whose parameters a block would not see.
+        ConfigError: the name is unknown, or the function is a module, whose parameters evaluation in blocks would miss.
     """
     if isinstance(kind, str) and kind in _REGISTERED:
         return _REGISTERED[kind]
@@ -92,14 +92,14 @@ def entmax(scores: Tensor, keep: Tensor, dim: int) -> Tensor:
 
 
 def hard(scores: Tensor, keep: Tensor, dim: int) -> Tensor:
-    """One for the largest score of each group, the first of equal ones; no gradient comes to the scores."""
+    """Weight 1 for the largest score of each group, the first of equal ones; no gradient reaches the scores."""
     first = scores.masked_fill(~keep, -torch.inf).argmax(dim, keepdim=True)
     return torch.zeros_like(scores).scatter(dim, first, 1)
 
 
 @structure(eq=True)
 class TopK(FrozenValue):
-    """A softmax over the k largest scores of each group, the others weighing zero: `scores.normalize(TopK(8))`.
+    """A softmax over the k largest scores of each group; the others get weight 0: `scores.normalize(TopK(8))`.
 
     Example:
 
@@ -162,7 +162,7 @@ class GroupWise(Unary):
         return self.over
 
     def of_group(self, scores: Tensor, keep: Tensor, dim: int) -> Tensor:
-        """What becomes of the scores (..., K, *, *) of the groups along `dim`, -1 or -2."""
+        """Normalize scores (..., K, *, *) in groups along `dim`, -1 or -2."""
         raise NotImplementedError
 
     def pattern(self) -> Graph | None:
@@ -188,7 +188,7 @@ class _Weights(GroupWise):
 
 @value
 class NormalizedBy(_Weights):
-    """fn(scores, keep, dim) of each group, over inputs or outputs.
+    """fn(scores, keep, dim) for each group, over inputs or outputs.
 
     Example:
 
@@ -285,7 +285,7 @@ def _by_groups(node: GroupWise, values: Tensor, pairs: Pairs) -> Tensor:
 
 
 class _Slots(NamedTuple):
-    """Groups of like sizes side by side: the edge of each place (G, W), which places are taken, and their numbers."""
+    """Stacked groups of similar sizes: the edge of each slot (G, W), which slots are used, and the groups' numbers."""
 
     edges: Tensor
     taken: Tensor

@@ -1,7 +1,7 @@
 """`Pairs`: the pairs (m, n) at which an expression is evaluated, as a rectangle or as a list of edges.
 
-A score says once how it depends on its two entries; whether that means broadcasting over a block of the (M, N)
-rectangle or gathering along E edges is decided here. Evaluated tensors have shape (..., K, *pairs.shape).
+A score states once how it depends on its two entries. `Pairs` decides if that is broadcasting over a block of the (M,
+N) rectangle or gathering along E edges. Evaluated tensors have shape (..., K, *pairs.shape).
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class Pairs(abc.ABC):
 
     @abc.abstractmethod
     def source_index(self) -> Tensor:
-        """m of each pair, int64, broadcastable to `shape`."""
+        """The input m of each pair, int64, broadcastable to `shape`."""
 
     @abc.abstractmethod
     def target_index(self) -> Tensor:
-        """n of each pair, int64, broadcastable to `shape`."""
+        """The output n of each pair, int64, broadcastable to `shape`."""
 
     @abc.abstractmethod
     def source(self, t: Tensor) -> Tensor:
@@ -104,18 +104,18 @@ class Pairs(abc.ABC):
 
     @abc.abstractmethod
     def transposed(self) -> Pairs:
-        """The same pairs with the roles of m and n exchanged."""
+        """Return the pairs with m and n exchanged."""
 
     @abc.abstractmethod
     def restore(self, values: Tensor) -> Tensor:
-        """What was evaluated at `transposed()`, laid out as at these pairs."""
+        """Rearrange values evaluated at `transposed()` in the layout of these pairs."""
 
     def _lists(self, support: Support | None) -> bool:
-        """Whether these are exactly the pairs of the support."""
+        """Return True if these are exactly the pairs of the support."""
         return support is None
 
     def keep(self, support: Support | None) -> Tensor | None:
-        """Which of the pairs exist, broadcastable to (..., K, *shape); `None` for all."""
+        """Return booleans, True for pairs that exist, broadcastable to (..., K, *shape); `None` for all."""
         if support is None or self._lists(support):
             return None
         return self._head_axis(support.contains(self.source_index(), self.target_index()))

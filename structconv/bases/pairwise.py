@@ -1,10 +1,10 @@
-"""How an expression of scores is applied: along the edges of its pattern, or in blocks of the (M, N) rectangle.
+"""Apply an expression of scores: along the edges of its pattern, or in blocks of the (M, N) rectangle.
 
-`Pairwise` is the base of every basis that is defined by its entries rather than by a product. Where the pairs that
-count are listed (a graph, a window), the entries are evaluated there and applied as a sparse product: O(E K + N C)
-memory. Elsewhere blocks of outputs are evaluated, applied and forgotten, and evaluated again in the backward pass:
-O(N C) memory beside one block. Normalization over outputs needs whole rows, so such expressions run in blocks of
-inputs, summed. The entries are never held whole unless `dense()` asks for them.
+`Pairwise` is the base of every basis that is defined by its entries. If the pairs are listed (a graph, a window), the
+entries are evaluated there and applied as a sparse product: O(E K + N C) memory. Otherwise blocks of outputs are
+evaluated, applied and freed, and evaluated again in the backward pass: O(N C) memory beside one block. Normalization
+over outputs needs whole rows, so such expressions run in blocks of inputs, summed. Only `dense()` builds all entries at
+once.
 """
 
 from __future__ import annotations
@@ -190,7 +190,9 @@ def _contract(basis: Pairwise, r: Tensor, *, sum_heads: bool) -> Tensor:
 
 
 def _not_finite(r: Tensor) -> Tensor | None:
-    """Which rows of r (..., M, C) are not finite, (..., M); `None` where all are, or where values are not known."""
+    """Return the rows of r (..., M, C) that are not finite, (..., M); `None` if all are finite or values cannot be
+    read.
+    """
     if torch.compiler.is_compiling():
         return None
     bad = ~r.isfinite().all(-1)

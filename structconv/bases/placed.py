@@ -1,4 +1,4 @@
-"""Bases whose outputs stand at other places among the inputs than their numbers say."""
+"""Bases whose outputs have positions among the inputs that differ from their numbers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["Moved", "Selected", "placed"]
 
 
 def placed(basis: Basis, output_positions: OutputPositions, outputs: int) -> Basis:
-    """A basis for outputs at these places: by its offsets from there, or of its own outputs those that are there.
+    """Return the basis for outputs at these positions: by offsets from there, or by selecting its outputs.
 
     Raises:
-        StructureError: entries some of which are absent, or outputs that are not the inputs.
+        StructureError: some entries are absent, or the outputs are not the inputs.
     """
     if isinstance(basis, Pairwise):
         if basis.support() is not None:
@@ -44,7 +44,7 @@ class _AtPlaces(Pairs):
     output_positions: OutputPositions
 
     def target_index(self) -> Tensor:
-        """The place of the output of each pair, with an axis for heads where positions have leading dimensions."""
+        """The position of each pair's output, with an axis for heads if positions have leading dimensions."""
         if self.output_positions.positions is None:
             return super().target_index() + self.output_positions.first  # type: ignore[safe-super]
         positions = self.output_positions.positions.to(self.device)
@@ -62,7 +62,7 @@ class _EdgesAtPositions(_AtPlaces, Edges):
 
 
 def _at(pairs: Pairs, output_positions: OutputPositions) -> Pairs:
-    """The same pairs, with outputs at these places."""
+    """Return the pairs with outputs at these positions."""
     if isinstance(pairs, Edges):
         return _EdgesAtPositions(pairs.graph, pairs.dtype, output_positions)
     assert isinstance(pairs, Block)
@@ -72,7 +72,7 @@ def _at(pairs: Pairs, output_positions: OutputPositions) -> Pairs:
 
 @value
 class _Placed(OverChild):
-    """What both have of their child."""
+    """The attributes that both classes take from their child."""
 
     ENTRY_COUNTS = ("outputs",)
 
@@ -90,7 +90,7 @@ class _Placed(OverChild):
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """That of the child, which x must share."""
+        """The dtype of the child, which x must share."""
         return getattr(self.child, "dtype", None)
 
 
@@ -104,7 +104,7 @@ class Moved(_Placed, Pairwise):
 
 @value
 class Selected(_Placed):
-    """Of the outputs of `child` those at the places, in their order; costs what all of them cost."""
+    """The outputs of `child` at the given positions, in their order; computes all of them first."""
 
     def apply(self, r: Tensor) -> Tensor:
         return self._taken(self.child.apply(r), -2, heads=True)

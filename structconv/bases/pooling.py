@@ -55,17 +55,17 @@ class Pooling(Basis):
 
     @property
     def input_grid(self) -> Grid | GridBatch:
-        """Where the M inputs lie."""
+        """The grid of the M inputs."""
         return self.shift.input_grid
 
     @property
     def output_grid(self) -> Grid | GridBatch:
-        """Where the N outputs lie."""
+        """The grid of the N outputs."""
         return self.shift.output_grid
 
     @property
     def device(self) -> torch.device:
-        """Where the pairs of `pattern()` are listed."""
+        """The device of the pairs of `pattern()`."""
         return self.shift.device
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:

@@ -44,7 +44,7 @@ def bucket(kind: str, clip: int, source: Tensor, target: Tensor) -> Tensor:
 
 
 def bucket_count(kind: str, clip: int) -> int:
-    """How many rows the table of `bucket(kind, clip, ...)` has."""
+    """Return the number of rows in the table of `bucket(kind, clip, ...)`."""
     return {"clip": 2 * clip + 1, "log": 2 * clip, "log_causal": clip, "position": clip}[kind]
 
 
@@ -116,10 +116,10 @@ class GridLookup(Score):
 
     Args:
         table: (..., K, 2 R_1 + 1, ..., 2 R_L + 1).
-        grid: whose entries are both inputs and outputs.
+        grid: the grid of both inputs and outputs.
 
     Raises:
-        StructureError: a periodic grid, or a table that has not an odd number of each of its axes' offsets.
+        StructureError: the grid is periodic, or an axis of the table has an even size.
 
     Example:
 
@@ -178,7 +178,7 @@ class GridLookup(Score):
         return pairs.table(self.table.flatten(-self.grid.ndim).unsqueeze(-2), index)
 
     def _index(self, source: Tensor, target: Tensor) -> Tensor:
-        """Where the number of each pair is in a flat table."""
+        """Return the index of each pair in the flattened table."""
         index = torch.zeros((), dtype=torch.int64, device=source.device)
         counts = self.table.shape[-self.grid.ndim:]
         for stride, size, count in zip(self.grid.strides, self.grid.shape, counts, strict=True):

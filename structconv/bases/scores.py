@@ -1,4 +1,4 @@
-"""Scores of pairs as values, on which kernels match.
+"""Scores of pairs as values, which kernels match by type.
 
 Each holds tensors for its entries (queries, keys, terms, tables) and computes the score of (m, n) from them. The
 mechanisms in `mechanisms/scores.py` compute these tensors.
@@ -73,10 +73,10 @@ class Score(Pairwise):
 
 
 def _expanded(evaluate: Callable[[Any, Pairs], Tensor]) -> Callable[[Any, Pairs], Tensor]:
-    """The same method; what depends on inputs alone, or on outputs alone, is expanded to all pairs.
+    """Wrap `evaluate` so that a score of inputs alone, or of outputs alone, is expanded to all pairs.
 
     Raises:
-        ShapeError: entries of another shape than that of the pairs.
+        ShapeError: the scores do not have the shape of the pairs.
     """
     @functools.wraps(evaluate)
     def expanded(self: Any, pairs: Pairs) -> Tensor:

@@ -30,24 +30,24 @@ PADDINGS = ("zeros", "circular", "reflect", "replicate", "none")
 class Shift(Basis):
     """A[k, m, n] = 1 iff m = stride n - Delta_k + origin, on each axis of a grid (Andreoli 2019, Definition 1).
 
-    A layer over it is a convolution, y_n = sum_k x_(n - Delta_k) Theta_k. Where the position m is off the grid, the
-    padding says what happens: "zeros" (the pair does not exist), "circular" (m modulo the size), "reflect" (the grid
-    is mirrored at its end entries, which are not repeated), "replicate" (the end entry). With "none" the output grid
-    shrinks to the positions at which no offset leaves the grid, the first of which is output 0; elsewhere
-    origin = 0. Memory: the (K, N) table of positions, made once a grid, and the products' output.
+    A layer over it is a convolution, y_n = sum_k x_(n - Delta_k) Theta_k. The padding applies to positions m off the
+    grid: "zeros" (the pair does not exist), "circular" (m modulo the size), "reflect" (the grid is mirrored at its end
+    entries, which are not repeated), "replicate" (the end entry). With "none" the output grid shrinks to the positions
+    at which no offset leaves the grid, the first of which is output 0; otherwise origin = 0. Memory: the (K, N) table
+    of positions, computed once for each grid, and the products' output.
 
     Args:
-        grid: where the M inputs lie; a batch of grids is shifted within each of them.
-        offsets: Delta_k for each k, one integer an axis (or one integer, on one axis); may lie off the grid.
-        padding: one of the five above; by default "circular" on a periodic grid, else "zeros".
+        grid: the grid of the M inputs; in a batch of grids shifts stay within each grid.
+        offsets: Delta_k for each k, one integer for each axis (or an integer, for a single axis); may exceed the grid.
+        padding: one of the five above; default: "circular" on a periodic grid, else "zeros".
         stride: distance of neighboring outputs, for all axes or for each.
-        grow: by how many entries the output grid is larger than the input grid, before striding: an axis of size S
-            has floor((S - 1 + grow) / stride) + 1 outputs. 0, or what "none" asks for. A convolution with kernel
-            size k, dilation d and padding p has grow = 2 p - d (k - 1).
-        device: where the pairs of `pattern()` are listed; the products follow their x.
+        grow: the number of entries by which the output grid exceeds the input grid, before striding: an axis of size S
+            has floor((S - 1 + grow) / stride) + 1 outputs. Default: 0, or the shrinkage of "none". A convolution with
+            kernel size k, dilation d and padding p has grow = 2 p - d (k - 1).
+        device: the device of the pairs of `pattern()`; products run on the device of x.
 
     Raises:
-        ConfigError: if there are no offsets, they do not have one number an axis, or an option has no meaning.
+        ConfigError: there are no offsets, an offset lacks an integer for an axis, or an option is unknown.
 
     Example:
 
@@ -132,7 +132,7 @@ class Shift(Basis):
         return spec
 
     def table(self, device: torch.device | str = "cpu") -> Tensor:
-        """The input that each output reads, int64 (K, N); -1 where there is none. O(K N) once a grid, remembered."""
+        """Return the input that each output reads, int64 (K, N); -1 if there is none. O(K N) once for each grid."""
         key = ("shift", self.offsets, self.padding, self.stride, self.grow, str(device))
         return derived(self.grid, key, lambda: self._table(device))
 
@@ -200,7 +200,7 @@ class Shift(Basis):
         return tuple(sizes)
 
     def _positions(self, grid: Grid, device: torch.device | str) -> list[Tensor]:
-        """The coordinate that each output coordinate reads, (K, N_a) for each axis a; -1 where there is none."""
+        """Return the coordinate that each output coordinate reads, (K, N_a) for each axis a; -1 if there is none."""
         axes = zip(grid.shape, self._output_shape(grid), self.stride, zip(*self.starts, strict=True), strict=True)
         return [_axis_positions(*axis, self.padding, device) for axis in axes]
 
@@ -352,7 +352,7 @@ def _agreed(grid: Grid | GridBatch) -> tuple[int, bool]:
 
 def _axis_positions(size: int, outputs: int, stride: int, starts: Sequence[int], padding: str,
                     device: torch.device | str) -> Tensor:
-    """(K, outputs): the input that each output reads on one axis, by the padding's rule; -1 where there is none."""
+    """Return the input that each output reads on one axis, (K, outputs), by the padding's rule; -1 if there is none."""
     position = stride * torch.arange(outputs, device=device) + torch.tensor(starts, device=device).unsqueeze(-1)
     if size == 0 or padding in ("zeros", "none"):
         return torch.where((position >= 0) & (position < size), position, -1)

@@ -1,4 +1,4 @@
-"""Where bases have their M and N from: a graph, other bases, the rows of two tensors, or the numbers themselves."""
+"""The sources of M and N of a basis: a graph, other bases, the rows of two tensors, or given numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["GraphValues", "OnGraph", "OverChild", "OverParts", "OverTwo", "Query
 
 
 class Sized(Basis):
-    """Entries that no tensor with M or N rows gives: the sizes are told."""
+    """A basis without a tensor of M or N rows: the sizes are given as numbers."""
 
     ENTRY_COUNTS = ("inputs", "outputs")
 
@@ -31,7 +31,7 @@ class Sized(Basis):
         return self.outputs
 
     def _resized(self, to: Restriction) -> Basis:
-        """The same entries at as many inputs and outputs as some samples have."""
+        """Return the basis with the numbers of inputs and outputs of the selected samples."""
         resized: Basis = altered(self, inputs=to.inputs, outputs=to.outputs)
         return resized
 
@@ -86,7 +86,7 @@ class OverTwo(Basis):
 
 
 class OverParts(Basis):
-    """The K matrices of each part, in order."""
+    """A basis with the K matrices of each part, in order."""
 
     parts: tuple[Basis, ...]
 
@@ -139,7 +139,7 @@ class GraphValues(OnGraph):
 
     @property
     def device(self) -> torch.device:
-        """Where the edges are."""
+        """The device of the edges."""
         return listed_edges(self.graph)[0].device
 
 

@@ -137,7 +137,8 @@ class Sparse(GraphValues):
         return values if dtype is None else values.to(dtype)
 
     def _groups(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Sorted keys m N + n of the edges, the edges in that order, and the first slot of each one's pair."""
+        """Return the sorted keys m N + n of the edges, the edges in that order, and the first slot of each edge's pair.
+        """
         keys, order = torch.sort(self.graph.source.long() * self.num_outputs + self.graph.target.long(), stable=True)
         return keys, order, torch.searchsorted(keys, keys)
 

@@ -1,4 +1,4 @@
-"""The key of a basis, and its spec, the form in which a plan keeps it.
+"""The key of a basis, and its spec: the form in which a plan stores it.
 
 Each call builds a new basis: a tree of values that holds the tensors of the call. Two things are computed from it:
 
@@ -8,8 +8,8 @@ Each call builds a new basis: a tree of values that holds the tensors of the cal
 
 So a plan holds no tensor, and a call passes nothing but its basis.
 
-A basis may hold numbers that are not computed yet (`Projected`, `Term`, `NormalizedWeights`), which a kernel may fuse
-with others. `materialized(basis)` computes them.
+A basis may hold products that are not computed yet (`Projected`, `Term`, `NormalizedWeights`), so that a kernel may
+fuse them. `materialized(basis)` computes them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Projected(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the product."""
+        """The shape of the product."""
         return (*self.x.shape[:-2], self.heads, self.x.shape[-2], self.weight.shape[0] // self.heads)
 
     def tensor(self) -> Tensor:
@@ -93,7 +93,7 @@ class Term(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the terms."""
+        """The shape of the terms."""
         return *self.x.shape[:-3], self.vector.shape[0], self.x.shape[-2]
 
     def tensor(self) -> Tensor:
@@ -122,12 +122,12 @@ class NormalizedWeights:
 
     @property
     def x(self) -> NormalizedWeights:
-        """What has the dtype and the device of the numbers."""
+        """The weights themselves, which have the dtype and device."""
         return self
 
     @property
     def device(self) -> torch.device:
-        """Where the edges are."""
+        """The device of the edges."""
         return listed_edges(self.graph)[0].device
 
     @property
@@ -212,7 +212,7 @@ class Leaf:
         return math.prod(self.shape)
 
     def is_floating_point(self) -> bool:
-        """Whether its numbers are."""
+        """True if the dtype is floating."""
         return self.dtype.is_floating_point
 
     @property
@@ -222,7 +222,7 @@ class Leaf:
         return Leaf(lambda basis: get(basis).mT, self, (*shape[:-2], shape[-1], shape[-2]))
 
     def reshape(self, *shape: int) -> Leaf:
-        """The same numbers in another shape: a vector of all of them is (-1,)."""
+        """Return the leaf with another shape; (-1,) is a vector of all numbers."""
         get = self.get
         return Leaf(lambda basis: get(basis).reshape(shape), self, (self.numel(),) if shape == (-1,) else shape)
 
@@ -234,7 +234,7 @@ class Leaf:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is in the memory of the processor."""
+        """True if the device is the CPU."""
         return self.device.type == "cpu"
 
 
@@ -244,12 +244,13 @@ def tensor(leaf: Any) -> Any:
 
 
 def materialized(value: Any) -> Any:
-    """The same basis, or tuple of bases, with all products computed; itself where there are none."""
+    """Return the basis, or tuple of bases, with all products computed; unchanged if there are none."""
     return map_tensors(value, tensor, whole=(Structure,), also=(Projected, Term, NormalizedWeights))
 
 
 def shape_class(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Channels as they are, the classes of all other sizes; what has one axis has a number for each edge, if many."""
+    """Return the shape with size classes in the place of sizes, except channels; a vector has one number for each edge.
+    """
     if not shape or max(shape) <= EXACT:
         return shape
     if len(shape) == 1:
@@ -351,7 +352,7 @@ def _fields(value: Any, facts: list[Any], met: list[int], pending: list[Any]) ->
 def spec_of(value: Any, get: Get, made: _Made | None = None) -> Any:
     """Return the value with a `Leaf` in place of each tensor; `get` finds the value in the basis of a call.
 
-    A part that the value holds twice has one part in the spec.
+    A part that occurs twice in the value becomes one part of the spec.
     """
     made = {} if made is None else made
     if id(value) not in made:

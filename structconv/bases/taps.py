@@ -1,4 +1,4 @@
-"""`Taps`: matrices each of whose outputs reads a few inputs, which ones and how much by two tables."""
+"""`Taps`: matrices whose outputs each read a few inputs, given by a table of indices and a table of weights."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Taps(Basis):
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the weights."""
+        """The dtype of the weights."""
         return self.weights.dtype
 
     @property

@@ -29,9 +29,9 @@ T = TypeVar("T")
 class Typed(GraphValues):
     """A[k, m, n] = the sum of the values of the edges m -> n of type k: the relations of a knowledge graph.
 
-    Each primitive is one CSR product over all edges: 2 E C flops, where K products would cost K times the pass over
-    the entries. Results and arguments with heads are O(K N C); `synthesis` holds O(N C) beside its argument. Edges
-    of one type that join the same two entries add up.
+    Each primitive is one CSR product over all edges: 2 E C flops in one pass, instead of K passes. Results and
+    arguments with heads are O(K N C); `synthesis` holds O(N C) beside its argument. Edges of one type between the same
+    two entries add up.
 
     Args:
         graph: all edges. Its own `edge_weight` is not read.
@@ -40,8 +40,8 @@ class Typed(GraphValues):
         values: (E,), or `None` for ones, in the dtype of x.
 
     Raises:
-        ShapeError: if `kind` or `values` has another shape or dtype; on use, if x has another dtype or device.
-        StructureError: if a type is not in [0, K). One synchronization on a GPU for each `kind` tensor.
+        ShapeError: `kind` or `values` has a wrong shape or dtype; on use, x has another dtype or device.
+        StructureError: a type is not in [0, K). One synchronization on a GPU for each `kind` tensor.
 
     Example:
 
@@ -125,7 +125,7 @@ class Typed(GraphValues):
         return torch.where(keys_E[slot] == key, found, torch.zeros((), dtype=values.dtype, device=values.device))
 
     def derived(self, key: object, build: Callable[[], T]) -> T:
-        """What is computed from the edges and their types, remembered for as long as both tensors live unchanged."""
+        """Compute a value from the edges and their types once, and remember it until one of them changes."""
         edges = derived(self.graph.edge_index, "identity", _Identity)
         return derived(self.kind, (edges, self.num_inputs, self.num_outputs, self.count, key), build)
 
@@ -156,7 +156,8 @@ class Typed(GraphValues):
         return compress(rows, columns, num_rows), compress(columns, rows, num_columns)
 
     def _groups(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Sorted keys (m N + n) K + k of the edges, the edges in that order, and the first slot of each one's key."""
+        """Return the sorted keys (m N + n) K + k of the edges, the edges in that order, and the first slot of each key.
+        """
         pair = self.graph.source.long() * self.num_outputs + self.graph.target.long()
         keys, order = torch.sort(pair * self.count + self.kind, stable=True)
         return keys, order, torch.searchsorted(keys, keys)
@@ -210,5 +211,5 @@ def _normalized(graph: Graph, kind: Tensor, count: int, normalize: str, dtype: t
 
 
 def _occurrences(ordered: Tensor, keys: Tensor) -> Tensor:
-    """How often each key comes in a sorted list."""
+    """Return how often each key occurs in a sorted list."""
     return torch.searchsorted(ordered, keys, right=True) - torch.searchsorted(ordered, keys)

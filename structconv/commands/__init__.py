@@ -1,3 +1,3 @@
-"""The verbs of the command line, a file each; none imports torch before it runs."""
+"""The verbs of the command line, one file each; none imports torch before it runs."""
 
 __all__ = ()

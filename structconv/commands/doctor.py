@@ -1,4 +1,4 @@
-"""doctor: versions, threads, extras and what the machine can do."""
+"""doctor: versions, threads, extras and the rates of the machine."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _findings(measure: bool) -> dict[str, Any]:
 
 
 def _core(status: Any) -> str:
-    """What became of the native kernels, in words."""
+    """Describe the state of the native kernels."""
     if not status.available:
         return f"torch operators instead: {status.reason}"
     return f"{status.level}, {status.origin}" + (f", by {status.compiler}" if status.compiler else "")

@@ -18,7 +18,7 @@ __all__ = ["NAMED", "Named", "Options", "find", "parse_numbers"]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the command line may say of a mechanism."""
+    """The options of a mechanism on the command line."""
 
     grid: tuple[int, ...] = (8, 8)
     periodic: bool = False
@@ -114,10 +114,10 @@ def _windowed(options: Options) -> Mechanism:
 
 
 def find(name: str) -> Named:
-    """The mechanism of that name.
+    """Return the mechanism of that name.
 
     Raises:
-        ConfigError: there is none; the nearest name is suggested.
+        ConfigError: the name is unknown; the nearest one is suggested.
     """
     if name not in NAMED:
         raise ConfigError("structconv", f"a basis must be one of {', '.join(NAMED)}", repr(name),

@@ -1,4 +1,4 @@
-"""The options that `show` and `plan` share, and the refusal of what a verb does not know."""
+"""The options that `show` and `plan` share, and the errors for unknown ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_options(args: argparse.Namespace) -> Options:
-    """What was given, converted and checked."""
+    """Return the options, converted and checked."""
     return Options(grid=parse_numbers("--grid", args.grid, "x"), periodic=args.periodic, order=args.order,
                   heads=args.heads, offsets=tuple(parse_numbers("--offset", text, ",") for text in args.offset))
 

@@ -1,4 +1,4 @@
-"""plan: how a layer would be computed at given sizes, at what cost, and what was rejected."""
+"""plan: show how a layer is computed at given sizes, at what cost, and the rejected paths."""
 
 from __future__ import annotations
 

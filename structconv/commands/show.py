@@ -59,7 +59,7 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _basis(name: str, options: Options) -> Basis:
-    """The named mechanism on the structure asked for, at random content where it reads any."""
+    """Return the basis of the named mechanism on the structure, with random content if it reads any."""
     import torch
 
     named = find(name)

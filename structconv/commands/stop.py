@@ -1,4 +1,4 @@
-"""How a verb ends before its time, with an exit code of its own."""
+"""The exception that ends a verb early, with its exit code."""
 
 from __future__ import annotations
 

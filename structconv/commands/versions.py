@@ -14,7 +14,7 @@ PACKAGES = ("numpy", "scipy", "networkx", "scikit-learn", "matplotlib", "rich", 
 
 
 def version(package: str) -> str | None:
-    """The installed version of a package; `None` where there is none."""
+    """Return the installed version of a package; `None` if it is not installed."""
     from importlib import metadata
 
     try:
@@ -24,7 +24,7 @@ def version(package: str) -> str | None:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Those of the packages that are installed."""
+    """Return the versions of the packages that are installed."""
     return {name: found for name in packages if (found := version(name)) is not None}
 
 

@@ -1,4 +1,4 @@
-"""Planning: what each order of eq. 8 costs, which one is taken, and why."""
+"""Planning: compare the costs of the orders of eq. 8, choose one, and explain the choice."""
 
 from __future__ import annotations
 

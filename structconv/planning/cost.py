@@ -1,4 +1,4 @@
-"""`Cost`: what a path does, in operations and bytes, and how long a machine takes for it."""
+"""`Cost`: the operations and bytes of a path, and the predicted time on a machine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Cost:
                     self.peak_bytes + other.peak_bytes, self.wasted + other.wasted, self.calls + other.calls)
 
     def repeated(self, times: float) -> Cost:
-        """The same work `times` times, in the same memory."""
+        """Return the cost of `times` repetitions in the same memory."""
         return Cost(times * self.flops, times * self.bytes, times * self.gathered, self.peak_bytes,
                     times * self.wasted, times * self.calls)
 

@@ -1,4 +1,4 @@
-"""Nonzeros of a basis, and what applying it costs: a register by type, with a dense default for any other basis."""
+"""Count the nonzeros of a basis and the cost of applying it: a register by type, with a dense default."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ NOMINAL_DEGREE = 8
 
 @dataclass(frozen=True)
 class Sizes:
-    """How sizes are read: each as the greatest of its class, so that a plan is the same whichever call of its class
-    comes first, and a training that is resumed computes what it would have; or nominal, so that a traced program
-    depends on no number of entries.
+    """Read sizes for costs. Each size counts as the greatest of its class, so that the plan does not depend on which
+    call comes first, and a resumed training computes the same numbers. Nominal sizes make a traced program independent
+    of the number of entries.
 
     Args:
-        batch: product of the leading dimensions, so read.
+        batch: product of the leading dimensions, read in this way.
         itemsize: bytes of one number.
-        nominal: take every M and N for `NOMINAL_ENTRIES`, and every list of edges for `NOMINAL_DEGREE` times that.
+        nominal: if True, every M and N is `NOMINAL_ENTRIES`, and every list of edges `NOMINAL_DEGREE` times that.
     """
 
     batch: int
@@ -94,7 +94,7 @@ def nonzeros(basis: Basis, sizes: Sizes) -> int | None:
 
 
 def application(basis: Basis, sizes: Sizes, channels: int, mode: str = "apply") -> Cost:
-    """What `analysis`, `synthesis` or `apply` costs with so many channels, forward."""
+    """Return the forward cost of `analysis`, `synthesis` or `apply` with this number of channels."""
     special = _registered(APPLICATIONS, type(basis))
     if special is not None:
         return special(basis, sizes, channels, mode)
@@ -104,9 +104,9 @@ def application(basis: Basis, sizes: Sizes, channels: int, mode: str = "apply") 
 
 
 def fused_application(basis: Basis, sizes: Sizes, channels: int, mode: str) -> Cost:
-    """The same by one kernel, which passes over the scores once; pairs are listed as for any other.
+    """Return the cost of one kernel that reads the scores once; listing the pairs costs the same.
 
-    No native kernel takes numbers of more than 4 bytes: there each pair has its rows gathered, by separate operators.
+    Native kernels take numbers of at most 4 bytes; wider ones gather the rows of each pair by separate operators.
     """
     listed = _listing(basis, sizes)
     if sizes.itemsize > 4:
@@ -115,14 +115,14 @@ def fused_application(basis: Basis, sizes: Sizes, channels: int, mode: str) -> C
 
 
 def rows_gathered(basis: Basis, sizes: Sizes) -> Cost:
-    """What evaluating an expression along a list takes: the rows of both entries of each pair."""
+    """Return the cost of evaluating an expression along a list: gathering the rows of both entries of each pair."""
     pairs = nonzeros(basis, sizes) if isinstance(basis, Pairwise) else None
     rows = sum(node.terms for node in nodes(basis) if isinstance(node, Pairwise) and node.terms > 1)
     return Cost(gathered=2 * sizes.batch * basis.size * (pairs or 0) * rows * sizes.itemsize)
 
 
 def _listing(basis: Basis, sizes: Sizes) -> Cost:
-    """What listing the pairs within the samples of a batch takes, which are others in each call; other lists stay.
+    """Return the cost of listing the pairs within the samples of a batch, which change with each call.
 
     A pair passes through about 16 numbers of 8 bytes, and 3 are read at indices, in 20 operators.
     """
@@ -177,7 +177,7 @@ def _edges(basis: Sparse | EdgeScore, sizes: Sizes) -> int:
 
 @nonzero_count(Typed)
 def _typed(basis: Typed, sizes: Sizes) -> int:
-    """Those of the type that has most are unknown; a K-th of all edges, rounded up, is their mean."""
+    """Return the mean number of edges of a type, because the maximum is not known."""
     return -(-sizes.edges(basis.graph.num_edges) // basis.count)
 
 
@@ -242,8 +242,9 @@ def _scaled(basis: Scaled | Repeated, sizes: Sizes, channels: int, mode: str) ->
 
 @application_cost(Mixed)
 def _mixed(basis: Mixed, sizes: Sizes, channels: int, mode: str) -> Cost:
-    """That of the child, with the channels of all heads in `apply`, and a product over the heads of what goes in or
-    comes out."""
+    """Return the child's cost, with the channels of all heads in `apply`, and a product over the heads of the argument
+    or result.
+    """
     inputs, outputs = sizes.entries(basis)
     work = sizes.batch * basis.child.size * basis.size * channels * (inputs if mode == "synthesis" else outputs)
     inner = channels * basis.size if mode == "apply" else channels
@@ -263,8 +264,9 @@ def _composed(basis: Composed, sizes: Sizes, channels: int, mode: str) -> Cost:
 
 @application_cost(Shift)
 def _shift(basis: Shift, sizes: Sizes, channels: int, mode: str) -> Cost:
-    """Rows gathered and written once for each offset, behind a copy with one more row where there are gaps. Then a sum
-    over the offsets reads its two terms and writes a third; heads side by side are copied once, channels together."""
+    """Count the rows gathered and written for each offset, after a copy with one more row if there are gaps. A sum over
+    the offsets then reads two terms and writes a third; concatenated heads are copied once.
+    """
     inputs, outputs = sizes.entries(basis)
     number = sizes.batch * channels * sizes.itemsize
     copied = 2 * inputs * (1 if mode == "analysis" else basis.size) if basis.padding == "zeros" else 0

@@ -1,8 +1,8 @@
 """The fitted constants of the cost model: ratios that `python -m benchmarks.fit` measures again on another machine.
 
-Rates, which are times, are the machine's (`planning.machine`). What is counted, bytes and flops, is no constant here,
-nor are sizes of blocks, limits of memory, and the thresholds by which `primitives.products` chooses among libraries.
-Calls are counted in operators that compute next to nothing: `Machine.call_us` is the time of one.
+Rates belong to the machine (`planning.machine`). Not here: counted bytes and flops, block sizes, memory limits, and the
+thresholds by which `primitives.products` chooses among libraries. Calls are counted in operators with almost no work:
+`Machine.call_us` is the time of one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The register of kernels: what may compute eq. 8, for which specs, in which orders, at what cost.
+"""The register of kernels: each computes eq. 8 for some specs, in some orders, at a stated cost.
 
 A kernel is one class with three methods, in one file, and one line that registers it::
 
@@ -11,8 +11,8 @@ A kernel is one class with three methods, in one file, and one line that registe
 
     register(GridConvolution())
 
-On a path on which a kernel matches, those that it comes `before` are not weighed. A kernel that knows how a basis is
-applied, and nothing of Theta, derives from `kernels.orders.Applied`: there `application` takes the place of `compile`.
+If a kernel matches on a path, the kernels that it lists in `before` are not considered. A kernel that only applies a
+basis, without Theta, derives from `kernels.orders.Applied` and defines `application` instead of `compile`.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Kernel(abc.ABC):
 
     @abc.abstractmethod
     def match(self, problem: Problem) -> Any:
-        """What the kernel recognizes in the spec, to be handed to the other methods.
+        """Return what the kernel recognizes in the spec; it is passed to the other methods.
 
-        `None` or `False` if it is not for it; anything else is a match, be it empty or zero.
+        `None` or `False` means no match. Any other value is a match, also an empty one or zero.
         """
 
     def paths(self, match: Any, problem: Problem) -> tuple[str, ...]:
@@ -67,14 +67,14 @@ class Kernel(abc.ABC):
 
     @abc.abstractmethod
     def cost(self, match: Any, problem: Problem, path: str) -> Cost:
-        """What the path costs, forward and, as far as gradients are wanted, backward."""
+        """Return the cost of the path, forward and, if gradients are required, backward."""
 
     @abc.abstractmethod
     def compile(self, match: Any, problem: Problem, path: str) -> Run:
         """(call) -> y for all calls of such problems: bias, and values that do not suit the kernel, included."""
 
     def automatic(self, match: Any, problem: Problem, path: str) -> bool:
-        """Whether the planner may choose the path where none is asked for by name."""
+        """Return True if the planner may choose the path when the user names none."""
         return True
 
     def parts(self, match: Any, problem: Problem) -> tuple[Plan, ...]:
@@ -86,12 +86,13 @@ class Kernel(abc.ABC):
         return lambda call: weights_at(call.materialized(), call.x.dtype)
 
     def bind(self, match: Any, call: Call) -> BoundRun | None:
-        """(entry x) -> y, for the steps behind this one of the same prepared x, whose operands do not change: it makes
-        what is pending of x, and may hold tensors of the call. `None` where it is not worth it."""
+        """Return (entry x) -> y for the later steps of a prepared x, whose operands do not change. It computes the
+        pending parts of x and may hold tensors of the call. `None` if it would not be faster.
+        """
         return None
 
     def label(self, path: str) -> str:
-        """How a plan names it."""
+        """Return its name in a plan."""
         return self.name
 
 
@@ -102,8 +103,9 @@ _ORDERED: list[Kernel] = []
 
 
 class _Register:
-    """Whether the package's own kernels are all there, so that a name that is not known is a mistake; how many were
-    registered."""
+    """The state of the register: whether all kernels of the package are loaded, so that an unknown name is an error,
+    and the number of registrations.
+    """
 
     complete = False
     times = 0
@@ -128,7 +130,7 @@ def register(kernel: Kernel) -> Kernel:
 
 
 def registrations() -> int:
-    """How often a kernel was registered."""
+    """Return the number of registrations."""
     return _Register.times
 
 
@@ -165,7 +167,7 @@ def ordered(kernels: dict[str, Kernel]) -> list[Kernel]:
 
 
 def _circle(left: dict[str, Kernel]) -> list[str]:
-    """A circle among kernels each of which another comes before: the first of them again at the end."""
+    """Return a cycle of the relation `before`, with the first kernel again at the end."""
     chain = [next(iter(left))]
     while chain[0] not in chain[1:]:
         chain.insert(0, next(name for name, kernel in left.items() if chain[0] in kernel.before))

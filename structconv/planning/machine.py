@@ -1,4 +1,4 @@
-"""What the machine can do: its rates, measured on demand and kept in the user's cache folder.
+"""The rates of the machine, measured on demand and stored in the user's cache folder.
 
 Nothing is measured unless `measure` is called; until then the planner uses typical rates, which rank paths the same
 way on most machines.
@@ -41,7 +41,7 @@ class Machine:
 
 
 class Measured:
-    """How many times a device was measured in this process; plans made before rest on other rates."""
+    """Count the measurements of a device in this process; earlier plans used other rates."""
 
     times = 0
 

@@ -1,15 +1,16 @@
-"""`Plan`: in which order eq. 8 is computed, by which kernel, and why. A plan is also the function that computes it.
+"""`Plan`: the order and the kernel by which eq. 8 is computed, and the reason. A plan is also the function that
+computes it.
 
 `plan_for(call)` is steps 2 and 3 of a call (build, key, plan, run):
 
 - The key of a call has the types, options, dtypes and classes of sizes of basis, Theta and x, and no numbers.
-- If a plan with this key exists, it is returned. Otherwise each kernel matches the problem, those that match state a
-  cost, and the cheapest is compiled (`decide`). Layers share plans.
+- If a plan with this key exists, it is returned. Otherwise each kernel is matched with the problem, those that match
+return a cost, and the cheapest is compiled (`decide`). Layers share plans.
 
 `plan.run(call)` is step 4. A plan holds no tensor: its kernel reads them from the call.
 
-While `torch.compile` or `torch.export` trace, no plan is remembered, and numbers of entries count as nominal ones. The
-choice then depends on K, P, Q and D only, and the traced program holds for any number of entries.
+While `torch.compile` or `torch.export` trace, no plan is remembered, and numbers of entries are nominal. The choice
+then depends on K, P, Q and D only, and the traced program is valid for any number of entries.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ def _problem(call: Call, basis: Basis, max_bytes: int | None, image: Image | Non
 
 
 def _apart(call: Call, basis: Basis) -> list[tuple[Call, Basis]]:
-    """The call and the basis; of a mixture those of each part with its own x and Theta."""
+    """Return the call and the basis; for a mixture, one call for each part with its x and Theta."""
     if type(call.x) is not PartInputs:
         return [(call, basis)]
     theta: Any = call.theta
@@ -217,7 +218,7 @@ class _Weighed(NamedTuple):
 
     @property
     def label(self) -> str:
-        """How it is named among measurements."""
+        """Its name among measurements."""
         return f"{self.path}: {self.kernel.label(self.path)}"
 
 
@@ -240,7 +241,7 @@ def _compiled(weighed: _Weighed, problem: Problem) -> Run:
 
 
 def _settled(run: Run) -> Run:
-    """The same when all that is kept of x has been made."""
+    """Return the function that runs after everything remembered of x was computed."""
     def of_all(call: Call) -> Tensor:
         call.compute()
         return run(call)
@@ -258,12 +259,12 @@ def _weights(weighed: _Weighed, problem: Problem) -> Run:
 
 
 def _in_one_dtype(run: Run, problem: Problem) -> Run:
-    """The same, without autocast in a plan that is for calls under it."""
+    """Return the function that runs without autocast, for plans of calls under autocast."""
     return without_autocast(run, problem.x.device.type) if private.any_autocast() else run
 
 
 def _of_images(run: Run, image: Image) -> Run:
-    """The same for images, whose pixels are the entries in row-major order."""
+    """Return the function for images, whose pixels are the entries in row-major order."""
     axes, outputs = image.axes, image.outputs()
 
     def of_images(call: Call) -> Tensor:

@@ -1,7 +1,7 @@
-"""Mixed precision: under autocast a call is cast once, where it is made, so that kernels see one dtype.
+"""Mixed precision: under autocast the arguments of a call are cast once, so that kernels get one dtype.
 
-As torch's own layers do, products run in the dtype of autocast, and y has it. A kernel then runs with autocast off:
-what it sums and normalizes it does in float32, as for arguments that are 16 bits wide themselves.
+As in torch's layers, products and y have the dtype of autocast. Kernels run with autocast off; sums and normalizations
+run in float32, as for 16-bit arguments.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """The dtype in which autocast has products with x computed; `None` where there is none, or x is float64."""
+    """Return autocast's dtype for products with x; `None` if autocast is off, or x is float64."""
     if not private.any_autocast():
         return None
     kind = x.device.type
@@ -56,7 +56,7 @@ def cast_call(call: Call, dtype: torch.dtype | None) -> Call:
 
 
 def without_autocast(run: Run, kind: str) -> Run:
-    """The same with autocast off, in which nothing is cast behind a kernel's back."""
+    """Return the function that runs with autocast off, so that no operator inside a kernel casts."""
     def plain(call: Call) -> Tensor:
         with private.without_autocast(kind):
             return run(call)
@@ -65,5 +65,5 @@ def without_autocast(run: Run, kind: str) -> Run:
 
 
 def _may_be_cast(t: Tensor) -> bool:
-    """Whether torch's autocast takes such numbers; float64 it leaves alone."""
+    """Return True if autocast casts tensors of this dtype; float64 is not cast."""
     return t.is_floating_point() and t.dtype != torch.float64

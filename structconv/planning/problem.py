@@ -1,6 +1,6 @@
-"""`Call`: the arguments with which a plan is run. `Problem`: the facts from which a plan is made.
+"""`Call`: the arguments of a plan. `Problem`: the facts from which a plan is made.
 
-A call holds tensors, a problem their shapes and types. Kernels match and cost a problem once, and run each call.
+A call holds tensors, a problem holds their shapes and types. Kernels match a problem once, and run for each call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from structconv.weights import Weight
 __all__ = ["BoundRun", "Call", "Image", "PartInputs", "Problem", "Run"]
 
 class PartInputs(NamedTuple):
-    """The x of each part of a mixture, (..., M_i, P_i), in the place of the one x of a call."""
+    """The x of each part of a mixture, (..., M_i, P_i), instead of a call's single x."""
 
     parts: tuple[Tensor, ...]
 
@@ -46,7 +46,7 @@ class PartInputs(NamedTuple):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether a gradient of any is wanted."""
+        """True if any of them requires a gradient."""
         return True in [x.requires_grad for x in self.parts]
 
 
@@ -158,7 +158,7 @@ class Problem:
 
     @property
     def separate(self) -> bool:
-        """Whether parts have each an x of their own."""
+        """True if each part has an x of its own."""
         return type(self.x) is PartInputs
 
     def part(self, basis: Basis, theta: Weight, x: Tensor | None = None) -> Problem:

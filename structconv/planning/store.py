@@ -1,4 +1,4 @@
-"""JSON files in the user's cache folder, with writes that no reader sees by half."""
+"""JSON files in the user's cache folder, written atomically."""
 
 from __future__ import annotations
 

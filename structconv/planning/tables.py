@@ -1,4 +1,4 @@
-"""`Plan`: the chosen path, and the table of all paths that were weighed, as text and for a notebook."""
+"""`Plan`: the chosen path and the table of all paths that were considered, as text and for a notebook."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Plan:
 
     @property
     def kernel(self) -> str:
-        """What computes them."""
+        """The kernel's name."""
         return self.candidates[0].kernel
 
     @property
@@ -99,7 +99,7 @@ def _text(plan: Plan) -> str:
 
 
 def _html(plan: Plan) -> str:
-    """The same as a table of HTML."""
+    """Return the plan as an HTML table."""
     head, *rows = _rows(plan)
     table = "".join([_html_row("th", head), *(_html_row("td", row) for row in rows)])
     parts = "".join(f'<div style="margin-left: 2em">{_html(part)}</div>' for part in plan.parts)

@@ -1,8 +1,8 @@
-"""Autotuning: the paths that costs cannot tell apart are timed once per class of shapes, and remembered.
+"""Autotuning: paths with similar predicted costs are timed once for each class of shapes, and remembered.
 
-What was measured is kept in memory and in `plans.json` of the user's cache folder, under the machine, the versions of
-torch and of this library, and the sizes of the problem: channels and K as they are, larger sizes of bases and
-batches rounded up to a power of two. Nothing is timed while a program is traced.
+Measurements are stored in memory and in `plans.json` of the user's cache folder. Their key is the machine, the versions
+of torch and of this library, and the sizes of the problem: exact channels and K, and sizes of bases and batches rounded
+up to a power of two. Nothing is timed while a program is traced.
 """
 
 from __future__ import annotations
@@ -64,21 +64,22 @@ def autotune(enabled: bool = True) -> Autotuning:
         with structconv.planning.autotune():       # in this block
             layer(x)
 
-    Off at first, unless the environment has STRUCTCONV_AUTOTUNE=1. The first call with new sizes then runs each
-    survivor several times, forward, or forward and backward where a gradient is wanted, on detached tensors; gradients
-    of the caller's graph and random numbers stay as they are. Nothing is timed while `torch.compile` or `torch.export`
-    trace. The setting is the process's, not a thread's.
+    Off by default, unless the environment has STRUCTCONV_AUTOTUNE=1. The first call with new sizes runs each candidate
+    several times, forward, and backward if a gradient is required, on detached tensors; the caller's gradients and
+    random numbers do not change. Nothing is timed while `torch.compile` or `torch.export` trace. The setting holds for
+    the process, not for a thread.
     """
     return Autotuning(enabled)
 
 
 def measured(runs: dict[str, Run], call: Call, key: Hashable) -> Seconds:
-    """Seconds of each path for this class of problems: remembered, or timed now; empty where nothing may be timed.
+    """Return the seconds of each path for this class of problems, remembered or timed now; empty if timing is not
+    possible.
 
     Args:
-        runs: the survivors, by what they are called.
-        call: what is timed.
-        key: the class.
+        runs: the candidates by name.
+        call: the call that is timed.
+        key: the key of the class.
     """
     digest = hashlib.sha256(repr(_written(key)).encode()).hexdigest()[:32]
     path, environment = _file(), _environment(call.x.device)
@@ -106,7 +107,7 @@ def _written(key: Any) -> Any:
 
 
 def may_time(x: Tensor) -> bool:
-    """Whether operators on x compute values: no tracer, no mode that counts or fakes, no functional transform."""
+    """Return True if operators on x compute values: no tracer, no dispatch mode, no functional transform."""
     return (not torch.compiler.is_compiling() and type(x) in (Tensor, torch.nn.Parameter) and not x.is_meta
             and x.numel() > 0 and not private.dispatch_modes() and not private.function_modes()
             and not private.transforms_active() and not torch.jit.is_tracing())
@@ -163,7 +164,7 @@ def _work(run: Run, call: Call) -> Callable[[], None]:
 
 
 def _detached(t: Tensor) -> Tensor:
-    """A leaf of autograd for a tensor that requires a gradient; others stay as they are."""
+    """Return a leaf of autograd for a tensor that requires a gradient, and other tensors unchanged."""
     return t.detach().requires_grad_() if t.requires_grad else t
 
 
@@ -185,7 +186,7 @@ def _described(device: torch.device, threads: int) -> str:
 
 
 def _known(environment: str) -> dict[str, Seconds]:
-    """What was measured here, read from the file once a folder."""
+    """Return the measurements of this environment, read from the file once for each folder."""
     path = _file()
     known = _MEASURED.get(f"{path} {environment}")
     if known is None:

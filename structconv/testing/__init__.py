@@ -1,4 +1,4 @@
-"""The generic test suite: what every basis and mechanism must do, for the package's own and for a user's.
+"""The generic test suite: the laws of every basis and mechanism, for the package's own and for yours.
 
     import pytest
     from structconv.testing import Specimen, suite

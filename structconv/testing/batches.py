@@ -1,4 +1,4 @@
-"""The law of batches: what a layer gives for several samples side by side, it gives for each of them alone."""
+"""The law of batches: a layer returns for each sample of a batch what it returns for that sample alone."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ _SIZES = ("num_inputs", "num_outputs", "num_entities", "num_entries", "num_edges
 
 
 def takes_samples(use: Use) -> bool:
-    """Whether the layer is called with a structure, if only by keyword, whose place no mask has taken; one of images
-    takes them all of one size."""
+    """Return True if the layer takes a structure, also by keyword only, and no mask replaces it; an image layer takes
+    samples of one size.
+    """
     filters = any(isinstance(value, Support) and not isinstance(value, Samples)
                   for name, value in _named(use) if name == "structure")
     return not filters and bool(use.structures or "structure" in inspect.signature(use.layer.forward).parameters)
@@ -56,7 +57,7 @@ def check_samples(use: Use) -> None:
 
 
 def larger(use: Use) -> Use:
-    """The same layer on another sample: other numbers, and two more entries unless the layer has fixed how many."""
+    """Return the layer with another sample: other numbers, and two more entries unless the layer fixes their number."""
     grown = [(structure, _grown(structure)) for structure in use.structures]
     counts = {getattr(old, name): getattr(new, name) for old, new in grown for name in _SIZES if hasattr(old, name)}
     if not grown:
@@ -103,7 +104,7 @@ def side_by_side(first: Use, second: Use) -> Use:
 
 
 def _grown(structure: Any) -> Any:
-    """The same structure with two more entries."""
+    """Return the structure with two more entries."""
     if isinstance(structure, Graph):
         return dataclasses.replace(structure, num_inputs=structure.num_inputs + 2,
                                    num_outputs=structure.num_outputs + 2)

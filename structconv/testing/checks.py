@@ -1,4 +1,4 @@
-"""What every basis must do, as functions that raise `AssertionError`: values, gradients, adjoints, paths.
+"""The laws of every basis, as functions that raise `AssertionError`: values, gradients, adjoints, paths.
 
 All compare with the einsum of the definition over `dense()`, in float64. The laws that only some bases obey are in
 `laws.py`; dtypes, copies, compilers and exporters in `programs.py`; `suite` picks the checks for a specimen.
@@ -32,7 +32,9 @@ CHANNELS = 3
 
 
 def absent_pairs(basis: Basis) -> Tensor:
-    """Which pairs are masked out in all matrices, (M, N) booleans; those whose entries are zero where no mask tells."""
+    """Return the pairs that are masked out in all matrices, (M, N) booleans; without a mask, the pairs whose entries
+    are zero.
+    """
     present = basis._present()
     absent = basis.dense(F64) == 0 if present is None else ~present
     return absent.flatten(0, -3).all(0)
@@ -75,10 +77,10 @@ def _gradients(y: Tensor, weight: Tensor, inputs: Sequence[Tensor]) -> list[Tens
 
 
 def by_definition(x: Tensor, basis: Basis, theta: Weight | Tensor) -> Tensor:
-    """y_nq = sum_kmp A_kmn x_mp Theta_kpq, eq. 8 as it is written: one einsum over `basis.dense()` and Theta whole.
+    """y_nq = sum_kmp A_kmn x_mp Theta_kpq, eq. 8 as one einsum over `basis.dense()` and the whole Theta.
 
     Args:
-        x: (..., M, P), in the dtype in which all is computed.
+        x: (..., M, P), in the dtype of the computation.
         basis: (..., K, M, N).
         theta: (K, P, Q), whole or in factors.
 
@@ -228,7 +230,7 @@ def check_paths(specimen: Specimen) -> None:
 
 
 def is_expression(specimen: Specimen) -> bool:
-    """Whether some node of the basis is evaluated entry by entry."""
+    """Return True if a node of the basis is evaluated entry by entry."""
     return any(isinstance(node, Pairwise) for node in nodes(specimen.basis()))
 
 

@@ -1,4 +1,4 @@
-"""The laws of decoding: outputs at their places, and those of prepared inputs, are those of the whole call."""
+"""The laws of decoding: outputs at given positions, and outputs of prepared inputs, equal those of the whole call."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ __all__ = ["check_positions", "check_prepared", "takes_positions", "takes_prepar
 
 
 def takes_prepared(use: Use) -> bool:
-    """Whether the layer reads one x, which is not an image."""
+    """Return True if the layer reads one x that is not an image."""
     return isinstance(use.layer, Conv) and isinstance(use.args[0], Tensor) and "axes" not in use.kwargs
 
 
 def takes_positions(use: Use) -> bool:
-    """Whether the layer can be told where its outputs stand, too."""
+    """Return True if the layer also takes positions of its outputs."""
     return takes_prepared(use) and "positions" in inspect.signature(use.layer.forward).parameters
 
 
 def check_positions(use: Use) -> None:
-    """The last outputs alone, and all in another order, told their places, are those of the whole call.
+    """Check that the last outputs alone, and all outputs in another order, at given positions, equal those of the whole
+    call.
 
     Raises:
-        ConfigError, StructureError: the layer refuses to be told.
+        ConfigError, StructureError: the layer does not take positions.
     """
     layer: Any = use.layer.eval()
     x, z, given = _parted(use)

@@ -1,7 +1,7 @@
-"""What every kernel must compute that matches a specimen's calls: eq. 8, for all calls of one plan.
+"""The law of kernels: each kernel that matches a specimen's calls computes eq. 8, for all calls of one plan.
 
-A planner takes one kernel for a call. Here each is compiled for a first call, and run on that one and on others of the
-same plan: with other numbers, with other numbers of entries, with NaN behind a mask.
+The planner chooses one kernel for a call. Here each kernel is compiled for a first call, and run on it and on other
+calls of the same plan: with other numbers, other sizes, and NaN at masked entries.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def _check_refused(setup: Setup, run: Run, what: str) -> None:
 
 
 def _expected(call: Call) -> Tensor:
-    """Eq. 8 with b, as it is written."""
+    """Compute eq. 8 with b by its definition."""
     assert call.bias is not None
     return by_definition(call.x, call.materialized(), call.theta) + call.bias
 

@@ -18,7 +18,7 @@ __all__ = ["check_batching", "check_blockwise", "check_masking", "check_permutat
 
 
 def check_batching(specimen: Specimen) -> None:
-    """What a batch gives, each of its elements gives alone."""
+    """Check that each element of a batch gets the result that it gets alone."""
     subject = specimen.subject()
     basis = as_basis(subject)
     x, r = arguments(basis, heads=False).detach(), arguments(basis, heads=True).detach()

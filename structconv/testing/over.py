@@ -1,4 +1,4 @@
-"""Laws of layers, held by a `Conv` over a mechanism: samples side by side, prepared inputs, outputs at their places."""
+"""Laws of layers, checked with a `Conv` over a mechanism: batches, prepared inputs, positions of outputs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_prepared(specimen: Specimen) -> None:
 
 
 def check_output_positions(specimen: Specimen) -> None:
-    """Outputs that are told where they stand are those of the whole call, or refuse to be told."""
+    """Check that outputs at given positions equal those of the whole call, or that the layer refuses positions."""
     _held(specimen, decoding.takes_positions, decoding.check_positions)
 
 
@@ -58,7 +58,7 @@ def use(layer: nn.Module, *args: Any, **kwargs: Any) -> Use:
 
 
 def seeded(make: Make) -> Make:
-    """The same from equal random numbers each time."""
+    """Return a function that draws equal random numbers in each call."""
     def again() -> Use:
         with random_numbers(0):
             return make()

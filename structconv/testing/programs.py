@@ -86,14 +86,14 @@ def check_noncontiguous(specimen: Specimen) -> None:
 
 
 def _scattered(t: Tensor) -> Tensor:
-    """The same numbers, every other one in memory."""
+    """Return a tensor of equal numbers with stride 2 in memory."""
     wide = t.new_zeros(*t.shape, 2)
     wide[..., 0] = t.detach()
     return wide[..., 0]
 
 
 def _turned(t: Tensor) -> Tensor:
-    """The same numbers, the last two axes exchanged in memory."""
+    """Return a tensor of equal numbers with the last two axes exchanged in memory."""
     return t.mT.contiguous().mT
 
 
@@ -178,7 +178,7 @@ def check_export(specimen: Specimen) -> None:
 
 
 def _edges_free(structure: Any, axis: int = -1) -> Any:
-    """What is free in each part of a structure, nested as it is: an axis of each tensor, of a graph the edges."""
+    """Return the dynamic axes of each part of a structure: an axis of each tensor, the edges of a graph."""
     if isinstance(structure, Tensor):
         return {axis % structure.dim(): Dim.DYNAMIC}
     if isinstance(structure, Graph):

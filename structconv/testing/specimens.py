@@ -1,7 +1,7 @@
 """`Specimen`: a basis or mechanism on which the generic suite runs, and the register of all of them.
 
-A specimen makes its subject anew each time, in float64, from torch's global generator, which is seeded before and
-restored after. Other dtypes are casts of it, so that nothing but rounding differs between them.
+A specimen builds its subject anew each time, in float64, from torch's global generator, which is seeded before and
+restored after. Other dtypes are casts, so that they differ by rounding only.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def add(name: str, make: Callable[[], Subject], traits: Iterable[str] = ()) -> S
 
 
 def as_specimen(subject: Specimen | Subject) -> Specimen:
-    """A specimen of a given basis or setup; a specimen as it is."""
+    """Return a specimen of a basis or setup; a specimen is returned unchanged."""
     return subject if isinstance(subject, Specimen) else Specimen(repr(subject)[:60], lambda: subject)
 
 

@@ -1,4 +1,4 @@
-"""`suite`: the checks that a basis, a mechanism or a specimen is put to, one by one."""
+"""`suite`: list the checks of a basis, a mechanism or a specimen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Use`: a layer with what it is called on."""
+"""`Use`: a layer with the arguments of a call."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Use:
 
     @property
     def variables(self) -> list[Tensor]:
-        """What gradients are taken of: arguments and parameters."""
+        """The tensors with gradients: arguments and parameters."""
         return [t for t in (*self.arguments, *self.layer.parameters()) if t.requires_grad and t.is_leaf]
 
     def mapped(self, fn: Callable[[Tensor], Tensor]) -> Use:
-        """The same layer on mapped arguments; structures are not looked into."""
+        """Return the layer with mapped arguments; tensors inside structures are not mapped."""
         def of(t: Any) -> Any:
             if isinstance(t, dict):
                 return {name: of(held) for name, held in t.items()}
@@ -61,7 +61,7 @@ class Use:
         return replace(self, args=tuple(map(of, self.args)), kwargs={name: of(t) for name, t in self.kwargs.items()})
 
     def on(self, fn: Callable[[Any], Any]) -> Use:
-        """The same layer with fn of each structure among the arguments."""
+        """Return the layer with fn applied to each structure among the arguments."""
         def of(value: Any) -> Any:
             if isinstance(value, dict):
                 return {name: of(held) for name, held in value.items()}

@@ -117,7 +117,7 @@ class MixtureWeights(WeightList):
 
     Args:
         weights: one for each part, or one for all.
-        channels: P of each part.
+        channels: the P of each part.
 
     Example:
 
