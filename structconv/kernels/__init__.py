@@ -1,4 +1,4 @@
-"""Kernels: what computes eq. 8 for one kind of basis. Importing the package registers them."""
+"""Kernels: each computes eq. 8 for one kind of basis. Importing the package registers them."""
 
 from __future__ import annotations
 

@@ -112,15 +112,16 @@ class AdditiveScores(NamedTuple):
 
     def _step_inputs(self, r: Tensor, source: Tensor, keep: Tensor | None, batch: Folding, call: Call
                      ) -> StepInputs | None:
-        """What all steps over a prepared x read of it."""
+        """Return the tensors that all steps over a prepared x read."""
         k, x = map(batch.rows, (source, r))
         if keep is not None:
             keep = batch.by_edge(keep.unsqueeze(-2))
         return StepInputs.of(k, x, batch.by_head(self.vector(call.basis)), self.activation, keep)
 
     def _factor(self, source: Tensor, target: Tensor, lead: tuple[int, ...]) -> Tensor | None:
-        """What the kernel makes of the inputs before it sees the outputs; remembered where these are few, so that the
-        same inputs may come again, as in decoding."""
+        """Return the part of the kernel that depends on the inputs alone; it is remembered if outputs are few, as in
+        decoding.
+        """
         few = target.shape[-2] * FEW <= source.shape[-2] and values_known(source) and source.is_cpu
         if not few:
             return None

@@ -1,4 +1,4 @@
-"""A step of decoding by attention: the new entry's projections, what is kept of it, and the output, in one kernel."""
+"""A decoding step of attention in one kernel: project the new entry, store its key and value, compute the output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ __all__ = ["AttentionStep"]
 
 
 class AttentionStep(ScaledDotProduct):
-    """One output that sees all entries, of which one is still to be made: softmax attention, Theta_k = V_k O_k."""
+    """One output that reads all entries, of which the last is still to be projected: softmax attention, Theta_k = V_k
+    O_k.
+    """
 
     name = "structconv.attention_step"
     before = ("torch.sdpa", *ScaledDotProduct.before)
@@ -68,11 +70,11 @@ class AttentionStep(ScaledDotProduct):
 
 
 class _Step(NamedTuple):
-    """What a step computes with, beside what is kept.
+    """The arguments of a step, beside the cache.
 
     Args:
-        query, key, value: the new entry, or what is made of it.
-        shape: that of the entry, (B, 1, P) or (1, P).
+        query, key, value: the new entry, or its projections.
+        shape: the shape of the entry, (B, 1, P) or (1, P).
     """
 
     core: Core
@@ -86,7 +88,7 @@ class _Step(NamedTuple):
 
     @classmethod
     def of(cls, match: Attended, call: Call) -> Self | None:
-        """That of a call; `None` where the kernel cannot take what is there."""
+        """Return the step of a call; `None` if the kernel does not support it."""
         theta: Any = call.theta
         pending, values, keys = call.pending, call.projected, match.key(call.basis)
         if private.watched() or pending is None or values is None:
@@ -102,11 +104,11 @@ class _Step(NamedTuple):
         return cls(core, query, key, value, theta.output, call.bias, match.scale, x.shape)
 
     def projects(self, x: Tensor) -> bool:
-        """Whether query, key and value are projections of this entry."""
+        """Return True if query, key and value are projections of this entry."""
         return all(heads.weight is not None and heads.x is x for heads in (self.query, self.key, self.value))
 
     def of_entry(self, x: Tensor) -> Self:
-        """The same of another entry, of which query, key and value are projections."""
+        """Return the step for another entry, whose projections are query, key and value."""
         return self._replace(query=self.query._replace(x=x), key=self.key._replace(x=x), value=self.value._replace(x=x))
 
     def taken(self, keys: Tensor, values: Tensor) -> Tensor:
@@ -126,7 +128,7 @@ def _heads(leaf: Any) -> Heads:
 
 
 def _alike(heads: Heads, x: Tensor, size: int) -> bool:
-    """Whether they are of one entry of each element of a batch, as x is, and of so many heads."""
+    """Return True if `heads` holds one entry for each element of the batch, like x, and `size` heads."""
     own, heads_too = heads.x.shape, heads.weight is None
     return own[-2] == 1 and own[:-2 - heads_too] == x.shape[:-2] and not (heads_too and own[-3] != size)
 

@@ -153,7 +153,7 @@ def mapped(weights: Normalized) -> tuple[str, str, float, Basis] | None:
 
 
 def fitting(terms: tuple[Summand, ...]) -> bool:
-    """Whether some term is a product, and those that depend on output and offset have the same buckets."""
+    """Return True if a term is a product, and the terms that depend on output and offset share their buckets."""
     kinds = {(leaf.kind, leaf.clip) for leaf in tables(terms)}
     return len(kinds) <= 1 and any(isinstance(leaf, PRODUCTS) for leaf, _ in terms)
 

@@ -1,4 +1,4 @@
-"""Bases made of others: `a | b` by parts each with its own plan; multiples, sums and products by what they hold."""
+"""Bases made of others: `a | b` with a plan for each part; multiples, sums and products by their operands."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Part(NamedTuple):
         return Call(call.x, call.basis, theta, bias, projected, part=_part(call, self.number))
 
     def run(self, call: Call, bias: Tensor | None) -> Tensor:
-        """Its term of y, and b."""
+        """Return its term of y, plus b."""
         return self.plan.run(self.of(call, bias))
 
 
@@ -61,7 +61,7 @@ def part_of(call: Call, number: int, bias: Tensor | None = None) -> Call:
 
 
 def _part(call: Call, number: int) -> Callable[[Any], Any]:
-    """What finds a part of the basis of a call."""
+    """Return a function that finds a part in the basis of a call."""
     find = itself if call.part is None else call.part
     return lambda basis: find(basis).parts[number]
 
@@ -105,7 +105,7 @@ class PerPart(Kernel):
 
 
 class PerInput(PerPart):
-    """The same for a mixture, each part with its own x; the entries of the basis are those of each part."""
+    """The kernel for a mixture, whose parts each have an x; the weights are those of each part."""
 
     name, types, by_heads, separate = "parts of their own x, summed", (Mixture,), False, True
 
@@ -159,7 +159,7 @@ class Nested(Applied):
     name, types, before = "operands' kernels", (Scaled, Mixed, LinearSum, Composed, Repeated, Concat), ("primitives",)
 
     def match(self, problem: Problem) -> dict[str, Any] | None:
-        """What each operand is applied by."""
+        """Return the application of each operand."""
         held = problem.basis.__dict__
         return {name: _applied(held[name], problem) for name in ("child", "first", "second", "parts") if name in held}
 

@@ -1,4 +1,6 @@
-"""Filters that edges make of K common ones: sums over edges in blocks of heads, or a filter for each kind of edge."""
+"""Filters of edges as combinations of K common ones: sums over edges in blocks of heads, or a filter for each kind of
+edge.
+"""
 
 from __future__ import annotations
 

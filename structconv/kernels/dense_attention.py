@@ -90,10 +90,10 @@ class Attended(NamedTuple):
 
 
 def _sound(y: Tensor, query: Tensor, key: Tensor, r: Tensor) -> bool:
-    """Whether nothing that is not finite can have reached an output that comes before it.
+    """Return True if no value that is not finite can have reached an earlier output.
 
-    torch's fused kernel on a CPU fills the scores of such pairs before it weighs them, so that only r can leak, by
-    weights of zero; the last output then shows it, which has a share of all inputs.
+    torch's fused kernel on a CPU masks the scores first, so that only r can leak, multiplied by weights of zero. The
+    last output then shows it, because it reads all inputs.
     """
     if is_compiling():
         return True
@@ -131,7 +131,9 @@ class ScaledDotProduct(Applied):
 
 
 def matched(basis: Normalized, nominal: bool = False) -> Attended | None:
-    """What of a basis torch's kernel computes; `None` where it is something else or its mask is a list of edges."""
+    """Return the operands of torch's kernel in a basis; `None` if the basis is something else, or its mask is a list of
+    edges.
+    """
     if basis.kind != "softmax" or basis.over != "inputs":
         return None
     bias = held_bias(basis, nominal)

@@ -1,4 +1,4 @@
-"""`Existing`: which pairs exist, in the parts that dense kernels know: by order, by input, by what else there is."""
+"""`Existing`: the pairs that exist, split into the kinds that dense kernels support: order, padding, others."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Existing(NamedTuple):
     """The parts of a support's spec.
 
     Args:
-        causal: whether only pairs m <= n exist.
-        paddings: what finds the booleans (..., M) of each.
-        others: what finds the supports of any other kind.
+        causal: if True, only pairs m <= n exist.
+        paddings: functions that return the booleans (..., M) of each padding.
+        others: functions that return the supports of other kinds.
     """
 
     causal: bool
@@ -48,7 +48,7 @@ class Existing(NamedTuple):
 
     @property
     def masked(self) -> bool:
-        """Whether pairs are absent for another reason than their order."""
+        """True if pairs are absent for a reason other than their order."""
         return bool(self.paddings or self.others)
 
     def padding(self, basis: Any) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""What kernels of attention read from the tree of a spec."""
+"""Functions by which kernels of attention read a spec."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Dropout(NamedTuple):
 
 
 def undropped(basis: Basis) -> tuple[Basis, Dropout]:
-    """What is below the dropout, if there is one, and that."""
+    """Return the basis below the dropout, if there is one, and the dropout."""
     if not isinstance(basis, Dropped):
         return basis, Dropout()
     seed, stream = getter(basis.seed), basis.stream
@@ -41,7 +41,7 @@ def undropped(basis: Basis) -> tuple[Basis, Dropout]:
 
 
 def softmax_over_inputs(basis: Basis) -> tuple[Normalized, Dropout] | None:
-    """The softmax over the inputs below the dropout, and that; `None` where there is none."""
+    """Return the softmax over the inputs below the dropout, and the dropout; `None` if there is no such softmax."""
     weights, dropout = undropped(basis)
     if not isinstance(weights, Normalized) or (weights.kind, weights.over) != ("softmax", "inputs"):
         return None
@@ -49,7 +49,7 @@ def softmax_over_inputs(basis: Basis) -> tuple[Normalized, Dropout] | None:
 
 
 def unmasked(node: Basis) -> Basis:
-    """What is below the masks."""
+    """Return the basis below the masks."""
     while isinstance(node, Masked):
         node = node.child
     return node
@@ -64,7 +64,7 @@ def scaled_product(node: Basis) -> tuple[float, Products | None]:
 
 
 def product_and_bias(node: Basis, fits: Callable[[Basis], bool]) -> tuple[Basis, Any]:
-    """The two terms of a sum of which one is a bias that `fits`, the bias last; the node itself where none is."""
+    """Return the two terms of a sum, the bias that `fits` last; the node itself if there is no bias."""
     if isinstance(node, Sum):
         for product, bias in ((node.first, node.second), (node.second, node.first)):
             if fits(bias):
@@ -75,7 +75,7 @@ def product_and_bias(node: Basis, fits: Callable[[Basis], bool]) -> tuple[Basis,
 # -- which pairs exist --------------------------------------------------------------------------------------------
 
 def listed(basis: Basis) -> bool:
-    """Whether the pairs of a basis's support are few, so that there is a list outside which none exists."""
+    """Return True if the pairs of a basis's support are given by a list."""
     support = basis.support()
     return support is not None and support.edge_bound(basis.num_inputs, basis.num_outputs) is not None
 

@@ -1,14 +1,13 @@
 """Dense attention on a GPU that torch's fused dot product cannot express, by FlexAttention.
 
-The scores' map and their relative terms, learned ones with their gradients, are its score function; windows, order,
-blocks, padding and tables of pairs its mask, of which it visits the blocks that have pairs. Nothing of size (M, N) is
-held. Softmax over the inputs without dropout, as Flex has no others; those stay with `structconv.blocked_attention`.
+Its score function computes the map of the scores and the relative terms, with gradients. Its mask holds windows, order,
+blocks, padding and tables of pairs; only blocks with pairs are visited. Nothing of size (M, N) is stored. It supports
+the softmax over inputs without dropout; `structconv.blocked_attention` does the others.
 
-It is a function that `torch.compile` makes for each kind of problem, which takes seconds, so problems of fewer than
-`LEAST_PAIRS` pairs are left to the other kernels. So is everything on a CPU, where Flex has no gradients, everything
-inside a program that is being compiled as a whole, and, where the user asks for deterministic algorithms, learned
-terms: Flex adds up their gradients by atomics. Like torch's fused kernels it has no derivatives of second order, and
-like most programs that torch compiles it passes back once: not with `retain_graph=True`.
+`torch.compile` compiles a function for each kind of problem, which takes seconds, so problems of fewer than
+`LEAST_PAIRS` pairs use other kernels. So do calls on a CPU, where Flex has no gradients, calls inside a program that is
+compiled as a whole, and learned terms under deterministic algorithms, because Flex sums their gradients by atomics. It
+has no second derivatives, like torch's fused kernels, and no `retain_graph=True`, like most compiled programs.
 `STRUCTCONV_TRITON=0` turns it off with the Triton kernels.
 """
 
@@ -86,8 +85,9 @@ class FlexScores(NamedTuple):
         return y if self.present.everything or finite(y) else self._otherwise(r, call)
 
     def _suits(self, r: Tensor, query: Tensor, key: Tensor) -> bool:
-        """Whether Flex takes these types, and what a mask leaves out is finite: absent pairs are multiplied by zero.
-        What order or a window leaves out for one entry is seen by another, and found in the result."""
+        """Return True if Flex supports these dtypes, and masked inputs are finite: absent pairs are multiplied by zero.
+        Another entry reads an input that order or a window hides, so that the result shows if it is not finite.
+        """
         held = (r, query, key)
         if any(t.dtype not in _STORED for t in held):
             return False
@@ -121,12 +121,12 @@ class FlexScores(NamedTuple):
 
 
 class Maps(NamedTuple):
-    """What the score function reads of a pair (m, n).
+    """The terms of a pair (m, n) that the score function reads.
 
     Args:
         along: (B, K, N + M - 1), the term of each offset m - n.
         rows: (B, K, N, L), the term of each output at each bucket.
-        bucket: (N + M - 1,), that of each offset.
+        bucket: (N + M - 1,), the bucket of each offset.
         padding: (B, M) booleans.
         tables: (M, N) or (B, M, N) booleans.
     """
@@ -172,10 +172,9 @@ def _whole(query: Tensor, key: Tensor, values: Tensor, maps: Maps, blocks: Block
 
 
 def _attention(device: torch.device, kind: Hashable) -> Callable[..., Tensor]:
-    """What computes problems of one kind: compiled on a GPU, as it is elsewhere, where it is only tested.
+    """Return the function for problems of one kind: compiled on a GPU, and plain elsewhere, where it is only tested.
 
-    Each kind has a code object of its own, because a compiler counts the programs that it makes from one, and gives up
-    after a few.
+    Each kind has its own code object, because a compiler stops after a few programs of one code object.
     """
     if device.type in UNCOMPILED:
         return _whole
@@ -209,7 +208,7 @@ class FlexAttention(Applied):
                           BlockedAttention().match(problem))
 
     def application_cost(self, match: FlexScores, problem: Problem, channels: int, mode: str) -> Cost:
-        """Two products at the pairs of the visited blocks, of which a window has its width and the sides of a block."""
+        """Count two products at the pairs of the visited blocks; for a window, its width and the sides of a block."""
         (inputs, outputs), sizes = problem.sizes.entries(problem.basis), problem.sizes
         width = min([inputs, *((part.edge_bound(inputs, outputs) or inputs * outputs) // outputs + SIDE
                                for part in match.present.parts)])

@@ -1,5 +1,6 @@
-"""Which pairs exist, as FlexAttention is told: by a function of the indices with the blocks in which there are any, and
-by tensors that its score function reads."""
+"""Masks for FlexAttention: a function of the indices with the blocks that have pairs, and tensors that the score
+function reads.
+"""
 
 from __future__ import annotations
 
@@ -55,12 +56,12 @@ class Present(NamedTuple):
 
     @property
     def everything(self) -> bool:
-        """Whether no pair is absent."""
+        """True if no pair is absent."""
         return not any(self)
 
     @property
     def reflexive(self) -> bool:
-        """Whether every entry surely has the pair (n, n)."""
+        """True if every entry is known to have the pair (n, n)."""
         return all(isinstance(part, Causal | Window | Blocks) for part in self.parts) and not any(self[1:])
 
     def by_tensors(self, basis: Any, lead: torch.Size) -> tuple[Tensor | None, tuple[Tensor, ...]]:
@@ -85,7 +86,7 @@ class Present(NamedTuple):
 
 
 def _computable(support: Support) -> bool:
-    """Whether a support is a function of m and n, without tensors, that is known to compile."""
+    """Return True if a support is a function of m and n without tensors that is known to compile."""
     if isinstance(support, And | Or):
         return _computable(support.first) and _computable(support.second)
     if isinstance(support, Not | Transposed):

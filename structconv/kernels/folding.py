@@ -1,4 +1,4 @@
-"""How kernels of attention along edges are handed a batch over one graph: as copies of it side by side, or in heads."""
+"""Fold a batch over one graph for kernels of attention along edges: into copies of the graph, or into heads."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ class Folding(NamedTuple):
 
 
 def folded(graph: Graph, lead: tuple[int, ...], size: int, *, dropout: float = 0.0) -> Folding:
-    """How a batch over a graph is handed on: in copies, whose rows lie as linear layers leave them, where it may.
+    """Return the folding of a batch over a graph: into copies, in the row layout of linear layers, if possible.
 
-    It may not with dropout, whose draws go by the numbers of entries and heads, nor in traced programs, which are for
-    any number of samples.
+    Copies are not possible with dropout, whose random numbers depend on entry and head, or in traced programs, which
+    take any number of samples.
     """
     count = math.prod(lead)
     several = not is_compiling() and count > 1 and not dropout and (

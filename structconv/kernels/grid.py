@@ -55,7 +55,7 @@ class GridConvolution(Kernel):
 
 
 def convolution_cost(problem: Problem, shift: Shift) -> Cost:
-    """What torch's convolution with so many offsets costs."""
+    """Return the cost of torch's convolution with the offsets of the shift."""
     theta = problem.theta
     per_output = 2 * theta.size * theta.in_channels * theta.out_channels // _groups(theta)
     if isinstance(theta, DepthwiseSeparable | Shared):
@@ -92,11 +92,11 @@ def _of_entries(convolve: Convolve, shape: tuple[int, ...]) -> Run:
 
 
 class ConvolutionWindow(NamedTuple):
-    """What a convolution is told about a cuboid of shifts; `pads` is what it cannot add around the image by itself.
+    """The arguments of a convolution for a cuboid of shifts; `pads` is the padding that it cannot do itself.
 
     Args:
-        pads: amounts as `torch.nn.functional.pad` takes them, none where the convolution pads. mode: how.
-        places: the order of Theta's matrices in the kernel, none where it is theirs.
+        pads: amounts for `torch.nn.functional.pad`, none if the convolution pads. mode: the padding mode.
+        places: the order of Theta's matrices in the kernel; none if it is unchanged.
     """
 
     ndim: int

@@ -21,7 +21,7 @@ __all__ = ["JoinedInputs"]
 
 
 class Joined(NamedTuple):
-    """How each part of a mixture is applied, and what that costs."""
+    """The application of each part of a mixture, and its cost."""
 
     applications: tuple[Application, ...]
     cost: Cost

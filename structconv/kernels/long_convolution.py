@@ -26,11 +26,11 @@ FEWEST, CALLS, TRANSFORM_SHARE = 64, 20, 0.03
 
 
 class Circle(NamedTuple):
-    """The periodic grid on which a window of shifts is one product of transforms, and where each of Theta lies.
+    """The periodic grid on which a window of shifts is one product of transforms, and the place of each Theta_k.
 
     Args:
-        shape: of the grid of inputs. sizes: of the transforms. places: the flat entry of each offset that reads
-            anything. read: which offsets these are.
+        shape: shape of the grid of inputs. sizes: sizes of the transforms. places: the flat entry of each offset that
+            reads an input. read: the numbers of these offsets.
     """
 
     shape: tuple[int, ...]
@@ -40,7 +40,9 @@ class Circle(NamedTuple):
 
     @classmethod
     def of(cls, shift: Shift) -> Circle | None:
-        """That of shifts without stride whose outputs are their inputs, on one grid padded by zeros or by itself."""
+        """Return the circle for shifts without stride whose outputs are their inputs, on one grid with zero or circular
+        padding; else `None`.
+        """
         grid = shift.grid
         if not isinstance(grid, Grid) or grid.ndim > 2 or any(shift.grow) or any(s != 1 for s in shift.stride):
             return None

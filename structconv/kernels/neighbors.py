@@ -1,4 +1,4 @@
-"""The neighbors and the node itself, `Adjacency(...) | Identity()`, as one node over edges that a kernel sorts."""
+"""Neighbors and the node itself, `Adjacency(...) | Identity()`, as one node of autograd that sorts the edges too."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The three orders of Andreoli 2019, Figure 1, and the one between two factors of Theta, over any way to apply a basis.
 
-`Applied` is the base of kernels that know how a basis is applied: they say what A_k^T r is, and the orders say what is
-multiplied with Theta, and when.
+`Applied` is the base of kernels that apply a basis: they compute A_k^T r, and the orders decide when to multiply with
+Theta.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ Apply = Callable[[Tensor, Call], Tensor]
 
 
 class Application(NamedTuple):
-    """How a basis is applied.
+    """The functions that apply a basis.
 
     Args:
         apply: A_k^T r_k, (..., K or 1, M, C) -> (..., K, N, C).
-        analysis: A_k^T x, (..., M, C) -> (..., K, N, C); by `apply` where absent.
-        synthesis: sum_k A_k^T r_k, (..., K, M, C) -> (..., N, C); by `apply` where absent.
-        biased: (r, b (K, C), call) -> A_k^T r_k + b_k, where b is added in passing.
+        analysis: A_k^T x, (..., M, C) -> (..., K, N, C); default: by `apply`.
+        synthesis: sum_k A_k^T r_k, (..., K, M, C) -> (..., N, C); default: by `apply`.
+        biased: (r, b (K, C), call) -> A_k^T r_k + b_k, with b added in the kernel.
         shares: (r, clip, call) -> A_k^T r_k and the sums of the weights over each relative position, (..., K, N, L).
-        single: A^T x where K = 1, (..., M, C) -> (..., N, C); by `analysis` where absent.
-        weights: (call) -> the entries where they count, as `weights_at` gives them.
+        single: A^T x for K = 1, (..., M, C) -> (..., N, C); default: by `analysis`.
+        weights: (call) -> the entries of the basis, in the layout of `weights_at`.
     """
 
     apply: Apply
@@ -81,10 +81,10 @@ class Applied(Kernel):
 
     @abc.abstractmethod
     def application(self, match: Any, problem: Problem) -> Application:
-        """How a basis of this spec is applied."""
+        """Return the functions that apply a basis of this spec."""
 
     def application_cost(self, match: Any, problem: Problem, channels: int, mode: str) -> Cost:
-        """What "analysis", "synthesis" or "apply" costs with so many channels, forward."""
+        """Return the forward cost of "analysis", "synthesis" or "apply" with this number of channels."""
         return application(problem.basis, problem.sizes, channels, mode)
 
     def paths(self, match: Any, problem: Problem) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ def _channels_first(applied: Application, problem: Problem) -> Run:
 
 
 def _whole(problem: Problem) -> bool:
-    """Whether Theta is one matrix."""
+    """Return True if Theta is one matrix."""
     return isinstance(problem.theta, Full) and problem.theta.size == 1
 
 
@@ -188,7 +188,7 @@ Structure = Callable[[int, str], Cost]
 
 
 def _distinct_heads(theta: Weight) -> int:
-    """How many of the K products x Theta_k differ."""
+    """Return the number of different products x Theta_k."""
     return 1 if isinstance(theta, Eye | Shared) else theta.size
 
 
@@ -284,7 +284,7 @@ class OneProduct(Applied):
 
 
 def _numbers(problem: Problem) -> int:
-    """Of x, in the greatest call of its class."""
+    """Return the numbers in x, for the greatest call of its class."""
     *entries, channels = problem.x.shape
     return class_volume(entries) * channels
 

@@ -1,4 +1,4 @@
-"""Polynomials of a sparse matrix behind a product with channels, differentiated within the memory of x's gradient."""
+"""Polynomials of a sparse matrix after a product with channels, with a backward in the memory of x's gradient."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Polynomials(NamedTuple):
 
 
 def _large(x: Tensor, theta: Weight) -> bool:
-    """Whether x's gradient is wanted, large, and has room for those of all heads."""
+    """Return True if x needs a gradient that is large and has room for the gradients of all heads."""
     if not (x.requires_grad and torch.is_grad_enabled()) or is_compiling() or type(theta) is not Full:
         return False
     if x.numel() < LEAST_NUMBERS or math.prod(x.shape[:-2]) != 1 or not x.is_cpu:

@@ -1,4 +1,4 @@
-"""Products of queries and keys that nothing acts on column by column: Q (K^T X) instead of (Q K^T) X.
+"""Products of queries and keys without a normalization by softmax: Q (K^T X) instead of (Q K^T) X.
 
 A_k = K_k Q_k^T has rank D, and so has what remains of it after a division of rows or columns: by a constant (Wang et
 al. 2018, eq. 4 with the dot product) or by sums, which are products with a column of ones (Katharopoulos et al. 2020,
@@ -83,7 +83,7 @@ class _Factors(NamedTuple):
 
     @classmethod
     def of(cls, found: Reassociated, call: Call) -> _Factors:
-        """Those of this call, the scale with the query."""
+        """Return the factors of this call, with the scale in the query."""
         query, key, scale = products(found.terms(call.basis))
         query, key = _wide(query), _wide(key)
         query = query if scale == 1.0 else query * scale
@@ -112,7 +112,7 @@ class _Factors(NamedTuple):
         return key.cumsum(-2).index_select(-2, last)
 
     def _count(self, like: Tensor) -> Tensor:
-        """How many pairs each row has."""
+        """Return the number of pairs in each row."""
         if self.over == "outputs":
             return like.new_full((1, 1), self.query.shape[-2])
         return self._seen(self.present(like.new_ones((1, self.key.shape[-2], 1))))

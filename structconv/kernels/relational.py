@@ -1,4 +1,6 @@
-"""Relations by their distinct pairs: a sparse product onto them, one matrix product a relation, one off them."""
+"""Relations by distinct pairs: a sparse product onto the pairs, a matrix product for each relation, a sparse product
+back.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +133,7 @@ def _power_of_two(ratio: float) -> int:
 
 
 def _expected(edges: int, places: int) -> int:
-    """How many of `places` so many edges are expected to occupy, were they spread at random."""
+    """Return the expected number of `places` that randomly spread edges occupy."""
     return math.ceil(-places * math.expm1(-edges / places)) if places else 0
 
 

@@ -1,9 +1,8 @@
-"""Samples of a batch, each by the kernel that suits it alone, those of equal sizes together.
+"""Samples of a batch, each computed alone by its best kernel; samples of equal sizes run together.
 
-A basis that leaves pairs of different samples out is block diagonal: sample b needs its own M_b N_b pairs, or none at
-all where its kernel visits none (a fused softmax, products that are reassociated). The list of all pairs costs less
-where samples are many and small, and so does the native kernel of windows where it takes the scores; the planner weighs
-them.
+A basis without pairs of different samples is block diagonal: sample b needs its own M_b N_b pairs, or none if its
+kernel lists none (a fused softmax, reassociated products). With many small samples the list of all pairs costs less,
+and so may the native kernel of windows; the planner compares them.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ _Group = tuple[int, ...]
 
 
 class Samplewise(NamedTuple):
-    """How the samples of a call are computed.
+    """The computation of the samples of a call.
 
     Args:
-        stacks: whether several of equal sizes may be one with a leading dimension.
-        keeps: whether a backward would keep their pairs, so that many of them are to be evaluated anew.
-        plans: those of the classes of sizes that have come, for what else is static is so of the whole call.
+        stacks: if True, samples of equal sizes may be stacked along a leading dimension.
+        keeps: if True, the backward would store their pairs, so that many are evaluated again instead.
+        plans: the plans of the size classes so far; all else that is static is shared by the call.
     """
 
     stacks: bool
@@ -93,7 +92,7 @@ class Samplewise(NamedTuple):
         return _in_order(torch.cat(found, -2) if len(found) > 1 else found[0], order, samples.sizes()[1])
 
     def _of_group(self, basis: Basis, to: Restriction, r: Tensor, relative: Tensor | None) -> Tensor:
-        """What the outputs of the group get, sample after sample."""
+        """Compute the outputs of the group, sample after sample."""
         own, rows = basis.restricted(to), to.of_inputs(r, -2, 3)
         assert own is not None
         if to.inputs * to.outputs == 0:
@@ -133,7 +132,9 @@ class _Match(NamedTuple):
         return min(costs, key=lambda found: found[1].seconds(rates, itemsize))
 
     def calls(self) -> int:
-        """One for each sample; where they stack one for all equal ones, of which sums of sizes tell a little."""
+        """The number of calls: one for each sample, or one for each size if samples stack, estimated from the sums of
+        sizes.
+        """
         samples, count = self.samples, _count(self.samples)
         if not self.stacks:
             return count
@@ -162,7 +163,7 @@ class SampleBySample(Applied):
         return _Match(inner, kernels, samples, several is not None)
 
     def application_cost(self, match: _Match, problem: Problem, channels: int, mode: str) -> Cost:
-        """As many times a sample of the mean size; rows are cut, and put together."""
+        """Return the cost of a sample of the mean size times their number, with cutting and joining rows."""
         one = match.least(channels)[1]
         work = dataclasses.replace(one, calls=0).repeated(match.samples.num_samples)
         moved = problem.bytes(2 * problem.basis.size * (problem.inputs + problem.outputs) * channels)
@@ -199,7 +200,7 @@ def _samples_of(basis: Basis) -> Samples | None:
 
 
 class _OfSpec(Restriction):
-    """A sample of the mean size cut out of a spec, by itself or behind one more leading dimension."""
+    """A sample of the mean size, cut from a spec, alone or with one more leading dimension."""
 
     def __init__(self, samples: Samples, spec: Basis, lead: int | None) -> None:
         self.samples, self.lead, self._turned, self.numbers = samples, lead, False, (0,)

@@ -1,4 +1,4 @@
-"""Shift sets that are no cuboid: products of slices on a common frame, or a window filled up with zeros."""
+"""Sets of shifts that are not a cuboid: products of slices on a common frame, or a window filled with zeros."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ __all__ = ["Frame", "SliceProducts", "ZeroFilledWindow", "frame"]
 
 
 class Frame(NamedTuple):
-    """Inputs and outputs laid out on one grid, on which every offset is one shift of the flat numbering.
+    """Inputs and outputs on one grid, on which each offset is one shift of the flat index.
 
     Args:
-        before, after: what is added to the input at the two ends of each axis.
-        shape: the input's size on each axis, with what is added; output n lies at n, and only the first axis may
-            hold more outputs, or fewer, than this.
+        before, after: padding of the input at the two ends of each axis.
+        shape: the padded input's size on each axis. Output n has the place n; only the first axis may have a different
+            number of outputs.
         outputs: the output grid's size on each axis.
-        shifts: for each k, what the flat position that an output reads is ahead of its own.
+        shifts: for each k, the flat index that an output reads minus its own.
     """
 
     before: tuple[int, ...]
@@ -116,9 +116,10 @@ class SliceProducts(Kernel):
 
 
 class ZeroFilledWindow(Kernel):
-    """The smallest cuboid that holds the offsets, by torch's convolution, with zeros for Theta where there is none.
+    """The smallest cuboid around the offsets, by torch's convolution, with Theta = 0 at the added offsets.
 
-    It multiplies by those zeros, so that a NaN of x reaches outputs that do not read it; hence only on request.
+    It multiplies by these zeros, so that a NaN of x reaches outputs that do not read it. Therefore it runs only on
+    request.
     """
 
     name, types, orders = "zero-filled window", (Shift,), ("operator_first",)
@@ -187,7 +188,7 @@ def _laid(image: Tensor, padding: str, made: Frame) -> Tensor:
 
 
 def _positions(size: int, low: int, high: int, padding: str, device: torch.device) -> Tensor:
-    """Which entries an axis and what lies beyond its ends are."""
+    """Return the entry at each position of a padded axis."""
     at = torch.arange(-low, size + high, device=device)
     if padding == "circular":
         return at % size

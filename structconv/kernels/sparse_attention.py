@@ -54,11 +54,11 @@ class AttentionEdges(NamedTuple):
     size: int
 
     def folded(self, basis: Any, inputs: int, outputs: int, r: Tensor, lead: tuple[int, ...]) -> Folding:
-        """How a batch is handed on."""
+        """Return the folding of a batch."""
         return folded(self.pairs(basis, inputs, outputs, r.device), lead, self.size, dropout=self.dropout.p)
 
     def options(self, basis: Any) -> dict[str, Any]:
-        """What every operator is told of dropout."""
+        """Return the arguments of dropout, which all operators share."""
         return {"dropout": self.dropout.p, "seed": self.dropout.seed_of(basis), "batch_heads": self.size}
 
 
@@ -78,7 +78,7 @@ class AffineEdges(NamedTuple):
         return self._attend(tensor(source), tensor(target), r, call)
 
     def biased(self, r: Tensor, bias: Tensor, call: Call) -> Tensor:
-        """The same plus b_k (K, C), which numbers of 32 bits and more take in passing."""
+        """Return the result plus b_k (K, C); kernels of 32 bits and more add it themselves."""
         source, target = self.source(call.basis), self.target(call.basis)
         passing = type(source) is Term and type(target) is Term and source.x is r
         if passing and r.dtype in (torch.float32, torch.float64):

@@ -1,4 +1,4 @@
-"""Sparse matrices by the native product, without what its public function derives anew from shapes at each call."""
+"""Sparse matrices by the native product, without the checks of its public function in each call."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def matrices(basis: Sparse, x: Tensor) -> Matrices:
 
 
 def is_lazy(basis: Sparse) -> bool:
-    """Whether the values of a spec are ones, or normalized weights that a kernel may make itself."""
+    """Return True if the values of a spec are ones, or normalized weights that a kernel may compute itself."""
     return basis.values is None or bool(getattr(basis.values, "lazy", False))
 
 
@@ -125,7 +125,7 @@ def _as_one_node(match: Matrices, otherwise: Run, structure_first: bool) -> Run:
 
 
 def _sums_as_one_node(match: Matrices, otherwise: Run) -> Run:
-    """The same without Theta."""
+    """Return the run without Theta."""
     def run(call: Call) -> Tensor:
         if not is_direct(call.x) or (adjacency := match.adjacency(call)) is None:
             return otherwise(call)

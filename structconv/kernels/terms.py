@@ -1,5 +1,6 @@
-"""Sums of scores as lists of terms with factors: those that are products as one query and one key, and the others as
-what depends on the offset m - n alone and what depends on the output too."""
+"""Sums of scores as lists of terms with factors: products as one query and one key, and other terms by their dependence
+on the offset m - n alone, or on the output too.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def products(terms: Sequence[Term]) -> tuple[Tensor, Tensor, float]:
 
 
 def diagonal(terms: Sequence[Term], inputs: int, outputs: int, like: Tensor) -> Tensor | None:
-    """What depends on the offset m - n alone, (..., K or 1, N + M - 1), in the order of the offsets."""
+    """Return the sum of the terms that depend on the offset m - n alone, (..., K or 1, N + M - 1), by offset."""
     total: Tensor | None = None
     for leaf, factor in terms:
         if isinstance(leaf, Distance):
@@ -80,20 +81,20 @@ def tables(terms: Sequence[tuple[Basis, Any]]) -> list[Lookup]:
 
 
 def table_rows(terms: Sequence[Term]) -> Tensor | None:
-    """The sum of those terms, (..., K or 1, N, L): of each output at each bucket."""
+    """Return the sum of the terms by output and bucket, (..., K or 1, N, L)."""
     found = tables(terms)
     rows = [leaf.table * by_head(factor, 2) for leaf, factor in terms if leaf in found]
     return torch.stack(torch.broadcast_tensors(*rows)).sum(0) if rows else None
 
 
 def buckets(kind: str, clip: int, inputs: int, outputs: int, device: torch.device) -> Tensor:
-    """The bucket of each offset, (N + M - 1,)."""
+    """Return the bucket of each offset, (N + M - 1,)."""
     return bucket(kind, clip, torch.arange(inputs + outputs - 1, device=device),
                   torch.full((), outputs - 1, device=device))
 
 
 def by_head(factor: Factor, rank: int) -> Factor:
-    """The factor of each head, against `rank` axes behind theirs."""
+    """Return the factor of each head, with `rank` axes after the heads."""
     return factor.view(-1, *(1,) * rank) if isinstance(factor, Tensor) else factor
 
 

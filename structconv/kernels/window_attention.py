@@ -1,7 +1,7 @@
 """Attention within a window of a sequence or a grid, and within the samples of a batch: no list of pairs is made.
 
-`window_attention` computes 16 neighboring outputs at once, which see W + 15 offsets on the last axis for W that count.
-A narrow window without a bias may cost less by its list of pairs, which is remembered; the planner weighs both.
+`window_attention` computes 16 neighboring outputs at once, which read W + 15 offsets on the last axis for a window of
+W. For a narrow window without a bias the remembered list of pairs may cost less; the planner compares both.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class Offsets(NamedTuple):
 
     @classmethod
     def of(cls, window: Window, causal: bool, entries: int) -> Offsets:
-        """Those of a window over so many entries in a row, or on its grid; in a program for any number of entries all
-        that the window has, of which the kernel leaves out those off the grid."""
+        """Return the offsets of a window over a sequence of entries, or on its grid. In a program for any number of
+        entries they are all offsets of the window, and the kernel skips those off the grid.
+        """
         shape = (entries,) if window.grid is None else window.grid.shape
         below = tuple(at_most(radius, max(size - 1, 0) // step)
                       for (radius, step), size in zip(window.axes(), shape, strict=True))
@@ -72,7 +73,7 @@ class Offsets(NamedTuple):
         return math.prod(self.shape) * (near * lanes + WINDOW_ENTRY)
 
     def _widths(self) -> list[tuple[int, int]]:
-        """Of each axis, how many offsets it has, and how many entries that are as far apart as these."""
+        """Return for each axis the number of offsets, and the number of entries that are that far apart."""
         return [(below + above + 1, -(-size // step))
                 for below, above, size, step in zip(self.below, self.above, self.shape, self.dilation, strict=True)]
 
@@ -123,7 +124,7 @@ class Windowed(NamedTuple):
         return batch.heads(y)
 
     def offsets(self, entries: int, samples: Samples | None) -> Offsets:
-        """Those of so many entries in a row, or of the longest of the samples."""
+        """Return the offsets for a sequence of entries, or for the longest sample."""
         longest = entries if samples is None else samples.longest
         return Offsets.of(Window(max(longest - 1, 0)) if self.window is None else self.window, self.causal, longest)
 
@@ -195,7 +196,7 @@ def _work(match: Windowed, samples: Samples | None, outputs: int) -> float:
 
 
 def _stored(scores: Bilinear) -> bool:
-    """Whether the native kernel may compute these."""
+    """Return True if the native kernel supports these scores."""
     q, k = scores.query, scores.key
     return q.device.type == "cpu" and q.dtype == k.dtype and q.dtype in STORED and (
         0 < q.shape[-1] <= MAX_WINDOW_CHANNELS)
@@ -206,7 +207,7 @@ def _native(*tensors: Tensor) -> bool:
 
 
 def _by_offset(bias: Basis) -> bool:
-    """Whether a bias is a function of the offset."""
+    """Return True if a bias is a function of the offset."""
     return isinstance(bias, Distance | GridLookup) or (isinstance(bias, Lookup) and bias.kind != "position"
                                                        and bias.table.shape[-2] == 1)
 

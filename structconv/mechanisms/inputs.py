@@ -114,7 +114,7 @@ class Inputs(NamedTuple):
         return self.output_positions.of_outputs(self.num_outputs, self.device)
 
     def existing(self) -> int | Tensor:
-        """Return the number of existing inputs: M, or (..., 1) if a mask hides some; for a batch, the number in each
+        """Return the number of existing inputs: M, or (..., 1) without masked ones; for a batch, the number in each
         output's sample, (..., N).
         """
         samples, visible = self.samples, self.visible

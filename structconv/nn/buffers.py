@@ -1,4 +1,4 @@
-"""`StructureBuffer`: a structure that belongs to a module, as a buffer does."""
+"""`StructureBuffer`: a structure that belongs to a module like a buffer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class StructureBuffer(nn.Module, Generic[S]):
             self.register_buffer(name, tensor.clone(), persistent)  # its own: a file is read into it
 
     def forward(self) -> S:
-        """The structure over the buffers as they are now; one and the same object until one is replaced."""
+        """Return the structure over the current buffers: the same object until a buffer is replaced."""
         held = iter(list(self._buffers.values()))
         self._structure = cast(S, map_tensors(self._structure, lambda t: next(held)))
         return self._structure
@@ -56,7 +56,7 @@ class StructureBuffer(nn.Module, Generic[S]):
 
 
 def _named(value: Any) -> list[tuple[str, Tensor]]:
-    """The tensors of a value by the names of its fields, those of nested values behind the field's that holds them."""
+    """Return the tensors of a value by field name; names of nested values follow the name of their field."""
     found: list[tuple[str, Tensor]] = []
     for name, field in zip(field_names(value), fields(value), strict=True):
         inside = [("", field)] if isinstance(field, Tensor) else []

@@ -1,4 +1,4 @@
-"""`Composite`: a layer that is made of convolutions. `watched`: what the calls of some modules are given."""
+"""`Composite`: a layer made of convolutions. `watched`: record the arguments of calls of some modules."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`Conv`: the one layer, y = sum_k A_k^T x Theta_k + b, whatever the structure and whether it is known or learned.
+"""`Conv`: the layer y = sum_k A_k^T x Theta_k + b, for any structure, given or learned.
 
-A call is four steps: the expression is evaluated to a basis, a small tree that holds the tensors of this call; its key
-is computed; the plan for such a key is found; it runs. Nothing is kept in the layer, so nothing in it can be stale.
+A call has four steps: evaluate the expression to a basis, a small tree with the tensors of this call; compute its key;
+find the plan with this key; run it. The layer stores nothing between calls, so nothing in it can be stale.
 """
 
 from __future__ import annotations
@@ -65,30 +65,30 @@ class Conv(Expressed):
 
     Args:
         mechanism: any mechanism or expression of mechanisms; the layer binds its own copy, whose options are fixed.
-        in_channels: P; by the names of x where there are several, {"nodes": P, "edges": P'}. out_channels: Q.
+        in_channels: P; for several named x a dict {"nodes": P, "edges": P'}. out_channels: Q.
         weight: how Theta is parametrized, `Full()` if absent; a list gives one to each part of a `|`.
-        bias: whether b (Q) is added.
-        other_channels: P' of z where it differs from P.
+        bias: if True, add b (Q).
+        other_channels: P' of z, if it differs from P.
         relative_value: a vector for each relative position, added to the values (Shaw et al. 2018, eq. 3).
-        path, max_bytes: what the planner is held to; see `ops.conv`.
+        path, max_bytes: limits for the planner; see `ops.conv`.
         device, dtype: of all parameters, and of the masks and graphs in the expression.
 
-    A call has a structure, or several by the names that parts of the expression have for them: `layer(x,
-    structure={"bonds": graph, "line": grid})`; see `Mechanism.on`. It has one x, or several by the names that parts of
-    `|` have for them, `layer({"nodes": x, "edges": e}, structure=graph)`; see `Mechanism.of`. Each part then has a
-    Theta of its own, z stands for all, and without it a part's z is the x that it reads.
+    A call takes a structure, or several by name, `layer(x, structure={"bonds": graph, "line": grid})`; see
+    `Mechanism.on`. It takes one x, or several by name for the parts of `|`, `layer({"nodes": x, "edges": e},
+    structure=graph)`; see `Mechanism.of`. Each part then has its own Theta; z is shared by all parts, and defaults to
+    the x of each part.
 
-    z goes by keyword, as `layer(x, z=z)` and `layer(x, graph, z=z)`.
+    Pass z by keyword: `layer(x, z=z)`, `layer(x, graph, z=z)`.
 
     Shapes: x (..., M, P), z (..., N, P') or none for z = x, y (..., N, Q); with `axes` images (..., P, *S) and
-    (..., Q, *S'). A layer takes float64, float32, bfloat16 or float16; under `torch.autocast` its products are taken
-    in, and y has, the dtype of autocast, as those of torch's layers. A new layer keeps the variance of x where each
-    A_k has columns of unit norm; `calibrate` does so for any basis.
+    (..., Q, *S'). A layer takes float64, float32, bfloat16 or float16. Under `torch.autocast` products and y have the
+    dtype of autocast, as in torch's layers. A new layer preserves the variance of x if each A_k has columns of unit
+    norm; `calibrate` does so for any basis.
 
     Raises:
         ShapeError: channels, entries, dtype or device of x or z do not fit.
         StructureError: the mechanism needs a structure that was not given.
-        ConfigError: a weight that does not fit the mechanism.
+        ConfigError: the weight does not fit the mechanism.
 
     Example:
 
@@ -129,14 +129,14 @@ class Conv(Expressed):
                 positions: int | Tensor | None = None, return_weights: bool = False) -> Any:
         """Compute y, and with `return_weights` the pair (y, A).
 
-        With `axes`, x is an image with so many axes S, whose grid is the structure, and so is y. A comes as (..., K, E)
-        in the order of the input edges where the basis is a list of edges (a graph, a window), else as (..., K, M, N);
-        after the dropout, where there is one; where parts read an x by name it is a tuple, that of each part. Nested
-        tensors (torch.jagged) of sequences give nested tensors.
+        With `axes`, x and y are images with this number of axes, and the image's grid is the structure. A is (..., K,
+        E) in the order of the input edges if the basis is a list of edges (a graph, a window), else (..., K, M, N); it
+        includes dropout. If parts read an x by name, A is a tuple with one tensor for each part. Nested tensors
+        (torch.jagged) of sequences give nested tensors.
 
-        `positions` says where the outputs stand among the inputs, for masks and terms that count positions: the place
-        of the first, or those of all, (..., N) integers; output n stands at input n where they are left out. x may be
-        what `prepare` made of it.
+        `positions` are the positions of the outputs among the inputs, for masks and terms that depend on positions: an
+        integer for the first output, or integers (..., N) for all. Default: output n has the position of input n. x may
+        be a `Cache` from `prepare`.
         """
         if type(x) is Proxy:
             return recorded(self, x, structure, z=z, axes=axes, positions=positions, return_weights=return_weights)
@@ -173,16 +173,16 @@ class Conv(Expressed):
             return self._planned(x, z, structure, axes, positions)[1]
 
     def prepare(self, x: Tensor, structure: Any = None) -> Cache:
-        """What the layer makes of x (..., M, P) alone, for calls `layer(prepared, z=z)` that equal `layer(x,
-        z=z)`.
+        """Compute the part of the layer that depends on x (..., M, P) alone, for calls `layer(prepared, z=z)` that
+        equal `layer(x, z=z)`.
 
-        Those are keys, values, and whatever else `Mechanism.sources` names, and the structure, for calls that give
-        none. `cache.append` and `step` add entries at the end. If no later output reads an entry (`Window`, with
-        `Causal` or not), it is dropped, unless a part counts positions from the first input.
+        The result holds keys, values and all else that `Mechanism.sources` names, and the structure as the default of
+        later calls. `cache.append` and `step` add entries at the end. An entry that no later output reads (`Window`,
+        with or without `Causal`) is dropped, unless a part counts positions from the first input.
 
-        O(M) memory: x, K D numbers of keys and values an entry. It is of the parameters as they are: a call after they
-        have changed raises an error. Gradients reach x and the parameters through each call, if they are enabled while
-        it is made.
+        O(M) memory: x, and K D numbers of keys and values for each entry. It is valid for the current parameters: a
+        call after they change raises an error. Gradients reach x and the parameters through each call, if gradients are
+        enabled in `prepare`.
         """
         check_mechanism(type(self).__name__, self.mechanism)
         if self.mechanism._reads_by_name or "_reads" in self.mechanism.__dict__:
@@ -268,7 +268,7 @@ class Conv(Expressed):
         return unpacked(type(self).__name__, x, z, structure, names.x, names.z)
 
     def _names(self, z: Any) -> CallNames:
-        """How errors name the arguments of a call with this z, or without any."""
+        """Return the names of a call's arguments for errors, with z or without."""
         return self.call_names
 
     def _planned(self, x: Any, z: Tensor | None, structure: Any, axes: int, positions: Any) -> tuple[Call, Plan]:
@@ -277,7 +277,7 @@ class Conv(Expressed):
 
     def _with_call(self, use: Callable[[Call, Image | None], T], x: Any, z: Tensor | None, structure: Any, axes: int,
               positions: Any) -> T:
-        """What `use` makes of a call, with nested tensors unpacked and errors explained."""
+        """Return `use(call)`, with nested tensors unpacked and errors explained."""
         try:
             if is_nested(x, z):
                 x, z, structure = self._unpacked(x, z, structure)
@@ -345,12 +345,13 @@ class Conv(Expressed):
         return cast(theta, autocast_dtype(x)).heads(x)
 
     def _bias(self, theta: Weight) -> Tensor | None:
-        """What is added to each output."""
+        """Return the bias that is added to each output."""
         held: Tensor | None = self._parameters["bias"] if "bias" in self._parameters else self.bias  # noqa: SIM401 - lazy
         return held
 
     def _fit(self, x: Tensor, z: Tensor) -> bool:
-        """Whether x and z are plain tensors that fit each other and the layer; asked in each call."""
+        """Return True if x and z are plain tensors whose shapes, dtype and device match the layer. Runs in each call.
+        """
         return (isinstance(z, Tensor) and not z.is_nested and z.dtype is x.dtype and z.device == x.device
                 and _fits(x, (None, self.in_channels)) and _fits(z, (None, self.other_channels)))
 
@@ -458,7 +459,7 @@ def call_of(mechanism: Mechanism, theta: Weight, bias: Tensor | None, x: Any, z:
 
 def _call_by_name(mixture: Any, theta: Weight, bias: Tensor | None, x: dict[str, Tensor], z: Tensor | None,
                   structure: Any) -> Call:
-    """The same where parts have each the x of its name."""
+    """Build the call of a mixture, whose parts each read an x by name."""
     dtype = _autocast(mixture, theta, next(iter(x.values()))) if private.any_autocast() else None
     if dtype is not None:
         x, z, theta = {name: cast(t, dtype) for name, t in x.items()}, cast(z, dtype), cast(theta, dtype)
@@ -468,7 +469,7 @@ def _call_by_name(mixture: Any, theta: Weight, bias: Tensor | None, x: dict[str,
 
 
 def _output_positions(positions: Any, cache: Cache | None, z: Tensor, structure: Any) -> OutputPositions | None:
-    """Where the outputs of a call stand among the inputs that are there."""
+    """Return the positions of the outputs of a call among the existing inputs."""
     found = OutputPositions.of(positions)
     if found is not None:
         found.check(z.shape[-2])
@@ -488,12 +489,12 @@ def _autocast(mechanism: Mechanism, theta: Weight, x: Tensor) -> torch.dtype | N
 
 
 def _fits(entries: Tensor, sizes: tuple[int | None, int]) -> bool:
-    """Whether entries are of this number, if it is known, and have so many channels."""
+    """Return True if the number of entries, if known, and the channels match `sizes`."""
     return entries.dim() > 1 and sizes[0] in (None, entries.shape[-2]) and sizes[1] == entries.shape[-1]
 
 
 def _structures(mechanism: Mechanism, structure: Any, axes: int) -> Any:
-    """The structure of a call, or its structures as a mechanism is told of them."""
+    """Return the structure of a call, or its structures by name."""
     found = called_with(mechanism, None if axes and type(structure) is not dict else structure)
     if axes and type(structure) is dict:
         raise ConfigError("Conv", "an image must have no structure beside its grid", ", ".join(map(repr, structure)),

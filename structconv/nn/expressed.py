@@ -1,4 +1,4 @@
-"""`Expressed`: a layer over an expression of mechanisms, whose leaves are its children, named by their roles."""
+"""`Expressed`: a layer over an expression of mechanisms; the leaves are its children, under their own names."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Expressed(Layer):
         self._express(mechanism)
 
     def _renewed(self) -> Mechanism:
-        """The same with nodes of its own: those that are there may be another replica's."""
+        """Return the mechanism with its own nodes, because the current ones may belong to another replica."""
         own = self.__dict__
         (root, leaves, links, _), modules, training = own["_expression"], own["_modules"], own["training"]
         for shared in links:

@@ -1,8 +1,8 @@
-"""The graph network block (Battaglia et al. 2018), and those of the literature as its cases.
+"""The graph network block (Battaglia et al. 2018), with special cases of the literature.
 
-Each update begins with one `Conv` over bases of incidence side by side: what an update reads is not concatenated, so
-that nothing of size (E, 2 P) is there, and each part is projected before or after it is gathered, as costs less; but
-where P is so small beside Q that it costs least to gather all parts for one product, which the planner tells.
+Each update begins with one `Conv` over concatenated incidence bases. Its inputs are not concatenated, so that no tensor
+of size (E, 2 P) is built. The planner projects each part before or after gathering it, or gathers all parts for one
+product if P is much smaller than Q.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Widths = int | Sequence[int] | None
 
 
 class Attributes(NamedTuple):
-    """Of nodes (..., N, C_v), of edges (..., E, C_e) and of graphs (..., B, C_u); `None` where there are none.
+    """Attributes of nodes (..., N, C_v), edges (..., E, C_e) and graphs (..., B, C_u); `None` for absent ones.
 
     Example:
 
@@ -63,26 +63,26 @@ class GraphNetwork(Composite):
     algorithm 1).
 
     f, g and h are networks W_L act(... W_1 [...]), whose first layer is `Conv(Incidence("sender") |
-    Incidence("receiver") | ..., ...)`. Attributes without an update stay as they are.
+    Incidence("receiver") | ..., ...)`. Attributes without an update are returned unchanged.
 
     Args:
-        node_channels, edge_channels, global_channels: C_v, C_e, C_u; 0 where there are none.
-        edge, node, globals: widths of the layers of f, g and h, (64, 32) say, or 32; without them there is no update.
-        edge_reads, node_reads, globals_reads: what each update reads of "edges", "senders", "receivers", "nodes" and
-            "globals"; all that there is, where absent.
-        aggregate: of the edges that reach a node: "sum", "mean", "max" or "softmax" (see `GroupPool`).
-        readout: of the edges and of the nodes of a graph: one of these.
-        neighbors: a mechanism along the graph, `DotProduct(1, 8).scaled().masked(keep=STRUCTURE).softmax()` say; what
-            its basis makes of the nodes is read by the node update beside the rest.
-        bipartite: edges lead from nodes to others, the receivers, which are what is updated and passes for the nodes.
-        activation: what makes a module that stands between layers.
-        device, dtype: of all parameters.
+        node_channels, edge_channels, global_channels: C_v, C_e, C_u; 0 for absent attributes.
+        edge, node, globals: widths of the layers of f, g and h, for example (64, 32) or 32; `None` for no update.
+        edge_reads, node_reads, globals_reads: the inputs of each update, among "edges", "senders", "receivers", "nodes"
+            and "globals"; default: all that exist.
+        aggregate: aggregation of the edges into a node: "sum", "mean", "max" or "softmax" (see `GroupPool`).
+        readout: aggregation of the edges, and of the nodes, of a graph: one of these.
+        neighbors: a mechanism along the graph, for example `DotProduct(1,
+            8).scaled().masked(keep=STRUCTURE).softmax()`; the node update also reads its result.
+        bipartite: if True, edges lead from nodes to other nodes, the receivers, which are updated.
+        activation: a function that returns the module between two layers.
+        device, dtype: device and dtype of the parameters.
 
-    Called with nodes (..., M, C_v), a graph or a `batch` of graphs, edges (..., E, C_e) in its order and globals
-    (..., B, C_u), a row for each graph -> `Attributes`. O(E + N) rows as wide as the layers.
+    Call it with nodes (..., M, C_v), a graph or a `batch` of graphs, edges (..., E, C_e) in its order, and globals
+    (..., B, C_u) with a row for each graph; it returns `Attributes`. Memory: O(E + N) rows of the layers' widths.
 
     Raises:
-        ConfigError: an update reads what there is not. ShapeError: attributes that do not fit the graph.
+        ConfigError: an update reads absent attributes. ShapeError: attributes do not match the graph.
 
     Example:
 
@@ -218,13 +218,13 @@ class GraphNetwork(Composite):
                 raise ConfigError(owner, f"{name} must be given, with {channels[name]} channels", "none")
 
     def _channels(self) -> dict[str, int]:
-        """Of what a call gives, by name."""
+        """Return the channels of a call's results, by name."""
         return {"nodes": self.node_channels, "receivers": self.node_channels, "edges": self.edge_channels,
                 "globals": self.global_channels}
 
 
 class _Part(NamedTuple):
-    """What an update reads: an x by name, the basis that brings it to what is updated, and a pool in front of it."""
+    """An input of an update: an x by name, the basis that maps it to the updated entries, and a pool before it."""
 
     x: str
     mechanism: Mechanism

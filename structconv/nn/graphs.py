@@ -134,10 +134,10 @@ class DiffusionConv(_GraphLayer):
 
     Args:
         in_channels, out_channels: P and Q.
-        K: the number of steps of each walk, the one of length 0 included.
+        K: the number of steps of each walk, including the one of length 0.
         bias: add b.
 
-    Products as DCRNN's published code takes them; see `Powers`. O(2 E K min(P, Q) + 2 M K P Q).
+    The products follow DCRNN's published code; see `Powers`. O(2 E K min(P, Q) + 2 M K P Q).
 
     Equals `Conv(Powers(K - 1, walk="forward") | Powers(K - 1, walk="backward"), P, Q)`.
 
@@ -202,7 +202,7 @@ class RelationalConv(_GraphLayer):
 
 
 def _rooted(mechanism: Mechanism, weight: Weight, root_weight: bool) -> tuple[Mechanism, list[Weight]]:
-    """Beside it, if asked for, every node itself, with a matrix of its own."""
+    """Add each node itself with its own matrix, if `root_weight` is True."""
     if not root_weight:
         return mechanism, [weight]
     return mechanism | Identity(), [weight, Full()]
@@ -311,13 +311,13 @@ class GATConv(_AttentionLayer):
     Args:
         in_channels: P. out_channels: Q of one head.
         heads: K.
-        concat: heads side by side, K Q outputs, or their mean, Q outputs.
-        negative_slope: of the leaky ReLU.
-        dropout: on the attention weights, when training.
-        add_self_loops: every node reads itself too, by a loop appended after the graph's edges.
-        edge_dim: A where `graph.edge_attr` (E, A) adds a learned linear term to the scores.
-        fill_value: the attributes of the loops that are added: a number, or "mean", "add", "min", "max" or "mul" of
-            those of the edges into the node.
+        concat: if True, concatenate the heads to K Q outputs, else take their mean, Q outputs.
+        negative_slope: slope of the leaky ReLU.
+        dropout: probability of dropout on the attention weights in training.
+        add_self_loops: if True, every node also reads itself, by a loop appended after the graph's edges.
+        edge_dim: A; then `graph.edge_attr` (E, A) adds a learned linear term to the scores.
+        fill_value: attributes of the added loops: a number, or "mean", "add", "min", "max" or "mul" of the attributes
+            of the edges into the node.
         bias: add b.
 
     x (..., M, P), z (..., N, P) or none -> (..., N, K Q), and the weights where `forward` is asked for them.
@@ -361,8 +361,8 @@ def _checked_fill(fill_value: Any) -> float | str:
 class GATv2Conv(_AttentionLayer):
     """y_n = ||_k sum_m a_kmn x_m Theta_k + b, a = softmax_m v_k^T leaky_relu(x_m Theta_k + x_n W_k + c_k).
 
-    (Brody et al. 2022, eq. 7, with a matrix for each end of an edge, as in section 4.) The sources are projected once,
-    for scores and values, and their rows gathered once.
+    (Brody et al. 2022, eq. 7, with a matrix for each end of an edge, as in section 4.) Sources are projected and
+    gathered once, for scores and values.
 
     Args: as for `GATConv`, without `edge_dim`.
 

@@ -1,4 +1,4 @@
-"""Several x in a call of a `Conv`, by name: its channel counts, and what does not fit."""
+"""Several x in a call of a `Conv`, by name: channel counts and errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Several = Tensor | dict[str, Tensor]
 
 
 class CallNames(NamedTuple):
-    """How errors name a layer, what it calls x and z, a call with both, and one with a structure."""
+    """The names in errors: of a layer, of x and z, of a call with both, and of a call with a structure."""
 
     owner: str
     x: str
@@ -43,7 +43,7 @@ class CallNames(NamedTuple):
 
 
 def channels_of(mechanism: Mechanism, given: Any) -> Any:
-    """P, or P of each x by the names that the parts of a mixture have."""
+    """Return P, or the P of each x by name for a mixture."""
     names = all_named(mechanism) if mechanism._reads_by_name else names_of_x(mechanism)
     if isinstance(given, Mapping):
         if None in names:
@@ -57,7 +57,7 @@ def channels_of(mechanism: Mechanism, given: Any) -> Any:
 
 
 def x_by_name(layer: Any, x: Any) -> Any:
-    """x as the mechanism of a layer is told of it; see `called_on`."""
+    """Return x as the mechanism of a layer needs it; see `called_on`."""
     if "_reads" not in layer.mechanism.__dict__:
         check_mechanism(type(layer).__name__, layer.mechanism)
     return called_on(layer.mechanism, x)
@@ -130,8 +130,9 @@ def _check_entries(layer: Any, x: dict[str, Tensor], z: Tensor | None, structure
 
 
 def fits(layer: Any, x: dict[str, Tensor], structure: Any) -> bool:
-    """Whether each x has its channels, the dtype of others, and the entries that the structure of its parts has; asked
-    in each call."""
+    """Return True if each x matches its channels, the dtype of the others and the structure's entries. Runs in each
+    call.
+    """
     for part, name, own in [] if structure is None else _parts(layer.mechanism, structure):
         wanted = part._input_entries(own)
         if wanted is not None and wanted != x[name].shape[-2]:
@@ -152,7 +153,7 @@ def variance_of(x: Several) -> Tensor:
 
 
 def other_outputs(mechanism: Mechanism, x: Any, z: Tensor, y: Tensor) -> ShapeError:
-    """What is wrong where the outputs are not the entries of z."""
+    """Return the error for outputs that are not the entries of z."""
     return ShapeError("Conv", f"z must have N={y.shape[-2]} entries, the outputs to which {mechanism!r} leads from the "
                       f"M={x.shape[-2]} entries of x", tuple(z.shape), "Leave z out: nothing reads it."
                       if "content" not in mechanism.reads else "Give the outputs of the mechanism as z.")

@@ -1,4 +1,5 @@
-"""`Layer`: a module that keeps what it was made with; `take` fills one from another's parameters."""
+"""`Layer`: the base of all layers, which stores its constructor arguments; `take` copies another module's parameters.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ class Layer(nn.Module):
 
 
 def named(method: F) -> F:
-    """The same method of a layer; an error that names a layer, its base or an inner one, names the layer's class."""
+    """Wrap a method of a layer so that errors of its base or inner layers name the layer's class."""
     @functools.wraps(method)
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -93,7 +94,7 @@ def made_on(device: Device) -> AbstractContextManager[Any]:
 
 
 def move(module: nn.Module, device: Device, dtype: torch.dtype | None) -> None:
-    """What is new goes to a device and a dtype, if any are named; fake parameters could not be moved."""
+    """Move a new module to a device and a dtype, if given; fake parameters cannot be moved."""
     if device is not None or dtype is not None:
         module.to(device=device, dtype=dtype)
 

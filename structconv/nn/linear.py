@@ -1,4 +1,4 @@
-"""The linear layer of torch, by the fastest of several products."""
+"""torch's linear layer, computed by the fastest of several products."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ACTIVATIONS: dict[str | None, bool] = {None: False, "relu": True}
 
 
 def _plain(t: Tensor) -> bool:
-    """Whether a tensor is one of torch's own, of numbers side by side."""
+    """Return True for a plain, contiguous torch tensor."""
     return type(t) in (Tensor, nn.Parameter) and t.layout is torch.strided and not t.is_nested
 
 

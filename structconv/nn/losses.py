@@ -1,4 +1,4 @@
-"""The cross entropy of torch with one table of classes less."""
+"""torch's cross entropy without one of its tables of class scores."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, s
 
 
 def _large(input: Tensor, target: Tensor) -> bool:
-    """Whether these are many scores of rows in memory, with a class for each row."""
+    """Return True for a large table of contiguous scores with one class for each row."""
     return (values_known(input, target) and input.dim() == 2 and input.numel() >= _BLOCK
             and input.dtype in (torch.float32, torch.float64) and input.is_cpu and target.is_cpu
             and target.dtype is torch.int64 and target.shape == input.shape[:1])
@@ -103,7 +103,7 @@ def _slope(log_p: Tensor, place_M1: Tensor, scale: Tensor, smoothing: float) -> 
 
 
 def _slope_in_place(log_p: Tensor, place_M1: Tensor, scale: Tensor, smoothing: float) -> Tensor:
-    """The same in one table, by blocks that stay in the caches."""
+    """Compute the gradient in one table, in blocks that fit the caches."""
     found = torch.empty_like(log_p)
     rows = max(1, _BLOCK // log_p.shape[1])
     for out, own, place, by in zip(*(t.split(rows) for t in (found, log_p, place_M1, scale)), strict=True):

@@ -15,7 +15,7 @@ __all__ = ["check_named", "is_nested", "packed", "unpacked"]
 
 
 def is_nested(*tensors: Any) -> bool:
-    """Whether one of these holds sequences of different lengths, in the layout torch.jagged."""
+    """Return True if one of these is a nested tensor in the layout torch.jagged."""
     return any(type(t) is not Tensor and isinstance(t, Tensor) and t.is_nested for t in tensors)
 
 

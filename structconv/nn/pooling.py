@@ -1,4 +1,4 @@
-"""The rows of a group into one: of the edges that reach a node, of the nodes of each graph of a batch."""
+"""Pool the rows of a group into one row: the edges into a node, or the nodes of each graph of a batch."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ _DIRECT = frozenset(("sum", "mean", "max"))
 
 
 class GroupPool(Composite):
-    """y_g of the rows x_m of each group g, whatever their order.
+    """y_g = an aggregation of the rows x_m in group g; it does not depend on their order.
 
     - "sum", "mean", "max": of each channel.
     - "softmax": sum_m softmax_m(<u, x_m>) x_m, u learned.
     - "set2set": [q; r] after some steps of q = LSTM([q; r]), r = sum_m softmax_m(<q, x_m>) x_m (Vinyals et al. 2016,
       eq. 3 to 7): 2 C channels.
 
-    A group without rows has zeros, but for the q of "set2set".
+    A group without rows gets zeros, except for the q of "set2set".
 
     Args:
-        channels: C. kind: one of these. steps: of "set2set".
-        device, dtype: of all parameters.
+        channels: C. kind: one of these. steps: the number of steps of "set2set".
+        device, dtype: device and dtype of the parameters.
 
     x (..., M, C), and a `Graph` from M rows to G groups, an edge for each row and its group -> (..., G, C). A row may
     be in several groups, or in none. Weights of edges are not read. O(E C) for E edges.
@@ -145,7 +145,7 @@ def _of_groups(x: Tensor, groups: Graph, kind: str, otherwise: Callable[[Tensor,
 
 
 def _in_order(groups: Graph) -> bool:
-    """Whether edge e is that of row e, as those are that the library makes."""
+    """Return True if edge e belongs to row e, as in graphs that the library builds."""
     index = groups.edge_index
     return is_plain(index) and derived(index, ("in order", groups.num_inputs), lambda: torch.equal(
         groups.source.long(), torch.arange(groups.num_inputs, device=index.device)))
@@ -162,8 +162,9 @@ def _largest(x: Tensor, groups: Graph) -> Tensor:
 
 
 def _members(groups: Graph) -> Tensor | None:
-    """The rows of each group (G, W), W being the most of one, and M where it has fewer; `None` if one has none, or if
-    this were more than `_SPREAD` times the edges."""
+    """Return the rows of each group, (G, W), padded by M, with W the largest group; `None` if a group is empty or the
+    table exceeds `_SPREAD` times the edges.
+    """
     if not groups.num_outputs or is_compiling():
         return None
     return derived(groups, "members", lambda: _table(groups.by_target(), groups.num_inputs))

@@ -35,8 +35,8 @@ class ConvGRUCell(Composite):
     Args:
         mechanism: what relates the entries, from M inputs to as many outputs.
         in_channels: P of x. hidden_channels: H of h.
-        weight: of each convolution, as in `Conv`.
-        bias: of each convolution.
+        weight: the weight of each convolution, as in `Conv`.
+        bias: if True, each convolution adds a bias.
         reset: "before" or "after".
 
     x (..., M, P), h (..., M, H) or none for zeros -> h' (..., M, H). On images use `to_entries`.

@@ -1,4 +1,4 @@
-"""Transposed convolutions of images in torch's layout: each input spreads over the window that would read it."""
+"""Transposed convolutions of images in torch's layout."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class _ConvTransposeNd(Layer):
 
     @property
     def _zeros(self) -> tuple[int, ...]:
-        """How many zeros stand behind each axis of an image, so that outputs are added by less than a stride."""
+        """Return the number of zeros after each axis of an image, for `output_padding`."""
         return tuple(more // step for more, step in zip(self.output_padding, self.stride, strict=True))
 
     def _lengthened(self, image: Tensor) -> Tensor:
@@ -87,7 +87,9 @@ class _ConvTransposeNd(Layer):
         return pad(image, [size for more in reversed(zeros) for size in (0, more)]) if any(zeros) else image
 
     def output_grid(self, grid: Grid) -> Grid:
-        """Where the outputs lie: S' = stride (S - 1) + dilation (kernel_size - 1) + 1 - 2 padding + output_padding."""
+        """Return the grid of the outputs: S' = stride (S - 1) + dilation (kernel_size - 1) + 1 - 2 padding +
+        output_padding.
+        """
         sizes = [step * (size - 1) + spread * (width - 1) + 1 - 2 * cut + more
                  for size, step, spread, width, cut, more in zip(grid.shape, self.stride, self.dilation,
                                                                  self.kernel_size, self.padding, self.output_padding,
