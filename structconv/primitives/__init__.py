@@ -1,3 +1,3 @@
-"""Plain tensor numerics, some of them registered torch operators; nothing here knows of bases or structures."""
+"""Tensor numerics, some of them registered torch operators, without bases or structures."""
 
 __all__ = ()

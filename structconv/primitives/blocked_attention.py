@@ -155,7 +155,7 @@ def _divisor(total: Tensor) -> Tensor:
 
 
 class _Gradients(NamedTuple):
-    """Of what the operator is differentiated by; None where there is none or it is not wanted."""
+    """The gradients of the operator's arguments; None if an argument is absent or needs no gradient."""
 
     q: Tensor
     k: Tensor

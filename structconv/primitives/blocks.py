@@ -1,4 +1,4 @@
-"""A computation cut into blocks, each computed again in the backward: the memory of one block, the numbers of all."""
+"""A computation in blocks that are computed again in the backward: the memory of one block, the results of all."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Reduce = Literal["cat", "sum"]
 
 def recompute_blocks(fn: BlockFunction, tensors: Sequence[Tensor], blocks: Sequence[Any], *,
                      reduce: Reduce, dim: int = -2) -> Tensor:
-    """Concatenate or add fn(block, *tensors) over the blocks, keeping the graph of one block at a time.
+    """Concatenate or add fn(block, *tensors) over the blocks, with the graph of one block at a time.
 
     The forward runs without a graph. The backward runs each block again, with the autocast state of the forward,
     and adds its gradients up. Time: one more forward; memory: inputs, result, and the intermediates of one block.
 
     Args:
-        fn: pure in `tensors` and the block: no randomness but what a seed in them determines.
-        tensors: what fn reads; gradients reach those that require one and are used.
-        blocks: anything fn understands. If they are slices of `dim` of the result, in order and without gaps, pieces
+        fn: a pure function of the block and `tensors`; random numbers depend only on a seed among them.
+        tensors: the arguments of fn; gradients reach those that require one and are used.
+        blocks: the first arguments of fn. If they are slices of `dim` of the result, in order and without gaps, pieces
             are written into one preallocated result; otherwise they are concatenated at the end.
         reduce: "cat" along `dim`, or "sum".
         dim: dimension of the pieces along which they are concatenated.
@@ -38,14 +38,13 @@ def recompute_blocks(fn: BlockFunction, tensors: Sequence[Tensor], blocks: Seque
     Returns:
         The same numbers as one plain loop over the blocks.
 
-    With a single block, while a compiler traces, under functional transforms and forward derivatives, and where fn
-    reads a tensor that requires a gradient and is none of `tensors` (by a closure), fn runs plainly: the loop is then
-    in the caller's graph, and what that keeps is kept. A backward that is itself differentiated (create_graph=True)
-    keeps all graphs.
+    fn runs in the caller's graph, which stores its intermediates, in these cases: a single block, a compiler traces,
+    functional transforms, forward derivatives, or fn reads a tensor outside of `tensors` that requires a gradient. A
+    backward that is itself differentiated (create_graph=True) stores all graphs.
 
     Raises:
-        ConfigError: if there are no blocks or `reduce` is unknown.
-        ShapeError: if the first piece has the length of its slice and a later one has not.
+        ConfigError: there are no blocks, or `reduce` is unknown.
+        ShapeError: the first piece has the length of its slice, and a later one does not.
     """
     check_choice("recompute_blocks", "reduce", reduce, ("cat", "sum"))
     if len(blocks) == 0:
@@ -135,7 +134,7 @@ class _Blocks(torch.autograd.Function):
 
 
 def _handed_over(made: list[Tensor | None]) -> Iterator[Tensor | None]:
-    """What a list holds, which lets go of it."""
+    """Yield the items of a list and remove them from it."""
     while made:
         yield made.pop()
 

@@ -142,9 +142,9 @@ def _rows_of(values: Tensor, edges: int) -> Tensor:
 
 
 def _flatten_rows(x: Tensor, lead: Sequence[int]) -> Tensor:
-    """(..., M, C) with leading sizes that broadcast to `lead` -> (X, M, C), of which row v X // V belongs to row v.
+    """Flatten (..., M, C), whose leading sizes broadcast to `lead`, to (X, M, C); row v X // V belongs to row v of V.
 
-    Trailing leading dimensions of size 1 stay shared; anything else that must be repeated is copied.
+    Trailing leading dimensions of size 1 stay shared; other repeated dimensions are copied.
     """
     sizes = (1,) * (len(lead) + 2 - x.dim()) + tuple(x.shape[:-2])
     shared = len(lead)
@@ -168,7 +168,7 @@ def _sum_constant_heads(values: Tensor | None, x: Tensor) -> tuple[Tensor | None
 
 
 def _follow(values_lead: tuple[int, ...], x_lead: tuple[int, ...]) -> bool:
-    """Whether rows of values stand each for tables of x that follow one another, and there is one of x for each."""
+    """Return True if each row of values belongs to consecutive tables of x."""
     varied = len(values_lead)
     while varied and values_lead[varied - 1] == 1:
         varied -= 1
@@ -176,12 +176,12 @@ def _follow(values_lead: tuple[int, ...], x_lead: tuple[int, ...]) -> bool:
 
 
 def _light(values: Tensor, x: Tensor) -> bool:
-    """Whether the gradients that samples give to values they share are small beside x, before they are summed."""
+    """Return True if the gradients of shared values, before their sum over samples, are small beside x."""
     return not values.requires_grad or (not is_compiling() and values.shape[-1] <= x.shape[-2] * x.shape[-1])
 
 
 class _Folding:
-    """How leading dimensions are split: those along which the values vary are rows, the others become channels."""
+    """The split of leading dimensions: those along which the values vary become rows, the others channels."""
 
     def __init__(self, values_lead: tuple[int, ...], x_lead: tuple[int, ...]) -> None:
         self.lead = _broadcast("spmm", values_lead, x_lead)
@@ -243,8 +243,8 @@ def _spmm_kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tenso
                  values: Tensor | None, x: Tensor, rows: int) -> Tensor:
     """Add A^T x[v X // V] to y[v rows // V] for each of V = max(W, X, rows), A of values[v W // V]; all divide V.
 
-    values (W, E), (E,) for W = 1, or none for ones; (X, M, C) -> (rows, N, C), and where there is one of each,
-    (M, C) -> (N, C).
+    values (W, E), (E,) for W = 1, or none for ones; (X, M, C) -> (rows, N, C), or (M, C) -> (N, C) if there is one of
+    each.
     """
     layout, dtype = Csr(indptr, indices, order), sum_dtype(x.dtype)
     num_values = _count(values, x, rows)
@@ -281,7 +281,7 @@ def _spmm_kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tenso
 
 
 def _tables(values: Tensor | None) -> int:
-    """How many rows of values there are; none stands for one of ones."""
+    """Return the number of rows of values; 1 for none, which means ones."""
     return 1 if values is None or values.dim() == 1 else values.shape[0]
 
 
@@ -415,7 +415,7 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _summed(rows: Tensor, count: int) -> Tensor:
-    """Rows in groups of equally many that follow one another -> the sum of each."""
+    """Sum consecutive groups of equally many rows."""
     return rows if rows.shape[0] == count else rows.unflatten(0, (count, rows.shape[0] // count)).sum(1)
 
 

@@ -1,4 +1,6 @@
-"""`decompositions`: the library's operators by torch's own, for programs that run without the library, as ONNX does."""
+"""`decompositions`: the library's operators in terms of torch's, for programs that run without the library, such as
+ONNX.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Blocks of the rectangle of scores: computed into buffers that are used again, weighed, and differentiated.
+"""Blocks of the rectangle of scores: computed in reused buffers, normalized, and differentiated.
 
-A block holds r outputs of g heads against the inputs 0 .. m. Its rows are outputs in falling order, n = stop - 1 - i
-for row i: what depends on m - n alone is then constant along i + j, so that a vector of offsets read with strides
-(1, 1) is the block's bias, without a gather, and a block written with row stride W + 1 into rows of W has its offsets
-in columns, where one sum adds the gradient up.
+A block holds r outputs of g heads and the inputs 0 .. m. Its rows are outputs in descending order, n = stop - 1 - i for
+row i, so that terms of m - n are constant along i + j. A vector of offsets read with strides (1, 1) is then the block's
+bias, without a gather. A block written with row stride W + 1 into rows of W has its offsets in columns, where one sum
+gives the gradient.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAPS = ("identity", "relu", "tanh", "sigmoid", "exp")
 
 
 class Options(NamedTuple):
-    """How weights follow from scores: w = normalized(gain map(scale <q, k> + bias)), dropped with probability p."""
+    """The map from scores to weights: w = normalized(gain map(scale <q, k> + bias)), dropped with probability p."""
 
     weights: str
     map: str
@@ -49,7 +49,7 @@ class Maps(NamedTuple):
         rows: (G, N, L), the term of output n at each bucket.
         bucket: (N + M - 1,), the bucket of each offset.
         keep: booleans that broadcast to (B, K, M, N).
-        seed: of the dropout.
+        seed: the seed of dropout.
     """
 
     diagonal: Tensor | None
@@ -221,7 +221,7 @@ class Blocks:
         return sums.flip(1)
 
     def _bucket(self, span: Span) -> Tensor:
-        """The bucket of each column of the block's skewed rows; columns that no entry has repeat the last."""
+        """Return the bucket of each column of the block's skewed rows; columns without entries repeat the last one."""
         assert self.terms.bucket is not None
         found = self.terms.bucket[self.outputs - span.stop:][:self.width]
         missing = self.width - found.shape[0]
@@ -234,7 +234,7 @@ class Blocks:
         return below, max(above, below)
 
     def absent(self, span: Span) -> Absent:
-        """Which pairs of the block do not exist, an item for each mask."""
+        """Return the pairs of the block that do not exist, one item for each mask."""
         found: Absent = []
         device = self.q.device
         if self.options.causal and span.start + 1 < span.inputs:
@@ -256,7 +256,7 @@ class Blocks:
         return block.expand(batch.stop - batch.start, heads.stop - heads.start, *block.shape[-2:]).flatten(0, 1)
 
     def _entries(self, span: Span) -> tuple[slice, slice]:
-        """The block's heads as entries of the batch and heads of each."""
+        """Return the block's heads as slices of the batch and of its heads."""
         size = self.options.batch_heads
         entry = span.first // size
         if self.group < size:
@@ -264,7 +264,7 @@ class Blocks:
         return slice(entry, span.last // size), slice(0, size)
 
     def count(self, span: Span) -> Tensor:
-        """How many pairs of each output exist, at least 1: (g, r)."""
+        """Return the number of existing pairs of each output, at least 1: (g, r)."""
         absent = self.absent(span)
         if not absent:
             return self.q.new_full(span.shape[:2], max(span.inputs, 1))
@@ -316,7 +316,7 @@ def _fill(t: Tensor, absent: Absent, value: float) -> Tensor:
 
 
 def _band(bucket: Tensor | None) -> tuple[int, int]:
-    """Where the bucket first differs from that of the first offset, and from where on it is that of the last."""
+    """Return where the bucket first differs from the first offset's, and from where it equals the last offset's."""
     if bucket is None or bucket.shape[0] == 0:
         return 0, 0
     if bucket.is_meta:

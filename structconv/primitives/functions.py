@@ -1,4 +1,4 @@
-"""What a derivative that is written by hand needs so that transforms, derivatives of it and compilers pass through."""
+"""Helpers for hand-written derivatives, so that transforms, second derivatives and compilers work."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def finite(t: Tensor) -> bool:
-    """Whether all numbers are finite: their sum tells in one pass, unless it overflows.
+    """Return True if all numbers are finite: their sum shows it in one pass, unless it overflows.
 
-    Programs that are compiled, and functional transforms, read no values: there what is masked out is the layer's care.
+    Compiled programs and functional transforms read no values; there the layer clears masked entries.
     """
     if not values_known(t):
         return True
@@ -37,10 +37,10 @@ def apply(function: Any, *inputs: Any) -> Any:
 
 
 def transformed(*tensors: Tensor | None) -> bool:
-    """Whether a functional transform or a forward derivative is at work, or a transform left one of these behind.
+    """Return True if a functional transform or a forward derivative is active, or left one of these tensors.
 
-    Then their memory is not to be read, and what has a derivative by hand is to be spelled out in operators. A compiler
-    takes that as it is.
+    Then their memory must not be read, and hand-written derivatives are replaced by operators, which compilers trace
+    too.
     """
     return not is_compiling() and _watched(*tensors)
 

@@ -1,4 +1,4 @@
-"""torch's fused scaled dot product attention, with second derivatives where its own backward has none."""
+"""torch's fused scaled dot product attention, with second derivatives, which torch's backward lacks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def fused_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | N
 
 
 def _by_hand(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float) -> bool:
-    """Whether torch would record the operator that has no second derivative."""
+    """Return True if torch would record the operator without a second derivative."""
     if torch.compiler.is_compiling() or private.tracing() or not query.is_cpu:
         return False
     if None in (private.flash_attention, private.flash_attention_backward, private.fused_choice):

@@ -1,4 +1,4 @@
-"""Products of groups of consecutive rows, each with its own matrix, and their adjoint, as registered operators."""
+"""Products of groups of consecutive rows with one matrix each, and their adjoint, as registered operators."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _check_outer(x: Tensor, y: Tensor, bounds: Sequence[int], blocks: int) -> No
 
 
 def _checked(owner: str, check: Callable[..., None]) -> Callable[..., None]:
-    """What a raw call is checked for."""
+    """Return the check that a raw call runs."""
     def of(a: Tensor, b: Tensor, *more: Any) -> None:
         check_numbers(owner, a, b)
         check(a, b, *more)

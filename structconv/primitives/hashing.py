@@ -1,4 +1,4 @@
-"""Random numbers that depend on where they are used, not on when: dropout that blocks and recomputation agree on."""
+"""Random numbers as a function of their indices, so that blocks and recomputation draw equal dropout."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _fold(index: Tensor) -> Tensor:
 
 
 def _uniform(state: Tensor, low: Tensor, key: Tensor) -> Tensor:
-    """What `_mix(state ^ low, key)` gives as a number, in place and in int32, whose products wrap as 32 bits do."""
+    """Convert `_mix(state ^ low, key)` to a number, in place and in int32, whose products wrap at 32 bits."""
     x = state.to(torch.int32) ^ low.to(torch.int32)
     shape = torch.broadcast_shapes(x.shape, key.shape)
     x = x if x.shape == shape else x.expand(shape).clone()

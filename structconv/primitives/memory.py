@@ -1,9 +1,9 @@
-"""Memory of large results on a CPU: on huge pages, and given to later results of the same size once it is freed.
+"""Memory of large results on a CPU: on huge pages, and reused by later results of the same size.
 
-The C library returns freed blocks of 32 MB and more to the system, so that each result costs its page faults anew: 34
-MB take 11 ms to write where 31 MB take 1, up to a third of a large layer. By default this module does the same and
-keeps nothing. After `keep_memory()` it keeps a freed block for the next result, as torch does on a GPU. The system may
-take a kept block when memory is short (`MADV_FREE`).
+The C library returns freed blocks of 32 MB and more to the system, so that each result has new page faults: writing 34
+MB takes 11 ms, and 31 MB 1 ms, up to a third of a large layer. By default this module does the same. After
+`keep_memory()` it stores a freed block for the next result, as torch does on a GPU. The system may take a stored block
+if memory is short (`MADV_FREE`).
 """
 
 from __future__ import annotations

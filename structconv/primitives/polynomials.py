@@ -1,4 +1,4 @@
-"""A polynomial of a sparse matrix behind a product with channels, differentiated within the memory of x's gradient."""
+"""A polynomial of a sparse matrix after a product with channels, with a backward in the memory of x's gradient."""
 
 from __future__ import annotations
 

@@ -62,7 +62,9 @@ def small_product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def product_for(numbers: int, columns: int) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-    """What computes `product` for about so many numbers of x, within a factor of four, and so many columns."""
+    """Return the function that computes `product` for this number of numbers in x, within a factor of four, and
+    columns.
+    """
     return product if _pays(4 * numbers, columns) else small_product
 
 
@@ -119,7 +121,7 @@ def contract_heads(r: Tensor, theta: Tensor, bias: Tensor | None = None) -> Tens
 
 
 def _large(x: Tensor, w: Tensor, columns: int) -> bool:
-    """Whether the operators have a choice that is worth their overhead, for a result of so many columns."""
+    """Return True if the choice of a product pays for its overhead, for a result with this number of columns."""
     tracing = torch.compiler.is_compiling()
     if not tracing and not _pays(x.numel(), columns):
         return False
@@ -134,12 +136,15 @@ def _large(x: Tensor, w: Tensor, columns: int) -> bool:
 
 
 def _pays(numbers: int, columns: int) -> bool:
-    """Whether so many numbers of x, times w with so many columns, go to another kernel than MKL's."""
+    """Return True if x with this number of numbers, times w with this number of columns, uses a kernel other than
+    MKL's.
+    """
     return numbers >= LEAST_NUMBERS if columns < FULL_WIDTH else numbers * columns >= LEAST_PRODUCTS
 
 
 def project_kernel(rows: int, inputs: int, columns: int) -> Kernel:
-    """Which kernel computes x w of these sizes: the native one for few columns and for what exceeds the caches."""
+    """Return the kernel for x w of these sizes: the native one for few columns and for results larger than the caches.
+    """
     if columns < 2 or not _pays(rows * inputs, columns):
         return "torch"
     exceeds = 4 * rows * (inputs + columns) >= LEAST_BYTES and inputs < LONG_ROW
@@ -147,7 +152,9 @@ def project_kernel(rows: int, inputs: int, columns: int) -> Kernel:
 
 
 def outer_kernel(rows: int, wide: int, narrow: int) -> Kernel:
-    """Which kernel computes x^T y of these sizes: the native one for few columns and for what exceeds the caches."""
+    """Return the kernel for x^T y of these sizes: the native one for few columns and for results larger than the
+    caches.
+    """
     numbers = wide * narrow
     least = LEAST_ROWS if numbers <= WIDE_OUTER else 2 * LEAST_ROWS
     if narrow < 2 or (rows * numbers < LEAST_NARROW if narrow < FULL_WIDTH else rows < least):

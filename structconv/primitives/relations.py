@@ -1,4 +1,5 @@
-"""Products by relation: x onto the distinct (entry, relation) pairs, one matrix product a relation, and off the pairs.
+"""Products by relation: a sum onto distinct (entry, relation) pairs, a matrix product for each relation, and a sum
+back.
 
 y_n = sum over relations k and edges m -> n of kind k of a_e x_m Theta_k, for edges of K kinds: r_u = sum of a_e x_m
 over the edges onto the pair u = (n, k), then r_u Theta_k, then y_n = their sum over k; or with pairs (m, k) the other
@@ -60,7 +61,7 @@ class Pairs(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """How many distinct (output, kind) and (input, kind) pairs there are."""
+    """The numbers of distinct (output, kind) and (input, kind) pairs."""
 
     outputs: int
     inputs: int
@@ -120,20 +121,20 @@ def _layouts(source: Tensor, target: Tensor, inputs: int, outputs: int) -> tuple
 
 
 def values_by_block(values: Tensor, pairs: dict[int, Pairs]) -> dict[int, Tensor]:
-    """The values (E,) of the edges of each block, in their order there."""
+    """Return the values (E,) of the edges of each block, in the block's order."""
     return {start: values.index_select(0, each.edges) for start, each in pairs.items() if each.edges is not None}
 
 
 class Blocks(NamedTuple):
-    """The pairs of each span of outputs or inputs, and what is the same for all of them.
+    """The pairs of each span of outputs or inputs, and their common arguments.
 
     Args:
-        pairs: by the first entry of their span.
-        spans: of outputs or of inputs.
-        of_outputs: whose spans they are.
-        batch: how many elements of the batch are folded into the channels.
+        pairs: the pairs by the first entry of their span.
+        spans: spans of outputs or of inputs.
+        of_outputs: True for spans of outputs.
+        batch: the number of elements of the batch that are folded into the channels.
         num_outputs: N.
-        weights: the values in each span (`values_by_block`), where they need no gradient; else nothing.
+        weights: the values in each span (`values_by_block`), if they need no gradient.
     """
 
     pairs: dict[int, Pairs]
@@ -151,7 +152,7 @@ class Blocks(NamedTuple):
         return self.weights[span.start] if self.weights else values.index_select(0, edges)
 
     def bounds(self, pairs: Pairs) -> list[int]:
-        """Where each type's rows start, a row for each pair and element of the batch."""
+        """Return the first row of each type, with a row for each pair and element of the batch."""
         return [self.batch * bound for bound in pairs.bounds]
 
     def scratch(self, like: Tensor, channels: int) -> Tensor:
@@ -159,7 +160,7 @@ class Blocks(NamedTuple):
         return like.new_empty(self.batch * max(pairs.bounds[-1] for pairs in self.pairs.values()), channels)
 
     def rows(self, pairs: Pairs, scratch: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of these pairs, (U B, C), and the same rows as (U, B C)."""
+        """Return the rows of these pairs, (U B, C), and as (U, B C)."""
         count = pairs.bounds[-1]
         rows = scratch[:count * self.batch]
         return rows, rows.view(count, self.batch * scratch.shape[1])
@@ -201,7 +202,7 @@ class _Relational(torch.autograd.Function):
 
 
 def _composed(blocks: Blocks, x_MC: Tensor, theta_KGPQ: Tensor, values: Tensor | None) -> Tensor:
-    """The same by differentiable operators, whose graph keeps the pairs of all blocks."""
+    """Compute the product by differentiable operators, whose graph stores the pairs of all blocks."""
     pieces = []
     for span in blocks.spans:
         pairs = blocks.pairs[span.start]
@@ -235,7 +236,7 @@ def _forward(blocks: Blocks, x_MC: Tensor, theta_KGPQ: Tensor, values: Tensor | 
 
 def _backward(blocks: Blocks, x_MC: Tensor, theta_KGPQ: Tensor, values: Tensor | None, grad: Tensor,
               needed: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    """Gradients of x, Theta and the values; those towards x are added up as they are formed."""
+    """Return the gradients of x, Theta and the values; the gradient of x is accumulated block by block."""
     of_outputs, x_MC, grad = blocks.of_outputs, x_MC.contiguous(), grad.contiguous()
     grad_x = torch.empty_like(x_MC) if needed[0] else None
     grad_theta = torch.zeros_like(theta_KGPQ) if needed[1] else None

@@ -1,7 +1,7 @@
-"""Neighbors of nodes, drawn at random, and numbers of nodes: natively, or with the same results by torch's operators.
+"""Draw neighbors of nodes at random and number nodes: natively, or by torch's operators with equal results.
 
-A draw is a function of (seed, relation, group, node, draw), so that a sample does not depend on threads, on the other
-nodes of a batch, or on which of the two ran.
+A draw is a function of (seed, relation, group, node, draw), so that a sample does not depend on threads, on other nodes
+of the batch, or on the implementation.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class InEdges(NamedTuple):
     """Edges by target: node n owns the slots indptr[n] to indptr[n + 1].
 
     Args:
-        indptr: (N + 1,), int32 or int64, contiguous, as are all others.
-        sources: (E,), of the dtype of `indptr`: where the edge of each slot begins.
-        order: (E,), of this dtype: which edge it is; `None`: slot s is edge s.
+        indptr: (N + 1,), int32 or int64. All tensors are contiguous.
+        sources: (E,), dtype of `indptr`: the source of the edge in each slot.
+        order: (E,), dtype of `indptr`: the number of the edge in each slot; `None`: slot s is edge s.
         edge_times: (E,) int64, by slot; `node_times`: (M,) int64, of the nodes where edges begin. The times of the
             edges of a node rise with its slots.
         weights: (E,) float64, by slot, finite and not negative.
@@ -110,7 +110,7 @@ class Numbers:
         self.count += keys.shape[0]
 
     def add(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """The number of each key, and the keys that are new, which get the next numbers."""
+        """Return the number of each key, and the new keys, which get the next numbers."""
         self._reserve(keys)
         if self._core is not None:
             numbers, fresh, added = self._core.number(self._table, keys, self.count, _ADD)
@@ -122,7 +122,7 @@ class Numbers:
         return numbers, fresh
 
     def find(self, keys: Tensor) -> Tensor:
-        """The number of each key, -1 for one that has none."""
+        """Return the number of each key, -1 for an unknown key."""
         if self._core is not None:
             self._reserve(keys[:0])
             return cast(Tensor, self._core.number(self._table, keys, self.count, _FIND)[0])
@@ -173,7 +173,7 @@ def _bounds(edges: InEdges, nodes: Tensor, limits: Tensor | None, fanout: int, r
 
 
 def _later(edges: InEdges, low: Tensor, high: Tensor, limits: Tensor) -> Tensor:
-    """The first slot of each [low, high) that is later than the limit."""
+    """Return the first slot of each [low, high) that is later than the limit."""
     while bool((low < high).any()):
         middle = (low + high) // 2
         slots = middle.clamp(max=edges.sources.shape[0] - 1)
@@ -188,7 +188,7 @@ def _later(edges: InEdges, low: Tensor, high: Tensor, limits: Tensor) -> Tensor:
 
 
 def _padded(values: Tensor, first: Tensor, population: Tensor) -> Tensor:
-    """(n, largest population): the values of the slots of each node, then zeros."""
+    """Return the values of the slots of each node, padded by zeros: (n, largest population)."""
     offsets = torch.arange(int(population.max()) if len(population) else 0)
     there = offsets < population[:, None]
     return values[(first[:, None] + offsets).masked_fill(~there, 0)].masked_fill(~there, 0) if there.numel() else (

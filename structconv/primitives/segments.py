@@ -1,6 +1,6 @@
-"""Sums, maxima and softmax over groups: over the edges of one entry (segments), or along a masked dense dimension.
+"""Sums, maxima and softmax over groups: the edges of an entry (segments), or a masked dense dimension.
 
-A group with nothing in it, or with nothing left by its mask, yields exact zeros and zero gradients.
+An empty group, or one whose entries are all masked, gives exact zeros and zero gradients.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ def segment_sum(values: Tensor, index: Tensor, num: int) -> Tensor:
 
 
 def segment_max(values: Tensor, index: Tensor, num: int, *, empty: float = 0.0, rows: bool = False) -> Tensor:
-    """s_n = max of values_e over the entries e with index_e = n; `empty` where there is none.
+    """s_n = max of values_e over the entries e with index_e = n; `empty` if there is none.
 
     Args:
         values: (..., E), floating point.
         index: (E,) int32 or int64 in [0, num), in any order.
         num: number of segments.
         empty: value of a segment without entries.
-        rows: whether values are rows of channels, (..., E, C); then so is what is returned, (..., num, C).
+        rows: if True, values are rows of channels, (..., E, C), and the result is (..., num, C).
 
     Returns:
         (..., num). Equal maxima share the gradient evenly, as in `torch.amax`.
 
     Raises:
-        ShapeError: if the last dimension of `values`, or that of its rows, is not that of `index`.
+        ShapeError: the number of values, or of rows, is not the length of `index`.
     """
     if rows:
         return _max_of_rows(values, index, num, empty)
@@ -74,7 +74,7 @@ def _max_of_rows(values: Tensor, index: Tensor, num: int, empty: float) -> Tenso
 
 
 def _absent(places: Tensor, num: int) -> Tensor:
-    """Which segments have no entry."""
+    """Return booleans, True for segments without entries."""
     return torch.ones(num, dtype=torch.bool, device=places.device).index_fill(0, places, False)
 
 
@@ -141,7 +141,7 @@ def _broadcast(owner: str, scores: Tensor, keep: Tensor | None) -> tuple[Tensor,
 
 
 def _known_finite(t: Tensor) -> bool:
-    """Whether all numbers are known to be finite, without waiting for a GPU."""
+    """Return True if all numbers are known to be finite, without waiting for a GPU."""
     return t.is_cpu and values_known(t) and finite(t)
 
 

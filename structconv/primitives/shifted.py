@@ -1,4 +1,4 @@
-"""Products of shifted slices: sum_k x[m + s_k] Theta_k over contiguous ranges of rows, which no step copies.
+"""Products of shifted slices: sum_k x[m + s_k] Theta_k over contiguous ranges of rows, without copies.
 
 The two operators are closed under differentiation: the backward of each calls the other or itself, with the shifts'
 signs turned. Both are opaque to `torch.compile` and `torch.export`.
