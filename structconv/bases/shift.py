@@ -99,12 +99,12 @@ class Shift(Basis):
 
     @property
     def input_grid(self) -> Grid | GridBatch:
-        """Where the M inputs lie."""
+        """The grid of the M inputs."""
         return self.grid
 
     @property
     def output_grid(self) -> Grid | GridBatch:
-        """Where the N outputs lie."""
+        """The grid of the N outputs."""
         if not any(self.grow) and all(stride == 1 for stride in self.stride):
             return self.grid
         outputs = [Grid(self._output_shape(grid), periodic=grid.periodic) for grid in self._grids]
@@ -282,17 +282,17 @@ class ShiftTransposed(Basis):
 
     @property
     def input_grid(self) -> Grid | GridBatch:
-        """Where the M inputs lie."""
+        """The grid of the M inputs."""
         return self.shift.output_grid
 
     @property
     def output_grid(self) -> Grid | GridBatch:
-        """Where the N outputs lie."""
+        """The grid of the N outputs."""
         return self.shift.input_grid
 
     @property
     def device(self) -> torch.device:
-        """Where the pairs of `pattern()` are listed."""
+        """The device of the pairs of `pattern()`."""
         return self.shift.device
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:

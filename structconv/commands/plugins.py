@@ -37,7 +37,7 @@ def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
 
 
 def listed() -> dict[str, dict[str, str]]:
-    """What the plug-ins list: the summary of each command, by kind."""
+    """Return the summaries that plug-ins list: of each command, by kind."""
     return {kind: named for plugin in plugins() if hasattr(plugin, "listed")
             for kind, named in plugin.listed().items()}
 

@@ -17,7 +17,7 @@ __all__ = ["Endpoint", "Negatives"]
 
 
 class Negatives:
-    """How many negative samples there are, and of which kind.
+    """The kind and the number of negative samples.
 
     Args:
         given: "binary", "triplet", a mapping with the keys mode, amount, src_weight and dst_weight, or PyTorch

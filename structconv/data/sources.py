@@ -1,6 +1,6 @@
-"""What a loader samples from: PyTorch Geometric's `Data` and `HeteroData`, or a `Graph` with features.
+"""The sources of loaders: PyTorch Geometric's `Data` and `HeteroData`, or a `Graph` with features.
 
-PyTorch Geometric is not imported: its objects are known by their attributes.
+PyTorch Geometric is not imported: its objects are recognized by their attributes.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Source:
         self.node_types, self.edge_types = [PLAIN_NODE], [PLAIN_EDGE]
 
     def num_nodes(self, kind: NodeType) -> int:
-        """How many nodes of a type there are."""
+        """Return the number of nodes of a type."""
         raise NotImplementedError
 
     def edge_index(self, kind: EdgeType) -> Tensor:
@@ -108,7 +108,7 @@ class Source:
         raise NotImplementedError
 
     def store(self, batch: Any, kind: Key) -> Any:
-        """Where a batch keeps what belongs to a type."""
+        """Return the part of a batch that belongs to a type."""
         return batch
 
     def relations(self, time_attr: str | None, weight_attr: str | None, is_sorted: bool) -> dict[EdgeType, InEdges]:
@@ -233,10 +233,10 @@ class _Entries(Source):
 
 
 def source_of(data: Any, features: Mapping[str, Tensor] | None) -> Source:
-    """The source of a loader.
+    """Return the source of a loader.
 
     Raises:
-        ConfigError: if data is nothing of which neighbors can be drawn.
+        ConfigError: neighbors cannot be drawn from this kind of data.
     """
     if isinstance(data, Graph):
         return _Entries(replace(data, samples=None) if data.samples is not None else data, features or {})
@@ -255,7 +255,7 @@ def _items(store: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _selected(value: Any, index: Tensor, dim: int) -> Any:
-    """The entries of a feature; what is neither a tensor nor an array is taken as it is indexed."""
+    """Return the selected entries of a feature; anything but a tensor or an array is indexed directly."""
     if isinstance(value, Tensor):
         return value.index_select(dim, index.to(value.device))
     if hasattr(value, "__array_interface__"):

@@ -29,10 +29,10 @@ class Subgraph:
     Args:
         nodes: the sampled nodes, seeds first, then those of each hop.
         rows, cols: positions in `nodes` where each edge begins and ends.
-        edges: which edges they are.
+        edges: the numbers of the edges.
         groups: with disjoint subgraphs, the position of the seed of each node among all seeds.
-        num_sampled_nodes, num_sampled_edges: how many nodes, the seeds first, and edges each hop has.
-        inputs: what the loader adds about the seeds.
+        num_sampled_nodes, num_sampled_edges: the numbers of nodes, seeds first, and of edges in each hop.
+        inputs: attributes of the seeds that the loader adds.
     """
 
     nodes: dict[NodeType, Tensor]
@@ -103,7 +103,7 @@ def _times(times: Tensor | None) -> Tensor | None:
 
 
 class Sampler:
-    """Draws neighbors of seeds, and neighbors of those, hop by hop.
+    """Draw neighbors of seeds, then neighbors of these, hop by hop.
 
     Args:
         relations: the edges of each type, as `in_edges` makes them.
@@ -137,7 +137,7 @@ class Sampler:
 
     def sample(self, seeds: Mapping[NodeType, Tensor], seed: int, times: Mapping[NodeType, Tensor] | None = None
                ) -> Subgraph:
-        """The subgraph of some seeds.
+        """Sample the subgraph of some seeds.
 
         Args:
             seeds: nodes by type, int64.
@@ -157,7 +157,7 @@ class Sampler:
         return found
 
     def limits(self, seeds: Mapping[NodeType, Tensor], times: Mapping[NodeType, Tensor] | None) -> Tensor | None:
-        """The time of each seed, of all types one after the other, or `None`: no edge is later."""
+        """Return the time of each seed, over all types in order; no edge is later. `None` without times."""
         if not self.temporal:
             return None
         found = []
@@ -270,7 +270,7 @@ def _make_bidirectional(found: Subgraph) -> None:
 
 
 def _fanouts(given: Any, relations: Mapping[EdgeType, InEdges]) -> dict[EdgeType, list[int]]:
-    """The numbers of neighbors of each relation; of PyTorch Geometric's `NumNeighbors` too."""
+    """Return the numbers of neighbors of each relation; also takes PyTorch Geometric's `NumNeighbors`."""
     given = getattr(given, "values", given) if not isinstance(given, Mapping) else given
     if isinstance(given, Mapping):
         unknown = [kind for kind in given if kind not in relations]

@@ -76,12 +76,12 @@ class Inputs(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of x."""
+        """The dtype of x."""
         return self.x.dtype
 
     @property
     def device(self) -> torch.device:
-        """That of x."""
+        """The device of x."""
         return self.x.device
 
     @property

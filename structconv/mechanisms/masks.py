@@ -83,7 +83,7 @@ class Mask(Named, nn.Module):
 
     @property
     def keeps(self) -> bool:
-        """Whether it says what exists, or what does not."""
+        """True if the mask holds the pairs that exist."""
         return self._kept
 
     def forward(self, inputs: Any, samples: Samples | None = None) -> Any:

@@ -36,7 +36,7 @@ class InputsOfParts(NamedTuple):
 
     @property
     def samples(self) -> Samples | None:
-        """Which entries are of one sample, where the structure is a batch."""
+        """The samples of the batch, if the structure is one."""
         return getattr(self.structure, "samples", None)
 
     @property

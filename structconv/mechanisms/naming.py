@@ -73,7 +73,7 @@ class Named:
         return [Place(self._structure_name or next(iter(structures.held)), self._pairs_of(own))]
 
     def _pairs_of(self, structure: Any) -> Samples:
-        """Which pairs are of one sample."""
+        """Return the samples whose pairs (m, n) exist."""
         samples: Samples = structure.samples
         return samples
 

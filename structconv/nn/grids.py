@@ -180,7 +180,7 @@ class _ConvNd(_ImageLayer):
 
     @classmethod
     def from_torch(cls, module: nn.Module) -> Self:
-        """The same layer from torch's of the same name, weights copied; what is frozen stays so."""
+        """Build the layer from torch's layer of the same name, with copied weights; frozen parameters stay frozen."""
         expected = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[cls.axes]
         if not isinstance(module, expected):
             raise ConfigError(cls.__name__, f"module must be a torch.nn.{expected.__name__}", kind(module))

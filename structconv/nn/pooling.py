@@ -152,7 +152,7 @@ def _in_order(groups: Graph) -> bool:
 
 
 def _largest(x: Tensor, groups: Graph) -> Tensor:
-    """The maximum of each channel, by a table of the rows of each group unless their sizes differ much."""
+    """Return the maximum of each channel, by a table of each group's rows unless the group sizes differ much."""
     members = _members(groups) if x.is_cpu and is_plain(x) and x.numel() else None
     if members is None:
         rows = x if _in_order(groups) else x.index_select(-2, groups.source)

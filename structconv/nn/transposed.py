@@ -104,7 +104,7 @@ class _ConvTransposeNd(Layer):
 
     @classmethod
     def from_torch(cls, module: nn.Module) -> Self:
-        """The same layer from torch's of the same name, weights copied; what is frozen stays so."""
+        """Build the layer from torch's layer of the same name, with copied weights; frozen parameters stay frozen."""
         expected: Any = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}[cls.axes]
         if not isinstance(module, expected):
             raise ConfigError(cls.__name__, f"module must be a torch.nn.{expected.__name__}", kind(module))

@@ -36,12 +36,12 @@ class PartInputs(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the first; a plan checks that all share it."""
+        """The dtype of the first x; a plan checks that all are equal."""
         return self.parts[0].dtype
 
     @property
     def device(self) -> torch.device:
-        """That of the first."""
+        """The device of the first x."""
         return self.parts[0].device
 
     @property

@@ -59,7 +59,7 @@ def _width(subject: Subject) -> int:
 
 
 def _sensitivity(subject: Subject, x: Tensor, eps: float) -> Tensor:
-    """The largest change of each output under random relative changes by eps of all tensors, divided by eps."""
+    """Return the largest change of each output under random relative changes by eps of all tensors, divided by eps."""
     generator = torch.Generator().manual_seed(11)
 
     def perturbed(t: Tensor) -> Tensor:

@@ -184,6 +184,6 @@ def additive_backward(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, x: T
 
 
 def _same(k: Tensor, x: Tensor) -> bool:
-    """Whether both are the same numbers in the same memory."""
+    """Return True if both tensors share their memory and layout."""
     return k.data_ptr() == x.data_ptr() and k.shape == x.shape and k.stride() == x.stride()
 

@@ -1,4 +1,4 @@
-"""Whether the GPU kernels can be used: asked by every operator, and by `structconv doctor`."""
+"""Decide if the GPU kernels can be used, for operators and for `structconv doctor`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def usable_product(x: Tensor, edges: int, programs: int = 0) -> Any:
 
 
 def working(device: torch.device) -> bool:
-    """Whether what Triton compiles runs on this device. O(1) after the first question."""
+    """Return True if programs that Triton compiles run on this device. O(1) after the first call."""
     return _probe(device)[0] is not None
 
 

@@ -1,4 +1,4 @@
-"""The second pass over long rows: what their parts left behind, put together in the order of the parts."""
+"""The second pass over long rows: combine the results of their parts, in the order of the parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernels share: the rows of a program, dropout, the end of a softmax, and the launch."""
+"""Common functions of the kernels: rows of a program, dropout, the end of a softmax, and the launch."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def generator(seed: tl.tensor, head: tl.tensor, batch_heads: tl.tensor) -> Any:
 
 @triton.jit
 def kept(state: tl.tensor, key: tl.tensor, pair: tl.tensor, p: tl.tensor, factor: tl.tensor) -> tl.tensor:
-    """What the weights (edges, heads) are multiplied by: 0 with probability p, else `factor`; `pair` is m N + n."""
+    """Return the factors of the weights (edges, heads): 0 with probability p, else `factor`; `pair` is m N + n."""
     random = mix(state[None, :] ^ fold(pair)[:, None], key[None, :]) >> 8
     return tl.where(random.to(tl.int32).to(tl.float32) * 5.9604644775390625e-08 >= p, factor, 0.0)
 
@@ -161,7 +161,7 @@ def write_softmax(row: tl.tensor, head: tl.tensor, channel: tl.tensor, heads: tl
 def write_part(program: tl.tensor, head: tl.tensor, channel: tl.tensor, heads: tl.tensor, channels: tl.tensor,
                peak: tl.tensor, total: tl.tensor, share: tl.tensor, acc: tl.tensor, acc2: tl.tensor, stats: tl.tensor,
                sums: tl.tensor, TRAIN: tl.constexpr) -> None:
-    """Leave a part of a long row behind: (peak, total, share) and its sums, not yet divided."""
+    """Store the result of a part of a long row: (peak, total, share) and its sums, not yet divided."""
     part, real = program.to(tl.int64), head < heads
     at = part * 3 * heads + head
     tl.store(stats + at, peak, mask=real)
@@ -210,11 +210,11 @@ class Rows:
 
     @property
     def arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-        """What `span` reads, and the index between."""
+        """Return the arguments of `span`, and the index between."""
         return self.indptr, self.index, self.parts.row, self.parts.start, self.parts.total
 
     def buffer(self, *sizes: int) -> Tensor:
-        """float32 for what the parts leave behind."""
+        """Return a float32 buffer for the results of the parts."""
         return torch.empty((self.parts.total, *sizes), dtype=torch.float32, device=self.indptr.device)
 
 
@@ -226,12 +226,12 @@ def launch(kernel: Any, programs: int, warps: int, *arguments: Any, **constants:
 
 
 def unit(t: Tensor) -> Tensor:
-    """The same tensor with contiguous channels."""
+    """Return the tensor with contiguous channels."""
     return t if t.stride(-1) == 1 or t.shape[-1] <= 1 else t.contiguous()
 
 
 def strides(*tables: Tensor) -> list[int]:
-    """Of rows and of heads."""
+    """Return the strides of rows and of heads."""
     return [stride for table in tables for stride in table.stride()[:2]]
 
 

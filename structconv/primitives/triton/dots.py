@@ -1,4 +1,4 @@
-"""What a backward pass reads of every output, side by side: D_n = <g_n, y_n> with lse_n, and for affine scores more."""
+"""The numbers that a backward pass reads for each output: D_n = <g_n, y_n> with lse_n, and more for affine scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How large a tile a program holds: edges x heads x channels, and the warps that share it.
+"""Choose the tile of a program: edges x heads x channels, and the number of warps.
 
 A warp reads a row of up to 128 numbers in one sweep of its lanes, with several edges in flight; sums over edges then
 stay inside a lane. A row costs four loads that wait for each other (pointer, index, score, entry), so many small
