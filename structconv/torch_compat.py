@@ -128,11 +128,11 @@ NAMES: dict[str, tuple[str, Any]] = {
     "will_run": ("torch._C._will_engine_execute_node", None),
 }
 
-#: Whether a functional transform (`torch.func`) is at work.
+#: Return True if a functional transform (`torch.func`) is active.
 transforms_active: Callable[[], bool] = _found(*NAMES["transforms_active"])
-#: Whether a gradient stands for several (`torch.autograd.grad` with `is_grads_batched`).
+#: Return True if a gradient stands for several (`torch.autograd.grad` with `is_grads_batched`).
 is_batched: Callable[[Tensor], bool] = _found(*NAMES["is_batched"])
-#: Whether a tensor is a functional transform's stand-in, or what is left of one.
+#: Return True if a tensor belongs to a functional transform, or remained from one.
 is_functional: Callable[[Tensor], bool] = _found(*NAMES["is_functional"])
 
 
@@ -141,36 +141,36 @@ def is_wrapped(t: Tensor) -> bool:
     return is_functional(t) or is_batched(t)
 
 
-#: How many modes see every operator, and every function.
+#: Return the number of active dispatch modes, and of function modes.
 dispatch_modes: Callable[[], int] = _found(*NAMES["dispatch_modes"])
 function_modes: Callable[[], int] = _found(*NAMES["function_modes"])
-#: Whether operators are being recorded.
+#: Return True if a profiler records operators.
 profiling: Callable[[], bool] = _found(*NAMES["profiling"])
 any_requires_grad: Callable[..., bool] = _found(*NAMES["any_requires_grad"])
-#: A context in which operators skip autograd; `None` where there is none.
+#: A context in which operators skip autograd; `None` if torch has none.
 below_autograd: Any = _found(*NAMES["below_autograd"])
 #: A context in which an `autograd.Function` is one of the level that is being differentiated; `None` without.
 single_level: Any = _found(*NAMES["single_level"])
-#: What a tracer records in, else `None`.
+#: Return the state of the tracer, `None` if none is active.
 tracing: Callable[[], Any] = _found(*NAMES["tracing"])
-#: At which level forward derivatives are computed; below 0 at none.
+#: Return the level of forward derivatives; below 0 if there are none.
 forward_level: Callable[[], int] = (_level_unknown if _found(*NAMES["forward_level"]) is None
                                     else partial(getattr, torch.autograd.forward_ad, "_current_level"))
-#: A context in which they are, or are not.
+#: A context that enables or disables them.
 forward_mode: Any = _found(*NAMES["forward_mode"])
 function_base: Any = _found(*NAMES["function_base"])
-#: Whether an `autograd.Function` can follow functional transforms level by level; torch's own error says if not.
+#: True if an `autograd.Function` can follow functional transforms level by level; otherwise torch raises its error.
 follows_transforms: bool = None not in (below_autograd, single_level, forward_mode, function_base)
-#: Whether hooks are registered for all modules.
+#: Return True if hooks are registered for all modules.
 global_hooks: Callable[[], bool] = _found(*NAMES["global_hooks"])
 #: oneDNN's product x w^T + b; `None` where torch was built without it.
 linear_pointwise: Any = _found(*NAMES["linear_pointwise"]) if torch.backends.mkldnn.is_available() else None
-#: The operator of attention on a CPU; `None` where there is none.
+#: The operator of attention on a CPU; `None` if torch has none.
 flash_attention: Any = _found(*NAMES["flash_attention"])
 flash_attention_backward: Any = _found(*NAMES["flash_attention_backward"])
 #: The backward of torch's softmax: (gradient, weights, axis, dtype) -> gradient of the scores.
 softmax_backward: Any = _found(*NAMES["softmax_backward"])
-#: Which operator torch takes for attention.
+#: Return the operator that torch chooses for attention.
 fused_choice: Any = _found(*NAMES["fused_choice"])
 any_autocast: Callable[[], bool] = _found(*NAMES["any_autocast"])
 no_dispatch_modes: Any = _found(*NAMES["no_dispatch_modes"])
@@ -179,13 +179,13 @@ no_functions: Any = _found(*NAMES["no_functions"])
 #: The number of the backward pass under way, and whether it comes to a node of the graph; `None` where torch lacks it.
 backward_task: Any = _found(*NAMES["backward_task"])
 will_run: Any = _found(*NAMES["will_run"])
-#: Whether a node can leave work to a later one of the same backward pass.
+#: True if a node can leave work to a later node of the same backward pass.
 defers: bool = None not in (backward_task, will_run)
 
 
-#: How modules are called, unless a tracer has put another way in its place.
+#: The `__call__` of modules, unless a tracer replaced it.
 _CALL = torch.nn.Module.__call__
-#: What classes may have as `__call__` for a call to be one of `forward`.
+#: The values of `__call__` for which a call runs `forward`.
 _PLAIN: list[Any] = [_CALL]
 
 
@@ -197,7 +197,7 @@ def _intercepted(module: torch.nn.Module) -> bool:
 
 
 _HOOKS = {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"}
-#: Whether a call of a module may do something else than its `forward`, or somebody is to be told of it.
+#: Return True if a call of a module may differ from its `forward`, or has hooks.
 _PLAIN_CALLS = torch.nn.Module().__dict__.keys() >= _HOOKS
 intercepted: Callable[[torch.nn.Module], bool] = _intercepted if _PLAIN_CALLS else _always
 
@@ -261,7 +261,7 @@ def version(t: Tensor) -> int | None:
     return None if t.is_inference() else getattr(t, "_version", None)
 
 
-#: The same for a tensor that is known to have a version, by a function of C.
+#: `version` for a tensor that is known to have one, by a C function.
 known_version: Callable[[Tensor], int] = attrgetter("_version")
 
 

@@ -108,7 +108,7 @@ _ATTENTION = {
     "blocked_attention": _attention(lambda a: math.prod(a.q[:2]) * a.k[1], lambda a: a.q[2], lambda a: a.v[2]),
     "window_attention": _attention(lambda a: _window(a) * a.q[1], lambda a: a.q[2], lambda a: a.v[2]),
 }
-#: What each operator of the package multiplies and adds, by its name.
+#: The multiplications and additions of each operator of the package, by name.
 FORMULAS: dict[str, _Formula] = {
     "layouts": lambda a: 0, "affine_weights": lambda a: 0,
     "spmm": _product, "spmm_add": _product, "polynomial_analysis": _product, "polynomial_synthesis": _product,

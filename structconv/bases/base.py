@@ -31,7 +31,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {}
 #: A notebook draws a basis of at most so many inputs and outputs, and of at most so many numbers; else it prints it.
 MOST_DRAWN, MOST_NUMBERS = 512, 16 * 512 ** 2
 _Class = TypeVar("_Class", bound=type)
-#: What the operators of an algebra make: `Basis`, or `Mechanism`.
+#: The result type of the operators: `Basis` or `Mechanism`.
 T = TypeVar("T")
 
 
@@ -223,9 +223,9 @@ class Basis(FrozenValue, ScoreMaps["Basis"], abc.ABC):
 
     #: "inputs" or "outputs" where an entry depends on all others that share its output, or its input.
     normalizes: str = ""
-    #: Whether its `static_key` is that of all calls: for bases without tensors that are made once.
+    #: True if its `static_key` is the same in all calls: for bases without tensors that are built once.
     keeps_key: ClassVar[bool] = False
-    #: Whether the node exchanges the roles of inputs and outputs.
+    #: True if the node exchanges inputs and outputs.
     flips: bool = False
 
     if TYPE_CHECKING:

@@ -58,7 +58,7 @@ class Kept(Unary):
 class Binary(OverTwo, Pairwise):
     """A node over two children with equal M and N."""
 
-    #: How it is written, for errors.
+    #: Its operator in errors.
     written = ""
 
     first: Basis

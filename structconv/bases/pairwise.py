@@ -28,7 +28,7 @@ from structconv.structures.values import field_names, map_tensors, tensors_in
 
 __all__ = ["Pairwise", "weights_at"]
 
-#: Elements that a temporary of one block may have: 8 MB in float32, of which a cache holds a few.
+#: The greatest number of elements in a temporary of one block: 8 MB in float32; a cache holds a few.
 BLOCK_ELEMENTS = 1 << 21
 
 

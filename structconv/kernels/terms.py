@@ -21,7 +21,7 @@ from structconv.bases.spec import filler
 __all__ = ["PRODUCTS", "Factor", "Summand", "Term", "buckets", "by_head", "diagonal", "filled", "products", "summands",
            "table_rows", "tables"]
 
-#: What is a product of vectors.
+#: Types that are products of vectors.
 PRODUCTS = (Bilinear, Affine)
 
 Factor = float | Tensor

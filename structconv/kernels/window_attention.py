@@ -43,7 +43,7 @@ from structconv.structures.supports import Causal, Support, Window
 
 __all__ = ["WindowAttention", "Windowed"]
 
-#: What the native kernel takes; anything else is computed from lists, with the same numbers.
+#: The types that the native kernel supports; others are computed from lists, with equal results.
 STORED = (torch.float32, torch.bfloat16)
 
 

@@ -74,7 +74,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
 
     #: The name that a layer has for it; that of its class in snake case where it is empty.
     _role: str = ""
-    #: Whether its entries are scores, so that a softmax over them is meaningful.
+    #: True if its entries are scores, so that a softmax over them has a meaning.
     has_scores: bool = False
     #: What `forward` reads. "content": the numbers in x or z; without it the layer is linear in x. "structure":
     #: `inputs.structure`. "projected": `inputs.projected`. "sibling": `inputs.sibling`, the other operand of a sum or a
@@ -91,9 +91,9 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
     sources: tuple[str, ...] = ()
     #: Applies an operator of the algebra to mechanisms: `operations.operation`.
     _operation: ClassVar[Callable[..., Mechanism]]
-    #: Whether the basis depends on how many entries x and z have; if not, they may come as images.
+    #: True if the basis depends on the number of entries in x and z; if not, they may be images.
     _reads_sizes: bool = True
-    #: Whether its parts read different x, which a call passes by name.
+    #: True if its parts read different x, which a call passes by name.
     _reads_by_name: bool = False
     #: The name of the x that it reads, in a call with several; `of` gives it.
     _input_name: str | None = None
@@ -377,10 +377,10 @@ class Position(nn.Module):
         [0, 0, 6, 6, 6, 0]
     """
 
-    #: The same facts as of a mechanism. Positions count from the first entry of the sample of each output.
+    #: The same attributes as of a mechanism. Positions count from the first entry of the output's sample.
     reads: Collection[str] = ("content", "structure")
     batching: str = "apart"
-    #: Whether it reads x, and not z alone.
+    #: True if it reads x, False if it reads z alone.
     reads_x: bool = True
 
     def __repr__(self) -> str:

@@ -24,7 +24,7 @@ class Named:
     _structure_name: str | None = None
     #: What it reads; if "structure" is not in it, a call with a support, which filters pairs, is refused.
     reads: Collection[str] = ("content", "structure")
-    #: Whether it hands the structures of a call on to parts inside, as they are.
+    #: True if it passes the structures of a call to its parts unchanged.
     _passes_structures: bool = False
 
     def on(self, structure: str) -> Self:

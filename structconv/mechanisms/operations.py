@@ -30,7 +30,7 @@ from structconv.structures.named import NamedStructures, Place, agreed, behind
 __all__ = ["Operation"]
 
 
-#: What joins pair by pair.
+#: Operators that join pair by pair.
 _ENTRYWISE_JOINS = (None, "add", "multiply")
 #: Operators that normalize, and the kinds that two of them have by their names.
 _NORMALIZING = {"normalize": None, "softmax_with_sink": "softmax", "log_softmax": "log_softmax"}
@@ -160,7 +160,7 @@ class Operation(Mechanism):
         if self._size != self._joined_size:
             _check_own_heads(mechanisms, self._size)
         self._sizes = tuple(operand.size for operand in mechanisms)
-        #: Whether inputs and outputs have changed places.
+        #: True if inputs and outputs are exchanged.
         self._turned = [step.name for step in steps].count("transpose") % 2 == 1
 
     @property

@@ -14,7 +14,7 @@ from structconv.structures.values import VALUES, FrozenValue
 
 __all__ = ["KEPT", "may_change", "options"]
 
-#: What torch keeps in every module, and what is noted here.
+#: The attributes that torch, or this package, sets in every module.
 KEPT = frozenset((*nn.Module().__dict__, "_known_parts", "_known_in_layer", "_options_key", "_bound",
                   "_names", "_reads"))
 #: Objects that never change, but are known by their identity, or by what they hold.

@@ -15,7 +15,7 @@ from structconv.written import written
 
 __all__ = ["Rotary"]
 
-#: What each kind of scaling must be told, and what it may be.
+#: The required and the optional arguments of each kind of scaling.
 _NEEDS = {"default": (), "linear": ("factor",),
           "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
           "yarn": ("factor", "original_max_position_embeddings")}

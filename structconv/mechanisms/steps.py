@@ -70,7 +70,7 @@ def _scaled(options: dict[str, Any], operator: Any) -> Build:
 
     def scaled(basis: Basis, *_: Any) -> Basis:
         if scale is None and type(basis) is Bilinear:
-            query: Any = basis.query  # a product that is still to be computed knows D without being asked for its shape
+            query: Any = basis.query  # a product that is not computed yet has D without its shape
             depth = query.weight.shape[0] // query.heads if type(query) is Projected else query.shape[-1]
             if type(depth) is int:
                 return Scaled(basis, depth ** -0.5)

@@ -53,7 +53,7 @@ from structconv.weights import BoundWeight, Full, MixtureWeights, Weight, Weight
 __all__ = ["Conv"]
 
 T = TypeVar("T")
-#: What torch and Python raise where arguments do not fit.
+#: The errors of torch and Python for arguments that do not fit.
 ERRORS = (RuntimeError, AttributeError, IndexError, TypeError)
 
 
@@ -158,7 +158,7 @@ class Conv(Expressed):
             self._explain(x, z, structure, axes)
             raise
 
-    #: `forward` of which a call gives what the plan gives: a step is bound to a plan where no other has its place.
+    #: The original `forward`: a step binds to a plan only if `forward` was not replaced.
     computes: ClassVar[Any] = forward
 
     def basis(self, x: Several | Cache, structure: AnyStructure = None, *, z: Tensor | None = None, axes: int = 0,

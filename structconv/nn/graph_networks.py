@@ -35,7 +35,7 @@ from structconv.structures.groups import edges_to_receivers, rows_to_groups
 
 __all__ = ["Attributes", "GraphNetwork"]
 
-#: Those of as many channels as there were.
+#: The kinds of pooling that keep the number of channels.
 _KINDS = tuple(kind for kind in POOLINGS if kind != "set2set")
 Reads = Sequence[str] | None
 Widths = int | Sequence[int] | None

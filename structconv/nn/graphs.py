@@ -255,7 +255,7 @@ class _AttentionLayer(Conv):
 
     kind: type = Graph
     fixed = Conv.fixed | {"heads", "concat", "dropout"}
-    #: What attributes the loops have that it adds.
+    #: The attributes of the loops that it adds.
     fill_value: float | str = 0.0
 
     def __init__(self, scores: Mechanism, in_channels: int, out_channels: int, heads: int, concat: bool,

@@ -37,9 +37,9 @@ class Layer(nn.Module):
 
     #: Attributes that say how the layer was made.
     fixed: ClassVar[frozenset[str]] = frozenset()
-    #: Whether the user gives it to another layer, whose errors leave its name as it is.
+    #: True if the user passes it to another layer, whose errors keep its name.
     is_part: ClassVar[bool] = False
-    #: Whether `forward` itself names the class in errors, without a call between.
+    #: True if `forward` names the class in errors itself, without a call in between.
     names_errors: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -16,7 +16,7 @@ from structconv.shapes import check_alike, check_choice, check_tensor
 
 __all__ = ["Linear"]
 
-#: Those that a layer may have, and whether it is ReLU.
+#: The activations that a layer may have, and True for ReLU.
 _ACTIVATIONS: dict[str | None, bool] = {None: False, "relu": True}
 
 

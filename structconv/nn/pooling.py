@@ -40,13 +40,13 @@ __all__ = ["GraphPool", "GroupPool"]
 
 #: Rows of a table of groups, for each edge, up to which reading it is faster than spreading the rows.
 _SPREAD = 4
-#: What a kind of pooling is, which of "max" is no convolution.
+#: The mechanism of each kind of pooling, except "max", which is not a convolution.
 _MECHANISMS: dict[str, Mechanism | None] = {
     "sum": Adjacency(None, weighted=False), "mean": Adjacency("row", weighted=False), "max": None,
     "softmax": BiAffine(bilinear=False, target=False).masked(keep=STRUCTURE).softmax(),
     "set2set": DotProduct().masked(keep=STRUCTURE).softmax()}
 POOLINGS = tuple(_MECHANISMS)
-#: What is one node over edges that a kernel sorts.
+#: The kinds that run as one node of autograd, sorting included.
 _DIRECT = frozenset(("sum", "mean", "max"))
 
 

@@ -39,7 +39,7 @@ SAMPLE_CALLS = 50
 
 # -- products of few columns --------------------------------------------------------------------------------------
 
-#: Columns in multiples of which a product takes its time: it runs at its full rate where none is left over.
+#: A product runs at its full rate if the number of columns is a multiple of this.
 FULL_COLUMNS = 16
 #: Columns up to which a product is among the skinniest, from 2 on.
 FEW_COLUMNS = 8

@@ -45,13 +45,13 @@ class Kernel(abc.ABC):
     before: ClassVar[tuple[str, ...]] = ()
     #: The orders of the products.
     orders: ClassVar[tuple[str, ...]] = ()
-    #: Whether x and y may be images (..., C, *S).
+    #: True if x and y may be images (..., C, *S).
     images: ClassVar[bool] = False
-    #: Whether the heads may come projected, and values have relative terms.
+    #: True if the heads may be projected before, and values may have relative terms.
     by_heads: ClassVar[bool] = False
-    #: Whether the parts of the basis have each an x of their own, in calls whose x is `PartInputs`.
+    #: True if each part of the basis may have its own x, in calls whose x is `PartInputs`.
     separate: ClassVar[bool] = False
-    #: Whether entries may be pending: others run when those have been made.
+    #: True if entries may be pending: other kernels run after these were computed.
     pending: ClassVar[bool] = False
 
     @abc.abstractmethod

@@ -92,7 +92,7 @@ class Call(NamedTuple):
         return cast(Basis, spec_of(self.basis, itself))
 
 
-#: What a kernel compiles: the call -> y (..., N, Q), b included.
+#: The function that a kernel compiles: the call -> y (..., N, Q), b included.
 Run = Callable[[Call], Tensor]
 #: The function of a bound step: the entry -> y; `None` if it must be planned again.
 BoundRun = Callable[[Tensor], Tensor | None]

@@ -122,7 +122,7 @@ class _Blocks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        again = torch.is_grad_enabled()  # a second derivative will be asked for
+        again = torch.is_grad_enabled()  # a second derivative follows
         tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[5:]
         parts = [grad] * len(ctx.blocks) if ctx.lengths is None else grad.split(ctx.lengths, ctx.dim)
         sums: list[Tensor | None] = [None] * len(tensors)

@@ -72,7 +72,7 @@ def spmm(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, *, su
         reduced = _sum_constant_heads(values, x)
         if reduced is not None:
             return spmm(by_target, by_source, *reduced)
-    # Of one channel a row of samples is faster, folded into the channels of one.
+    # With one channel it is faster to fold the samples into channels.
     apart = x.shape[-1] > 1 and not sum_heads and (values is None or _light(values, x))
     if (values is None or values.dim() == 1) and (x.dim() == 2 or (x.dim() == 3 and apart)):
         return edge_product(*by_target, *by_source, values, x, 1 if x.dim() == 2 else x.shape[0])
@@ -137,7 +137,7 @@ def _rows_of(values: Tensor, edges: int) -> Tensor:
     sizes = math.prod(values.shape[:-1]), edges
     if type(edges) is int:
         return values.reshape(sizes)
-    # For any number of edges, of whose strides a compiler knows little, `reshape` would add a guard.
+    # `reshape` would add a guard on the strides, which a compiler does not know for any number of edges.
     return values.clone(memory_format=torch.contiguous_format).as_strided(sizes, (edges, 1))
 
 
@@ -432,6 +432,6 @@ def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 define("spmm", f"{EDGES}, Tensor? values, Tensor x, SymInt rows", _spmm_kernel, _spmm_fake, _check_spmm)
 define("sddmm", f"{EDGES}, Tensor q, Tensor k, SymInt rows", _sddmm_kernel, _sddmm_fake, _check_sddmm)
-#: What `spmm` runs on (V, E) or no values and x (X, M, C) or (M, C), without its checks: the arguments of the kernel.
+#: `spmm` on (V, E) or no values and x (X, M, C) or (M, C), without checks: the arguments of the kernel.
 edge_product = register_gradient("spmm", _spmm_backward, _save, tangent=multilinear("spmm", 6, 7))
 _sddmm = register_gradient("sddmm", _sddmm_backward, _save, tangent=multilinear("sddmm", 6, 7))

@@ -61,7 +61,7 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         query, key, values, mask, y, total = ctx.saved_tensors
         causal, scale = ctx.causal, ctx.scale
-        if torch.is_grad_enabled():  # a second derivative will be asked for
+        if torch.is_grad_enabled():  # a second derivative follows
             def of(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
                 return _all_pairs(q, k, v, mask, causal, scale)
 

@@ -16,7 +16,7 @@ from structconv.structures.supports import *
 
 __all__ = public_names(globals())
 
-# What `torch.load(weights_only=True)` may make: values of tensors, numbers and names, which run no code.
+# The classes that `torch.load(weights_only=True)` may build: values of tensors, numbers and names, which run no code.
 _add_safe_globals([Blocks, Causal, DenseMask, EdgeSupport, Global, Graph, Grid, GridBatch, KnowledgeGraph, Padding,
                    Samples, StructureBatch, Window, _masks.And, _masks.Not, _masks.Or, _masks.Transposed, _places.At,
                    _places.OutputPositions, _samples.EachWithin, _samples.Within])

@@ -104,7 +104,7 @@ class StructureBatch(FrozenValue):
 
 
 Structure = Grid | Graph | KnowledgeGraph | GridBatch | StructureBatch | Samples
-#: What a call takes as its structure: one, a filter of pairs, several by name, or none.
+#: The structure of a call: one, a mask, several by name, or none.
 AnyStructure = Structure | Support | Mapping[str, Structure | Support] | None
 
 

@@ -289,7 +289,7 @@ def check_index_tensor(owner: str, name: str, index: Any, shape: tuple[int | Non
         raise StructureError(owner, f"{name} must have shape {pattern}", tuple(index.shape))
 
 
-#: What people give for tensors and numbers, and what no tracer's stand-in is.
+#: The plain types of tensors and numbers, which no tracer's symbolic value has.
 _DATA = (str, bytes, bool, float, complex, list, tuple, dict, set, frozenset, torch.nn.Module, type)
 _TOO_MANY = 2 ** 63
 _ONE_GRAPH = "dataclasses.replace(graph, samples=None) makes it one graph."
@@ -407,7 +407,7 @@ def _selected(attr: Tensor, keep: Tensor) -> Tensor:
     return attr[(slice(None),) * edge_axis(attr) + (keep,)]
 
 
-#: How attributes of the edges into an entry make those of its loop, as torch names it.
+#: The reductions of an entry's edge attributes to those of its loop, by torch's names.
 _REDUCTIONS = {"mean": "mean", "add": "sum", "min": "amin", "max": "amax", "mul": "prod"}
 
 

@@ -113,7 +113,7 @@ class Support(Structure, abc.ABC):
         """Leading dimensions: empty where the same pairs exist in the whole batch."""
         return ()
 
-    #: Whether `visible_inputs` is to be asked.
+    #: True if `visible_inputs` should be called.
     may_mask_inputs: bool = True
 
     def visible_inputs(self) -> Tensor | None:

@@ -59,7 +59,7 @@ class Samples(Support):
     #: The entries of the longest sample, and the pairs of all.
     longest: int
     pair_count: int
-    #: Whether inputs and outputs are the same entries; whether all samples have as many of each.
+    #: True if inputs and outputs are the same entries; True if all samples have equal sizes.
     square: bool
     uniform: bool
 
@@ -260,7 +260,7 @@ def _fields(inputs: list[int], outputs: list[int]) -> dict[str, Any]:
             **_numbers(inputs, outputs)}
 
 
-#: What `_numbers` finds.
+#: The names of the values that `_numbers` returns.
 _OF_SIZES = ("longest", "pair_count", "uniform")
 
 

@@ -15,7 +15,7 @@ from structconv.structures.windows import Window
 
 __all__ = ["of_samples"]
 
-#: Axes of a tensor behind those of the batch.
+#: Axes of a tensor after those of the batch.
 _RANKS: dict[type, dict[str, int]] = {Padding: {"keep": 1}, DenseMask: {"keep": 2}, Window: {"center": 1},
                                       OutputPositions: {"positions": 1}, Graph: {"edge_weight": 1, "edge_attr": 2}}
 

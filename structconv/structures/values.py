@@ -34,11 +34,11 @@ EXACT = 64
 class FrozenValue:
     """A frozen dataclass: what it holds never changes, so that what is noted beside its fields stays true."""
 
-    #: Whether the class was made by `@structure`.
+    #: True if the class was made by `@structure`.
     is_structure: ClassVar[bool] = False
     #: Fields that count entries or edges, or that are tensors without an axis of channels.
     ENTRY_COUNTS: ClassVar[tuple[str, ...]] = ()
-    #: Fields that belong to the kind of a pytree and are no leaves of it: names, of which no program computes anything.
+    #: Fields that belong to the context of a pytree and are not leaves: names.
     NAMES: ClassVar[tuple[str, ...]] = ()
     #: Fields that the constructor finds from others; they are no part of a pytree.
     DERIVED: ClassVar[tuple[str, ...]] = ()

@@ -23,7 +23,7 @@ from structconv.mechanisms.expression import Mechanism
 __all__ = ["SPECIMENS", "TRAITS", "Setup", "Specimen", "Subject", "add", "as_basis", "as_specimen", "mapped",
            "random_numbers", "specimen", "with_dtype", "with_leaves"]
 
-#: What a specimen may promise beyond what every basis does; each names the check that holds it to its word.
+#: The traits that a specimen may state beyond the laws of every basis; each names its check.
 TRAITS = {
     "permutes": "relabeling the entries relabels the basis",
     "translates": "on a periodic grid, translating x translates the outputs",

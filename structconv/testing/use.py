@@ -36,7 +36,7 @@ class Use:
     def given(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """The result with these tensors in the place of parameters."""
         def called(*args: Any, **kwargs: Any) -> Any:
-            # torch puts the wrong tensor back into a module that is registered twice, unless it is told of one name
+            # torch restores the wrong tensor in a module that is registered twice, unless it gets one name
             return functional_call(self.layer, dict(parameters), args, kwargs, tie_weights=False)
 
         return self.run(called)

@@ -123,11 +123,11 @@ class Weight(_Held, abc.ABC):
         torch.Size([5, 8])
     """
 
-    #: Whether `join` sums the heads, so that they need not be told apart once the structure is applied.
+    #: True if `join` sums the heads, so that the structure may be applied to their sum.
     sums_heads: ClassVar[bool] = True
-    #: Whether `expand` and `contract` copy their K heads, because these do not lie as products take them.
+    #: True if `expand` and `contract` copy their K heads, because products need another layout.
     rearranges_heads: ClassVar[bool] = False
-    #: How many factors `expand` and `contract` multiply with, one after the other.
+    #: The number of factors by which `expand` and `contract` multiply, one after the other.
     factors: ClassVar[int] = 1
 
     @classmethod
