@@ -1,4 +1,4 @@
-"""Times of several pieces of work, taken in turns, with a guard against whatever else the machine does."""
+"""Time several functions in turns, with a guard against other load on the machine."""
 
 from __future__ import annotations
 
@@ -81,15 +81,15 @@ def alternate(works: Mapping[str, Work], *, repeats: int = 7, seconds: float = 1
               timer: Callable[[Work, int], float] = clock) -> dict[str, Times]:
     """Time each work once a round, in rotating order, for `repeats` rounds.
 
-    All are measured under the same conditions, so that what slows the machine for longer slows all of them. While a
-    spread exceeds `SPREAD`, the round that lies furthest from the medians is replaced by a new one, for all works
-    alike, at most `repeats` times. Beyond `seconds` rounds end early, but there are at least three.
+    All functions are measured under the same conditions. While a spread exceeds `SPREAD`, the round furthest from the
+    medians is replaced by a new one for all functions, at most `repeats` times. After `seconds` rounds end early, but
+    there are at least three.
 
     Args:
-        works: what to time, by name.
-        repeats: rounds, at least one.
-        seconds: about how long all may take.
-        known: seconds that the first call of each took, where it is warm already; else each is called once before.
+        works: the functions to time, by name.
+        repeats: number of rounds, at least one.
+        seconds: approximate time for all rounds.
+        known: seconds of the first call of each function, if it is warm already; otherwise each is called once before.
         timer: seconds of one call from a work and how many calls make a sample.
     """
     end = time.perf_counter() + seconds
@@ -108,7 +108,8 @@ def alternate(works: Mapping[str, Work], *, repeats: int = 7, seconds: float = 1
 
 
 def _calls(first: float, work: Work, timer: Callable[[Work, int], float]) -> int:
-    """How many calls make a sample; a work that was quick even cold is asked again, warm, and then in a row."""
+    """Return the number of calls of a sample; a function that was fast even cold is timed again warm, then in a loop.
+    """
     warm = timer(work, 1) if first < 0.1 else first
     if warm < _SAMPLE_SECONDS / 4:
         warm = timer(work, math.ceil(_SAMPLE_SECONDS / (4 * max(warm, 1e-7))))
@@ -137,7 +138,7 @@ def _furthest(rounds: list[dict[str, float]]) -> int:
 
 
 class _Load:
-    """How many cores other processes keep busy, from the system's counters; `None` where there are none."""
+    """The number of cores that other processes use, from the system's counters; `None` without them."""
 
     def __init__(self) -> None:
         self.start, self.busy, self.own = time.perf_counter(), self._busy(), self._own()

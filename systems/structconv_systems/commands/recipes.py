@@ -125,7 +125,7 @@ def _resume(args: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _longer_run(run: Run, recipe: Recipe) -> Run:
-    """The run, told of more steps."""
+    """Return the run with more steps in its configuration."""
     with run.held():
         return run.configured(recipe)
 

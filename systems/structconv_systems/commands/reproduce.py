@@ -1,4 +1,4 @@
-"""reproduce: run recipes one after the other, and set what they reach beside what was published."""
+"""reproduce: run recipes one after the other, and compare their results with published ones."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _missed(row: Mapping[str, Any]) -> bool:
-    """Whether an effect that was measured is not shown; of one seed, whether its sign is wrong."""
+    """Return True if a measured effect is not shown; for one seed, if its sign is wrong."""
     return bool(row["effect"] and row["value"] is not None and row["state"] == NOT_SHOWN and row["reason"] != ONE_SEED)
 
 
@@ -122,7 +122,7 @@ def _obstacle(entry: Entry, recipe: Any, args: argparse.Namespace, left: float |
 
 
 def _estimate(entry: Entry, recipe: Any, progress: Progress) -> float:
-    """Seconds of its trainings, from a few steps of the first of each kind."""
+    """Estimate the seconds of its trainings from a few steps of the first training of each group."""
     progress.phase(f"{recipe.name}: trying a few steps")
     from structconv_systems.train.study import tried_all
 
@@ -156,7 +156,7 @@ def _place(args: argparse.Namespace, recipe: Any) -> Path:
 
 
 def _open(folder: Path, recipe: Any) -> Run:
-    """The run in the folder, if it is one of this recipe as it is; else a new one."""
+    """Return the run in the folder if it has this recipe and these options; else a new run."""
     if not (folder / "config.json").is_file():
         return Run.create(folder, recipe)
     run = Run.open(folder)

@@ -57,7 +57,7 @@ def _translate(args: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _picture(name: str | None) -> Path | None:
-    """Where to draw, which is asked before anything is decoded."""
+    """Return the file of the picture, checked before decoding begins."""
     if name is not None and (Path(name).suffix.lower() != ".png" or not Path(name).parent.is_dir()):
         raise ConfigError("structconv translate", "--alignment must be a .png in a folder that is there", repr(name))
     return None if name is None else Path(name)
@@ -74,7 +74,7 @@ def _sample(args: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _trained(folder: str, verb: str, **options: Any) -> Any:
-    """What a run can be used by, if it is one that the verb is for."""
+    """Return the user of a run's model, if the verb supports the run."""
     run = Run.open(folder)
     entry, recipe = recipe_of(run)
     if entry.use != verb:

@@ -39,7 +39,7 @@ class Alphabet:
 
     @classmethod
     def load(cls, path: str | Path) -> Alphabet:
-        """What `save` wrote; `DataError` of anything else."""
+        """Read the file that `save` wrote; `DataError` for any other file."""
         characters = read_json(path)
         if not isinstance(characters, str) or len(set(characters)) < len(characters):
             raise DataError(path, "a string of characters, each once", repr(characters))
@@ -85,7 +85,7 @@ class Alphabet:
         return self.encode(text)
 
     def _unknown(self, text: str) -> int | None:
-        """Where the first character stands that is not in the alphabet."""
+        """Return the position of the first character that is not in the alphabet."""
         unknown = set(text).difference(self._numbers)
         return min(map(text.index, unknown), default=None)
 

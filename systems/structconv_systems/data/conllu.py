@@ -26,10 +26,10 @@ class Sentence:
     """The words of a sentence, numbered from 1, and the tree over them.
 
     Attributes:
-        forms, lemmas: the words as written, and as in a dictionary.
+        forms, lemmas: the words in the text, and their dictionary forms.
         upos, xpos: universal and language-specific parts of speech.
-        heads: of each word the number of the one that it depends on, 0 of the root.
-        relations: what it is to its head, ``"nsubj"``.
+        heads: for each word the number of its head, 0 for the root.
+        relations: the relation of each word to its head, for example ``"nsubj"``.
 
     Columns that a treebank leaves open hold ``"_"``.
     """
@@ -62,7 +62,7 @@ def read_conllu(path: str | Path) -> list[Sentence]:
 
 
 def _blocks(path: str | Path) -> Iterator[list[Row]]:
-    """The rows of each sentence; a blank line, or the end of the file, ends one."""
+    """Yield the rows of each sentence; a blank line, or the end of the file, ends a sentence."""
     rows: list[Row] = []
     for number, line in enumerate([*read_lines(path), ""], 1):
         if line.strip():

@@ -1,4 +1,4 @@
-"""Sequences that are made here, from a seed: what a label depends on is known, and so what a model has to see."""
+"""Sequences generated from a seed, with known entries that determine the label."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ QUESTIONS = ("place", "content", "relation")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Labeled:
-    """Sequences and a label of each.
+    """Sequences with one label each.
 
     Attributes:
         inputs: tokens (S, N), int64, or entries (S, N, P), float32.
         labels: (S,), int64, below the number of classes.
-        places: of the entries that the label depends on, (S, R).
+        places: (S, R), positions of the entries that determine the label.
     """
 
     inputs: Tensor
@@ -39,17 +39,18 @@ class Labeled:
 
 
 def temporal_order(samples: int, length: int, *, first: int, end: int, seed: int) -> Labeled:
-    """Which two marks there are, and in which order: experiment 6a of Hochreiter and Schmidhuber (1997).
+    """Generate sequences with two marks; the label is their kinds in order (Hochreiter and Schmidhuber 1997, experiment
+    6a).
 
-    A sequence has noise, tokens 0 to 3, and at two places drawn from first ... end - 1 a mark, 4 or 5; the label,
-    2 a + b of marks 4 + a and 4 + b, is one of four. All draws are even, so that whoever sees one mark alone is right
-    half of the time, and without either a quarter of it.
+    A sequence has noise, tokens 0 to 3, and a mark, 4 or 5, at two positions drawn from first ... end - 1. The label is
+    2 a + b for marks 4 + a and 4 + b. All draws are uniform: a model that reads one mark is right half of the time, and
+    one that reads none a quarter of the time.
 
     Args:
-        samples: S. length: N. first, end: between them the marks stand. seed: of all draws.
+        samples: S. length: N. first, end: range of the marks' positions. seed: seed of all draws.
 
     Raises:
-        ConfigError: there are no two places for the marks.
+        ConfigError: there are fewer than two positions for the marks.
     """
     if not 0 <= first <= end - 2 <= length - 2:
         raise ConfigError("temporal_order", f"two places must be in first ... end - 1, below length={length}",
@@ -64,19 +65,18 @@ def temporal_order(samples: int, length: int, *, first: int, end: int, seed: int
 
 
 def labeled_entries(question: str, samples: int, length: int, *, classes: int, seed: int) -> Labeled:
-    """Entries with values, of which one is asked for: by its place, by its content, or by its relation to another.
+    """Generate entries with values; the label is the value of one entry, given by position, content or relation.
 
-    An entry is [value, key, asked key, mark] (P = classes + 2 N + 1): a value and a key as ones among zeros, the keys
-    of a sequence all different; one entry is marked, and one, with no value and no key of its own, asks for another
-    entry's key. The label is the value of the entry at place N // 3 ("place"), of the marked one ("content"), or of the
-    one whose key is asked for ("relation"). The sequences are the same for all three: only their labels differ. The
-    values are drawn evenly; whoever knows their counts alone does best to name the commonest.
+    An entry is [value, key, requested key, mark] (P = classes + 2 N + 1), with one-hot value and keys. Keys differ
+    within a sequence. One entry is marked, and one entry, without value and key, requests the key of another. The label
+    is the value of the entry at position N // 3 ("place"), of the marked entry ("content"), or of the entry with the
+    requested key ("relation"). The sequences are equal for all three questions. Values are drawn uniformly.
 
     Args:
-        question: one of `QUESTIONS`. samples: S. length: N. classes: of values. seed: of all draws.
+        question: one of `QUESTIONS`. samples: S. length: N. classes: number of values. seed: seed of all draws.
 
     Raises:
-        ConfigError: an unknown question, or a sequence of less than four entries.
+        ConfigError: the question is unknown, or a sequence has fewer than four entries.
     """
     check_choice("labeled_entries", "question", question, QUESTIONS)
     if length < 4:

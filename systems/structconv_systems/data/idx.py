@@ -1,4 +1,4 @@
-"""idx files: arrays of numbers behind their type and sizes, as MNIST comes."""
+"""idx files: arrays of numbers after their type and sizes, the format of MNIST."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: "
 
 
 def read_idx(path: str | Path) -> Tensor:
-    """The array in an idx file, plain or gzipped (LeCun, Cortes and Burges, "The MNIST database").
+    """Read the array in an idx file, plain or gzipped (LeCun, Cortes and Burges, "The MNIST database").
 
-    0, 0, a byte for the type and one for the number of axes; their sizes, four bytes each; then the numbers, the last
-    axis fastest. Images of MNIST are uint8 (S, 28, 28), labels uint8 (S,).
+    The file has 0, 0, a byte for the type and one for the number of axes; their sizes, four bytes each; then the
+    numbers, last axis fastest. Images of MNIST are uint8 (S, 28, 28), labels uint8 (S,).
 
     Raises:
-        DataError: another beginning, sizes of which one is 0 or missing, fewer or more numbers than they say; or
+        DataError: the header is wrong, a size is 0 or missing, the number of values does not match the sizes, or
             `read_bytes` cannot read the file.
     """
     import numpy as np

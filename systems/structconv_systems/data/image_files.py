@@ -1,4 +1,4 @@
-"""Where images and their labels lie: the files of a stem, or of a folder with one for each class; no torch."""
+"""Find the files of images and labels: those of a stem, or of a folder with one folder for each class; no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ IMAGES, LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"
 
 
 def stem_files(stem: Path, part: str) -> list[Path]:
-    """What ``STEM-part`` may be called."""
+    """Return the possible file names of ``STEM-part``."""
     return [stem.with_name(f"{stem.name}-{part}{packed}") for packed in ("", ".gz")]
 
 
@@ -21,7 +21,7 @@ def class_folders(path: Path) -> list[Path]:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files of images and labels that this path, a stem or a folder, stands for, as far as they are there."""
+    """Return the existing files of images and labels of a path, which is a stem or a folder."""
     if path.is_dir():
         return sorted(file for folder in class_folders(path) for file in folder.iterdir()
                       if file.suffix.lower() == ".png")

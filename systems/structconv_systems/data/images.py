@@ -1,4 +1,4 @@
-"""Images and their labels: in two idx files, as MNIST comes, or as PNG in a folder for each class."""
+"""Images and their labels: in two idx files like MNIST, or PNG files in a folder for each class."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["Images", "read_images", "side_by_side"]
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Images:
-    """Grey images and a label of each.
+    """Gray images with one label each.
 
     Attributes:
         inputs: (S, H, W), float32 between 0 and 1.
         labels: (S,), int64, below the number of names.
-        names: of the classes.
+        names: names of the classes.
     """
 
     inputs: Tensor

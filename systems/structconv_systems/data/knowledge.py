@@ -50,7 +50,7 @@ class Triples:
     parts: Mapping[str, Tensor]
 
     def graph(self, triples: Tensor | None = None) -> KnowledgeGraph:
-        """What is known in training, or these (T, 3)."""
+        """Return the graph of the training triples, or of `triples` (T, 3)."""
         return KnowledgeGraph(self.parts["train"] if triples is None else triples, len(self.entities), self.relations,
                               entities=self.entities)
 
@@ -61,12 +61,12 @@ class Triples:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Classes:
-    """Entities of a knowledge graph, some of which have a class.
+    """A knowledge graph whose entities may have classes.
 
     Attributes:
         graph: without inverses.
-        classes: their names.
-        nodes, labels: of ``train`` and ``test``, (n,) entities and (n,) their classes.
+        classes: names of the classes.
+        nodes, labels: for ``train`` and ``test``, (n,) entities and (n,) their classes.
     """
 
     graph: KnowledgeGraph
@@ -98,13 +98,12 @@ def read_triples(path: str | Path, *, unseen: Literal["error", "admit"] = "error
 
     Args:
         path: the folder or the archive.
-        unseen: what happens to entities and relations that no training triple of names has: an error, or they are
-            numbered behind the others.
+        unseen: entities and relations without a training triple raise an error, or get numbers after the others.
 
     Raises:
         ConfigError: another `unseen`.
-        DataError: with file and line: a line without three columns, a name of validation or test that is not known, a
-            number that no entity or relation has, a part that is missing, twice there or empty; a torn archive.
+        DataError: with file and line: a line lacks three columns, a name of validation or test is unknown, a number is
+            out of range, a part is missing, duplicate or empty, or the archive is truncated.
     """
     check_choice("read_triples", "unseen", unseen, ("error", "admit"))
     files = _files(Path(path))
@@ -138,7 +137,7 @@ def _part(path: str | Path, files: Mapping[str, _File], part: str) -> _File:
 
 
 def _rows(file: _File) -> Iterator[tuple[int, _Row]]:
-    """Number and columns of each line; blank lines at the end are left out."""
+    """Yield number and columns of each line, without blank lines at the end."""
     lines = file.lines()
     while lines and not lines[-1].strip():
         lines.pop()
@@ -166,7 +165,7 @@ def _numbered(path: str | Path, files: Mapping[str, _File]) -> Triples:
 
 
 def _counted(file: _File, columns: int) -> Iterator[tuple[int, list[str]]]:
-    """The lines behind one that says how many there are, each cut into columns from behind."""
+    """Yield the lines after the line with their number, split into columns from the right."""
     lines = file.lines()
     if not is_natural(lines[0].strip()):
         raise DataError(file.name, "the number of lines that follow", repr(lines[0]), line=1)
@@ -247,13 +246,13 @@ def _add(found: dict[str, _File], path: Path, name: str, file: _File) -> None:
 
 
 def read_ntriples(path: str | Path) -> list[tuple[int, _Row]]:
-    """The statements of an N-Triples file, plain or gzipped, each with the number of its line.
+    """Read the statements of an N-Triples file, plain or gzipped, each with its line number.
 
-    IRIs come without their brackets, literals with their quotation marks, language and type as they are written. Lines
-    that are blank or begin with # are left out.
+    IRIs lose their brackets; literals keep quotation marks, language and type. Blank lines and lines with # at the
+    start are skipped.
 
     Raises:
-        DataError: a line that is no statement; or as of `read_lines`.
+        DataError: a line is not a statement, or an error of `read_lines`.
     """
     rows = []
     for number, line in enumerate(read_lines(path), 1):
@@ -272,18 +271,18 @@ def _bare(term: str) -> str:
 
 
 def read_classes(facts: str | Path, train: str | Path, test: str | Path, *, leaks: Sequence[str] = ()) -> Classes:
-    """Read a graph of RDF and which of its entities have which class, as the data sets of R-GCN are published.
+    """Read an RDF graph and the classes of its entities, in the format of the published R-GCN data sets.
 
     Args:
-        facts: N-Triples. Literals are entities too; a fact that comes twice is one edge.
-        train, test: TSV with a line of names of columns: one begins with ``label``, and the first of the others that is
-            not ``id`` names entities by their IRI.
-        leaks: relations that tell the class, by their IRI or by what comes behind its last / or #; facts with them are
-            left out, as the authors of R-GCN did with ``affiliation`` and ``employs`` of AIFB.
+        facts: N-Triples. Literals are entities too; duplicate facts are one edge.
+        train, test: TSV with a header: one column begins with ``label``, and the first other column, except ``id``, has
+            the IRI of the entity.
+        leaks: relations that reveal the class, by IRI or by its part after the last / or #; their facts are removed, as
+            the authors of R-GCN did with ``affiliation`` and ``employs`` of AIFB.
 
     Raises:
-        DataError: with file and line: what is no statement or has other columns, an entity without a fact, one with two
-            classes or in both files, a class of the test without training, no facts left.
+        DataError: with file and line: a line is malformed, an entity has no fact, has two classes or is in both files,
+            a test class has no training entity, or no facts are left.
     """
     rows = [row for _, row in read_ntriples(facts) if not {row[1], re.split("[/#]", row[1])[-1]} & set(leaks)]
     if not rows:
@@ -312,7 +311,7 @@ def read_classes(facts: str | Path, train: str | Path, test: str | Path, *, leak
 
 
 def _labeled(path: str | Path) -> Iterator[tuple[int, str, str]]:
-    """Line, entity and class of each row."""
+    """Yield line, entity and class of each row."""
     lines = read_lines(path)
     head = lines[0].split("\t")
     labels = [place for place, name in enumerate(head) if name.startswith("label")]

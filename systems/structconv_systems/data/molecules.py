@@ -1,4 +1,4 @@
-"""Molecules in a CSV file, as MoleculeNet has them: SMILES in one column, what was measured in another."""
+"""Molecules in a CSV file like MoleculeNet's: SMILES in one column, a measured value in another."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ BOND_CHANNELS = len(_BONDS) + 1 + 2
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Molecules:
-    """Molecules, each with a number that was measured of it.
+    """Molecules, each with a measured number.
 
     Attributes:
-        smiles: of each molecule, as the file writes it.
-        atoms: (N, ATOM_CHANNELS) zeros and ones, hydrogens left out.
+        smiles: the SMILES of each molecule, as in the file.
+        atoms: (N, ATOM_CHANNELS) zeros and ones, without hydrogens.
         bonds: a graph of the atoms, each bond in both directions, with `edge_attr` (E, BOND_CHANNELS + reach - 1);
-            behind the bonds the pairs of atoms that are 2, 3, ... reach bonds apart.
+            after the bonds come pairs of atoms that are 2, 3, ... reach bonds apart.
         targets: (B,), float32.
-        skipped: the lines that were left out, since their SMILES cannot be read.
+        skipped: the lines whose SMILES cannot be read.
     """
 
     smiles: tuple[str, ...]
@@ -106,8 +106,9 @@ def read_molecules(path: str | Path, *, smiles: str = "smiles", target: str, rea
 
 
 def fingerprints(smiles: Sequence[str], *, radius: int = 2, size: int = 2048) -> Any:
-    """How often each neighborhood of up to `radius` bonds is in each molecule, as a NumPy array (B, size): Morgan
-    fingerprints with counts, folded. Needs rdkit."""
+    """Count the neighborhoods of up to `radius` bonds in each molecule, as a NumPy array (B, size): folded Morgan
+    fingerprints with counts. Needs rdkit.
+    """
     import numpy as np
 
     chem, generators = (require(f"rdkit.{module}", "fingerprints", "molecules")
@@ -117,7 +118,7 @@ def fingerprints(smiles: Sequence[str], *, radius: int = 2, size: int = 2048) ->
 
 
 def _rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:
-    """The first line of each row, and its cells without white space around; rows without any cell are left out."""
+    """Yield the first line of each row and its stripped cells; rows without cells are skipped."""
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     line = 1
     try:
@@ -144,7 +145,7 @@ def _number(path: str | Path, line: int, cell: str, target: str) -> float:
 
 
 def _one_of(value: Any, known: Sequence[Any]) -> list[bool]:
-    """Which of the known ones it is; the last: another."""
+    """Return the one-hot code of a value; the last entry stands for unknown values."""
     return [value == one for one in known] + [value not in known]
 
 

@@ -1,4 +1,4 @@
-"""Films of images that move and bounce off the sides: what comes next is known, though no two films are the same."""
+"""Films of images that move and bounce off the sides: the next frame is determined, and no two films are equal."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["Films"]
 class Films:
     """F films of T square frames, in each of which D images move (moving MNIST: Srivastava et al. 2015, section 4.1).
 
-    A frame is drawn when it is asked for; the films themselves are `chosen` and `places`.
+    A frame is drawn on request; `chosen` and `places` define the films.
 
     Attributes:
         images: (S, H, W), float32 in [0, 1].
-        chosen: (F, D), which images a film has.
+        chosen: (F, D), numbers of the images in each film.
         places: (F, D, T, 2), the row and column of their first pixels.
         size: rows and columns of a frame.
     """

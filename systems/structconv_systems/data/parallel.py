@@ -1,4 +1,4 @@
-"""Parallel text: sentences and their translations, one a line, in two files."""
+"""Parallel text: sentences and their translations in two files, one on each line."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Simulated physics: springs, charges and oscillators (Kipf et al. 2018, appendix B); gravity, balls in a box and a
 string (Battaglia et al. 2016, section 4). The seed decides every byte.
 
-Computed in float64 and kept in float32, all simulations at a time, in blocks that a processor's cache holds; each is
-bit for bit what it is alone.
+Computed in float64 and stored in float32, all simulations at once, in blocks that fit the cache; each simulation is
+bit-equal to its computation alone.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Told = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Simulations:
-    """S simulations of N bodies, seen at T times.
+    """S simulations of N bodies at T times.
 
     Attributes:
         states: (S, T, N, C), float32: position and velocity in the plane, C = 4; of `Oscillators` C = 3.
-        couplings: (S, N, N), float32: what acts from body m on body n; 0 where nothing does.
-        properties: (S, N, A), float32: what a body is and stays, its mass first.
-        interval: between two times.
+        couplings: (S, N, N), float32: the strength of the action of body m on body n; 0 for none.
+        properties: (S, N, A), float32: constant properties of each body, mass first.
+        interval: the time between two states.
     """
 
     states: Tensor
@@ -60,11 +60,11 @@ class System(abc.ABC):
 
     Args:
         bodies: N.
-        step: of the integrator, in the system's unit of time.
-        every: steps between two times that are seen.
+        step: step of the integrator, in the system's unit of time.
+        every: number of steps between two stored states.
 
     Raises:
-        ConfigError: a number of bodies or steps below 1.
+        ConfigError: the number of bodies or steps is below 1.
     """
 
     bodies: int = 5
@@ -77,7 +77,7 @@ class System(abc.ABC):
 
     @abc.abstractmethod
     def start(self, simulations: int, generator: torch.Generator) -> Simulations:
-        """How they begin: one time."""
+        """Draw the initial states."""
 
     @abc.abstractmethod
     def states(self, start: Simulations, times: int) -> Tensor:
@@ -85,14 +85,14 @@ class System(abc.ABC):
 
     def simulate(self, simulations: int, times: int, *, seed: int, progress: Told = lambda done, all: None
                  ) -> Simulations:
-        """S simulations of T times, drawn from `seed`; `progress` is told how many are done, and of how many."""
+        """Return S simulations of T times, drawn from `seed`; calls `progress(done, total)`."""
         start = self.start(check_positive("simulate", "simulations", simulations),
                            torch.Generator().manual_seed(seed))
         return self.run(start, times, progress)
 
     @torch.no_grad()
     def run(self, start: Simulations, times: int, progress: Told = lambda done, all: None) -> Simulations:
-        """From the last time of each of these, T times on, the first being where they start."""
+        """Continue each simulation for T times from its last state, which is the first of the result."""
         check_positive("run", "times", times)
         blocks = []
         for first in range(0, len(start), _BLOCK):
@@ -127,7 +127,7 @@ class Newtonian(System):
 
     @abc.abstractmethod
     def acceleration(self, x: Tensor, couplings: Tensor, properties: Tensor) -> Tensor:
-        """Of bodies at x (2, N, S), the same shape."""
+        """Return the acceleration of bodies at x (2, N, S), in the same shape."""
 
     @abc.abstractmethod
     def potential(self, positions: Tensor, simulations: Simulations) -> Tensor:
@@ -234,11 +234,11 @@ class Oscillators(System):
     """d phi_n / dt = w_n + sum_m A_mn sin(phi_n - phi_m), half of the pairs joined (Kuramoto; Kipf et al. 2018,
     appendix B.1), by Runge and Kutta's fourth order, in steps of 0.01, seen every 10.
 
-    States are [d phi / dt, sin phi, w]; `properties` [w, phi], phi where the simulation starts, in radians. w is even
-    in [1, 10), phi in [0, 2 pi).
+    States are [d phi / dt, sin phi, w]; `properties` are [w, phi] with the initial phi in radians. w is uniform in [1,
+    10), phi in [0, 2 pi).
 
     Args:
-        cosine: states are [d phi / dt, sin phi, cos phi, w], from which the phase can be read. Not in the paper.
+        cosine: if True, states are [d phi / dt, sin phi, cos phi, w], which determine the phase. Not in the paper.
     """
 
     bodies: int = 5
@@ -289,7 +289,7 @@ class Gravity(Newtonian):
     al. 2016, section 4). G = 10^5 m^3 / (kg s^2), steps of 0.0001 s, seen every 10.
 
     Args:
-        softening: in m; bodies that come closer attract one another less, and energy is kept.
+        softening: distance in m below which the attraction weakens; energy is conserved.
     """
 
     bodies: int = 6
@@ -326,8 +326,8 @@ class Balls(Newtonian):
     2 m, at first 0.5 to 2 m/s fast (after Battaglia et al. 2016, section 4). Steps of 0.001 s, seen every 10;
     `properties` are mass and radius.
 
-    Pairs are hit one after the other where they touch and come closer; what is hit is not moved. `restitution` is the
-    share of the closing speed that is left; with 1 energy is kept but for rounding.
+    Pairs that touch and approach collide one after the other, without a change of position. `restitution` is the
+    remaining share of the closing speed; with 1 energy is conserved except for rounding.
     """
 
     bodies: int = 6
@@ -445,7 +445,7 @@ def _sum_over_first(pairs: Tensor) -> Tensor:
 
 
 def _reflect(x: Tensor, v: Tensor, box: float) -> None:
-    """What went through a wall comes back from it, in place."""
+    """Reflect bodies that passed a wall, in place."""
     over = x - x.clamp(-box, box)
     if over.any():
         x.sub_(over, alpha=2)

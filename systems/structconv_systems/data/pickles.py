@@ -1,4 +1,4 @@
-"""Reading old pickles of arrays without running what they hold."""
+"""Read old pickles of arrays without running code in them."""
 
 from __future__ import annotations
 

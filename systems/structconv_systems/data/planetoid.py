@@ -183,7 +183,7 @@ def _placed(allx: Any, tx: Any, ally: Any, ty: Any, test: Tensor) -> tuple[csr_m
 
 
 def _numbers_node(value: Any) -> bool:
-    """Whether it is an integer that a tensor can hold."""
+    """Return True for an integer that fits a tensor."""
     return isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) < 2 ** 63
 
 

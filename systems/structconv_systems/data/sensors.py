@@ -1,4 +1,4 @@
-"""What relates sensors: the graph between them, from a CSV file or DCRNN's pickle, and where they stand."""
+"""Relations of sensors: their graph, from a CSV file or DCRNN's pickle, and their positions."""
 
 from __future__ import annotations
 

@@ -48,15 +48,15 @@ def read_series(path: str | Path, adjacency: str | Path | None = None, *,
 
     Args:
         path: the readings, one time a line, in order.
-        adjacency: the file with the graph of the sensors, as of `read_adjacency`, or none.
-        missing: what was not observed: ``"nan"``, cells that are empty or hold NaN or NA; ``"zero"``, these and zeros,
-            as in METR-LA; ``"none"``, nothing: such cells are errors.
+        adjacency: the file with the graph of the sensors, see `read_adjacency`, or none.
+        missing: the cells that count as not observed: ``"nan"``, empty cells, NaN and NA; ``"zero"``, these and zeros,
+            as in METR-LA; ``"none"``, no cells: such cells are errors.
 
     Raises:
-        ConfigError: another `missing`.
-        DataError: with line and column, where a cell is no finite number or a line has too few or too many; where names
-            are missing or come twice, nothing is observed, or the adjacency is not one of these sensors; or
-            `read_lines` cannot read a file.
+        ConfigError: `missing` is unknown.
+        DataError: with line and column: a cell is not a finite number, or a line has too few or too many cells; names
+            are missing or duplicate; nothing is observed; the adjacency has other sensors; or `read_lines` cannot read
+            a file.
     """
     check_choice("read_series", "missing", missing, ("nan", "zero", "none"))
     rows = read_rows(path)
@@ -79,11 +79,11 @@ def read_series(path: str | Path, adjacency: str | Path | None = None, *,
 
 
 class Part(NamedTuple):
-    """The times first ... end - 1 of series, which train, validate or test: from origins in it its later readings are
-    forecast; histories may reach back before it.
+    """The times first ... end - 1 of series, for training, validation or test. Forecasts start within them; histories
+    may begin before.
 
     Args:
-        values, observed: (T, S), with as many times behind the last one as are forecast.
+        values, observed: (T, S), including the horizon after the last origin.
     """
 
     values: Tensor
@@ -98,12 +98,12 @@ class Part(NamedTuple):
 
     @property
     def known(self) -> Tensor:
-        """What was observed up to its end, (n,)."""
+        """Return the observed readings up to its end, (n,)."""
         return self.values[:self.end][self.observed[:self.end]]
 
 
 def mean_and_deviation(known: Tensor) -> tuple[float, float]:
-    """Those of readings (n,); 1 for the deviation of readings that are all the same."""
+    """Return mean and deviation of readings (n,); the deviation of constant readings is 1."""
     return float(known.mean()), (float(known.std()) if len(known) > 1 else 0.0) or 1.0
 
 
@@ -114,10 +114,10 @@ def check_times(path: object, times: int, history: int, horizon: int) -> None:
 
 
 def checked_parts(path: object, parts: Mapping[str, Part], other: tuple[object, Part] | None) -> dict[str, Part]:
-    """The parts of a file, of which the one of another file tests if there is one, with its path.
+    """Return the parts of a file; the part of another file, if given, replaces the test part.
 
     Raises:
-        DataError: nothing that is forecast in one of them was observed.
+        DataError: a part has no observed reading to forecast.
     """
     found = {name: (path, part) for name, part in parts.items()} | ({} if other is None else {"test": other})
     for name, (file, part) in found.items():
@@ -127,29 +127,29 @@ def checked_parts(path: object, parts: Mapping[str, Part], other: tuple[object, 
 
 
 def ends_of_parts(count: int, train: float, valid: float) -> dict[str, int]:
-    """Where ``train``, ``val`` and ``test`` end, one behind the other, the first two being shares of all samples.
+    """Return the ends of ``train``, ``val`` and ``test``, in this order; the first two are shares of all samples.
 
-    Of T times, or other samples, the first floor(train T) train, those from there to floor((train + valid) T) validate,
-    the rest tests.
+    Of T samples, the first floor(train T) train, those up to floor((train + valid) T) validate, and the rest tests.
     """
     ends = {"train": train * count, "val": (train + valid) * count}
     return {**{part: int(round(end, 6)) for part, end in ends.items()}, "test": count}
 
 
 def at_twelfths(name: str, errors: Tensor, twelfths: Sequence[int]) -> dict[str, float]:
-    """Of the errors at each step of a horizon, (horizon,), those of the first steps that reach so many twelfths of it,
-    as ``NAME_3_of_12``."""
+    """Select from the errors at each step of a horizon, (horizon,), the first steps that reach the given twelfths of
+    it, as ``NAME_3_of_12``.
+    """
     places = {twelfth: -(-twelfth * len(errors) // 12) - 1 for twelfth in twelfths}
     return {f"{name}_{twelfth}_of_12": float(errors[place]) for twelfth, place in places.items()}
 
 
 def gaps(shape: tuple[int, int], share: float, length: int, generator: torch.Generator | None = None) -> Tensor:
-    """Which of (B, T) readings are missing where gaps of `length`, or several in a row, begin anywhere at random.
+    """Draw missing readings (B, T) as gaps of `length` at random positions; gaps may join.
 
     Args:
-        share: of the readings that are missing, on average; below 1.
-        length: of a gap, at least 1.
-        generator: of the random numbers; torch's own where absent.
+        share: mean share of missing readings, below 1.
+        length: length of a gap, at least 1.
+        generator: generator of the random numbers; default: torch's.
 
     Returns:
         (B, T) booleans.
@@ -176,7 +176,7 @@ def _names(path: str | Path, cells: list[str]) -> tuple[str, ...]:
 
 
 def _is_fraction(name: str) -> bool:
-    """Whether it is a number that no sensor is called by."""
+    """Return True if the name is a number, which is not a sensor's name."""
     try:
         return not finite_number(name).is_integer()
     except ValueError:

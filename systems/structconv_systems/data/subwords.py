@@ -62,10 +62,10 @@ class Subwords:
 
     @classmethod
     def load(cls, path: str | Path) -> Subwords:
-        """What `save` wrote.
+        """Read the file that `save` wrote.
 
         Raises:
-            DataError: the file holds anything else.
+            DataError: the file has another format.
             ConfigError: `tokenizers` is not installed.
         """
         merges = read_json(path)
@@ -82,7 +82,7 @@ class Subwords:
         write_atomically(Path(path), f"[\n{rows}\n]\n")
 
     def __len__(self) -> int:
-        """How many numbers there are, the special ones among them."""
+        """Return the number of tokens, special ones included."""
         return _SMALLEST + len({first + second for first, second in self.merges})
 
     def __repr__(self) -> str:
@@ -99,7 +99,7 @@ class Subwords:
         return str(self._model.decode(own)).removeprefix(" ")
 
     def pieces(self, numbers: Iterable[int]) -> list[str]:
-        """Each number as it is shown to people: its text, with the space before it; special ones in brackets."""
+        """Return each number as readable text, with the space before it; special ones in brackets."""
         return [SPECIAL[number] if number < len(SPECIAL) else self._model.decode([number - len(SPECIAL)])
                 for number in map(int, numbers)]
 

@@ -1,4 +1,4 @@
-"""Tables of numbers in CSV: what every reader of them begins with."""
+"""Read tables of numbers in CSV: the functions that all readers share."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LARGEST = torch.finfo(torch.float32).max
 
 
 def read_rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:
-    """The number of each line, and its cells without white space around; blank lines at the end are left out.
+    """Yield the number of each line and its stripped cells, without blank lines at the end.
 
     Raises:
-        DataError: a line is no CSV, or as of `read_text`.
+        DataError: a line is not CSV, or an error of `read_text`.
     """
     lines = read_lines(path)
     while not lines[-1].strip():

@@ -1,4 +1,4 @@
-"""Text in UTF-8, plain or gzipped: what every reader of text begins with."""
+"""Read text in UTF-8, plain or gzipped: the functions that all readers of text share."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _GZIP = b"\x1f\x8b"
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file in UTF-8, plain or gzipped: its first two bytes tell, not its name.
+    """Read the text of a file in UTF-8, plain or gzipped, recognized by its first two bytes.
 
-    Ends of lines stay as they are, a byte order mark is left out. Cost: one read of the file.
+    Line ends are unchanged, a byte order mark is removed. Cost: one read of the file.
 
     Raises:
-        DataError: the file is missing or cannot be read, it is a torn gzip, it has bytes that are no UTF-8 (their line
-            is named), or there is nothing but white space in it.
+        DataError: the file is missing or cannot be read, a gzip is truncated, a line (named in the error) is not UTF-8,
+            or the text is blank.
     """
     return decoded(path, read_bytes(path))
 
@@ -92,5 +92,5 @@ def read_bytes(path: str | Path) -> bytes:
 
 
 def is_natural(text: str) -> bool:
-    """Whether it is a number 0, 1, ... below 10^18 in plain digits."""
+    """Return True for a number 0, 1, ... below 10^18 in plain digits."""
     return text.isascii() and text.isdigit() and len(text) <= 18

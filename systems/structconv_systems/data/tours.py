@@ -1,4 +1,4 @@
-"""Closed tours: their length, points drawn uniformly, and the shortest tours, exactly or by local search."""
+"""Closed tours: lengths, uniformly drawn points, and the shortest tours, exactly or by local search."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def uniform(samples: int, nodes: int, seed: int) -> Tensor:
 
 
 def distances(points: Tensor) -> Tensor:
-    """Those between points (B, N, 2), (B, N, N), in float64."""
+    """Return the distances between points (B, N, 2), (B, N, N), in float64."""
     points = points.double()
     return (points.unsqueeze(-2) - points.unsqueeze(-3)).norm(dim=-1)
 
 
 def lengths(table: Tensor, tours: Tensor) -> Tensor:
-    """Those of closed tours (..., N) by distances (..., N, N): (...,).
+    """Return the lengths of closed tours (..., N) by distances (..., N, N): (...,).
 
     Raises:
-        ShapeError: tours that do not have each node once.
+        ShapeError: a tour does not have each node once.
     """
     nodes = torch.arange(table.shape[-1], device=tours.device)
     if tours.shape[-1] != table.shape[-1] or not bool((tours.sort(-1).values == nodes).all()):
@@ -53,7 +53,7 @@ def ways(points: Tensor, tours: Tensor) -> Tensor:
 
 
 def held_karp(table: Tensor) -> Tensor:
-    """The shortest tours (B, N) by distances (B, N, N), from node 0 on: the dynamic program over subsets.
+    """Return the shortest tours (B, N) by distances (B, N, N), starting at node 0, by dynamic programming over subsets.
 
     c(S, j) = min over k in S without j of c(S without j, k) + d_kj, the shortest way from node 0 through all of S that
     ends in j (Held and Karp 1962; Bellman 1962). O(2^N N^2) time and O(2^N N) memory of each table; N <= 16.
@@ -141,11 +141,12 @@ def _in_a_row(edges: np.ndarray) -> Tensor:
 def local_search(table: Tensor, *, kicks: int = 20, seed: int = 0) -> Tensor:
     """Short tours (B, N) by symmetric distances (B, N, N): 2-opt and Or-opt from a random tour, kicked and mended.
 
-    A step takes, of each tour, the best of all moves that reverse a part, or put up to three nodes in a row elsewhere,
-    either way around (Croes 1958; Or 1976), until there is none. Then, `kicks` times, two neighboring parts change
-    places (the double bridge of Martin, Otto and Felten 1991), the tour is mended, and stays if it is shorter.
+    A step takes, for each tour, the best move that reverses a part, or moves up to three consecutive nodes elsewhere in
+    either direction (Croes 1958; Or 1976), until no move helps. Then, `kicks` times, two neighboring parts are
+    exchanged (the double bridge of Martin, Otto and Felten 1991), the tour is improved again, and is accepted if it is
+    shorter.
 
-    O(N^2) memory and time of a step, all tables at once. No optimum is proven: see `exact` and `held_karp`.
+    O(N^2) memory and time for a step, all tables at once. The result need not be optimal: see `exact` and `held_karp`.
 
     Raises:
         ShapeError: other tables. ConfigError: a negative number of kicks.
@@ -165,8 +166,8 @@ def local_search(table: Tensor, *, kicks: int = 20, seed: int = 0) -> Tensor:
 
 
 def farthest_insertion(table: Tensor) -> Tensor:
-    """Tours (B, N) by symmetric distances (B, N, N): from the two nodes that are farthest apart on, the node that is
-    farthest from the tour is put where it makes it least longer (Rosenkrantz, Stearns and Lewis 1977).
+    """Return tours (B, N) by symmetric distances (B, N, N): start with the two nodes farthest apart, then insert the
+    node farthest from the tour where it adds the least length (Rosenkrantz, Stearns and Lewis 1977).
 
     O(N^3) time and O(N^2) memory of each table, in N steps over all tables at once.
 
@@ -202,8 +203,7 @@ def two_opt(table: Tensor, tours: Tensor) -> Tensor:
 
 
 class _Move(NamedTuple):
-    """The part of `size` nodes from place `start` on is put behind the `after` nodes that follow it, perhaps reversed;
-    each (B,)."""
+    """Move the part of `size` nodes from `start` after the next `after` nodes, reversed or not; each (B,)."""
 
     start: Tensor
     size: Tensor
@@ -212,7 +212,7 @@ class _Move(NamedTuple):
 
 
 def _moved(tours: Tensor, move: _Move) -> Tensor:
-    """Tours (B, N) after a move of each, which then begin behind the place where the part was."""
+    """Return tours (B, N) after one move each, starting after the old place of the part."""
     places, nodes = torch.arange(tours.shape[-1]).expand_as(tours), tours.shape[-1]
     start, size, after, reverse = (part.unsqueeze(-1) for part in move)
     within = places - after
@@ -241,7 +241,7 @@ def _mended(table: Tensor, tours: Tensor, longest: int = _LONGEST) -> Tensor:
 
 
 def _best(table: Tensor, tours: Tensor, longest: int) -> tuple[Tensor, _Move]:
-    """What the best move of each tour gains (B,), and the move."""
+    """Return the gain of each tour's best move, (B,), and the move."""
     nodes, count = tours.shape[-1], len(tours)
     rows = torch.arange(count)[:, None, None]
     near = table[rows, tours.unsqueeze(-1), tours.unsqueeze(-2)]
@@ -261,13 +261,13 @@ def _best(table: Tensor, tours: Tensor, longest: int) -> tuple[Tensor, _Move]:
 
 
 def _reversals(near: Tensor, edge: Tensor) -> Tensor:
-    """What is gained where the places i + 1 ... j are reversed, (B, i, j): the edges behind i and behind j change."""
+    """Return the gains of reversing i + 1 ... j, (B, i, j): the edges after i and after j change."""
     gain = edge.unsqueeze(-1) + edge.unsqueeze(-2) - near - near.roll((-1, -1), (-2, -1))
     return gain.masked_fill(torch.ones_like(gain[0], dtype=torch.bool).tril(1), -torch.inf)
 
 
 def _insertions(near: Tensor, edge: Tensor, size: int, reverse: bool) -> Tensor:
-    """What is gained where the `size` nodes from place i on stand between j and j + 1, (B, i, j)."""
+    """Return the gains of moving the `size` nodes from i between j and j + 1, (B, i, j)."""
     nodes = near.shape[-1]
     closed = near.roll(1, -2).roll(-size, -1).diagonal(0, -2, -1)  # from i - 1 to i + size
     taken = edge.roll(1, -1) + edge.roll(1 - size, -1) - closed

@@ -43,8 +43,8 @@ def read_problem(path: str | Path) -> Problem:
     """Read NAME.tsp: EDGE_WEIGHT_TYPE EUC_2D, CEIL_2D, MAN_2D, MAX_2D, ATT, GEO, or EXPLICIT in any format of TSPLIB.
 
     Raises:
-        DataError: with its line, another TYPE, EDGE_WEIGHT_TYPE or EDGE_WEIGHT_FORMAT, a number that is none or is
-            missing, nodes that are not 1 ... N, each once; or `read_lines` cannot read the file.
+        DataError: with its line: TYPE, EDGE_WEIGHT_TYPE or EDGE_WEIGHT_FORMAT is not supported, a number is malformed
+            or missing, nodes are not 1 ... N, each once; or `read_lines` cannot read the file.
     """
     file = _File.read(path)
     file.check("TYPE", ("TSP",))
@@ -139,7 +139,7 @@ class _File:
 
 
 def _numbers_of(file: _File, section: str) -> Iterator[tuple[int, str]]:
-    """What stands in a section, with its lines."""
+    """Yield the entries of a section with their lines."""
     if section not in file.sections:
         raise DataError(file.path, section, "none")
     for line in file.sections[section]:

@@ -45,7 +45,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
-        """What `save` wrote; `DataError` of anything else."""
+        """Read the file that `save` wrote; `DataError` for any other file."""
         words = read_json(path)
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             raise DataError(path, "a list of words", f"{type(words).__name__} of other things")
@@ -58,18 +58,18 @@ class Vocabulary:
         write_atomically(Path(path), json.dumps(self.words, indent=0) + "\n")
 
     def __len__(self) -> int:
-        """How many numbers there are: those of `words`, and the four special ones."""
+        """Return the number of tokens: `words` and the four special ones."""
         return len(self.words) + len(SPECIAL)
 
     def __repr__(self) -> str:
         return f"Vocabulary({len(self)})"
 
     def encode(self, sentence: Iterable[str]) -> list[int]:
-        """The number of each word, 3 of one that is unknown."""
+        """Return the number of each word, 3 for unknown words."""
         return [self._numbers.get(word, UNKNOWN) for word in sentence]
 
     def decode(self, numbers: Iterable[int]) -> list[str]:
-        """The word of each number; those of the special ones are ``<pad>``, ``<begin>``, ``<end>``, ``<unknown>``."""
+        """Return the word of each number; the special ones are ``<pad>``, ``<begin>``, ``<end>``, ``<unknown>``."""
         return [(SPECIAL + self.words)[number] for number in numbers]
 
     @cached_property

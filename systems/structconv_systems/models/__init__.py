@@ -1,3 +1,3 @@
-"""Models over the layers, one file a system."""
+"""Models over the layers, one file for each system."""
 
 __all__ = ()

@@ -1,4 +1,4 @@
-"""Convolution, recurrence and self-attention as the layer of one model, and what a layer of each costs."""
+"""Convolution, recurrence and self-attention as the layer of one model, and the cost of each layer."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def layer_of(architecture: str, channels: int, *, kernel: int = 5, heads: int = 
 
 
 class SequenceClassifier(nn.Module):
-    """Logits W h_N of the last entry h_N, behind blocks x + layer(norm x), x + network(norm x) of one architecture.
+    """Logits W h_N of the last entry h_N, after blocks x + layer(norm x), x + network(norm x) of one architecture.
 
     Args:
-        architecture, kernel, heads: see `layer_of`. vocabulary: of tokens, to which sinusoids of the places are added.
-        classes: how many logits. channels: C; the networks have 2 C within. layers: blocks.
+        architecture, kernel, heads: see `layer_of`. vocabulary: number of tokens; sinusoidal positions are added.
+        classes: number of logits. channels: C; the networks have 2 C hidden units. layers: number of blocks.
 
     Calling it: tokens (B, N) -> (B, classes). With L convolutions of width k the logits depend on the last
     L (k - 1) + 1 tokens alone; with GRUs or attention on all.
@@ -82,12 +82,12 @@ class SequenceClassifier(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a layer costs for n entries of d channels.
+    """The cost of a layer for n entries of d channels.
 
     Attributes:
-        flops: of its products, a multiplication and an addition being two.
-        sequential: products that have to wait for each other.
-        path: layers, or steps within one, between the first entry and the last.
+        flops: flops of its products; a multiplication and an addition count as two.
+        sequential: number of products that must run one after the other.
+        path: number of layers, or steps within one, between the first and the last entry.
     """
 
     flops: int
@@ -96,8 +96,9 @@ class Cost:
 
 
 def predicted(architecture: str, entries: int, channels: int, *, kernel: int) -> Cost:
-    """As table 1 of Vaswani et al. (2017), with the constants of `layer_of`: O(k n d^2), O(n d^2) and O(n^2 d) flops,
-    O(1), O(n) and O(1) in sequence, paths of O(n / k), O(n) and O(1)."""
+    """Predict the cost as in table 1 of Vaswani et al. (2017), with the constants of `layer_of`: O(k n d^2), O(n d^2)
+    and O(n^2 d) flops, O(1), O(n) and O(1) sequential products, paths of O(n / k), O(n) and O(1).
+    """
     check_choice("predicted", "architecture", architecture, ARCHITECTURES)
     if kernel < 2:
         raise ConfigError("predicted", "kernel must be at least 2, so that paths end", kernel)

@@ -1,4 +1,4 @@
-"""The beams of a search, of several samples at once: results, and what goes on."""
+"""The beams of searches for several samples at once: finished results and active beams."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Search:
             self._results.append((self.normalized(score, length), tokens))
 
     def over(self, score: float) -> bool:
-        """Whether it is, where the likeliest beam that goes on has this score."""
+        """Return True if the search is finished, given the score of the likeliest active beam."""
         if not self._results:
             return False
         return len(self._results) >= self._width or max(self._results)[0] >= self.normalized(score, self._most)
@@ -45,10 +45,10 @@ class Search:
 
 
 class Beams(NamedTuple):
-    """The beams of searches that are not over, B of them.
+    """The beams of B unfinished searches.
 
     Args:
-        scores: log P (B, W). tokens: (B, W, 1 + t), behind the last one before.
+        scores: log P (B, W). tokens: (B, W, 1 + t), after the last one before.
     """
 
     searches: list[Search]
@@ -56,7 +56,7 @@ class Beams(NamedTuple):
     tokens: Tensor
 
     def next(self, decoding: Decoding, end: int) -> Beams:
-        """Those of one token more."""
+        """Return the beams with one more token."""
         batch, width, _ = self.tokens.shape
         logits = next_logits(decoding, self.tokens[..., -1].flatten())
         scores = (logits.float().log_softmax(-1).unflatten(0, (batch, width)) + self.scores.unsqueeze(-1)).flatten(1)
@@ -84,7 +84,7 @@ class Beams(NamedTuple):
             self.searches[row].add(score, len(tokens) + 1, tokens)
 
     def close(self) -> None:
-        """What has not ended is a result as it is."""
+        """Turn unfinished beams into results."""
         scores, found = self.scores.flatten().tolist(), self.tokens[..., 1:].flatten(0, 1).tolist()
         for row, (score, tokens) in enumerate(zip(scores, found, strict=True)):
             self.searches[row // self.scores.shape[-1]].add(score, len(tokens), tokens)

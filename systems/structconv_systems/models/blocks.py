@@ -1,4 +1,4 @@
-"""What Transformers are made of: blocks around any attention, stacks of them, and embeddings of tokens."""
+"""Parts of Transformers: blocks around any attention, stacks of blocks, and embeddings of tokens."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ ROOM = 64
 
 
 def attention(made: Mechanism | Conv, channels: int, dim: int) -> Conv:
-    """The layer of a mechanism, whose heads carry `dim` channels each, whatever they are; a layer as it is."""
+    """Return the layer of a mechanism with `dim` channels for each head; a layer is returned unchanged."""
     return made if isinstance(made, Conv) else Conv(made, channels, channels, weight=LowRank(dim))
 
 
 class DecoderCache(NamedTuple):
-    """What a block keeps in decoding: of the entries that came, and of the source."""
+    """The cache of a block in decoding: of past entries, and of the source."""
 
     own: Cache
     source: Cache | None
@@ -50,14 +50,14 @@ class Block(nn.Module):
     The network is W_2 relu(W_1 x + b_1) + b_2 (Vaswani et al. 2017, eq. 2).
 
     Args:
-        attention: of the entries to each other.
-        source: of the entries to those of a source, `None` where there is none.
-        hidden: channels within the network.
-        dropout: on what is added to x.
+        attention: attention among the entries.
+        source: attention to the entries of a source, or `None`.
+        hidden: hidden channels of the network.
+        dropout: probability of dropout on the terms added to x.
         norm: "pre" for the first form (Xiong et al. 2020), "post" for the second (Vaswani et al. 2017, section 3.1).
 
     Raises:
-        ConfigError: another norm.
+        ConfigError: the norm is unknown.
     """
 
     def __init__(self, attention: Conv, source: Conv | None, *, hidden: int, dropout: float, norm: str) -> None:
@@ -79,7 +79,7 @@ class Block(nn.Module):
                         lambda h: attend(cast(Conv, self.source), h, source, structure=pairs))
 
     def prepare(self, x: Tensor, source: Tensor | None = None, pairs: Support | None = None) -> DecoderCache:
-        """For steps behind entries x (B, N, C), of no number perhaps."""
+        """Return the cache for steps after entries x (B, N, C), N >= 0."""
         own = self.attention.prepare(x)
         return DecoderCache(own, None if self.source is None or source is None else self.source.prepare(source, pairs))
 
@@ -96,10 +96,10 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """Blocks in a row, and a norm behind those that normalize first.
+    """Blocks in sequence, with a norm after them if they normalize first.
 
     Args:
-        recompute: keep of each block its input alone, and compute it again in the backward pass (Chen et al. 2016).
+        recompute: store only the input of each block, and compute it again in the backward pass (Chen et al. 2016).
     """
 
     def __init__(self, blocks: list[Block], *, recompute: bool = False) -> None:
@@ -109,14 +109,14 @@ class Stack(nn.Module):
         self.norm = nn.LayerNorm(channels) if blocks[0].pre else nn.Identity()
 
     def forward(self, x: Tensor, *others: Any) -> Tensor:
-        """As of one block."""
+        """Run the blocks one after the other."""
         for block in self.blocks:
             again = self.recompute and torch.is_grad_enabled()
             x = checkpoint(block, x, *others, use_reentrant=False) if again else block(x, *others)
         return cast(Tensor, self.norm(x))
 
     def prepare(self, x: Tensor, source: Tensor | None = None, pairs: Support | None = None) -> list[DecoderCache]:
-        """What each block keeps."""
+        """Return the cache of each block."""
         return [cast(Block, block).prepare(x, source, pairs) for block in self.blocks]
 
     def step(self, caches: list[DecoderCache], x: Tensor) -> Tensor:
@@ -131,11 +131,11 @@ class Tokens(nn.Module):
 
     Args:
         vocabulary: V. channels: C.
-        positions: p: "sinusoidal", "learned" at most `length` of them, or "none".
+        positions: p: "sinusoidal", "learned" for at most `length` positions, or "none".
 
     Raises:
-        ConfigError: other positions.
-        ShapeError: more places are asked for than are learned.
+        ConfigError: the kind of positions is unknown.
+        ShapeError: there are more positions than learned ones.
     """
 
     def __init__(self, vocabulary: int, channels: int, *, positions: str, dropout: float, length: int = 512) -> None:
@@ -150,7 +150,7 @@ class Tokens(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor, p: Tensor | None) -> Tensor:
-        """Tokens (..., N), and p of the place of each, (N, C) -> (..., N, C)."""
+        """Embed tokens (..., N), with positions p (N, C) -> (..., N, C)."""
         x = self.embedding(tokens) * self.embedding.embedding_dim ** 0.5
         return cast(Tensor, self.dropout(x if p is None else x + p))
 
@@ -176,10 +176,10 @@ class Tokens(nn.Module):
 
 
 class StackDecoding:
-    """The `Decoding` of a stack: of each block the keys and values of the tokens that came, and of the source.
+    """The `Decoding` of a stack: keys and values of past tokens and of the source, for each block.
 
     Args:
-        logits: (B, C) -> (B, V), of what the stack gives. batch: B, each a sample of a source of its own.
+        logits: (B, C) -> (B, V), from the output of the stack. batch: B samples, each with its own source.
     """
 
     def __init__(self, tokens: Tokens, stack: Stack, caches: list[DecoderCache], logits: Callable[[Tensor], Tensor],

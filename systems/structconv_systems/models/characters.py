@@ -17,20 +17,21 @@ class CharacterModel(nn.Module):
     """P(y_n | y_<n) = softmax(E h_n), h of causal blocks that normalize first (Radford et al. 2019).
 
     Attention is y_n = sum_k sum_(m <= n) A_kmn x_m V_k O_k, A = softmax_m(<R_n W^q_k x_n, R_m W^k_k x_m> / sqrt(D)),
-    with the rotation R_n by the place n (Su et al. 2021, eq. 16): what a character sees depends on offsets alone, so
-    that texts of any length are taken. Offsets that training did not have mislead it: a `window` leaves them out.
+    with the rotation R_n by the position n (Su et al. 2021, eq. 16). It depends on offsets alone, so that texts of any
+    length are valid. Offsets beyond those of training reduce accuracy: a `window` masks them.
 
     Args:
         vocabulary: V. channels: C. layers: blocks. heads: K; D = C / K, even. hidden: channels of the networks.
         dropout: see `Block`. recompute: see `Stack`.
-        window: characters that each sees, itself included; all before it where absent. No weight depends on it.
+        window: number of characters that each reads, itself included; default: all before it. No parameter depends on
+            it.
         positions: "rotary"; "sinusoidal" or "learned", added to the embeddings, instead.
-        length: of a text at most, with learned positions.
+        length: greatest length of a text, for learned positions.
 
-    Characters are integers below V, of which none stands for padding. O(N^2) pairs a head and block.
+    Characters are integers below V, without padding. O(N^2) pairs for each head and block.
 
     Raises:
-        ConfigError: heads that do not divide the channels, an odd D, no layers, a window below 1.
+        ConfigError: the heads do not divide the channels, D is odd, there are no layers, or the window is below 1.
     """
 
     def __init__(self, vocabulary: int, *, channels: int = 192, layers: int = 6, heads: int = 6, hidden: int = 768,

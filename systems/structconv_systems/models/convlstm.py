@@ -1,4 +1,4 @@
-"""ConvLSTM (Shi et al. 2015): an encoder reads a film, a forecaster goes on with it; and the same without a grid."""
+"""ConvLSTM (Shi et al. 2015): an encoder reads a film, a forecaster continues it; and the LSTM without a grid."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ class ConvLSTM(nn.Module):
     states; it reads the last frame, then its own.
 
     Args:
-        size: rows and columns of a frame. ahead: frames that are forecast. patch: rows and columns of a patch, which
-            divides size. kernel: of the convolutions. hidden: H, channels of a state. layers: of both halves.
+        size: rows and columns of a frame. ahead: number of forecast frames. patch: rows and columns of a patch, a
+            divisor of size. kernel: size of the convolutions. hidden: H, channels of a state. layers: layers of both
+            halves.
 
     Calling it: frames (..., T, size, size) in [0, 1] -> logits (..., ahead, size, size) of their pixels. T + ahead
     steps, one after the other.
@@ -83,7 +84,7 @@ class ConvLSTM(nn.Module):
 
 
 class MeanFrame(nn.Module):
-    """The mean of frames (..., size, size), whatever was seen; called as `ConvLSTM` is."""
+    """The mean of frames (..., size, size) as a forecast, independent of the input; called like `ConvLSTM`."""
 
     def __init__(self, frames: Tensor, ahead: int) -> None:
         super().__init__()
@@ -102,7 +103,7 @@ def width_without_grid(size: int, patch: int, kernel: int, hidden: int, layers: 
 
 
 def _parameters(pixels: int, shifts: int, hidden: int, layers: int) -> int:
-    """Of a network with these channels of an entry."""
+    """Return the number of parameters of a network with these channels."""
     sizes = [pixels, *[hidden] * (layers - 1)]
     cells = sum(4 * hidden * (shifts * (channels + hidden) + 1) + 3 * hidden for channels in sizes)
     return 2 * cells + (layers * hidden + 1) * pixels

@@ -34,10 +34,10 @@ class DCRNN(nn.Module):
     prediction or, in training, with what was observed (scheduled sampling: Bengio et al. 2015).
 
     Args:
-        mechanism: what relates the sensors, `diffusion` for instance; `Identity()` for a network without a graph.
-        horizon: readings to come. hidden: H, channels of a state. layers: of cells, in both halves.
+        mechanism: relates the sensors, for example `diffusion`; `Identity()` for a network without a graph.
+        horizon: number of forecast readings. hidden: H, channels of a state. layers: layers of cells in both halves.
         known: E, further channels of the encoder's input.
-        mean, deviation: by which readings are standardized.
+        mean, deviation: constants that standardize the readings.
 
     Calling it: readings (..., T, M), a graph, known (..., T, M, E) -> (..., horizon, M), in the unit of the readings.
     With `wanted` (..., horizon, M), what the decoder sees in step n > 1 is its own reading or, with probability
@@ -100,7 +100,7 @@ def width_without_graph(hidden: int, layers: int, known: int, order: int) -> int
 
 
 def _parameters(size: int, hidden: int, layers: int, known: int) -> int:
-    """Of a network over a basis of this size."""
+    """Return the number of parameters of a network over a basis of this size."""
     inputs = [1 + known, 1, *[hidden] * (2 * layers - 2)]
     return sum(3 * hidden * (size * (channels + hidden) + 1) for channels in inputs) + hidden + 1
 

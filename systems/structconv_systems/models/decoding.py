@@ -1,4 +1,4 @@
-"""Decoding step by step, of any model: greedy, by sampling, by beams."""
+"""Step-by-step decoding for any model: greedy, by sampling, by beams."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def greedy(decoding: Decoding, batch: int, *, begin: int | Tensor, end: int | No
     """The likeliest token at each step: y_n = argmax_v logits_v(y_<n).
 
     Args:
-        decoding: of `batch` samples, at their beginning; its model in evaluation mode.
-        begin: the token before the first, for a model on the CPU; or tokens (batch, n >= 1), int64, that are there
-            already, a prompt, on the device of the model.
-        end: the token behind the last; `None` where there is none.
-        most: tokens of a sample, at most.
+        decoding: the decoding of `batch` samples, at their beginning; its model is in evaluation mode.
+        begin: the token before the first, for a model on the CPU; or a prompt, tokens (batch, n >= 1), int64, on the
+            device of the model.
+        end: the token after the last; `None` if there is none.
+        most: greatest number of tokens of a sample.
 
     Returns:
         The tokens of each sample behind `begin` and before `end`. Once half of the samples have ended the others go on
@@ -76,7 +76,7 @@ def sample(decoding: Decoding, batch: int, *, begin: int | Tensor, end: int | No
 @torch.no_grad()
 def beam(decoding: Decoding, batch: int, *, width: int, begin: int | Tensor, end: int, most: int,
          length_penalty: float = 0.6, normalization: str = "gnmt") -> list[list[int]]:
-    """What a search by `width` beams finds best, by log P(y) / penalty(|y|).
+    """Return the best results of a search by `width` beams, by log P(y) / penalty(|y|).
 
     |y| counts the tokens of y with `end`; the penalty is ((5 + |y|) / 6)^a with normalization "gnmt" (Wu et al. 2016,
     eq. 14) and |y|^a with "length", a = `length_penalty`. A step takes the likeliest continuations of the beams that
@@ -86,9 +86,9 @@ def beam(decoding: Decoding, batch: int, *, width: int, begin: int | Tensor, end
     Args:
         decoding: of `batch` samples, at their beginning; it goes on with `width` beams of each, those of sample b
             being b width ... b width + width - 1.
-        width: how many beams, at least 1.
-        begin, most: as of `greedy`; a beam of `most` tokens is a result as it is.
-        end: the token behind the last.
+        width: number of beams, at least 1.
+        begin, most: see `greedy`; a beam of `most` tokens is a result without `end`.
+        end: the token after the last.
         length_penalty: a, from 0 to 20.
         normalization: "gnmt" or "length".
 
@@ -141,7 +141,7 @@ def _followed(decoding: Decoding, batch: int, choose: Callable[[Tensor], Tensor]
 
 
 def _primed(decoding: Decoding, batch: int, begin: int | Tensor, most: int) -> Tensor:
-    """The newest tokens (batch,), where those before them have been told."""
+    """Return the newest tokens (batch,), after steps for those before them."""
     check_positive("decoding", "batch", batch)
     check_natural("decoding", "most", most)
     if not isinstance(begin, Tensor):

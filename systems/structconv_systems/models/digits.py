@@ -1,4 +1,4 @@
-"""One small network for images as entries on a grid; only its basis differs from variant to variant."""
+"""A small network for images as entries on a grid; variants differ in the basis only."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class PixelNetwork(nn.Module):
         return self.classify(torch.cat([h.mean(-2), h.amax(-2)], -1))
 
     def first_basis(self, image: Tensor) -> Basis:
-        """What relates the pixels of one image (M, 1) in the first layer."""
+        """Return the basis of the first layer for one image (M, 1)."""
         layer = cast(Conv, self.layers[0])
         return layer.basis(self.embed(image) + self.position, structure=self.structure)
 

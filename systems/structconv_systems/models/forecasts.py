@@ -1,4 +1,4 @@
-"""Forecasts that a network has to beat: linear, seasonal, mean and zero."""
+"""Baseline forecasts: linear, seasonal, mean and zero."""
 
 from __future__ import annotations
 
@@ -92,11 +92,11 @@ class ZeroForecast(nn.Module):
 
 
 class TimeOfDay(nn.Module):
-    """The mean of each sensor's training readings at the time of day that is forecast (a historical average).
+    """The mean of each sensor's training readings at the same time of day (a historical average).
 
     Args:
         values, observed: training readings (T, S), the first at the beginning of a day, and which count.
-        period: readings of a day.
+        period: number of readings in a day.
 
     Calling it: as `DCRNN` is, with the time of day in [0, 1) as `known` (..., T, S, 1) -> (..., horizon, S).
     """

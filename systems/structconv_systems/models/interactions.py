@@ -1,4 +1,4 @@
-"""How bodies move that pull, push and hit one another: interaction networks (Battaglia et al. 2016)."""
+"""Interaction networks for moving bodies that attract, repel and collide (Battaglia et al. 2016)."""
 
 from __future__ import annotations
 
@@ -75,8 +75,9 @@ class InteractionNetwork(nn.Module):
 
     @torch.no_grad()
     def rollout(self, states: Tensor, properties: Tensor, graph: Graph, steps: int) -> Tensor:
-        """What comes after states (..., N, 4): (..., steps, N, 4). In a step a body moves by the interval times the
-        mean of its velocities before and after."""
+        """Return the states after (..., N, 4): (..., steps, N, 4). In a step a body moves by the interval times the
+        mean of its velocities before and after.
+        """
         found = []
         for _ in range(steps):
             change = self(states, properties, graph)
@@ -88,14 +89,14 @@ class InteractionNetwork(nn.Module):
 
 
 def _network(channels: int, hidden: int, layers: int) -> nn.Sequential:
-    """`layers` layers with ReLU behind each, and one without."""
+    """Return a network of `layers` layers with ReLU, and one without."""
     widths = (channels,) + (hidden,) * layers
     return nn.Sequential(*(module for pair in pairwise(widths) for module in (Linear(*pair), nn.ReLU())),
                          Linear(hidden, hidden))
 
 
 def _greatest(seen: Tensor) -> Tensor:
-    """The greater of |5 %| and |95 %| of each channel of rows (..., C); 1 where both are 0."""
+    """Return the greater of |5 %| and |95 %| of each channel of rows (..., C); 1 if both are 0."""
     rows = seen.flatten(0, -2)
     ends = [rows.kthvalue(max(1, round(share * len(rows))), 0).values.abs() for share in (0.05, 0.95)]
     greatest = torch.maximum(*ends)

@@ -41,11 +41,11 @@ class Luong(nn.Module):
 
     Args:
         source_words, target_words: sizes of the vocabularies.
-        embed: channels of words. hidden: H of all layers of both stacks. layers: LSTMs of each stack.
+        embed: channels of words. hidden: H of all layers. layers: number of LSTMs in each stack.
         score, window, radius, length: see `alignment`.
-            A source with more words than `length` gives no weight to the words behind them (section 3.1).
-        input_feeding: whether the decoder reads the a_t of the word before (section 3.3).
-        dropout: of what enters each layer, and of a_t.
+            Words of a source after the first `length` words get no weight (section 3.1).
+        input_feeding: if True, the decoder reads the a_t of the word before (section 3.3).
+        dropout: probability of dropout on the input of each layer and on a_t.
 
     Calling it: source (B, M) and target (B, N) integers, filled up with 0 at the end, the target beginning with 1 ->
     logits (B, N, V) of the words that follow. Without input feeding all N words are looked up in one call of the
@@ -55,7 +55,7 @@ class Luong(nn.Module):
     the encoder's layers is the same for all words of a sentence.
 
     Raises:
-        ConfigError: options that do not go together.
+        ConfigError: options contradict each other.
     """
 
     def __init__(self, source_words: int, target_words: int, *, embed: int = 256, hidden: int = 256, layers: int = 2,
@@ -77,24 +77,25 @@ class Luong(nn.Module):
         return self.logits(self.begin(source).advanced(target)[1])
 
     def begin(self, source: Tensor) -> LuongDecoding:
-        """The decoder in front of the first word, of sources (B, M)."""
+        """Return the decoder before the first word, for sources (B, M)."""
         backward = source.flip(1)
         states, last = self.encoder(self.dropout(self.source(backward)), backward != PAD)
         near, exist = states.flip(1)[:, :self.length], (source != PAD)[:, :self.length]
         return LuongDecoding(self, self.context.prepare(near, Padding(exist)), *last)
 
     def attentional(self, cache: Cache, state: Tensor, first: int) -> Tensor:
-        """a_t (B, N, H) of h_t, the first of which is at this place of the target."""
+        """Return a_t (B, N, H) for h_t, the first of which has position `first` in the target."""
         context = self.context(cache, z=state, positions=first if self.by_place else None)
         return torch.tanh(context + self.own(state))
 
     def logits(self, attentional: Tensor) -> Tensor:
-        """Those of the words that follow, by a_t (..., H)."""
+        """Return the logits of the next words from a_t (..., H)."""
         return self.words(self.dropout(attentional))
 
     def alignment(self, source: Tensor, target: Tensor) -> Tensor:
-        """How much each word looks at each of the source while it is chosen: a (N, M), of a pair (M) and (N); of a
-        batch (B, N, M). The target begins with 1: row i is of the word that follows target[i]."""
+        """Return the attention weights of each target word over the source words: (N, M) for a pair (M) and (N), (B, N,
+        M) for a batch. The target begins with 1: row i belongs to the word after target[i].
+        """
         if source.dim() == 1:
             return self.alignment(source.unsqueeze(0), target.unsqueeze(0)).squeeze(0)
         decoding = self.begin(source)

@@ -31,8 +31,9 @@ class GraphLeNet(nn.Module):
     nodes that are paired twice, see `coarsened`; there are no fake nodes, for the clusters are pooled as they are.
 
     Args:
-        graph: of the N numbers of a signal. classes: how many logits. channels: of each level. order: K, polynomials
-            of a filter. hidden: channels of the hidden layer. dropout: of these.
+        graph: the graph of the N numbers of a signal. classes: number of logits. channels: channels of each level.
+            order: K, polynomials of a filter. hidden: channels of the hidden layer. dropout: probability of dropout on
+            these.
 
     Calling it: signals (B, N), or images (B, H, W) of N pixels -> (B, classes).
     """
@@ -58,7 +59,7 @@ class GraphLeNet(nn.Module):
 
 
 class GridLeNet(nn.Module):
-    """The same of images, with shifts of their grid in the place of polynomials: C32-P4-C64-P4-FC512.
+    """The same network on images, with shifts of the grid instead of polynomials: C32-P4-C64-P4-FC512.
 
     Args:
         shape: (H, W). kernel: pixels on a side of a filter, odd. classes, channels, hidden, dropout: see `GraphLeNet`.

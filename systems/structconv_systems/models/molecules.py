@@ -56,5 +56,5 @@ class MessagePassing(nn.Module):
 
     @property
     def variance(self) -> float:
-        """Of what is predicted."""
+        """The variance of the targets."""
         return float(cast(Tensor, self.deviation)) ** 2

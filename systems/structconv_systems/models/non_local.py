@@ -1,4 +1,4 @@
-"""A small CNN whose pixels see all others through a non-local block, or do not (Wang et al. 2018)."""
+"""A small CNN with or without a non-local block, by which each pixel reads all others (Wang et al. 2018)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ class NonLocalNetwork(nn.Module):
     """Logits W mean_n h_n of pixels: h = conv 3x3/2, conv 3x3, x + block, conv 3x3/2 of an image, a norm over the batch
     and a ReLU behind each conv.
 
-    Without a block a pixel of h sees 11 x 11 of the image and the logits are a mean over such patches: how two of them
-    lie to each other they cannot say. With one, x_n + (sum_m f(x_m, x_n) x_m V) O / C(x), each sees all.
+    Without a block a pixel of h has a receptive field of 11 x 11, and the logits are a mean over such patches, so that
+    they cannot depend on the relation of two patches. With a block, x_n + (sum_m f(x_m, x_n) x_m V) O / C(x), each
+    pixel reads all.
 
     Args:
-        classes: how many logits. function: f, see `NonLocalBlock`, or "none". channels: of the layers, the first of
-            which has half of them. inner: channels within the block.
+        classes: number of logits. function: f, see `NonLocalBlock`, or "none". channels: channels of the layers; the
+            first has half of them. inner: channels within the block.
 
     Calling it: images (B, H, W) -> (B, classes). The block stands where pixels are H / 2 x W / 2.
     """

@@ -1,4 +1,4 @@
-"""Which bodies act on which, found from how they move: neural relational inference (Kipf et al. 2018)."""
+"""Neural relational inference: infer from trajectories which bodies interact (Kipf et al. 2018)."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Inferred(NamedTuple):
 class RelationalInference(nn.Module):
     """An encoder q(z | x) of the type z_e of each pair of bodies, and a decoder p(x_(t+1) | x_t, z) of their motion.
 
-    While it trains z is drawn from the concrete distribution, softmax((logits + g) / temperature) with Gumbel noise g,
-    so that gradients pass; else it is the most probable type.
+    In training z is drawn from the concrete distribution, softmax((logits + g) / temperature) with Gumbel noise g, so
+    that gradients pass; otherwise it is the most probable type.
 
     Args:
         encoder: (trajectories (B, times, N, C), graph) -> logits (B, E, K).
         decoder: (states (B, W, N, C), graph, types (B, E, K), H) -> the H states after each, (B, W, H, N, C).
-        times: that the encoder reads. types: K. temperature: of the relaxation.
+        times: number of times that the encoder reads. types: K. temperature: temperature of the relaxation.
 
     Called with trajectories (B, T, N, C), a graph of all pairs that may act on one another, say `Graph.complete(N)`,
     where rollouts begin, (W,) indices into T, and their length H -> `Inferred`. Kipf et al. (2018), eq. 4 to 13.
@@ -171,7 +171,7 @@ class Correlation(nn.Module):
 
     @staticmethod
     def correlation(x: Tensor, graph: Graph) -> Tensor:
-        """Of trajectories (B, T, N, C), (B, E)."""
+        """Return the correlation of each edge, (B, E), for trajectories (B, T, N, C)."""
         y = x - x.mean(1, keepdim=True)
         y = y / y.square().mean(1, keepdim=True).sqrt().clamp(min=1e-12)
         return (y[:, :, graph.source] * y[:, :, graph.target]).mean((1, 3))

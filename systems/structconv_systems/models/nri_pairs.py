@@ -29,7 +29,7 @@ _HASTE = 2.5
 
 
 class Space(nn.Module, abc.ABC):
-    """What the encoder reads of the states (B, T, N, C), at each time but the last.
+    """The features that the encoder reads from the states (B, T, N, C), at each time except the last.
 
     Attributes:
         channels: C. node_features, pair_features: of a body and of a pair of bodies, per time.
@@ -71,8 +71,9 @@ class Plane(Space):
         return x[..., 2:]
 
     def forward(self, x: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
-        """Of a body its state and the inverse hyperbolic sine of its change of velocity; of a pair the distance, its
-        logarithm, and the changes of both and the speed at which they part, along the line between them."""
+        """Features of a body: its state and asinh of its change of velocity. Features of a pair: the distance, its
+        logarithm, the changes of both, and the speed of separation along the line between them.
+        """
         changes, x = self.changes(x), x[:, :-1]
         unit, distance = directions(x, graph)
         sender, receiver = graph.source, graph.target
@@ -92,20 +93,22 @@ class Circle(Space):
         return x[..., :1]
 
     def forward(self, x: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
-        """Of an oscillator its state and change of frequency; of a pair sine and cosine of the difference of phases."""
+        """Features of an oscillator: its state and change of frequency. Features of a pair: sine and cosine of the
+        difference of phases.
+        """
         changes, x = self.changes(x), x[:, :-1]
         return torch.cat([x, changes.asinh()], -1), differences(x, graph)
 
 
 def directions(x: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
-    """Of each edge the unit vector (..., E, 2) from its sender to its receiver, and the distance (..., E, 1)."""
+    """Return for each edge the unit vector (..., E, 2) from sender to receiver, and the distance (..., E, 1)."""
     apart = x[..., graph.target, :2] - x[..., graph.source, :2]
     distance = apart.norm(dim=-1, keepdim=True).clamp(min=_NEAR)
     return apart / distance, distance
 
 
 def differences(x: Tensor, graph: Graph) -> Tensor:
-    """Of each edge sine and cosine of the receiver's phase minus the sender's, (..., E, 2)."""
+    """Return for each edge sine and cosine of the receiver's phase minus the sender's, (..., E, 2)."""
     sine, cosine = x[..., 1], x[..., 2]
     (sine_m, sine_n), (cosine_m, cosine_n) = ((part[..., graph.source], part[..., graph.target])
                                               for part in (sine, cosine))
@@ -252,7 +255,8 @@ def _turned(x: Tensor, change: Tensor) -> Tensor:
 
 
 def reversed_edges(graph: Graph) -> Tensor:
-    """Of each edge m -> n the place of n -> m, (E,), in a graph that has both and no edge twice."""
+    """Return for each edge m -> n the number of the edge n -> m, (E,), in a graph that has both and no duplicate edge.
+    """
     def find() -> Tensor:
         source, target = graph.source, graph.target
         forward, backward = source * graph.num_nodes + target, target * graph.num_nodes + source

@@ -1,4 +1,6 @@
-"""Batches of samples of like length, in an order that seed and step alone decide: a checkpoint holds no position."""
+"""Batches of samples of similar length, in an order that depends on seed and step only, so that checkpoints need no
+position.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ def generator(seed: int, number: int) -> torch.Generator:
 class Batches:
     """The samples of each training step.
 
-    Samples are sorted by length, equal ones in a random order of each pass, and cut into batches that cost about as
-    much when they are padded; the batches then come in a random order. Every pass has as many as every other.
+    Samples are sorted by length, with equal lengths in random order, and split into batches of similar padded cost,
+    which come in random order. Every pass has the same number of batches.
 
     Args:
-        lengths: of the samples; in a batch each counts as much as the longest.
-        cost: of a batch at most: samples times the longest length. A longer sample is a batch of its own.
-        seed: of the order.
+        lengths: lengths of the samples; in a batch each counts like the longest.
+        cost: greatest cost of a batch: samples times the longest length. A longer sample is a batch of its own.
+        seed: seed of the order.
 
     Raises:
         ConfigError: there are no samples.
@@ -58,7 +60,7 @@ class Batches:
 
 
 def _cuts(lengths: list[int], cost: int) -> list[tuple[int, int]]:
-    """Where batches begin and end among sorted lengths."""
+    """Return the begin and end of each batch among sorted lengths."""
     cuts, first = [], 0
     for place, length in enumerate(lengths):
         if place > first and (place - first + 1) * length > cost:
@@ -83,6 +85,6 @@ class Windows:
         self._places, self._size, self._seed = places, size, seed
 
     def at(self, step: int) -> list[int]:
-        """Where the samples of step number `step`, from 1, begin."""
+        """Return the numbers of the samples of step `step`, counted from 1."""
         places: list[int] = torch.randint(self._places, (self._size,), generator=generator(self._seed, step)).tolist()
         return places

@@ -1,4 +1,4 @@
-"""Checkpoints: one folder each, safetensors and JSON, hashed, renamed into place; a corrupt one is passed over."""
+"""Checkpoints: one folder each, safetensors and JSON, hashed, renamed into place; corrupt ones are skipped."""
 
 from __future__ import annotations
 

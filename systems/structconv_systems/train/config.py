@@ -67,16 +67,16 @@ class Recipe:
             object.__setattr__(self, field.name, value)
 
     def check(self) -> None:
-        """Raise `ConfigError` where what it reads cannot be; not asked of a run that is used, which reads nothing."""
+        """Raise `ConfigError` if its files cannot exist; not called for a run that is used, which reads no files."""
 
     def files(self) -> list[Path]:
-        """The files that it reads, as far as they are there; a run is continued only if they are as they were."""
+        """Return the existing files that it reads; a run continues only if they are unchanged."""
         return []
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """What there is to know of one key of a recipe: its name, type as written, default and help line."""
+    """An option of a recipe: its name, type, default and help line."""
 
     key: str
     kind: str
@@ -145,7 +145,7 @@ def from_json(recipe: type[R], text: str) -> R:
 
 
 def presets(recipe: type[Recipe]) -> dict[str, Mapping[str, Any]]:
-    """What each preset changes, ``default`` included."""
+    """Return the options that each preset changes, ``default`` included."""
     return {"default": {}, **recipe.presets}
 
 
@@ -207,7 +207,7 @@ def _check_bounds(owner: str, field: dataclasses.Field[Any], value: Any) -> None
 
 
 def _check_choices(owner: str, field: dataclasses.Field[Any], value: Any) -> None:
-    """Of a tuple each is one of the choices, none comes twice, and there is at least one."""
+    """Check that a tuple has at least one item, and only choices without duplicates."""
     choices = field.metadata.get("choices")
     if choices and isinstance(value, tuple):
         if not value or not set(value) <= set(choices) or len(set(value)) < len(value):

@@ -21,7 +21,7 @@ _LEVEL = 0.95
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """An effect as it was measured.
+    """A measured effect.
 
     Attributes:
         value: mean over seeds, None if its groups were not trained. low, high: its interval, None for one seed.
@@ -38,23 +38,23 @@ class Contrast:
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """What a system gains over a baseline according to its paper.
+    """The gain of a system over a baseline according to its paper.
 
-    In each seed a pair gains the difference of its two figures, or the ratio of them, and the effect is the least gain
+    For each seed the gain of a pair is the difference or the ratio of its two figures, and the effect is the least gain
     of all pairs. It is positive, or a ratio above 1, if the system is better than every baseline.
 
     Attributes:
-        claim: what is compared and in which unit, in words.
-        figure: the name of the figure in what `Task.test` measures.
+        claim: the comparison and its unit, in words.
+        figure: the name of the figure that `Task.test` measures.
         pairs: names of groups of trainings, (system, baseline); ``GROUP:FIGURE`` names another figure of a group.
-        higher: whether a greater figure is better.
+        higher: if True, a greater figure is better.
         ratio: compare by the ratio, for errors and perplexities, which scale with the data.
         published: the effect in the paper; None if the paper gives a direction without a number.
-        margin: an effect up to here counts as none. Below 0 for a paper that claims that little is lost.
-        share: the part of the way from margin to published that "reproduced" asks for.
+        margin: an effect up to this counts as none. Below 0 for a paper that claims a small loss.
+        share: the part of the way from margin to published that "reproduced" requires.
 
     Raises:
-        ConfigError: an effect that no figures can miss.
+        ConfigError: no figures can miss the effect.
     """
 
     claim: str
@@ -78,7 +78,7 @@ class Effect:
             raise ConfigError("Effect", "the published effect must be above no effect", self.published)
 
     def measured(self, groups: Mapping[str, Sequence[float]]) -> Contrast:
-        """The effect in the figures of each group, one for each seed; a group with one figure is the same in all.
+        """Return the effect from the figures of each group, one for each seed; a single figure holds for all seeds.
 
         The interval is Student's t over seeds, at 95 %. The effect is shown if all of the interval is above `margin`,
         and reproduced if its mean also reaches `share` of the published effect.

@@ -1,4 +1,4 @@
-"""What a run, or a report, says of where it was made: versions, the commit, the machine."""
+"""The environment of a run or report: versions, commit and machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measurements as event files for TensorBoard, where `tensorboard` is installed."""
+"""Measurements as event files for TensorBoard, if `tensorboard` is installed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["Events"]
 
 
 class Events:
-    """The event files of a training, which begin after a step: what a run measured behind it is not shown.
+    """The event files of a training from a given step on; measurements after the step are replaced.
 
-    Nothing is written, and no folder made, where `tensorboard` is not installed.
+    Writes nothing if `tensorboard` is not installed.
     """
 
     def __init__(self, folder: Path, after: int) -> None:

@@ -1,4 +1,4 @@
-"""How a training ends before its time: Ctrl-C and SIGTERM, honoured between two steps, and divergence; no torch."""
+"""Early ends of a training: Ctrl-C and SIGTERM, handled between two steps, and divergence; no torch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ EXIT_DIVERGED, EXIT_INTERRUPTED = 4, 75
 
 
 class Interrupted(Stop):
-    """A training was asked to stop, has saved its state, and stops.
+    """A training received a signal, saved its state, and stops.
 
     Args:
-        message: what stopped and where. run: the folder of its run, where that is known.
+        message: what stopped and where. run: the folder of its run, if known.
     """
 
     exit_code = EXIT_INTERRUPTED

@@ -26,7 +26,7 @@ __all__ = ["Schedule", "Stateful", "Task", "fit"]
 
 
 class Stateful(Protocol):
-    """What has a state of its own beside the model's: a tree of dictionaries, lists, scalars and tensors."""
+    """An object with a state beside the model's: a tree of dictionaries, lists, scalars and tensors."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -34,11 +34,11 @@ class Stateful(Protocol):
 
 
 class Task(Protocol):
-    """What is trained: a model, its optimizer, and three functions that return measurements by name.
+    """A training task: a model, its optimizer, and three functions that return measurements by name.
 
-    A checkpoint holds the model's `state_dict`, the optimizer's, and the states of Python's, numpy's and torch's global
-    generators. What else a step depends on must follow from its number, or be part of the optimizer's state: then a
-    training that is resumed goes on as if it had not been interrupted.
+    A checkpoint holds the `state_dict` of the model and of the optimizer, and the states of Python's, numpy's and
+    torch's global generators. All else that a step depends on must follow from its number, or be part of the
+    optimizer's state. Then a resumed training equals one that was not interrupted.
     """
 
     model: nn.Module
@@ -48,7 +48,7 @@ class Task(Protocol):
         """Do step number `step`, from 1. Data order must depend on `step` and on the global generators only."""
 
     def validate(self) -> dict[str, float]:
-        """What is measured of the present weights, ``val_loss`` say."""
+        """Measure the current weights, for example ``val_loss``."""
 
     def test(self) -> dict[str, float]:
         """The figures of the chosen weights, ``test_accuracy`` say."""
@@ -60,14 +60,16 @@ class Task(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """How long and how often: at most `steps` steps, validation and checkpoint every so many of them.
+    """The schedule of a training: at most `steps` steps, with regular validation and checkpoints.
 
     Attributes:
-        steps: at most. seed: of Python's, numpy's and torch's global generators, when the task is made.
-        stopping: a rule of `structconv_systems.train.stopping`, which says after each validation whether these weights
-            are kept and whether to stop; a fresh one for each training. Where it keeps none, the last are the result.
-        validate_every: steps; the last one is followed by a validation too.
-        checkpoint_every: steps.
+        steps: greatest number of steps. seed: seed of Python's, numpy's and torch's global generators when the task is
+            built.
+        stopping: a rule of `structconv_systems.train.stopping`, which decides after each validation whether to store
+            the weights and whether to stop; a new one for each training. If it stores none, the last weights are the
+            result.
+        validate_every: number of steps between validations; the last step is validated too.
+        checkpoint_every: number of steps between checkpoints.
     """
 
     steps: int
@@ -201,10 +203,10 @@ def _go_on(training: _Training, checkpoints: Checkpoints, *, run: Run, job: str,
 
 
 def _goes_on(finished: Checkpoint, schedule: Schedule) -> bool:
-    """Whether a finished training is to go on.
+    """Return True if a finished training should continue.
 
     Raises:
-        ConfigError: an earlier version finished it, and kept none of its last weights.
+        ConfigError: an earlier version finished it without storing its last weights.
     """
     state = finished.state
     if finished.step >= schedule.steps or state["stopped"]:
@@ -216,7 +218,7 @@ def _goes_on(finished: Checkpoint, schedule: Schedule) -> bool:
 
 
 def _reopened(finished: Checkpoint) -> Checkpoint:
-    """What the checkpoint of a finished training was before it chose its weights."""
+    """Return the checkpoint of a finished training as it was before its weights were chosen."""
     state = finished.state
     best = finished.weights if state["chosen"] else None
     return Checkpoint(step=finished.step, weights=state["last"], state={**state, "best": best, "last": None})

@@ -22,12 +22,13 @@ _MOST_SKIPPED = 10
 class Optimization:
     """An optimizer with everything that surrounds it; its state is a tree that checkpoints can hold.
 
-    A step whose loss or gradient is not finite, or that counts nothing, changes nothing and is told as ``skipped``.
+    If the loss or gradient of a step is not finite, or the step has no samples, the step is skipped and counted as
+    ``skipped``.
 
     Args:
-        model: what is trained.
-        options: how.
-        higher: whether a better validation figure is a greater one, for the plateau.
+        model: the model to train.
+        options: the options of training.
+        higher: if True, a greater validation figure is better, for the plateau.
     """
 
     def __init__(self, model: nn.Module, options: Trained, *, higher: bool = False) -> None:

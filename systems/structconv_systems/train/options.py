@@ -18,13 +18,13 @@ _NOT_A_RESULT = frozenset(("preset", "threads", "data", "checkpoint_every"))
 
 @dataclass(frozen=True, kw_only=True)
 class Measured(Recipe):
-    """A recipe with a figure that stands beside a published one.
+    """A recipe with a figure that is compared with a published one.
 
     Attributes:
-        published: the figure in the paper, as it is printed there.
-        effect: what the paper says that its system gains; None if no baseline is trained beside it.
-        folder: where its files are below a folder with the data of all recipes; empty where it needs none.
-        where: a user gets them; a sentence.
+        published: the figure as printed in the paper.
+        effect: the gain that the paper claims; None if no baseline is trained.
+        folder: the folder of its files inside the folder with all data; empty if it needs none.
+        where: the source of the files; a sentence.
     """
 
     published: ClassVar[str]
@@ -55,7 +55,7 @@ class Measured(Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class Trained(Measured):
-    """How a model is trained; the options of a `BatchTask`, each of which is described by its help line.
+    """The options of a `BatchTask`; each has a help line.
 
     A step is `accumulate` batches, whose losses are divided by what all of them count; their gradient is clipped to the
     norm `clip`, and the rate is `learning_rate` times what `schedule` says of the step.

@@ -1,4 +1,4 @@
-"""The parts of a data set, of which the test part cannot be read before the final evaluation."""
+"""The parts of a data set; the test part cannot be read before the final evaluation."""
 
 from __future__ import annotations
 

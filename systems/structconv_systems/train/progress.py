@@ -1,4 +1,4 @@
-"""What a user sees while a run works: live bars in a terminal, plain lines elsewhere.
+"""Progress of a run: live bars in a terminal, plain lines elsewhere.
 
 Lines come after 1.5 silent seconds, then after twice as many each time, until it is one a minute.
 """
@@ -17,7 +17,7 @@ _PULSE_SECONDS, _SLOWEST_PULSE = 1.5, 60.0
 
 
 class Progress(Protocol):
-    """Where a run reports: `phase` and `job` say what begins, `advance` how far it is, `note` keeps a line."""
+    """The progress of a run: `phase` and `job` begin a part, `advance` counts steps, `note` prints a line."""
 
     def __enter__(self) -> Self: ...
 
@@ -48,7 +48,7 @@ def _measured(metrics: dict[str, float]) -> str:
 
 
 class Pace:
-    """How long the rest of a training will take, from the steps done since it began or was continued."""
+    """Estimate the remaining time of a training from the steps since it began or continued."""
 
     def __init__(self, steps: int) -> None:
         self._steps, self._first, self._began = steps, 0, 0.0
@@ -79,7 +79,7 @@ class Quiet:
         """A part of the work without steps begins."""
 
     def jobs(self, total: int) -> None:
-        """How many trainings there will be."""
+        """Set the number of trainings."""
 
     def job(self, name: str, steps: int) -> None:
         """A training of at most `steps` steps begins."""

@@ -134,13 +134,13 @@ class Run:
         return run
 
     def configured(self, recipe: Recipe) -> Run:
-        """The same run with a recipe's options in its ``config.json``."""
+        """Return the run with a recipe's options in its ``config.json``."""
         self.write(_CONFIG, to_json(recipe))
         return self
 
     @property
     def config_text(self) -> str:
-        """What stands in ``config.json``."""
+        """Return the text of ``config.json``."""
         return read_text(self.folder / _CONFIG)
 
     @property
@@ -152,8 +152,9 @@ class Run:
             raise ConfigError("Run", f"{self.folder / _CONFIG} must name its recipe", error) from error
 
     def check_files(self, recipe: Recipe, *, others: bool = False) -> None:
-        """Raise `DataError` if a file that the recipe reads is not as it was when the run began, or has come or gone;
-        `others` may be there if the recipe is told to read others than the run."""
+        """Raise `DataError` if a file of the recipe changed, appeared or vanished since the run began; with `others`
+        the recipe may read other files than the run.
+        """
         before = read_json(self.folder / _FILES)
         if not isinstance(before, dict):
             raise DataError(self.folder / _FILES, "an object with the SHA-256 of files", type(before).__name__)
@@ -169,10 +170,10 @@ class Run:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Within it no other process works in the folder; `ConfigError` if one does.
+        """A context that locks the folder; `ConfigError` if another process works in it.
 
-        A run that `create` began and that an error of the library ends before anything is trained leaves nothing
-        behind, so that the same command goes again.
+        If an error of the library ends a new run before any training, its folder is removed, so that the same command
+        works again.
         """
         with locked(self.folder):
             try:
@@ -183,7 +184,7 @@ class Run:
 
     @property
     def trained(self) -> bool:
-        """Whether a training has saved anything."""
+        """Return True if a training has saved a checkpoint."""
         return (self.folder / "checkpoints").exists()
 
     def _discard_untouched(self) -> None:
@@ -196,7 +197,7 @@ class Run:
             self.folder.rmdir()
 
     def checkpoint_folder(self, job: str) -> Path:
-        """Where the checkpoints of a training are."""
+        """Return the folder of a training's checkpoints."""
         return self.folder / "checkpoints" / job
 
     def write(self, name: str, content: bytes | str) -> Path:

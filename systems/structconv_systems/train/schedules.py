@@ -1,4 +1,4 @@
-"""Learning rates as shares of their peak, functions of the step alone; a plateau is the one that has a memory."""
+"""Learning rates as shares of their peak, functions of the step alone, except the plateau, which has a state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When to stop and which weights to keep; each rule is a small state machine that checkpoints can hold."""
+"""Rules for early stopping and the choice of weights; each is a small state machine that checkpoints can hold."""
 
 from __future__ import annotations
 

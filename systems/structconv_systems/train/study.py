@@ -1,4 +1,4 @@
-"""What a recipe does: its trainings one after the other, their figures again, or only a few steps as a try."""
+"""Run a recipe: its trainings in order, their evaluation, or a few steps for an estimate."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ __all__ = ["Finished", "Job", "Runner", "Study", "jobs_of", "loaded", "measured"
 
 @dataclass(frozen=True, kw_only=True)
 class Runner:
-    """What the module of a recipe offers, as ``RUNNER``.
+    """The functions of a recipe's module, as ``RUNNER``.
 
     Attributes:
-        execute: (recipe, run, interrupt, progress) -> summary: do, or continue, all the trainings of a run.
-        evaluate: (recipe, run, progress) -> summary: measure the final weights of a run again.
+        execute: (recipe, run, interrupt, progress) -> summary: run or continue all trainings of a run.
+        evaluate: (recipe, run, progress) -> summary: evaluate the final weights of a run again.
         show: (recipe, summary): print a summary for people.
-        jobs: (recipe, run or None) -> its trainings, data read; `None` of a recipe that cannot be tried.
-        use: (recipe, run, progress) -> what a finished run translates or writes with; `None` where it is for neither.
-        report: (recipe, run): write the page of a finished run again; `None` of a recipe that has none of that kind.
+        jobs: (recipe, run or None) -> its trainings, with data; `None` if a recipe has no estimate.
+        use: (recipe, run, progress) -> the object by which a finished run translates or writes; `None` if it does
+            neither.
+        report: (recipe, run): write the page of a finished run again; `None` if a recipe has no such page.
     """
 
     execute: Callable[[Any, Run, Interrupt, Progress], dict[str, Any]]
@@ -74,7 +75,7 @@ class Study:
 
     @property
     def runner(self) -> Runner:
-        """What a recipe's module offers as ``RUNNER``."""
+        """Return the recipe's ``RUNNER``."""
         return Runner(execute=self.execute, evaluate=self.evaluate, show=self.show, jobs=self.jobs, use=self.use,
                       report=self.report)
 
@@ -119,7 +120,7 @@ class Study:
                 "seconds": sum(result["seconds"] for result in results.values())}
 
     def _headline(self, recipe: Measured, groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-        """The published effect as it was measured; the first figure alone of a recipe without a baseline."""
+        """Return the measured effect; for a recipe without a baseline, the first figure."""
         effect = recipe.expected
         if effect is None:
             figure, label = next(iter(self.columns.items()))
@@ -170,7 +171,7 @@ class Finished:
         return trained(_firsts(self.jobs)[group], self.run, self.progress)
 
     def tasks(self) -> dict[str, Any]:
-        """That of each group."""
+        """Return the task of each group."""
         return {group: self.task(group) for group in _firsts(self.jobs)}
 
 
@@ -180,7 +181,7 @@ def _group_of(name: str) -> str:
 
 
 def _firsts(jobs: Sequence[Job]) -> dict[str, Job]:
-    """The first training of each group."""
+    """Return the first training of each group."""
     found: dict[str, Job] = {}
     for job in jobs:
         found.setdefault(_group_of(job.name), job)
@@ -188,7 +189,7 @@ def _firsts(jobs: Sequence[Job]) -> dict[str, Job]:
 
 
 def parameters_of(task: Task) -> int:
-    """How many numbers its model learns."""
+    """Return the number of learned numbers in its model."""
     return sum(parameter.numel() for parameter in task.model.parameters())
 
 
@@ -208,10 +209,10 @@ def jobs_of(recipe: Trained, name: str, make: Callable[[int], BatchTask], kind: 
 
 def train_all(jobs: Sequence[Job], run: Run, interrupt: Interrupt, progress: Progress, figures: Iterable[str] = ()
               ) -> dict[str, dict[str, Any]]:
-    """What each training measured in the end, by its name; those that are done already are not done again.
+    """Run all trainings that are not finished, and return the final figures of each training by name.
 
     Raises:
-        ConfigError: one of the `figures` is not among what was measured.
+        ConfigError: one of the `figures` was not measured.
     """
     progress.jobs(len(jobs))
     results = {}
@@ -247,7 +248,7 @@ def loaded(model: nn.Module, job: str, run: Run, progress: Progress) -> nn.Modul
 
 
 def measured(jobs: Sequence[Job], run: Run, progress: Progress) -> dict[str, dict[str, Any]]:
-    """What each finished training measures, computed anew."""
+    """Evaluate each finished training again."""
     progress.jobs(len(jobs))
     results = {}
     for job in jobs:
@@ -262,7 +263,7 @@ def measured(jobs: Sequence[Job], run: Run, progress: Progress) -> dict[str, dic
 def tried(job: Job, steps: int = 5) -> dict[str, Any]:
     """Parameters, flops of a step, seconds of a step and of the whole, and memory, from a few steps that are timed.
 
-    Memory is that of weights, gradients and optimizer, and of what a backward pass keeps in the step seen.
+    Memory counts weights, gradients, optimizer state, and the tensors stored for the backward pass of a step.
     """
     task, schedule = job.make(), job.schedule()
     kept = _Kept()
@@ -281,8 +282,9 @@ def tried(job: Job, steps: int = 5) -> dict[str, Any]:
 
 
 def tried_all(jobs: Sequence[Job]) -> dict[str, Any]:
-    """What `tried` says of the first training of each group, by group, how many trainings a group has, and the seconds
-    of all of them."""
+    """Return the result of `tried` for the first training of each group, the number of trainings in the group, and the
+    seconds of all.
+    """
     counts = Counter(_group_of(job.name) for job in jobs)
     groups = {group: {**tried(job), "trainings": counts[group]} for group, job in _firsts(jobs).items()}
     return {"trainings": len(jobs), "groups": groups,

@@ -1,4 +1,4 @@
-"""What is trained by gradients on batches: a recipe gives the loss of a batch, and the figures of its data."""
+"""Training by gradients on batches: a recipe defines the loss of a batch and the figures of its data."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class BatchTask(Task):
 
     @abc.abstractmethod
     def figures(self, part: str) -> dict[str, float]:
-        """What is measured of ``val`` or ``test``, under names that begin with it; the model is in evaluation mode."""
+        """Measure ``val`` or ``test``, with names that begin with it; the model is in evaluation mode."""
 
     def train_step(self, step: int) -> dict[str, float]:
         self.model.train()
@@ -75,7 +75,7 @@ class BatchTask(Task):
 
 
 def mean_loss(losses: Iterable[tuple[Tensor, float]]) -> float:
-    """The mean over all batches of what `BatchTask.loss` gives of each; `ConfigError` if that counts nothing."""
+    """Return the mean of `BatchTask.loss` over all batches; `ConfigError` if the count is 0."""
     total, count = 0.0, 0.0
     for loss, weight in losses:
         total, count = total + loss.item(), count + weight

@@ -1,4 +1,4 @@
-"""What is measured beside trained models and learns nothing: the last value, the mean."""
+"""Baselines without training: the last value, the mean."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Nothing:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """There is none."""
+        """Ignore the state, which is empty."""
 
 
 class Untrained(Task):
