@@ -1,4 +1,4 @@
-"""Libraries that the package uses where they are installed."""
+"""Optional libraries, used if they are installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the right answer stands among all: filtered ranks of links, with equals shared fairly."""
+"""Filtered ranks of the right answers among all, with mean ranks for ties."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["KnownAnswers", "filtered_ranks", "ranking_figures"]
 
 
 def filtered_ranks(scores: Tensor, wanted: Tensor, known: Tensor) -> Tensor:
-    """The rank of each wanted answer, from 1, among those that are not known to be right as well.
+    """Return the rank of each wanted answer, from 1, among the answers that are not known to be right.
 
         rank = 1 + (how many score more) + (how many others score the same) / 2
 
@@ -26,7 +26,7 @@ def filtered_ranks(scores: Tensor, wanted: Tensor, known: Tensor) -> Tensor:
         (B,), float64 (Bordes et al. 2013, section 4.2, filtered).
 
     Raises:
-        ShapeError: sizes that do not go together.
+        ShapeError: sizes do not match.
     """
     if scores.shape != known.shape or wanted.shape != scores.shape[:1]:
         raise ShapeError("filtered_ranks", "scores and known must be (B, N), wanted (B,)",
@@ -45,7 +45,7 @@ def ranking_figures(ranks: Tensor, part: str) -> dict[str, float]:
 
 
 class KnownAnswers:
-    """Which tails are known to be right for a head and a relation, of any number of triples (head, relation, tail).
+    """The tails that are known to be right for a head and a relation, from triples (head, relation, tail).
 
     Args:
         triples: (T, 3). num_entities, num_relations: N and K.
@@ -59,7 +59,7 @@ class KnownAnswers:
         self._answers = triples[order, 2]
 
     def __call__(self, queries: Tensor) -> Tensor:
-        """Queries (B, 2 or more), of which the first two columns count -> (B, N) booleans."""
+        """Map queries (B, 2 or more), whose first two columns count, to booleans (B, N)."""
         numbers = self._number(queries)
         first, behind = (torch.searchsorted(self._asked, numbers, right=right) for right in (False, True))
         counts = behind - first

@@ -159,7 +159,7 @@ class _Scaled(nn.Module):
 
     @property
     def scale(self) -> Tensor:
-        """Of each channel, (C,)."""
+        """The scale of each channel, (C,)."""
         return _LEAST_SCALE + (_HASTE * self.log_scale).exp()
 
 
@@ -201,12 +201,12 @@ class ForceDecoder(_Scaled):
         return torch.stack(states, 2)
 
     def law(self, distance: Tensor) -> Tensor:
-        """The learned change of a velocity in a step at these distances (D,), of each type that acts, (K', D)."""
+        """Return the learned change of velocity in a step at distances (D,), for each interacting type, (K', D)."""
         logs = distance.clamp(min=_NEAR).log().unsqueeze(-1)
         return torch.stack([law(logs).squeeze(-1) * gain for law, gain in zip(self.laws, self._gains(), strict=True)])
 
     def _gains(self) -> list[Tensor]:
-        """How a force of each type changes velocities."""
+        """Return the factors by which the forces of each type change velocities."""
         weights: Any = [self.sum.weight] if len(self.acting) == 1 else self.sum.weight.weights
         return [weight.theta[0, 0, 1] for weight in weights]
 

@@ -22,19 +22,19 @@ NONE = -100
 class Parser(nn.Module):
     """Scores of heads and of relations: h^T W d + u^T h, and for each relation k h^T W_k d + u_k^T h + v_k^T d + c_k.
 
-    h and d are what perceptrons make of the states of a head and of a word, others for relations than for heads. The
-    states are those of a stack of LSTMs in both directions over [word, tag], with the root, a learned vector, in front.
-    Both scores are bases of the mechanism `BiAffine`, K = 1 and the number of relations, from M = N + 1 heads to N
-    words, which are read themselves: no Theta follows.
+    h and d are outputs of perceptrons on the states of a head and of a word, with separate perceptrons for heads and
+    relations. The states come from a stack of bidirectional LSTMs over [word, tag], with a learned vector for the root
+    before the first word. Both scores are bases of the mechanism `BiAffine`, with K = 1 and K = number of relations,
+    from M = N + 1 heads to N words; there is no Theta.
 
     Args:
-        words, tags, relations: sizes of the vocabularies, 0 in each being padding. Without tags (None) none are read.
-        characters: size of the alphabet, or none; a word is then joined by the greatest values, over the places of its
-            letters, of a convolution of width 3.
-        embed: channels of words, of tags, and of what letters make. hidden: of each direction of the LSTMs.
-        arc, label: channels of the perceptrons of heads and of relations.
+        words, tags, relations: sizes of the vocabularies, with 0 for padding. `tags=None` reads no tags.
+        characters: size of the alphabet, or none; then a max-pooled convolution of width 3 over its letters is added to
+            a word.
+        embed: channels of words, of tags, and of letters' features. hidden: channels of each direction of the LSTMs.
+        arc, label: channels of the perceptrons for heads and for relations.
         scores: of heads, "biaffine" or "additive", v^T tanh(W d + U h) (Kiperwasser and Goldberg 2016), a baseline.
-        dropout: of words and tags as wholes, what is left making up for it; and of all that follows, by sentence.
+        dropout: probability of dropout of whole words and tags, with rescaling, and of all later layers, by sentence.
 
     Calling it: words, tags (B, N) integers, filled up with 0 at the end, letters (B, N, L) where there are characters
     -> scores of heads (B, M, N), -inf of padding, and of relations (B, relations, M, N). Head 0 is the root and head m
@@ -83,8 +83,9 @@ class Parser(nn.Module):
 
     @torch.no_grad()
     def parse(self, words: Tensor, tags: Tensor, letters: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The heads of the best tree of each sentence, with one word below the root, and the best relations to them:
-        (B, N) integers, 0 in padding. See `best_trees`."""
+        """Return the heads of each sentence's best tree, with one word below the root, and their best relations: (B, N)
+        integers, 0 in padding. See `best_trees`.
+        """
         arcs, labels = self(words, tags, letters)
         heads = best_trees(arcs, (words != PAD).sum(1)).to(words.device)
         relations = at_heads(labels, heads)[:, 1:].argmax(1) + 1

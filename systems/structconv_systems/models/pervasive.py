@@ -24,32 +24,33 @@ POOLINGS = ("max", "attention", "both")
 class Pervasive(nn.Module):
     """P(y_n | y_<n, x) = softmax(E W pool_m h_nm), h of a network of causal convolutions over the grid of pairs (n, m).
 
-    f_0 of a pair is W_0 [y_(n-1); x_m]: each side is multiplied by its half of W_0 before they meet. A layer of the
+    f_0 of a pair is W_0 [y_(n-1); x_m]: each side is multiplied by its half of W_0 first. A layer of the
     network adds G channels to those before it (Huang et al. 2017): with h = relu norm W_l [f_0 ... f_(l-1)]
 
         f_l = relu norm Conv(Cuboid((R + 1, k), padding=((R, 0), (R, R))), H, G)(h), R = (k - 1) / 2,
 
-    which reads the row of word n and the R rows before it, and k words of the source around m: the part of a k x k
-    window that is there already. The source is summed up behind the last layer: by the greatest value of each channel,
-    by attention with one learned query, or by both, added. There is no encoder, and no state.
+    which reads the row of word n and the R rows before it, and k source words around m: the known part of a k x k
+    window. After the last layer the source is pooled: by the maximum of each channel, by attention with one learned
+    query, or by the sum of both. There is no encoder, and no state.
 
     Args:
         source_words, target_words: sizes of the vocabularies.
-        embed: channels of words; the output's weights are the embeddings of the target. channels: of f_0.
-        layers: of the network. growth: G. hidden: H. kernel: k, odd.
+        embed: channels of words; the output's weights are the embeddings of the target. channels: channels of f_0.
+        layers: number of layers. growth: G. hidden: H. kernel: k, odd.
         pooling: "max", "attention" or "both".
-        positions: of words, see `Tokens`. The paper has "none"; few layers, which see L R rows back, need some.
-        dropout: of words, of each f_l, and of what is pooled.
+        positions: positions of words, see `Tokens`. The paper has "none"; a network of few layers, which reads L R rows
+            back, needs some.
+        dropout: probability of dropout on words, on each f_l, and on the pooled channels.
 
     Calling it: source (B, M) and target (B, N) integers, filled up with 0 at the end, the target beginning with 1 ->
     logits (B, N, V) of the words that follow. O(B N M) pairs, all at once; a step of decoding is one row of the grid.
 
-    Elbayad et al. (2018), section 3 (24 layers, G = 32, H = 128, words of 128). Unlike them: norms are of the channels
-    of a pair, not of a batch, so that a sentence has the same logits in every batch; and channels have theirs, and
-    relu, where they are made, not again in front of each layer that reads them.
+    Elbayad et al. (2018), section 3 (24 layers, G = 32, H = 128, words of 128). Unlike them: norms are over the
+    channels of a pair, not over a batch, so that a sentence has equal logits in every batch; and norm and relu follow
+    the layer that makes the channels, instead of preceding each layer that reads them.
 
     Raises:
-        ConfigError: sizes out of range, an even kernel.
+        ConfigError: a size is out of range, or the kernel is even.
     """
 
     def __init__(self, source_words: int, target_words: int, *, embed: int = 128, channels: int = 64, layers: int = 6,
@@ -81,11 +82,11 @@ class Pervasive(nn.Module):
 
     @torch.no_grad()
     def alignment(self, source: Tensor, target: Tensor) -> Tensor:
-        """Of each word the share of channels whose greatest value stands at each of the source: (N, M), of a pair (M)
-        and (N). The target begins with 1: row i is of the word that follows target[i].
+        """Return for each target word the share of channels with their maximum at each source word: (N, M), for a pair
+        (M) and (N). The target begins with 1: row i belongs to the word after target[i].
 
         Raises:
-            ConfigError: a model that pools by attention alone.
+            ConfigError: the model pools by attention alone.
         """
         if self.greatest is None:
             raise ConfigError("alignment", "the model must pool by the greatest value", "pooling='attention'")
@@ -93,7 +94,7 @@ class Pervasive(nn.Module):
         return F.one_hot(x.argmax(1), len(source)).to(x.dtype).mean(1)
 
     def _columns(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """Which pairs are of words, (B, 1, M, 1), and what these bring to them, (B, 1, M, C)."""
+        """Return which pairs are words, (B, 1, M, 1), and the source's part of each pair, (B, 1, M, C)."""
         words = self.source(source, self.source.table(source.shape[1]))
         return (source != PAD)[:, None, :, None], self.columns(words).unsqueeze(1)
 
@@ -136,12 +137,14 @@ class PairLayer(nn.Module):
         return self._with(x, self._inner(x, keep))
 
     def step(self, x: Tensor, keep: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of the newest row (B, 1, M, C), behind rows (B, R, M, .) of what is convolved, and those to keep."""
+        """Compute the newest row (B, 1, M, C), after rows (B, R, M, .) of the convolved channels, and return the rows
+        to store.
+        """
         rows = torch.cat([rows, self._inner(x, keep)], 1)
         return self._with(x, rows), rows[:, max(rows.shape[1] - self.before, 0):]
 
     def _inner(self, x: Tensor, keep: Tensor) -> Tensor:
-        """What is convolved: zero in padding, as beyond the ends of the grid."""
+        """Return the convolved channels: zero in padding, like beyond the ends of the grid."""
         return self.narrow(x).masked_fill(~keep, 0.0)
 
     def _with(self, x: Tensor, inner: Tensor) -> Tensor:
@@ -152,10 +155,10 @@ class PairLayer(nn.Module):
 
 
 class PervasiveDecoding:
-    """A batch as `Pervasive` decodes it, row by row: of each layer the few rows that the next one reads.
+    """The decoding of a batch by `Pervasive`, row by row, with the rows of each layer that the next row reads.
 
     Args:
-        keep: which pairs are of words, (B, 1, M, 1). columns: what the source brings to them, (B, 1, M, C).
+        keep: booleans (B, 1, M, 1), True for words. columns: the source's part of each pair, (B, 1, M, C).
     """
 
     def __init__(self, model: Pervasive, keep: Tensor, columns: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Sequences pooled to one entry each, with weights by place, by content, or by relations, and then classified."""
+"""Sequences pooled to one entry each, with weights by position, content or relations, and then classified."""
 
 from __future__ import annotations
 
@@ -35,15 +35,16 @@ def pooling(name: str, length: int, *, dim: int = 32) -> Mechanism:
 
 
 class PoolingClassifier(nn.Module):
-    """W relu(norm(sum_m a_m x_m Theta)): entries are pooled as they are, so that the weights alone choose among them.
+    """W relu(norm(sum_m a_m x_m Theta)): raw entries are pooled, so that the weights alone choose among them.
 
-    A network in front of the pooling could do what weights are for, and make zeros of the entries that do not count.
+    A network before the pooling could do the work of the weights, by setting the irrelevant entries to zero.
 
     Args:
-        name, length, dim: see `pooling`. in_channels: P. classes: how many logits. channels: of what is pooled.
+        name, length, dim: see `pooling`. in_channels: P. classes: number of logits. channels: channels of the pooled
+            entry.
 
-    Calling it: x (B, N, P), N the length -> (B, classes). By context and by self-attention the logits are the same
-    whatever the order of the entries.
+    Calling it: x (B, N, P), N the length -> (B, classes). By context and by self-attention the logits do not depend on
+    the order of the entries.
 
     Fleuret, EE-559 Deep learning, lecture 13.1.
     """
@@ -62,6 +63,6 @@ class PoolingClassifier(nn.Module):
         return self.pool.basis(x).dense()[..., 0, :, 0].expand(x.shape[:-1])
 
     def attention(self, x: Tensor) -> Tensor:
-        """Of self-attention the weights before they are pooled, (B, N, N): row m, column n."""
+        """Return the weights of self-attention before pooling, (B, N, N): row m, column n."""
         first = cast(Mechanism, cast(nn.ModuleList, self.pool.mechanism.operands)[0])
         return first.basis(x).dense().squeeze(-3)

@@ -1,4 +1,4 @@
-"""What each model offers that writes token by token: its `begin` gives a `Decoding`."""
+"""The protocol of models that write token by token: their `begin` returns a `Decoding`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["Decoding", "next_logits"]
 
 
 class Decoding(Protocol):
-    """One batch as it is decoded: what a model prepared for its sources, and what came so far.
+    """The decoding of one batch: the prepared sources and the tokens so far.
 
-    No base class: any object with the two methods will do. It has a state, and is used up by one search. A step should
-    give the logits that the full pass has at that place.
+    There is no base class: any object with the two methods works. It has a state, and serves one search. A step must
+    return the logits that the full pass has at that position.
     """
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -34,10 +34,10 @@ class Decoding(Protocol):
 
 
 def next_logits(decoding: Decoding, tokens: Tensor) -> Tensor:
-    """Those of a step, of which tokens can be chosen.
+    """Return the logits of a step, checked so that tokens can be chosen.
 
     Raises:
-        ConfigError: the largest of a sample is no number.
+        ConfigError: the largest logit of a sample is NaN.
     """
     logits = decoding.step(tokens)
     if not logits.amax(-1).isfinite().all():

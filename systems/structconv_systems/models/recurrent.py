@@ -1,4 +1,4 @@
-"""Recurrent encoders of padded sequences, by torch's GRU and LSTM, whose states stay zero in front of a sequence."""
+"""Recurrent encoders of padded sequences, by torch's GRU and LSTM, with zero states before a sequence."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ class Recurrent(nn.Module):
     """Layers of GRUs (Cho et al. 2014) or LSTMs (Hochreiter and Schmidhuber 1997), in one direction or in both.
 
     Each layer is torch's without biases, over inputs with one more channel, 1 at entries and 0 in padding, whose
-    weights are the bias. A state of zeros thus stays zero in padding (tanh(0) = 0): a backward layer meets its sequence
-    as if it began there, without packing, lengths on the host or a copy in reversed order. A GRU is torch's, with the
-    reset gate behind the product, without the bias inside of it.
+    weights are the bias. A zero state thus stays zero in padding (tanh(0) = 0), so that a backward layer starts at its
+    sequence without packing, lengths on the host or a reversed copy. The GRU is torch's, with the reset gate after the
+    product, without the bias inside of it.
 
     Args:
         kind: `nn.GRU` or `nn.LSTM`. in_channels: C. hidden: H of each direction. layers, bidirectional: as torch's.
-        dropout: of the inputs of each layer but the first, one mask for all steps of a sequence.
+        dropout: probability of dropout on the inputs of each layer except the first, with one mask for all steps of a
+            sequence.
 
     Calling it: x (B, L, C), keep (B, L) booleans -> states (B, L, H or 2 H), zero in padding, and the last states of
     layers and directions (layers or 2 layers, B, H), of an LSTM the pair (h, c): those behind the last of the L
@@ -81,9 +82,9 @@ def gated(inputs: Tensor, of_state: Tensor, state: Tensor) -> Tensor:
 
 
 def lstm_step(lstm: nn.LSTM, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """The states (layers, B, H) of a stack behind one more entry x (B, C): what `lstm` makes of a sequence of one.
+    """Return the states (layers, B, H) of a stack after one more entry x (B, C), as `lstm` does for a sequence of one.
 
-    In steps it is at most half the time of calling the module, which sets up its loop over time each time.
+    A step takes at most half the time of calling the module, which sets up its loop over time each time.
     """
     states = []
     for i, weights in enumerate(lstm.all_weights):

@@ -1,4 +1,4 @@
-"""R-GCN (Schlichtkrull et al. 2018): classes of entities, and links by DistMult, from what relations lead to."""
+"""R-GCN (Schlichtkrull et al. 2018): classes of entities, and links by DistMult."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class EntityTable(nn.Module):
         return y + self.own
 
     def _edges(self, graph: KnowledgeGraph) -> Graph:
-        """From the row of each triple to its tail."""
+        """Return the graph from the row of each triple to its tail."""
         known, pairs = F.pad(cast(Tensor, self.pairs), (0, 1), value=-1), _pairs(graph)
         rows = torch.searchsorted(known[:-1], pairs)
         rows = torch.where(known[rows] == pairs, rows, -1)  # a traced program refuses such an edge as it runs
@@ -70,7 +70,7 @@ class EntityTable(nn.Module):
 
 
 def _pairs(graph: KnowledgeGraph) -> Tensor:
-    """A number for the head and the relation of each triple."""
+    """Return a number for the head and relation of each triple."""
     return graph.triples[:, 0].long() * graph.num_relations + graph.triples[:, 1].long()
 
 
@@ -79,8 +79,8 @@ class EntityClassifier(nn.Module):
 
     Args:
         graph: with the inverse of each relation. hidden: channels between the two layers. classes: Q.
-        num_bases: of the second layer's weights, eq. 3; a matrix for each relation where absent.
-        dropout: of the hidden units.
+        num_bases: number of bases of the second layer's weights, eq. 3; default: a matrix for each relation.
+        dropout: probability of dropout on the hidden units.
 
     Calling it: the graph -> logits (N, Q).
     """

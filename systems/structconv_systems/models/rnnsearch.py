@@ -24,22 +24,22 @@ class RNNsearch(nn.Module):
     half. The context is c_i = sum_m a_mi h_m, a = softmax_m(v^T tanh(W_a s_(i-1) + U_a h_m)): one layer, whose basis
     is additive scores and whose Theta is [C, C_o], so that each state of the source is multiplied by it once.
 
-    Without attention c_i is at all steps the last states of both directions, a fixed summary; all else is equal.
+    Without attention c_i is, at all steps, the last states of both directions, a fixed summary; all else is equal.
 
     Args:
         source_words, target_words: sizes of the vocabularies.
-        embed: channels of words. hidden: of each direction of the encoder, and of the decoder.
-        align: D of the scores; `hidden` where absent. readout: channels of the maxout; half of `hidden` where absent.
-        attention: whether the decoder looks at the states of all source words.
-        dropout: of embedded words, and of the maxout.
+        embed: channels of words. hidden: channels of each direction of the encoder, and of the decoder.
+        align: D of the scores; default: `hidden`. readout: channels of the maxout; default: half of `hidden`.
+        attention: if True, the decoder attends to the states of all source words.
+        dropout: probability of dropout on embedded words and on the maxout.
 
     Calling it: source (B, M) and target (B, N) integers, filled up with 0 at the end, the target beginning with 1 ->
     logits (B, N, V) of the words that follow. O(M + N) steps one after the other; a step of the decoder costs O(B M D)
     beside its products.
 
     Bahdanau et al. (2015), sections 3.1, 3.2, A.1.2 and A.2 (1000 states, words of 620, a maxout of 500); Cho et al.
-    (2014), section 2.2. Unlike them: the reset gate is behind the product, as torch's; the encoder reads in both
-    directions without attention too; the maxout sees s_i (eq. 4), not s_(i-1) (A.2.2); no orthogonal draws.
+    (2014), section 2.2. Unlike them: the reset gate is after the product, as in torch; the encoder is bidirectional
+    without attention too; the maxout reads s_i (eq. 4), not s_(i-1) (A.2.2); no orthogonal initialization.
     """
 
     def __init__(self, source_words: int, target_words: int, *, embed: int = 256, hidden: int = 256,
@@ -66,7 +66,7 @@ class RNNsearch(nn.Module):
         return self.logits(states, inputs)
 
     def begin(self, source: Tensor) -> RNNsearchDecoding:
-        """The decoder in front of the first word, of sources (B, M)."""
+        """Return the decoder before the first word, for sources (B, M)."""
         keep = source != PAD
         states, last = self.encoder(self.dropout(self.source(source)), keep)
         first = self.first(last[1]).tanh()
@@ -76,16 +76,18 @@ class RNNsearch(nn.Module):
         return RNNsearchDecoding(self, self.context(torch.cat([forward, last[1]], -1)), first)
 
     def logits(self, states: Tensor, inputs: Tensor) -> Tensor:
-        """Those of the words that follow, by s_i (..., hidden) and what words and contexts bring (..., 2 readout)."""
+        """Return the logits of the next words from s_i (..., hidden) and the products of words and contexts (..., 2
+        readout).
+        """
         most = (self.pairs(states) + inputs).unflatten(-1, (-1, 2)).amax(-1)
         return self.words(self.dropout(most))
 
     def alignment(self, source: Tensor, target: Tensor) -> Tensor:
-        """How much each word looks at each of the source while it is chosen: a (N, M), of a pair (M) and (N); of a
-        batch (B, N, M). The target begins with 1: row i is of the word that follows target[i].
+        """Return the attention weights of each target word over the source words: (N, M) for a pair (M) and (N), (B, N,
+        M) for a batch. The target begins with 1: row i belongs to the word after target[i].
 
         Raises:
-            ConfigError: a model without attention.
+            ConfigError: the model has no attention.
         """
         if not isinstance(self.context, Conv):
             raise ConfigError("alignment", "the model must have attention", "RNNsearch(attention=False)")
@@ -99,10 +101,10 @@ class RNNsearch(nn.Module):
 
 
 class RNNsearchDecoding:
-    """A batch as `RNNsearch` decodes it.
+    """The decoding of a batch by `RNNsearch`.
 
     Args:
-        context: the prepared states of the sources, or without attention what their summary brings (B, .).
+        context: the prepared states of the sources, or without attention the products of their summary (B, .).
         state: s of each sample, (B, hidden).
     """
 

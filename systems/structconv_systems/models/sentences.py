@@ -1,4 +1,4 @@
-"""A batch of sentences as layers take it: side by side, without the padding, or padded and masked."""
+"""A batch of sentences for layers: concatenated without padding, or padded and masked."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ __all__ = ["Sentences"]
 
 
 class Sentences(NamedTuple):
-    """Tokens (B, L) of B sentences, padded behind their ends.
+    """Tokens (B, L) of B sentences, padded at their ends.
 
-    Side by side they are the entries of one `Samples`: no layer computes anything of the padding, and each mechanism
-    gives a sentence what it gives it alone. Padded they are B rows with a mask, as they are without any sentence and
-    under `torch.export` and `torch.compile`, where no size may depend on the tokens; a mechanism that knows no mask
-    (`Shifts`) refuses them.
+    Concatenated they are the entries of one `Samples`: layers compute nothing for padding, and each sentence gets the
+    result that it gets alone. Padded they are B rows with a mask, also for an empty batch and under `torch.export` and
+    `torch.compile`, where sizes must not depend on tokens; a mechanism without masks (`Shifts`) raises an error.
 
     Args:
-        tokens: (T,) side by side, else (B, L).
-        keep: which tokens exist, (B, L).
-        rows: where the T tokens stand among the B L.
-        samples: which of them are of one sentence.
+        tokens: (T,) if concatenated, else (B, L).
+        keep: booleans (B, L), True for tokens that exist.
+        rows: positions of the T tokens among the B L.
+        samples: the sentences as samples.
     """
 
     tokens: Tensor
@@ -35,7 +34,7 @@ class Sentences(NamedTuple):
 
     @classmethod
     def of(cls, tokens: Tensor, *, packed: bool) -> Self:
-        """Those of integers (B, L), side by side if `packed` and if they may be."""
+        """Build sentences from integers (B, L), concatenated if `packed` and if possible."""
         keep = tokens != PAD
         if not packed or is_compiling() or not len(tokens):
             return cls(tokens, keep)
@@ -43,7 +42,7 @@ class Sentences(NamedTuple):
         return cls(tokens.flatten()[rows], keep, rows, Samples(keep.sum(-1)))
 
     def placed(self, table: Tensor | None) -> Tensor | None:
-        """Of each token the row of its place in a table (at least L, C): (T, C), or (L, C) of the padded."""
+        """Return for each token the row of its position in a table (at least L, C): (T, C), or (L, C) if padded."""
         if table is None:
             return None
         if self.samples is None:
@@ -57,11 +56,11 @@ class Sentences(NamedTuple):
 
     @property
     def causal(self) -> Support | None:
-        """The same where nothing sees what comes later: what stands behind the end is unseen as it is."""
+        """Return the mask for causal attention, which needs no padding mask."""
         return self.samples
 
     def seen_from(self, others: Sentences) -> Support:
-        """For attention of other sentences, one of each, to these."""
+        """Return the mask for attention from other sentences to these, pair by pair."""
         if self.samples is None or others.samples is None:
             return Padding(self.keep)
         return self.samples.leading_to(others.samples)

@@ -21,12 +21,12 @@ ATTENTION = ("none", "content", "period")
 
 
 class History(NamedTuple):
-    """What was observed, in front of a forecast.
+    """The observed readings before a forecast.
 
     Args:
-        filled: (B, T), each missing reading being the last one before it, and 0 where there is none.
+        filled: (B, T), with each missing reading replaced by the last one before it, or 0.
         observed: (B, T) booleans.
-        gap: (B, T), steps since the last observed reading: 0 where it is observed.
+        gap: (B, T), steps since the last observed reading: 0 for observed ones.
     """
 
     filled: Tensor
@@ -35,7 +35,7 @@ class History(NamedTuple):
 
     @classmethod
     def of(cls, values: Tensor, observed: Tensor) -> History:
-        """That of readings (B, T), of which those that are not observed may be any number."""
+        """Build the history of readings (B, T); readings that are not observed may be any number."""
         places = torch.arange(values.shape[-1], device=values.device)
         last = torch.where(observed, places, -1).cummax(-1).values
         filled = values.gather(-1, last.clamp(min=0)).masked_fill(last < 0, 0.0)
@@ -55,7 +55,7 @@ class LastValue(nn.Module):
 
 
 class Forecaster(nn.Module):
-    """y_n = last + s d_n, d_n = W_o [s_n; c_n], s_n = GRU(s_(n-1), [d_(n-1); c_n]), c_n being made of states h_m of a
+    """y_n = last + s d_n, d_n = W_o [s_n; c_n], s_n = GRU(s_(n-1), [d_(n-1); c_n]), with c_n from the states h_m of a
     GRU.
 
     An entry m holds `patch` readings one after the other, so that the encoder makes T / patch steps and the decoder
@@ -69,10 +69,10 @@ class Forecaster(nn.Module):
       the last observed reading. All else is equal.
 
     Args:
-        history: T. horizon: readings to come. patch: divides both. hidden: H, channels of the states.
-        attention: see above. heads: K, which divides H: how many blocks of channels have a pi of their own.
-        align: D of the scores; H / 2 where absent. dropout: of [s_n; c_n].
-        mean, deviation: by which readings are standardized.
+        history: T. horizon: number of forecast readings. patch: divides both. hidden: H, channels of the states.
+        attention: see above. heads: K, a divisor of H: the number of blocks of channels with their own pi.
+        align: D of the scores; default: H / 2. dropout: probability of dropout on [s_n; c_n].
+        mean, deviation: constants that standardize the readings.
 
     Calling it: readings and which are observed, (B, T) -> (B, horizon), in the unit of the readings. O((T + horizon)
     / patch) steps one after the other; one of the decoder costs O(B D T / patch) beside its products.
@@ -82,7 +82,7 @@ class Forecaster(nn.Module):
     theirs multiplies h_m inside of the tanh; GRUs; patches; what is forecast is the change since the last value.
 
     Raises:
-        ConfigError: options that do not go together.
+        ConfigError: options contradict each other.
     """
 
     def __init__(self, *, history: int, horizon: int, attention: str = "period", patch: int = 1, hidden: int = 64,
@@ -108,10 +108,10 @@ class Forecaster(nn.Module):
         return self._run(values, observed)[0]
 
     def weights(self, values: Tensor, observed: Tensor) -> Tensor:
-        """How much each step of the decoder looks at each entry, (B, K, horizon / patch, T / patch).
+        """Return the attention weights of each decoder step over the entries, (B, K, horizon / patch, T / patch).
 
         Raises:
-            ConfigError: a model without attention.
+            ConfigError: the model has no attention.
         """
         if self.attention == "none":
             raise ConfigError("weights", "the model must have attention", "Forecaster(attention='none')")

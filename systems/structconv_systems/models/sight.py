@@ -1,5 +1,6 @@
-"""What moving bodies see of one another and of what is around them: the relations and objects of an interaction network
-(Battaglia et al. 2016)."""
+"""Features of interaction networks for moving bodies: relations of pairs and objects around them (Battaglia et al.
+2016).
+"""
 
 from __future__ import annotations
 
@@ -20,12 +21,12 @@ Gap = tuple[Tensor, Tensor]
 
 
 class Sight(abc.ABC):
-    """What is seen of states (..., N, 4), position and velocity in the plane, and of properties (..., N, A).
+    """Features of states (..., N, 4), position and velocity in the plane, and of properties (..., N, A).
 
-    No place and no velocity is seen by itself but against another body's or a still thing's.
+    Positions and velocities are relative to another body or to a fixed object.
 
     Args:
-        interval: between two times.
+        interval: the time between two states.
     """
 
     #: C, of a body by itself, and how many still things are around.
@@ -46,8 +47,9 @@ class Sight(abc.ABC):
         return _APPROACH * self.things
 
     def pairs(self, states: Tensor, properties: Tensor, graph: Graph) -> Tensor:
-        """(..., E, 10) of each edge: where its sender is and how it moves, from its receiver, and how the two approach
-        one another."""
+        """Return features (..., E, 10) of each edge: position and velocity of the sender relative to the receiver, and
+        how they approach each other.
+        """
         apart = states[..., graph.source, :] - states[..., graph.target, :]
         sizes = self.sizes(properties)
         touching = sizes[..., graph.source, :] + sizes[..., graph.target, :]
@@ -56,7 +58,7 @@ class Sight(abc.ABC):
         return torch.cat([apart, self._approach(now, later, -velocities)], -1)
 
     def outside(self, states: Tensor, properties: Tensor) -> Tensor:
-        """(..., N, 6 things) of each body: how it approaches what never moves."""
+        """Return features (..., N, 6 objects) of each body: how it approaches fixed objects."""
         places, velocities = states.split(2, -1)
         now, later = (self.around(at, properties) for at in (places, places + self.interval * velocities))
         near = [self._approach(*both, velocities) for both in zip(now, later, strict=True)]
@@ -70,7 +72,7 @@ class Sight(abc.ABC):
         return torch.cat([direction, speed, *((one / self.reach).tanh() for one in (gap, left, 10 * left))], -1)
 
     def own(self, properties: Tensor) -> Tensor:
-        """(..., N, C) of each body: what it is."""
+        """Return the body's own features (..., N, C)."""
         return properties
 
     @abc.abstractmethod
@@ -78,7 +80,7 @@ class Sight(abc.ABC):
         """(..., N, 1): the gap of a pair is its distance less the sizes of both."""
 
     def around(self, places: Tensor, properties: Tensor) -> list[Gap]:
-        """Direction (..., N, 2) and gap (..., N, 1) of each still thing from bodies at these places (..., N, 2)."""
+        """Return direction (..., N, 2) and gap (..., N, 1) of each fixed object from bodies at (..., N, 2)."""
         return []
 
     def held(self, properties: Tensor) -> Tensor | None:
@@ -86,7 +88,7 @@ class Sight(abc.ABC):
         return None
 
     def graph(self, bodies: int) -> Graph:
-        """Of the pairs that may act on one another."""
+        """Return the graph of the pairs that may interact."""
         return Graph.complete(bodies)
 
 
@@ -100,7 +102,7 @@ class InSpace(Sight):
 
 
 class InBox(Sight):
-    """Balls, of a mass and a radius, in a box whose half side is `box`; of each two walls the nearer one is seen."""
+    """Balls with mass and radius in a box of half side `box`; of two opposite walls the nearer one counts."""
 
     properties, things, reach = 2, 2, 0.02
 

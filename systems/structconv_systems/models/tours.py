@@ -22,13 +22,13 @@ BEGIN = -1
 class TourModel(nn.Module):
     """p(t | s) = prod_n softmax_m(C tanh(<q_n, W h_m> / sqrt(P))) at m = t_n, over the nodes m that are left.
 
-    h_m is what an encoder makes of the points, q_n a glimpse of the nodes that are left, for which a context asks:
-    q_n = sum_k sum_m softmax_m(<W^Q_k c_n, W^K_k h_m> / sqrt(D)) h_m V_k O_k, c_n = [mean h; h of t_(n-1); h of t_1].
-    In front of the first node learned vectors stand for the last two.
+    h_m is an encoder's output for the points, and q_n a glimpse of the remaining nodes, whose query is a context: q_n =
+    sum_k sum_m softmax_m(<W^Q_k c_n, W^K_k h_m> / sqrt(D)) h_m V_k O_k, c_n = [mean h; h of t_(n-1); h of t_1]. Before
+    the first node the last two are learned vectors.
 
     Args:
-        channels: P of the nodes. heads: K, of the encoder and of the glimpse; D = P / K.
-        layers: blocks of the encoder. hidden: channels of their networks. clip: C.
+        channels: P of the nodes. heads: K, for the encoder and the glimpse; D = P / K.
+        layers: number of blocks of the encoder. hidden: channels of their networks. clip: C.
 
     Calling it: points (B, N, 2) in the unit square, any number of them, and tours (B, N), the nodes in the order in
     which they are visited -> log p of each node at its step, (B, N). All steps at once: with the nodes in the order of
@@ -61,7 +61,7 @@ class TourModel(nn.Module):
         return cast(Tensor, self.encoder(self.embedding(points)))
 
     def log_p(self, nodes: Tensor, tours: Tensor) -> Tensor:
-        """What a call gives, of h (B, N, P) and tours (B, N)."""
+        """Return the log probabilities of tours (B, N), given h (B, N, P)."""
         backwards = nodes.gather(1, tours.flip(-1).unsqueeze(-1).expand_as(nodes))
         first = backwards[:, -1:].expand(-1, nodes.shape[1] - 1, -1)
         ends = torch.cat([torch.cat([backwards[:, 1:], first], -1), self.before.expand(nodes.shape[0], 1, -1)], 1)
@@ -79,7 +79,7 @@ class TourDecoding:
     """The `Decoding` of a model: nodes are the tokens, N of them make a tour.
 
     Args:
-        nodes: h (B, N, P), of which keys and values are made once.
+        nodes: h (B, N, P), whose keys and values are computed once.
     """
 
     def __init__(self, model: TourModel, nodes: Tensor) -> None:

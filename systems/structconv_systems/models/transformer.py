@@ -31,12 +31,12 @@ class Transformer(nn.Module):
     in the decoder: `Conv` with a `LowRank` weight over `DotProduct(heads, D).scaled().softmax()`.
 
     Args:
-        vocabulary: V of the source, and of the target where it has none of its own (`target_vocabulary`).
-        channels: C. layers: blocks of the encoder, and of the decoder. heads: K of each attention; D = C / K.
+        vocabulary: V of the source, and of the target unless `target_vocabulary` is given.
+        channels: C. layers: number of blocks of the encoder, and of the decoder. heads: K of each attention; D = C / K.
         hidden: channels of the networks within blocks. dropout, norm, recompute: see `Block` and `Stack`.
         positions, length: added to the embeddings; see `Tokens`.
-        tied: the output's weights are the embeddings of the target, and those of one vocabulary for both serve both
-            (section 3.4).
+        tied: if True, the output's weights are the embeddings of the target, and a common vocabulary has common
+            embeddings (section 3.4).
         encoder_mechanism, decoder_mechanism, source_mechanism: in place of that above the self-attention of the
             encoder, of the decoder, and its attention to the source: a mechanism, whose heads carry D channels each, or
             a function of the layer's number, which gives one or a layer C -> C. Those of a decoder need
@@ -53,9 +53,9 @@ class Transformer(nn.Module):
     Vaswani et al. (2017), section 3 (512 channels, 6 layers, 8 heads, hidden 2048).
 
     Raises:
-        ConfigError: heads that do not divide the channels, no layers, an unknown norm or encoding of positions, a
-            decoder that sees what comes later.
-        ShapeError: in the call, other numbers of sources and targets, or a sentence that is longer than `length`, of
+        ConfigError: the heads do not divide the channels, there are no layers, the norm or the positions are unknown,
+            or the decoder is not causal.
+        ShapeError: in the call, the numbers of sources and targets differ, or a sentence is longer than `length` with
             learned positions.
     """
 
@@ -115,8 +115,9 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def alignment(self, source: Tensor, target: Tensor) -> Tensor:
-        """How much each word looks at each of the source in the last block while it is chosen, the mean over heads:
-        a (N, M), of a pair (M) and (N). The target begins with 1: row i is of the word that follows target[i]."""
+        """Return the attention weights of each target word over the source words in the last block, as the mean over
+        heads: (N, M) for a pair (M) and (N). The target begins with 1: row i belongs to the word after target[i].
+        """
         bases = layer_bases(self, source.unsqueeze(0), target.unsqueeze(0))
         [last] = bases[f"decoder.blocks.{len(self.decoder.blocks) - 1}.source"]
         return last.dense().reshape(-1, len(source), len(target)).mean(0).mT

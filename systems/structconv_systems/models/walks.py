@@ -1,4 +1,4 @@
-"""Links predicted from typed walks in a knowledge graph (Andreoli 2019, section 2.2), with a weight a walk."""
+"""Links predicted from typed walks in a knowledge graph (Andreoli 2019, section 2.2), with a weight for each walk."""
 
 from __future__ import annotations
 
@@ -111,7 +111,8 @@ class WalkScores(nn.Module):
             x, structure=graph).dense(x.dtype))
 
     def _of_itself(self, graph: KnowledgeGraph, head: Tensor, relation: Tensor, tail: Tensor) -> Tensor:
-        """What the triples (m, r, n) and (n, r^-1, m) add to the scores (B, N) of r from m, where m is not n.
+        """Return the part of the scores (B, N) of r from m that comes from the triples (m, r, n) and (n, r^-1, m), for
+        m != n.
 
         Without them A_i becomes A_i - E_i, so that A_i A_j loses E_i A_j + A_i E_j - E_i E_j: the walks n -> over any j
         behind the triple, those over a loop i at m before it, and those over any other i from m to n and back.
@@ -129,7 +130,7 @@ class WalkScores(nn.Module):
 
 
 def _inverses(graph: KnowledgeGraph) -> Tensor:
-    """The number of each relation's inverse."""
+    """Return the number of each relation's inverse."""
     numbers = {name: number for number, name in enumerate(graph.relations)}
     turned = graph.inverse().relations
     if not set(turned) <= set(numbers):

@@ -1,4 +1,4 @@
-"""What the recipes share that classify: sequences made from a seed, images."""
+"""Code shared by the recipes that classify generated sequences and images."""
 
 from __future__ import annotations
 

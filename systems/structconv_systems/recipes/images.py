@@ -1,4 +1,4 @@
-"""What the recipes share that classify images."""
+"""Code shared by the recipes that classify images."""
 
 from __future__ import annotations
 

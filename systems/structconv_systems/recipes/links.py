@@ -1,4 +1,4 @@
-"""What the recipes share that predict links: both questions of each triple, the loss, and filtered ranks."""
+"""Code shared by the recipes that predict links: both queries of each triple, the loss, and filtered ranks."""
 
 from __future__ import annotations
 

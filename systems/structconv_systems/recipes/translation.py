@@ -1,4 +1,4 @@
-"""What the recipes share that translate: subwords, the loss, perplexity, and BLEU of what is decoded."""
+"""Code shared by the recipes that translate: subwords, the loss, perplexity, and BLEU of decoded text."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def _basis_figures(run: Run, titles: dict[str, str], models: dict[str, PixelNetw
 
 def _attention_figures(run: Run, titles: dict[str, str], models: dict[str, PixelNetwork],
                        images: Tensor) -> Iterator[str]:
-    """Where two pixels look, matrix by matrix, for the networks whose basis has been computed from the image."""
+    """Draw the weights of two pixels, matrix by matrix, for the networks whose basis depends on the image."""
     for name, model in models.items():
         if not model.variant.learned:
             continue

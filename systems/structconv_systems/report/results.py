@@ -1,4 +1,4 @@
-"""The table of what recipes reached, beside what was published, from a file of JSON that holds the latest of each."""
+"""The table of the recipes' results beside published ones, from a JSON file with the latest result of each."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ recipe runs, and the sign of the effect.
 
 def outcome(summary: Mapping[str, Any], environment: Mapping[str, Any], overrides: Mapping[str, Any],
             command: str) -> dict[str, Any]:
-    """What is to be kept of a run: its headline, what it cost, and where, when and by what it was had.
+    """Return the record of a run: headline, cost, machine, date and command.
 
     Args:
-        overrides: options by which it differs from its preset.
+        overrides: options that differ from the preset.
     """
     machine = f"{environment['processor']}, {environment['threads']} threads, torch {environment['torch']}"
     return {"recipe": summary["recipe"], "preset": summary["preset"], "overrides": dict(overrides),
@@ -107,7 +107,7 @@ def _here(row: Mapping[str, Any]) -> str:
 
 
 def render_recipe(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The page of one recipe: of each outcome its effect, the figures of its groups, and how it was had."""
+    """Render the page of one recipe: effect, figures of the groups, and provenance of each outcome."""
     text = f"# {rows[0]['recipe']}\n\nPublished: {rows[0]['published']}.\n"
     for row in rows:
         figures = list(dict.fromkeys(name for group in row["groups"].values() for name in group))

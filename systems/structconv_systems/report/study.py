@@ -1,4 +1,4 @@
-"""The page of a study: the effect, how the run was made, what each group reached, curves, and every picture."""
+"""The page of a study: the effect, provenance, figures of each group, curves, and pictures."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _curves(run: Run) -> list[str]:
 
 
 def _evaluations(run: Run, columns: Mapping[str, str]) -> list[str]:
-    """What `evaluate --test` measured, one table for each test set."""
+    """Return the results of `evaluate --test`, one table for each test set."""
     pieces = []
     for path in sorted((run.folder / "evaluations").glob("*.json")):
         found = json.loads(path.read_bytes())
