@@ -95,7 +95,7 @@ class _ConvTransposeNd(Layer):
                                                                  self.kernel_size, self.padding, self.output_padding,
                                                                  strict=True)]
         if any(size < 1 for size in sizes):
-            raise ShapeError(type(self).__name__, "the image must leave an output behind its padding", grid.shape)
+            raise ShapeError(type(self).__name__, "the image must leave an output without its padding", grid.shape)
         return Grid(tuple(sizes))
 
     def reset_parameters(self) -> None:

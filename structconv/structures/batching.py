@@ -230,8 +230,8 @@ def parts_of(structure: Structure) -> tuple[Any, ...]:
     if isinstance(structure, KnowledgeGraph):
         return derived(structure, "parts", lambda: _knowledge_parts(structure))
     if not isinstance(structure, Graph):
-        raise StructureError("batch", "structure must be a batch of graphs or grids, or Samples, where a mechanism is "
-                             "asked for each sample alone", repr(structure), "A batch of structures of your own has "
+        raise StructureError("batch", "structure must be a batch of graphs or grids, or Samples, if a mechanism "
+                             "computes each sample alone", repr(structure), "A batch of structures of your own has "
                              "parts, a tuple of them.")
     return derived(structure, "parts", lambda: _graph_parts(structure))
 

@@ -151,7 +151,7 @@ def _rows(file: _File) -> Iterator[tuple[int, _Row]]:
 def _number(file: _File, line: int, kind: str, numbers: Mapping[str, int], name: str) -> int:
     if name not in numbers:
         raise DataError(file.name, f"{'an' if kind == 'entity' else 'a'} {kind} that some training triple has",
-                        repr(name), line=line, remedy="unseen=admit numbers it behind the others.")
+                        repr(name), line=line, remedy="unseen=admit numbers it after the others.")
     return numbers[name]
 
 
@@ -171,7 +171,7 @@ def _counted(file: _File, columns: int) -> Iterator[tuple[int, list[str]]]:
         raise DataError(file.name, "the number of lines that follow", repr(lines[0]), line=1)
     rows = [(number, line) for number, line in enumerate(lines[1:], 2) if line.strip()]
     if len(rows) != int(lines[0]):
-        raise DataError(file.name, f"{int(lines[0])} lines behind the first, as it says", len(rows), line=1)
+        raise DataError(file.name, f"{int(lines[0])} lines after the first, as it says", len(rows), line=1)
     for number, line in rows:
         cells = line.rsplit(maxsplit=columns - 1)
         if len(cells) != columns or not all(map(is_natural, cells[1:])):
@@ -320,7 +320,7 @@ def _labeled(path: str | Path) -> Iterator[tuple[int, str, str]]:
         raise DataError(path, "a column label... and one of entities", repr(lines[0]), line=1)
     rows = [(number, line.split("\t")) for number, line in enumerate(lines[1:], 2) if line.strip()]
     if not rows:
-        raise DataError(path, "entities and their classes behind the line of names", "no other line")
+        raise DataError(path, "entities and their classes after the line of names", "no other line")
     for number, cells in rows:
         if len(cells) != len(head):
             raise DataError(path, f"{len(head)} columns", len(cells), line=number)

@@ -147,7 +147,7 @@ def test_triples_of_numbers(tmp_path):
     ({"test2id": "1\n0 1 1\n"}, r"test2id\.txt, line 2: expected a relation below 1; got 1"),
     ({"test2id": "1\n0 1 -1\n"}, r"test2id\.txt, line 2: expected 3 columns that end in a number"),
     ({"test2id": "1\nx 1 0\n"}, r"test2id\.txt, line 2: expected three numbers: head, tail, relation"),
-    ({"test2id": "2\n0 1 0\n"}, r"test2id\.txt, line 1: expected 2 lines behind the first, as it says; got 1"),
+    ({"test2id": "2\n0 1 0\n"}, r"test2id\.txt, line 1: expected 2 lines after the first, as it says; got 1"),
     ({"test2id": "0 1 0\n"}, r"test2id\.txt, line 1: expected the number of lines that follow"),
     ({"entity2id": "2\na\t0\nb\t2\n"}, r"entity2id\.txt: expected the numbers 0 to 1; got one up to 2"),
     ({"test2id": "0\n"}, r"test2id\.txt: expected triples; got none"),

@@ -38,14 +38,14 @@ class Traffic(OnFiles):
     adjacency: str = option("metr_la_adj_mx.pkl", "the graph: a CSV of S x S weights, or DCRNN's pickle")
     locations: str = option("metr_la_graph_sensor_locations.csv", "CSV of where sensors stand, for the map; empty: "
                             "they are laid out by the graph")
-    test: str = option("", "CSV of the same sensors, all of which tests; empty: the last times of file")
+    test: str = option("", "CSV of the same sensors, which all test; empty: the last times of file")
     missing: str = option("none", "what was not observed: nan, zero for zeros too, or none",
                           choices=("none", "nan", "zero"))
     train: float = option(0.7, "share of the times, the first ones", minimum=0.05, below=1)
-    valid: float = option(0.1, "share of the times, behind these; the rest tests", minimum=0.01, below=1)
+    valid: float = option(0.1, "share of the times after these; the rest tests", minimum=0.01, below=1)
     history: int = option(12, "readings that a forecast sees", minimum=1)
     horizon: int = option(12, "readings that are forecast", minimum=1)
-    period: int = option(288, "readings of a day, of which the first begins one: the time of day is told; 0: it is not",
+    period: int = option(288, "readings in a day, to pass the time of day as an input; 0: do not pass it",
                          minimum=0)
     walk: int = option(2, "steps of a walk at most", minimum=0)
     hidden: int = option(32, "channels of a state", minimum=1)

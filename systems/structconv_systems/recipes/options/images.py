@@ -57,9 +57,9 @@ class MnistCheb(OnImages):
     neighbors: int = option(8, "nearest pixels that a pixel is joined to", minimum=1)
     order: int = option(25, "K of a filter on the graph: polynomials of degrees 0 to K - 1", minimum=1)
     kernel: int = option(5, "pixels on a side of a filter of the CNN", minimum=1)
-    channels: tuple[int, ...] = option((32, 64), "of each level, behind which clusters of four pixels become one",
+    channels: tuple[int, ...] = option((32, 64), "channels of each level; after it clusters of four pixels become one",
                                        minimum=1)
-    hidden: int = option(512, "channels of the layer in front of the logits", minimum=1)
+    hidden: int = option(512, "channels of the layer before the logits", minimum=1)
     dropout: float = option(0.5, "share of these dropped", minimum=0, below=1)
     seeds: int = 3
     steps: int = 2750

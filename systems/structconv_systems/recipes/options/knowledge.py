@@ -50,7 +50,7 @@ class Links(OnFiles):
     reads = ("triples", "test")
     triples: str = option("kinship.tar.gz", "a folder with train, valid and test, or a tar archive of one")
     test: str = option("", "another folder or archive, whose test triples are ranked; empty: the same")
-    unseen: str = option("error", "names that no training triple has: error, or admit (number them behind the others)")
+    unseen: str = option("error", "names that no training triple has: error, or admit (number them after the others)")
     batch_size: int = option(512, "triples in a batch, each asked for its tail and for its head", minimum=1)
     threads: int = 1
     schedule: str = "cosine"

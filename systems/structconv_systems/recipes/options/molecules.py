@@ -46,7 +46,7 @@ class Molecules(OnFiles):
     message_steps: int = option(3, "messages that go from atom to atom one after the other", minimum=1)
     readout: str = option("set2set", f"of the atoms of a molecule: {', '.join(_READOUTS)}", choices=_READOUTS)
     readout_steps: int = option(3, "of set2set", minimum=1)
-    dropout: float = option(0.1, "share of hidden units dropped behind the readout", minimum=0, below=1)
+    dropout: float = option(0.1, "share of hidden units dropped after the readout", minimum=0, below=1)
     batch_size: int = option(32, "molecules in a batch", minimum=1)
     threads: int = 1
     seeds: int = 10

@@ -228,7 +228,7 @@ class Pervasive(Translation):
                   "checkpoint_every": 50, "beam": 1, "learning_rate": 3e-3},
         "paper": {"seeds": 1, "channels": 128, "pairs": 128, "layers": 24, "growth": 32, "hidden": 128, "kernel": 5,
                   "positions": "none", "sentences": 0, "steps": 50_000, "learning_rate": 5e-4}}
-    pairs: int = option(64, "channels of a pair in front of the first layer", minimum=1)
+    pairs: int = option(64, "channels of a pair before the first layer", minimum=1)
     layers: int = option(6, "of convolution", minimum=1)
     growth: int = option(24, "channels that a layer adds", minimum=1)
     hidden: int = option(64, "channels that are convolved", minimum=1)

@@ -29,10 +29,10 @@ class Series(OnFiles):
         "quick": {"history": 300, "patch": 12, "hidden": 32, "steps": 300, "validate_every": 150,
                   "checkpoint_every": 50, "seeds": 1, "stride": 12, "learning_rate": 1e-2}}
     file: str = option("los_speed.csv", "CSV, plain or gzipped: a line of names, then one for each time")
-    test: str = option("", "CSV of any series, all of which tests; empty: the last times of file")
+    test: str = option("", "CSV of any series, which all test; empty: the last times of file")
     missing: str = option("zero", "what was not observed: nan, or zero for zeros too", choices=("nan", "zero"))
     train: float = option(0.7, "share of the times, the first ones", minimum=0.05, below=1)
-    valid: float = option(0.1, "share of the times, behind these; the rest tests", minimum=0.01, below=1)
+    valid: float = option(0.1, "share of the times after these; the rest tests", minimum=0.01, below=1)
     history: int = option(324, "readings that a forecast sees, at best more than a period", minimum=1)
     period: int = option(288, "readings of a period, for the seasonal forecast; 0: there is none", minimum=0)
     horizon: int = option(12, "readings that are forecast", minimum=1)
