@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kGroup = 8;  // rows that pass over the others together
 
-// Where the entries of a row lie in `index`.
+// The positions of a row's entries in `index`.
 struct Side {
     Layout layout;
     bool causal, by_target;

@@ -153,7 +153,7 @@ template <class T> void forward(const AffineForwardArgs& a) {
     });
 }
 
-// What the pass by source reads of an output: its target score, lse and D, side by side and one place free, so that
+// The numbers of an output that the pass by source reads: target score, lse and D, with one unused, so that
 // four heads fill a cache line; and grad target.
 template <class T, int HB> struct Pack {
     const AffineBackwardArgs& a;
@@ -256,7 +256,7 @@ template <class T, int HB> struct Backward {
         accumulate_twice<T>(edges, table_of<T>(a.grad, head), pieces, HB, w, w2, sums, sums2);
     }
 
-    // What `Pack` left of the outputs of a chunk, edge-major; returns how many vectors each of the three has.
+    // Loads the packed outputs of a chunk, edge-major; returns the number of vectors of each of the three.
     int unpack(const Edges& edges, const float* packed, float* target, float* lse, float* d) const {
         const int64_t stride = 4 * a.heads, distance = 64;
         const int count = static_cast<int>((edges.count * HB + 15) / 16);

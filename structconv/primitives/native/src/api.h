@@ -54,7 +54,7 @@ struct OutsideArgs {
     int64_t* bad;
 };
 
-// What is wrong with a layout, and how many columns it has at least. Nothing else reads a layout that was not built here.
+// Returns the fault of a layout, and a lower bound of its columns. Only this reads a layout that was not built here.
 enum Wrong : int64_t { kNothing, kIndptr, kIndex, kOrder };
 
 struct VerifyArgs {
@@ -97,7 +97,7 @@ struct GroupsArgs {
     int64_t* bad;
 };
 
-// A layout of which nothing is to be checked, and its values or null, with rows for columns. `order` may be null.
+// A layout that is known to be sound, its values or null, with rows for columns. `order` may be null.
 struct TransposeArgs {
     Layout layout;
     const float* values;
@@ -185,13 +185,13 @@ struct ConditionedArgs {
     int64_t values_row, heads, channels, threads;
 };
 
-// Which weights fall: a function of (seed, batch, head, m * num_outputs + n), as structconv.primitives.hashing has it.
+// Drops weights as a function of (seed, batch, head, m * num_outputs + n), like structconv.primitives.hashing.
 struct DropArgs {
     double p;  // 0: none
     int64_t seed, heads_per_batch, num_outputs, source_major;
 };
 
-// Where the terms of a score are <of_source, x_m> and <of_target, z_n>, or given.
+// The terms of a score: <of_source, x_m> and <of_target, z_n>, or given.
 enum Terms : int64_t { kGiven, kOfX, kOfXAndZ };  // kOfX: z is x, and grad_z a part of grad_x
 
 struct VectorArgs {
@@ -244,7 +244,7 @@ struct BilinearBackwardArgs {
     DropArgs drop;
 };
 
-// How an activation follows from an own number a and another b; its parameter is the slope, or the rate.
+// An activation as a function of a and b; its parameter is the slope, or the rate.
 enum Activation : int64_t {
     kPiecewise,  // x > 0 ? x : slope x, with x = a + b
     kLogistic,   // 1 / (1 + exp(-rate x))
@@ -273,8 +273,8 @@ struct AdditiveBackwardArgs {
     DropArgs drop;
 };
 
-// A step: few outputs over inputs of which factors exp(-rate k) are made. Scores are <v, 1 / (1 + exp(-rate (q + k)))>.
-// Inputs of which `keep` is 0 have weight zero, and so has every input where it is 0 for all of them.
+// A step: few outputs over inputs with precomputed factors exp(-rate k). Scores are <v, 1 / (1 + exp(-rate (q + k)))>.
+// Inputs with `keep` = 0 have weight zero, also if it is 0 for all inputs.
 struct AdditiveStepArgs {
     Rows q, k, factor, x, y;
     const float* vector;  // (heads, depth)
@@ -293,7 +293,7 @@ struct AdditiveStepBackwardArgs {
     double rate;
 };
 
-// What the scores of edges are made of.
+// The terms of the scores of edges.
 enum Scores : int64_t { kTerms, kProducts, kActivations };
 
 // q and k are read at outputs and at inputs; terms are float32, and one number a head.
@@ -372,7 +372,7 @@ struct HeadsArgs {
     int64_t inputs, depth, by_rows;
 };
 
-// Entries of each head and element of the batch, of which the last is written.
+// Entries of each head and element of the batch; the last one is written.
 struct KeptArgs {
     float* entries;
     int64_t batch, head, row;

@@ -1,4 +1,4 @@
-// Which weights fall, by a counter-based hash: the numbers of structconv.primitives.hashing.hash_uniform(seed, batch,
+// Dropout by a counter-based hash: the numbers of structconv.primitives.hashing.hash_uniform(seed, batch,
 // head, m * num_outputs + n) >= p, so that every path drops the same weights.
 #pragma once
 
@@ -53,7 +53,7 @@ public:
         }
     }
 
-    // What 16 weights are multiplied by: 0 or 1 / (1 - p).
+    // The factors of 16 weights: 0 or 1 / (1 - p).
     v16 factor(const uint32_t* pairs) const {
         u16 pair;
         std::memcpy(&pair, pairs, sizeof pair);

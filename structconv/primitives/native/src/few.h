@@ -79,7 +79,7 @@ inline void few_forward(const AdditiveForwardArgs& a, int64_t head) {
     }
 }
 
-// What the gradients ds of one output's scores go to: each is added to what is there where there is `more`.
+// The targets of the gradients ds of one output's scores, which are accumulated if `more`.
 struct FewSlopes {
     const float *own, *vector, *ds;
     Rows others, grad_k;  // grad_k.x null, and grad_vector null: not wanted

@@ -31,7 +31,7 @@ using Accumulate = void (*)(const Edges&, const Table&, int part, const float* w
 // products[e][h] = <query[h], x[index_e][h]>, or += where there are `more` pieces before this one.
 using Dot = void (*)(const Edges&, const Table&, int part, const float* query, bool more, float* products);
 
-// A range of channels of every head of a block; `width` floats a head are kept, of which `part` exist.
+// A range of channels of every head of a block; `width` floats are stored for each head, the first `part` of them in use.
 struct Piece {
     int64_t channel;
     int width, part;
@@ -39,7 +39,7 @@ struct Piece {
     Dot dot;
 };
 
-// How many rows ahead to ask for one: far enough for memory. Short rows take less time each.
+// The number of rows by which to prefetch: enough for the latency of memory. Short rows take less time each.
 constexpr int distance(int bytes) { return bytes <= 128 ? 64 : 28; }
 
 // Into the second cache: it takes more requests at a time than the first one, whose few are left to the loads.
@@ -57,7 +57,7 @@ template <class V, bool PART, class T> inline V read(const T* from, int part) {
     else return load<V>(from);
 }
 
-// How the channels of `heads` heads are cut. `heads` is a power of two with heads * channels <= 128, or 1.
+// The split of the channels of `heads` heads. `heads` is a power of two with heads * channels <= 128, or 1.
 struct Pieces {
     int count = 0;
     int64_t floats = 0;  // of one set of sums

@@ -1,6 +1,6 @@
 // Products of tall matrices with small ones, y = x w + bias and y = x^T g. A tile of y, `kHeight` rows of two vectors,
 // stays in registers while the sum runs; the small operand stays in the second-level cache, and the rows that come next
-// are asked for while the present ones are worked on.
+// are prefetched during the current ones.
 //
 // Every number is the sum, in their order, of what blocks of at most 256 terms give: its error grows with the number of
 // blocks rather than of terms, and it does not depend on how many threads there are.
@@ -165,7 +165,7 @@ __attribute__((noinline)) void project_tile(const ProjectArgs& a, Source from, S
         });
 }
 
-// The columns of w from `column` on, one row behind the other, zeros behind the last of them.
+// The columns of w from `column` on, row after row, padded by zeros.
 void pack(const ProjectArgs& a, int64_t column, int64_t width, float* to) {
     const int64_t there = a.columns - column < width ? a.columns - column : width;
     const float* w = a.w + column * a.w_column;
@@ -276,7 +276,7 @@ constexpr int64_t kOuterRows = 256;
 
 inline int64_t filled(int64_t columns) { return (columns + kFill - 1) / kFill * kFill; }
 
-// The last columns of g where they do not fill a tile, with zeros behind.
+// The last columns of g, padded by zeros to a tile.
 void fill_columns(const float* g, int64_t g_row, int64_t rows, int64_t there, int64_t width, float* to) {
     for (int64_t row = 0; row < rows; ++row)
         for (int64_t at = 0; at < width; at += 8) {
@@ -316,7 +316,7 @@ class Lines {
     bool wanted_;
 };
 
-// What rows [first, last) add to the columns [start, end) of one part.
+// Adds rows [first, last) to the columns [start, end) of one part.
 void outer_rows(const OuterArgs& a, int64_t first, int64_t last, int64_t start, int64_t end, float* part) {
     alignas(64) float buffer[kOuterRows * kFill];
     const int64_t fitting = kCached / 2 / (a.inputs + end - start) / 8 * 8, y_row = filled(a.columns);

@@ -64,7 +64,7 @@ float inverse(float degree) { return degree == 0.0f ? 0.0f : 1.0f / degree; }
 
 float inverse_root(float degree) { return degree == 0.0f ? 0.0f : 1.0f / std::sqrt(degree); }
 
-// What the edges weigh, in the order of the slots: the weights divided by the degrees.
+// The weights of the edges divided by the degrees, in the order of the slots.
 void weigh(const AdjacencyArgs& a) {
     const int32_t *indptr = a.indptr, *index = a.columns;
     const auto weight = [&](int64_t slot) { return a.weights ? a.weights[a.order[slot]] : 1.0f; };
@@ -105,7 +105,7 @@ int64_t group(const GroupsArgs& a) {
     return -1;
 }
 
-// The same edges by source; the slots of a row are in the order of their targets.
+// Sorts the edges by source; the slots of a row are in the order of their targets.
 void transpose(const TransposeArgs& a) {
     const Layout& from = a.layout;
     int32_t* indptr = a.indptr;

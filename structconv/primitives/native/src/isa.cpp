@@ -1,4 +1,4 @@
-// Which of the compiled instruction sets this processor can run.
+// Finds which of the compiled instruction sets this processor runs.
 extern "C" __attribute__((visibility("default"))) int structconv_runs(int level) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_cpu_init();

@@ -35,7 +35,7 @@ template <class I> struct Side {
     int64_t edges, count;
     int32_t *indptr, *index, *order;
 
-    // How many edges each row has, two places on; the first edge whose row does not exist, or -1.
+    // Counts the edges of each row, shifted by two; returns the first edge whose row does not exist, or -1.
     int64_t number() const {
         for (int64_t r = 0; r <= count; ++r) indptr[r] = 0;
         for (int64_t e = 0; e < edges; ++e) {

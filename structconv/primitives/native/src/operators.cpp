@@ -80,7 +80,7 @@ const Dtypes& types() {
     return found;
 }
 
-// A tensor with what is asked of it often; empty: none.
+// A tensor with its often used attributes; empty for none.
 struct View {
     Maybe held;
     char* data = nullptr;
@@ -173,7 +173,7 @@ struct Op {
         check(false, argument, (expected + "); got (" + given + ")").c_str());
     }
 
-    // As it lies: of one dtype, contiguous.
+    // The tensor unchanged, after a check: one dtype, contiguous.
     View exact(const char* argument, const Tensor& t, Shape shape, int32_t dtype) const {
         View found = view(argument, t);
         check_shape(argument, found, shape);
@@ -181,7 +181,7 @@ struct Op {
         return found;
     }
 
-    // The same numbers as contiguous float32.
+    // The tensor as contiguous float32.
     View floats(const char* argument, const Tensor& t, Shape shape) const {
         View found = view(argument, t);
         if (found.dtype != types().f32) found = view(argument, torch::stable::to(t, ScalarType::Float));
@@ -194,7 +194,7 @@ struct Op {
         return t ? floats(argument, *t, shape) : View{};
     }
 
-    // The same numbers with contiguous channels, of float32 or bfloat16: (rows, heads, channels).
+    // The tensor with contiguous channels, in float32 or bfloat16: (rows, heads, channels).
     View unit(const char* argument, const Tensor& t, Shape shape, int32_t dtype = 0) const {
         View found = view(argument, t);
         check_shape(argument, found, shape);
@@ -206,13 +206,13 @@ struct Op {
         return view(argument, torch::stable::contiguous(found.tensor()));
     }
 
-    // The same contiguous.
+    // The tensor, contiguous.
     View dense(const char* argument, const Tensor& t, Shape shape, int32_t dtype = 0) const {
         View found = unit(argument, t, shape, dtype);
         return found.tensor().is_contiguous() ? found : view(argument, torch::stable::contiguous(found.tensor()));
     }
 
-    // Where a kernel writes (rows, heads, channels).
+    // The output of a kernel, (rows, heads, channels).
     View written(const char* argument, const Tensor& t, Shape shape, int32_t dtype) const {
         View found = view(argument, t);
         check_shape(argument, found, shape);
@@ -623,7 +623,7 @@ void add_rows(const View& y, const View& bias) {
         for (int64_t c = 0; c < y.size(1); ++c) y.floats()[n * y.size(1) + c] += bias.floats()[c];
 }
 
-// What the layers below read: x (M, P), Theta (K, P, Q) and a bias (Q).
+// The arguments of the layers below: x (M, P), Theta (K, P, Q) and a bias (Q).
 struct Dense {
     View x, theta, bias;
     int64_t in, out;
@@ -938,7 +938,7 @@ Maybe bilinear_backward(const Tensor& by_target, const Tensor& by_source, const 
     return maybe(grad_bias);
 }
 
-// Edges, or all pairs, of which `every` holds the numbers 0, 1, ...
+// Edges, or all pairs; then `every` holds the numbers 0, 1, ...
 struct Pairs {
     Sealed sealed;
     std::vector<int32_t> every;

@@ -1,4 +1,4 @@
-// The ratio of which logistic activations are made.
+// The ratio in logistic activations.
 #pragma once
 
 #include "vectors.h"

@@ -14,13 +14,13 @@ template <class T> Table table_of(const Rows& rows, int64_t head) {
     return {row_of<T>(rows, 0, head), rows.row, rows.head};
 }
 
-// The same factor for every head.
+// One factor for all heads.
 struct Factors {
     float each[kMaxHeads];
     explicit Factors(float factor) { store(each, splat<v16>(factor)); }
 };
 
-// Whether whole vectors of a large result can be written past the caches.
+// True if whole vectors of a large result can be written past the caches.
 template <class T> bool streams(const Rows& rows, int64_t bytes, int64_t channels) {
     const uint64_t offsets = reinterpret_cast<uintptr_t>(rows.x) | (rows.row | rows.head) * sizeof(T);
     return sizeof(T) == sizeof(float) && bytes >= 1 << 24 && offsets % sizeof(v8) == 0 && channels % 8 == 0;

@@ -69,7 +69,7 @@ template <class V> inline V load(const bfloat16* from) {
     return reinterpret_cast<V>(__builtin_convertvector(half, typename Lanes<V>::Bits) << 16);
 }
 
-// The first `part` lanes, zeros behind: never reads beyond them.
+// The first `part` lanes, then zeros; never reads beyond them.
 template <class V, class T> inline V load_part(const T* from, int part) {
     V v{};
     for (int lane = 0; lane < part; ++lane) v[lane] = widen(from[lane]);

@@ -16,7 +16,7 @@ template <class T> Table table_at(const Rows& rows, int64_t head) {
     return {static_cast<const T*>(rows.x) + head * rows.head, rows.row, rows.head};
 }
 
-// How many vectors the scores of a chunk are, whose last one is filled up with -inf.
+// The number of vectors of a chunk's scores; the last one is padded by -inf.
 template <int HB> int filled(int64_t count, float* scores) {
     const int vectors = static_cast<int>((count * HB + 15) / 16);
     for (int64_t i = count * HB; i < vectors * 16; ++i) scores[i] = -INFINITY;

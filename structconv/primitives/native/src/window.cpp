@@ -60,7 +60,7 @@ void dots(const Others& others, const float* lanes, int64_t channels, v16* out) 
 
 void clear_lanes(float* lanes, int64_t channels) { std::memset(lanes, 0, 16 * channels * sizeof(float)); }
 
-// How many entries first + step t a line has.
+// The number of entries first + step t in a line.
 int64_t entries_of(const WindowArgs& a, const int64_t* starts, int64_t line, int64_t first) {
     const int64_t size = starts ? starts[line + 1] - starts[line] : a.size;
     return size > first ? (size - first + a.step - 1) / a.step : 0;
@@ -129,7 +129,7 @@ template <class T> struct Tile {
         return present ? load<v16>(table - j) : splat<v16>(-INFINITY);
     }
 
-    // What dropout multiplies the weights of one row's pairs by.
+    // The dropout factors of the weights of one row's pairs.
     v16 kept(const Dropout& dropout, int64_t other, bool lanes_are_inputs) const {
         alignas(64) uint32_t pairs[16];
         for (int i = 0; i < 16; ++i) {
