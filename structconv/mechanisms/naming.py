@@ -66,8 +66,8 @@ class Named:
 
     def _places(self, structures: NamedStructures) -> list[Place]:
         """What the structure that it reads tells of the samples of its inputs and outputs, if it is a batch."""
-        untold = self._structure_name is None and len(structures.held) > 1
-        own = None if untold else self._own(structures)
+        ambiguous = self._structure_name is None and len(structures.held) > 1
+        own = None if ambiguous else self._own(structures)
         if getattr(own, "samples", None) is None:
             return []
         return [Place(self._structure_name or next(iter(structures.held)), self._pairs_of(own))]
@@ -141,12 +141,12 @@ def check_unread(structure: Any) -> None:
 
 def _readers(mechanism: Any) -> dict[str, bool]:
     """The names in an expression, and whether what has the name is known to read a structure."""
-    found: dict[str, bool] = {}
+    result: dict[str, bool] = {}
     for part in mechanism.modules():
         name = getattr(part, "_structure_name", None)
         if name is not None:
-            found[name] = found.get(name, False) or "structure" in part.reads
-    return found
+            result[name] = result.get(name, False) or "structure" in part.reads
+    return result
 
 
 def _remedy(named: list[str], given: list[str]) -> str:
