@@ -25,7 +25,7 @@ def version(package: str) -> str | None:
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
     """Those of the packages that are installed."""
-    return {name: result for name in packages if (result := version(name)) is not None}
+    return {name: found for name in packages if (found := version(name)) is not None}
 
 
 def processor() -> str:

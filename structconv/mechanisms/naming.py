@@ -66,8 +66,8 @@ class Named:
 
     def _places(self, structures: NamedStructures) -> list[Place]:
         """What the structure that it reads tells of the samples of its inputs and outputs, if it is a batch."""
-        ambiguous = self._structure_name is None and len(structures.held) > 1
-        own = None if ambiguous else self._own(structures)
+        untold = self._structure_name is None and len(structures.held) > 1
+        own = None if untold else self._own(structures)
         if getattr(own, "samples", None) is None:
             return []
         return [Place(self._structure_name or next(iter(structures.held)), self._pairs_of(own))]

@@ -57,11 +57,11 @@ class StructureBuffer(nn.Module, Generic[S]):
 
 def _named(value: Any) -> list[tuple[str, Tensor]]:
     """The tensors of a value by the names of its fields, those of nested values behind the field's that holds them."""
-    result: list[tuple[str, Tensor]] = []
+    found: list[tuple[str, Tensor]] = []
     for name, field in zip(field_names(value), fields(value), strict=True):
         inside = [("", field)] if isinstance(field, Tensor) else []
         for i, part in enumerate(field if isinstance(field, tuple) else (field,)):
             nested = _named(part) if isinstance(part, FrozenValue) else []
             inside += [(f"{i}_{inner}" if isinstance(field, tuple) else inner, t) for inner, t in nested]
-        result += [(f"{name}_{inner}".rstrip("_"), t) for inner, t in inside]
-    return result
+        found += [(f"{name}_{inner}".rstrip("_"), t) for inner, t in inside]
+    return found

@@ -235,16 +235,16 @@ class Blocks:
 
     def absent(self, span: Span) -> Absent:
         """Which pairs of the block do not exist, an item for each mask."""
-        result: Absent = []
+        found: Absent = []
         device = self.q.device
         if self.options.causal and span.start + 1 < span.inputs:
             m = torch.arange(span.start, span.inputs, device=device)
             n = torch.arange(span.stop - 1, span.start - 1, -1, device=device).unsqueeze(-1)
-            result.append((span.start, m > n))
+            found.append((span.start, m > n))
         keep = self.terms.keep
         if keep is not None:
-            result.append((0, self._dropped(keep, span)))
-        return result
+            found.append((0, self._dropped(keep, span)))
+        return found
 
     def _dropped(self, keep: Tensor, span: Span) -> Tensor:
         batch, heads = self._entries(span)
