@@ -117,5 +117,5 @@ def _near(name: str) -> str:
     if name.startswith("_"):
         return ""
     lower = {public.lower(): public for public in (*_MODULES, *sorted(__all__, reverse=True))}  # Conv before conv
-    found = get_close_matches(name.lower(), lower, n=1, cutoff=0.7)
-    return f". Did you mean {lower[found[0]]!r}?" if found else ""
+    result = get_close_matches(name.lower(), lower, n=1, cutoff=0.7)
+    return f". Did you mean {lower[result[0]]!r}?" if result else ""

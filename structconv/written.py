@@ -24,7 +24,7 @@ def written(module: object, others: Mapping[str, Any] | None = None) -> str:
     Args:
         others: arguments that are not attributes.
     """
-    found, held, by_name = [], {**vars(module), **getattr(module, "_modules", {}), **(others or {})}, False
+    result, held, by_name = [], {**vars(module), **getattr(module, "_modules", {}), **(others or {})}, False
     for name, parameter in inspect.signature(type(module)).parameters.items():
         value = next((held[own] for own in (name, f"{name}_by", f"_{name}") if own in held), _ABSENT)
         if others is not None and name in others:
@@ -35,8 +35,8 @@ def written(module: object, others: Mapping[str, Any] | None = None) -> str:
             by_name = True
             continue
         by_name = by_name or parameter.default is not parameter.empty or parameter.kind is parameter.KEYWORD_ONLY
-        found.append(f"{name}={text(value)}" if by_name else text(value))
-    return ", ".join(found)
+        result.append(f"{name}={text(value)}" if by_name else text(value))
+    return ", ".join(result)
 
 
 def text(value: Any) -> str:

@@ -31,13 +31,40 @@ def test_examples_run(name: str) -> None:
     assert not output, "".join(output)
 
 
-#: Layers with an "Equals" line, the sizes in it, and a structure.
+#: The arguments of the layers, and what a docstring calls their sizes.
 EDGES = torch.tensor([[0, 1, 2, 3, 1], [1, 2, 0, 1, 3]])
-GRAPH = structures.Graph(EDGES, num_nodes=4, edge_attr=torch.ones(5, 2))
+GRAPH = structures.Graph(EDGES, num_nodes=4, edge_attr=torch.arange(10.0).view(5, 2) / 10)
 FACTS = structures.KnowledgeGraph(torch.stack([EDGES[0], torch.tensor([0, 0, 1, 1, 1]), EDGES[1]], -1), 4, ("a", "b"))
-LAYERS = [(nn.GCNConv, {}, GRAPH), (nn.ChebConv, {"K": 3}, GRAPH), (nn.DiffusionConv, {"K": 3}, GRAPH),
-          (nn.EdgeConditionedConv, {"edge_channels": 2, "hidden": 5}, GRAPH),
-          (nn.RelationalConv, {"num_relations": 2}, FACTS)]
+WINDOW = {"kernel_size": (3, 2), "stride": (2, 1), "dilation": (1, 2), "padding": (1, 0)}
+VOLUME = {"kernel_size": (3, 2, 1), "stride": (2, 1, 1), "dilation": (1, 2, 1), "padding": (1, 0, 0)}
+LINE = {"kernel_size": (3,), "stride": (2,), "dilation": (2,), "padding": (1,)}
+SLOPE = {"heads": 2, "negative_slope": 0.3}
+#: Of each layer with an "Equals" line: the expression, the layer, the sizes in the expression, its structure.
+EQUAL = {
+    "GCNConv": ("Conv(Adjacency(self_loops=True), P, Q)", {}, GRAPH),
+    "ChebConv": ("Conv(Chebyshev(K - 1), P, Q)", {"K": 3}, GRAPH),
+    "DiffusionConv": ('Conv(Powers(K - 1, walk="forward") | Powers(K - 1, walk="backward"), P, Q)', {"K": 3}, GRAPH),
+    "EdgeConditionedConv": ("Conv(EdgeNetwork(edge_channels, hidden) | Identity(), P, Q, weight=[Full(), Full()])",
+                            {"edge_channels": 2, "hidden": 5}, GRAPH),
+    "RelationalConv": ("Conv(Relations(num_relations) | Identity(), P, Q, weight=[Full(), Full()])",
+                       {"num_relations": 2}, FACTS),
+    "GATConv": ('Conv(BiAffine(heads, bilinear=False, on="projected").leaky_relu(negative_slope).masked(keep=STRUCTURE)'
+                ".softmax(), P, heads * Q, weight=HeadBlocks())", SLOPE, GRAPH),
+    "GATv2Conv": ('Conv(Additive(heads=heads, activation=LeakyReLU(negative_slope), on="projected")'
+                  ".masked(keep=STRUCTURE).softmax(), P, heads * Q, weight=HeadBlocks())", SLOPE, GRAPH),
+    "Linear": ("Conv(Identity(), P, Q)", {}, None),
+    "MultiheadAttention": ("Conv(DotProduct(heads, D).scaled().softmax(), P, P, weight=LowRank(D))", {}, None),
+    "NonLocalBlock": ("Conv(DotProduct(1, inner).softmax(), C, C, weight=LowRank(inner))", {"inner": 2}, None),
+    **{f"Conv{len(sizes['stride'])}d": ("Conv(Cuboid(kernel_size, stride, dilation, padding), P, Q)", sizes, None)
+       for sizes in (LINE, WINDOW, VOLUME)},
+    "SeparableConv2d": ("Conv(Cuboid(kernel_size, stride, dilation, padding), P, Q, weight=DepthwiseSeparable())",
+                        WINDOW, None),
+    **{f"AvgPool{axes}d": ("Conv(Pool(kernel_size, stride), C, C, weight=Eye(), bias=False)",
+                           {"kernel_size": (2, 3, 2)[:axes], "stride": (2, 1, 1)[:axes]}, None) for axes in (1, 2, 3)},
+    **{f"ConvTranspose{len(sizes['stride'])}d":
+       ("Conv(Cuboid(kernel_size, stride, dilation, padding).transpose(), P, Q)", sizes, None)
+       for sizes in (LINE, WINDOW, VOLUME)},
+}
 
 
 #: Layers that no single expression is: what is around a layer, several layers, or a function.
@@ -53,11 +80,49 @@ def test_named_layers_say_what_they_equal_and_are_drawn() -> None:
     assert not {name for name in NAMED if f"`{name}`" not in drawn}
 
 
-@pytest.mark.parametrize("kind, sizes, structure", LAYERS, ids=[kind.__name__ for kind, _, _ in LAYERS])
-def test_a_layer_equals_the_expression_that_its_docstring_names(kind, sizes, structure) -> None:
-    (expression,) = re.findall(r"Equals `(Conv\(.+\))`", kind.__doc__)
-    names = {name: getattr(home, name) for home in (structconv, mechanisms, weights) for name in home.__all__}
-    layer, x = kind(6, 3, **sizes), torch.randn(4, 6)
-    other = eval(expression, names | {"P": 6, "Q": 3, **sizes})
-    other.load_state_dict(layer.state_dict())
-    torch.testing.assert_close(other(x, structure), layer(x, structure))
+def equal_layer(name: str) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """The named layer, and the expression with its parameters."""
+    expression, sizes, _ = EQUAL[name]
+    names = {each: getattr(home, each) for home in (structconv, mechanisms, weights) for each in home.__all__}
+    names |= {"LeakyReLU": torch.nn.LeakyReLU, "P": 6, "Q": 3, "C": 6, "D": 3, "heads": 2, **sizes}
+    other, make = eval(expression, names), getattr(nn, name)            # of the table, not of the docstring
+    if name == "MultiheadAttention":
+        layer = make(6, 2, bias=False)                                  # biases are said to be added
+        other.register_parameter("bias", None)
+    elif name == "NonLocalBlock":
+        layer = make(6, **sizes, zero_init=False)
+    else:
+        layer = make(**sizes) if name.startswith("AvgPool") else make(6, 3, **sizes)
+    state = {key.removeprefix("conv."): tensor for key, tensor in layer.state_dict().items()}
+    if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear):  # torch's weight (Q, P, ...)
+        state["weight.theta"] = state.pop("weight").reshape(3, 6, -1).permute(2, 1, 0)
+    other.load_state_dict(state)
+    return layer, other
+
+
+def test_the_table_has_every_layer_and_what_its_docstring_says() -> None:
+    assert EQUAL.keys() == NAMED
+    said = {name: " ".join(getattr(nn, name).__doc__.split()).replace(") .", ").") for name in NAMED}
+    assert not {name for name, (expression, *_) in EQUAL.items() if f"`{expression}`" not in said[name]}
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_a_layer_equals_the_expression_that_its_docstring_names(name: str) -> None:
+    torch.manual_seed(0)
+    layer, other = equal_layer(name)
+    structure = EQUAL[name][2]
+    if structure is not None:
+        x = torch.randn(4, 6)
+        looped = structure.with_self_loops() if name.startswith("GAT") else structure
+        torch.testing.assert_close(layer(x, structure), other(x, looped), atol=1e-5, rtol=0)
+    elif name in ("Linear", "MultiheadAttention"):
+        x = torch.randn(2, 5, 6)
+        torch.testing.assert_close(layer(x), other(x), atol=1e-5, rtol=0)
+    else:
+        axes = next((int(digit) for digit in name if digit.isdigit()), 2)
+        image = torch.randn(2, 6, *(7, 6, 5)[:axes])
+        y = layer(image)
+        grid = structures.Grid(tuple(y.shape[2:] if "Transpose" in name else image.shape[2:]))
+        x = image.flatten(2).mT
+        expected = other(x, structure=grid).mT.reshape(y.shape)
+        torch.testing.assert_close(y, image + expected if name == "NonLocalBlock" else expected, atol=1e-5, rtol=0)

@@ -37,15 +37,15 @@ def layer_bases(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, list[B
 
     Cost: one call of the model, and the leaves of each layer once more.
     """
-    found: dict[str, list[Basis]] = {}
+    result: dict[str, list[Basis]] = {}
 
     def note(name: str, layer: Any, args: Any, kwargs: Any) -> None:
         given = {key: value for key, value in kwargs.items() if not key.startswith("return_")}
-        found.setdefault(name, []).append(layer.basis(*args, **given))
+        result.setdefault(name, []).append(layer.basis(*args, **given))
 
     with watched(_outermost(model), note):
         model(*args, **kwargs)
-    return found
+    return result
 
 
 def _outermost(module: nn.Module, name: str = "") -> Iterator[tuple[str, Layer]]:

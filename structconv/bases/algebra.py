@@ -322,11 +322,11 @@ def scaled(basis: Basis, scale: float | None = None) -> Basis:
 def depth(basis: Basis) -> int:
     """D, the number of channels that a score's products run over."""
     depths = [node.depth for node in nodes(basis) if hasattr(node, "depth")]
-    found = {int(size) if isinstance(size, Tensor) else size for size in depths}  # torch.jit.trace has tensors for them
-    if len(found) != 1:
-        raise ConfigError("scaled", "the scores must be products of one number D of channels", sorted(found) or "none",
+    result = {int(size) if isinstance(size, Tensor) else size for size in depths}  # tensors under torch.jit.trace
+    if len(result) != 1:
+        raise ConfigError("scaled", "the scores must be products of one number D of channels", sorted(result) or "none",
                           "Give the factor: scaled(0.125).")
-    return found.pop()
+    return result.pop()
 
 
 @operator("dropout")

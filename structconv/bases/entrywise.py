@@ -44,7 +44,7 @@ class Unary(OverChild, Pairwise):
         return None if child is None else altered(self, child=child)
 
 
-class Kept(Unary):
+class SamePattern(Unary):
     """A node whose entries are zero where those of its child are."""
 
     def pattern(self) -> Graph | None:
@@ -201,7 +201,7 @@ class Outer(Binary):
 
 
 @value
-class Masked(Kept):
+class Masked(SamePattern):
     """Only the pairs that `keep` contains exist.
 
     Example:
@@ -321,7 +321,7 @@ class Normalized(Unary):
 
 
 @value
-class Dropped(Kept):
+class Dropped(SamePattern):
     """Weights, each zeroed with probability p and else divided by 1 - p.
 
     The seed, the stream (a number for each part of a `|`) and the indices (batch, k, m, n) of a weight decide if it
@@ -357,7 +357,7 @@ class Dropped(Kept):
 
 
 @value
-class DroppedWithin(Kept):
+class DroppedWithin(SamePattern):
     """Dropout within samples of a batch: it drops the weights that it drops in the whole batch.
 
     Args:
@@ -403,5 +403,5 @@ def _numbers(lead: tuple[int, ...], rank: int, device: torch.device) -> Tensor:
 def _dropped(a: Tensor, p: float, seed: Tensor, batch: Tensor, pair: Tensor, rank: int) -> Tensor:
     """The weights whose number among (batch, k, pair) is at least p, over 1 - p."""
     head = torch.arange(a.shape[-rank - 1], device=a.device).view(-1, *(1,) * rank)
-    kept = hash_uniform(seed, batch, head, pair) >= p
-    return torch.where(kept, a / (1 - p), torch.zeros((), dtype=a.dtype, device=a.device))
+    keep = hash_uniform(seed, batch, head, pair) >= p
+    return torch.where(keep, a / (1 - p), torch.zeros((), dtype=a.dtype, device=a.device))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis, value
-from structconv.bases.entrywise import Kept, Unary
+from structconv.bases.entrywise import SamePattern, Unary
 from structconv.bases.pairs import Edges, Pairs
 from structconv.bases.pairwise import entries, reach
 from structconv.bases.sizes import OverParts, OverTwo
@@ -79,15 +79,15 @@ class Concat(OverParts):
         return torch.cat([part.expand(*lead, *part.shape[-3:]) for part in parts], -3)
 
     def _present(self) -> Tensor | None:
-        found = [(part.size, part._present()) for part in self.parts]
-        known = [present for _, present in found if present is not None]
+        result = [(part.size, part._present()) for part in self.parts]
+        known = [present for _, present in result if present is not None]
         if not known:
             return None
         lead = torch.broadcast_shapes(*(present.shape[:-3] for present in known))
         sizes = known[0].shape[-2:]
         everything = known[0].new_ones(())
         return torch.cat([(everything if present is None else present).expand(*lead, size, *sizes)
-                          for size, present in found], -3)
+                          for size, present in result], -3)
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         parts = [entries(part, pairs) for part in self.parts]
@@ -169,7 +169,7 @@ class Composed(Operands):
 
 
 @value
-class Repeated(Kept):
+class Repeated(SamePattern):
     """A basis of one matrix, k times.
 
     Example:
@@ -243,7 +243,7 @@ class LinearSum(Operands):
 
 
 @value
-class Scaled(Kept):
+class Scaled(SamePattern):
     """factor * a_k: one number, or a tensor of them, (K,) or (1,).
 
     Example:

@@ -145,8 +145,8 @@ def laplacian_bound(graph: Graph, normalize: str | None) -> float:
 
     def bound() -> float:
         degree = 1.0 if normalize is not None else float(_degree(graph).amax()) if graph.num_nodes else 0.0
-        found = build()
-        return found if found > _ROUNDING * degree else 2.0
+        result = build()
+        return result if result > _ROUNDING * degree else 2.0
 
     return derived(graph, ("lambda", normalize), bound)
 
@@ -160,14 +160,14 @@ def _largest(shifted: Sparse) -> float:
     """The length that L = `shifted` + I gives to a vector of length one, after many products."""
     generator = torch.Generator().manual_seed(0)
     vector = torch.randn(shifted.num_inputs, 1, generator=generator, dtype=torch.float64).to(shifted.device)
-    found = 0.0
+    result = 0.0
     for _ in range(_ITERATIONS):
         vector = vector / torch.linalg.vector_norm(vector)
         vector = shifted.analysis(vector).squeeze(-3) + vector
-        before, found = found, float(torch.linalg.vector_norm(vector))
-        if abs(found - before) <= 1e-7 * found:
+        before, result = result, float(torch.linalg.vector_norm(vector))
+        if abs(result - before) <= 1e-7 * result:
             break
-    return found * (1 + 1e-5)
+    return result * (1 + 1e-5)
 
 
 def _by_sides(graph: Graph, normalize: Any, dtype: torch.dtype, weighted: bool) -> Tensor:

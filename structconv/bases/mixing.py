@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis, value
-from structconv.bases.entrywise import Kept
+from structconv.bases.entrywise import SamePattern
 from structconv.bases.pairs import Pairs
 
 __all__ = ["Mixed"]
 
 
 @value
-class Mixed(Kept):
+class Mixed(SamePattern):
     """sum_k W_kj a_k for each of J heads: W (K, J) maps over the heads, and no pair meets another.
 
     A score that is -inf in one of the heads, an absent pair in the log domain, is absent in every mixture.

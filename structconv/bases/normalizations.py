@@ -275,13 +275,13 @@ def _by_groups(node: GroupWise, values: Tensor, pairs: Pairs) -> Tensor:
     present = present if keep is None else present & keep
     scores, present = torch.broadcast_tensors(torch.where(present, scores, 0), present)
     if isinstance(pairs, Block):
-        found = node.of_group(scores, present, -2 if node.over == "inputs" else -1)
+        result = node.of_group(scores, present, -2 if node.over == "inputs" else -1)
     else:
         assert isinstance(pairs, Edges)
-        found = _along_edges(node, scores, present, pairs.graph)
+        result = _along_edges(node, scores, present, pairs.graph)
     if node.has_scores and keep is not None:  # finite where a pair is absent: 0 times -inf would be NaN in a gradient
-        return torch.where(present, found, torch.where(keep, -torch.inf, 0.0)).to(values.dtype)
-    return torch.where(present, found, -torch.inf if node.has_scores else 0).to(values.dtype)
+        return torch.where(present, result, torch.where(keep, -torch.inf, 0.0)).to(values.dtype)
+    return torch.where(present, result, -torch.inf if node.has_scores else 0).to(values.dtype)
 
 
 class _Slots(NamedTuple):
@@ -294,12 +294,12 @@ class _Slots(NamedTuple):
 
 def _along_edges(node: GroupWise, scores: Tensor, keep: Tensor, graph: Graph) -> Tensor:
     layout, order = derived(graph, ("groups", node.over), lambda: _laid_out(graph, node.over))
-    found = []
+    result = []
     for slots in layout:
         there = _at(keep, slots.edges) & slots.taken
         weights = node.of_group(torch.where(there, _at(scores, slots.edges), 0), there, -1)
-        found.append(weights.flatten(-2).index_select(-1, slots.places))
-    return torch.cat(found, -1).index_select(-1, order)
+        result.append(weights.flatten(-2).index_select(-1, slots.places))
+    return torch.cat(result, -1).index_select(-1, order)
 
 
 def _at(values: Tensor, edges: Tensor) -> Tensor:

@@ -164,10 +164,10 @@ def nodes(basis: Basis) -> Iterator[Basis]:
 
 def complete(basis: Basis) -> frozenset[str]:
     """Along what ("inputs", "outputs") all pairs must be evaluated together, because some node normalizes."""
-    found = {basis.normalizes} - {""}
+    result = {basis.normalizes} - {""}
     for child in children(basis):
-        found |= complete(child)
-    return frozenset(_OTHER[over] for over in found) if basis.flips else frozenset(found)
+        result |= complete(child)
+    return frozenset(_OTHER[over] for over in result) if basis.flips else frozenset(result)
 
 
 _OTHER = {"inputs": "outputs", "outputs": "inputs"}

@@ -102,9 +102,9 @@ class Lookup(Sized, Score):
             return bucket(self.kind, self.clip, source, target.unsqueeze(-1)).flatten()
 
         index = latest(owner, "rows", (inputs, outputs, self.table.device), rows)
-        found = self.table.reshape(*lead, size, count).index_select(-1, index)
-        found = found.view(*(lead or (1,)), size, outputs, inputs)
-        return found if found.dtype is dtype else found.to(dtype)
+        result = self.table.reshape(*lead, size, count).index_select(-1, index)
+        result = result.view(*(lead or (1,)), size, outputs, inputs)
+        return result if result.dtype is dtype else result.to(dtype)
 
 
 @value
@@ -166,8 +166,8 @@ class GridLookup(Score):
             return self._index(number, number.unsqueeze(-1)).flatten()
 
         index = derived(self.grid, ("offsets", *self.table.shape[-axes:], str(device)), owner)
-        found = self.table.flatten(-axes).index_select(-1, index).unflatten(-1, (entries, entries)).mT
-        return found if dtype is None else found.to(dtype)
+        result = self.table.flatten(-axes).index_select(-1, index).unflatten(-1, (entries, entries)).mT
+        return result if dtype is None else result.to(dtype)
 
     def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, owner: Owner) -> Tensor:
         """The entries of all pairs, (..., 1 or B, K, N, M); where they are in the table is remembered with the grid."""

@@ -117,8 +117,8 @@ class Sparse(GraphValues):
             return values.new_zeros(*values.shape[:-1], *key.shape)
         totals = torch.zeros_like(values).index_add(-1, group_E, values.index_select(-1, order_E))
         slot = torch.searchsorted(keys_E, key).clamp(max=keys_E.shape[0] - 1)
-        found = totals.index_select(-1, slot.flatten()).unflatten(-1, key.shape)
-        return torch.where(keys_E[slot] == key, found, torch.zeros((), dtype=values.dtype, device=values.device))
+        result = totals.index_select(-1, slot.flatten()).unflatten(-1, key.shape)
+        return torch.where(keys_E[slot] == key, result, torch.zeros((), dtype=values.dtype, device=values.device))
 
     def _transposed(self) -> Basis:
         return Sparse(self.graph.reversed(), self.values)

@@ -121,8 +121,8 @@ class Typed(GraphValues):
             return values.new_zeros(key.shape)
         totals = torch.zeros_like(values).index_add(-1, group_E, values.index_select(-1, order_E))
         slot = torch.searchsorted(keys_E, key).clamp(max=keys_E.shape[0] - 1)
-        found = totals.index_select(-1, slot.flatten()).view(key.shape)
-        return torch.where(keys_E[slot] == key, found, torch.zeros((), dtype=values.dtype, device=values.device))
+        result = totals.index_select(-1, slot.flatten()).view(key.shape)
+        return torch.where(keys_E[slot] == key, result, torch.zeros((), dtype=values.dtype, device=values.device))
 
     def derived(self, key: object, build: Callable[[], T]) -> T:
         """Compute a value from the edges and their types once, and remember it until one of them changes."""

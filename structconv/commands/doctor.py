@@ -25,13 +25,13 @@ def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
 
 def _run(args: argparse.Namespace, rest: list[str]) -> int:
     no_more("doctor", rest)
-    found = _findings(args.measure)
+    result = _findings(args.measure)
     if args.json:
-        print_json(found)
+        print_json(result)
     else:
-        print_table(("what", "found"), [(key.replace("_", " "), _text(value)) for key, value in found.items()],
+        print_table(("what", "found"), [(key.replace("_", " "), _text(value)) for key, value in result.items()],
                     texts=2)
-        if found["copy_gbs"] is None:
+        if result["copy_gbs"] is None:
             print("The machine's rates are not measured; structconv doctor --measure does it.")
     return 0
 

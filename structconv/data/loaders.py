@@ -82,8 +82,8 @@ class _Loader(DataLoader[Any]):
         super().__init__(positions, collate_fn=self._collate, generator=generator, **options)  # type: ignore[arg-type]
 
     def _collate(self, keys: Sequence[tuple[int, int]]) -> Any:
-        found = self._sample(torch.tensor([position for _, position in keys], dtype=torch.int64), keys[0][0])
-        return self._batch(found) if self.filter_per_worker else found
+        result = self._sample(torch.tensor([position for _, position in keys], dtype=torch.int64), keys[0][0])
+        return self._batch(result) if self.filter_per_worker else result
 
     def __iter__(self) -> Any:
         batches = super().__iter__()
@@ -102,15 +102,15 @@ class _Loader(DataLoader[Any]):
     def _subgraph(self, index: Tensor, seed: int) -> Subgraph:
         raise NotImplementedError
 
-    def _batch(self, found: Subgraph) -> Any:
-        batch = self.source.select(found)
-        for name, kinds in (("batch", found.groups), ("num_sampled_nodes", found.num_sampled_nodes),
-                            ("num_sampled_edges", found.num_sampled_edges)):
+    def _batch(self, subgraph: Subgraph) -> Any:
+        batch = self.source.select(subgraph)
+        for name, kinds in (("batch", subgraph.groups), ("num_sampled_nodes", subgraph.num_sampled_nodes),
+                            ("num_sampled_edges", subgraph.num_sampled_edges)):
             for kind, value in (kinds or {}).items():
                 setattr(self.source.store(batch, kind), name, value)
             if kinds is None and not self.source.typed:
                 setattr(batch, name, None)
-        self._add_inputs(batch, found.inputs)
+        self._add_inputs(batch, subgraph.inputs)
         return batch if self.transform is None else self.transform(batch)
 
     def _add_inputs(self, batch: Any, inputs: dict[str, Any]) -> None:
@@ -196,11 +196,11 @@ class NeighborLoader(_Loader):
 
     def _subgraph(self, index: Tensor, seed: int) -> Subgraph:
         times = None if self.input_time is None else self.input_time[index]
-        found = self.neighbor_sampler.sample({self.input_type: self.seeds[index]}, seed,
+        result = self.neighbor_sampler.sample({self.input_type: self.seeds[index]}, seed,
                                              None if times is None else {self.input_type: times})
-        found.inputs = {"input_id": index if self.input_id is None else self.input_id[index], "seed_time": times,
+        result.inputs = {"input_id": index if self.input_id is None else self.input_id[index], "seed_time": times,
                         "batch_size": len(index)}
-        return found
+        return result
 
     def _add_inputs(self, batch: Any, inputs: dict[str, Any]) -> None:
         for name, value in inputs.items():
@@ -296,19 +296,19 @@ class LinkNeighborLoader(_Loader):
                 source = torch.cat([source, self.ends[0].draw(count, seed, limits)])
                 labels = torch.ones(positive) if labels is None else labels
                 labels = torch.cat([labels, labels.new_zeros(count, *labels.shape[1:])])
-        found, (of_source, of_target) = self._ends(source, target, source_times, target_times, seed)
-        if found.groups is not None:
+        result, (of_source, of_target) = self._ends(source, target, source_times, target_times, seed)
+        if result.groups is not None:
             owner = torch.cat([torch.arange(len(ends)) % positive for ends in (source, target)])
-            found.groups = {kind: owner[groups] for kind, groups in found.groups.items()}
-        found.inputs = {"input_id": index if self.input_id is None else self.input_id[index]}
+            result.groups = {kind: owner[groups] for kind, groups in result.groups.items()}
+        result.inputs = {"input_id": index if self.input_id is None else self.input_id[index]}
         if self.negatives is not None and self.negatives.mode == "triplet":
-            found.inputs |= {"src_index": of_source, "dst_pos_index": of_target[:positive],
+            result.inputs |= {"src_index": of_source, "dst_pos_index": of_target[:positive],
                              "dst_neg_index": of_target[positive:].view(-1, positive).t().squeeze(-1)
                              if positive else of_target[positive:], "seed_time": times}
         else:
-            found.inputs |= {"edge_label_index": torch.stack([of_source, of_target]), "edge_label": labels,
+            result.inputs |= {"edge_label_index": torch.stack([of_source, of_target]), "edge_label": labels,
                              "edge_label_time": source_times}
-        return found
+        return result
 
     def _ends(self, source: Tensor, target: Tensor, source_times: Tensor | None, target_times: Tensor | None, seed: int
               ) -> tuple[Subgraph, tuple[Tensor, Tensor]]:
@@ -323,10 +323,10 @@ class LinkNeighborLoader(_Loader):
         if source_times is not None and target_times is not None:
             times = ({kinds[0]: torch.cat([source_times, target_times])} if same
                      else {kinds[0]: source_times, kinds[1]: target_times})
-        found = self.neighbor_sampler.sample(dict(zip(kinds, parts, strict=False)), seed, times)
+        result = self.neighbor_sampler.sample(dict(zip(kinds, parts, strict=False)), seed, times)
         if same:
-            return found, (positions[0][:len(source)], positions[0][len(source):])
-        return found, (positions[0], positions[1])
+            return result, (positions[0][:len(source)], positions[0][len(source):])
+        return result, (positions[0], positions[1])
 
     def _add_inputs(self, batch: Any, inputs: dict[str, Any]) -> None:
         kinds = self.input_type[0], self.input_type[2]

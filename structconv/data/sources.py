@@ -103,7 +103,7 @@ class Source:
         """A feature of all edges of a type, or `None`."""
         raise NotImplementedError
 
-    def select(self, found: Subgraph) -> Any:
+    def select(self, subgraph: Subgraph) -> Any:
         """The sampled part of the data."""
         raise NotImplementedError
 
@@ -166,12 +166,12 @@ class _Geometric(Source):
         stores = [self.store(self.data, kind) for kind in (*self.node_types, *self.edge_types)]
         return any(isinstance(value, Tensor) and not value.is_cpu for store in stores for _, value in _items(store))
 
-    def select(self, found: Subgraph) -> Any:
+    def select(self, subgraph: Subgraph) -> Any:
         batch = copy.copy(self.data)
-        for kind, nodes in found.nodes.items():
+        for kind, nodes in subgraph.nodes.items():
             self._select_nodes(self.store(self.data, kind), self.store(batch, kind), nodes)
-        for relation in found.edges:
-            self._select_edges(self.store(self.data, relation), self.store(batch, relation), found, relation)
+        for relation in subgraph.edges:
+            self._select_edges(self.store(self.data, relation), self.store(batch, relation), subgraph, relation)
         return batch
 
     def _select_nodes(self, store: Any, target: Any, nodes: Tensor) -> None:
@@ -183,11 +183,11 @@ class _Geometric(Source):
         if "n_id" not in store:
             target.n_id = nodes
 
-    def _select_edges(self, store: Any, target: Any, found: Subgraph, kind: EdgeType) -> None:
-        edges = found.edges[kind]
+    def _select_edges(self, store: Any, target: Any, subgraph: Subgraph, kind: EdgeType) -> None:
+        edges = subgraph.edges[kind]
         for name, value in _items(store):
             if name == "edge_index":
-                target.edge_index = torch.stack([found.rows[kind], found.cols[kind]]).to(value.device)
+                target.edge_index = torch.stack([subgraph.rows[kind], subgraph.cols[kind]]).to(value.device)
             elif store.is_edge_attr(name):
                 target[name] = _selected(value, edges, self.data.__cat_dim__(name, value, store))
         if "e_id" not in store:
@@ -220,9 +220,9 @@ class _Entries(Source):
     def on_gpu(self) -> bool:
         return any(not value.is_cpu for value in (self.data.edge_index, *self.features.values()))
 
-    def select(self, found: Subgraph) -> NeighborBatch:
-        nodes, edges = found.nodes[PLAIN_NODE], found.edges[PLAIN_EDGE]
-        index = torch.stack([found.rows[PLAIN_EDGE], found.cols[PLAIN_EDGE]]).to(self.data.edge_index.device)
+    def select(self, subgraph: Subgraph) -> NeighborBatch:
+        nodes, edges = subgraph.nodes[PLAIN_NODE], subgraph.edges[PLAIN_EDGE]
+        index = torch.stack([subgraph.rows[PLAIN_EDGE], subgraph.cols[PLAIN_EDGE]]).to(self.data.edge_index.device)
         weight, attr = self.data.edge_weight, self.data.edge_attr
         lead = -2 if attr is not None and attr.dim() > 1 else -1
         graph = Graph(index, num_nodes=len(nodes),

@@ -149,27 +149,27 @@ class Sampler:
         run = _Run(self, seeds, seed, times)
         for hop in range(self.hops):
             run.draw(hop)
-        found = run.subgraph()
+        result = run.subgraph()
         if self.subgraph_type == "induced":
-            run.induce(found)
+            run.induce(result)
         elif self.subgraph_type == "bidirectional":
-            _make_bidirectional(found)
-        return found
+            _make_bidirectional(result)
+        return result
 
     def limits(self, seeds: Mapping[NodeType, Tensor], times: Mapping[NodeType, Tensor] | None) -> Tensor | None:
         """Return the time of each seed, over all types in order; no edge is later. `None` without times."""
         if not self.temporal:
             return None
-        found = []
+        result = []
         for kind, nodes in seeds.items():
             if times is not None and kind in times:
-                found.append(times[kind].long())
+                result.append(times[kind].long())
             elif kind in self.node_times:
-                found.append(self.node_times[kind][nodes])
+                result.append(self.node_times[kind][nodes])
             else:
                 raise ConfigError("NeighborLoader", "seeds must have times, in input_time or edge_label_time",
                                   None, "The times of the graph are those of its edges, or of other nodes.")
-        return torch.cat(found)
+        return torch.cat(result)
 
 
 class _Run:
@@ -245,28 +245,28 @@ class _Run:
                         {kind: [len(part) for part in parts] for kind, parts in self.nodes.items()},
                         {kind: [len(part) for part in parts[1:]] for kind, parts in self.rows.items()})
 
-    def induce(self, found: Subgraph) -> None:
+    def induce(self, subgraph: Subgraph) -> None:
         """All edges between the sampled nodes in place of those drawn."""
         for relation in self.sampler.relations:
             source, _, target = relation
-            groups = found.nodes[target][:0] if found.groups is None else found.groups[target]
-            keys, chosen, targets = self._neighbors(relation, found.nodes[target], groups, -1, 0)
+            groups = subgraph.nodes[target][:0] if subgraph.groups is None else subgraph.groups[target]
+            keys, chosen, targets = self._neighbors(relation, subgraph.nodes[target], groups, -1, 0)
             rows = self.numbers[source].find(keys)
             inside = rows >= 0
-            found.rows[relation], found.cols[relation] = rows[inside], targets[inside]
-            found.edges[relation] = chosen[inside]
-        found.num_sampled_nodes = found.num_sampled_edges = None
+            subgraph.rows[relation], subgraph.cols[relation] = rows[inside], targets[inside]
+            subgraph.edges[relation] = chosen[inside]
+        subgraph.num_sampled_nodes = subgraph.num_sampled_edges = None
 
 
-def _make_bidirectional(found: Subgraph) -> None:
+def _make_bidirectional(subgraph: Subgraph) -> None:
     """Each pair of nodes once in both directions, sorted by target; of the edges of a pair the first stays."""
-    for relation, rows in found.rows.items():
-        size, cols = len(found.nodes[relation[0]]), found.cols[relation]
+    for relation, rows in subgraph.rows.items():
+        size, cols = len(subgraph.nodes[relation[0]]), subgraph.cols[relation]
         pairs, inverse = (torch.cat([cols, rows]) * size + torch.cat([rows, cols])).unique(return_inverse=True)
         first = torch.full_like(pairs, len(inverse)).scatter_reduce(0, inverse, torch.arange(len(inverse)), "amin")
-        found.rows[relation], found.cols[relation] = (pairs % size, pairs // size) if size else (pairs, pairs)
-        found.edges[relation] = found.edges[relation].repeat(2)[first]
-    found.num_sampled_nodes = found.num_sampled_edges = None
+        subgraph.rows[relation], subgraph.cols[relation] = (pairs % size, pairs // size) if size else (pairs, pairs)
+        subgraph.edges[relation] = subgraph.edges[relation].repeat(2)[first]
+    subgraph.num_sampled_nodes = subgraph.num_sampled_edges = None
 
 
 def _fanouts(given: Any, relations: Mapping[EdgeType, InEdges]) -> dict[EdgeType, list[int]]:

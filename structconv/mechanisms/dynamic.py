@@ -113,13 +113,13 @@ class Deformable(Cuboid):
         wide, start_K1L = moved_KNL.to(sum_dtype(moved_KNL.dtype)), torch.tensor(
             shift.starts, device=inputs.device).unsqueeze(1)
         grids, outputs = (grids_of(side) for side in (shift.grid, shift.output_grid))
-        found, first = [], 0
+        result, first = [], 0
         for grid, after, moved in zip(grids, outputs, wide.split([g.num_entries for g in outputs], -2), strict=True):
             place_NL = after.coordinates(inputs.device) * torch.tensor(self.stride, device=inputs.device)
             index, weights = _interpolated(grid, place_NL + start_K1L + moved)
-            found.append((torch.where(index < 0, index, index + first), weights.to(moved_KNL.dtype)))
+            result.append((torch.where(index < 0, index, index + first), weights.to(moved_KNL.dtype)))
             first += grid.num_entries
-        index, shares = found[0] if len(found) == 1 else (torch.cat(part, -2) for part in zip(*found, strict=True))
+        index, shares = result[0] if len(result) == 1 else (torch.cat(part, -2) for part in zip(*result, strict=True))
         return Taps(index, shares, inputs.num_inputs)
 
 

@@ -85,8 +85,8 @@ class EdgeNetwork(GraphMechanism):
 
     def _entries(self, attributes: Tensor) -> Tensor:
         """(..., E, K)."""
-        found: Tensor = self.network(attributes)
-        return torch.cat([found.new_ones(*found.shape[:-1], 1), found], -1)
+        result: Tensor = self.network(attributes)
+        return torch.cat([result.new_ones(*result.shape[:-1], 1), result], -1)
 
     def _checked(self, inputs: Inputs) -> Any:
         """The graph, which has attributes."""
@@ -123,8 +123,8 @@ def _distinct(attributes: Tensor) -> tuple[Tensor, Tensor] | None:
                                                 device=attributes.device).exp()
     if _SHARED * torch.unique(keys[:_TRIED]).shape[0] > min(_TRIED, keys.shape[0]):
         return None
-    found, kind = torch.unique(keys, return_inverse=True)
-    count = 1 << max(found.shape[0] - 1, 0).bit_length()  # few numbers of kinds, few plans
+    result, kind = torch.unique(keys, return_inverse=True)
+    count = 1 << max(result.shape[0] - 1, 0).bit_length()  # few numbers of kinds, few plans
     if _SHARED * count > keys.shape[0]:
         return None
     edges = torch.arange(kind.shape[0], device=kind.device)

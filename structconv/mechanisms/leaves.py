@@ -29,15 +29,15 @@ def is_node(module: Any) -> bool:
 
 def leaves_of(expression: nn.Module) -> list[nn.Module]:
     """The leaves of an expression in the order in which they stand, each once."""
-    found: dict[int, nn.Module] = {}
+    result: dict[int, nn.Module] = {}
     pending = [expression]
     while pending:
         part = pending.pop()
         if is_node(part):
             pending.extend(reversed([child for _, children in _held(part) for child in children]))
         else:
-            found.setdefault(id(part), part)
-    return list(found.values())
+            result.setdefault(id(part), part)
+    return list(result.values())
 
 
 def _held(node: nn.Module) -> list[tuple[str, list[Any]]]:

@@ -109,8 +109,8 @@ class Mixture(Mechanism):
         """Return the inputs of each part in a call."""
         parts, names = self._branches(), self.__dict__["_reads"]
         placed = self._placed(parts, names, structure)
-        found = [_part_inputs(part, x[name], z, own) for part, name, own in zip(parts, names, placed, strict=True)]
-        return InputsOfParts(tuple([own for own, _ in found]), z, structure, None, tuple([own for _, own in found]))
+        result = [_part_inputs(part, x[name], z, own) for part, name, own in zip(parts, names, placed, strict=True)]
+        return InputsOfParts(tuple([own for own, _ in result]), z, structure, None, tuple([own for _, own in result]))
 
     def basis(self, x: Any, structure: Any = None, *, z: Tensor | None = None) -> Basis:
         """The basis for inputs x (..., M_i, P_i) by name; see `Mechanism.basis`."""
@@ -145,18 +145,18 @@ class Mixture(Mechanism):
             return [part._own(structure) for part in parts]
         if is_compiling() and not named:  # a traced program holds for any sizes of samples, and reads none
             return [None if _free(part) else structure for part in parts]
-        found: list[Any] = []
+        result: list[Any] = []
         outputs: list[Place] = []
         inputs: dict[str, list[Place]] = {}
         for part, name in zip(parts, names, strict=True):
             own, place = _place(part, structure)
-            found.append(own)
+            result.append(own)
             if place is not None:
                 outputs.append(Place(place.name, place.samples.of_outputs()))
                 inputs.setdefault(name, []).append(Place(place.name, place.samples.turned().of_outputs()))
         for alike in (outputs, *inputs.values()):
             _check_alike(alike)
-        return found
+        return result
 
     def __repr__(self) -> str:
         return f"({' | '.join(map(repr, self._branches()))})"
@@ -170,7 +170,7 @@ def mixed(name: str, *operands: Any) -> Mixture | None:
     """
     mechanisms = [operand for operand in operands if isinstance(operand, Mechanism)]
     if name == "concat" and len(mechanisms) == len(operands):
-        named = any(found is not None for part in mechanisms for found in names_of_x(part))
+        named = any(result is not None for part in mechanisms for result in names_of_x(part))
         return Mixture([part for operand in mechanisms for part in operand._branches()]) if named else None
     if any(isinstance(operand, Mixture) for operand in mechanisms):
         raise ConfigError(f"Mechanism.{name}", "its operands must read one x", " and ".join(map(repr, operands)),

@@ -141,12 +141,12 @@ def check_unread(structure: Any) -> None:
 
 def _readers(mechanism: Any) -> dict[str, bool]:
     """The names in an expression, and whether what has the name is known to read a structure."""
-    found: dict[str, bool] = {}
+    result: dict[str, bool] = {}
     for part in mechanism.modules():
         name = getattr(part, "_structure_name", None)
         if name is not None:
-            found[name] = found.get(name, False) or "structure" in part.reads
-    return found
+            result[name] = result.get(name, False) or "structure" in part.reads
+    return result
 
 
 def _remedy(named: list[str], given: list[str]) -> str:

@@ -23,11 +23,11 @@ def names_of_x(mechanism: Any) -> tuple[str | None, ...]:
 
 
 def _name_of(part: Any) -> str | None:
-    found = dict.fromkeys(name for module in part.modules() if (name := getattr(module, "_input_name", None)))
-    if len(found) > 1:
-        raise ConfigError("of", "each part of | must read one x", listed_names(found),
+    result = dict.fromkeys(name for module in part.modules() if (name := getattr(module, "_input_name", None)))
+    if len(result) > 1:
+        raise ConfigError("of", "each part of | must read one x", listed_names(result),
                           "Parts of one softmax, sum or product read the same x; only those of | may differ.")
-    return next(iter(found), None)
+    return next(iter(result), None)
 
 
 def all_named(mixture: Any) -> tuple[str, ...]:

@@ -86,10 +86,10 @@ class Rotary(nn.Module):
         if kind == "yarn":
             own = self.scaling.get("attention_factor")
             gain = (0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0) if own is None else own
-            kept = 1 - _ramp(*self._turns(turned), turned // 2, device)
+            share = 1 - _ramp(*self._turns(turned), turned // 2, device)
         else:
-            gain, kept = 1.0, self._short(rate) if kind == "llama3" else torch.zeros_like(rate)
-        return rate * (kept + (1 - kept) / factor), gain
+            gain, share = 1.0, self._short(rate) if kind == "llama3" else torch.zeros_like(rate)
+        return rate * (share + (1 - share) / factor), gain
 
     def _short(self, rate: Tensor) -> Tensor:
         """1 for waves that are short against the context of training, 0 for long ones, and what is between between."""

@@ -33,10 +33,10 @@ def each_sample(inputs: Any) -> list[Any]:
     if of_entries is not None:
         of_x, of_z = of_entries
         projected = list(zip(of_x.split(sources, -2), of_z.split(targets, -2), strict=True))
-    kept = [None] * len(x) if exists is None else exists.split(sources, -1)
+    existing = [None] * len(x) if exists is None else exists.split(sources, -1)
     structures = given.parts() if isinstance(given, NamedStructures) else parts_of(given)
     return [type(inputs)(own, other, structure, after, sibling, exist)
-            for own, other, structure, after, exist in zip(x, z, structures, projected, kept, strict=True)]
+            for own, other, structure, after, exist in zip(x, z, structures, projected, existing, strict=True)]
 
 
 def positions(center: Any, inputs: Any) -> Tensor:
@@ -45,9 +45,9 @@ def positions(center: Any, inputs: Any) -> Tensor:
     if samples is None:
         return cast(Tensor, center(inputs))
     apart = getattr(center, "batching", "apart") == "apart"
-    found = torch.cat([center(part) for part in each_sample(inputs)], -1) if apart else center(inputs)
-    starts = samples.input_starts.to(found.device)[samples.members(found.device)[1]]
-    return found.double() + starts  # as numbers of entries may be large, and autocast leaves these as they are
+    result = torch.cat([center(part) for part in each_sample(inputs)], -1) if apart else center(inputs)
+    starts = samples.input_starts.to(result.device)[samples.members(result.device)[1]]
+    return result.double() + starts  # as numbers of entries may be large, and autocast leaves these as they are
 
 
 def _split(name: str, letter: str, entries: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:

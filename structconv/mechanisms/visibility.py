@@ -42,14 +42,14 @@ class Masks:
 
     def any(self, sets: Iterable[InputSet]) -> InputSet:
         """The inputs in at least one of the sets."""
-        found = frozenset(sets)
-        if len(found) == 1 or EVERY_INPUT in found:
-            return EVERY_INPUT if EVERY_INPUT in found else next(iter(found))
-        if found not in self._unions:
-            union = torch.stack(torch.broadcast_tensors(*[self._tensor(own) for own in found])).any(0)
+        result = frozenset(sets)
+        if len(result) == 1 or EVERY_INPUT in result:
+            return EVERY_INPUT if EVERY_INPUT in result else next(iter(result))
+        if result not in self._unions:
+            union = torch.stack(torch.broadcast_tensors(*[self._tensor(own) for own in result])).any(0)
             key = -1 - len(self._masks)
-            self._masks[key], self._unions[found] = union.unsqueeze(-1), frozenset((key,))
-        return self._unions[found]
+            self._masks[key], self._unions[result] = union.unsqueeze(-1), frozenset((key,))
+        return self._unions[result]
 
     def whatever_output(self, inputs: InputSet) -> InputSet:
         """The inputs in the set, of pairs with other outputs: before a composition."""
@@ -84,8 +84,8 @@ class Visibility(NamedTuple):
         """x as the content of outputs: an input that no score reads is still an output, unless it is not finite."""
         if self.scores is None:
             return x
-        kept = self.scores.unsqueeze(-1) | x.isfinite().all(-1, keepdim=True)
-        return torch.where(kept, x, torch.zeros((), dtype=x.dtype, device=x.device))
+        visible = self.scores.unsqueeze(-1) | x.isfinite().all(-1, keepdim=True)
+        return torch.where(visible, x, torch.zeros((), dtype=x.dtype, device=x.device))
 
 
 def visibility(mechanism: Any, inputs: Any) -> Visibility:
@@ -98,12 +98,12 @@ def visibility(mechanism: Any, inputs: Any) -> Visibility:
     _, reached = mechanism._visible_inputs(inputs, masks)
     needed = mechanism._needed_inputs(inputs, masks, EVERY_INPUT)
     values, scores = masks.tensor(reached), masks.tensor(masks.any(needed) if needed else reached)
-    for kept in (values, scores):
-        if kept is not None and kept.shape[-1] != inputs.num_inputs:
-            raise StructureError("masked", f"masks must have length M={inputs.num_inputs}", kept.shape[-1])
+    for visible in (values, scores):
+        if visible is not None and visible.shape[-1] != inputs.num_inputs:
+            raise StructureError("masked", f"masks must have length M={inputs.num_inputs}", visible.shape[-1])
     return Visibility(values, scores)
 
 
-def _cleared(x: Tensor, kept: Tensor | None) -> Tensor:
+def _cleared(x: Tensor, visible: Tensor | None) -> Tensor:
     zero = torch.zeros((), dtype=x.dtype, device=x.device)
-    return x if kept is None else torch.where(kept.unsqueeze(-1), x, zero)
+    return x if visible is None else torch.where(visible.unsqueeze(-1), x, zero)

@@ -25,15 +25,15 @@ class Composite(Layer):
 
     def plans(self, *args: Any, **kwargs: Any) -> dict[str, Plan]:
         """The plans of its convolutions in such a call, which is done once, by name. Random numbers stay."""
-        found: dict[str, Plan] = {}
+        result: dict[str, Plan] = {}
 
         def note(name: str, conv: Conv, args: Any, kwargs: Any) -> None:
-            found.setdefault(name, conv.plan(*args, **kwargs))
+            result.setdefault(name, conv.plan(*args, **kwargs))
 
         convs = [(name, module) for name, module in self.named_modules() if isinstance(module, Conv)]
         with torch.random.fork_rng([]), watched(convs, note):
             self(*args, **kwargs)
-        return found
+        return result
 
 
 def _reset(modules: Iterable[nn.Module]) -> None:

@@ -146,7 +146,7 @@ def _columns_sum_to_one(mechanism: Mechanism) -> bool:
 
 
 def _check_linear(name: str, layer: Conv) -> None:
-    if any(found is not None for found in names_of_x(layer.mechanism)):
+    if any(result is not None for result in names_of_x(layer.mechanism)):
         raise ConfigError("compose", f"{name} must read an x without a name", repr(layer.mechanism))
     parts = [module for module in layer.mechanism.modules() if isinstance(module, Mechanism | Mask)]
     content = [part for part in parts if "content" in part.reads and not isinstance(part, Operation)]

@@ -323,8 +323,8 @@ class GATConv(_AttentionLayer):
     x (..., M, P), z (..., N, P) or none -> (..., N, K Q), and the weights where `forward` is asked for them.
     O(E K + M P K Q) memory and never an (E, K, Q) tensor.
 
-    Equals `Conv(scores.softmax(), P, K Q, weight=HeadBlocks())` on the graph with self-loops, where the scores are
-    `BiAffine(heads, bilinear=False, on="projected").leaky_relu(0.2).masked(keep=STRUCTURE)`.
+    Equals `Conv(BiAffine(heads, bilinear=False, on="projected").leaky_relu(negative_slope).masked(keep=STRUCTURE)
+    .softmax(), P, heads * Q, weight=HeadBlocks())` on the graph with self-loops.
 
     Example:
 
@@ -366,8 +366,8 @@ class GATv2Conv(_AttentionLayer):
 
     Args: as for `GATConv`, without `edge_dim`.
 
-    Equals `Conv(scores.masked(keep=STRUCTURE).softmax(), P, heads * Q, weight=HeadBlocks())` on the graph with
-    self-loops, where the scores are `Additive(heads, activation=leaky_relu, on="projected")`.
+    Equals `Conv(Additive(heads=heads, activation=LeakyReLU(negative_slope), on="projected").masked(keep=STRUCTURE)
+    .softmax(), P, heads * Q, weight=HeadBlocks())` on the graph with self-loops.
 
     x (..., M, P), z (..., N, P) or none -> (..., N, K Q), and the weights where `forward` is asked for them.
     O(M P K Q) memory, and nothing of the size of the edges but the weights that are returned.

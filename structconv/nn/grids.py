@@ -293,7 +293,7 @@ class SeparableConv2d(OnGrid):
         in_channels, out_channels, kernel_size, stride, padding, dilation, bias, padding_mode: as in `Conv2d`; the
             stride, padding and dilation are those of the depthwise filter, the bias is added after the second.
 
-    Equals `Conv(Cuboid(kernel_size), P, Q, weight=DepthwiseSeparable())` on a grid.
+    Equals `Conv(Cuboid(kernel_size, stride, dilation, padding), P, Q, weight=DepthwiseSeparable())` on a grid.
 
     Example:
 
@@ -353,7 +353,7 @@ class AvgPool1d(_AvgPoolNd):
         padding: zeros on both sides, which count, as torch's do by default.
         path, max_bytes: what the planner is held to; see `ops.conv`.
 
-    Equals `Conv(Pool(kernel_size), C, C, weight=Eye())` on a grid.
+    Equals `Conv(Pool(kernel_size, stride), C, C, weight=Eye(), bias=False)` on a grid.
 
     Example:
 
@@ -368,7 +368,7 @@ class AvgPool1d(_AvgPoolNd):
 class AvgPool2d(_AvgPoolNd):
     """The mean over windows of an image, (B, C, H, W) -> (B, C, H', W'); see `AvgPool1d`.
 
-    Equals `Conv(Pool(kernel_size), C, C, weight=Eye())` on a grid.
+    Equals `Conv(Pool(kernel_size, stride), C, C, weight=Eye(), bias=False)` on a grid.
 
     Example:
 
@@ -383,7 +383,7 @@ class AvgPool2d(_AvgPoolNd):
 class AvgPool3d(_AvgPoolNd):
     """The mean over windows of a volume, (B, C, D, H, W) -> (B, C, D', H', W'); see `AvgPool1d`.
 
-    Equals `Conv(Pool(kernel_size), C, C, weight=Eye())` on a grid.
+    Equals `Conv(Pool(kernel_size, stride), C, C, weight=Eye(), bias=False)` on a grid.
 
     Example:
 

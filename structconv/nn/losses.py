@@ -42,9 +42,9 @@ def cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, s
     common = (weight is None and size_average is None and reduce is None and reduction in ("mean", "sum")
               and type(ignore_index) is int and type(label_smoothing) in (int, float) and 0 <= label_smoothing <= 1)
     if common and _large(input, target) and not transformed(input):
-        found = _own(input, target, ignore_index, reduction, label_smoothing)
-        if found is not None:
-            return found
+        result = _own(input, target, ignore_index, reduction, label_smoothing)
+        if result is not None:
+            return result
     return F.cross_entropy(input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
 
 
@@ -74,26 +74,26 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, input: Tensor, place_M1: Tensor, counts_M1: Tensor, share: Tensor, smoothing: float
                 ) -> tuple[Tensor, Tensor]:
         log_p = input.log_softmax(1)
-        told = log_p.gather(1, place_M1)
+        log_likelihood = log_p.gather(1, place_M1)
         if smoothing:
-            told = (1 - smoothing) * told + smoothing * log_p.mean(1, keepdim=True)
+            log_likelihood = (1 - smoothing) * log_likelihood + smoothing * log_p.mean(1, keepdim=True)
         ctx.smoothing = smoothing
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(log_p, place_M1, counts_M1, share)
-        return -told.masked_fill(~counts_M1, 0).sum() * share, log_p
+        return -log_likelihood.masked_fill(~counts_M1, 0).sum() * share, log_p
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_log_p: Tensor | None) -> tuple[Tensor | None, ...]:
         log_p, place_M1, counts_M1, share = ctx.saved_tensors
-        found = None
+        result = None
         if grad is not None:
             scale = torch.where(counts_M1, share * grad, 0)
             slope = _slope if torch.is_grad_enabled() or transformed(grad) else _slope_in_place
-            found = slope(log_p, place_M1, scale, ctx.smoothing)
+            result = slope(log_p, place_M1, scale, ctx.smoothing)
         if grad_log_p is not None:  # of a derivative that is differentiated
             more = grad_log_p - log_p.exp() * grad_log_p.sum(1, keepdim=True)
-            found = more if found is None else found + more
-        return found, None, None, None, None
+            result = more if result is None else result + more
+        return result, None, None, None, None
 
 
 def _slope(log_p: Tensor, place_M1: Tensor, scale: Tensor, smoothing: float) -> Tensor:

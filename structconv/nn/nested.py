@@ -70,5 +70,5 @@ def packed(y: Tensor, outputs: Any, samples: Samples | None) -> Tensor:
     offsets, (sizes, _) = outputs.offsets(), samples.sizes()
     if not torch.equal(samples.input_starts.to(offsets), offsets):
         offsets = samples.input_starts.to(offsets)
-    found: Tensor = torch.nested.nested_tensor_from_jagged(y, offsets, min_seqlen=min(sizes), max_seqlen=max(sizes))
-    return found
+    result: Tensor = torch.nested.nested_tensor_from_jagged(y, offsets, min_seqlen=min(sizes), max_seqlen=max(sizes))
+    return result

@@ -134,7 +134,7 @@ class ConvTranspose1d(_ConvTransposeNd):
     Raises:
         ConfigError: arguments without meaning. ShapeError: another number of channels, or no output.
 
-    Equals `Conv(Cuboid(kernel_size, stride).transpose(), P, Q)` on a grid.
+    Equals `Conv(Cuboid(kernel_size, stride, dilation, padding).transpose(), P, Q)` on the grid of the outputs.
 
     Example:
 
@@ -149,7 +149,7 @@ class ConvTranspose1d(_ConvTransposeNd):
 class ConvTranspose2d(_ConvTransposeNd):
     """torch's ConvTranspose2d as structured convolution: (B, P, H, W) -> (B, Q, H', W'); see `ConvTranspose1d`.
 
-    Equals `Conv(Cuboid(kernel_size, stride).transpose(), P, Q)` on a grid.
+    Equals `Conv(Cuboid(kernel_size, stride, dilation, padding).transpose(), P, Q)` on the grid of the outputs.
 
     Example:
 
@@ -164,7 +164,7 @@ class ConvTranspose2d(_ConvTransposeNd):
 class ConvTranspose3d(_ConvTransposeNd):
     """torch's ConvTranspose3d: (B, P, D, H, W) -> (B, Q, D', H', W'); see `ConvTranspose1d`.
 
-    Equals `Conv(Cuboid(kernel_size, stride).transpose(), P, Q)` on a grid.
+    Equals `Conv(Cuboid(kernel_size, stride, dilation, padding).transpose(), P, Q)` on the grid of the outputs.
 
     Example:
 

@@ -98,9 +98,9 @@ def application(basis: Basis, sizes: Sizes, channels: int, mode: str = "apply") 
     special = _registered(APPLICATIONS, type(basis))
     if special is not None:
         return special(basis, sizes, channels, mode)
-    found = product_cost(basis, sizes, channels, nonzeros(basis, sizes)) + _listing(basis, sizes)
+    result = product_cost(basis, sizes, channels, nonzeros(basis, sizes)) + _listing(basis, sizes)
     repeats = isinstance(basis, Pairwise) and mode != "apply"  # x for each head, or their sum
-    return found + Cost(calls=REPEAT_CALLS) if repeats else found
+    return result + Cost(calls=REPEAT_CALLS) if repeats else result
 
 
 def fused_application(basis: Basis, sizes: Sizes, channels: int, mode: str) -> Cost:
@@ -136,9 +136,9 @@ def _listing(basis: Basis, sizes: Sizes) -> Cost:
 def samples_in(basis: Basis) -> Samples | None:
     """The samples of a batch by which pairs of a basis are left out."""
     for node in nodes(basis):
-        found = [term for term in joined_by_and(node.support()) if isinstance(term, Samples)]
-        if found:
-            return found[0]
+        result = [term for term in joined_by_and(node.support()) if isinstance(term, Samples)]
+        if result:
+            return result[0]
     return None
 
 

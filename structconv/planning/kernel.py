@@ -155,15 +155,15 @@ def registered() -> tuple[Kernel, ...]:
 
 def ordered(kernels: dict[str, Kernel]) -> list[Kernel]:
     """The kernels in an order that keeps all precedences; `ConfigError` names a circle of them."""
-    left, found = dict(kernels), []
+    left, result = dict(kernels), []
     while left:
         behind = {name for kernel in left.values() for name in kernel.before}
         free = [name for name in left if name not in behind]
         if not free:
             raise ConfigError("register", "precedences of kernels must not form a circle",
                               " before ".join(_circle(left)))
-        found += [left.pop(name) for name in free]
-    return found
+        result += [left.pop(name) for name in free]
+    return result
 
 
 def _circle(left: dict[str, Kernel]) -> list[str]:

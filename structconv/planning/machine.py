@@ -68,11 +68,11 @@ def rates(device: torch.device | str = "cpu") -> Machine:
 def load(kind: str = "cpu") -> Machine | None:
     """The stored rates of a kind of device, or `None` where there are none that can be read."""
     try:
-        found = Machine(**store.read(_file())[kind])
-        valid = all(value > 0 for value in (found.gflops, found.copy_gbs, found.gather_gbs, found.call_us))
+        result = Machine(**store.read(_file())[kind])
+        valid = all(value > 0 for value in (result.gflops, result.copy_gbs, result.gather_gbs, result.call_us))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if valid else None
+    return result if valid else None
 
 
 def measure(device: torch.device | str = "cpu", seconds: float = 0.5) -> Machine:
@@ -80,12 +80,12 @@ def measure(device: torch.device | str = "cpu", seconds: float = 0.5) -> Machine
     if not seconds > 0:
         raise ConfigError("measure", "seconds must be positive", seconds)
     device = torch.device(device)
-    found = Machine(_matmul_gflops(device, seconds), _copy_gbs(device, seconds), _gather_gbs(device, seconds),
+    result = Machine(_matmul_gflops(device, seconds), _copy_gbs(device, seconds), _gather_gbs(device, seconds),
                     _name(device), _call_us(device, seconds))
-    _store(device.type, found)
-    _KNOWN[device.type] = found
+    _store(device.type, result)
+    _KNOWN[device.type] = result
     Measured.times += 1
-    return found
+    return result
 
 
 def _name(device: torch.device) -> str:
@@ -140,11 +140,11 @@ def _file() -> Path:
     return cache_folder() / "machine.json"
 
 
-def _store(kind: str, found: Machine) -> None:
+def _store(kind: str, machine: Machine) -> None:
     """Add the rates of one kind of device to the file; one that cannot be read is replaced."""
     path = _file()
     try:
         stored = store.read(path)
     except (OSError, ValueError):
         stored = {}
-    store.write(path, {**stored, kind: dataclasses.asdict(found)})
+    store.write(path, {**stored, kind: dataclasses.asdict(machine)})

@@ -21,12 +21,12 @@ def read(path: Path) -> dict[str, Any]:
         OSError: if there is a file that cannot be read.
     """
     try:
-        found = json.loads(path.read_text())
+        result = json.loads(path.read_text())
     except FileNotFoundError:
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(result, dict):
         raise ValueError(f"{path} holds no JSON object")
-    return found
+    return result
 
 
 def write(path: Path, content: dict[str, Any]) -> None:

@@ -88,10 +88,10 @@ def measured(runs: dict[str, Run], call: Call, key: Hashable) -> Seconds:
         return known
     if not may_time(call.x):
         return {}
-    found = {**known, **_timed(runs, call)}
-    _known(environment)[digest] = found
-    _remember(path, environment, digest, found)
-    return found
+    result = {**known, **_timed(runs, call)}
+    _known(environment)[digest] = result
+    _remember(path, environment, digest, result)
+    return result
 
 
 def _written(key: Any) -> Any:
@@ -215,9 +215,9 @@ def _valid(entries: Any) -> dict[str, Seconds]:
             and all(isinstance(taken, int | float) and taken > 0 for taken in seconds.values())}
 
 
-def _remember(path: Path, environment: str, digest: str, found: Seconds) -> None:
+def _remember(path: Path, environment: str, digest: str, seconds: Seconds) -> None:
     """Add an entry to the file, where other processes may have added theirs."""
-    finite = {name: taken for name, taken in found.items() if taken < float("inf")}
+    finite = {name: time for name, time in seconds.items() if time < float("inf")}
     stored = _stored(path)
     entries = {**_valid(stored.get(environment)), digest: finite}
     stored[environment] = dict(list(entries.items())[-ENTRIES:])

@@ -128,8 +128,8 @@ class _Blocks(torch.autograd.Function):
         sums: list[Tensor | None] = [None] * len(tensors)
         for block, part in zip(ctx.blocks, parts, strict=True):
             with torch.autocast(**ctx.autocast):
-                found = pulled_back(partial(ctx.fn, block), tensors, needed, [part])
-            sums = [_accumulate(total, new, again) for total, new in zip(sums, found, strict=True)]
+                result = pulled_back(partial(ctx.fn, block), tensors, needed, [part])
+            sums = [_accumulate(total, new, again) for total, new in zip(sums, result, strict=True)]
         return None, None, None, None, None, *sums
 
 

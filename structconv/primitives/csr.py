@@ -188,28 +188,28 @@ class _Folding:
         rank = len(self.lead)
         values_sizes = (1,) * (rank - len(values_lead)) + values_lead
         self.x_sizes = (1,) * (rank - len(x_lead)) + x_lead
-        self.kept = [d for d in range(rank) if values_sizes[d] != 1]
+        self.unfolded = [d for d in range(rank) if values_sizes[d] != 1]
         self.folded = [d for d in range(rank) if values_sizes[d] == 1]
 
     def rows(self, sum_heads: bool) -> int:
         """Rows of the product, Y."""
-        return math.prod([self.lead[d] for d in self.kept[:len(self.kept) - sum_heads]])
+        return math.prod([self.lead[d] for d in self.unfolded[:len(self.unfolded) - sum_heads]])
 
     def fold(self, x: Tensor) -> Tensor:
         """(..., M, C) -> (X, M, F C)."""
         rank, (m, c) = len(self.lead), x.shape[-2:]
-        x = x.reshape(*self.x_sizes, m, c).permute(*self.kept, rank, *self.folded, rank + 1)
+        x = x.reshape(*self.x_sizes, m, c).permute(*self.unfolded, rank, *self.folded, rank + 1)
         wide = c * math.prod([self.x_sizes[d] for d in self.folded])
-        x = x.reshape(*(self.x_sizes[d] for d in self.kept), m, wide)
-        return _flatten_rows(x, [self.lead[d] for d in self.kept])
+        x = x.reshape(*(self.x_sizes[d] for d in self.unfolded), m, wide)
+        return _flatten_rows(x, [self.lead[d] for d in self.unfolded])
 
     def unfold(self, y: Tensor, channels: int, sum_heads: bool) -> Tensor:
         """(Y, N, F C) -> (..., N, C)."""
-        kept = self.kept[:len(self.kept) - sum_heads]
-        y = y.reshape(*(self.lead[d] for d in kept), y.shape[-2], *(self.lead[d] for d in self.folded), channels)
-        position = {d: i for i, d in enumerate(kept)}
-        position |= {d: len(kept) + 1 + i for i, d in enumerate(self.folded)}
-        return y.permute(*(position[d] for d in sorted(position)), len(kept), y.dim() - 1)
+        unfolded = self.unfolded[:len(self.unfolded) - sum_heads]
+        y = y.reshape(*(self.lead[d] for d in unfolded), y.shape[-2], *(self.lead[d] for d in self.folded), channels)
+        position = {d: i for i, d in enumerate(unfolded)}
+        position |= {d: len(unfolded) + 1 + i for i, d in enumerate(self.folded)}
+        return y.permute(*(position[d] for d in sorted(position)), len(unfolded), y.dim() - 1)
 
 
 # -- kernels ------------------------------------------------------------------------------------------------------
@@ -407,8 +407,8 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     grad_values = grad_x = None
     if ctx.needs_input_grad[6]:
         whole = (grad, x) if x.dim() == 3 else (grad.unsqueeze(0), x.unsqueeze(0))
-        found = _sddmm(*ahead, *back, *whole, _count(values, whole[1], whole[0].shape[0]))
-        grad_values = _summed(found, _tables(values)).view(values.shape)
+        result = _sddmm(*ahead, *back, *whole, _count(values, whole[1], whole[0].shape[0]))
+        grad_values = _summed(result, _tables(values)).view(values.shape)
     if ctx.needs_input_grad[7]:
         grad_x = edge_product(*back, *ahead, values, grad, 1 if x.dim() == 2 else x.shape[0])
     return *(None,) * 6, grad_values, grad_x, None

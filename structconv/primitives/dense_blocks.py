@@ -223,9 +223,9 @@ class Blocks:
     def _bucket(self, span: Span) -> Tensor:
         """Return the bucket of each column of the block's skewed rows; columns without entries repeat the last one."""
         assert self.terms.bucket is not None
-        found = self.terms.bucket[self.outputs - span.stop:][:self.width]
-        missing = self.width - found.shape[0]
-        return found if missing == 0 else torch.cat([found, found[-1:].expand(missing)])
+        result = self.terms.bucket[self.outputs - span.stop:][:self.width]
+        missing = self.width - result.shape[0]
+        return result if missing == 0 else torch.cat([result, result[-1:].expand(missing)])
 
     def _columns(self, span: Span) -> tuple[int, int]:
         """Columns of the block before which, and from which on, the bucket is that of the first and of the last."""
@@ -284,19 +284,19 @@ class Blocks:
             drop = calls.drop_of(self.options.p, seed, self.options.batch_heads)
             calls.drop_block(kernels, t, out, gradient, span.first, span.stop - 1, self.outputs, drop)
             return out
-        kept = self._kept(span, seed)
+        factors = self._dropout_factors(span, seed)
         if gradient is not None:
-            gradient.mul_(kept)
-        return torch.mul(t, kept, out=out)
+            gradient.mul_(factors)
+        return torch.mul(t, factors, out=out)
 
-    def _kept(self, span: Span, seed: Tensor) -> Tensor:
+    def _dropout_factors(self, span: Span, seed: Tensor) -> Tensor:
         device, (batch, heads) = self.q.device, self._entries(span)
         entry = torch.arange(batch.start, batch.stop, device=device).view(-1, 1, 1, 1)
         head = torch.arange(heads.start, heads.stop, device=device).view(-1, 1, 1)
         n = torch.arange(span.stop - 1, span.start - 1, -1, device=device).unsqueeze(-1)
         pair = torch.arange(span.inputs, device=device) * self.outputs + n
-        kept = hash_uniform(seed, entry, head, pair).flatten(0, 1).ge_(self.options.p)
-        return kept.to(self.q.dtype).div_(1 - self.options.p)
+        factors = hash_uniform(seed, entry, head, pair).flatten(0, 1).ge_(self.options.p)
+        return factors.to(self.q.dtype).div_(1 - self.options.p)
 
 
 def flipped(t: Tensor, span: Span) -> Tensor:

@@ -61,9 +61,9 @@ def pulled_back(fn: Callable[..., Any], tensors: Sequence[Tensor | None], needed
     The gradients can themselves be differentiated, forward and backward, and transformed, where that is under way.
     """
     at = [i for i, (t, need) in enumerate(zip(tensors, needed, strict=True)) if t is not None and need]
-    found: list[Tensor | None] = [None] * len(tensors)
+    result: list[Tensor | None] = [None] * len(tensors)
     if not at or all(g is None for g in grads):
-        return found
+        return result
     wanted = [tensors[i] for i in at]
 
     def of(*chosen: Tensor) -> tuple[Tensor, ...]:
@@ -74,8 +74,8 @@ def pulled_back(fn: Callable[..., Any], tensors: Sequence[Tensor | None], needed
         return (results,) if isinstance(results, Tensor) else tuple(results)
 
     for i, grad in zip(at, _way(*tensors, *grads)(of, wanted, grads), strict=True):
-        found[i] = grad
-    return found
+        result[i] = grad
+    return result
 
 
 def _way(*tensors: Tensor | None) -> Callable[..., Sequence[Tensor | None]]:

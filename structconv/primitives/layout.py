@@ -40,8 +40,8 @@ def layouts(edge_index: Tensor, num_inputs: int, num_outputs: int) -> tuple[Csr,
         ShapeError: if `edge_index` is no such list.
     """
     if is_compiling() or not is_plain(edge_index):
-        found = torch.ops.structconv.layouts(edge_index, num_inputs, num_outputs)
-        return Csr(*found[:3]), Csr(*found[3:])
+        result = torch.ops.structconv.layouts(edge_index, num_inputs, num_outputs)
+        return Csr(*result[:3]), Csr(*result[3:])
     if edge_index.dim() == 2 and max(edge_index.shape[1], num_inputs, num_outputs) >= LIMIT:
         _check_index(edge_index)
         check_bounds("layouts", "edge_index", "edge", edge_index, _sizes(num_inputs, num_outputs))
@@ -161,11 +161,11 @@ def _built(index: Tensor, num_inputs: int, num_outputs: int) -> tuple[Csr, Csr]:
         source, target = index.to(torch.int32)
         ahead, back = compress(target, source, num_outputs), compress(source, target, num_inputs)
         return ahead._replace(order=ahead.order.int()), back._replace(order=back.order.int())
-    found = build(core, index, num_inputs, num_outputs)
-    if isinstance(found, int):
-        _refuse("layouts", "edge_index", "edge", index, sizes, found)
+    result = build(core, index, num_inputs, num_outputs)
+    if isinstance(result, int):
+        _refuse("layouts", "edge_index", "edge", index, sizes, result)
         raise AssertionError("an edge is out of range")
-    return found
+    return result
 
 
 def _kernel(index: Tensor, num_inputs: int, num_outputs: int) -> tuple[Tensor, ...]:

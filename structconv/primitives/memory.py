@@ -20,11 +20,11 @@ from torch import Tensor
 
 from structconv.errors import ConfigError
 
-__all__ = ["keep_memory", "kept_memory", "release_memory"]
+__all__ = ["keep_memory", "release_memory", "reserved_memory"]
 
 #: Bytes from which a result is large, and of a huge page.
 LEAST, _PAGE = 32 << 20, 2 << 20
-_MOST_KEPT, _SHARE_KEPT = 2 << 30, 8
+_MOST_RESERVED, _SHARE_RESERVED = 2 << 30, 8
 _SUPPORTED = all(hasattr(mmap, name) for name in ("MADV_HUGEPAGE", "MADV_FREE", "MAP_ANONYMOUS"))
 
 
@@ -73,22 +73,22 @@ def keep_memory(limit: int | None = None) -> None:
     """
     if limit is not None and limit < 0:
         raise ConfigError("keep_memory", "limit must be at least 0", limit)
-    _kept.limit = _usual_limit() if limit is None else limit
-    if kept_memory() > _kept.limit:
+    _reserved.limit = _usual_limit() if limit is None else limit
+    if reserved_memory() > _reserved.limit:
         release_memory()
 
 
 def release_memory() -> None:
     """Give the kept memory back to the system."""
-    _kept.blocks.clear()
+    _reserved.blocks.clear()
 
 
-def kept_memory() -> int:
+def reserved_memory() -> int:
     """Bytes of freed memory that are kept for later results."""
-    return sum(size * len(blocks) for size, blocks in list(_kept.blocks.items()))
+    return sum(size * len(blocks) for size, blocks in list(_reserved.blocks.items()))
 
 
-class _Kept:
+class _Reserved:
     """Free blocks by size. Python makes each step on the lists atomic, so a block has one owner at any time."""
 
     def __init__(self) -> None:
@@ -101,12 +101,12 @@ def _usual_limit() -> int:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
         return 0
-    return min(memory // _SHARE_KEPT, _MOST_KEPT)
+    return min(memory // _SHARE_RESERVED, _MOST_RESERVED)
 
 
 def _taken(size: int) -> _Block:
     try:
-        return _kept.blocks[size].pop()
+        return _reserved.blocks[size].pop()
     except (KeyError, IndexError):
         return _mapped(size)
 
@@ -120,11 +120,11 @@ def _mapped(size: int) -> _Block:
 
 def _give_back(block: _Block) -> None:
     """Called when the last tensor on the block is gone; a block that is not kept is unmapped with its last name."""
-    if kept_memory() + block.size > _kept.limit:
+    if reserved_memory() + block.size > _reserved.limit:
         release_memory()
-    if block.size <= _kept.limit:
+    if block.size <= _reserved.limit:
         block.mapping.madvise(mmap.MADV_FREE, block.start, block.size)
-        _kept.blocks.setdefault(block.size, []).append(block)
+        _reserved.blocks.setdefault(block.size, []).append(block)
 
 
-_kept = _Kept()
+_reserved = _Reserved()

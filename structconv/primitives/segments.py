@@ -60,8 +60,8 @@ def segment_max(values: Tensor, index: Tensor, num: int, *, empty: float = 0.0, 
     places = index.long()
     # NaN equals nothing: torch shares the gradient with what was there before, left out or not, if that is a maximum
     start = values.new_full((*values.shape[:-1], num), torch.nan)
-    found = start.scatter_reduce(-1, places.expand(values.shape), values, "amax", include_self=False)
-    return found.masked_fill(_absent(places, num), empty)
+    result = start.scatter_reduce(-1, places.expand(values.shape), values, "amax", include_self=False)
+    return result.masked_fill(_absent(places, num), empty)
 
 
 def _max_of_rows(values: Tensor, index: Tensor, num: int, empty: float) -> Tensor:
@@ -69,8 +69,8 @@ def _max_of_rows(values: Tensor, index: Tensor, num: int, empty: float) -> Tenso
     _check_segments("segment_max", values.mT, index)
     places = index.long()
     start = values.new_full((*values.shape[:-2], num, values.shape[-1]), torch.nan)  # NaN: see `segment_max`
-    found = start.scatter_reduce(-2, places.unsqueeze(-1).expand(values.shape), values, "amax", include_self=False)
-    return found.masked_fill(_absent(places, num).unsqueeze(-1), empty)
+    result = start.scatter_reduce(-2, places.unsqueeze(-1).expand(values.shape), values, "amax", include_self=False)
+    return result.masked_fill(_absent(places, num).unsqueeze(-1), empty)
 
 
 def _absent(places: Tensor, num: int) -> Tensor:

@@ -198,13 +198,13 @@ class Exchange:
         same. Tensors are shared. Give a layer those that its expression names:
         `layer(x, structure={name: found[name]})`.
         """
-        found: dict[str, Self] = {}
+        result: dict[str, Self] = {}
         for kind in data.edge_types:
             edges, sizes = data[kind], [data[kind[at]].num_nodes for at in (0, -1)]
-            found["__".join(kind)] = cls(edges.edge_index, num_inputs=sizes[0], num_outputs=sizes[1],
+            result["__".join(kind)] = cls(edges.edge_index, num_inputs=sizes[0], num_outputs=sizes[1],
                                          edge_weight=getattr(edges, "edge_weight", None),
                                          edge_attr=getattr(edges, "edge_attr", None))
-        return found
+        return result
 
     @classmethod
     def _from_matrix(cls, index: Tensor, weight: Tensor | None, inputs: int, outputs: int) -> Self:

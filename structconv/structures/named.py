@@ -99,9 +99,9 @@ class NamedStructures(NamedTuple):
         if not self.batched:
             return self
         if places:
-            found = agreed(places)
-            known = self.samples is not None and same_samples(found, self.samples)
-            return self if known else self._replace(samples=found)
+            result = agreed(places)
+            known = self.samples is not None and same_samples(result, self.samples)
+            return self if known else self._replace(samples=result)
         if self.samples is None:
             raise StructureError("structure", "where structures are batches, one that some part names must tell the "
                                  "samples of x", listed_names(self.held), "Say expression.on(NAME).")

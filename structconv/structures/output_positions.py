@@ -119,8 +119,8 @@ def at_positions(mask: Any, output_positions: OutputPositions, inputs: int, outp
 
     A mask that was made for this number of outputs is returned unchanged.
     """
-    found = _at(mask, output_positions, inputs, outputs)
-    return At(mask, output_positions) if found is None and mask is not None and not told else found
+    result = _at(mask, output_positions, inputs, outputs)
+    return At(mask, output_positions) if result is None and mask is not None and not told else result
 
 
 def _at(mask: Any, output_positions: OutputPositions, inputs: int, outputs: int) -> Any:

@@ -78,9 +78,9 @@ class Samples(Support):
         if name not in _OF_SIZES or "input_starts" not in self.__dict__:
             raise AttributeError(name)
         sizes = self.input_starts.diff().tolist()
-        found = _numbers(sizes, sizes)
-        self.__dict__.update(found)
-        return found[name]
+        result = _numbers(sizes, sizes)
+        self.__dict__.update(result)
+        return result[name]
 
     @property
     def samples(self) -> Samples:
@@ -215,14 +215,14 @@ class EachWithin(_InPlaces):
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         (of_m, of_n), (inputs, outputs) = self.places.members(m.device), self.places.positions(m.device)
-        found = torch.zeros((), dtype=torch.bool, device=m.device)
+        result = torch.zeros((), dtype=torch.bool, device=m.device)
         for number, (support, *sizes) in enumerate(zip(self.supports, *self.places.sizes(), strict=True)):
             inside = (of_m[m] == number) & (of_n[n] == number)
             if support is not None and min(sizes) > 0:
                 own = (place.clamp(max=size - 1) for place, size in zip((inputs[m], outputs[n]), sizes, strict=True))
                 inside = inside & support._contains(*own)
-            found = found | inside
-        return found
+            result = result | inside
+        return result
 
     def _restricted(self, to: Any) -> list[Support] | None:
         if to.number is None or not to.same(self.places):
@@ -289,10 +289,10 @@ def samples_from(starts: Tensor) -> Samples:
     numbers = starts.tolist()
     if starts.dtype is not torch.int64 or len(numbers) < 2 or numbers[0] or numbers != sorted(numbers):
         return Samples(starts.diff())
-    found, own = object.__new__(Samples), starts.clone()
-    found.__dict__.update(input_starts=own, output_starts=own, input_count=numbers[-1], output_count=numbers[-1],
+    result, own = object.__new__(Samples), starts.clone()
+    result.__dict__.update(input_starts=own, output_starts=own, input_count=numbers[-1], output_count=numbers[-1],
                           square=True)
-    return found
+    return result
 
 
 MAKERS["samples"], MAKERS["starts"] = Samples, samples_from

@@ -114,8 +114,8 @@ def key_of(value: Any) -> Hashable:
         return value.dtype, value.device, *map(size_class, value.shape)
     if isinstance(value, tuple | list):
         return tuple(map(key_of, value))
-    found = getattr(value, "static_key", None)
-    return static(value) if found is None else found
+    result = getattr(value, "static_key", None)
+    return static(value) if result is None else result
 
 
 def static(value: Any, within: tuple[int, ...] = ()) -> Hashable:
@@ -171,10 +171,10 @@ def tensors_in(value: Any) -> list[Tensor]:
     """The tensors that a value holds, in the order of its fields, through tuples and nested values."""
     if isinstance(value, Tensor):
         return [value]
-    found: list[Tensor] = []
+    result: list[Tensor] = []
     for part in value if isinstance(value, tuple | list) else fields(value) if isinstance(value, FrozenValue) else ():
-        found += tensors_in(part)
-    return found
+        result += tensors_in(part)
+    return result
 
 
 def map_tensors(value: Any, fn: Callable[[Any], Any], whole: tuple[type, ...] = (), also: tuple[type, ...] = ()) -> Any:

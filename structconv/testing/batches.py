@@ -42,15 +42,15 @@ def check_samples(use: Use) -> None:
     alone = use, larger(use)
     together = side_by_side(*alone)
     results = [_results(each) for each in alone]
-    found = _results(together)
-    for own, (first, second) in zip(found, zip(*results, strict=True), strict=True):
+    result = _results(together)
+    for own, (first, second) in zip(result, zip(*results, strict=True), strict=True):
         same(own, torch.cat([first, second], -2), "a batch of two samples")
     parameters = [p for p in use.layer.parameters() if p.requires_grad]
-    if not parameters or not found[0].requires_grad:
+    if not parameters or not result[0].requires_grad:
         return
     wanted, gradients = (
         torch.autograd.grad([y.cos().sum() for y in outcome], parameters, allow_unused=True)
-        for outcome in ([y for each in results for y in each], found))
+        for outcome in ([y for each in results for y in each], result))
     for own, expected in zip(gradients, wanted, strict=True):
         same(torch.zeros(()) if own is None else own, torch.zeros(()) if expected is None else expected,
              "the gradient of a batch of two samples")

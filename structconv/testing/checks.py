@@ -64,16 +64,16 @@ def same_gradients(actual: Tensor, expected: Tensor, inputs: Sequence[Tensor], w
     """Assert equal values, and equal gradients of one random linear function of them with respect to `inputs`."""
     same(actual.detach(), expected.detach(), what)
     weight = torch.randn(expected.shape, dtype=expected.dtype, generator=torch.Generator().manual_seed(1))
-    found, wanted = (_gradients(y, weight, inputs) for y in (actual, expected))
-    for position, (one, other) in enumerate(zip(found, wanted, strict=True)):
+    result, wanted = (_gradients(y, weight, inputs) for y in (actual, expected))
+    for position, (one, other) in enumerate(zip(result, wanted, strict=True)):
         same(one, other, f"{what}: gradient of input {position}, of shape {tuple(other.shape)}")
 
 
 def _gradients(y: Tensor, weight: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
     if not y.requires_grad:
         return [torch.zeros_like(t) for t in inputs]
-    found = torch.autograd.grad((y * weight).sum(), inputs, allow_unused=True, retain_graph=True)
-    return [torch.zeros_like(t) if g is None else g for g, t in zip(found, inputs, strict=True)]
+    result = torch.autograd.grad((y * weight).sum(), inputs, allow_unused=True, retain_graph=True)
+    return [torch.zeros_like(t) if g is None else g for g, t in zip(result, inputs, strict=True)]
 
 
 def by_definition(x: Tensor, basis: Basis, theta: Weight | Tensor) -> Tensor:
@@ -211,8 +211,8 @@ def check_blocks(specimen: Specimen) -> None:
             x, r = arguments(basis, heads=False), arguments(basis, heads=True)
             turned = basis.transpose()
             ys = basis.analysis(x), basis.synthesis(r), turned.analysis(arguments(turned, heads=False))
-            found = [(y, *_gradients(y, torch.cos(y.detach()), [x, r, *leaves])) for y in ys]
-            results.append([t.detach() for group in found for t in group])
+            result = [(y, *_gradients(y, torch.cos(y.detach()), [x, r, *leaves])) for y in ys]
+            results.append([t.detach() for group in result for t in group])
     for one, other in zip(*results, strict=True):
         same(one, other, "in blocks of one element")
 

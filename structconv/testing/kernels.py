@@ -214,8 +214,8 @@ def _with_nan(subject: Subject, entry: int, clean: Call) -> Call:
 
 
 def _first_and_last(which: Tensor) -> set[int]:
-    found = which.nonzero().flatten().tolist()
-    return {found[0], found[-1]} if found else set()
+    result = which.nonzero().flatten().tolist()
+    return {result[0], result[-1]} if result else set()
 
 
 def _numbers(*shape: int) -> Tensor:

@@ -92,13 +92,13 @@ class WeightList(Weight):
         return sum_tensors([*terms, self.parts[-1].contract(pieces[-1], bias)])
 
     def slice(self, start: int, stop: int) -> Weight:
-        kept, at = [], 0
+        pieces, at = [], 0
         for part in self.parts:
             low, high = max(start - at, 0), min(stop - at, part.size)
             if low < high:
-                kept.append(part if (low, high) == (0, part.size) else part.slice(low, high))
+                pieces.append(part if (low, high) == (0, part.size) else part.slice(low, high))
             at += part.size
-        return kept[0] if len(kept) == 1 else WeightList.of(tuple(kept))
+        return pieces[0] if len(pieces) == 1 else WeightList.of(tuple(pieces))
 
     def expand_flops(self) -> int:
         return sum([part.expand_flops() for part in self.parts])

@@ -13,7 +13,7 @@ import torch
 
 from structconv.errors import ConfigError
 from structconv.primitives import memory
-from structconv.primitives.memory import LEAST, keep_memory, kept_memory, new_empty, release_memory
+from structconv.primitives.memory import LEAST, keep_memory, new_empty, release_memory, reserved_memory
 
 pytestmark = pytest.mark.skipif(not memory._SUPPORTED, reason="the system has no huge pages to advise on")
 LARGE = LEAST // 4
@@ -35,12 +35,12 @@ def large(rows: int = LARGE) -> torch.Tensor:
 def test_nothing_is_kept_by_default():
     code = f"""
 import torch, structconv
-from structconv.primitives.memory import kept_memory, new_empty
+from structconv.primitives.memory import reserved_memory, new_empty
 new_empty(torch.empty(0), ({LARGE},)).fill_(1.0)
-print(kept_memory())
+print(reserved_memory())
 structconv.keep_memory()
 new_empty(torch.empty(0), ({LARGE},)).fill_(1.0)
-print(kept_memory())
+print(reserved_memory())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["0", str(LEAST)]
@@ -48,7 +48,7 @@ print(kept_memory())
 
 def test_small_results_are_torchs_own():
     assert new_empty(MAPPED, (LARGE - 1,)).untyped_storage().resizable()
-    assert kept_memory() == 0
+    assert reserved_memory() == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -62,11 +62,11 @@ def test_freed_memory_is_given_to_the_next_result_of_its_size():
     x = large()
     start = x.data_ptr()
     del x
-    assert kept_memory() == LEAST
+    assert reserved_memory() == LEAST
     assert large(2 * LARGE).data_ptr() != start
     y = large(LARGE)
     assert y.data_ptr() == start
-    assert kept_memory() == 2 * LEAST
+    assert reserved_memory() == 2 * LEAST
 
 
 @pytest.mark.parametrize("use", [lambda x: x[1:], lambda x: x.detach(), lambda x: x.numpy(), lambda x: [x.mT],
@@ -75,19 +75,19 @@ def test_memory_in_use_is_not_given_away(use):
     x = large(LARGE).view(2, -1)
     held = use(x)
     del x
-    assert kept_memory() == 0
+    assert reserved_memory() == 0
     other = large()
     del held
-    assert kept_memory() == LEAST
+    assert reserved_memory() == LEAST
     assert (other == 1).all()
 
 
 def test_a_saved_tensor_is_in_use_until_its_graph_is_gone():
     w = torch.ones(1, requires_grad=True)
     y = large() * w
-    assert kept_memory() == 0
+    assert reserved_memory() == 0
     y.sum().backward()
-    assert kept_memory() == LEAST
+    assert reserved_memory() == LEAST
     assert w.grad.item() == LARGE
 
 
@@ -95,12 +95,12 @@ def test_no_more_is_kept_than_the_limit():
     keep_memory(2 * LEAST)
     held = [large() for _ in range(5)]
     del held
-    assert 0 < kept_memory() <= 2 * LEAST
+    assert 0 < reserved_memory() <= 2 * LEAST
     keep_memory(LEAST)
-    assert kept_memory() <= LEAST
+    assert reserved_memory() <= LEAST
     keep_memory(0)
     large()
-    assert kept_memory() == 0
+    assert reserved_memory() == 0
 
 
 def test_a_negative_limit_is_refused():

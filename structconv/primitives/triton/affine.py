@@ -105,9 +105,9 @@ def _backward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_sta
         acc += tl.sum(w[:, :, None] * rows, axis=0)
         acc2 += tl.sum((c * w)[:, :, None] * rows, axis=0)
     own = load_row(x, row, head, channel, heads, channels, x_row, x_head)
-    found = tl.where(start < end, tl.sum(acc2 * own, axis=1) - shift, 0.0)
+    result = tl.where(start < end, tl.sum(acc2 * own, axis=1) - shift, 0.0)
     write_sums(program, parts, row, whole, head, channel, heads, channels, acc, grad_x, x_sums, LENGTH)
-    write_sums(program, parts, row, whole, head, tl.arange(0, 1), heads, 1, found[:, None], grad_source, source_sums,
+    write_sums(program, parts, row, whole, head, tl.arange(0, 1), heads, 1, result[:, None], grad_source, source_sums,
                LENGTH)
 
 

@@ -30,8 +30,8 @@ def _pack(indptr: tl.tensor, grad: tl.tensor, y: tl.tensor, y2: tl.tensor, lse: 
     first = packed + row * (2 + AFFINE) * heads + head
     if AFFINE:
         out2 = load_row(y2, row, head, channel, heads, channels, heads * channels, channels)
-        found = tl.sum(g * out2, axis=1) - d * tl.load(mass + at, mask=real, other=0.0)
-        tl.store(grad_target + at, tl.where(filled, found, 0.0), mask=real)
+        result = tl.sum(g * out2, axis=1) - d * tl.load(mass + at, mask=real, other=0.0)
+        tl.store(grad_target + at, tl.where(filled, result, 0.0), mask=real)
         tl.store(first, tl.load(target + at, mask=real, other=0.0), mask=real)
         first += heads
     tl.store(first, tl.load(lse + at, mask=real, other=0.0), mask=real)
