@@ -145,7 +145,8 @@ READS_X, BY_SIZE = (lambda m, inputs, ones: ones * inputs.x.sum()), {4: 1, 8: 2,
     (READS_X, "contract batching blockwise"), (leaking, "masking"), (nearly_masked, "masking"),
     (lambda m, inputs, ones: ones if inputs.x.sum() > 0 else -ones, "compile export"),
     (lambda m, inputs, ones: ones * (1.0 + BY_SIZE[int(inputs.num_inputs)]), "compile export"),
-    (forgets_state, "copies")], ids=["by position", "reads x", "leaks", "nearly masked", "branches", "constant", "state"])
+    (forgets_state, "copies")],
+    ids=["by position", "reads x", "leaks", "nearly masked", "branches", "constant", "hidden"])
 def test_a_mistaken_mechanism_fails_its_checks(fn, checks):
     def make(check):
         graph = Graph(torch.tensor([[0, 1, 2], [1, 2, 3]]), num_nodes=4) if check == "blockwise" else None
