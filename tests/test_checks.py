@@ -56,7 +56,8 @@ class Bent(torch.autograd.Function):
 analysis, dense = Right.analysis, Right.dense
 #: What is wrong, the method that is wrong, and the checks that find it.
 WRONG = [
-    ("sizes", {"batch_shape": (3,)}, "contract"), ("a dtype", {"dense": lambda a, dtype=None: dense(a, F64)}, "contract"),
+    ("sizes", {"batch_shape": (3,)}, "contract"),
+    ("a dtype", {"dense": lambda a, dtype=None: dense(a, F64)}, "contract"),
     ("a long repr", {"__repr__": object.__repr__}, "contract"),
     ("any input", {"analysis": lambda a, x: analysis(a, x[..., :5, :])}, "contract"),
     ("rounding", {"analysis": lambda a, x: analysis(a, x) * (1 + 1e-8)}, "reference paths"),

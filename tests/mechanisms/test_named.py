@@ -19,7 +19,6 @@ from structconv.mechanisms import (
     Context,
     Cuboid,
     DotProduct,
-    EdgeBias,
     GaussianWindow,
     Identity,
     Incidence,
@@ -239,24 +238,6 @@ def test_every_mechanism_of_a_structure_takes_its_name():
         "Adjacency(structure='bonds').masked(keep='roads')")
 
 
-class Own(Mechanism):
-    """A user's mechanism, which knows nothing of names."""
-
-    reads = ("structure",)
-    batching = "structure"
-
-    def forward(self, inputs):
-        return Adjacency()(inputs)
-
-
-def test_a_mechanism_of_ones_own_is_named_without_code():
-    x, bonds, roads = numbers(M, P), ring(M), star(M)
-    layer = conv(Own().on("bonds") | Own(structure="roads"))
-    wanted = conv(Adjacency(structure="bonds") | Adjacency(structure="roads"))
-    given = {"bonds": bonds, "roads": roads}
-    same(layer(x, structure=given), wanted(x, structure=given), "by name")
-
-
 def test_on_names_what_has_no_name():
     expression = (Adjacency() | Adjacency(structure="roads") | DOT.masked(keep=STRUCTURE).softmax()).on("bonds")
     x, given = numbers(M, P), {"bonds": ring(M), "roads": star(M)}
@@ -276,14 +257,6 @@ def test_copies_and_files_keep_names():
             twin(x)
     unnamed = conv(DOT.softmax() | Shifts([-1, 1]) | Adjacency())
     assert unnamed.state_dict().keys() == layer.state_dict().keys()
-
-
-def test_swapped_names_swap_structures():
-    layer = conv(Adjacency(structure="a") | Powers(1, structure="b"))
-    x, one, two = numbers(M, P), ring(M), star(M)
-    given = layer(x, structure={"a": one, "b": two})
-    assert not torch.allclose(given, layer(x, structure={"a": two, "b": one}))
-    same(layer(x, structure={"a": one, "b": two}), given, "the first again")
 
 
 def test_layers_over_layers():
@@ -321,25 +294,6 @@ def test_nested_tensors_have_named_batches():
     for wrong in ({"bonds": batch([ring(5), ring(3)]), "line": Samples([5, 3])}, {"bonds": ring(8), "line": Grid(8)}):
         with pytest.raises(StructureError, match="batches of the samples of x"):
             layer(nested, structure=wrong)
-
-
-def test_edge_attributes_by_name_are_trained():
-    bias = EdgeBias(2, heads=2, structure="bonds")
-    layer = conv((DOT + bias).softmax() | Shifts([1], structure="line"))
-    complete = Graph.complete(M)
-    graph = Graph(complete.edge_index, num_nodes=M, edge_attr=numbers(complete.num_edges, 2))
-    layer(numbers(M, P), structure={"bonds": graph, "line": Grid(M)}).square().sum().backward()
-    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in layer.parameters())
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_compiler_makes_one_graph(case):
-    expression, _, structures = CASES[case]
-    layer, x, given = conv(expression), numbers(M, P), structures(M)
-    torch.compiler.reset()
-    compiled = torch.compile(layer, fullgraph=True, backend="eager")
-    same(compiled(x, structure=given), layer(x, structure=given), "compiled")
-    torch.compiler.reset()
 
 
 def test_a_compiler_makes_one_graph_of_a_batch():

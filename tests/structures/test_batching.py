@@ -31,14 +31,6 @@ def test_graphs_become_block_diagonal():
     assert membership(graphs).tolist() == [0, 0, 0, 0, 1, 2, 2]
 
 
-def test_batched_equals_alone():
-    graphs = [random_graph(n, n, 2 * n) for n in (3, 5, 2)]
-    xs = [torch.rand(n, 4) for n in (3, 5, 2)]
-    together = dense(batch(graphs)).T @ torch.cat(xs)
-    for y, graph, x in zip(unbatch(together, graphs), graphs, xs, strict=True):
-        torch.testing.assert_close(y, dense(graph).T @ x)
-
-
 def test_knowledge_graphs_share_relations_by_name():
     first = KnowledgeGraph(torch.tensor([[0, 0, 1], [1, 1, 0]]), 2, ("a", "b"))
     second = KnowledgeGraph(torch.tensor([[2, 1, 0], [0, 0, 1]]), 3, ("c", "a"))
