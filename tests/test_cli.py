@@ -81,12 +81,6 @@ def test_a_verb_of_systems_names_the_distribution_to_install(words, capsys, alon
     assert bool(captured.out) == ("--json" in words)
 
 
-def test_help_lists_no_verb_that_is_not_installed(capsys, alone):
-    assert main(["--help"]) == 0
-    said = capsys.readouterr().out
-    assert "doctor" in said and "train" not in said
-
-
 def test_a_plug_in_adds_verbs_and_what_is_listed(capsys, monkeypatch):
     def add(verbs, shared):
         verbs.add_parser("greet", help="say hello", parents=[shared]).set_defaults(run=lambda args, rest: 7)
@@ -131,27 +125,6 @@ def test_every_named_basis_is_drawn_and_planned(capsys):
         assert shown["shape"][1] == 24
         assert planned["candidates"][0]["rejected"] == ""
         assert planned["candidates"][0]["seconds"] > 0
-
-
-def test_leaving_at_once_is_no_saved_interruption(monkeypatch, capsys):
-    from structconv.commands import doctor
-
-    def interrupted(args, rest):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(doctor, "_run", interrupted)
-    assert main(["doctor"]) == 130
-    assert "interrupted" in capsys.readouterr().err
-
-
-def test_attention_is_shown_in_grey_levels_and_causal_attention_is_a_triangle(capsys):
-    assert main(["show", "attention", "--heads", "1"]) == 0
-    rows = [line for line in capsys.readouterr().out.splitlines() if set(line) <= set("·░▒▓█")]
-    assert len(rows) == 32
-    assert len(set("".join(rows))) >= 3
-    assert main(["show", "causal", "--grid", "5", "--heads", "1"]) == 0
-    rows = [line[::2] for line in capsys.readouterr().out.splitlines() if set(line) <= set("·░▒▓█")]
-    assert [[cell != "·" for cell in row] for row in rows] == [[m <= n for n in range(5)] for m in range(5)]
 
 
 def test_gat_weighs_the_pairs_that_gcn_does_less_the_loops(capsys):

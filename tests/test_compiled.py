@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from structconv.testing.checks import same
 from structconv.testing.use import Use
 from structconv.weights import Full, LowRank, Separable
 from tests.support import library
-from tests.support.layers import LAYERS, over_specimens, use
+from tests.support.layers import LAYERS, drawn, over_specimens, use
 
 M, P, Q = library.M, library.P, library.Q
 DOT = DotProduct(heads=2, dim=3).scaled()
@@ -36,14 +35,6 @@ PLACES = {
     "second": lambda mask: use(Conv((DOT + RelativeBias(2)).masked(keep=Window(4)).masked(keep=mask).softmax(), P, Q),
                                library.random(2, M, P)),
     "of_the_call": lambda mask: use(MultiheadAttention(P, 2), library.random(2, M, P), keep=mask)}
-
-
-EVERY = bool(os.environ.get("STRUCTCONV_EVERY_TEST"))
-
-
-def drawn(cases, step):
-    """One of so many cases, as a program takes seconds to make; all of them with STRUCTCONV_EVERY_TEST=1."""
-    return list(cases)[::1 if EVERY else step]
 
 
 #: Each mask in one place.

@@ -27,7 +27,7 @@ from structconv.testing.decoding import check_positions, check_prepared, takes_p
 from structconv.testing.use import Use
 from structconv.weights import Full, LowRank
 from tests.support.calls import check_now
-from tests.support.layers import uses
+from tests.support.layers import drawn, uses
 
 USES = uses()
 PREPARED = sorted(name for name, make in USES.items() if takes_prepared(make()))
@@ -81,15 +81,14 @@ def test_outputs_that_are_told_their_places_are_those_of_the_whole_call(name):
     check_positions(USES[name]())
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
+@pytest.mark.parametrize("name", drawn(sorted(REFUSED), 4))
 def test_what_has_no_places_refuses_to_be_told_them(name):
     with pytest.raises((ConfigError, ShapeError, StructureError)):
         check_positions(USES[name]())
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("name", CAUSAL)
-@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize(("name", "mask", "mixed"), [
+    (name, mask, bool((i + j) % 2)) for i, name in enumerate(CAUSAL) for j, mask in enumerate(MASKS)])
 def test_steps_are_the_whole_call(name, mask, mixed):
     torch.manual_seed(0)
     attention = CAUSAL[name].masked(keep=MASKS[mask]).softmax()
@@ -151,8 +150,7 @@ def test_keys_that_were_prepared_once_pass_gradients_of_all_calls():
         torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.parametrize("outputs", [1, 3, 8])
-@pytest.mark.parametrize("channels", [5, 16, 70])
+@pytest.mark.parametrize(("outputs", "channels"), [(1, 5), (3, 16), (8, 70), (1, 70)])
 def test_few_outputs_of_additive_attention_have_the_numbers_of_many(outputs, channels):
     torch.manual_seed(0)
     layer = Conv(Additive(channels, heads=2).softmax(), channels, 4, other_channels=6)
@@ -330,8 +328,7 @@ PER_SAMPLE = {"padding": lambda: Padding(torch.arange(5)[None] < torch.tensor([[
               "table": lambda: DenseMask(torch.rand(2, 5, 1) < 0.6), "shared": Causal}
 
 
-@pytest.mark.parametrize("index", [[1, 1], [0, 0, 1, 1], [1, 0]])
-@pytest.mark.parametrize("name", PER_SAMPLE)
+@pytest.mark.parametrize(("name", "index"), zip(PER_SAMPLE, ([1, 1], [0, 0, 1, 1], [1, 0], [0, 0]), strict=True))
 def test_what_a_structure_has_for_each_sample_is_reordered_with_it(name, index):
     layer, structure, index = MultiheadAttention(8, 2).eval(), PER_SAMPLE[name](), torch.tensor(index)
     x, z = torch.randn(2, 5, 8), torch.randn(len(index), 1, 8)

@@ -94,16 +94,3 @@ def test_a_quick_fit_of_everything(tmp_path, capsys):
     assert all(each.name in printed.err for each in experiments.EXPERIMENTS)
     assert Path(fitted.__file__).read_bytes() == source
     assert relational.IN_FAVOR == fitted.IN_FAVOR
-
-
-@pytest.mark.parametrize("argv, complaint", [
-    (["--fast"], "unrecognized arguments: --fast"), (["--qui"], "unrecognized arguments: --qui"),
-    (["--out"], "expected one argument"),
-    (["--out", "nowhere/fit.json"], "--out must be a file in a folder that exists and can be written; got nowhere/"),
-    (["--out", "."], "--out must be a file in a folder that exists and can be written; got .")])
-def test_bad_arguments_are_refused_in_one_line(argv, complaint, capsys):
-    with pytest.raises(SystemExit) as leave:
-        fit.main(argv)
-    printed = capsys.readouterr()
-    assert leave.value.code == 2 and not printed.out
-    assert complaint in printed.err and printed.err.count("\n") == 1

@@ -5,7 +5,6 @@ STRUCTCONV_EVERY_TEST=1 (`make test-every`) each is held to all of them."""
 from __future__ import annotations
 
 import copy
-import os
 from functools import partial
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 
 from structconv.mechanisms import Given
 from tests.support.calls import check_now
-from tests.support.layers import LAYERS, in_float32, over_specimens
+from tests.support.layers import EVERY, LAYERS, in_float32, over_specimens
 from tests.support.mutations import mutations
 
 #: Changes that native kernels, most of which are for float32, may see.
@@ -28,7 +27,7 @@ OF_VALUES = NUMBERS | {"a_layer_goes", "autocast_in_any_order", "between_layers_
                        "dtypes_there_and_back", "fake_tensors_under_autocast", "forward_derivatives",
                        "meta_tensors_under_autocast", "parameters_parametrized", "second_derivatives"}
 #: Of how many changes a named layer is held to one, and a layer over a specimen.
-STEPS = (1, 1) if os.environ.get("STRUCTCONV_EVERY_TEST") else (4, 9)
+STEPS = (1, 1) if EVERY else (4, 9)
 
 
 def cases():

@@ -9,25 +9,18 @@ from torch import nn
 from examples.literature import ROWS
 from structconv.mechanisms import DotProduct
 from structconv.nn import Conv
-from tests.support.layers import LAYERS, over_specimens
+from tests.support.layers import uses
 from tests.support.mutations.states import check_names
 
-SPECIMENS = over_specimens()
 
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_named_layers(name):
-    check_names(LAYERS[name]().layer)
-
-
-@pytest.mark.parametrize("name", SPECIMENS)
-def test_layers_over_specimens(name):
-    check_names(SPECIMENS[name]().layer)
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_rows_of_the_literature(name):
-    check_names(ROWS[name].build())
+@pytest.mark.parametrize("made", [{name: (lambda make=make: make().layer) for name, make in uses().items()},
+                                  {name: row.build for name, row in ROWS.items()}], ids=["layers", "literature"])
+def test_keys_are_names(made):
+    for name, make in made.items():
+        try:
+            check_names(make())
+        except AssertionError as error:
+            raise AssertionError(name) from error
 
 
 def test_buffers_that_are_not_persistent_are_no_part_of_a_state():

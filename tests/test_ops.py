@@ -13,7 +13,7 @@ from structconv.bases.polynomial import Polynomial
 from structconv.bases.shift import Shift
 from structconv.bases.sparse import Sparse
 from structconv.errors import ConfigError, ShapeError
-from structconv.ops import compose_pairs, conv, decompose, factorize, plan
+from structconv.ops import compose_pairs, conv, plan
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 from structconv.weights import (
@@ -69,11 +69,6 @@ def test_a_plan_may_be_made_before():
         conv(x, basis, theta, plan=between)
 
 
-def test_decompose_and_factorize_are_here():
-    assert callable(decompose)
-    assert callable(factorize)
-
-
 COMPOSED = {
     "no padding": (lambda: Shift(Grid((7, 8)), cuboid_offsets((3, 3)), "none"),
                    lambda: Shift(Grid((5, 6)), cuboid_offsets((3, 3)), "none"), 25),
@@ -113,17 +108,6 @@ def test_composition_is_exact(name):
     dense = torch.einsum("kmn,lno->klmo", first.dense(torch.float64), second.dense(torch.float64)).flatten(0, 1)
     torch.testing.assert_close(conv(x, Dense(dense), (theta.unsqueeze(1) @ weight).flatten(0, 1)), wanted,
                                rtol=0, atol=1e-10)
-
-
-def test_composition_is_differentiable():
-    first, second = COMPOSED["periodic"][0](), COMPOSED["periodic"][1]()
-    theta, weight = numbers(9, 3, 4).requires_grad_(), numbers(9, 4, 2).requires_grad_()
-    x = numbers(30, 3)
-    basis, product = compose_pairs((first, theta), (second, weight))
-    ours = torch.autograd.grad(conv(x, basis, product).square().sum(), [theta, weight])
-    theirs = torch.autograd.grad(conv(conv(x, first, theta), second, weight).square().sum(), [theta, weight])
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-9)
 
 
 def test_composed_windows_are_a_window():
@@ -185,36 +169,3 @@ def test_one_program_serves_any_number_of_entries(name):
         x = numbers(2, entries, 4) / entries
         torch.testing.assert_close(compiled(x), layer(x), rtol=0, atol=1e-10)
     assert counter.frame_count == 1
-
-
-@pytest.mark.parametrize("make", [
-    lambda: Shift(Grid((4, 5)), cuboid_offsets((3, 3), 1, 1), "zeros"),
-    lambda: Shift(Grid((4, 5)), cuboid_offsets((3, 3), 1, 1), "circular"),
-    lambda: Shift(Grid((4, 5)), ((0, 0), (1, 2)), "zeros"),
-    lambda: Sparse(ring(20), numbers(3, 20)),
-    lambda: Polynomial(Sparse(ring(20), numbers(1, 20)), 2) | Identity(20),
-])
-def test_structural_bases_compile(make):
-    torch._dynamo.reset()
-    basis = make()
-    theta, x = numbers(basis.size, 4, 3), numbers(2, 20, 4)
-    compiled = torch.compile(lambda x: conv(x, basis, theta), backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x), conv(x, basis, theta), rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_export_with_a_dynamic_number_of_entries(strict):
-    class Module(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.theta = nn.Parameter(numbers(2, 4, 3))
-
-        def forward(self, x):
-            return conv(x, heads(x), self.theta)
-
-    module, dynamic = Module(), torch.export.Dim.DYNAMIC
-    exported = torch.export.export(module, (numbers(2, 9, 4),), dynamic_shapes={"x": {0: dynamic, 1: dynamic}},
-                                   strict=strict).module()
-    for entries in (5, 40):
-        x = numbers(3, entries, 4)
-        torch.testing.assert_close(exported(x), module(x), rtol=0, atol=1e-10)

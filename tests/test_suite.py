@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections import Counter
 
 import pytest
@@ -13,13 +12,13 @@ from structconv.bases.pairwise import nodes
 from structconv.mechanisms.expression import Mechanism
 from structconv.nn.expressed import Expressed
 from structconv.testing import Setup, suite
-from tests.support.layers import LAYERS
+from tests.support.layers import EVERY, LAYERS
 from tests.support.library import SPECIMENS
 
 #: Laws that tests/test_batches.py and tests/test_decoding.py hold over the same specimens, refusals named.
 OF_LAYERS = {"samples", "cache", "output_positions"}
 #: Checks that take long: one of so many specimens is put to each, every one with STRUCTCONV_EVERY_TEST=1.
-COSTLY = {} if os.environ.get("STRUCTCONV_EVERY_TEST") else {"kernels": 2, "compile": 3, "export": 3}
+COSTLY = {} if EVERY else {"kernels": 2, "compile": 3, "export": 3}
 
 
 def cases():

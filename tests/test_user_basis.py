@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from structconv import Conv, DotProduct, LowRank, Mechanism, Separable, conv, plan
-from structconv.bases import Basis, Dense, Identity, Score, value
+from structconv.bases import Basis, Identity, Score, value
 from structconv.errors import ShapeError, StructureError
 from structconv.structures import Causal, Grid, Samples
 from structconv.testing import Setup, Specimen, suite
@@ -57,12 +57,6 @@ def test_suite(check):
     check()
 
 
-def test_scales_are_projections_that_add_up_to_the_identity():
-    a = Haar(8).dense(F64)
-    torch.testing.assert_close(a.sum(0), torch.eye(8, dtype=F64))
-    torch.testing.assert_close(a @ a, a)
-
-
 @pytest.mark.parametrize("path", ["channels_first", "structure_first", "operator_first", None])
 def test_functional_form(path):
     x, theta = torch.randn(2, 8, 3, dtype=F64), torch.randn(4, 3, 5, dtype=F64)
@@ -98,14 +92,6 @@ def test_algebra_of_values():
             (haar.masked(keep=Causal()).normalize("count"), a * keep / keep.sum(0))]:
         torch.testing.assert_close(basis.dense(F64), dense)
         torch.testing.assert_close(basis.analysis(x), dense.mT @ x)
-
-
-def test_algebra_of_mechanisms():
-    layer = Conv(DotProduct(heads=2, dim=3).scaled().softmax() | HaarTransform(4), 3, 5).double()
-    x = torch.randn(2, 8, 3, dtype=F64)
-    a = layer.basis(x).dense(F64)
-    torch.testing.assert_close(a[:, 2:], Haar(8).dense(F64).expand(2, 4, 8, 8))
-    torch.testing.assert_close(layer(x), torch.einsum("bkmn,bmp,kpq->bnq", a, x, layer.weight().dense()) + layer.bias)
 
 
 @value
@@ -188,13 +174,6 @@ def test_entries_of_another_shape_are_refused():
     basis = NoPairs(torch.zeros(2, 3), 5)
     with pytest.raises(ShapeError, match=r"^NoPairs: evaluate must return .* \(..., K=2, 3, 5\); got \(2, 3\)"):
         basis.softmax().dense()
-
-
-@pytest.mark.parametrize("lead", [(), (1,), (3,), (2, 3)])
-def test_the_suite_takes_any_batch(lead):
-    for name, check in suite(Specimen("a batch", lambda: Dense(torch.randn(*lead, 2, 4, 5, dtype=F64)))):
-        if not name.endswith("copies"):
-            check()
 
 
 class Inner(Mechanism):

@@ -110,15 +110,6 @@ def test_weight_list():
         WeightList([Full()]).bound((1, 2), P, Q)
 
 
-def test_eye_has_nothing_to_train():
-    weight = Eye().bound(3, 5, 5)
-    assert not list(weight.parameters())
-    assert isinstance(weight(), Eye)
-    weight.reset_parameters(2.0)
-    weight.scale_(3.0)
-    assert weight().dense().equal(torch.eye(5).expand(3, 5, 5))
-
-
 def test_a_basis_of_zeros_gives_finite_numbers():
     for make, _ in WEIGHTS.values():
         weight = make().bound(K, P, Q)
