@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from pathlib import Path
@@ -16,9 +17,16 @@ settings.load_profile("structconv")
 
 
 def pytest_configure() -> None:
+    gc.disable()  # until everything is collected: a million objects, which no later collection need visit
     torch.set_num_threads(1)
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, by whichever test comes first
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

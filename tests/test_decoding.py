@@ -21,12 +21,9 @@ from structconv.mechanisms import (
     RelativeKey,
     Rotary,
 )
-from structconv.nn import Conv, MultiheadAttention, RelativeValue
+from structconv.nn import Conv, MultiheadAttention
 from structconv.structures import Causal, DenseMask, Graph, Padding, Window
 from structconv.testing.decoding import check_positions, check_prepared, takes_positions, takes_prepared
-from structconv.testing.use import Use
-from structconv.weights import Full, LowRank
-from tests.support.calls import check_now
 from tests.support.layers import drawn, uses
 
 USES = uses()
@@ -34,26 +31,22 @@ PREPARED = sorted(name for name, make in USES.items() if takes_prepared(make()))
 POSITIONS = sorted(name for name in PREPARED if takes_positions(USES[name]()))
 #: What is given as a whole (matrices, graphs and masks of one size), or has outputs that do not stand among its inputs.
 SPECIMENS_REFUSED = """
-selected selected_in_a_batch dropped_within moved moved_in_a_batch
-additive affine attention_of_attention attention_over_repeated_edges attention_without_edges bilinear
-bipartite_adjacency bipartite_attention causal_over_outputs clipped_shifts composed composed_thrice concatenated
-context_attention context_by_additive_scores context_by_masked_scores cuboid_strided deformable deformable_on_a_circle
-deformable_on_a_grid deformable_strided dense dense_batched dense_without_entries dense_without_outputs difference
-distance dropped dynamic_shifts dynamic_shifts_on_a_torus edge_bias edge_bias_by_a_module edge_bias_of_a_batch
-edge_score entmax_over_outputs entmax_over_repeated_edges everything_masked factorized_biaffine gaussian_bump given
-given_table graph_additive graph_additive_of_another_map graph_attention graph_attention_over_outputs
-graph_concatenation graph_logarithm graph_pair graph_sparsemax grid_bias hypergraph identity identity_of_nothing
-identity_of_three laplacian_by_its_spectrum learned learned_onto_others learned_scores log_softmax
-log_softmax_over_outputs lookup lookup_by_output lookup_by_position lookup_on_a_grid mapped_matrix masked_columns
-masked_matrix masked_zeros maximum mixed_matrices nodes_from_edges normalized_matrix of_two_inputs one_term_learned
-outer plus_a_table polynomial_chebyshev polynomial_monomial polynomial_of_degree_zero pool pool_padded pooling product
-product_over_repeated_edges samples_by_position samples_of_attention samples_of_blocks samples_of_global_tokens
-samples_of_two_sides scaled scaled_by_head senders_and_receivers shared_taps shift_circular shift_in_space
-shift_off_the_grid shift_on_a_batch shift_on_a_torus shift_reflect shift_replicate shift_shrinking shift_strided
-shift_strided_transposed shift_zeros shifts_composed_on_a_circle side_by_side sink_by_head sink_over_repeated_edges
-softmax_by_channel sparse sparse_batched sparse_of_nothing sparse_ones sparse_with_repeated_edges sparse_without_edges
-sparsemax summed table_with_infinities talking_heads_on_a_graph taps taps_of_nothing transposed_product
-transposed_scores typed typed_ones typed_with_repeated_edges typed_without_edges uniform unpool
+selected selected_in_a_batch dropped_within moved_in_a_batch additive affine attention_of_attention
+attention_over_repeated_edges attention_without_edges bilinear bipartite_adjacency bipartite_attention
+causal_over_outputs composed concatenated context_attention context_by_additive_scores context_by_masked_scores
+cuboid_strided deformable deformable_on_a_grid deformable_strided dense dense_batched dense_without_entries distance
+dropped dynamic_shifts edge_bias edge_bias_by_a_module edge_bias_of_a_batch edge_score entmax_over_outputs
+entmax_over_repeated_edges everything_masked factorized_biaffine gaussian_bump given given_table graph_additive
+graph_attention graph_attention_over_outputs graph_concatenation graph_logarithm graph_pair graph_sparsemax grid_bias
+hypergraph identity laplacian_by_its_spectrum learned learned_scores log_softmax log_softmax_over_outputs lookup
+lookup_by_output lookup_by_position lookup_on_a_grid masked_columns masked_matrix masked_zeros maximum mixed_matrices
+nodes_from_edges of_two_inputs one_term_learned outer plus_a_table polynomial_chebyshev polynomial_monomial
+pool_padded pooling product product_over_repeated_edges samples_of_attention samples_of_global_tokens
+samples_of_two_sides scaled_by_head senders_and_receivers shared_taps shift_circular shift_on_a_batch shift_reflect
+shift_shrinking shift_strided shift_strided_transposed shift_zeros side_by_side sink_by_head sink_over_repeated_edges
+softmax_by_channel sparse sparse_batched sparse_with_repeated_edges sparse_without_edges sparsemax summed
+table_with_infinities talking_heads_on_a_graph taps transposed_product transposed_scores typed
+typed_with_repeated_edges uniform unpool
 """
 LAYERS_REFUSED = """
 masked_by_graph mha_graph named_bias named_grid_then_graph named_mask named_users on_graph_or_not swin users
@@ -103,16 +96,6 @@ def test_steps_are_the_whole_call(name, mask, mixed):
     assert cache.dropped == (6 if mask == "sliding" and not mixed else 0)
 
 
-def test_relative_values_count_from_the_places_of_the_outputs():
-    torch.manual_seed(0)
-    layer = Conv(DOT.masked(keep=Causal()).softmax(), 8, 6, weight=LowRank(4), relative_value=RelativeValue(2)).double()
-    x = torch.randn(2, 6, 8, dtype=torch.float64)
-    with torch.no_grad():
-        cache = layer.prepare(x[:, :3])
-        steps = [layer.step(cache, x[:, i:i + 1]) for i in range(3, 6)]
-    torch.testing.assert_close(torch.cat(steps, 1), layer(x)[:, 3:])
-
-
 def test_beams_are_reordered_and_drafts_taken_back():
     torch.manual_seed(0)
     layer, x = MultiheadAttention(8, 2).double(), torch.randn(3, 7, 8, dtype=torch.float64)
@@ -126,16 +109,6 @@ def test_beams_are_reordered_and_drafts_taken_back():
         torch.testing.assert_close(layer.step(cache, x[:, 5:]), layer(x, keep=Causal())[:, 5:])
     mixed = torch.cat([x[best, :5], x[:, 5:]], 1)
     torch.testing.assert_close(found, layer(mixed, keep=Causal())[:, 5:])
-
-
-def test_beams_that_go_on_keep_their_room():
-    layer, x = MultiheadAttention(8, 2), torch.randn(3, 7, 8)
-    with torch.no_grad():
-        cache = layer.prepare(x[:, :4], Causal())
-        layer.step(cache, x[:, 4:5])
-        held = cache.reorder(torch.tensor([1, 1, 0])).x.data_ptr()
-        layer.step(cache, x[:, 5:6])
-    assert cache.x.data_ptr() == held
 
 
 def test_keys_that_were_prepared_once_pass_gradients_of_all_calls():
@@ -210,14 +183,6 @@ def test_what_was_prepared_otherwise_is_refused():
         layer.bias.add_(1)
     with pytest.raises(ConfigError, match="Prepare x again"):
         layer(x, cache)
-
-
-def test_a_plan_of_prepared_inputs_is_what_runs():
-    layer, x = MultiheadAttention(8, 2), torch.randn(2, 5, 8)
-    cache = layer.prepare(x)
-    plan = layer.plan(x[:, :1], cache, positions=4, keep=Causal())
-    assert plan is layer.plan(x[:, :1], cache, positions=4, keep=Causal())
-    assert plan.kernel == "torch.sdpa"
 
 
 SLIDING = Window(2) & Causal()
@@ -316,13 +281,6 @@ def test_autocast_is_as_it_was_prepared():
         layer.step(cache, x[:, :1])
 
 
-def test_heads_of_a_low_rank_beside_others_score_what_they_project():
-    torch.manual_seed(0)
-    scores = Additive(heads=2, on="projected").softmax()
-    layer = Conv(scores | Identity(), 4, 3, weight=[LowRank(3), Full()]).double()
-    check_now(Use(layer, (torch.randn(6, 4, dtype=torch.float64, requires_grad=True),)), "mixed weights")
-
-
 PER_SAMPLE = {"padding": lambda: Padding(torch.arange(5)[None] < torch.tensor([[5], [2]])),
               "both": lambda: Causal() & Padding(torch.arange(5)[None] < torch.tensor([[5], [2]])),
               "table": lambda: DenseMask(torch.rand(2, 5, 1) < 0.6), "shared": Causal}
@@ -348,12 +306,6 @@ def test_weights_of_each_sample_are_reordered_with_it():
     torch.testing.assert_close(layer(layer.prepare(x, graph).reorder(index)), layer(x[index], structure=own))
 
 
-def test_masks_of_each_sample_in_the_layer_are_not_reordered():
-    layer = Conv(DotProduct(1, 4).masked(keep=torch.rand(2, 5) < 0.7).softmax(), 3, 2)
-    with pytest.raises(ConfigError, match="in the call, not in the layer"):
-        layer.prepare(torch.randn(2, 5, 3)).reorder(torch.tensor([1, 0]))
-
-
 @torch.no_grad()
 def test_a_draft_behind_a_window_is_taken_back_as_far_as_it_can_be():
     layer, x, window = MultiheadAttention(8, 2).eval(), torch.randn(1, 9, 8), Causal() & Window(3)
@@ -364,13 +316,3 @@ def test_a_draft_behind_a_window_is_taken_back_as_far_as_it_can_be():
         cache.truncate(6)
     found = layer.step(cache.truncate(7), x[:, 8:])
     torch.testing.assert_close(found, layer(torch.cat([x[:, :7], x[:, 8:]], 1), structure=window)[:, 7:])
-
-
-def test_what_is_made_of_prepared_inputs_is_named():
-    class Own(DotProduct):
-        def forward(self, inputs):
-            return inputs.z.unsqueeze(-3), inputs.of_x(lambda x, start: x.unsqueeze(-3))
-
-    layer = Conv(Own(1, 4).softmax(), 4, 4)
-    with pytest.raises(ConfigError, match="a method of the mechanism that its `sources` names"):
-        layer(layer.prepare(torch.randn(5, 4)))
