@@ -41,16 +41,6 @@ def test_what_torch_does_not_count_is_told():
     assert derived(graph, "a", build) == 3
 
 
-def test_what_was_kept_is_not_given_once_a_gradient_flows():
-    weight, build = torch.ones(1), Counter()
-    for owner in (Graph(pair(), edge_weight=weight), weight, (torch.zeros(1), weight)):
-        weight.requires_grad_(False)
-        known = derived(owner, "a", build)
-        assert derived(owner, "a", build) == known
-        weight.requires_grad_()
-        assert derived(owner, "a", build) != known
-
-
 def in_inference_mode(build):
     with torch.inference_mode():
         return build()
@@ -117,15 +107,6 @@ def test_an_error_in_another_thread_is_raised(monkeypatch):
 
     with torch.inference_mode(), pytest.raises(ValueError, match="no"):
         derived(torch.zeros(1), "a", fail)
-
-
-def test_nothing_is_kept_of_inference_tensors():
-    build, kept = Counter(), memo.Reused()
-    with torch.inference_mode():
-        graph = Graph(pair(), num_nodes=2)
-        assert [derived(graph, "a", build), derived(graph, "a", build)] == [1, 2]
-        assert derived((torch.zeros(1), graph.edge_index), "a", build) == 3
-        assert [kept.of((graph.edge_index,), "a", build), kept.of((graph.edge_index,), "a", build)] == [4, 5]
 
 
 @pytest.mark.parametrize("layer", [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from structconv import Conv, DotProduct, LowRank, Mechanism, Separable, conv, plan
+from structconv import Conv, DotProduct, Mechanism
 from structconv.bases import Basis, Identity, Score, value
 from structconv.errors import ShapeError, StructureError
 from structconv.structures import Causal, Grid, Samples
@@ -55,27 +55,6 @@ SUITE = [*suite(Haar(8)), *suite(Specimen("haar mechanism", lambda: Setup(
 @pytest.mark.parametrize("check", [pytest.param(check, id=name.replace(" ", "_")) for name, check in SUITE])
 def test_suite(check):
     check()
-
-
-@pytest.mark.parametrize("path", ["channels_first", "structure_first", "operator_first", None])
-def test_functional_form(path):
-    x, theta = torch.randn(2, 8, 3, dtype=F64), torch.randn(4, 3, 5, dtype=F64)
-    expected = torch.einsum("kmn,bmp,kpq->bnq", Haar(8).dense(F64), x, theta)
-    torch.testing.assert_close(conv(x, Haar(8), theta, path=path), expected)
-    made = plan(x, Haar(8), theta, path=path)
-    assert made.path == path or path is None
-    assert {one.path for one in made.candidates} == {"channels_first", "structure_first", "operator_first"}
-    assert all(one.rejected for one in made.candidates[1:]) and not made.candidates[0].rejected
-
-
-@pytest.mark.parametrize("weight", [None, Separable(rank=2), LowRank(2)])
-def test_layer(weight):
-    layer = Conv(HaarTransform(4), 3, 5, weight=weight).double()
-    x = torch.randn(2, 8, 3, dtype=F64, requires_grad=True)
-    expected = torch.einsum("kmn,bmp,kpq->bnq", Haar(8).dense(F64), x, layer.weight().dense()) + layer.bias
-    torch.testing.assert_close(layer(x), expected)
-    layer(x).sum().backward()
-    assert all(p.grad is not None for p in layer.parameters())
 
 
 def test_algebra_of_values():

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
-import io
 
 import pytest
 import torch
@@ -13,14 +11,11 @@ from structconv import mechanisms
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms import (
     STRUCTURE,
-    Additive,
     Adjacency,
     Chebyshev,
-    Context,
     Cuboid,
     DotProduct,
     GaussianWindow,
-    Identity,
     Incidence,
     Mechanism,
     Pool,
@@ -29,7 +24,7 @@ from structconv.mechanisms import (
     Shifts,
     Uniform,
 )
-from structconv.nn import Conv, Conv2d, ConvGRUCell, OnGrid, compose
+from structconv.nn import Conv, Conv2d, OnGrid
 from structconv.structures import Causal, Graph, Grid, KnowledgeGraph, Padding, Samples, Window, batch
 from structconv.testing.checks import same
 
@@ -129,17 +124,6 @@ def test_what_a_grid_pools_a_graph_joins():
          "the line behind a pooling is the coarse one")
 
 
-def test_a_composition_in_a_batch_has_the_samples_of_both():
-    layer = conv(Pool(2, structure="line") @ Adjacency("row", structure="coarse"))
-    sizes = (M, 8)
-    xs = [numbers(size, P) for size in sizes]
-    alone = [layer(x, structure={"line": Grid(len(x)), "coarse": ring(len(x) // 2)}) for x in xs]
-    line, coarse = batch([Grid(size) for size in sizes]), batch([ring(size // 2) for size in sizes])
-    same(layer(torch.cat(xs), structure={"line": line, "coarse": coarse}), torch.cat(alone), "batched")
-    with pytest.raises(StructureError, match=r"'line' as in 'coarse'.*\[3, 4\] and \[4, 3\]"):
-        layer(torch.cat(xs), structure={"line": line, "coarse": batch([ring(4), ring(3)])})
-
-
 def test_a_structure_that_is_no_batch_is_that_of_each_sample():
     layer = conv(CASES["heads"][0])
     x, line = numbers(2 * M, P), Grid(M)
@@ -174,15 +158,6 @@ def test_a_mask_of_positions_by_name_starts_anew_in_each_sample():
         alone = [layer(x, structure={"order": mask, "bonds": ring(len(x))}) for x in xs]
         both = {"order": mask, "bonds": batch([ring(3), ring(5)])}
         same(layer(torch.cat(xs), structure=both), torch.cat(alone), repr(mask))
-
-
-def test_learned_queries_score_by_named_parts_in_a_batch():
-    score = Additive(dim=3) + Additive(dim=2).masked(keep="kept")
-    layer = conv(Context(2, score=score).softmax())
-    xs = [numbers(size, P) for size in (3, 5)]
-    kept = [Graph(torch.tensor([[0, 1, 2], [0, 0, 1]]), num_inputs=len(x), num_outputs=2) for x in xs]
-    alone = [layer(x, structure={"kept": graph}) for x, graph in zip(xs, kept, strict=True)]
-    same(layer(torch.cat(xs), structure={"kept": batch(kept)}), torch.cat(alone), "batched")
 
 
 def test_names_that_do_not_fit_are_told():
@@ -243,36 +218,6 @@ def test_on_names_what_has_no_name():
     x, given = numbers(M, P), {"bonds": ring(M), "roads": star(M)}
     explicit = Adjacency(structure="bonds") | Adjacency(structure="roads") | DOT.masked(keep="bonds").softmax()
     same(conv(expression)(x, structure=given), conv(explicit)(x, structure=given), "on")
-
-
-def test_copies_and_files_keep_names():
-    layer = conv(CASES["heads"][0])
-    x, given = numbers(M, P), CASES["heads"][2](M)
-    file = io.BytesIO()
-    torch.save(layer, file)
-    file.seek(0)
-    for twin in (copy.deepcopy(layer), torch.load(file, weights_only=False)):
-        same(twin(x, structure=given), layer(x, structure=given), "a copy")
-        with pytest.raises(StructureError, match="Missing"):
-            twin(x)
-    unnamed = conv(DOT.softmax() | Shifts([-1, 1]) | Adjacency())
-    assert unnamed.state_dict().keys() == layer.state_dict().keys()
-
-
-def test_layers_over_layers():
-    x, given = numbers(M, P), {"line": Grid(M), "bonds": ring(M)}
-    first = conv(Shifts([1, 2], "circular", structure="line"), bias=False)
-    second = Conv(Shifts([0, 1], "circular"), Q, 2, bias=False).to(F64)
-    both = compose(first, Conv(Adjacency(structure="bonds"), Q, 2, bias=False).to(F64))
-    assert both(x, structure=given).shape == (M, 2)
-    merged = compose(first, Conv(Shifts([0, 1], "circular", structure="line"), Q, 2, bias=False).to(F64))
-    assert merged(x, structure={"line": Grid(M)}).shape == (M, 2)
-    kept = compose(first, second)
-    same(kept(x, structure={"line": Grid(M)}), second(first(x, structure={"line": Grid(M)})), "an unnamed second")
-    kept = compose(first, Conv(Identity().on("line"), Q, 2, bias=False).to(F64))
-    assert kept(x, structure={"line": Grid(M)}).shape == (M, 2)
-    cell = ConvGRUCell(Adjacency(structure="bonds") | Shifts([1], structure="line"), P, Q).to(F64)
-    assert cell(x, structure=given).shape == (M, Q)
 
 
 def test_an_image_has_no_structure_beside_its_grid():

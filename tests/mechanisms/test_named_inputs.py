@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import io
-
 import pytest
 import torch
 
@@ -21,7 +18,6 @@ from structconv.mechanisms import (
     Shifts,
 )
 from structconv.nn import Conv, RelativeValue, compose
-from structconv.planning.problem import PartInputs
 from structconv.structures import Graph, Grid, Padding, Samples, batch
 from structconv.testing.checks import same
 from structconv.weights import Depthwise, Eye, Full, HeadBlocks
@@ -83,43 +79,6 @@ PARTS = {
     "nodes": (DOT.masked(keep=STRUCTURE).softmax().of("nodes") | TO_NODES, DOT.masked(keep=STRUCTURE).softmax(),
               Incidence("receiver").transpose()),
 }
-
-
-def test_few_channels_of_all_parts_are_joined_for_one_product():
-    layer, structure = conv(EDGE_UPDATE), graph(6, 11)
-    x = inputs(structure)
-    shared = {"nodes": torch.randn(3, 6, 4, dtype=F64, requires_grad=True), "edges": x["edges"]}
-    for given in (x, shared):
-        found = []
-        for layer.path in ("structure_first", "per_part"):
-            plan, y = layer.plan(given, structure=structure), layer(given, structure=structure)
-            leaves = (*given.values(), *layer.parameters())
-            found.append((y, *torch.autograd.grad(y.square().sum(), [t for t in leaves if t.requires_grad])))
-            assert plan.path == layer.path
-        for joined, apart in zip(*found, strict=True):
-            same(joined, apart, "joined")
-    layer.path = None
-    assert layer.plan(x, structure=structure).path == "structure_first"
-
-
-def test_a_plan_is_what_runs_and_has_one_for_each_part():
-    layer, structure = conv(EDGE_UPDATE, path="per_part"), graph(6, 11)
-    x = inputs(structure)
-    plan = layer.plan(x, structure=structure)
-    assert plan is layer.plan(dict(reversed(x.items())), structure=structure) and len(plan.parts) == 3
-    assert "x ((6, 4), (6, 4), (11, 3))" in str(plan) and plan.path == "per_part"
-    seen = []
-    run = plan.run
-    object.__setattr__(plan, "run", lambda call: seen.append(call) or run(call))
-    y = layer(x, structure=structure)
-    object.__setattr__(plan, "run", run)
-    same(y, looped(layer, x, structure), "by the plan")
-    (call,) = seen
-    assert isinstance(call.x, PartInputs) and call.x.parts[0] is call.x.parts[1] is x["nodes"]
-    assert layer.plan(x, structure=graph(6, 11)) is plan, "a new graph of the same sizes compiles nothing anew"
-    with torch.no_grad():
-        assert layer.plan(x, structure=structure) is not plan
-    assert conv(EDGE_UPDATE, max_bytes=0).plan(x, structure=structure).reason.startswith("smallest")
 
 
 def test_a_batch_gives_what_each_graph_gives_alone():
@@ -219,42 +178,6 @@ def test_weights_come_back_part_by_part():
     for e, (m, n) in enumerate(structure.edge_index.T.tolist()):
         copies = structure.edge_index.T.tolist().count([m, n])
         same(attention[:, e] * copies, part[:, m, n], "along the edges")
-
-
-def test_a_copy_a_file_and_the_meta_device():
-    layer, structure = conv(EDGE_UPDATE), graph(6, 11)
-    x = inputs(structure)
-    y, file = layer(x, structure=structure), io.BytesIO()
-    torch.save(layer, file)
-    file.seek(0)
-    for twin in (copy.deepcopy(layer), torch.load(file, weights_only=False)):
-        same(twin(x, structure=structure), y, "a copy")
-        with pytest.raises(ConfigError, match="Missing"):
-            twin(x["nodes"], structure=structure)
-    with torch.device("meta"):
-        made = Conv(EDGE_UPDATE, COUNTS, Q, dtype=F64)
-    on_meta = made({name: t.to("meta") for name, t in x.items()}, structure=structure.to("meta"))
-    assert on_meta.is_meta and on_meta.shape == (11, Q)
-    made = made.to_empty(device="cpu")
-    made.reset_parameters()
-    made.load_state_dict(layer.state_dict())
-    same(made(x, structure=structure), y, "from meta")
-    assert set(layer.state_dict()) == {"weight.0.theta", "weight.1.theta", "weight.2.theta", "bias"}
-
-
-def test_numbers_are_drawn_for_each_x():
-    torch.manual_seed(0)
-    structure = graph(60, 4000)
-    layer = Conv(EDGE_UPDATE, {"nodes": 64, "edges": 8}, 64, bias=False)
-    x = {"nodes": torch.randn(60, 64), "edges": torch.randn(4000, 8)}
-    assert 0.7 < layer(x, structure=structure).var() < 1.4
-    before = layer.state_dict()["weight.0.theta"].clone()
-    layer.reset_parameters()
-    assert not torch.equal(before, layer.state_dict()["weight.0.theta"])
-    layer.calibrate({name: 3 * t for name, t in x.items()}, structure=structure)
-    y = layer({name: 3 * t for name, t in x.items()}, structure=structure)
-    spread = torch.cat([3 * t.flatten() for t in x.values()]).var()
-    same(y.detach().var(), spread, "calibrated", torch.tensor(1e-3))
 
 
 def test_names_that_do_not_fit_are_told():

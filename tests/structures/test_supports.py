@@ -112,11 +112,6 @@ def test_windows_on_nothing(grid):
     assert window.edges(0, 0).num_edges == 0 and table(window, 0, 0).shape == (0, 0)
 
 
-def test_one_radius_serves_every_axis():
-    grid = Grid((4, 5))
-    assert torch.equal(table(Window(1, grid=grid), 20, 20), table(Window((3, 3), grid=grid), 20, 20))
-
-
 @settings(max_examples=25, deadline=None)
 @given(center=st.lists(st.floats(-4, 12, width=32), min_size=1, max_size=6), radius=st.integers(0, 3))
 def test_centered_windows(center, radius):
