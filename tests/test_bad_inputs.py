@@ -89,8 +89,22 @@ def test_an_error_of_a_call_names_the_class_that_the_user_wrote(name):
                 call(first, *others, **use.kwargs)
 
 
+class MyGCN(sc.GCNConv):
+    pass
+
+
 class MyAttention(sc.Conv):
     pass
+
+
+@pytest.mark.parametrize(("make", "name"), [
+    (lambda: sc.GCNConv(3, 0), "GCNConv"), (lambda: sc.ChebConv(-1, 3, 2), "ChebConv"),
+    (lambda: sc.Conv2d(2.5, 3, 3), "Conv2d"), (lambda: layers.ConvLSTMCell(sc.Cuboid(3), 2, 0), "ConvLSTMCell"),
+    (lambda: MyGCN(3, 0), "MyGCN"), (lambda: sc.Conv(sc.Adjacency(), 3, 0), "Conv"),
+    (lambda: layers.RelativeValue(-1), "RelativeValue")])
+def test_an_error_of_a_constructor_names_the_class_that_the_user_wrote(make, name):
+    with pytest.raises(ConfigError, match=rf"^{name}: "):
+        make()
 
 
 def test_other_errors_of_a_layer_name_it():

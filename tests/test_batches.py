@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from structconv.errors import StructureError
-from structconv.mechanisms import DotProduct, Incidence
+from structconv.mechanisms import Chebyshev, DotProduct, Incidence
 from structconv.nn import Conv
 from structconv.structures import Graph, Grid, KnowledgeGraph, Samples, Window, batch
 from structconv.structures.batching import parts_of
@@ -39,6 +39,17 @@ def test_only_layers_of_images_and_of_a_mask_and_without_structure_take_no_sampl
               "transposed", "transposed_grouped"}
     others = {"mha_window", "linear", "linear_relu"}
     assert {name for name in left if not name.startswith("non_local_")} == images | others
+
+
+def test_each_graph_of_a_batch_has_its_own_largest_eigenvalue():
+    torch.manual_seed(0)
+    ring = torch.arange(5)
+    graphs = [Graph(torch.stack([ring, (ring + 1) % 5]), num_nodes=5),
+              Graph(torch.tensor([[0, 1, 2, 0, 1], [1, 2, 0, 2, 0]]), num_nodes=4)]
+    layer = Conv(Chebyshev(2, None, "computed"), 3, 2).double()
+    xs = [torch.randn(graph.num_nodes, 3, dtype=torch.float64) for graph in graphs]
+    torch.testing.assert_close(layer(torch.cat(xs), structure=batch(graphs)),
+                               torch.cat([layer(x, structure=graph) for x, graph in zip(xs, graphs, strict=True)]))
 
 
 def test_a_readout_sums_over_each_sample_and_hands_back_to_its_entries():

@@ -81,6 +81,12 @@ def test_a_verb_of_systems_names_the_distribution_to_install(words, capsys, alon
     assert bool(captured.out) == ("--json" in words)
 
 
+def test_help_lists_no_verb_that_is_not_installed(capsys, alone):
+    assert main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert "doctor" in said and "train" not in said
+
+
 def test_a_plug_in_adds_verbs_and_what_is_listed(capsys, monkeypatch):
     def add(verbs, shared):
         verbs.add_parser("greet", help="say hello", parents=[shared]).set_defaults(run=lambda args, rest: 7)
@@ -125,6 +131,17 @@ def test_every_named_basis_is_drawn_and_planned(capsys):
         assert shown["shape"][1] == 24
         assert planned["candidates"][0]["rejected"] == ""
         assert planned["candidates"][0]["seconds"] > 0
+
+
+def test_leaving_at_once_is_no_saved_interruption(monkeypatch, capsys):
+    from structconv.commands import doctor
+
+    def interrupted(args, rest):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "_run", interrupted)
+    assert main(["doctor"]) == 130
+    assert "interrupted" in capsys.readouterr().err
 
 
 def test_gat_weighs_the_pairs_that_gcn_does_less_the_loops(capsys):

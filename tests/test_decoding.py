@@ -21,9 +21,10 @@ from structconv.mechanisms import (
     RelativeKey,
     Rotary,
 )
-from structconv.nn import Conv, MultiheadAttention
+from structconv.nn import Conv, MultiheadAttention, RelativeValue
 from structconv.structures import Causal, DenseMask, Graph, Padding, Window
 from structconv.testing.decoding import check_positions, check_prepared, takes_positions, takes_prepared
+from structconv.weights import LowRank
 from tests.support.layers import drawn, uses
 
 USES = uses()
@@ -94,6 +95,16 @@ def test_steps_are_the_whole_call(name, mask, mixed):
     torch.testing.assert_close(torch.cat(steps, 1), whole)
     assert cache.length == 9
     assert cache.dropped == (6 if mask == "sliding" and not mixed else 0)
+
+
+def test_relative_values_count_from_the_places_of_the_outputs():
+    torch.manual_seed(0)
+    layer = Conv(DOT.masked(keep=Causal()).softmax(), 8, 6, weight=LowRank(4), relative_value=RelativeValue(2)).double()
+    x = torch.randn(2, 6, 8, dtype=torch.float64)
+    with torch.no_grad():
+        cache = layer.prepare(x[:, :3])
+        steps = [layer.step(cache, x[:, i:i + 1]) for i in range(3, 6)]
+    torch.testing.assert_close(torch.cat(steps, 1), layer(x)[:, 3:])
 
 
 def test_beams_are_reordered_and_drafts_taken_back():
@@ -306,6 +317,12 @@ def test_weights_of_each_sample_are_reordered_with_it():
     torch.testing.assert_close(layer(layer.prepare(x, graph).reorder(index)), layer(x[index], structure=own))
 
 
+def test_masks_of_each_sample_in_the_layer_are_not_reordered():
+    layer = Conv(DotProduct(1, 4).masked(keep=torch.rand(2, 5) < 0.7).softmax(), 3, 2)
+    with pytest.raises(ConfigError, match="in the call, not in the layer"):
+        layer.prepare(torch.randn(2, 5, 3)).reorder(torch.tensor([1, 0]))
+
+
 @torch.no_grad()
 def test_a_draft_behind_a_window_is_taken_back_as_far_as_it_can_be():
     layer, x, window = MultiheadAttention(8, 2).eval(), torch.randn(1, 9, 8), Causal() & Window(3)
@@ -316,3 +333,13 @@ def test_a_draft_behind_a_window_is_taken_back_as_far_as_it_can_be():
         cache.truncate(6)
     found = layer.step(cache.truncate(7), x[:, 8:])
     torch.testing.assert_close(found, layer(torch.cat([x[:, :7], x[:, 8:]], 1), structure=window)[:, 7:])
+
+
+def test_what_is_made_of_prepared_inputs_is_named():
+    class Own(DotProduct):
+        def forward(self, inputs):
+            return inputs.z.unsqueeze(-3), inputs.of_x(lambda x, start: x.unsqueeze(-3))
+
+    layer = Conv(Own(1, 4).softmax(), 4, 4)
+    with pytest.raises(ConfigError, match="a method of the mechanism that its `sources` names"):
+        layer(layer.prepare(torch.randn(5, 4)))

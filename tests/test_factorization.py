@@ -66,6 +66,15 @@ def test_dependent_matrices_give_the_theta_of_least_norm(phi):
     assert more.theta.shape == (20, 5, 2) and more.residual < 1e-12
 
 
+def test_no_matrices_and_nothing_to_decompose(phi):
+    theta, residual = decompose(phi, torch.zeros(0, 4, 3, dtype=F64))
+    assert theta.shape == (0, 5, 2) and residual == 1
+    theta, residual = decompose(torch.zeros_like(phi), torch.randn(2, 4, 3, dtype=F64))
+    assert not theta.any() and residual == 0
+    theta, residual = decompose(phi, torch.zeros(2, 4, 3, dtype=F64))
+    assert not theta.any() and residual == pytest.approx(1)
+
+
 def test_a_basis_value_and_its_dense_tensor_are_the_same(phi):
     @value
     class Mine(Basis):
@@ -103,6 +112,14 @@ def test_no_pair_of_that_size_is_nearer(phi, method, size):
     top = basis.flatten(1).gather(1, basis.flatten(1).abs().argmax(1, keepdim=True))
     assert (top > 0).all()
     torch.testing.assert_close(basis.flatten(1).norm(dim=1), theta.flatten(1).norm(dim=1))
+
+
+def test_dtype_is_kept():
+    phi = rebuild(torch.randn(2, 3, 4), torch.randn(2, 5, 2)).bfloat16()
+    basis, theta, residual = factorize(phi, size=2)
+    assert basis.dtype == theta.dtype == torch.bfloat16 and residual < 0.02
+    theta, residual = decompose(phi, basis)
+    assert theta.dtype == torch.bfloat16 and residual < 0.05
 
 
 @pytest.mark.parametrize(("call", "error"), [

@@ -351,6 +351,21 @@ def test_pygs_own_loaders_draw_by_ours_while_they_are_patched(kind):
             next(iter(loader.NeighborLoader(data, [2], **where)))
 
 
+def test_graphs_in_files(tmp_path):
+    whole = graph()
+    order = whole.edge_index[1].argsort(stable=True)
+    files = {}
+    for name, tensor in {"index": whole.edge_index[:, order].contiguous(), "x": torch.randn(NODES, 8)}.items():
+        tensor.numpy().tofile(tmp_path / name)
+        files[name] = torch.from_file(str(tmp_path / name), size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
+    loader = NeighborLoader(Graph(files["index"], num_nodes=NODES), [3], batch_size=20, is_sorted=True, num_workers=1,
+                            features={"x": files["x"]}, seed=0)
+    held = loader.neighbor_sampler.relations[None, None, None].sources
+    assert held.data_ptr() == files["index"].data_ptr()
+    for batch in loader:
+        assert torch.equal(batch.features["x"], files["x"][batch.n_id])
+
+
 INDEX = torch.tensor([[0, 1], [1, 2]])
 WRONG = {
     "seeds": (lambda: list(NeighborLoader(Graph(INDEX), [1], torch.tensor([3]))), StructureError, r"seeds must be in"),

@@ -15,7 +15,7 @@ from structconv import torch_compat as private
 from structconv.mechanisms import STRUCTURE, ALiBi, DotProduct, RelativeBias
 from structconv.memo import derived, forget
 from structconv.nn import Conv, GATConv, GCNConv
-from structconv.structures import Graph
+from structconv.structures import EdgeSupport, Graph, KnowledgeGraph, Padding
 
 
 class Counter:
@@ -39,6 +39,17 @@ def test_what_torch_does_not_count_is_told():
     assert derived(graph, "a", build) == 2
     forget((graph.edge_index,))
     assert derived(graph, "a", build) == 3
+
+
+@pytest.mark.parametrize("structure", [
+    lambda: KnowledgeGraph(torch.tensor([[0, 0, 1]]), 2, ["r"]), lambda: Padding(torch.tensor([True, False])),
+    lambda: EdgeSupport(Graph(pair(), num_nodes=2)) & ~Padding(torch.tensor([True, False]))],
+    ids=["knowledge graph", "mask", "masks of masks"])
+def test_every_structure_is_told_of_unseen_writes(structure):
+    one, build = structure(), Counter()
+    assert [derived(one, "a", build), derived(one, "a", build)] == [1, 1]
+    one.changed()
+    assert derived(one, "a", build) == 2
 
 
 def in_inference_mode(build):

@@ -110,6 +110,17 @@ def test_composition_is_exact(name):
                                rtol=0, atol=1e-10)
 
 
+def test_composition_is_differentiable():
+    first, second = COMPOSED["periodic"][0](), COMPOSED["periodic"][1]()
+    theta, weight = numbers(9, 3, 4).requires_grad_(), numbers(9, 4, 2).requires_grad_()
+    x = numbers(30, 3)
+    basis, product = compose_pairs((first, theta), (second, weight))
+    ours = torch.autograd.grad(conv(x, basis, product).square().sum(), [theta, weight])
+    theirs = torch.autograd.grad(conv(conv(x, first, theta), second, weight).square().sum(), [theta, weight])
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-9)
+
+
 def test_composed_windows_are_a_window():
     """Two 3x3 convolutions become one of 5x5, which torch's convolution runs."""
     first, second = COMPOSED["no padding"][0](), COMPOSED["no padding"][1]()

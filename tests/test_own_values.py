@@ -78,6 +78,18 @@ def test_what_a_value_derives_of_its_tensors_is_that_of_its_tensors(kind):
     same_as_dense(layer, x)
 
 
+def test_tensors_that_nobody_knows_how_to_make_anew_are_refused():
+    class Own(ByConstructor):
+        __post_init__ = property()
+
+        def __init__(self, filters):
+            object.__setattr__(self, "filter", filters)
+            object.__setattr__(self, "spectrum", torch.fft.rfft(filters))
+
+    with pytest.raises(ConfigError, match="cached_property"):
+        Conv(Given(Own(random(2, M).float())), P, Q).double()(random(M, P))
+
+
 class Diagonal(Basis):
     def __init__(self, weight):
         self.weight = weight

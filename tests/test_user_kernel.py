@@ -9,9 +9,10 @@ import torch
 
 from structconv import LowRank, Mechanism, conv, plan
 from structconv.bases import Basis
+from structconv.errors import ConfigError
 from structconv.kernels.orders import Application, Applied
 from structconv.nn import Conv
-from structconv.planning import Cost, register
+from structconv.planning import Cost, register, registered
 from structconv.testing import Specimen, suite
 
 F64 = torch.float64
@@ -84,6 +85,15 @@ def test_all_orders_of_products_are_its(layer):
 def test_it_passes_the_suite(layer):
     for _, check in suite(Specimen("backwards", lambda: Backwards(4))):
         check()
+
+
+def test_a_refused_kernel_is_not_there(layer):
+    class Circle(Flip):
+        name, before = "circle", ("circle",)
+
+    with pytest.raises(ConfigError, match="must not form a circle"):
+        register(Circle())
+    assert "circle" not in {kernel.name for kernel in registered()}
 
 
 class Halves(Mechanism):

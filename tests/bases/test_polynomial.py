@@ -148,6 +148,15 @@ def test_operators_refuse_what_does_not_fit():
         over_edges(torch.float32).analysis(torch.zeros(40, 2, dtype=F64))
 
 
+def test_the_side_with_fewer_channels_runs_the_recurrence():
+    graph = ring(1000, 8000)
+    for channels, path in (((128, 16), "channels_first"), ((16, 128), "structure_first")):
+        x = torch.randn(1000, channels[0], requires_grad=True)
+        made = Conv(Chebyshev(order=4), *channels).plan(x, structure=graph)
+        assert made.path == path
+        assert min(c.seconds for c in made.candidates[1:]) > 2 * made.seconds
+
+
 @pytest.mark.parametrize("normalize", ["sym", None])
 def test_the_largest_eigenvalue_of_a_laplacian_is_computed_where_asked(normalize, monkeypatch):
     torch.manual_seed(0)

@@ -133,6 +133,12 @@ def test_transposes():
     torch.testing.assert_close(up.flatten(), expected.flatten(), rtol=0, atol=1e-12)
 
 
+def test_absent_pairs_leak_nothing():
+    x = torch.tensor([[torch.nan], [1.0], [2.0]])
+    assert Shift(Grid(3), [-1]).analysis(x).flatten().tolist() == [1, 2, 0]
+    assert not Shift(Grid(3), [3]).analysis(x).any()
+
+
 def test_errors_name_what_came():
     with pytest.raises(ConfigError, match="2 of them"):
         Shift(Grid((3, 3)), [(1,)])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from structconv.bases import Taps
 from structconv.errors import ShapeError
 from structconv.mechanisms import Cuboid, Deformable, DynamicShifts
 from structconv.nn.conv import Conv
@@ -110,6 +111,22 @@ def test_a_new_layer_is_the_convolution_over_its_window():
     torch.testing.assert_close(layer(x, structure=Grid((4, 5))), plain(x, structure=Grid((4, 5))))
     layer(x, structure=Grid((4, 5))).square().sum().backward()
     assert layer.mechanism.offsets.weight.grad.abs().max() > 0
+
+
+def test_taps_far_off_the_grid_read_nothing():
+    layer, x = moved(3), torch.randn(7, P, dtype=F64)
+    with torch.no_grad():
+        layer.mechanism.offsets.bias.fill_(1e30)
+    torch.testing.assert_close(layer(x), layer.bias.expand(7, Q))
+
+
+def test_nan_off_the_taps_stays_away():
+    a = Taps(torch.tensor([[[-1], [0], [2]]]), torch.ones(1, 3, 1), 4)
+    x = torch.tensor([[float("nan")], [1.0], [2.0], [float("nan")]])
+    y = a.analysis(x)[0, :, 0]
+    assert y[0] == 0
+    assert y[1].isnan()
+    assert y[2] == 2
 
 
 def test_positions_are_precise_under_autocast():

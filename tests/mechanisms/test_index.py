@@ -112,6 +112,13 @@ def test_diffusion():
     close(built(Powers(2, walk="forward", first=1), g, 6), torch.stack(expected[1:3]))
 
 
+def test_powers_of_adjacencies():
+    w, eye = matrix(directed()), torch.eye(6, dtype=F64)
+    close(built(Powers(3), directed(), 6), torch.stack([eye, w, w @ w, w @ w @ w]))
+    a = sym(w + eye)
+    close(built(Powers(2, normalize="sym", self_loops=True), directed(), 6), torch.stack([eye, a, a @ a]))
+
+
 def test_incidence():
     g = directed()
     senders, receivers = (functional.one_hot(g.edge_index[i], 6).T.to(F64) for i in (0, 1))

@@ -16,6 +16,7 @@ from structconv.mechanisms import (
     Cuboid,
     DotProduct,
     GaussianWindow,
+    Identity,
     Incidence,
     Mechanism,
     Pool,
@@ -24,7 +25,7 @@ from structconv.mechanisms import (
     Shifts,
     Uniform,
 )
-from structconv.nn import Conv, Conv2d, OnGrid
+from structconv.nn import Conv, Conv2d, ConvGRUCell, OnGrid, compose
 from structconv.structures import Causal, Graph, Grid, KnowledgeGraph, Padding, Samples, Window, batch
 from structconv.testing.checks import same
 
@@ -218,6 +219,22 @@ def test_on_names_what_has_no_name():
     x, given = numbers(M, P), {"bonds": ring(M), "roads": star(M)}
     explicit = Adjacency(structure="bonds") | Adjacency(structure="roads") | DOT.masked(keep="bonds").softmax()
     same(conv(expression)(x, structure=given), conv(explicit)(x, structure=given), "on")
+
+
+def test_layers_over_layers():
+    x, given = numbers(M, P), {"line": Grid(M), "bonds": ring(M)}
+    first = conv(Shifts([1, 2], "circular", structure="line"), bias=False)
+    second = Conv(Shifts([0, 1], "circular"), Q, 2, bias=False).to(F64)
+    both = compose(first, Conv(Adjacency(structure="bonds"), Q, 2, bias=False).to(F64))
+    assert both(x, structure=given).shape == (M, 2)
+    merged = compose(first, Conv(Shifts([0, 1], "circular", structure="line"), Q, 2, bias=False).to(F64))
+    assert merged(x, structure={"line": Grid(M)}).shape == (M, 2)
+    kept = compose(first, second)
+    same(kept(x, structure={"line": Grid(M)}), second(first(x, structure={"line": Grid(M)})), "an unnamed second")
+    kept = compose(first, Conv(Identity().on("line"), Q, 2, bias=False).to(F64))
+    assert kept(x, structure={"line": Grid(M)}).shape == (M, 2)
+    cell = ConvGRUCell(Adjacency(structure="bonds") | Shifts([1], structure="line"), P, Q).to(F64)
+    assert cell(x, structure=given).shape == (M, Q)
 
 
 def test_an_image_has_no_structure_beside_its_grid():

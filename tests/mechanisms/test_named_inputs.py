@@ -81,6 +81,23 @@ PARTS = {
 }
 
 
+def test_few_channels_of_all_parts_are_joined_for_one_product():
+    layer, structure = conv(EDGE_UPDATE), graph(6, 11)
+    x = inputs(structure)
+    shared = {"nodes": torch.randn(3, 6, 4, dtype=F64, requires_grad=True), "edges": x["edges"]}
+    for given in (x, shared):
+        found = []
+        for layer.path in ("structure_first", "per_part"):
+            plan, y = layer.plan(given, structure=structure), layer(given, structure=structure)
+            leaves = (*given.values(), *layer.parameters())
+            found.append((y, *torch.autograd.grad(y.square().sum(), [t for t in leaves if t.requires_grad])))
+            assert plan.path == layer.path
+        for joined, apart in zip(*found, strict=True):
+            same(joined, apart, "joined")
+    layer.path = None
+    assert layer.plan(x, structure=structure).path == "structure_first"
+
+
 def test_a_batch_gives_what_each_graph_gives_alone():
     graphs = [graph(6, 11), graph(4, 5), graph(7, 9)]
     xs = [inputs(each) for each in graphs]
@@ -178,6 +195,21 @@ def test_weights_come_back_part_by_part():
     for e, (m, n) in enumerate(structure.edge_index.T.tolist()):
         copies = structure.edge_index.T.tolist().count([m, n])
         same(attention[:, e] * copies, part[:, m, n], "along the edges")
+
+
+def test_numbers_are_drawn_for_each_x():
+    torch.manual_seed(0)
+    structure = graph(60, 4000)
+    layer = Conv(EDGE_UPDATE, {"nodes": 64, "edges": 8}, 64, bias=False)
+    x = {"nodes": torch.randn(60, 64), "edges": torch.randn(4000, 8)}
+    assert 0.7 < layer(x, structure=structure).var() < 1.4
+    before = layer.state_dict()["weight.0.theta"].clone()
+    layer.reset_parameters()
+    assert not torch.equal(before, layer.state_dict()["weight.0.theta"])
+    layer.calibrate({name: 3 * t for name, t in x.items()}, structure=structure)
+    y = layer({name: 3 * t for name, t in x.items()}, structure=structure)
+    spread = torch.cat([3 * t.flatten() for t in x.values()]).var()
+    same(y.detach().var(), spread, "calibrated", torch.tensor(1e-3))
 
 
 def test_names_that_do_not_fit_are_told():

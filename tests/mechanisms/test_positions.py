@@ -10,7 +10,7 @@ import torch
 
 from structconv.bases.positions import bucket, bucket_count
 from structconv.errors import ConfigError, ShapeError, StructureError
-from structconv.mechanisms.encodings import SinusoidalEncoding, sinusoidal
+from structconv.mechanisms.encodings import LearnedEncoding, SinusoidalEncoding, sinusoidal
 from structconv.mechanisms.positions import (
     ALiBi,
     ClippedShifts,
@@ -89,6 +89,10 @@ def test_logarithmic_buckets_are_t5s(kind, clip, buckets, both):
     assert bucket_count(kind, clip) == buckets and found.max() == buckets - 1 and found.min() == 0
 
 
+def test_gaussian_window_around_the_diagonal():
+    close(GaussianWindow(1.5).bound(P).basis(X).dense(F64)[0], torch.exp(-OFFSET.to(F64) ** 2 / (2 * 1.5**2)))
+
+
 def test_windows_around_predicted_positions_are_of_the_line_whatever_the_grid():
     m = General().masked(keep=Window(2, center=PredictedPosition())).softmax().bound(P).to(F64)
     close(m.basis(X, Grid((1, M))).dense(F64), m.basis(X).dense(F64))
@@ -134,6 +138,11 @@ def test_attributes_of_a_batch_on_one_graph_give_what_each_sample_gives_alone():
             layer(x[:2], structure=graph)
 
 
+def test_clipped_shifts_are_one_hot():
+    a = ClippedShifts(2).bound(P).basis(X).dense(F64)
+    close(a, torch.nn.functional.one_hot(OFFSET.clamp(-2, 2) + 2, 5).to(F64).movedim(-1, 0))
+
+
 def test_sinusoids_are_vaswanis():
     p = sinusoidal(torch.arange(9).to(F64), 6)
     for i in range(9):
@@ -152,6 +161,11 @@ def test_sinusoids_on_a_grid_split_the_channels_among_the_axes():
     torch.testing.assert_close(SinusoidalEncoding(8)(torch.zeros(2, 5, 8)), line)
     with pytest.raises(ConfigError, match="multiple of 2 x 2 axes; got 6"):
         SinusoidalEncoding(6, shape=(3, 4))(torch.zeros(12, 6))
+
+
+def test_learned_encoding():
+    encoding = LearnedEncoding(9, P)
+    torch.testing.assert_close(encoding(torch.ones(2, M, P)), 1 + encoding.embedding[:M].expand(2, M, P))
 
 
 @pytest.mark.parametrize(("wrong", "message"), [

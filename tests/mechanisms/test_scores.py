@@ -46,6 +46,12 @@ def test_grouped_queries_share_keys():
     close(m, key[:, [0, 0, 1, 1]] @ heads_of(m.query, Z, 4).mT)
 
 
+def test_general():
+    m = bound(General(heads=2))
+    w = m.key.weight.view(2, R, P)
+    close(m, torch.einsum("bnr,krp,bmp->bkmn", Z, w, X))
+
+
 @pytest.mark.parametrize(("parts", "rank"), [((1, 1, 1, 1), None), ((1, 0, 0, 0), 2), ((0, 1, 0, 0), None),
                                              ((0, 0, 1, 0), None), ((0, 0, 0, 1), 2), ((1, 0, 1, 1), 2)])
 def test_biaffine_has_the_parts_it_is_asked_for(parts, rank):
@@ -63,6 +69,12 @@ def test_biaffine_has_the_parts_it_is_asked_for(parts, rank):
         nn.init.normal_(m.offset)
         a = a + m.offset.view(3, 1, 1)
     torch.testing.assert_close(m.basis(X, z=Z).dense(F64).expand_as(a), a, rtol=0, atol=1e-12)
+
+
+def test_additive():
+    m = bound(Additive(dim=5, heads=2))
+    hidden = heads_of(m.source, X, 2).unsqueeze(-2) + heads_of(m.target, Z, 2).unsqueeze(-3)
+    close(m, torch.einsum("bkmnd,kd->bkmn", torch.tanh(hidden), m.vector))
 
 
 def test_location_reads_z_alone():

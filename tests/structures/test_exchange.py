@@ -47,6 +47,11 @@ def test_duplicates_stay_in_coo_and_add_up_in_csr(layout):
     assert Graph.from_torch_sparse(sparse).num_edges == sparse._nnz()
 
 
+def test_unweighted_becomes_ones_and_integers_become_floating():
+    assert Graph(INDEX).to_torch_sparse(dtype=torch.float64).values().dtype == torch.float64
+    assert Graph.from_torch_sparse(torch.eye(3).long().to_sparse()).edge_weight.tolist() == [1.0] * 3
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_reach_the_values(layout):
     weight = WEIGHT.clone().requires_grad_()
@@ -98,6 +103,15 @@ def test_networkx_round_trip(weight):
     assert (back.edge_weight is None) == (weight is None)
 
 
+def test_networkx_multigraph_and_bipartite():
+    pytest.importorskip("networkx")
+    twice = Graph(torch.tensor([[0, 0], [1, 1]]), edge_weight=torch.tensor([1.0, 2.0]))
+    assert Graph.from_networkx(twice.to_networkx()).edge_weight.tolist() == [1, 2]
+    bipartite = Graph(torch.tensor([[0, 1], [2, 0]]), num_inputs=2, num_outputs=3).to_networkx()
+    assert list(bipartite.edges) == [(0, 4), (1, 2)]
+    assert [side for _, side in bipartite.nodes(data="bipartite")] == [0, 0, 1, 1, 1]
+
+
 @pytest.mark.parametrize("sizes", [{"num_nodes": 4}, {"num_inputs": 3, "num_outputs": 5}])
 def test_networkx_loses_nothing(sizes):
     pytest.importorskip("networkx")
@@ -107,6 +121,13 @@ def test_networkx_loses_nothing(sizes):
     assert (back.num_inputs, back.num_outputs) == (graph.num_inputs, graph.num_outputs)
     for name in ("edge_index", "edge_weight", "edge_attr"):
         assert torch.equal(getattr(back, name), getattr(graph, name))
+
+
+def test_attributes_of_some_edges_are_refused():
+    networkx = pytest.importorskip("networkx")
+    graph = networkx.DiGraph([(0, 1, {"edge_attr": [1.0]}), (1, 2, {})])
+    with pytest.raises(StructureError, match="every edge, or none, must have the attribute 'edge_attr'; got 1 without"):
+        Graph.from_networkx(graph)
 
 
 def test_missing_package_names_the_command(monkeypatch):
