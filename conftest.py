@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import random
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,16 +19,20 @@ settings.load_profile("structconv")
 
 
 def pytest_configure() -> None:
-    gc.disable()  # until everything is collected: a million objects, which no later collection need visit
     torch.set_num_threads(1)
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, by whichever test comes first
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish() -> None:
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """No garbage is sought while cases are collected, a million objects, nor among these later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)
