@@ -37,7 +37,7 @@ demo: $(READY) ## learn one task through seven structures; report in runs/demo/r
 test: $(READY_TEST) ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
-test-every: $(READY_TEST) ## run the tests, and every change between two calls on every specimen
+test-every: $(READY_TEST) ## run the tests, and every near-equal case that they draw from
 	STRUCTCONV_EVERY_TEST=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 test-native: $(READY) ## run the native kernels under a memory checker

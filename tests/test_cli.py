@@ -144,16 +144,6 @@ def test_leaving_at_once_is_no_saved_interruption(monkeypatch, capsys):
     assert "interrupted" in capsys.readouterr().err
 
 
-def test_attention_is_shown_in_grey_levels_and_causal_attention_is_a_triangle(capsys):
-    assert main(["show", "attention", "--heads", "1"]) == 0
-    rows = [line for line in capsys.readouterr().out.splitlines() if set(line) <= set("·░▒▓█")]
-    assert len(rows) == 32
-    assert len(set("".join(rows))) >= 3
-    assert main(["show", "causal", "--grid", "5", "--heads", "1"]) == 0
-    rows = [line[::2] for line in capsys.readouterr().out.splitlines() if set(line) <= set("·░▒▓█")]
-    assert [[cell != "·" for cell in row] for row in rows] == [[m <= n for n in range(5)] for m in range(5)]
-
-
 def test_gat_weighs_the_pairs_that_gcn_does_less_the_loops(capsys):
     counts = []
     for name in ("gcn", "gat"):

@@ -24,36 +24,30 @@ from structconv.mechanisms import (
 from structconv.nn import Conv, MultiheadAttention, RelativeValue
 from structconv.structures import Causal, DenseMask, Graph, Padding, Window
 from structconv.testing.decoding import check_positions, check_prepared, takes_positions, takes_prepared
-from structconv.testing.use import Use
-from structconv.weights import Full, LowRank
-from tests.support.calls import check_now
-from tests.support.layers import uses
+from structconv.weights import LowRank
+from tests.support.layers import drawn, uses
 
 USES = uses()
 PREPARED = sorted(name for name, make in USES.items() if takes_prepared(make()))
 POSITIONS = sorted(name for name in PREPARED if takes_positions(USES[name]()))
 #: What is given as a whole (matrices, graphs and masks of one size), or has outputs that do not stand among its inputs.
 SPECIMENS_REFUSED = """
-selected selected_in_a_batch dropped_within moved moved_in_a_batch
-additive affine attention_of_attention attention_over_repeated_edges attention_without_edges bilinear
-bipartite_adjacency bipartite_attention causal_over_outputs clipped_shifts composed composed_thrice concatenated
-context_attention context_by_additive_scores context_by_masked_scores cuboid_strided deformable deformable_on_a_circle
-deformable_on_a_grid deformable_strided dense dense_batched dense_without_entries dense_without_outputs difference
-distance dropped dynamic_shifts dynamic_shifts_on_a_torus edge_bias edge_bias_by_a_module edge_bias_of_a_batch
-edge_score entmax_over_outputs entmax_over_repeated_edges everything_masked factorized_biaffine gaussian_bump given
-given_table graph_additive graph_additive_of_another_map graph_attention graph_attention_over_outputs
-graph_concatenation graph_logarithm graph_pair graph_sparsemax grid_bias hypergraph identity identity_of_nothing
-identity_of_three laplacian_by_its_spectrum learned learned_onto_others learned_scores log_softmax
-log_softmax_over_outputs lookup lookup_by_output lookup_by_position lookup_on_a_grid mapped_matrix masked_columns
-masked_matrix masked_zeros maximum mixed_matrices nodes_from_edges normalized_matrix of_two_inputs one_term_learned
-outer plus_a_table polynomial_chebyshev polynomial_monomial polynomial_of_degree_zero pool pool_padded pooling product
-product_over_repeated_edges samples_by_position samples_of_attention samples_of_blocks samples_of_global_tokens
-samples_of_two_sides scaled scaled_by_head senders_and_receivers shared_taps shift_circular shift_in_space
-shift_off_the_grid shift_on_a_batch shift_on_a_torus shift_reflect shift_replicate shift_shrinking shift_strided
-shift_strided_transposed shift_zeros shifts_composed_on_a_circle side_by_side sink_by_head sink_over_repeated_edges
-softmax_by_channel sparse sparse_batched sparse_of_nothing sparse_ones sparse_with_repeated_edges sparse_without_edges
-sparsemax summed table_with_infinities talking_heads_on_a_graph taps taps_of_nothing transposed_product
-transposed_scores typed typed_ones typed_with_repeated_edges typed_without_edges uniform unpool
+selected selected_in_a_batch dropped_within moved_in_a_batch additive affine attention_of_attention
+attention_over_repeated_edges attention_without_edges bilinear bipartite_adjacency bipartite_attention
+causal_over_outputs composed concatenated context_attention context_by_additive_scores context_by_masked_scores
+cuboid_strided deformable deformable_on_a_grid deformable_strided dense dense_batched dense_without_entries distance
+dropped dynamic_shifts edge_bias edge_bias_by_a_module edge_bias_of_a_batch edge_score entmax_over_outputs
+entmax_over_repeated_edges everything_masked factorized_biaffine gaussian_bump given given_table graph_additive
+graph_attention graph_attention_over_outputs graph_concatenation graph_logarithm graph_pair graph_sparsemax grid_bias
+hypergraph identity laplacian_by_its_spectrum learned learned_scores log_softmax log_softmax_over_outputs lookup
+lookup_by_output lookup_by_position lookup_on_a_grid masked_columns masked_matrix masked_zeros maximum mixed_matrices
+nodes_from_edges of_two_inputs one_term_learned outer plus_a_table polynomial_chebyshev polynomial_monomial
+pool_padded pooling product product_over_repeated_edges samples_of_attention samples_of_global_tokens
+samples_of_two_sides scaled_by_head senders_and_receivers shared_taps shift_circular shift_on_a_batch shift_reflect
+shift_shrinking shift_strided shift_strided_transposed shift_zeros side_by_side sink_by_head sink_over_repeated_edges
+softmax_by_channel sparse sparse_batched sparse_with_repeated_edges sparse_without_edges sparsemax summed
+table_with_infinities talking_heads_on_a_graph taps transposed_product transposed_scores typed
+typed_with_repeated_edges uniform unpool
 """
 LAYERS_REFUSED = """
 masked_by_graph mha_graph named_bias named_grid_then_graph named_mask named_users on_graph_or_not swin users
@@ -81,15 +75,14 @@ def test_outputs_that_are_told_their_places_are_those_of_the_whole_call(name):
     check_positions(USES[name]())
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
+@pytest.mark.parametrize("name", drawn(sorted(REFUSED), 4))
 def test_what_has_no_places_refuses_to_be_told_them(name):
     with pytest.raises((ConfigError, ShapeError, StructureError)):
         check_positions(USES[name]())
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("name", CAUSAL)
-@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize(("name", "mask", "mixed"), [
+    (name, mask, bool((i + j) % 2)) for i, name in enumerate(CAUSAL) for j, mask in enumerate(MASKS)])
 def test_steps_are_the_whole_call(name, mask, mixed):
     torch.manual_seed(0)
     attention = CAUSAL[name].masked(keep=MASKS[mask]).softmax()
@@ -129,16 +122,6 @@ def test_beams_are_reordered_and_drafts_taken_back():
     torch.testing.assert_close(found, layer(mixed, keep=Causal())[:, 5:])
 
 
-def test_beams_that_go_on_keep_their_room():
-    layer, x = MultiheadAttention(8, 2), torch.randn(3, 7, 8)
-    with torch.no_grad():
-        cache = layer.prepare(x[:, :4], Causal())
-        layer.step(cache, x[:, 4:5])
-        held = cache.reorder(torch.tensor([1, 1, 0])).x.data_ptr()
-        layer.step(cache, x[:, 5:6])
-    assert cache.x.data_ptr() == held
-
-
 def test_keys_that_were_prepared_once_pass_gradients_of_all_calls():
     torch.manual_seed(0)
     layer = Conv(Additive(5).softmax(), 4, 3, other_channels=6).double()
@@ -151,8 +134,7 @@ def test_keys_that_were_prepared_once_pass_gradients_of_all_calls():
         torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.parametrize("outputs", [1, 3, 8])
-@pytest.mark.parametrize("channels", [5, 16, 70])
+@pytest.mark.parametrize(("outputs", "channels"), [(1, 5), (3, 16), (8, 70), (1, 70)])
 def test_few_outputs_of_additive_attention_have_the_numbers_of_many(outputs, channels):
     torch.manual_seed(0)
     layer = Conv(Additive(channels, heads=2).softmax(), channels, 4, other_channels=6)
@@ -212,14 +194,6 @@ def test_what_was_prepared_otherwise_is_refused():
         layer.bias.add_(1)
     with pytest.raises(ConfigError, match="Prepare x again"):
         layer(x, cache)
-
-
-def test_a_plan_of_prepared_inputs_is_what_runs():
-    layer, x = MultiheadAttention(8, 2), torch.randn(2, 5, 8)
-    cache = layer.prepare(x)
-    plan = layer.plan(x[:, :1], cache, positions=4, keep=Causal())
-    assert plan is layer.plan(x[:, :1], cache, positions=4, keep=Causal())
-    assert plan.kernel == "torch.sdpa"
 
 
 SLIDING = Window(2) & Causal()
@@ -318,20 +292,12 @@ def test_autocast_is_as_it_was_prepared():
         layer.step(cache, x[:, :1])
 
 
-def test_heads_of_a_low_rank_beside_others_score_what_they_project():
-    torch.manual_seed(0)
-    scores = Additive(heads=2, on="projected").softmax()
-    layer = Conv(scores | Identity(), 4, 3, weight=[LowRank(3), Full()]).double()
-    check_now(Use(layer, (torch.randn(6, 4, dtype=torch.float64, requires_grad=True),)), "mixed weights")
-
-
 PER_SAMPLE = {"padding": lambda: Padding(torch.arange(5)[None] < torch.tensor([[5], [2]])),
               "both": lambda: Causal() & Padding(torch.arange(5)[None] < torch.tensor([[5], [2]])),
               "table": lambda: DenseMask(torch.rand(2, 5, 1) < 0.6), "shared": Causal}
 
 
-@pytest.mark.parametrize("index", [[1, 1], [0, 0, 1, 1], [1, 0]])
-@pytest.mark.parametrize("name", PER_SAMPLE)
+@pytest.mark.parametrize(("name", "index"), zip(PER_SAMPLE, ([1, 1], [0, 0, 1, 1], [1, 0], [0, 0]), strict=True))
 def test_what_a_structure_has_for_each_sample_is_reordered_with_it(name, index):
     layer, structure, index = MultiheadAttention(8, 2).eval(), PER_SAMPLE[name](), torch.tensor(index)
     x, z = torch.randn(2, 5, 8), torch.randn(len(index), 1, 8)

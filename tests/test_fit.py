@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks import experiments, fit
 from structconv.kernels import relational
@@ -18,7 +16,6 @@ from structconv.planning.cost import lost_flops
 from structconv.structures import Window
 
 CONSTANTS = {name: value for name, value in vars(fitted).items() if name.isupper()}
-PACKAGE = Path(fitted.__file__).parents[1]
 
 
 def call_seconds() -> dict[str, float]:
@@ -60,36 +57,12 @@ def test_every_constant_is_fitted_once_and_nothing_else():
     assert sorted(name for each in experiments.EXPERIMENTS for name in each.units) == sorted(CONSTANTS)
 
 
-def test_constants_stand_in_one_module_only():
-    assigned = re.compile(rf"^({'|'.join(CONSTANTS)})\b(?:, \w+)*(?:: \w+)? = ", re.MULTILINE)
-    homes = [path.name for folder in ("planning", "kernels") for path in sorted((PACKAGE / folder).glob("*.py"))
-             if assigned.search(path.read_text(encoding="utf-8"))]
-    assert homes == ["fitted.py"]
-
-
 @pytest.mark.parametrize("experiment", experiments.EXPERIMENTS, ids=lambda each: each.name)
 def test_a_machine_as_the_model_says_has_the_present_constants(experiment):
     found = experiment.values(SECONDS[experiment.name])
     assert found.keys() == experiment.units.keys()
     for name, values in found.items():
         assert values == pytest.approx([CONSTANTS[name]] * len(values)), name
-
-
-@pytest.mark.parametrize("number", [2, 4])
-def test_what_is_compared_computes_the_same(number):
-    torch.manual_seed(0)
-    works = experiments.EXPERIMENTS[number].works(True)
-    halves = [list(works)[start::2] for start in (0, 1)]  # they are made in pairs
-    with torch.no_grad():
-        for one, other in zip(*halves, strict=True):
-            torch.testing.assert_close(works[one](), works[other](), rtol=1e-3, atol=1e-3, msg=f"{one}, {other}")
-
-
-@pytest.mark.parametrize("seconds, expected", [
-    ([4, 3, 2, 1.5], 128), ([1, 1, 1, 1], 8), ([2, 0.5, 0.5, 0.5], 8 * 2**0.5)])
-def test_where_blocks_begin_to_pay(seconds, expected):
-    taken = dict(zip(map(str, experiments.BLOCKS), seconds, strict=True)) | {str(experiments.CHANNELS): 1}
-    assert experiments.EXPERIMENTS[-1].values(taken)["NARROW"] == [pytest.approx(expected)]
 
 
 def test_a_quick_fit_of_everything(tmp_path, capsys):
@@ -110,23 +83,3 @@ def test_a_quick_fit_of_everything(tmp_path, capsys):
     assert all(each.name in printed.err for each in experiments.EXPERIMENTS)
     assert Path(fitted.__file__).read_bytes() == source
     assert relational.IN_FAVOR == fitted.IN_FAVOR
-
-
-def test_the_table_has_a_row_for_each_constant(monkeypatch, capsys):
-    monkeypatch.setattr(fit, "EXPERIMENTS", experiments.EXPERIMENTS[-1:])
-    assert fit.main(["--quick"]) == 0
-    printed = capsys.readouterr().out
-    assert all(word in printed for word in (*fit.HEADERS, "NARROW", "channels", "threads of", "torch"))
-
-
-@pytest.mark.parametrize("argv, complaint", [
-    (["--fast"], "unrecognized arguments: --fast"), (["--qui"], "unrecognized arguments: --qui"),
-    (["--out"], "expected one argument"),
-    (["--out", "nowhere/fit.json"], "--out must be a file in a folder that exists and can be written; got nowhere/"),
-    (["--out", "."], "--out must be a file in a folder that exists and can be written; got .")])
-def test_bad_arguments_are_refused_in_one_line(argv, complaint, capsys):
-    with pytest.raises(SystemExit) as leave:
-        fit.main(argv)
-    printed = capsys.readouterr()
-    assert leave.value.code == 2 and not printed.out
-    assert complaint in printed.err and printed.err.count("\n") == 1

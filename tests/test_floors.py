@@ -47,8 +47,6 @@ SYSTEMS_FLOORS = {
     "commands": TOP, "__init__": TOP,
 }
 CHECKING = {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
-MAX_LINES = 600
-MAX_PUBLIC_METHODS = 15
 
 
 def sources(*packages: str) -> dict[str, str]:
@@ -151,18 +149,6 @@ def home(name: str, texts: dict[str, str]) -> str | None:
     return None
 
 
-def crowded(source: str, module: str) -> list[str]:
-    """The classes of a module with more public methods than the house allows."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ClassDef):
-            methods = {inner.name for inner in node.body if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef)
-                       and not inner.name.startswith("_")}
-            if len(methods) > MAX_PUBLIC_METHODS:
-                found.append(f"{module}.{node.name}: {len(methods)} public methods")
-    return found
-
-
 def report(lines: list[str]) -> str:
     """A failure message, one finding a line."""
     return "\n".join(["", *lines])
@@ -194,15 +180,6 @@ def test_no_circle_within_a_floor_or_a_folder(types):
     assert not found, report(found)
 
 
-def test_a_circle_is_found():
-    texts = {"structconv.bases.a": "from structconv.bases import b",
-             "structconv.bases.b": "def f():\n    import structconv.bases.c",
-             "structconv.bases.c": "if TYPE_CHECKING:\n    from structconv.bases.b import f"}
-    assert not circles(texts)
-    assert circles(texts, types=True)
-    assert circles({**texts, "structconv.bases.c": "from structconv.bases.a import x"})
-
-
 def test_every_module_says_what_is_public():
     silent = [module for module, source in sources().items() if not module.endswith("__main__") and not any(
         isinstance(node, ast.Assign | ast.AnnAssign) and ast.unparse(node).startswith("__all__")
@@ -210,55 +187,9 @@ def test_every_module_says_what_is_public():
     assert not silent, report(silent)
 
 
-def test_no_file_is_too_long():
-    lengths = {module: len(source.splitlines()) for module, source in sources().items()}
-    found = [f"{module}: {lines} lines" for module, lines in lengths.items() if lines > MAX_LINES]
-    assert not found, report(found)
-
-
-def test_no_class_is_too_wide():
-    found = [line for module, source in sources().items() for line in crowded(source, module)]
-    assert not found, report(found)
-
-
-@pytest.mark.parametrize("source", [
-    "import structconv.nn",
-    "import structconv.nn.conv as conv",
-    "from structconv.nn.conv import Conv",
-    "from structconv import nn",
-    "from structconv import Graph",
-    "import structconv",
-    "from ..nn import Conv",
-    "from .. import nn",
-    "def f():\n    from structconv.nn import Conv",
-    "if TYPE_CHECKING:\n    pass\nelse:\n    import structconv.nn",
-    "import importlib\nimportlib.import_module('structconv.nn')",
-    "import structconv.unheard_of",
-])
-def test_a_climbing_import_is_caught(source):
-    assert len(climbs(source, "structconv.bases.dense")) == 1
-
-
-@pytest.mark.parametrize("source", [
-    "import torch, structconvolutions",
-    "import structconv.errors",
-    "from structconv import errors",
-    "from structconv.structures.graph import Graph",
-    "from structconv.bases.base import Basis",
-    "from . import base",
-    "from ..structures import Grid",
-    "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from structconv.nn import Conv",
-])
-def test_a_descending_import_passes(source):
-    assert climbs(source, "structconv.bases.dense") == []
-
-
-def test_the_top_may_import_everything():
-    assert climbs("def main():\n    from structconv.nn import Conv\n    import structconv", "structconv.cli") == []
-    assert climbs("from structconv.nn import Conv", "structconv.__init__") == []
-
-
-def test_a_wide_class_is_caught():
-    methods = "".join(f"    def m{i}(self): ...\n" for i in range(MAX_PUBLIC_METHODS + 1))
-    assert len(crowded(f"class Wide:\n{methods}", "structconv.nn.conv")) == 1
-    assert crowded(f"class Private:\n{methods.replace(' m', ' _m')}", "structconv.nn.conv") == []
+@pytest.mark.parametrize(("source", "count"), [
+    ("from ..nn import Conv", 1), ("def f():\n    import structconv.nn", 1), ("from structconv import Graph", 1),
+    ("import importlib\nimportlib.import_module('structconv.nn')", 1), ("from structconv import errors", 0),
+    ("if TYPE_CHECKING:\n    from structconv.nn import Conv", 0), ("from ..structures import Grid", 0)])
+def test_a_climbing_import_is_caught(source, count):
+    assert len(climbs(source, "structconv.bases.dense")) == count

@@ -25,7 +25,7 @@ from structconv.mechanisms import (
     Uniform,
 )
 from structconv.nn import Conv, ConvLSTMCell, GCNConv, MultiheadAttention, RelativeValue
-from structconv.structures import Blocks, Causal, Graph, Samples, Window, batch
+from structconv.structures import Blocks, Causal, Graph, Samples, batch
 from structconv.structures.batching import parts_of
 
 P = 4
@@ -148,13 +148,6 @@ def test_other_nested_tensors_are_refused(x):
         MultiheadAttention(P, 2)(x())
     with pytest.raises(ConfigError, match="both be nested"):
         MultiheadAttention(P, 2)(nested(2, 3), torch.randn(2, 3, P))
-
-
-def test_samples_are_rebuilt_compiled_and_exported():
-    samples = Samples([2, 3])
-    assert dataclasses.replace(samples).sizes() == samples.sizes()
-    layer = Conv(DOT.scaled().masked(keep=Window(1)).softmax(), P, P)
-    torch.testing.assert_close(torch.compile(layer, backend="eager")(X, samples), layer(X, samples))
 
 
 def test_the_backward_of_many_samples_that_are_asked_one_by_one_is_linear_in_their_number():

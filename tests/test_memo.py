@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import gc
 import weakref
 
@@ -15,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from structconv import memo
 from structconv import torch_compat as private
 from structconv.mechanisms import STRUCTURE, ALiBi, DotProduct, RelativeBias
-from structconv.memo import derived, forget, latest
+from structconv.memo import derived, forget
 from structconv.nn import Conv, GATConv, GCNConv
 from structconv.structures import EdgeSupport, Graph, KnowledgeGraph, Padding
 
@@ -31,36 +29,6 @@ class Counter:
 
 def pair():
     return torch.tensor([[0], [1]])
-
-
-@pytest.mark.parametrize("owner", [torch.arange(3), (torch.arange(2), torch.arange(3)), Graph(pair())])
-def test_built_once_for_each_key(owner):
-    build = Counter()
-    assert [derived(owner, "a", build), derived(owner, "a", build), derived(owner, ("a", 1), build)] == [1, 1, 2]
-
-
-def test_tensors_are_told_apart_by_identity():
-    first, second, build = torch.zeros(2), torch.zeros(2), Counter()
-    assert derived(first, "a", build) != derived(second, "a", build)
-
-
-def test_values_are_told_apart_by_their_tensors_and_by_all_else():
-    index, weight, build = pair(), torch.ones(1), Counter()
-    graph = Graph(index, num_nodes=2)
-    assert derived(graph, "a", build) == derived(Graph(index, num_nodes=2), "a", build) == 1
-    assert derived(Graph(index, num_nodes=3), "a", build) == 2
-    assert derived(Graph(index.clone(), num_nodes=2), "a", build) == 3
-    weighted = Graph(index, num_nodes=2, edge_weight=weight)
-    assert derived(weighted, "a", build) == 4
-    assert derived(dataclasses.replace(weighted, edge_weight=weight.clone()), "a", build) == 5
-
-
-@pytest.mark.parametrize("which", ["edge_index", "edge_weight"])
-def test_a_change_in_place_is_seen(which):
-    graph, build = Graph(pair(), num_nodes=2, edge_weight=torch.ones(1)), Counter()
-    derived(graph, "a", build)
-    getattr(graph, which).zero_()
-    assert derived(graph, "a", build) == 2 and derived(graph, "a", build) == 2
 
 
 def test_what_torch_does_not_count_is_told():
@@ -82,35 +50,6 @@ def test_every_structure_is_told_of_unseen_writes(structure):
     assert [derived(one, "a", build), derived(one, "a", build)] == [1, 1]
     one.changed()
     assert derived(one, "a", build) == 2
-
-
-def test_nothing_is_kept_where_a_gradient_flows():
-    weight, build = torch.ones(1, requires_grad=True), Counter()
-    graph = Graph(pair(), edge_weight=weight)
-    assert [derived(graph, "a", build), derived(graph, "a", build)] == [1, 2]
-
-
-def test_what_was_kept_is_not_given_once_a_gradient_flows():
-    weight, build = torch.ones(1), Counter()
-    for owner in (Graph(pair(), edge_weight=weight), weight, (torch.zeros(1), weight)):
-        weight.requires_grad_(False)
-        known = derived(owner, "a", build)
-        assert derived(owner, "a", build) == known
-        weight.requires_grad_()
-        assert derived(owner, "a", build) != known
-
-
-def test_nothing_is_kept_of_fake_tensors():
-    build = Counter()
-    with FakeTensorMode():
-        owner = torch.zeros(2)
-        assert [derived(owner, "a", build), derived(owner, "a", build)] == [1, 2]
-
-
-def test_copies_have_only_the_fields():
-    graph = Graph(pair(), num_nodes=2)
-    derived(graph, "a", Counter())
-    assert "_content" in graph.__dict__ and "_content" not in copy.copy(graph).__dict__
 
 
 def in_inference_mode(build):
@@ -181,15 +120,6 @@ def test_an_error_in_another_thread_is_raised(monkeypatch):
         derived(torch.zeros(1), "a", fail)
 
 
-def test_nothing_is_kept_of_inference_tensors():
-    build, kept = Counter(), memo.Reused()
-    with torch.inference_mode():
-        graph = Graph(pair(), num_nodes=2)
-        assert [derived(graph, "a", build), derived(graph, "a", build)] == [1, 2]
-        assert derived((torch.zeros(1), graph.edge_index), "a", build) == 3
-        assert [kept.of((graph.edge_index,), "a", build), kept.of((graph.edge_index,), "a", build)] == [4, 5]
-
-
 @pytest.mark.parametrize("layer", [
     lambda: GCNConv(3, 4), lambda: GATConv(3, 4, 2),
     lambda: Conv(DotProduct(2, 2).masked(keep=STRUCTURE).softmax(), 3, 4)],
@@ -223,13 +153,6 @@ def test_a_value_must_not_hold_its_owner():
     owner = torch.zeros(2)
     with pytest.raises(AssertionError, match="owner"):
         derived(owner, "itself", lambda: [owner])
-
-
-def test_of_the_latest_one_is_kept():
-    owner, build = memo.Owner(), Counter()
-    assert [latest(owner, "a", key, build) for key in (1, 1, 2, 1)] == [1, 1, 2, 3]
-    learned = torch.ones(2, requires_grad=True)
-    assert latest(learned, "a", 1, lambda: learned * 2).requires_grad
 
 
 @pytest.mark.parametrize("bias", [RelativeBias(4), RelativeBias(4, buckets="log"), ALiBi()])

@@ -1,11 +1,10 @@
 """What may change between two calls, over every named layer, in float64 and where numbers count in float32 too, and
-over a layer on every specimen. A named layer is held to every second change and a specimen to every third, its
-neighbors to the others; with STRUCTCONV_EVERY_TEST=1 (`make test-every`) each is held to all of them."""
+over a layer on every specimen. A layer is held to one of so many changes, its neighbors to the others; with
+STRUCTCONV_EVERY_TEST=1 (`make test-every`) each is held to all of them."""
 
 from __future__ import annotations
 
 import copy
-import os
 from functools import partial
 
 import pytest
@@ -13,10 +12,9 @@ import torch
 
 from structconv.mechanisms import Given
 from tests.support.calls import check_now
-from tests.support.layers import LAYERS, in_float32, over_specimens
-from tests.support.mutations import MUTATIONS, mutations
+from tests.support.layers import EVERY, LAYERS, in_float32, over_specimens
+from tests.support.mutations import mutations
 
-EVERY = bool(os.environ.get("STRUCTCONV_EVERY_TEST"))
 #: Changes that native kernels, most of which are for float32, may see.
 NUMBERS = {"a_structure_behind_torch", "a_structure_in_place", "arguments_made_under_inference",
            "autocast_on_and_off", "batches_of_all_sizes", "batches_of_gradients", "first_used_under_jvp",
@@ -25,34 +23,31 @@ NUMBERS = {"a_structure_behind_torch", "a_structure_in_place", "arguments_made_u
            "parameters_in_place", "recomputed_on_the_first_call", "requires_grad_toggled", "several_threads",
            "vmap_over_arguments", "vmap_over_parameters", "an_index_out_of_range"}
 #: Changes for layers over a fixed basis, whose modules are like those of any other layer.
-OF_VALUES = NUMBERS | {"a_layer_goes", "a_scaled_step_in_float16", "autocast_in_any_order",
-                       "between_layers_under_autocast", "fake_tensors_under_autocast",
-                       "meta_tensors_under_autocast", "deep_copies", "dtypes_there_and_back", "forward_derivatives",
-                       "parameters_parametrized", "second_derivatives"}
+OF_VALUES = NUMBERS | {"a_layer_goes", "autocast_in_any_order", "between_layers_under_autocast", "deep_copies",
+                       "dtypes_there_and_back", "fake_tensors_under_autocast", "forward_derivatives",
+                       "meta_tensors_under_autocast", "parameters_parametrized", "second_derivatives"}
+#: Of how many changes a named layer is held to one, and a layer over a specimen.
+STEPS = (1, 1) if EVERY else (4, 9)
 
 
-def _cases():
+def cases():
     for number, (name, make) in enumerate(LAYERS.items()):
         both = {name: mutations(make), f"{name}_float32": mutations(partial(in_float32, make), NUMBERS)}
         for own, checks in both.items():
-            yield from ((own, check) for check in (checks if EVERY else list(checks)[number % 2::2]))
+            yield from ((own, check) for check in list(checks)[number % STEPS[0]::STEPS[0]])
     for number, (name, make) in enumerate(over_specimens().items()):
         fixed = isinstance(make().layer.mechanism, Given)
         checks = list(mutations(make, OF_VALUES if fixed else None))
-        yield from ((name, check) for check in (checks if EVERY else checks[number % 3::3]))
+        yield from ((name, check) for check in checks[number % STEPS[1]::STEPS[1]])
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
-@pytest.mark.parametrize("check", [pytest.param(check, id=f"{check}-{name}") for name, check in _cases()])
+@pytest.mark.parametrize("check", [pytest.param(check, id=f"{check}-{name}") for name, check in cases()])
 def test_mutation(check):
     check()
 
 
-def test_the_changes_are_known():
-    assert set(MUTATIONS) >= OF_VALUES
-
-
-@pytest.mark.parametrize("name", ["gcn", "gat", "rgcn", "mha_causal", "mha_window", "biased_window", "conv2d"])
+@pytest.mark.parametrize("name", ["gat", "rgcn", "biased_window", "conv2d"])
 def test_a_compiler_makes_one_graph(name):
     use = in_float32(LAYERS[name])
     expected = use()
@@ -61,7 +56,7 @@ def test_a_compiler_makes_one_graph(name):
     torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gcn", "gat", "mha", "users"])
+@pytest.mark.parametrize("name", ["gat", "users"])
 def test_compiled_submodules_take_part(name):
     """Each part in turn by torch.compile, in its place and in itself."""
     use, count = LAYERS[name](), []

@@ -13,7 +13,7 @@ from structconv.bases.polynomial import Polynomial
 from structconv.bases.shift import Shift
 from structconv.bases.sparse import Sparse
 from structconv.errors import ConfigError, ShapeError
-from structconv.ops import compose_pairs, conv, decompose, factorize, plan
+from structconv.ops import compose_pairs, conv, plan
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 from structconv.weights import (
@@ -67,11 +67,6 @@ def test_a_plan_may_be_made_before():
     between = plan(x, basis, LowRank.of(numbers(2, 3, 1), numbers(2, 1, 4)), path="between")
     with pytest.raises(ConfigError, match="plan must be for Sparse and Full"):
         conv(x, basis, theta, plan=between)
-
-
-def test_decompose_and_factorize_are_here():
-    assert callable(decompose)
-    assert callable(factorize)
 
 
 COMPOSED = {
@@ -185,36 +180,3 @@ def test_one_program_serves_any_number_of_entries(name):
         x = numbers(2, entries, 4) / entries
         torch.testing.assert_close(compiled(x), layer(x), rtol=0, atol=1e-10)
     assert counter.frame_count == 1
-
-
-@pytest.mark.parametrize("make", [
-    lambda: Shift(Grid((4, 5)), cuboid_offsets((3, 3), 1, 1), "zeros"),
-    lambda: Shift(Grid((4, 5)), cuboid_offsets((3, 3), 1, 1), "circular"),
-    lambda: Shift(Grid((4, 5)), ((0, 0), (1, 2)), "zeros"),
-    lambda: Sparse(ring(20), numbers(3, 20)),
-    lambda: Polynomial(Sparse(ring(20), numbers(1, 20)), 2) | Identity(20),
-])
-def test_structural_bases_compile(make):
-    torch._dynamo.reset()
-    basis = make()
-    theta, x = numbers(basis.size, 4, 3), numbers(2, 20, 4)
-    compiled = torch.compile(lambda x: conv(x, basis, theta), backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x), conv(x, basis, theta), rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_export_with_a_dynamic_number_of_entries(strict):
-    class Module(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.theta = nn.Parameter(numbers(2, 4, 3))
-
-        def forward(self, x):
-            return conv(x, heads(x), self.theta)
-
-    module, dynamic = Module(), torch.export.Dim.DYNAMIC
-    exported = torch.export.export(module, (numbers(2, 9, 4),), dynamic_shapes={"x": {0: dynamic, 1: dynamic}},
-                                   strict=strict).module()
-    for entries in (5, 40):
-        x = numbers(3, entries, 4)
-        torch.testing.assert_close(exported(x), module(x), rtol=0, atol=1e-10)

@@ -78,16 +78,6 @@ def test_what_a_value_derives_of_its_tensors_is_that_of_its_tensors(kind):
     same_as_dense(layer, x)
 
 
-def test_a_value_that_is_learned_is_trained_for_many_steps():
-    layer, x = Conv(Given(ByProperty(nn.Parameter(random(2, M)))), P, Q).double(), random(M, P)
-    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        layer(x).square().mean().backward()
-        optimizer.step()
-        same_as_dense(layer, x)
-
-
 def test_tensors_that_nobody_knows_how_to_make_anew_are_refused():
     class Own(ByConstructor):
         __post_init__ = property()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -50,6 +51,7 @@ SCORES = {
 ENDS = {"softmax": lambda scores, keep: scores.masked(keep=keep).softmax(),
         "count": lambda scores, keep: scores.masked(keep=keep).normalize("count"),
         "gaussian": lambda scores, keep: scores.masked(keep=keep).softmax() * GaussianWindow(1.0, PredictedPosition())}
+PLACES = ["the call", "the expression", "two parts of it"]
 
 
 def sequences():
@@ -57,8 +59,7 @@ def sequences():
     return [torch.randn(n, P, dtype=torch.float64, generator=generator) for n in LENGTHS]
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize(("name", "end"), zip(SCORES, itertools.cycle(ENDS)))
 def test_a_padded_sequence_gives_what_it_gives_alone(name, end):
     own, longest = sequences(), max(LENGTHS)
     keep = torch.arange(longest) < torch.tensor(LENGTHS).unsqueeze(-1)
@@ -72,8 +73,7 @@ def test_a_padded_sequence_gives_what_it_gives_alone(name, end):
         torch.testing.assert_close(y[i, :len(t)], alone(t))
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize(("name", "end"), zip(SCORES, itertools.cycle(ENDS)))
 def test_entries_that_are_masked_out_of_a_batch_of_samples_do_not_count(name, end):
     own = sequences()
     keep = torch.cat([torch.arange(len(t)) < len(t) - 1 for t in own])
@@ -166,8 +166,7 @@ def test_nested_tensors_are_prepared_as_entries_of_samples():
     torch.testing.assert_close(layer(cache), layer(x).values())
 
 
-@pytest.mark.parametrize("place", ["the call", "the expression", "two parts of it"])
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize(("name", "place"), zip(SCORES, itertools.cycle(PLACES)))
 def test_what_is_prepared_of_padded_entries_passes_no_gradient_of_them(name, place):
     """Padding that holds NaN: the gradients of the ordinary call."""
     own, longest = sequences(), max(LENGTHS)
@@ -203,8 +202,7 @@ MET = {
     "product": lambda scores: (scores.masked(keep=FIRST) * (2 * scores).masked(keep=SECOND)).softmax()}
 
 
-@pytest.mark.parametrize("name", SCORES)
-@pytest.mark.parametrize("how", MET)
+@pytest.mark.parametrize(("name", "how"), zip(SCORES, itertools.cycle(MET)))
 def test_an_input_that_masks_together_leave_to_no_output_may_be_anything(how, name):
     layer = Conv(MET[how](SCORES[name]), P, P, other_channels=P).double()
     x, z = torch.randn(5, P, dtype=torch.float64), torch.randn(6, P, dtype=torch.float64)

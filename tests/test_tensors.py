@@ -7,8 +7,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from structconv.bases.dense import Dense
 from structconv.errors import ConfigError, ShapeError, StructureError
@@ -35,23 +33,9 @@ def test_numbering_is_row_major_and_invertible(shape, dtype):
     assert torch.equal(unravel(numbers.expand(2, -1), shape), batched)
 
 
-@given(st.lists(st.integers(1, 5), max_size=5), st.data())
-@settings(max_examples=40, deadline=None)
-def test_numbering_agrees_with_the_memory_order(shape, data):
-    position = data.draw(st.integers(0, math.prod(shape) - 1))
-    index = unravel(torch.tensor(position), shape)
-    assert torch.arange(math.prod(shape)).reshape(shape)[tuple(index.tolist())] == position
-    assert ravel(index, shape) == position
-
-
 def test_shapes_without_entries():
     assert ravel(torch.zeros(0, 2, dtype=torch.int64), (3, 0)).shape == (0,)
     assert unravel(torch.zeros(0, dtype=torch.int64), (3, 0)).shape == (0, 2)
-
-
-def test_numbering_compiles():
-    compiled = torch.compile(lambda i: ravel(unravel(i, (3, 4)), (3, 4)), fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(torch.arange(12)), torch.arange(12))
 
 
 @pytest.mark.parametrize(("call", "error"), [
@@ -150,15 +134,6 @@ def test_a_convolution_is_the_composition_of_basis_and_theta():
     torch.testing.assert_close(back.theta, theta)
 
 
-def test_composition_swaps_and_commutes_with_flattening():
-    a, b = torch.randn(3, 4, 2, 5, dtype=F64), torch.randn(3, 4, 6, dtype=F64)
-    torch.testing.assert_close(compose(a, b, axes=2), compose(b, a, axes=2).movedim(0, -1))
-    beta = torch.randperm(12)
-    matrices = [flatten(t, [(0, 1), range(2, t.dim())], bijections={0: beta}) for t in (a, b)]
-    torch.testing.assert_close(flatten(compose(a, b, axes=2), [(0, 1), (2,)]), compose(*matrices))
-    torch.testing.assert_close(compose(matrices[0], matrices[1]), matrices[0].mT @ matrices[1])
-
-
 def test_shared_axes_broadcast():
     a, b = torch.randn(4, 1, 3, 2, dtype=F64), torch.randn(1, 5, 3, 2, dtype=F64)
     composed, product = compose(a, b, batch=2), outer(a, b, batch=2)
@@ -166,14 +141,3 @@ def test_shared_axes_broadcast():
     for s, t in itertools.product(range(4), range(5)):
         torch.testing.assert_close(composed[s, t], compose(a[s, 0], b[0, t]))
         torch.testing.assert_close(product[s, t], outer(a[s, 0], b[0, t]))
-
-
-def test_derivatives():
-    a, b = (torch.randn(2, size, dtype=F64, requires_grad=True) for size in (3, 2))
-    assert torch.autograd.gradcheck(compose, (a, b)) and torch.autograd.gradcheck(outer, (a, b))
-    beta = torch.randperm(4)
-
-    def chain(a):
-        return flatten(take(outer(a, a), (1,), (2,)), [(0, 1)], bijections={0: beta})
-
-    assert torch.autograd.gradcheck(chain, (a,))

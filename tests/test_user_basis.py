@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from structconv import Conv, DotProduct, LowRank, Mechanism, Separable, conv, plan
-from structconv.bases import Basis, Dense, Identity, Score, value
+from structconv import Conv, DotProduct, Mechanism
+from structconv.bases import Basis, Identity, Score, value
 from structconv.errors import ShapeError, StructureError
 from structconv.structures import Causal, Grid, Samples
 from structconv.testing import Setup, Specimen, suite
@@ -57,33 +57,6 @@ def test_suite(check):
     check()
 
 
-def test_scales_are_projections_that_add_up_to_the_identity():
-    a = Haar(8).dense(F64)
-    torch.testing.assert_close(a.sum(0), torch.eye(8, dtype=F64))
-    torch.testing.assert_close(a @ a, a)
-
-
-@pytest.mark.parametrize("path", ["channels_first", "structure_first", "operator_first", None])
-def test_functional_form(path):
-    x, theta = torch.randn(2, 8, 3, dtype=F64), torch.randn(4, 3, 5, dtype=F64)
-    expected = torch.einsum("kmn,bmp,kpq->bnq", Haar(8).dense(F64), x, theta)
-    torch.testing.assert_close(conv(x, Haar(8), theta, path=path), expected)
-    made = plan(x, Haar(8), theta, path=path)
-    assert made.path == path or path is None
-    assert {one.path for one in made.candidates} == {"channels_first", "structure_first", "operator_first"}
-    assert all(one.rejected for one in made.candidates[1:]) and not made.candidates[0].rejected
-
-
-@pytest.mark.parametrize("weight", [None, Separable(rank=2), LowRank(2)])
-def test_layer(weight):
-    layer = Conv(HaarTransform(4), 3, 5, weight=weight).double()
-    x = torch.randn(2, 8, 3, dtype=F64, requires_grad=True)
-    expected = torch.einsum("kmn,bmp,kpq->bnq", Haar(8).dense(F64), x, layer.weight().dense()) + layer.bias
-    torch.testing.assert_close(layer(x), expected)
-    layer(x).sum().backward()
-    assert all(p.grad is not None for p in layer.parameters())
-
-
 def test_algebra_of_values():
     haar, a = Haar(8), Haar(8).dense(F64)
     x = torch.randn(8, 2, dtype=F64)
@@ -98,14 +71,6 @@ def test_algebra_of_values():
             (haar.masked(keep=Causal()).normalize("count"), a * keep / keep.sum(0))]:
         torch.testing.assert_close(basis.dense(F64), dense)
         torch.testing.assert_close(basis.analysis(x), dense.mT @ x)
-
-
-def test_algebra_of_mechanisms():
-    layer = Conv(DotProduct(heads=2, dim=3).scaled().softmax() | HaarTransform(4), 3, 5).double()
-    x = torch.randn(2, 8, 3, dtype=F64)
-    a = layer.basis(x).dense(F64)
-    torch.testing.assert_close(a[:, 2:], Haar(8).dense(F64).expand(2, 4, 8, 8))
-    torch.testing.assert_close(layer(x), torch.einsum("bkmn,bmp,kpq->bnq", a, x, layer.weight().dense()) + layer.bias)
 
 
 @value
@@ -188,13 +153,6 @@ def test_entries_of_another_shape_are_refused():
     basis = NoPairs(torch.zeros(2, 3), 5)
     with pytest.raises(ShapeError, match=r"^NoPairs: evaluate must return .* \(..., K=2, 3, 5\); got \(2, 3\)"):
         basis.softmax().dense()
-
-
-@pytest.mark.parametrize("lead", [(), (1,), (3,), (2, 3)])
-def test_the_suite_takes_any_batch(lead):
-    for name, check in suite(Specimen("a batch", lambda: Dense(torch.randn(*lead, 2, 4, 5, dtype=F64)))):
-        if not name.endswith("copies"):
-            check()
 
 
 class Inner(Mechanism):

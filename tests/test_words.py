@@ -119,10 +119,3 @@ def test_names_and_options_have_no_retired_word() -> None:
             except (TypeError, ValueError):           # of a class written in C, of a descriptor
                 continue
     assert not {name for name in names if parts(name) & RETIRED_NAMES}
-
-
-@pytest.mark.parametrize("text, count", [
-    ("The layer looks at its neighbours.", 2), ("What the layer has is a basis.", 1), ("Look it up.", 0),
-    ("Do you know it?", 0), ("`neighbours`, `learnt`\n\n    told places\n\n```\nseen\n```\n[it](behind.md)", 0)])
-def test_the_list_finds_what_it_names(text: str, count: int) -> None:
-    assert len(retired(text)) == count

@@ -19,28 +19,6 @@ def test_identity_laws(laws, n, size):
     laws(Identity(n, size))
 
 
-def test_dense_is_differentiable_in_everything():
-    a = torch.randn(2, 3, 4, dtype=F64, requires_grad=True)
-    x = torch.randn(2, 3, 2, dtype=F64, requires_grad=True)
-    r = torch.randn(2, 2, 3, 2, dtype=F64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda a, x: Dense(a).analysis(x), (a, x))
-    assert torch.autograd.gradcheck(lambda a, r: Dense(a).synthesis(r), (a, r))
-    assert torch.autograd.gradcheck(lambda a, r: Dense(a).apply(r), (a, r))
-
-
-def test_dense_keeps_and_converts_its_dtype():
-    basis = Dense(torch.randn(1, 2, 3))
-    assert basis.dtype == torch.float32
-    assert basis.dense().dtype == torch.float32
-    assert basis.dense(F64).dtype == F64
-
-
-def test_repr_is_readable():
-    assert repr(Dense(torch.zeros(1, 2, 3))) == "Dense(a=(1, 2, 3), torch.float32)"
-    assert repr(Identity(5)) == "Identity(5)"
-    assert repr(Identity(5, size=2)) == "Identity(5, size=2)"
-
-
 def test_errors_name_what_came():
     with pytest.raises(ShapeError, match=r"\(\.\.\., K, M, N\); got \(2, 3\)"):
         Dense(torch.zeros(2, 3))
@@ -56,13 +34,3 @@ def test_errors_name_what_came():
         Identity(-1)
     with pytest.raises(ConfigError, match="size"):
         Identity(3, size=0)
-
-
-def test_compiles_whole():
-    def product(a, x):
-        basis = Dense(a)
-        return basis.synthesis(basis.analysis(x)) + Identity(x.shape[-2], 2).analysis(x).sum(-3)
-
-    a, x = torch.randn(2, 4, 4), torch.randn(3, 4, 2)
-    compiled = torch.compile(product, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(a, x), product(a, x))

@@ -5,15 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from structconv.bases import Bilinear, Dense, Sparse
+from structconv.bases import Bilinear, Dense
 from structconv.errors import ConfigError, ShapeError
-from structconv.mechanisms import STRUCTURE, BiAffine, DotProduct, Identity, Shifts
+from structconv.mechanisms import STRUCTURE, BiAffine, DotProduct
 from structconv.nn.conv import Conv
-from structconv.structures import Causal, Graph, Window
-from structconv.weights import LowRank
+from structconv.structures import Causal
 
 F64, M, N = torch.float64, 7, 6
-GRAPH = Graph(torch.tensor([[0, 1, 1, 2, 3, 3, 4, 5, 0, 6], [1, 0, 2, 1, 2, 0, 5, 4, 3, 0]]), num_nodes=M)
 
 
 def numbers(*shape):
@@ -22,58 +20,6 @@ def numbers(*shape):
 
 def scores(heads=3):
     return Bilinear(numbers(heads, N, 4), numbers(heads, M, 4))
-
-
-@pytest.mark.parametrize("mask", [None, Causal(), Window(1)], ids=str)
-def test_scores_are_mixed_before_the_softmax_and_weights_after_it(mask):
-    query, key, before, after = numbers(3, N, 4), numbers(3, M, 4), numbers(3, 4), numbers(4, 2)
-    x, r = numbers(M, 5), numbers(2, M, 5)
-    basis = Bilinear(query, key).mix(before)
-    basis = (basis if mask is None else basis.masked(keep=mask)).softmax().mix(after)
-
-    def dense():
-        a = torch.einsum("knd,kmd,kj->jmn", query, key, before)
-        if mask is not None:
-            there = mask.contains(torch.arange(M)[:, None], torch.arange(N))
-            a = a.masked_fill(~there, -torch.inf)
-            a = torch.where(there.any(0), a, 0).softmax(-2) * there
-        else:
-            a = a.softmax(-2)
-        return torch.einsum("kmn,kj->jmn", a, after)
-
-    tensors = (query, key, before, after, x, r)
-    cases = ((basis.dense(), dense()), (basis.analysis(x), dense().mT @ x), (basis.apply(r), dense().mT @ r),
-             (basis.synthesis(r), (dense().mT @ r).sum(0)),
-             (basis.transpose().dense(), dense().mT))
-    for ours, theirs in cases:
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
-        weights = torch.randn_like(ours)
-        found, expected = (torch.autograd.grad((y * weights).sum(), tensors, allow_unused=True) for y in (ours, theirs))
-        for g, e in zip(found, expected, strict=True):
-            assert (g is None) == (e is None)
-            assert g is None or (g - e).abs().max() < 1e-11
-
-
-def test_heads_of_two_masks_are_mixed_where_both_exist():
-    a, b, w = numbers(2, M, N), numbers(1, M, N), numbers(3, 2)
-    mixed = (Dense(a).masked(keep=Causal()) | Dense(b).masked(keep=Window(1))).mix(w)
-    m, n = torch.arange(M)[:, None], torch.arange(N)
-    there = (m <= n) & ((m - n).abs() <= 1)
-    expected = torch.einsum("kmn,kj->jmn", torch.cat([a, b]), w)
-    torch.testing.assert_close(mixed.dense(absent=-torch.inf), expected.masked_fill(~there, -torch.inf))
-    x = numbers(M, 2)
-    torch.testing.assert_close(mixed.analysis(x), (expected * there).mT @ x)
-    assert mixed.softmax().dense()[:, ~there].abs().max() == 0
-
-
-def test_matrices_side_by_side_are_mixed_where_one_of_them_exists():
-    sparse = Sparse(GRAPH, numbers(2, GRAPH.num_edges))
-    other, w = Dense(numbers(1, M, M)).softmax(), numbers(3, 2)
-    mixed = (sparse | other).mix(w)
-    expected = torch.einsum("kmn,kj->jmn", torch.cat([sparse.dense(), other.dense()]), w)
-    torch.testing.assert_close(mixed.dense(), expected)
-    torch.testing.assert_close(sparse.mix(w[:2]).normalize("count").dense(),
-                               torch.einsum("kmn,kj->jmn", sparse.dense(), w[:2]) / M)
 
 
 def test_a_score_of_minus_infinity_is_absent_in_every_mixture():
@@ -95,15 +41,6 @@ def test_nan_stays_where_a_mask_keeps_it():
         assert y[:, -1].isnan().all()
 
 
-def test_a_layer_whose_weights_are_mixed():
-    layer = Conv(DotProduct(heads=4, dim=8).scaled().softmax().mix(4), 8, 8, weight=LowRank(8)).to(torch.float32)
-    x = torch.randn(2, 6, 8)
-    whole = layer.basis(x).dense()
-    values = torch.einsum("bmp,kpd->bkmd", x, layer.weight.value)
-    expected = torch.einsum("bkmn,bkmd,kdq->bnq", whole, values, layer.weight.output) + layer.bias
-    torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-5)
-
-
 def test_learned_matrices_are_drawn_with_each_layer():
     expression = DotProduct(heads=4, dim=8).mix(6).softmax().mix(torch.eye(6))
     first, second = Conv(expression, 8, 8), Conv(expression, 8, 8)
@@ -118,16 +55,6 @@ def test_learned_matrices_are_drawn_with_each_layer():
     first.reset_parameters()
     assert not torch.equal(before, learned)
     assert torch.equal(first.state_dict()["mixing_1.mixing"], torch.eye(6))
-
-
-def test_heads_beside_others_are_mixed_with_them():
-    layer = Conv((DotProduct(heads=2, dim=4).softmax() | Shifts([-1, 1]) | Identity()).mix(3), 8, 8).to(F64)
-    x = torch.randn(2, 6, 8, dtype=F64)
-    parts = (layer.mechanism.mechanisms()[0].basis(x) | Identity().basis(x)).dense()
-    matrix = layer.state_dict()["mixing.mixing"]
-    torch.testing.assert_close(layer.basis(x).dense(), torch.einsum("bkmn,kj->bjmn", parts, matrix))
-    expected = torch.einsum("bkmn,kj,bmp,jpq->bnq", parts, matrix, x, layer.state_dict()["weight.theta"]) + layer.bias
-    torch.testing.assert_close(layer(x), expected)
 
 
 def test_errors_say_what_to_do():

@@ -35,9 +35,9 @@ def groups(basis, over):
 
 
 def bisected(s, alpha):
-    """entmax of a vector by 200 halvings (Blondel et al. 2019): what the exact ones must find."""
+    """entmax of a vector by 80 halvings (Blondel et al. 2019): what the exact ones must find."""
     low, high = ((alpha - 1) * s.max() - 1), (alpha - 1) * s.max()
-    for _ in range(200):
+    for _ in range(80):
         tau = (low + high) / 2
         total = ((alpha - 1) * s - tau).clamp(min=0).pow(1 / (alpha - 1)).sum()
         low, high = (tau, high) if total >= 1 else (low, tau)
@@ -55,21 +55,20 @@ EXPECTED = {"sparsemax": lambda s: bisected(s, 2.0), "entmax": lambda s: bisecte
 
 
 @pytest.mark.parametrize("over", ["inputs", "outputs"])
-@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("kind", EXPECTED, ids=str)
-def test_each_group_by_itself(kind, mask, over):
-    basis = scores() if MASKS[mask] is None else scores().masked(keep=MASKS[mask])
-    found = basis.normalize(kind, over).dense()
-    for at, s in groups(basis, over):
-        exists = ~s.isnan()
-        expected = torch.zeros_like(s)
-        if exists.any():
-            expected[exists] = EXPECTED[kind](s[exists])
-        torch.testing.assert_close(found[at], expected, rtol=0, atol=1e-9)
+def test_each_group_by_itself(kind, over):
+    for mask in MASKS.values():
+        basis = scores() if mask is None else scores().masked(keep=mask)
+        found = basis.normalize(kind, over).dense()
+        for at, s in groups(basis, over):
+            exists = ~s.isnan()
+            expected = torch.zeros_like(s)
+            if exists.any():
+                expected[exists] = EXPECTED[kind](s[exists])
+            torch.testing.assert_close(found[at], expected, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("mask", ["all", "causal", "graph"])
-@pytest.mark.parametrize("kind", ["sparsemax", "entmax", TopK(3)], ids=str)
+@pytest.mark.parametrize(("kind", "mask"), [("sparsemax", "causal"), ("entmax", "graph"), (TopK(3), "all")], ids=str)
 def test_derivatives(kind, mask):
     basis = scores(1)
 
@@ -82,8 +81,8 @@ def test_derivatives(kind, mask):
 
 
 @pytest.mark.parametrize("over", ["inputs", "outputs"])
-@pytest.mark.parametrize("sink", [0.0, -1.5, torch.tensor([0.3, -2.0], dtype=F64)])
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("mask", "sink"), zip(
+    MASKS, [0.0, torch.tensor([0.3, -2.0], dtype=F64), -1.5] * 2, strict=True))
 def test_a_sink_is_one_more_score(mask, sink, over):
     basis = scores() if MASKS[mask] is None else scores().masked(keep=MASKS[mask])
     a, dim = basis.dense(absent=-torch.inf), -2 if over == "inputs" else -1
@@ -146,16 +145,3 @@ def test_minus_infinity_is_absent():
     for kind in ("sparsemax", "entmax", TopK(1)):
         weights = (dense + table).normalize(kind).dense()[0]
         assert not weights[:, 1].any() and weights[:, 0].sum() == pytest.approx(1)
-
-
-def test_many_blocks_give_the_gradient_of_one(monkeypatch):
-    from structconv.bases import pairwise
-
-    x = torch.randn(9, 4, dtype=F64)
-    layer = Conv(DotProduct(heads=2, dim=3).softmax(sink=torch.nn.Parameter(torch.tensor([0.1, 0.4]))), 4, 4).to(F64)
-    found = []
-    for elements in (1 << 21, 20):
-        monkeypatch.setattr(pairwise, "BLOCK_ELEMENTS", elements)
-        found.append(torch.autograd.grad(layer(x).square().sum(), list(layer.parameters())))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other)

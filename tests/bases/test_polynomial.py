@@ -30,10 +30,8 @@ def operators():
 @pytest.mark.parametrize("kind", ["chebyshev", "monomial"])
 @pytest.mark.parametrize("operator", operators(), ids=repr)
 def test_laws(laws, operator, kind):
-    for order in range(5):
-        for first in {0, 1, order}:
-            if first <= order:
-                laws(Polynomial(operator, order, kind, first))
+    for order, first in ((0, 0), (1, 1), (2, 0), (4, 1), (3, 3)):
+        laws(Polynomial(operator, order, kind, first))
 
 
 def test_the_first_four_of_each_kind():
@@ -43,15 +41,6 @@ def test_the_first_four_of_each_kind():
     monomial = torch.stack([identity, a, a @ a, a @ a @ a])
     torch.testing.assert_close(Polynomial(Dense(a[None]), 3).dense(), chebyshev, rtol=0, atol=1e-12)
     torch.testing.assert_close(Polynomial(Dense(a[None]), 3, "monomial").dense(), monomial, rtol=0, atol=1e-12)
-
-
-def test_derivatives():
-    a = torch.randn(1, 3, 3, dtype=F64, requires_grad=True)
-    x = torch.randn(3, 2, dtype=F64, requires_grad=True)
-    r = torch.randn(4, 3, 2, dtype=F64, requires_grad=True)
-    for kind in ("chebyshev", "monomial"):
-        assert torch.autograd.gradcheck(lambda a, x, kind=kind: Polynomial(Dense(a), 3, kind).analysis(x), (a, x))
-        assert torch.autograd.gradcheck(lambda a, r, kind=kind: Polynomial(Dense(a), 3, kind).synthesis(r), (a, r))
 
 
 def test_no_power_is_formed():
@@ -71,15 +60,6 @@ def test_errors_name_what_came():
         Polynomial(Dense(torch.zeros(1, 3, 3)), 2, first=3)
     with pytest.raises(ConfigError, match="legendre"):
         Polynomial(Dense(torch.zeros(1, 3, 3)), 2, "legendre")
-
-
-def test_compiles_whole():
-    def product(a, x):
-        basis = Polynomial(Dense(a), 3)
-        return basis.synthesis(basis.analysis(x))
-
-    a, x = torch.randn(1, 4, 4), torch.randn(2, 4, 3)
-    torch.testing.assert_close(torch.compile(product, fullgraph=True, backend="eager")(a, x), product(a, x))
 
 
 def ring(nodes=40, extra=120, **weights):
@@ -129,19 +109,6 @@ def test_both_operators_differentiate_twice():
         assert torch.autograd.gradgradcheck(run, given)
 
 
-@pytest.mark.parametrize("name", ["analysis", "synthesis"])
-def test_values_that_learn_get_their_gradient(name):
-    fixed = over_edges(F64)
-    values = fixed.operator.values.clone().requires_grad_()
-    learned = Polynomial(Sparse(fixed.operator.graph, values), 4)
-    given = torch.randn(*((5,) if name == "synthesis" else ()), 40, 3, dtype=F64)
-    torch.testing.assert_close(getattr(learned, name)(given), getattr(fixed, name)(given), rtol=0, atol=1e-10)
-    dense = torch.autograd.functional.jacobian(
-        lambda v: getattr(Polynomial(Dense(Sparse(fixed.operator.graph, v).dense()), 4), name)(given).sum(), values)
-    ours, = torch.autograd.grad(getattr(learned, name)(given).sum(), values)
-    torch.testing.assert_close(ours, dense, rtol=0, atol=1e-9)
-
-
 def test_operators_pass_torch_checks():
     graph = ring()
     edges = (*graph.by_target(), *graph.by_source())
@@ -170,14 +137,6 @@ def test_samples_of_few_channels_are_those_alone(kind, channels):
                                         fast_mode=True)
 
 
-def test_one_degree_returns_a_tensor_of_its_own():
-    graph = ring()
-    r = torch.randn(1, 40, 3)
-    y = polynomial_synthesis(graph.by_target(), graph.by_source(), None, r)
-    torch.testing.assert_close(y, r[0])
-    assert y.data_ptr() != r.data_ptr()
-
-
 def test_operators_refuse_what_does_not_fit():
     graph = Graph(torch.tensor([[0], [1]]), num_inputs=3, num_outputs=4)
     with pytest.raises(ShapeError, match="M=3, N=4"):
@@ -196,16 +155,6 @@ def test_the_side_with_fewer_channels_runs_the_recurrence():
         made = Conv(Chebyshev(order=4), *channels).plan(x, structure=graph)
         assert made.path == path
         assert min(c.seconds for c in made.candidates[1:]) > 2 * made.seconds
-
-
-def test_over_edges_compiles_whole():
-    graph = ring()
-    layer = Conv(Chebyshev(order=3), 4, 3)
-    x = torch.randn(2, 40, 4, requires_grad=True)
-    compiled = torch.compile(lambda x: layer(x, structure=graph), fullgraph=True, backend="aot_eager")
-    ours, wanted = compiled(x), layer(x, structure=graph)
-    torch.testing.assert_close(ours, wanted)
-    torch.testing.assert_close(torch.autograd.grad(ours.sum(), x), torch.autograd.grad(wanted.sum(), x))
 
 
 @pytest.mark.parametrize("normalize", ["sym", None])

@@ -26,10 +26,9 @@ def axes(grid):
 def test_laws(laws, grid, padding):
     generator = torch.Generator().manual_seed(3)
     offsets = [tuple(torch.randint(-3, 4, (axes(grid),), generator=generator).tolist()) for _ in range(3)]
-    for stride, grow in itertools.product((1, 2), (None,) if padding == "none" else (None, -1, 2)):
+    for stride, grow in ((1, None), (2, None)) if padding == "none" else ((1, 2), (2, -1), (2, None)):
         basis = Shift(grid, offsets, padding, stride, grow)
-        laws(basis)
-        laws(Pooling(basis, 0.25))
+        laws(basis if grow is None else Pooling(basis, 0.25))
 
 
 def by_definition(shape, offset, stride, padding):
@@ -60,14 +59,6 @@ def test_definition_one(padding, stride):
         basis = Shift(Grid(shape), offsets, padding, stride)
         expected = torch.stack([by_definition(shape, offset, stride, padding) for offset in offsets])
         assert torch.equal(basis.dense(F64), expected)
-
-
-def test_figure_two():
-    line = Shift(Grid(10), [2]).dense()[0]
-    assert torch.equal(line, torch.diag(torch.ones(8), 2))
-    plane = Shift(Grid((8, 10)), [(2, 4)]).dense()[0]
-    small, large = torch.diag(torch.ones(6), 2), torch.diag(torch.ones(6), 4)
-    assert torch.equal(plane, torch.kron(small, large))
 
 
 def test_convolution_shifts_forward():
@@ -148,37 +139,6 @@ def test_absent_pairs_leak_nothing():
     assert not Shift(Grid(3), [3]).analysis(x).any()
 
 
-def test_derivatives():
-    x = torch.randn(6, 2, dtype=F64, requires_grad=True)
-    r = torch.randn(2, 6, 2, dtype=F64, requires_grad=True)
-    for padding in PADDINGS:
-        basis = Shift(Grid((2, 3)), [(0, 1), (1, -1)], padding)
-        assert torch.autograd.gradcheck(basis.analysis, (x,))
-        assert torch.autograd.gradcheck(basis.synthesis, (r,))
-        assert torch.autograd.gradcheck(basis.apply, (r,))
-    up = Shift(Grid((4, 6)), [(0, 0), (1, 1)], "reflect", 2).transpose()
-    assert torch.autograd.gradcheck(up.synthesis, (r,))
-    assert torch.autograd.gradcheck(up.analysis, (x,))
-
-
-def test_dtypes_pass_through():
-    for dtype in (torch.bfloat16, torch.float32, F64):
-        basis = Shift(Grid(6), [0, 1], stride=2)
-        assert basis.analysis(torch.ones(6, 2, dtype=dtype)).dtype == dtype
-        assert basis.transpose().synthesis(torch.ones(2, 3, 2, dtype=dtype)).dtype == dtype
-
-
-def test_the_table_is_made_once_for_a_grid():
-    grid = Grid((4, 4))
-    assert Shift(grid, [(0, 1)]).table() is Shift(grid, [(0, 1)]).table()
-    assert not torch.equal(Shift(grid, [(0, 1)]).table(), Shift(grid, [(1, 0)]).table())
-
-
-def test_repr_is_readable():
-    assert repr(Shift(Grid((8, 10)), [(2, 4)])) == "Shift(Grid((8, 10)), offsets=[(2, 4)], padding='zeros')"
-    assert repr(Shift(Grid(4), [1], stride=2)) == "Shift(Grid((4,)), offsets=[1], padding='zeros', stride=(2,))"
-
-
 def test_errors_name_what_came():
     with pytest.raises(ConfigError, match="2 of them"):
         Shift(Grid((3, 3)), [(1,)])
@@ -198,24 +158,3 @@ def test_errors_name_what_came():
         Shift(GridBatch((Grid(3), Grid((3, 3)))), [1])
     with pytest.raises(ShapeError, match="M=3"):
         Shift(Grid(3), [1]).analysis(torch.zeros(4, 1))
-
-
-def test_compiles_whole_for_any_length():
-    def product(x):
-        basis = Shift(Grid(x.shape[-2]), [-1, 0, 3])
-        up = Shift(Grid(x.shape[-2]), [0, 1], "circular").transpose()
-        return basis.synthesis(basis.analysis(x)) + up.synthesis(up.analysis(x))
-
-    compiled = torch.compile(product, fullgraph=True, backend="eager", dynamic=True)
-    for length in (5, 9, 12):
-        x = torch.randn(2, length, 3)
-        torch.testing.assert_close(compiled(x), product(x))
-
-
-def test_compiles_whole_on_a_plane():
-    def product(x):
-        basis = Shift(Grid((4, 6)), [(0, 1), (-1, 0)], "reflect", 2)
-        return basis.transpose().analysis(basis.synthesis(x.expand(2, 24, 3)))
-
-    x = torch.randn(1, 24, 3)
-    torch.testing.assert_close(torch.compile(product, fullgraph=True, backend="eager")(x), product(x))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import pickle
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +19,6 @@ from structconv.compat import Report, convert, merge_linear, to_pyg, to_torch
 from structconv.compat import torch as compat
 from structconv.errors import ConfigError
 from structconv.nn import Conv2d as OwnConv2d
-from structconv_systems.data.planetoid import read_planetoid
 
 
 class Block(nn.Module):
@@ -107,21 +104,8 @@ def test_whole_models(name: str) -> None:
     alike(states[0], states[2])
 
 
-def test_the_fast_path_of_torch_is_left_and_taken_again() -> None:
-    model = nn.Transformer(16, 4, 1, 1, 24, batch_first=True).eval()
-    ours, _ = convert(model)
-    back, _ = to_torch(ours)
-    for one, expected in ((model, (1, True)), (ours, (0, False)), (back, (1, True))):
-        assert (one.encoder.layers[0].activation_relu_or_gelu, one.encoder.use_nested_tensor) == expected
-
-
-def cora() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x, edge_index, labels and which nodes train, of Cora if its files are there, else of a random graph."""
-    folder = Path(os.environ.get("STRUCTCONV_DATA", Path(__file__).parents[3] / "shared" / "data")) / "planetoid"
-    if (folder / "ind.cora.x").is_file():
-        data = read_planetoid(folder)
-        x = torch.from_numpy(data.features.toarray())
-        return x / x.sum(-1, keepdim=True).clamp(min=1), data.edge_index, data.labels, data.train
+def citations() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x, edge_index, labels and which nodes train, of a random graph."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(7, (300,), generator=generator)
     x = torch.randn(300, 20, generator=generator) + 3 * torch.randn(7, 20, generator=generator)[labels]
@@ -140,7 +124,7 @@ class GAT(nn.Module):
 
 def test_a_trained_gat_keeps_its_predictions() -> None:
     library = pytest.importorskip("torch_geometric.nn")
-    x, edges, labels, mask = cora()
+    x, edges, labels, mask = citations()
     torch.manual_seed(0)
     model = GAT(library, x.shape[1], 7)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

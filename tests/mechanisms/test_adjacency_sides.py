@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
@@ -34,8 +32,8 @@ def divided(graph, normalize, weighted):
     return a
 
 
-@pytest.mark.parametrize("weighted", [True, False])
-@pytest.mark.parametrize("normalize", list(itertools.product(SIDES, SIDES)), ids=str)
+@pytest.mark.parametrize(("normalize", "weighted"), [
+    ((side, SIDES[(i + step) % 5]), bool(step)) for i, side in enumerate(SIDES) for step in (0, 1, 3)], ids=str)
 def test_each_side_by_its_own_degrees(normalize, weighted):
     weight = torch.rand(7, dtype=F64).add(0.5).requires_grad_()
     graph, x = bipartite(weight), torch.randn(5, 2, dtype=F64)

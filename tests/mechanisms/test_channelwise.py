@@ -41,13 +41,6 @@ def test_an_output_without_neighbors_is_zero_and_negative_numbers_are_kept():
     assert torch.equal(y, torch.tensor([[0.0], [0.0], [-1.0]], dtype=F64).expand(3, P))
 
 
-def test_the_softmax_nears_the_maximum():
-    graph, x = random_graph(), torch.randn(40, P, dtype=F64)
-    maximum = Conv(MAXIMUM, P, P, weight=EyeBlocks(), bias=False)(x, structure=graph)
-    soft = Conv((Channelwise(P) * 1e6).masked(keep=STRUCTURE).softmax(), P, P, weight=EyeBlocks(), bias=False)
-    torch.testing.assert_close(soft(x, structure=graph), maximum)
-
-
 def test_the_number_of_channels_is_checked():
     with pytest.raises(ConfigError, match="Channelwise: channels must be those of x, P=10; got 5"):
         Conv(MAXIMUM, 10, 10, weight=EyeBlocks())

@@ -39,11 +39,6 @@ def test_behind_scores_are_the_entries_of_z_however_many_there_are(outputs):
         "kmn,mp,kpq->nq", layer.basis(x, z=z).dense(), x, layer.weight().dense()) + layer.bias, rtol=0, atol=1e-12)
 
 
-def test_behind_scores_of_x_alone_are_the_entries_of_x():
-    a, b, x = scores(), scores(), entries(6)
-    torch.testing.assert_close((a @ b).basis(x).dense(), a.basis(x).dense() @ b.basis(x).dense(), rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("first, structure", [
     (Identity(), None), (Cuboid(3), None), (Cuboid((3,)), Grid(6)), (Adjacency(), Graph.complete(6)),
     (Cuboid(3, dilation=2) @ Cuboid(3), None), (Adjacency().transpose(), Graph.complete(6))])

@@ -12,7 +12,7 @@ from torch import nn
 from structconv import conv
 from structconv.bases import Dense, Shift, Sparse, fourier_basis, haar_basis
 from structconv.errors import ConfigError, ShapeError
-from structconv.mechanisms import STRUCTURE, Adjacency, DotProduct, Given, Identity, Learned, RelativeBias, Shifts
+from structconv.mechanisms import STRUCTURE, Adjacency, DotProduct, Given, Learned, RelativeBias, Shifts
 from structconv.nn.conv import Conv
 from structconv.structures import Causal, DenseMask, Graph, Grid, Samples, Window
 from structconv.weights import LowRank
@@ -112,16 +112,6 @@ def test_a_table_of_infinities_is_a_mask_and_nothing_else():
     close(layer.basis(torch.zeros(M, P)).dense(), Shift(Grid(M), (0, 1)).dense() + 1)
 
 
-def test_log_softmax_is_of_scores_again():
-    layer = Conv(DOT.masked(keep=Causal()).log_softmax().exp(), P, Q).to(F64)
-    same = Conv(DOT.masked(keep=Causal()).softmax(), P, Q).to(F64)
-    same.load_state_dict(layer.state_dict(), strict=False)
-    x = random(2, M, P)
-    close(layer(x), same(x))
-    with pytest.raises(ConfigError, match="must have scores"):
-        Identity().log_softmax()
-
-
 @pytest.mark.parametrize("length", [1, 4, M])
 def test_a_learned_table_takes_any_length_up_to_its_own(length):
     layer, x = Conv(Learned(M, size=2), P, Q).to(F64), random(5, length, P)
@@ -166,14 +156,6 @@ def test_sizes_beyond_a_learned_table_are_named():
             Learned(*wrong)
     with pytest.raises(ConfigError, match="size"):
         Learned(3, size=0)
-
-
-def test_each_layer_draws_its_own_table():
-    first, second = (Conv(Learned(M), P, Q) for _ in range(2))
-    assert not torch.equal(first.mechanism.table, second.mechanism.table)
-    before = first.mechanism.table.clone()
-    first.reset_parameters()
-    assert not torch.equal(first.mechanism.table, before)
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 8, 12])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
-import io
 
 import pytest
 import torch
@@ -13,13 +11,10 @@ from structconv import mechanisms
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms import (
     STRUCTURE,
-    Additive,
     Adjacency,
     Chebyshev,
-    Context,
     Cuboid,
     DotProduct,
-    EdgeBias,
     GaussianWindow,
     Identity,
     Incidence,
@@ -130,17 +125,6 @@ def test_what_a_grid_pools_a_graph_joins():
          "the line behind a pooling is the coarse one")
 
 
-def test_a_composition_in_a_batch_has_the_samples_of_both():
-    layer = conv(Pool(2, structure="line") @ Adjacency("row", structure="coarse"))
-    sizes = (M, 8)
-    xs = [numbers(size, P) for size in sizes]
-    alone = [layer(x, structure={"line": Grid(len(x)), "coarse": ring(len(x) // 2)}) for x in xs]
-    line, coarse = batch([Grid(size) for size in sizes]), batch([ring(size // 2) for size in sizes])
-    same(layer(torch.cat(xs), structure={"line": line, "coarse": coarse}), torch.cat(alone), "batched")
-    with pytest.raises(StructureError, match=r"'line' as in 'coarse'.*\[3, 4\] and \[4, 3\]"):
-        layer(torch.cat(xs), structure={"line": line, "coarse": batch([ring(4), ring(3)])})
-
-
 def test_a_structure_that_is_no_batch_is_that_of_each_sample():
     layer = conv(CASES["heads"][0])
     x, line = numbers(2 * M, P), Grid(M)
@@ -175,15 +159,6 @@ def test_a_mask_of_positions_by_name_starts_anew_in_each_sample():
         alone = [layer(x, structure={"order": mask, "bonds": ring(len(x))}) for x in xs]
         both = {"order": mask, "bonds": batch([ring(3), ring(5)])}
         same(layer(torch.cat(xs), structure=both), torch.cat(alone), repr(mask))
-
-
-def test_learned_queries_score_by_named_parts_in_a_batch():
-    score = Additive(dim=3) + Additive(dim=2).masked(keep="kept")
-    layer = conv(Context(2, score=score).softmax())
-    xs = [numbers(size, P) for size in (3, 5)]
-    kept = [Graph(torch.tensor([[0, 1, 2], [0, 0, 1]]), num_inputs=len(x), num_outputs=2) for x in xs]
-    alone = [layer(x, structure={"kept": graph}) for x, graph in zip(xs, kept, strict=True)]
-    same(layer(torch.cat(xs), structure={"kept": batch(kept)}), torch.cat(alone), "batched")
 
 
 def test_names_that_do_not_fit_are_told():
@@ -239,51 +214,11 @@ def test_every_mechanism_of_a_structure_takes_its_name():
         "Adjacency(structure='bonds').masked(keep='roads')")
 
 
-class Own(Mechanism):
-    """A user's mechanism, which knows nothing of names."""
-
-    reads = ("structure",)
-    batching = "structure"
-
-    def forward(self, inputs):
-        return Adjacency()(inputs)
-
-
-def test_a_mechanism_of_ones_own_is_named_without_code():
-    x, bonds, roads = numbers(M, P), ring(M), star(M)
-    layer = conv(Own().on("bonds") | Own(structure="roads"))
-    wanted = conv(Adjacency(structure="bonds") | Adjacency(structure="roads"))
-    given = {"bonds": bonds, "roads": roads}
-    same(layer(x, structure=given), wanted(x, structure=given), "by name")
-
-
 def test_on_names_what_has_no_name():
     expression = (Adjacency() | Adjacency(structure="roads") | DOT.masked(keep=STRUCTURE).softmax()).on("bonds")
     x, given = numbers(M, P), {"bonds": ring(M), "roads": star(M)}
     explicit = Adjacency(structure="bonds") | Adjacency(structure="roads") | DOT.masked(keep="bonds").softmax()
     same(conv(expression)(x, structure=given), conv(explicit)(x, structure=given), "on")
-
-
-def test_copies_and_files_keep_names():
-    layer = conv(CASES["heads"][0])
-    x, given = numbers(M, P), CASES["heads"][2](M)
-    file = io.BytesIO()
-    torch.save(layer, file)
-    file.seek(0)
-    for twin in (copy.deepcopy(layer), torch.load(file, weights_only=False)):
-        same(twin(x, structure=given), layer(x, structure=given), "a copy")
-        with pytest.raises(StructureError, match="Missing"):
-            twin(x)
-    unnamed = conv(DOT.softmax() | Shifts([-1, 1]) | Adjacency())
-    assert unnamed.state_dict().keys() == layer.state_dict().keys()
-
-
-def test_swapped_names_swap_structures():
-    layer = conv(Adjacency(structure="a") | Powers(1, structure="b"))
-    x, one, two = numbers(M, P), ring(M), star(M)
-    given = layer(x, structure={"a": one, "b": two})
-    assert not torch.allclose(given, layer(x, structure={"a": two, "b": one}))
-    same(layer(x, structure={"a": one, "b": two}), given, "the first again")
 
 
 def test_layers_over_layers():
@@ -321,25 +256,6 @@ def test_nested_tensors_have_named_batches():
     for wrong in ({"bonds": batch([ring(5), ring(3)]), "line": Samples([5, 3])}, {"bonds": ring(8), "line": Grid(8)}):
         with pytest.raises(StructureError, match="batches of the samples of x"):
             layer(nested, structure=wrong)
-
-
-def test_edge_attributes_by_name_are_trained():
-    bias = EdgeBias(2, heads=2, structure="bonds")
-    layer = conv((DOT + bias).softmax() | Shifts([1], structure="line"))
-    complete = Graph.complete(M)
-    graph = Graph(complete.edge_index, num_nodes=M, edge_attr=numbers(complete.num_edges, 2))
-    layer(numbers(M, P), structure={"bonds": graph, "line": Grid(M)}).square().sum().backward()
-    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in layer.parameters())
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_compiler_makes_one_graph(case):
-    expression, _, structures = CASES[case]
-    layer, x, given = conv(expression), numbers(M, P), structures(M)
-    torch.compiler.reset()
-    compiled = torch.compile(layer, fullgraph=True, backend="eager")
-    same(compiled(x, structure=given), layer(x, structure=given), "compiled")
-    torch.compiler.reset()
 
 
 def test_a_compiler_makes_one_graph_of_a_batch():

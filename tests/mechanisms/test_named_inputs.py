@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import io
-
 import pytest
 import torch
-from torch.func import functional_call
 
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms import (
@@ -22,10 +18,9 @@ from structconv.mechanisms import (
     Shifts,
 )
 from structconv.nn import Conv, RelativeValue, compose
-from structconv.planning.problem import PartInputs
 from structconv.structures import Graph, Grid, Padding, Samples, batch
 from structconv.testing.checks import same
-from structconv.weights import Depthwise, Eye, Full, HeadBlocks, LowRank, Separable
+from structconv.weights import Depthwise, Eye, Full, HeadBlocks
 
 F64, P, A, Q = torch.float64, 4, 3, 5
 COUNTS = {"nodes": P, "edges": A}
@@ -79,52 +74,11 @@ def test_the_update_of_edges_reads_both_ends_and_the_edge(lead):
         same(own, other, "gradients")
 
 
-def test_an_update_of_nodes_sums_over_their_edges():
-    layer, structure = conv(Identity().of("nodes") | TO_NODES), graph(6, 11)
-    x = inputs(structure)
-    (own,), (message,) = thetas(layer)
-    wanted = x["nodes"] @ own + layer.bias
-    for e, n in enumerate(structure.edge_index[1].tolist()):
-        wanted = wanted.index_add(0, torch.tensor([n]), (x["edges"][e] @ message).unsqueeze(0))
-    same(layer(x, structure=structure), wanted, "node by node")
-
-
 PARTS = {
     "edges": (EDGE_UPDATE, ENDS, Identity()),
     "nodes": (DOT.masked(keep=STRUCTURE).softmax().of("nodes") | TO_NODES, DOT.masked(keep=STRUCTURE).softmax(),
               Incidence("receiver").transpose()),
 }
-
-
-@pytest.mark.parametrize("case", PARTS)
-def test_it_is_the_sum_of_two_layers(case):
-    expression, of_nodes, of_edges = PARTS[case]
-    layer, structure = conv(expression), graph(6, 11)
-    one = Conv(of_nodes, P if case == "nodes" else {"nodes": P}, Q).to(F64)
-    two = Conv(of_edges, A, Q, bias=False).to(F64)
-    own = layer.mechanism.operands
-    with torch.no_grad():
-        one.weight.theta.copy_(torch.cat(thetas(layer)[:-1]))
-        one.bias.copy_(layer.bias)
-        two.weight.theta.copy_(thetas(layer)[-1])
-    if case == "nodes":
-        one.mechanism.load_state_dict(own[0].state_dict())
-    x = inputs(structure)
-    wanted = one(x["nodes"] if case == "nodes" else {"nodes": x["nodes"]}, structure=structure) + two(
-        x["edges"], structure=structure if case == "nodes" else None)
-    assert (layer(x, structure=structure) - wanted).abs().max() < 1e-12
-    low = copy.deepcopy(layer).float()
-    assert (low({name: t.float() for name, t in x.items()}, structure=structure) - wanted).abs().max() < 1e-5
-
-
-def test_it_is_equation_8_over_the_inputs_one_after_the_other():
-    layer, structure = conv(EDGE_UPDATE, weight=[LowRank(2), Separable(1), Full()]), graph(6, 11)
-    x = inputs(structure)
-    rows = torch.block_diag(x["nodes"], x["nodes"], x["edges"])
-    a, theta = layer.basis(x, structure=structure).dense(F64), layer.weight().dense()
-    assert a.shape == (3, 6 + 6 + 11, 11) and theta.shape == (3, P + P + A, Q)
-    same(layer(x, structure=structure), torch.einsum("kmn,mp,kpq->nq", a, rows, theta) + layer.bias, "eq. 8")
-    same(layer.mechanism.basis(x, structure=structure).dense(F64), a, "the mechanism's basis")
 
 
 def test_few_channels_of_all_parts_are_joined_for_one_product():
@@ -142,46 +96,6 @@ def test_few_channels_of_all_parts_are_joined_for_one_product():
             same(joined, apart, "joined")
     layer.path = None
     assert layer.plan(x, structure=structure).path == "structure_first"
-
-
-def test_a_plan_is_what_runs_and_has_one_for_each_part():
-    layer, structure = conv(EDGE_UPDATE, path="per_part"), graph(6, 11)
-    x = inputs(structure)
-    plan = layer.plan(x, structure=structure)
-    assert plan is layer.plan(dict(reversed(x.items())), structure=structure) and len(plan.parts) == 3
-    assert "x ((6, 4), (6, 4), (11, 3))" in str(plan) and plan.path == "per_part"
-    seen = []
-    run = plan.run
-    object.__setattr__(plan, "run", lambda call: seen.append(call) or run(call))
-    y = layer(x, structure=structure)
-    object.__setattr__(plan, "run", run)
-    same(y, looped(layer, x, structure), "by the plan")
-    (call,) = seen
-    assert isinstance(call.x, PartInputs) and call.x.parts[0] is call.x.parts[1] is x["nodes"]
-    assert layer.plan(x, structure=graph(6, 11)) is plan, "a new graph of the same sizes compiles nothing anew"
-    with torch.no_grad():
-        assert layer.plan(x, structure=structure) is not plan
-    assert conv(EDGE_UPDATE, max_bytes=0).plan(x, structure=structure).reason.startswith("smallest")
-
-
-def test_a_new_graph_of_other_sizes_has_the_plan_of_its_class():
-    layer = conv(DOT.masked(keep=STRUCTURE).softmax().of("nodes") | TO_NODES)
-    first = layer.plan(inputs(graph(120, 700)), structure=graph(120, 700))
-    assert first is layer.plan(inputs(graph(118, 690)), structure=graph(118, 690))
-    assert first is not layer.plan(inputs(graph(118, 300)), structure=graph(118, 300))
-
-
-def test_gradients_that_are_wanted_of_one_x_alone():
-    layer, structure = conv(EDGE_UPDATE), graph(6, 11)
-    for p in layer.parameters():
-        p.requires_grad_(False)
-    for name in COUNTS:
-        x = inputs(structure)
-        x[name].requires_grad_()
-        gradients = [torch.autograd.grad(t.cos().sum(), x[name])[0]
-                     for t in (layer(x, structure=structure), looped(layer, x, structure))]
-        same(*gradients, name)
-    assert not layer(inputs(structure), structure=structure).requires_grad
 
 
 def test_a_batch_gives_what_each_graph_gives_alone():
@@ -281,44 +195,6 @@ def test_weights_come_back_part_by_part():
     for e, (m, n) in enumerate(structure.edge_index.T.tolist()):
         copies = structure.edge_index.T.tolist().count([m, n])
         same(attention[:, e] * copies, part[:, m, n], "along the edges")
-
-
-def test_modes_of_torch():
-    layer, structure = conv(PARTS["nodes"][0]), graph(6, 11)
-    x = inputs(structure)
-    y = layer(x, structure=structure)
-    same(torch.compile(layer, fullgraph=True)(x, structure=structure), y, "compiled")
-    twice = {name: 2 * t for name, t in layer.named_parameters()}
-    again = copy.deepcopy(layer)
-    again.load_state_dict({name: 2 * t for name, t in layer.state_dict().items()})
-    same(functional_call(layer, twice, (x,), {"structure": structure}), again(x, structure=structure), "functional")
-    low = copy.deepcopy(layer).float()
-    with torch.autocast("cpu", torch.bfloat16):
-        found = low({name: t.float() for name, t in x.items()}, structure=structure)
-    assert found.dtype == torch.bfloat16 and (found - y).abs().max() < 0.1
-    torch.autograd.gradcheck(lambda *xs: layer(dict(zip(COUNTS, xs, strict=True)), structure=structure),
-                             tuple(t.requires_grad_() for t in x.values()))
-
-
-def test_a_copy_a_file_and_the_meta_device():
-    layer, structure = conv(EDGE_UPDATE), graph(6, 11)
-    x = inputs(structure)
-    y, file = layer(x, structure=structure), io.BytesIO()
-    torch.save(layer, file)
-    file.seek(0)
-    for twin in (copy.deepcopy(layer), torch.load(file, weights_only=False)):
-        same(twin(x, structure=structure), y, "a copy")
-        with pytest.raises(ConfigError, match="Missing"):
-            twin(x["nodes"], structure=structure)
-    with torch.device("meta"):
-        made = Conv(EDGE_UPDATE, COUNTS, Q, dtype=F64)
-    on_meta = made({name: t.to("meta") for name, t in x.items()}, structure=structure.to("meta"))
-    assert on_meta.is_meta and on_meta.shape == (11, Q)
-    made = made.to_empty(device="cpu")
-    made.reset_parameters()
-    made.load_state_dict(layer.state_dict())
-    same(made(x, structure=structure), y, "from meta")
-    assert set(layer.state_dict()) == {"weight.0.theta", "weight.1.theta", "weight.2.theta", "bias"}
 
 
 def test_numbers_are_drawn_for_each_x():

@@ -20,7 +20,6 @@ from structconv.mechanisms.positions import (
     RelativeBias,
     RelativeKey,
 )
-from structconv.mechanisms.rotary import Rotary
 from structconv.mechanisms.scores import DotProduct, General, heads_of
 from structconv.nn import Conv, GATConv
 from structconv.structures import Graph, Grid, Window
@@ -34,25 +33,6 @@ OFFSET = I[:, None] - I
 
 def close(actual, expected):
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
-
-
-def test_relative_bias_is_one_number_an_offset_and_head():
-    m = RelativeBias(2, heads=3).bound(P).to(F64)
-    a = m.basis(X).dense(F64)
-    assert m.table.shape == (3, 1, 5)
-    for i in range(M):
-        for j in range(M):
-            close(a[:, i, j], m.table[:, 0, min(max(i - j, -2), 2) + 2])
-
-
-def test_relative_key_is_shaws_equation_4():
-    m = (DotProduct(heads=2, dim=3) + RelativeKey(2)).scaled().bound(P).to(F64)
-    dot, term = m.operands
-    query, key = dot.queries(X), dot.keys(X)
-    relative = term.table[OFFSET.clamp(-2, 2) + 2]
-    expected = torch.einsum("bknd,bkmd->bkmn", query, key) + torch.einsum("bknd,mnd->bkmn", query, relative)
-    close(m.basis(X).dense(F64), expected / math.sqrt(3))
-    assert sum(p.numel() for p in m.parameters()) == 2 * 6 * P + 5 * 3
 
 
 @pytest.mark.parametrize("dot", [DotProduct(), DotProduct(heads=2)])
@@ -74,12 +54,6 @@ def test_relative_key_alone_has_queries_of_its_own():
 def test_sinusoidal_relative_keys_need_an_even_dimension():
     with pytest.raises(ConfigError, match="multiple of 2"):
         RelativeKey(2, heads=1, dim=3, sinusoidal=True).bound(P)
-
-
-def test_alibi_slopes():
-    a = ALiBi(heads=4).bound(P).basis(X).dense(F64)
-    slopes = torch.tensor([2**-2, 2**-4, 2**-6, 2**-8], dtype=F64)
-    close(a, -slopes.view(4, 1, 1) * OFFSET.abs())
 
 
 @pytest.mark.parametrize("term", [ALiBi(), RelativeBias(2)])
@@ -119,21 +93,6 @@ def test_gaussian_window_around_the_diagonal():
     close(GaussianWindow(1.5).bound(P).basis(X).dense(F64)[0], torch.exp(-OFFSET.to(F64) ** 2 / (2 * 1.5**2)))
 
 
-def test_predicted_positions_are_luongs_equation_9_and_shared():
-    center = PredictedPosition()
-    local = General().masked(keep=Window(2, center=center)).softmax() * GaussianWindow(1.0, center=center)
-    m = local.bound(P).to(F64)
-    predictors = [module for module in m.modules() if isinstance(module, PredictedPosition)]
-    assert len(predictors) == 1
-    position = M * torch.sigmoid(torch.tanh(X @ predictors[0].hidden.weight.mT) @ predictors[0].vector.weight[0])
-    distance = I[:, None] - position.unsqueeze(-2)
-    scores = (X @ m.operands[0].operands[0].key.weight.mT) @ X.mT
-    weights = scores.masked_fill(distance.abs() > 2, -torch.inf).softmax(-2) * torch.exp(-distance**2 / 2)
-    close(m.basis(X).dense(F64).squeeze(1), weights)
-    m.basis(X).analysis(X).sum().backward()
-    assert predictors[0].hidden.weight.grad.abs().sum() > 0
-
-
 def test_windows_around_predicted_positions_are_of_the_line_whatever_the_grid():
     m = General().masked(keep=Window(2, center=PredictedPosition())).softmax().bound(P).to(F64)
     close(m.basis(X, Grid((1, M))).dense(F64), m.basis(X).dense(F64))
@@ -163,13 +122,6 @@ def test_edge_bias_by_any_module():
     assert all(parameter.grad.abs().sum() > 0 for parameter in m.parameters())
     with pytest.raises(ShapeError, match=r"of shape \(3, 2\); got \(3, 3\)"):
         EdgeBias(net, heads=2).bound(P).to(F64).basis(X, graph)
-
-
-def test_edge_bias_by_a_module_has_the_heads_of_the_scores_beside_it():
-    graph = Graph(torch.tensor([[0, 1], [1, 0]]), num_nodes=2, edge_attr=torch.randn(2, 4))
-    layer = Conv((DotProduct(heads=2, dim=3).scaled() + EdgeBias(torch.nn.Linear(4, 2))).softmax(), 3, 5)
-    assert layer(torch.randn(2, 3), structure=graph).shape == (2, 5)
-    assert sum("module.weight" in name for name in layer.state_dict()) == 1
 
 
 def test_attributes_of_a_batch_on_one_graph_give_what_each_sample_gives_alone():
@@ -214,17 +166,6 @@ def test_sinusoids_on_a_grid_split_the_channels_among_the_axes():
 def test_learned_encoding():
     encoding = LearnedEncoding(9, P)
     torch.testing.assert_close(encoding(torch.ones(2, M, P)), 1 + encoding.embedding[:M].expand(2, M, P))
-
-
-def test_rotary_keeps_lengths_and_rotates_by_position():
-    t = torch.randn(2, 3, M, 4, dtype=F64)
-    r = Rotary()(t)
-    torch.testing.assert_close(r.norm(dim=-1), t.norm(dim=-1))
-    torch.testing.assert_close(r[..., 0, :], t[..., 0, :])
-    angle = 5 / 10000 ** (2 / 4)
-    turned = torch.stack([t[..., 5, 2] * math.cos(angle) - t[..., 5, 3] * math.sin(angle),
-                          t[..., 5, 2] * math.sin(angle) + t[..., 5, 3] * math.cos(angle)], -1)
-    torch.testing.assert_close(r[..., 5, 2:], turned)
 
 
 @pytest.mark.parametrize(("wrong", "message"), [

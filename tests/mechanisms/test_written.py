@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from structconv import bases, mechanisms, structures, weights
-from structconv.structures import Graph
 from structconv.testing import SPECIMENS, Setup
 from tests.support.layers import LAYERS
 
@@ -98,12 +97,3 @@ def test_weights_of_parts():
     assert repr(made) == "WeightList([LowRank(3), Shared()])"
     layer = LAYERS["mixed"]().layer
     assert "WeightList([LowRank(3, K=2, P=4, Q=3), Shared(K=2, P=4, Q=3)])" in repr(layer)
-
-
-def test_a_user_class_is_written_by_its_attributes():
-    class Scaled(mechanisms.Mechanism):
-        def __init__(self, scale, *, power=1, graph=None):
-            super().__init__()
-            self.scale, self.power = scale, power
-
-    assert repr(Scaled(2.5)) == "Scaled(2.5)" and repr(Scaled(2.5, power=2, graph=Graph)) == "Scaled(2.5, power=2)"

@@ -28,17 +28,6 @@ def test_neighbors_on_a_line():
     assert graph.edge_weight.tolist() == pytest.approx(expected, abs=1e-12)
 
 
-def test_pixels_inside_have_the_eight_around_them():
-    grid = Grid((9, 9))
-    graph = nearest_neighbors(grid.coordinates().to(F64), 8)
-    a = dense(graph)
-    assert torch.equal(a, a.T) and not a.diagonal().any()
-    assert (a > 0).sum(0).min() >= 8
-    inner = int(grid.ravel(torch.tensor([4, 4])))
-    around = sorted(int(grid.ravel(torch.tensor([4 + i, 4 + j]))) for i in (-1, 0, 1) for j in (-1, 0, 1) if i or j)
-    assert a[inner].nonzero().flatten().tolist() == around
-
-
 @pytest.mark.parametrize(("points", "neighbors", "error"), [
     (torch.zeros(3), 1, StructureError), (torch.zeros(3, 2).long(), 1, StructureError),
     (torch.zeros(3, 2), 3, StructureError), (torch.zeros(3, 2), 0, ConfigError)])

@@ -27,7 +27,7 @@ from structconv import (
 from structconv.errors import ConfigError
 from structconv.mechanisms import Incidence
 from structconv.nn import Conv, StructureBuffer
-from structconv.structures import Blocks, DenseMask, EdgeSupport, GridBatch
+from structconv.structures import Blocks, DenseMask, EdgeSupport
 from structconv.structures.values import tensors_in
 
 P = 3
@@ -113,13 +113,6 @@ def test_ranks_depend_neither_on_how_many_samples_there_are_nor_on_which(structu
         same(whole, batch([each[1] for each in drawn]))
         assert x.shape == (n * len(drawn), P) and label.shape == (len(drawn),)
         assert layer(norm(x), structure=whole).shape == (len(drawn), 2)
-
-
-def test_grids_and_knowledge():
-    x, grids = collate([(torch.randn(n, P), Grid(n)) for n in (3, 5)])
-    assert x.shape == (8, P) and isinstance(grids, GridBatch)
-    x, knowledge = collate([(torch.randn(3, P), KNOWN), (torch.randn(3, P), copy.deepcopy(KNOWN))])
-    assert x.shape == (6, P) and knowledge.num_entities == 6
 
 
 @pytest.mark.parametrize("samples", [[], [(torch.zeros(2, 1), graph(2)), (torch.zeros(2, 1), torch.zeros(2))],

@@ -79,13 +79,6 @@ def test_scipy_round_trip(kind):
     assert back.edge_weight.dtype == torch.float64 and back.edge_index.dtype == torch.int64
 
 
-def test_scipy_keeps_duplicates_and_edge_order():
-    pytest.importorskip("scipy")
-    graph = Graph(torch.tensor([[1, 0, 1], [0, 1, 0]]), edge_weight=torch.tensor([1.0, 2.0, 3.0]))
-    back = Graph.from_scipy(graph.to_scipy())
-    assert torch.equal(back.edge_index, graph.edge_index) and torch.equal(back.edge_weight, graph.edge_weight)
-
-
 def test_networkx_undirected_gives_both_directions():
     networkx = pytest.importorskip("networkx")
     path = networkx.Graph()
@@ -137,12 +130,6 @@ def test_attributes_of_some_edges_are_refused():
         Graph.from_networkx(graph)
 
 
-def test_empty_networkx():
-    networkx = pytest.importorskip("networkx")
-    graph = Graph.from_networkx(networkx.empty_graph(3))
-    assert (graph.num_nodes, graph.num_edges, graph.edge_weight) == (3, 0, None)
-
-
 def test_missing_package_names_the_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "networkx", None)
     with pytest.raises(ConfigError, match=r"networkx must be installed.*pip install 'structconv\[graph\]'"):
@@ -176,13 +163,6 @@ def test_a_batch_of_data_objects_out_of_order_is_refused():
         Graph.from_data(types.SimpleNamespace(**BATCH, batch=torch.tensor([0, 1, 0, 1, 1, 1])))
     with pytest.raises(StructureError, match="of one sample"):
         Graph.from_data(types.SimpleNamespace(**BATCH, ptr=torch.tensor([0, 1, 6])))
-
-
-def test_a_batch_of_pytorch_geometric():
-    data = pytest.importorskip("torch_geometric.data")
-    parts = [data.Data(edge_index=torch.tensor([[0, 1], [1, 0]]), num_nodes=n) for n in (3, 2)]
-    assert Graph.from_data(parts[0]).samples is None
-    assert Graph.from_data(data.Batch.from_data_list(parts)).samples.sizes() == ([3, 2], [3, 2])
 
 
 def test_pytorch_geometric_and_back_loses_nothing():

@@ -7,9 +7,8 @@ import copy
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from structconv import Conv, Dense, DotProduct, Mechanism, Samples, batch, collate, unbatch
+from structconv import Conv, Dense, DotProduct, Mechanism, Samples, batch, unbatch
 from structconv.errors import StructureError
 from structconv.structures import StructureBatch, membership
 from structconv.structures.values import FrozenValue, structure
@@ -99,13 +98,6 @@ def test_a_mechanism_may_read_the_batch_that_the_class_made():
     xs = [torch.randn(len(parent), 4, dtype=F64) for parent in PARENTS]
     y = layer(torch.cat(xs), structure=batch(forests))
     torch.testing.assert_close(y, torch.cat([layer(x, structure=one) for x, one in zip(xs, forests, strict=True)]))
-
-
-@pytest.mark.parametrize("kind", [Tree, Forest])
-def test_a_loader_makes_batches(kind):
-    samples = [(torch.randn(len(parent), 4), kind(parent), torch.tensor(i)) for i, parent in enumerate(PARENTS)]
-    (x, together, label), = DataLoader(samples, batch_size=3, collate_fn=collate)
-    assert x.shape == (9, 4) and together.num_inputs == 9 and label.tolist() == [0, 1, 2]
 
 
 def test_a_batch_moves_and_is_copied():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import pickle
 
@@ -16,26 +15,6 @@ from tests.support.mutations.register import mutation
 from tests.support.mutations.subjects import other, trains
 
 __all__: list[str] = []
-
-
-@mutation(trains)
-def shallow_copies(use: Use) -> None:
-    """A shallow copy with other parameters gives other numbers, and the original its own."""
-    use()
-    twin = dataclasses.replace(use, layer=_shallow(use.layer))
-    with torch.no_grad():
-        for module in twin.layer.modules():
-            for name, p in list(module._parameters.items()):
-                module._parameters[name] = p if p is None else nn.Parameter(other(p))
-    check_now(twin, "a shallow copy with other parameters")
-    check_now(use, "the original of a shallow copy")
-
-
-def _shallow(module: nn.Module) -> nn.Module:
-    twin = copy.copy(module)
-    twin._parameters, twin._buffers = dict(module._parameters), dict(module._buffers)
-    twin._modules = {name: None if part is None else _shallow(part) for name, part in module._modules.items()}
-    return twin
 
 
 @mutation(trains)

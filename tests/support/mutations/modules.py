@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -18,7 +17,7 @@ from structconv.testing.checks import same
 from structconv.testing.specimens import mapped
 from structconv.testing.use import Use
 from structconv.weights import BoundWeight
-from tests.support.calls import as_written, check_now, with_tensors
+from tests.support.calls import as_written, check_now
 from tests.support.mutations.register import mutation
 from tests.support.mutations.subjects import other, refusal
 
@@ -146,46 +145,12 @@ def backward_hooks(use: Use) -> None:
     check_now(use, "after a hook of the backward pass")
 
 
-class LowRankUpdate(nn.Module):
-    """LoRA, as its libraries write it: what a linear layer gives, and a product of rank one."""
-
-    def __init__(self, base: nn.Linear) -> None:
-        super().__init__()
-        self.base = base
-        self.down = nn.Linear(base.in_features, 1, bias=False, dtype=base.weight.dtype)
-        self.up = nn.Linear(1, base.out_features, bias=False, dtype=base.weight.dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.base(x) + self.up(self.down(x))
-        return y
-
-    @property
-    def merged(self) -> Tensor:
-        return (self.base.weight + self.up.weight @ self.down.weight).detach()
-
-
 def children(layer: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
     """Each submodule with its owner and its name there."""
     for owner in list(layer.modules()):
         for name, child in list(owner._modules.items()):
             if child is not None:
                 yield owner, name, child
-
-
-@mutation(lambda use: any(isinstance(child, nn.Linear) for _, _, child in children(use.layer)))
-def linear_layers_updated(use: Use) -> None:
-    use()
-    plain, merged = use.copied(), {}
-    names = {id(m): name for name, m in use.layer.named_modules()}
-    for owner, name, child in list(children(use.layer)):
-        if isinstance(child, nn.Linear) and type(owner).__name__ != "Sequential":
-            update = LowRankUpdate(child)
-            merged[f"{names[id(child)]}.weight"] = update.merged
-            setattr(owner, name, update)
-    if merged:
-        check_now(use, "with updates of low rank", dataclasses.replace(
-            plain, layer=with_tensors(plain.layer, merged)))
-        check_now(use, "with updates of low rank, by gradients")
 
 
 class Wrapper(nn.Module):
@@ -220,21 +185,6 @@ def submodules_wrapped(use: Use) -> None:
             assert type(wrapper).__name__ in str(error), f"{what}: {error}"
         owner._modules[name] = child
         same(use().detach(), before, f"{what} put back")
-
-
-@mutation()
-def inside_a_sequence(use: Use) -> None:
-    """The layer as a part of another module."""
-    class Outside(nn.Module):
-        def __init__(self, inside: nn.Module) -> None:
-            super().__init__()
-            self.inside = inside
-
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return self.inside(*args, **kwargs)
-
-    use()
-    check_now(dataclasses.replace(use, layer=Outside(use.layer)), "inside another module", use)
 
 
 @mutation()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.utils import parametrize, prune, weight_norm
+from torch.nn.utils import parametrize, weight_norm
 
 from structconv.mechanisms.given import Given
 from structconv.mechanisms.operations import Factor
@@ -43,16 +43,6 @@ def parameters_through_data(use: Use) -> None:
     for p in use.layer.parameters():
         p.data = other(p)
     check_now(use, ".data assigned")
-
-
-@mutation(trains)
-def an_optimizer_steps(use: Use) -> None:
-    for kind in (torch.optim.SGD, torch.optim.AdamW):
-        optimizer = kind(use.layer.parameters(), lr=0.1)
-        use().square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        check_now(use, f"after a step of {kind.__name__}")
 
 
 @mutation(trains)
@@ -209,28 +199,6 @@ def check_compiled_once(use: Use, what: str) -> None:
     plans = dict(planning._PLANS)
     use()
     assert plans == planning._PLANS, f"{what}: another plan for the same call"
-
-
-@mutation(trains)
-def parameters_pruned(use: Use) -> None:
-    use()
-    values, names = {}, {id(p): name for name, p in use.layer.named_parameters()}
-    for module, name in owners(use.layer):
-        p = getattr(module, name)
-        mask = (torch.arange(p.numel()) % 2).view_as(p).to(p)
-        values[names[id(p)]] = p.detach() * mask
-    twin = dataclasses.replace(use, layer=with_tensors(use.layer, values))
-    for module, name in owners(use.layer):
-        p = getattr(module, name)
-        prune.custom_from_mask(module, name, (torch.arange(p.numel()) % 2).view_as(p).to(p))
-    check_now(use, "pruned", twin)
-    check_compiled_once(use, "pruned")
-    with torch.no_grad():
-        for p in use.layer.parameters():
-            p.mul_(2)
-        for p in twin.layer.parameters():
-            p.mul_(2)
-    check_now(use, "pruned, then changed", twin)
 
 
 @mutation(trains)

@@ -27,7 +27,7 @@ from structconv.testing.specimens import random_numbers
 from structconv.testing.use import Use, joined
 from tests.support.calls import as_written, forgotten
 from tests.support.mutations.register import mutation
-from tests.support.mutations.subjects import cast, refusal, trains
+from tests.support.mutations.subjects import cast, refusal
 
 __all__ = ["Chain", "Rounded", "chain", "on_meta", "roundings"]
 
@@ -167,24 +167,6 @@ def _dtype(use: Use, dtype: torch.dtype) -> torch.dtype:
     """That of torch's layers; a recurrent cell keeps that of the state it is given, as torch's do."""
     given = isinstance(use.layer, ConvGRUCell | ConvLSTMCell) and len(use.arguments) > 1
     return torch.float32 if given else dtype
-
-
-@mutation(trains)
-def a_scaled_step_in_float16(use: Use) -> None:
-    """`GradScaler` multiplies the loss, finds all gradients finite, divides them, and steps."""
-    low = cast(chain(use), torch.float32)
-    before = [p.detach().clone() for p in low.layer.parameters()]
-    optimizer, scaler = torch.optim.SGD(low.layer.parameters(), 0.125), torch.amp.GradScaler("cpu", init_scale=64.0)
-    with _autocast(torch.float16):
-        y = low().float()
-    loss = (y / y.detach().abs().amax().clamp(min=1)).square().mean() if y.numel() else y.sum()
-    scaler.scale(loss).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    assert scaler.get_scale() == 64.0, "gradients that are not finite"
-    for parameter, old in zip(low.layer.parameters(), before, strict=True):
-        step = torch.zeros_like(old) if parameter.grad is None else parameter.grad
-        same(parameter.detach(), old - 0.125 * step, "a step of the optimizer")
 
 
 @mutation()

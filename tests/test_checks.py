@@ -1,0 +1,343 @@
+"""`structconv.testing`: each mistake of a basis, a mechanism or a kernel, made on purpose, fails the check for it."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from structconv.bases.base import Basis, value
+from structconv.bases.dense import Dense
+from structconv.bases.pairwise import Pairwise, weights_at
+from structconv.bases.scores import Bilinear
+from structconv.bases.sparse import Sparse
+from structconv.bases.spec import getter
+from structconv.errors import ConfigError
+from structconv.kernels.orders import Application, Applied
+from structconv.mechanisms.expression import Mechanism
+from structconv.mechanisms.scores import DotProduct
+from structconv.planning import Cost, kernel, register
+from structconv.structures import Graph, Grid
+from structconv.testing import CHECKS, Setup, Specimen, add, suite
+from tests.support.library import SPECIMENS
+
+F64 = torch.float64
+
+
+class Right(Basis):
+    """A circulant matrix of 5 entries, with nothing but what a basis must have."""
+
+    size = num_inputs = num_outputs = 0
+
+    def __init__(self, kernel=None):
+        self.kernel = torch.randn(2, 5, dtype=F64) if kernel is None else kernel
+        self.size, self.num_inputs, self.num_outputs = self.kernel.shape[0], 5, 5
+        self.grid = Grid(5, periodic=True)
+
+    def dense(self, dtype=None):
+        i = torch.arange(5)
+        return self.kernel.to(dtype or self.kernel.dtype)[:, (i[:, None] - i) % 5]
+
+
+class Bent(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        return a.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return 1.5 * g
+
+
+analysis, dense = Right.analysis, Right.dense
+#: What is wrong, the method that is wrong, and the checks that find it.
+WRONG = [
+    ("sizes", {"batch_shape": (3,)}, "contract"),
+    ("a dtype", {"dense": lambda a, dtype=None: dense(a, F64)}, "contract"),
+    ("a long repr", {"__repr__": object.__repr__}, "contract"),
+    ("any input", {"analysis": lambda a, x: analysis(a, x[..., :5, :])}, "contract"),
+    ("rounding", {"analysis": lambda a, x: analysis(a, x) * (1 + 1e-8)}, "reference paths"),
+    ("a mean", {"synthesis": lambda a, r: a.apply(r).mean(-3)}, "reference"),
+    ("a shape", {"apply": lambda a, r: Right.apply(a, r)[None]}, "reference"),
+    ("the transpose", {"_transposed": lambda a: Right(a.kernel)}, "reference adjoint"),
+    ("no gradient", {"analysis": lambda a, x: analysis(Right(a.kernel.detach()), x)}, "reference gradcheck"),
+    ("a gradient", {"analysis": lambda a, x: analysis(a, Bent.apply(x))}, "reference gradcheck"),
+    ("a gradient of all", {"dense": lambda a, dtype=None: Bent.apply(dense(a, dtype))}, "gradcheck"),
+    ("entries", {"evaluate": lambda a, pairs: Right.evaluate(a, pairs) + 1}, "entries"),
+    ("a pattern", {"pattern": lambda a: Graph(torch.tensor([[0], [0]]), num_nodes=5)}, "entries"),
+    ("mixed samples", {"analysis": lambda a, x: analysis(a, x + 1e-3 * x.mean(0, keepdim=x.dim() > 2))}, "batching"),
+    ("another dtype", {"analysis": lambda a, x: analysis(a, x.float()).to(
+        F64 if x.dtype == torch.bfloat16 else x.dtype)}, "dtypes"),
+    ("low precision", {"analysis": lambda a, x: analysis(
+        a, x.to(torch.bfloat16).to(x.dtype) if x.dtype == torch.float32 else x)}, "dtypes"),
+    ("raw memory", {"analysis": lambda a, x: analysis(
+        a, x.as_strided(x.shape, torch.empty(x.shape).stride()))}, "noncontiguous"),
+    ("a copy", {"__deepcopy__": lambda a, memo: Right(torch.zeros_like(a.kernel))}, "copies"),
+    ("no circle", {"dense": lambda a, dtype=None: dense(a, dtype) * torch.arange(5)}, "translation"),
+    ("masks", {}, "masking"),
+]
+
+
+@pytest.mark.parametrize(("methods", "checks"), [pytest.param(*rest, id=name) for name, *rest in WRONG])
+def test_a_mistaken_basis_fails_its_checks(methods, checks):
+    for check in checks.split():
+        with pytest.raises(AssertionError):
+            CHECKS[check](Specimen("wrong", type("Wrong", (Right,), methods)))
+
+
+@value
+class DependsOnBlock(Pairwise):
+    """Weights that are normalized over whatever happens to be evaluated together, and do not say so."""
+
+    scores: torch.Tensor
+    size, num_inputs, num_outputs = 1, 4, 4
+
+    def evaluate(self, pairs):
+        return torch.softmax(pairs.pick(self.scores), -1)
+
+
+def test_dependence_on_blocks_is_found():
+    with pytest.raises(AssertionError, match="in blocks"):
+        CHECKS["blocks"](Specimen("wrong", lambda: DependsOnBlock(torch.randn(1, 4, 4, dtype=F64))))
+
+
+class Broken(Mechanism):
+    """A mechanism whose matrix is what `fn(self, inputs, ones)` says."""
+
+    size = 1
+
+    def __init__(self, fn, reads):
+        super().__init__()
+        self.fn, self.reads = fn, reads
+        self.linear = nn.Linear(3, 3, dtype=F64)
+
+    def forward(self, inputs):
+        return Dense(self.fn(self, inputs, torch.ones(1, int(inputs.num_inputs), int(inputs.num_outputs), dtype=F64)))
+
+
+def leaking(mechanism, inputs, ones):
+    """Masks by multiplying with zero."""
+    a = torch.softmax(mechanism.linear(inputs.x) @ inputs.z.mT, -2).unsqueeze(0)
+    return a * torch.tensor([[1.0], [1.0], [0.0], [1.0]], dtype=F64)
+
+
+def nearly_masked(mechanism, inputs, ones):
+    """Scores of masked-out pairs are very small instead of absent."""
+    scores = inputs.x @ inputs.z.mT
+    return torch.where(torch.arange(4)[:, None] < 3, scores, -1e4).softmax(-2).unsqueeze(0)
+
+
+def forgets_state(mechanism, inputs, ones):
+    """A number outside of the state dict."""
+    if not hasattr(mechanism, "hidden"):
+        mechanism.hidden = torch.randn((), dtype=F64)
+    return mechanism.hidden * ones
+
+
+READS_X, BY_SIZE = (lambda m, inputs, ones: ones * inputs.x.sum()), {4: 1, 8: 2, 12: 3}
+
+
+@pytest.mark.parametrize(("fn", "checks"), [
+    (lambda m, inputs, ones: torch.cat([2 * ones[:, :1], ones[:, 1:]], 1), "permutation"),
+    (READS_X, "contract batching blockwise"), (leaking, "masking"), (nearly_masked, "masking"),
+    (lambda m, inputs, ones: ones if inputs.x.sum() > 0 else -ones, "compile export"),
+    (lambda m, inputs, ones: ones * (1.0 + BY_SIZE[int(inputs.num_inputs)]), "compile export"),
+    (forgets_state, "copies")],
+    ids=["by position", "reads x", "leaks", "nearly masked", "branches", "constant", "hidden"])
+def test_a_mistaken_mechanism_fails_its_checks(fn, checks):
+    def make(check):
+        graph = Graph(torch.tensor([[0, 1, 2], [1, 2, 3]]), num_nodes=4) if check == "blockwise" else None
+        broken = Broken(fn, ("structure",) if check == "contract" else ("content",))
+        broken.batching = "structure"  # as if the structure of a batch told it all
+        return Setup(broken, torch.randn(4, 3, dtype=F64), structure=graph)
+
+    for check in checks.split():
+        compiles = (RuntimeError, torch._dynamo.exc.Unsupported) if check in ("compile", "export") else ()
+        with pytest.raises((AssertionError, *compiles)):
+            CHECKS[check](Specimen("wrong", partial(make, check), frozenset({"resizes"})))
+
+
+class Normed(DotProduct):
+    """Divides keys by the sum of all their squares, and says that an entry depends on its own pair alone."""
+
+    sources = ("keys",)
+
+    def forward(self, inputs):
+        return Bilinear(self.queries(inputs.z), inputs.of_x(self.keys))
+
+    def keys(self, x, start=0):
+        key = super().keys(x, start)
+        return key / key.square().sum(-2, keepdim=True)
+
+
+def test_a_mechanism_that_depends_on_more_than_its_pair_is_found():
+    with pytest.raises(AssertionError, match="a batch of two samples"):
+        CHECKS["samples"](Specimen("wrong", lambda: Setup(
+            Normed(2, 3).softmax().bound(4).double(), torch.randn(5, 4, dtype=F64))))
+
+
+@value
+class Factors(Basis):
+    """A diagonal matrix a head, known to the kernels of this file alone."""
+
+    values: torch.Tensor
+    size = property(lambda self: self.values.shape[-2])
+    num_inputs = num_outputs = property(lambda self: self.values.shape[-1])
+
+    def dense(self, dtype=None):
+        return torch.diag_embed(self.values).to(dtype or self.values.dtype)
+
+
+class ByEntry(Mechanism):
+    """Two factors for each entry, made of its channels."""
+
+    size = 2
+
+    def forward(self, inputs):
+        return Factors(inputs.x[..., :2].mT)
+
+
+class Kernel(Applied):
+    """Multiplies rows by factors."""
+
+    name, types = "right", (Factors,)
+
+    def match(self, problem):
+        return getter(problem.basis.values)
+
+    def application(self, match, problem):
+        return Application(lambda r, call: match(call.basis).unsqueeze(-1) * r)
+
+
+class NoBias(Kernel):
+    def compile(self, match, problem, path):
+        run = super().compile(match, problem, path)
+        return lambda call: run(call._replace(bias=None))
+
+
+class Captures(Kernel):
+    """Keeps the tensor of the call that it met first."""
+
+    def application(self, match, problem):
+        first = []
+
+        def apply(r, call):
+            first.append(match(call.basis))
+            return first[0].unsqueeze(-1) * r
+
+        return Application(apply)
+
+
+class CapturesEntries(Kernel):
+    """Takes the number of entries for that of all calls."""
+
+    def application(self, match, problem):
+        scale = problem.inputs
+        return Application(lambda r, call: match(call.basis).unsqueeze(-1) * r * (r.shape[-2] / scale))
+
+
+class WrongBetween(Kernel):
+    def application(self, match, problem):
+        right = super().application(match, problem)
+        return right._replace(apply=lambda r, call: right.apply(r, call).flip(-3),
+                              analysis=lambda x, call: right.apply(x.unsqueeze(-3), call),
+                              synthesis=lambda r, call: right.apply(r, call).sum(-3))
+
+
+class WrongWeights(Kernel):
+    def weights(self, match, problem):
+        return lambda call: weights_at(call.materialized(), call.x.dtype).flip(-3)
+
+
+class LosesGradient(Kernel):
+    def application(self, match, problem):
+        return Application(lambda r, call: match(call.basis).detach().unsqueeze(-1) * r)
+
+
+class Multiplies(Applied):
+    """Masks by multiplying with zero, as a kernel does that looks for no NaN."""
+
+    name, types = "multiplies", (Basis,)
+
+    def match(self, problem):
+        return True
+
+    def application_cost(self, match, problem, channels, mode):
+        return Cost()
+
+    def application(self, match, problem):
+        return Application(lambda r, call: call.materialized().dense(r.dtype).mT @ r)
+
+
+class KeepsGraph(Applied):
+    """Holds the edges as they were in its first call."""
+
+    name, types = "keeps", (Sparse,)
+
+    def match(self, problem):
+        return {}
+
+    def application(self, match, problem):
+        def apply(r, call):
+            if not match:
+                match["a"] = call.materialized().dense(r.dtype)
+            return match["a"].mT @ r
+
+        return Application(apply)
+
+
+@contextmanager
+def registered(one):
+    """The kernel beside those of the package, for a while."""
+    with mock.patch.object(kernel, "_KERNELS", dict(kernel._KERNELS)), \
+            mock.patch.object(kernel, "_ORDERED", list(kernel._ORDERED)):
+        try:
+            register(one)
+            yield
+        finally:
+            for forget in kernel.FORGET:
+                forget()
+
+
+FACTORS = Specimen("factors", lambda: Factors(torch.randn(2, 5, dtype=F64)))
+BY_ENTRY = Specimen("by entry", lambda: Setup(ByEntry().bound(3), torch.randn(5, 3, dtype=F64)))
+
+
+@pytest.mark.parametrize(("wrong", "check", "specimen", "message"), [
+    (NoBias, "kernels", FACTORS, "structure_first, Full: off"),
+    (Captures, "kernels", BY_ENTRY, "in its second call: off"), (WrongBetween, "kernels", FACTORS, "between, .*: off"),
+    (WrongWeights, "kernels", BY_ENTRY, "weights of"), (LosesGradient, "kernels", FACTORS, "gradient of input"),
+    (CapturesEntries, "sizes", BY_ENTRY, r"compiled for .* entries"),
+    (Multiplies, "absent", SPECIMENS["window attention"], r"multiplies.*, which is NaN"),
+    (Multiplies, "absent", SPECIMENS["masked matrix"], r"multiplies.*, which is NaN"),
+    (KeepsGraph, "changes", SPECIMENS["bipartite adjacency"], r"keeps, .* after a change in place")])
+def test_a_mistaken_kernel_fails_its_check(wrong, check, specimen, message):
+    with registered(wrong()), pytest.raises(AssertionError, match=message):
+        CHECKS[check](specimen)
+
+
+def test_what_is_right_passes_everything():
+    for _, check in suite(Specimen("right", Right, frozenset({"translates"}))):
+        check()
+    with registered(Kernel()):
+        for specimen in (FACTORS, BY_ENTRY):
+            CHECKS["kernels"](specimen)
+        CHECKS["sizes"](BY_ENTRY)
+
+
+def test_names_and_traits_are_checked():
+    with pytest.raises(ConfigError, match="name must be new"):
+        add(next(iter(SPECIMENS)), Right)
+    with pytest.raises(ConfigError, match="traits must be among"):
+        Specimen("wrong", Right, frozenset({"flies"}))
+
+
+def test_a_specimen_is_made_alike_each_time_and_leaves_the_generator_alone():
+    specimen, state = BY_ENTRY, torch.get_rng_state()
+    assert torch.equal(specimen.basis().dense(F64), specimen.basis().dense(F64))
+    assert not torch.equal(specimen.basis(1).dense(F64), specimen.basis().dense(F64))
+    assert torch.equal(torch.get_rng_state(), state)
