@@ -67,15 +67,6 @@ MACHINES = {"typical": machines.TYPICAL["cpu"], "slow to gather": Machine(150.0,
             "slow to multiply": Machine(2.0, 40.0, 15.0)}
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize(("window", "length"), WINDOWS, ids=str)
-def test_the_path_that_is_predicted_to_be_fastest(window, length, machine, monkeypatch):
-    monkeypatch.setattr(machines, "_KNOWN", {"cpu": MACHINES[machine]})
-    found = made(window, length)
-    assert {candidate.kernel for candidate in found.candidates} == {KERNEL, LISTED}
-    assert all(found.seconds <= candidate.seconds for candidate in found.candidates)
-
-
 def test_the_choice_follows_the_machine(monkeypatch):
     """A list gathers a row for each pair; the kernel computes pairs that do not count."""
     chosen = {}
