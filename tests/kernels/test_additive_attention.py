@@ -118,9 +118,3 @@ def test_nothing_of_the_size_of_the_pairs_is_held():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
         ops.apply(scores.Additive(k, q, vector).softmax(over="inputs"), v).sum().backward()
     assert max(sizes) <= n * 16
-
-
-@pytest.mark.parametrize("options", [{}, {"dim": 4, "on": "projected"}, {"dim": 4, "on": "both"}])
-def test_sizes_come_from_one_place(options):
-    with pytest.raises(ConfigError):
-        Additive(**options)

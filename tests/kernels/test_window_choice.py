@@ -86,12 +86,6 @@ def test_the_wider_the_window_the_less_its_list(window_of):
     assert unlisted == sorted(unlisted) and not unlisted[0] and unlisted[-1]
 
 
-def test_the_cost_of_a_plan_grows_with_the_window():
-    x, theta = torch.randn(2048, 8), Eye.of(1, 8)
-    costs = [plan(x, attention(Window(radius), 2048)[0], theta).seconds for radius in (40, 80, 400)]
-    assert costs == sorted(costs) and costs[2] > 3 * costs[0]
-
-
 def test_with_a_bias_no_window_is_too_narrow():
     grid = Grid((7, 10))
     q, table = torch.randn(2, 70, 4), torch.randn(2, 3, 3)
@@ -119,22 +113,6 @@ def test_a_traced_program_lists_no_window():
 
     torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend=backend)(q), layer(q))
     assert any("window_attention" in name for name in found)
-
-
-@pytest.mark.parametrize("window", [None, Window((3, 3), grid=Grid((4, 5)))], ids=["whole", "window"])
-def test_a_bias_on_a_grid_compiles_whole(window):
-    torch._dynamo.reset()
-    grid = Grid((4, 5))
-
-    def layer(q, table):
-        scores = Bilinear(q, q) + GridLookup(table, grid)
-        basis = (scores if window is None else scores.masked(keep=window)).softmax(over="inputs")
-        return ops.apply(basis, q)
-
-    leaves = [torch.randn(3, 2, 20, 4, requires_grad=True), torch.randn(2, 7, 9, requires_grad=True)]
-    found = [(y, *torch.autograd.grad(y.square().sum(), leaves))
-             for y in (layer(*leaves), torch.compile(layer, fullgraph=True, backend="aot_eager")(*leaves))]
-    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize(("structure", "given"), [(None, None), (Grid(6), None), (None, Grid(6))])

@@ -61,7 +61,7 @@ def test_a_graph_is_an_argument(name):
     torch.testing.assert_close(fx.symbolic_trace(model)(*use.args), model(*use.args))
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", ["gcn", "gat", "rgcn", "mha", "conv2d"])
 def test_pytorch_geometric_summarizes_a_model(name):
     pyg = pytest.importorskip("torch_geometric.nn")
     pytest.importorskip("tabulate")

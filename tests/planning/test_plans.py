@@ -163,23 +163,6 @@ def test_plans_are_bounded(remembered, monkeypatch):
         assert len(remembered) <= 4
 
 
-def test_keys_tell_options_apart():
-    queries = Bilinear(torch.zeros(1, 8, 4), torch.zeros(1, 8, 4))
-    bases = [queries.softmax(), queries.softmax(over="outputs"), queries.normalize("count"),
-             queries.masked(keep=Causal()).softmax(), queries.masked(keep=Window(1)).softmax(),
-             queries.map(torch.tanh), queries.map(torch.relu), queries.scaled().softmax(), (2.0 * queries).softmax(),
-             (3.0 * queries).softmax(), Bilinear(queries.query, queries.query).softmax(),
-             Shift(Grid(8), ((0,),), "zeros"), Shift(Grid(8), ((1,),), "zeros"), Shift(Grid(8), ((0,),), "circular")]
-    assert len({basis.static_key for basis in bases}) == len(bases)
-
-
-def test_a_key_is_made_once_and_is_equal_for_all_that_a_plan_serves():
-    basis, theta = sparse(), full(1, 16, 8)
-    assert basis.static_key is basis.static_key
-    assert basis.static_key == sparse().static_key != sparse(edges=2000).static_key
-    assert theta.static_key == full(1, 16, 8).static_key != full(1, 16, 9).static_key
-
-
 def test_nonzeros():
     sizes = Sizes(batch=1, itemsize=4)
     assert nonzeros(sparse(), sizes) == 3072  # the greatest of the class of 3000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 import subprocess
 import sys
 import warnings
@@ -137,13 +136,6 @@ def test_a_core_that_cannot_register_is_refused_and_torchs_operators_run(monkeyp
     loader._say.cache_clear()
     with pytest.warns(UserWarning, match="torch's operators are used: .*refused"):
         torch.testing.assert_close(spmm(*arguments), expected)
-
-
-def test_every_kernel_has_an_operator_that_checks_its_arguments():
-    text = (build.SOURCES / "operators.cpp").read_text()
-    kernels = {name for path in build.SOURCES.glob("*.cpp")
-               for name in re.findall(r"SC_EXPORT\((\w+)\)", path.read_text())}
-    assert kernels and kernels == set(re.findall(r"X\((\w+), \w+, isa\)", text))
 
 
 def test_one_openmp_runtime_in_the_process():
