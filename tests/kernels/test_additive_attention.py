@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from structconv import ops
 from structconv.bases import scores
-from structconv.errors import ConfigError
 from structconv.kernels.additive_attention import known
 from structconv.mechanisms import STRUCTURE, Additive
 from structconv.structures import Causal, Window
