@@ -8,11 +8,14 @@ found, whichever test it is in.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import torch
 
 from structconv.primitives.native import build, loader
 
@@ -32,8 +35,14 @@ def runtimes(cxx: str) -> str | None:
 
 
 def pytest_configure() -> None:
-    """In the process that runs the tests: the core is the one that is checked."""
+    """In the process that runs the tests: the core is the one that is checked, and memory beside tensors is watched."""
+    tensor = torch.ones(5)
+    watched = ctypes.CDLL(None).__asan_address_is_poisoned
+    watched.argtypes = [ctypes.c_void_p]
+    assert watched(tensor.data_ptr() + tensor.nbytes) and not watched(tensor.data_ptr())
     build.installed = lambda: Path(os.environ["STRUCTCONV_CHECKED_CORE"])
+    core = loader.core()
+    assert core is not None and core.found.path == os.environ["STRUCTCONV_CHECKED_CORE"]
 
 
 def main() -> int:
