@@ -1,23 +1,19 @@
-"""What ran in a call: its plans, what these hold, and the package's files that it passed."""
+"""What ran in a call: its plans, and what these hold."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 
-from structconv.planning import plan as planning
 from structconv.planning.plan import Plan
 from structconv.planning.problem import Call
 
 __all__ = ["check_plan_is_what_runs", "check_plans_hold_no_tensor", "held_by", "plans_that_run"]
-
-_ROOT = Path(planning.__file__).parents[1]
 
 
 @contextmanager
