@@ -41,7 +41,7 @@ test-every: $(READY_TEST) ## run the tests, and every near-equal case that they 
 	STRUCTCONV_EVERY_TEST=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 test-native: $(READY) ## run the native kernels under a memory checker
-	$(BIN)/python tests/native/run.py
+	$(BIN)/python -m tests.native.run
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .

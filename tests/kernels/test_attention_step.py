@@ -34,8 +34,8 @@ def conv(heads: int, dim: int, channels: int, others: int | None = None, **optio
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("batch", [(), (1,), (2,), (4,), (7,)])
-@pytest.mark.parametrize(("heads", "dim", "channels"), [(1, 1, 1), (3, 5, 6), (2, 16, 33), (4, 64, 96), (1, 70, 272)])
+@pytest.mark.parametrize(("batch", "heads", "dim", "channels"), [
+    ((), 3, 5, 6), ((1,), 4, 64, 96), ((2,), 1, 70, 272), ((4,), 2, 16, 33), ((7,), 1, 1, 1), ((7,), 4, 64, 96)])
 def test_equals_the_whole_call(batch, heads, dim, channels):
     layer, x = conv(heads, dim, channels), torch.randn(*batch, 9, channels)
     found, kernel = stepped(layer, x, 4)

@@ -55,8 +55,8 @@ CASES = [(normalize, loops, options) for normalize in ("sym", "row", None) for l
     (False, {"outputs": 5, "weighted": True}), (False, {"outputs": 5, "strided": True}))]
 
 
-@pytest.mark.parametrize(("normalize", "loops", "options"), CASES)
-@pytest.mark.parametrize("path", ["structure_first", "channels_first"])
+@pytest.mark.parametrize(("normalize", "loops", "options", "path"), [
+    (*case, ("structure_first", "channels_first")[number % 2]) for number, case in enumerate(CASES)])
 def test_values_and_derivatives_are_those_of_the_matrix(normalize, loops, options, path):
     given = graph(**options)
     layer = Conv(Adjacency(normalize, loops), 3, 4, path=path)

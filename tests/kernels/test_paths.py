@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+
 import pytest
 import torch
 
@@ -14,7 +17,6 @@ from structconv.bases.shift import Shift
 from structconv.bases.sparse import Sparse
 from structconv.errors import ShapeError
 from structconv.ops import conv
-from structconv.planning import registered
 from structconv.planning.kernel import matching
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
@@ -35,6 +37,7 @@ from structconv.weights import (
 from tests.kernels.applied import convolution_of, numbers, problem_of
 
 M, P = 12, 4
+EVERY = bool(os.environ.get("STRUCTCONV_EVERY_TEST"))
 
 
 def graph(num_inputs=M, num_outputs=M, edges=30):
@@ -87,8 +90,8 @@ THETAS = {
 }
 
 
-@pytest.mark.parametrize("theta_name", THETAS)
-@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize(("name", "theta_name"), [  # every fifth pair, in which each name is with several others
+    pair for number, pair in enumerate(itertools.product(BASES, THETAS)) if EVERY or number % 5 == 0])
 def test_every_path_equals_the_definition(name, theta_name):
     basis = BASES[name]()
     theta, leaves = with_leaves(THETAS[theta_name](basis.size))
@@ -105,32 +108,6 @@ def test_every_path_equals_the_definition(name, theta_name):
         torch.testing.assert_close(y, wanted, rtol=0, atol=1e-10, msg=lambda m, path=path: f"{path}: {m}")
         for ours, theirs in zip(torch.autograd.grad((y * seed).sum(), [x, *leaves]), wanted_grads, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10, msg=lambda m, path=path: f"{path}: {m}")
-
-
-@pytest.mark.parametrize("name", BASES)
-def test_every_kernel_equals_the_definition(name):
-    """In every order, b included, also where the planner would not take it."""
-    basis, bias = BASES[name](), numbers(3)
-    theta = Full.of(numbers(basis.size, P, 3))
-    x = numbers(M, P) if basis.batch_shape == () else numbers(2, M, P)
-    call = convolution_of(x, basis, theta)._replace(bias=bias)
-    problem, count = problem_of(call), 0
-    for kernel in registered():
-        match = kernel.match(problem) if isinstance(problem.basis, kernel.types) else None
-        for path in () if match is None else kernel.paths(match, problem):
-            y, count = kernel.compile(match, problem, path)(call), count + 1
-            torch.testing.assert_close(y, by_definition(x, basis, theta) + bias, rtol=0, atol=1e-10,
-                                       msg=lambda m, label=f"{kernel.name}, {path}": f"{label}: {m}")
-    assert count >= 3
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_random_sizes(seed):
-    generator = torch.Generator().manual_seed(seed)
-    k, m, n, p, q = (int(s) for s in torch.randint(1, 9, (5,), generator=generator))
-    basis, theta, x = Dense(numbers(k, m, n)), numbers(k, p, q), numbers(3, 2, m, p)
-    for path in ("channels_first", "structure_first", "operator_first"):
-        torch.testing.assert_close(conv(x, basis, theta, path=path), by_definition(x, basis, theta), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("shape", [(0, M, P), (2, 0, M, P)])

@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from structconv import nn
 from structconv.bases.sparse import Sparse
 from structconv.bases.typed import Typed
 from structconv.kernels import relational
 from structconv.mechanisms import Relations
 from structconv.ops import conv, plan
-from structconv.primitives import grouped
 from structconv.structures import Graph, KnowledgeGraph
 from structconv.testing import by_definition
 from structconv.testing.specimens import with_leaves
@@ -63,9 +61,9 @@ def paths(theta):
     return [*found, "mixed_first"] if isinstance(theta, Separable | Shared | Eye) else found
 
 
-@pytest.mark.parametrize("blocks", [1 << 24, 256])
-@pytest.mark.parametrize("theta_name", THETAS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "theta_name", "blocks"), [
+    (name, theta, (1 << 24, 256)[(at + number) % 2]) for at, name in enumerate(CASES)
+    for number, theta in enumerate(THETAS)])
 def test_values_and_gradients(name, theta_name, blocks, monkeypatch):
     monkeypatch.setattr(relational, "BLOCK_BYTES", blocks)
     given = CASES[name]()
@@ -198,36 +196,3 @@ def test_never_all_heads_of_all_entries_nor_channels_of_edges(limit, monkeypatch
         conv(x, basis, theta, path="per_relation").sum().backward()
     assert 400 * 32 <= largest.elements <= max(min(pairs * 32, limit // 4), 400 * 32, 20000)
     assert x.grad.isfinite().all() and theta.theta.grad.isfinite().all()
-
-
-def test_layouts_are_made_once():
-    knowledge = large(200, 2000, 5)
-    x, basis, theta = problem(knowledge, Full.of(torch.randn(5, 32, 4)))
-    again = problem(knowledge, theta)[1]
-    assert relational.distinct_pairs(basis, True, 2) is relational.distinct_pairs(again, True, 2)
-    conv(x, basis, theta, path="per_relation")
-
-
-@pytest.mark.parametrize("options", [{}, {"num_bases": 2}, {"num_blocks": 2}])
-def test_the_layer_compiles_whole(options):
-    knowledge = large(30, 100, 4)
-    layer = nn.RelationalConv(4, 6, 4, **options).double()
-    x = torch.randn(30, 4, dtype=F64)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x, knowledge), layer(x, knowledge), rtol=0, atol=1e-10)
-
-
-def test_products_of_groups():
-    x = torch.randn(5, 4, dtype=F64, requires_grad=True)
-    theta = torch.randn(3, 2, 2, 1, dtype=F64, requires_grad=True)
-    bounds = [0, 2, 2, 5]
-    y = grouped.group_products(x, theta, bounds)
-    whole = Grouped.of(theta).dense()
-    torch.testing.assert_close(y, torch.cat([x[:2] @ whole[0], x[2:] @ whole[2]]))
-    assert torch.autograd.gradgradcheck(lambda x, theta: grouped.group_products(x, theta, bounds), (x, theta))
-    torch.library.opcheck(torch.ops.structconv.group_products, (x, theta, bounds))
-    torch.library.opcheck(torch.ops.structconv.group_outer, (x, x.detach(), bounds, 2))
-    for wrong in (lambda: grouped.group_products(x, theta, [0, 2, 5]), lambda: grouped.group_outer(x, x, bounds, 3),
-                  lambda: grouped.group_products(x[:, :3], theta, bounds)):
-        with pytest.raises(ValueError, match="group_"):
-            wrong()

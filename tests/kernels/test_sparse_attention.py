@@ -54,9 +54,8 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("lead", [(), (2,)])
 @pytest.mark.parametrize("name", FUSED)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
+@pytest.mark.parametrize(("lead", "dtype", "tolerance"), [((), torch.float64, 1e-10), ((2,), torch.float32, 1e-4)])
 def test_the_kernel_computes_the_same(name, lead, dtype, tolerance):
     mechanism, kind = FUSED[name]
     built = on_a_graph(mechanism, lead, dtype)

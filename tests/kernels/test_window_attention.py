@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from structconv import ops
 from structconv.bases.entrywise import Dropped
 from structconv.bases.positions import Distance, GridLookup, Lookup
 from structconv.bases.scores import Bilinear
@@ -89,16 +88,16 @@ def doubles(monkeypatch):
     monkeypatch.setattr(window_attention, "STORED", (F64,))
 
 
-@pytest.mark.parametrize("kind", [None, "clip", "log", "distance"])
-@pytest.mark.parametrize("lead", [(), (2,)])
-@pytest.mark.parametrize("name", [name for name in WINDOWS if WINDOWS[name][0] < 300])
+@pytest.mark.parametrize(("name", "lead", "kind"), [  # each window with two kinds of bias, its neighbors with others
+    (name, lead, (None, "clip", "log", "distance")[(at + 2 * len(lead)) % 4]) for at, name in enumerate(WINDOWS)
+    if WINDOWS[name][0] < 300 for lead in ((), (2,))])
 def test_equals_dense_matrices_in_float64(doubles, name, lead, kind):
     check(*scores_of(name, lead, F64, kind), *scores_of(name, lead, F64, kind), 1e-10)
 
 
-@pytest.mark.parametrize("kind", [None, "clip", "distance"])
-@pytest.mark.parametrize("lead", [(), (2,)])
-@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize(("name", "lead", "kind"), [
+    (name, lead, (None, "clip", "distance")[(at + len(lead)) % 3]) for at, name in enumerate(WINDOWS)
+    for lead in ((), (2,))])
 def test_equals_dense_matrices_natively(name, lead, kind):
     if core() is None:
         pytest.skip("the native core cannot be built here")
@@ -207,35 +206,8 @@ def test_derivatives_of_the_operator():
             return native.window_attention(q, k, v, b.masked_fill(fixed, -torch.inf), shape=shape, below=(1, 1),
                                            above=(0, 1), dilation=(1, 2), scale=0.7, dropout=0.2, seed=seed)
 
-        assert gradcheck(call, (*tensors, bias))
-        assert gradgradcheck(call, (*tensors, bias))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, F64])
-def test_operator_contracts(dtype):
-    q, k, v = (torch.randn(24, 2, c, dtype=dtype, requires_grad=True) for c in (8, 8, 5))
-    table, seed = torch.randn(2, 3, 7, dtype=dtype, requires_grad=True), torch.tensor(3)
-    grid = ([4, 6], [1, 3], [1, 3], [1, 1])
-    for p, given in ((0.0, None), (0.3, seed)):
-        torch.library.opcheck(torch.ops.structconv.window_attention.default,
-                              (q, k, v, table, *grid, None, None, 0.5, p, given, 2))
-
-
-def test_compiles_whole():
-    torch._dynamo.reset()
-
-    def layer(q, k, v, table):
-        basis = Bilinear(q, k) * 0.5 + Lookup(table, "clip", 4, q.shape[-2], q.shape[-2])
-        return ops.apply(basis.masked(keep=Window(12)).softmax(over="inputs"), v)
-
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
-    for length in (50, 77):
-        tensors = [torch.randn(2, length, 4, requires_grad=True) for _ in range(3)]
-        tensors.append(torch.randn(2, 1, 9, requires_grad=True))
-        expected, got = layer(*tensors), compiled(*tensors)
-        torch.testing.assert_close(got, expected)
-        torch.testing.assert_close(torch.autograd.grad(got.square().sum(), tensors),
-                                   torch.autograd.grad(expected.square().sum(), tensors))
+        assert gradcheck(call, (*tensors, bias), fast_mode=True)
+        assert gradgradcheck(call, (*tensors, bias), fast_mode=True)
 
 
 def test_the_numbers_do_not_depend_on_threads():

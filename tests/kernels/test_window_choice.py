@@ -67,15 +67,6 @@ MACHINES = {"typical": machines.TYPICAL["cpu"], "slow to gather": Machine(150.0,
             "slow to multiply": Machine(2.0, 40.0, 15.0)}
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize(("window", "length"), WINDOWS, ids=str)
-def test_the_path_that_is_predicted_to_be_fastest(window, length, machine, monkeypatch):
-    monkeypatch.setattr(machines, "_KNOWN", {"cpu": MACHINES[machine]})
-    found = made(window, length)
-    assert {candidate.kernel for candidate in found.candidates} == {KERNEL, LISTED}
-    assert all(found.seconds <= candidate.seconds for candidate in found.candidates)
-
-
 def test_the_choice_follows_the_machine(monkeypatch):
     """A list gathers a row for each pair; the kernel computes pairs that do not count."""
     chosen = {}
@@ -93,12 +84,6 @@ def test_the_wider_the_window_the_less_its_list(window_of):
     """A narrow window is listed; from some width on none is, and none wider."""
     unlisted = [made(window_of(radius), 1024).kernel == KERNEL for radius in (1, 2, 4, 8, 16, 31, 200)]
     assert unlisted == sorted(unlisted) and not unlisted[0] and unlisted[-1]
-
-
-def test_the_cost_of_a_plan_grows_with_the_window():
-    x, theta = torch.randn(2048, 8), Eye.of(1, 8)
-    costs = [plan(x, attention(Window(radius), 2048)[0], theta).seconds for radius in (40, 80, 400)]
-    assert costs == sorted(costs) and costs[2] > 3 * costs[0]
 
 
 def test_with_a_bias_no_window_is_too_narrow():
@@ -128,22 +113,6 @@ def test_a_traced_program_lists_no_window():
 
     torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend=backend)(q), layer(q))
     assert any("window_attention" in name for name in found)
-
-
-@pytest.mark.parametrize("window", [None, Window((3, 3), grid=Grid((4, 5)))], ids=["whole", "window"])
-def test_a_bias_on_a_grid_compiles_whole(window):
-    torch._dynamo.reset()
-    grid = Grid((4, 5))
-
-    def layer(q, table):
-        scores = Bilinear(q, q) + GridLookup(table, grid)
-        basis = (scores if window is None else scores.masked(keep=window)).softmax(over="inputs")
-        return ops.apply(basis, q)
-
-    leaves = [torch.randn(3, 2, 20, 4, requires_grad=True), torch.randn(2, 7, 9, requires_grad=True)]
-    found = [(y, *torch.autograd.grad(y.square().sum(), leaves))
-             for y in (layer(*leaves), torch.compile(layer, fullgraph=True, backend="aot_eager")(*leaves))]
-    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize(("structure", "given"), [(None, None), (Grid(6), None), (None, Grid(6))])

@@ -1,95 +1,68 @@
-"""Compiles the kernels with a driver and runs them under AddressSanitizer, else valgrind; one run an instruction set.
+"""Runs the tests of the native kernels under AddressSanitizer and UBSan, once for each instruction set.
 
-    python tests/native/run.py [valgrind]
+    python -m tests.native.run [PYTEST ARGUMENT...]
 
-Exit status 0 if nothing is found. Says which checker watched, and says so when there is none.
+Exit status 0 if nothing is found. A tensor is a block of exactly its size: what a kernel reads or writes beside it is
+found, whichever test it is in.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-HERE = Path(__file__).parent
-BUILD = HERE.parents[1] / "structconv" / "primitives" / "native" / "build.py"
-SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g")
+import torch
+
+from structconv.primitives.native import build, loader
+
+ROOT = Path(__file__).parents[2]
+SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
+TESTS = ("tests/primitives", "tests/kernels/test_attention_step.py", "tests/kernels/test_new_graphs.py",
+         "tests/kernels/test_window_attention.py", "tests/nn/test_step_gradients.py", "tests/test_loaders.py")
+#: What starts processes or compilers, or needs no kernel.
+LEFT_OUT = "not triton and not compile and not program and not native_build and not memory and not raw_calls"
 
 
-def load_build():
-    """The package's own build file, without the package."""
-    spec = importlib.util.spec_from_file_location("native_build", BUILD)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def runtimes(cxx: str) -> str | None:
+    """The sanitizers' libraries, to be loaded before all others; None where the compiler has none."""
+    found = [subprocess.run([*cxx.split(), f"-print-file-name={name}"], capture_output=True, text=True,
+                            check=True).stdout.strip() for name in ("libasan.so", "libubsan.so")]
+    return " ".join(found) if all(map(os.path.isabs, found)) else None
 
 
-def sources(build) -> list[Path]:
-    """What the driver is compiled with."""
-    return [build.SOURCES / f"{name}.cpp" for name in (*build.kernels(), "isa")]
-
-
-def compiled(build, cxx: str, level: str, extra: tuple[str, ...], folder: Path) -> Path:
-    """The driver with the kernels of one instruction set."""
-    flags = [flag for flag in build.FLAGS if flag not in ("-O3", "-fno-exceptions", "-fno-rtti")]
-    command = [*cxx.split(), *flags, *build.LEVELS[level], *extra, "-O1", "-fopenmp", f"-DSC_ISA={level}",
-               f"-I{build.SOURCES}"]
-
-    def compile_one(source: Path) -> str:
-        made = folder / f"{source.stem}-{level}.o"
-        subprocess.run([*command, "-c", str(source), "-o", str(made)], check=True)
-        return str(made)
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(compile_one, [*sources(build), HERE / "kernels.cpp"]))
-    target = folder / level
-    subprocess.run([*command, *objects, "-o", str(target)], check=True)
-    return target
-
-
-def runnable(build, cxx: str, folder: Path) -> list[str]:
-    """The instruction sets of this processor."""
-    probe = folder / "probe.so"
-    subprocess.run([*cxx.split(), "-shared", "-fPIC", str(build.SOURCES / "isa.cpp"), "-o", str(probe)], check=True)
-    library = ctypes.CDLL(str(probe))
-    return [level for level in build.levels() if library.structconv_runs(list(build.LEVELS).index(level))]
-
-
-def sanitizes(cxx: str, folder: Path) -> bool:
-    """Whether the compiler's sanitizers link and run here."""
-    source = folder / "empty.cpp"
-    source.write_text("int main() { return 0; }\n")
-    commands = ([*cxx.split(), *SANITIZE, str(source), "-o", str(folder / "empty")], [str(folder / "empty")])
-    return all(subprocess.run(command, capture_output=True, check=False).returncode == 0 for command in commands)
+def pytest_configure() -> None:
+    """In the process that runs the tests: the core is the one that is checked, and memory beside tensors is watched."""
+    tensor = torch.ones(5)
+    watched = ctypes.CDLL(None).__asan_address_is_poisoned
+    watched.argtypes = [ctypes.c_void_p]
+    assert watched(tensor.data_ptr() + tensor.nbytes) and not watched(tensor.data_ptr())
+    build.installed = lambda: Path(os.environ["STRUCTCONV_CHECKED_CORE"])
+    core = loader.core()
+    assert core is not None and core.found.path == os.environ["STRUCTCONV_CHECKED_CORE"]
 
 
 def main() -> int:
-    build = load_build()
     cxx = build.compiler()
-    if cxx is None:
-        print("no C++ compiler: the native kernels are not tested")
+    preload = None if cxx is None else runtimes(cxx)
+    if cxx is None or preload is None:
+        print("no C++ compiler with AddressSanitizer: the native kernels are not checked")
         return 1
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        sanitized = "valgrind" not in sys.argv[1:] and sanitizes(cxx, folder)
-        valgrind = None if sanitized else shutil.which("valgrind")
-        checker = "AddressSanitizer" if sanitized else "valgrind" if valgrind else "no memory checker"
-        # valgrind knows no AVX-512; libgomp keeps its pool, which is no leak
-        environment = {**os.environ, "OMP_NUM_THREADS": "2", "ASAN_OPTIONS": "detect_leaks=0"}
-        status = 0
-        for level in runnable(build, cxx, folder):
-            if valgrind and level == "avx512":
-                continue
-            program = compiled(build, cxx, level, SANITIZE if sanitized else ("-g",), folder)
-            prefix = [valgrind, "-q", "--error-exitcode=1"] if valgrind else []
-            print(f"{level}, under {checker}:", flush=True)
-            status |= subprocess.run([*prefix, str(program)], env=environment, check=False).returncode
+    levels, status = build.levels(), 0
+    build.FLAGS = (*(flag for flag in build.FLAGS if flag not in ("-O3", "-fno-exceptions", "-fno-rtti")), *SANITIZE)
+    with tempfile.TemporaryDirectory() as folder:
+        for level in levels[:levels.index(loader._torch_level()) + 1]:
+            print(f"{level}:", flush=True)
+            target = Path(folder) / f"{level}.so"
+            build.build(target, [level], cxx=cxx)
+            environment = {**os.environ, "LD_PRELOAD": preload, "ASAN_OPTIONS": "detect_leaks=0",
+                           "OMP_NUM_THREADS": "1", "STRUCTCONV_CHECKED_CORE": str(target)}
+            command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.native.run", "-k", LEFT_OUT]
+            done = subprocess.run([*command, *(sys.argv[1:] or TESTS)], env=environment, cwd=ROOT, check=False)
+            status |= done.returncode
     return int(status != 0)
 
 

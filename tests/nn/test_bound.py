@@ -59,21 +59,14 @@ def test_the_steps_behind_the_first_are_bound(monkeypatch):
     assert not runs
 
 
-@pytest.mark.parametrize("name", ["layer", "weight", "mechanism", "scores", "query", "key"])
+@pytest.mark.parametrize("name", ["layer", "weight", "mechanism", "scores", "query", "key", "all modules"])
 def test_a_hook_that_came_later_is_heeded(name):
-    steps = Steps()
-    layer, dot = steps.layer, dot_of(steps.layer)
-    module = {"layer": layer, "weight": layer.weight, "mechanism": layer.mechanism, "scores": dot, "query": dot.query,
-              "key": dot.key}[name]
-    seen = []
-    module.register_forward_hook(lambda *given: seen.append(name) and None)
-    steps.check()
-    assert seen
-
-
-def test_a_hook_for_all_modules_is_heeded():
     steps, seen = Steps(), []
-    handle = nn.modules.module.register_module_forward_hook(lambda *given: seen.append(1) and None)
+    layer, dot = steps.layer, dot_of(steps.layer)
+    register = {"all modules": nn.modules.module.register_module_forward_hook}.get(name) or {
+        "layer": layer, "weight": layer.weight, "mechanism": layer.mechanism, "scores": dot, "query": dot.query,
+        "key": dot.key}[name].register_forward_hook
+    handle = register(lambda *given: seen.append(name) and None)
     try:
         steps.check()
     finally:
@@ -159,29 +152,20 @@ def test_entries_in_other_memory_or_of_other_sizes():
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_copies_and_beams_keep_their_own():
+def test_copies_beams_and_other_batches_go_on():
     steps = Steps()
     twin, before = steps.cache.copy(), steps.cache.heads().clone()
-    steps.layer.step(twin, torch.randn(2, 1, 8))
-    steps.layer.step(twin, torch.randn(2, 1, 8))
+    for _ in range(2):
+        steps.layer.step(twin, torch.randn(2, 1, 8))
     assert torch.equal(steps.cache.heads(), before)
-    steps.check()
-    index = torch.tensor([1, 1])
-    steps.cache.reorder(index)
-    steps.x = steps.x[index]
     steps.check()
     steps.cache.truncate(4)
     steps.at = 4
-    steps.check()
-
-
-def test_other_batches_go_on():
-    steps = Steps()
-    index = torch.tensor([0, 1, 1])
-    steps.cache.reorder(index)
-    steps.x = steps.x[index]
-    steps.check()
-    steps.check()
+    for index in (torch.tensor([1, 1]), torch.tensor([0, 1, 1])):
+        steps.cache.reorder(index)
+        steps.x = steps.x[index]
+        steps.check()
+        steps.check()
 
 
 def test_gradients_are_asked_for_later():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from functools import partial
 
 import pytest
@@ -24,7 +23,7 @@ SIZES = (4, 3, 2)
 UPDATES = {"edge": (8, 7), "node": (9, 6), "globals": (5,)}
 BLOCKS = {
     **{f"{to_nodes}-{to_graphs}": partial(GraphNetwork, *SIZES, **UPDATES, aggregate=to_nodes, readout=to_graphs)
-       for to_nodes, to_graphs in itertools.product([kind for kind in POOLINGS if kind != "set2set"], repeat=2)},
+       for to_nodes, to_graphs in (("sum", "mean"), ("mean", "max"), ("max", "softmax"), ("softmax", "sum"))},
     "independent": lambda: GraphNetwork.independent(*SIZES, **UPDATES),
     "message-passing": lambda: GraphNetwork.message_passing(4, 3, edge=(8, 7), node=6, globals=5, aggregate="mean"),
     "interaction": lambda: GraphNetwork.interaction(*SIZES, edge=(8, 7), node=(9, 6)),
@@ -303,7 +302,8 @@ def test_maxima_of_groups_that_are_even_uneven_and_empty(targets):
     y, seed = pool(x, groups), torch.randn_like(expected)
     close(y, expected)
     close(*(torch.autograd.grad(found, x, seed)[0] for found in (y, expected)))
-    assert torch.autograd.gradgradcheck(lambda x: pool(x, groups), torch.randn(2, 7, 2, dtype=F64, requires_grad=True))
+    assert torch.autograd.gradgradcheck(lambda x: pool(x, groups), torch.randn(2, 7, 2, dtype=F64, requires_grad=True),
+                                        fast_mode=True)
     close(torch.export.export(pool, (x.detach(), groups)).module()(x, groups), expected)
 
 
@@ -358,7 +358,7 @@ def test_a_batch_is_compiled_whole(name):
         alike(told(compiled, graph, x), told(block, graph, x))
 
 
-@pytest.mark.parametrize("name", ["max-softmax", "message-passing", "relation", "non-local"])
+@pytest.mark.parametrize("name", ["max-softmax", "non-local"])
 def test_a_batch_is_exported_with_any_numbers_of_graphs_nodes_and_edges(name):
     block, free = made(name).eval(), Dim.DYNAMIC
     samples = [{0: free}, {0: free}, free, free, free, free, None, None]
@@ -386,7 +386,7 @@ class OneGraph(nn.Module):
         return torch.cat([passed.globals, self.pool(passed.nodes, graph)], -1)
 
 
-@pytest.mark.parametrize("kind", POOLINGS)
+@pytest.mark.parametrize("kind", ["max", "set2set"])
 def test_one_graph_is_exported_with_any_numbers_of_nodes_and_edges(kind):
     torch.manual_seed(0)
     model, free = OneGraph(kind), Dim.DYNAMIC
@@ -395,12 +395,6 @@ def test_one_graph_is_exported_with_any_numbers_of_nodes_and_edges(kind):
     program = torch.export.export(model, first, dynamic_shapes=({0: free}, {1: free}, {0: free})).module()
     for x in (first, *others):
         torch.testing.assert_close(program(*x), model(*x), rtol=1e-5, atol=1e-5)
-
-
-def test_constructors_take_some_of_the_updates():
-    assert GraphNetwork.independent(4, node=8).edge is None
-    assert GraphNetwork.independent(4, 3, edge=5, node=8).globals is None
-    assert GraphNetwork.message_passing(4, 3, edge=5, node=8).globals is None
 
 
 def test_filters_of_edges_on_a_graph_without_nodes():

@@ -69,12 +69,6 @@ def test_convolutions_equal_torchs(axes, options):
     assert_same(ours, theirs, (2, 4, *(7, 6, 5)[:axes]))
 
 
-def test_the_same_arguments_give_the_same_shapes():
-    for options in ({}, {"stride": 2}, {"padding": 1}, {"padding": "same"}, {"dilation": 2, "padding": (1, 2)}):
-        x = torch.randn(2, 3, 9, 8)
-        assert Conv2d(3, 5, 3, **options)(x).shape == nn.Conv2d(3, 5, 3, **options)(x).shape
-
-
 def test_an_image_without_a_batch():
     theirs = nn.Conv2d(3, 5, 3).to(F64)
     x = torch.randn(3, 8, 8, dtype=F64)
@@ -136,13 +130,6 @@ def test_on_grid_takes_any_layer_of_a_grid():
     assert layer(torch.randn(5, 2, 8, 6)).shape == (5, 3, 4, 3)
 
 
-def test_state_dict_goes_there_and_back():
-    layer, other = Conv2d(3, 4, 3, groups=1), Conv2d(3, 4, 3)
-    other.load_state_dict(layer.state_dict())
-    x = torch.randn(1, 3, 6, 6)
-    assert torch.equal(layer(x), other(x))
-
-
 @pytest.mark.parametrize("options", [{}, {"groups": 2}, {"bias": False}])
 def test_states_are_torchs(options):
     theirs, ours = nn.Conv2d(4, 6, 3, **options), Conv2d(4, 6, 3, **options)
@@ -163,13 +150,6 @@ def test_the_kernel_is_read_as_it_lies(options):
     assert layer.weight.data_ptr() == theta.data_ptr()
     layer(torch.randn(1, 4, 6, 6)).sum().backward()
     assert layer.weight.grad.stride() == layer.weight.stride()
-
-
-def test_compiles_whole():
-    layer = Conv2d(3, 4, 3, padding=1)
-    x = torch.randn(2, 3, 6, 5)
-    compiled = torch.compile(layer, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(x), layer(x))
 
 
 @pytest.mark.parametrize(("error", "call"), [

@@ -29,7 +29,7 @@ from structconv.mechanisms import (
     RelativeKey,
     Shifts,
 )
-from structconv.nn import Conv, GATConv, MultiheadAttention, OnGrid, RelationalConv, compose
+from structconv.nn import Conv, MultiheadAttention, OnGrid, RelationalConv, compose
 from structconv.structures import Causal, Padding, Window
 from structconv.weights import Full, LowRank
 from tests.support.layers import LAYERS
@@ -244,13 +244,6 @@ def test_a_factor_is_a_buffer_unless_it_is_a_parameter():
         layer = Conv(DOT.softmax() * factor, P, Q)
         assert ("scale.factor" in dict(layer.named_parameters())) is trained
         assert "scale.factor" in layer.state_dict() and layer.double().scale.factor.dtype == torch.float64
-
-
-def test_a_pickled_or_older_torch_state_with_metadata():
-    layer = GATConv(P, Q, 2)
-    state = pickle.loads(pickle.dumps(layer.state_dict()))
-    assert hasattr(state, "_metadata")
-    GATConv(P, Q, 2, dropout=0.5).load_state_dict(state)
 
 
 @cache

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import fx, nn
 
-import structconv
 from structconv import nn as layers
 from structconv.errors import ConfigError
 from structconv.mechanisms import DotProduct, RelativeBias
@@ -67,7 +61,7 @@ def test_a_graph_is_an_argument(name):
     torch.testing.assert_close(fx.symbolic_trace(model)(*use.args), model(*use.args))
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", ["gcn", "gat", "rgcn", "mha", "conv2d"])
 def test_pytorch_geometric_summarizes_a_model(name):
     pyg = pytest.importorskip("torch_geometric.nn")
     pytest.importorskip("tabulate")
@@ -80,35 +74,6 @@ def test_pytorch_geometric_summarizes_a_model(name):
 def test_a_layer_alone_is_refused():
     with pytest.raises(ConfigError, match=r"Trace torch.nn.Sequential"):
         fx.symbolic_trace(layers.Conv2d(2, 3, 3))
-
-
-PROGRAM = """
-from structconv import Causal, Conv, Dense, DotProduct, Graph, GCNConv, Shifts
-import structconv, torch
-a = DotProduct(2, 3)
-reveal_type((a.scaled().masked(keep=Causal()).softmax() | Shifts([1])) + 2 * a)
-reveal_type(Dense(torch.ones(1, 2, 2)).softmax())
-reveal_type(Conv(a, 4, 3).plan(torch.ones(2, 4)))
-reveal_type(structconv.__version__)
-structconv.nope
-a.sotfmax()
-GCNConv("a", 2)
-"""
-TOLD = ["structconv.mechanisms.expression.Mechanism", "structconv.bases.base.Basis", "structconv.planning.tables.Plan",
-        "str", 'no attribute "nope"', "not callable", '"GCNConv" has incompatible type "str"']
-
-
-@pytest.mark.slow
-def test_a_checker_knows_the_names(tmp_path):
-    pytest.importorskip("mypy")
-    (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
-    root = str(Path(structconv.__file__).parents[1])
-    done = subprocess.run([sys.executable, "-m", "mypy", "--config-file", os.devnull, "--cache-dir",
-                           str(tmp_path / "cache"), "program.py"], cwd=tmp_path, env={**os.environ, "MYPYPATH": root},
-                          capture_output=True, text=True, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("program.py:")]
-    assert len(lines) == len(TOLD), done.stdout
-    assert all(told in line for told, line in zip(TOLD, lines, strict=True)), done.stdout
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit.trace:DeprecationWarning")

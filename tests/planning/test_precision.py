@@ -14,9 +14,6 @@ from structconv.nn import AvgPool2d, Conv, Conv2d, GCNConv, MultiheadAttention
 from structconv.planning.precision import autocast_dtype, cast
 from structconv.structures import Graph, Window
 from structconv.structures.values import tensors_in
-from tests.support.layers import LAYERS
-from tests.support.mutations import MUTATIONS
-from tests.support.mutations.precision import _runs_on_meta
 
 LOW = (torch.bfloat16, torch.float16)
 
@@ -144,28 +141,3 @@ def test_a_graph_layer_keeps_its_layouts_when_the_precision_changes():
         with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
             plans.append(layer.plan(x, graph))
     assert plans[0] is plans[2] and plans[1] is plans[3] and plans[0] is not plans[1]
-
-
-def test_dense_layers_run_on_meta():
-    assert all(_runs_on_meta(LAYERS[name]()) for name in ("mha", "mha_causal", "conv2d", "pool2d", "separable"))
-
-
-def test_a_layer_that_rounds_too_much_fails(monkeypatch):
-    from structconv.nn import conv
-
-    monkeypatch.setattr(conv, "cast", lambda value, dtype: _coarse(value) if dtype is torch.float16 else value)
-    with pytest.raises(AssertionError, match="rounding explains"):
-        MUTATIONS["between_layers_under_autocast"].check(LAYERS["mha"]())
-
-
-def _coarse(value):
-    return value if not isinstance(value, torch.Tensor) else (value * 1.0625)
-
-
-def test_a_layer_that_forgets_to_cast_fails(monkeypatch):
-    from structconv.nn import conv
-
-    for name in ("cast", "cast_call"):
-        monkeypatch.setattr(conv, name, lambda value, dtype: value)
-    with pytest.raises((AssertionError, ShapeError, RuntimeError)):
-        MUTATIONS["between_layers_under_autocast"].check(LAYERS["gcn"]())

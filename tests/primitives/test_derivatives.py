@@ -1,23 +1,104 @@
-"""Derivatives in both modes and of second order, and batches, of every operator and of the layers over them.
+"""Derivatives in both modes and of any order, batches, programs and contracts of every operator.
 
 Forward derivatives are held against finite differences, everything of second order against a double backward.
 """
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 import torch.autograd.forward_ad as forward
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
-from structconv.mechanisms import Additive, DotProduct, RelativeBias
-from structconv.nn import ChebConv, Conv, GATConv, GATv2Conv, GCNConv, RelationalConv
+from structconv.errors import ConfigError, ShapeError
+from structconv.primitives import products  # noqa: F401  (defines its operators)
+from structconv.primitives.blocked_attention import blocked_attention
 from structconv.primitives.blocks import recompute_blocks
+from structconv.primitives.csr import sddmm, spmm
+from structconv.primitives.dense_blocks import Maps, Options
+from structconv.primitives.grouped import group_outer, group_products
+from structconv.primitives.layout import compress
+from structconv.primitives.native.additive import additive_attention
+from structconv.primitives.native.additive_dense import dense_additive_attention
+from structconv.primitives.native.affine import affine_attention
+from structconv.primitives.native.bilinear import bilinear_attention
+from structconv.primitives.native.conditioned import conditioned_product
+from structconv.primitives.native.joint import joint_attention
 from structconv.primitives.native.operator import OPERATORS
-from structconv.structures import Graph, KnowledgeGraph, Window
-from tests.primitives.test_transforms import ALL, case, leaves
+from structconv.primitives.native.product import spmm_add
+from structconv.primitives.native.projected import projected_attention
+from structconv.primitives.native.recurrence import polynomial_analysis, polynomial_synthesis
+from structconv.primitives.native.weights import additive_weights, affine_weights, bilinear_weights
+from structconv.primitives.native.window import window_attention
+from structconv.primitives.segments import masked_softmax, segment_softmax
+from structconv.primitives.shifted import shift_products
+from tests.primitives.raw_calls import with_backwards
 
 pytestmark = pytest.mark.filterwarnings("error:There is a performance drop")
+M, N, E, K = 7, 6, 20, 2
+OPTIONS = Options("softmax", "identity", 1.0, True, 0.5, 0.0, K)
+DROP = {"dropout": 0.3, "seed": torch.tensor(3)}
+
+
+def layouts(m, n):
+    g = torch.Generator().manual_seed(1)
+    source, target = torch.randint(m - 1, (E,), generator=g), torch.randint(n - 1, (E,), generator=g)
+    return compress(target, source, n), compress(source, target, m)
+
+
+JOINED, SQUARE, INDEX = layouts(M, N), layouts(M, M), torch.tensor([0, 0, 2, 2, 2, 1])
+
+#: What each operator computes, and the shapes that its gradients are taken of.
+CASES = {
+    "affine_attention": (lambda s, t, x: affine_attention(*JOINED, s, t, x, **DROP), [(M, K), (N, K), (M, K, 3)]),
+    "projected_attention": (lambda x, u, v, z, b: projected_attention(*JOINED, x, u, v, z, b, **DROP),
+                            [(M, K, 3), (K, 3), (K, 3), (N, K, 3), (K, 3)]),
+    "bilinear_attention": (lambda q, k, v, b: bilinear_attention(*JOINED, q, k, v, b, scale=0.5, **DROP),
+                           [(N, K, 4), (M, K, 4), (M, K, 3), (K, E)]),
+    "joint_attention": (lambda t, q, b: joint_attention(*JOINED, t, q, b, heads=K, depth=4, scale=0.5, **DROP),
+                        [(M, K * (4 + 3)), (N, K, 4), (K, E)]),
+    "additive_attention": (lambda q, k, x, v: additive_attention(*JOINED, q, k, x, v, activation="tanh", **DROP),
+                           [(N, K, 4), (M, K, 4), (M, K, 3), (K, 4)]),
+    "dense_additive_attention": (lambda q, k, x, v: dense_additive_attention(q, k, x, v, **DROP),
+                                 [(N, K, 4), (M, K, 4), (M, K, 3), (K, 4)]),
+    "window_attention": (lambda q, k, v, t: window_attention(q, k, v, t, shape=(M,), below=(1,), above=(1,),
+                                                             dilation=(1,), **DROP),
+                         [(M, K, 4), (M, K, 4), (M, K, 3), (K, 3)]),
+    "conditioned_product": (lambda v, x, t: conditioned_product(*JOINED, v, x, t), [(E, K), (M, 3), (K, 3, 2)]),
+    "affine_weights": (lambda s, t: affine_weights(*JOINED, s, t, **DROP), [(M, K), (N, K)]),
+    "bilinear_weights": (lambda q, k, b: bilinear_weights(*JOINED, q, k, b, **DROP), [(N, K, 4), (M, K, 4), (K, E)]),
+    "additive_weights": (lambda q, k, v: additive_weights(*JOINED, q, k, v, activation="tanh", **DROP),
+                         [(N, K, 4), (M, K, 4), (K, 4)]),
+    "blocked_attention": (lambda q, k, v, d, r: torch.cat(blocked_attention(
+        q, k, v, Maps(d, r, torch.arange(M + M - 1) % 3, None, None), OPTIONS, buckets=3), -1),
+        [(K, M, 4), (K, M, 4), (K, M, 3), (K, M + M - 1), (K, M, 3)]),
+    "spmm": (lambda values, x: spmm(*JOINED, values, x), [(E,), (M, 3)]),
+    "sddmm": (lambda q, k: sddmm(*JOINED, q, k), [(N, 4), (M, 4)]),
+    "spmm_add": (lambda values, x, z: spmm_add(*JOINED, values, x, z, alpha=2.0), [(E,), (M, 3), (N, 3)]),
+    "polynomial_analysis": (lambda x: polynomial_analysis(*SQUARE, None, x, order=2), [(M, 3)]),
+    "polynomial_synthesis": (lambda r: polynomial_synthesis(*SQUARE, None, r), [(3, M, 2)]),
+    "shift_products": (lambda x, w: shift_products(x, w, [-1, 0, 2]), [(1, M, 3), (3, 3, 2)]),
+    "shift_correlation": (lambda x, g: torch.ops.structconv.shift_correlation(x, g, [-1, 0, 2]),
+                          [(1, M, 3), (1, M, 2)]),
+    "group_products": (lambda x, w: group_products(x, w, [0, 3, 3, M]), [(M, 3), (3, 3, 2)]),
+    "group_outer": (lambda x, y: group_outer(x, y, [0, 3, 3, M]), [(M, 3), (M, 2)]),
+    "project": (lambda x, w, b: torch.ops.structconv.project(x, w, b), [(M, 3), (3, 2), (2,)]),
+    "project_relu": (lambda x, w, b: torch.ops.structconv.project_relu(x, w, b), [(M, 3), (3, 2), (2,)]),
+    "outer": (lambda x, y: torch.ops.structconv.outer(x, y), [(M, 3), (M, 2)]),
+}
+#: What has derivatives of its own without being an operator.
+FUNCTIONS = {
+    "segment_softmax": (lambda s: segment_softmax(s, INDEX, 4), [(2, 6)]),
+    "masked_softmax": (lambda s: masked_softmax(s, torch.ones(N, M).tril() > 0, -1), [(N, M)]),
+    "recompute_blocks": (lambda x, w: recompute_blocks(lambda rows, x, w: (x[rows] @ w).tanh(), [x, w],
+                                                       [slice(0, 4), slice(4, M)], reduce="cat"), [(M, 3), (3, 2)]),
+}
+ALL = CASES | FUNCTIONS
+
+
+EVERY = bool(os.environ.get("STRUCTCONV_EVERY_TEST"))
 F64 = torch.float64
 #: Of the second derivatives of a number in its first argument.
 ORDERS = {"forward of backward": lambda f: jacfwd(jacrev(f)), "hessian": hessian,
@@ -26,8 +107,35 @@ ORDERS = {"forward of backward": lambda f: jacfwd(jacrev(f)), "hessian": hessian
           "in parts": lambda f: jacrev(jacrev(f), chunk_size=3)}
 
 
+def case(name, dtype=F64):
+    """A number that depends on an operator's arguments, the arguments, and the places of all of them."""
+    fn, shapes = ALL[name]
+    torch.manual_seed(len(name))
+    tensors = [torch.randn(shape, dtype=dtype) for shape in shapes]
+    return (lambda *t: fn(*t).tanh().square().sum()), tensors, tuple(range(len(tensors)))
+
+
+def leaves(tensors):
+    return [t.clone().requires_grad_() for t in tensors]
+
+
 def close(found, wanted, tol=1e-8):
     torch.testing.assert_close(found, wanted, rtol=tol, atol=tol)
+
+
+def test_no_operator_is_left_out():
+    assert set(CASES) == {name for name in OPERATORS if not name.endswith("_backward")} - {"layouts"}
+
+
+@pytest.mark.parametrize(("dtype", "tol"), [(F64, 1e-9), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("name", ALL)
+def test_gradients_of_transforms_are_those_of_autograd(name, dtype, tol):
+    fn, tensors, every = case(name, dtype)
+    wanted = torch.autograd.grad(fn(*(inputs := leaves(tensors))), inputs)
+    close(grad(fn, every)(*tensors), wanted, tol)
+    value, pull = vjp(fn, *tensors)
+    close(value, fn(*tensors), tol)
+    close(pull(torch.tensor(2.0, dtype=dtype)), tuple(2 * w for w in wanted), 2 * tol)
 
 
 def differences(fn, tensors, tangents, step=1e-6):
@@ -127,28 +235,74 @@ def test_batches(name):
           torch.autograd.functional.jacobian(lambda t: op(t, *tensors[1:]), tensors[0]))
 
 
-@pytest.mark.parametrize("name", [name for name in OPERATORS if name.endswith("_backward")])
+@pytest.mark.parametrize("name", ALL)
+def test_second_derivatives_of_all_arguments(name):
+    """Of all arguments; of one within a function of another; and with the graph of autograd outside or inside."""
+    fn, tensors, every = case(name)
+    inputs = leaves(tensors)
+
+    def squares(grads):
+        return sum(g.square().sum() for g in grads)
+
+    first = torch.autograd.grad(fn(*inputs), inputs, create_graph=True)
+    wanted = torch.autograd.grad(squares(first), inputs, retain_graph=True)
+    close(grad(lambda *t: squares(grad(fn, every)(*t)), every)(*tensors), wanted)
+    close(torch.autograd.grad(squares(grad(fn, every)(*inputs)), inputs), wanted)
+    _, pull = vjp(fn, *inputs)
+    close(torch.autograd.grad(squares(pull(torch.ones((), dtype=F64))), inputs), wanted)
+    for other in every[1:]:
+        mixed, = torch.autograd.grad(first[other].square().sum(), inputs[0], retain_graph=True, materialize_grads=True)
+        inner = grad(lambda t, at=other: grad(lambda *u: fn(t, *u), at - 1)(*tensors[1:]).square().sum())
+        close(inner(tensors[0]), mixed)
+
+
+#: A program takes seconds to make: one of each kind of operator; `make test-every`: all.
+PROGRAMS = list(CASES) if EVERY else ["affine_attention", "joint_attention", "dense_additive_attention", "spmm",
+                                      "blocked_attention", "polynomial_analysis", "project_relu"]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_compiled_gradients(name):
+    fn, tensors, every = case(name)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *t: grad(fn, every)(*t), fullgraph=True, backend="aot_eager")
+    close(compiled(*tensors), grad(fn, every)(*tensors))
+
+
+CALLS = {dtype: with_backwards(dtype) for dtype in (torch.float32, F64, torch.bfloat16)}
+
+
+@pytest.mark.parametrize("dtype", CALLS, ids=str)
+@pytest.mark.parametrize("name", sorted(CALLS[F64]))
+def test_operators_hold_their_contract(name, dtype):
+    """Also without the tensors that may be left out."""
+    operator, arguments = getattr(torch.ops.structconv, name).default, CALLS[dtype][name]
+    whole = dtype is torch.float32 and not name.endswith("_backward") and name != "layouts"
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor",
+             *(["test_aot_dispatch_dynamic"] if whole else []))
+    without = [i for i, argument in enumerate(operator._schema.arguments)
+               if str(argument.type) == "Optional[Tensor]" and isinstance(arguments[i], torch.Tensor)]
+    for left_out in (None, *without):
+        given = [None if i == left_out else t.detach().clone().requires_grad_(t.is_floating_point())
+                 if isinstance(t, torch.Tensor) else t for i, t in enumerate(arguments)]
+        try:
+            operator(*given)
+        except (ShapeError, ConfigError):
+            assert left_out is not None
+            continue
+        torch.library.opcheck(operator, tuple(given), test_utils=tests[:3] if left_out is not None else tests)
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS[F64] if name.endswith("_backward")])
 def test_a_backward_operator_says_what_it_cannot(name):
     """Forward derivatives in its inputs: never a zero."""
-    found = []
-
-    class Record(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func is getattr(torch.ops.structconv, name).default:
-                found.append((func, args))
-            return func(*args, **(kwargs or {}))
-
-    fn, tensors, _ = case(name.removesuffix("_backward"))
-    loss = fn(*(inputs := leaves(tensors)))
-    with Record():
-        torch.autograd.grad(loss, inputs)
-    (operator, arguments), = found
+    operator, arguments = getattr(torch.ops.structconv, name).default, CALLS[F64][name]
     at = next(i for i, t in enumerate(arguments) if isinstance(t, torch.Tensor) and t.is_floating_point())
 
     def call(t):
         return operator(*arguments[:at], t, *arguments[at + 1:])
 
-    x, direction = arguments[at].detach(), torch.randn_like(arguments[at])
+    x, direction = arguments[at], torch.randn_like(arguments[at])
     with pytest.raises(NotImplementedError, match="forward"):
         jvp(call, (x,), (direction,))
     with forward.dual_level():
@@ -158,90 +312,12 @@ def test_a_backward_operator_says_what_it_cannot(name):
 
 def test_values_of_a_recurrence_have_derivatives_too():
     for name in ("polynomial_analysis", "polynomial_synthesis"):
-        layouts = ALL["polynomial_analysis"][0].__globals__["SQUARE"]
+        layouts = SQUARE
         values, x = torch.randn(20, dtype=F64), torch.randn(*((1, 7, 2) if "ana" in name else (1, 7, 3, 2)), dtype=F64)
         operator = getattr(torch.ops.structconv, name)
 
         def number(values, x, operator=operator, layouts=layouts):
             return operator(*layouts[0], *layouts[1], values, x, 2, 0, True).tanh()
 
-        assert torch.autograd.gradcheck(number, leaves([values, x]), check_forward_ad=True)
-        assert torch.autograd.gradgradcheck(number, leaves([values, x]))
-
-
-# -- layers -------------------------------------------------------------------------------------------------------
-
-N = 5
-INDEX = torch.tensor([[0, 1, 1, 2, 3, 3, 0, 2], [1, 0, 2, 1, 2, 0, 3, 2]])
-GRAPH, TYPED = Graph(INDEX, num_nodes=N), KnowledgeGraph(
-    torch.stack([INDEX[0], torch.arange(8) % 2, INDEX[1]], 1), N, ["a", "b"])
-LAYERS = {
-    "GCN": lambda: (GCNConv(3, 2), (GRAPH,)),
-    "GAT": lambda: (GATConv(3, 2, heads=2), (GRAPH,)),
-    "GAT, mean of heads": lambda: (GATConv(3, 2, heads=2, concat=False), (GRAPH,)),
-    "GATv2": lambda: (GATv2Conv(3, 2, heads=2), (GRAPH,)),
-    "Chebyshev": lambda: (ChebConv(3, 2, K=3), (GRAPH,)),
-    "R-GCN": lambda: (RelationalConv(3, 2, 2), (TYPED,)),
-    "products along edges": lambda: (Conv(DotProduct(2, 3).scaled().masked(keep=GRAPH).softmax(), 3, 2), ()),
-    "window": lambda: (Conv(DotProduct(2, 3).scaled().masked(keep=Window(1)).softmax(), 3, 2), ()),
-    "additive": lambda: (Conv(Additive(2, 3).softmax(), 3, 2), ()),
-    "additive along edges": lambda: (Conv(Additive(2, 3).masked(keep=GRAPH).softmax(), 3, 2), ()),
-    "relative bias": lambda: (Conv((DotProduct(2, 3) + RelativeBias(2, heads=2)).softmax(), 3, 2), ()),
-}
-
-
-def layer_of(name):
-    layer, structure = LAYERS[name]()
-    torch.nn.init.normal_(next(layer.parameters()))
-    layer = layer.to(F64)
-    return layer, torch.randn(N, 3, dtype=F64), lambda layer, x: layer(x, *structure)
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_layers_in_every_order(name):
-    layer, x, run = layer_of(name)
-    direction = torch.randn_like(x)
-
-    def number(x):
-        return run(layer, x).tanh().sum()
-
-    close(jvp(lambda x: run(layer, x), (x,), (direction,))[1],
-          differences(lambda x: run(layer, x), [x], [direction]).detach(), 1e-6)
-    wanted = torch.autograd.functional.hessian(number, x)
-    for order in ORDERS.values():
-        close(order(number)(x), wanted)
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_batches_of_layers(name):
-    layer, x, run = layer_of(name)
-    parameters = {key: torch.stack([t, 2 * t, t + 1]) for key, t in layer.named_parameters()}
-
-    class Called(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x):
-            return run(self.layer, x)
-
-    def apply(parameters, x):
-        return functional_call(Called(), {f"layer.{key}": t for key, t in parameters.items()}, (x,))
-
-    alone = torch.stack([apply({key: t[i] for key, t in parameters.items()}, x) for i in range(3)])
-    close(vmap(apply, in_dims=(0, None))(parameters, x), alone)
-    close(vmap(run, in_dims=(None, 0))(layer, torch.stack([x, -x])), torch.stack([run(layer, x), run(layer, -x)]))
-
-
-def test_recomputed_blocks_hold_one_graph_at_a_time():
-    """Derivatives by transforms keep all of them; a plain backward does not."""
-    x, held = torch.randn(6, 3, dtype=F64, requires_grad=True), []
-
-    def fn(rows, x):
-        y = x[rows].exp()
-        held.append(y)
-        return y
-
-    y = recompute_blocks(fn, [x], [slice(0, 2), slice(2, 6)], reduce="cat", dim=0)
-    assert not any(t.requires_grad for t in held)
-    close(torch.autograd.grad(y.sum(), x)[0], x.exp().detach())
+        assert torch.autograd.gradcheck(number, leaves([values, x]), check_forward_ad=True, fast_mode=True)
+        assert torch.autograd.gradgradcheck(number, leaves([values, x]), fast_mode=True)

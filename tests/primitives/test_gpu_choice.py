@@ -8,7 +8,6 @@ import warnings
 import pytest
 import torch
 
-from benchmarks import gpu_attention
 from structconv.primitives.csr import spmm
 from structconv.primitives.layout import compress
 from structconv.primitives.native import calls
@@ -63,10 +62,3 @@ def test_status_says_what_there_is(product, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     assert choice.status() == "torch operators instead: STRUCTCONV_TRITON=0 turns them off"
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to measure")
-def test_the_benchmark_says_that_there_is_no_gpu(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["gpu_attention.py"])
-    assert gpu_attention.main() == 2
-    assert capsys.readouterr().out.startswith("No GPU kernels to measure: no CUDA device")

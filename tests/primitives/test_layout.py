@@ -70,8 +70,7 @@ LAYERS = {
 BAD = [10**9, NODES, -1]
 
 
-@pytest.mark.parametrize("value", BAD)
-@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize(("write", "value"), zip(WRITES, BAD, strict=True))
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_graph_that_was_changed_in_place_is_refused(way, name, write, value):
     layer, x = LAYERS[name](), torch.randn(NODES, C)
@@ -84,8 +83,7 @@ def test_a_graph_that_was_changed_in_place_is_refused(way, name, write, value):
             Graph(graph.edge_index, num_nodes=NODES)
 
 
-@pytest.mark.parametrize("value", BAD)
-@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize(("write", "value"), zip(WRITES, BAD, strict=True))
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_graph_that_was_used_before_is_refused_too_or_taken_as_it_was(way, name, write, value):
     """Torch does not count writes that go past it: what was derived before them stays, and is sound."""
@@ -105,8 +103,7 @@ def test_a_graph_that_was_used_before_is_refused_too_or_taken_as_it_was(way, nam
             layer(x, graph)
 
 
-@pytest.mark.parametrize("column", [0, 1, 2])
-@pytest.mark.parametrize("value", BAD)
+@pytest.mark.parametrize(("column", "value"), zip([0, 1, 2], BAD, strict=True))
 @pytest.mark.parametrize("options", [{}, {"num_bases": 2}, {"num_blocks": 2}], ids=str)
 def test_knowledge_that_was_changed_in_place_is_refused(way, options, value, column):
     triples = torch.stack([torch.randint(NODES, (40,)), torch.randint(3, (40,)), torch.randint(NODES, (40,))], 1)
@@ -121,8 +118,7 @@ def test_knowledge_that_was_changed_in_place_is_refused(way, options, value, col
             layer(x, graph)
 
 
-@pytest.mark.parametrize("value", BAD)
-@pytest.mark.parametrize("program", ["compiled", "exported"])
+@pytest.mark.parametrize(("program", "value"), [("compiled", NODES), ("exported", -1)])
 def test_programs_check_the_graphs_they_are_given(way, program, value):
     class Net(torch.nn.Module):
         def __init__(self):

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
-import re
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -141,13 +138,6 @@ def test_a_core_that_cannot_register_is_refused_and_torchs_operators_run(monkeyp
         torch.testing.assert_close(spmm(*arguments), expected)
 
 
-def test_every_kernel_has_an_operator_that_checks_its_arguments():
-    text = (build.SOURCES / "operators.cpp").read_text()
-    kernels = {name for path in build.SOURCES.glob("*.cpp")
-               for name in re.findall(r"SC_EXPORT\((\w+)\)", path.read_text())}
-    assert kernels and kernels == set(re.findall(r"X\((\w+), \w+, isa\)", text))
-
-
 def test_one_openmp_runtime_in_the_process():
     if core() is None or core().found.runtime is None or sys.platform != "linux":
         pytest.skip("no shared OpenMP runtime here")
@@ -206,15 +196,6 @@ def test_learned_values_and_few_of_them_are_not_kept():
     for _ in range(3):
         assert calls.in_slots(learned, order) is None
         assert calls.in_slots(few, order[1:]) is None
-
-
-def test_the_memory_checker_compiles_the_kernels_that_there_are():
-    path = Path(__file__).parents[1] / "native" / "run.py"
-    spec = importlib.util.spec_from_file_location("run_native", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    names = {source.name for source in module.sources(module.load_build())}
-    assert names == {source.name for source in build.SOURCES.glob("*.cpp")} - {"operators.cpp"}
 
 
 def test_an_editable_installation_has_the_level_of_its_processor_and_is_left_where_another_has_none():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+
 import pytest
 import torch
 from torch import nn
@@ -12,12 +15,15 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.nn import Linear
 from structconv.primitives import products
 from structconv.primitives.native import core, gemm
-from structconv.primitives.products import LEAST_NUMBERS, outer, outer_kernel, product, project_kernel
+from structconv.primitives.products import LEAST_NUMBERS, outer, product
+
+EVERY = bool(os.environ.get("STRUCTCONV_EVERY_TEST"))
 
 
-@pytest.mark.parametrize("columns", [1, 2, 7, 8, 9, 15, 16, 17])
-@pytest.mark.parametrize("shape", [(300, 64), (3, 150, 64), (2, 3, 60, 64), (5, 4), (0, 64)])
-@pytest.mark.parametrize("grad", ["none", "w", "both"])
+@pytest.mark.parametrize(("columns", "shape", "grad"), [
+    case for number, case in enumerate(itertools.product(
+        [1, 2, 7, 8, 9, 15, 16, 17], [(300, 64), (3, 150, 64), (2, 3, 60, 64), (5, 4), (0, 64)], ["none", "w", "both"]))
+    if EVERY or number % 4 == 0])
 def test_equal_to_the_plain_product(columns, shape, grad):
     x = torch.randn(shape, requires_grad=grad == "both")
     w = torch.randn(shape[-1], columns, requires_grad=grad != "none")
@@ -133,14 +139,6 @@ def test_other_dtypes_and_second_derivatives():
                                torch.autograd.grad((2 * (x @ w) @ w.t()).sum(), w)[0], rtol=1e-3, atol=1e-2)
 
 
-def test_one_program_for_any_number_of_rows():
-    compiled = torch.compile(product, fullgraph=True, backend="aot_eager", dynamic=True)
-    w = torch.randn(64, 5)
-    for rows in (10, 300, 500):
-        x = torch.randn(rows, 64)
-        torch.testing.assert_close(compiled(x, w), x @ w, rtol=1e-4, atol=1e-4)
-
-
 @pytest.fixture(params=["native", "small results", "fresh results"])
 def every_branch(request, monkeypatch):
     """Sizes from which a branch is taken, brought down to those of a test."""
@@ -189,18 +187,16 @@ def test_outer_products(every_branch, sizes):
         torch.testing.assert_close(outer(a, b).double(), a.double().t() @ b.double(), rtol=1e-5, atol=1e-4)
 
 
-def test_operators_in_float64_and_opcheck(every_branch):
+def test_operators_in_float64(every_branch):
     x, w, bias, y = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((6, 3), (3, 4), (4,), (6, 4)))
     operators = torch.ops.structconv
-    assert gradcheck(operators.project, (x, w, bias)) and gradgradcheck(operators.project, (x, w, bias))
+    assert gradcheck(operators.project, (x, w, bias), fast_mode=True)
+    assert gradgradcheck(operators.project, (x, w, bias), fast_mode=True)
     away = x.abs() + 0.5, w.abs(), bias.abs()  # of the kink
-    assert gradcheck(operators.project_relu, away) and gradgradcheck(operators.project_relu, away)
-    assert gradcheck(operators.project_relu, (x, w, bias), check_forward_ad=True)
-    assert gradcheck(operators.outer, (x, y)) and gradgradcheck(operators.outer, (x, y))
-    x, w, bias, y = (torch.randn(s, requires_grad=True) for s in ((30, 24), (24, 6), (6,), (30, 6)))
-    torch.library.opcheck(operators.project.default, (x, w, bias))
-    torch.library.opcheck(operators.project_relu.default, (x, w, bias))
-    torch.library.opcheck(operators.outer.default, (x, y))
+    assert gradcheck(operators.project_relu, away, fast_mode=True)
+    assert gradgradcheck(operators.project_relu, away, fast_mode=True)
+    assert gradcheck(operators.project_relu, (x, w, bias), check_forward_ad=True, fast_mode=True)
+    assert gradcheck(operators.outer, (x, y), fast_mode=True) and gradgradcheck(operators.outer, (x, y), fast_mode=True)
 
 
 @pytest.mark.parametrize("columns", [5, 40])
@@ -219,25 +215,6 @@ def test_compiled_with_gradients(every_branch, columns):
         found = torch.autograd.grad(compiled(x, w).square().sum(), (x, w))
         for a, b in zip(found, torch.autograd.grad((x @ w).square().sum(), (x, w)), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-2)
-
-
-@pytest.mark.parametrize(("sizes", "kernel"), [
-    ((100_000, 128, 128), "native"), ((100_000, 128, 384), "native"), ((100_000, 384, 128), "native"),
-    ((100_000, 64, 64), "native"), ((2708, 1433, 7), "native"), ((300, 64, 8), "native"), ((2708, 1433, 16), "native"),
-    ((4000, 128, 128), "library"), ((30_000, 1024, 128), "library"), ((2708, 1433, 32), "library"),
-    ((1000, 64, 64), "torch"), ((10, 64, 8), "torch"), ((100_000, 64, 1), "torch")])
-def test_the_rule_for_a_product(sizes, kernel):
-    assert project_kernel(*sizes) == kernel
-
-
-@pytest.mark.parametrize(("sizes", "kernel"), [
-    ((100_000, 128, 128), "native"), ((100_000, 384, 128), "native"), ((2708, 1433, 7), "native"),
-    ((2708, 16, 7), "native"), ((10_000, 256, 256), "native"),
-    ((20_000, 768, 192), "native"), ((20_000, 1024, 1024), "library"),
-    ((1000, 64, 64), "torch"), ((4096, 768, 192), "torch"), ((10_000, 768, 192), "torch"),
-    ((10_000, 1024, 1024), "torch"), ((10, 64, 8), "torch"), ((1000, 32, 16), "torch"), ((100_000, 64, 1), "torch")])
-def test_the_rule_for_an_outer_product(sizes, kernel):
-    assert outer_kernel(*sizes) == kernel
 
 
 @pytest.fixture
@@ -274,9 +251,9 @@ def test_the_native_kernels_run_where_the_rule_says(asked):
 NARROW_AND_WIDE = [1, 7, 8, 9, 16, 17, 31, 32, 33, 48, 70, 129]
 
 
-@pytest.mark.parametrize("columns", NARROW_AND_WIDE)
-@pytest.mark.parametrize("inputs", [1, 15, 16, 100, 256, 257, 600])
-@pytest.mark.parametrize("rows", [1, 11, 12, 13, 500])
+@pytest.mark.parametrize(("columns", "inputs", "rows"), [
+    sizes for number, sizes in enumerate(itertools.product(NARROW_AND_WIDE, [1, 15, 16, 100, 256, 257, 600],
+                                                           [1, 11, 12, 13, 500])) if EVERY or number % 4 == 0])
 def test_native_kernels(asked, rows, inputs, columns):
     """Rows that lie apart, w of any strides; errors as those of sums of so many terms in float32."""
     table, other = torch.randn(rows, inputs + 3), torch.randn(rows, columns + 5)
@@ -316,8 +293,3 @@ def test_what_is_not_finite_goes_where_mm_puts_it(asked, bad):
     x[17, 3], w[5, 36], g[40, 0] = bad, bad, bad
     for found, expected in ((gemm.project(core(), x, w, None), x @ w), (gemm.outer(core(), x, g), x.t() @ g)):
         torch.testing.assert_close(found, expected, equal_nan=True, rtol=1e-4, atol=1e-4)
-
-
-def test_parts_of_the_rows():
-    assert [gemm.parts(rows, 1 << 14) for rows in (1, 255, 512, 2708, 10_000_000)] == [1, 1, 2, 8, 16]
-    assert gemm.parts(10_000_000, 1 << 22) == 2 and gemm.parts(10_000_000, 1 << 24) == 1

@@ -10,43 +10,38 @@ from pathlib import Path
 import pytest
 import torch
 
-from structconv.primitives.csr import sddmm, spmm
-from structconv.primitives.layout import compress
 from structconv.primitives.native import calls
 from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
-from structconv.primitives.native.product import spmm_add
-from structconv.primitives.native.projected import projected_attention
 from structconv.primitives.triton import choice, splits
+from tests.primitives.edge_operators import OPERATORS, Edges
 
 triton = pytest.importorskip("triton", reason="Triton is not installed: `pip install structconv[gpu]`")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SHAPES = [(4, 32, 32), (8, 8, 8), (3, 5, 7), (1, 130, 1), (5, 1, 20)]
+NAMES = [name for name in OPERATORS
+         if name.startswith(("affine", "projected", "bilinear", "additive", "spmm", "sddmm"))]
+EVERY = bool(os.environ.get("STRUCTCONV_EVERY_TEST"))
 
 
-class Edges:
-    """An edge list with its two layouts."""
-
-    def __init__(self, source, target, m, n, dtype=torch.int64):
-        self.m, self.n, self.e = m, n, len(source)
-        self.source, self.target = source.to(DEVICE, dtype), target.to(DEVICE, dtype)
-        self.layouts = (compress(self.target, self.source, n), compress(self.source, self.target, m))
+def edges_of(source, target, m, n, dtype=torch.int64):
+    return Edges(source, target, m, n, dtype, DEVICE)
 
 
-def random_edges(m=17, n=13, e=70, dtype=torch.int64):
+def random_edges(m=9, n=8, e=40, dtype=torch.int64):
     """A bipartite graph with isolated entries on both sides, duplicates, and a hub on both sides."""
     g = torch.Generator().manual_seed(0)
     source, target = torch.randint(m - 2, (e,), generator=g), torch.randint(n - 2, (e,), generator=g)
     target[: e // 3], source[e // 4: e // 2] = 2, 4
     source[:3], target[:3] = 1, 1
-    return Edges(source, target, m, n, dtype)
+    return edges_of(source, target, m, n, dtype)
 
 
 def ring(size=6):
     """A square graph with self-loops, each of them twice."""
     nodes = torch.arange(size)
-    return Edges(torch.cat([nodes, nodes, nodes]), torch.cat([nodes, nodes, nodes.roll(1)]), size, size)
+    return edges_of(torch.cat([nodes, nodes, nodes]), torch.cat([nodes, nodes, nodes.roll(1)]), size, size)
 
 
 @triton.jit
@@ -83,30 +78,13 @@ def longest(request, monkeypatch):
     return request.param
 
 
-def leaves(*tensors, dtype=torch.float32):
-    """Inputs in `dtype` and the same numbers in float64, which torch's operators take."""
-    inputs = [t.to(DEVICE, dtype).requires_grad_() for t in tensors]
-    return inputs, [t.detach().double().requires_grad_() for t in inputs]
+def arguments(name, edges, shape, dtype=torch.float32):
+    return [t.detach().to(DEVICE).requires_grad_() for t in OPERATORS[name].tensors(edges, *shape, dtype)]
 
 
-def affine_inputs(edges, heads, channels, dtype=torch.float32):
-    return leaves(torch.randn(edges.m, heads), torch.randn(edges.n, heads), torch.randn(edges.m, heads, channels),
-                  dtype=dtype)
-
-
-def bilinear_inputs(edges, heads, channels, depth, dtype=torch.float32, bias=True):
-    tensors = [torch.randn(edges.n, heads, depth), torch.randn(edges.m, heads, depth),
-               torch.randn(edges.m, heads, channels)]
-    return leaves(*tensors, *([torch.randn(heads, edges.e)] if bias else []), dtype=dtype)
-
-
-def additive_inputs(edges, heads, channels, depth, dtype=torch.float32):
-    return leaves(torch.randn(edges.n, heads, depth), torch.randn(edges.m, heads, depth),
-                  torch.randn(edges.m, heads, channels), torch.randn(heads, depth), dtype=dtype)
-
-
-def compare(call, inputs, doubles, tol=2e-5):
-    """Numbers and gradients of a call in the dtype of the inputs and in float64."""
+def compare(call, inputs, tol=4e-5):
+    """Numbers and gradients of a call in the dtype of the inputs, and in float64, which torch's operators take."""
+    doubles = [t.detach().double().requires_grad_() for t in inputs]
     got, expected = call(*inputs), call(*doubles)
     assert got.dtype == inputs[0].dtype and expected.dtype == torch.float64
     torch.testing.assert_close(got.double(), expected, rtol=tol, atol=tol)
@@ -117,141 +95,98 @@ def compare(call, inputs, doubles, tol=2e-5):
         torch.testing.assert_close(a.double(), b, rtol=tol, atol=5 * tol)
 
 
-# -- attention ----------------------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize(("heads", "channels", "depth"), SHAPES)
-def test_affine_attention(longest, heads, channels, depth):
-    edges = random_edges(dtype=torch.int32)
-    compare(lambda *t: affine_attention(*edges.layouts, *t, slope=0.2), *affine_inputs(edges, heads, channels))
+def check(name, edges, shape, dtype=torch.float32, tol=4e-5, **options):
+    compare(lambda *t: OPERATORS[name].call(edges, *t, **options), arguments(name, edges, shape, dtype), tol)
 
 
-@pytest.mark.parametrize("slope", [0.0, 1.0])
-def test_slopes_and_self_loops(slope):
-    edges = ring()
-    compare(lambda *t: affine_attention(*edges.layouts, *t, slope=slope), *affine_inputs(edges, 2, 3))
+def graph(name, dtype=torch.int64):
+    return ring() if OPERATORS[name].pairs == "square" else random_edges(dtype=dtype)
 
 
-@pytest.mark.parametrize(("heads", "channels", "depth"), SHAPES)
-def test_bilinear_attention(longest, heads, channels, depth):
-    edges = random_edges()
-    compare(lambda *t: bilinear_attention(*edges.layouts, *t, scale=depth**-0.5),
-            *bilinear_inputs(edges, heads, channels, depth))
+@pytest.mark.parametrize(("name", "shape", "length"), [  # the interpreter is slow: one of them an operator
+    (name, shape, length) for number, name in enumerate(NAMES) for at, shape in enumerate(SHAPES)
+    for length in (1024, 8) if EVERY or (at == number % 5 and (length == 8) is (number % 2 == 0))])
+def test_values_and_gradients(name, shape, length, monkeypatch):
+    """Rows stay whole, or are cut into parts of eight edges."""
+    monkeypatch.setattr(splits, "LONGEST", length)
+    check(name, graph(name, torch.int32 if shape[0] % 2 else torch.int64), shape, tol=1e-4 if name == "sddmm" else 4e-5)
 
 
-@pytest.mark.parametrize("index", [torch.int32, torch.int64])
-def test_bilinear_attention_without_bias(index):
-    edges = random_edges(dtype=index)
-    compare(lambda *t: bilinear_attention(*edges.layouts, *t), *bilinear_inputs(edges, 2, 6, 3, bias=False))
+@pytest.mark.parametrize("name", ["affine", "bilinear", "additive", "spmm"])
+def test_sixteen_bits(longest, name):
+    dtype, tol = (torch.bfloat16, 0.04) if longest == 8 else (torch.float16, 0.006)
+    check(name, random_edges(), (2, 20, 8), dtype, tol)
 
 
-@pytest.mark.parametrize(("heads", "channels", "depth"), SHAPES)
-def test_additive_attention(longest, heads, channels, depth):
-    edges, activation = random_edges(dtype=torch.int32), "tanh" if heads % 2 else "leaky_relu"
-    compare(lambda *t: additive_attention(*edges.layouts, *t, activation=activation),
-            *additive_inputs(edges, heads, channels, depth), tol=5e-5)
+@pytest.mark.parametrize("name", ["affine", "bilinear, bias", "additive, tanh"])
+def test_dropout_is_that_of_the_hash(longest, name):
+    check(name, random_edges(), (4, 16, 8), dropout=0.4, seed=torch.tensor(-(2**62) + 12345),
+          batch_heads=2 if longest == 8 else None)
 
 
-@pytest.mark.parametrize(("activation", "slope"), [("leaky_relu", 0.0), ("leaky_relu", 1.0), ("sigmoid", 0.0)])
-def test_activations_with_keys_that_are_the_values(activation, slope):
-    """GATv2's rows, gathered once: as they are, and in an order that makes a copy."""
-    edges = ring()
-    (q, k, _, v), (q64, k64, _, v64) = additive_inputs(edges, 3, 5, 5)
-
-    def call(q, k, v):
-        return additive_attention(*edges.layouts, q, k, k, v, activation=activation, slope=slope)
-
-    compare(call, [q, k, v], [q64, k64, v64])
-    strided, strided64 = (t.detach().mT.contiguous().requires_grad_() for t in (k, k64))
-    compare(lambda q, k, v: call(q, k.mT, v), [q, strided, v], [q64, strided64, v64])
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_sixteen_bits(longest, dtype):
-    edges, tol = random_edges(), 0.04 if dtype == torch.bfloat16 else 0.006
-    compare(lambda *t: affine_attention(*edges.layouts, *t), *affine_inputs(edges, 2, 20, dtype), tol)
-    compare(lambda *t: bilinear_attention(*edges.layouts, *t), *bilinear_inputs(edges, 2, 20, 8, dtype), tol)
-    compare(lambda *t: additive_attention(*edges.layouts, *t), *additive_inputs(edges, 2, 20, 8, dtype), tol)
-
-
-@pytest.mark.parametrize("batch_heads", [None, 2])
-def test_dropout_is_that_of_the_hash(longest, batch_heads):
-    edges, seed = random_edges(), torch.tensor(-(2**62) + 12345)
-    chosen = {"dropout": 0.4, "seed": seed, "batch_heads": batch_heads}
-    compare(lambda *t: affine_attention(*edges.layouts, *t, **chosen), *affine_inputs(edges, 4, 16))
-    compare(lambda *t: bilinear_attention(*edges.layouts, *t, **chosen), *bilinear_inputs(edges, 4, 16, 8))
-    if batch_heads is not None:
-        compare(lambda *t: additive_attention(*edges.layouts, *t, **chosen), *additive_inputs(edges, 4, 16, 8))
-
-
-def test_dropout_drops_what_the_cpu_drops(kernels):
+def test_dropout_drops_what_the_cpu_drops():
     """Every source has its own column of x: y then shows which weights fell, beyond any rounding."""
     edges, seed = random_edges(12, 12, 60), torch.tensor(77)
-    source, target = torch.randn(12, 2), torch.randn(12, 2)
     x = torch.eye(12).unsqueeze(1).repeat(1, 2, 1)
-    inputs = [t.to(DEVICE) for t in (source, target, x)]
+    inputs = [t.to(DEVICE) for t in (torch.randn(12, 2), torch.randn(12, 2), x)]
     found = affine_attention(*edges.layouts, *inputs, dropout=0.5, seed=seed)
     expected = affine_attention(*edges.layouts, *(t.double() for t in inputs), dropout=0.5, seed=seed)
     assert torch.equal(found == 0, expected == 0) and (found == 0).any()
 
 
-def test_attention_with_its_vectors(longest):
-    edges = random_edges()
-    inputs, doubles = leaves(torch.randn(edges.m, 2, 5), torch.randn(2, 5), torch.randn(2, 5),
-                             torch.randn(edges.n, 2, 5), torch.randn(2, 5))
-    compare(lambda *t: projected_attention(*edges.layouts, *t), inputs, doubles, 4e-5)
-
-
 def test_strides_are_read_as_they_are():
-    edges = random_edges()
-    (a, b, x), (a64, b64, x64) = affine_inputs(edges, 3, 8)
+    """Of heads that lie apart, of three in one table, and of values that are the keys, gathered once or as a copy."""
+    edges, square = random_edges(), ring()
+    a, b, x = arguments("affine", edges, (3, 8, 1))
     compare(lambda a, b, x: affine_attention(*edges.layouts, a, b, x.transpose(0, 1)),
-            [a, b, x.detach().transpose(0, 1).contiguous().requires_grad_()],
-            [a64, b64, x64.detach().transpose(0, 1).contiguous().requires_grad_()])
-    square = ring()
-    (fused,), (fused64,) = leaves(torch.randn(square.n, 3, 2, 4))
-    compare(lambda t: bilinear_attention(*square.layouts, *t.unbind(1)), [fused], [fused64])
+            [a, b, x.detach().transpose(0, 1).contiguous().requires_grad_()])
+    compare(lambda t: bilinear_attention(*square.layouts, *t.unbind(1)),
+            [torch.randn(square.n, 3, 2, 4, device=DEVICE, requires_grad=True)])
     affine_attention(*edges.layouts, a, b, x).sum().backward()  # a gradient without strides
     assert x.grad is not None and x.grad.isfinite().all()
+    q, k, _, v = arguments("additive", square, (3, 5, 5))
+    compare(lambda q, k, v: additive_attention(*square.layouts, q, k, k, v), [q, k, v])
+    compare(lambda q, k, v: additive_attention(*square.layouts, q, k.mT, k.mT, v),
+            [q, k.detach().mT.contiguous().requires_grad_(), v])
 
 
 @pytest.mark.parametrize(("m", "n"), [(0, 4), (4, 0), (0, 0), (3, 4)])
-def test_without_edges(longest, m, n):
-    edges = Edges(torch.zeros(0), torch.zeros(0), m, n)
-    for call, (inputs, _) in ((affine_attention, affine_inputs(edges, 2, 8)),
-                              (bilinear_attention, bilinear_inputs(edges, 2, 8, 4)),
-                              (additive_attention, additive_inputs(edges, 2, 8, 4))):
-        y = call(*edges.layouts, *inputs)
-        assert y.shape == (n, 2, 8) and not y.any()
-        assert not any(g.any() for g in torch.autograd.grad(y.sum(), inputs))
-    assert not spmm(*edges.layouts, None, torch.ones(m, 3, device=DEVICE)).any()
+@pytest.mark.parametrize("name", ["affine", "bilinear", "additive", "spmm"])
+def test_without_edges(longest, name, m, n):
+    edges = edges_of(torch.zeros(0), torch.zeros(0), m, n)
+    inputs = arguments(name, edges, (2, 8, 4))
+    y = OPERATORS[name].call(edges, *inputs)
+    assert n in y.shape and not y.any()
+    assert not any(g.any() for g in torch.autograd.grad(y.sum(), inputs))
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_what_is_not_finite_stays_with_its_edges(bad):
-    edges = Edges(torch.tensor([0, 1, 1, 2]), torch.tensor([0, 1, 2, 2]), 5, 5)
-    for call, (inputs, _) in ((affine_attention, affine_inputs(edges, 2, 16)),
-                              (bilinear_attention, bilinear_inputs(edges, 2, 16, 8, bias=False)),
-                              (additive_attention, additive_inputs(edges, 2, 16, 8))):
-        with torch.no_grad():
-            for t in inputs[:3]:
-                t[0], t[3], t[4] = bad, bad, bad  # edge 0 -> 0 alone sees them
-        y = call(*edges.layouts, *inputs)
-        assert y[1:].isfinite().all() and not y[3:].any() and not y[0].isfinite().any()
-        grad = torch.ones_like(y)
-        grad[3:], grad[0] = bad, 0
-        for g in torch.autograd.grad(y, inputs[:3], grad):
-            assert g[1:].isfinite().all() and not g[3:].any()
+@pytest.mark.parametrize("name", ["affine", "bilinear", "additive", "spmm, ones"])
+def test_what_is_not_finite_stays_with_its_edges(name, bad):
+    edges = edges_of(torch.tensor([0, 1, 1, 2]), torch.tensor([0, 1, 2, 2]), 5, 5)
+    inputs = arguments(name, edges, (2, 16, 8))[:3]
+    vector = arguments(name, edges, (2, 16, 8))[3:]
+    axis = 1 if name == "spmm, ones" else 0
+    with torch.no_grad():
+        for t in inputs:
+            t.index_fill_(axis, torch.tensor([0, 3, 4], device=DEVICE), bad)  # edge 0 -> 0 alone sees them
+    y = OPERATORS[name].call(edges, *inputs, *vector)
+    rows, grad = y.transpose(0, axis), torch.ones_like(y)
+    assert rows[1:].isfinite().all() and not rows[3:].any() and not rows[0].isfinite().any()
+    grad.transpose(0, axis)[3:], grad.transpose(0, axis)[0] = bad, 0
+    for g in torch.autograd.grad(y, inputs, grad):
+        assert g.transpose(0, axis)[1:].isfinite().all() and not g.transpose(0, axis)[3:].any()
 
 
 def test_scores_of_minus_infinity_weigh_nothing(longest):
     """In a row of twelve edges, whose second part has no other score; and in a row that has none at all."""
     source = torch.cat([torch.arange(8), torch.full((4,), 8), torch.full((10,), 8)])
-    edges = Edges(source, torch.cat([torch.zeros(12), torch.ones(10)]), 9, 2)
-    (a, b, x), _ = affine_inputs(edges, 2, 8)
+    edges = edges_of(source, torch.cat([torch.zeros(12), torch.ones(10)]), 9, 2)
+    a, b, x = arguments("affine", edges, (2, 8, 4))
     with torch.no_grad():
         a[8] = -torch.inf
     y = affine_attention(*edges.layouts, a, b, x)
-    few = Edges(torch.arange(8), torch.zeros(8), 9, 2)
+    few = edges_of(torch.arange(8), torch.zeros(8), 9, 2)
     torch.testing.assert_close(y, affine_attention(*few.layouts, a.double(), b.double(), x.double()).to(y))
     assert not y[1].any()
     assert all(g.isfinite().all() for g in torch.autograd.grad(y.sum(), [b, x]))
@@ -259,17 +194,16 @@ def test_scores_of_minus_infinity_weigh_nothing(longest):
 
 def test_large_scores_do_not_overflow(longest):
     edges = random_edges()
-    inputs, doubles = affine_inputs(edges, 2, 8)
+    a, b, x = arguments("affine", edges, (2, 8, 4))
     with torch.no_grad():
-        for t in (*inputs[:2], *doubles[:2]):
-            t *= 1000
-    compare(lambda *t: affine_attention(*edges.layouts, *t), inputs, doubles, 1e-3)
+        a *= 1000
+        b *= 1000
+    compare(lambda *t: affine_attention(*edges.layouts, *t), [a, b, x], 1e-3)
 
 
 def test_the_same_input_gives_the_same_bits(longest):
     edges = random_edges()
-    inputs, _ = affine_inputs(edges, 2, 8)
-    runs = []
+    inputs, runs = arguments("affine", edges, (2, 8, 4)), []
     for _ in range(2):
         y = affine_attention(*edges.layouts, *inputs)
         runs.append((y, *torch.autograd.grad(y.square().sum(), inputs)))
@@ -277,60 +211,13 @@ def test_the_same_input_gives_the_same_bits(longest):
 
 
 def test_operator_contracts():
-    edges = random_edges(5, 4, 12)
-    flat, seed = [t for layout in edges.layouts for t in layout], torch.tensor(3)
-    inputs, _ = affine_inputs(edges, 2, 4)
-    torch.library.opcheck(torch.ops.structconv.affine_attention.default, (*flat, *inputs, 0.2, 0.3, seed, 2, True))
-    inputs, _ = bilinear_inputs(edges, 2, 4, 3)
-    torch.library.opcheck(torch.ops.structconv.bilinear_attention.default, (*flat, *inputs, 0.5, 0.3, seed, 2))
-    inputs, _ = additive_inputs(edges, 2, 4, 3)
-    torch.library.opcheck(torch.ops.structconv.additive_attention.default,
-                          (*flat, *inputs, "tanh", 0.0, 0.3, seed, 2))
-
-
-# -- products -----------------------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize(("values_lead", "x_lead", "sum_heads"), [
-    (None, (), False), ((), (), False), ((3,), (3,), False), ((5,), (), False), ((4,), (4,), True), ((3,), (1,), True),
-    ((2, 3), (3,), True)])
-def test_products(longest, values_lead, x_lead, sum_heads):
-    edges = random_edges()
-    values = [] if values_lead is None else [torch.randn(*values_lead, edges.e)]
-    inputs, doubles = leaves(torch.randn(*x_lead, edges.m, 7), *values)
-    compare(lambda x, values=None: spmm(*edges.layouts, values, x, sum_heads=sum_heads), inputs, doubles)
-
-
-def test_products_of_many_channels_and_bfloat16():
-    edges = random_edges()
-    compare(lambda x, v: spmm(*edges.layouts, v, x), *leaves(torch.randn(edges.m, 300), torch.randn(2, edges.e)))
-    compare(lambda x, v: spmm(*edges.layouts, v, x),
-            *leaves(torch.randn(edges.m, 9), torch.randn(2, edges.e), dtype=torch.bfloat16), 0.03)
-
-
-@pytest.mark.parametrize("values_shape", [None, (), (3,)])
-def test_product_with_addend(longest, values_shape):
-    edges = random_edges(dtype=torch.int32)
-    values = [] if values_shape is None else [torch.randn(*values_shape, edges.e)]
-    inputs, doubles = leaves(torch.randn(3, edges.m, 20), torch.randn(3, edges.n, 20), *values)
-    compare(lambda x, z, values=None: spmm_add(*edges.layouts, values, x, z, alpha=2.0, beta=-0.5), inputs, doubles)
-
-
-def test_what_is_not_finite_stays_in_its_rows(longest):
-    edges = random_edges()
-    x = torch.randn(edges.m, 5, device=DEVICE)
-    expected = spmm(*edges.layouts, None, x)
-    x[4] = torch.nan
-    seen = torch.zeros(edges.n, dtype=torch.bool, device=DEVICE)
-    seen[edges.target[edges.source == 4]] = True
-    found = spmm(*edges.layouts, None, x)
-    assert found[seen].isnan().all() and torch.equal(found[~seen], expected[~seen]) and not seen.all()
-
-
-@pytest.mark.parametrize("depth", [1, 300])
-def test_sampled_products(longest, depth):
-    edges = random_edges()
-    compare(lambda q, k: sddmm(*edges.layouts, q, k), *leaves(torch.randn(2, edges.n, depth),
-                                                              torch.randn(edges.m, depth)), 1e-4)
+    edges, drop = random_edges(5, 4, 12), (0.3, torch.tensor(3), 2)
+    flat, operators = [t for layout in edges.layouts for t in layout], torch.ops.structconv
+    for name, operator, options in (
+            ("affine", operators.affine_attention, (0.2, *drop, True)),
+            ("bilinear, bias", operators.bilinear_attention, (0.5, *drop)),
+            ("additive", operators.additive_attention, ("tanh", 0.0, *drop))):
+        torch.library.opcheck(operator.default, (*flat, *arguments(name, edges, (2, 4, 3)), *options))
 
 
 # -- long rows ----------------------------------------------------------------------------------------------------
@@ -346,17 +233,14 @@ def test_parts_cover_the_long_rows(monkeypatch):
     assert splits.parts(indptr).long.tolist() == [1]
 
 
-def test_a_hub_of_a_hundred_thousand_edges_is_the_work_of_many_programs():
+def test_a_hub_is_the_work_of_many_programs():
     parts = splits.parts(torch.tensor([0, 3, 100_003, 100_010]))
     assert parts.total == 98 and parts.row.eq(1).all() and parts.start[-1] + parts.length >= 100_003
-
-
-def test_a_hub_at_the_length_that_is_used():
     hub = 2 * splits.LONGEST + 5
     g = torch.Generator().manual_seed(1)
-    edges = Edges(torch.randint(9, (hub,), generator=g), torch.full((hub,), 1), 9, 3)
+    edges = edges_of(torch.randint(9, (hub,), generator=g), torch.full((hub,), 1), 9, 3)
     assert splits.parts(edges.layouts[0].indptr).total == 3
-    compare(lambda *t: affine_attention(*edges.layouts, *t), *affine_inputs(edges, 1, 4), 1e-4)
+    check("affine", edges, (1, 4, 1), tol=1e-4)
 
 
 # -- choice -------------------------------------------------------------------------------------------------------

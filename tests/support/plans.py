@@ -1,24 +1,19 @@
-"""What ran in a call: its plans, what these hold, and the package's files that it passed."""
+"""What ran in a call: its plans, and what these hold."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 
-from structconv.planning import plan as planning
 from structconv.planning.plan import Plan
 from structconv.planning.problem import Call
 
-__all__ = ["check_plan_is_what_runs", "check_plans_hold_no_tensor", "files_before_kernel", "held_by", "plans_that_run"]
-
-_ROOT = Path(planning.__file__).parents[1]
+__all__ = ["check_plan_is_what_runs", "check_plans_hold_no_tensor", "held_by", "plans_that_run"]
 
 
 @contextmanager
@@ -106,30 +101,3 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ()) if name != "__weakref__"]
     return [*((str(i), item) for i, item in enumerate(items)), *getattr(value, "__dict__", {}).items(),
             *((name, getattr(value, name)) for name in slots if hasattr(value, name))]
-
-
-def files_before_kernel(call: Callable[[], Any]) -> list[str]:
-    """The package's files, from `Conv.forward` on, that a call passes outside of the kernel that its plan runs."""
-    passed: list[str] = []
-    within = {"forward": False, "kernel": 0}
-
-    def profile(frame: Any, event: str, _: Any) -> None:
-        path = Path(frame.f_code.co_filename)
-        if not path.is_relative_to(_ROOT):
-            return
-        name = path.relative_to(_ROOT).as_posix()
-        kernel = name.startswith("kernels/")
-        if event == "return" and kernel:
-            within["kernel"] -= 1
-        elif event == "call":
-            within["forward"] |= name == "nn/conv.py" and frame.f_code.co_name == "forward"
-            within["kernel"] += kernel
-            if within["forward"] and not within["kernel"] and name not in passed:
-                passed.append(name)
-
-    sys.setprofile(profile)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return passed
