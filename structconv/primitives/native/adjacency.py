@@ -24,7 +24,7 @@ from structconv.primitives.native.loader import Core
 from structconv.primitives.products import FULL_WIDTH, LEAST_NUMBERS, LEAST_PRODUCTS, outer, product
 
 __all__ = ["Adjacency", "adjacency_of", "attend", "build_adjacency", "convolve", "convolve_with_self",
-           "first_wrong_edge", "gather_maxima", "gather_sums", "groups_in_order", "is_direct", "unchanged"]
+           "first_wrong_edge", "gather_maxima", "gather_sums", "is_direct", "unchanged"]
 
 _NORMALIZATIONS = {None: 0, "row": 1, "sym": 2}  # see Normalization in src/api.h
 _INTEGERS = frozenset((torch.int32, torch.int64))
@@ -76,24 +76,6 @@ def first_wrong_edge(kernels: Core, index: Tensor, inputs: int, outputs: int, sa
     """The first edge (2, E) on the CPU that is out of range, or joins two samples, or -1. One pass."""
     starts = (None, None) if samples is None else (samples.input_starts, samples.output_starts)
     return int(unseen(lambda: kernels.edges(index, inputs, outputs, *starts)))
-
-
-def groups_in_order(starts: Tensor, rows: int, *, mean: bool = False) -> Adjacency | None:
-    """The edges from each row to its group, with values 1 or, for the `mean`, 1 by the number of its rows.
-
-    `starts` (G + 1,), int64, holds the first row of each group and the number of all. Remembered for as long as they
-    stay; `None` where no kernel can read them.
-    """
-    kernels = calls.kernels()
-    readable = starts.is_cpu and starts.dtype is torch.int64 and starts.is_contiguous() and rows < LIMIT
-    if kernels is None or not readable:
-        return None
-
-    def build() -> Adjacency | None:
-        tensor, bad = kernels.groups(starts, rows, mean)
-        return None if bad >= 0 else Adjacency(Side(tensor, starts.shape[0] - 1, rows))
-
-    return kept(starts, ("groups", rows, mean), build)
 
 
 def adjacency_of(index: Tensor, inputs: int, outputs: int, *, loops: bool = False, square: bool = True,
