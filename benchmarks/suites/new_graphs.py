@@ -22,7 +22,7 @@ from structconv import nn as layers
 from structconv.mechanisms import Adjacency, DotProduct, Identity
 from structconv.mechanisms.masks import STRUCTURE
 from structconv.structures import Graph
-from structconv.weights import Eye, Full, HeadBlocks
+from structconv.weights import Full, HeadBlocks
 
 __all__ = ["CASES", "build_new_graphs"]
 
@@ -74,15 +74,15 @@ class _Max(nn.Module):
 
 
 class _Gin(nn.Module):
-    """An MLP of the sum over neighbors and the node itself (Xu et al. 2019)."""
+    """An MLP of the sum over neighbors and the node itself (Xu et al. 2019), whose first layer is that of the sum."""
 
     def __init__(self, channels: int, outputs: int) -> None:
         super().__init__()
-        self.sum = layers.Conv(Adjacency(None, self_loops=True), channels, channels, weight=Eye(), bias=False)
-        self.mlp = _mlp(channels, outputs)
+        self.first = layers.Conv(Adjacency(None, self_loops=True), channels, outputs)
+        self.second = nn.Linear(outputs, outputs)
 
     def forward(self, x: Tensor, graph: Graph) -> Tensor:
-        y: Tensor = self.mlp(self.sum(x, graph))
+        y: Tensor = self.second(torch.relu(self.first(x, graph)))
         return y
 
 
@@ -128,7 +128,9 @@ def _peer(library: Any, kind: str, ours: Any, channels: int, outputs: int) -> An
             copied(part.weight, weight)
     elif kind == "gin":
         made = library.GINConv(_mlp(channels, outputs))
-        made.nn.load_state_dict(ours.mlp.state_dict())
+        copied(made.nn[0].weight, ours.first.weight.theta[0].mT)
+        copied(made.nn[0].bias, ours.first.bias)
+        made.nn[2].load_state_dict(ours.second.state_dict())
     else:
         made = library.SAGEConv(channels, outputs, aggr="max" if kind == "max" else "mean")
         near, own = ((ours.near.weight, ours.own.weight) if kind == "max"

@@ -9,16 +9,17 @@ import torch
 from torch.overrides import BaseTorchFunctionMode
 
 from structconv import torch_compat as private
-from structconv.bases import Sparse
+from structconv.bases import Sparse, Typed
 from structconv.errors import ShapeError, StructureError
 from structconv.mechanisms import Additive, Adjacency, DotProduct, Identity
 from structconv.mechanisms.masks import STRUCTURE
 from structconv.nn import Conv, GATConv, GATv2Conv, GraphPool, GroupPool
 from structconv.ops import conv
+from structconv.primitives.native import adjacency
 from structconv.primitives.native.loader import core
 from structconv.structures import Graph, batch
 from structconv.structures.groups import rows_to_groups
-from structconv.weights import Eye, HeadBlocks
+from structconv.weights import Eye, Full, HeadBlocks
 
 pytestmark = pytest.mark.skipif(core() is None, reason="there are no native kernels")
 NODES, EDGES = 9, 30
@@ -183,6 +184,31 @@ def test_neighbors_and_self_are_one_node(normalize, turned, eye):
         expected = results()
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_relations_side_by_side_are_one_node(weighted, small, monkeypatch):
+    """Against the dense matrices in float64; the last type and output have no edge."""
+    monkeypatch.setattr(adjacency, "_is_small", lambda *_: small)
+    index = torch.stack([torch.randint(NODES, (EDGES,)), torch.randint(4, (EDGES,))])
+    basis = Typed(Graph(index, num_inputs=NODES, num_outputs=5), torch.randint(3, (EDGES,)), 4,
+                  torch.randn(EDGES) if weighted else None)
+    x, theta = torch.randn(NODES, 3, requires_grad=True), torch.randn(4, 3, 6, requires_grad=True)
+
+    def derivatives(y, leaves):
+        first = torch.autograd.grad(y.square().sum(), leaves, retain_graph=True)
+        again = torch.autograd.grad(y.square().sum(), leaves, create_graph=True)
+        return y, *first, *again, *torch.autograd.grad(sum(g.square().sum() for g in again), leaves)
+
+    y = conv(x, basis, Full.of(theta), path="structure_first")
+    assert "_ConvolveBackward" in nodes(y.grad_fn)
+    doubles = tuple(t.detach().double().requires_grad_() for t in (x, theta))
+    expected = torch.einsum("kmn,mp,kpq->nq", basis.dense(torch.float64), *doubles)
+    for one, other in zip(derivatives(y, (x, theta)), derivatives(expected, doubles), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-6 * float(other.detach().abs().max()))
+    with torch.no_grad():
+        torch.testing.assert_close(conv(x, basis, Full.of(theta), path="structure_first"), y)
 
 
 def test_the_layer_is_one_node_and_transforms_agree_with_it():

@@ -154,11 +154,12 @@ def _is_small(side: Side, theta: Tensor) -> bool:
 
 def convolve(x: Tensor, theta: Tensor, bias: Tensor | None, adjacency: Adjacency, structure_first: bool,
              composed: Composed) -> Tensor:
-    """y = A^T x Theta + b as one node of the graph of autograd: (M, P), (1, P, Q) and (Q) or none -> (N, Q).
+    """y = sum_k A_k^T x Theta_k + b as one node of the graph of autograd: (M, P), (K, P, Q) and (Q) or none -> (N, Q).
 
     Args:
         x: see `is_direct`.
-        structure_first: (A^T x) Theta, or else A^T (x Theta).
+        adjacency: from M inputs to N K outputs, of which n K + k is output n of A_k.
+        structure_first: (A^T x) Theta, or else A^T (x Theta), of one matrix.
         composed: the same by differentiable operators, for derivatives of the gradients.
     """
     if torch.is_grad_enabled() and private.any_requires_grad(x, theta, bias):
@@ -175,8 +176,8 @@ def _forward(x: Tensor, theta: Tensor, bias: Tensor | None, adjacency: Adjacency
         found: tuple[Tensor, Tensor | None] = _core().convolve(side.tensor, x, theta, bias, structure_first)
         return found
     if structure_first:
-        r = sums(adjacency.by_target, x)
-        return product(r, theta.squeeze(0), bias), r
+        r, rows = sums(adjacency.by_target, x), theta.flatten(0, 1)
+        return product(r.view(-1, rows.shape[0]), rows, bias), r
     y = sums(adjacency.by_target, product(x, theta.squeeze(0)))
     return y if bias is None else y.add_(bias), None
 
@@ -202,15 +203,15 @@ class _Convolve(torch.autograd.Function):
                 grad_x, grad_theta = _core().convolve_backward(ctx.adjacency.by_source().tensor, x, theta, r, grad,
                                                                *needed[:2])
         else:
-            g = calls.dense(grad)
+            g, rows = calls.dense(grad), theta.flatten(0, 1)
             if r is None and (needed[0] or needed[1]):
                 g = sums(ctx.adjacency.by_source(), g)
             if needed[1]:
-                grad_theta = outer(x if r is None else r, g).unsqueeze(0)
+                grad_theta = outer(x if r is None else r.view(-1, rows.shape[0]), g).view(theta.shape)
             if needed[0]:
-                grad_x = product(g, theta.squeeze(0).t())
+                grad_x = product(g, rows.t())
                 if r is not None:
-                    grad_x = sums(ctx.adjacency.by_source(), grad_x)
+                    grad_x = sums(ctx.adjacency.by_source(), calls.dense(grad_x).view(-1, theta.shape[1]))
         return grad_x, grad_theta, grad.sum(0) if needed[2] else None, None, None, None
 
 
