@@ -19,9 +19,10 @@ from benchmarks.case import Case, Comparison, Entrant, Size, entrant
 from benchmarks.graphs import molecules
 from benchmarks.suites.graph_peers import copied, heads_to_rows, leaf
 from structconv import nn as layers
-from structconv.mechanisms import Adjacency, Identity
+from structconv.mechanisms import Adjacency, DotProduct, Identity
+from structconv.mechanisms.masks import STRUCTURE
 from structconv.structures import Graph
-from structconv.weights import Eye
+from structconv.weights import Full, HeadBlocks
 
 __all__ = ["CASES", "build_new_graphs"]
 
@@ -73,15 +74,15 @@ class _Max(nn.Module):
 
 
 class _Gin(nn.Module):
-    """An MLP of the sum over neighbors and the node itself (Xu et al. 2019)."""
+    """An MLP of the sum over neighbors and the node itself (Xu et al. 2019), whose first layer is that of the sum."""
 
     def __init__(self, channels: int, outputs: int) -> None:
         super().__init__()
-        self.sum = layers.Conv(Adjacency(None, self_loops=True), channels, channels, weight=Eye(), bias=False)
-        self.mlp = _mlp(channels, outputs)
+        self.first = layers.Conv(Adjacency(None, self_loops=True), channels, outputs)
+        self.second = nn.Linear(outputs, outputs)
 
     def forward(self, x: Tensor, graph: Graph) -> Tensor:
-        y: Tensor = self.mlp(self.sum(x, graph))
+        y: Tensor = self.second(torch.relu(self.first(x, graph)))
         return y
 
 
@@ -94,6 +95,11 @@ def _ours(kind: str, channels: int, outputs: int) -> Any:
         return layers.GCNConv(channels, outputs)
     if kind == "gat":
         return layers.GATConv(channels, outputs // 4, 4)
+    if kind == "gatv2":
+        return layers.GATv2Conv(channels, outputs // 4, 4)
+    if kind == "transformer":  # PyTorch Geometric's TransformerConv
+        attention = DotProduct(4, outputs // 4).scaled().masked(keep=STRUCTURE).softmax()
+        return layers.Conv(attention | Identity(), channels, outputs, weight=[HeadBlocks(), Full()], bias=False)
     if kind == "sage":
         return layers.Conv(Adjacency("row") | Identity(), channels, outputs)
     return _Gin(channels, outputs) if kind == "gin" else _Max(channels, outputs)
@@ -107,9 +113,24 @@ def _peer(library: Any, kind: str, ours: Any, channels: int, outputs: int) -> An
     elif kind == "gat":
         made = library.GATConv(channels, outputs // 4, 4)
         _copy(made, ours)
+    elif kind == "gatv2":
+        made = library.GATv2Conv(channels, outputs // 4, 4)
+        score = ours.get_submodule("attention")
+        nn.init.zeros_(score.target.bias)
+        for part, weight in ((made.lin_l, heads_to_rows(ours.weight.theta)), (made.lin_r, score.target.weight)):
+            copied(part.weight, weight, part.bias)
+        copied(made.att, score.vector[None])
+    elif kind == "transformer":
+        made, score = library.TransformerConv(channels, outputs // 4, 4, bias=False), ours.get_submodule("attention")
+        for part, weight in ((made.lin_query, score.query.weight), (made.lin_key, score.key.weight),
+                             (made.lin_value, heads_to_rows(ours.get_parameter("weight.0.theta"))),
+                             (made.lin_skip, ours.get_parameter("weight.1.theta")[0].mT)):
+            copied(part.weight, weight)
     elif kind == "gin":
         made = library.GINConv(_mlp(channels, outputs))
-        made.nn.load_state_dict(ours.mlp.state_dict())
+        copied(made.nn[0].weight, ours.first.weight.theta[0].mT)
+        copied(made.nn[0].bias, ours.first.bias)
+        made.nn[2].load_state_dict(ours.second.state_dict())
     else:
         made = library.SAGEConv(channels, outputs, aggr="max" if kind == "max" else "mean")
         near, own = ((ours.near.weight, ours.own.weight) if kind == "max"
@@ -205,7 +226,7 @@ def _copy(peer: Any, ours: Any) -> None:
     copied(peer.att_dst, score.vector_target[None])
 
 
-_KINDS = ("gcn", "gat", "sage", "gin", "max")
+_KINDS = ("gcn", "gat", "gatv2", "transformer", "sage", "gin", "max")
 #: Molecules for about 300, 1,600, 6,000 and 100,000 edges.
 _COUNTS = {300: 6, 1600: 32, 6000: 120, 100000: 2000}
 #: Graphs of a batch, nodes of each, channels.

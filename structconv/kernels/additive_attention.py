@@ -34,7 +34,9 @@ from structconv.planning.problem import Call, Problem
 from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.additive_dense import dense_additive_attention, factor_of
 from structconv.primitives.native.additive_steps import StepInputs, additive_step
+from structconv.primitives.native.adjacency import is_direct
 from structconv.primitives.native.calls import usable
+from structconv.primitives.native.edge_attention import attend_additive
 from structconv.primitives.native.weights import additive_weights
 from structconv.shapes import broadcast
 
@@ -74,6 +76,8 @@ class AdditiveScores(NamedTuple):
         if self.existing.paddings:
             return call.materialized().apply(r)
         source, target = tensor(self.source(call.basis)), tensor(self.target(call.basis))
+        if self.edges is not None and (y := self._as_one_node(source, target, r, call)) is not None:
+            return y
         lead = broadcast(r.shape[:-3], source.shape[:-3], target.shape[:-3])
         batch = self._folded(source, target, lead, call)
         q, k, v = map(batch.rows, (target, source, r))
@@ -88,6 +92,27 @@ class AdditiveScores(NamedTuple):
             y = dense_additive_attention(q, k, v, vector, causal=self.existing.causal,
                                          factor=self._factor(source, target, lead), **options)
         return batch.heads(y)
+
+    def _as_one_node(self, source: Tensor, target: Tensor, r: Tensor, call: Call) -> Tensor | None:
+        """`attend_additive` where a kernel can read the tensors of the call, else `None`."""
+        vector, edges = self.vector(call.basis), self.edges
+        fitting = r.dim() == 3 and all(t.dim() == 3 and t.shape[0] == self.size for t in (source, target))
+        if edges is None or not fitting or not is_direct(r, source, target, vector):
+            return None
+        found = edges.sorted(call.basis, source.shape[-2], target.shape[-2], r.device)
+        if found is None:
+            return None
+        graph, adjacency, check = found
+        options = edges.options(call.basis)
+
+        def composed(q: Tensor, k: Tensor, x: Tensor, vector: Tensor) -> Tensor:
+            check()
+            return additive_attention(*graph.layouts(), q, k, x, vector, activation=self.activation, slope=self.slope,
+                                      **options)
+
+        q, k, x = (t.transpose(0, 1) for t in (target, source, r.expand(self.size, -1, -1)))
+        return attend_additive(q, k, x, vector, adjacency, self.activation, self.slope, edges.drop(call.basis),
+                               composed).transpose(0, 1)
 
     def _folded(self, source: Tensor, target: Tensor, lead: tuple[int, ...], call: Call) -> Folding:
         if self.edges is None:

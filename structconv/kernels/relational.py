@@ -4,6 +4,7 @@ back.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, cast
@@ -14,14 +15,18 @@ from torch import Tensor
 from structconv.bases.sparse import Sparse
 from structconv.bases.spec import filler, itself, spec_of
 from structconv.bases.typed import Typed
+from structconv.kernels.orders import Primitives
 from structconv.memo import derived
 from structconv.planning.cost import Cost
 from structconv.planning.counts import application
-from structconv.planning.fitted import IN_FAVOR, NARROW
+from structconv.planning.fitted import CHANNEL_CALLS, IN_FAVOR, NARROW, SPARSE_CALLS
 from structconv.planning.kernel import Kernel, register
 from structconv.planning.plan import Plan, decide
 from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives import relations
+from structconv.primitives.native.adjacency import Adjacency, build_adjacency, convolve, is_direct
+from structconv.primitives.native.calls import kernels, usable
+from structconv.primitives.native.indices import LIMIT
 from structconv.primitives.relations import Blocks, Pairs, blocks_of, relational_product, values_by_block
 from structconv.shapes import alike
 from structconv.weights import (
@@ -34,7 +39,7 @@ from structconv.weights import (
     Weight,
 )
 
-__all__ = ["BLOCK_BYTES", "MixedFirst", "PerRelation", "counts", "distinct_pairs"]
+__all__ = ["BLOCK_BYTES", "MixedFirst", "PerRelation", "Stacked", "counts", "distinct_pairs"]
 
 #: Bytes that the rows of one block's pairs may take, before and after their matrix product. Smaller blocks hold less,
 #: stay within the cache, and cost a call for each relation and block.
@@ -82,6 +87,7 @@ class PerRelation(Kernel):
         groups = theta.theta.shape[1] if isinstance(theta, Grouped) and min(theta.theta.shape[2:]) >= NARROW else 1
         middle = Cost(2 * pairs * p * q // groups * problem.sizes.batch, once * pairs * (p + q) + theta_bytes)
         through = problem.x_grad or problem.theta_grad
+        middle = middle + Cost(calls=CHANNEL_CALLS * theta.size)
         return (onto.repeated(1 + problem.x_grad + problem.theta_grad) + off.repeated(1 + through)
                 + middle.repeated(1 + problem.x_grad + problem.theta_grad) + Cost(peak_bytes=held))
 
@@ -135,6 +141,59 @@ def _power_of_two(ratio: float) -> int:
 def _expected(edges: int, places: int) -> int:
     """Return the expected number of `places` that randomly spread edges occupy."""
     return math.ceil(-places * math.expm1(-edges / places)) if places else 0
+
+
+class Stacked(Primitives):
+    """The sums of all relations side by side, (N, K P), times all Theta_k as one matrix: one node on a new graph.
+
+    Right where there are few relations or entries; O(N K P) memory.
+    """
+
+    name, types, before = "relations, one product", (Typed,), ("primitives",)
+
+    def match(self, problem: Problem) -> Callable[[Any], Typed] | None:  # type: ignore[override]
+        values, x = cast(Typed, problem.basis).values, problem.x
+        whole = isinstance(problem.theta, Full) and not problem.projected and x.dim() == 2
+        fixed = values is None or (not values.requires_grad and values.dtype is torch.float32)
+        return filler(problem.basis) if whole and fixed and usable(x, 0) is not None else None
+
+    def cost(self, match: Any, problem: Problem, path: str) -> Cost:
+        found = super().cost(match, problem, path)
+        return dataclasses.replace(found, calls=SPARSE_CALLS) if path == "structure_first" else found
+
+    def compile(self, match: Callable[[Any], Typed], problem: Problem, path: str) -> Run:
+        otherwise = super().compile(match, problem, path)
+        if path != "structure_first":
+            return otherwise
+
+        def run(call: Call) -> Tensor:
+            x, theta, bias = call.x, cast(Full, call.theta).theta, call.bias
+            if not is_direct(x, theta, bias) or (adjacency := _side_by_side(match(call.basis))) is None:
+                return otherwise(call)
+
+            def composed(x: Tensor, theta: Tensor, bias: Tensor | None) -> Tensor:
+                return otherwise(call._replace(x=x, theta=Full.of(theta), bias=bias))
+
+            return convolve(x, theta, bias, adjacency, True, composed)
+
+        return run
+
+    def label(self, path: str) -> str:
+        return self.name if path == "structure_first" else super().label(path)
+
+
+def _side_by_side(typed: Typed) -> Adjacency | None:
+    """The edges into entry n K + k, output n under relation k; remembered."""
+    def build() -> Adjacency | None:
+        graph, values = typed.graph, typed.values
+        outputs, core = graph.num_outputs * typed.count, kernels()
+        if core is None or max(outputs, graph.num_inputs, graph.num_edges) >= LIMIT:
+            return None
+        index = torch.stack([graph.source.long(), graph.target.long() * typed.count + typed.kind])
+        return build_adjacency(core, index, graph.num_inputs, outputs, square=False,
+                               weights=None if values is None else values.contiguous())
+
+    return typed.derived("side by side", build)
 
 
 class MixedFirst(Kernel):
@@ -191,5 +250,5 @@ def _mixed(basis: Typed, theta: Weight) -> Sparse:
     return Sparse(basis.graph, weights_HE if basis.values is None else weights_HE * basis.values)
 
 
-for _kernel in (PerRelation(), MixedFirst()):
+for _kernel in (PerRelation(), Stacked(), MixedFirst()):
     register(_kernel)

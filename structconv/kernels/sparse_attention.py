@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,12 +25,14 @@ from structconv.kernels.folding import Folding, folded
 from structconv.kernels.orders import Application, Applied
 from structconv.planning.cost import Cost
 from structconv.planning.counts import fused_application
+from structconv.planning.fitted import SPARSE_CALLS
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem, Run
-from structconv.primitives.native.adjacency import adjacency_of, attend, is_direct, unchanged
+from structconv.primitives.native.adjacency import Adjacency, adjacency_of, attend, is_direct, unchanged
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
-from structconv.primitives.native.calls import drop_of
+from structconv.primitives.native.calls import MAX_CHANNELS, Drop, drop_of, usable
+from structconv.primitives.native.edge_attention import attend_dots
 from structconv.primitives.native.joint import joint_attention
 from structconv.primitives.native.projected import projected_attention
 from structconv.primitives.native.weights import affine_weights, bilinear_weights
@@ -40,6 +43,10 @@ from structconv.structures.supports import EdgeSupport, Support
 from structconv.weights import HeadBlocks, LowRank
 
 __all__ = ["AffineEdges", "AttentionEdges", "BilinearEdges", "EdgeAttention"]
+
+
+#: Multiplications of projections up to which torch's product makes them, within a node of the whole layer.
+FEW_PRODUCTS = 1 << 26
 
 
 class AttentionEdges(NamedTuple):
@@ -60,6 +67,20 @@ class AttentionEdges(NamedTuple):
     def options(self, basis: Any) -> dict[str, Any]:
         """Return the arguments of dropout, which all operators share."""
         return {"dropout": self.dropout.p, "seed": self.dropout.seed_of(basis), "batch_heads": self.size}
+
+    def drop(self, basis: Any) -> Drop:
+        """The same as numbers."""
+        return drop_of(self.dropout.p, self.dropout.seed_of(basis), self.size)
+
+    def sorted(self, basis: Any, inputs: int, outputs: int, device: torch.device
+               ) -> tuple[Graph, Adjacency, Callable[[], None]] | None:
+        """The graph, its edges as a kernel sorts them for one call, and what raises an error if they change later;
+        `None` where no kernel can."""
+        graph = self.pairs(basis, inputs, outputs, device)
+        index, loops = listed_edges(graph)
+        nodes = graph.num_inputs, graph.num_outputs
+        found = adjacency_of(index, *nodes, loops=loops) if nodes == (inputs, outputs) else None
+        return None if found is None else (graph, found, unchanged(index))
 
 
 class AffineEdges(NamedTuple):
@@ -123,21 +144,18 @@ class AffineEdges(NamedTuple):
         fitting = x.shape[0] == heads[0] and of_source.shape == of_target.shape == heads
         if not fitting or not is_direct(x, of_source, of_target, bias) or (bias is not None and bias.shape != heads):
             return None
-        graph = self.edges.pairs(call.basis, x.shape[-2], x.shape[-2], x.device)
-        index, loops = listed_edges(graph)
-        nodes = graph.num_inputs, graph.num_outputs
-        adjacency = adjacency_of(index, *nodes, loops=loops) if nodes == (x.shape[-2],) * 2 else None
-        if adjacency is None:
+        found = self.edges.sorted(call.basis, x.shape[-2], x.shape[-2], x.device)
+        if found is None:
             return None
-        options, check = self.edges.options(call.basis), unchanged(index)
+        graph, adjacency, check = found
+        options = self.edges.options(call.basis)
 
         def composed(x: Tensor, of_source: Tensor, of_target: Tensor, bias: Tensor | None) -> Tensor:
             check()
             return projected_attention(*graph.layouts(), x, of_source, of_target, None, bias, slope=self.slope,
                                        **options)
 
-        drop = drop_of(options["dropout"], options["seed"], options["batch_heads"])
-        return attend(x.transpose(0, 1), of_source, of_target, bias, adjacency, self.slope, drop,
+        return attend(x.transpose(0, 1), of_source, of_target, bias, adjacency, self.slope, self.edges.drop(call.basis),
                       composed).transpose(0, 1)
 
 
@@ -186,6 +204,8 @@ class BilinearEdges(NamedTuple):
             if not ready or x.dim() > 2 or query.x.dim() > 2 or not key.heads == values.shape[0] == self.edges.size:
                 return otherwise(call)
             square = query.x is x
+            if square and (y := self._as_one_node(query, key, call)) is not None:
+                return y
             parts = [(query.weight.mT, query.bias)] if square else []
             parts += [(key.weight.mT, key.bias), (values.transpose(0, 1).flatten(1), None)]
             table, q = _one_product(x, parts), None if square else query.tensor().transpose(0, 1)
@@ -197,6 +217,40 @@ class BilinearEdges(NamedTuple):
             return call.theta.join(y.transpose(0, 1), call.bias)
 
         return run
+
+    def is_one_node(self, problem: Problem) -> bool:
+        """Whether calls of such a problem may be one node, if their queries and keys are projections of x."""
+        x = problem.x
+        few = x.dim() == 2 and x.numel() * 3 * problem.theta.out_channels <= FEW_PRODUCTS
+        return (few and isinstance(problem.theta, HeadBlocks) and self.bias is None and not problem.projected
+                and usable(x, 0) is not None)
+
+    def _as_one_node(self, query: Projected, key: Projected, call: Call) -> Tensor | None:
+        """`attend_dots` where a kernel can read the tensors of the call, and they are few; else `None`."""
+        x, theta, bias = call.x, call.theta, call.bias
+        if not isinstance(theta, HeadBlocks) or self.bias is not None or x.dim() != 2:
+            return None
+        value, nodes = theta.theta, x.shape[0]
+        width = 2 * query.weight.shape[0] + value.shape[0] * value.shape[2]
+        fitting = query.weight.shape == key.weight.shape and query.heads == key.heads and width <= MAX_CHANNELS
+        tensors = x, query.weight, query.bias, key.weight, key.bias, value, bias
+        if not fitting or nodes * x.shape[1] * width > FEW_PRODUCTS or not is_direct(*tensors):
+            return None
+        found = self.edges.sorted(call.basis, nodes, nodes, x.device)
+        if found is None:
+            return None
+        graph, adjacency, check = found
+        options, depth = self.edges.options(call.basis), query.weight.shape[0] // query.heads
+
+        def composed(x: Tensor, query: Tensor, query_bias: Tensor | None, key: Tensor, key_bias: Tensor | None,
+                     value: Tensor, bias: Tensor | None) -> Tensor:
+            check()
+            parts = [(query.mT, query_bias), (key.mT, key_bias), (value.transpose(0, 1).flatten(1), None)]
+            y = joint_attention(*graph.layouts(), _one_product(x, parts), None, None, heads=value.shape[0], depth=depth,
+                                scale=self.scale, **options)
+            return theta.join(y.transpose(0, 1), bias)
+
+        return attend_dots(*tensors, adjacency, self.scale, self.edges.drop(call.basis), composed)
 
     def _bias(self, batch: Folding, call: Call) -> Tensor | None:
         return None if self.bias is None else batch.by_edge(self.bias(call.basis))
@@ -233,6 +287,12 @@ class EdgeAttention(Applied):
 
     def application_cost(self, match: Any, problem: Problem, channels: int, mode: str) -> Cost:
         return fused_application(problem.basis, problem.sizes, channels, mode)
+
+    def cost(self, match: AffineEdges | BilinearEdges, problem: Problem, path: str) -> Cost:
+        found = super().cost(match, problem, path)
+        if path != "between" or not isinstance(match, BilinearEdges) or not match.is_one_node(problem):
+            return found
+        return dataclasses.replace(found, calls=min(found.calls, SPARSE_CALLS))  # products with Theta are part of it
 
     def application(self, match: AffineEdges | BilinearEdges, problem: Problem) -> Application:
         return Application(match.apply, biased=match.biased if isinstance(match, AffineEdges) else None,

@@ -26,10 +26,10 @@ from structconv.primitives.native.adjacency import (
     adjacency_of,
     gather_maxima,
     gather_sums,
-    groups_in_order,
     is_direct,
     unchanged,
 )
+from structconv.primitives.native.pooling import pool_groups
 from structconv.primitives.segments import segment_max
 from structconv.shapes import check_choice, check_entries, check_positive, check_tensor
 from structconv.structures.batching import Structure, entries_to_samples
@@ -209,8 +209,5 @@ class GraphPool(GroupPool):
         samples = getattr(graph, "samples", None)
         if samples is None or x.dim() != 2 or x.shape != (samples.num_inputs, self.channels) or not is_direct(x):
             return None
-        groups = groups_in_order(samples.input_starts, x.shape[0], mean=self.kind == "mean")
-        if groups is None:
-            return None
-        return (gather_maxima if self.kind == "max" else gather_sums)(
-            x, groups, lambda x: self._composed(x, entries_to_samples(graph, x.device)))
+        return pool_groups(x, samples.input_starts, self.kind,
+                           lambda x: self._composed(x, entries_to_samples(graph, x.device)))

@@ -9,15 +9,17 @@ import torch
 from torch.overrides import BaseTorchFunctionMode
 
 from structconv import torch_compat as private
-from structconv.bases import Sparse
+from structconv.bases import Sparse, Typed
 from structconv.errors import ShapeError, StructureError
-from structconv.mechanisms import Adjacency, Identity
-from structconv.nn import Conv, GATConv, GraphPool, GroupPool
+from structconv.mechanisms import Additive, Adjacency, DotProduct, Identity
+from structconv.mechanisms.masks import STRUCTURE
+from structconv.nn import Conv, GATConv, GATv2Conv, GraphPool, GroupPool
 from structconv.ops import conv
+from structconv.primitives.native import adjacency
 from structconv.primitives.native.loader import core
 from structconv.structures import Graph, batch
 from structconv.structures.groups import rows_to_groups
-from structconv.weights import Eye
+from structconv.weights import Eye, Full, HeadBlocks
 
 pytestmark = pytest.mark.skipif(core() is None, reason="there are no native kernels")
 NODES, EDGES = 9, 30
@@ -103,6 +105,61 @@ def test_attention_of_a_new_graph_is_that_of_the_operators(loops, bias, dropout)
     torch.testing.assert_close(layer.eval()(x, given), layer(x.detach(), given))
 
 
+def dots(projection_bias=False, bias=True, dropout=0.0):
+    attention = DotProduct(2, 3, bias=projection_bias).scaled().masked(keep=STRUCTURE).softmax()
+    return Conv(attention.dropout(dropout) if dropout else attention, 3, 8, weight=HeadBlocks(), bias=bias)
+
+
+ATTENTIONS = {"dots": (dots, "_AttendDotsBackward"),
+              "dots with biases": (lambda: dots(True, dropout=0.4), "_AttendDotsBackward"),
+              "dots without": (lambda: dots(bias=False), "_AttendDotsBackward"),
+              "GATv2": (lambda: GATv2Conv(3, 4, heads=2), "_AttendAdditiveBackward"),
+              "GATv2 with dropout": (lambda: GATv2Conv(3, 4, heads=2, add_self_loops=False, dropout=0.4),
+                                     "_AttendAdditiveBackward"),
+              "tanh": (lambda: Conv(Additive(3, heads=2).masked(keep=STRUCTURE).softmax(), 3, 8, weight=HeadBlocks()),
+                       "_AttendAdditiveBackward")}
+
+
+@pytest.mark.parametrize("kind", ATTENTIONS)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_attention_by_products_and_additive_scores_is_one_node(kind, dtype):
+    """Held against the operators, which run where a mode sees all functions."""
+    given, x = graph(dtype), torch.randn(NODES, 3, requires_grad=True)
+    made, name = ATTENTIONS[kind]
+    layer = made()
+    for bias in (p for p in layer.parameters() if p.dim() == 1):
+        torch.nn.init.normal_(bias)
+    leaves = (x, *layer.parameters())
+
+    def results():
+        torch.manual_seed(1)
+        y = layer(x, given)
+        first = torch.autograd.grad(y.square().sum(), leaves, retain_graph=True)
+        again = torch.autograd.grad(y.square().sum(), leaves, create_graph=True)
+        return y, *first, *again, *torch.autograd.grad(sum(g.square().sum() for g in again), leaves)
+
+    found = results()
+    assert name in nodes(found[0].grad_fn)
+    with BaseTorchFunctionMode():
+        expected = results()
+    assert name not in nodes(expected[0].grad_fn)
+    scale = max(float(t.detach().abs().max()) for t in expected)  # of what cancels in the gradient of the keys' bias
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=3e-6 * scale)
+    layer.eval()
+    torch.testing.assert_close(layer(x.detach(), given), layer(x, given).detach(), rtol=0, atol=0)
+    y = layer(x, given)
+    jacobian = torch.func.jacrev(lambda x: layer(x, given))(x)
+    torch.testing.assert_close(jacobian, torch.func.jacfwd(lambda x: layer(x, given))(x), rtol=1e-4, atol=1e-5)
+    (row,) = torch.autograd.grad(y, x, torch.eye(y.numel()).view(-1, *y.shape), is_grads_batched=True)
+    torch.testing.assert_close(row.view(jacobian.shape), jacobian, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.func.vmap(lambda x: layer(x, given))(x.expand(2, NODES, 3))[1], y)
+    y = layer(x, given)
+    given.edge_index[0, 0] = (given.edge_index[0, 0] + 1) % NODES
+    with pytest.raises(RuntimeError, match="edge_index was changed in place"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+
+
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("normalize", ["row", None])
 @pytest.mark.parametrize("eye", [False, True])
@@ -127,6 +184,31 @@ def test_neighbors_and_self_are_one_node(normalize, turned, eye):
         expected = results()
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_relations_side_by_side_are_one_node(weighted, small, monkeypatch):
+    """Against the dense matrices in float64; the last type and output have no edge."""
+    monkeypatch.setattr(adjacency, "_is_small", lambda *_: small)
+    index = torch.stack([torch.randint(NODES, (EDGES,)), torch.randint(4, (EDGES,))])
+    basis = Typed(Graph(index, num_inputs=NODES, num_outputs=5), torch.randint(3, (EDGES,)), 4,
+                  torch.randn(EDGES) if weighted else None)
+    x, theta = torch.randn(NODES, 3, requires_grad=True), torch.randn(4, 3, 6, requires_grad=True)
+
+    def derivatives(y, leaves):
+        first = torch.autograd.grad(y.square().sum(), leaves, retain_graph=True)
+        again = torch.autograd.grad(y.square().sum(), leaves, create_graph=True)
+        return y, *first, *again, *torch.autograd.grad(sum(g.square().sum() for g in again), leaves)
+
+    y = conv(x, basis, Full.of(theta), path="structure_first")
+    assert "_ConvolveBackward" in nodes(y.grad_fn)
+    doubles = tuple(t.detach().double().requires_grad_() for t in (x, theta))
+    expected = torch.einsum("kmn,mp,kpq->nq", basis.dense(torch.float64), *doubles)
+    for one, other in zip(derivatives(y, (x, theta)), derivatives(expected, doubles), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-6 * float(other.detach().abs().max()))
+    with torch.no_grad():
+        torch.testing.assert_close(conv(x, basis, Full.of(theta), path="structure_first"), y)
 
 
 def test_the_layer_is_one_node_and_transforms_agree_with_it():
@@ -205,7 +287,8 @@ def test_pooling_is_that_of_the_operators(kind, form):
         return y, grad, again, second
 
     found = results()
-    assert nodes(found[0].grad_fn) & {"_SumsBackward", "_MaximaBackward"}
+    along = "_MaximaBackward" if kind == "max" else "_SumsBackward"
+    assert ("_PoolBackward" if form == "samples" else along) in nodes(found[0].grad_fn)
     with BaseTorchFunctionMode():
         expected = results()
     for one, other in zip(found, expected, strict=True):

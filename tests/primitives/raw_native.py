@@ -46,9 +46,12 @@ def recorded(native):
     x, theta, both, heads, starts = r(M, 3), r(1, 3, 4), r(2, 3, 4), r(M, K, 3), torch.tensor([0, 3, M])
     drop, cache = (0.3, 5, K), (torch.zeros(1, K, M, 4), torch.zeros(1, K, M, 3))
     _, y2, numbers = native.attend_forward(side, heads, r(K, 3), r(K, 3), r(K, 3), 0.2, *drop, True)
+    dots = x, r(K * 2, 3), r(K * 2), r(K * 2, 3), None, r(K, 3, 4), r(K * 4)
+    y, table, lse = native.attend_dots_forward(side, *dots, 0.5, *drop, True)
     _, weights = native.additive_step(r(2, K, 4), r(M, K, 4), torch.rand(M, K, 4), heads, r(K, 4), None, 2.0)
     calls |= {
-        "outside": (index, [M, N]), "edges": (index, M, M, starts, starts), "groups": (starts, M, True),
+        "outside": (index, [M, N]), "edges": (index, M, M, starts, starts),
+        "pool": (x, starts, 1), "pool_backward": (x, r(2, 3), starts, r(2, 3), 2),
         "adjacency": (index, M, M, True, True, 2, ones), "transpose": (side,), "sums": (side, x, x),
         "spmm_into": (layout, r(E), False, r(2, M, 3), r(2, M, 3), 2, 2.0, -1.0),
         "maxima": (side, x), "maxima_backward": (side, back, x, x, x), "convolve": (side, x, theta, r(4), True),
@@ -57,6 +60,8 @@ def recorded(native):
         "convolve_with_self_backward": (back, x, both, x, r(M, 4), 1, True, True),
         "attend_forward": (side, heads, r(K, 3), r(K, 3), r(K, 3), 0.2, *drop, True),
         "attend_backward": (side, back, heads, r(K, 3), r(K, 3), r(K, 3), heads, y2, numbers, heads, 0.2, *drop),
+        "attend_dots_forward": (side, *dots, 0.5, *drop, True),
+        "attend_dots_backward": (side, back, *dots, y, table, lse, y, 0.5, *drop),
         "project": (x, r(3, 4), r(4)), "outer": (x, r(M, 4), 2, True),
         "additive_step": (r(2, K, 4), r(M, K, 4), torch.rand(M, K, 4), heads, r(K, 4), None, 2.0),
         "additive_step_backward": (r(2, K, 4), r(M, K, 4), torch.rand(M, K, 4), heads, r(K, 4), weights, r(2, K, 3),

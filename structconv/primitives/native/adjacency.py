@@ -24,7 +24,7 @@ from structconv.primitives.native.loader import Core
 from structconv.primitives.products import FULL_WIDTH, LEAST_NUMBERS, LEAST_PRODUCTS, outer, product
 
 __all__ = ["Adjacency", "adjacency_of", "attend", "build_adjacency", "convolve", "convolve_with_self",
-           "first_wrong_edge", "gather_maxima", "gather_sums", "groups_in_order", "is_direct", "unchanged"]
+           "first_wrong_edge", "gather_maxima", "gather_sums", "is_direct", "unchanged"]
 
 _NORMALIZATIONS = {None: 0, "row": 1, "sym": 2}  # see Normalization in src/api.h
 _INTEGERS = frozenset((torch.int32, torch.int64))
@@ -76,24 +76,6 @@ def first_wrong_edge(kernels: Core, index: Tensor, inputs: int, outputs: int, sa
     """The first edge (2, E) on the CPU that is out of range, or joins two samples, or -1. One pass."""
     starts = (None, None) if samples is None else (samples.input_starts, samples.output_starts)
     return int(unseen(lambda: kernels.edges(index, inputs, outputs, *starts)))
-
-
-def groups_in_order(starts: Tensor, rows: int, *, mean: bool = False) -> Adjacency | None:
-    """The edges from each row to its group, with values 1 or, for the `mean`, 1 by the number of its rows.
-
-    `starts` (G + 1,), int64, holds the first row of each group and the number of all. Remembered for as long as they
-    stay; `None` where no kernel can read them.
-    """
-    kernels = calls.kernels()
-    readable = starts.is_cpu and starts.dtype is torch.int64 and starts.is_contiguous() and rows < LIMIT
-    if kernels is None or not readable:
-        return None
-
-    def build() -> Adjacency | None:
-        tensor, bad = kernels.groups(starts, rows, mean)
-        return None if bad >= 0 else Adjacency(Side(tensor, starts.shape[0] - 1, rows))
-
-    return kept(starts, ("groups", rows, mean), build)
 
 
 def adjacency_of(index: Tensor, inputs: int, outputs: int, *, loops: bool = False, square: bool = True,
@@ -172,11 +154,12 @@ def _is_small(side: Side, theta: Tensor) -> bool:
 
 def convolve(x: Tensor, theta: Tensor, bias: Tensor | None, adjacency: Adjacency, structure_first: bool,
              composed: Composed) -> Tensor:
-    """y = A^T x Theta + b as one node of the graph of autograd: (M, P), (1, P, Q) and (Q) or none -> (N, Q).
+    """y = sum_k A_k^T x Theta_k + b as one node of the graph of autograd: (M, P), (K, P, Q) and (Q) or none -> (N, Q).
 
     Args:
         x: see `is_direct`.
-        structure_first: (A^T x) Theta, or else A^T (x Theta).
+        adjacency: from M inputs to N K outputs, of which n K + k is output n of A_k.
+        structure_first: (A^T x) Theta, or else A^T (x Theta), of one matrix.
         composed: the same by differentiable operators, for derivatives of the gradients.
     """
     if torch.is_grad_enabled() and private.any_requires_grad(x, theta, bias):
@@ -193,8 +176,8 @@ def _forward(x: Tensor, theta: Tensor, bias: Tensor | None, adjacency: Adjacency
         found: tuple[Tensor, Tensor | None] = _core().convolve(side.tensor, x, theta, bias, structure_first)
         return found
     if structure_first:
-        r = sums(adjacency.by_target, x)
-        return product(r, theta.squeeze(0), bias), r
+        r, rows = sums(adjacency.by_target, x), theta.flatten(0, 1)
+        return product(r.view(-1, rows.shape[0]), rows, bias), r
     y = sums(adjacency.by_target, product(x, theta.squeeze(0)))
     return y if bias is None else y.add_(bias), None
 
@@ -220,15 +203,15 @@ class _Convolve(torch.autograd.Function):
                 grad_x, grad_theta = _core().convolve_backward(ctx.adjacency.by_source().tensor, x, theta, r, grad,
                                                                *needed[:2])
         else:
-            g = calls.dense(grad)
+            g, rows = calls.dense(grad), theta.flatten(0, 1)
             if r is None and (needed[0] or needed[1]):
                 g = sums(ctx.adjacency.by_source(), g)
             if needed[1]:
-                grad_theta = outer(x if r is None else r, g).unsqueeze(0)
+                grad_theta = outer(x if r is None else r.view(-1, rows.shape[0]), g).view(theta.shape)
             if needed[0]:
-                grad_x = product(g, theta.squeeze(0).t())
+                grad_x = product(g, rows.t())
                 if r is not None:
-                    grad_x = sums(ctx.adjacency.by_source(), grad_x)
+                    grad_x = sums(ctx.adjacency.by_source(), calls.dense(grad_x).view(-1, theta.shape[1]))
         return grad_x, grad_theta, grad.sum(0) if needed[2] else None, None, None, None
 
 

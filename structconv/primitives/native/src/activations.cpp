@@ -10,11 +10,11 @@ constexpr int kAhead = 28;  // rows to prefetch, as for weighted sums
 struct Piecewise {
     template <class V> static V value(V own, V other, float slope) {
         const V x = own + other;
-        return x > 0.0f ? x : x * slope;
+        return choose(x > 0.0f, x, x * slope);
     }
 
     template <class V> static void add(V own, V other, float slope, V ds, V scaled, V& slopes, V* values) {
-        const V x = own + other, part = x > 0.0f ? ds : scaled;
+        const V x = own + other, part = choose(x > 0.0f, ds, scaled);
         slopes += part;
         if (values) *values += part * x;
     }
@@ -23,7 +23,7 @@ struct Piecewise {
 struct Logistic : Ratio {
     template <class V> static V power(V own, V other, float rate) {
         const V x = (own + other) * -rate;
-        return exponential(x > 69.0f ? splat<V>(69.0f) : x);
+        return exponential(choose(x > 69.0f, splat<V>(69.0f), x));
     }
 
     template <class V> static V value(V own, V other, float rate) {
@@ -114,7 +114,7 @@ template <class Act, class T, class V, int NV, bool PART> Activated pair() {
     return {score<Act, T, V, NV, PART>, slopes<Act, T, V, NV, PART>};
 }
 
-template <class Act, class T> Activated choose(const Piece& piece) {
+template <class Act, class T> Activated loops_for(const Piece& piece) {
     switch (piece.width) {
         case 8: return piece.part == 8 ? pair<Act, T, v8, 1, false>() : pair<Act, T, v8, 1, true>();
         case 16: return pair<Act, T, v16, 1, false>();
@@ -128,9 +128,9 @@ template <class Act, class T> Activated choose(const Piece& piece) {
 
 template <class T> Activated activated(const Piece& piece, int64_t activation) {
     switch (activation) {
-        case kPiecewise: return choose<Piecewise, T>(piece);
-        case kLogistic: return choose<Logistic, T>(piece);
-        default: return choose<Product, T>(piece);
+        case kPiecewise: return loops_for<Piecewise, T>(piece);
+        case kLogistic: return loops_for<Logistic, T>(piece);
+        default: return loops_for<Product, T>(piece);
     }
 }
 

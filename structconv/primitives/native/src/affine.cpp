@@ -15,7 +15,7 @@
 namespace structconv::SC_ISA {
 namespace {
 
-inline v16 leaky(v16 t, float slope) { return t > 0.0f ? t : t * slope; }
+inline v16 leaky(v16 t, float slope) { return choose(t > 0.0f, t, t * slope); }
 
 // The vectors of a block of heads, as `load_row` lays out a row.
 struct Vectors {
@@ -109,7 +109,7 @@ template <class T, int HB> struct Forward {
         if (dropout.on()) dropout.pairs(row, edges.index, edges.count, drop);
         for (int i = 0; i < vectors; ++i) {
             const v16 score = load<v16>(w + 16 * i);
-            const v16 p = exponential(score - online.base), c = score > 0.0f ? splat<v16>(1.0f) : splat<v16>(slope);
+            const v16 p = exponential(score - online.base), c = choose(score > 0.0f, splat<v16>(1.0f), splat<v16>(slope));
             const v16 kept = dropout.on() ? p * dropout.factor(drop + 16 * i) : p;
             online.sum += p;
             mass += c * p;
@@ -247,7 +247,7 @@ template <class T, int HB> struct Backward {
         for (int i = 0; i < count; ++i) {
             const v16 score = leaky(source + load<v16>(w + 16 * i), slope);
             const v16 p = exponential(score - load<v16>(lse + 16 * i));
-            const v16 c = score > 0.0f ? splat<v16>(1.0f) : splat<v16>(slope);
+            const v16 c = choose(score > 0.0f, splat<v16>(1.0f), splat<v16>(slope));
             const v16 kept = dropout.on() ? p * dropout.factor(drop + 16 * i) : p;
             d += c * p * load<v16>(w2 + 16 * i);
             store(w + 16 * i, kept);

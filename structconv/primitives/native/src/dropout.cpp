@@ -7,12 +7,12 @@
 namespace structconv::SC_ISA {
 namespace {
 
-struct PairNumbers {
+struct NumbersOfPairs {
     u16 steps;  // lane * num_outputs
     uint64_t outputs;
 
-    explicit PairNumbers(int64_t num_outputs) : outputs(static_cast<uint64_t>(num_outputs)) {
-        for (int lane = 0; lane < 16; ++lane) steps[lane] = static_cast<uint32_t>(lane * outputs);
+    explicit NumbersOfPairs(int64_t num_outputs) : outputs(static_cast<uint64_t>(num_outputs)) {
+        for (int lane = 0; lane < 16; ++lane) set_lane(steps, lane, static_cast<uint32_t>(lane * outputs));
     }
 
     // fold(m num_outputs + n) for 16 inputs m in a row, from the first pair's number on.
@@ -21,7 +21,7 @@ struct PairNumbers {
         if (first >> 32 == last >> 32)
             return (static_cast<uint32_t>(first) + steps) ^ static_cast<uint32_t>(first >> 32) * kFirst;
         u16 found;
-        for (int lane = 0; lane < 16; ++lane) found[lane] = fold(first + lane * outputs);
+        for (int lane = 0; lane < 16; ++lane) set_lane(found, lane, fold(first + lane * outputs));
         return found;
     }
 };
@@ -38,7 +38,7 @@ void store_some(float* to, v16 v, int64_t lanes) {
     else std::memcpy(to, &v, static_cast<size_t>(lanes) * sizeof(float));
 }
 
-void drop_row(const DropBlockArgs& a, const Dropout& dropout, const PairNumbers& numbers, int64_t row, int64_t at) {
+void drop_row(const DropBlockArgs& a, const Dropout& dropout, const NumbersOfPairs& numbers, int64_t row, int64_t at) {
     const uint64_t output = static_cast<uint64_t>(a.last_row - row);
     for (int64_t m = 0; m < a.columns; m += 16) {
         const int64_t lanes = a.columns - m < 16 ? a.columns - m : 16;
@@ -54,7 +54,7 @@ void drop_row(const DropBlockArgs& a, const Dropout& dropout, const PairNumbers&
 SC_EXPORT(drop_block)(const structconv::DropBlockArgs* args) {
     using namespace structconv::SC_ISA;
     const structconv::DropBlockArgs& a = *args;
-    const PairNumbers numbers(a.drop.num_outputs);
+    const NumbersOfPairs numbers(a.drop.num_outputs);
     const int team = a.heads * a.rows * a.columns >= 1 << 15 ? static_cast<int>(a.threads) : 1;
 #pragma omp parallel for schedule(static) num_threads(team) if (team > 1)
     for (int64_t i = 0; i < a.heads * a.rows; ++i)

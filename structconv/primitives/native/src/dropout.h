@@ -37,8 +37,8 @@ public:
             uint32_t state = mix(low, high), key = mix(high ^ kGolden, low);
             enter(fold(head / args.heads_per_batch), &state, &key);
             enter(fold(head % args.heads_per_batch), &state, &key);
-            state_[lane] = state;
-            key_[lane] = key;
+            set_lane(state_, lane, state);
+            set_lane(key_, lane, key);
         }
     }
 
@@ -62,9 +62,9 @@ public:
 
     v16 factor(u16 pair) const {
         const u16 random = mix(state_ ^ pair, key_) >> 8;
-        const v16 uniform = __builtin_convertvector(reinterpret_cast<i16>(random), v16) * 0x1p-24f;
+        const v16 uniform = to_floats(bits_as<i16>(random)) * 0x1p-24f;
         const v16 kept = splat<v16>(static_cast<float>(1.0 / (1.0 - args_.p)));
-        return uniform >= static_cast<float>(args_.p) ? kept : v16{};
+        return choose(uniform >= static_cast<float>(args_.p), kept, v16{});
     }
 
 private:

@@ -44,7 +44,7 @@ struct OfSums {
     float rate;
     v16 operator()(v16 own, v16 other) const {
         const v16 x = (own + other) * -rate;
-        return exponential(x > 69.0f ? splat<v16>(69.0f) : x);
+        return exponential(choose(x > 69.0f, splat<v16>(69.0f), x));
     }
 };
 

@@ -107,7 +107,7 @@ template <class T, int HB> void fill_heads(Piece& piece) {
         if (piece.width == 128) fill<T, v16, HB, 8, false>(piece);
 }
 
-template <class T> void choose(Piece& piece, int heads) {
+template <class T> void choose_loops(Piece& piece, int heads) {
     switch (heads) {
         case 1: return fill_heads<T, 1>(piece);
         case 2: return fill_heads<T, 2>(piece);
@@ -130,7 +130,7 @@ template <class T> Pieces cut(int heads, int64_t channels) {
         piece.channel = channel;
         piece.width = width;
         piece.part = left < width ? static_cast<int>(left) : width;
-        choose<T>(piece, heads);
+        choose_loops<T>(piece, heads);
         pieces.floats += heads * width;
         channel += width;
     }

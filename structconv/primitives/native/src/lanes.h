@@ -55,8 +55,10 @@ inline void fill_up(float* scores, int64_t count) {
 inline float greatest(const float* scores, int64_t count) {
     v16 top = load<v16>(scores);
     for (int64_t m = 16; m < count; m += 16) top = maximum(top, load<v16>(scores + m));
-    float found = top[0];
-    for (int lane = 1; lane < 16; ++lane) found = top[lane] > found ? top[lane] : found;
+    float each[16];
+    store(each, top);
+    float found = each[0];
+    for (const float score : each) found = score > found ? score : found;
     return found;
 }
 

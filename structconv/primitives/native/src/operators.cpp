@@ -392,17 +392,6 @@ std::tuple<Tensor, int64_t> adjacency(const Tensor& index_, int64_t inputs, int6
     return {op.close(made, bad < 0), bad};
 }
 
-std::tuple<Tensor, int64_t> groups(const Tensor& starts_, int64_t rows, bool mean) {
-    const Op op{"groups"};
-    const View starts = op.exact("starts", starts_, {kAny}, types().i64);
-    op.check(starts.size(0) > 0, "starts", "not be empty");
-    const Sealed made = op.open(starts.size(0) - 1, rows, rows, false, mean);
-    int64_t bad = -1;
-    const GroupsArgs args{starts.as<int64_t>(), made.rows(), rows, made.indptr(), made.index(), made.values(), &bad};
-    run.groups(&args);
-    return {op.close(made, bad < 0), bad};
-}
-
 Tensor transpose(const Tensor& side) {
     const Op op{"transpose"};
     const Sealed from = op.sealed("side", side);
@@ -525,6 +514,73 @@ Tensor maxima_backward(const Tensor& by_target, const Tensor& by_source, const T
     return grad_x.tensor();
 }
 
+// Groups of rows that lie one after the other, as layouts by group and by row; `starts` as in GroupsArgs.
+struct Groups {
+    int64_t count, rows;
+    std::vector<int32_t> indptr, index, row_indptr, row_index;
+    std::vector<float> shares;  // of a mean: 1 by the number of rows of the own group
+
+    Groups(const Op& op, const Tensor& starts_, int64_t rows_, bool mean, bool by_row) : rows(rows_) {
+        const View starts = op.exact("starts", starts_, {kAny}, types().i64);
+        count = starts.size(0) - 1;
+        op.check(count >= 0 && count < kLimit && rows < kLimit, "starts", "not be empty, and have less than 2^31 - 1 groups");
+        indptr.resize(count + 1), index.resize(rows), shares.resize(mean ? rows : 0);
+        int64_t bad = -1;
+        const GroupsArgs args{starts.as<int64_t>(), count, rows, indptr.data(), index.data(), mean ? shares.data() : nullptr,
+                              &bad};
+        run.groups(&args);
+        op.check(bad < 0, "starts", "rise from 0 to the number of rows");
+        if (!by_row) return;
+        row_indptr.resize(rows + 1), row_index.resize(rows);
+        for (int64_t m = 0; m <= rows; ++m) row_indptr[m] = static_cast<int32_t>(m);
+        for (int64_t g = 0; g < count; ++g)
+            std::fill(row_index.begin() + indptr[g], row_index.begin() + indptr[g + 1], static_cast<int32_t>(g));
+    }
+
+    Layout by_group() const { return {indptr.data(), index.data(), nullptr, count, rows}; }
+    Layout by_row() const { return {row_indptr.data(), row_index.data(), nullptr, rows, rows}; }
+    const float* values() const { return shares.empty() ? nullptr : shares.data(); }
+};
+
+enum Pooling : int64_t { kSumOf, kMeanOf, kMaxOf };
+
+// The rows of each group into one.
+Tensor pool(const Tensor& x_, const Tensor& starts, int64_t kind) {
+    const Op op{"pool"};
+    op.check(kind >= kSumOf && kind <= kMaxOf, "kind", "be 0, 1 or 2");
+    const View x = op.dense("x", x_, {kAny, kAny}, types().f32);
+    const int64_t channels = x.size(1);
+    const Groups groups(op, starts, x.size(0), kind == kMeanOf, false);
+    const View y = op.made({groups.count, channels});
+    const MaximaArgs most{groups.by_group(), {}, x.floats(), y.floats(), nullptr, nullptr, nullptr, channels, op.threads};
+    const SpmmArgs sums{groups.by_group(), groups.values(), x.data, nullptr, y.data, x.size(0), channels, 1, 0, 1, 1, 1, 0,
+                        op.threads, 1.0, 0.0};
+    if (kind == kMaxOf) run.maxima(&most);
+    else run.spmm(&sums);
+    return y.tensor();
+}
+
+// The gradient of x; x and y are read for a maximum alone.
+Tensor pool_backward(const Tensor& x_, const Tensor& y_, const Tensor& starts, const Tensor& grad_, int64_t kind) {
+    const Op op{"pool_backward"};
+    op.check(kind >= kSumOf && kind <= kMaxOf, "kind", "be 0, 1 or 2");
+    const View x = op.dense("x", x_, {kAny, kAny}, types().f32);
+    const int64_t channels = x.size(1);
+    const Groups groups(op, starts, x.size(0), kind == kMeanOf, true);
+    const View grad = op.dense("grad", grad_, {groups.count, channels}, types().f32), grad_x = op.made({x.size(0), channels});
+    if (kind == kMaxOf) {
+        const View y = op.dense("y", y_, {groups.count, channels}, types().f32), shares = op.made({groups.count, channels});
+        const MaximaArgs args{groups.by_group(), groups.by_row(), x.floats(), y.floats(), grad.floats(), shares.floats(),
+                              grad_x.floats(), channels, op.threads};
+        run.maxima_backward(&args);
+    } else {
+        const SpmmArgs args{groups.by_row(), groups.values(), grad.data, nullptr, grad_x.data, groups.count, channels, 1, 0,
+                            1, 1, 1, 0, op.threads, 1.0, 0.0};
+        run.spmm(&args);
+    }
+    return grad_x.tensor();
+}
+
 void conditioned(const Op& op, bool adjoint, const Tensor& layout_, const Tensor& values_, const Tensor& x_, int64_t first,
                  int64_t heads, const Tensor& sums_, const Maybe& grad_values_, const Maybe& grad_x_) {
     const View values = op.exact("values", values_, {kAny, kAny}, types().f32);
@@ -639,15 +695,21 @@ struct Dense {
     }
 };
 
-// y = A x Theta + b, and A x where that is computed first.
+// y = sum_k A_k x Theta_k + b, and A x where that is computed first, as it is for several matrices. Row n K + k of A is
+// row n of A_k, so that A x is (N, K P) too, and Theta (K P, Q).
 std::tuple<Tensor, Maybe> convolve(const Tensor& side_, const Tensor& x_, const Tensor& theta_, const Maybe& bias_,
                                    bool structure_first) {
     const Op op{"convolve"};
-    const Dense d(op, x_, theta_, bias_, 1);
+    const Dense d(op, x_, theta_, bias_, kAny);
     const Sealed side = op.sealed("side", side_, d.x.size(0));
+    const int64_t size = d.theta.size(0);
+    op.check(size > 0 && side.rows() % size == 0 && (size == 1 || structure_first), "theta",
+             "have a matrix for each row of an output");
     if (structure_first) {
-        const View r = along(op, side, d.x);
-        return {times(op, r, d.matrix(0), d.out, d.bias.sizes ? &d.bias.tensor() : nullptr).tensor(), r.tensor()};
+        const View r = along(op, side, d.x), y = op.made({side.rows() / size, d.out});
+        multiply_into(y.tensor(), matrix(r, 0, side.rows() / size, size * d.in), matrix(d.theta, 0, size * d.in, d.out),
+                      d.bias.sizes ? &d.bias.tensor() : nullptr);
+        return {y.tensor(), r.tensor()};
     }
     const View y = along(op, side, times(op, d.x, d.matrix(0), d.out));
     if (d.bias.sizes) add_rows(y, d.bias);
@@ -657,19 +719,26 @@ std::tuple<Tensor, Maybe> convolve(const Tensor& side_, const Tensor& x_, const 
 std::tuple<Maybe, Maybe> convolve_backward(const Tensor& side_T, const Tensor& x_, const Tensor& theta_, const Maybe& r_,
                                            const Tensor& grad_, bool of_x, bool of_theta) {
     const Op op{"convolve_backward"};
-    const Dense d(op, x_, theta_, {}, 1);
+    const Dense d(op, x_, theta_, {}, kAny);
+    const int64_t size = d.theta.size(0), terms = size * d.in;
     View grad = op.dense("grad", grad_, {kAny, d.out}, types().f32), grad_x, grad_theta;
-    const Sealed side = op.sealed("side_T", side_T, grad.size(0));
+    const Sealed side = op.sealed("side_T", side_T, grad.size(0) * size);
     op.check(side.rows() == d.x.size(0), "side_T", "have a row for each row of x");
+    op.check(size == 1 || r_.has_value(), "r", "be given of several matrices");
     View left = d.x;
-    if (r_) left = op.dense("r", *r_, {grad.size(0), d.in}, types().f32);
+    if (r_) left = op.dense("r", *r_, {grad.size(0) * size, d.in}, types().f32);
     if (!r_ && (of_x || of_theta)) grad = along(op, side, grad);
     if (of_theta) {
-        grad_theta = op.made({1, d.in, d.out});
-        multiply_into(matrix(grad_theta, 0, d.in, d.out), matrix(left, 0, left.size(0), d.in, true), grad.tensor());
+        grad_theta = op.made({size, d.in, d.out});
+        multiply_into(matrix(grad_theta, 0, terms, d.out), matrix(left, 0, grad.size(0), terms, true), grad.tensor());
     }
-    if (of_x) grad_x = times(op, grad, d.matrix(0, true), d.in);
-    if (of_x && r_) grad_x = along(op, side, grad_x);
+    if (of_x && r_) {
+        const View grad_r = op.made({grad.size(0) * size, d.in});
+        multiply_into(matrix(grad_r, 0, grad.size(0), terms), grad.tensor(), matrix(d.theta, 0, terms, d.out, true));
+        grad_x = along(op, side, grad_r);
+    } else if (of_x) {
+        grad_x = times(op, grad, d.matrix(0, true), d.in);
+    }
     return {maybe(grad_x), maybe(grad_theta)};
 }
 
@@ -898,7 +967,7 @@ std::tuple<Tensor, Tensor> bilinear_forward(const Tensor& by_target, const Tenso
     const int64_t rows = q.size(0), heads = q.size(1), depth = q.size(2);
     const View k = op.unit("k", k_, {kAny, heads, depth}, q.dtype), v = op.unit("v", v_, {k.size(0), heads, kAny}, q.dtype);
     const Sealed layout = op.sealed("by_target", by_target, k.size(0));
-    op.check(layout.rows() == rows && layout.header->ordered, "q", "have a row for each output");
+    op.check(layout.rows() == rows && (!bias_ || layout.header->ordered), "q", "have a row for each output");
     const View bias = op.floats("bias", bias_, {heads, layout.slots()});
     const View y = op.made({rows, heads, v.size(2)}, v.dtype), lse = op.made({rows, heads});
     const BilinearForwardArgs args{layout.layout(), q.rows(), k.rows(), v.rows(), y.rows(), bias.floats(), lse.floats(),
@@ -919,8 +988,8 @@ Maybe bilinear_backward(const Tensor& by_target, const Tensor& by_source, const 
     const View k = op.unit("k", k_, {kAny, heads, depth}, q.dtype), v = op.unit("v", v_, {k.size(0), heads, kAny}, q.dtype);
     const int64_t inputs = k.size(0), channels = v.size(2);
     const Sealed ahead = op.sealed("by_target", by_target, inputs), back = op.sealed("by_source", by_source, rows);
-    op.check(ahead.rows() == rows && back.rows() == inputs && ahead.slots() == back.slots() && ahead.header->ordered &&
-             back.header->ordered, "by_source", "be the transpose of by_target, with a row for each input");
+    op.check(ahead.rows() == rows && back.rows() == inputs && ahead.slots() == back.slots() &&
+             (!bias_ || (ahead.header->ordered && back.header->ordered)), "by_source", "be the transpose of by_target, with a row for each input");
     const View bias = op.floats("bias", bias_, {heads, ahead.slots()});
     const View y = op.dense("y", y_, {rows, heads, channels}, v.dtype), lse = op.floats("lse", lse_, {rows, heads});
     const View grad = op.unit("grad", grad_, {rows, heads, channels}, v.dtype);
@@ -938,6 +1007,117 @@ Maybe bilinear_backward(const Tensor& by_target, const Tensor& by_source, const 
     return maybe(grad_bias);
 }
 
+// Scaled dot products of queries, keys and values that are projections of one x (M, P): by weights (K D, P) of queries and
+// keys, with biases or none, and Theta (K, P, C). One product makes all of them, a table (M, 2 K D + K C).
+struct Dots {
+    View x, query, key, value, query_bias, key_bias;
+    int64_t nodes, in, heads, channels, own, depth, width;  // own: K D
+
+    Dots(const Op& op, const Tensor& x_, const Tensor& query_, const Maybe& query_bias_, const Tensor& key_,
+         const Maybe& key_bias_, const Tensor& value_)
+        : x(op.dense("x", x_, {kAny, kAny}, types().f32)), query(op.dense("query", query_, {kAny, x.size(1)}, types().f32)),
+          key(op.dense("key", key_, {query.size(0), x.size(1)}, types().f32)),
+          value(op.dense("value", value_, {kAny, x.size(1), kAny}, types().f32)),
+          query_bias(op.floats("query_bias", query_bias_, {query.size(0)})),
+          key_bias(op.floats("key_bias", key_bias_, {query.size(0)})), nodes(x.size(0)), in(x.size(1)),
+          heads(value.size(0)), channels(value.size(2)), own(query.size(0)) {
+        op.check(heads > 0 && own % heads == 0, "query", "have as many rows for each head");
+        depth = own / heads, width = 2 * own + heads * channels;
+    }
+
+    // All weights, as rows (width, P).
+    View packed(const Op& op) const {
+        const View found = op.made({width, in});
+        float* to = found.floats();
+        if (own * in) std::memcpy(to, query.data, 4 * own * in), std::memcpy(to + own * in, key.data, 4 * own * in);
+        turn(value.floats(), in, channels, to + 2 * own * in);
+        return found;
+    }
+
+    // (heads, rows, columns) -> (heads, columns, rows)
+    void turn(const float* from, int64_t rows, int64_t columns, float* to) const {
+        for (int64_t k = 0; k < heads; ++k, from += rows * columns, to += rows * columns)
+            for (int64_t c = 0; c < columns; ++c)
+                for (int64_t r = 0; r < rows; ++r) to[c * rows + r] = from[r * columns + c];
+    }
+
+    Rows part(const View& table, int64_t number) const {
+        return {table.floats() + number * own, width, number < 2 ? depth : channels};
+    }
+};
+
+// y (M, K C), with b added, and for the backward the table and lse.
+std::tuple<Tensor, Maybe, Maybe> attend_dots_forward(const Tensor& side_, const Tensor& x, const Tensor& query,
+                                                     const Maybe& query_bias, const Tensor& key, const Maybe& key_bias,
+                                                     const Tensor& value, const Maybe& bias_, double scale, double p,
+                                                     int64_t seed, int64_t batch_heads, bool train) {
+    const Op op{"attend_dots_forward"};
+    const Dots d(op, x, query, query_bias, key, key_bias, value);
+    const Sealed side = op.sealed("side", side_, d.nodes);
+    op.check(side.rows() == d.nodes, "side", "have a row for each row of x");
+    const View bias = op.floats("bias", bias_, {d.heads * d.channels});
+    View added;
+    if (d.query_bias.sizes || d.key_bias.sizes) {
+        added = op.made({d.width});
+        std::fill_n(added.floats(), d.width, 0.0f);
+        if (d.query_bias.sizes) std::copy_n(d.query_bias.floats(), d.own, added.floats());
+        if (d.key_bias.sizes) std::copy_n(d.key_bias.floats(), d.own, added.floats() + d.own);
+    }
+    const View packed = d.packed(op), y = op.made({d.nodes, d.heads * d.channels}), lse = op.made({d.nodes, d.heads});
+    const View table = times(op, d.x, matrix(packed, 0, d.width, d.in, true), d.width, added.sizes ? &added.tensor() : nullptr);
+    const BilinearForwardArgs args{side.layout(false), d.part(table, 0), d.part(table, 1), d.part(table, 2),
+                                   {y.data, d.heads * d.channels, d.channels}, nullptr, lse.floats(), d.heads, d.depth,
+                                   d.channels, 0, op.threads, scale, op.drop(p, seed, batch_heads, d.nodes)};
+    run.bilinear_forward(&args);
+    if (bias.sizes) add_rows(y, bias);
+    if (!train) return {y.tensor(), std::nullopt, std::nullopt};
+    return {y.tensor(), table.tensor(), lse.tensor()};
+}
+
+// The gradients of x, the weights of queries and keys, Theta, and both biases in one (2 K D), if there is one.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Maybe> attend_dots_backward(
+    const Tensor& by_target, const Tensor& by_source, const Tensor& x, const Tensor& query, const Maybe& query_bias,
+    const Tensor& key, const Maybe& key_bias, const Tensor& value, const Maybe& bias_, const Tensor& y_,
+    const Tensor& table_, const Tensor& lse_, const Tensor& grad_, double scale, double p, int64_t seed,
+    int64_t batch_heads) {
+    const Op op{"attend_dots_backward"};
+    const Dots d(op, x, query, query_bias, key, key_bias, value);
+    const Sealed ahead = op.sealed("by_target", by_target, d.nodes), back = op.sealed("by_source", by_source, d.nodes);
+    op.check(ahead.rows() == d.nodes && back.rows() == d.nodes && ahead.slots() == back.slots(), "by_source",
+             "be the transpose of by_target, with a row for each row of x");
+    const int64_t out = d.heads * d.channels;
+    View y = op.dense("y", y_, {d.nodes, out}, types().f32);
+    const View table = op.dense("table", table_, {d.nodes, d.width}, types().f32), lse = op.floats("lse", lse_, {d.nodes, d.heads});
+    const View grad = op.dense("grad", grad_, {d.nodes, out}, types().f32), bias = op.floats("bias", bias_, {out});
+    if (bias.sizes) {  // the kernel reads y without it
+        const View without = op.made({d.nodes, out});
+        for (int64_t n = 0; n < d.nodes; ++n)
+            for (int64_t c = 0; c < out; ++c) without.floats()[n * out + c] = y.floats()[n * out + c] - bias.floats()[c];
+        y = without;
+    }
+    const View grad_table = op.made({d.nodes, d.width}), packs = op.made({d.nodes, 2, d.heads});
+    const BilinearBackwardArgs args{ahead.layout(false), back.layout(false), d.part(table, 0), d.part(table, 1),
+                                    d.part(table, 2), {y.data, out, d.channels}, {grad.data, out, d.channels},
+                                    d.part(grad_table, 0), d.part(grad_table, 1), d.part(grad_table, 2), nullptr,
+                                    lse.floats(), nullptr, packs.floats(), d.heads, d.depth, d.channels, 0, op.threads,
+                                    scale, op.drop(p, seed, batch_heads, d.nodes)};
+    run.bilinear_backward(&args);
+    const View grad_x = times(op, grad_table, d.packed(op).tensor(), d.in), grad_rows = op.made({d.width, d.in});
+    multiply_into(grad_rows.tensor(), matrix(grad_table, 0, d.nodes, d.width, true), d.x.tensor());
+    const View grad_value = op.made({d.heads, d.in, d.channels});
+    d.turn(grad_rows.floats() + 2 * d.own * d.in, d.channels, d.in, grad_value.floats());
+    View grad_biases;
+    if (d.query_bias.sizes || d.key_bias.sizes) {
+        std::vector<double> sums(2 * d.own);
+        for (int64_t n = 0; n < d.nodes; ++n)
+            for (int64_t c = 0; c < 2 * d.own; ++c) sums[c] += grad_table.floats()[n * d.width + c];
+        grad_biases = op.made({2 * d.own});
+        std::copy(sums.begin(), sums.end(), grad_biases.floats());
+    }
+    return {grad_x.tensor(), matrix(grad_rows, 0, d.own, d.in), matrix(grad_rows, 1, d.own, d.in), grad_value.tensor(),
+            maybe(grad_biases)};
+}
+
 // Edges, or all pairs; then `every` holds the numbers 0, 1, ...
 struct Pairs {
     Sealed sealed;
@@ -948,7 +1128,7 @@ struct Pairs {
         if (given) {
             sealed = op.sealed(argument, *given, columns);
             layout = sealed.layout();
-            op.check(layout.rows == rows && layout.order, argument, "have a row for each output, or each input");
+            op.check(layout.rows == rows, argument, "have a row for each output, or each input");
             return;
         }
         every.resize(columns);
@@ -1351,7 +1531,6 @@ const Operator kOperators[] = {
     {"edges", "(Tensor index, int inputs, int outputs, Tensor? input_starts, Tensor? output_starts) -> int", TORCH_BOX(&edges)},
     {"adjacency", "(Tensor index, int inputs, int outputs, bool loops, bool square, int normalize, Tensor? weights) -> "
      "(Tensor, int)", TORCH_BOX(&adjacency)},
-    {"groups", "(Tensor starts, int rows, bool mean) -> (Tensor, int)", TORCH_BOX(&groups)},
     {"transpose", "(Tensor side) -> Tensor", TORCH_BOX(&transpose)},
     {"spmm", "(Tensor layout, Tensor? values, bool in_slots, Tensor x, Tensor? z, int rows, int count, float alpha, "
      "float beta) -> Tensor", TORCH_BOX(&spmm)},
@@ -1362,6 +1541,8 @@ const Operator kOperators[] = {
     {"maxima", "(Tensor side, Tensor x) -> Tensor", TORCH_BOX(&maxima)},
     {"maxima_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor y, Tensor grad) -> Tensor",
      TORCH_BOX(&maxima_backward)},
+    {"pool", "(Tensor x, Tensor starts, int kind) -> Tensor", TORCH_BOX(&pool)},
+    {"pool_backward", "(Tensor x, Tensor y, Tensor starts, Tensor grad, int kind) -> Tensor", TORCH_BOX(&pool_backward)},
     {"conditioned_sums", "(Tensor layout, Tensor values, Tensor x, int first, int heads, Tensor(a!) out) -> ()",
      TORCH_BOX(&conditioned_sums)},
     {"conditioned_adjoint", "(Tensor layout, Tensor values, Tensor x, int first, int heads, Tensor grads, "
@@ -1397,6 +1578,12 @@ const Operator kOperators[] = {
     {"bilinear_backward", "(Tensor by_target, Tensor by_source, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor y, "
      "Tensor lse, Tensor grad, float scale, " SC_DROP ", Tensor(a!) grad_q, Tensor(b!) grad_k, Tensor(c!) grad_v) -> "
      "Tensor?", TORCH_BOX(&bilinear_backward)},
+    {"attend_dots_forward", "(Tensor side, Tensor x, Tensor query, Tensor? query_bias, Tensor key, Tensor? key_bias, "
+     "Tensor value, Tensor? bias, float scale, " SC_DROP ", bool train) -> (Tensor, Tensor?, Tensor?)",
+     TORCH_BOX(&attend_dots_forward)},
+    {"attend_dots_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor query, Tensor? query_bias, Tensor key, "
+     "Tensor? key_bias, Tensor value, Tensor? bias, Tensor y, Tensor table, Tensor lse, Tensor grad, float scale, " SC_DROP
+     ") -> (Tensor, Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&attend_dots_backward)},
     {"additive_forward", "(Tensor? by_target, Tensor q, Tensor k, Tensor x, Tensor vector, int activation, "
      "float parameter, bool causal, " SC_DROP ") -> (Tensor, Tensor)", TORCH_BOX(&additive_forward)},
     {"additive_backward", "(Tensor? by_target, Tensor? by_source, Tensor q, Tensor k, Tensor x, Tensor vector, Tensor y, "

@@ -18,7 +18,7 @@ struct Ratio {
     }
 
     // Beyond 2^100 the ratio is zero for every purpose, and products stay finite. NaN stays NaN.
-    template <class V> static V bounded(V u) { return u > 0x1p100f ? splat<V>(0x1p100f) : u; }
+    template <class V> static V bounded(V u) { return choose(u > 0x1p100f, splat<V>(0x1p100f), u); }
 
     template <class V> static void add_ratio(V u, V ds, V& slopes, V* values) {
         const V r = reciprocal(1.0f + u);

@@ -16,15 +16,26 @@ template <int HB> inline v16 tile(const float* heads) {
         Few f;
         std::memcpy(&f, heads, sizeof f);
         constexpr int m = HB - 1;
+#if defined(__AVX512F__)
         return __builtin_shufflevector(f, f, 0, 1 & m, 2 & m, 3 & m, 4 & m, 5 & m, 6 & m, 7 & m, 8 & m, 9 & m, 10 & m,
                                        11 & m, 12 & m, 13 & m, 14 & m, 15 & m);
+#else
+        const v8 half = __builtin_shufflevector(f, f, 0, 1 & m, 2 & m, 3 & m, 4 & m, 5 & m, 6 & m, 7 & m);
+        return {half, half};
+#endif
     }
 }
 
 template <int S> inline v16 rotate(v16 v) {
+#if defined(__AVX512F__)
     return __builtin_shufflevector(v, v, S, 1 + S, 2 + S, 3 + S, 4 + S, 5 + S, 6 + S, 7 + S, (8 + S) % 16,
                                    (9 + S) % 16, (10 + S) % 16, (11 + S) % 16, (12 + S) % 16, (13 + S) % 16,
                                    (14 + S) % 16, (15 + S) % 16);
+#else
+    if constexpr (S == 8) return {v.high, v.low};
+    else return {__builtin_shufflevector(v.low, v.high, S, 1 + S, 2 + S, 3 + S, 4 + S, 5 + S, 6 + S, 7 + S),
+                 __builtin_shufflevector(v.high, v.low, S, 1 + S, 2 + S, 3 + S, 4 + S, 5 + S, 6 + S, 7 + S)};
+#endif
 }
 
 // Combine the lanes of each head; the result is a tile.
@@ -61,9 +72,9 @@ template <int HB> struct Online {
     v16 advance(v16 top, bool later) {
         const v16 last = peak, before = base;
         peak = maximum(peak, fold_lanes<HB>(top, maximum));
-        base = peak == -INFINITY ? v16{} : peak;
+        base = choose(peak == -INFINITY, v16{}, peak);
         if (!later) return v16{};
-        const v16 scale = last == -INFINITY ? v16{} : exponential(before - base);
+        const v16 scale = choose(last == -INFINITY, v16{}, exponential(before - base));
         sum *= scale;
         return scale;
     }
@@ -74,16 +85,18 @@ template <int HB> struct Online {
 // 1 / total (a tile, zero for a total of zero), and base + log(total) of HB heads, infinite for a total of zero.
 template <int HB> inline v16 finish_softmax(const Online<HB>& online, float* lse) {
     const v16 total = online.total();
-    const v16 logs = total == 0.0f ? splat<v16>(INFINITY) : online.base + logarithm(total);
+    const v16 logs = choose(total == 0.0f, splat<v16>(INFINITY), online.base + logarithm(total));
     std::memcpy(lse, &logs, HB * sizeof(float));
-    return total == 0.0f ? v16{} : 1.0f / total;
+    return choose(total == 0.0f, v16{}, 1.0f / total);
 }
 
 // sums[h][c] *= scale[h] over all pieces of a block.
 inline void rescale(v16 scale, int heads, const Pieces& pieces, float* sums) {
+    float each[16];
+    store(each, scale);
     for (int p = 0; p < pieces.count; ++p)
         for (int h = 0; h < heads; ++h, sums += pieces.items[p].width)
-            for (int c = 0; c < pieces.items[p].width; c += 8) store(sums + c, load<v8>(sums + c) * scale[h]);
+            for (int c = 0; c < pieces.items[p].width; c += 8) store(sums + c, load<v8>(sums + c) * each[h]);
 }
 
 template <int N> struct Constant {

@@ -1,5 +1,8 @@
 // Portable vectors: 8 and 16 floats by the compiler's vector extension, loaded from float32 or bfloat16 storage.
 //
+// Compilers keep vectors that are wider than the registers in memory, which costs several times as much: where registers
+// have 8 floats, 16 are a `Pair` of these.
+//
 // Every translation unit is compiled once for each instruction set, so everything here lives in a namespace named
 // after it (SC_ISA): no inline function of one set can be linked into another.
 #pragma once
@@ -7,6 +10,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -16,10 +21,54 @@ namespace structconv::SC_ISA {
 
 typedef float v4 __attribute__((vector_size(16)));
 typedef float v8 __attribute__((vector_size(32)));
+typedef int32_t i8 __attribute__((vector_size(32)));
+typedef uint32_t u8 __attribute__((vector_size(32)));
+
+// Two vectors as one.
+template <class V> struct Pair {
+    typedef std::remove_reference_t<decltype(std::declval<V&>()[0])> Number;
+    V low, high;
+
+    Number operator[](int lane) const {
+        Number all[2 * sizeof(V) / sizeof(Number)];
+        std::memcpy(all, this, sizeof all);
+        return all[lane];
+    }
+    void set(int lane, Number value) {
+        Number all[2 * sizeof(V) / sizeof(Number)];
+        std::memcpy(all, this, sizeof all);
+        all[lane] = value;
+        std::memcpy(this, all, sizeof all);
+    }
+};
+
+#define SC_PAIRED(op)                                                                                                 \
+    template <class V> inline auto operator op(const Pair<V>& a, const Pair<V>& b) {                                  \
+        return Pair<decltype(a.low op b.low)>{a.low op b.low, a.high op b.high};                                      \
+    }                                                                                                                 \
+    template <class V> inline auto operator op(const Pair<V>& a, typename Pair<V>::Number b) {                        \
+        return Pair<decltype(a.low op b)>{a.low op b, a.high op b};                                                   \
+    }                                                                                                                 \
+    template <class V> inline auto operator op(typename Pair<V>::Number a, const Pair<V>& b) {                        \
+        return Pair<decltype(a op b.low)>{a op b.low, a op b.high};                                                   \
+    }
+#define SC_ASSIGNED(op)                                                                                               \
+    template <class V, class W> inline Pair<V>& operator op##=(Pair<V>& a, const W& b) { return a = a op b; }
+SC_PAIRED(+) SC_PAIRED(-) SC_PAIRED(*) SC_PAIRED(/) SC_PAIRED(&) SC_PAIRED(|) SC_PAIRED(^) SC_PAIRED(<<) SC_PAIRED(>>)
+SC_PAIRED(<) SC_PAIRED(>) SC_PAIRED(<=) SC_PAIRED(>=) SC_PAIRED(==) SC_PAIRED(!=)
+SC_ASSIGNED(+) SC_ASSIGNED(-) SC_ASSIGNED(*) SC_ASSIGNED(&)
+#undef SC_PAIRED
+#undef SC_ASSIGNED
+
+#if defined(__AVX512F__)
 typedef float v16 __attribute__((vector_size(64)));
 typedef int32_t i16 __attribute__((vector_size(64)));
-typedef uint32_t u8 __attribute__((vector_size(32)));
 typedef uint32_t u16 __attribute__((vector_size(64)));
+#else
+typedef Pair<v8> v16;
+typedef Pair<i8> i16;
+typedef Pair<u8> u16;
+#endif
 
 struct bfloat16 {
     uint16_t bits;
@@ -38,6 +87,48 @@ template <> struct Lanes<v16> {
 };
 
 template <class V> inline V splat(float value) { return value - V{}; }
+
+// Lane by lane a where the mask holds, else b.
+template <class M, class V> inline V choose(M mask, V a, V b) { return mask ? a : b; }
+
+template <class M, class V> inline Pair<V> choose(const Pair<M>& mask, const Pair<V>& a, const Pair<V>& b) {
+    return {choose(mask.low, a.low, b.low), choose(mask.high, a.high, b.high)};
+}
+
+// The bits of a vector as those of another.
+template <class To, class From> inline To bits_as(From from) {
+    To to;
+    static_assert(sizeof to == sizeof from, "as many bits");
+    if constexpr (std::is_class_v<To>) {
+        to.low = reinterpret_cast<decltype(to.low)>(from.low);
+        to.high = reinterpret_cast<decltype(to.high)>(from.high);
+        return to;
+    } else {
+        return reinterpret_cast<To>(from);
+    }
+}
+
+// The same integers as floats.
+template <class I> inline auto to_floats(I from) {
+    if constexpr (std::is_class_v<I>) {
+        return v16{__builtin_convertvector(from.low, v8), __builtin_convertvector(from.high, v8)};
+    } else {
+        return __builtin_convertvector(from, v16);
+    }
+}
+
+#if defined(__AVX512F__)
+inline v8 low_half(v16 v) { return __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7); }
+inline v8 high_half(v16 v) { return __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15); }
+template <class V, class N> inline void set_lane(V& v, int lane, N value) { v[lane] = value; }
+#else
+inline v8 low_half(const v16& v) { return v.low; }
+inline v8 high_half(const v16& v) { return v.high; }
+template <class V, class N> inline void set_lane(V& v, int lane, N value) {
+    if constexpr (std::is_class_v<V>) v.set(lane, value);
+    else v[lane] = value;
+}
+#endif
 
 inline float widen(float value) { return value; }
 
@@ -58,22 +149,34 @@ inline void narrow(float value, bfloat16* out) {
 }
 
 template <class V> inline V load(const float* from) {
-    V v;
-    std::memcpy(&v, from, sizeof v);
-    return v;
+    if constexpr (std::is_class_v<V>) {
+        return {load<v8>(from), load<v8>(from + 8)};
+    } else {
+        V v;
+        std::memcpy(&v, from, sizeof v);
+        return v;
+    }
 }
 
 template <class V> inline V load(const bfloat16* from) {
-    typename Lanes<V>::Half half;
-    std::memcpy(&half, from, sizeof half);
-    return reinterpret_cast<V>(__builtin_convertvector(half, typename Lanes<V>::Bits) << 16);
+    if constexpr (std::is_class_v<V>) {
+        return {load<v8>(from), load<v8>(from + 8)};
+    } else {
+        typename Lanes<V>::Half half;
+        std::memcpy(&half, from, sizeof half);
+        return reinterpret_cast<V>(__builtin_convertvector(half, typename Lanes<V>::Bits) << 16);
+    }
 }
 
 // The first `part` lanes, then zeros; never reads beyond them.
 template <class V, class T> inline V load_part(const T* from, int part) {
-    V v{};
-    for (int lane = 0; lane < part; ++lane) v[lane] = widen(from[lane]);
-    return v;
+    if constexpr (std::is_class_v<V>) {
+        return {load_part<v8>(from, part < 8 ? part : 8), part > 8 ? load_part<v8>(from + 8, part - 8) : v8{}};
+    } else {
+        V v{};
+        for (int lane = 0; lane < part; ++lane) v[lane] = widen(from[lane]);
+        return v;
+    }
 }
 
 #if defined(__AVX2__)
@@ -89,12 +192,29 @@ template <> inline v16 load_part<v16, float>(const float* from, int part) {
 }
 #endif
 
-template <class V> inline void store(float* to, V v) { std::memcpy(to, &v, sizeof v); }
+template <class V> inline void store(float* to, V v) {
+    if constexpr (std::is_class_v<V>) store(to, v.low), store(to + 8, v.high);
+    else std::memcpy(to, &v, sizeof v);
+}
 
 // The first `part` lanes: never writes beyond them.
 template <class V> inline void store_part(float* to, V v, int part) {
-    for (int lane = 0; lane < part; ++lane) to[lane] = v[lane];
+    float all[Lanes<V>::count];
+    store(all, v);
+    for (int lane = 0; lane < part; ++lane) to[lane] = all[lane];
 }
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+inline void store_part(float* to, v8 v, int part) {
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    _mm256_maskstore_ps(to, _mm256_cmpgt_epi32(_mm256_set1_epi32(part), lanes), reinterpret_cast<__m256>(v));
+}
+
+inline void store_part(float* to, const v16& v, int part) {
+    store_part(to, v.low, part);
+    if (part > 8) store_part(to + 8, v.high, part - 8);
+}
+#endif
 
 #if defined(__AVX512F__)
 inline void store_part(float* to, v16 v, int part) {
@@ -116,8 +236,8 @@ inline void stream(float* to, v8 v) {
 }
 
 inline void stream(float* to, v16 v) {
-    stream(to, __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7));
-    stream(to + 8, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+    stream(to, low_half(v));
+    stream(to + 8, high_half(v));
 }
 
 // Before another thread may read what was streamed.
@@ -128,12 +248,16 @@ inline void end_stream() {
 }
 
 template <class V> inline void store(bfloat16* to, V v) {
-    typedef typename Lanes<V>::Bits Bits;
-    const Bits bits = reinterpret_cast<Bits>(v);
-    Bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    rounded = v != v ? Bits{} + 0x7fc0u : rounded;
-    const typename Lanes<V>::Half half = __builtin_convertvector(rounded, typename Lanes<V>::Half);
-    std::memcpy(to, &half, sizeof half);
+    if constexpr (std::is_class_v<V>) {
+        store(to, v.low), store(to + 8, v.high);
+    } else {
+        typedef typename Lanes<V>::Bits Bits;
+        const Bits bits = reinterpret_cast<Bits>(v);
+        Bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+        rounded = v != v ? Bits{} + 0x7fc0u : rounded;
+        const typename Lanes<V>::Half half = __builtin_convertvector(rounded, typename Lanes<V>::Half);
+        std::memcpy(to, &half, sizeof half);
+    }
 }
 
 inline float total(v8 v) {
@@ -143,8 +267,7 @@ inline float total(v8 v) {
 }
 
 inline float total(v16 v) {
-    return total(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
-                 __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+    return total(low_half(v) + high_half(v));
 }
 
 // The sums of the lanes of four vectors.
@@ -158,6 +281,7 @@ inline v4 totals(v8 a, v8 b, v8 c, v8 d) {
     return __builtin_shufflevector(sums, sums, 0, 1, 2, 3) + __builtin_shufflevector(sums, sums, 4, 5, 6, 7);
 }
 
+#if defined(__AVX512F__)
 inline v4 totals(v16 a, v16 b, v16 c, v16 d) {
     const v16 ab = __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29) +
                    __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
@@ -165,12 +289,16 @@ inline v4 totals(v16 a, v16 b, v16 c, v16 d) {
                    __builtin_shufflevector(c, d, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
     const v16 sums = __builtin_shufflevector(ab, cd, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
                      __builtin_shufflevector(ab, cd, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-    const v8 halves = __builtin_shufflevector(sums, sums, 0, 1, 2, 3, 4, 5, 6, 7) +
-                      __builtin_shufflevector(sums, sums, 8, 9, 10, 11, 12, 13, 14, 15);
+    const v8 halves = low_half(sums) + high_half(sums);
     return __builtin_shufflevector(halves, halves, 0, 1, 2, 3) + __builtin_shufflevector(halves, halves, 4, 5, 6, 7);
 }
+#else
+inline v4 totals(const v16& a, const v16& b, const v16& c, const v16& d) {
+    return totals(a.low + a.high, b.low + b.high, c.low + c.high, d.low + d.high);
+}
+#endif
 
-inline v16 maximum(v16 a, v16 b) { return a > b ? a : b; }
+inline v16 maximum(v16 a, v16 b) { return choose(a > b, a, b); }
 
 // exp(x) for x <= 88, exactly zero below -87: 2^n e^f with n = round(x / ln 2) and a polynomial of degree 6 on
 // |f| <= ln(2) / 2; relative error below 2^-22. NaN stays NaN.
@@ -186,23 +314,23 @@ template <class V> inline V exponential(V x) {
     poly = poly * f + 5.0e-1f;
     poly = poly * f + 1.0f;
     poly = poly * f + 1.0f;
-    const V result = reinterpret_cast<V>(reinterpret_cast<Bits>(poly) + (reinterpret_cast<Bits>(shifted) << 23));
-    return x < -87.0f ? V{} : result;
+    const V result = bits_as<V>(bits_as<Bits>(poly) + (bits_as<Bits>(shifted) << 23));
+    return choose(x < -87.0f, V{}, result);
 }
 
 // log(x) for normal x > 0: x = 2^n m with m in [sqrt(1/2), sqrt(2)), and the series of atanh in (m - 1) / (m + 1);
 // relative error of exp(log(x)) below 2^-21. NaN and infinity stay themselves.
 inline v16 logarithm(v16 x) {
-    const i16 bits = reinterpret_cast<i16>(x), shifted = bits - 0x3f3504f3;
-    const v16 n = __builtin_convertvector(shifted >> 23, v16);
-    const v16 m = reinterpret_cast<v16>((shifted & 0x7fffff) + 0x3f3504f3);
+    const i16 bits = bits_as<i16>(x), shifted = bits - 0x3f3504f3;
+    const v16 n = to_floats(shifted >> 23);
+    const v16 m = bits_as<v16>((shifted & 0x7fffff) + 0x3f3504f3);
     const v16 t = (m - 1.0f) / (m + 1.0f), square = t * t;
     v16 series = square * 0.22222222f + 0.28571429f;
     series = series * square + 0.4f;
     series = series * square + 0.66666667f;
     series = series * square + 2.0f;
     const v16 result = n * 2.12194440e-4f * -1.0f + (series * t + n * 0.693359375f);
-    return x < INFINITY ? result : x;
+    return choose(x < INFINITY, result, x);
 }
 
 }  // namespace structconv::SC_ISA

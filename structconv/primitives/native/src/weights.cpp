@@ -38,7 +38,7 @@ template <class T, int HB> struct OfTerms {
         const int vectors = gather_heads<HB>(edges, static_cast<const float*>(a.k.x) + head, a.k.row, 0.0f, out);
         for (int i = 0; i < vectors; ++i) {
             const v16 t = load<v16>(out + 16 * i) + target;
-            store(out + 16 * i, t > 0.0f ? t : t * slope);
+            store(out + 16 * i, choose(t > 0.0f, t, t * slope));
         }
         return filled<HB>(edges.count, out);
     }

@@ -89,15 +89,17 @@ template <class T> struct Tile {
     }
 
     void store_lanes(const float* sums, int64_t channels, v16 factor, const Rows& rows) const {
+        float each[16];
+        store(each, factor);
         for (int i = 0; i < lanes; ++i) {
             T* to = const_cast<T*>(at<T>(rows, lane(i), head));
-            for (int64_t c = 0; c < channels; ++c) narrow(sums[16 * c + i] * factor[i], to + c);
+            for (int64_t c = 0; c < channels; ++c) narrow(sums[16 * c + i] * each[i], to + c);
         }
     }
 
     v16 load_numbers(const float* numbers, float absent) const {
         v16 found = splat<v16>(absent);
-        for (int i = 0; i < lanes; ++i) found[i] = numbers[lane(i) * a.heads + head];
+        for (int i = 0; i < lanes; ++i) set_lane(found, i, numbers[lane(i) * a.heads + head]);
         return found;
     }
 
@@ -126,7 +128,7 @@ template <class T> struct Tile {
 
     // The bias of one row's pairs with the lanes, -inf where there is no pair.
     v16 bias(const float* table, int j) const {
-        return present ? load<v16>(table - j) : splat<v16>(-INFINITY);
+        return choose(present, load<v16>(table - j), splat<v16>(-INFINITY));
     }
 
     // The dropout factors of the weights of one row's pairs.
@@ -162,7 +164,7 @@ void collect_group(const Tile<T>& tile, const float* table, const Others& others
         const float* row = others.row[j] + c;
         for (int i = 0; i < G; ++i) {
             if constexpr (kFinite) held[i] += w * row[i];
-            else held[i] += tile.bias(table, j) == -INFINITY ? v16{} : w * row[i];
+            else held[i] += choose(tile.bias(table, j) == -INFINITY, v16{}, w * row[i]);
         }
     }
     for (int i = 0; i < G; ++i) store(sums + 16 * (c + i), held[i]);
@@ -196,14 +198,14 @@ template <class T> void forward_tile(const Tile<T>& tile, const WindowForwardArg
         v16 top = peak;
         for (int j = 0; j < others.count; ++j) {
             const v16 bias = tile.bias(table, j);
-            w[j] = bias == -INFINITY ? bias : w[j] + bias;
+            w[j] = choose(bias == -INFINITY, bias, w[j] + bias);
             top = maximum(w[j], top);
         }
         const v16 before = base;
         peak = top;
-        base = peak == -INFINITY ? v16{} : peak;
+        base = choose(peak == -INFINITY, v16{}, peak);
         if (later) {
-            const v16 scale = exponential(before < base ? before - base : v16{});
+            const v16 scale = exponential(choose(before < base, before - base, v16{}));
             sum *= scale;
             for (int64_t c = 0; c < a.channels; ++c) store(sums + 16 * c, load<v16>(sums + 16 * c) * scale);
         }
@@ -215,8 +217,8 @@ template <class T> void forward_tile(const Tile<T>& tile, const WindowForwardArg
         fetch<T>(a.v, tile.head, a.channels, space, others);
         collect(tile, table, others, w, a.channels, sums);
     });
-    tile.store_lanes(sums, a.channels, sum == 0.0f ? v16{} : 1.0f / sum, f.y);
-    tile.store_numbers(sum == 0.0f ? splat<v16>(INFINITY) : base + logarithm(sum), f.lse);
+    tile.store_lanes(sums, a.channels, choose(sum == 0.0f, v16{}, 1.0f / sum), f.y);
+    tile.store_numbers(choose(sum == 0.0f, splat<v16>(INFINITY), base + logarithm(sum)), f.lse);
 }
 
 // Gradients of 16 queries, and of the table; leaves D_n = <g_n, y_n> for the other pass.
@@ -241,7 +243,7 @@ void query_tile(const Tile<T>& tile, const WindowBackwardArgs& b, const Dropout&
         for (int j = 0; j < others.count; ++j) {
             const v16 bias = tile.bias(table, j), weight = exponential(p[j] + bias - lse);
             const v16 through = dropout.on() ? ds[j] * tile.kept(dropout, others.entry[j], false) : ds[j];
-            ds[j] = bias == -INFINITY ? v16{} : weight * (through - delta);
+            ds[j] = choose(bias == -INFINITY, v16{}, weight * (through - delta));
             if (grad_table) store(grad_table + start - j, load<v16>(grad_table + start - j) + ds[j]);
         }
         collect(tile, table, others, ds, a.depth, sums);
@@ -268,8 +270,8 @@ template <class T> void key_tile(const Tile<T>& tile, const WindowBackwardArgs& 
             const int64_t at = others.entry[j] * a.heads + tile.head;
             const v16 bias = tile.bias(table, j), weight = exponential(p[j] + bias - b.lse[at]);
             const v16 factor = dropout.on() ? tile.kept(dropout, others.entry[j], true) : splat<v16>(1.0f);
-            p[j] = bias == -INFINITY ? v16{} : weight * factor;
-            ds[j] = bias == -INFINITY ? v16{} : weight * (factor * ds[j] - b.delta[at]);
+            p[j] = choose(bias == -INFINITY, v16{}, weight * factor);
+            ds[j] = choose(bias == -INFINITY, v16{}, weight * (factor * ds[j] - b.delta[at]));
         }
         collect(tile, table, others, p, a.channels, grad_v);
         fetch<T>(a.q, tile.head, a.depth, space, others);
@@ -292,7 +294,7 @@ void for_tiles(const WindowArgs& a, const int64_t* own, const int64_t* others, c
         for (int64_t t = span * kWindowSpan; t < end; t += 16) {
             const int lanes = static_cast<int>(end - t < 16 ? end - t : 16);
             i16 present{};
-            for (int i = 0; i < lanes; ++i) present[i] = -1;
+            for (int i = 0; i < lanes; ++i) set_lane(present, i, -1);
             body(Tile<T>{a, own, others, head, line / a.step, first, a.step, t, lanes, present}, dropout, task);
         }
     }
