@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,9 @@ def test_formulas_render_without_the_network(tmp_path: Path) -> None:
     source, out = tmp_path / "source", tmp_path / "html"
     source.mkdir()
     (source / "index.md").write_text("# Formulas\n\n" + "\n\n".join([*FORMULAS, "Inline: $x^2$."]), encoding="utf-8")
-    sphinx.Sphinx(source, DOCS, out, tmp_path / "trees", "html", status=None, warningiserror=True).build()
+    extensions = [name for name in runpy.run_path(str(DOCS / "conf.py"))["extensions"] if name != "notebooks"]
+    sphinx.Sphinx(source, DOCS, out, tmp_path / "trees", "html", {"extensions": extensions}, status=None,
+                  warningiserror=True).build()
     page = (out / "index.html").read_text(encoding="utf-8")
     assert page.count("<math ") == len(FORMULAS) + 1
     assert "$" not in re.sub(r"(?s)<script.*?</script>", "", page)
