@@ -208,7 +208,7 @@ def test_never_timed_while_traced(monkeypatch):
             conv(torch.randn(40, 6), basis, theta)
         torch.func.vmap(lambda v: conv(v, basis, theta))(torch.randn(3, 40, 6))
         with LargestTensor():  # a mode that watches
-            conv(torch.randn(40, 6), basis, theta)
+            conv(*problem(90))
 
 
 @pytest.mark.parametrize("name", USES)
