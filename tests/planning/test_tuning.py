@@ -19,6 +19,7 @@ from structconv.ops import plan as plan_of
 from structconv.planning import autotune, registered, tuning
 from structconv.planning import plan as plans
 from structconv.weights import Full
+from tests.kernels.applied import LargestTensor
 from tests.support.layers import planned
 
 USES = planned()
@@ -206,6 +207,8 @@ def test_never_timed_while_traced(monkeypatch):
         with FakeTensorMode(allow_non_fake_inputs=True):
             conv(torch.randn(40, 6), basis, theta)
         torch.func.vmap(lambda v: conv(v, basis, theta))(torch.randn(3, 40, 6))
+        with LargestTensor():  # a mode that watches
+            conv(*problem(90))
 
 
 @pytest.mark.parametrize("name", USES)

@@ -30,7 +30,7 @@ def test_wrong_calls_end_in_exceptions(native, seed, monkeypatch):
 def test_wrong_calls_of_native_operators_end_in_exceptions():
     if core() is None:
         pytest.skip("the native core cannot be built here")
-    done = subprocess.run([sys.executable, "-m", "tests.primitives.raw_native", "0", str(2 * ROUNDS)],
+    done = subprocess.run([sys.executable, "-m", "tests.primitives.raw_native", "0", "60"],
                           capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, f"{done.returncode}: {''.join(done.stderr.splitlines(keepends=True)[-30:])}"
     assert "wrong" not in done.stdout, done.stdout

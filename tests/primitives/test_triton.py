@@ -224,7 +224,7 @@ def test_operator_contracts():
 
 def test_parts_cover_the_long_rows(monkeypatch):
     monkeypatch.setattr(splits, "LONGEST", 4)
-    indptr = torch.tensor([0, 3, 12, 12, 16, 21])
+    indptr = torch.tensor([0, 3, 12, 12, 16, 24])
     parts = splits.parts(indptr)
     assert parts.length == 4 and parts.long.tolist() == [1, 4] and parts.ends.tolist() == [0, 3, 5]
     assert parts.row.tolist() == [1, 1, 1, 4, 4] and parts.start.tolist() == [3, 7, 11, 16, 20]
