@@ -28,9 +28,18 @@ from tools import compatibility
 
 #: Layers with a state; pooling has none.
 STATEFUL = [name for name, make in LAYERS.items() if make().layer.state_dict()]
-#: Layers with linear maps of queries and keys, at which LoRA aims.
-PROJECTED = [name for name, make in LAYERS.items() if any(
-    isinstance(part, nn.Linear) and path.endswith(("query", "key")) for path, part in make().layer.named_modules())]
+#: What LoRA is asked to adapt, by the names of projections.
+TARGETS = ["query", "key", "value", "output"]
+
+
+def targets_of(layer):
+    """The linear maps that have one of these names."""
+    return [path for path, part in layer.named_modules()
+            if isinstance(part, nn.Linear) and path.rpartition(".")[2] in TARGETS]
+
+
+#: Layers with such maps.
+PROJECTED = [name for name, make in LAYERS.items() if targets_of(make().layer)]
 
 
 def cleared(use):
@@ -118,12 +127,12 @@ def test_a_stack_of_models():
 def test_parametrizations_and_pruning_by_name():
     layer, x = MultiheadAttention(4, 2), torch.randn(5, 4)
     before = layer(x)
-    for key in ("attention.query.weight", "weight.value"):
+    for key in ("attention.query.weight", "weight.value.weight"):
         module, name = layer.get_submodule(key.rpartition(".")[0]), key.rpartition(".")[2]
         prune.identity(module, name)
         prune.remove(module, name)
         parametrize.register_parametrization(module, name, nn.Identity())
-    assert {"attention.query.parametrizations.weight.original", "weight.parametrizations.value.original"} <= set(
+    assert {"attention.query.parametrizations.weight.original", "weight.value.parametrizations.weight.original"} <= set(
         layer.state_dict()) == names_of(layer)
     torch.testing.assert_close(layer(x), before)
 
@@ -164,17 +173,24 @@ class Holder(nn.Module):
 
 @pytest.mark.parametrize("name", MATRIX["PEFT"])
 def test_peft(name, tmp_path):
+    """All projections at once and each alone: every adapter counts, is trained, saved, restored and merged."""
     peft = pytest.importorskip("peft", reason="peft is in the extra `tools`")
     use = LAYERS[name]()
     use.layer.eval()
-    config = peft.LoraConfig(r=2, target_modules=["query", "key"], init_lora_weights=False)
-    plain, model = use().detach(), peft.get_peft_model(Holder(copy.deepcopy(use.layer)), config)
+    plain, targets = use().detach(), targets_of(use.layer)
+    for names in [TARGETS, *([path.rpartition(".")[2]] for path in targets)]:
+        config = peft.LoraConfig(r=2, target_modules=names, init_lora_weights=False)
+        model = peft.get_peft_model(Holder(copy.deepcopy(use.layer)), config)
+        adapted = use.run(model.eval())
+        assert not torch.allclose(adapted, plain), names
+        adapted.square().sum().backward()
+        trained = {key: p for key, p in model.named_parameters() if p.requires_grad}
+        assert all(p.grad is not None and p.grad.any() for p in trained.values()), names
+    model = peft.get_peft_model(Holder(copy.deepcopy(use.layer)), peft.LoraConfig(
+        r=2, target_modules=TARGETS, init_lora_weights=False))
     adapted = use.run(model.eval()).detach()
-    assert not torch.allclose(adapted, plain)
     model.save_pretrained(tmp_path)
     saved = load_file(tmp_path / "adapter_model.safetensors")
-    targets = [path for path, part in use.layer.named_modules() if isinstance(part, nn.Linear)
-               and path.rpartition(".")[2] in ("query", "key")]
     assert saved.keys() == {f"base_model.model.layer.{path}.lora_{side}.weight" for path in targets for side in "AB"}
     loaded = peft.PeftModel.from_pretrained(Holder(copy.deepcopy(use.layer)), tmp_path)
     torch.testing.assert_close(use.run(loaded).detach(), adapted, rtol=1e-9, atol=1e-9)

@@ -99,8 +99,8 @@ def test_a_layer_whose_weights_are_mixed():
     layer = Conv(DotProduct(heads=4, dim=8).scaled().softmax().mix(4), 8, 8, weight=LowRank(8)).to(torch.float32)
     x = torch.randn(2, 6, 8)
     whole = layer.basis(x).dense()
-    values = torch.einsum("bmp,kpd->bkmd", x, layer.weight.value)
-    expected = torch.einsum("bkmn,bkmd,kdq->bnq", whole, values, layer.weight.output) + layer.bias
+    values = torch.einsum("bmp,kpd->bkmd", x, layer.weight().value)
+    expected = torch.einsum("bkmn,bkmd,kdq->bnq", whole, values, layer.weight().output) + layer.bias
     torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-5)
 
 

@@ -518,9 +518,9 @@ void step(int64_t batch, int64_t heads, int64_t entries, int64_t inputs, int64_t
     Block keys(batch * heads * entries * depth, 0, -1, 1), values(batch * heads * entries * channels, 0, 1, 1);
     Block output(heads * channels * outputs, 0, 1, 1), bias(outputs, 0, 0, 0), y(batch * outputs, 0, 0, 0);
     Block queries(batch * heads * depth, 0, 0, 0), sums(batch * heads * channels, 0, 0, 0);
-    const HeadsArgs projected{x.floats(), made ? nullptr : w.floats(), nullptr, given, depth, 1};
+    const HeadsArgs projected{x.floats(), made ? nullptr : w.floats(), nullptr, given, depth};
     const AttentionStepArgs args{
-        projected, projected, {x.floats(), nullptr, nullptr, channels, channels, 0},
+        projected, projected, {x.floats(), nullptr, nullptr, channels, channels},
         {keys.floats(), heads * entries * depth, entries * depth, depth},
         {values.floats(), heads * entries * channels, entries * channels, channels}, output.floats(),
         made ? nullptr : bias.floats(), queries.floats(), sums.floats(), y.floats(), batch, heads, entries, outputs, 2, 0.3};
