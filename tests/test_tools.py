@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -23,11 +24,13 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from structconv.mechanisms import DotProduct, RelativeBias
 from structconv.nn import Conv, MultiheadAttention
 from structconv.structures import Causal, Padding
-from tests.support.layers import LAYERS
+from tests.support.layers import LAYERS, in_float32
 from tools import compatibility
 
 #: Layers with a state; pooling has none.
 STATEFUL = [name for name, make in LAYERS.items() if make().layer.state_dict()]
+#: Layers that train something.
+TRAINED = [name for name, make in LAYERS.items() if any(p.requires_grad for p in make().layer.parameters())]
 #: What LoRA is asked to adapt, by the names of projections.
 TARGETS = ["query", "key", "value", "output"]
 
@@ -59,12 +62,19 @@ def names_of(module):
     return {name for name, _ in module.named_parameters(remove_duplicate=False)}
 
 
-#: What each tool is tried with below; `python tools/compatibility.py` prints it for the docs.
-MATRIX = {"functional_call": STATEFUL, "state dicts of DCP": STATEFUL, "FSDP2": STATEFUL, "EMA": STATEFUL,
-          "PEFT": PROJECTED, "Accelerate": STATEFUL, "from_pretrained": STATEFUL, "Lightning": STATEFUL}
+#: What each tool is tried with below; `python tools/compatibility.py` runs it, and writes it into the docs.
+MATRIX = {"functional_call": STATEFUL, "state dicts of DCP": STATEFUL, "FSDP2": STATEFUL, "DDP": TRAINED,
+          "EMA": STATEFUL, "PEFT": PROJECTED, "Accelerate": STATEFUL, "from_pretrained": STATEFUL,
+          "Lightning": STATEFUL, "Lightning bf16": STATEFUL}
+#: The tests of each tool, of all its layers or of the one that is their parameter.
+TESTS = {"functional_call": "test_functional_call_takes_a_state", "state dicts of DCP": "test_distributed_checkpoints",
+         "FSDP2": "test_two_processes", "DDP": "test_two_processes", "EMA": "test_a_moving_average",
+         "PEFT": "test_peft", "Accelerate": "test_accelerate", "from_pretrained": "test_transformers",
+         "Lightning": "test_lightning", "Lightning bf16": "test_lightning_in_mixed_precision"}
 
 
 def test_the_table_of_the_docs_is_current():
+    assert MATRIX.keys() == TESTS.keys() and set(TESTS.values()) <= globals().keys()
     assert compatibility.table(MATRIX) in compatibility.PAGE.read_text(encoding="utf-8")
 
 
@@ -150,14 +160,14 @@ def test_dynamic_quantization_by_name():
     assert 0 < (quantized(x) - layer(x)).abs().max() < 0.1
 
 
-def test_fully_sharded_in_two_processes(tmp_path):
+def test_two_processes(tmp_path):
     script = Path(__file__).parent / "fully_sharded.py"
     started = [subprocess.Popen([sys.executable, str(script), str(rank), str(tmp_path / "store")], text=True,
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=script.parents[1],
                                 env={"PYTHONPATH": str(script.parents[1]), "OMP_NUM_THREADS": "1"}) for rank in (0, 1)]
-    said = [process.communicate(timeout=120)[0] for process in started]
+    said = [process.communicate(timeout=300)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], "\n".join(said)
-    assert said[0].split() == MATRIX["FSDP2"]
+    assert json.loads(said[0].splitlines()[-1]) == {tool: MATRIX[tool] for tool in ("FSDP2", "DDP")}
 
 
 class Holder(nn.Module):
@@ -304,3 +314,39 @@ def test_lightning(tmp_path):
     for key, t in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[key], t), key
     torch.testing.assert_close(call(loaded.eval().parts), call(model.eval().parts))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_in_mixed_precision(tmp_path):
+    """Each layer computes in bfloat16 if it multiplies; parameters, and the step that is taken, are in float32."""
+    lightning = pytest.importorskip("lightning", reason="lightning is in the extra `tools`")
+    uses, outputs = {name: in_float32(LAYERS[name]) for name in MATRIX["Lightning bf16"]}, {}
+    plain = {name: use().detach() for name, use in uses.items()}
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleDict({f"of {name}": use.layer for name, use in uses.items()})
+
+        def training_step(self, batch, index):
+            outputs.update({name: use.run(self.parts[f"of {name}"]) for name, use in uses.items()})
+            return sum(y.float().square().mean() for y in outputs.values())
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    model = Model()
+    before = {key: p.detach().clone() for key, p in model.named_parameters()}
+    trainer = lightning.Trainer(accelerator="cpu", max_steps=1, logger=False, enable_checkpointing=False,
+                                precision="bf16-mixed", enable_progress_bar=False, enable_model_summary=False,
+                                default_root_dir=tmp_path)
+    trainer.fit(model, [torch.zeros(1)])
+    assert sum(y.dtype == torch.bfloat16 for y in outputs.values()) > len(outputs) / 2
+    for name, y in outputs.items():
+        expected = plain[name]
+        assert (y.float() - expected).abs().max() <= 0.05 * max(1.0, float(expected.abs().max())), name
+    for name, use in uses.items():
+        own = {key: p for key, p in model.named_parameters() if key.startswith(f"parts.of {name}.")}
+        assert all(p.dtype == torch.float32 and p.isfinite().all() for p in own.values()), name
+        trained = any(p.requires_grad for p in use.layer.parameters())
+        assert not trained or any(not torch.equal(p, before[key]) for key, p in own.items()), name

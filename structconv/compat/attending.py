@@ -12,7 +12,7 @@ from structconv.bases.base import Basis
 from structconv.bases.dense import Dense
 from structconv.bases.entrywise import Masked, Normalized, Sum
 from structconv.bases.linear import Scaled
-from structconv.bases.scores import Bilinear
+from structconv.bases.scores import Additive, Bilinear
 from structconv.errors import ConfigError, ShapeError
 from structconv.ops import apply
 from structconv.shapes import broadcast
@@ -73,8 +73,8 @@ _NONE = Mask()
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, *, scale: float | None = None,
-           dropout: float = 0.0, softcap: float | None = None, sink: Tensor | None = None, weights: bool = False
-           ) -> tuple[Tensor, Tensor | None]:
+           dropout: float = 0.0, softcap: float | None = None, sink: Tensor | None = None, weights: bool = False,
+           vector: Tensor | None = None, term: Basis | None = None) -> tuple[Tensor, Tensor | None]:
     """y_kn = sum_m softmax_m(softcap(scale <query_kn, key_km>) + bias_knm) value_km, and the weights if asked for.
 
     Args:
@@ -82,6 +82,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
         mask: which pairs exist. An output without any is zero, and so are its gradients.
         scale: 1 / sqrt(D) by default. dropout: p, applied to the weights.
         sink: (K), one more score of each head, whose weight is thrown away.
+        vector: v (K, D) of additive scores v_k^T tanh(query_kn + key_km) in the place of the scaled product.
+        term: a basis that is added to the scores; not with `weights`.
 
     Returns:
         (..., K, N, C), and (..., K, N, M) or `None`.
@@ -96,7 +98,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
         return _with_sink(query, key, value, Mask(keep, bias, support), sink, scale=scale, dropout=dropout,
                           weights=weights)
     by_head = keep is not None and keep.dim() > 2 and keep.shape[-3] > 1
-    if shared and outputs == 1 and support is None and sink is None and not by_head:
+    if shared and outputs == 1 and support is None and sink is vector is term is None and not by_head:
         return _one_output(query, key, value, Mask(keep, bias), scale=scale, dropout=dropout, softcap=softcap,
                            weights=weights)
     if shared:
@@ -116,11 +118,11 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
         support = (Padding(keep.squeeze(-2).expand(*keep.shape[:-2], inputs)) if keep.shape[-2] == 1 else
                    DenseMask(keep.expand(*keep.shape[:-2], outputs, inputs).mT))
     if weights:  # the transposed basis is laid out as the weights are
-        scores = _scores(key, query, bias, None if support is None else support.transpose(), scale, softcap)
+        scores = _scores(key, query, bias, None if support is None else support.transpose(), scale, softcap, vector)
         found = _weights(scores, "outputs", sink, dropout).dense(query.dtype)
         y, found = apply(Dense(found.mT), value), found.reshape(*lead, heads, outputs, inputs)
     else:
-        scores = _scores(query, key, None if bias is None else bias.mT, support, scale, softcap)
+        scores = _scores(query, key, None if bias is None else bias.mT, support, scale, softcap, vector, term)
         y, found = apply(_weights(scores, "inputs", sink, dropout), value), None
     return y.squeeze(-3) if by_head else y, found
 
@@ -156,10 +158,12 @@ def _with_sink(query: Tensor, key: Tensor, value: Tensor, mask: Mask, sink: Tens
 
 
 def _scores(query: Tensor, key: Tensor, bias: Tensor | None, support: Support | None, scale: float | None,
-            softcap: float | None) -> Basis:
-    """softcap(scale <query_kn, key_km>) + bias_kmn, at the pairs of the support."""
-    scores: Basis = Scaled(Bilinear(query, key), query.shape[-1] ** -0.5 if scale is None else scale)
+            softcap: float | None, vector: Tensor | None = None, term: Basis | None = None) -> Basis:
+    """softcap(scale <query_kn, key_km>) + bias_kmn, at the pairs of the support; additive with a vector."""
+    scores: Basis = (Scaled(Bilinear(query, key), query.shape[-1] ** -0.5 if scale is None else scale)
+                     if vector is None else Additive(key, query, vector))
     scores = scores if softcap is None else scores.softcap(softcap)
+    scores = scores if term is None else Sum(scores, term)
     scores = scores if bias is None else Sum(scores, Dense(bias.unsqueeze(0) if bias.dim() == 2 else bias))
     return scores if support is None else Masked(scores, support)
 

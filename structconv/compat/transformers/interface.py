@@ -1,12 +1,4 @@
-"""Hugging Face models on structconv: `register()`, then `model.set_attn_implementation("structconv")`.
-
-    from structconv.compat.transformers import register
-
-    register()
-    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="structconv")
-
-transformers is imported when `register` is called, and is no dependency of structconv.
-"""
+"""`register`: the attention and the masks of transformers' interfaces, by the one operator."""
 
 from __future__ import annotations
 
@@ -22,7 +14,7 @@ from structconv.compat.attending import Mask, attend
 from structconv.errors import ConfigError
 from structconv.structures.supports import Causal, Support, Window
 
-__all__ = ["NAME", "Registration", "StructureMask", "register"]
+__all__ = ["NAME", "Registration", "StructureMask", "attention", "mask", "register"]
 
 #: The name of the implementation in transformers.
 NAME = "structconv"
@@ -87,8 +79,10 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
         position_bias = None if position_bias is None else position_bias[..., :outputs]
     known = attention_mask.support if isinstance(attention_mask, StructureMask) else attention_mask
     found = Mask.of(known, causal).joined(bias=position_bias)
-    y, weights = attend(query, key, value, found, scale=scaling, dropout=dropout, softcap=softcap, sink=s_aux,
-                        weights=_weights_wanted(options))
+    heads: Any = module._modules.get("structured_heads")
+    compute = attend if heads is None else heads
+    y, weights = compute(query, key, value, found, scale=scaling, dropout=dropout, softcap=softcap, sink=s_aux,
+                         weights=_weights_wanted(options))
     return y.transpose(1, 2).contiguous(), weights
 
 
