@@ -38,7 +38,7 @@ class PreparedLayer(library.CacheLayerMixin):
             self.cache, self.is_initialized = layer.prepare(x), True
             found: Tensor = layer(self.cache, **call)
             return found
-        return layer.step(self.cache, x, **call)  # type: ignore[no-any-return]
+        return cast(Tensor, layer.step(self.cache, x, **call))
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing: a layer prepares its entries itself."""

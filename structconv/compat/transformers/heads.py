@@ -107,7 +107,7 @@ class _OtherHeads:
     """What a model with other heads does before its own class."""
 
     def __init__(self, config: Any, *args: Any, **options: Any) -> None:
-        super().__init__(config, *args, **options)
+        super().__init__(config, *args, **options)  # type: ignore[call-arg]
         _install(cast(nn.Module, self), getattr(config, ENTRY, None) or {})
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -248,8 +248,8 @@ def _replace_in(walk: Walk, prefix: str, model: Any, heads: Any, layers: Collect
             walk.refused[prefix + path] = f"{type(module).__name__}: {reason}"
         elif layers is None or number in layers:
             groups = _checked(heads, _sizes(module)[0])  # type: ignore[index]
-            sliding = getattr(module, "sliding_window", None) is not None
-            if sliding and "graph" in [group["kind"] for group in groups]:
+            window = getattr(module, "sliding_window", getattr(model.config, "sliding_window", None))
+            if window is not None and "graph" in [group["kind"] for group in groups]:
                 walk.refused[prefix + path] = f"{type(module).__name__}: its sliding cache forgets the positions " \
                     "that a graph names"
             else:
