@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from structconv import torch_compat as private
 from structconv.bases.base import Basis
 from structconv.bases.dense import Dense
 from structconv.bases.entrywise import Masked, Normalized, Sum
 from structconv.bases.linear import Scaled
 from structconv.bases.scores import Additive, Bilinear
 from structconv.errors import ConfigError, ShapeError
-from structconv.ops import apply
+from structconv.ops import apply, bound_apply
+from structconv.planning.plan import CAPACITY, plans_version
+from structconv.planning.problem import BoundRun
 from structconv.shapes import broadcast
 from structconv.structures.supports import Causal, DenseMask, Padding, Support
+from structconv.structures.values import EXACT, size_class
 
-__all__ = ["Mask", "attend"]
+__all__ = ["Mask", "attend", "step"]
 
 
 #: One object, whose part of a plan's key is known.
@@ -89,6 +94,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
         (..., K, N, C), and (..., K, N, M) or `None`.
     """
     heads, outputs, inputs = query.shape[-3], query.shape[-2], key.shape[-2]
+    if outputs == 1 and softcap is sink is vector is term is None and not (dropout or weights):
+        y = step(query, key, value, mask, scale)
+        if y is not None:
+            return y, None
     shared = key.shape[-3] != heads
     if key.dim() != query.dim() or (shared and heads % key.shape[-3]):
         raise ShapeError("attention", f"key must have as many axes as query, and heads that divide K={heads}",
@@ -125,6 +134,44 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
         scores = _scores(query, key, None if bias is None else bias.mT, support, scale, softcap, vector, term)
         y, found = apply(_weights(scores, "inputs", sink, dropout), value), None
     return y.squeeze(-3) if by_head else y, found
+
+
+def step(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scale: float | None) -> Tensor | None:
+    """`attend` for one output (B, K, 1, D), by what the plan of such calls has bound; `None` where that is not all.
+
+    Steps of decoding are many and small: the key holds whatever a plan depends on, so that no basis is built to find
+    it. Heads that share a key are the outputs of its head.
+    """
+    keep = None
+    if mask is not None:
+        keep = mask.keep
+        if not (mask.bias is mask.support is None) or (keep is not None and (keep.dim() != 4 or keep.shape[1] != 1)):
+            return None
+    if (torch.is_grad_enabled() or torch.compiler.is_compiling() or type(query) is not Tensor or query.dim() != 4
+            or private.any_autocast() or private.watched()):
+        return None
+    batch, heads, _, depth = query.shape
+    own, groups, inputs, _ = key.shape
+    dtype = query.dtype
+    if own != batch or heads % groups or value.shape[:3] != key.shape[:3] or not key.dtype is value.dtype is dtype:
+        return None
+    facts = (batch, heads, depth, groups, size_class(inputs) if inputs > EXACT else inputs, value.shape[3],
+             keep is None, scale, dtype, query.device, plans_version())
+    found = _BOUND.get(facts, ...)
+    if found is None:
+        return None
+    if found is not ...:
+        return found(query, key, value, keep)
+    if len(_BOUND) >= CAPACITY:
+        _BOUND.clear()
+    support = None if keep is None else Padding(keep.reshape(keep.shape[0], -1).expand(batch, inputs))
+    grouped = query if groups == heads else query.reshape(batch, groups, -1, depth)
+    scores = _scores(grouped, key, None, support, scale, None)
+    y, _BOUND[facts] = bound_apply(Normalized(scores, "softmax", "inputs"), value)
+    return y.reshape(batch, heads, 1, -1)
+
+
+_BOUND: dict[Hashable, BoundRun | None] = {}
 
 
 def _one_output(query: Tensor, key: Tensor, value: Tensor, mask: Mask, **options: Any) -> tuple[Tensor, Tensor | None]:

@@ -267,7 +267,7 @@ def pretrained_in(model: nn.Module) -> list[tuple[str, Any]]:
 
 
 def _to_structconv_attention(walk: Walk, name: str, model: Any) -> None:
-    from structconv.compat.transformers import NAME, register
+    from structconv.compat.transformers.interface import NAME, register
 
     registration, former = register(), model.config._attn_implementation
     if former == NAME:

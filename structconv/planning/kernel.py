@@ -87,7 +87,8 @@ class Kernel(abc.ABC):
 
     def bind(self, match: Any, call: Call) -> BoundRun | None:
         """(entry x) -> y, for the steps behind this one of the same prepared x, whose operands do not change: it makes
-        what is pending of x, and may hold tensors of the call. `None` where it is not worth it."""
+        what is pending of x, and may hold tensors of the call. Where nothing is pending, (queries, keys, values,
+        table) -> y of later calls of the same plan, and it holds no tensor. `None` where it is not worth it."""
         return None
 
     def label(self, path: str) -> str:

@@ -1,4 +1,4 @@
-"""`Exchange`: graphs from and to NetworkX, pandas, SciPy, torch's sparse tensors and PyTorch Geometric's data objects."""
+"""`Exchange`: graphs from and to NetworkX, pandas, SciPy, torch's sparse tensors and PyTorch Geometric's data."""
 
 from __future__ import annotations
 
@@ -103,7 +103,8 @@ class Exchange:
 
     @classmethod
     def from_pandas(cls, frame: Any, source: str = "source", target: str = "target", *, weight: str = "weight",
-                    edge_attr: Sequence[str] | str | None = None, nodes: Any = None, num_nodes: int | None = None) -> Self:
+                    edge_attr: Sequence[str] | str | None = None, nodes: Any = None, num_nodes: int | None = None
+                    ) -> Self:
         """From a `pandas.DataFrame` with a row for each edge, in its order.
 
         Args:
@@ -172,8 +173,11 @@ class Exchange:
                 raise StructureError("Graph.to_pandas", "edge_attr must have shape (E, A) or (E,)",
                                      tuple(attributes.shape))
             rows = _numbers(attributes)
-            columns |= {"edge_attr": rows} if rows.ndim == 1 else {f"edge_attr_{a}": row for a, row in enumerate(rows.T)}
-            noted |= {} if rows.ndim == 1 else {"attributes": rows.shape[1]}
+            if rows.ndim == 1:
+                columns["edge_attr"] = rows
+            else:
+                columns |= {f"edge_attr_{a}": row for a, row in enumerate(rows.T)}
+                noted["attributes"] = rows.shape[1]
         if self.samples is not None:
             inputs, outputs = self.samples.sizes()
             if inputs != outputs:

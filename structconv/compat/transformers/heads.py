@@ -76,7 +76,7 @@ def set_structure(model: nn.Module, structure: Graph | Support | Tensor | None) 
 
     Args:
         structure: a `Graph` of the positions, or a `Support`, of which pairs (m, n) are an input and an output; or
-            booleans (N, M), (B, N, M), True where query n sees key m. To `generate`, it must have all positions.
+            booleans (N, M), (B, N, M), True where query n reads key m. To `generate`, it must have all positions.
 
     Raises:
         ConfigError: the model has no such heads.
@@ -176,9 +176,10 @@ class Group(nn.Module):
 class Heads(nn.ModuleList):
     """The groups of heads of one attention module, in order: a `|` of their bases over the model's own projections."""
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, **options: Any
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, **options: Any
                 ) -> tuple[Tensor, Tensor | None]:
         """(B, K, N, C), and the weights (B, K, N, M) or `None`."""
+        mask = Mask() if mask is None else mask
         shared_by, found, at = query.shape[1] // key.shape[1], [], 0
         if shared_by > 1 and len(self) > 1:
             key, value = (t.repeat_interleave(shared_by, 1) for t in (key, value))
