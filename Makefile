@@ -1,6 +1,6 @@
 # Everything sets itself up: each target makes the virtual environment first if it is missing or out of date.
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-every test-native lint bench docs systems results clean
+.PHONY: help venv demo test test-every test-native ecosystem lint bench docs systems results clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -42,6 +42,9 @@ test-every: $(READY_TEST) ## run the tests, and every near-equal case that they 
 
 test-native: $(READY) ## run the native kernels under a memory checker
 	$(BIN)/python -m tests.native.run
+
+ecosystem: $(READY_TEST) ## run every layer under PEFT, FSDP2, DDP, Accelerate, Lightning, ...; print the table
+	OMP_NUM_THREADS=1 $(BIN)/python tools/compatibility.py
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.factorization import decompose, factorize
 from structconv.planning.plan import Plan, plan_for, served
 from structconv.planning.precision import autocast_dtype, cast_call
-from structconv.planning.problem import Call
+from structconv.planning.problem import BoundRun, Call
 from structconv.shapes import check_entries
 from structconv.structures.grid import Grid
 from structconv.weights import Eye, Full, Weight
@@ -88,9 +90,27 @@ def plan(x: Tensor, basis: Basis, theta: Weight | Tensor, *, path: str | None = 
 def apply(basis: Basis, r: Tensor, bias: Tensor | None = None) -> Tensor:
     """A_k^T r_k + bias_k for each head, (..., K or 1, M, C), (K, C) or none -> (..., K, N, C), by the planner's choice.
     """
-    call = Call(r.select(-3, 0), basis, ByHead.of(basis.size, r.shape[-1]), bias, r)
-    call = cast_call(call, autocast_dtype(r))
+    call = _applied(basis, r, bias)
     return plan_for(call).run(call)
+
+
+def bound_apply(basis: Basis, r: Tensor) -> tuple[Tensor, BoundRun | None]:
+    """`apply`, and what computes later calls of equal options and classes of sizes from their queries, keys and values,
+    if the chosen kernel can; see `Kernel.bind`."""
+    call = _applied(basis, r, None)
+    plan = plan_for(call)
+    return plan.run(call), None if plan.bind is None else plan.bind(call)
+
+
+def _applied(basis: Basis, r: Tensor, bias: Tensor | None) -> Call:
+    """The call of a basis whose heads come as they are."""
+    size, channels = basis.size, r.shape[-1]
+    known = type(size) is type(channels) is int and not torch.compiler.is_compiling()
+    theta = (_by_head if known else ByHead.of)(size, channels)
+    return cast_call(Call(r.select(-3, 0), basis, theta, bias, r), autocast_dtype(r))
+
+
+_by_head = lru_cache(ByHead.of)
 
 
 @explained

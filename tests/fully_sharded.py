@@ -1,10 +1,12 @@
-"""One of two processes that share every named layer by FSDP2: `python tests/fully_sharded.py RANK FILE`.
+"""One of two processes that train every named layer by FSDP2 and by DDP: `python tests/fully_sharded.py RANK FILE`.
 
-Its full state has the names and the numbers of the layer, and loads again; rank 0 prints the names of the layers.
+The full state of FSDP2 has the names and the numbers of the layer, and loads again; DDP gives the mean gradient of
+both. Rank 0 prints the names of the layers, in JSON.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 
@@ -13,11 +15,12 @@ from torch import distributed
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.layers import LAYERS
 
 
-def check(name: str, mesh: distributed.DeviceMesh) -> bool:
+def sharded(name: str, mesh: distributed.DeviceMesh) -> bool:
     """Whether it has a state, which goes there and back."""
     use = LAYERS[name]()
     layer, expected = use.layer, use().detach()
@@ -40,14 +43,33 @@ def check(name: str, mesh: distributed.DeviceMesh) -> bool:
     return True
 
 
+def replicated(name: str) -> bool:
+    """Whether it has parameters, whose gradient is the mean of both processes."""
+    use = LAYERS[name]()
+    trained = {key: p for key, p in use.layer.named_parameters() if p.requires_grad}
+    if not trained:
+        return False
+    y = use()
+    expected = torch.autograd.grad(y.square().sum(), list(trained.values()), allow_unused=True)
+    layer = DistributedDataParallel(use.layer, find_unused_parameters=True)
+    found = use.run(layer)
+    torch.testing.assert_close(found, y, msg=lambda text: f"{name}: {text}")
+    (found.square().sum() * (1 + distributed.get_rank())).backward()
+    for (key, p), grad in zip(trained.items(), expected, strict=True):
+        if grad is not None:
+            torch.testing.assert_close(p.grad, 1.5 * grad, msg=lambda text, key=key: f"{name}, {key}: {text}")
+    return True
+
+
 def main(rank: int, store: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
-    checked = [name for name in LAYERS if check(name, mesh)]
+    checked = {"FSDP2": [name for name in LAYERS if sharded(name, mesh)],
+               "DDP": [name for name in LAYERS if replicated(name)]}
     if rank == 0:
-        print(*checked)
+        print(json.dumps(checked))
     distributed.destroy_process_group()
 
 

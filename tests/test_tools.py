@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -23,14 +24,25 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from structconv.mechanisms import DotProduct, RelativeBias
 from structconv.nn import Conv, MultiheadAttention
 from structconv.structures import Causal, Padding
-from tests.support.layers import LAYERS
+from tests.support.layers import LAYERS, in_float32
 from tools import compatibility
 
 #: Layers with a state; pooling has none.
 STATEFUL = [name for name, make in LAYERS.items() if make().layer.state_dict()]
-#: Layers with linear maps of queries and keys, at which LoRA aims.
-PROJECTED = [name for name, make in LAYERS.items() if any(
-    isinstance(part, nn.Linear) and path.endswith(("query", "key")) for path, part in make().layer.named_modules())]
+#: Layers that train something.
+TRAINED = [name for name, make in LAYERS.items() if any(p.requires_grad for p in make().layer.parameters())]
+#: What LoRA is asked to adapt, by the names of projections.
+TARGETS = ["query", "key", "value", "output"]
+
+
+def targets_of(layer):
+    """The linear maps that have one of these names."""
+    return [path for path, part in layer.named_modules()
+            if isinstance(part, nn.Linear) and path.rpartition(".")[2] in TARGETS]
+
+
+#: Layers with such maps.
+PROJECTED = [name for name, make in LAYERS.items() if targets_of(make().layer)]
 
 
 def cleared(use):
@@ -50,12 +62,19 @@ def names_of(module):
     return {name for name, _ in module.named_parameters(remove_duplicate=False)}
 
 
-#: What each tool is tried with below; `python tools/compatibility.py` prints it for the docs.
-MATRIX = {"functional_call": STATEFUL, "state dicts of DCP": STATEFUL, "FSDP2": STATEFUL, "EMA": STATEFUL,
-          "PEFT": PROJECTED, "Accelerate": STATEFUL, "from_pretrained": STATEFUL, "Lightning": STATEFUL}
+#: What each tool is tried with below; `python tools/compatibility.py` runs it, and writes it into the docs.
+MATRIX = {"functional_call": STATEFUL, "state dicts of DCP": STATEFUL, "FSDP2": STATEFUL, "DDP": TRAINED,
+          "EMA": STATEFUL, "PEFT": PROJECTED, "Accelerate": STATEFUL, "from_pretrained": STATEFUL,
+          "Lightning": STATEFUL, "Lightning bf16": STATEFUL}
+#: The tests of each tool, of all its layers or of the one that is their parameter.
+TESTS = {"functional_call": "test_functional_call_takes_a_state", "state dicts of DCP": "test_distributed_checkpoints",
+         "FSDP2": "test_two_processes", "DDP": "test_two_processes", "EMA": "test_a_moving_average",
+         "PEFT": "test_peft", "Accelerate": "test_accelerate", "from_pretrained": "test_transformers",
+         "Lightning": "test_lightning", "Lightning bf16": "test_lightning_in_mixed_precision"}
 
 
 def test_the_table_of_the_docs_is_current():
+    assert MATRIX.keys() == TESTS.keys() and set(TESTS.values()) <= globals().keys()
     assert compatibility.table(MATRIX) in compatibility.PAGE.read_text(encoding="utf-8")
 
 
@@ -118,12 +137,12 @@ def test_a_stack_of_models():
 def test_parametrizations_and_pruning_by_name():
     layer, x = MultiheadAttention(4, 2), torch.randn(5, 4)
     before = layer(x)
-    for key in ("attention.query.weight", "weight.value"):
+    for key in ("attention.query.weight", "weight.value.weight"):
         module, name = layer.get_submodule(key.rpartition(".")[0]), key.rpartition(".")[2]
         prune.identity(module, name)
         prune.remove(module, name)
         parametrize.register_parametrization(module, name, nn.Identity())
-    assert {"attention.query.parametrizations.weight.original", "weight.parametrizations.value.original"} <= set(
+    assert {"attention.query.parametrizations.weight.original", "weight.value.parametrizations.weight.original"} <= set(
         layer.state_dict()) == names_of(layer)
     torch.testing.assert_close(layer(x), before)
 
@@ -141,14 +160,14 @@ def test_dynamic_quantization_by_name():
     assert 0 < (quantized(x) - layer(x)).abs().max() < 0.1
 
 
-def test_fully_sharded_in_two_processes(tmp_path):
+def test_two_processes(tmp_path):
     script = Path(__file__).parent / "fully_sharded.py"
     started = [subprocess.Popen([sys.executable, str(script), str(rank), str(tmp_path / "store")], text=True,
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=script.parents[1],
                                 env={"PYTHONPATH": str(script.parents[1]), "OMP_NUM_THREADS": "1"}) for rank in (0, 1)]
-    said = [process.communicate(timeout=120)[0] for process in started]
+    said = [process.communicate(timeout=300)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], "\n".join(said)
-    assert said[0].split() == MATRIX["FSDP2"]
+    assert json.loads(said[0].splitlines()[-1]) == {tool: MATRIX[tool] for tool in ("FSDP2", "DDP")}
 
 
 class Holder(nn.Module):
@@ -164,17 +183,24 @@ class Holder(nn.Module):
 
 @pytest.mark.parametrize("name", MATRIX["PEFT"])
 def test_peft(name, tmp_path):
+    """All projections at once and each alone: every adapter counts, is trained, saved, restored and merged."""
     peft = pytest.importorskip("peft", reason="peft is in the extra `tools`")
     use = LAYERS[name]()
     use.layer.eval()
-    config = peft.LoraConfig(r=2, target_modules=["query", "key"], init_lora_weights=False)
-    plain, model = use().detach(), peft.get_peft_model(Holder(copy.deepcopy(use.layer)), config)
+    plain, targets = use().detach(), targets_of(use.layer)
+    for names in [TARGETS, *([path.rpartition(".")[2]] for path in targets)]:
+        config = peft.LoraConfig(r=2, target_modules=names, init_lora_weights=False)
+        model = peft.get_peft_model(Holder(copy.deepcopy(use.layer)), config)
+        adapted = use.run(model.eval())
+        assert not torch.allclose(adapted, plain), names
+        adapted.square().sum().backward()
+        trained = {key: p for key, p in model.named_parameters() if p.requires_grad}
+        assert all(p.grad is not None and p.grad.any() for p in trained.values()), names
+    model = peft.get_peft_model(Holder(copy.deepcopy(use.layer)), peft.LoraConfig(
+        r=2, target_modules=TARGETS, init_lora_weights=False))
     adapted = use.run(model.eval()).detach()
-    assert not torch.allclose(adapted, plain)
     model.save_pretrained(tmp_path)
     saved = load_file(tmp_path / "adapter_model.safetensors")
-    targets = [path for path, part in use.layer.named_modules() if isinstance(part, nn.Linear)
-               and path.rpartition(".")[2] in ("query", "key")]
     assert saved.keys() == {f"base_model.model.layer.{path}.lora_{side}.weight" for path in targets for side in "AB"}
     loaded = peft.PeftModel.from_pretrained(Holder(copy.deepcopy(use.layer)), tmp_path)
     torch.testing.assert_close(use.run(loaded).detach(), adapted, rtol=1e-9, atol=1e-9)
@@ -288,3 +314,39 @@ def test_lightning(tmp_path):
     for key, t in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[key], t), key
     torch.testing.assert_close(call(loaded.eval().parts), call(model.eval().parts))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_in_mixed_precision(tmp_path):
+    """Each layer computes in bfloat16 if it multiplies; parameters, and the step that is taken, are in float32."""
+    lightning = pytest.importorskip("lightning", reason="lightning is in the extra `tools`")
+    uses, outputs = {name: in_float32(LAYERS[name]) for name in MATRIX["Lightning bf16"]}, {}
+    plain = {name: use().detach() for name, use in uses.items()}
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleDict({f"of {name}": use.layer for name, use in uses.items()})
+
+        def training_step(self, batch, index):
+            outputs.update({name: use.run(self.parts[f"of {name}"]) for name, use in uses.items()})
+            return sum(y.float().square().mean() for y in outputs.values())
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    model = Model()
+    before = {key: p.detach().clone() for key, p in model.named_parameters()}
+    trainer = lightning.Trainer(accelerator="cpu", max_steps=1, logger=False, enable_checkpointing=False,
+                                precision="bf16-mixed", enable_progress_bar=False, enable_model_summary=False,
+                                default_root_dir=tmp_path)
+    trainer.fit(model, [torch.zeros(1)])
+    assert sum(y.dtype == torch.bfloat16 for y in outputs.values()) > len(outputs) / 2
+    for name, y in outputs.items():
+        expected = plain[name]
+        assert (y.float() - expected).abs().max() <= 0.05 * max(1.0, float(expected.abs().max())), name
+    for name, use in uses.items():
+        own = {key: p for key, p in model.named_parameters() if key.startswith(f"parts.of {name}.")}
+        assert all(p.dtype == torch.float32 and p.isfinite().all() for p in own.values()), name
+        trained = any(p.requires_grad for p in use.layer.parameters())
+        assert not trained or any(not torch.equal(p, before[key]) for key, p in own.items()), name

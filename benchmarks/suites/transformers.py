@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.case import FORWARD, Case, Comparison, Entrant, Size
-from benchmarks.suites.graph_peers import copied, heads_to_rows
+from benchmarks.suites.graph_peers import copied
 from benchmarks.suites.sequence_peers import embedding, step, tokens_of
 from structconv.mechanisms import DotProduct
 from structconv.mechanisms.encodings import sinusoidal
@@ -93,9 +93,9 @@ def _copied(layer: Any, own: Any) -> None:
         attentions.append((layer.multihead_attn, own.source))
     for peer, ours in attentions:
         dot = next(part for part in ours.modules() if isinstance(part, DotProduct))
-        rows = torch.cat([dot.query.weight, dot.key.weight, heads_to_rows(ours.weight.value)])
+        rows = torch.cat([dot.query.weight, dot.key.weight, ours.weight.value.weight])
         copied(peer.in_proj_weight, rows, zeroed=peer.in_proj_bias)
-        copied(peer.out_proj.weight, ours.weight.output.detach().flatten(0, 1).mT, zeroed=peer.out_proj.bias)
+        copied(peer.out_proj.weight, ours.weight.output.weight.detach(), zeroed=peer.out_proj.bias)
     for peer, ours in ((layer.linear1, own.network[0]), (layer.linear2, own.network[-1])):
         copied(peer.weight, ours.weight)
         copied(peer.bias, ours.bias)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from structconv import torch_compat as private
 from structconv.bases.base import Basis
 from structconv.bases.dense import Dense
 from structconv.bases.entrywise import Masked, Normalized, Sum
 from structconv.bases.linear import Scaled
-from structconv.bases.scores import Bilinear
+from structconv.bases.scores import Additive, Bilinear
 from structconv.errors import ConfigError, ShapeError
-from structconv.ops import apply
+from structconv.ops import apply, bound_apply
+from structconv.planning.plan import CAPACITY, plans_version
+from structconv.planning.problem import BoundRun
 from structconv.shapes import broadcast
 from structconv.structures.supports import Causal, DenseMask, Padding, Support
+from structconv.structures.values import EXACT, size_class
 
-__all__ = ["Mask", "attend"]
+__all__ = ["Mask", "attend", "step"]
 
 
 #: One object, whose part of a plan's key is known.
@@ -73,8 +78,8 @@ _NONE = Mask()
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, *, scale: float | None = None,
-           dropout: float = 0.0, softcap: float | None = None, sink: Tensor | None = None, weights: bool = False
-           ) -> tuple[Tensor, Tensor | None]:
+           dropout: float = 0.0, softcap: float | None = None, sink: Tensor | None = None, weights: bool = False,
+           vector: Tensor | None = None, term: Basis | None = None) -> tuple[Tensor, Tensor | None]:
     """y_kn = sum_m softmax_m(softcap(scale <query_kn, key_km>) + bias_knm) value_km, and the weights if asked for.
 
     Args:
@@ -82,11 +87,17 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
         mask: which pairs exist. An output without any is zero, and so are its gradients.
         scale: 1 / sqrt(D) by default. dropout: p, applied to the weights.
         sink: (K), one more score of each head, whose weight is thrown away.
+        vector: v (K, D) of additive scores v_k^T tanh(query_kn + key_km) in the place of the scaled product.
+        term: a basis that is added to the scores; not with `weights`.
 
     Returns:
         (..., K, N, C), and (..., K, N, M) or `None`.
     """
     heads, outputs, inputs = query.shape[-3], query.shape[-2], key.shape[-2]
+    if outputs == 1 and softcap is sink is vector is term is None and not (dropout or weights):
+        y = step(query, key, value, mask, scale)
+        if y is not None:
+            return y, None
     shared = key.shape[-3] != heads
     if key.dim() != query.dim() or (shared and heads % key.shape[-3]):
         raise ShapeError("attention", f"key must have as many axes as query, and heads that divide K={heads}",
@@ -96,7 +107,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
         return _with_sink(query, key, value, Mask(keep, bias, support), sink, scale=scale, dropout=dropout,
                           weights=weights)
     by_head = keep is not None and keep.dim() > 2 and keep.shape[-3] > 1
-    if shared and outputs == 1 and support is None and sink is None and not by_head:
+    if shared and outputs == 1 and support is None and sink is vector is term is None and not by_head:
         return _one_output(query, key, value, Mask(keep, bias), scale=scale, dropout=dropout, softcap=softcap,
                            weights=weights)
     if shared:
@@ -116,13 +127,51 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
         support = (Padding(keep.squeeze(-2).expand(*keep.shape[:-2], inputs)) if keep.shape[-2] == 1 else
                    DenseMask(keep.expand(*keep.shape[:-2], outputs, inputs).mT))
     if weights:  # the transposed basis is laid out as the weights are
-        scores = _scores(key, query, bias, None if support is None else support.transpose(), scale, softcap)
+        scores = _scores(key, query, bias, None if support is None else support.transpose(), scale, softcap, vector)
         found = _weights(scores, "outputs", sink, dropout).dense(query.dtype)
         y, found = apply(Dense(found.mT), value), found.reshape(*lead, heads, outputs, inputs)
     else:
-        scores = _scores(query, key, None if bias is None else bias.mT, support, scale, softcap)
+        scores = _scores(query, key, None if bias is None else bias.mT, support, scale, softcap, vector, term)
         y, found = apply(_weights(scores, "inputs", sink, dropout), value), None
     return y.squeeze(-3) if by_head else y, found
+
+
+def step(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scale: float | None) -> Tensor | None:
+    """`attend` for one output (B, K, 1, D), by what the plan of such calls has bound; `None` where that is not all.
+
+    Steps of decoding are many and small: the key holds whatever a plan depends on, so that no basis is built to find
+    it. Heads that share a key are the outputs of its head.
+    """
+    keep = None
+    if mask is not None:
+        keep = mask.keep
+        if not (mask.bias is mask.support is None) or (keep is not None and (keep.dim() != 4 or keep.shape[1] != 1)):
+            return None
+    if (torch.is_grad_enabled() or torch.compiler.is_compiling() or type(query) is not Tensor or query.dim() != 4
+            or private.any_autocast() or private.watched()):
+        return None
+    batch, heads, _, depth = query.shape
+    own, groups, inputs, _ = key.shape
+    dtype = query.dtype
+    if own != batch or heads % groups or value.shape[:3] != key.shape[:3] or not key.dtype is value.dtype is dtype:
+        return None
+    facts = (batch, heads, depth, groups, size_class(inputs) if inputs > EXACT else inputs, value.shape[3],
+             keep is None, scale, dtype, query.device, plans_version())
+    found = _BOUND.get(facts, ...)
+    if found is None:
+        return None
+    if found is not ...:
+        return found(query, key, value, keep)
+    if len(_BOUND) >= CAPACITY:
+        _BOUND.clear()
+    support = None if keep is None else Padding(keep.reshape(keep.shape[0], -1).expand(batch, inputs))
+    grouped = query if groups == heads else query.reshape(batch, groups, -1, depth)
+    scores = _scores(grouped, key, None, support, scale, None)
+    y, _BOUND[facts] = bound_apply(Normalized(scores, "softmax", "inputs"), value)
+    return y.reshape(batch, heads, 1, -1)
+
+
+_BOUND: dict[Hashable, BoundRun | None] = {}
 
 
 def _one_output(query: Tensor, key: Tensor, value: Tensor, mask: Mask, **options: Any) -> tuple[Tensor, Tensor | None]:
@@ -156,10 +205,12 @@ def _with_sink(query: Tensor, key: Tensor, value: Tensor, mask: Mask, sink: Tens
 
 
 def _scores(query: Tensor, key: Tensor, bias: Tensor | None, support: Support | None, scale: float | None,
-            softcap: float | None) -> Basis:
-    """softcap(scale <query_kn, key_km>) + bias_kmn, at the pairs of the support."""
-    scores: Basis = Scaled(Bilinear(query, key), query.shape[-1] ** -0.5 if scale is None else scale)
+            softcap: float | None, vector: Tensor | None = None, term: Basis | None = None) -> Basis:
+    """softcap(scale <query_kn, key_km>) + bias_kmn, at the pairs of the support; additive with a vector."""
+    scores: Basis = (Scaled(Bilinear(query, key), query.shape[-1] ** -0.5 if scale is None else scale)
+                     if vector is None else Additive(key, query, vector))
     scores = scores if softcap is None else scores.softcap(softcap)
+    scores = scores if term is None else Sum(scores, term)
     scores = scores if bias is None else Sum(scores, Dense(bias.unsqueeze(0) if bias.dim() == 2 else bias))
     return scores if support is None else Masked(scores, support)
 

@@ -103,7 +103,7 @@ def convert(model: M, *, example: Any = None, inplace: bool = False) -> tuple[M,
           largest difference of outputs: ...
         >>> original, _ = to_torch(ours)
     """
-    return _replaced(model, example, inplace, _to_ours)
+    return replaced(model, example, inplace, _to_ours)
 
 
 def to_torch(model: M, *, example: Any = None, inplace: bool = False) -> tuple[M, Report]:
@@ -111,7 +111,7 @@ def to_torch(model: M, *, example: Any = None, inplace: bool = False) -> tuple[M
 
     Arguments and results: as `convert`. Subclasses of our layers stay as they are.
     """
-    return _replaced(model, example, inplace, _to_torch)
+    return replaced(model, example, inplace, _to_torch)
 
 
 def to_pyg(model: M, *, example: Any = None, inplace: bool = False) -> tuple[M, Report]:
@@ -122,10 +122,10 @@ def to_pyg(model: M, *, example: Any = None, inplace: bool = False) -> tuple[M, 
     from structconv.structures.exchange import require
 
     require("torch_geometric.nn", "to_pyg", "tools")
-    return _replaced(model, example, inplace, _to_pyg)
+    return replaced(model, example, inplace, _to_pyg)
 
 
-class _Walk:
+class Walk:
     """What a conversion has found in a model."""
 
     def __init__(self) -> None:
@@ -133,13 +133,13 @@ class _Walk:
         self.refused: dict[str, str] = {}
 
 
-def _replaced(model: M, example: Any, inplace: bool, turn: Callable[[_Walk, nn.Module], None]) -> tuple[M, Report]:
+def replaced(model: M, example: Any, inplace: bool, turn: Callable[[Walk, nn.Module], None]) -> tuple[M, Report]:
     if not isinstance(model, nn.Module):
         raise ConfigError("convert", "model must be a torch.nn.Module", type(model).__name__)
     before = None if example is None else outputs_of(model, example)
     count = count_parameters(model)
     model = model if inplace else copy.deepcopy(model)
-    walk = _Walk()
+    walk = Walk()
     turn(walk, model)
     named = walk.converted.keys() | walk.refused.keys()
     kept = Counter(type(module).__name__ for name, module in model.named_modules()
@@ -152,7 +152,7 @@ def _replaced(model: M, example: Any, inplace: bool, turn: Callable[[_Walk, nn.M
 
 # -- each library -------------------------------------------------------------------------------------------------
 
-def _to_ours(walk: _Walk, model: nn.Module) -> None:
+def _to_ours(walk: Walk, model: nn.Module) -> None:
     pyg = import_module("structconv.compat.pyg.conversion") if "torch_geometric.nn" in sys.modules else None
     for name, module in list(model.named_modules()):
         kind = _class_of(module)
@@ -168,11 +168,11 @@ def _to_ours(walk: _Walk, model: nn.Module) -> None:
             walk.refused[name] = f"{kind.__name__} is derived from a layer of torch, whose methods it may override"
         if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerEncoder):
             _leave_fast_path(module)
-    for name, module in _pretrained(model):
+    for name, module in pretrained_in(model):
         _to_structconv_attention(walk, name, module)
 
 
-def _to_torch(walk: _Walk, model: nn.Module) -> None:
+def _to_torch(walk: Walk, model: nn.Module) -> None:
     for name, module in list(model.named_modules()):
         kind = _class_of(module)
         if kind in _BACK:
@@ -182,14 +182,14 @@ def _to_torch(walk: _Walk, model: nn.Module) -> None:
             walk.refused[name] = f"{kind.__name__} is derived from a layer of structconv"
         if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerEncoder):
             _take_fast_path(module)
-    for name, module in _pretrained(model):
+    for name, module in pretrained_in(model):
         if module.config._attn_implementation == "structconv":
             former = module.__dict__.pop(_BEFORE, "sdpa" if getattr(module, "_supports_sdpa", False) else "eager")
             module.set_attn_implementation(former)
             walk.converted[name] = type(module).__name__, f'attn_implementation="{former}"', ""
 
 
-def _to_pyg(walk: _Walk, model: nn.Module) -> None:
+def _to_pyg(walk: Walk, model: nn.Module) -> None:
     pyg = import_module("structconv.compat.pyg.conversion")
     for name, module in list(model.named_modules()):
         if isinstance(module, pyg.Layer):
@@ -210,7 +210,7 @@ def _full_name(kind: type) -> str:
         if kind.__module__.startswith("structconv.compat.pyg.") else f"{kind.__module__}.{kind.__name__}"
 
 
-def _swap(walk: _Walk, name: str, module: Any, other: type) -> None:
+def _swap(walk: Walk, name: str, module: Any, other: type) -> None:
     """Give a module another class of the same attributes."""
     reason = None
     if "forward" in module.__dict__:
@@ -253,7 +253,7 @@ def _take_fast_path(module: Any) -> None:
             setattr(module, attribute, module.__dict__.pop(f"_torch_{attribute}"))
 
 
-def _pretrained(model: nn.Module) -> list[tuple[str, Any]]:
+def pretrained_in(model: nn.Module) -> list[tuple[str, Any]]:
     """The outermost models of transformers within a model."""
     library = sys.modules.get("transformers")
     if library is None:
@@ -266,8 +266,8 @@ def _pretrained(model: nn.Module) -> list[tuple[str, Any]]:
     return found
 
 
-def _to_structconv_attention(walk: _Walk, name: str, model: Any) -> None:
-    from structconv.compat.transformers import NAME, register
+def _to_structconv_attention(walk: Walk, name: str, model: Any) -> None:
+    from structconv.compat.transformers.interface import NAME, register
 
     registration, former = register(), model.config._attn_implementation
     if former == NAME:

@@ -146,7 +146,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     def _by_heads(self, t: Tensor, first: int) -> Tensor:
         """(L, E), (N, L, E) or (L, N, E) -> (..., H, L, D), a view."""
-        t = t.unflatten(-1, (self.num_heads, self.head_dim))
+        t = t.view(*t.shape[:-1], self.num_heads, self.head_dim)
         return t.transpose(-2, -3) if t.dim() == 3 or first == 0 else t.permute(1, 2, 0, 3)
 
     def _mask(self, q: Tensor, k: Tensor, padding: Tensor | None, attn_mask: Tensor | None, hint: bool) -> Mask:

@@ -97,11 +97,12 @@ class _Step(NamedTuple):
         if x.shape[-2] != 1 or keys.shape[:-1] != values.shape[:-1] or not pending.holds(keys):
             return None
         query, key = _heads(match.query(call.basis)), _heads(pending.computed(keys))
-        value = _heads(theta.heads(x)) if theta.value.shape[0] != theta.size else Heads(x, theta.value, None, False)
-        core = core_for(*query[:3], *key[:3], *value[:3], theta.output, call.bias)
+        value = Heads(x, theta.value.mT.flatten(0, 1)) if theta.groups == theta.size else _heads(theta.heads(x))
+        output = theta.output.flatten(0, 1).mT
+        core = core_for(*query, *key, *value, output, call.bias)
         if core is None or not (_alike(query, x, match.size) and _alike(key, x, keys.shape[-3])):
             return None
-        return cls(core, query, key, value, theta.output, call.bias, match.scale, x.shape)
+        return cls(core, query, key, value, output, call.bias, match.scale, x.shape)
 
     def projects(self, x: Tensor) -> bool:
         """Return True if query, key and value are projections of this entry."""

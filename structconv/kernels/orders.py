@@ -27,6 +27,7 @@ from structconv.primitives.products import product, product_for
 from structconv.structures.values import class_volume
 from structconv.weights import Eye, EyeBlocks, Full, HeadBlocks, LowRank, Shared, Weight
 from structconv.weights.base import plus
+from structconv.weights.factored import Projections
 
 __all__ = ["OPERATOR_BYTES", "Application", "Applied", "Apply", "shares_of"]
 
@@ -214,9 +215,9 @@ def _between_cost(problem: Problem, structure: Structure) -> Cost:
     theta = problem.theta
     if isinstance(theta, EyeBlocks):
         return structure(theta.head_channels, "apply").repeated(1 + problem.x_grad)
-    if not isinstance(theta, LowRank | HeadBlocks):
+    if not isinstance(theta, LowRank | HeadBlocks | Projections):
         return _channels_first_cost(problem, structure)
-    groups, dim = theta.inner.shape[0], theta.head_channels
+    groups, dim = theta.groups, theta.head_channels
     inner = problem.channel_product(theta.inner_flops(), problem.inputs, groups, theta.in_channels, dim, groups * dim)
     outer = problem.channel_product(theta.outer_flops(), problem.outputs, theta.size, theta.out_channels, dim,
                                     theta.out_channels, calls=FACTOR_CALLS)

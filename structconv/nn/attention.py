@@ -189,7 +189,9 @@ class MultiheadAttention(Conv):
         bias, values = super()._bias(theta), self.value_bias
         if values is None:
             return bias
-        assert isinstance(theta, LowRank)
+        if not isinstance(theta, LowRank):
+            each = values if self.shared_by == 1 else values.repeat_interleave(self.shared_by, 0)
+            return theta.join(each.unsqueeze(-2), bias).squeeze(-2)
         held, repeats = (values, theta.output, *(() if bias is None else (bias,))), self.shared_by
         if torch.is_grad_enabled():
             return _through(*held, repeats=repeats)
@@ -222,11 +224,11 @@ class MultiheadAttention(Conv):
                        if module.in_proj_weight is None else module.in_proj_weight.chunk(3))
         query, key, value = cast("tuple[Tensor, Tensor, Tensor]", projections)
         dot = cast(DotProduct, self.attention)
-        theta, output, bias = cast(LowRank, self.weight), module.out_proj.weight, module.in_proj_bias
+        theta, output, bias = cast(Any, self.weight), module.out_proj.weight, module.in_proj_bias
         take(dot.query.weight, query, query)
         take(dot.key.weight, key, key)
-        take(theta.value, value.unflatten(0, (module.num_heads, -1)).mT, value)
-        take(theta.output, output.mT.unflatten(0, (module.num_heads, -1)), output)
+        take(theta.value.weight, value, value)
+        take(theta.output.weight, output, output)
         if self.value_bias is not None:
             query_bias, key_bias, value_bias = bias.chunk(3)
             take(dot.query.bias, query_bias, bias)
@@ -316,7 +318,7 @@ class NonLocalBlock(Layer):
 
     def _begin(self) -> None:
         if self.zero_init:
-            nn.init.zeros_(cast(LowRank, self.conv.weight).output)
+            nn.init.zeros_(cast(Any, self.conv.weight).output.weight)
 
     def forward(self, image: Tensor) -> Tensor:
         """(..., C, *S) -> (..., C, *S)."""

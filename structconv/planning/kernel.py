@@ -87,7 +87,8 @@ class Kernel(abc.ABC):
 
     def bind(self, match: Any, call: Call) -> BoundRun | None:
         """Return (entry x) -> y for the later steps of a prepared x, whose operands do not change. It computes the
-        pending parts of x and may hold tensors of the call. `None` if it would not be faster.
+        pending parts of x and may hold tensors of the call. If nothing is pending, return (queries, keys, values,
+        table) -> y for later calls of the same plan, without tensors of this one. `None` if it would not be faster.
         """
         return None
 

@@ -140,7 +140,7 @@ def decide(problem: Problem, path: str | None = None, call: Call | None = None, 
     reason = "asked for" if path is not None else "cheapest" if fitting else "smallest; all hold more than max_bytes"
     others = sorted((w for w in weighed if w is not chosen), key=lambda w: w.seconds)
     left = [_candidate(w, _rejection(w, chosen, problem, path, times), times) for w in others]
-    bind = partial(chosen.kernel.bind, chosen.match) if chosen.kernel.pending else None
+    bind = None if type(chosen.kernel).bind is Kernel.bind else partial(chosen.kernel.bind, chosen.match)
     return Plan(_compiled(chosen, problem), _weights(chosen, problem),
                 "measured" if times else reason, (_candidate(chosen, "", times), *left), _words(problem, call),
                 chosen.kernel.parts(chosen.match, problem), None if call is None else served(call), bind)

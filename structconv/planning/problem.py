@@ -94,8 +94,8 @@ class Call(NamedTuple):
 
 #: The function that a kernel compiles: the call -> y (..., N, Q), b included.
 Run = Callable[[Call], Tensor]
-#: The function of a bound step: the entry -> y; `None` if it must be planned again.
-BoundRun = Callable[[Tensor], Tensor | None]
+#: The function of a bound step: the entry, or queries, keys and values -> y; `None` if it must be planned again.
+BoundRun = Callable[..., Tensor | None]
 
 
 class Image(NamedTuple):

@@ -104,7 +104,8 @@ def expand_heads(x: Tensor, theta: Tensor) -> Tensor:
     size, _, out = theta.shape
     if size == 1:
         return product(x, theta.squeeze(0)).unsqueeze(-3)
-    if not torch.compiler.is_compiling() and x.numel() <= FEW_ROWS * x.shape[-1]:
+    side_by_side = theta.stride(0) == out * theta.stride(2)
+    if not side_by_side and not torch.compiler.is_compiling() and x.numel() <= FEW_ROWS * x.shape[-1]:
         rows = x.reshape(-1, x.shape[-1])
         y = torch.bmm(rows.expand(size, *rows.shape), theta)
         return y.unflatten(1, x.shape[:-1]).movedim(0, -3)

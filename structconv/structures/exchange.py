@@ -1,9 +1,9 @@
-"""`Exchange`: graphs from and to NetworkX, SciPy, torch's sparse tensors and PyTorch Geometric's data objects."""
+"""`Exchange`: graphs from and to NetworkX, pandas, SciPy, torch's sparse tensors and PyTorch Geometric's data."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -100,6 +100,93 @@ class Exchange:
         graph.add_edges_from((m, n + offset, {name: values[e] for name, values in fields.items()})
                              for e, (m, n) in enumerate(zip(sources, targets, strict=True)))
         return graph
+
+    @classmethod
+    def from_pandas(cls, frame: Any, source: str = "source", target: str = "target", *, weight: str = "weight",
+                    edge_attr: Sequence[str] | str | None = None, nodes: Any = None, num_nodes: int | None = None
+                    ) -> Self:
+        """From a `pandas.DataFrame` with a row for each edge, in its order.
+
+        Args:
+            source, target: the columns of both ends: positions 0, 1, ..., or labels where `nodes` has them.
+            weight: the column of weights, if there is one of this name.
+            edge_attr: the columns of attributes (E, A), or one column's name (E,); by default "edge_attr_0" and so on,
+                as `to_pandas` names them, or "edge_attr". They must share a dtype.
+            nodes: the labels of all nodes in their order; of a bipartite graph a tuple, those of inputs and of outputs.
+            num_nodes: how many nodes there are; by default what `to_pandas` notes in `frame.attrs`, or one more than
+                the last position.
+
+        Raises:
+            StructureError: a column that is not there, or of no numbers; a label that `nodes` does not have.
+
+        O(E).
+        """
+        owner, noted = "Graph.from_pandas", dict(frame.attrs.get("structconv", {}))
+        if edge_attr is None:
+            own = [f"edge_attr_{a}" for a in range(noted.get("attributes", 0))] or [
+                name for name in frame.columns if isinstance(name, str) and name.startswith("edge_attr_")]
+            edge_attr = "edge_attr" if not own and "edge_attr" in frame.columns else own
+        names = [edge_attr] if isinstance(edge_attr, str) else list(edge_attr)
+        missing = [name for name in (source, target, *names) if name not in frame.columns]
+        if missing:
+            raise StructureError(owner, f"frame must have the columns {', '.join(map(repr, missing))}",
+                                 ", ".join(map(repr, frame.columns)))
+        sizes = (noted.get("num_inputs"), noted.get("num_outputs")) if num_nodes is None else (num_nodes, num_nodes)
+        if nodes is not None:
+            labels = nodes if isinstance(nodes, tuple) else (nodes, nodes)
+            ends = [_numbered(owner, frame[name], own) for name, own in zip((source, target), labels, strict=True)]
+            sizes = len(labels[0]), len(labels[1])
+        else:
+            ends = [_column(owner, frame, name, "nodes=") for name in (source, target)]
+            if any(end.is_floating_point() for end in ends):
+                raise StructureError(owner, "positions of nodes must be integers", str(ends[0].dtype),
+                                     "Give the labels of all nodes: nodes=labels.")
+        index = torch.stack([end.long() for end in ends])
+        both = None if None not in sizes else int(index.max()) + 1 if index.numel() else 0
+        values = [_column(owner, frame, name) for name in names]
+        attributes = None if not names else values[0] if isinstance(edge_attr, str) else torch.stack(values, -1)
+        weights = _column(owner, frame, weight) if weight in frame.columns else None
+        if weights is not None and not weights.is_floating_point():
+            weights = weights.to(torch.get_default_dtype())
+        samples = MAKERS["samples"](torch.tensor(noted["samples"])) if "samples" in noted and nodes is None else None
+        return cls(index, num_inputs=sizes[0] if both is None else both, num_outputs=sizes[1] if both is None else both,
+                   edge_weight=weights, edge_attr=attributes, samples=samples)
+
+    def to_pandas(self, source: str = "source", target: str = "target", weight: str = "weight") -> Any:
+        """To a `pandas.DataFrame` with a row for each edge, in input order; `from_pandas` turns it back.
+
+        Its columns are both ends, "weight" where the graph is weighted, and "edge_attr_0", ... of attributes (E, A), or
+        "edge_attr" of (E,). How many nodes there are, and the samples of a batch, are in `frame.attrs`, which pandas
+        keeps in copies and Parquet files, not in CSV files. Needs pandas; on the CPU, without gradients. O(E A).
+
+        Raises:
+            StructureError: weights or attributes that samples of a batch have each for themselves; samples of a
+                bipartite graph.
+        """
+        pandas, attributes = require("pandas", "Graph.to_pandas"), self.edge_attr
+        columns: dict[str, Any] = dict(zip((source, target), _numbers(self.edge_index), strict=True))
+        noted: dict[str, Any] = {"num_inputs": self.num_inputs, "num_outputs": self.num_outputs}
+        if self.edge_weight is not None:
+            columns[weight] = _numbers(self._weights(None))
+        if attributes is not None:
+            if attributes.dim() > 2:
+                raise StructureError("Graph.to_pandas", "edge_attr must have shape (E, A) or (E,)",
+                                     tuple(attributes.shape))
+            rows = _numbers(attributes)
+            if rows.ndim == 1:
+                columns["edge_attr"] = rows
+            else:
+                columns |= {f"edge_attr_{a}": row for a, row in enumerate(rows.T)}
+                noted["attributes"] = rows.shape[1]
+        if self.samples is not None:
+            inputs, outputs = self.samples.sizes()
+            if inputs != outputs:
+                raise StructureError("Graph.to_pandas", "samples must have as many inputs as outputs",
+                                     f"{inputs} and {outputs}")
+            noted["samples"] = inputs
+        frame = pandas.DataFrame(columns)
+        frame.attrs["structconv"] = noted
+        return frame
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> Self:
@@ -243,6 +330,32 @@ def samples_of(data: Any) -> Any:
         raise StructureError("Graph.from_data", "batch must name the graph of each node, those of one after those of "
                              "the other", "one that is not sorted", "Sort the nodes: order = data.batch.argsort().")
     return MAKERS["samples"](torch.bincount(owner, minlength=getattr(data, "num_graphs", None) or 0))
+
+
+def _column(owner: str, frame: Any, name: str, remedy: str = "") -> Tensor:
+    """The numbers of a column of a data frame."""
+    if not len(frame) and frame[name].dtype == object:  # read from a file of no edges
+        return torch.empty(0, dtype=torch.int64)
+    try:
+        return torch.tensor(frame[name].to_numpy(copy=True))
+    except TypeError as error:
+        raise StructureError(owner, f"column {name!r} must hold numbers", str(frame[name].dtype),
+                             "Give the labels of all nodes: nodes=labels." if remedy else "") from error
+
+
+def _numbered(owner: str, column: Any, labels: Any) -> Tensor:
+    """The positions of a column's labels among all labels."""
+    found = torch.tensor(require("pandas", owner).Index(labels).get_indexer(column))
+    if bool((found < 0).any()):
+        unknown = column[(found < 0).numpy()].iloc[0]
+        raise StructureError(owner, "nodes must have every label of an edge", f"none for {unknown!r}")
+    return found
+
+
+def _numbers(t: Tensor) -> Any:
+    """The numbers as NumPy has them; bfloat16, which it has not, as float32."""
+    t = t.detach().cpu()
+    return (t.float() if t.dtype == torch.bfloat16 else t).numpy()
 
 
 def _expand(indptr: Tensor) -> Tensor:

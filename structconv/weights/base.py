@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self, cast
 
@@ -22,13 +23,14 @@ import torch
 from torch import Tensor, nn
 
 from structconv.errors import ShapeError
+from structconv.primitives.products import linear
 from structconv.shapes import check_positive
 from structconv.structures.values import FrozenValue, key_of
 from structconv.torch_compat import pytree
 from structconv.written import written
 
-__all__ = ["BoundWeight", "Device", "Energy", "Weight", "draw", "draw_mixing", "energies_of", "plus", "repeat_head",
-           "scale", "sum_tensors", "total_energy"]
+__all__ = ["BoundWeight", "Device", "Energy", "Factor", "Weight", "draw", "draw_mixing", "energies_of", "plus",
+           "repeat_head", "scale", "sum_tensors", "total_energy"]
 
 Energy = float | Tensor | None
 Device = torch.device | str | None
@@ -129,6 +131,8 @@ class Weight(_Held, abc.ABC):
     rearranges_heads: ClassVar[bool] = False
     #: The number of factors by which `expand` and `contract` multiply, one after the other.
     factors: ClassVar[int] = 1
+    #: The tensors that a linear layer holds as its matrix (outputs, inputs), by the letters of both, "GD, P" say.
+    LINEAR: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def of(cls, *fields: Any) -> Self:
@@ -167,7 +171,8 @@ class Weight(_Held, abc.ABC):
                 device: Device) -> BoundWeight:
         size = sum(sizes)
         extents = {"K": size, "P": in_channels, "Q": out_channels, **self._extents(size, in_channels, out_channels)}
-        tensors = {name: torch.empty([extents[letter] for letter in axes], dtype=dtype, device=device)
+        tensors = {name: Factor(axes, self.LINEAR[name], extents, dtype, device) if name in self.LINEAR else
+                   torch.empty([extents[letter] for letter in axes], dtype=dtype, device=device)
                    for name, axes in self.LETTERS.items()}
         fixed = {name: {"size": size, "channels": in_channels}[name] for name in self.FIELDS if name not in tensors}
         return BoundWeight(self, size, in_channels, out_channels, tensors, fixed)
@@ -178,9 +183,10 @@ class Weight(_Held, abc.ABC):
 
     def _held_by(self, module: BoundWeight) -> Self:
         """Return the weight over the module's tensors, which parametrizations and pruning may have replaced."""
-        parameters, held = module._parameters, {**module._fixed}
+        parameters, modules, held = module._parameters, module._modules, {**module._fixed}
         for name in self.LETTERS:
-            held[name] = parameters[name] if name in parameters else getattr(module, name)
+            held[name] = (parameters[name] if name in parameters else
+                          modules[name].tensor() if name in modules else getattr(module, name))  # type: ignore
         theta = object.__new__(type(self))
         theta.__dict__.update(held)
         return theta
@@ -283,12 +289,12 @@ class BoundWeight(nn.Module):
     """
 
     def __init__(self, kind: Weight, size: int, in_channels: int, out_channels: int,
-                 tensors: Mapping[str, Tensor], fixed: Mapping[str, int]) -> None:
+                 tensors: Mapping[str, Tensor | Factor], fixed: Mapping[str, int]) -> None:
         super().__init__()
         self.kind, self.size, self.in_channels, self.out_channels = kind, size, in_channels, out_channels
         self._fixed: dict[str, Any] = dict(fixed)
         for name, tensor in tensors.items():
-            self.register_parameter(name, nn.Parameter(tensor))
+            setattr(self, name, nn.Parameter(tensor) if isinstance(tensor, Tensor) else tensor)
 
     def forward(self) -> Weight:
         """Theta, over this module's parameters."""
@@ -308,7 +314,7 @@ class BoundWeight(nn.Module):
         """Multiply Theta by a number, in place, on one of its factors."""
         factor_name = self.kind._scaled()
         if factor_name is not None:
-            scale(getattr(self, factor_name), factor)
+            scale(getattr(self.kind._held_by(self), factor_name), factor)
 
     def _get_name(self) -> str:
         return type(self.kind).__name__
@@ -316,6 +322,47 @@ class BoundWeight(nn.Module):
     def extra_repr(self) -> str:
         sizes = f"K={self.size}, P={self.in_channels}, Q={self.out_channels}"
         return ", ".join(filter(None, [written(self.kind), sizes]))
+
+    def __repr__(self) -> str:
+        own = all(type(part) is Factor for part in self._modules.values())
+        return f"{self._get_name()}({self.extra_repr()})" if own else super().__repr__()
+
+
+class Factor(nn.Linear):
+    """A factor of Theta as a linear layer, whose matrix (outputs, inputs) is a tensor with an axis for heads.
+
+    Tools that adapt, quantize or prune linear layers find it as any other. The weight that holds it draws its numbers.
+
+    Args:
+        axes: the letters of the tensor's axes.
+        matrix: those of the outputs and of the inputs, "GD, P" say.
+        extents: the size of each letter.
+
+    Example:
+
+        >>> from structconv import LowRank
+        >>> LowRank(4).bound(2, 16, 8).value
+        Factor(in_features=16, out_features=8, bias=False)
+    """
+
+    def __init__(self, axes: str, matrix: str, extents: Mapping[str, int], dtype: torch.dtype | None = None,
+                 device: Device = None) -> None:
+        outputs, inputs = matrix.split(", ")
+        letters = outputs + inputs
+        self.sizes, self.order = [extents[a] for a in letters], [letters.index(a) for a in axes]
+        super().__init__(math.prod(self.sizes[len(outputs):]), math.prod(self.sizes[:len(outputs)]), bias=False,
+                         dtype=dtype, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight)
+
+    def tensor(self) -> Tensor:
+        """The matrix with the tensor's axes, a view."""
+        weight = self._parameters.get("weight")
+        return (self.weight if weight is None else weight).view(self.sizes).permute(self.order)
+
+    def reset_parameters(self) -> None:
+        """Nothing: `BoundWeight.reset_parameters` draws all factors together."""
 
 
 def plus(y: Tensor, bias: Tensor | None) -> Tensor:

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 import torch
 from torch import Tensor
 
-from structconv.errors import ShapeError
-from structconv.primitives.products import contract_heads, expand_heads, product
+from structconv import torch_compat as private
+from structconv.bases.spec import Function
+from structconv.errors import ConfigError, ShapeError
+from structconv.primitives.products import contract_heads, expand_heads, product, split_heads
 from structconv.shapes import check_divides, check_positive
-from structconv.weights.base import Energy, Weight, draw, draw_mixing, energies_of, plus, total_energy
+from structconv.weights.base import (
+    BoundWeight,
+    Energy,
+    Factor,
+    Weight,
+    draw,
+    draw_mixing,
+    energies_of,
+    plus,
+    total_energy,
+)
 from structconv.weights.whole import Fixed, Full
 
-__all__ = ["DepthwiseSeparable", "EyeBlocks", "HeadBlocks", "LowRank", "Separable"]
+__all__ = ["DepthwiseSeparable", "EyeBlocks", "HeadBlocks", "LowRank", "Projections", "Separable"]
 
 
 class Separable(Weight, mix="KH", filters="HPQ"):
@@ -121,7 +136,8 @@ class LowRank(Weight, value="GPD", output="KDQ"):
     """Theta_k = value_g(k) output_k of rank `dim` (Andreoli 2019, eq. 13): attention's value and output projections.
 
     value (G, P, D), output (K, D, Q), g(k) = k // (K / G). `heads` and `join` are the two halves, between which the
-    structure is applied to D channels only.
+    structure is applied to D channels only. A layer holds them as linear layers, `weight.value` and `weight.output`,
+    whose matrices are (G D, P) and (Q, K D). Any module of the same shapes may take the place of either.
 
     Args:
         dim: D, channels a head between the two.
@@ -139,6 +155,7 @@ class LowRank(Weight, value="GPD", output="KDQ"):
     output: Tensor
     sums_heads = False
     factors = 2
+    LINEAR: ClassVar[Mapping[str, str]] = {"value": "GD, P", "output": "Q, KD"}
 
     def __init__(self, dim: int, shared_by: int = 1) -> None:
         self.dim = check_positive("LowRank", "dim", dim)
@@ -146,6 +163,12 @@ class LowRank(Weight, value="GPD", output="KDQ"):
 
     def _extents(self, size: int, in_channels: int, out_channels: int) -> dict[str, int]:
         return {"D": self.dim, "G": check_divides("LowRank", "shared_by", self.shared_by, "size", size)}
+
+    def _theta_of(self, module: BoundWeight) -> Weight:  # type: ignore[override]
+        value, output = module._modules["value"], module._modules["output"]
+        if type(value) is type(output) is Factor and not (private.intercepted(value) or private.intercepted(output)):
+            return self._held_by(module)
+        return Projections.by(module, self.shared_by, self.dim)
 
     def _scaled(self) -> str:
         return "output"
@@ -164,6 +187,11 @@ class LowRank(Weight, value="GPD", output="KDQ"):
     def inner(self) -> Tensor:
         """The factor by which `heads` multiplies, (G, P, D)."""
         return self.value
+
+    @property
+    def groups(self) -> int:
+        """G, the number of value projections."""
+        return self.value.shape[0]
 
     @property
     def _repeats(self) -> int:
@@ -216,6 +244,100 @@ class LowRank(Weight, value="GPD", output="KDQ"):
         return self.value if self._repeats == 1 else self.value.repeat_interleave(self._repeats, dim=0)
 
 
+class Projections(Weight):
+    """Theta_k = V_g(k) O_k of a `LowRank` whose factors are modules of another kind, or with hooks: they are called.
+
+    That is what a value or an output projection becomes with an update of low rank, quantized or parametrized. `heads`
+    and `join` call the modules. All else multiplies with the matrices of both, which cost a call with P and with K D
+    entries.
+
+    Args:
+        value, output: the modules, without a bias. groups, dim: G and D.
+        trained: whether a gradient of their parameters is wanted.
+    """
+
+    value: Function
+    output: Function
+    size: int = 1
+    groups: int = 1
+    dim: int = 1
+    in_channels: int = 1
+    out_channels: int = 1
+    trained: bool = False
+    sums_heads = False
+    factors = 2
+
+    @classmethod
+    def by(cls, module: BoundWeight, shared_by: int, dim: int) -> Projections:
+        """The weight of such modules, in the place of the factors of a bound `LowRank`."""
+        parts: list[Any] = [module._modules[name] for name in ("value", "output")]
+        for name, part in zip(("value", "output"), parts, strict=True):
+            if isinstance(getattr(part, "bias", None), Tensor):
+                raise ConfigError("LowRank", f"the module at {name} must be without a bias", repr(part),
+                                  "Give it bias=False; a layer adds its bias itself.")
+        trained = any(p.requires_grad for part in parts for p in part.parameters())
+        value, output = map(Function, parts)
+        return cls._over({"value": value, "output": output, "size": module.size, "groups": module.size // shared_by,
+                          "dim": dim, "in_channels": module.in_channels, "out_channels": module.out_channels,
+                          "trained": trained})
+
+    def check(self) -> None:
+        """Modules say themselves what they take."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The first parameter of each module, of whose dtype x must be."""
+        return *self.value.parameters[:1], *self.output.parameters[:1]
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.trained
+
+    @property
+    def head_channels(self) -> int:
+        return self.dim
+
+    def heads(self, x: Tensor) -> Tensor:
+        """x V_g(k): (..., M, P) -> (..., K, M, D)."""
+        r = split_heads(self.value(x), self.groups, self.dim)
+        return r if self.groups == self.size else r.repeat_interleave(self.size // self.groups, dim=-3)
+
+    def join(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
+        """sum_k r_k O_k: (..., K, N, D) -> (..., N, Q)."""
+        return plus(self.output(r.transpose(-3, -2).flatten(-2)), bias)
+
+    def low_rank(self, like: Tensor | None = None) -> LowRank:
+        """The matrices of both modules as they are."""
+        value, output = (_matrix(module, channels, like) for module, channels in
+                         ((self.value, self.in_channels), (self.output, self.size * self.dim)))
+        return LowRank.of(split_heads(value, self.groups, self.dim), output.unflatten(0, (self.size, self.dim)))
+
+    def dense(self) -> Tensor:
+        return self.low_rank().dense()
+
+    def expand(self, x: Tensor) -> Tensor:
+        return self.low_rank(x).expand(x)
+
+    def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
+        return self.low_rank(r).contract(r, bias)
+
+    def slice(self, start: int, stop: int) -> Weight:
+        return self.low_rank().slice(start, stop)
+
+    def inner_flops(self) -> int:
+        """Flops of `heads` for one entry."""
+        return 2 * self.groups * self.in_channels * self.dim
+
+    def outer_flops(self) -> int:
+        """Flops of `join` for one entry."""
+        return 2 * self.size * self.dim * self.out_channels
+
+    def expand_flops(self) -> int:
+        return self.inner_flops() + self.outer_flops()
+
+    contract_flops = expand_flops
+
+
 class _Blocks(Weight):
     """Head k fills the k-th block of output channels."""
 
@@ -244,6 +366,11 @@ class HeadBlocks(_Blocks, theta="KPD"):
     """
 
     theta: Tensor
+
+    @property
+    def groups(self) -> int:
+        """K: each head has a matrix of its own."""
+        return self.size
 
     def _extents(self, size: int, in_channels: int, out_channels: int) -> dict[str, int]:
         return {"D": check_divides("HeadBlocks", "size", size, "out_channels", out_channels)}
@@ -337,3 +464,10 @@ class EyeBlocks(_Blocks, Fixed):
 def _mix_heads(mix: Tensor, r: Tensor) -> Tensor:
     """sum_h mix_kh r_h: (K, H) and (..., H, M, C) -> (..., K, M, C)."""
     return (mix @ r.flatten(-2)).unflatten(-1, r.shape[-2:])
+
+
+def _matrix(module: Function, channels: int, like: Tensor | None) -> Tensor:
+    """The matrix (P, Q) by which a module multiplies."""
+    like = next(iter(module.parameters), None) if like is None else like
+    eye = torch.eye(channels) if like is None else torch.eye(channels, dtype=like.dtype, device=like.device)
+    return module(eye)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from structconv.compat import transformers as compat
+from structconv.compat.transformers import interface as compat
 from structconv.errors import ConfigError
 from structconv.structures import Causal, Window
 

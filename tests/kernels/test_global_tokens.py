@@ -30,7 +30,7 @@ def looped(of, x, contains):
         for k in range(2):
             rows = slice(8 * k, 8 * k + 8)
             scores = (x[near] @ key[rows].mT) @ (query[rows] @ x[n]) / 8 ** 0.5
-            heads = heads + scores.softmax(0) @ x[near] @ of.weight.value[k] @ of.weight.output[k]
+            heads = heads + scores.softmax(0) @ x[near] @ of.weight().value[k] @ of.weight().output[k]
         y.append(heads + of.bias)
     return torch.stack(y)
 

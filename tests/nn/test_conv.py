@@ -125,8 +125,8 @@ def test_relative_value_is_an_outer_product_with_clipped_shifts():
     x = torch.randn(2, M, P, dtype=F64)
     a = layer.basis(x).dense(F64)
     index = (torch.arange(M)[:, None] - torch.arange(M)).clamp(-2, 2) + 2
-    v = torch.einsum("bmp,kpd->bkmd", x, layer.weight.value).unsqueeze(-2) + layer.relative_value.table[index]
-    y = torch.einsum("bkmn,bkmnd,kdq->bnq", a, v, layer.weight.output)
+    v = torch.einsum("bmp,kpd->bkmd", x, layer.weight().value).unsqueeze(-2) + layer.relative_value.table[index]
+    y = torch.einsum("bkmn,bkmnd,kdq->bnq", a, v, layer.weight().output)
     close(layer(x), y + layer.bias)
 
 

@@ -103,7 +103,7 @@ def test_leaves_without_tensors_are_children_too():
 
 def test_weights_of_parts():
     layer = Conv(DOT.softmax() | Shifts([0, 1]), P, Q, weight=[LowRank(3), Full()])
-    assert {"weight.0.value", "weight.0.output", "weight.1.theta"} < set(layer.state_dict())
+    assert {"weight.0.value.weight", "weight.0.output.weight", "weight.1.theta"} < set(layer.state_dict())
     for options in ({}, {"num_bases": 2}, {"aggr": "add"}, {"bias": False}):
         assert "weight.1.theta" in RelationalConv(P, Q, 3, **options).state_dict()
 

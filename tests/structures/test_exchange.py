@@ -39,6 +39,62 @@ def test_torch_sparse_round_trip(layout, dtype):
     assert torch.equal(back.to_torch_sparse(torch.sparse_coo).to_dense(), dense)
 
 
+PANDAS_GRAPHS = {
+    "bare": lambda: Graph(INDEX, num_nodes=5), "empty": lambda: Graph(INDEX[:, :0], num_nodes=3),
+    "weighted": lambda: Graph(INDEX, num_nodes=3, edge_weight=WEIGHT.double()),
+    "bipartite": lambda: Graph(INDEX, num_inputs=3, num_outputs=6, edge_weight=WEIGHT),
+    "attributes": lambda: Graph(INDEX, num_nodes=4, edge_weight=WEIGHT, edge_attr=torch.randn(4, 3)),
+    "kinds": lambda: Graph(INDEX, num_nodes=3, edge_attr=torch.tensor([3, 0, 1, 1])),
+    "no attributes": lambda: Graph(INDEX, num_nodes=3, edge_attr=torch.ones(4, 0)),
+    "batch": lambda: batch([Graph(INDEX, num_nodes=4), Graph(INDEX, num_nodes=3)]),
+    "repeated": lambda: Graph(INDEX[:, [0, 0, 3]], num_nodes=3, edge_weight=WEIGHT[:3])}
+
+
+@pytest.mark.parametrize("name", PANDAS_GRAPHS)
+def test_pandas_round_trip(name, tmp_path):
+    pandas = pytest.importorskip("pandas", reason="pandas is in the extra `graph`")
+    graph = PANDAS_GRAPHS[name]()
+    frame = graph.to_pandas()
+    assert len(frame) == graph.num_edges
+    back = Graph.from_pandas(frame.copy())
+    assert (back.num_inputs, back.num_outputs) == (graph.num_inputs, graph.num_outputs)
+    for field in ("edge_index", "edge_weight", "edge_attr"):
+        own, other = getattr(graph, field), getattr(back, field)
+        if name == "no attributes" and field == "edge_attr":
+            assert other is None  # a frame has no columns of none
+        elif own is None:
+            assert other is None
+        else:
+            assert own.dtype == other.dtype and torch.equal(own, other)
+    assert (graph.samples is None) == (back.samples is None)
+    assert graph.samples is None or graph.samples.sizes() == back.samples.sizes()
+    frame.to_csv(tmp_path / "edges.csv", index=False)  # without what is noted beside the columns
+    read = Graph.from_pandas(pandas.read_csv(tmp_path / "edges.csv"), num_nodes=graph.num_inputs)
+    assert torch.equal(read.edge_index, graph.edge_index)
+
+
+def test_pandas_with_names():
+    pandas = pytest.importorskip("pandas", reason="pandas is in the extra `graph`")
+    frame = pandas.DataFrame({"from": ["b", "a", "b"], "to": ["a", "c", "c"], "km": [3, 1, 2], "lanes": [2.0, 1.0, 4.0],
+                              "toll": [0.5, 0.0, 1.5]})
+    graph = Graph.from_pandas(frame, "from", "to", weight="km", edge_attr=["lanes", "toll"], nodes=["a", "b", "c", "d"])
+    assert graph.edge_index.tolist() == [[1, 0, 1], [0, 2, 2]] and graph.num_nodes == 4
+    assert graph.edge_weight.tolist() == [3.0, 1.0, 2.0]
+    assert graph.edge_attr.tolist() == [[2.0, 0.5], [1.0, 0.0], [4.0, 1.5]]
+    roads = Graph.from_pandas(frame, "from", "to", edge_attr="lanes", nodes=(["a", "b"], ["c", "a", "x"]))
+    assert (roads.num_inputs, roads.num_outputs, roads.edge_index.tolist()) == (2, 3, [[1, 0, 1], [1, 0, 0]])
+    assert roads.edge_attr.tolist() == [2.0, 1.0, 4.0] and roads.edge_weight is None
+    assert Graph.from_pandas(pandas.DataFrame({"source": [4, 0], "target": [1, 2]})).num_nodes == 5
+    with pytest.raises(StructureError, match="columns 'source'"):
+        Graph.from_pandas(frame, target="to")
+    with pytest.raises(StructureError, match="nodes=labels"):
+        Graph.from_pandas(frame, "from", "to")
+    with pytest.raises(StructureError, match="every label of an edge; got none for 'c'"):
+        Graph.from_pandas(frame, "from", "to", nodes=["a", "b"])
+    with pytest.raises(StructureError, match="integers"):
+        Graph.from_pandas(frame, "km", "lanes")
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_duplicates_stay_in_coo_and_add_up_in_csr(layout):
     twice = Graph(torch.tensor([[0, 0], [1, 1]]), num_nodes=2, edge_weight=torch.tensor([1.0, 2.0]))

@@ -14,13 +14,11 @@ __all__ = ["Heads", "attention_step", "core_for"]
 
 
 class Heads(NamedTuple):
-    """One entry by heads (B, K, D): x (B, P) times a matrix, (K D, P) `by_rows` or (K, P, D), plus bias (K D); without
-    a matrix x itself."""
+    """One entry by heads (B, K, D): x (B, P) times a matrix (K D, P), plus bias (K D); without a matrix x itself."""
 
     x: Tensor
     weight: Tensor | None = None
     bias: Tensor | None = None
-    by_rows: bool = True
 
 
 def core_for(*tensors: Tensor | None) -> Core | None:
@@ -38,7 +36,7 @@ def attention_step(core: Core, query: Heads, key: Heads, value: Heads, keys: Ten
     Args:
         query, key, value: one entry each, of which key and value are written to the last row of keys and values.
         keys, values: (B, K, M, D) and (B, K, M, C), channels contiguous.
-        output: (K, C, Q). bias: (Q) or None.
+        output: (Q, K C). bias: (Q) or None.
 
     Returns:
         (B, Q). 2 B (K D (P' + P) + K C (P + Q) + K M (D + C)) flops, of which the matrices are read once for all B.

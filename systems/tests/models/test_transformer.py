@@ -215,9 +215,9 @@ def _copy(model, peer):
             others = [layer.self_attn] if block.source is None else [layer.self_attn, layer.multihead_attn]
             for own, attention in zip([block.attention, block.source], others, strict=False):
                 dot = next(part for part in own.modules() if isinstance(part, DotProduct))
-                values = own.weight.value.transpose(0, 1).flatten(1).mT
+                values = own.weight.value.weight
                 attention.in_proj_weight.copy_(torch.cat([dot.query.weight, dot.key.weight, values]))
-                attention.out_proj.weight.copy_(own.weight.output.flatten(0, 1).mT)
+                attention.out_proj.weight.copy_(own.weight.output.weight)
                 attention.out_proj.bias.copy_(own.bias)
             layer.linear1.load_state_dict(block.network[0].state_dict())
             layer.linear2.load_state_dict(block.network[-1].state_dict())

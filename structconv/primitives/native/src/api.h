@@ -365,11 +365,11 @@ struct OuterArgs {
     int64_t rows, inputs, columns, x_row, g_row, y_row, y_column, parts, threads;
 };
 
-// A matrix of heads, (heads depth, inputs) by rows or (heads, inputs, depth), and the rows x (batch, inputs) of which it
-// makes (batch, heads, depth); x is that already where there is no matrix.
+// A matrix of heads (heads depth, inputs), and the rows x (batch, inputs) of which it makes (batch, heads, depth); x is
+// that already where there is no matrix.
 struct HeadsArgs {
     const float *x, *weight, *bias;
-    int64_t inputs, depth, by_rows;
+    int64_t inputs, depth;
 };
 
 // Entries of each head and element of the batch; the last one is written.
@@ -379,7 +379,7 @@ struct KeptArgs {
 };
 
 // One output that sees all entries kept, after one more was made: y = sum_k softmax(scale <q_k, key_k>) value_k O_k + b,
-// O (heads channels, outputs). Scratch: (batch, heads, depth), (batch, heads, channels).
+// O (outputs, heads channels). Scratch: (batch, heads, depth), (batch, heads, channels).
 struct AttentionStepArgs {
     HeadsArgs query, key, value;
     KeptArgs keys, values;

@@ -1396,8 +1396,8 @@ struct Heads {
     View x, weight, bias;
     HeadsArgs args{};
 
-    Heads(const Op& op, const Tensor& x_, const Maybe& weight_, const Maybe& bias_, bool by_rows, int64_t batch,
-          int64_t heads, int64_t depth) {
+    Heads(const Op& op, const Tensor& x_, const Maybe& weight_, const Maybe& bias_, int64_t batch, int64_t heads,
+          int64_t depth) {
         x = op.view("query, key or value", x_);
         const int64_t inputs = x.tensor().dim() ? x.size(x.tensor().dim() - 1) : 0;
         op.check(x.dtype == types().f32 && x.tensor().is_contiguous() && x.tensor().dim() > 1 &&
@@ -1413,31 +1413,31 @@ struct Heads {
             op.check(bias.dtype == types().f32 && bias_->is_contiguous() && bias_->numel() == heads * depth, "bias",
                      "be contiguous float32, of heads times depth numbers");
         }
-        args = {x.floats(), weight.floats(), bias.floats(), inputs, depth, by_rows};
+        args = {x.floats(), weight.floats(), bias.floats(), inputs, depth};
     }
 };
 
-Tensor attention_step(const Tensor& query, const Maybe& query_weight, const Maybe& query_bias, bool query_by_rows,
-                      const Tensor& key, const Maybe& key_weight, const Maybe& key_bias, bool key_by_rows,
-                      const Tensor& value, const Maybe& value_weight, const Maybe& value_bias, bool value_by_rows,
-                      const Tensor& keys_, const Tensor& values_, const Tensor& output_, const Maybe& bias_, double scale) {
+Tensor attention_step(const Tensor& query, const Maybe& query_weight, const Maybe& query_bias, const Tensor& key,
+                      const Maybe& key_weight, const Maybe& key_bias, const Tensor& value, const Maybe& value_weight,
+                      const Maybe& value_bias, const Tensor& keys_, const Tensor& values_, const Tensor& output_,
+                      const Maybe& bias_, double scale) {
     const Op op{"attention_step"};
     const View keys = op.written("keys", keys_, {kAny, kAny, kAny, kAny}, types().f32);
     const int64_t batch = keys.size(0), heads = keys.size(1), entries = keys.size(2), depth = keys.size(3);
     const View values = op.written("values", values_, {batch, heads, entries, kAny}, types().f32);
     const int64_t channels = values.size(3);
     op.check(entries > 0, "keys", "have an entry, which is written");
-    const View output = op.exact("output", output_, {heads, channels, kAny}, types().f32);
-    const int64_t columns = output.size(2);
+    const View output = op.exact("output", output_, {kAny, heads * channels}, types().f32);
+    const int64_t columns = output.size(0);
     View bias;
     if (bias_) {
         bias = op.view("bias", *bias_);
         op.check(bias.dtype == types().f32 && bias_->is_contiguous() && bias_->numel() == columns, "bias",
                  "be contiguous float32, a number for each output channel");
     }
-    const Heads q(op, query, query_weight, query_bias, query_by_rows, batch, heads, depth);
-    const Heads k(op, key, key_weight, key_bias, key_by_rows, batch, heads, depth);
-    const Heads v(op, value, value_weight, value_bias, value_by_rows, batch, heads, channels);
+    const Heads q(op, query, query_weight, query_bias, batch, heads, depth);
+    const Heads k(op, key, key_weight, key_bias, batch, heads, depth);
+    const Heads v(op, value, value_weight, value_bias, batch, heads, channels);
     const View y = op.made({batch, columns}), scratch = op.made({batch * heads * (depth + channels)});
     const AttentionStepArgs args{q.args, k.args, v.args,
                                  {keys.floats(), keys.strides[0], keys.strides[1], keys.strides[2]},
@@ -1517,7 +1517,7 @@ std::tuple<Tensor, Tensor, int64_t> number(const Tensor& table_, const Tensor& k
 #define SC_WINDOW                                                                                                     \
     "Tensor[] lines, Tensor falling, Tensor rising, Tensor? outputs, Tensor? inputs, int[] axis, Tensor q, Tensor k, " \
     "Tensor v, float scale, " SC_DROP
-#define SC_HEADS(name) "Tensor " name ", Tensor? " name "_weight, Tensor? " name "_bias, bool " name "_by_rows, "
+#define SC_HEADS(name) "Tensor " name ", Tensor? " name "_weight, Tensor? " name "_bias, "
 
 struct Operator {
     const char *name, *schema;

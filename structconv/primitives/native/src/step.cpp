@@ -10,71 +10,48 @@
 namespace structconv::SC_ISA {
 namespace {
 
-constexpr int64_t kChunk = 512, kWide = 256;
+constexpr int64_t kChunk = 512, kWide = 64;
 
-// y_c = sum_j x_j w_jc at NV vectors of columns, which are whole if they are several, for RB rows of x, `x_row` and
-// `y_row` numbers apart, on top of what `from` gives.
-template <int NV, int RB, class From>
-void sums_at(const float* x, int64_t x_row, const float* w, int64_t w_row, int64_t terms, int64_t columns,
-             const From& from, float* y, int64_t y_row) {
+// y_c = sum_j x_j w_jc at NV vectors of columns, which are whole if they are several, on top of what `from` gives.
+template <int NV, class From>
+void sums_at(const float* x, const float* w, int64_t w_row, int64_t terms, int64_t columns, const From& from, float* y) {
     const int part = NV == 1 && columns < 16 ? static_cast<int>(columns) : 16;
     const auto vector = [&](const float* at) { return NV > 1 ? load<v16>(at) : lanes(at, part); };
-    v16 found[RB][NV];
-    for (int v = 0; v < NV; ++v) {
-        const v16 first = from(16 * v, vector);
-        for (int r = 0; r < RB; ++r) found[r][v] = first;
-    }
+    v16 found[NV];
+    for (int v = 0; v < NV; ++v) found[v] = from(16 * v, vector);
     for (int64_t j = 0; j < terms; ++j)
-        for (int v = 0; v < NV; ++v) {
-            const v16 own = vector(w + j * w_row + 16 * v);
-            for (int r = 0; r < RB; ++r) found[r][v] += own * x[r * x_row + j];
-        }
-    for (int r = 0; r < RB; ++r)
-        for (int v = 0; v < NV; ++v) put(y + r * y_row + 16 * v, found[r][v], part);
+        for (int v = 0; v < NV; ++v) found[v] += vector(w + j * w_row + 16 * v) * x[j];
+    for (int v = 0; v < NV; ++v) put(y + 16 * v, found[v], part);
 }
 
-// visit(NV, column) over all columns, as many vectors at a time as fit, of at most `most`.
-template <class Visit> void for_columns(int64_t columns, int most, const Visit& visit) {
+// visit(NV, column) over all columns, as many vectors at a time as fit.
+template <class Visit> void for_columns(int64_t columns, const Visit& visit) {
     int64_t c = 0;
-    for (; most >= 16 && c + 256 <= columns; c += 256) visit(std::integral_constant<int, 16>(), c);
     for (; c + 64 <= columns; c += 64) visit(std::integral_constant<int, 4>(), c);
     for (; c < columns; c += 16) visit(std::integral_constant<int, 1>(), c);
 }
 
-// y = x w + bias for all rows of x and so many columns of w.
-inline void sums_of(const float* x, int64_t x_row, const float* w, int64_t w_row, int64_t terms, int64_t columns,
-                    const float* bias, float* y, int64_t y_row, int64_t rows) {
-    for_columns(columns, rows < 4 ? 16 : 4, [&](auto vectors, int64_t c) {
-        constexpr int NV = decltype(vectors)::value;
-        const auto from = [&](int64_t v, const auto& vector) { return bias ? vector(bias + c + v) : v16{}; };
-        int64_t r = 0;
-        for (; NV <= 4 && r + 4 <= rows; r += 4)
-            sums_at<NV, 4>(x + r * x_row, x_row, w + c, w_row, terms, columns - c, from, y + r * y_row + c, y_row);
-        for (; r < rows; ++r)
-            sums_at<NV, 1>(x + r * x_row, x_row, w + c, w_row, terms, columns - c, from, y + r * y_row + c, y_row);
-    });
+// y_i = <x, w_i> + bias_i for so many rows of w, for each x of a batch; those of y are `y_row` numbers apart.
+inline void rows_of(const float* x, int64_t batch, const float* w, int64_t inputs, int64_t rows, const float* bias,
+                    float* y, int64_t y_row) {
+    for (int64_t first = 0; first < rows; first += 4)
+        for (int64_t b = 0; b < batch; ++b) {
+            const int64_t count = rows - first < 4 ? rows - first : 4;
+            float* to = y + b * y_row + first;
+            dots_of(x + b * inputs, [&](int64_t i) { return w + (first + i) * inputs; }, count, inputs, to);
+            for (int64_t i = 0; bias && i < count; ++i) to[i] += bias[first + i];
+        }
 }
 
 // One head of (batch, heads, depth) -> (batch, ., depth) with rows `y_row` apart.
 inline void project(const HeadsArgs& a, int64_t heads, int64_t batch, int64_t head, float* y, int64_t y_row) {
-    const float* bias = a.bias ? a.bias + head * a.depth : nullptr;
-    if (!a.weight) {
-        for (int64_t b = 0; b < batch; ++b)
-            std::memcpy(y + b * y_row, a.x + (b * heads + head) * a.depth, a.depth * sizeof(float));
+    if (a.weight) {
+        rows_of(a.x, batch, a.weight + head * a.depth * a.inputs, a.inputs, a.depth,
+                a.bias ? a.bias + head * a.depth : nullptr, y, y_row);
         return;
     }
-    const float* w = a.weight + head * a.depth * a.inputs;
-    if (!a.by_rows) {
-        sums_of(a.x, a.inputs, w, a.depth, a.inputs, a.depth, bias, y, y_row, batch);
-        return;
-    }
-    for (int64_t d = 0; d < a.depth; d += 4)
-        for (int64_t b = 0; b < batch; ++b) {
-            const int64_t count = a.depth - d < 4 ? a.depth - d : 4;
-            float* to = y + b * y_row + d;
-            dots_of(a.x + b * a.inputs, [&](int64_t i) { return w + (d + i) * a.inputs; }, count, a.inputs, to);
-            for (int64_t i = 0; bias && i < count; ++i) to[i] += bias[d + i];
-        }
+    for (int64_t b = 0; b < batch; ++b)
+        std::memcpy(y + b * y_row, a.x + (b * heads + head) * a.depth, a.depth * sizeof(float));
 }
 
 // y (channels) = sum_m softmax_m(scale <query, key_m>) value_m, a chunk of entries after the other.
@@ -94,10 +71,10 @@ inline void attend(const AttentionStepArgs& a, int64_t b, int64_t head) {
         const float before = first ? std::exp(base - next) : 0.0f;
         whole = whole * before + weights_of(scores, count, next);
         base = next;
-        for_columns(channels, 4, [&](auto vectors, int64_t c) {
+        for_columns(channels, [&](auto vectors, int64_t c) {
             const auto from = [&](int64_t v, const auto& vector) { return first ? vector(y + c + v) * before : v16{}; };
-            sums_at<decltype(vectors)::value, 1>(scores, 0, value + first * a.values.row + c, a.values.row, count,
-                                                 channels - c, from, y + c, 0);
+            sums_at<decltype(vectors)::value>(scores, value + first * a.values.row + c, a.values.row, count, channels - c,
+                                              from, y + c);
         });
     }
     const float inverse = 1.0f / whole;
@@ -130,9 +107,9 @@ void step(const AttentionStepArgs& a) {
         for (int64_t task = 0; task < a.batch * a.heads; ++task) attend(a, task / a.heads, task % a.heads);
 #pragma omp for schedule(static)
         for (int64_t block = 0; block < blocks; ++block) {
-            const int64_t c = block * kWide, columns = a.outputs - c < kWide ? a.outputs - c : kWide;
-            sums_of(a.sums, channels, a.output + c, a.outputs, channels, columns, a.bias ? a.bias + c : nullptr, a.y + c,
-                    a.outputs, a.batch);
+            const int64_t c = block * kWide, rows = a.outputs - c < kWide ? a.outputs - c : kWide;
+            rows_of(a.sums, a.batch, a.output + c * channels, channels, rows, a.bias ? a.bias + c : nullptr, a.y + c,
+                    a.outputs);
         }
     }
 }

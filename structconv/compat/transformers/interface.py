@@ -1,28 +1,21 @@
-"""Hugging Face models on structconv: `register()`, then `model.set_attn_implementation("structconv")`.
-
-    from structconv.compat.transformers import register
-
-    register()
-    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="structconv")
-
-transformers is imported when `register` is called, and is no dependency of structconv.
-"""
+"""`register`: the attention and the masks of transformers' interfaces, by the one operator."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from structconv.compat.attending import Mask, attend
+from structconv.compat.attending import Mask, attend, step
 from structconv.errors import ConfigError
 from structconv.structures.supports import Causal, Support, Window
 
-__all__ = ["NAME", "Registration", "StructureMask", "register"]
+__all__ = ["NAME", "Registration", "StructureMask", "attention", "mask", "register"]
 
 #: The name of the implementation in transformers.
 NAME = "structconv"
@@ -79,16 +72,23 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
         position_bias: (B or 1, K, N, M), added to the scores. softcap: see `softcap` of the algebra.
         s_aux: (K), the sinks.
     """
-    outputs = query.shape[2]
-    causal = bool(outputs > 1 and attention_mask is None
-                  and (getattr(module, "is_causal", True) if is_causal is None else is_causal))
+    outputs, heads = query.shape[2], module._modules.get("structured_heads")
+    weights_wanted = _weights_wanted(options)
+    plain = heads is attention_mask is position_bias is softcap is s_aux is None and not (dropout or weights_wanted)
+    if outputs == 1 and plain:
+        last = step(query, key, value, None, scaling)
+        if last is not None:
+            return last.transpose(1, 2).contiguous(), None
+    causal = outputs > 1 and attention_mask is None and bool(
+        getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if causal and key.shape[2] > outputs:  # aligned to the first key: the rest of a static cache is empty
         key, value = key[:, :, :outputs], value[:, :, :outputs]
         position_bias = None if position_bias is None else position_bias[..., :outputs]
     known = attention_mask.support if isinstance(attention_mask, StructureMask) else attention_mask
-    found = Mask.of(known, causal).joined(bias=position_bias)
-    y, weights = attend(query, key, value, found, scale=scaling, dropout=dropout, softcap=softcap, sink=s_aux,
-                        weights=_weights_wanted(options))
+    found = None if known is position_bias is None and not causal else Mask.of(known, causal).joined(bias=position_bias)
+    compute: Any = attend if heads is None else heads
+    y, weights = compute(query, key, value, found, scale=scaling, dropout=dropout, softcap=softcap, sink=s_aux,
+                         weights=weights_wanted)
     return y.transpose(1, 2).contiguous(), weights
 
 
@@ -143,6 +143,10 @@ def mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_o
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 
     function = causal_mask_function if mask_function is None else mask_function
+    last = q_length == 1 and type(q_offset) is int and q_offset + 1 == kv_offset + kv_length and not is_compiling()
+    if (last and function is causal_mask_function and options.get("allow_is_causal_skip", True)
+            and (attention_mask is None or bool(attention_mask.all()))):
+        return None  # a step of decoding sees all
     plain = type(q_offset) is int and (q_offset, kv_offset) == (0, 0) and q_length == kv_length
     if plain and not is_compiling() and (attention_mask is None or bool(attention_mask.all())):
         causal, radius = _window(function)
@@ -179,11 +183,19 @@ def _held(function: Any, maker: Callable[..., Any], name: str) -> Any:
 
 def _weights_wanted(options: dict[str, Any]) -> bool:
     """Whether the caller collects the attention weights: by the argument, or by transformers' hooks on the modules."""
+    if options.get("output_attentions"):
+        return True
+    collector = _collector()
+    collected = None if collector is None else collector.get()
+    return any("attentions" in name for name in collected) if collected else False
+
+
+@cache
+def _collector() -> Any:
+    """What transformers' hooks collect at the moment, a variable of the context."""
     from transformers.utils import output_capturing
 
-    collector = getattr(output_capturing, "_active_collector", None)
-    collected = None if collector is None else collector.get()
-    return bool(options.get("output_attentions")) or any("attentions" in name for name in collected or ())
+    return getattr(output_capturing, "_active_collector", None)
 
 
 def _routes(kind: type) -> bool:
