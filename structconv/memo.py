@@ -104,7 +104,7 @@ def kept(owner: Tensor, key: Hashable, build: Callable[[], T]) -> T:
 
     The owner is a plain tensor without a gradient, such as a list of edges.
     """
-    entry, version = _ENTRIES.get(id(owner)), private.version(owner)
+    entry, version = _ENTRIES.get(id(owner)), None if owner.is_inference() else owner._version
     if entry is None or entry.version != version or entry.ref() is not owner:
         value = build()
         if version is None:
@@ -171,7 +171,8 @@ def mark(value: Any) -> Hashable:
 
 def is_plain(value: Any) -> bool:
     """Whether `value` is a tensor with numbers that Python may read: no tracer's or transform's stand-in, not meta."""
-    return type(value) in _PLAIN and not is_compiling() and not value.is_meta and not private.is_wrapped(value)
+    return not (type(value) not in _PLAIN or is_compiling() or value.is_meta or private.is_functional(value)
+                or private.is_batched(value))
 
 
 def values_known(*tensors: Tensor) -> bool:

@@ -179,8 +179,8 @@ class LowRank(Weight, value="GPD", output="KDQ"):
 
     def heads(self, x: Tensor) -> Tensor:
         """x value_g(k): (..., M, P) -> (..., K, M, D)."""
-        r = expand_heads(x, self.value)
-        return r if self._repeats == 1 else r.repeat_interleave(self._repeats, dim=-3)
+        r, repeats = expand_heads(x, self.value), self.output.shape[0] // self.value.shape[0]
+        return r if repeats == 1 else r.repeat_interleave(repeats, dim=-3)
 
     def join(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
         """sum_k r_k output_k: (..., K, N, D) -> (..., N, Q)."""
