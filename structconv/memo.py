@@ -96,7 +96,14 @@ def latest(owner: Any, name: str, key: Hashable, build: Callable[[], T]) -> T:
     call, each of which would else stay."""
     if is_compiling() or (isinstance(owner, Tensor) and owner.requires_grad):
         return build()
-    return derived(owner, name, Reused).of((), key, lambda: private.outside_modes(build))
+    of_last: dict[Hashable, T] = derived(owner, name, dict)
+    state = key, torch.is_grad_enabled()
+    found = of_last.get(state)
+    if found is None:
+        found = private.outside_modes(build)
+        of_last.clear()
+        of_last[state] = found
+    return found
 
 
 def kept(owner: Tensor, key: Hashable, build: Callable[[], T]) -> T:

@@ -426,8 +426,9 @@ class Operation(Mechanism):
             behind = behind_first(first, second, lambda: basis, inputs)
             return cast(Basis, join(basis, second.evaluate(behind)))
         if self.join != "concat" or inputs.projected is None:
-            return cast(Basis, join(first.evaluate(_beside(first, second, inputs), closed),
-                                    second.evaluate(_beside(second, first, inputs), closed)))
+            to_first = inputs._replace(sibling=second) if "sibling" in first.reads else inputs
+            to_second = inputs._replace(sibling=first) if "sibling" in second.reads else inputs
+            return cast(Basis, join(first.evaluate(to_first, closed), second.evaluate(to_second, closed)))
         heads = ((0, first.size), (first.size, self._joined_size))
         own = [inputs._replace(projected=(inputs.projected[0][..., start:stop, :, :],
                                           inputs.projected[1][..., start:stop, :, :])) for start, stop in heads]
@@ -442,11 +443,6 @@ class Operation(Mechanism):
         for step in self.steps:
             text = shown(text, step, next(held) if step.reads else None)
         return text
-
-
-def _beside(operand: Mechanism, sibling: Mechanism, inputs: Inputs) -> Inputs:
-    """The inputs of an operand, with the other operand if it reads that."""
-    return inputs._replace(sibling=sibling) if "sibling" in operand.reads else inputs
 
 
 Mechanism._operation = operation

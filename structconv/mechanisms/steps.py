@@ -12,6 +12,7 @@ from structconv.bases.base import OPERATORS, Basis
 from structconv.bases.entrywise import LeakyReLU, Masked, Normalized
 from structconv.bases.linear import Concat, Scaled
 from structconv.bases.scores import Bilinear
+from structconv.bases.sizes import sized
 from structconv.bases.spec import Function, Projected
 from structconv.structures.graph import Graph
 from structconv.structures.masks import Support
@@ -83,9 +84,7 @@ def _masked(options: dict[str, Any], operator: Any) -> Build:
         if mask is None:
             return basis
         if type(mask) is Graph and name == "keep" and type(basis) is not Concat:
-            inner: Any = basis
-            while type(inner) in _ENTRYWISE:
-                inner = inner.child
+            inner = sized(basis)
             if mask.num_inputs == inner.num_inputs and mask.num_outputs == inner.num_outputs:
                 return Masked(basis, EdgeSupport(mask))
         if name == "keep" and isinstance(mask, Support) and type(basis) is not Concat:
@@ -94,10 +93,6 @@ def _masked(options: dict[str, Any], operator: Any) -> Build:
         return cast(Basis, operator(basis, **{name: mask}))
 
     return masked
-
-
-#: Nodes with the inputs and outputs of their child.
-_ENTRYWISE = frozenset((LeakyReLU, Scaled))
 
 
 def _dropout(options: dict[str, Any], operator: Any) -> Build:
