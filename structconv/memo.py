@@ -94,7 +94,14 @@ def latest(owner: Any, name: str, key: Hashable, build: Callable[[], T]) -> T:
     """Like `derived`, but remember only the last `key` of each `name`: for sizes that change often."""
     if is_compiling() or (isinstance(owner, Tensor) and owner.requires_grad):
         return build()
-    return derived(owner, name, Reused).of((), key, lambda: private.outside_modes(build))
+    of_last: dict[Hashable, T] = derived(owner, name, dict)
+    state = key, torch.is_grad_enabled()
+    found = of_last.get(state)
+    if found is None:
+        found = private.outside_modes(build)
+        of_last.clear()
+        of_last[state] = found
+    return found
 
 
 def kept(owner: Tensor, key: Hashable, build: Callable[[], T]) -> T:
@@ -102,7 +109,7 @@ def kept(owner: Tensor, key: Hashable, build: Callable[[], T]) -> T:
 
     The owner is a plain tensor without a gradient, such as a list of edges.
     """
-    entry, version = _ENTRIES.get(id(owner)), private.version(owner)
+    entry, version = _ENTRIES.get(id(owner)), None if owner.is_inference() else owner._version
     if entry is None or entry.version != version or entry.ref() is not owner:
         value = build()
         if version is None:
@@ -169,7 +176,8 @@ def mark(value: Any) -> Hashable:
 
 def is_plain(value: Any) -> bool:
     """Return True if `value` is a tensor whose numbers Python may read: not traced, not transformed, not meta."""
-    return type(value) in _PLAIN and not is_compiling() and not value.is_meta and not private.is_wrapped(value)
+    return not (type(value) not in _PLAIN or is_compiling() or value.is_meta or private.is_functional(value)
+                or private.is_batched(value))
 
 
 def values_known(*tensors: Tensor) -> bool:

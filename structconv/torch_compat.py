@@ -18,7 +18,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 __all__ = [
+    "CALL",
     "NAMES",
+    "PLAIN",
+    "PLAIN_CALLS",
     "any_autocast",
     "any_requires_grad",
     "autocast",
@@ -184,22 +187,22 @@ defers: bool = None not in (backward_task, will_run)
 
 
 #: The `__call__` of modules, unless a tracer replaced it.
-_CALL = torch.nn.Module.__call__
+CALL = torch.nn.Module.__call__
 #: The values of `__call__` for which a call runs `forward`.
-_PLAIN: list[Any] = [_CALL]
+PLAIN: list[Any] = [CALL]
 
 
 def _intercepted(module: torch.nn.Module) -> bool:
     held = module.__dict__
     return bool(held["_forward_hooks"] or held["_forward_pre_hooks"] or held["_backward_hooks"]
                 or held["_backward_pre_hooks"] or "forward" in held or "_compiled_call_impl" in held
-                or global_hooks() or type(module).__call__ not in _PLAIN or torch.nn.Module.__call__ is not _CALL)
+                or global_hooks() or type(module).__call__ not in PLAIN or torch.nn.Module.__call__ is not CALL)
 
 
 _HOOKS = {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"}
 #: Return True if a call of a module may differ from its `forward`, or has hooks.
-_PLAIN_CALLS = torch.nn.Module().__dict__.keys() >= _HOOKS
-intercepted: Callable[[torch.nn.Module], bool] = _intercepted if _PLAIN_CALLS else _always
+PLAIN_CALLS = torch.nn.Module().__dict__.keys() >= _HOOKS
+intercepted: Callable[[torch.nn.Module], bool] = _intercepted if PLAIN_CALLS else _always
 
 
 class _Parameter:
@@ -228,16 +231,16 @@ def parameter() -> Any:
 
 def calls_forward(call: Any) -> Any:
     """Note that this `__call__` of a class does nothing but what torch's does, and convert its result."""
-    _PLAIN.append(call)
+    PLAIN.append(call)
     return call
 
 
 def called(module: torch.nn.Module, *args: Any, **options: Any) -> Any:
     """Return `module(*args, **options)`, calling `forward` directly if the module has no hooks."""
     held = module.__dict__
-    if (_PLAIN_CALLS and not (held["_forward_hooks"] or held["_forward_pre_hooks"] or held["_backward_hooks"]
+    if (PLAIN_CALLS and not (held["_forward_hooks"] or held["_forward_pre_hooks"] or held["_backward_hooks"]
                               or held["_backward_pre_hooks"] or "forward" in held or "_compiled_call_impl" in held)
-            and type(module).__call__ in _PLAIN and torch.nn.Module.__call__ is _CALL and not global_hooks()):
+            and type(module).__call__ in PLAIN and torch.nn.Module.__call__ is CALL and not global_hooks()):
         return module.forward(*args, **options)
     return module(*args, **options)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Pairs, normalized
 from structconv.bases.pairwise import Pairwise, both, complete, entries, listed_graph, reach
-from structconv.bases.sizes import OverChild, OverTwo
+from structconv.bases.sizes import AS_CHILD, OverChild, OverTwo, sized
 from structconv.errors import ShapeError
 from structconv.primitives.hashing import hash_uniform
 from structconv.shapes import broadcast
@@ -82,7 +82,7 @@ class Binary(OverTwo, Pairwise):
         return altered(self, first=first, second=second)
 
     def __post_init__(self) -> None:
-        first, second = self.first, self.second
+        first, second = sized(self.first), sized(self.second)
         if first.num_inputs != second.num_inputs or first.num_outputs != second.num_outputs:
             raise ShapeError(self.written, "both bases must have the same inputs M and outputs N",
                              " and ".join(f"M={basis.num_inputs}, N={basis.num_outputs}" for basis in (first, second)))
@@ -126,7 +126,7 @@ class Sum(Binary):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_sizes("a + b", self.first, self.second)
+        check_sizes("a + b", sized(self.first), sized(self.second))
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         return self.first.evaluate(pairs) + self.second.evaluate(pairs)
@@ -272,6 +272,9 @@ class LeakyReLU(Unary):
 
     def __repr__(self) -> str:
         return f"{self.child!r}.leaky_relu({self.negative_slope})"
+
+
+AS_CHILD.update((Masked, LeakyReLU))
 
 
 def pattern_of_normalized(scores: Basis) -> Graph | None:

@@ -13,7 +13,7 @@ from structconv.bases.base import Basis, value
 from structconv.bases.entrywise import SamePattern, Unary
 from structconv.bases.pairs import Edges, Pairs
 from structconv.bases.pairwise import entries, reach
-from structconv.bases.sizes import OverParts, OverTwo
+from structconv.bases.sizes import AS_CHILD, OverParts, OverTwo
 from structconv.errors import ShapeError
 from structconv.structures.graph import Graph
 from structconv.structures.restriction import Restriction
@@ -281,6 +281,9 @@ class Scaled(SamePattern):
     def __repr__(self) -> str:
         factor = self.factor if isinstance(self.factor, float) else "factor"
         return f"({factor} * {self.child!r})"
+
+
+AS_CHILD.add(Scaled)
 
 
 @value

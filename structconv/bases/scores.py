@@ -17,6 +17,7 @@ from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Edges, Pairs
 from structconv.bases.pairwise import Pairwise
 from structconv.bases.sizes import OnGraph, QueryKey, Sized, SourceTarget
+from structconv.bases.spec import Term
 from structconv.errors import ConfigError, ShapeError
 from structconv.memo import values_known
 from structconv.primitives.functions import finite
@@ -168,11 +169,15 @@ class Affine(Terms):
 
     @property
     def num_inputs(self) -> int:
-        return self.source.shape[-1]
+        source: Any = self.source
+        rows: int = source.x.shape[-2] if type(source) is Term else source.shape[-1]
+        return rows
 
     @property
     def num_outputs(self) -> int:
-        return self.target.shape[-1]
+        target: Any = self.target
+        rows: int = target.x.shape[-2] if type(target) is Term else target.shape[-1]
+        return rows
 
     @property
     def batch_shape(self) -> tuple[int, ...]:

@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis
+from structconv.bases.spec import Projected
 from structconv.shapes import broadcast
 from structconv.structures.graph import Graph, listed_edges
 from structconv.structures.restriction import Restriction
 from structconv.structures.values import altered
 
-__all__ = ["GraphValues", "OnGraph", "OverChild", "OverParts", "OverTwo", "QueryKey", "Sized", "SourceTarget"]
+__all__ = ["AS_CHILD", "GraphValues", "OnGraph", "OverChild", "OverParts", "OverTwo", "QueryKey", "Sized",
+           "SourceTarget", "sized"]
 
 
 class Sized(Basis):
@@ -64,6 +66,17 @@ class OverChild(Basis):
     @property
     def has_scores(self) -> bool:
         return self.child.has_scores
+
+
+#: Classes with the K, M and N of their child.
+AS_CHILD: set[type[Basis]] = set()
+
+
+def sized(basis: Basis) -> Basis:
+    """The basis that tells K, M and N, below nodes that have those of their child."""
+    while type(basis) in AS_CHILD:
+        basis = basis.child  # type: ignore[attr-defined]
+    return basis
 
 
 class OverTwo(Basis):
@@ -152,7 +165,10 @@ class QueryKey(Basis):
 
     @property
     def size(self) -> int:
-        return max(self.query.shape[-3], self.key.shape[-3])
+        query, key = self.query, self.key
+        first: int = query.heads if type(query) is Projected else query.shape[-3]
+        second: int = key.heads if type(key) is Projected else key.shape[-3]
+        return max(first, second)
 
     @property
     def device(self) -> torch.device:

@@ -26,7 +26,7 @@ from torch.compiler import is_compiling
 from torch.func import functional_call
 
 from structconv.bases.base import Basis
-from structconv.primitives.products import linear, split_heads
+from structconv.primitives.products import linear
 from structconv.structures.graph import Graph, listed_edges, tensor_ids
 from structconv.structures.supports import DenseMask, EdgeSupport, Padding
 from structconv.structures.values import (
@@ -78,8 +78,8 @@ class Projected(NamedTuple):
 
     def tensor(self) -> Tensor:
         """The product."""
-        y = linear(self.x, self.weight, self.bias)
-        return split_heads(y, self.heads, self.weight.shape[0] // self.heads)
+        x, weight, bias, heads = self
+        return linear(x, weight, bias).view(*x.shape[:-1], heads, weight.shape[0] // heads).transpose(-2, -3)
 
 
 class Term(NamedTuple):

@@ -31,7 +31,7 @@ from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives.native.adjacency import Adjacency, adjacency_of, attend, is_direct, unchanged
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
-from structconv.primitives.native.calls import MAX_CHANNELS, Drop, drop_of, usable
+from structconv.primitives.native.calls import MAX_CHANNELS, NO_DROP, Drop, drop_of, usable
 from structconv.primitives.native.edge_attention import attend_dots
 from structconv.primitives.native.joint import joint_attention
 from structconv.primitives.native.projected import projected_attention
@@ -53,12 +53,13 @@ class AttentionEdges(NamedTuple):
     """The edges of attention, its dropout, and its sizes.
 
     Args:
-        pairs: what finds the list of the pairs. size: K.
+        pairs: what finds the list of the pairs. size: K. graph: what finds the graph, where the list is a graph's.
     """
 
     pairs: Callable[[Any, int, int, torch.device], Graph]
     dropout: Dropout
     size: int
+    graph: Callable[[Any], Graph] | None = None
 
     def folded(self, basis: Any, inputs: int, outputs: int, r: Tensor, lead: tuple[int, ...]) -> Folding:
         """Return the folding of a batch."""
@@ -124,10 +125,6 @@ class AffineEdges(NamedTuple):
 
     def _projected(self, source: Term, target: Term, bias: Tensor | None, call: Call) -> Tensor:
         x, z, edges = source.x, target.x, self.edges
-        if z is x and x.dim() == 3:
-            y = self._as_one_node(x, source.vector, target.vector, bias, call)
-            if y is not None:
-                return y
         lead = tuple(x.shape[:-3]) if z is x else broadcast(x.shape[:-3], z.shape[:-3])
         batch = edges.folded(call.basis, x.shape[-2], z.shape[-2], x, lead)
         y = projected_attention(*batch.layouts, batch.rows(x), batch.by_head(source.vector),
@@ -137,26 +134,40 @@ class AffineEdges(NamedTuple):
                                 batch_heads=edges.size)
         return batch.heads(y)
 
-    def _as_one_node(self, x: Tensor, of_source: Tensor, of_target: Tensor, bias: Tensor | None, call: Call
-                     ) -> Tensor | None:
-        """(K, N, C) of x (K, M, C) over edges that a kernel sorts itself; `None` where none can read the tensors."""
-        heads = (self.edges.size, x.shape[2])
-        fitting = x.shape[0] == heads[0] and of_source.shape == of_target.shape == heads
-        if not fitting or not is_direct(x, of_source, of_target, bias) or (bias is not None and bias.shape != heads):
-            return None
-        found = self.edges.sorted(call.basis, x.shape[-2], x.shape[-2], x.device)
-        if found is None:
-            return None
-        graph, adjacency, check = found
-        options = self.edges.options(call.basis)
+    def as_one_node(self, otherwise: Run, graph_of: Callable[[Any], Graph]) -> Run:
+        """The heads side by side, (N, K C) of x (M, P), where a kernel that sorts the edges itself can read the tensors
+        and the scores are of x Theta_k; else `otherwise`."""
+        edges, slope = self.edges, self.slope
+        size, (p, seed) = edges.size, edges.dropout
 
-        def composed(x: Tensor, of_source: Tensor, of_target: Tensor, bias: Tensor | None) -> Tensor:
-            check()
-            return projected_attention(*graph.layouts(), x, of_source, of_target, None, bias, slope=self.slope,
-                                       **options)
+        def run(call: Call) -> Tensor:
+            basis, r, bias = call.basis, call.projected, call.bias
+            source, target = self.source(basis), self.target(basis)
+            if type(source) is not Term or type(target) is not Term or not (source.x is target.x is r):
+                return otherwise(call)
+            x, of_source, of_target = r.transpose(0, 1), source.vector, target.vector
+            rows, heads = x.shape[0], x.shape[1:]
+            if heads[0] != size or of_source.shape != heads or of_target.shape != heads or not is_direct(
+                    x, of_source, of_target, bias):
+                return otherwise(call)
+            graph = graph_of(basis)
+            index, loops = listed_edges(graph)
+            nodes = graph.num_inputs, graph.num_outputs
+            adjacency = adjacency_of(index, *nodes, loops=loops) if nodes == (rows, rows) else None
+            if adjacency is None:
+                return otherwise(call)
+            check, number = unchanged(index), seed if seed is None else seed(basis)
 
-        return attend(x.transpose(0, 1), of_source, of_target, bias, adjacency, self.slope, self.edges.drop(call.basis),
-                      composed).transpose(0, 1)
+            def composed(x: Tensor, of_source: Tensor, of_target: Tensor, bias: Tensor | None) -> Tensor:
+                check()
+                return projected_attention(*graph.layouts(), x, of_source, of_target, None, bias, slope=slope,
+                                           dropout=p, seed=number, batch_heads=size)
+
+            y = attend(x, of_source, of_target, bias if bias is None else bias.view(heads), adjacency, slope,
+                       drop_of(p, number, size) if p else NO_DROP, composed)
+            return y.flatten(1)
+
+        return run
 
 
 def _terms(source: Tensor, target: Tensor, batch: Folding) -> tuple[Tensor, Tensor]:
@@ -278,7 +289,8 @@ class EdgeAttention(Applied):
         pairs = pairs_list(support)
         if pairs is None:
             return None
-        edges = AttentionEdges(pairs, dropout, weights.size)
+        edges = AttentionEdges(pairs, dropout, weights.size,
+                               getter(support.graph) if isinstance(support, EdgeSupport) else None)
         node = unmasked(weights.child)
         slope, inner = (node.negative_slope, unmasked(node.child)) if isinstance(node, LeakyReLU) else (1.0, node)
         if isinstance(inner, Affine):
@@ -300,7 +312,13 @@ class EdgeAttention(Applied):
 
     def compile(self, match: AffineEdges | BilinearEdges, problem: Problem, path: str) -> Run:
         run = super().compile(match, problem, path)
-        return match.joint(run, problem) if path == "between" and isinstance(match, BilinearEdges) else run
+        if path != "between":
+            return run
+        if isinstance(match, BilinearEdges):
+            return match.joint(run, problem)
+        whole = isinstance(problem.theta, HeadBlocks) and problem.projected and problem.relative is None
+        graph = match.edges.graph
+        return run if graph is None or not whole or problem.x.dim() != 2 else match.as_one_node(run, graph)
 
 
 def _bilinear(node: Basis, edges: AttentionEdges, support: Support | None) -> BilinearEdges | None:

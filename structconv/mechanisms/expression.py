@@ -47,6 +47,8 @@ from structconv.written import written
 __all__ = ["Channels", "Inputs", "Mechanism", "Position"]
 
 _BATCHING = ("apart", "structure", "pairs", "offsets")
+#: Types that were found to be bases: `isinstance` of an abstract class is slow.
+_BASES: set[type] = set()
 _READS = ("content", "structure", "projected", "sibling", "positions")
 
 
@@ -162,8 +164,16 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         samples = None if structure is None else getattr(structure, "samples", None)
         moved = inputs.output_positions is not None and self._is_moved(samples)
         if samples is None:
-            basis = private.called(self, inputs)
-            if not isinstance(basis, Basis):
+            held = self.__dict__
+            if (private.PLAIN_CALLS and not (held["_forward_hooks"] or held["_forward_pre_hooks"]
+                                             or held["_backward_hooks"] or held["_backward_pre_hooks"]
+                                             or "forward" in held or "_compiled_call_impl" in held)
+                    and type(self).__call__ in private.PLAIN and nn.Module.__call__ is private.CALL
+                    and not private.global_hooks()):
+                basis: Any = self.forward(inputs)  # `private.called`, for each node of each call
+            else:
+                basis = self(inputs)
+            if type(basis) not in _BASES:
                 basis = self._as_basis(basis)
             return placed(basis, cast(OutputPositions, inputs.output_positions), inputs.num_outputs) if moved else basis
         if self.batching in ("pairs", "offsets") and inputs.z is inputs.x and not samples.square:
@@ -178,6 +188,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
     def _as_basis(self, basis: Any) -> Basis:
         """Return the result of `forward` as a basis."""
         if isinstance(basis, Basis):
+            _BASES.add(type(basis))
             return basis
         if isinstance(basis, Tensor) and basis.layout is torch.strided:
             return Dense(basis.unsqueeze(0) if basis.dim() == 2 else basis)

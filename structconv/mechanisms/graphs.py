@@ -114,7 +114,7 @@ class Adjacency(GraphMechanism):
 
     def forward(self, inputs: Inputs) -> Basis:
         """The matrix; what it weighs is left to the kernel, if that sorts the edges anyway."""
-        graph = _graph(self, inputs.structure)
+        graph = inputs.structure if type(inputs.structure) is Graph else _graph(self, inputs.structure)
         graph = looped(graph) if self.self_loops else graph
         return lazy_adjacency(graph, self.normalize_by, inputs.x.dtype, self.weighted)
 

@@ -94,7 +94,7 @@ class Mask(Named, nn.Module):
         if type(given) is NamedStructures:
             given, inputs = self._given_by_name(inputs)
         if isinstance(mask, CalledWith):
-            mask = self._given(given)
+            mask = given if type(given) is Graph or (given is None and mask is not STRUCTURE) else self._given(given)
         elif self._buffers:
             mask = self._moved()
         if self._predicts:
@@ -107,7 +107,7 @@ class Mask(Named, nn.Module):
             mask = at_positions(mask, inputs.output_positions, *sizes, told=self._kept)
         if samples is not None:
             mask, sizes = within(mask, inputs, samples), (samples.num_inputs, samples.num_outputs)
-        if isinstance(mask, Support):
+        if mask is not None and type(mask) is not Graph and isinstance(mask, Support):
             mask.check("masked", *sizes)
             _check_batch(mask, inputs)
         return mask

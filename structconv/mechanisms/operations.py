@@ -6,7 +6,7 @@ to these bases. So the basis of a call is a tree with the shape of the expressio
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from structconv.bases.algebra import check_mask, check_normalization  # which registers the operators, too
 from structconv.bases.base import OPERATORS, Basis
+from structconv.bases.linear import Concat
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.composing import behind_first
 from structconv.mechanisms.expression import Inputs, Mechanism
@@ -23,8 +24,9 @@ from structconv.mechanisms.mixing import Factor, Mixing
 from structconv.mechanisms.mixture import mixed
 from structconv.mechanisms.naming import reads_of
 from structconv.mechanisms.samples import NORMALIZING, closings, left_out
-from structconv.mechanisms.steps import Build, Step, builder, shown
+from structconv.mechanisms.steps import Build, Step, builder, node_of, shown
 from structconv.mechanisms.visibility import EVERY_INPUT, InputSet, Masks
+from structconv.structures.graph import Graph
 from structconv.structures.named import NamedStructures, Place, agreed, behind
 
 __all__ = ["Operation"]
@@ -116,10 +118,11 @@ def _check_own_heads(operands: list[Mechanism], size: int) -> None:
 
 class _Parts(NamedTuple):
     """The parts of a node as a call needs them: `program` holds each step with the module that it reads, or with the
-    node, whose mode dropout follows; `masking` the masks in it or further down that may hide inputs."""
+    node, whose mode dropout follows, and what `node_of` tells; `masking` the masks in it or further down that may hide
+    inputs."""
 
     operands: tuple[Mechanism, ...]
-    program: tuple[tuple[Build, nn.Module], ...]
+    program: tuple[tuple[Build, nn.Module, Callable[..., Basis] | None, tuple[Any, ...]], ...]
     reads: frozenset[str]
     masking: tuple[Any, ...]
 
@@ -183,7 +186,7 @@ class Operation(Mechanism):
     def _parts_now(self) -> _Parts:
         """The parts of this node. They stay in the node of a layer, which makes new nodes when a part is replaced."""
         operands, held = self.mechanisms(), iter(self._held())
-        program = [(builder(step), next(held) if step.reads else self) for step in self.steps]
+        program = [(builder(step), next(held) if step.reads else self, *node_of(step)) for step in self.steps]
         masking: list[Any] = [part for part in self._masks() if isinstance(part, Mask)]
         for part in operands:
             if isinstance(part, Operation):
@@ -217,12 +220,13 @@ class Operation(Mechanism):
         basis = (parts.operands[0].evaluate(inputs, closed) if self.join is None
                  else self._joined(parts.operands, inputs, closed))
         if samples is None:
-            for build, held in parts.program:
-                basis = build(basis, held, inputs, None)
+            for build, held, node, options in parts.program:
+                basis = (build(basis, held, inputs, None) if node is None or type(basis) is Concat
+                         else node(basis, *options))
             return basis
         before = self._closings(samples)[0]
         pairs = self._pairs_joined(inputs.structure) if before or self._masks() else None
-        for i, (build, held) in enumerate(parts.program):
+        for i, (build, held, *_) in enumerate(parts.program):
             if i in before:
                 basis = left_out(basis, cast(Any, pairs))
             basis = build(basis, held, inputs, pairs)
@@ -274,6 +278,8 @@ class Operation(Mechanism):
     def _may_mask_inputs(self, structure: Any) -> bool:
         named = type(structure) is NamedStructures
         for part in (self.__dict__.get("_known_parts") or self._parts_now()).masking:
+            if type(part) is Mask and not part._buffers and (structure is None or type(structure) is Graph):
+                continue  # edges leave out pairs
             if part._may_mask_inputs(part._own(structure) if named else structure):
                 return True
         return False
@@ -420,8 +426,9 @@ class Operation(Mechanism):
             behind = behind_first(first, second, lambda: basis, inputs)
             return cast(Basis, join(basis, second.evaluate(behind)))
         if self.join != "concat" or inputs.projected is None:
-            return cast(Basis, join(first.evaluate(_beside(first, second, inputs), closed),
-                                    second.evaluate(_beside(second, first, inputs), closed)))
+            to_first = inputs._replace(sibling=second) if "sibling" in first.reads else inputs
+            to_second = inputs._replace(sibling=first) if "sibling" in second.reads else inputs
+            return cast(Basis, join(first.evaluate(to_first, closed), second.evaluate(to_second, closed)))
         heads = ((0, first.size), (first.size, self._joined_size))
         own = [inputs._replace(projected=(inputs.projected[0][..., start:stop, :, :],
                                           inputs.projected[1][..., start:stop, :, :])) for start, stop in heads]
@@ -436,11 +443,6 @@ class Operation(Mechanism):
         for step in self.steps:
             text = shown(text, step, next(held) if step.reads else None)
         return text
-
-
-def _beside(operand: Mechanism, sibling: Mechanism, inputs: Inputs) -> Inputs:
-    """The inputs of an operand, with the other operand if it reads that."""
-    return inputs._replace(sibling=sibling) if "sibling" in operand.reads else inputs
 
 
 Mechanism._operation = operation

@@ -110,7 +110,7 @@ class RelativeBias(Term):
 
     def forward(self, inputs: Inputs) -> Basis:
         if not isinstance(self.clip, tuple):
-            return values.Lookup(self.table, self.buckets, self.clip, inputs.num_inputs, inputs.num_outputs)
+            return values.Lookup(self.table, self.buckets, self.clip, inputs.x.shape[-2], inputs.z.shape[-2])
         grid = inputs.structure if self.grid is None else self.grid
         if not isinstance(grid, Grid) or grid.ndim != len(self.clip):
             raise StructureError("RelativeBias", f"structure must be a Grid with {len(self.clip)} axes", repr(grid),
@@ -242,14 +242,21 @@ class ALiBi(Term):
     batching = "offsets"
 
     def forward(self, inputs: Inputs) -> Basis:
-        x, size = inputs.x, self.size
+        x, size = inputs.x, 1 if self.heads is None else self.heads
+        sizes = x.shape[-2], inputs.z.shape[-2]
+        known = self.__dict__.get("_known_slope")  # of the last call
+        if (known is not None and known.dtype is x.dtype and known.device == x.device and known._version == 0
+                and known.shape[0] == size and is_plain(x)):
+            return values.Distance(known, *sizes)
 
         def slopes() -> Tensor:
             return torch.logspace(-8.0 / size, -8.0, size, 2.0, dtype=x.dtype, device=x.device)
 
         known = derived(_SLOPES, (size, x.dtype, x.device), slopes) if is_plain(x) else None
-        slope = slopes() if known is None or private.version(known) != 0 else known
-        return values.Distance(slope, inputs.num_inputs, inputs.num_outputs)
+        if known is None or private.version(known) != 0:
+            return values.Distance(slopes(), *sizes)
+        self.__dict__["_known_slope"] = known
+        return values.Distance(known, *sizes)
 
 
 class EdgeBias(Term):

@@ -162,19 +162,18 @@ class DotProduct(Score):
         return inputs.positions_of_outputs() + inputs.start
 
     def forward(self, inputs: Inputs) -> Basis:
-        return values.Bilinear(*self._queries_and_keys(inputs))
-
-    def _queries_and_keys(self, inputs: Inputs) -> tuple[Any, Any]:
-        if self._plain:
-            return by_heads(self.query, inputs.z, self.heads), (
-                by_heads(self.key, inputs.x, self.heads) if inputs.cache is None
-                else inputs.of_x(self.lazy_keys, unread=True))
+        if self.projects and self.rotary is self.feature is None and self.shared_by == 1:
+            own = self._modules
+            query: Any = by_heads(own.get("query") or self.query, inputs.z, self.heads)
+            key: Any = (inputs.of_x(self.lazy_keys, unread=True) if inputs.cache is not None else
+                        by_heads(own.get("key") or self.key, inputs.x, self.heads))
+            return values.Bilinear(query, key)
         output_positions = self.query_positions(inputs)
         if self._on == "projected":
             key, query = _projected("DotProduct", inputs)
             start = torch.arange(key.shape[-2], device=key.device) + inputs.start if inputs.start else None
-            return self._mapped(query, output_positions), self._mapped(key, start)
-        return self.queries(inputs.z, output_positions), inputs.of_x(self.lazy_keys, unread=True)
+            return values.Bilinear(self._mapped(query, output_positions), self._mapped(key, start))
+        return values.Bilinear(self.queries(inputs.z, output_positions), inputs.of_x(self.lazy_keys, unread=True))
 
 
 class General(Score):
@@ -260,7 +259,10 @@ class BiAffine(Score):
 
     def forward(self, inputs: Inputs) -> Basis:
         if self._on == "projected":
-            x, z = _projected("BiAffine", inputs)
+            x, z = _projected("BiAffine", inputs) if inputs.projected is None else inputs.projected
+            source, target = self._parameters.get("vector_source"), self._parameters.get("vector_target")
+            if not self.bilinear and source is not None and target is not None and self.offset is None:
+                return values.Affine(cast(Tensor, Term(x, source)), cast(Tensor, Term(z, target)))
             keys, terms = (lambda: self._keys_of_heads(x)), (lambda: _term(x, self.vector_source, self.heads))
         else:
             z, keys, terms = inputs.z.unsqueeze(-3), partial(inputs.of_x, self.keys), partial(inputs.of_x, self.terms)

@@ -12,13 +12,14 @@ from structconv.bases.base import OPERATORS, Basis
 from structconv.bases.entrywise import LeakyReLU, Masked, Normalized
 from structconv.bases.linear import Concat, Scaled
 from structconv.bases.scores import Bilinear
+from structconv.bases.sizes import sized
 from structconv.bases.spec import Function, Projected
 from structconv.structures.graph import Graph
 from structconv.structures.masks import Support
 from structconv.structures.supports import EdgeSupport
 from structconv.written import text as as_text
 
-__all__ = ["Build", "Step", "builder", "shown"]
+__all__ = ["Build", "Step", "builder", "node_of", "shown"]
 
 
 class Step(NamedTuple):
@@ -42,27 +43,23 @@ def builder(step: Step) -> Build:
     return lambda basis, *_: cast(Basis, operator(basis, **options))
 
 
-# The nodes of single bases are built without asking the algebra again what the expression has checked; parts of `|`
-# are left to it.
-
-
-def _leaky_relu(options: dict[str, Any], operator: Any) -> Build:
-    slope = float(options["negative_slope"])
-    return lambda basis, *_: operator(basis, slope) if type(basis) is Concat else LeakyReLU(basis, slope)
-
-
-def _normalize(options: dict[str, Any], operator: Any) -> Build:
-    kind, over = options["kind"], options["over"]
-    if kind not in ("softmax", "count", "sigmoid"):
-        return lambda basis, *_: cast(Basis, operator(basis, **options))
-    return lambda basis, *_: operator(basis, **options) if type(basis) is Concat else Normalized(basis, kind, over)
+def node_of(step: Step) -> tuple[Callable[..., Basis] | None, tuple[Any, ...]]:
+    """The class that a step makes of a single basis, and what follows the basis in its arguments: the expression has
+    checked it once. `None` where the algebra is asked in each call, as for parts of `|`."""
+    options = dict(step.options)
+    if step.name == "leaky_relu":
+        return LeakyReLU, (float(options["negative_slope"]),)
+    if step.name == "normalize" and options["kind"] in ("softmax", "count", "sigmoid"):
+        return Normalized, (options["kind"], options["over"])
+    if step.name == "multiply" and not step.reads:
+        return Scaled, (options["factor"],)
+    return None, ()
 
 
 def _multiply(options: dict[str, Any], operator: Any) -> Build:
     if "factor" not in options:
         return lambda basis, factor, *_: cast(Basis, operator(basis, factor()))
-    factor = options["factor"]
-    return lambda basis, *_: operator(basis, factor) if type(basis) is Concat else Scaled(basis, factor)
+    return lambda basis, *_: cast(Basis, operator(basis, options["factor"]))
 
 
 def _scaled(options: dict[str, Any], operator: Any) -> Build:
@@ -86,9 +83,10 @@ def _masked(options: dict[str, Any], operator: Any) -> Build:
         mask = private.called(own, inputs) if samples is None else own(inputs, samples)
         if mask is None:
             return basis
-        if type(mask) is Graph and name == "keep" and type(basis) is not Concat and (
-                mask.num_inputs == basis.num_inputs and mask.num_outputs == basis.num_outputs):
-            return Masked(basis, EdgeSupport(mask))
+        if type(mask) is Graph and name == "keep" and type(basis) is not Concat:
+            inner = sized(basis)
+            if mask.num_inputs == inner.num_inputs and mask.num_outputs == inner.num_outputs:
+                return Masked(basis, EdgeSupport(mask))
         if name == "keep" and isinstance(mask, Support) and type(basis) is not Concat:
             mask.check("masked", basis.num_inputs, basis.num_outputs)
             return Masked(basis, mask)
@@ -123,8 +121,8 @@ def _with_sink(options: dict[str, Any], operator: Any) -> Build:
 
 
 _OWN: dict[str, Callable[[dict[str, Any], Any], Build]] = {
-    "leaky_relu": _leaky_relu, "normalize": _normalize, "multiply": _multiply, "scaled": _scaled, "masked": _masked,
-    "dropout": _dropout, "map": _map, "mix": _mix, "softmax_with_sink": _with_sink}
+    "multiply": _multiply, "scaled": _scaled, "masked": _masked, "dropout": _dropout, "map": _map, "mix": _mix,
+    "softmax_with_sink": _with_sink}
 
 
 def shown(text: str, step: Step, held: Any) -> str:

@@ -184,9 +184,10 @@ class MultiheadAttention(Conv):
         if self.value_bias is not None:
             self.value_bias.zero_()
 
-    def _bias(self, theta: Weight) -> Tensor | None:
+    def _added(self, theta: Weight, bias: Tensor | None) -> Tensor | None:
         """b, and what attention to the values' bias adds to each output."""
-        bias, values = super()._bias(theta), self.value_bias
+        own = self._parameters
+        values: Tensor | None = own["value_bias"] if "value_bias" in own else self.value_bias  # noqa: SIM401 - lazy
         if values is None:
             return bias
         if not isinstance(theta, LowRank):

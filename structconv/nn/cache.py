@@ -177,7 +177,7 @@ class Cache:
                         other_name="the layer's parameters")
         self.structure, self.layer = structure, layer
         #: M by the structure, if it tells.
-        self.expected_inputs = None if structure is None else layer._expected_inputs(structure, layer.mechanism)
+        self.expected_inputs = None if structure is None else layer.mechanism._input_entries(structure)
         self._reach, self._dtype = reach, dtype
         self._constants: tuple[Weight, Tensor | None] | None = None
         #: The last entries, where something is still to be made of them.

@@ -6,7 +6,7 @@ find the plan with this key; run it. The layer stores nothing between calls, so 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -298,8 +298,15 @@ class Conv(Expressed):
         if type(x) is Cache:
             cache, x, structure = x, *self._of_prepared(x, structure, axes)
         mechanism, relative = self.mechanism, modules.get("relative_value")
-        theta, bias = self._constants() if cache is None else cache.constants()
-        expected_inputs = None
+        if cache is None:
+            held = self._parameters
+            theta: Weight = private.called(modules["weight"])
+            bias: Tensor | None = held["bias"] if "bias" in held else self.bias  # noqa: SIM401 - lazy
+            if self._added is not None:
+                bias = self._added(theta, bias)
+        else:
+            theta, bias = cache.constants()
+        reads, expected_inputs = mechanism.reads, None
         if type(x) is dict or "_reads" in mechanism.__dict__:
             x = x_by_name(self, x)
         if type(structure) is dict or "_names" in mechanism.__dict__:
@@ -307,7 +314,11 @@ class Conv(Expressed):
         if cache is not None and structure is cache.structure:
             expected_inputs = cache.expected_inputs
         elif structure is not None and not axes:
-            expected_inputs = self._expected_inputs(structure, mechanism)
+            if "structure" not in reads:
+                check_unread(structure)
+            if relative is not None:
+                check_output_positions(structure)
+            expected_inputs = mechanism._input_entries(structure)
         if type(x) is dict:
             if axes or z is not None or type(self.other_channels) is not dict or not fits(self, x, structure):
                 check_by_name(self, x, z, structure, axes)
@@ -315,7 +326,7 @@ class Conv(Expressed):
               or (z is not None and not self._fit(x, z))):
             self._check(x, z, structure, axes)
         return call_of(mechanism, theta, bias, x, z, structure, axes,
-                       None if relative is None else private.called(relative), positions, cache)
+                       None if relative is None else private.called(relative), positions, cache, reads)
 
     def _of_prepared(self, cache: Cache, structure: Any, axes: int) -> tuple[Tensor, Any]:
         """x, and the structure of the call, or that for which it was prepared."""
@@ -326,28 +337,18 @@ class Conv(Expressed):
         cache.check()
         return cache.x, cache.structure if structure is None else structure
 
-    def _expected_inputs(self, structure: Any, mechanism: Mechanism) -> int | None:
-        """M by a structure of the layer, if it tells."""
-        if "structure" not in mechanism.reads:
-            check_unread(structure)
-        if self.relative_value is not None:
-            check_output_positions(structure)
-        return mechanism._input_entries(structure)
+    #: (Theta, b) -> what is added to each output, where it is not b.
+    _added: ClassVar[Callable[[Any, Weight, Tensor | None], Tensor | None] | None] = None
 
     def _constants(self) -> tuple[Weight, Tensor | None]:
         """Theta, and what is added to each output: what depends on no input."""
-        theta = private.called(self._modules["weight"])  # type: ignore[arg-type]
-        return theta, self._bias(theta)
+        theta: Weight = private.called(self._modules["weight"])  # type: ignore[arg-type]
+        return theta, self.bias if self._added is None else self._added(theta, self.bias)
 
     def _heads(self, x: Tensor, start: int = 0) -> Tensor:
         """x Theta_k, or x V_k where Theta_k = V_k O_k, (..., K, M, D)."""
         theta: Weight = private.called(self._modules["weight"])  # type: ignore[arg-type]
         return cast(theta, autocast_dtype(x)).heads(x)
-
-    def _bias(self, theta: Weight) -> Tensor | None:
-        """Return the bias that is added to each output."""
-        held: Tensor | None = self._parameters["bias"] if "bias" in self._parameters else self.bias  # noqa: SIM401 - lazy
-        return held
 
     def _fit(self, x: Tensor, z: Tensor) -> bool:
         """Return True if x and z are plain tensors whose shapes, dtype and device match the layer. Runs in each call.
@@ -417,7 +418,7 @@ class Conv(Expressed):
 
 def call_of(mechanism: Mechanism, theta: Weight, bias: Tensor | None, x: Any, z: Tensor | None = None,
             structure: Any = None, axes: int = 0, relative: Tensor | None = None, positions: Any = None,
-            cache: Cache | None = None) -> tuple[Call, Image | None]:
+            cache: Cache | None = None, reads: Collection[str] | None = None) -> tuple[Call, Image | None]:
     """The call of a plan with what a mechanism makes of x, z and the structure, and what images it is of.
 
     Under autocast all of it is cast (`planning.precision`), unless nothing is multiplied but fixed numbers, as torch's
@@ -445,7 +446,7 @@ def call_of(mechanism: Mechanism, theta: Weight, bias: Tensor | None, x: Any, z:
             values, entries = visible.cleared(entries)
             x = x if axes else values
     heads = None if cache is None else cache.heads(unread="projected" not in mechanism.reads)
-    if "projected" in mechanism.reads:
+    if "projected" in (mechanism.reads if reads is None else reads):
         heads = theta.heads(values) if heads is None else heads
         scored = heads if values is entries else theta.heads(entries)
         projected = scored, scored if z is None else theta.heads(z)

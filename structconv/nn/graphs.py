@@ -279,12 +279,16 @@ class _AttentionLayer(Conv):
         if type(x) is Proxy:
             return recorded(self, x, graph, z=z, structure=structure, return_weights=return_weights,
                             return_attention_weights=return_attention_weights)
-        graph = self._looped(graph, structure)
+        if structure is not None or type(graph) is not self.kind:
+            graph = _checked(self, graph, structure)
+        found = cast(Graph, graph)
+        if self.add_self_loops:
+            found = looped(found, self.fill_value)
         if not (return_weights or return_attention_weights):
-            return super().forward(x, graph, z=z)
-        y, weights = super().forward(x, graph, z=z, return_weights=True)
+            return super().forward(x, found, z=z)
+        y, weights = super().forward(x, found, z=z, return_weights=True)
         weights = weights if self.concat else weights * self.heads
-        return (y, (graph.edge_index, weights.mT)) if return_attention_weights else (y, weights)
+        return (y, (found.edge_index, weights.mT)) if return_attention_weights else (y, weights)
 
     def plan(self, x: Tensor, graph: Graph | None = None, *, z: Tensor | None = None,  # type: ignore[override]
              structure: Graph | None = None) -> Plan:
@@ -297,9 +301,7 @@ class _AttentionLayer(Conv):
         return super().basis(x, self._looped(graph, structure), z=z)
 
     def _looped(self, graph: Graph | None, structure: Graph | None) -> Graph:
-        found = cast(Graph, graph)
-        if structure is not None or type(graph) is not self.kind:
-            found = _checked(self, graph, structure)
+        found: Graph = _checked(self, graph, structure)
         return looped(found, self.fill_value) if self.add_self_loops else found
 
 

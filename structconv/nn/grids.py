@@ -126,7 +126,8 @@ class _ImageLayer(Expressed):
         raise NotImplementedError
 
     def _planned(self, image: Tensor) -> tuple[Call, Plan]:
-        call, sizes = call_of(self.mechanism, self._theta(image), self.bias, image, axes=self.axes)
+        bias = self._parameters["bias"] if "bias" in self._parameters else self.bias  # noqa: SIM401 - lazy
+        call, sizes = call_of(self.mechanism, self._theta(image), bias, image, axes=self.axes)
         return call, plan_for(call, self.path, self.max_bytes, sizes)
 
     def _check(self, image: Tensor) -> None:
@@ -138,8 +139,8 @@ class _ImageLayer(Expressed):
 def theta_of_kernel(kernel: Tensor, groups: int) -> Full | Grouped:
     """Theta over torch's kernel (Q, P / G, *kernel_size) of a convolution, as the kernel lies."""
     if groups == 1:
-        return Full.of(kernel.flatten(2).permute(2, 1, 0))
-    return Grouped.of(kernel.flatten(2).unflatten(0, (groups, -1)).permute(3, 0, 2, 1))
+        return Full._over({"theta": kernel.flatten(2).permute(2, 1, 0)})
+    return Grouped._over({"theta": kernel.flatten(2).unflatten(0, (groups, -1)).permute(3, 0, 2, 1)})
 
 
 class _ConvNd(_ImageLayer):
@@ -202,7 +203,8 @@ class _ConvNd(_ImageLayer):
         return conv
 
     def _theta(self, image: Tensor) -> Full | Grouped:
-        return theta_of_kernel(self.weight, self.groups)
+        own = self._parameters.get("weight")
+        return theta_of_kernel(self.weight if own is None else own, self.groups)
 
     def _check(self, image: Tensor) -> None:
         super()._check(image)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from structconv import torch_compat as private
-from structconv.primitives.functions import apply, pulled_back
+from structconv.primitives.functions import pulled_back
 
 __all__ = ["fused_attention"]
 
@@ -30,8 +31,7 @@ def fused_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | N
         return F.scaled_dot_product_attention(query, key, values, mask, is_causal=causal, scale=scale)
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(~mask, -torch.inf)
-    found: Tensor = apply(_Fused, query, key, values, mask, causal, scale)
-    return found
+    return _fused(query, key, values, mask, causal, scale)
 
 
 def _by_hand(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float) -> bool:
@@ -69,6 +69,9 @@ class _Fused(torch.autograd.Function):
         found = private.flash_attention_backward(grad, query, key, values, y, total, 0.0, causal, attn_mask=mask,
                                                  scale=scale)
         return *found, None, None, None
+
+
+_fused: Callable[..., Tensor] = private.bound_apply(_Fused)
 
 
 def _all_pairs(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:

@@ -124,8 +124,9 @@ def contract_heads(r: Tensor, theta: Tensor, bias: Tensor | None = None) -> Tens
 def _large(x: Tensor, w: Tensor, columns: int) -> bool:
     """Return True if the choice of a product pays for its overhead, for a result with this number of columns."""
     tracing = torch.compiler.is_compiling()
-    if not tracing and not _pays(x.numel(), columns):
-        return False
+    numbers = x.numel()
+    if not tracing and not (numbers >= LEAST_NUMBERS if columns < FULL_WIDTH else numbers * columns >= LEAST_PRODUCTS):
+        return False  # `_pays`, in each call
     if private.linear_pointwise is None or columns < 2 or w.dim() != 2:
         return False
     if w.dtype is not torch.float32 or x.dtype is not torch.float32:

@@ -10,7 +10,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from structconv import torch_compat as private
 from structconv.errors import StructureError
 from structconv.memo import derived, is_plain
 from structconv.primitives.layout import Csr, check_bounds, first_wrong_edge, layouts
@@ -424,18 +423,13 @@ def _attributes_of_loops(graph: Graph, attr: float | str) -> Tensor:
                                                                include_self=False)
 
 
-def _has_version(index: Tensor) -> bool:
-    """Return True if torch counts changes of the tensor in place, so that derived values can be recomputed."""
-    return is_plain(index) and private.version(index) is not None
-
-
 def looped(graph: Graph, attr: float | str = 0.0) -> Graph:
-    """`graph.with_self_loops(attr=attr)` inside of a layer: the edges are listed when somebody reads them, for kernels
-    do without. They follow the graph's own, so no user is given such a graph."""
+    """`graph.with_self_loops(attr=attr)` inside of a layer, if changes of the edges are counted. They are listed when
+    somebody reads them, for kernels do without. They follow the graph's own, so no user is given such a graph."""
     own = graph.__dict__
     bare = graph.edge_weight is None and graph.edge_attr is None and "_base" not in own
     square = graph.num_inputs == graph.num_outputs and (graph.samples is None or graph.samples.square)
-    if not (bare and square and _has_version(graph.edge_index)):
+    if not (bare and square and is_plain(graph.edge_index) and not graph.edge_index.is_inference()):
         return graph.with_self_loops(attr=attr)
     found: Graph | None = own.get("_looped")
     if found is None:

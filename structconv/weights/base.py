@@ -16,7 +16,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self, cast
 
 import torch
@@ -181,18 +181,12 @@ class Weight(_Held, abc.ABC):
         """The sizes of the other letters, or of those that stand for others than K, P and Q."""
         return {}
 
-    def _held_by(self, module: BoundWeight) -> Self:
-        """Return the weight over the module's tensors, which parametrizations and pruning may have replaced."""
-        parameters, modules, held = module._parameters, module._modules, {**module._fixed}
-        for name in self.LETTERS:
-            held[name] = (parameters[name] if name in parameters else
-                          modules[name].tensor() if name in modules else getattr(module, name))  # type: ignore
-        theta = object.__new__(type(self))
-        theta.__dict__.update(held)
-        return theta
+    def _of_modules(self, module: BoundWeight) -> Weight | None:
+        """Theta that calls the linear layers of `module`; `None` if it only reads their matrices."""
+        return None
 
-    #: Theta from the numbers that the module holds.
-    _theta_of = _held_by
+    #: Theta of the weight over the numbers as a module of P input channels holds them; `None` where it is that weight.
+    _derived: ClassVar[Callable[[Any, Any, int], Any] | None] = None
 
     def _scaled(self) -> str | None:
         """The factor on which Theta is scaled in place."""
@@ -296,9 +290,19 @@ class BoundWeight(nn.Module):
         for name, tensor in tensors.items():
             setattr(self, name, nn.Parameter(tensor) if isinstance(tensor, Tensor) else tensor)
 
-    def forward(self) -> Weight:
-        """Theta, over this module's parameters."""
-        return self.kind._theta_of(self)
+    def forward(self, derived: bool = True) -> Weight:
+        """Theta, over this module's parameters, which parametrizations and pruning may hold elsewhere; the weight over
+        them as they are held, if not `derived`."""
+        kind, parameters, modules = self.kind, self._parameters, self._modules
+        if modules and derived and (called := kind._of_modules(self)) is not None:
+            return called
+        theta = object.__new__(type(kind))
+        held = theta.__dict__
+        held.update(self._fixed)
+        for name in kind.LETTERS:
+            held[name] = (parameters[name] if name in parameters else
+                          modules[name].tensor() if name in modules else getattr(self, name))  # type: ignore
+        return theta if kind._derived is None or not derived else kind._derived(theta, self.in_channels)
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
         """Draw the parameters so that Var(y) = `variance` Var(x).
@@ -308,13 +312,13 @@ class BoundWeight(nn.Module):
                 mean_n sum_m A_kmn A_k'mn (K, K), whose off-diagonal counts where matrices share a Theta. 1 if absent.
             variance: the ratio of the variances.
         """
-        self.kind._draw(self.kind._held_by(self), energy, variance)
+        self.kind._draw(self.forward(derived=False), energy, variance)
 
     def scale_(self, factor: float | Tensor) -> None:
         """Multiply Theta by a number, in place, on one of its factors."""
         factor_name = self.kind._scaled()
         if factor_name is not None:
-            scale(getattr(self.kind._held_by(self), factor_name), factor)
+            scale(getattr(self.forward(derived=False), factor_name), factor)
 
     def _get_name(self) -> str:
         return type(self.kind).__name__

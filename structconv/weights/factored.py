@@ -164,10 +164,10 @@ class LowRank(Weight, value="GPD", output="KDQ"):
     def _extents(self, size: int, in_channels: int, out_channels: int) -> dict[str, int]:
         return {"D": self.dim, "G": check_divides("LowRank", "shared_by", self.shared_by, "size", size)}
 
-    def _theta_of(self, module: BoundWeight) -> Weight:  # type: ignore[override]
+    def _of_modules(self, module: BoundWeight) -> Weight | None:
         value, output = module._modules["value"], module._modules["output"]
         if type(value) is type(output) is Factor and not (private.intercepted(value) or private.intercepted(output)):
-            return self._held_by(module)
+            return None
         return Projections.by(module, self.shared_by, self.dim)
 
     def _scaled(self) -> str:
@@ -207,8 +207,8 @@ class LowRank(Weight, value="GPD", output="KDQ"):
 
     def heads(self, x: Tensor) -> Tensor:
         """x value_g(k): (..., M, P) -> (..., K, M, D)."""
-        r = expand_heads(x, self.value)
-        return r if self._repeats == 1 else r.repeat_interleave(self._repeats, dim=-3)
+        r, repeats = expand_heads(x, self.value), self.output.shape[0] // self.value.shape[0]
+        return r if repeats == 1 else r.repeat_interleave(repeats, dim=-3)
 
     def join(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
         """sum_k r_k output_k: (..., K, N, D) -> (..., N, Q)."""

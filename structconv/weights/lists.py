@@ -191,7 +191,7 @@ class BoundWeights(BoundWeight):
         """The modules, in order."""
         return cast("list[BoundWeight]", list(self._modules.values()))
 
-    def forward(self) -> Weight:
+    def forward(self, derived: bool = True) -> Weight:
         parts = tuple([called(part) for part in self._modules.values()])  # type: ignore[arg-type]
         return parts[0] if type(self.kind) is WeightList and len(parts) == 1 else self.kind._over({"parts": parts})
 

@@ -9,7 +9,6 @@ from structconv.errors import ConfigError
 from structconv.primitives.products import contract_heads, expand_heads, product
 from structconv.shapes import check_choice, check_divides, check_positive
 from structconv.weights.base import (
-    BoundWeight,
     Energy,
     Weight,
     draw,
@@ -152,12 +151,12 @@ class Depthwise(Weight, depthwise="KPJ"):
             check_divides("Depthwise", "heads", self.heads_by, "in_channels", in_channels)
         return {"P": self.heads_by or in_channels, "J": self.multiplier}
 
-    def _theta_of(self, module: BoundWeight) -> Depthwise:
-        depthwise = self._held_by(module).depthwise
+    def _derived(self, theta: Depthwise, in_channels: int) -> Depthwise:
+        depthwise = theta.depthwise
         if self.normalize == "softmax":
             depthwise = depthwise.softmax(0)
         if self.heads_by is not None:
-            depthwise = depthwise.repeat_interleave(module.in_channels // self.heads_by, 1)
+            depthwise = depthwise.repeat_interleave(in_channels // self.heads_by, 1)
         return Depthwise._over({"depthwise": depthwise})
 
     def _scaled(self) -> str | None:

@@ -8,7 +8,7 @@ target when a gradient first asks for them, so a later change of the edges does 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -104,18 +104,19 @@ _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 def is_direct(x: Tensor, *others: Tensor | None) -> bool:
     """Whether a kernel may read x (M, ..., C), and nothing but autograd is to see, or to transform, the layer."""
-    if is_compiling() or private.watched(profilers=False):
+    if (is_compiling() or private.transforms_active() or private.dispatch_modes() or private.function_modes()
+            or private.forward_level() >= 0 or private.tracing() is not None):
         return False
     for t in (x, *others):
         if t is not None and (type(t) not in _PLAIN or t.dtype is not torch.float32 or not t.is_cpu
                               or t.shape[-1] > calls.MAX_CHANNELS):
             return False
-    return x.numel() > 0 and x.shape[0] < LIMIT and not private.is_wrapped(x)
+    return not (x.numel() == 0 or x.shape[0] >= LIMIT or private.is_functional(x) or private.is_batched(x))
 
 
 def unchanged(index: Tensor) -> Callable[[], None]:
     """A check that raises `RuntimeError` if the edges are changed from now on."""
-    version = private.version(index)
+    version = None if index.is_inference() else index._version
 
     def check() -> None:
         if private.version(index) != version:
@@ -170,10 +171,11 @@ def convolve(x: Tensor, theta: Tensor, bias: Tensor | None, adjacency: Adjacency
 def _forward(x: Tensor, theta: Tensor, bias: Tensor | None, adjacency: Adjacency, structure_first: bool
              ) -> tuple[Tensor, Tensor | None]:
     """y, and A^T x where it was made."""
-    side = adjacency.by_target
-    _check_rows(side, x)
+    side, core = adjacency.by_target, calls.Loaded.core
+    if x.shape[0] != side.columns:
+        _check_rows(side, x)
     if _is_small(side, theta):
-        found: tuple[Tensor, Tensor | None] = _core().convolve(side.tensor, x, theta, bias, structure_first)
+        found: tuple[Tensor, Tensor | None] = cast(Core, core).convolve(side.tensor, x, theta, bias, structure_first)
         return found
     if structure_first:
         r, rows = sums(adjacency.by_target, x), theta.flatten(0, 1)
@@ -293,7 +295,8 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, of_source: Tensor, of_target: Tensor, bias: Tensor | None, adjacency: Adjacency,
                 slope: float, drop: calls.Drop, composed: Callable[..., Tensor]) -> Tensor:
-        found = _core().attend_forward(adjacency.by_target.tensor, x, of_source, of_target, bias, slope, *drop, True)
+        core = cast(Core, calls.Loaded.core)
+        found = core.attend_forward(adjacency.by_target.tensor, x, of_source, of_target, bias, slope, *drop, True)
         ctx.save_for_backward(x, of_source, of_target, bias, *found)
         ctx.adjacency, ctx.slope, ctx.drop, ctx.composed = adjacency, slope, drop, composed
         y: Tensor = found[0]

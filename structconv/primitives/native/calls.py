@@ -13,8 +13,8 @@ from structconv.primitives.memory import LEAST, new_empty
 from structconv.primitives.native.indices import LIMIT, Csr, sealed
 from structconv.primitives.native.loader import Core, core
 
-__all__ = ["MAX_CHANNELS", "Drop", "dense", "drop_block", "drop_of", "edges_of", "empty", "floats", "kernels", "sddmm",
-           "spmm", "unit", "usable"]
+__all__ = ["MAX_CHANNELS", "NO_DROP", "Drop", "dense", "drop_block", "drop_of", "edges_of", "empty", "floats",
+           "kernels", "sddmm", "spmm", "unit", "usable"]
 
 #: Channels of a head that kernels gather.
 MAX_CHANNELS = 7168
