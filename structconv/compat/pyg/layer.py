@@ -87,8 +87,8 @@ class Layer(MessagePassing):
             setattr(cls, "forward", _named(cls.__dict__["forward"]))  # noqa: B010 - mypy refuses an assignment
         overridden = {"message", "message_and_aggregate", "aggregate", "update", "edge_update"} & cls.__dict__.keys()
         if overridden:  # no call of ours would read them
-            bases = tuple(_theirs(base) for base in cls.__bases__)
-            if None in bases:
+            bases = tuple(theirs for base in cls.__bases__ if (theirs := _theirs(base)) is not None)
+            if len(bases) < len(cls.__bases__):
                 raise ConfigError(cls.__name__, "a subclass must leave message passing as it is", ", ".join(overridden),
                                   "Derive it from PyTorch Geometric's layer.")
             cls.__bases__ = bases

@@ -188,8 +188,8 @@ class RGCNConv(Layer):
 
     def _of_numbers(self, x: Tensor, z: Tensor, basis: Typed) -> Tensor:
         """The same for one-hot rows, of which only the numbers are there."""
-        if self.num_blocks is not None:
-            raise ConfigError("RGCNConv", "x must be floating with num_blocks", x.dtype)
+        if self.num_blocks is not None or not self._is_matrix():
+            raise ConfigError("RGCNConv", "x must be floating with num_blocks, or with this aggr", x.dtype)
         y = basis.synthesis(self._theta().dense()[:, x])
         y = y if self.root is None else y + self.root[z]
         return y if self.bias is None else y + self.bias
