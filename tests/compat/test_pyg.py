@@ -27,7 +27,7 @@ theirs = pytest.importorskip("torch_geometric.nn")
 P, Q, A = 4, 6, 3
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 BOOL = st.booleans()
-AGGR = st.sampled_from(["add", "sum", "mean", "max", "min"])
+AGGR = st.sampled_from(["add", "sum", "mean", "max", "min", "var", "std", "softmax"])
 
 
 def perceptron():
@@ -57,7 +57,8 @@ class Kind:
     inputs: str = "sparse"
 
 
-ATTENTION = {"heads": st.integers(1, 3), "concat": BOOL, "bias": BOOL, "edge_dim": st.sampled_from([None, A])}
+ATTENTION = {"heads": st.integers(1, 3), "concat": BOOL, "bias": BOOL, "aggr": AGGR,
+             "edge_dim": st.sampled_from([None, A])}
 LOOPED = {"negative_slope": st.sampled_from([0.2, 0.5]), "add_self_loops": BOOL, "residual": BOOL,
           "fill_value": st.sampled_from(["mean", "add", "min", "max", "mul", 0.5, torch.tensor([1.0, -2.0, 0.5])])}
 KINDS = {
@@ -71,28 +72,31 @@ KINDS = {
     "GATConv": Kind((P, Q), {**ATTENTION, **LOOPED}, "attr pair size sparse"),
     "GATv2Conv": Kind((P, Q), {**ATTENTION, **LOOPED, "share_weights": BOOL}, "attr pair sparse"),
     "TransformerConv": Kind((P, Q), {**ATTENTION, "beta": BOOL, "root_weight": BOOL}, "attr pair sparse"),
-    "AGNNConv": Kind((), {"requires_grad": BOOL, "add_self_loops": BOOL}),
-    "ChebConv": Kind((P, Q, st.integers(1, 4)), {"normalization": st.sampled_from(["sym", "rw", None]), "bias": BOOL},
+    "AGNNConv": Kind((), {"requires_grad": BOOL, "add_self_loops": BOOL, "aggr": AGGR}),
+    "ChebConv": Kind((P, Q, st.integers(1, 4)), {"normalization": st.sampled_from(["sym", "rw", None]), "bias": BOOL,
+                                                 "aggr": AGGR},
                      "weight lambda"),
-    "TAGConv": Kind((P, Q), {"K": st.integers(1, 3), "normalize": BOOL, "bias": BOOL}, "weight sparse"),
-    "SGConv": Kind((P, Q), {"K": st.integers(1, 3), "add_self_loops": BOOL, "bias": BOOL}, "weight sparse"),
-    "SSGConv": Kind((P, Q, 0.2), {"K": st.integers(1, 3), "add_self_loops": BOOL, "bias": BOOL}, "weight sparse"),
+    "TAGConv": Kind((P, Q), {"K": st.integers(1, 3), "normalize": BOOL, "bias": BOOL, "aggr": AGGR}, "weight sparse"),
+    "SGConv": Kind((P, Q), {"K": st.integers(1, 3), "add_self_loops": BOOL, "bias": BOOL, "aggr": AGGR},
+                   "weight sparse"),
+    "SSGConv": Kind((P, Q, 0.2), {"K": st.integers(1, 3), "add_self_loops": BOOL, "bias": BOOL, "aggr": AGGR},
+                    "weight sparse"),
     "MixHopConv": Kind((P, Q), {"powers": st.sampled_from([None, [1, 2], [0, 2], [3, 1]]), "add_self_loops": BOOL,
-                                "bias": BOOL}, "weight sparse"),
-    "APPNP": Kind((3, 0.2), {"add_self_loops": BOOL, "normalize": BOOL}, "weight sparse"),
+                                "bias": BOOL, "aggr": AGGR}, "weight sparse"),
+    "APPNP": Kind((3, 0.2), {"add_self_loops": BOOL, "normalize": BOOL, "aggr": AGGR}, "weight sparse"),
     "GINEConv": Kind((perceptron,), {"eps": st.sampled_from([0.0, 0.3]), "train_eps": BOOL, "aggr": AGGR,
                                      "edge_dim": A}, "pair size"),
     "NNConv": Kind((P, Q, st.sampled_from([one_layer, two_layers])), {"aggr": AGGR, "root_weight": BOOL, "bias": BOOL},
                    "attr pair size"),
-    "RGCNConv": Kind((P, Q, 3), {"aggr": st.sampled_from(["mean", "add"]), "root_weight": BOOL, "bias": BOOL,
-                                 "num_bases": st.sampled_from([None, 2])}, "type pair"),
+    "RGCNConv": Kind((P, Q, 3), {"aggr": st.sampled_from(["mean", "add", "max", "min", "std"]), "root_weight": BOOL,
+                                 "bias": BOOL, "num_bases": st.sampled_from([None, 2])}, "type pair"),
     "ClusterGCNConv": Kind((P, Q), {"diag_lambda": st.sampled_from([0.0, 0.7]), "aggr": AGGR, "bias": BOOL}),
-    "ARMAConv": Kind((P, Q, st.integers(1, 2), st.integers(1, 3)), {"shared_weights": BOOL, "bias": BOOL},
-                     "weight"),
+    "ARMAConv": Kind((P, Q, st.integers(1, 2), st.integers(1, 3)), {"shared_weights": BOOL, "bias": BOOL,
+                                                                             "aggr": AGGR}, "weight"),
     "FeaStConv": Kind((P, Q), {"heads": st.integers(1, 3), "add_self_loops": BOOL, "bias": BOOL, "aggr": AGGR},
                       "pair"),
     "GMMConv": Kind((P, Q, A, 2), {"separate_gaussians": BOOL, "aggr": AGGR, "bias": BOOL}, "attr pair size"),
-    "FAConv": Kind((P,), {"eps": st.sampled_from([0.0, 0.3]), "add_self_loops": BOOL}, "initial sparse"),
+    "FAConv": Kind((P,), {"eps": st.sampled_from([0.0, 0.3]), "add_self_loops": BOOL, "aggr": AGGR}, "initial sparse"),
 }
 
 
@@ -302,10 +306,8 @@ def test_matrices_of_each_layout_are_one_graph():
 
 @pytest.mark.parametrize("name, args, options, message", [
     ("GCNConv", (P, Q), {"normalise": True}, "every argument must be one of .*; got normalise"),
-    ("SAGEConv", (P, Q), {"aggr": "lstm"}, "aggr must be one of 'mean', .*; got 'lstm'"),
-    ("GATConv", (P, Q), {"aggr": "max"}, "aggr must be one of 'add', 'sum'; got 'max'"),
+    ("SAGEConv", (P, Q), {"aggr": "softmx"}, "aggr must be one of 'add', .*; got 'softmx'. Did you mean 'softmax'"),
     ("GraphConv", (P, Q), {"flow": "both"}, "flow must be one of .*; got 'both'"),
-    ("GINConv", (nn.Linear(P, Q),), {"decomposed_layers": 2}, "decomposed_layers must be one of 1; got 2"),
 ])
 def test_arguments_that_are_not_supported_are_named(name, args, options, message):
     with pytest.raises(ConfigError, match=f"{name}: {message}"):
@@ -381,6 +383,52 @@ def test_dropout_of_steps_is_of_the_edges():
     torch.testing.assert_close(layer.eval()(x, EDGES), theirs.APPNP(2, 0.1)(x, EDGES))
 
 
+#: The softmax's options, and modes of several aggregations, of which one is learned.
+JOINED = {"cat": {}, "proj": {"in_channels": P, "out_channels": 5}, "sum": {}, "max": {}, "logsumexp": {},
+          "attn": {"in_channels": P, "out_channels": 4, "num_heads": 2}}
+SEVERAL = ["mean", "max", "sum", "std", "var", "powermean", "softmax"]
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("mode", JOINED)
+def test_several_aggregations_are_joined_as_there(mode, weighted):
+    options = {"mode": mode, "mode_kwargs": JOINED[mode],
+               "aggrs_kwargs": [{}, {}, {}, {}, {}, {"p": 2.0}, {"learn": True, "t": 0.7}]}
+    widths = {"cat": P * len(SEVERAL), "proj": 5}
+    if weighted:  # a layer whose messages have factors, and which maps them afterwards
+        layer, peer = both("GINEConv", nn.Linear(widths.get(mode, P), Q), aggr=SEVERAL, aggr_kwargs=options)
+        more = (torch.rand(EDGES.shape[1], P).double(),)
+    else:
+        layer, peer = both("SAGEConv", P, Q, aggr=SEVERAL, aggr_kwargs=options, root_weight=False)
+        more = ()
+    x = torch.randn(5, P, dtype=torch.float64, requires_grad=True)
+    nodes = (x, None) if weighted else x
+    size = {"size": (5, 5)} if weighted else {}
+    assert list(layer.state_dict()) == list(peer.state_dict()) and repr(layer) == repr(peer)
+    for one, other in ((layer, peer), (peer, layer)):
+        one.reset_parameters()
+        other.load_state_dict(one.state_dict())
+        got, want = (results(each(nodes, EDGES, *more, **size), [x], each) for each in (layer, peer))
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: theirs.SoftmaxAggregation(t=0.3, learn=True, channels=P), lambda: theirs.StdAggregation(semi_grad=True),
+    lambda: theirs.MedianAggregation(), lambda: theirs.MultiAggregation(["sum", "std", "softmax"]),
+    lambda: theirs.PowerMeanAggregation(2.0, learn=True), lambda: theirs.SoftmaxAggregation(semi_grad=True)])
+def test_aggregations_of_pyg_are_taken(make):
+    """Given as a module; ours are taken by theirs too."""
+    one = make()
+    layer, peer = both("SAGEConv", P, Q, aggr=one)
+    x = torch.randn(5, P, dtype=torch.float64, requires_grad=True)
+    peer.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(results(layer(x, EDGES), [x], layer), results(peer(x, EDGES), [x], peer))
+    name = type(one).__name__
+    if hasattr(ours, name) and name != "MultiAggregation":
+        rows = x[EDGES[0]]
+        torch.testing.assert_close(getattr(ours, name)()(rows, EDGES[1]), getattr(theirs, name)()(rows, EDGES[1]))
+
+
 WHOLE = {"GCNConv": (P, Q), "SGConv": (P, Q, 2), "SSGConv": (P, Q, 0.1, 2), "MixHopConv": (P, Q), "APPNP": (2, 0.1),
          "ChebConv": (P, Q, 3), "GATConv": (P, Q, 2), "GATv2Conv": (P, Q, 2), "AGNNConv": (), "FAConv": (P,),
          "ClusterGCNConv": (P, Q, 0.5), "ARMAConv": (P, Q, 2, 2), "SAGEConv": (P, Q), "TransformerConv": (P, Q),
@@ -402,7 +450,23 @@ def test_layers_compile_whole_for_graphs_of_all_sizes(name):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name, args", [("GATConv", (P, Q, 2, True, 0.2, 0.0, True, A))])
+@pytest.mark.parametrize("name, aggr", [("FeaStConv", "mean"), ("FeaStConv", "add"), ("FeaStConv", "max"),
+                                        ("GCNConv", "mean"), ("GCNConv", "max"), ("ClusterGCNConv", "min"),
+                                        ("GATConv", "max"), ("AGNNConv", "mean"), ("SGConv", "max"), ("APPNP", "std"),
+                                        ("MixHopConv", "softmax")])
+def test_layers_that_add_loops_compile_whole_with_all_aggregations(name, aggr):
+    """The loops that others replace count in none of them."""
+    layer = getattr(ours, name)(*{**WHOLE, "FeaStConv": (P, Q, 2)}[name], aggr=aggr)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    for nodes, count in ((5, 9), (8, 21)):
+        x, edges = torch.randn(nodes, P, requires_grad=True), torch.randint(nodes, (2, count))
+        edges[1, :2] = edges[0, :2] = 3
+        got, want = (results(run(x, edges), [x], layer) for run in (compiled, layer))
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name, args", [("GCNConv", (P, Q)), ("GATConv", (P, Q, 2, True, 0.2, 0.0, True, A))])
 def test_layers_compile_by_the_default_compiler(name, args):
     layer = getattr(ours, name)(*args)
     torch._dynamo.reset()
@@ -443,6 +507,15 @@ def test_errors_name_the_layer_and_the_argument(call, message):
         call()
 
 
-def test_a_subclass_with_messages_of_its_own_is_refused():
-    with pytest.raises(ConfigError, match="Doubled: a subclass must leave message passing as it is; got message"):
-        type("Doubled", (ours.GCNConv,), {"message": lambda self, x_j: 2 * x_j})
+def test_a_subclass_with_messages_of_its_own_is_one_of_pyg():
+    class Doubled(ours.GCNConv):
+        def message(self, x_j, edge_weight):
+            return 2 * super().message(x_j, edge_weight)
+
+    layer, x = Doubled(P, Q), torch.randn(5, P)
+    assert isinstance(layer, theirs.GCNConv) and not isinstance(layer, ours.GCNConv)
+    plain = ours.GCNConv(P, Q)
+    plain.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(layer(x, EDGES), 2 * plain(x, EDGES))
+    with pytest.raises(ConfigError, match="Twice: a subclass must leave message passing as it is; got message"):
+        type("Twice", (type("Once", (ours.GCNConv,), {}),), {"message": lambda self, x_j: 2 * x_j})

@@ -9,10 +9,21 @@ PyTorch Geometric itself need not be installed.
 
 from typing import Any
 
+from structconv.compat.pyg.aggregations import (
+    MaxAggregation,
+    MeanAggregation,
+    MinAggregation,
+    MultiAggregation,
+    PowerMeanAggregation,
+    SoftmaxAggregation,
+    StdAggregation,
+    SumAggregation,
+    VarAggregation,
+)
 from structconv.compat.pyg.attention import AGNNConv, GATConv, GATv2Conv, TransformerConv
 from structconv.compat.pyg.convolutions import ARMAConv, ClusterGCNConv, GCNConv, GINConv, GraphConv, SAGEConv
 from structconv.compat.pyg.heterogeneous import HGTConv
-from structconv.compat.pyg.layer import Linear
+from structconv.compat.pyg.linear import Linear
 from structconv.compat.pyg.mixtures import FAConv, FeaStConv, GMMConv
 from structconv.compat.pyg.patching import Patch, patch, unpatch
 from structconv.compat.pyg.polynomials import APPNP, ChebConv, MixHopConv, SGConv, SSGConv, TAGConv
@@ -22,8 +33,10 @@ from structconv.structures.exchange import require
 
 __all__ = ["APPNP", "AGNNConv", "ARMAConv", "ChebConv", "ClusterGCNConv", "FAConv", "FeaStConv", "GATConv", "GATv2Conv",
            "GCNConv", "GINConv", "GINEConv", "GMMConv", "GraphConv", "HGTConv", "JumpingKnowledge", "Linear",
-           "MixHopConv", "NNConv", "Patch", "RGCNConv", "SAGEConv", "SGConv", "SSGConv", "TAGConv", "TransformerConv",
-           "global_add_pool", "global_max_pool", "global_mean_pool", "patch", "unpatch"]
+           "MaxAggregation", "MeanAggregation", "MinAggregation", "MixHopConv", "MultiAggregation", "NNConv", "Patch",
+           "PowerMeanAggregation", "RGCNConv", "SAGEConv", "SGConv", "SSGConv", "SoftmaxAggregation", "StdAggregation",
+           "SumAggregation", "TAGConv", "TransformerConv", "VarAggregation", "global_add_pool", "global_max_pool",
+           "global_mean_pool", "patch", "unpatch"]
 
 #: PyTorch Geometric's own classes that work on our layers unchanged.
 _THEIRS = ("AttentionalAggregation", "GlobalAttention", "HeteroConv", "SAGPooling", "Set2Set", "TopKPooling")

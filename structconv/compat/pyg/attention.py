@@ -18,8 +18,9 @@ from torch.utils.hooks import RemovableHandle
 from structconv.bases.scores import Additive, Affine, Bilinear, EdgeScore
 from structconv.bases.spec import Term
 from structconv.compat.pyg.convolutions import channels
-from structconv.compat.pyg.edges import Fill, edges_to_outputs, gather, with_loops
-from structconv.compat.pyg.layer import Channels, Layer, Linear, Nodes, pair
+from structconv.compat.pyg.edges import Fill, edges_to_outputs, gather, is_sparse, matrix_of, with_loops
+from structconv.compat.pyg.layer import Channels, Layer, Nodes, pair
+from structconv.compat.pyg.linear import Linear
 from structconv.compat.pyg.operator import attend
 from structconv.errors import ConfigError, ShapeError
 from structconv.structures.graph import Graph
@@ -32,7 +33,6 @@ class _Attention(Layer):
     """What attention layers with heads share."""
 
     shown = ("heads",)
-    aggregations = ("add", "sum")
     #: Whether loops are added, and what attributes they have.
     add_self_loops: bool = False
     fill_value: Fill = "mean"
@@ -55,6 +55,8 @@ class _Attention(Layer):
         for one in (x, targets):
             if one is not None and one.dim() < 2:
                 raise ShapeError(owner, "x must have shape (..., M, P)", tuple(one.shape))
+        graph = self._graph(edges, x, targets, size, attr=attr)
+        attr = graph.edge_attr
         attr = attr.unsqueeze(-1) if attr is not None and attr.dim() == 1 else attr
         if attr is None and self.edge_dim is not None and not self._edges_may_be_bare:
             raise ConfigError(owner, f"edge_attr must be given, with edge_dim={self.edge_dim}", "none")
@@ -64,9 +66,10 @@ class _Attention(Layer):
             attr = None
         if attr is not None and attr.shape[-1] != self.edge_dim:
             raise ShapeError(owner, f"edge_attr must have shape (E, edge_dim={self.edge_dim})", tuple(attr.shape))
-        graph = self._graph(edges, x, targets, size, attr=attr)
+        if graph.edge_weight is not None or attr is not graph.edge_attr:
+            graph = dataclasses.replace(graph, edge_weight=None, edge_attr=attr)
         if not self.add_self_loops:
-            return graph if graph.edge_weight is None else dataclasses.replace(graph, edge_weight=None)
+            return graph
         if not isinstance(self.in_channels, int):
             warnings.warn(f"{owner} joins source n to target n, as PyTorch Geometric does, where both may be nodes of "
                           "two kinds. Say add_self_loops=False, or give in_channels as one number.", stacklevel=3)
@@ -92,6 +95,8 @@ class _Attention(Layer):
             mask: an explainer's, where the values are those of edges.
         """
         hooks = self._message_forward_hooks
+        if not self._is_sum():
+            return self._aggregate_weighted(values, heads, scores, graph, edges, bias=bias)
         if mask is not None:
             values = values * mask.unsqueeze(-1)
             heads = self._heads(values)
@@ -106,10 +111,25 @@ class _Attention(Layer):
             y = y if bias is None else y + bias
         return y, alpha
 
+    def _aggregate_weighted(self, values: Tensor, heads: Tensor, scores: Any, graph: Graph, edges: Graph, *,
+                            bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """`_attend` where weighted values are not summed: they are rows of the edges, which `aggr` joins."""
+        alpha = cast(Tensor, attend(values, heads, scores, graph, added=edges.edge_weight,
+                                    dropout=self.dropout if self.training else 0.0, weights=True)[1])
+        rows = values if graph is not edges else gather(values, edges)
+        rows = (rows.unflatten(-1, (self.heads, -1)) * alpha.unsqueeze(-1)).flatten(-2)
+        y = self._of_edges(rows, edges, None if edges.edge_weight is None else edges.edge_weight.isinf())
+        y = y if self.concat else y.unflatten(-1, (self.heads, self.out_channels)).mean(-2)
+        return y if bias is None else y + bias, alpha
 
-def _with_weights(y: Tensor, edges: Graph, alpha: Tensor | None) -> Any:
+
+def _with_weights(y: Tensor, given: Any, edges: Graph, alpha: Tensor | None) -> Any:
+    """y, and the weights if there are some, with the edges as they were given: a list, or a sparse matrix."""
     if alpha is None:
         return y
+    if isinstance(given, Tensor) and is_sparse(given):
+        matrix = matrix_of(alpha, edges, given.layout)
+        return y, (matrix, matrix.values())
     index = edges.edge_index
     if edges.edge_weight is not None:  # without the edges that take no part
         present = edges.edge_weight.isfinite().nonzero().squeeze(-1)
@@ -174,7 +194,7 @@ class GATConv(_Attention):
         y, alpha = self._attend(values, heads, scores.leaky_relu(self.negative_slope), graph, edges, mask=mask,
                                 bias=self.bias, weights=bool(return_attention_weights))
         y = y if residual is None else y + residual
-        return _with_weights(y, edges, alpha if return_attention_weights else None)
+        return _with_weights(y, edge_index, edges, alpha if return_attention_weights else None)
 
 
 class GATv2Conv(_Attention):
@@ -183,7 +203,7 @@ class GATv2Conv(_Attention):
     Arguments: those of `torch_geometric.nn.GATv2Conv`; weights as those of `GATConv`.
     """
 
-    aggregations = ("sum", "add")
+    aggregation = "sum"
 
     def __init__(self, in_channels: Channels, out_channels: int, heads: int = 1, concat: bool = True,
                  negative_slope: float = 0.2, dropout: float = 0.0, add_self_loops: bool = True,
@@ -225,7 +245,7 @@ class GATv2Conv(_Attention):
         y, alpha = self._attend(values, heads, scores, graph, edges, mask=mask, bias=self.bias,
                                 weights=bool(return_attention_weights))
         y = y if residual is None else y + residual
-        return _with_weights(y, edges, alpha if return_attention_weights else None)
+        return _with_weights(y, edge_index, edges, alpha if return_attention_weights else None)
 
 
 class TransformerConv(_Attention):
@@ -233,6 +253,8 @@ class TransformerConv(_Attention):
 
     Arguments: those of `torch_geometric.nn.TransformerConv`. The weights that are returned are those before dropout.
     """
+
+    _alpha: None = None  # theirs holds the weights here during a call
 
     def __init__(self, in_channels: Channels, out_channels: int, heads: int = 1, concat: bool = True,
                  beta: bool = False, dropout: float = 0.0, edge_dim: int | None = None, bias: bool = True,
@@ -276,13 +298,12 @@ class TransformerConv(_Attention):
             else:
                 share = self.lin_beta(torch.cat([y, skip, y - skip], -1)).sigmoid()
                 y = share * skip + (1 - share) * y
-        return _with_weights(y, edges, alpha if weights else None)
+        return _with_weights(y, edge_index, edges, alpha if weights else None)
 
 
 class AGNNConv(Layer):
     """y_n = sum_m a_mn x_m, a = softmax_m beta cos(x_m, x_n). Arguments: those of `torch_geometric.nn.AGNNConv`."""
 
-    aggregations = ("add", "sum")
 
     def __init__(self, requires_grad: bool = True, add_self_loops: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -293,10 +314,14 @@ class AGNNConv(Layer):
         """x (..., N, P) and edges -> (..., N, P)."""
         edges = self._graph(edge_index, x, x)
         edges = graph = with_loops(edges, fixed_size=is_compiling()) if self.add_self_loops else edges
-        unit, values, mask = normalize(x, p=2.0, dim=-1), x, self._mask(edges)
+        unit, values, mask = normalize(x, p=2.0, dim=-1), x, self._mask(edges) if self._is_sum() else None
         key = unit
         if mask is not None:
             key, values, graph = gather(unit, edges), gather(x, edges) * mask.unsqueeze(-1), edges_to_outputs(edges)
         scores = Bilinear((self.beta * unit).unsqueeze(-3), key.unsqueeze(-3))
-        return attend(values, values.unsqueeze(-3), scores, graph,
-                      added=edges.edge_weight if self.add_self_loops else None)[0]
+        added = edges.edge_weight if self.add_self_loops else None
+        if self._is_sum():
+            return attend(values, values.unsqueeze(-3), scores, graph, added=added)[0]
+        alpha = attend(x, x.unsqueeze(-3), scores, edges, added=added, weights=True)[1]
+        rows = gather(x, edges) * cast(Tensor, alpha)
+        return self._of_edges(rows, edges, None if added is None else added.isinf())

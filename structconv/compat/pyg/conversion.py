@@ -13,7 +13,9 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from structconv.compat import pyg as ours
-from structconv.compat.pyg.layer import Layer, Linear
+from structconv.compat.pyg.aggregations import SIMPLE
+from structconv.compat.pyg.layer import Layer
+from structconv.compat.pyg.linear import Linear
 from structconv.errors import ConfigError
 
 __all__ = ["counterpart", "expression", "is_layer", "turn"]
@@ -89,10 +91,15 @@ def _built(kind: Any, layer: Any) -> Any:
             options[name] = vars(layer)[name]
         elif name in _ARGUMENTS and (name in names or name == "decomposed_layers"):
             options[name] = _ARGUMENTS[name](layer)
+    module = getattr(layer, "aggr_module", None)
+    if module is not None and options.get("aggr") not in SIMPLE:
+        options["aggr"] = copy.deepcopy(module).to("meta")
     if "nn" in options:
         options["nn"] = copy.deepcopy(options["nn"]).to("meta")  # its parameters would be drawn anew
     with torch.device("meta"):
         made = kind(**options)
+        if hasattr(made, "aggr"):
+            made.aggr = layer.aggr  # the name, where a module was given
         for path, lin in list(made.named_modules()):
             if isinstance(getattr(lin, "weight", None), UninitializedParameter):
                 _materialize(lin, layer.get_submodule(path).weight.shape[-1])
@@ -144,6 +151,7 @@ def _become(old: Any, new: Any, pristine: Any) -> None:
             _become(own, child, pristine._modules[name])
         new._modules[name] = own
     kept = {name: held[name] for name in ("_parameters", "_buffers", "training", *_HOOKS) if name in held}
+    kept["_parameters"] = {**{name: None for name, p in new._parameters.items() if p is None}, **held["_parameters"]}
     users = {name: value for name, value in held.items() if name not in pristine.__dict__ and name not in
              new.__dict__ and not name.startswith("_cached")}
     old.__class__ = type(new)
@@ -189,4 +197,4 @@ _EXPRESSIONS: dict[str, Callable[[Any], str]] = {
 def expression(layer: Any) -> str:
     """The structure that a layer applies, as an expression of the library; "" where it is not one."""
     made = _EXPRESSIONS.get(type(layer).__name__)
-    return "" if made is None or layer.aggr in ("max", "min") else made(layer)
+    return "" if made is None or layer.aggr not in ("add", "sum", "mean") else made(layer)

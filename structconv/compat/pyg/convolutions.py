@@ -15,7 +15,8 @@ from torch.nn.parameter import UninitializedParameter
 from structconv.bases.matrices import adjacency
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.edges import is_sparse, with_remaining_loops
-from structconv.compat.pyg.layer import Channels, Layer, Linear, Nodes, glorot, is_plain, pair, project
+from structconv.compat.pyg.layer import Channels, Layer, Nodes, pair
+from structconv.compat.pyg.linear import Linear, glorot, is_plain
 from structconv.errors import ConfigError
 
 __all__ = ["ARMAConv", "ClusterGCNConv", "GCNConv", "GINConv", "GraphConv", "SAGEConv"]
@@ -35,7 +36,7 @@ def normalized(layer: Layer, edges: Any, x: Tensor, weight: Tensor | None, *, lo
     graph = layer._graph(edges, x, x, weight=weight)
     if loops:
         graph = with_remaining_loops(graph, 2.0 if improved else 1.0, summed=is_sparse(edges),
-                                     fixed_size=is_compiling() and layer.aggr in ("add", "sum"))
+                                     fixed_size=is_compiling())
     return adjacency(graph, "sym" if normalize else None, x.dtype)
 
 
@@ -51,7 +52,8 @@ class GCNConv(Layer):
         super().__init__(**kwargs)
         add_self_loops = normalize if add_self_loops is None else add_self_loops
         if add_self_loops and not normalize:
-            raise ConfigError("GCNConv", "add_self_loops must be False without normalize", add_self_loops)
+            raise ConfigError("GCNConv", "add_self_loops must be False: normalize=False "
+                              "does not support adding self-loops", add_self_loops)
         self.in_channels, self.out_channels, self.improved, self.cached = in_channels, out_channels, improved, cached
         self.add_self_loops, self.normalize = add_self_loops, normalize
         self.lin = Linear(in_channels, out_channels, bias=False, weight_initializer="glorot")
@@ -62,28 +64,35 @@ class GCNConv(Layer):
         """x (..., N, P), edges and their weights (E,) -> (..., N, Q)."""
         messages = normalized(self, edge_index, x, edge_weight, loops=self.add_self_loops and self.normalize,
                               improved=self.improved, normalize=self.normalize)
-        if is_plain(self.lin) and self.lin.bias is None and self.aggr not in ("max", "min"):
-            return self._aggregated(x, messages, self.lin, bias=self.bias)
-        return self._aggregated(self.lin(x), messages, bias=self.bias)  # as it is written: lin comes first
+        absent = self._replaced(messages.graph) if self.add_self_loops and self.normalize else None
+        if is_plain(self.lin) and self.lin.bias is None and self._is_matrix() and x.layout is torch.strided:
+            return self._aggregated(x, messages, self.lin, bias=self.bias, absent=absent)
+        # as it is written: lin comes first
+        return self._aggregated(self.lin(x), messages, bias=self.bias, absent=absent)
 
 
 class SAGEConv(Layer):
     """y_n = mean_m x_m Theta_1 + x_n Theta_2 + b. Arguments: those of `torch_geometric.nn.SAGEConv`."""
 
     shown = ("aggr",)
-    aggregations = ("mean", "add", "sum", "max", "min")
+    aggregation = "mean"
 
-    def __init__(self, in_channels: Channels, out_channels: int, aggr: str | None = "mean", normalize: bool = False,
+    def __init__(self, in_channels: Channels, out_channels: int, aggr: Any = "mean", normalize: bool = False,
                  root_weight: bool = True, project: bool = False, bias: bool = True, **kwargs: Any) -> None:
+        if aggr == "lstm":  # as there, where it has as many channels as x
+            width = dict.fromkeys(("in_channels", "out_channels"), channels(in_channels)[0])
+            kwargs["aggr_kwargs"] = {**width, **(kwargs.get("aggr_kwargs") or {})}
         super().__init__(aggr, **kwargs)
         self.in_channels, self.out_channels, self.normalize = in_channels, out_channels, normalize
         self.root_weight, self.project = root_weight, project
         sources, targets = channels(in_channels)
         if project:
             if sources <= 0:
-                raise ConfigError("SAGEConv", "in_channels must be known with project=True", in_channels)
+                raise ConfigError("SAGEConv", "in_channels must be known: project=True does not support lazy "
+                                  "initialization", in_channels)
             self.lin = Linear(sources, sources)
-        self.lin_l = Linear(sources, out_channels, bias=bias)
+        joined = getattr(self.aggr_module, "get_out_channels", None)
+        self.lin_l = Linear(joined(sources) if joined else sources, out_channels, bias=bias)
         if root_weight:
             self.lin_r = Linear(targets, out_channels, bias=False)
         self.reset_parameters()
@@ -101,7 +110,7 @@ class SAGEConv(Layer):
 class GraphConv(Layer):
     """y_n = sum_m w_mn x_m Theta_1 + x_n Theta_2 + b. Arguments: those of `torch_geometric.nn.GraphConv`."""
 
-    def __init__(self, in_channels: Channels, out_channels: int, aggr: str = "add", bias: bool = True,
+    def __init__(self, in_channels: Channels, out_channels: int, aggr: Any = "add", bias: bool = True,
                  **kwargs: Any) -> None:
         super().__init__(aggr, **kwargs)
         self.in_channels, self.out_channels = in_channels, out_channels
@@ -157,13 +166,14 @@ class ClusterGCNConv(Layer):
         """x (..., N, P) and edges -> (..., N, Q)."""
         graph = dataclasses.replace(self._graph(edge_index, x, x), edge_weight=None)
         if self.add_self_loops:
-            graph = with_remaining_loops(graph, 1.0, fixed_size=is_compiling() and self.aggr in ("add", "sum"))
+            graph = with_remaining_loops(graph, 1.0, fixed_size=is_compiling())
         shares = (None, "sum") if self.flow == "source_to_target" else ("sum", None)  # of `edge_index[1]`, as there
         messages = adjacency(graph, shares, x.dtype)
         if self.diag_lambda:
             loop = (graph.source == graph.target).to(x.dtype)
             messages = Sparse(graph, cast(Tensor, messages.values) * (1 + self.diag_lambda * loop))
-        return self._aggregated(x, messages, self.lin_out, self.lin_root, x)
+        absent = self._replaced(graph) if self.add_self_loops else None
+        return self._aggregated(x, messages, self.lin_out, self.lin_root, x, absent=absent)
 
 
 class ARMAConv(Layer):
@@ -192,12 +202,13 @@ class ARMAConv(Layer):
         """x (..., N, P), edges and their weights (E,) -> (..., N, Q)."""
         if isinstance(self.init_weight, UninitializedParameter):
             self._materialize(x.shape[-1])
-        messages = self._messages(normalized(self, edge_index, x, edge_weight, loops=False), x.dtype)
+        messages = normalized(self, edge_index, x, edge_weight, loops=False)
         y = x = x.unsqueeze(-3)
         for t in range(self.num_layers):
             at = 0 if self.shared_weights else t
             y = y @ (self.init_weight if t == 0 else self.weight[max(at - 1, 0)])
-            y = project(y, messages, None) + functional.dropout(x, self.dropout, self.training) @ self.root_weight[at]
+            dropped = functional.dropout(x, self.dropout, self.training)
+            y = self._aggregated(y, messages) + dropped @ self.root_weight[at]
             y = y if self.bias is None else y + self.bias[at]
             y = y if self.act is None else self.act(y)
         return y.mean(-3)

@@ -1,4 +1,4 @@
-"""What PyTorch Geometric's layers take as edges, as a `Graph`; its rules for self-loops; edges as entries."""
+"""What PyTorch Geometric's layers take as edges, as a `Graph`, and back; its rules for self-loops; edges as entries."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from structconv.memo import derived
 from structconv.structures.graph import Graph, looped
 from structconv.weights import Eye
 
-__all__ = ["Fill", "edges_to_outputs", "gather", "graph_of", "group_count", "is_sparse", "numbered", "with_loops",
-           "with_remaining_loops", "without_loops"]
+__all__ = ["Fill", "edges_to_outputs", "gather", "graph_of", "group_count", "is_sparse", "matrix_of", "numbered",
+           "replaced_loops", "with_loops", "with_remaining_loops", "without_edges", "without_loops"]
 
 Fill = float | str | Tensor
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
@@ -36,7 +36,8 @@ def graph_of(owner: str, edges: Any, inputs: int, outputs: int | None, flow: str
         owner: the layer, for errors.
         inputs: M, the rows of x. outputs: N, or `None` for a sparse matrix's own, else M.
         flow: "target_to_source" turns the edges of an `edge_index` around.
-        weight, attr: of the edges. Without `weight` those of a sparse matrix are its values.
+        weight, attr: of the edges. Without them those of a sparse matrix are its values: weights if each is a number,
+            attributes if each is a row.
     """
     if is_sparse(edges):
         if flow != "source_to_target":
@@ -46,12 +47,14 @@ def graph_of(owner: str, edges: Any, inputs: int, outputs: int | None, flow: str
         if graph.num_inputs != inputs or outputs not in (None, graph.num_outputs):
             raise StructureError(owner, f"the matrix must have shape (N, M={inputs})",
                                  (graph.num_outputs, graph.num_inputs), "Its rows are the targets of the edges.")
-        weight = graph.edge_weight if weight is None else weight
-        return dataclasses.replace(graph, edge_weight=weight, edge_attr=attr)
+        return dataclasses.replace(graph, edge_weight=graph.edge_weight if weight is None else weight,
+                                   edge_attr=graph.edge_attr if attr is None else attr)
     if not isinstance(edges, Tensor):
         raise StructureError(owner, "edge_index must be a tensor (2, E) or a sparse matrix", type(edges).__name__)
     index: Tensor = edges if type(edges) is Tensor or not hasattr(edges, "as_tensor") else edges.as_tensor()
-    outputs = inputs if outputs is None else outputs
+    if outputs is None:
+        sizes = edges.sparse_size() if hasattr(edges, "sparse_size") else (None, None)
+        outputs = inputs if sizes[1] is None else sizes[1]
     if flow != "source_to_target":
         index = derived(index, "turned", lambda: index.flip(0))
     if weight is not None and weight.dim() > 1:
@@ -60,10 +63,25 @@ def graph_of(owner: str, edges: Any, inputs: int, outputs: int | None, flow: str
 
 
 def _of_matrix(matrix: Any) -> Graph:
+    if isinstance(matrix, Tensor) and matrix.layout is torch.sparse_coo and matrix.dense_dim():
+        rows = matrix if matrix.is_coalesced() else matrix.coalesce()
+        return Graph(derived(matrix, "edges", lambda: rows.indices().flip(0)), num_inputs=matrix.shape[1],
+                     num_outputs=matrix.shape[0], edge_attr=rows.values())
     if isinstance(matrix, Tensor):
         return derived(matrix, "graph", lambda: Graph.from_torch_sparse(matrix).reversed())
     row, col, value = matrix.coo()
     return Graph(torch.stack([col, row]), num_inputs=matrix.size(1), num_outputs=matrix.size(0), edge_weight=value)
+
+
+def matrix_of(values: Tensor, graph: Graph, layout: torch.layout) -> Tensor:
+    """The values (E, ...) of the edges as a sparse matrix (N, M, ...) whose rows are the targets."""
+    order = (graph.target.long() * graph.num_inputs + graph.source).argsort(stable=True)
+    target, source, values = graph.target[order].long(), graph.source[order].long(), values[order]
+    shape = (graph.num_outputs, graph.num_inputs, *values.shape[1:])
+    if layout is torch.sparse_csr:
+        starts = torch.searchsorted(target, torch.arange(graph.num_outputs + 1, device=target.device))
+        return torch.sparse_csr_tensor(starts, source, values, shape)
+    return torch.sparse_coo_tensor(torch.stack([target, source]), values, shape, is_coalesced=True)
 
 
 def _parts(graph: Graph) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -128,6 +146,19 @@ def _of_fixed_size(graph: Graph, fill: float, summed: bool) -> Graph:
         own = own.index_put((torch.where(loop, graph.source.long(), entries),), weight + fill if summed else weight)
     square = dataclasses.replace(graph, edge_weight=None).with_self_loops()
     return dataclasses.replace(square, edge_weight=torch.cat([weight.masked_fill(loop, 0.0), own[:entries]]))
+
+
+def replaced_loops(graph: Graph) -> Tensor:
+    """The edges (E,) that `with_remaining_loops` keeps with `fixed_size`, and that loops behind them replace."""
+    position = torch.arange(graph.num_edges, device=graph.edge_index.device)
+    return (graph.source == graph.target) & (position < graph.num_edges - graph.num_inputs)
+
+
+def without_edges(graph: Graph, absent: Tensor) -> Graph:
+    """The graph whose edges where `absent` (E,) is true lead to one more output, the last, which is to be dropped: so
+    that the number of edges does not depend on them."""
+    apart = torch.stack([graph.source, torch.where(absent, graph.num_outputs, graph.target)])
+    return Graph(apart, num_inputs=graph.num_inputs, num_outputs=graph.num_outputs + 1)
 
 
 def with_loops(graph: Graph, fill: Fill = "mean", fixed_size: bool = False) -> Graph:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from structconv.bases.matrices import adjacency
+from structconv.compat.pyg.aggregations import pool_extreme
 from structconv.compat.pyg.edges import edges_to_outputs, gather, graph_of, group_count
-from structconv.compat.pyg.layer import pool_extreme, project
+from structconv.compat.pyg.linear import project
 from structconv.compat.pyg.pooling import pooled
 from structconv.errors import ConfigError
 from structconv.primitives.segments import segment_softmax
@@ -38,7 +39,7 @@ def softmax(src: Tensor, index: Tensor | None = None, ptr: Tensor | None = None,
     if index is None or index.dim() != 1 or index.shape[0] != src.shape[dim]:
         raise ConfigError("softmax", f"index must be of shape (E={src.shape[dim]},)", _shape(index))
     groups = group_count(index) if num_nodes is None else num_nodes
-    return segment_softmax(src.movedim(dim, -1), index, groups).movedim(-1, dim)
+    return segment_softmax(src.movedim(dim, -1), index, groups).movedim(-1, dim).contiguous()
 
 
 def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Tensor:
@@ -58,7 +59,7 @@ def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = Non
     moved = src.movedim(dim, 0)
     rows = moved.reshape(index.shape[0], prod(moved.shape[1:]))
     y = pooled(rows, index, dim_size, reduce)
-    return y.reshape(y.shape[0], *moved.shape[1:]).movedim(0, dim)
+    return y.reshape(y.shape[0], *moved.shape[1:]).movedim(0, dim).contiguous()  # theirs is; programs use `view`
 
 
 def spmm(src: Any, other: Tensor, reduce: str = "sum") -> Tensor:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 from structconv.bases.scores import Bilinear
-from structconv.compat.pyg.layer import Layer, Linear, draw
+from structconv.compat.pyg.layer import Layer
+from structconv.compat.pyg.linear import LinearByType, draw, parameter_key
 from structconv.compat.pyg.operator import attend
 from structconv.errors import ConfigError
 from structconv.memo import derived
@@ -29,11 +30,9 @@ class HGTConv(Layer):
     Score of an edge of type r: p_r <q_n, k_m W_r> / sqrt(D); its value: v_m V_r; the softmax is over all types.
     """
 
-    aggregations = ("add",)
-
     def __init__(self, in_channels: int | dict[str, int], out_channels: int,
                  metadata: tuple[list[str], list[EdgeType]], heads: int = 1, **kwargs: Any) -> None:
-        super().__init__(node_dim=0, **kwargs)
+        super().__init__("add", node_dim=0, **kwargs)
         if out_channels % heads:
             raise ConfigError("HGTConv", "heads must divide out_channels", f"{heads} and {out_channels}")
         self.node_types, self.edge_types = metadata
@@ -41,13 +40,13 @@ class HGTConv(Layer):
         self.in_channels, self.out_channels, self.heads = widths, out_channels, heads
         self.dst_node_types = {kind[-1] for kind in self.edge_types}
         dim, kinds = out_channels // heads, heads * len(self.edge_types)
-        self.kqv_lin = _LinearByType(widths, 3 * out_channels)
-        self.out_lin = _LinearByType(dict.fromkeys(self.node_types, out_channels), out_channels)
+        self.kqv_lin = LinearByType(widths, 3 * out_channels)
+        self.out_lin = LinearByType(dict.fromkeys(self.node_types, out_channels), out_channels)
         self.k_rel, self.v_rel = _Relations(kinds, dim), _Relations(kinds, dim)
-        self.skip = nn.ParameterDict({_key(name): nn.Parameter(torch.empty(1)) for name in self.node_types})
+        self.skip = nn.ParameterDict({parameter_key(name): nn.Parameter(torch.empty(1)) for name in self.node_types})
         self.p_rel = nn.ParameterDict()
         for kind in self.edge_types:  # one by one, as there: a dictionary would be sorted
-            self.p_rel[_key("__".join(kind))] = nn.Parameter(torch.empty(1, heads))
+            self.p_rel[parameter_key("__".join(kind))] = nn.Parameter(torch.empty(1, heads))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -72,7 +71,7 @@ class HGTConv(Layer):
         for kind, index in edge_index_dict.items():
             key, _, value = parts[kind[0]]
             at = slice(self.edge_types.index(kind), None, len(self.edge_types))
-            strength = self.p_rel[_key("__".join(kind))].view(-1, 1, 1)
+            strength = self.p_rel[parameter_key("__".join(kind))].view(-1, 1, 1)
             keys.append(self._heads(key) @ self.k_rel.weight[at] * strength)
             values.append(self._heads(value) @ self.v_rel.weight[at])
             edges.append(self._graph(index, key, x_dict[kind[-1]]).edge_index)
@@ -88,7 +87,7 @@ class HGTConv(Layer):
                               if name in self.dst_node_types})
         for name, out in found.items():
             if out.shape[-1] == x_dict[name].shape[-1]:
-                share = self.skip[_key(name)].sigmoid()
+                share = self.skip[parameter_key(name)].sigmoid()
                 found[name] = share * out + (1 - share) * x_dict[name]
         return found
 
@@ -97,19 +96,6 @@ class HGTConv(Layer):
 
     def __repr__(self) -> str:
         return f"HGTConv(-1, {self.out_channels}, heads={self.heads})"
-
-
-class _LinearByType(nn.Module):
-    """A linear layer for each type of nodes."""
-
-    def __init__(self, in_channels: dict[str, int], out_channels: int) -> None:
-        super().__init__()
-        self.types = list(in_channels)
-        self.lins = nn.ModuleDict({_key(name): Linear(width, out_channels) for name, width in in_channels.items()})
-        draw(self.lins)  # once more, as PyTorch Geometric does, for the same numbers from the same seed
-
-    def forward(self, x_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: self.lins[_key(name)](x_dict[name]) for name in self.types if name in x_dict}
 
 
 class _Relations(nn.Module):
@@ -124,9 +110,3 @@ class _Relations(nn.Module):
     def reset_parameters(self) -> None:
         bound = 1 / math.sqrt(self.weight.shape[-1])
         self.weight.uniform_(-bound, bound)
-
-
-def _key(name: str) -> str:
-    """The name of a type as a parameter, as PyTorch Geometric writes it."""
-    taken = hasattr(nn.ModuleDict, name) or hasattr(nn.ParameterDict, name)
-    return (f"<{name}>" if taken else name).replace(".", "#")

@@ -6,13 +6,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn import functional
 from torch.nn.parameter import UninitializedParameter
 
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.convolutions import channels, normalized
-from structconv.compat.pyg.edges import gather, with_loops
-from structconv.compat.pyg.layer import Channels, Layer, Linear, Nodes, draw, glorot, is_plain, pair
+from structconv.compat.pyg.edges import gather, with_loops, without_edges
+from structconv.compat.pyg.layer import Channels, Layer, Nodes, pair
+from structconv.compat.pyg.linear import Linear, draw, glorot, is_plain
 from structconv.compat.pyg.operator import apply
 from structconv.errors import ConfigError, ShapeError
 from structconv.structures.graph import Graph
@@ -27,7 +29,7 @@ class FeaStConv(Layer):
     """
 
     shown = ("heads",)
-    aggregations = ("mean", "add", "sum", "max", "min")
+    aggregation = "mean"
 
     def __init__(self, in_channels: int, out_channels: int, heads: int = 1, add_self_loops: bool = True,
                  bias: bool = True, **kwargs: Any) -> None:
@@ -55,14 +57,17 @@ class FeaStConv(Layer):
         if z is None:
             raise ConfigError("FeaStConv", "x must be a tensor, or those of sources and targets", "no targets")
         edges = self._graph(edge_index, x, z)
-        edges = with_loops(edges) if self.add_self_loops else edges
+        edges = with_loops(edges, fixed_size=is_compiling()) if self.add_self_loops else edges
+        absent = None if edges.edge_weight is None or not self.add_self_loops else edges.edge_weight.isinf()
         q = functional.softmax(self.u(gather(x, edges) - gather(z, edges.reversed())) + self.c, -1)
-        if is_plain(self.lin) and self.aggr not in ("max", "min"):
+        if is_plain(self.lin) and self._is_matrix():
             self.lin.materialize(x.shape[-1])
             theta = Full.of(self.lin.weight.unflatten(0, (self.heads, -1)).mT)
-            return apply(x, self._messages(Sparse(edges, q.mT), x.dtype), theta, self.bias)
+            present = edges if absent is None else without_edges(edges, absent)
+            y = apply(x, self._messages(Sparse(present, q.mT), x.dtype), theta, self.bias)
+            return y if absent is None else y[..., :-1, :]
         rows = gather(self.lin(x), edges).unflatten(-1, (self.heads, -1))
-        y = self._of_edges((rows * q.unsqueeze(-1)).sum(-2), edges)
+        y = self._of_edges((rows * q.unsqueeze(-1)).sum(-2), edges, absent)
         return y if self.bias is None else y + self.bias
 
 
@@ -74,10 +79,10 @@ class GMMConv(Layer):
     """
 
     shown = ("dim",)
-    aggregations = ("mean", "add", "sum", "max", "min")
+    aggregation = "mean"
 
     def __init__(self, in_channels: Channels, out_channels: int, dim: int, kernel_size: int,
-                 separate_gaussians: bool = False, aggr: str = "mean", root_weight: bool = True, bias: bool = True,
+                 separate_gaussians: bool = False, aggr: Any = "mean", root_weight: bool = True, bias: bool = True,
                  **kwargs: Any) -> None:
         super().__init__(aggr, **kwargs)
         self.in_channels, self.out_channels, self.dim, self.kernel_size = in_channels, out_channels, dim, kernel_size
@@ -119,6 +124,7 @@ class GMMConv(Layer):
         x, x_root = pair(x)
         self._materialize(x.shape[-1])
         edges = self._graph(edge_index, x, x_root, size, attr=edge_attr)
+        edge_attr = edges.edge_attr
         if edge_attr is None or edge_attr.dim() != 2 or edge_attr.shape[1] != self.dim:
             raise ShapeError("GMMConv", f"edge_attr must have shape (E, dim={self.dim})",
                              "none" if edge_attr is None else tuple(edge_attr.shape))
@@ -128,7 +134,7 @@ class GMMConv(Layer):
         if self.separate_gaussians:
             filters = (gaussians * self.g.unflatten(-1, by_kernel[::-1])).sum(-1)
             y = self._of_edges((gather(x, edges).unsqueeze(-1) * filters).sum(-2), edges)
-        elif self.aggr in ("max", "min"):
+        elif not self._is_matrix():
             rows = gather(x @ self.g, edges).unflatten(-1, by_kernel)
             y = self._of_edges((rows * gaussians.unsqueeze(-1)).sum(-2), edges)
         else:
@@ -167,6 +173,7 @@ class FAConv(Layer):
         edges: Graph = messages.graph
         alpha = (gather(self.att_l(x), edges) + gather(self.att_r(x), edges.reversed())).tanh().squeeze(-1)
         dropped = functional.dropout(alpha, self.dropout, self.training)
-        y = self._aggregated(x, Sparse(edges, (dropped * messages.values).unsqueeze(-2)))
+        y = self._aggregated(x, Sparse(edges, (dropped * messages.values).unsqueeze(-2)), absent=self._replaced(edges)
+                             if self.add_self_loops and self.normalize else None)
         y = y + self.eps * x_0 if self.eps else y
         return y if return_attention_weights is None else (y, (edges.edge_index, alpha))

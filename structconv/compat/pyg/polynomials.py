@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -14,7 +14,8 @@ from structconv.bases.polynomial import Polynomial
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.convolutions import normalized
 from structconv.compat.pyg.edges import without_loops
-from structconv.compat.pyg.layer import Layer, Linear, is_plain, project
+from structconv.compat.pyg.layer import Layer
+from structconv.compat.pyg.linear import Linear, is_plain, project
 from structconv.compat.pyg.operator import apply
 from structconv.errors import ConfigError
 from structconv.structures.graph import Graph
@@ -26,16 +27,27 @@ __all__ = ["APPNP", "ChebConv", "MixHopConv", "SGConv", "SSGConv", "TAGConv"]
 class _Polynomial(Layer):
     """What layers over powers of one matrix share."""
 
-    aggregations = ("add", "sum")
     lins: nn.ModuleList
 
-    def _summed(self, x: Tensor, basis: Polynomial, bias: Tensor | None) -> Tensor:
-        """sum_k lins[k](A_k^T x) + b."""
-        weights = _weights(self.lins, x)
+    def _summed(self, x: Tensor, messages: Sparse, kind: str, bias: Tensor | None) -> Tensor:
+        """sum_k lins[k](A_k^T x) + b, of the polynomials A_k of a kind."""
+        order = len(self.lins) - 1
+        weights = _weights(self.lins, x) if self._is_matrix() else None
         if weights is not None:
-            return apply(x, basis, Full.of(weights), bias)
-        y = sum(lin(rows) for lin, rows in zip(self.lins, basis.analysis(x).unbind(-3), strict=True))
+            return apply(x, Polynomial(self._messages(messages, x.dtype), order, kind), Full.of(weights), bias)
+        y = sum(lin(rows) for lin, rows in zip(self.lins, self._steps(x, messages, order, kind), strict=True))
         return cast(Tensor, y) if bias is None else y + bias
+
+    def _steps(self, x: Tensor, messages: Sparse, order: int, kind: str = "monomial") -> Sequence[Tensor]:
+        """x, x aggregated once, and so on."""
+        if self._is_matrix():
+            return Polynomial(self._messages(messages, x.dtype), order, kind).analysis(x).unbind(-3)
+        steps = [x]
+        absent = self._replaced(messages.graph) if getattr(self, "add_self_loops", False) else None
+        for k in range(order):
+            y = self._aggregated(steps[-1], messages, absent=absent)
+            steps.append(2 * y - steps[-2] if kind == "chebyshev" and k else y)
+        return steps
 
 
 def _weights(lins: Iterable[nn.Module], x: Tensor) -> Tensor | None:
@@ -64,7 +76,7 @@ class TAGConv(_Polynomial):
     def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
         """x (..., N, P), edges and their weights (E,) -> (..., N, Q)."""
         messages = normalized(self, edge_index, x, edge_weight, loops=False, normalize=self.normalize)
-        return self._summed(x, Polynomial(self._messages(messages, x.dtype), self.K, "monomial"), self.bias)
+        return self._summed(x, messages, "monomial", self.bias)
 
 
 class ChebConv(_Polynomial):
@@ -98,22 +110,22 @@ class ChebConv(_Polynomial):
         graph = self._graph(edge_index, x, x, weight=edge_weight)
         if lambda_max is None and graph.edge_weight is None and self.normalization is not None:
             lambda_max = 2.0
-        laplacian = self._messages(self._laplacian(without_loops(graph), batch, lambda_max, x.dtype), x.dtype)
-        return self._summed(x, Polynomial(laplacian, len(self.lins) - 1), self.bias)
+        laplacian = self._laplacian(without_loops(graph), batch, lambda_max, x.dtype)
+        return self._summed(x, laplacian, "chebyshev", self.bias)
 
     def _laplacian(self, graph: Graph, batch: Tensor | None, bound: float | Tensor | None, dtype: torch.dtype
                    ) -> Sparse:
         """2 L / lambda - I; degrees are sums over the edges that have an entry in `edge_index[0]`, for both flows."""
         kind, forward = "row" if self.normalization == "rw" else self.normalization, self.flow == "source_to_target"
         turned = graph.reversed() if forward else graph
-        if isinstance(bound, float | int):
+        if isinstance(bound, float | int) and self._is_sum():  # without loops where they are 0
             found = scaled_laplacian(turned, kind, float(bound), dtype)
         else:
             twice = scaled_laplacian(turned, kind, 1.0, dtype)  # 2 L - I, loops behind the edges
             values = cast(Tensor, twice.values)
             loop = (torch.arange(values.shape[-1], device=values.device) >= graph.num_edges).to(values)
             entries = values + loop
-            largest = entries.max() if bound is None else bound.to(values)
+            largest = entries.max() if bound is None else torch.as_tensor(bound).to(values)
             if batch is not None and largest.numel() > 1:
                 largest = largest[batch[twice.graph.target.long()]]
             found = Sparse(twice.graph, entries / largest - loop)
@@ -139,7 +151,10 @@ class SGConv(_Polynomial):
     def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
         """x (..., N, P), edges and their weights (E,) -> (..., N, Q)."""
         messages = normalized(self, edge_index, x, edge_weight, loops=self.add_self_loops)
-        return project(x, Polynomial(self._messages(messages, x.dtype), self.K, "monomial", self.K), self.lin)
+        if self._is_matrix():
+            return project(x, Polynomial(self._messages(messages, x.dtype), self.K, "monomial", self.K), self.lin)
+        y: Tensor = self.lin(self._steps(x, messages, self.K)[-1])
+        return y
 
 
 class SSGConv(_Polynomial):
@@ -157,8 +172,12 @@ class SSGConv(_Polynomial):
 
     def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
         """x (..., N, P), edges and their weights (E,) -> (..., N, Q)."""
-        messages = self._messages(normalized(self, edge_index, x, edge_weight, loops=self.add_self_loops), x.dtype)
-        powers = Polynomial(messages, self.K, "monomial")
+        messages = normalized(self, edge_index, x, edge_weight, loops=self.add_self_loops)
+        if not self._is_matrix():
+            first, *rest = self._steps(x, messages, self.K)
+            y: Tensor = self.lin(self.alpha * first + (1 - self.alpha) / max(self.K, 1) * sum(rest))
+            return y
+        powers = Polynomial(self._messages(messages, x.dtype), self.K, "monomial")
         mix = x.new_full((self.K + 1, 1), (1 - self.alpha) / max(self.K, 1))
         mix[0] = self.alpha
         if not is_plain(self.lin):
@@ -186,12 +205,12 @@ class MixHopConv(_Polynomial):
         """x (..., N, P), edges and their weights (E,) -> (..., N, len(powers) Q)."""
         messages = normalized(self, edge_index, x, edge_weight, loops=self.add_self_loops)
         first, last = min(self.powers), max(self.powers)
-        basis = Polynomial(self._messages(messages, x.dtype), last, "monomial", first)
         weights = _weights([self.lins[p] for p in self.powers], x)
-        if weights is not None and self.powers == list(range(first, last + 1)):
+        if weights is not None and self.powers == list(range(first, last + 1)) and self._is_matrix():
+            basis = Polynomial(self._messages(messages, x.dtype), last, "monomial", first)
             return apply(x, basis, HeadBlocks.of(weights), self.bias)
-        rows = basis.analysis(x)
-        y = torch.cat([self.lins[p](rows[..., p - first, :, :]) for p in self.powers], -1)
+        steps = self._steps(x, messages, last)
+        y = torch.cat([self.lins[p](steps[p]) for p in self.powers], -1)
         return y if self.bias is None else y + self.bias
 
 
@@ -210,10 +229,10 @@ class APPNP(_Polynomial):
         """x (..., N, P), edges and their weights (E,) -> (..., N, P)."""
         loops = self.add_self_loops and self.normalize
         messages = normalized(self, edge_index, x, edge_weight, loops=loops, normalize=self.normalize)
-        h = x
+        h, absent = x, self._replaced(messages.graph) if loops else None
         for _ in range(self.K):
             own = messages
             if self.dropout and self.training:
                 own = Sparse(own.graph, functional.dropout(own._rows(x.dtype)[0], self.dropout))
-            h = (1 - self.alpha) * project(h, self._messages(own, x.dtype), None) + self.alpha * x
+            h = (1 - self.alpha) * self._aggregated(h, own, absent=absent) + self.alpha * x
         return h

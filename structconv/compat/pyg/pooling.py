@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from structconv.bases.matrices import adjacency
+from structconv.compat.pyg.aggregations import pool_extreme
 from structconv.compat.pyg.edges import group_count, numbered
-from structconv.compat.pyg.layer import pool_extreme, project
+from structconv.compat.pyg.linear import project
 from structconv.errors import ConfigError
 from structconv.memo import derived
 from structconv.shapes import check_choice

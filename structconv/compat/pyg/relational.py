@@ -14,7 +14,8 @@ from structconv.bases.sparse import Sparse
 from structconv.bases.typed import Typed
 from structconv.compat.pyg.convolutions import channels
 from structconv.compat.pyg.edges import gather
-from structconv.compat.pyg.layer import Channels, Layer, Linear, Nodes, pair
+from structconv.compat.pyg.layer import Channels, Layer, Nodes, pair
+from structconv.compat.pyg.linear import Linear
 from structconv.compat.pyg.operator import apply
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.memo import derived
@@ -41,6 +42,7 @@ class GINEConv(Layer):
         """x (..., M, P), or (x_m, x_n), edges and attributes (E, P) or (E, A) -> what `nn` gives for (..., N, P)."""
         x, x_root = pair(x)
         edges = self._graph(edge_index, x, x_root, size, attr=edge_attr)
+        edge_attr = edges.edge_attr
         if edge_attr is None:
             raise ConfigError("GINEConv", "edge_attr must be given", "none")
         edge_attr = edge_attr if self.lin is None else self.lin(edge_attr)
@@ -70,7 +72,7 @@ class NNConv(Layer):
 
     shown = ("aggr", "nn")
 
-    def __init__(self, in_channels: Channels, out_channels: int, nn: Any, aggr: str = "add", root_weight: bool = True,
+    def __init__(self, in_channels: Channels, out_channels: int, nn: Any, aggr: Any = "add", root_weight: bool = True,
                  bias: bool = True, **kwargs: Any) -> None:
         super().__init__(aggr, **kwargs)
         self.in_channels, self.out_channels, self.nn, self.root_weight = in_channels, out_channels, nn, root_weight
@@ -85,9 +87,10 @@ class NNConv(Layer):
         """x (..., M, P), or (x_m, x_n), edges and their attributes (E, A) -> (..., N, Q)."""
         x, x_root = pair(x)
         edges, last = self._graph(edge_index, x, x_root, size, attr=edge_attr), self._last()
+        edge_attr = edges.edge_attr
         if edge_attr is None:
             raise ConfigError("NNConv", "edge_attr must be given", "none")
-        if last is None or self.aggr in ("max", "min"):
+        if last is None or not self._is_matrix():
             filters = self.nn(edge_attr).unflatten(-1, (x.shape[-1], self.out_channels))
             y = self._of_edges((gather(x, edges).unsqueeze(-1) * filters).sum(-2), edges)
             y = y if self.bias is None else y + self.bias
@@ -116,10 +119,10 @@ class RGCNConv(Layer):
     """
 
     shown = ("num_relations",)
-    aggregations = ("mean", "add", "sum")
+    aggregation = "mean"
 
     def __init__(self, in_channels: Channels, out_channels: int, num_relations: int, num_bases: int | None = None,
-                 num_blocks: int | None = None, aggr: str = "mean", root_weight: bool = True, is_sorted: bool = False,
+                 num_blocks: int | None = None, aggr: Any = "mean", root_weight: bool = True, is_sorted: bool = False,
                  bias: bool = True, **kwargs: Any) -> None:
         super().__init__(aggr, **kwargs)
         if num_bases is not None and num_blocks is not None:
@@ -155,6 +158,8 @@ class RGCNConv(Layer):
         if not integers or edge_type.shape != (graph.num_edges,):
             got = f"{tuple(edge_type.shape)} of {edge_type.dtype}" if isinstance(edge_type, Tensor) else type(edge_type)
             raise ShapeError("RGCNConv", f"edge_type must be integers of shape (E={graph.num_edges},)", got)
+        if not self._is_matrix() and x.is_floating_point():
+            return self._by_relation(x, z, graph, edge_type.long())
         basis = self._typed(graph, edge_type.long(), self.weight.dtype)
         if not x.is_floating_point():
             return self._of_numbers(x, z, basis)
@@ -165,6 +170,17 @@ class RGCNConv(Layer):
         y = apply(x, basis, theta, self.bias)
         return y if self.root is None else y + apply(z, Identity(z.shape[-2]), Full.of(self.root.unsqueeze(0)))
 
+    def _by_relation(self, x: Tensor, z: Tensor, graph: Graph, kind: Tensor) -> Tensor:
+        """One row for each output and relation, by an aggregation that no matrix gives; then Theta_r and their sum."""
+        count = self.num_relations
+        index = derived((graph.edge_index, kind), ("relations of outputs", count), lambda: torch.stack(
+            [graph.source.long(), graph.target.long() * count + kind]))
+        rows = self._aggregated(x, Sparse(Graph(index, num_inputs=graph.num_inputs,
+                                                num_outputs=graph.num_outputs * count)))
+        y = rows.unflatten(-2, (-1, count)).flatten(-2) @ self._theta().dense().flatten(0, 1)
+        y = y if self.root is None else y + z @ self.root
+        return y if self.bias is None else y + self.bias
+
     def _theta(self) -> Weight:
         if self.comp is not None:
             return Separable.of(self.comp, self.weight)
@@ -172,8 +188,8 @@ class RGCNConv(Layer):
 
     def _of_numbers(self, x: Tensor, z: Tensor, basis: Typed) -> Tensor:
         """The same for one-hot rows, of which only the numbers are there."""
-        if self.num_blocks is not None:
-            raise ConfigError("RGCNConv", "x must be floating with num_blocks", x.dtype)
+        if self.num_blocks is not None or not self._is_matrix():
+            raise ConfigError("RGCNConv", "x must be floating with num_blocks, or with this aggr", x.dtype)
         y = basis.synthesis(self._theta().dense()[:, x])
         y = y if self.root is None else y + self.root[z]
         return y if self.bias is None else y + self.bias

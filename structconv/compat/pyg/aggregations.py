@@ -1,0 +1,389 @@
+"""Aggregations: how the messages to an output become one row.
+
+A message is a row of x times the factor of its edge, a `Sparse` matrix. Sums, means, moments and the softmax are
+matrices applied to functions of x: no row of each edge is formed where the edges have no factors.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from structconv.bases.matrices import adjacency
+from structconv.bases.scores import Affine
+from structconv.bases.sparse import Sparse
+from structconv.compat.pyg.edges import edges_to_outputs, gather, group_count, numbered
+from structconv.compat.pyg.linear import Linear, LinearByType, project
+from structconv.compat.pyg.operator import attend
+from structconv.errors import ConfigError, nearest
+from structconv.memo import derived
+from structconv.nn.pooling import GroupPool
+from structconv.structures.graph import Graph
+
+try:  # where it is installed, its own layers take our aggregations
+    from torch_geometric.nn import Aggregation as Base
+except ImportError:
+    Base = nn.Module
+
+__all__ = ["SIMPLE", "MaxAggregation", "MeanAggregation", "MinAggregation", "MultiAggregation", "PowerMeanAggregation",
+           "SoftmaxAggregation", "StdAggregation", "SumAggregation", "VarAggregation", "aggregate", "aggregation",
+           "pool_extreme", "shares"]
+
+#: Aggregations without options, which need no module.
+SIMPLE = ("add", "sum", "mean", "max", "min")
+#: Of these, by powers of the messages, what was computed for others of a list.
+Known = dict[str, Tensor]
+
+
+class _Aggregation(Base):
+    """An aggregation without parameters."""
+
+    def forward(self, x: Tensor, index: Tensor | None = None, ptr: Tensor | None = None, dim_size: int | None = None,
+                dim: int = -2) -> Tensor:
+        """Rows (..., N, C) of x (..., E, C), one for each group.
+
+        Args:
+            index: the group of each row (E,). ptr: where each group starts, and the end, in its place.
+            dim_size: the number of groups, else the largest index + 1.
+            dim: where rows are.
+        """
+        rows = x.movedim(dim, -2)
+        count = rows.shape[-2]
+        if index is None:
+            sizes = x.new_tensor([count], dtype=torch.int64) if ptr is None else ptr.diff()
+            dim_size, index = sizes.shape[0], torch.repeat_interleave(sizes, output_size=count)
+        size = group_count(index) if dim_size is None else dim_size
+        y = aggregate(self, rows, Sparse(Graph(numbered(index), num_inputs=count, num_outputs=size)))
+        return y.movedim(-2, dim)
+
+    def reset_parameters(self) -> None:
+        """Set all parameters to their first values."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+class SumAggregation(_Aggregation):
+    """sum_e m_e."""
+
+
+class MeanAggregation(_Aggregation):
+    """The mean of m_e."""
+
+
+class MaxAggregation(_Aggregation):
+    """The largest of m_e in each channel."""
+
+
+class MinAggregation(_Aggregation):
+    """The smallest of m_e in each channel."""
+
+
+class VarAggregation(_Aggregation):
+    """mean(m_e^2) - mean(m_e)^2; with `semi_grad` the first has no gradient."""
+
+    def __init__(self, semi_grad: bool = False) -> None:
+        super().__init__()
+        self.semi_grad = semi_grad
+
+
+class StdAggregation(_Aggregation):
+    """The root of the variance, zero where that is at most 1e-5."""
+
+    def __init__(self, semi_grad: bool = False) -> None:
+        super().__init__()
+        self.var_aggr = VarAggregation(semi_grad)
+
+
+class _Learned(_Aggregation):
+    """An aggregation with one number, or one for each channel, that may be learned."""
+
+    name: ClassVar[str]
+
+    def __init__(self, number: float, learn: bool, channels: int) -> None:
+        super().__init__()
+        if channels != 1 and not learn:
+            raise ConfigError(type(self).__name__, "channels must be 1 without learn=True", channels)
+        self.learn, self.channels, self._first = learn, channels, number
+        setattr(self, self.name, nn.Parameter(torch.full((channels,), float(number))) if learn else number)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        if self.learn:
+            getattr(self, self.name).fill_(self._first)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(learn={self.learn})"
+
+
+class SoftmaxAggregation(_Learned):
+    """sum_e softmax_e(t m_e) m_e in each channel; with `semi_grad` the softmax has no gradient."""
+
+    name = "t"
+
+    def __init__(self, t: float = 1.0, learn: bool = False, semi_grad: bool = False, channels: int = 1) -> None:
+        super().__init__(t, learn, channels)
+        if learn and semi_grad:
+            raise ConfigError("SoftmaxAggregation", "semi_grad must be False with learn=True", semi_grad)
+        self.semi_grad = semi_grad
+
+
+class PowerMeanAggregation(_Learned):
+    """mean(m_e^p)^(1 / p) in each channel, m_e and the mean limited to [clamp_min, clamp_max]."""
+
+    name = "p"
+
+    def __init__(self, p: float = 1.0, learn: bool = False, channels: int = 1, clamp_min: float | None = 1e-4,
+                 clamp_max: float | None = 100.0) -> None:
+        super().__init__(p, learn, channels)
+        self.min_value, self.max_value = clamp_min, clamp_max
+
+
+class MultiAggregation(_Aggregation):
+    """Several aggregations of the same messages, joined.
+
+    Args:
+        aggrs: names or modules. aggrs_kwargs: options of each.
+        mode: "cat", side by side; "proj", those mapped by a linear layer; "attn", attention between them; or their
+            "sum", "mean", "max", "min", "logsumexp", "std" or "var".
+        mode_kwargs: `in_channels` and `out_channels` of "proj" and "attn", `num_heads`, and options of their layers.
+    """
+
+    def __init__(self, aggrs: Sequence[Any], aggrs_kwargs: Sequence[dict[str, Any]] | None = None, mode: str = "cat",
+                 mode_kwargs: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        owner, options, more = "MultiAggregation", [{}] * len(aggrs) if aggrs_kwargs is None else aggrs_kwargs, {
+            **(mode_kwargs or {})}
+        if not aggrs or len(options) != len(aggrs):
+            raise ConfigError(owner, "aggrs must not be empty, and aggrs_kwargs have options for each of them",
+                              f"{len(aggrs)} and {len(options)}")
+        self.aggrs = nn.ModuleList(_module(owner, one, own) for one, own in zip(aggrs, options, strict=True))
+        self.mode, self.in_channels, self.out_channels = mode, more.pop("in_channels", None), more.pop("out_channels",
+                                                                                                       None)
+        modes = ("cat", "proj", "attn", *_COMBINED)
+        if mode not in modes:
+            raise ConfigError(owner, f"mode must be one of {', '.join(modes)}", repr(mode), nearest(mode, modes))
+        if mode in ("proj", "attn"):
+            if self.in_channels is None or self.out_channels is None:
+                raise ConfigError(owner, f"mode_kwargs must have in_channels and out_channels for mode={mode!r}",
+                                  sorted(mode_kwargs or {}))
+            if isinstance(self.in_channels, int):
+                self.in_channels = [self.in_channels] * len(aggrs)
+            if mode == "proj":
+                self.lin = Linear(sum(self.in_channels), self.out_channels, **more)
+            else:
+                self.lin_heads = LinearByType({str(i): width for i, width in enumerate(self.in_channels)},
+                                              self.out_channels)
+                self.multihead_attn = nn.MultiheadAttention(self.out_channels, more.pop("num_heads", 1), **more)
+
+    def reset_parameters(self) -> None:
+        for one in self.aggrs:
+            one.reset_parameters()  # type: ignore[operator]
+        if self.mode == "proj":
+            self.lin.reset_parameters()
+        if self.mode == "attn":
+            self.lin_heads.reset_parameters()
+            self.multihead_attn._reset_parameters()
+
+    def get_out_channels(self, in_channels: int) -> int:
+        """The channels of the output, from those of the messages."""
+        if self.out_channels is not None:
+            return int(self.out_channels)
+        return in_channels * len(self.aggrs) if self.mode == "cat" else in_channels
+
+    def combine(self, parts: list[Tensor]) -> Tensor:
+        """The outputs of the aggregations (..., N, C) as one."""
+        if len(parts) == 1:
+            return parts[0]
+        if self.mode == "cat":
+            return torch.cat(parts, -1)
+        if self.mode == "proj":
+            return cast(Tensor, self.lin(torch.cat(parts, -1)))
+        if self.mode == "attn":
+            rows = self.lin_heads({str(i): part for i, part in enumerate(parts)})
+            x = torch.stack([rows[str(i)] for i in range(len(parts))])
+            return cast(Tensor, self.multihead_attn(x, x, x)[0].mean(0))
+        return _COMBINED[self.mode](torch.stack(parts))
+
+    def __repr__(self) -> str:
+        return f"MultiAggregation([\n{''.join(f'  {one},' + chr(10) for one in self.aggrs)}], mode={self.mode})"
+
+
+_COMBINED: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda x: x.sum(0), "mean": lambda x: x.mean(0), "max": lambda x: x.max(0).values,
+    "min": lambda x: x.min(0).values, "logsumexp": lambda x: x.logsumexp(0), "std": lambda x: x.std(0),
+    "var": lambda x: x.var(0)}
+_MODULES: dict[str, type[_Aggregation]] = {
+    "add": SumAggregation, "sum": SumAggregation, "mean": MeanAggregation, "max": MaxAggregation,
+    "min": MinAggregation, "var": VarAggregation, "std": StdAggregation, "softmax": SoftmaxAggregation,
+    "powermean": PowerMeanAggregation}
+
+
+def aggregation(owner: str, aggr: Any, options: dict[str, Any] | None) -> nn.Module | None:
+    """The module of an aggregation, `None` for one of `SIMPLE`.
+
+    Args:
+        aggr: a name, a module, or a list of both. Names that are not ours, and modules, are PyTorch Geometric's.
+
+    Raises:
+        ConfigError: if there is no such aggregation.
+    """
+    if isinstance(aggr, str) and aggr in SIMPLE and not options:
+        return None
+    return _module(owner, aggr, options or {})
+
+
+def _module(owner: str, aggr: Any, options: dict[str, Any]) -> nn.Module:
+    if isinstance(aggr, list | tuple):
+        return MultiAggregation(aggr, **options)
+    if isinstance(aggr, nn.Module):
+        return aggr
+    if isinstance(aggr, str):
+        name = aggr.lower().removesuffix("aggregation")
+        if name in _MODULES:
+            return _MODULES[name](**options)
+        if find_spec("torch_geometric") is not None:
+            try:
+                return cast(nn.Module, importlib.import_module("torch_geometric.nn.resolver").aggregation_resolver(
+                    aggr, **options))
+            except ValueError as error:
+                if "Could not resolve" not in str(error):
+                    raise
+    raise ConfigError(owner, f"aggr must be one of {', '.join(map(repr, _MODULES))}, a list of them, or an aggregation "
+                      "of PyTorch Geometric", repr(aggr), nearest(str(aggr), tuple(_MODULES)))
+
+
+def aggregate(how: Any, x: Tensor, messages: Sparse) -> Tensor:
+    """One row (..., N, C) for each output, of the rows of x (..., M, C) and the factor of each edge.
+
+    Args:
+        how: one of `SIMPLE`, or a module. One of PyTorch Geometric that has no rule here is called with the messages.
+    """
+    return _aggregate(how, x, messages, {})
+
+
+def _aggregate(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
+    kind: Any = _MODULES[how] if isinstance(how, str) else type(how)
+    own = kind.__module__ == __name__ or kind.__module__.startswith("torch_geometric.nn.aggr.")
+    rule = _RULES.get(kind.__name__) if own else None
+    if rule is not None:
+        return rule(how, x, messages, known)
+    rows, edges = _rows(x, messages)
+    return cast(Tensor, how(rows, edges.target.long(), dim_size=edges.num_outputs, dim=-2))
+
+
+def _rows(x: Tensor, messages: Sparse) -> tuple[Tensor, Graph]:
+    """The messages (..., E, C), and the graph from them to the outputs."""
+    rows = gather(x, messages.graph)
+    if messages.values is not None:
+        values = messages.values if messages.values.dim() == 1 else messages.values.squeeze(-2)
+        rows = rows * values.unsqueeze(-1)
+    return rows, edges_to_outputs(messages.graph)
+
+
+def _sum(_: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
+    if "sum" not in known:
+        known["sum"] = project(x, messages, None)
+    return known["sum"]
+
+
+def _mean(_: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
+    return _sum(_, x, messages, known) / _counts(messages.graph, x.dtype)
+
+
+def _var(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
+    if "squares" not in known:
+        squares = x.detach().square() if how.semi_grad else x.square()
+        if messages.values is not None:
+            values = messages.values.detach() if how.semi_grad else messages.values
+            known["squares"] = project(squares, Sparse(messages.graph, values.square()), None)
+        elif "sum" in known:
+            known["squares"] = project(squares, messages, None)
+        else:  # both at once
+            known["sum"], known["squares"] = project(torch.cat([x, squares], -1), messages, None).chunk(2, -1)
+    counts = _counts(messages.graph, x.dtype)
+    return known["squares"] / counts - _mean(how, x, messages, known).square()
+
+
+def _std(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
+    y = _var(how.var_aggr, x, messages, known).clamp(min=1e-5).sqrt()
+    return y.masked_fill(y <= math.sqrt(1e-5), 0.0)
+
+
+def _extreme(which: str) -> Callable[[Any, Tensor, Sparse, Known], Tensor]:
+    def rule(_: Any, x: Tensor, messages: Sparse, __: Known) -> Tensor:
+        graph = messages.graph
+        if messages.values is not None:
+            x, graph = _rows(x, messages)
+        return pool_extreme(x, graph, which)
+
+    return rule
+
+
+def _softmax(how: Any, x: Tensor, messages: Sparse, _: Known) -> Tensor:
+    """Attention with a head for each channel, whose scores are t m_e."""
+    graph = messages.graph
+    if messages.values is not None:
+        x, graph = _rows(x, messages)
+    scaled = x if isinstance(how.t, int | float) and how.t == 1 else x * how.t
+    scaled = scaled.detach() if how.semi_grad else scaled
+    none = scaled.new_zeros(()).expand(*x.shape[:-2], x.shape[-1], graph.num_outputs)
+    return attend(x, x.mT.unsqueeze(-1), Affine(scaled.mT, none), graph)[0]
+
+
+def _power_mean(how: Any, x: Tensor, messages: Sparse, _: Known) -> Tensor:
+    if isinstance(how.p, int | float) and how.p == 1:
+        return _mean(how, x, messages, {})
+    graph = messages.graph
+    if messages.values is not None:
+        x, graph = _rows(x, messages)
+    y = project(x.clamp(how.min_value, how.max_value).pow(how.p), adjacency(graph, None, x.dtype, weighted=False), None)
+    return (y / _counts(graph, x.dtype)).clamp(how.min_value, how.max_value).pow(1 / how.p)
+
+
+def _multi(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
+    names = [type(one).__name__ for one in how.aggrs]
+    first = [one for one, name in zip(how.aggrs, names, strict=True) if name in ("VarAggregation", "StdAggregation")]
+    if len({one.var_aggr.semi_grad if hasattr(one, "var_aggr") else one.semi_grad for one in first}) > 1:
+        known = {}
+    for one in first[:1]:  # sums and squares together, which all moments share
+        _aggregate(one, x, messages, known)
+    return cast(Tensor, how.combine([_aggregate(one, x, messages, known) for one in how.aggrs]))
+
+
+_RULES: dict[str, Callable[[Any, Tensor, Sparse, Known], Tensor]] = {
+    "SumAggregation": _sum, "MeanAggregation": _mean, "MaxAggregation": _extreme("max"),
+    "MinAggregation": _extreme("min"), "VarAggregation": _var, "StdAggregation": _std,
+    "SoftmaxAggregation": _softmax, "PowerMeanAggregation": _power_mean, "MultiAggregation": _multi}
+
+
+def shares(graph: Graph, dtype: torch.dtype) -> Tensor:
+    """One over the number of edges into the target of each edge, by which a mean weighs them."""
+    return derived(graph.edge_index, ("shares", graph.num_outputs, dtype), lambda: cast(
+        Tensor, adjacency(graph, (None, "count"), dtype, weighted=False).values))
+
+
+def _counts(graph: Graph, dtype: torch.dtype) -> Tensor:
+    """The number of edges into each output (N, 1), at least 1."""
+    return derived(graph.edge_index, ("counts", graph.num_outputs, dtype), lambda: project(
+        torch.ones(graph.num_inputs, 1, dtype=dtype, device=graph.edge_index.device), Sparse(graph), None).clamp(min=1))
+
+
+def pool_extreme(x: Tensor, graph: Graph, aggr: str) -> Tensor:
+    """The "max" or "min" of the rows of x (..., M, C) that reach each output: (..., N, C)."""
+    if not x.shape[-1]:
+        return project(x, Sparse(graph), None)
+    pool = _max_pool(x.shape[-1])
+    return pool(x, graph) if aggr == "max" else -pool(-x, graph)
+
+
+@cache
+def _max_pool(channels: int) -> GroupPool:
+    return GroupPool(channels, "max")

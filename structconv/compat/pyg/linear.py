@@ -1,0 +1,148 @@
+"""Linear layers of unknown width, of types of nodes, and as the Theta of a call."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from structconv import torch_compat as private
+from structconv.bases.base import Basis
+from structconv.compat.pyg.operator import apply
+from structconv.errors import ShapeError
+from structconv.primitives.products import linear
+from structconv.weights import Eye, Full
+
+__all__ = ["Linear", "LinearByType", "draw", "glorot", "is_plain", "parameter_key", "project"]
+
+
+class Linear(nn.Linear):
+    """x W^T + b with P = -1 for the channels of the first x. Parameters `weight` (Q, P) and `bias` (Q).
+
+    Args:
+        in_channels, out_channels: P and Q.
+        bias: add b.
+        weight_initializer: "glorot", "uniform" or None, which draws as torch's linear layer.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, bias: bool = True,
+                 weight_initializer: str | None = None) -> None:
+        nn.Module.__init__(self)
+        self.in_channels, self.out_channels, self.weight_initializer = in_channels, out_channels, weight_initializer
+        self.in_features, self.out_features = in_channels, out_channels  # by which torch's tools know a linear layer
+        self.weight: Any = (nn.Parameter(torch.empty(out_channels, in_channels)) if in_channels > 0
+                            else UninitializedParameter())
+        self.bias: Any = nn.Parameter(torch.zeros(out_channels)) if bias else None
+        self.reset_parameters()
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether the number of input channels is still unknown."""
+        return isinstance(self.weight, UninitializedParameter)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew; they wait for the first x where P is unknown."""
+        if self.is_lazy:
+            return
+        rows, columns = self.weight.shape
+        bound = math.sqrt(6 / (rows + columns)) if self.weight_initializer == "glorot" else 1 / math.sqrt(columns)
+        self.weight.uniform_(-bound, bound)
+        if self.bias is not None:
+            bound = 1 / math.sqrt(columns)
+            self.bias.uniform_(-bound, bound)
+
+    def materialize(self, in_channels: int) -> None:
+        """Make the weight for so many input channels, if there is none yet."""
+        if self.is_lazy:
+            self.in_channels = self.in_features = in_channels
+            self.weight.materialize((self.out_channels, in_channels))
+            self.reset_parameters()
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(..., P) -> (..., Q); a sparse matrix (M, P) too."""
+        self.materialize(input.shape[-1])
+        if input.layout is not torch.strided:
+            y = torch.sparse.mm(input, self.weight.mT)
+            return y if self.bias is None else y + self.bias
+        if input.shape[-1] != self.in_channels:
+            raise ShapeError("Linear", f"x must have shape (..., M, P={self.in_channels})", tuple(input.shape))
+        return linear(input, self.weight, self.bias)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        weight = state_dict.get(f"{prefix}weight")
+        if self.is_lazy and isinstance(weight, Tensor) and not isinstance(weight, UninitializedParameter):
+            self.materialize(weight.shape[-1])
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars or self.is_lazy)
+
+    def __repr__(self) -> str:
+        return f"Linear({self.in_channels}, {self.out_channels}, bias={self.bias is not None})"
+
+
+class LinearByType(nn.Module):
+    """A linear layer for each type of nodes."""
+
+    def __init__(self, in_channels: dict[str, int], out_channels: int) -> None:
+        super().__init__()
+        self.types = list(in_channels)
+        self.lins = nn.ModuleDict({parameter_key(name): Linear(width, out_channels)
+                                   for name, width in in_channels.items()})
+        self.reset_parameters()  # once more, as PyTorch Geometric does, for the same numbers from the same seed
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew."""
+        draw(self.lins)
+
+    def forward(self, x_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: self.lins[parameter_key(name)](x_dict[name]) for name in self.types if name in x_dict}
+
+
+def parameter_key(name: str) -> str:
+    """The name of a type as a parameter, as PyTorch Geometric writes it."""
+    taken = hasattr(nn.ModuleDict, name) or hasattr(nn.ParameterDict, name)
+    return (f"<{name}>" if taken else name).replace(".", "#")
+
+
+def project(x: Tensor, basis: Basis, lin: nn.Module | None, bias: Tensor | None = None) -> Tensor:
+    """lin(A^T x) + bias; without `lin` A^T x. Theta is the weight of `lin` unless that is wrapped or replaced."""
+    if lin is not None and is_plain(lin):
+        lin.materialize(x.shape[-1])  # type: ignore[operator]
+        return apply(x, basis, _theta(lin), lin.bias if bias is None else bias)  # type: ignore[arg-type]
+    y = apply(x, basis, Eye.of(1, x.shape[-1]), bias if lin is None else None)
+    if lin is None:
+        return y
+    y = lin(y)
+    return y if bias is None else y + bias
+
+
+def is_plain(lin: nn.Module) -> bool:
+    """Whether calling it only multiplies and adds, with nobody told of the call."""
+    return type(lin) is Linear and not private.intercepted(lin)
+
+
+def _theta(lin: Any) -> Full:
+    return Full.of(lin.weight.mT.unsqueeze(0))
+
+
+@torch.no_grad()
+def glorot(parameter: Tensor) -> None:
+    """Draw a parameter (..., P, Q) by the rule of Glorot and Bengio (2010), if its shape is known."""
+    if not isinstance(parameter, UninitializedParameter):
+        bound = math.sqrt(6 / sum(parameter.shape[-2:]))
+        parameter.uniform_(-bound, bound)
+
+
+def draw(module: nn.Module) -> None:
+    """Reset a module, or its children where it cannot."""
+    reset: Any = getattr(module, "reset_parameters", None)
+    if reset is not None:
+        reset()
+    else:
+        for child in module.children():
+            draw(child)
