@@ -121,6 +121,16 @@ def test_it_is_the_same_elsewhere_and_while_all_move():
     torch.testing.assert_close(model(moved, properties, graph), model(states, properties, graph), rtol=0, atol=1e-3)
 
 
+@EACH
+def test_without_relations_a_body_is_what_it_is_alone(name):
+    states, properties, graph, changes = drawn(name)
+    model = InteractionNetwork(SYSTEMS[name][1], hidden=8, relations=False)
+    model.fit(states, properties, graph, torch.randn_like(changes))
+    found = model(states, properties, graph)
+    torch.testing.assert_close(model(states[:, 1:2], properties[:, 1:2], Graph.complete(1)), found[:, 1:2])
+    assert not torch.equal(model(states + 0.01, properties, graph), found)
+
+
 def test_one_body_in_space_is_alone():
     model, *_ = fitted("gravity")
     found = model(torch.randn(2, 1, 4), torch.ones(2, 1, 1), Graph.complete(1))

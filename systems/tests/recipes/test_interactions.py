@@ -29,11 +29,13 @@ def run(tmp_path_factory):
 
 def test_a_run_says_its_figures_draws_and_evaluates_to_the_same(run, capsys):
     summary = json.loads((run / "summary.json").read_text())
-    assert list(summary["groups"]) == ["gravity", "balls", "string"]
-    ratios = [min(summary["results"][f"{name}/seed-{seed}"]["test_ratio"] for name in ("gravity", "balls"))
-              for seed in range(3)]
+    systems = ["gravity", "balls", "string"]
+    assert list(summary["groups"]) == [group for name in systems for group in (name, f"{name}-alone")]
+    found = summary["results"]
+    ratios = [min(min(found[f"{name}/seed-{seed}"]["test_constant"], found[f"{name}-alone/seed-{seed}"]["test_loss"])
+                  / found[f"{name}/seed-{seed}"]["test_loss"] for name in systems[:2]) for seed in range(3)]
     assert summary["headline"]["value"] == pytest.approx(math.prod(ratios) ** (1 / 3))
-    for name in summary["groups"]:
+    for name in systems:
         for picture in (f"paths-{name}.png", f"paths-{name}.svg", f"motion-{name}.gif"):
             assert (run / "pictures" / picture).stat().st_size > 1000
     assert evaluated(run, capsys)["groups"] == summary["groups"]
@@ -124,7 +126,7 @@ def test_energy_is_kept_by_the_simulators_and_not_by_straight_lines(motion):
 
 
 def test_a_rollout_begins_where_the_simulation_does(motion):
-    task = InteractionTask(motion.recipe, motion, 0)
+    task = InteractionTask(motion.recipe, motion, True, 0)
     rolled = motion.rollout(task.model.eval())
     assert rolled.states.shape == motion.long.states.shape
     assert torch.equal(rolled.states[:, 0], motion.long.states[:, 0])
@@ -132,7 +134,7 @@ def test_a_rollout_begins_where_the_simulation_does(motion):
 
 def test_effects_are_penalized():
     motion = Motion.simulated(Interactions(**SMALL), "gravity")
-    task = InteractionTask(motion.recipe, motion, 0)
+    task = InteractionTask(motion.recipe, motion, True, 0)
     torch.nn.init.normal_(task.model.network.edge.rest[-1].bias, std=3.0)
     loss, count = task.loss([0, 1, 2])
     states, properties, changes = motion.steps["train"].at(task.drawn[:3])
@@ -145,7 +147,7 @@ def test_effects_are_penalized():
 def test_it_can_be_tried():
     assert RUNNER.jobs is not None
     jobs = RUNNER.jobs(Interactions(**SMALL, systems=("gravity",), seeds=2), None)
-    assert [job.name for job in jobs] == ["gravity/seed-0", "gravity/seed-1"]
+    assert [job.name for job in jobs] == [f"{group}/seed-{seed}" for group in ("gravity", "gravity-alone") for seed in (0, 1)]
 
 
 def test_the_baseline_is_fair_and_the_test_unread(run):

@@ -464,6 +464,6 @@ def test_unknown_rows_are_refused(folder, tmp_path, capsys, monkeypatch):
     assert "got shaw" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", [name for name in TRAINED if name != "characters"])
+@pytest.mark.parametrize("name", list(TRAINED))
 def test_the_baseline_is_fair_and_the_test_unread(runs, name):
     check_fair_and_blind(runs[name])
