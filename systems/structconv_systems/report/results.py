@@ -33,8 +33,8 @@ The name of a system leads to its page: figures of every group, command, machine
 """
 _HEADERS = ("system", "compared", "published", "here", "state", "minutes")
 _PARTS = (("Default presets", False), ("Quick presets", True))
-_QUICK = """A few minutes each, and one seed unless an interval is given. A row without an interval cannot be "reproduced": it
-shows that the recipe runs, and the sign of the effect.
+_QUICK = """A few minutes each, and one seed unless an interval is given. A row without an interval cannot be
+"reproduced": it shows that the recipe runs, and the sign of the effect.
 
 """
 

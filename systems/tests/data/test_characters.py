@@ -27,8 +27,9 @@ def test_the_parts_follow_each_other(tmp_path, pack):
     path.write_bytes(pack("zähe\r\nzebras".encode()))
     text = read_characters(path, 0.25)
     assert text.alphabet == Alphabet("\n\rabehrszä")
-    assert [text.alphabet.decode(part) for part in (text.train, text.validation, text.test)] == ["zähe\r\n", "zeb", "ras"]
-    assert text.train.dtype == text.validation.dtype == text.test.dtype == torch.int64
+    parts = text.train, text.validation, text.test
+    assert [text.alphabet.decode(part) for part in parts] == ["zähe\r\n", "zeb", "ras"]
+    assert {part.dtype for part in parts} == {torch.int64}
     assert text.train[:2].tolist() == [8, 9]
 
 
@@ -63,7 +64,7 @@ def test_a_share_must_be_one(tmp_path, share):
 def test_a_text_of_one_part_is_named(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("a")
-    with pytest.raises(DataError, match=r"a\.txt: expected text enough to train, to validate and to test; got 1 characters\."):
+    with pytest.raises(DataError, match=r"a\.txt: expected text enough to train, to validate and to test; got 1 ch"):
         read_characters(path)
 
 
