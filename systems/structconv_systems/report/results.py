@@ -28,7 +28,8 @@ size of the recipe, which are mostly smaller than the paper's. The interval is S
 - **not shown**: the interval includes no effect, or there is no interval (one seed), or no baseline.
 - **not run since the change**: the recipe has a new baseline or task, and no figures of it yet.
 
-The name of a system leads to its page: figures of every group, command, machine, commit and date.
+The name of a system leads to its page: figures of every group, command, machine, commit and date. Minutes are those of
+the clock: they are longer where the machine had other work.
 
 """
 _HEADERS = ("system", "compared", "published", "here", "state", "minutes")
