@@ -101,6 +101,7 @@ def test_it_is_the_same_elsewhere_and_while_all_move():
 def test_without_relations_a_body_is_what_it_is_alone(name):
     states, properties, graph, changes = drawn(name)
     model = InteractionNetwork(SYSTEMS[name][1], hidden=8, relations=False)
+    torch.nn.init.normal_(model.network.edge.rest[-1].weight)
     model.fit(states, properties, graph, torch.randn_like(changes))
     found = model(states, properties, graph)
     torch.testing.assert_close(model(states[:, 1:2], properties[:, 1:2], Graph.complete(1)), found[:, 1:2])
