@@ -144,3 +144,4 @@ def test_it_can_be_tried():
     jobs = RUNNER.jobs(Interactions(**SMALL, systems=("gravity",), seeds=2), None)
     assert [job.name for job in jobs] == ["gravity/seed-0", "gravity/seed-1", "gravity-alone/seed-0",
                                          "gravity-alone/seed-1"]
+    assert [job.make().model.relations for job in jobs] == [True, True, False, False]
