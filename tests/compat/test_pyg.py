@@ -450,10 +450,8 @@ def test_layers_compile_whole_for_graphs_of_all_sizes(name):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name, aggr", [("FeaStConv", "mean"), ("FeaStConv", "add"), ("FeaStConv", "max"),
-                                        ("GCNConv", "mean"), ("GCNConv", "max"), ("ClusterGCNConv", "min"),
-                                        ("GATConv", "max"), ("AGNNConv", "mean"), ("SGConv", "max"), ("APPNP", "std"),
-                                        ("MixHopConv", "softmax")])
+@pytest.mark.parametrize("name, aggr", [("FeaStConv", "mean"), ("GCNConv", "max"), ("ClusterGCNConv", "min"),
+                                        ("APPNP", "std"), ("MixHopConv", "softmax")])
 def test_layers_that_add_loops_compile_whole_with_all_aggregations(name, aggr):
     """The loops that others replace count in none of them."""
     layer = getattr(ours, name)(*{**WHOLE, "FeaStConv": (P, Q, 2)}[name], aggr=aggr)
@@ -466,7 +464,7 @@ def test_layers_that_add_loops_compile_whole_with_all_aggregations(name, aggr):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name, args", [("GCNConv", (P, Q)), ("GATConv", (P, Q, 2, True, 0.2, 0.0, True, A))])
+@pytest.mark.parametrize("name, args", [("GATConv", (P, Q, 2, True, 0.2, 0.0, True, A))])
 def test_layers_compile_by_the_default_compiler(name, args):
     layer = getattr(ours, name)(*args)
     torch._dynamo.reset()

@@ -94,41 +94,39 @@ class Alphabet:
         return {character: number for number, character in enumerate(self.characters)}
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Characters:
     """A text as numbers of its characters.
 
     Attributes:
         alphabet: the characters of the whole text, sorted.
-        train, validation: (N,), int64: the first part and the last.
+        train, validation, test: (N,), int64, one behind the other in the text.
     """
 
     alphabet: Alphabet
     train: Tensor
     validation: Tensor
-
-    def __repr__(self) -> str:
-        return (f"Characters({len(self.train)} to train, {len(self.validation)} to validate, "
-                f"{len(self.alphabet)} different)")
+    test: Tensor
 
 
-def read_characters(path: str | Path, validation_share: float = 0.1, alphabet: Alphabet | None = None) -> Characters:
-    """Read a text, plain or gzipped, as the numbers of its characters; the last part of it is for validation.
+def read_characters(path: str | Path, held_out: float = 0.1, alphabet: Alphabet | None = None) -> Characters:
+    """Read a text, plain or gzipped, as the numbers of its characters.
 
-    With N characters the first int((1 - validation_share) N) train. Without an `alphabet` it is that of the whole
-    text, as is usual for Tiny Shakespeare.
+    With N characters the first int((1 - 2 held_out) N) train, the next validate, and those from int((1 - held_out) N)
+    on test. Without an `alphabet` it is that of the whole text, as is usual for Tiny Shakespeare.
 
     Raises:
-        ConfigError: the share is not between 0 and 1.
-        DataError: `read_text` cannot read the file, or it is too short to have both parts, or has characters
+        ConfigError: held_out is not above 0 and below 1/2.
+        DataError: `read_text` cannot read the file, or it is too short to have three parts, or has characters
             that the alphabet lacks.
     """
-    if not 0 < validation_share < 1:
-        raise ConfigError("read_characters", "validation_share must be between 0 and 1", validation_share)
+    if not 0 < held_out < 0.5:
+        raise ConfigError("read_characters", "held_out must be above 0 and below 1/2", held_out)
     text = read_text(path)
     alphabet = Alphabet.of(text) if alphabet is None else alphabet
     numbers = alphabet._of_file(text, path)
-    first = int((1 - validation_share) * len(numbers))
-    if not 0 < first < len(numbers):
-        raise DataError(path, "text enough to train and to validate", f"{len(numbers)} characters")
-    return Characters(alphabet=alphabet, train=numbers[:first], validation=numbers[first:])
+    first, second = (int(share * len(numbers)) for share in (1 - 2 * held_out, 1 - held_out))
+    if not 0 < first < second < len(numbers):
+        raise DataError(path, "text enough to train, to validate and to test", f"{len(numbers)} characters")
+    return Characters(alphabet=alphabet, train=numbers[:first], validation=numbers[first:second],
+                      test=numbers[second:])

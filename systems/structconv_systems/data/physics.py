@@ -142,10 +142,6 @@ class Newtonian(System):
         kinetic = (masses * velocities.square().sum(-1)).sum(-1) / 2
         return kinetic + self.potential(positions, simulations)
 
-    def momentum(self, simulations: Simulations) -> Tensor:
-        """(S, T, 2), the sum of m v."""
-        return (simulations.properties[:, None, :, :1].double() * simulations.states.double()[..., 2:]).sum(-2)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Boxed(Newtonian):

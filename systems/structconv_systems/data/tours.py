@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -12,11 +11,9 @@ from torch import Tensor
 from structconv.errors import ConfigError, ShapeError
 from structconv.shapes import check_natural, check_positive
 
-__all__ = ["check_distances", "distances", "exact", "farthest_insertion", "held_karp", "lengths", "local_search",
+__all__ = ["check_distances", "distances", "exact", "farthest_insertion", "lengths", "local_search",
            "two_opt", "uniform", "ways"]
 
-#: Nodes of `held_karp` at most: its table has 2^(N - 1) N numbers.
-MOST = 16
 #: Nodes in a row that Or-opt moves at most (Or 1976).
 _LONGEST = 3
 #: An improvement below this share of the mean distance is taken for rounding.
@@ -52,42 +49,6 @@ def ways(points: Tensor, tours: Tensor) -> Tensor:
     return (visited - visited.roll(-1, 1)).norm(dim=-1).sum(-1)
 
 
-def held_karp(table: Tensor) -> Tensor:
-    """Return the shortest tours (B, N) by distances (B, N, N), starting at node 0, by dynamic programming over subsets.
-
-    c(S, j) = min over k in S without j of c(S without j, k) + d_kj, the shortest way from node 0 through all of S that
-    ends in j (Held and Karp 1962; Bellman 1962). O(2^N N^2) time and O(2^N N) memory of each table; N <= 16.
-
-    Raises:
-        ShapeError: other tables. ConfigError: N > 16.
-    """
-    batch, nodes = check_distances("held_karp", table)
-    if nodes > MOST:
-        raise ConfigError("held_karp", f"there must be at most {MOST} nodes", nodes, "Use exact() or local_search().")
-    table, others = table.double(), nodes - 1
-    cost = torch.full((batch, 2 ** others, others), torch.inf, dtype=torch.float64)
-    before = torch.zeros(cost.shape, dtype=torch.int64)
-    for j in range(others):
-        cost[:, 1 << j, j] = table[:, 0, j + 1]
-    for size in range(2, others + 1):
-        subsets = torch.tensor([sum(1 << j for j in chosen) for chosen in combinations(range(others), size)])
-        for j in range(others):
-            own = subsets[(subsets >> j) & 1 == 1]
-            ways = cost[:, own ^ (1 << j)] + table[:, None, 1:, j + 1]
-            cost[:, own, j], before[:, own, j] = ways.min(-1)
-    return _traced(cost[:, -1] + table[:, 1:, 0], before) if others else torch.zeros(batch, 1, dtype=torch.int64)
-
-
-def _traced(closed: Tensor, before: Tensor) -> Tensor:
-    """Tours (B, N) of the lengths (B, N - 1) by their last node, and of what came before each, back to node 0."""
-    rows, last = torch.arange(len(closed)), closed.argmin(-1)
-    subset, tour = torch.full_like(last, before.shape[1] - 1), []
-    for _ in range(closed.shape[1]):
-        tour.append(last + 1)
-        subset, last = subset ^ (1 << last), before[rows, subset, last]
-    return torch.stack([torch.zeros_like(last), *reversed(tour)], -1)
-
-
 def exact(table: Tensor) -> Tensor:
     """The shortest tour (N,) by symmetric distances (N, N), from node 0 on, by an integer program.
 
@@ -104,7 +65,7 @@ def exact(table: Tensor) -> Tensor:
 
     _, nodes = check_distances("exact", table.unsqueeze(0))
     if not torch.equal(table, table.mT):
-        raise ShapeError("exact", "distances must be symmetric", "others", "Use held_karp().")
+        raise ShapeError("exact", "distances must be symmetric", "others")
     if nodes < 4:
         return torch.arange(nodes)
     ends = np.stack(np.triu_indices(nodes, 1))
@@ -146,7 +107,7 @@ def local_search(table: Tensor, *, kicks: int = 20, seed: int = 0) -> Tensor:
     exchanged (the double bridge of Martin, Otto and Felten 1991), the tour is improved again, and is accepted if it is
     shorter.
 
-    O(N^2) memory and time for a step, all tables at once. The result need not be optimal: see `exact` and `held_karp`.
+    O(N^2) memory and time of a step, all tables at once. No optimum is proven: see `exact`.
 
     Raises:
         ShapeError: other tables. ConfigError: a negative number of kicks.

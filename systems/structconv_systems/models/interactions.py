@@ -25,6 +25,7 @@ class InteractionNetwork(nn.Module):
     Args:
         sight: what is seen. hidden: width of the layers of f, g and h. effects: channels of an effect.
         layers: of f and h before their last one; g has one.
+        relations: False leaves out all effects, and h reads the state too: an MLP of each body, the baseline.
 
     Called with states (..., N, 4), position and velocity, properties (..., N, A) and the graph -> changes of velocity
     in a step, (..., N, 2), in the unit of velocities. O(E + N) rows as wide as the layers.
@@ -35,17 +36,19 @@ class InteractionNetwork(nn.Module):
     own_scale: Tensor
     change_scale: Tensor
 
-    def __init__(self, sight: Sight, *, hidden: int = 150, effects: int = 50, layers: int = 4) -> None:
+    def __init__(self, sight: Sight, *, hidden: int = 150, effects: int = 50, layers: int = 4,
+                 relations: bool = True) -> None:
         super().__init__()
-        self.sight = sight
+        self.sight, self.relations = sight, relations
+        around = sight.outside_channels + (0 if relations else 4)
         self.network = GraphNetwork.interaction(sight.properties, sight.pair_channels,
                                                 edge=(hidden,) * layers + (effects,), node=hidden)
-        self.outside = _network(sight.outside_channels + sight.properties, hidden, layers) if sight.things else None
+        self.outside = _network(around + sight.properties, hidden, layers) if around else None
         self.rest = nn.Sequential(nn.ReLU(), Linear(hidden, 2))
         assert self.network.edge is not None
         for parameter in self.network.edge.rest[-1].parameters():
             nn.init.zeros_(parameter)
-        for name, channels in (("pair", sight.pair_channels), ("outside", sight.outside_channels),
+        for name, channels in (("pair", sight.pair_channels), ("outside", around),
                                ("own", sight.properties), ("change", 1)):
             self.register_buffer(f"{name}_scale", torch.ones(channels))
 
@@ -53,7 +56,7 @@ class InteractionNetwork(nn.Module):
     def fit(self, states: Tensor, properties: Tensor, graph: Graph, changes: Tensor) -> InteractionNetwork:
         """The scales, of states of training and the changes of velocity (..., N, 2) that follow."""
         self.pair_scale.copy_(_greatest(self.sight.pairs(states, properties, graph)))
-        self.outside_scale.copy_(_greatest(self.sight.outside(states, properties)))
+        self.outside_scale.copy_(_greatest(self._around(states, properties)))
         self.own_scale.copy_(_greatest(self.sight.own(properties)))
         self.change_scale.copy_(changes.square().mean().sqrt())
         return self
@@ -64,14 +67,21 @@ class InteractionNetwork(nn.Module):
 
     def respond(self, states: Tensor, properties: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
         """Changes of velocity by their scale, (..., N, 2), and the effects, (..., E, effects)."""
+        if not self.relations:
+            graph = Graph(graph.edge_index[:, :0], num_nodes=graph.num_nodes)
         pairs = self.sight.pairs(states, properties, graph) / self.pair_scale
         own = (self.sight.own(properties) / self.own_scale).expand(*states.shape[:-1], -1)
         first, effects, _ = self.network(own, graph, pairs)
         if self.outside is not None:
-            outside = self.sight.outside(states, properties) / self.outside_scale
+            outside = self._around(states, properties) / self.outside_scale
             first = first + self.outside(torch.cat([outside, own], -1))
         change, held = self.rest(first), self.sight.held(properties)
         return change if held is None else change * (1 - held), effects
+
+    def _around(self, states: Tensor, properties: Tensor) -> Tensor:
+        """What h reads beside what a body is."""
+        outside = self.sight.outside(states, properties)
+        return outside if self.relations else torch.cat([outside, states], -1)
 
     @torch.no_grad()
     def rollout(self, states: Tensor, properties: Tensor, graph: Graph, steps: int) -> Tensor:

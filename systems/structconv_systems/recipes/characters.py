@@ -15,11 +15,11 @@ from structconv.errors import DataError
 from structconv.nn import cross_entropy
 from structconv.pictures import basis_png
 from structconv_systems.data.characters import Alphabet, read_characters
-from structconv_systems.data.characters import Characters as Text
 from structconv_systems.models.characters import CharacterModel
 from structconv_systems.models.decoding import sample
 from structconv_systems.recipes.options.sequences import Characters
 from structconv_systems.train.batches import Windows
+from structconv_systems.train.parts import Parts
 from structconv_systems.train.progress import Progress
 from structconv_systems.train.run import Run
 from structconv_systems.train.study import Finished, Job, Study, jobs_of, loaded
@@ -42,30 +42,21 @@ def network(recipe: Characters, alphabet: int, window: int | None = None, positi
 class CharactersTask(BatchTask):
     """Cross-entropy of the next character, over windows of the text that begin anywhere."""
 
-    def __init__(self, recipe: Characters, text: Text, positions: str, seed: int) -> None:
+    def __init__(self, recipe: Characters, text: Parts[Tensor], alphabet: int, positions: str, seed: int) -> None:
         self.recipe, self.text = recipe, text
-        windows = Windows(len(text.train) - recipe.length, size=recipe.batch_size, seed=seed)
-        super().__init__(network(recipe, len(text.alphabet), positions=positions), recipe, windows)
+        windows = Windows(len(text["train"]) - recipe.length, size=recipe.batch_size, seed=seed)
+        super().__init__(network(recipe, alphabet, positions=positions), recipe, windows)
 
     def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
-        return self._loss(self.text.train.unfold(0, self.recipe.length + 1, 1)[torch.tensor(samples)])
+        return self._loss(self.text["train"].unfold(0, self.recipe.length + 1, 1)[torch.tensor(samples)])
 
     def figures(self, part: str) -> dict[str, float]:
         """Of windows of the text one after the other, the last one as short as it is."""
-        text, length = self._part(part), self.recipe.length
+        text, length = self.text[part], self.recipe.length
         windows = text.unfold(0, length + 1, length)
         tail = text[len(windows) * length:].unsqueeze(0)
         batches = [*windows.split(32), *([tail] if tail.shape[1] > 1 else [])]
         return {f"{part}_loss": mean_loss(map(self._loss, batches))}
-
-    def _part(self, part: str) -> Tensor:
-        if part == "val" or not self.recipe.test:
-            return self.text.validation
-        path = self.recipe.path(self.recipe.test)
-        text = self.text.alphabet.read(path)
-        if len(text) <= self.recipe.length:
-            raise DataError(path, f"more than length={self.recipe.length} characters", len(text))
-        return text
 
     def _loss(self, window: Tensor) -> tuple[Tensor, float]:
         logits, wanted = self.model(window[:, :-1]), window[:, 1:]
@@ -102,13 +93,18 @@ def writer(recipe: Characters, run: Run, progress: Progress) -> Writer:
 def _jobs(recipe: Characters, run: Run | None) -> list[Job]:
     path, known = recipe.path(recipe.text), None if run is None else run.folder / _ALPHABET
     text = read_characters(path, alphabet=Alphabet.load(known) if known and known.is_file() else None)
-    if len(text.validation) <= recipe.length:
-        raise DataError(path, f"more than length={recipe.length} characters in its last tenth", len(text.validation))
+    parts = {"train": text.train, "val": text.validation, "test": text.test}
+    if recipe.test:
+        path = recipe.path(recipe.test)
+        parts["test"] = text.alphabet.read(path)
+    if (least := min(len(parts["val"]), len(parts["test"]))) <= recipe.length:
+        raise DataError(path, f"more than length={recipe.length} characters to validate and to test", least)
     if known and not known.is_file():
         text.alphabet.save(known)
     groups = {recipe.name: "rotary", "sinusoidal": "sinusoidal", "learned": "learned"}
+    task = partial(CharactersTask, recipe, Parts(parts), len(text.alphabet))
     return [job for name, positions in groups.items()
-            for job in jobs_of(recipe, name, partial(CharactersTask, recipe, text, positions), CharactersTask)]
+            for job in jobs_of(recipe, name, partial(task, positions), CharactersTask)]
 
 
 def _finish(recipe: Characters, finished: Finished) -> dict[str, Any]:
@@ -121,7 +117,7 @@ def _finish(recipe: Characters, finished: Finished) -> dict[str, Any]:
 
 def _heads(task: CharactersTask) -> bytes:
     """Where the heads of the last layer look in the beginning of the text behind the training's."""
-    bases = layer_bases(task.model, task.text.validation[:min(task.recipe.length, _DRAWN)].unsqueeze(0))
+    bases = layer_bases(task.model, task.text["val"][:min(task.recipe.length, _DRAWN)].unsqueeze(0))
     matrices = list(bases.values())[-1][0].dense().flatten(0, -3)
     return basis_png(matrices, [f"head {number}" for number in range(len(matrices))])
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,11 +20,11 @@ from structconv_systems.recipes.options.digits import CompareDigits
 from structconv_systems.report.comparison import HEADERS, table_rows, write_report
 from structconv_systems.train.batches import generator
 from structconv_systems.train.interrupt import Interrupt
-from structconv_systems.train.loop import Schedule, Task, fit
+from structconv_systems.train.loop import Schedule, Task
 from structconv_systems.train.progress import Progress
 from structconv_systems.train.run import Run
 from structconv_systems.train.stopping import BestAccuracy
-from structconv_systems.train.study import Runner, loaded
+from structconv_systems.train.study import Job, Runner, measured, train_all, trained
 from structconv_systems.train.summary import mean_and_std
 
 __all__ = ["DigitsTask", "evaluate", "execute", "show"]
@@ -84,25 +83,28 @@ def measure(model: nn.Module, part: Split) -> tuple[float, float]:
     return float(F.cross_entropy(outputs, part.labels)), right / len(part)
 
 
+def _jobs(recipe: CompareDigits, digits: Digits) -> list[Job]:
+    """A training of each basis and seed."""
+    per_epoch = steps_per_epoch(recipe, digits)
+
+    def schedule(seed: int) -> Schedule:
+        return Schedule(steps=recipe.epochs * per_epoch, seed=seed, stopping=BestAccuracy(), validate_every=per_epoch,
+                        checkpoint_every=5 * per_epoch)
+
+    return [Job(name=f"{basis}/seed-{seed}", make=partial(DigitsTask, recipe, digits, basis, seed),
+                schedule=partial(schedule, seed)) for basis in recipe.bases for seed in range(recipe.seeds)]
+
+
 def execute(recipe: CompareDigits, run: Run, interrupt: Interrupt, progress: Progress) -> dict[str, Any]:
     """All trainings, or those that are left; then ``summary.json``, ``pictures/`` and ``report.html``."""
     progress.phase("reading the digits")
     digits = load_digits()
-    per_epoch = steps_per_epoch(recipe, digits)
-    progress.jobs(len(recipe.bases) * recipe.seeds)
-    results: dict[str, list[dict[str, Any]]] = {basis: [] for basis in recipe.bases}
-    for basis in recipe.bases:
-        for seed in range(recipe.seeds):
-            schedule = Schedule(steps=recipe.epochs * per_epoch, seed=seed, stopping=BestAccuracy(),
-                                validate_every=per_epoch, checkpoint_every=5 * per_epoch)
-            result = fit(partial(DigitsTask, recipe, digits, basis, seed), schedule, run=run,
-                         job=job_name(basis, seed), interrupt=interrupt, progress=progress)
-            progress.job_done(f"{VARIANTS[basis].title}, seed {seed}: test accuracy "
-                              f"{100 * result['test_accuracy']:.1f}%, {result['seconds']:.1f} s")
-            results[basis].append(result)
+    jobs = _jobs(recipe, digits)
+    results = train_all(jobs, run, interrupt, progress)
     progress.phase("drawing pictures and writing report.html")
     summary = run.write_summary(_summary(recipe, run, digits, results))
-    write_report(run, summary, {basis: trained(recipe, run, digits, basis, 0, progress) for basis in recipe.bases},
+    firsts = dict(zip(recipe.bases, jobs[::recipe.seeds], strict=True))
+    write_report(run, summary, {basis: trained(job, run, progress).model for basis, job in firsts.items()},
                  digits.test.images)
     return summary
 
@@ -111,23 +113,7 @@ def evaluate(recipe: CompareDigits, run: Run, progress: Progress) -> dict[str, A
     """The test accuracies of the run's final weights, computed anew."""
     progress.phase("reading the digits")
     digits = load_digits()
-    results: dict[str, list[dict[str, Any]]] = {basis: [] for basis in recipe.bases}
-    for basis in recipe.bases:
-        for seed in range(recipe.seeds):
-            start = time.perf_counter()
-            accuracy = measure(trained(recipe, run, digits, basis, seed, progress), digits.test)[1]
-            results[basis].append({"test_accuracy": accuracy, "seconds": time.perf_counter() - start})
-    return _summary(recipe, run, digits, results)
-
-
-def trained(recipe: CompareDigits, run: Run, digits: Digits, basis: str, seed: int,
-            progress: Progress) -> PixelNetwork:
-    """A network with the final weights of a run.
-
-    Raises:
-        ConfigError: the training is not finished.
-    """
-    return cast(PixelNetwork, loaded(network(recipe, digits, basis), job_name(basis, seed), run, progress))
+    return _summary(recipe, run, digits, measured(_jobs(recipe, digits), run, progress))
 
 
 def show(recipe: CompareDigits, summary: dict[str, Any]) -> None:
@@ -136,15 +122,10 @@ def show(recipe: CompareDigits, summary: dict[str, Any]) -> None:
     print(f"report: {summary['run']}/report.html")
 
 
-def job_name(basis: str, seed: int) -> str:
-    """The name of a training in its run."""
-    return f"{basis}/seed-{seed}"
-
-
-def _summary(recipe: CompareDigits, run: Run, digits: Digits, results: dict[str, list[dict[str, Any]]]
-             ) -> dict[str, Any]:
+def _summary(recipe: CompareDigits, run: Run, digits: Digits, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     bases = {}
-    for basis, outcomes in results.items():
+    for basis in recipe.bases:
+        outcomes = [results[f"{basis}/seed-{seed}"] for seed in range(recipe.seeds)]
         model = network(recipe, digits, basis)
         accuracies = [100 * outcome["test_accuracy"] for outcome in outcomes]
         mean, std = mean_and_std(accuracies)

@@ -138,9 +138,10 @@ def _laws(recipe: options.Interactions, name: str, bodies: int) -> tuple[Newtoni
     return row, OnString(row.step * row.every, row.length, row.disk)
 
 
-def network(recipe: options.Interactions, motion: Motion) -> InteractionNetwork:
-    """The recipe's model, with the scales of the training simulations."""
-    model = InteractionNetwork(motion.sight, hidden=recipe.hidden, effects=recipe.effects, layers=recipe.layers)
+def network(recipe: options.Interactions, motion: Motion, relations: bool = True) -> InteractionNetwork:
+    """The recipe's model, with the scales of the training simulations; without relations the baseline."""
+    model = InteractionNetwork(motion.sight, hidden=recipe.hidden, effects=recipe.effects, layers=recipe.layers,
+                               relations=relations)
     steps = motion.steps["train"]
     states, properties, changes = steps.some(_SCALED)
     return model.fit(states, properties, steps.graph, changes)
@@ -152,17 +153,18 @@ class InteractionTask(BatchTask):
 
     model: InteractionNetwork
 
-    def __init__(self, recipe: options.Interactions, motion: Motion, seed: int) -> None:
+    def __init__(self, recipe: options.Interactions, motion: Motion, relations: bool, seed: int) -> None:
         self.recipe, self.motion, self.drawn = recipe, motion, motion.drawn()
         windows = Windows(len(self.drawn), size=recipe.batch_size, seed=seed)
-        super().__init__(network(recipe, motion), recipe, windows)
+        super().__init__(network(recipe, motion, relations), recipe, windows)
 
     def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
         steps, model = self.motion.steps["train"], self.model
         states, properties, changes = steps.at(self.drawn[torch.tensor(samples)])
         predicted, effects = model.respond(states, properties, steps.graph)
         error = (predicted - changes / model.change_scale).square().mean((1, 2))
-        return (error + self.recipe.penalty * effects.square().mean((1, 2))).sum(), float(len(samples))
+        penalty = self.recipe.penalty * effects.square().mean((1, 2)) if model.relations else 0
+        return (error + penalty).sum(), float(len(samples))
 
     def figures(self, part: str) -> dict[str, float]:
         error, constant = self.motion.steps[part].figures(self.model)
@@ -180,13 +182,14 @@ class InteractionTask(BatchTask):
 
 def _jobs(recipe: options.Interactions, run: Run | None) -> list[Job]:
     motions = {name: Motion.simulated(recipe, name) for name in recipe.systems}
-    return [job for name, motion in motions.items()
-            for job in jobs_of(recipe, name, partial(InteractionTask, recipe, motion), InteractionTask)]
+    return [job for name, motion in motions.items() for group, relations in ((name, True), (f"{name}-alone", False))
+            for job in jobs_of(recipe, group, partial(InteractionTask, recipe, motion, relations), InteractionTask)]
 
 
 def _finish(recipe: options.Interactions, finished: Finished) -> dict[str, Any]:
     """A test simulation of each system beside its rollout: the ways of the first steps, and all of it moving."""
-    for name, task in finished.tasks().items():
+    for name in recipe.systems:
+        task = finished.task(name)
         motion: Motion = task.motion
         ways = {"true": motion.long.states[0, :, :, :2], "predicted": motion.rollout(task.model).states[0, :, :, :2]}
         finished.run.draw(f"paths-{name}", scenes.paths({title: way[:_DRAWN] for title, way in ways.items()}))

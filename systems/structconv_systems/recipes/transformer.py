@@ -1,17 +1,21 @@
-"""The Transformer (Vaswani et al. 2017) translates: BLEU on the test files."""
+"""The Transformer (Vaswani et al. 2017) beside an RNNsearch of the same budget: BLEU on the test files."""
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import Any
 
+from structconv_systems.models.rnnsearch import RNNsearch
 from structconv_systems.models.transformer import Transformer as Model
 from structconv_systems.recipes.options.sequences import Transformer
 from structconv_systems.recipes.translation import translation_jobs, translator, write_translated
 from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study
+from structconv_systems.train.study import Finished, Job, Study, parameters_of
 
-__all__ = ["RUNNER", "network"]
+__all__ = ["RUNNER", "beside", "network"]
+
+_BESIDE = "rnnsearch"
 
 
 def network(recipe: Transformer, vocabulary: int) -> Model:
@@ -21,12 +25,22 @@ def network(recipe: Transformer, vocabulary: int) -> Model:
                  recompute=recipe.recompute)
 
 
+def beside(recipe: Transformer, vocabulary: int) -> RNNsearch:
+    """The baseline, which has 1.5 % more parameters with the default options."""
+    return RNNsearch(vocabulary, vocabulary, embed=recipe.channels, hidden=recipe.channels, dropout=recipe.dropout)
+
+
 def _jobs(recipe: Transformer, run: Run | None) -> list[Job]:
-    return translation_jobs(recipe, run, {recipe.name: partial(network, recipe)})
+    """The RNNsearch has a learning rate and a schedule of its own."""
+    recurrent = dataclasses.replace(recipe, learning_rate=recipe.recurrent_rate, schedule="cosine")
+    return translation_jobs(recipe, run, {recipe.name: partial(network, recipe), _BESIDE: partial(beside, recipe)},
+                            options={_BESIDE: recurrent})
 
 
 def _finish(recipe: Transformer, finished: Finished) -> dict[str, Any]:
-    return write_translated(finished.run, finished.task(recipe.name))
+    tasks = finished.tasks()
+    return {"parameters": {name: parameters_of(task) for name, task in tasks.items()},
+            **write_translated(finished.run, tasks[recipe.name])}
 
 
 RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"}, finish=_finish,

@@ -124,16 +124,16 @@ class TranslationTask(BatchTask):
         return loss, float((wanted != PAD).sum())
 
 
-def translation_jobs(recipe: Translation, run: Run | None, networks: Mapping[str, Callable[[int], nn.Module]]
-                     ) -> list[Job]:
-    """The trainings of each group on one corpus; `networks` make their models for a number of subwords."""
+def translation_jobs(recipe: Translation, run: Run | None, networks: Mapping[str, Callable[[int], nn.Module]],
+                     options: Mapping[str, Translation] | None = None) -> list[Job]:
+    """The trainings of each group on one corpus; `networks` make their models for a number of subwords, `options` are
+    those of groups that train by others than the recipe's."""
     corpus = read_corpus(recipe, run)
 
-    def task(network: Callable[[int], nn.Module], seed: int) -> TranslationTask:
-        return TranslationTask(network(len(corpus.subwords)), recipe, corpus, seed)
+    def task(name: str, seed: int) -> TranslationTask:
+        return TranslationTask(networks[name](len(corpus.subwords)), (options or {}).get(name, recipe), corpus, seed)
 
-    return [job for name, network in networks.items()
-            for job in jobs_of(recipe, name, partial(task, network), TranslationTask)]
+    return [job for name in networks for job in jobs_of(recipe, name, partial(task, name), TranslationTask)]
 
 
 def write_translated(run: Run, task: TranslationTask, *, aligned: bool = True) -> dict[str, Any]:

@@ -28,13 +28,14 @@ size of the recipe, which are mostly smaller than the paper's. The interval is S
 - **not shown**: the interval includes no effect, or there is no interval (one seed), or no baseline.
 - **not run since the change**: the recipe has a new baseline or task, and no figures of it yet.
 
-The name of a system leads to its page: figures of every group, command, machine, commit and date.
+The name of a system leads to its page: figures of every group, command, machine, commit and date. Minutes are those of
+the clock: they are longer where the machine had other work.
 
 """
 _HEADERS = ("system", "compared", "published", "here", "state", "minutes")
 _PARTS = (("Default presets", False), ("Quick presets", True))
-_QUICK = """One seed and a few minutes each. They have no interval, so that none can be "reproduced": they show that the
-recipe runs, and the sign of the effect.
+_QUICK = """A few minutes each, and one seed unless an interval is given. A row without an interval cannot be
+"reproduced": it shows that the recipe runs, and the sign of the effect.
 
 """
 

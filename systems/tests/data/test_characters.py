@@ -16,20 +16,21 @@ def test_tiny_shakespeare_is_split_as_usual(data_dir):
     if not path.is_file():
         pytest.skip("no text/tinyshakespeare.txt in the folder of data sets")
     text = read_characters(path)
-    assert (len(text.alphabet), len(text.train), len(text.validation)) == (65, 1_003_854, 111_540)
-    assert text.alphabet.decode(torch.cat([text.train, text.validation])) == path.read_text()
+    parts = text.train, text.validation, text.test
+    assert (len(text.alphabet), *map(len, parts)) == (65, 892_315, 111_539, 111_540)
+    assert text.alphabet.decode(torch.cat(parts)) == path.read_text()
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_the_last_part_validates(tmp_path, pack):
+def test_the_parts_follow_each_other(tmp_path, pack):
     path = tmp_path / "a.txt"
     path.write_bytes(pack("zähe\r\nzebras".encode()))
     text = read_characters(path, 0.25)
     assert text.alphabet == Alphabet("\n\rabehrszä")
-    assert (text.alphabet.decode(text.train), text.alphabet.decode(text.validation)) == ("zähe\r\nzeb", "ras")
-    assert text.train.dtype == text.validation.dtype == torch.int64
+    parts = text.train, text.validation, text.test
+    assert [text.alphabet.decode(part) for part in parts] == ["zähe\r\n", "zeb", "ras"]
+    assert {part.dtype for part in parts} == {torch.int64}
     assert text.train[:2].tolist() == [8, 9]
-    assert repr(text) == "Characters(9 to train, 3 to validate, 10 different)"
 
 
 def test_numbers_and_back():
@@ -54,16 +55,16 @@ def test_an_unknown_character_is_named(tmp_path):
     assert alphabet.read(path).tolist() == [1, 2, 0, 1, 0]
 
 
-@pytest.mark.parametrize("share", [0, 1, -0.5, 2, float("nan")])
+@pytest.mark.parametrize("share", [0, 0.5, -0.5, 2, float("nan")])
 def test_a_share_must_be_one(tmp_path, share):
-    with pytest.raises(ConfigError, match="validation_share must be between 0 and 1"):
+    with pytest.raises(ConfigError, match="held_out must be above 0 and below 1/2"):
         read_characters(tmp_path / "none", share)
 
 
 def test_a_text_of_one_part_is_named(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("a")
-    with pytest.raises(DataError, match=r"a\.txt: expected text enough to train and to validate; got 1 characters\."):
+    with pytest.raises(DataError, match=r"a\.txt: expected text enough to train, to validate and to test; got 1 ch"):
         read_characters(path)
 
 

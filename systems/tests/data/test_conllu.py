@@ -10,8 +10,7 @@ from structconv.errors import DataError
 from structconv_systems.data.conllu import read_conllu
 
 
-@pytest.mark.parametrize("part, sentences, words", [("train", 12_544, 204_577), ("dev", 2001, 25_147),
-                                                    ("test", 2077, 25_094)])
+@pytest.mark.parametrize("part, sentences, words", [("dev", 2001, 25_147), ("test", 2077, 25_094)])
 def test_english_ewt_has_its_published_counts(data_dir, part, sentences, words):
     if not (data_dir / "ud_ewt").is_dir():
         pytest.skip("no ud_ewt in the folder of data sets")
@@ -19,9 +18,6 @@ def test_english_ewt_has_its_published_counts(data_dir, part, sentences, words):
     assert (len(read), sum(map(len, read))) == (sentences, words)
     assert all((head == 0) == (relation == "root") for sentence in read
                for head, relation in zip(sentence.heads, sentence.relations, strict=True))
-    if part == "train":
-        assert read[0].forms[:3] == ("Al", "-", "Zaman")
-        assert read[0].heads[:7] == (0, 3, 1, 7, 6, 7, 1)
 
 
 def row(number, head, form="f", **columns):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from structconv.analysis.flops import forward_flops
 from structconv.errors import ConfigError
 from structconv_systems.data.generated import MARKS, NOISE, temporal_order
 from structconv_systems.models.architectures import ARCHITECTURES, SequenceClassifier, layer_of, predicted
-from systems.tests.models.sequences import check_saved
 
 EACH = pytest.mark.parametrize("architecture", ARCHITECTURES)
 
@@ -30,18 +28,6 @@ def seen(fn, x):
     x = x.clone().requires_grad_()
     fn(x)[0, -1].sum().backward()
     return (x.grad[0].abs().sum(-1) > 0).nonzero().flatten().tolist()
-
-
-@EACH
-def test_it_learns_a_small_batch(architecture):
-    model, (given, labels) = made(architecture), tokens()
-    optimizer, losses = torch.optim.Adam(model.parameters(), 1e-2), []
-    for _ in range(80):
-        losses.append(F.cross_entropy(model(given), labels))
-        optimizer.zero_grad()
-        losses[-1].backward()
-        optimizer.step()
-    assert losses[-1] < losses[0] / 10
 
 
 def test_convolutions_see_no_further_than_they_reach():
@@ -89,14 +75,6 @@ def test_the_flops_are_the_predicted_ones(architecture, entries):
     layer = layer_of(architecture, 16, kernel=3, heads=2)
     counted = forward_flops(layer, torch.randn(1, entries, 16))
     assert counted == predicted(architecture, entries, 16, kernel=3).flops
-
-
-@EACH
-def test_it_is_saved_and_exported_for_any_batch(architecture):
-    model, (given, _) = made(architecture).eval(), tokens()
-    check_saved(model, made(architecture, 1).eval(), given)
-    program = torch.export.export(model, (given,), dynamic_shapes=({0: torch.export.Dim("samples")},)).module()
-    torch.testing.assert_close(program(given[:2]), model(given[:2]), rtol=1e-5, atol=1e-5)
 
 
 def test_unknown_architectures_and_heads_are_refused():

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from structconv.errors import ConfigError
 from structconv_systems.models.convlstm import ConvLSTM, MeanFrame, width_without_grid
-from systems.tests.models.sequences import check_saved
 
 SIZE, SEEN, AHEAD = 8, 3, 2
 
@@ -23,18 +21,6 @@ def drawn(count=3, seed=0):
     """A film of noise, seen and to come."""
     frames = torch.rand(count, SEEN + AHEAD, SIZE, SIZE, generator=torch.Generator().manual_seed(seed)).round()
     return frames[:, :SEEN], frames[:, SEEN:]
-
-
-@pytest.mark.parametrize("options", [{"hidden": 32}, {"patch": SIZE, "kernel": 1, "hidden": 32}])
-def test_it_overfits(options):
-    model, (seen, wanted) = made(**options), drawn()
-    optimizer, losses = torch.optim.Adam(model.parameters(), 2e-2), []
-    for _ in range(100):
-        losses.append(F.binary_cross_entropy_with_logits(model(seen), wanted))
-        optimizer.zero_grad()
-        losses[-1].backward()
-        optimizer.step()
-    assert min(losses) < losses[0] / 10
 
 
 def test_a_patch_is_an_entry():
@@ -73,22 +59,6 @@ def test_a_whole_frame_as_a_patch_is_an_lstm():
         h, c = cells[1](said[-1], (h, c))
         said.append(model.readout(h).sigmoid())
     torch.testing.assert_close(model(seen).sigmoid().flatten(2), torch.stack(said[1:], 1))
-
-
-def test_films_of_a_batch_are_apart():
-    model, (seen, _) = made(), drawn()
-    torch.testing.assert_close(model(seen[1:2]), model(seen)[1:2])
-    torch.testing.assert_close(model(seen[1]), model(seen)[1])
-
-
-def test_a_saved_model():
-    check_saved(made(), made(seed=1), drawn()[0])
-
-
-def test_export_with_any_batch():
-    model, (seen, _) = made(layers=1).eval(), drawn()
-    program = torch.export.export(model, (seen,), dynamic_shapes=({0: torch.export.Dim("films")},)).module()
-    torch.testing.assert_close(program(seen[:2]), model(seen[:2]), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("patch", "kernel", "hidden", "layers"), [(4, 3, 24, 1), (2, 5, 8, 2)])

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from structconv import Graph, Identity, batch
 from structconv_systems.models.dcrnn import DCRNN, Persistence, diffusion, sampled_share, width_without_graph
-from systems.tests.models.sequences import check_saved
 
 T, HORIZON = 4, 3
 
@@ -33,17 +31,6 @@ def drawn(sensors, count=2, seed=0):
     readings = 3 + 2 * torch.randn(count, T + HORIZON, sensors, generator=generator)
     known = torch.rand(count, T, 1, 1, generator=generator).expand(-1, -1, sensors, 1)
     return readings[:, :T], known, readings[:, T:]
-
-
-def test_it_overfits():
-    model, graph, (readings, known, wanted) = made(hidden=24, layers=1), ring(4), drawn(4)
-    optimizer, losses = torch.optim.Adam(model.parameters(), 3e-2), []
-    for _ in range(120):
-        losses.append(F.l1_loss(model(readings, graph, known), wanted))
-        optimizer.zero_grad()
-        losses[-1].backward()
-        optimizer.step()
-    assert min(losses) < losses[0] / 10
 
 
 def test_the_basis_is_both_walks_and_their_powers():
@@ -71,34 +58,6 @@ def test_graphs_side_by_side_have_what_they_have_alone():
     for found, graph, own in zip(together, graphs, samples, strict=True):
         torch.testing.assert_close(found, model(own[0], graph, own[1]))
     torch.testing.assert_close(model(readings[:1], batch(graphs), known[:1]), torch.cat(together, -1)[:1])
-
-
-def test_a_saved_model():
-    readings, known, _ = drawn(5)
-    check_saved(made(), made(seed=1), readings, ring(5), known)
-
-
-def test_export_with_any_graph():
-    model = made(layers=1).eval()
-    sensors, edges, samples = (torch.export.Dim(name, min=2) for name in ("sensors", "edges", "samples"))
-
-    class OfEdges(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model = model
-
-        def forward(self, readings, edge_index, edge_weight, known):
-            graph = Graph(edge_index, num_nodes=readings.shape[-1], edge_weight=edge_weight)
-            return self.model(readings, graph, known)
-
-    def inputs(size, count, seed):
-        graph, (readings, known, _) = ring(size, seed), drawn(size, count, seed)
-        return readings.contiguous(), graph.edge_index, graph.edge_weight, known.contiguous()
-
-    shapes = ({0: samples, 2: sensors}, {1: edges}, {0: edges}, {0: samples, 2: sensors})
-    program = torch.export.export(OfEdges(), inputs(5, 3, 0), dynamic_shapes=shapes).module()
-    other = inputs(7, 2, 1)
-    torch.testing.assert_close(program(*other), OfEdges()(*other), rtol=1e-5, atol=1e-5)
 
 
 def test_the_decoder_sees_what_it_is_told_to():

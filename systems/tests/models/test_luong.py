@@ -6,24 +6,11 @@ import pytest
 import torch
 
 from structconv.errors import ConfigError
-from structconv_systems.models.luong import SCORES, WINDOWS, Luong, alignment
+from structconv_systems.models.luong import WINDOWS, Luong, alignment
 from systems.tests.models.sequences import (
     WORDS,
-    check_alone,
-    check_causal,
-    check_exported_with_any_batch,
-    check_padding_has_no_gradient,
-    check_saved,
-    check_says_what_it_learned,
-    check_steps,
     pairs,
 )
-
-COMBINATIONS = [(score, window) for score in SCORES for window in WINDOWS]
-SOME = pytest.mark.parametrize(("score", "window", "feeding"), [
-    ("location", "global", True), ("dot", "local-m", False), ("general", "local-p", True),
-    ("additive", "global", False)])
-EVERY = pytest.mark.parametrize(("score", "window"), COMBINATIONS)
 
 
 def options_of(score, window):
@@ -34,34 +21,6 @@ def options_of(score, window):
 def made(score="general", window="global", feeding=True, seed=0):
     torch.manual_seed(seed)
     return Luong(WORDS, WORDS, embed=12, hidden=16, input_feeding=feeding, **options_of(score, window))
-
-
-@SOME
-def test_it_overfits_and_says_what_it_learned(score, window, feeding):
-    check_says_what_it_learned(made(score, window, feeding), *pairs())
-
-
-@EVERY
-@pytest.mark.parametrize("feeding", [True, False])
-@pytest.mark.parametrize("check", [check_alone, check_causal, check_steps])
-def test_invariances(score, window, feeding, check):
-    check(made(score, window, feeding), *pairs())
-
-
-@EVERY
-def test_padding(score, window):
-    model = made(score, window)
-    check_padding_has_no_gradient(model, *pairs(), model.source)
-
-
-@SOME
-def test_a_saved_model(score, window, feeding):
-    check_saved(made(score, window, feeding), made(score, window, feeding, seed=1), *pairs())
-
-
-@SOME
-def test_export_with_any_batch(score, window, feeding):
-    check_exported_with_any_batch(made(score, window, feeding).eval(), *pairs())
 
 
 @pytest.mark.parametrize("feeding", [True, False])

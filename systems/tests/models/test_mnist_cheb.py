@@ -10,8 +10,7 @@ from torch.nn import functional as F
 from structconv.errors import ConfigError
 from structconv.structures import Graph
 from structconv_systems.models.mnist_cheb import GraphLeNet, GridLeNet, pixel_graph
-from systems.tests.models.images import check_apart, check_exported, check_overfits, drawn
-from systems.tests.models.sequences import check_saved
+from systems.tests.models.images import drawn
 
 SIDE, CLASSES = 12, 3
 SIZES = {"channels": (4, 8), "hidden": 16, "dropout": 0.0}
@@ -23,26 +22,6 @@ def made(kind, seed=0, **options):
     if kind == "graph":
         return GraphLeNet(pixel_graph(SIDE, SIDE), CLASSES, order=4, **{**SIZES, **options})
     return GridLeNet((SIDE, SIDE), CLASSES, kernel=3, **{**SIZES, **options})
-
-
-@EACH
-def test_it_overfits(kind):
-    check_overfits(made(kind), *drawn())
-
-
-@EACH
-def test_images_of_a_batch_are_apart(kind):
-    check_apart(made(kind), drawn()[0])
-
-
-@EACH
-def test_a_saved_model(kind):
-    check_saved(made(kind), made(kind, seed=1), drawn()[0])
-
-
-@EACH
-def test_export_with_any_batch(kind):
-    check_exported(made(kind, dropout=0.5).eval(), drawn()[0])
 
 
 def test_they_are_of_the_same_size():

@@ -7,8 +7,7 @@ import torch
 
 from structconv.errors import ConfigError
 from structconv_systems.models.non_local import FUNCTIONS, NonLocalNetwork
-from systems.tests.models.images import check_apart, check_exported, check_overfits, drawn
-from systems.tests.models.sequences import check_saved
+from systems.tests.models.images import drawn
 
 EACH = pytest.mark.parametrize("function", FUNCTIONS)
 BLOCKS = pytest.mark.parametrize("function", FUNCTIONS[1:])
@@ -27,26 +26,6 @@ def stirred(function):
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) / 4)
     return model
-
-
-@EACH
-def test_it_overfits(function):
-    check_overfits(made(function), *drawn(), steps=120, rate=2e-2)
-
-
-@EACH
-def test_images_of_a_batch_are_apart(function):
-    check_apart(stirred(function).eval(), drawn()[0])
-
-
-@EACH
-def test_a_saved_model(function):
-    check_saved(made(function).eval(), stirred(function).eval(), drawn()[0])
-
-
-@EACH
-def test_export_with_any_batch(function):
-    check_exported(stirred(function).eval(), drawn()[0])
 
 
 @BLOCKS

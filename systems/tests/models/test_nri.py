@@ -7,8 +7,7 @@ import torch
 
 from structconv.structures import Graph
 from structconv_systems.data.physics import Springs
-from structconv_systems.models.nri import Correlation, Decoder, Encoder, RelationalInference
-from systems.tests.models.sequences import check_saved
+from structconv_systems.models.nri import Correlation, Decoder, RelationalInference
 
 GRAPH, T, HORIZON = Graph.complete(4), 12, 4
 STARTS = torch.tensor([0, 6])
@@ -24,22 +23,6 @@ def made(seed=0, **options):
 
 def drawn(count=5, bodies=4, seed=0):
     return torch.randn(count, T, bodies, 4, generator=torch.Generator().manual_seed(seed))
-
-
-def after(x, starts, horizon):
-    return x[:, starts[:, None] + torch.arange(1, horizon + 1)]
-
-
-def test_it_overfits():
-    model, x = made().train(), drawn() / 10
-    optimizer, losses = torch.optim.Adam(model.parameters(), 1e-2), []
-    for _ in range(150):
-        found = model(x, GRAPH, STARTS, 1)
-        losses.append((found.states - after(x, STARTS, 1)).square().mean())
-        optimizer.zero_grad()
-        losses[-1].backward()
-        optimizer.step()
-    assert losses[-1] < losses[0] / 10
 
 
 def test_a_decoder_that_is_told_the_graph_learns_springs():
@@ -98,19 +81,6 @@ def test_bodies_may_come_in_any_order():
     torch.testing.assert_close(matrix[1], matrix[0][:, order][:, :, order], rtol=1e-4, atol=1e-4)
 
 
-def test_a_simulation_alone_is_what_it_is_among_others():
-    model, x = made(), drawn()
-    together, alone = model(x, GRAPH, STARTS, HORIZON), model(x[1:2], GRAPH, STARTS, HORIZON)
-    torch.testing.assert_close(alone.states, together.states[1:2], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(alone.logits, together.logits[1:2], rtol=1e-4, atol=1e-5)
-
-
-def test_it_works_on_other_numbers_of_bodies():
-    found = made()(drawn(3, 7), Graph.complete(7), STARTS, HORIZON)
-    assert found.states.shape == (3, 2, HORIZON, 7, 4)
-    assert found.logits.shape == (3, 42, 2)
-
-
 def test_edges_are_drawn_while_it_trains_and_chosen_else():
     model, logits = made(), torch.tensor([[[0.0, 1.0], [3.0, -1.0]]])
     assert model.edges(logits).tolist() == [[[0, 1], [1, 0]]]
@@ -120,34 +90,6 @@ def test_edges_are_drawn_while_it_trains_and_chosen_else():
     assert not torch.equal(drawn[0], drawn[1])
     chosen = (drawn[..., 1] > 0.5).float().mean((0, 1))
     torch.testing.assert_close(chosen, torch.tensor([0.731, 0.018]), rtol=0, atol=0.06)
-
-
-def test_a_saved_model():
-    x = drawn()
-    check_saved(made().encoder, made(1).encoder, x, GRAPH)
-    check_saved(made().decoder, made(1).decoder, x[:, STARTS], GRAPH, torch.rand(5, 12, 2), HORIZON)
-
-
-class OverPairs(torch.nn.Module):
-    """A part of the model with all pairs of the bodies, whose number is fixed."""
-
-    def __init__(self, part):
-        super().__init__()
-        self.part = part
-
-    def forward(self, x, *edges):
-        return self.part(x, GRAPH, *edges, *([2] if edges else []))
-
-
-@pytest.mark.parametrize("name", ["encoder", "decoder"])
-def test_export_with_any_batch(name):
-    inputs = (drawn(),) if name == "encoder" else (drawn()[:, STARTS], torch.rand(5, 12, 2))
-    model = OverPairs(getattr(made(), name))
-    samples = {0: torch.export.Dim("samples")}
-    shapes = (samples,) if name == "encoder" else (samples, (samples,))
-    program = torch.export.export(model, inputs, dynamic_shapes=shapes).module()
-    fewer = [part[:3] for part in inputs]
-    torch.testing.assert_close(program(*fewer), model(*fewer), rtol=1e-4, atol=1e-5)
 
 
 def test_correlations_find_what_moves_alike_by_the_best_threshold():
@@ -161,7 +103,3 @@ def test_correlations_find_what_moves_alike_by_the_best_threshold():
         model = Correlation().fit(moved, GRAPH, joined)
         assert model.sign == sign
         assert (model(moved, GRAPH).argmax(-1) == joined).float().mean() > 0.99
-
-
-def test_encoder_logits_have_the_shape_of_pairs():
-    assert Encoder(T, 4, 3, hidden=8)(drawn(), GRAPH).shape == (5, 12, 3)

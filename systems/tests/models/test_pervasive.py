@@ -9,51 +9,14 @@ from structconv.errors import ConfigError
 from structconv_systems.models.pervasive import Pervasive
 from systems.tests.models.sequences import (
     WORDS,
-    check_alone,
-    check_causal,
-    check_exported_with_any_batch,
-    check_padding_has_no_gradient,
-    check_saved,
-    check_says_what_it_learned,
-    check_steps,
     pairs,
 )
-
-EACH = pytest.mark.parametrize(("pooling", "kernel", "positions"), [
-    ("max", 3, "none"), ("attention", 5, "sinusoidal"), ("both", 3, "none"), ("both", 1, "sinusoidal")])
 
 
 def made(pooling="both", kernel=3, positions="none", seed=0):
     torch.manual_seed(seed)
     return Pervasive(WORDS, WORDS, embed=16, channels=12, layers=3, growth=6, hidden=24, kernel=kernel,
                      pooling=pooling, positions=positions)
-
-
-@pytest.mark.parametrize("pooling", ["max", "attention", "both"])
-def test_it_overfits_and_says_what_it_learned(pooling):
-    check_says_what_it_learned(made(pooling), *pairs())
-
-
-@EACH
-@pytest.mark.parametrize("check", [check_alone, check_causal, check_steps])
-def test_invariances(pooling, kernel, positions, check):
-    check(made(pooling, kernel, positions), *pairs())
-
-
-@EACH
-def test_padding(pooling, kernel, positions):
-    model = made(pooling, kernel, positions)
-    check_padding_has_no_gradient(model, *pairs(), model.source.embedding)
-
-
-@EACH
-def test_a_saved_model(pooling, kernel, positions):
-    check_saved(made(pooling, kernel, positions), made(pooling, kernel, positions, seed=1), *pairs())
-
-
-@EACH
-def test_export_with_any_batch(pooling, kernel, positions):
-    check_exported_with_any_batch(made(pooling, kernel, positions).eval(), *pairs())
 
 
 def test_a_word_is_chosen_by_the_last_rows_and_all_of_the_source():

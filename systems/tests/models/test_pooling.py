@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from structconv.errors import ConfigError
 from structconv_systems.data.generated import entry_channels, labeled_entries
 from structconv_systems.models.pooling import POOLINGS, PoolingClassifier
-from systems.tests.models.sequences import check_saved
 
 LENGTH, CLASSES = 6, 3
 EACH = pytest.mark.parametrize("name", POOLINGS)
@@ -23,19 +21,6 @@ def made(name, seed=0):
 
 def data(question="content", samples=12):
     return labeled_entries(question, samples, LENGTH, classes=CLASSES, seed=2)
-
-
-@pytest.mark.parametrize(("name", "question"), [("spatial", "place"), ("context", "content"),
-                                                ("self-attention", "relation")])
-def test_it_learns_a_small_batch(name, question):
-    model, given = made(name), data(question)
-    optimizer, losses = torch.optim.Adam(model.parameters(), 2e-2), []
-    for _ in range(120):
-        losses.append(F.cross_entropy(model(given.inputs), given.labels))
-        optimizer.zero_grad()
-        losses[-1].backward()
-        optimizer.step()
-    assert losses[-1] < losses[0] / 10
 
 
 @EACH
@@ -82,14 +67,6 @@ def test_the_weights_of_self_attention_are_the_mean_over_those_who_ask():
     assert attention.shape == (12, LENGTH, LENGTH)
     torch.testing.assert_close(attention.sum(1), torch.ones(12, LENGTH))
     torch.testing.assert_close(model.weights(x), attention.mean(2))
-
-
-@EACH
-def test_it_is_saved_and_exported_for_any_batch(name):
-    model, x = made(name).eval(), data().inputs
-    check_saved(model, made(name, 1).eval(), x)
-    program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("samples")},)).module()
-    torch.testing.assert_close(program(x[:2]), model(x[:2]), rtol=1e-5, atol=1e-5)
 
 
 def test_unknown_poolings_are_refused():

@@ -9,49 +9,13 @@ from structconv.errors import ConfigError
 from structconv_systems.models.rnnsearch import RNNsearch
 from systems.tests.models.sequences import (
     WORDS,
-    check_alone,
-    check_causal,
-    check_exported_with_any_batch,
-    check_padding_has_no_gradient,
-    check_saved,
-    check_says_what_it_learned,
-    check_steps,
     pairs,
 )
-
-BOTH = pytest.mark.parametrize("attention", [True, False])
 
 
 def made(attention=True, seed=0):
     torch.manual_seed(seed)
     return RNNsearch(WORDS, WORDS, embed=12, hidden=16, attention=attention)
-
-
-@BOTH
-def test_it_overfits_and_says_what_it_learned(attention):
-    check_says_what_it_learned(made(attention), *pairs())
-
-
-@BOTH
-@pytest.mark.parametrize("check", [check_alone, check_causal, check_steps])
-def test_invariances(attention, check):
-    check(made(attention), *pairs())
-
-
-@BOTH
-def test_padding(attention):
-    model = made(attention)
-    check_padding_has_no_gradient(model, *pairs(), model.source)
-
-
-@BOTH
-def test_a_saved_model(attention):
-    check_saved(made(attention), made(attention, seed=1), *pairs())
-
-
-@BOTH
-def test_export_with_any_batch(attention):
-    check_exported_with_any_batch(made(attention).eval(), *pairs())
 
 
 def test_alignments_are_weights_over_the_words_of_a_source():

@@ -9,7 +9,6 @@ from torch.nn import functional as F
 from structconv.errors import ConfigError
 from structconv_systems.data.series import gaps
 from structconv_systems.models.series import ATTENTION, Forecaster, History, LastValue
-from systems.tests.models.sequences import check_saved
 
 ALL = pytest.mark.parametrize("attention", ATTENTION)
 T, HORIZON = 24, 4
@@ -27,23 +26,6 @@ def drawn(count=5, seed=0):
     series = 3 * torch.randn(count, T + HORIZON, generator=generator)
     observed = torch.rand(count, T, generator=generator) < 0.8
     return series[:, :T], observed, series[:, T:]
-
-
-def fitted(model, values, observed, wanted, steps=200, rate=1e-2):
-    """The losses of a few steps."""
-    optimizer, losses = torch.optim.Adam(model.parameters(), rate), []
-    for _ in range(steps):
-        losses.append(F.l1_loss(model(values, observed), wanted))
-        optimizer.zero_grad()
-        losses[-1].backward()
-        optimizer.step()
-    return losses
-
-
-@ALL
-def test_it_overfits(attention):
-    losses = fitted(made(attention), *drawn())
-    assert losses[-1] < losses[0] / 10
 
 
 def test_a_period_is_found_by_its_distance():
@@ -78,25 +60,6 @@ def test_what_is_missing_has_no_share(attention):
     other = torch.where(observed, values, -values)
     other[observed] += 1
     assert not torch.allclose(model(other, observed), y)
-
-
-@ALL
-def test_samples_of_a_batch_are_apart(attention):
-    model, (values, observed, _) = made(attention), drawn()
-    torch.testing.assert_close(model(values[2:3], observed[2:3]), model(values, observed)[2:3], rtol=1e-5, atol=1e-5)
-
-
-@ALL
-def test_a_saved_model(attention):
-    check_saved(made(attention), made(attention, seed=1), *drawn()[:2])
-
-
-@ALL
-def test_export_with_any_batch(attention):
-    model, (values, observed, _) = made(attention).eval(), drawn()
-    samples = torch.export.Dim("samples")
-    program = torch.export.export(model, (values, observed), dynamic_shapes=({0: samples}, {0: samples})).module()
-    torch.testing.assert_close(program(values[:3], observed[:3]), model(values[:3], observed[:3]), rtol=1e-5, atol=1e-5)
 
 
 def test_a_history_goes_on_with_its_last_reading():

@@ -11,7 +11,6 @@ from structconv.errors import ConfigError
 from structconv_systems.data.tours import uniform, ways
 from structconv_systems.models.decoding import greedy, sample
 from structconv_systems.models.tours import BEGIN, TourModel
-from systems.tests.models.sequences import check_saved
 
 
 def made(seed=0, **options):
@@ -73,26 +72,6 @@ def test_points_in_another_order_give_the_same():
                                atol=1e-5)
 
 
-def test_samples_of_a_batch_are_apart():
-    model, points, order = made(), uniform(4, 7, 0), tours(4, 7)
-    torch.testing.assert_close(model(points[2:3], order[2:3]), model(points, order)[2:3], rtol=1e-5, atol=1e-5)
-
-
-def test_it_learns_tours_and_says_them():
-    model, points, order = made().train(), uniform(8, 7, 0), tours(8, 7)
-    optimizer, losses = torch.optim.Adam(model.parameters(), 1e-2), []
-    for _ in range(60):
-        losses.append(-model(points, order).sum(-1).mean())
-        optimizer.zero_grad()
-        losses[-1].backward()
-        optimizer.step()
-    assert losses[-1] < losses[0] / 10
-    with torch.no_grad():
-        nodes = model.encode(points)
-        assert torch.equal(model.log_p(nodes, order), model(points, order))
-    assert all(parameter.grad is not None for parameter in model.parameters())
-
-
 def test_reinforced_tours_become_shorter():
     """The gradient of (L - b) log p, b the mean of a batch, in 40 steps."""
     model, random, found = made().train(), torch.Generator().manual_seed(0), []
@@ -120,19 +99,6 @@ def test_logits_are_clipped():
             parameter *= 1e4
     logits = model.begin(uniform(16, 6, 0)).step(torch.full((16,), BEGIN))
     torch.testing.assert_close(logits.abs().amax(), torch.tensor(3.0))
-
-
-def test_a_saved_model():
-    check_saved(made(), made(seed=1), uniform(4, 7, 0), tours(4, 7))
-
-
-def test_export_with_any_batch_and_any_number_of_points():
-    model, points, order = made(), uniform(4, 7, 0), tours(4, 7)
-    samples, nodes = torch.export.Dim("samples", min=2), torch.export.Dim("nodes", min=3)
-    program = torch.export.export(model, (points, order), dynamic_shapes=({0: samples, 1: nodes},
-                                                                          {0: samples, 1: nodes})).module()
-    points, order = uniform(3, 11, 1), tours(3, 11)
-    torch.testing.assert_close(program(points, order), model(points, order), rtol=1e-5, atol=1e-5)
 
 
 def test_options_that_do_not_fit():

@@ -1,4 +1,4 @@
-"""Transformers and models of characters: they learn, padding and the future change nothing, steps are the full pass."""
+"""Transformers and models of characters: what is theirs alone beside the laws of `test_translators`."""
 
 from __future__ import annotations
 
@@ -9,95 +9,39 @@ from torch import nn
 from torch.nn import functional as F
 
 from structconv.errors import ConfigError, ShapeError
-from structconv.mechanisms import (
-    STRUCTURE_IF_GIVEN,
-    ALiBi,
-    DotProduct,
-    RelativeBias,
-    RelativeKey,
-    Rotary,
-    Shifts,
-)
-from structconv.nn import Conv, RelativeValue
+from structconv.mechanisms import STRUCTURE_IF_GIVEN, ALiBi, DotProduct, Shifts
 from structconv.structures import Causal
-from structconv.weights import LowRank
 from structconv_systems.models.characters import CharacterModel
 from structconv_systems.models.decoding import beam, greedy, sample
 from structconv_systems.models.transformer import Transformer
+from systems.tests.models.sequences import WORDS, batch, pairs
+from systems.tests.models.test_translators import TRANSFORMERS, C, K
 
-C, K, V = 16, 4, 20
 SIZES = {"channels": C, "heads": K, "layers": 2, "hidden": 32}
-DOT = DotProduct(K, C // K)
-SCORES = {"plain": DOT.scaled(), "shaw": (DOT + RelativeKey(2)).scaled(), "alibi": DOT.scaled() + ALiBi(),
-          "t5": DOT.scaled() + RelativeBias(4, buckets="log"),
-          "rotary": DotProduct(K, C // K, rotary=Rotary()).scaled()}
+SOURCE, TARGET = pairs()
+PACKED = pytest.mark.parametrize("packed", [True, False])
 
 
-def exchanged(name):
-    """The self-attention of an encoder, and of a decoder, with positions in the mechanism."""
-    if name == "shaw_values":
-        return tuple(lambda layer, keep=keep: Conv(SCORES["shaw"].masked(keep=keep).softmax(), C, C,
-                                                   weight=LowRank(C // K), relative_value=RelativeValue(2))
-                     for keep in (STRUCTURE_IF_GIVEN, Causal()))
-    if name == "shifts":
-        one = DotProduct(1, C // K).scaled()
-        return (lambda layer: one.masked(keep=STRUCTURE_IF_GIVEN).softmax() | Shifts([-1, 0, 1], padding="zeros"),
-                lambda layer: one.masked(keep=Causal()).softmax() | Shifts([0, 1, 2], padding="zeros"))
-    return tuple(lambda layer, keep=keep: SCORES[name].masked(keep=keep).softmax()
-                 for keep in (STRUCTURE_IF_GIVEN, Causal()))
-
-
-def transformer(name="default", **options):
+def made(name="transformer", **options):
     torch.manual_seed(0)
-    if name == "default":
-        return Transformer(V, **{**SIZES, "dropout": 0.0, **options})
-    encoder, decoder = exchanged(name)
-    return Transformer(V, **{**SIZES, "dropout": 0.0, "positions": "none", "encoder_mechanism": encoder,
-                             "decoder_mechanism": decoder, **options})
+    return TRANSFORMERS[name](**options)
 
 
-def sentences(sizes, seed=0, begin=False):
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(4, V, (len(sizes), max(sizes)), generator=generator)
-    for row, size in zip(tokens, sizes, strict=True):
-        row[size:] = 0
-    if begin:
-        tokens[:, 0] = 1
-    return tokens
-
-
-SOURCE, TARGET = sentences((7, 3, 5)), sentences((4, 6, 2), 1, begin=True)
-NAMES = [*SCORES, "shaw_values", "shifts"]
-
-
-@pytest.mark.parametrize("name", ["default", *NAMES])
-def test_a_sentence_is_the_same_alone_and_in_a_padded_batch(name):
-    model = transformer(name)
-    logits = model(SOURCE, TARGET)
-    assert logits.shape == (3, 6, V)
-    for row, (source, target) in enumerate(zip(SOURCE, TARGET, strict=True)):
-        alone = model(source[source != 0][None], target[target != 0][None])[0]
-        torch.testing.assert_close(logits[row, :len(alone)], alone, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["default", *(name for name in NAMES if name != "shifts")])
+@pytest.mark.parametrize("name", [name for name in TRANSFORMERS if name != "transformer, shifts"])
 def test_padded_sentences_are_those_side_by_side(name):
-    model = transformer(name)
+    model = made(name).eval()
+    model.packed = True
     wanted = model(SOURCE, TARGET)
     model.packed = False
     torch.testing.assert_close(model(SOURCE, TARGET), wanted, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("packed", [True, False])
-def test_no_sentences_have_no_logits(packed):
-    assert transformer(packed=packed)(SOURCE[:0], TARGET[:0]).shape == (0, 6, V)
-
-
-@pytest.mark.parametrize("packed", [True, False])
-def test_padding_has_no_gradient(packed):
+@PACKED
+def test_no_sentences_have_no_logits_and_padding_has_no_gradient(packed):
+    assert made(packed=packed)(SOURCE[:0], TARGET[:0]).shape == (0, TARGET.shape[1], WORDS)
     grads = []
     for extra in (0, 3):
-        model = transformer(packed=packed)
+        model = made(packed=packed)
         source, target = F.pad(SOURCE, (0, extra)), F.pad(TARGET, (0, extra))
         loss = F.cross_entropy(model(source, target[:, :-1]).flatten(0, 1), target[:, 1:].flatten(), ignore_index=0)
         loss.backward()
@@ -106,40 +50,8 @@ def test_padding_has_no_gradient(packed):
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["default", *NAMES])
-def test_the_future_changes_nothing(name):
-    model, changed = transformer(name), TARGET.clone()
-    changed[1, 4:] = 9
-    model.eval()
-    before, after = model(SOURCE, TARGET), model(SOURCE, changed)
-    torch.testing.assert_close(before[:, :4], after[:, :4], atol=1e-5, rtol=1e-5)
-    assert not torch.allclose(before[1, 4:], after[1, 4:], atol=1e-2)
-
-
-@pytest.mark.parametrize(("name", "packed"), [*((name, True) for name in NAMES), ("default", True), ("default", False)])
-def test_steps_are_the_full_pass(name, packed):
-    model, target = transformer(name, packed=packed).eval(), sentences((6, 6, 6), 1, begin=True)
-    decoding = model.begin(SOURCE)
-    steps = torch.stack([decoding.step(tokens) for tokens in target.unbind(1)], 1)
-    torch.testing.assert_close(steps, model(SOURCE, target), atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["default", "shaw_values", "shifts"])
-def test_samples_that_are_reordered_keep_their_source_and_their_tokens(name):
-    model, target = transformer(name).eval(), sentences((6,) * 4, 1, begin=True)
-    rows = torch.tensor([2, 0, 0, 1])
-    target[:, :3] = target[rows, :3]
-    decoding = model.begin(SOURCE)
-    for tokens in target[[1, 3, 0], :3].unbind(1):
-        decoding.step(tokens)
-    decoding.reorder(rows)
-    steps = torch.stack([decoding.step(tokens) for tokens in target[:, 3:].unbind(1)], 1)
-    whole = torch.cat([target[[1, 3, 0], :3][rows], target[:, 3:]], 1)
-    torch.testing.assert_close(steps, model(SOURCE[rows], whole)[:, 3:], atol=1e-5, rtol=1e-5)
-
-
 def test_cached_decoding_finds_what_full_passes_find():
-    model = transformer("rotary").eval()
+    model = made("transformer, rotary").eval()
     target = torch.ones(3, 1).long()
     for _ in range(8):
         with torch.no_grad():
@@ -152,7 +64,7 @@ def test_cached_decoding_finds_what_full_passes_find():
 
 @pytest.mark.parametrize("name", ["plain", "rotary"])
 def test_steps_run_in_one_kernel(name):
-    model = transformer(name).eval()
+    model = made(f"transformer, {name}").eval()
     layer = model.decoder.blocks[0].attention
     x = torch.randn(2, 5, C)
     with torch.no_grad():
@@ -162,33 +74,17 @@ def test_steps_run_in_one_kernel(name):
         assert layer.plan(cache, z=x[:, 4:], positions=first).kernel == "structconv.attention_step"
 
 
-@pytest.mark.parametrize("options", [{}, {"norm": "post", "positions": "learned"}, {"tied": False, "recompute": True},
-                                     {"target_vocabulary": V + 5}])
-def test_a_small_batch_is_learned(options):
-    model = transformer(**options)
-    ends = F.pad(TARGET, (0, 1))
-    ends[torch.arange(3), (TARGET != 0).sum(1)] = 2
-    optimizer, losses = torch.optim.Adam(model.parameters(), 1e-2), []
-    for _ in range(120):
-        loss = F.cross_entropy(model(SOURCE, ends[:, :-1]).flatten(0, 1), ends[:, 1:].flatten(), ignore_index=0)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.1 * losses[0]
-
-
 def test_vocabularies_are_tied_as_told():
-    count = {key: len({id(p) for p in transformer(**options).parameters() if p.shape[0] in (V, V + 5)})
-             for key, options in {"one": {}, "two": {"target_vocabulary": V + 5}, "apart": {"tied": False}}.items()}
+    count = {key: len({id(p) for p in made(**options).parameters() if p.shape[0] in (WORDS, WORDS + 5)})
+             for key, options in {"one": {}, "two": {"target_vocabulary": WORDS + 5}, "apart": {"tied": False}}.items()}
     assert count == {"one": 1, "two": 2, "apart": 3}
-    assert transformer(target_vocabulary=V + 5)(SOURCE, TARGET).shape == (3, 6, V + 5)
+    assert made(target_vocabulary=WORDS + 5)(SOURCE, TARGET).shape == (3, TARGET.shape[1], WORDS + 5)
 
 
 def test_recomputed_blocks_have_the_gradients_of_those_that_are_kept():
     grads = []
     for recompute in (False, True):
-        model = transformer(dropout=0.5, recompute=recompute)
+        model = made(dropout=0.5, recompute=recompute)
         torch.manual_seed(1)
         model(SOURCE, TARGET).square().sum().backward()
         grads.append([parameter.grad for parameter in model.parameters()])
@@ -197,7 +93,7 @@ def test_recomputed_blocks_have_the_gradients_of_those_that_are_kept():
 
 
 def test_what_attends_like_torch_gives_what_torch_gives():
-    model = transformer(norm="pre", positions="none").double()
+    model = made(norm="pre", positions="none").double()
     peer = nn.Transformer(C, K, 2, 2, 32, 0.0, batch_first=True, norm_first=True).double()
     _copy(model, peer)
     missing, e = SOURCE == 0, model.tokens[0].embedding.weight * C ** 0.5
@@ -223,55 +119,44 @@ def _copy(model, peer):
             layer.linear2.load_state_dict(block.network[-1].state_dict())
 
 
-@pytest.mark.parametrize("options", [{}, {"tied": False, "positions": "learned", "norm": "post"}])
-def test_saved_and_loaded(options, tmp_path):
-    model = transformer(**options)
-    save_file(model.state_dict(), tmp_path / "model.safetensors")
-    torch.manual_seed(1)
-    fresh = Transformer(V, **SIZES, dropout=0.0, **options)
-    assert not torch.equal(fresh(SOURCE, TARGET), model(SOURCE, TARGET))
-    fresh.load_state_dict(load_file(tmp_path / "model.safetensors"))
-    assert torch.equal(fresh(SOURCE, TARGET), model(SOURCE, TARGET))
-
-
-@pytest.mark.parametrize("packed", [True, False])
+@PACKED
 def test_exported_for_any_batch_and_length(packed):
-    model = transformer(packed=packed).eval()
-    batch, inputs, outputs = (torch.export.Dim(name, min=2, max=64) for name in ("batch", "inputs", "outputs"))
+    model = made(packed=packed).eval()
+    samples, inputs, outputs = (torch.export.Dim(name, min=2, max=64) for name in ("samples", "inputs", "outputs"))
     program = torch.export.export(model, (SOURCE, TARGET), dynamic_shapes=(
-        {0: batch, 1: inputs}, {0: batch, 1: outputs}))
+        {0: samples, 1: inputs}, {0: samples, 1: outputs}))
     torch.testing.assert_close(program.module()(SOURCE, TARGET), model(SOURCE, TARGET), atol=1e-5, rtol=1e-5)
-    source, target = sentences((4, 9), 2), sentences((8, 3), 3, begin=True)
+    source, target = batch((4, 9), seed=2), batch((8, 3), begin=True, seed=3)
     torch.testing.assert_close(program.module()(source, target), model(source, target), atol=1e-5, rtol=1e-5)
 
 
 def test_compiled_whole():
-    model = transformer().eval()
+    model = made().eval()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(SOURCE, TARGET), model(SOURCE, TARGET), atol=1e-5, rtol=1e-5)
 
 
 def test_what_has_no_meaning_is_told():
     with pytest.raises(ConfigError, match="heads must divide"):
-        Transformer(V, channels=10, heads=3)
+        Transformer(WORDS, channels=10, heads=3)
     with pytest.raises(ConfigError, match="norm"):
-        transformer(norm="none")
+        made(norm="none")
     with pytest.raises(ConfigError, match="positions"):
-        transformer(positions="rotary")
+        made(positions="rotary")
     with pytest.raises(ConfigError, match="layers"):
-        transformer(layers=0)
+        made(layers=0)
     with pytest.raises(ShapeError, match="length=5"):
-        transformer(positions="learned", length=5)(SOURCE, TARGET)
+        made(positions="learned", length=5)(SOURCE, TARGET)
 
 
 # -- characters -----------------------------------------------------------------------------------------------------
 
 def characters(**options):
     torch.manual_seed(0)
-    return CharacterModel(V, **{**SIZES, "dropout": 0.0, **options})
+    return CharacterModel(WORDS, **{**SIZES, "dropout": 0.0, **options})
 
 
-TEXT = torch.randint(0, V, (3, 12), generator=torch.Generator().manual_seed(5))
+TEXT = torch.randint(0, WORDS, (3, 12), generator=torch.Generator().manual_seed(5))
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -292,7 +177,7 @@ def test_a_window_sees_so_many_characters_with_the_same_weights():
     windowed.load_state_dict(short.state_dict())
     torch.testing.assert_close(windowed(TEXT[:, :4]), short(TEXT[:, :4]), atol=1e-5, rtol=1e-5)
     changed = TEXT.clone()
-    changed[:, 0] = (TEXT[:, 0] + 1) % V
+    changed[:, 0] = (TEXT[:, 0] + 1) % WORDS
     assert torch.equal(windowed(changed)[:, 4:], windowed(TEXT)[:, 4:])
     assert not torch.allclose(short(changed)[:, 4:], short(TEXT)[:, 4:])
 
@@ -322,11 +207,11 @@ def test_texts_go_on_behind_a_prompt():
 def test_a_model_of_characters_is_saved_loaded_and_exported(tmp_path):
     model = characters().eval()
     save_file(model.state_dict(), tmp_path / "model.safetensors")
-    fresh = CharacterModel(V, **SIZES).eval()
+    fresh = CharacterModel(WORDS, **SIZES).eval()
     fresh.load_state_dict(load_file(tmp_path / "model.safetensors"))
     assert torch.equal(fresh(TEXT), model(TEXT))
-    batch, length = torch.export.Dim("batch", min=2, max=64), torch.export.Dim("length", min=2, max=512)
-    program = torch.export.export(model, (TEXT,), dynamic_shapes=({0: batch, 1: length},))
+    samples, length = torch.export.Dim("samples", min=2, max=64), torch.export.Dim("length", min=2, max=512)
+    program = torch.export.export(model, (TEXT,), dynamic_shapes=({0: samples, 1: length},))
     for text in (TEXT, TEXT[:2, :5]):
         torch.testing.assert_close(program.module()(text), model(text), atol=1e-5, rtol=1e-5)
 

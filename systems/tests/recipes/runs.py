@@ -22,6 +22,18 @@ def evaluated(run, capsys, *words):
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
+def check_laws(run, tmp_path, capsys):
+    """A finished run evaluates to what it said, is resumed to the same weights, and its baselines are fair; its
+    summary."""
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["headline"]["published"] and (run / "report.html").is_file()
+    again = evaluated(run, capsys)
+    assert (again["headline"], again["groups"]) == (summary["headline"], summary["groups"])
+    check_resumed_to_the_same_weights(run, tmp_path / "cut")
+    check_fair_and_blind(run)
+    return summary
+
+
 def check_fair_and_blind(run):
     """System and baseline of each pair get the same steps, batches and choice of weights; and no group reads the test
     part before the final evaluation."""

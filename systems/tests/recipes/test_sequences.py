@@ -14,7 +14,7 @@ import pytest
 from structconv.cli import main
 from structconv_systems.recipes.register import entry_named
 from structconv_systems.train.effect import NO_BASELINE
-from systems.tests.recipes.runs import check_fair_and_blind, check_resumed_to_the_same_weights, evaluated
+from systems.tests.recipes.runs import check_laws, evaluated
 
 WORDS = {"a": "ein", "dog": "Hund", "man": "Mann", "sees": "sieht", "runs": "rennt", "red": "roter", "old": "alter"}
 TINY = ["steps=6", "validate_every=3", "checkpoint_every=2", "threads=1", "warmup=2"]
@@ -82,12 +82,11 @@ def runs(folder, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", list(TRAINED))
-def test_a_run_says_its_figure_and_evaluates_to_the_same(runs, name, capsys):
-    summary = json.loads((runs[name] / "summary.json").read_text())
-    assert summary["headline"]["published"]
-    again = evaluated(runs[name], capsys)
-    assert again["headline"] == summary["headline"]
-    assert again["groups"] == summary["groups"]
+def test_a_run_keeps_the_laws_and_has_pictures(runs, name, tmp_path, capsys):
+    check_laws(runs[name], tmp_path, capsys)
+    pictures = list((runs[name] / "pictures").iterdir())
+    assert pictures
+    assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
 
 
 @pytest.mark.parametrize(("name", "other"), [("transformer", "val"), ("parser", "b.conllu"), ("characters", "b.txt"),
@@ -217,13 +216,6 @@ def test_a_run_alone_is_enough_to_use_it(runs, folder, tmp_path, capsys):
         assert "data must be a folder" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", list(TRAINED))
-def test_a_run_has_pictures(runs, name):
-    pictures = list((runs[name] / "pictures").iterdir())
-    assert pictures
-    assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
-
-
 def test_a_run_writes_behind_a_prompt(runs, capsys):
     run = str(runs["characters"])
     for _ in range(2):
@@ -284,11 +276,6 @@ def test_verbs_refuse_runs_that_they_are_not_for(runs, capsys):
     assert main(["sample", str(runs["transformer"])]) == 2
     assert main(["translate", str(runs["characters"])]) == 2
     assert "can translate" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", list(TRAINED))
-def test_a_run_that_lost_its_end_is_resumed_to_the_same_weights(runs, folder, tmp_path, name):
-    check_resumed_to_the_same_weights(runs[name], tmp_path / "cut")
 
 
 @pytest.mark.parametrize("name, file", [("rnnsearch", "train.de.gz"), ("parser", "a.conllu"), ("series", "series.csv"),
@@ -462,8 +449,3 @@ def test_unknown_rows_are_refused(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["train", "relative-positions", "--data", str(folder), "rows=clip-2,shaw"]) == 2
     assert "got shaw" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", [name for name in TRAINED if name != "characters"])
-def test_the_baseline_is_fair_and_the_test_unread(runs, name):
-    check_fair_and_blind(runs[name])

@@ -74,8 +74,7 @@ def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bo
     return all(torch.equal(first[name], second[name]) for name in first | second)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("when", [1, 5, 10])
+@pytest.mark.parametrize(("number", "when"), [(signal.SIGINT, 1), (signal.SIGTERM, 5), (signal.SIGINT, 10)])
 def test_resumed_weights_are_bit_equal_and_metrics_are_the_same(tmp_path, number, when):
     straight, cut = Run.create(tmp_path / "a", Toy()), Run.create(tmp_path / "b", Toy())
     expected, weights = train(straight)

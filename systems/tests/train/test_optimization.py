@@ -66,7 +66,7 @@ class SumsTask(BatchTask):
 class LongSums(Sums):
     effect: ClassVar = Effect(claim="loss, short over long", figure="test_loss", higher=False, ratio=True,
                               pairs=(("sums", "short"),), published=1.5)
-    steps: int = 200
+    steps: int = 60
     learning_rate: float = 0.02
 
 
@@ -184,10 +184,9 @@ def test_a_step_that_is_not_finite_changes_nothing_and_ten_end_the_training(tmp_
     assert [place.name for place in (run.checkpoint_folder("sums/seed-0")).glob("step-*")]
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"ema": 0.9}, {"schedule": "plateau", "accumulate": 2}, {"optimizer": "adamw", "precision": "bfloat16"},
-    {"schedule": "cosine", "warmup": 3}], ids=lambda o: ",".join(o) or "plain")
-@pytest.mark.parametrize("when", [2, 6, 12])
+@pytest.mark.parametrize(("options", "when"), [
+    ({}, 2), ({}, 6), ({}, 12), ({"ema": 0.9}, 6), ({"schedule": "plateau", "accumulate": 2}, 6),
+    ({"optimizer": "adamw", "precision": "bfloat16"}, 2), ({"schedule": "cosine", "warmup": 3}, 12)], ids=str)
 def test_resumed_weights_are_bit_equal(tmp_path, options, when):
     def train(run, stop=None):
         made = []
@@ -220,7 +219,7 @@ def test_resumed_weights_are_bit_equal(tmp_path, options, when):
 
 
 def test_trainings_are_done_once_and_measured_again(tmp_path):
-    recipe = plain(seeds=2, steps=200, learning_rate=0.02)
+    recipe = plain(seeds=2, steps=24)
     run = Run.create(tmp_path / "run", recipe)
     jobs = jobs_of(recipe, "sums", lambda seed: SumsTask(recipe, seed), SumsTask)
     results = train_all(jobs, run, Interrupt(), Quiet())
