@@ -17,10 +17,13 @@ from benchmarks.runner import Probe, Settings, run
 from benchmarks.session import Session
 from benchmarks.suites import SUITES, cases
 from structconv_systems.timing import alternate
+from tests.support.layers import EVERY
 
 FIELDS = {"suite", "case", "phase", "peer", "ratio", "memory_ratio", "roofline", "max_error", "ours_ms", "peer_ms",
           "ours_peak_mb", "peer_peak_mb", "huge_pages", "edges", "rounds", "other_load"}
 BRIEF = Settings(quick=True, repeats=1, seconds=0.01)
+#: Runs of whole suites take half a minute each.
+slow = pytest.mark.skipif(not EVERY, reason="runs with STRUCTCONV_EVERY_TEST=1 (make test-every)")
 
 
 def comparison(factor: float = 1.0, **options) -> Comparison:
@@ -107,6 +110,7 @@ def test_a_peer_that_disagrees_stops_or_needs_too_much_is_not_timed(peer, failed
     assert all(note in line.note and line.ratio is None for line in found if line.failed or note == "left out")
 
 
+@slow
 def test_parts_are_timed_one_after_the_other():
     once, twice = comparison().ours, comparison().ours
     made = Comparison(ours=comparison().ours, peers=comparison().peers, parts=(once, twice), size="")
@@ -171,6 +175,7 @@ def test_quick_runs_headlines_and_whatever_is_named_in_full():
     assert len(Session().chosen()) > len(quick.chosen())
 
 
+@slow
 def test_cases_may_be_named_one_after_the_other(capsys):
     two = Session(settings=BRIEF, patterns=("gat-8x64", "conv2d-3*"))
     assert {case.name for case in two.chosen()} == {"gat-8x64", "conv2d-3x3"}
@@ -184,6 +189,7 @@ def test_cases_may_be_named_one_after_the_other(capsys):
     assert "'nothing'" in capsys.readouterr().err
 
 
+@slow
 def test_sweeps_say_the_time_of_an_edge_and_are_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     case = next(case for case in cases("graph") if case.name == "spmm-64")

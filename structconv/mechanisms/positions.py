@@ -245,8 +245,8 @@ class ALiBi(Term):
         x, size = inputs.x, 1 if self.heads is None else self.heads
         sizes = x.shape[-2], inputs.z.shape[-2]
         known = self.__dict__.get("_known_slope")  # of the last call
-        if (known is not None and known.dtype is x.dtype and known.device == x.device and known._version == 0
-                and known.shape[0] == size and is_plain(x)):
+        if (known is not None and is_plain(x) and known.dtype is x.dtype and known.device == x.device
+                and known._version == 0 and known.shape[0] == size):
             return values.Distance(known, *sizes)
 
         def slopes() -> Tensor:

@@ -286,8 +286,8 @@ class Projections(Weight):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The first parameter of each module, of whose dtype x must be."""
-        return *self.value.parameters[:1], *self.output.parameters[:1]
+        """The first parameter of each module, whose dtype x must have unless the module runs under autocast."""
+        return tuple(t for part in (self.value, self.output) if part.precision is None for t in part.parameters[:1])
 
     @property
     def requires_grad(self) -> bool:

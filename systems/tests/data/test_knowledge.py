@@ -205,7 +205,7 @@ def test_rdf_is_read_without_what_tells_the_class(tmp_path):
     ({"test": f"{HEAD}http://x/a\t1\tg1\n"}, r"test\.txt, line 2: expected entities that have one class, in one file"),
     ({"test": f"{HEAD}http://x/b\tg1\n"}, r"test\.txt, line 2: expected 3 columns; got 2"),
     ({"test": "person\tid\tgroup\nhttp://x/b\t1\tg1\n"}, r"test\.txt, line 1: expected a column label\.\.\. and"),
-    ({"test": HEAD}, r"test\.txt: expected entities and their classes behind the line of names; got no other line")])
+    ({"test": HEAD}, r"test\.txt: expected entities and their classes after the line of names; got no other line")])
 def test_a_wrong_statement_or_class_is_named(tmp_path, parts, said):
     with pytest.raises(DataError, match=said):
         classes(tmp_path, **parts)
