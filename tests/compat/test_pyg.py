@@ -451,7 +451,8 @@ def test_layers_compile_whole_for_graphs_of_all_sizes(name):
 
 
 @pytest.mark.parametrize("name, aggr", layers.drawn([
-    ("FeaStConv", "mean"), ("GCNConv", "max"), ("ClusterGCNConv", "min"), ("APPNP", "std"), ("MixHopConv", "softmax")], 3))
+    ("FeaStConv", "mean"), ("GCNConv", "max"), ("ClusterGCNConv", "min"), ("APPNP", "std"),
+    ("MixHopConv", "softmax")], 3))
 def test_layers_that_add_loops_compile_whole_with_all_aggregations(name, aggr):
     """The loops that others replace count in none of them."""
     layer = getattr(ours, name)(*{**WHOLE, "FeaStConv": (P, Q, 2)}[name], aggr=aggr)
