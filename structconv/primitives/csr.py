@@ -416,7 +416,7 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 def _summed(rows: Tensor, count: int) -> Tensor:
     """Sum consecutive groups of equally many rows."""
-    return rows if rows.shape[0] == count else rows.view(count, -1, *rows.shape[1:]).sum(1)
+    return rows if rows.shape[0] == count else rows.view(count, rows.shape[0] // count, *rows.shape[1:]).sum(1)
 
 
 def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
