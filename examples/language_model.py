@@ -97,7 +97,7 @@ def main() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    print(f"loss {float(loss):.3f}")
+    print(f"loss {loss.item():.3f}")
     print(model.eval().generate(torch.tensor([[3, 4, 5]]), max_new_tokens=6, do_sample=False, pad_token_id=0))
 
 

@@ -126,7 +126,7 @@ def batch(structures: Sequence[Any]) -> Structure:
     Structures of a class of your own, made by `@structure`, join a batch if they have `num_entries`, or `num_inputs`
     and `num_outputs`. They give a `StructureBatch`, or what the classmethod `batched(structures)` of their class
     returns: a structure with `samples`, the `Samples` of the batch, and `parts`, the tuple of structures. Mechanisms
-        that compute each sample alone read `parts`.
+    that compute each sample alone read `parts`.
 
     Raises:
         StructureError: the list is empty, the kinds differ, only some graphs have weights or attributes, or dtypes or
