@@ -35,6 +35,7 @@ from structconv.primitives.native.window import window_attention
 from structconv.primitives.segments import masked_softmax, segment_softmax
 from structconv.primitives.shifted import shift_products
 from tests.primitives.raw_calls import with_backwards
+from tools import operators
 
 pytestmark = pytest.mark.filterwarnings("error:There is a performance drop")
 M, N, E, K = 7, 6, 20, 2
@@ -321,3 +322,11 @@ def test_values_of_a_recurrence_have_derivatives_too():
 
         assert torch.autograd.gradcheck(number, leaves([values, x]), check_forward_ad=True, fast_mode=True)
         assert torch.autograd.gradgradcheck(number, leaves([values, x]), fast_mode=True)
+
+
+def test_the_page_of_operators_names_each():
+    """`make test-every` measures its table anew."""
+    rows = [line for line in operators.PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    assert {row.split("`")[1] for row in rows} == set(CASES)
+    if EVERY:
+        assert operators.table(operators.run("1"), operators.run("0")).splitlines()[2:] == rows
