@@ -1,5 +1,17 @@
 """Mini-batches of large graphs."""
 
+from structconv.data.induced import (
+    ClusterData,
+    ClusterLoader,
+    GraphSAINTEdgeSampler,
+    GraphSAINTNodeSampler,
+    GraphSAINTRandomWalkSampler,
+    HGTLoader,
+    partition,
+    random_walk,
+)
 from structconv.data.loaders import LinkNeighborLoader, NeighborBatch, NeighborLoader
 
-__all__ = ["LinkNeighborLoader", "NeighborBatch", "NeighborLoader"]
+__all__ = ["ClusterData", "ClusterLoader", "GraphSAINTEdgeSampler", "GraphSAINTNodeSampler",
+           "GraphSAINTRandomWalkSampler", "HGTLoader", "LinkNeighborLoader", "NeighborBatch", "NeighborLoader",
+           "partition", "random_walk"]

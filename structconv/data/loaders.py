@@ -16,7 +16,7 @@ from structconv.data.subgraphs import EdgeType, NodeType, Sampler, Subgraph
 from structconv.errors import ConfigError
 from structconv.primitives.hashing import hash_bits
 
-__all__ = ["LinkNeighborLoader", "NeighborBatch", "NeighborLoader"]
+__all__ = ["LinkNeighborLoader", "Loader", "NeighborBatch", "NeighborLoader", "input_nodes_of"]
 
 _OWNER = "NeighborLoader"
 
@@ -53,7 +53,7 @@ class _Numbered:
             yield [(epoch, p) for p in position] if isinstance(position, (list, tuple)) else (epoch, int(position))
 
 
-class _Loader(DataLoader[Any]):
+class Loader(DataLoader[Any]):
     """Samples a subgraph for each batch of seeds, in the workers if there are some.
 
     Args:
@@ -117,7 +117,7 @@ class _Loader(DataLoader[Any]):
         raise NotImplementedError
 
 
-class NeighborLoader(_Loader):
+class NeighborLoader(Loader):
     """Mini-batches of seeds with their sampled neighbors, of a graph that is too large for whole passes.
 
     For each batch of seeds, hop 1 draws `num_neighbors[0]` edges into each seed, hop 2 `num_neighbors[1]` edges into
@@ -185,7 +185,7 @@ class NeighborLoader(_Loader):
             raise ConfigError(_OWNER, "input_time needs time_attr", None)
         source = source_of(data, features)
         self.data, self.input_nodes = data, input_nodes
-        self.input_type, self.seeds, self.input_id = _input_nodes(source, input_nodes, input_id)
+        self.input_type, self.seeds, self.input_id = input_nodes_of(source, input_nodes, input_id)
         self.input_time = None if input_time is None else input_time.cpu()
         sampler = Sampler(source.relations(time_attr, weight_attr, is_sorted),
                           {kind: source.num_nodes(kind) for kind in source.node_types}, num_neighbors, replace=replace,
@@ -207,7 +207,7 @@ class NeighborLoader(_Loader):
             setattr(self.source.store(batch, self.input_type), name, value)
 
 
-class LinkNeighborLoader(_Loader):
+class LinkNeighborLoader(Loader):
     """Mini-batches of pairs of nodes with their sampled neighbors, for link prediction.
 
     As `NeighborLoader`, with the ends of edges as seeds. Arguments and attributes of the batches are those of PyTorch
@@ -339,7 +339,7 @@ class LinkNeighborLoader(_Loader):
                 setattr(self.source.store(batch, owner), name, value)
 
 
-def _input_nodes(source: Source, given: Any, input_id: Tensor | None) -> tuple[NodeType, Tensor, Tensor | None]:
+def input_nodes_of(source: Source, given: Any, input_id: Tensor | None) -> tuple[NodeType, Tensor, Tensor | None]:
     """Type, seeds, and what each batch names them by."""
     kind = PLAIN_NODE
     if source.typed:

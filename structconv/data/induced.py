@@ -1,0 +1,492 @@
+"""Mini-batches of nodes drawn at random or by clusters, with all edges between them: GraphSAINT, Cluster-GCN, HGT."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.data.loaders import Loader, input_nodes_of
+from structconv.data.sources import PLAIN_EDGE, PLAIN_NODE, Source, source_of
+from structconv.data.subgraphs import NodeType, Sampler, Subgraph, in_edges
+from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.primitives.hashing import hash_bits
+from structconv.primitives.sampling import InEdges, draw_neighbors, random_below
+
+__all__ = ["ClusterData", "ClusterLoader", "GraphSAINTEdgeSampler", "GraphSAINTNodeSampler",
+           "GraphSAINTRandomWalkSampler", "HGTLoader", "partition", "random_walk"]
+
+_MOST_NEIGHBORS = 520  # HGT: of a node with more, so many random ones count
+_ROUNDS = 40  # of `partition`
+
+
+class _InducedLoader(Loader):
+    """Batches of nodes with all edges between them.
+
+    Args:
+        length: how many positions there are to draw batches of.
+    """
+
+    def __init__(self, source: Source, length: int, *, is_sorted: bool = False, **options: Any) -> None:
+        sampler = Sampler(source.relations(None, None, is_sorted),
+                          {kind: source.num_nodes(kind) for kind in source.node_types}, [], subgraph_type="induced")
+        super().__init__(source, sampler, length, **options)
+
+    def _subgraph(self, index: Tensor, seed: int) -> Subgraph:
+        return self.neighbor_sampler.sample(self._nodes(index, seed), seed)
+
+    def _nodes(self, index: Tensor, seed: int) -> dict[NodeType, Tensor]:
+        raise NotImplementedError
+
+    def _add_inputs(self, batch: Any, inputs: dict[str, Any]) -> None:
+        for name, value in inputs.items():
+            setattr(batch, name, value)
+
+
+def _untyped(owner: str, data: Any, features: Mapping[str, Tensor] | None) -> Source:
+    source = source_of(data, features)
+    if source.typed:
+        raise ConfigError(owner, "data must have one type of nodes", type(data).__name__)
+    return source
+
+
+# -- GraphSAINT ---------------------------------------------------------------------------------------------------
+
+class _GraphSAINT(_InducedLoader):
+
+    def __init__(self, data: Any, batch_size: int, num_steps: int = 1, sample_coverage: int = 0, *,
+                 features: Mapping[str, Tensor] | None = None, transform: Callable[[Any], Any] | None = None,
+                 filter_per_worker: bool | None = None, seed: int | None = None, **options: Any) -> None:
+        owner = type(self).__name__
+        source = _untyped(owner, data, features)
+        if batch_size < 1 or num_steps < 1 or sample_coverage < 0:
+            raise ConfigError(owner, "batch_size and num_steps must be at least 1, sample_coverage at least 0",
+                              (batch_size, num_steps, sample_coverage))
+        self.edge_index, self.num_nodes = source.edge_index(PLAIN_EDGE).cpu().long(), source.num_nodes(PLAIN_NODE)
+        if not self.num_nodes:
+            raise StructureError(owner, "data must have nodes", 0)
+        self.num_drawn, self.sample_coverage = batch_size, sample_coverage
+        super().__init__(source, num_steps, transform=transform, filter_per_worker=filter_per_worker, seed=seed,
+                         **options)
+        self.node_norm, self.edge_norm = self._norms(seed or 0) if sample_coverage else (None, None)
+
+    def _draw(self, seed: int) -> Tensor:
+        """Nodes, some more than once."""
+        raise NotImplementedError
+
+    def _nodes(self, index: Tensor, seed: int) -> dict[NodeType, Tensor]:
+        return {PLAIN_NODE: self._draw(seed).unique()}
+
+    def _subgraph(self, index: Tensor, seed: int) -> Subgraph:
+        result = super()._subgraph(index, seed)
+        if self.sample_coverage:
+            result.inputs = {"node_norm": self.node_norm[result.nodes[PLAIN_NODE]],  # type: ignore[index]
+                             "edge_norm": self.edge_norm[result.edges[PLAIN_EDGE]]}  # type: ignore[index]
+        return result
+
+    def _norms(self, seed: int) -> tuple[Tensor, Tensor]:
+        node_counts, edge_counts = torch.zeros(self.num_nodes), torch.zeros(self.edge_index.shape[1])
+        batches = total = 0
+        while total < self.num_nodes * self.sample_coverage:
+            found = super()._subgraph(torch.tensor([0]), int(hash_bits(torch.tensor(seed), torch.tensor(batches))))
+            node_counts[found.nodes[PLAIN_NODE]] += 1
+            edge_counts[found.edges[PLAIN_EDGE]] += 1
+            batches, total = batches + 1, total + len(found.nodes[PLAIN_NODE])
+        ratio = node_counts[self.edge_index[0]] / edge_counts
+        return (batches / node_counts.clamp(min=0.1) / self.num_nodes,
+                ratio.clamp(max=1e4).masked_fill(ratio.isnan(), 0.1))
+
+
+class GraphSAINTNodeSampler(_GraphSAINT):
+    """Batches of nodes drawn in proportion to their numbers of outgoing edges, with all edges between them.
+
+    Args:
+        data: PyTorch Geometric's `Data`, or a `Graph`.
+        batch_size: draws for each batch; a node may be drawn more than once.
+        num_steps: batches of an epoch.
+        sample_coverage: if positive, batches have `node_norm` (N,), a weight for the loss of each node, and `edge_norm`
+            (E,), a weight for each message under mean aggregation, which correct the bias of the draws. They are
+            measured over so many draws of each node on average.
+        features, transform, seed, options: those of `NeighborLoader`.
+
+    Yields:
+        `Data`, or a `NeighborBatch`, with `n_id` and `e_id`.
+
+    Raises:
+        ConfigError: for a graph with types, or counts below 1.
+        StructureError: for a graph without nodes, or without edges to draw from.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.data import GraphSAINTNodeSampler
+        >>> graph = Graph(torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), num_nodes=4)
+        >>> batch = next(iter(GraphSAINTNodeSampler(graph, batch_size=50, seed=0)))
+        >>> batch.n_id, batch.e_id
+        (tensor([0, 1, 2, 3]), tensor([3, 0, 1, 2]))
+
+    Reference: Zeng et al., *GraphSAINT: graph sampling based inductive learning method*, 2020, algorithm 1 and
+    appendix.
+    """
+
+    def _draw(self, seed: int) -> Tensor:
+        count = self.edge_index.shape[1]
+        if not count:
+            raise StructureError(type(self).__name__, "data must have edges", 0)
+        return self.edge_index[0, random_below(count, seed, torch.arange(self.num_drawn))]
+
+
+class GraphSAINTEdgeSampler(_GraphSAINT):
+    """Batches of the ends of random edges, with all edges between them.
+
+    An edge is drawn in proportion to 1 / (edges out of its source) + 1 / (edges into its target), without replacement.
+    Arguments and batches are those of `GraphSAINTNodeSampler`; `batch_size` is the number of edges. A batch costs O(E).
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.data import GraphSAINTEdgeSampler
+        >>> graph = Graph(torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), num_nodes=4)
+        >>> next(iter(GraphSAINTEdgeSampler(graph, batch_size=1, seed=0))).n_id.shape
+        torch.Size([2])
+    """
+
+    def __init__(self, data: Any, batch_size: int, num_steps: int = 1, sample_coverage: int = 0, **options: Any
+                 ) -> None:
+        index, size = _untyped(type(self).__name__, data, options.get("features")), 0
+        source, target = index.edge_index(PLAIN_EDGE).cpu().long()
+        size = index.num_nodes(PLAIN_NODE)
+        self.chances = 1 / source.bincount(minlength=size)[source] + 1 / target.bincount(minlength=size)[target]
+        super().__init__(data, batch_size, num_steps, sample_coverage, **options)
+
+    def _draw(self, seed: int) -> Tensor:
+        drawn = _without_replacement(self.chances.double(), self.num_drawn, seed, torch.arange(len(self.chances)))
+        return self.edge_index[:, drawn].flatten()
+
+
+class GraphSAINTRandomWalkSampler(_GraphSAINT):
+    """Batches of the nodes that random walks visit, with all edges between them.
+
+    Walks follow the edges; each starts at a random node. Arguments and batches are those of `GraphSAINTNodeSampler`.
+
+    Args:
+        batch_size: the number of walks.
+        walk_length: the number of steps of each.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.data import GraphSAINTRandomWalkSampler
+        >>> graph = Graph(torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), num_nodes=4)
+        >>> loader = GraphSAINTRandomWalkSampler(graph, batch_size=1, walk_length=2, num_steps=5, seed=0)
+        >>> [batch.graph.edge_index.shape[1] for batch in loader]
+        [2, 2, 2, 2, 2]
+    """
+
+    def __init__(self, data: Any, batch_size: int, walk_length: int, num_steps: int = 1, sample_coverage: int = 0,
+                 **options: Any) -> None:
+        if walk_length < 0:
+            raise ConfigError(type(self).__name__, "walk_length must be at least 0", walk_length)
+        source = _untyped(type(self).__name__, data, options.get("features"))
+        size = source.num_nodes(PLAIN_NODE)
+        self.walk_length = walk_length
+        self.out_edges = in_edges(source.edge_index(PLAIN_EDGE).flip(0), (size, size))
+        super().__init__(data, batch_size, num_steps, sample_coverage, **options)
+
+    def _draw(self, seed: int) -> Tensor:
+        start = random_below(self.num_nodes, seed, torch.arange(self.num_drawn))
+        return _walks(self.out_edges, start, self.walk_length, seed).flatten()
+
+
+def random_walk(edge_index: Tensor, start: Tensor, length: int, *, num_nodes: int, seed: int = 0) -> Tensor:
+    """Return walks along edges, each step to one of the neighbors with equal chances; a node without one is not left.
+
+    Args:
+        edge_index: (2, E) integers, from `edge_index[0]` to `edge_index[1]`.
+        start: (W,) integers, where each walk begins.
+        length: the number of steps.
+        num_nodes: N.
+        seed: equal seeds give equal walks.
+
+    Returns:
+        (W, length + 1) int64, the nodes of each walk.
+
+    Cost: O(E + W length).
+
+    Raises:
+        StructureError: a start or an edge is out of range.
+
+    Example:
+
+        >>> from structconv.data import random_walk
+        >>> random_walk(torch.tensor([[0, 1, 2], [1, 2, 3]]), torch.tensor([0, 2]), 3, num_nodes=4)
+        tensor([[0, 1, 2, 3],
+                [2, 3, 3, 3]])
+    """
+    return _walks(in_edges(edge_index.flip(0), (num_nodes, num_nodes)), start.long(), length, seed)
+
+
+def _walks(out_edges: InEdges, start: Tensor, length: int, seed: int) -> Tensor:
+    visited, walks = [start.contiguous()], torch.arange(len(start))
+    for step in range(length):
+        neighbors, _, at = draw_neighbors(out_edges, visited[-1], 1, seed=seed, relation=step, groups=walks,
+                                          replace=True)
+        visited.append(visited[-1].index_put((at,), neighbors))
+    return torch.stack(visited, 1)
+
+
+def _without_replacement(chances: Tensor, count: int, seed: int, *indices: Tensor) -> Tensor:
+    """Positions of `count` entries, each next one drawn in proportion to the chances that are left.
+
+    The smallest of exponential variables with rates c_i is that of i with the probability c_i / sum c.
+    """
+    uniform = (hash_bits(torch.tensor(seed), *indices).double() + 0.5) * 2.0**-32
+    arrival = -uniform.log() / chances
+    return arrival.topk(min(count, int((chances > 0).sum())), largest=False).indices
+
+
+# -- clusters -----------------------------------------------------------------------------------------------------
+
+def partition(edge_index: Tensor, num_nodes: int, num_parts: int, *, slack: float = 0.1, seed: int = 0) -> Tensor:
+    """Return parts of nearly equal size with few edges between them.
+
+    Parts grow from random nodes; then nodes move to the part of most of their neighbors while it has room. METIS finds
+    better parts of graphs without a clear order; give its result to `ClusterData` where you have it.
+
+    Args:
+        edge_index: (2, E) integers; directions do not count.
+        slack: a part has at most ceil((1 + slack) N / num_parts) nodes.
+
+    Returns:
+        (N,) int64, the part of each node.
+
+    Cost: O(E log E) a round, 80 rounds at most.
+
+    Raises:
+        ConfigError: there are not between 1 and N parts, or slack is negative.
+
+    Example:
+
+        >>> from structconv.data import partition
+        >>> two_pairs = torch.tensor([[0, 2], [1, 3]])
+        >>> part = partition(two_pairs, 4, 2, slack=0)
+        >>> bool(part[0] == part[1] != part[2] == part[3])
+        True
+    """
+    if not 1 <= num_parts <= max(num_nodes, 1) or slack < 0:
+        raise ConfigError("partition", f"num_parts must be in [1, N={num_nodes}], slack at least 0",
+                          (num_parts, slack))
+    room = -int(-(1 + slack) * num_nodes // num_parts)
+    both = torch.cat([edge_index, edge_index.flip(0)], 1).cpu().long()
+    part = torch.full((num_nodes,), -1)
+    random = hash_bits(torch.tensor(seed), torch.arange(num_nodes)).argsort()
+    part[random[:num_parts]] = torch.arange(num_parts)
+    for grown in (False, True):
+        for round_ in range(_ROUNDS):
+            if not _moved(part, both, room, num_parts, grown, seed + round_):
+                break
+        if not grown:
+            _fill(part, room, num_parts)
+    return part
+
+
+def _moved(part: Tensor, both: Tensor, room: int, num_parts: int, grown: bool, seed: int) -> bool:
+    """Move nodes to parts where they have more neighbors, those without a part first; False if none moved."""
+    source, target = both
+    known = part[source] >= 0
+    pairs, count = (target[known] * num_parts + part[source[known]]).unique(return_counts=True)
+    node, label = pairs // num_parts, pairs % num_parts
+    here = torch.zeros(len(part), dtype=torch.int64).index_put((node, ), count * (label == part[node]), accumulate=True)
+    gain = count - here[node]
+    wanted = (gain > 0) & (label != part[node])
+    if grown:  # neighbors that move at once would trade places: half of the nodes rest
+        wanted &= hash_bits(torch.tensor(seed), node) % 2 == 0
+    else:
+        wanted &= part[node] < 0
+    node, label, gain = node[wanted], label[wanted], gain[wanted]
+    best = gain.argsort(stable=True)  # of the writes to one place the last stays: that of the largest gain
+    choice = torch.full((len(part),), -1)
+    for_node = torch.full((len(part),), -1)
+    for_node = for_node.scatter_reduce(0, node[best], torch.arange(len(best)), "amax")
+    movers = (for_node >= 0).nonzero().flatten()
+    choice[movers] = label[best][for_node[movers]]
+    movers = movers[gain[best][for_node[movers]].argsort(descending=True, stable=True)]
+    order = choice[movers].argsort(stable=True)
+    movers = movers[order]
+    arriving = choice[movers]
+    free = room - part[part >= 0].bincount(minlength=num_parts)
+    first = torch.searchsorted(arriving, torch.arange(num_parts))
+    fits = torch.arange(len(movers)) - first[arriving] < free[arriving]
+    part[movers[fits]] = arriving[fits]
+    return bool(fits.any())
+
+
+def _fill(part: Tensor, room: int, num_parts: int) -> None:
+    """Give nodes that no part has reached to those with room, in order."""
+    free = room - part[part >= 0].bincount(minlength=num_parts)
+    left = (part < 0).nonzero().flatten()
+    part[left] = torch.repeat_interleave(free)[:len(left)]
+
+
+class ClusterData:
+    """A graph in clusters, the parts of `partition`. Item i is the graph of cluster i, without edges to the others.
+
+    Args:
+        data: PyTorch Geometric's `Data`, or a `Graph`.
+        num_parts: the number of clusters.
+        cluster: (N,) integers, the cluster of each node; by default that of `partition`.
+        features: of the nodes of a `Graph`, by name.
+        seed: of the partition.
+
+    Raises:
+        ConfigError: for a graph with types, or a number of parts that does not fit.
+        ShapeError: if `cluster` is not (N,).
+        StructureError: if `cluster` is not in [0, num_parts).
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.data import ClusterData, ClusterLoader
+        >>> graph = Graph(torch.tensor([[0, 1, 2, 3, 1], [1, 0, 3, 2, 2]]), num_nodes=4)
+        >>> clusters = ClusterData(graph, 2, cluster=torch.tensor([0, 0, 1, 1]))
+        >>> clusters[1].n_id, clusters[1].e_id
+        (tensor([2, 3]), tensor([3, 2]))
+        >>> next(iter(ClusterLoader(clusters, batch_size=2))).e_id.sort().values
+        tensor([0, 1, 2, 3, 4])
+
+    Reference: Chiang et al., *Cluster-GCN*, 2019, algorithm 1.
+    """
+
+    def __init__(self, data: Any, num_parts: int, *, cluster: Tensor | None = None,
+                 features: Mapping[str, Tensor] | None = None, seed: int = 0) -> None:
+        self.source, self.num_parts = _untyped("ClusterData", data, features), num_parts
+        size = self.source.num_nodes(PLAIN_NODE)
+        if cluster is None:
+            cluster = partition(self.source.edge_index(PLAIN_EDGE), size, num_parts, seed=seed)
+        if cluster.shape != (size,):
+            raise ShapeError("ClusterData", f"cluster must have the shape (N,)=({size},)", tuple(cluster.shape))
+        if size and not 0 <= int(cluster.min()) <= int(cluster.max()) < num_parts:
+            raise StructureError("ClusterData", f"cluster must be in [0, {num_parts})",
+                                 (int(cluster.min()), int(cluster.max())))
+        self.cluster = cluster.cpu().long()
+        self.nodes = self.cluster.argsort(stable=True).split(self.cluster.bincount(minlength=num_parts).tolist())
+        self._single = ClusterLoader(self)
+
+    def __len__(self) -> int:
+        return self.num_parts
+
+    def __getitem__(self, index: int) -> Any:
+        if not -self.num_parts <= index < self.num_parts:
+            raise IndexError(f"cluster must be in [0, {self.num_parts}); got {index}")
+        return self._single([index % self.num_parts])
+
+
+class ClusterLoader(_InducedLoader):
+    """Batches of clusters with all edges within and between them.
+
+    Args:
+        cluster_data: a `ClusterData`.
+        transform, seed, options: those of `NeighborLoader`; `batch_size` is the number of clusters.
+
+    Yields:
+        `Data`, or a `NeighborBatch`, with `n_id` and `e_id`.
+
+    Example: see `ClusterData`.
+    """
+
+    def __init__(self, cluster_data: ClusterData, *, transform: Callable[[Any], Any] | None = None,
+                 filter_per_worker: bool | None = None, seed: int | None = None, **options: Any) -> None:
+        self.clusters = cluster_data.nodes
+        super().__init__(cluster_data.source, len(cluster_data), transform=transform,
+                         filter_per_worker=filter_per_worker, seed=seed, **options)
+
+    def _nodes(self, index: Tensor, seed: int) -> dict[NodeType, Tensor]:
+        return {PLAIN_NODE: torch.cat([self.clusters[i] for i in index.tolist()])}
+
+
+# -- HGT ----------------------------------------------------------------------------------------------------------
+
+class HGTLoader(_InducedLoader):
+    """Batches of a typed graph with as many nodes of each type, drawn where many sampled nodes lead.
+
+    Each round draws `num_samples` nodes of each type without replacement, in proportion to the square of their budget:
+    the sum, over sampled nodes that the node has an edge to and over relations, of 1 / (edges of the relation into the
+    sampled node). The batch has all edges between its nodes.
+
+    Args:
+        data: PyTorch Geometric's `HeteroData`.
+        num_samples: nodes of each type for each round; or a mapping from types to such lists.
+        input_nodes: the seeds: a type, or a pair of a type and indices or a mask.
+        is_sorted, transform, filter_per_worker, seed, options: those of `NeighborLoader`.
+
+    Yields:
+        `HeteroData` with `n_id`, `e_id`, and `batch_size` and `input_id` of the type of the seeds, which come first.
+
+    Raises:
+        ConfigError: for unknown types, or counts that are negative.
+
+    Example (needs PyTorch Geometric):
+
+        loader = HGTLoader(data, num_samples=[512] * 4, input_nodes=("paper", train_mask), batch_size=128)
+
+    Reference: Hu et al., *Heterogeneous graph transformer*, 2020, algorithms 1 and 2. Of a node with more than 520
+    edges of a relation so many random ones count.
+    """
+
+    def __init__(self, data: Any, num_samples: Sequence[int] | Mapping[str, Sequence[int]], input_nodes: Any,
+                 is_sorted: bool = False, transform: Callable[[Any], Any] | None = None, *,
+                 filter_per_worker: bool | None = None, seed: int | None = None, **options: Any) -> None:
+        source = source_of(data, None)
+        if not isinstance(num_samples, Mapping):
+            num_samples = dict.fromkeys(source.node_types, num_samples)  # type: ignore[misc]
+        if {*num_samples} - {*source.node_types} or any(n < 0 for counts in num_samples.values() for n in counts):
+            raise ConfigError("HGTLoader", f"num_samples must be counts for types out of {source.node_types}",
+                              num_samples)
+        self.num_samples: dict[NodeType, list[int]] = {kind: list(n) for kind, n in num_samples.items()}
+        self.input_type, self.seeds, self.input_id = input_nodes_of(source, input_nodes, None)
+        super().__init__(source, len(self.seeds), is_sorted=is_sorted, transform=transform,
+                         filter_per_worker=filter_per_worker, seed=seed, **options)
+
+    def _subgraph(self, index: Tensor, seed: int) -> Subgraph:
+        result = super()._subgraph(index, seed)
+        result.inputs = {"input_id": index if self.input_id is None else self.input_id[index],
+                         "batch_size": len(index)}
+        return result
+
+    def _add_inputs(self, batch: Any, inputs: dict[str, Any]) -> None:
+        super()._add_inputs(self.source.store(batch, self.input_type), inputs)
+
+    def _nodes(self, index: Tensor, seed: int) -> dict[NodeType, Tensor]:
+        empty = torch.empty(0, dtype=torch.int64)
+        nodes = dict.fromkeys(self.source.node_types, empty)
+        nodes[self.input_type] = self.seeds[index]
+        budget = {kind: (empty, empty.double()) for kind in nodes}
+        fresh = dict(nodes)
+        for round_ in range(max(map(len, self.num_samples.values()), default=0)):
+            self._spend(budget, fresh, nodes, seed + round_)
+            fresh = dict.fromkeys(nodes, empty)
+            for number, (kind, counts) in enumerate(self.num_samples.items()):
+                known, values = budget[kind]
+                drawn = _without_replacement(values.square(), counts[round_] if round_ < len(counts) else 0, seed,
+                                             torch.tensor(round_ * len(nodes) + number), known)
+                fresh[kind] = known[drawn]
+                nodes[kind] = torch.cat([nodes[kind], fresh[kind]])
+        return nodes
+
+    def _spend(self, budget: dict[NodeType, tuple[Tensor, Tensor]], fresh: Mapping[NodeType, Tensor],
+               nodes: Mapping[NodeType, Tensor], seed: int) -> None:
+        """Add what nodes that came last give to the sources of their edges; sampled nodes have no budget."""
+        for number, (relation, edges) in enumerate(self.neighbor_sampler.relations.items()):
+            source, _, target = relation
+            ends = fresh[target].unique()
+            found, _, at = draw_neighbors(edges, ends, _MOST_NEIGHBORS, seed=seed, relation=number)
+            share = 1 / at.bincount(minlength=len(ends)).double()
+            known, inverse = torch.cat([budget[source][0], found]).unique(return_inverse=True)
+            sums = torch.zeros(len(known), dtype=torch.float64).index_add(
+                0, inverse, torch.cat([budget[source][1], share[at]]))
+            budget[source] = known, sums
+        for kind, (known, sums) in budget.items():
+            left = ~torch.isin(known, nodes[kind])
+            budget[kind] = known[left], sums[left]
