@@ -127,8 +127,7 @@ class GraphSAINTNodeSampler(_GraphSAINT):
         >>> batch.n_id, batch.e_id
         (tensor([0, 1, 2, 3]), tensor([3, 0, 1, 2]))
 
-    Reference: Zeng et al., *GraphSAINT: graph sampling based inductive learning method*, 2020, algorithm 1 and
-    appendix.
+    Reference: Zeng et al., *GraphSAINT: graph sampling based inductive learning method*, 2020, sections 3.2 and 3.4.
     """
 
     def _draw(self, seed: int) -> Tensor:
@@ -155,14 +154,12 @@ class GraphSAINTEdgeSampler(_GraphSAINT):
 
     def __init__(self, data: Any, batch_size: int, num_steps: int = 1, sample_coverage: int = 0, **options: Any
                  ) -> None:
-        index, size = _untyped(type(self).__name__, data, options.get("features")), 0
-        source, target = index.edge_index(PLAIN_EDGE).cpu().long()
-        size = index.num_nodes(PLAIN_NODE)
-        self.chances = 1 / source.bincount(minlength=size)[source] + 1 / target.bincount(minlength=size)[target]
+        source, target = _untyped(type(self).__name__, data, options.get("features")).edge_index(PLAIN_EDGE).cpu()
+        self.chances = 1 / source.bincount()[source.long()].double() + 1 / target.bincount()[target.long()]
         super().__init__(data, batch_size, num_steps, sample_coverage, **options)
 
     def _draw(self, seed: int) -> Tensor:
-        drawn = _without_replacement(self.chances.double(), self.num_drawn, seed, torch.arange(len(self.chances)))
+        drawn = _without_replacement(self.chances, self.num_drawn, seed, torch.arange(len(self.chances)))
         return self.edge_index[:, drawn].flatten()
 
 
@@ -270,10 +267,10 @@ def partition(edge_index: Tensor, num_nodes: int, num_parts: int, *, slack: floa
     Example:
 
         >>> from structconv.data import partition
-        >>> two_pairs = torch.tensor([[0, 2], [1, 3]])
-        >>> part = partition(two_pairs, 4, 2, slack=0)
-        >>> bool(part[0] == part[1] != part[2] == part[3])
-        True
+        >>> ring = torch.stack([torch.arange(12), torch.arange(1, 13) % 12])
+        >>> part = partition(ring, 12, 3, slack=0.25)
+        >>> bool(part.bincount().max() <= 5), bool((part[ring[0]] != part[ring[1]]).sum() <= 5)
+        (True, True)
     """
     if not 1 <= num_parts <= max(num_nodes, 1) or slack < 0:
         raise ConfigError("partition", f"num_parts must be in [1, N={num_nodes}], slack at least 0",
@@ -298,7 +295,7 @@ def _moved(part: Tensor, both: Tensor, room: int, num_parts: int, grown: bool, s
     known = part[source] >= 0
     pairs, count = (target[known] * num_parts + part[source[known]]).unique(return_counts=True)
     node, label = pairs // num_parts, pairs % num_parts
-    here = torch.zeros(len(part), dtype=torch.int64).index_put((node, ), count * (label == part[node]), accumulate=True)
+    here = torch.zeros_like(part).index_add(0, node, count * (label == part[node]))
     gain = count - here[node]
     wanted = (gain > 0) & (label != part[node])
     if grown:  # neighbors that move at once would trade places: half of the nodes rest
@@ -306,16 +303,11 @@ def _moved(part: Tensor, both: Tensor, room: int, num_parts: int, grown: bool, s
     else:
         wanted &= part[node] < 0
     node, label, gain = node[wanted], label[wanted], gain[wanted]
-    best = gain.argsort(stable=True)  # of the writes to one place the last stays: that of the largest gain
-    choice = torch.full((len(part),), -1)
-    for_node = torch.full((len(part),), -1)
-    for_node = for_node.scatter_reduce(0, node[best], torch.arange(len(best)), "amax")
-    movers = (for_node >= 0).nonzero().flatten()
-    choice[movers] = label[best][for_node[movers]]
-    movers = movers[gain[best][for_node[movers]].argsort(descending=True, stable=True)]
-    order = choice[movers].argsort(stable=True)
-    movers = movers[order]
-    arriving = choice[movers]
+    rising = gain.argsort(stable=True)
+    best = torch.full((len(part),), -1).scatter_reduce(0, node[rising], torch.arange(len(node)), "amax")
+    best = rising[best[best >= 0].sort(descending=True).values]  # the best move of each node, the best of all first
+    order = label[best].argsort(stable=True)
+    movers, arriving = node[best][order], label[best][order]
     free = room - part[part >= 0].bincount(minlength=num_parts)
     first = torch.searchsorted(arriving, torch.arange(num_parts))
     fits = torch.arange(len(movers)) - first[arriving] < free[arriving]
@@ -398,6 +390,8 @@ class ClusterLoader(_InducedLoader):
 
     def __init__(self, cluster_data: ClusterData, *, transform: Callable[[Any], Any] | None = None,
                  filter_per_worker: bool | None = None, seed: int | None = None, **options: Any) -> None:
+        if not isinstance(cluster_data, ClusterData):
+            raise ConfigError("ClusterLoader", "cluster_data must be a ClusterData", type(cluster_data).__name__)
         self.clusters = cluster_data.nodes
         super().__init__(cluster_data.source, len(cluster_data), transform=transform,
                          filter_per_worker=filter_per_worker, seed=seed, **options)
