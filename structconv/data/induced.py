@@ -67,10 +67,12 @@ class _GraphSAINT(_InducedLoader):
         self.edge_index, self.num_nodes = source.edge_index(PLAIN_EDGE).cpu().long(), source.num_nodes(PLAIN_NODE)
         if not self.num_nodes:
             raise StructureError(owner, "data must have nodes", 0)
-        self.num_drawn, self.sample_coverage = batch_size, sample_coverage
+        self.num_drawn = batch_size
         super().__init__(source, num_steps, transform=transform, filter_per_worker=filter_per_worker, seed=seed,
                          **options)
-        self.node_norm, self.edge_norm = self._norms(seed or 0) if sample_coverage else (None, None)
+        self.norms: tuple[Tensor, Tensor] | None = None
+        if sample_coverage:
+            self.norms = self._norms(sample_coverage, seed or 0)
 
     def _draw(self, seed: int) -> Tensor:
         """Nodes, some more than once."""
@@ -81,16 +83,16 @@ class _GraphSAINT(_InducedLoader):
 
     def _subgraph(self, index: Tensor, seed: int) -> Subgraph:
         result = super()._subgraph(index, seed)
-        if self.sample_coverage:
-            result.inputs = {"node_norm": self.node_norm[result.nodes[PLAIN_NODE]],  # type: ignore[index]
-                             "edge_norm": self.edge_norm[result.edges[PLAIN_EDGE]]}  # type: ignore[index]
+        if self.norms is not None:
+            result.inputs = {"node_norm": self.norms[0][result.nodes[PLAIN_NODE]],
+                             "edge_norm": self.norms[1][result.edges[PLAIN_EDGE]]}
         return result
 
-    def _norms(self, seed: int) -> tuple[Tensor, Tensor]:
+    def _norms(self, coverage: int, seed: int) -> tuple[Tensor, Tensor]:
         node_counts, edge_counts = torch.zeros(self.num_nodes), torch.zeros(self.edge_index.shape[1])
         batches = total = 0
-        while total < self.num_nodes * self.sample_coverage:
-            found = super()._subgraph(torch.tensor([0]), int(hash_bits(torch.tensor(seed), torch.tensor(batches))))
+        while total < self.num_nodes * coverage:
+            found = self._subgraph(torch.tensor([0]), int(hash_bits(torch.tensor(seed), torch.tensor(batches))))
             node_counts[found.nodes[PLAIN_NODE]] += 1
             edge_counts[found.edges[PLAIN_EDGE]] += 1
             batches, total = batches + 1, total + len(found.nodes[PLAIN_NODE])
@@ -433,12 +435,13 @@ class HGTLoader(_InducedLoader):
                  is_sorted: bool = False, transform: Callable[[Any], Any] | None = None, *,
                  filter_per_worker: bool | None = None, seed: int | None = None, **options: Any) -> None:
         source = source_of(data, None)
-        if not isinstance(num_samples, Mapping):
-            num_samples = dict.fromkeys(source.node_types, num_samples)  # type: ignore[misc]
-        if {*num_samples} - {*source.node_types} or any(n < 0 for counts in num_samples.values() for n in counts):
+        self.num_samples: dict[NodeType, list[int]] = (
+            {kind: list(counts) for kind, counts in num_samples.items()} if isinstance(num_samples, Mapping) else
+            {kind: list(num_samples) for kind in source.node_types})
+        if {*self.num_samples} - {*source.node_types} or min(map(min, filter(None, self.num_samples.values())),
+                                                             default=0) < 0:
             raise ConfigError("HGTLoader", f"num_samples must be counts for types out of {source.node_types}",
                               num_samples)
-        self.num_samples: dict[NodeType, list[int]] = {kind: list(n) for kind, n in num_samples.items()}
         self.input_type, self.seeds, self.input_id = input_nodes_of(source, input_nodes, None)
         super().__init__(source, len(self.seeds), is_sorted=is_sorted, transform=transform,
                          filter_per_worker=filter_per_worker, seed=seed, **options)
