@@ -51,6 +51,7 @@ def recorded(native):
     _, weights = native.additive_step(r(2, K, 4), r(M, K, 4), torch.rand(M, K, 4), heads, r(K, 4), None, 2.0)
     calls |= {
         "outside": (index, [M, N]), "edges": (index, M, M, starts, starts),
+        "starts": (torch.tensor([0, 0, 2]), 3),
         "pool": (x, starts, 1), "pool_backward": (x, r(2, 3), starts, r(2, 3), 2),
         "adjacency": (index, M, M, True, True, 2, ones), "transpose": (side,), "sums": (side, x, x),
         "spmm_into": (layout, r(E), False, r(2, M, 3), r(2, M, 3), 2, 2.0, -1.0),

@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 from torch.nn import functional
 from torch.nn.parameter import UninitializedParameter
 
-from structconv.bases.matrices import adjacency
+from structconv.bases.matrices import adjacency, lazy_adjacency
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.edges import is_sparse, with_remaining_loops
 from structconv.compat.pyg.layer import Channels, Layer, Nodes, pair
@@ -25,10 +25,11 @@ _RELU = nn.ReLU()
 
 
 def normalized(layer: Layer, edges: Any, x: Tensor, weight: Tensor | None, *, loops: bool, improved: bool = False,
-               normalize: bool = True) -> Sparse:
+               normalize: bool = True, lazy: bool = False) -> Sparse:
     """D^-1/2 (A + I)^T D^-1/2, or A without `normalize`, loops by PyTorch Geometric's rule.
 
-    An `edge_index` gets a loop where there is none; a sparse matrix has the identity added.
+    An `edge_index` gets a loop where there is none; a sparse matrix has the identity added. With `lazy` a kernel may
+    make the numbers, which nothing else may read.
     """
     if not isinstance(x, Tensor):
         raise ConfigError(type(layer).__name__, "x must be one tensor", type(x).__name__,
@@ -37,7 +38,7 @@ def normalized(layer: Layer, edges: Any, x: Tensor, weight: Tensor | None, *, lo
     if loops:
         graph = with_remaining_loops(graph, 2.0 if improved else 1.0, summed=is_sparse(edges),
                                      fixed_size=is_compiling())
-    return adjacency(graph, "sym" if normalize else None, x.dtype)
+    return (lazy_adjacency if lazy else adjacency)(graph, "sym" if normalize else None, x.dtype)
 
 
 class GCNConv(Layer):
@@ -63,7 +64,8 @@ class GCNConv(Layer):
     def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
         """x (..., N, P), edges and their weights (E,) -> (..., N, Q)."""
         messages = normalized(self, edge_index, x, edge_weight, loops=self.add_self_loops and self.normalize,
-                              improved=self.improved, normalize=self.normalize)
+                              improved=self.improved, normalize=self.normalize,
+                              lazy=self._is_sum() and not self.explain and not is_compiling())
         absent = self._replaced(messages.graph) if self.add_self_loops and self.normalize else None
         if is_plain(self.lin) and self.lin.bias is None and self._is_matrix() and x.layout is torch.strided:
             return self._aggregated(x, messages, self.lin, bias=self.bias, absent=absent)

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from structconv.bases.dense import Identity
+from structconv.bases.matrices import lazy_adjacency
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.aggregations import aggregate, aggregation, shares
 from structconv.compat.pyg.edges import edges_to_outputs, graph_of, replaced_loops, without_edges
-from structconv.compat.pyg.linear import draw, glorot, project
+from structconv.compat.pyg.linear import are_plain, draw, glorot, project, project_both
 from structconv.errors import ConfigError, ShapeError, StructconvError, nearest
 from structconv.structures.graph import Graph
 
@@ -184,6 +185,8 @@ class Layer(MessagePassing):
     def _messages(self, messages: Sparse, dtype: torch.dtype) -> Sparse:
         """The matrix that sums or averages messages, with an explainer's mask."""
         graph, values = messages.graph, messages.values
+        if self.aggr == "mean" and values is None and not self.explain and not is_compiling():
+            return lazy_adjacency(graph, "row", dtype, weighted=False)
         if self.aggr == "mean":
             count = shares(graph, dtype)
             messages = Sparse(graph, count if values is None else values * count)
@@ -200,7 +203,10 @@ class Layer(MessagePassing):
         if absent is not None:
             messages = Sparse(without_edges(messages.graph, absent), messages.values)
         if self._is_matrix():
-            y = project(x, self._messages(messages, x.dtype), lin, bias)
+            messages = self._messages(messages, x.dtype)
+            if x_root is x and absent is None and are_plain(lin, root):
+                return project_both(x, messages, lin, root, bias)
+            y = project(x, messages, lin, bias)
         else:
             y = aggregate(self.aggr_module or self.aggr, x, self._masked(messages))
             y = project(y, Identity(messages.num_outputs), lin, bias) if lin is not None or bias is not None else y

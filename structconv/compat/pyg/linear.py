@@ -10,13 +10,15 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from structconv import torch_compat as private
-from structconv.bases.base import Basis
+from structconv.bases.base import OPERATORS, Basis
+from structconv.bases.dense import Identity
 from structconv.compat.pyg.operator import apply
 from structconv.errors import ShapeError
 from structconv.primitives.products import linear
 from structconv.weights import Eye, Full
 
-__all__ = ["Linear", "LinearByType", "draw", "glorot", "is_plain", "parameter_key", "project"]
+__all__ = ["Linear", "LinearByType", "are_plain", "draw", "glorot", "is_plain", "parameter_key", "project",
+           "project_both"]
 
 
 class Linear(nn.Linear):
@@ -119,6 +121,19 @@ def project(x: Tensor, basis: Basis, lin: nn.Module | None, bias: Tensor | None 
         return y
     y = lin(y)
     return y if bias is None else y + bias
+
+
+def project_both(x: Tensor, basis: Basis, lin: Any, root: Any, bias: Tensor | None = None) -> Tensor:
+    """lin(A^T x) + root(x) + bias as one expression, A | I. Both layers are plain and have weights of one shape."""
+    theta = Full.of(torch.stack([lin.weight.mT, root.weight.mT]))
+    both = OPERATORS["concat"](basis, Identity(basis.num_inputs))
+    return apply(x, both, theta, lin.bias if bias is None else bias)
+
+
+def are_plain(lin: Any, root: Any) -> bool:
+    """Return True if `project_both` computes these layers."""
+    return (lin is not None and root is not None and is_plain(lin) and is_plain(root) and root.bias is None
+            and not lin.is_lazy and not root.is_lazy and lin.weight.shape == root.weight.shape)
 
 
 def is_plain(lin: nn.Module) -> bool:

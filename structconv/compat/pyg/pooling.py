@@ -10,7 +10,9 @@ from structconv.compat.pyg.aggregations import pool_extreme
 from structconv.compat.pyg.edges import group_count, numbered
 from structconv.compat.pyg.linear import project
 from structconv.errors import ConfigError
-from structconv.memo import derived
+from structconv.memo import derived, is_plain
+from structconv.primitives.native.adjacency import is_direct, unchanged
+from structconv.primitives.native.pooling import group_starts, pool_groups
 from structconv.shapes import check_choice
 from structconv.structures.graph import Graph
 
@@ -41,6 +43,22 @@ def pooled(x: Tensor, batch: Tensor | None, size: int | None, kind: str) -> Tens
         return y if x.dim() == 2 else y.squeeze(-2)
     if size is None:
         size = group_count(batch)
+    if kind != "min" and x.dim() == 2 and is_plain(batch) and is_direct(x) and len(batch) == x.shape[0]:
+        starts = derived(batch, ("starts", size), lambda: group_starts(batch, size))
+        check = unchanged(batch)
+
+        def composed(x: Tensor) -> Tensor:
+            check()
+            return _of_members(x, batch, size, kind)
+
+        direct = None if starts is None else pool_groups(x, starts, "sum" if kind == "add" else kind, composed)
+        if direct is not None:
+            return direct
+    return _of_members(x, batch, size, kind)
+
+
+def _of_members(x: Tensor, batch: Tensor, size: int, kind: str) -> Tensor:
+    """The same by the graph from rows to groups."""
     members = Graph(derived(batch, "members", lambda: numbered(batch)), num_inputs=x.shape[-2], num_outputs=size)
     if kind in ("max", "min"):
         return pool_extreme(x, members, kind)

@@ -13,7 +13,7 @@ from structconv.primitives.functions import pulled_back
 from structconv.primitives.native import calls
 from structconv.primitives.native.loader import Core
 
-__all__ = ["pool_groups"]
+__all__ = ["group_starts", "pool_groups"]
 
 _KINDS = {"sum": 0, "mean": 1, "max": 2}  # see Pooling in src/operators.cpp
 
@@ -35,6 +35,19 @@ def pool_groups(x: Tensor, starts: Tensor, kind: str, composed: Callable[[Tensor
         return found
     y: Tensor = core.pool(x, starts, _KINDS[kind])
     return y
+
+
+def group_starts(groups: Tensor, count: int) -> Tensor | None:
+    """The first row of each group, and the number of all: (count + 1,); `None` where no kernel can say.
+
+    Args:
+        groups: (M,), the group of each row; `None` is returned if they do not rise, or one is not in [0, count).
+    """
+    core = calls.kernels()
+    if core is None or not (groups.is_cpu and groups.dtype is torch.int64 and groups.is_contiguous()):
+        return None
+    starts: Tensor = core.starts(groups, count)
+    return starts if starts.shape[0] else None
 
 
 class _Pool(torch.autograd.Function):

@@ -542,6 +542,23 @@ struct Groups {
     const float* values() const { return shares.empty() ? nullptr : shares.data(); }
 };
 
+// The first row of each group of sorted rows, and the number of all; nothing where a row is out of order or of no group.
+Tensor starts(const Tensor& groups_, int64_t count) {
+    const Op op{"starts"};
+    const View groups = op.exact("groups", groups_, {kAny}, types().i64);
+    const int64_t rows = groups.size(0), *group = groups.as<int64_t>();
+    op.check(count >= 0 && count < kLimit && rows < kLimit, "count", "be in [0, 2^31 - 1)");
+    const View found = op.made({count + 1}, types().i64);
+    int64_t* first = found.as<int64_t>();
+    int64_t next = 0;
+    for (int64_t row = 0; row < rows; ++row) {
+        if (group[row] < std::max<int64_t>(next - 1, 0) || group[row] >= count) return op.made({0}, types().i64).tensor();
+        while (next <= group[row]) first[next++] = row;
+    }
+    while (next <= count) first[next++] = rows;
+    return found.tensor();
+}
+
 enum Pooling : int64_t { kSumOf, kMeanOf, kMaxOf };
 
 // The rows of each group into one.
@@ -1541,6 +1558,7 @@ const Operator kOperators[] = {
     {"maxima", "(Tensor side, Tensor x) -> Tensor", TORCH_BOX(&maxima)},
     {"maxima_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor y, Tensor grad) -> Tensor",
      TORCH_BOX(&maxima_backward)},
+    {"starts", "(Tensor groups, int count) -> Tensor", TORCH_BOX(&starts)},
     {"pool", "(Tensor x, Tensor starts, int kind) -> Tensor", TORCH_BOX(&pool)},
     {"pool_backward", "(Tensor x, Tensor y, Tensor starts, Tensor grad, int kind) -> Tensor", TORCH_BOX(&pool_backward)},
     {"conditioned_sums", "(Tensor layout, Tensor values, Tensor x, int first, int heads, Tensor(a!) out) -> ()",
