@@ -275,14 +275,16 @@ class Operation(Mechanism):
     def _asked_apart(self, samples: Any) -> bool:
         return False
 
-    def _may_mask_inputs(self, structure: Any) -> bool:
-        named = type(structure) is NamedStructures
+    def _may_mask_inputs(self, structure: Any, others: bool = False) -> int:
+        named, found = type(structure) is NamedStructures, 0
         for part in (self.__dict__.get("_known_parts") or self._parts_now()).masking:
             if type(part) is Mask and not part._buffers and (structure is None or type(structure) is Graph):
-                continue  # edges leave out pairs
-            if part._may_mask_inputs(part._own(structure) if named else structure):
-                return True
-        return False
+                reflexive = part._reflexive
+                if (structure is None or "_base" in structure.__dict__) if reflexive is None else (
+                        reflexive and not others):
+                    continue  # edges and windows leave out pairs, and here no input: each is in a pair with itself
+            found |= part._may_mask_inputs(part._own(structure) if named else structure, others)
+        return found
 
     def _visible_inputs(self, inputs: Inputs, masks: Masks) -> tuple[InputSet, InputSet]:
         operands = self.mechanisms()[:1 if self.join == "compose" else None]

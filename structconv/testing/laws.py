@@ -112,7 +112,8 @@ def rolled(x: Tensor, grid: Grid, axis: int) -> Tensor:
 
 
 def check_masking(specimen: Specimen) -> None:
-    """Outputs that see nothing are exactly zero, with zero gradients; NaN in inputs that nobody sees stays there."""
+    """Outputs that see nothing are exactly zero, with zero gradients; NaN in inputs that nobody sees stays there, also
+    in the gradients of parameters."""
     absent = absent_pairs(specimen.basis())
     hidden, blind = (absent.all(dim) for dim in (-1, -2))
     assert absent.any(), "masks needs an input that some output does not see"
@@ -143,12 +144,13 @@ def _seen(specimen: Specimen, hidden: Tensor, value: float) -> list[Tensor]:
     if isinstance(subject, Setup):
         z = (subject.x if subject.z is None else subject.z).detach().clone().requires_grad_()
         x = subject.x.detach().masked_fill(hidden.unsqueeze(-1), value).requires_grad_()
-        basis, tensors = Setup(subject.mechanism, x, z, subject.structure).basis(), [x, z]
+        basis = Setup(subject.mechanism, x, z, subject.structure).basis()
+        tensors = [x, z, *subject.mechanism.parameters()]
     else:
         basis = subject
     r = arguments(basis, heads=True).detach().masked_fill(hidden.unsqueeze(-1), value).requires_grad_()
     first, second = basis.analysis(r[..., 0, :, :]), basis.synthesis(r)
     gradients = torch.autograd.grad(first.cos().sum() + second.cos().sum(), [r, *tensors], allow_unused=True)
-    seen = [gradient if position == 2 or gradient is None else gradient[..., ~hidden, :]
+    seen = [gradient if position > 1 or gradient is None else gradient[..., ~hidden, :]
             for position, gradient in enumerate(gradients)]
     return [first.detach(), second.detach(), *(gradient for gradient in seen if gradient is not None)]
