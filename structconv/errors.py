@@ -10,6 +10,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from torch import SymInt, Tensor
+from torch.compiler import assume_constant_result, is_compiling
+
 __all__ = ["ConfigError", "DataError", "ShapeError", "StructconvError", "StructureError"]
 
 
@@ -20,6 +23,18 @@ def _brief(got: object) -> str:
     """In one line that a terminal can show, whatever it is."""
     text = " ".join(str(got).split())
     return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]} ..."
+
+
+def _shown(got: object) -> object:
+    """What a compiler can take for a constant."""
+    if isinstance(got, tuple) and any(isinstance(size, SymInt) for size in got):
+        return "other sizes"
+    return "a tensor" if isinstance(got, Tensor | SymInt) else got
+
+
+def _message(owner: str, expected: str, got: object, remedy: str) -> str:
+    message = f"{owner}: {expected}; got {_brief(got)}."
+    return f"{message} {remedy}" if remedy else message
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -39,14 +54,23 @@ class StructconvError(ValueError):
     """
 
     def __init__(self, owner: str, expected: str, got: object, remedy: str = "") -> None:
-        message = f"{owner}: {expected}; got {_brief(got)}."
-        super().__init__(f"{message} {remedy}" if remedy else message)
+        if is_compiling():
+            _raise_now(type(self), owner, expected, _shown(got), remedy)
+        super().__init__(_message(owner, expected, got, remedy))
         self.owner = owner
 
     def rename(self, owner: str) -> None:
         """Name another owner in the message."""
         self.args = (owner + self.args[0].removeprefix(self.owner),)
         self.owner = owner
+
+
+@assume_constant_result
+def _raise_now(kind: type[StructconvError], owner: str, expected: str, got: object, remedy: str) -> None:
+    """Raise the error out of the compiler, which would report that it met an exception and not what this says."""
+    error = kind.__new__(kind)
+    error.args, error.owner = (_message(owner, expected, got, remedy),), owner
+    raise error
 
 
 class ShapeError(StructconvError):

@@ -142,6 +142,9 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
     def __call__(self, *args: Any, **options: Any) -> Any:
         """`forward`, as any module's, with all products of the basis computed: whoever calls a mechanism may use its
         basis at once. A layer calls `evaluate`, and leaves them to the kernel."""
+        if args and not hasattr(args[0], "num_inputs"):
+            raise ConfigError(type(self).__name__, "a mechanism must be called with the Inputs of a call",
+                              type(args[0]).__name__, "In a layer: Conv(mechanism, P, Q)(x); or mechanism.basis(x).")
         return materialized(super().__call__(*args, **options))
 
     def basis(self, x: Tensor, structure: AnyStructure = None, *, z: Tensor | None = None) -> Basis:

@@ -26,6 +26,7 @@ from structconv.mechanisms.naming import reads_of
 from structconv.mechanisms.samples import NORMALIZING, closings, left_out
 from structconv.mechanisms.steps import Build, Step, builder, node_of, shown
 from structconv.mechanisms.visibility import EVERY_INPUT, InputSet, Masks
+from structconv.shapes import check_number
 from structconv.structures.graph import Graph
 from structconv.structures.named import NamedStructures, Place, agreed, behind
 
@@ -38,6 +39,8 @@ _ENTRYWISE_JOINS = (None, "add", "multiply")
 _NORMALIZING = {"normalize": None, "softmax_with_sink": "softmax", "log_softmax": "log_softmax"}
 #: Steps that keep a weight of zero.
 _LEAVING_ZEROS = frozenset(("multiply", "scaled", "softcap", "leaky_relu", "dropout", "mix"))
+#: The arguments of operators that are numbers.
+_NUMBERS = {"leaky_relu": ("negative_slope",), "softcap": ("cap",), "scaled": ("scale",)}
 _SIGNS = {"concat": "|", "compose": "@", "add": "+", "multiply": "*"}
 
 
@@ -69,14 +72,17 @@ def _step(name: str, operand: Mechanism, others: tuple[Any, ...], options: dict[
     if name == "softmax_with_sink" and isinstance(others[0], Tensor):
         return Step(name, tuple(options.items()), True), Factor(others[0], "sink")
     if name == "softmax_with_sink":
-        return Step(name, (("sink", float(others[0])), *options.items())), None
+        return Step(name, (("sink", check_number("softmax", "sink", others[0])), *options.items())), None
     if name == "mix":
         mixing = Mixing(others[0], operand.size)
         return Step(name, (("heads", mixing.shape[1]),), True), mixing
     if name == "multiply" and isinstance(others[0], Tensor):
         return Step("multiply", (), True), Factor(others[0])
     if name == "multiply":
-        return Step("multiply", (("factor", float(others[0])),)), None
+        return Step("multiply", (("factor", check_number("c * a", "c", others[0])),)), None
+    for argument in _NUMBERS.get(name, ()):
+        if options.get(argument) is not None and not isinstance(options[argument], Tensor):
+            check_number(name, argument, options[argument])
     if name == "dropout":
         p = options["p"]
         if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p < 1:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.fx import Proxy
 
 from structconv import ops as _ops  # noqa: F401 - registers the kernels
@@ -323,7 +324,8 @@ class Conv(Expressed):
             if axes or z is not None or type(self.other_channels) is not dict or not fits(self, x, structure):
                 check_by_name(self, x, z, structure, axes)
         elif (not isinstance(x, Tensor) or (expected_inputs is not None and expected_inputs != x.shape[-2])
-              or (z is not None and not self._fit(x, z))):
+              or (z is not None and not self._fit(x, z))
+              or (is_compiling() and not axes and not _fits(x, (None, self.in_channels)))):
             self._check(x, z, structure, axes)
         return call_of(mechanism, theta, bias, x, z, structure, axes,
                        None if relative is None else private.called(relative), positions, cache, reads)
@@ -366,6 +368,7 @@ class Conv(Expressed):
         if any(isinstance(t, Tensor) and t.is_nested for t in (x, z)):
             self._unpacked(x, z, structure)
         owner, of_x, of_z, _, structured = self._names(z)
+        owner = type(self).__name__ if is_compiling() else owner  # nothing is renamed on the way out of a compiler
         hint = f"Give the structure after it: {structured}." if isinstance(x, FrozenValue) else ""
         check_tensor(owner, of_x, x, hint)
         if axes:
