@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from structconv import Adjacency, Causal, Conv, DotProduct, Eye, Graph, LowRank, Mechanism
+from structconv import Adjacency, Causal, Conv, DotProduct, Eye, Graph, LowRank, Mechanism, Window
 from structconv.bases import Bilinear, Score, value
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms import General, Given
 from structconv.nn import StructureBuffer
+from structconv.structures import EdgeSupport
 
 EDGES = torch.tensor([[0, 1], [1, 2]])
 
@@ -174,3 +175,16 @@ def test_a_value_derives_from_a_value():
 def test_sparsemax_along_edges_without_numbers():
     layer = Conv(DotProduct(heads=2, dim=4).masked(keep=Graph(EDGES, num_nodes=3)).normalize("sparsemax"), 4, 6)
     assert layer.to("meta")(torch.randn(3, 4, device="meta")).shape == (3, 6)
+
+
+def test_a_graph_is_combined_as_the_supports_of_the_docs():
+    graph, window = Graph(EDGES, num_nodes=3), Window(0)
+    m, n = torch.arange(3).unsqueeze(-1), torch.arange(3)
+    pairs = EdgeSupport(graph).contains(m, n)
+    for support, expected in ((window | graph, pairs | (m == n)), (graph | window, pairs | (m == n)),
+                              (Causal() & graph, pairs & (m <= n)), (graph & Causal(), pairs & (m <= n))):
+        assert torch.equal(support.contains(m, n), expected)
+        layer = Conv(DotProduct(dim=4).masked(keep=support).softmax(), 4, 4)
+        assert torch.equal(layer.basis(torch.randn(3, 4)).dense()[0] != 0, expected)
+    with pytest.raises(TypeError):
+        graph & 3
