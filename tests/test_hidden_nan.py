@@ -25,6 +25,7 @@ from structconv import (
     Window,
 )
 from structconv.mechanisms import Additive, Concatenation, EdgeBias, General, Pair
+from structconv.structures import DenseMask
 
 M, N, P, HIDDEN = 12, 5, 6, [7, 9]
 PAIRS = torch.tensor([(m, n) for m in range(M) for n in range(N) if m not in HIDDEN and (m + n) % 2 == 0]).T
@@ -66,6 +67,20 @@ def test_parameters_do_not_read_an_input_that_is_in_no_pair(case, weight):
     layer = Conv(mask(SCORES[case[1]]).softmax(), P, P, weight=WEIGHTS[weight]()).double()
     x, z = torch.randn(2, M, P).double(), torch.randn(2, N, P).double()
     same_with_nan(layer, x, HIDDEN, structure, z=z)
+
+
+def test_of_two_masks_that_no_pair_passes():
+    expression = (DOT.masked(keep=Window(1)) + General(2).masked(drop=Window(1))).softmax()
+    same_with_nan(Conv(expression, P, P).double(), torch.randn(M, P).double(), [2], z=torch.randn(M, P).double())
+
+
+@pytest.mark.parametrize("one", [Window(1), DenseMask(torch.eye(M) > 0)])
+def test_a_factor_that_is_nan_where_the_other_has_no_pair(one):
+    both = DOT.masked(keep=one).normalize("sigmoid") * General(2).masked(keep=Window(2)).normalize("sigmoid")
+    layer, x, z = Conv(both, P, P), torch.randn(M, P), torch.randn(M, P)
+    expected = layer(x, z=z)
+    x[0] = torch.nan
+    torch.testing.assert_close(layer(x, z=z)[2:], expected[2:])
 
 
 @pytest.mark.parametrize(("expression", "hidden"), [

@@ -36,8 +36,8 @@ from structconv.structures.values import FrozenValue, altered, map_tensors, tens
 
 __all__ = ["STRUCTURE", "STRUCTURE_IF_GIVEN", "hidden_by", "reached_by"]
 
-#: Outputs that a pass over all pairs takes at a time.
-COLUMNS = 256
+#: Outputs that a pass over all pairs takes at a time, and the pairs of which a table may be held.
+COLUMNS, TABLE = 256, 1 << 22
 
 
 class CalledWith:
@@ -150,15 +150,20 @@ class Mask(Named, nn.Module):
         return by_inputs | BY_PAIRS if hides and not isinstance(mask, Padding | DenseMask) else by_inputs
 
     def reached(self, inputs: Any) -> Tensor | None:
-        """The inputs in some pair that the mask leaves, (..., M, 1); `None` for all. A pass over all pairs."""
+        """The pairs that the mask leaves, (..., M, N), or of many their inputs (..., M, 1); `None` for all. A pass
+        over all pairs."""
         samples = inputs.samples
         if self._predicts or (samples is not None and not samples.square):
             return self.pairs(inputs)
         mask = self(inputs, samples)
         if mask is None:
             return None
-        return reached_by(mask if self._kept else inverted(EdgeSupport(mask) if isinstance(mask, Graph) else mask),
-                          inputs.num_inputs, inputs.num_outputs, inputs.x.device).unsqueeze(-1)
+        support = EdgeSupport(mask) if isinstance(mask, Graph) else mask
+        support, sizes = support if self._kept else inverted(support), (inputs.num_inputs, inputs.num_outputs)
+        if sizes[0] * sizes[1] <= TABLE:  # an input may be in a pair of each of two masks, and in none of both
+            m, n = (torch.arange(size, device=inputs.x.device) for size in sizes)
+            return support.contains(m.unsqueeze(-1), n)
+        return reached_by(support, *sizes, inputs.x.device).unsqueeze(-1)
 
     def pairs(self, inputs: Any) -> Tensor | None:
         """The pairs that the mask leaves, (..., M, N or 1): cheap masks only, a graph's isolated inputs are not looked
