@@ -74,6 +74,12 @@ def test_of_two_masks_that_no_pair_passes():
     same_with_nan(Conv(expression, P, P).double(), torch.randn(M, P).double(), [2], z=torch.randn(M, P).double())
 
 
+def test_of_two_factors_that_no_pair_has():
+    first, second = DOT.masked(keep=Window(1)).softmax(over="outputs"), General(2).masked(drop=Window(1)).softmax(
+        over="outputs")
+    same_with_nan(Conv(first * second, P, P).double(), torch.randn(M, P).double(), [2], z=torch.randn(M, P).double())
+
+
 @pytest.mark.parametrize("one", [Window(1), DenseMask(torch.eye(M) > 0)])
 def test_a_factor_that_is_nan_where_the_other_has_no_pair(one):
     both = DOT.masked(keep=one).normalize("sigmoid") * General(2).masked(keep=Window(2)).normalize("sigmoid")

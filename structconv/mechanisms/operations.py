@@ -337,9 +337,9 @@ class Operation(Mechanism):
         found: list[InputSet] = []
         for operand in operands:
             own = needed
-            if self.join in ("add", "multiply", "outer") and scores:  # a pair exists where it does for both
-                beside = [part for part in operands if part is not operand]
-                own = own.union(*[part._visible_inputs(part._own_inputs(inputs), masks)[0] for part in beside])
+            if self.join in ("add", "multiply", "outer") and scores:  # a pair exists where both do; 0 times a is 0
+                beside, which = [part for part in operands if part is not operand], int(self.join != "add")
+                own = own.union(*[part._visible_inputs(part._own_inputs(inputs), masks)[which] for part in beside])
             found += operand._needed_inputs(operand._own_inputs(inputs), masks, own)
         return found
 
