@@ -8,10 +8,7 @@ Every message names the owner, what was expected, what came, and the remedy::
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-
-from torch import SymInt, Tensor
-from torch.compiler import assume_constant_result, is_compiling
+from collections.abc import Callable, Iterable
 
 __all__ = ["ConfigError", "DataError", "ShapeError", "StructconvError", "StructureError"]
 
@@ -23,13 +20,6 @@ def _brief(got: object) -> str:
     """In one line that a terminal can show, whatever it is."""
     text = " ".join(str(got).split())
     return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]} ..."
-
-
-def _shown(got: object) -> object:
-    """What a compiler can take for a constant."""
-    if isinstance(got, tuple) and any(isinstance(size, SymInt) for size in got):
-        return "other sizes"
-    return "a tensor" if isinstance(got, Tensor | SymInt) else got
 
 
 def _message(owner: str, expected: str, got: object, remedy: str) -> str:
@@ -54,8 +44,8 @@ class StructconvError(ValueError):
     """
 
     def __init__(self, owner: str, expected: str, got: object, remedy: str = "") -> None:
-        if is_compiling():
-            _raise_now(type(self), owner, expected, _shown(got), remedy)
+        if IS_COMPILING():
+            RAISE_NOW(type(self), owner, expected, got, remedy)
         super().__init__(_message(owner, expected, got, remedy))
         self.owner = owner
 
@@ -65,12 +55,16 @@ class StructconvError(ValueError):
         self.owner = owner
 
 
-@assume_constant_result
 def _raise_now(kind: type[StructconvError], owner: str, expected: str, got: object, remedy: str) -> None:
     """Raise the error out of the compiler, which would report that it met an exception and not what this says."""
     error = kind.__new__(kind)
     error.args, error.owner = (_message(owner, expected, got, remedy),), owner
     raise error
+
+
+#: Both are those of torch once it is imported (`torch_compat`): this module is imported without it.
+IS_COMPILING: Callable[[], bool] = bool
+RAISE_NOW: Callable[..., None] = _raise_now
 
 
 class ShapeError(StructconvError):

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from structconv import errors
+
 __all__ = [
     "CALL",
     "NAMES",
@@ -327,3 +329,7 @@ def _in_a_thread(build: Callable[[], T]) -> T:
     if raised:
         raise raised[0]
     return found[0]
+
+
+errors.IS_COMPILING = torch.compiler.is_compiling
+errors.RAISE_NOW = torch.compiler.assume_constant_result(errors._raise_now)

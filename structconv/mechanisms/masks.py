@@ -34,7 +34,7 @@ from structconv.structures.supports import (
 )
 from structconv.structures.values import FrozenValue, altered, map_tensors, tensors_in
 
-__all__ = ["STRUCTURE", "STRUCTURE_IF_GIVEN", "hidden_by", "reached_by"]
+__all__ = ["STRUCTURE", "STRUCTURE_IF_GIVEN"]
 
 #: Outputs that a pass over all pairs takes at a time, and the pairs of which a table may be held.
 COLUMNS, TABLE = 256, 1 << 22
