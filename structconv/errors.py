@@ -45,7 +45,7 @@ class StructconvError(ValueError):
 
     def __init__(self, owner: str, expected: str, got: object, remedy: str = "") -> None:
         if IS_COMPILING():
-            RAISE_NOW(type(self), owner, expected, got, remedy)
+            _raise_now(type(self), owner, expected, got, remedy)
         super().__init__(_message(owner, expected, got, remedy))
         self.owner = owner
 
@@ -62,9 +62,8 @@ def _raise_now(kind: type[StructconvError], owner: str, expected: str, got: obje
     raise error
 
 
-#: Both are those of torch once it is imported (`torch_compat`): this module is imported without it.
+#: That of torch once it is imported (`torch_compat`): this module is imported without it.
 IS_COMPILING: Callable[[], bool] = bool
-RAISE_NOW: Callable[..., None] = _raise_now
 
 
 class ShapeError(StructconvError):

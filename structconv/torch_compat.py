@@ -332,4 +332,6 @@ def _in_a_thread(build: Callable[[], T]) -> T:
 
 
 errors.IS_COMPILING = torch.compiler.is_compiling
-errors.RAISE_NOW = torch.compiler.assume_constant_result(errors._raise_now)
+#: What `torch.compiler.assume_constant_result` sets, without its import of the compiler; a compiler that does not know
+#: it reports the exception in its own words.
+setattr(errors._raise_now, "_dynamo_marked_constant", True)  # noqa: B010 - a function has no such attribute
