@@ -8,7 +8,7 @@ Every message names the owner, what was expected, what came, and the remedy::
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 __all__ = ["ConfigError", "DataError", "ShapeError", "StructconvError", "StructureError"]
 
@@ -20,6 +20,11 @@ def _brief(got: object) -> str:
     """In one line that a terminal can show, whatever it is."""
     text = " ".join(str(got).split())
     return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]} ..."
+
+
+def _message(owner: str, expected: str, got: object, remedy: str) -> str:
+    message = f"{owner}: {expected}; got {_brief(got)}."
+    return f"{message} {remedy}" if remedy else message
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -39,14 +44,26 @@ class StructconvError(ValueError):
     """
 
     def __init__(self, owner: str, expected: str, got: object, remedy: str = "") -> None:
-        message = f"{owner}: {expected}; got {_brief(got)}."
-        super().__init__(f"{message} {remedy}" if remedy else message)
+        if IS_COMPILING():
+            _raise_now(type(self), owner, expected, got, remedy)
+        super().__init__(_message(owner, expected, got, remedy))
         self.owner = owner
 
     def rename(self, owner: str) -> None:
         """Name another owner in the message."""
         self.args = (owner + self.args[0].removeprefix(self.owner),)
         self.owner = owner
+
+
+def _raise_now(kind: type[StructconvError], owner: str, expected: str, got: object, remedy: str) -> None:
+    """Raise the error out of the compiler, which would report that it met an exception and not what this says."""
+    error = kind.__new__(kind)
+    error.args, error.owner = (_message(owner, expected, got, remedy),), owner
+    raise error
+
+
+#: That of torch once it is imported (`torch_compat`): this module is imported without it.
+IS_COMPILING: Callable[[], bool] = bool
 
 
 class ShapeError(StructconvError):

@@ -10,7 +10,7 @@ from torch import Tensor
 from structconv.errors import ConfigError, ShapeError
 
 __all__ = ["Shape", "alike", "broadcast", "check_alike", "check_choice", "check_divides", "check_entries",
-           "check_leads", "check_natural", "check_positive", "check_tensor", "goes_into", "mixes"]
+           "check_leads", "check_natural", "check_number", "check_positive", "check_tensor", "goes_into", "mixes"]
 
 Shape = tuple[int, ...]
 _TOO_MANY = 2 ** 63
@@ -106,6 +106,14 @@ def check_positive(owner: str, name: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)) or not 0 < value < _TOO_MANY:
         raise ConfigError(owner, f"{name} must be a positive integer", repr(value))
     return value
+
+
+def check_number(owner: str, name: str, value: object) -> float:
+    """Return `value` as a float if it is a number, also one that a compiler traces, else raise `ConfigError`."""
+    if not isinstance(value, (int, float, torch.SymInt, torch.SymFloat)) and not (
+            value.numel() == 1 if isinstance(value, Tensor) else hasattr(value, "__float__")):
+        raise ConfigError(owner, f"{name} must be a number", repr(value))
+    return float(value)  # type: ignore[arg-type]
 
 
 def check_natural(owner: str, name: str, value: int) -> int:

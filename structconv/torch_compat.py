@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from structconv import errors
+
 __all__ = [
     "CALL",
     "NAMES",
@@ -327,3 +329,9 @@ def _in_a_thread(build: Callable[[], T]) -> T:
     if raised:
         raise raised[0]
     return found[0]
+
+
+errors.IS_COMPILING = torch.compiler.is_compiling
+#: What `torch.compiler.assume_constant_result` sets, without its import of the compiler; a compiler that does not know
+#: it reports the exception in its own words.
+setattr(errors._raise_now, "_dynamo_marked_constant", True)  # noqa: B010 - a function has no such attribute

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from structconv import Adjacency, Causal, Conv, DotProduct, Eye, Graph, LowRank, Mechanism
-from structconv.bases import Score, value
+from structconv import Adjacency, Causal, Conv, DotProduct, Eye, Graph, LowRank, Mechanism, Window
+from structconv.bases import Bilinear, Score, value
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms import General, Given
 from structconv.nn import StructureBuffer
+from structconv.structures import EdgeSupport
 
 EDGES = torch.tensor([[0, 1], [1, 2]])
 
@@ -106,3 +107,84 @@ def test_a_sparse_matrix_that_a_mechanism_returns_is_refused_by_name():
 
     with pytest.raises(ConfigError, match=r"Ring: .*sparse_coo.*Sparse"):
         Conv(Ring(), 2, 2)(torch.randn(3, 2))
+
+
+def between(evaluate):
+    @value
+    class Mine(Score):
+        s: torch.Tensor
+        t: torch.Tensor
+        size = property(lambda self: self.s.shape[-2])
+        num_inputs = property(lambda self: self.s.shape[-1])
+        num_outputs = property(lambda self: self.t.shape[-1])
+        batch_shape = property(lambda self: self.s.shape[:-2])
+
+        def evaluate(self, pairs):
+            return evaluate(self, pairs)
+
+    class Layer(Mechanism):
+        has_scores, batching, size = True, "pairs", 2
+
+        def bind(self, channels):
+            self.place = torch.nn.Linear(channels.inputs, 2)
+
+        def forward(self, inputs):
+            return Mine(self.place(inputs.x).mT, self.place(inputs.z).mT)
+
+    return Layer()
+
+
+@pytest.mark.parametrize("evaluate", [lambda self, pairs: self.t.unsqueeze(-1) - self.s.unsqueeze(-2),
+                                      lambda self, pairs: self.s.unsqueeze(-1) - self.t.unsqueeze(-2)])
+def test_scores_that_are_transposed_or_of_all_pairs_are_refused_where_m_is_n(evaluate):
+    layer = Conv(between(evaluate).softmax(), 3, 3)
+    for _ in range(2):
+        with pytest.raises(ShapeError, match=r"Mine: evaluate must return \(\.\.\., K, M, N\) at these pairs"):
+            layer(torch.randn(6, 3))
+
+
+def test_scores_of_sources_as_targets_name_the_function():
+    graph = Graph(torch.tensor([[0, 1, 5], [0, 3, 2]]), num_inputs=6, num_outputs=4)
+    layer = Conv(between(lambda self, pairs: pairs.target(self.s)).masked(keep=graph).softmax(), 3, 3)
+    with pytest.raises(ShapeError, match=r"pairs.target: the tensor must have shape \(\.\.\., N=4\)"):
+        layer(torch.randn(6, 3), z=torch.randn(4, 3))
+
+
+@pytest.mark.parametrize(("wrong", "message"), [
+    (lambda a: a.leaky_relu("a"), "leaky_relu: negative_slope must be a number"), (lambda a: a * "a", "c must be"),
+    (lambda a: a.softcap("a"), "softcap: cap must be a number"), (lambda a: a.scaled("a"), "scale must be a number"),
+    (lambda a: a.softmax(sink="a"), "softmax: sink must be a number"), (lambda a: a * None, "c must be a number")])
+@pytest.mark.parametrize("operand", [DotProduct(heads=2), Bilinear(torch.ones(2, 3, 4), torch.ones(2, 3, 4))])
+def test_numbers_are_numbers(wrong, message, operand):
+    with pytest.raises(ConfigError, match=message):
+        wrong(operand)
+
+
+def test_a_mechanism_is_not_called_with_a_tensor():
+    with pytest.raises(ConfigError, match="DotProduct: a mechanism must be called with the Inputs of a call"):
+        DotProduct()(torch.randn(3, 4))
+
+
+def test_a_value_derives_from_a_value():
+    with pytest.raises(ConfigError, match=r"Mine: the class must derive from a Basis.*structconv\.bases\.Score"):
+        @value
+        class Mine(Mechanism):
+            pass
+
+
+def test_sparsemax_along_edges_without_numbers():
+    layer = Conv(DotProduct(heads=2, dim=4).masked(keep=Graph(EDGES, num_nodes=3)).normalize("sparsemax"), 4, 6)
+    assert layer.to("meta")(torch.randn(3, 4, device="meta")).shape == (3, 6)
+
+
+def test_a_graph_is_combined_as_the_supports_of_the_docs():
+    graph, window = Graph(EDGES, num_nodes=3), Window(0)
+    m, n = torch.arange(3).unsqueeze(-1), torch.arange(3)
+    pairs = EdgeSupport(graph).contains(m, n)
+    for support, expected in ((window | graph, pairs | (m == n)), (graph | window, pairs | (m == n)),
+                              (Causal() & graph, pairs & (m <= n)), (graph & Causal(), pairs & (m <= n))):
+        assert torch.equal(support.contains(m, n), expected)
+        layer = Conv(DotProduct(dim=4).masked(keep=support).softmax(), 4, 4)
+        assert torch.equal(layer.basis(torch.randn(3, 4)).dense()[0] != 0, expected)
+    with pytest.raises(TypeError):
+        graph & 3

@@ -254,3 +254,16 @@ def test_a_padding_mask_without_a_batch_serves_a_batch_beside_other_parts():
     batched = sc.Conv(sc.DotProduct().masked(keep=Padding(mask.keep.expand(2, 4))).softmax() | sc.Identity(), 3, 5)
     with pytest.raises(StructureError, match="leading dimensions of the mask"):
         batched(x[0])
+
+
+@pytest.mark.parametrize(("layer", "args", "message"), [
+    (lambda: sc.Conv(sc.DotProduct(2, 4).softmax(), 8, 8), (torch.randn(9, 7),), r"Conv: x must have shape .*P=8"),
+    (lambda: sc.Conv(sc.DotProduct(2, 4).softmax(), 8, 8), (torch.randn(9, 8).double(),), "Conv: x and theta must"),
+    (lambda: sc.Conv(sc.Adjacency(), 8, 8), (torch.randn(9, 8),), "Adjacency: structure must be a Graph"),
+    (lambda: sc.GCNConv(8, 4), (torch.randn(9, 3), Grid((3, 3)).graph()), r"GCNConv: x must have shape .*P=8"),
+    (lambda: sc.Conv(sc.DotProduct(2, 4).masked(keep=torch.ones(8) > 0).softmax(), 8, 8), (torch.randn(9, 8),),
+     r"masked: a mask of inputs must have shape .*M=9")])
+def test_a_compiled_program_raises_the_error_of_the_call(layer, args, message):
+    torch.compiler.reset()
+    with pytest.raises(Exception, match=rf"^\w*(Shape|Structure)Error: {message}"):
+        torch.compile(layer(), fullgraph=True, backend="eager")(*args)

@@ -34,7 +34,7 @@ from structconv.bases.pairs import NORMALIZATIONS
 from structconv.bases.pairwise import both, nodes
 from structconv.bases.spec import Leaf
 from structconv.errors import ConfigError, ShapeError, StructureError
-from structconv.shapes import check_choice
+from structconv.shapes import check_choice, check_number
 from structconv.structures.graph import Graph
 from structconv.structures.masks import inverted
 from structconv.structures.supports import EdgeSupport, Padding, Support
@@ -140,7 +140,7 @@ def multiply(first: Basis, second: Basis | Tensor | float) -> Basis:
         check_sizes("a * b", first, second)
         return _part_by_part("a * b", Product, first, second)
     if not isinstance(second, Tensor | Leaf):
-        return _over_parts(first, lambda part: Scaled(part, float(second)))
+        return _over_parts(first, lambda part: Scaled(part, check_number("c * a", "c", second)))
     if second.numel() not in (1, first.size):
         raise ShapeError("c * a", f"a tensor c must have 1 or K={first.size} elements", tuple(second.shape))
     factor = second.reshape(-1)
@@ -265,7 +265,7 @@ def softmax_with_sink(basis: Basis, sink: float | Tensor, over: str = "inputs") 
     """A softmax whose denominator has one more term, e^sink."""
     check_normalization("softmax", over, basis)
     if not isinstance(sink, Tensor | Leaf):
-        return _over_parts(basis, lambda part: SinkSoftmax(part, float(sink), over))
+        return _over_parts(basis, lambda part: SinkSoftmax(part, check_number("softmax", "sink", sink), over))
     if sink.numel() not in (1, basis.size):
         raise ShapeError("softmax", f"a tensor as sink must have 1 or K={basis.size} elements", tuple(sink.shape))
     flat = sink.reshape(-1)
@@ -302,13 +302,14 @@ def entrywise(basis: Basis, fn: Callable[[Tensor], Tensor]) -> Basis:
 @operator("leaky_relu")
 def leaky_relu(basis: Basis, negative_slope: float = 0.2) -> Basis:
     """max(a, 0) + negative_slope min(a, 0)."""
-    return _over_parts(basis, lambda part: LeakyReLU(part, float(negative_slope)))
+    slope = check_number("leaky_relu", "negative_slope", negative_slope)
+    return _over_parts(basis, lambda part: LeakyReLU(part, slope))
 
 
 @operator("softcap")
 def softcap(basis: Basis, cap: float) -> Basis:
     """cap tanh(a / cap)."""
-    if not cap > 0:
+    if not check_number("softcap", "cap", cap) > 0:
         raise ConfigError("softcap", "cap must be positive", cap)
     return multiply(entrywise(multiply(basis, 1.0 / cap), torch.tanh), cap)
 
@@ -316,6 +317,8 @@ def softcap(basis: Basis, cap: float) -> Basis:
 @operator("scaled")
 def scaled(basis: Basis, scale: float | None = None) -> Basis:
     """Multiply by `scale`, or by 1/sqrt(D)."""
+    if scale is not None and not isinstance(scale, Tensor | Leaf):
+        check_number("scaled", "scale", scale)
     return multiply(basis, depth(basis) ** -0.5 if scale is None else scale)
 
 

@@ -293,6 +293,8 @@ class _Slots(NamedTuple):
 
 
 def _along_edges(node: GroupWise, scores: Tensor, keep: Tensor, graph: Graph) -> Tensor:
+    if graph.edge_index.is_meta:  # of unknown groups the shapes are known
+        return node.of_group(scores.unsqueeze(-2), keep.unsqueeze(-2), -1).squeeze(-2)
     layout, order = derived(graph, ("groups", node.over), lambda: _laid_out(graph, node.over))
     result = []
     for slots in layout:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from structconv.errors import ConfigError
+from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.blocks import recompute_blocks
 from structconv.primitives.csr import sddmm
 from structconv.primitives.functions import sum_dtype
@@ -241,9 +241,11 @@ class Edges(Pairs):
         return exact and graph is self.graph
 
     def source(self, t: Tensor) -> Tensor:
+        _check_entries("source", t, "M", self.num_inputs)
         return t.index_select(-1, self.graph.source)
 
     def target(self, t: Tensor) -> Tensor:
+        _check_entries("target", t, "N", self.num_outputs)
         return t.index_select(-1, self.graph.target)
 
     def bilinear(self, query: Tensor, key: Tensor) -> Tensor:
@@ -292,6 +294,12 @@ class Edges(Pairs):
         if over == "inputs":
             return self.graph.target, self.graph.num_outputs
         return self.graph.source, self.graph.num_inputs
+
+
+def _check_entries(name: str, t: Tensor, letter: str, size: int) -> None:
+    """Raise `ShapeError` unless t has a number for each entry; compiled programs read no sizes."""
+    if not torch.compiler.is_compiling() and t.shape[-1] != size:
+        raise ShapeError(f"pairs.{name}", f"the tensor must have shape (..., {letter}={size})", tuple(t.shape))
 
 
 def _axis(over: str) -> int:

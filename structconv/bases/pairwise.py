@@ -177,13 +177,14 @@ def _contract(basis: Pairwise, r: Tensor, *, sum_heads: bool) -> Tensor:
     pairs = listed(basis, r.dtype)
     if pairs is None:
         return _in_blocks(basis, r, sum_heads)
-    sparse = Sparse(pairs.graph, entries(basis, pairs).to(r.dtype))
-    keep = pairs.keep(reach(basis))
+    a = entries(basis, pairs).to(r.dtype)
+    sparse, keep = Sparse(pairs.graph, a), pairs.keep(reach(basis))
     bad = None if keep is None else _not_finite(r)
     if keep is None or bad is None:
         return sparse.synthesis(r) if sum_heads else sparse.apply(r.expand(*r.shape[:-3], basis.size, *r.shape[-2:]))
     touched = (keep & pairs.source(bad)).to(r.dtype)
     reached = segment_sum(touched, pairs.target_index(), basis.num_outputs) > 0
+    sparse = Sparse(pairs.graph, a.masked_fill(~keep, 0))  # a factor of a product may be NaN where the other is absent
     y = sparse.apply(r.masked_fill(bad.unsqueeze(-1), 0).expand(*r.shape[:-3], basis.size, *r.shape[-2:]))
     y = y.masked_fill(reached.unsqueeze(-1), torch.nan)
     return y.sum(-3) if sum_heads else y
@@ -244,7 +245,7 @@ def _product(basis: Basis, block: Block, r: Tensor) -> Tensor:
     if keep is None or bad is None:
         return a.mT @ r
     reached = (keep & bad.unsqueeze(-1)).any(-2)
-    y = a.mT @ r.masked_fill(bad.unsqueeze(-1), 0)
+    y = a.masked_fill(~keep, 0).mT @ r.masked_fill(bad.unsqueeze(-1), 0)
     return y.masked_fill(reached.unsqueeze(-1), torch.nan)
 
 

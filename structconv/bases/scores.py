@@ -6,6 +6,7 @@ mechanisms in `mechanisms/scores.py` compute these tensors.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis, value
-from structconv.bases.pairs import Edges, Pairs
+from structconv.bases.pairs import Block, Edges, Pairs
 from structconv.bases.pairwise import Pairwise
 from structconv.bases.sizes import OnGraph, QueryKey, Sized, SourceTarget
 from structconv.bases.spec import Term
@@ -79,9 +80,17 @@ def _expanded(evaluate: Callable[[Any, Pairs], Tensor]) -> Callable[[Any, Pairs]
     Raises:
         ShapeError: the scores do not have the shape of the pairs.
     """
+    known = evaluate.__module__.startswith("structconv.")
+
     @functools.wraps(evaluate)
     def expanded(self: Any, pairs: Pairs) -> Tensor:
+        nonlocal known
         a, tail = evaluate(self, pairs), pairs.shape
+        if not known and isinstance(pairs, Block) and tail[0] == tail[1] > 1 and not torch.compiler.is_compiling():
+            first, last = pairs.columns  # a table that ignores the pairs, or is transposed, has the right shape here
+            with torch.no_grad():
+                expanded(self, dataclasses.replace(pairs, columns=(first, last - 1)))
+            known = True
         if isinstance(a, Tensor) and not a.is_floating_point() and not a.is_complex():
             raise ConfigError(type(self).__name__, "evaluate must return floating numbers", a.dtype,
                               "Convert them: .to(dtype).")
@@ -93,7 +102,7 @@ def _expanded(evaluate: Callable[[Any, Pairs], Tensor]) -> Callable[[Any, Pairs]
             letters = "(..., K, M, N)" if len(tail) == 2 else "(..., K, E)"
             raise ShapeError(type(self).__name__, f"evaluate must return {letters} at these pairs, (..., "
                              f"K={self.size}, {', '.join(map(str, tail))})",
-                             sizes if isinstance(a, Tensor) else type(a).__name__,
+                             sizes if isinstance(a, Tensor) else type(a).__name__, "It computes a part of all pairs. "
                              "pairs.source takes a tensor (..., K, M) there, pairs.target one (..., K, N).")
         return a.expand(*sizes[:-rank], *tail)
 

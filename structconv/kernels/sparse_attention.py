@@ -207,6 +207,7 @@ class BilinearEdges(NamedTuple):
         """`between` with queries, keys and values in one product, where all are projections of one x (M, P)."""
         if not isinstance(problem.theta, HeadBlocks | LowRank) or problem.projected:
             return otherwise
+        whole = self._is_whole(problem)
 
         def run(call: Call) -> Tensor:
             query, key, x = self.query(call.basis), self.key(call.basis), call.x
@@ -215,7 +216,7 @@ class BilinearEdges(NamedTuple):
             if not ready or x.dim() > 2 or query.x.dim() > 2 or not key.heads == values.shape[0] == self.edges.size:
                 return otherwise(call)
             square = query.x is x
-            if square and (y := self._as_one_node(query, key, call)) is not None:
+            if square and whole and (y := self._as_one_node(query, key, call)) is not None:
                 return y
             parts = [(query.weight.mT, query.bias)] if square else []
             parts += [(key.weight.mT, key.bias), (values.transpose(0, 1).flatten(1), None)]
@@ -229,18 +230,20 @@ class BilinearEdges(NamedTuple):
 
         return run
 
+    def _is_whole(self, problem: Problem) -> bool:
+        """Return True if one node may compute the values and the scores too."""
+        return isinstance(problem.theta, HeadBlocks) and self.bias is None
+
     def is_one_node(self, problem: Problem) -> bool:
-        """Whether calls of such a problem may be one node, if their queries and keys are projections of x."""
+        """Return True if calls of such a problem may be one node, if their queries and keys are projections of x."""
         x = problem.x
         few = x.dim() == 2 and x.numel() * 3 * problem.theta.out_channels <= FEW_PRODUCTS
-        return (few and isinstance(problem.theta, HeadBlocks) and self.bias is None and not problem.projected
-                and usable(x, 0) is not None)
+        return few and self._is_whole(problem) and not problem.projected and usable(x, 0) is not None
 
     def _as_one_node(self, query: Projected, key: Projected, call: Call) -> Tensor | None:
-        """`attend_dots` where a kernel can read the tensors of the call, and they are few; else `None`."""
-        x, theta, bias = call.x, call.theta, call.bias
-        if not isinstance(theta, HeadBlocks) or self.bias is not None or x.dim() != 2:
-            return None
+        """`attend_dots` of x (M, P) where a kernel can read the tensors of the call, and they are few; else `None`."""
+        theta: Any = call.theta
+        x, bias = call.x, call.bias
         value, nodes = theta.theta, x.shape[0]
         width = 2 * query.weight.shape[0] + value.shape[0] * value.shape[2]
         fitting = query.weight.shape == key.weight.shape and query.heads == key.heads and width <= MAX_CHANNELS

@@ -114,5 +114,5 @@ class Context(Score):
             return [needed]
         return self.score._needed_inputs(self.score._own_inputs(inputs._replace(z=self.query)), masks, needed)
 
-    def _may_mask_inputs(self, structure: Any) -> bool:
-        return self.score is not None and self.score._may_mask_inputs(self.score._own(structure))
+    def _may_mask_inputs(self, structure: Any, others: bool = False) -> int:
+        return 0 if self.score is None else self.score._may_mask_inputs(self.score._own(structure), True)

@@ -32,7 +32,15 @@ from structconv.mechanisms.naming import Named, called_with, check_name, check_s
 from structconv.mechanisms.options import KEPT, may_change, options
 from structconv.mechanisms.reading import called_on, names_of_x
 from structconv.mechanisms.samples import each_sample, left_out
-from structconv.mechanisms.visibility import EVERY_INPUT, InputSet, Masks, visibility
+from structconv.mechanisms.visibility import (
+    BY_INPUTS,
+    BY_PAIRS,
+    EVERY_INPUT,
+    InputSet,
+    Masks,
+    cleared_by_pairs,
+    visibility,
+)
 from structconv.planning.precision import autocast_dtype
 from structconv.planning.precision import cast as cast_to
 from structconv.shapes import check_choice
@@ -134,6 +142,9 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
     def __call__(self, *args: Any, **options: Any) -> Any:
         """`forward`, as any module's, with all products of the basis computed: whoever calls a mechanism may use its
         basis at once. A layer calls `evaluate`, and leaves them to the kernel."""
+        if args and not hasattr(args[0], "num_inputs"):
+            raise ConfigError(type(self).__name__, "a mechanism must be called with the Inputs of a call",
+                              type(args[0]).__name__, "In a layer: Conv(mechanism, P, Q)(x); or mechanism.basis(x).")
         return materialized(super().__call__(*args, **options))
 
     def basis(self, x: Tensor, structure: AnyStructure = None, *, z: Tensor | None = None) -> Basis:
@@ -145,10 +156,13 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         structure = called_with(self, structure)
         inputs = Inputs(x, x if z is None else z, structure)
         try:
-            if self._may_mask_inputs(structure):
+            masking = self._may_mask_inputs(structure, z is not None)
+            if masking & BY_INPUTS:
                 visible = visibility(self, inputs)
                 x = visible.cleared(x)[1]
                 inputs = inputs._replace(x=x, z=visible.outputs(inputs.x) if z is None else z, visible=visible.values)
+            if masking & BY_PAIRS:
+                inputs = inputs._replace(x=cleared_by_pairs(self, inputs, inputs.x)[1])
             return cast(Basis, materialized(cast_to(self.evaluate(inputs), dtype)))
         except AttributeError:
             check_bound("basis", self)
@@ -322,9 +336,10 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         """The `Samples` whose entries are the outputs of a batch; `None` where those are the samples themselves."""
         return self._leads(structure).samples.of_outputs()
 
-    def _may_mask_inputs(self, structure: Any) -> bool:
-        """Return True if masks may hide inputs in a call with this structure. Cheap, because each call needs it."""
-        return False
+    def _may_mask_inputs(self, structure: Any, others: bool = False) -> int:
+        """How masks may hide inputs in a call with this structure, and with other outputs than inputs: the bits
+        `BY_INPUTS` and `BY_PAIRS`. Cheap, because each call needs it."""
+        return 0
 
     def _visible_inputs(self, inputs: Inputs, masks: Masks) -> tuple[InputSet, InputSet]:
         """The inputs that are in some existing pair, in the sense of `masked`, and those whose weights may differ from

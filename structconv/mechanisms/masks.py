@@ -7,23 +7,37 @@ import re
 from collections.abc import Collection
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from structconv.errors import StructureError
 from structconv.mechanisms.naming import Named, reads_of
 from structconv.mechanisms.samples import positions, within
-from structconv.memo import derived
+from structconv.mechanisms.visibility import BY_INPUTS, BY_PAIRS
+from structconv.memo import derived, kept, values_known
 from structconv.shapes import broadcast, goes_into
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
-from structconv.structures.masks import And, Not, Or
+from structconv.structures.masks import And, Not, Or, inverted
 from structconv.structures.named import NamedStructures
 from structconv.structures.output_positions import at_positions
 from structconv.structures.samples import Samples
-from structconv.structures.supports import DenseMask, Padding, Support, Window
+from structconv.structures.supports import (
+    Blocks,
+    Causal,
+    DenseMask,
+    EdgeSupport,
+    Global,
+    Padding,
+    Support,
+    Window,
+)
 from structconv.structures.values import FrozenValue, altered, map_tensors, tensors_in
 
 __all__ = ["STRUCTURE", "STRUCTURE_IF_GIVEN"]
+
+#: Outputs that a pass over all pairs takes at a time, and the pairs of which a table may be held.
+COLUMNS, TABLE = 256, 1 << 22
 
 
 class CalledWith:
@@ -73,6 +87,8 @@ class Mask(Named, nn.Module):
         for i, position in enumerate(_positions(mask)):
             self.add_module(f"position{i}", position)
         self._predicts = bool(self._modules)
+        #: True if an entry that it does not list as hidden is a pair with itself, `None` if the structure says so.
+        self._reflexive = None if isinstance(mask, CalledWith) and kept else _is_reflexive(mask, kept)
         self.reads: Collection[str] = {fact for position in _positions(mask) for fact in reads_of(position)} | {
             *(["structure"] if isinstance(mask, CalledWith) else []), *(["content"] if self._predicts else [])}
 
@@ -119,10 +135,35 @@ class Mask(Named, nn.Module):
         apart = structures.samples is None or getattr(own, "samples", None) is not None
         return own, inputs._replace(structure=own if apart else structures.samples)
 
-    def _may_mask_inputs(self, structure: Any) -> bool:
-        """Return True if it may hide an input from all outputs: by its tensors, or by the structure as a mask."""
-        given = isinstance(self._mask, CalledWith) and isinstance(structure, Support) and structure.may_mask_inputs
-        return bool(self._buffers) or given
+    def _may_mask_inputs(self, structure: Any, others: bool = False) -> int:
+        """How it may hide an input from all outputs: by its tensors or those of the structure, and, for a gradient, by
+        its pairs, of entries with themselves or with `others`."""
+        called = isinstance(self._mask, CalledWith)
+        given = called and isinstance(structure, Support) and structure.may_mask_inputs
+        by_inputs = BY_INPUTS if self._buffers or given else 0
+        mask = self._given(structure) if called else self._mask
+        if mask is None or self._predicts or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return by_inputs
+        if isinstance(mask, Graph) and self._kept:
+            return by_inputs | hidden_by(mask)
+        hides = others or not (_is_reflexive(mask, self._kept) if called else self._reflexive)
+        return by_inputs | BY_PAIRS if hides and not isinstance(mask, Padding | DenseMask) else by_inputs
+
+    def reached(self, inputs: Any) -> Tensor | None:
+        """The pairs that the mask leaves, (..., M, N), or of many their inputs (..., M, 1); `None` for all. A pass
+        over all pairs."""
+        samples = inputs.samples
+        if self._predicts or (samples is not None and not samples.square):
+            return self.pairs(inputs)
+        mask = self(inputs, samples)
+        if mask is None:
+            return None
+        support = EdgeSupport(mask) if isinstance(mask, Graph) else mask
+        support, sizes = support if self._kept else inverted(support), (inputs.num_inputs, inputs.num_outputs)
+        if sizes[0] * sizes[1] <= TABLE:  # an input may be in a pair of each of two masks, and in none of both
+            m, n = (torch.arange(size, device=inputs.x.device) for size in sizes)
+            return support.contains(m.unsqueeze(-1), n)
+        return reached_by(support, *sizes, inputs.x.device).unsqueeze(-1)
 
     def pairs(self, inputs: Any) -> Tensor | None:
         """The pairs that the mask leaves, (..., M, N or 1): cheap masks only, a graph's isolated inputs are not looked
@@ -176,6 +217,50 @@ def _check_batch(mask: Support, inputs: Any) -> None:
         expected = f"leading dimensions of the mask must broadcast to {tuple(lead)}, those of x and z"
         raise StructureError("masked", expected, tuple(batch), "A table of pairs (..., M, N) goes as "
                              "DenseMask(table). All heads share a mask: one of shape (B, heads, M, N) as mask[:, 0].")
+
+
+def _is_reflexive(mask: Any, kept: bool) -> bool:
+    """Return True if each entry is in a pair, as an input, where inputs and outputs are the same entries; a mask of
+    inputs, or of any pairs, lists those that are not."""
+    if isinstance(mask, Padding | DenseMask):
+        return True
+    if isinstance(mask, Not):
+        return _is_reflexive(mask.kept, not kept)
+    if isinstance(mask, And):
+        return kept and all(_is_reflexive(part, True) and not isinstance(part, DenseMask | Global)
+                            for part in (mask.first, mask.second))
+    return kept and (isinstance(mask, Causal | Blocks | Global) or (isinstance(mask, Window) and mask.center is None))
+
+
+def hidden_by(graph: Graph) -> int:
+    """`BY_PAIRS` if an input has no edge and a gradient is wanted, else 0; found once for a list of edges."""
+    edges, count = graph.edge_index if "_base" not in graph.__dict__ else None, graph.num_inputs
+    if edges is None or not torch.is_grad_enabled() or not values_known(edges):
+        return 0
+    return 0 if kept(edges, ("reaches", count), lambda: bool(_ends(edges[0], count).all())) else BY_PAIRS
+
+
+def _ends(index: Tensor, count: int, keep: Tensor | None = None) -> Tensor:
+    """Booleans (..., count): True at the numbers in `index` (E,), of the edges in `keep` (..., E)."""
+    if keep is None:
+        return torch.zeros(count, dtype=torch.bool, device=index.device).index_fill_(0, index.long(), True)
+    found = torch.zeros((*keep.shape[:-1], count), dtype=torch.uint8, device=index.device)
+    return found.index_reduce_(-1, index.long(), keep.to(torch.uint8), "amax") > 0
+
+
+def reached_by(mask: Any, num_inputs: int, num_outputs: int, device: torch.device) -> Tensor:
+    """Booleans (..., M), True for inputs in a pair of the mask."""
+    if isinstance(mask, Graph):
+        return _ends(mask.source, num_inputs)
+    graph, exact = mask.listing(num_inputs, num_outputs, device)
+    if graph is not None:
+        return _ends(graph.source, num_inputs, None if exact else mask.contains(graph.source, graph.target))
+    m, found = torch.arange(num_inputs, device=device).unsqueeze(-1), None
+    for start in range(0, num_outputs, COLUMNS):
+        n = torch.arange(start, min(start + COLUMNS, num_outputs), device=device)
+        some = mask.contains(m, n).any(-1)
+        found = some if found is None else found | some
+    return torch.zeros(num_inputs, dtype=torch.bool, device=device) if found is None else found
 
 
 def _positions(mask: Any) -> list[nn.Module]:

@@ -16,7 +16,7 @@ from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism
 from structconv.mechanisms.naming import called_with
 from structconv.mechanisms.reading import all_named, by_name, called_on, names_of_x
-from structconv.mechanisms.visibility import visibility
+from structconv.mechanisms.visibility import BY_INPUTS, BY_PAIRS, cleared_by_pairs, visibility
 from structconv.planning.precision import autocast_dtype
 from structconv.planning.precision import cast as cast_to
 from structconv.structures.named import NamedStructures, Place
@@ -186,11 +186,15 @@ def _counts(argument: str, names: tuple[str, ...], given: Mapping[str, int] | in
 def _part_inputs(part: Mechanism, x: Tensor, z: Tensor | None, structure: Any) -> tuple[Inputs, Tensor]:
     """The inputs of a part, and its x with zeros where the weights are zero."""
     inputs = Inputs(x, x if z is None else z, structure)
-    if not part._may_mask_inputs(structure):
-        return inputs, x
-    visible = visibility(part, inputs)
-    values, scores = visible.cleared(x)
-    return inputs._replace(x=scores, z=visible.outputs(x) if z is None else z, visible=visible.values), values
+    masking, values = part._may_mask_inputs(structure, z is not None), x
+    if masking & BY_INPUTS:
+        visible = visibility(part, inputs)
+        values, scores = visible.cleared(x)
+        inputs = inputs._replace(x=scores, z=visible.outputs(x) if z is None else z, visible=visible.values)
+    if masking & BY_PAIRS:
+        values, scores = cleared_by_pairs(part, inputs, values)
+        inputs = inputs._replace(x=scores)
+    return inputs, values
 
 
 def _place(part: Mechanism, structure: Any) -> tuple[Any, Place | None]:

@@ -26,6 +26,7 @@ from structconv.mechanisms.naming import reads_of
 from structconv.mechanisms.samples import NORMALIZING, closings, left_out
 from structconv.mechanisms.steps import Build, Step, builder, node_of, shown
 from structconv.mechanisms.visibility import EVERY_INPUT, InputSet, Masks
+from structconv.shapes import check_number
 from structconv.structures.graph import Graph
 from structconv.structures.named import NamedStructures, Place, agreed, behind
 
@@ -38,6 +39,8 @@ _ENTRYWISE_JOINS = (None, "add", "multiply")
 _NORMALIZING = {"normalize": None, "softmax_with_sink": "softmax", "log_softmax": "log_softmax"}
 #: Steps that keep a weight of zero.
 _LEAVING_ZEROS = frozenset(("multiply", "scaled", "softcap", "leaky_relu", "dropout", "mix"))
+#: The arguments of operators that are numbers.
+_NUMBERS = {"leaky_relu": ("negative_slope",), "softcap": ("cap",), "scaled": ("scale",)}
 _SIGNS = {"concat": "|", "compose": "@", "add": "+", "multiply": "*"}
 
 
@@ -69,14 +72,17 @@ def _step(name: str, operand: Mechanism, others: tuple[Any, ...], options: dict[
     if name == "softmax_with_sink" and isinstance(others[0], Tensor):
         return Step(name, tuple(options.items()), True), Factor(others[0], "sink")
     if name == "softmax_with_sink":
-        return Step(name, (("sink", float(others[0])), *options.items())), None
+        return Step(name, (("sink", check_number("softmax", "sink", others[0])), *options.items())), None
     if name == "mix":
         mixing = Mixing(others[0], operand.size)
         return Step(name, (("heads", mixing.shape[1]),), True), mixing
     if name == "multiply" and isinstance(others[0], Tensor):
         return Step("multiply", (), True), Factor(others[0])
     if name == "multiply":
-        return Step("multiply", (("factor", float(others[0])),)), None
+        return Step("multiply", (("factor", check_number("c * a", "c", others[0])),)), None
+    for argument in _NUMBERS.get(name, ()):
+        if options.get(argument) is not None and not isinstance(options[argument], Tensor):
+            check_number(name, argument, options[argument])
     if name == "dropout":
         p = options["p"]
         if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p < 1:
@@ -275,14 +281,16 @@ class Operation(Mechanism):
     def _asked_apart(self, samples: Any) -> bool:
         return False
 
-    def _may_mask_inputs(self, structure: Any) -> bool:
-        named = type(structure) is NamedStructures
+    def _may_mask_inputs(self, structure: Any, others: bool = False) -> int:
+        named, found = type(structure) is NamedStructures, 0
         for part in (self.__dict__.get("_known_parts") or self._parts_now()).masking:
             if type(part) is Mask and not part._buffers and (structure is None or type(structure) is Graph):
-                continue  # edges leave out pairs
-            if part._may_mask_inputs(part._own(structure) if named else structure):
-                return True
-        return False
+                reflexive = part._reflexive
+                if (structure is None or "_base" in structure.__dict__) if reflexive is None else (
+                        reflexive and not others):
+                    continue  # edges and windows leave out pairs, and here no input: each is in a pair with itself
+            found |= part._may_mask_inputs(part._own(structure) if named else structure, others)
+        return found
 
     def _visible_inputs(self, inputs: Inputs, masks: Masks) -> tuple[InputSet, InputSet]:
         operands = self.mechanisms()[:1 if self.join == "compose" else None]
@@ -329,9 +337,9 @@ class Operation(Mechanism):
         found: list[InputSet] = []
         for operand in operands:
             own = needed
-            if self.join in ("add", "multiply", "outer") and scores:  # a pair exists where it does for both
-                beside = [part for part in operands if part is not operand]
-                own = own.union(*[part._visible_inputs(part._own_inputs(inputs), masks)[0] for part in beside])
+            if self.join in ("add", "multiply", "outer") and scores:  # a pair exists where both do; 0 times a is 0
+                beside, which = [part for part in operands if part is not operand], int(self.join != "add")
+                own = own.union(*[part._visible_inputs(part._own_inputs(inputs), masks)[which] for part in beside])
             found += operand._needed_inputs(operand._own_inputs(inputs), masks, own)
         return found
 

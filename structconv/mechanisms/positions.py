@@ -17,6 +17,7 @@ from structconv.bases.scores import EdgeScore
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.encodings import sinusoidal
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism, Position
+from structconv.mechanisms.masks import hidden_by, reached_by
 from structconv.mechanisms.naming import reads_of
 from structconv.mechanisms.projections import Projection, heads_of
 from structconv.mechanisms.samples import positions
@@ -311,6 +312,20 @@ class EdgeBias(Term):
         if attributes.dim() > 2:
             _check_lead(attributes, inputs)
         return EdgeScore(graph, self._scores(attributes.to(inputs.dtype)).mT)
+
+    def _may_mask_inputs(self, structure: Any, others: bool = False) -> int:
+        return hidden_by(structure) if isinstance(structure, Graph) else 0
+
+    def _visible_inputs(self, inputs: Inputs, masks: Masks) -> tuple[InputSet, InputSet]:
+        exist = masks.keeps(self, inputs)
+        return exist, exist
+
+    def pairs(self, inputs: Inputs) -> None:
+        """Edges are not looked through in each call."""
+
+    def reached(self, inputs: Inputs) -> Tensor:
+        """The inputs of some edge, (M, 1)."""
+        return reached_by(inputs.structure, inputs.num_inputs, inputs.num_outputs, inputs.device).unsqueeze(-1)
 
     def _scores(self, attributes: Tensor) -> Tensor:
         """(..., E, K) of the attributes (..., E, A)."""

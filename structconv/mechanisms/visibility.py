@@ -5,6 +5,10 @@ local: a mask hides inputs from the scores below it, up to the next normalizatio
 weights that it leaves are zero. An input may therefore be cleared for the values and still be read by a score: in
 `a.softmax().masked(keep=mask)` the softmax runs over all inputs.
 
+An input may also be left out of every pair by a graph, a window or an order. Kernels do not read its weight, but the
+gradient of a projection multiplies it by zero, and zero times NaN is NaN. Such inputs are looked for only if x holds a
+number that is not finite (`cleared_by_pairs`).
+
 A set of inputs is represented by the frozenset of masks that they all pass; the empty set means all inputs.
 """
 
@@ -18,17 +22,22 @@ import torch
 from torch import Tensor
 
 from structconv.errors import StructureError
+from structconv.primitives.functions import finite
 
-__all__ = ["EVERY_INPUT", "InputSet", "Masks", "Visibility", "visibility"]
+__all__ = ["BY_INPUTS", "BY_PAIRS", "EVERY_INPUT", "InputSet", "Masks", "Visibility", "cleared_by_pairs", "visibility"]
+
+#: How masks may hide an input, as bits: they list inputs; their pairs leave an input out.
+BY_INPUTS, BY_PAIRS = 1, 2
 
 InputSet = frozenset[int]
 EVERY_INPUT: InputSet = frozenset()
 
 
 class Masks:
-    """The masks of one call, each as booleans (..., M, N or 1), evaluated once."""
+    """The masks of one call, each as booleans (..., M, N or 1), evaluated once; with `all_pairs` those of pairs too."""
 
-    def __init__(self) -> None:
+    def __init__(self, all_pairs: bool = False) -> None:
+        self._all_pairs = all_pairs
         self._masks: dict[int, Tensor | None] = {}
         self._joined: dict[InputSet, Tensor] = {}
         self._unions: dict[frozenset[InputSet], InputSet] = {}
@@ -37,7 +46,7 @@ class Masks:
         """The inputs that a `Mask` keeps for some output."""
         key = id(mask)
         if key not in self._masks:
-            self._masks[key] = mask.pairs(inputs)
+            self._masks[key] = mask.reached(inputs) if self._all_pairs else mask.pairs(inputs)
         return EVERY_INPUT if self._masks[key] is None else frozenset((key,))
 
     def any(self, sets: Iterable[InputSet]) -> InputSet:
@@ -88,13 +97,14 @@ class Visibility(NamedTuple):
         return torch.where(visible, x, torch.zeros((), dtype=x.dtype, device=x.device))
 
 
-def visibility(mechanism: Any, inputs: Any) -> Visibility:
-    """Return the visible inputs (..., M) of a call, by the masks of the expression.
+def visibility(mechanism: Any, inputs: Any, all_pairs: bool = False) -> Visibility:
+    """Return the visible inputs (..., M) of a call, by the masks of the expression; with `all_pairs` also by their
+    pairs, which costs a pass over these.
 
     Raises:
         StructureError: a mask has a number of inputs other than M.
     """
-    masks = Masks()
+    masks = Masks(all_pairs)
     _, reached = mechanism._visible_inputs(inputs, masks)
     needed = mechanism._needed_inputs(inputs, masks, EVERY_INPUT)
     values, scores = masks.tensor(reached), masks.tensor(masks.any(needed) if needed else reached)
@@ -102,6 +112,16 @@ def visibility(mechanism: Any, inputs: Any) -> Visibility:
         if visible is not None and visible.shape[-1] != inputs.num_inputs:
             raise StructureError("masked", f"masks must have length M={inputs.num_inputs}", visible.shape[-1])
     return Visibility(values, scores)
+
+
+def cleared_by_pairs(mechanism: Any, inputs: Any, values: Tensor) -> tuple[Tensor, Tensor]:
+    """x as the values and as the scores read it, with zeros in the place of inputs that are in no pair."""
+    if finite(inputs.x):
+        return values, inputs.x
+    visible = visibility(mechanism, inputs, all_pairs=True)
+    if values is inputs.x:
+        return visible.cleared(values)
+    return _cleared(values, visible.values), _cleared(inputs.x, visible.scores)
 
 
 def _cleared(x: Tensor, visible: Tensor | None) -> Tensor:

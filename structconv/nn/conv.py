@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.fx import Proxy
 
 from structconv import ops as _ops  # noqa: F401 - registers the kernels
@@ -21,7 +22,7 @@ from structconv.mechanisms.expression import Inputs, Mechanism, check_bound, che
 from structconv.mechanisms.naming import called_with, check_structure, check_unread
 from structconv.mechanisms.reach import reach_of
 from structconv.mechanisms.reading import names_of_x
-from structconv.mechanisms.visibility import visibility
+from structconv.mechanisms.visibility import BY_INPUTS, BY_PAIRS, cleared_by_pairs, visibility
 from structconv.nn.cache import Cache
 from structconv.nn.expressed import Expressed
 from structconv.nn.images import grid_of, to_entries
@@ -190,7 +191,7 @@ class Conv(Expressed):
                               repr(self.mechanism), "Prepare it for a layer of the part that reads it, and add both.")
         structures = None if structure is None else _structures(self.mechanism, structure, 0)
         no_z: Any = None
-        if self.mechanism._may_mask_inputs(structures):
+        if self.mechanism._may_mask_inputs(structures) & BY_INPUTS:
             check_tensor("Conv", "x", x)
             visible = visibility(self.mechanism, Inputs(x, no_z, structures))
             x = visible.outputs(x) if visible.values is visible.scores else x
@@ -323,7 +324,8 @@ class Conv(Expressed):
             if axes or z is not None or type(self.other_channels) is not dict or not fits(self, x, structure):
                 check_by_name(self, x, z, structure, axes)
         elif (not isinstance(x, Tensor) or (expected_inputs is not None and expected_inputs != x.shape[-2])
-              or (z is not None and not self._fit(x, z))):
+              or (z is not None and not self._fit(x, z))
+              or (is_compiling() and not axes and not _fits(x, (None, self.in_channels)))):
             self._check(x, z, structure, axes)
         return call_of(mechanism, theta, bias, x, z, structure, axes,
                        None if relative is None else private.called(relative), positions, cache, reads)
@@ -366,6 +368,7 @@ class Conv(Expressed):
         if any(isinstance(t, Tensor) and t.is_nested for t in (x, z)):
             self._unpacked(x, z, structure)
         owner, of_x, of_z, _, structured = self._names(z)
+        owner = type(self).__name__ if is_compiling() else owner  # nothing is renamed on the way out of a compiler
         hint = f"Give the structure after it: {structured}." if isinstance(x, FrozenValue) else ""
         check_tensor(owner, of_x, x, hint)
         if axes:
@@ -437,21 +440,25 @@ def call_of(mechanism: Mechanism, theta: Weight, bias: Tensor | None, x: Any, z:
         structure = grid_of(x, axes, structure)
         image = Image(axes, mechanism, structure)
         entries = x.flatten(-axes).mT if mechanism._reads_sizes else x
-    values = entries
-    if mechanism._may_mask_inputs(structure):
+    values, masking = entries, mechanism._may_mask_inputs(structure, z is not None or positions is not None)
+    if masking & BY_INPUTS:
         visible = visibility(mechanism, Inputs(entries, entries if z is None else z, structure))
         kept = visible.values
         if cache is None:
             z = visible.outputs(entries) if z is None else z
             values, entries = visible.cleared(entries)
             x = x if axes else values
+    if positions is not None or (cache is not None and cache.dropped):
+        output_positions = _output_positions(positions, cache, entries if z is None else z, structure)
+    if masking & BY_PAIRS and cache is None:
+        of_call = Inputs(entries, entries if z is None else z, structure, output_positions=output_positions)
+        values, read = cleared_by_pairs(mechanism, of_call, values)
+        entries, z, x = read, z if read is entries else of_call.z, x if axes else values
     heads = None if cache is None else cache.heads(unread="projected" not in mechanism.reads)
     if "projected" in (mechanism.reads if reads is None else reads):
         heads = theta.heads(values) if heads is None else heads
         scored = heads if values is entries else theta.heads(entries)
         projected = scored, scored if z is None else theta.heads(z)
-    if positions is not None or (cache is not None and cache.dropped):
-        output_positions = _output_positions(positions, cache, entries if z is None else z, structure)
     inputs = Inputs(entries, entries if z is None else z, structure, projected, None, kept, output_positions, cache)
     pending, reused = (None, None) if cache is None else (cache.pending, cache.reused)
     call = Call(x, mechanism.evaluate(inputs), theta, bias, heads, relative, output_positions, pending, reused)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from typing import Any, Self, cast
+from collections.abc import Callable
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor
@@ -143,11 +144,24 @@ class Support(Structure, abc.ABC):
         """Return the support on another device."""
         return cast(Self, map_tensors(self, lambda t: t.to(device)))
 
-    def __and__(self, other: Support) -> Support:
+    #: The support of the edges of a graph.
+    _of_graph: ClassVar[Callable[[Graph], Support]]
+
+    def __and__(self, other: Support | Graph) -> Support:
+        if isinstance(other, Graph):
+            other = Support._of_graph(other)
         return And(self, other) if isinstance(other, Support) else NotImplemented
 
-    def __or__(self, other: Support) -> Support:
+    def __or__(self, other: Support | Graph) -> Support:
+        if isinstance(other, Graph):
+            other = Support._of_graph(other)
         return Or(self, other) if isinstance(other, Support) else NotImplemented
+
+    def __rand__(self, other: Graph) -> Support:
+        return And(Support._of_graph(other), self) if isinstance(other, Graph) else NotImplemented
+
+    def __ror__(self, other: Graph) -> Support:
+        return Or(Support._of_graph(other), self) if isinstance(other, Graph) else NotImplemented
 
     def __invert__(self) -> Support:
         return inverted(self)

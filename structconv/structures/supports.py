@@ -299,6 +299,9 @@ class EdgeSupport(Support):
         return EdgeSupport(self.graph.reversed())
 
 
+Support._of_graph = EdgeSupport
+
+
 def _pair_keys(graph: Graph) -> Tensor:
     """The sorted keys m N + n of the edges, then one that is above all keys, so that a search always finds a place."""
     keys = graph.source.long() * graph.num_outputs + graph.target.long()

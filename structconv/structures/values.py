@@ -267,7 +267,15 @@ def _refreshed(value: Any) -> tuple[Any, bool]:
 
 
 def frozen(cls: type, *, eq: bool, init: bool) -> Any:
-    """Make a class a frozen dataclass and register it with `torch.export.register_dataclass`."""
+    """Make a class a frozen dataclass and register it with `torch.export.register_dataclass`.
+
+    Raises:
+        ConfigError: a class that is no value.
+    """
+    if not issubclass(cls, FrozenValue):
+        raise ConfigError(cls.__name__, "the class must derive from a Basis, a Score or a FrozenValue",
+                          f"{cls.__mro__[1].__name__ if cls.__mro__[1:] else 'object'}",
+                          "The Score of a basis is structconv.bases.Score; structconv.mechanisms.Score is a module.")
     made: Any = dataclasses.dataclass(frozen=True, eq=eq, repr=False, init=init)(cls)
     name = f"{cls.__module__}.{cls.__qualname__}"
     if made.NAMES or made.DERIVED:

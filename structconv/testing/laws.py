@@ -112,7 +112,8 @@ def rolled(x: Tensor, grid: Grid, axis: int) -> Tensor:
 
 
 def check_masking(specimen: Specimen) -> None:
-    """Outputs that see nothing are exactly zero, with zero gradients; NaN in inputs that nobody sees stays there."""
+    """Outputs that see nothing are exactly zero, with zero gradients; NaN in inputs that nobody sees stays there, also
+    in the gradients of parameters."""
     absent = absent_pairs(specimen.basis())
     hidden, blind = (absent.all(dim) for dim in (-1, -2))
     assert absent.any(), "masks needs an input that some output does not see"
@@ -139,16 +140,22 @@ def _seen(specimen: Specimen, hidden: Tensor, value: float) -> list[Tensor]:
     """Results and gradients with `value` in the hidden inputs of content and values; the outputs' own content stays."""
     subject = specimen.subject()
     tensors: list[Tensor] = []
+    parameters: list[Tensor] = []
     basis: Basis
     if isinstance(subject, Setup):
         z = (subject.x if subject.z is None else subject.z).detach().clone().requires_grad_()
         x = subject.x.detach().masked_fill(hidden.unsqueeze(-1), value).requires_grad_()
         basis, tensors = Setup(subject.mechanism, x, z, subject.structure).basis(), [x, z]
+        parameters = list(subject.mechanism.parameters())
     else:
         basis = subject
     r = arguments(basis, heads=True).detach().masked_fill(hidden.unsqueeze(-1), value).requires_grad_()
     first, second = basis.analysis(r[..., 0, :, :]), basis.synthesis(r)
-    gradients = torch.autograd.grad(first.cos().sum() + second.cos().sum(), [r, *tensors], allow_unused=True)
+    gradients = torch.autograd.grad(first.cos().sum() + second.cos().sum(), [r, *tensors], allow_unused=True,
+                                    retain_graph=True)
+    of_parameters = torch.autograd.grad(basis.analysis(arguments(basis, heads=False)).cos().sum(), parameters,
+                                        allow_unused=True) if parameters else ()
     seen = [gradient if position == 2 or gradient is None else gradient[..., ~hidden, :]
             for position, gradient in enumerate(gradients)]
-    return [first.detach(), second.detach(), *(gradient for gradient in seen if gradient is not None)]
+    return [first.detach(), second.detach(), *(gradient for gradient in (*seen, *of_parameters)
+                                               if gradient is not None)]

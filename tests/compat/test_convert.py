@@ -218,7 +218,6 @@ def test_what_is_refused_of_pyg_is_named() -> None:
     changed, hooked = library.GCNConv(4, 4), library.GCNConv(4, 4)
     changed.improved = "yes"
     hooked.register_message_forward_hook(lambda *_: None)
-    changed.node_dim = 0
     model = nn.ModuleDict({"own": Own(4, 4), "changed": changed, "hooked": hooked, "lazy": library.GCNConv(-1, 4),
                            "none": library.ResGatedGraphConv(4, 4)})
     _, report = convert(model)
