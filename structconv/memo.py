@@ -32,7 +32,8 @@ class _Entry:
 
     def __init__(self, owner: object, version: int | None) -> None:
         self.ref = weakref.ref(owner, _forgets(_ENTRIES, id(owner)))
-        self.version, self.values = version, cast("dict[Hashable, tuple[tuple[Any, ...], Any]]", {})
+        self.version = version
+        self.values: dict[Hashable, tuple[tuple[Any, ...], Any]] = {}
 
 
 _ENTRIES: dict[int, _Entry] = {}

@@ -19,7 +19,7 @@ from structconv.errors import ShapeError
 from structconv.pictures import basis_png
 from structconv.structures.values import NOTED, FrozenValue, field_names, frozen, key_of, size_class, tensors_in
 
-__all__ = ["Algebra", "Basis", "operator", "value"]
+__all__ = ["BASES", "Algebra", "Basis", "is_basis", "operator", "value"]
 
 if TYPE_CHECKING:
     from structconv.bases.pairs import Pairs
@@ -28,11 +28,23 @@ if TYPE_CHECKING:
     from structconv.structures.supports import Support
 
 OPERATORS: dict[str, Callable[..., Any]] = {}
+#: Types that were found to be bases: `isinstance` of an abstract class is slow.
+BASES: set[type] = set()
 #: A notebook draws a basis of at most so many inputs and outputs, and of at most so many numbers; else it prints it.
 MOST_DRAWN, MOST_NUMBERS = 512, 16 * 512 ** 2
 _Class = TypeVar("_Class", bound=type)
 #: The result type of the operators: `Basis` or `Mechanism`.
 T = TypeVar("T")
+
+
+def is_basis(value: Any) -> bool:
+    """Return True if `value` is a `Basis`."""
+    if type(value) in BASES:
+        return True
+    found = isinstance(value, Basis)
+    if found:
+        BASES.add(type(value))
+    return found
 
 
 def operator(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -18,14 +18,14 @@ import copy
 import math
 from collections.abc import Callable, Hashable
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 from torch.func import functional_call
 
-from structconv.bases.base import Basis
+from structconv.bases.base import Basis, is_basis
 from structconv.primitives.products import linear
 from structconv.structures.graph import Graph, listed_edges, tensor_ids
 from structconv.structures.supports import DenseMask, EdgeSupport, Padding
@@ -270,6 +270,12 @@ def tree_key(basis: Any) -> tuple[Hashable, ...]:
         value = pending.pop()
         kind = type(value)
         fields = _NODES.get(kind)
+        if kind is tuple or kind is list:
+            facts += (kind, len(value))
+            for item in value:
+                facts.append(item.size if is_basis(item) else 0)
+                pending.append(item)
+            continue
         if fields is None:
             known = value.__dict__.get("_known_key") if isinstance(value, FrozenValue) else None
             if known is None and kind is Graph:
@@ -325,11 +331,6 @@ def _fields(value: Any, facts: list[Any], met: list[int], pending: list[Any]) ->
         met.append(id(value))
         computed = materialized(value)
         facts += (key_of(computed), computed.requires_grad)
-    elif kind is tuple or kind is list:
-        facts += (kind, len(value))
-        for item in value:
-            facts.append(item.size if isinstance(item, Basis) else 0)
-            pending.append(item)
     elif isinstance(value, Basis) and names and not value.keeps_key:
         _NODES[kind] = tuple((name, name in value.ENTRY_COUNTS) for name in names)
         facts.append(kind)
@@ -476,4 +477,18 @@ def _attribute(get: Get, name: str) -> Get:
         return attrgetter(name)
     if isinstance(get, attrgetter):
         return attrgetter(f"{get.__reduce__()[1][0]}.{name}")
-    return lambda basis: getattr(get(basis), name)
+    if isinstance(get, _Below):
+        return _Below(get.get, cast("attrgetter[Any]", _attribute(get.attributes, name)))
+    return _Below(get, attrgetter(name))
+
+
+class _Below:
+    """The function that gets a chain of attributes of a part that `get` finds."""
+
+    __slots__ = ("attributes", "get")
+
+    def __init__(self, get: Get, attributes: attrgetter[Any]) -> None:
+        self.get, self.attributes = get, attributes
+
+    def __call__(self, basis: Any) -> Any:
+        return self.attributes(self.get(basis))

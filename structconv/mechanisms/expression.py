@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from structconv import torch_compat as private
-from structconv.bases.base import Basis, ScoreMaps
+from structconv.bases.base import BASES, Basis, ScoreMaps, is_basis
 from structconv.bases.block_diagonal import BlockDiagonal
 from structconv.bases.dense import Dense
 from structconv.bases.placed import placed
@@ -55,8 +55,6 @@ from structconv.written import written
 __all__ = ["Channels", "Inputs", "Mechanism", "Position"]
 
 _BATCHING = ("apart", "structure", "pairs", "offsets")
-#: Types that were found to be bases: `isinstance` of an abstract class is slow.
-_BASES: set[type] = set()
 _READS = ("content", "structure", "projected", "sibling", "positions")
 
 
@@ -177,33 +175,34 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
             structure = inputs[2]
         samples = None if structure is None else getattr(structure, "samples", None)
         moved = inputs.output_positions is not None and self._is_moved(samples)
-        if samples is None:
+        apart, opened = (False, False) if samples is None else self._in_batch(samples.square)
+        if samples is not None and not samples.square and self.batching in ("pairs", "offsets") and (
+                inputs.z is inputs.x):
+            raise StructureError(type(self).__name__, "z must be given where the samples have other outputs than "
+                                 "inputs", repr(samples), "Call it as layer(x, structure, z=z).")
+        if apart:
+            basis: Any = BlockDiagonal(tuple([self._as_basis(private.called(self, part))
+                                              for part in each_sample(inputs)]))
+        else:
             held = self.__dict__
             if (private.PLAIN_CALLS and not (held["_forward_hooks"] or held["_forward_pre_hooks"]
                                              or held["_backward_hooks"] or held["_backward_pre_hooks"]
                                              or "forward" in held or "_compiled_call_impl" in held)
                     and type(self).__call__ in private.PLAIN and nn.Module.__call__ is private.CALL
                     and not private.global_hooks()):
-                basis: Any = self.forward(inputs)  # `private.called`, for each node of each call
+                basis = self.forward(inputs)  # `private.called`, for each node of each call
             else:
                 basis = self(inputs)
-            if type(basis) not in _BASES:
+            if type(basis) not in BASES:
                 basis = self._as_basis(basis)
-            return placed(basis, cast(OutputPositions, inputs.output_positions), inputs.num_outputs) if moved else basis
-        if self.batching in ("pairs", "offsets") and inputs.z is inputs.x and not samples.square:
-            raise StructureError(type(self).__name__, "z must be given where the samples have other outputs than "
-                                 "inputs", repr(samples), "Call it as layer(x, structure, z=z).")
-        if self._asked_apart(samples):
-            basis = BlockDiagonal(tuple([self._as_basis(private.called(self, part)) for part in each_sample(inputs)]))
-        else:
-            basis = self._as_basis(private.called(self, inputs))
-        return left_out(basis, self._pairs_of(structure)) if closed and self._is_open(samples) else basis
+        if moved:
+            return placed(basis, cast(OutputPositions, inputs.output_positions), inputs.num_outputs)
+        return left_out(basis, self._pairs_of(structure)) if opened and closed else basis
 
     def _as_basis(self, basis: Any) -> Basis:
         """Return the result of `forward` as a basis."""
-        if isinstance(basis, Basis):
-            _BASES.add(type(basis))
-            return basis
+        if is_basis(basis):
+            return cast(Basis, basis)
         if isinstance(basis, Tensor) and basis.layout is torch.strided:
             return Dense(basis.unsqueeze(0) if basis.dim() == 2 else basis)
         sparse = isinstance(basis, Tensor)
@@ -232,13 +231,12 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         samples, led = structure.samples, self.output_structure(structure)
         return cast(Samples, samples if led is structure else samples.leading_to(led.samples))
 
-    def _asked_apart(self, samples: Samples) -> bool:
-        """Return True if the mechanism computes each sample alone."""
-        return self.batching == "apart" or (self.batching == "offsets" and not samples.square)
-
-    def _is_open(self, samples: Samples) -> bool:
-        """Return True if its basis may join different samples of a batch, so that these pairs must be masked."""
-        return self.has_scores if self._asked_apart(samples) else self.batching != "structure"
+    def _in_batch(self, square: bool) -> tuple[bool, bool]:
+        """Return whether the mechanism computes each sample of a batch alone, and whether its basis may join different
+        samples, so that these pairs must be masked. `square`: whether the outputs of the samples are their inputs."""
+        batching = self.batching
+        apart = batching == "apart" or (batching == "offsets" and not square)
+        return apart, self.has_scores if apart else batching != "structure"
 
     def bound(self, in_channels: int, out_channels: int | None = None, other_channels: int | None = None) -> Mechanism:
         """A copy of the expression with parameters for these channel counts; shared parts stay shared."""

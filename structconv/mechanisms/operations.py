@@ -125,12 +125,14 @@ def _check_own_heads(operands: list[Mechanism], size: int) -> None:
 class _Parts(NamedTuple):
     """The parts of a node as a call needs them: `program` holds each step with the module that it reads, or with the
     node, whose mode dropout follows, and what `node_of` tells; `masking` the masks in it or further down that may hide
-    inputs."""
+    inputs; `masked` whether a step is a mask; `closings` those of a batch whose outputs are not its inputs, and are."""
 
     operands: tuple[Mechanism, ...]
     program: tuple[tuple[Build, nn.Module, Callable[..., Basis] | None, tuple[Any, ...]], ...]
     reads: frozenset[str]
     masking: tuple[Any, ...]
+    masked: bool
+    closings: tuple[tuple[frozenset[int], bool], ...]
 
 
 class Operation(Mechanism):
@@ -193,14 +195,17 @@ class Operation(Mechanism):
         """The parts of this node. They stay in the node of a layer, which makes new nodes when a part is replaced."""
         operands, held = self.mechanisms(), iter(self._held())
         program = [(builder(step), next(held) if step.reads else self, *node_of(step)) for step in self.steps]
-        masking: list[Any] = [part for part in self._masks() if isinstance(part, Mask)]
+        masks = self._masks()
+        masking: list[Any] = [part for part in masks if isinstance(part, Mask)]
         for part in operands:
             if isinstance(part, Operation):
                 masking += part._parts_now().masking
             elif getattr(type(part), "_may_mask_inputs", None) is not Mechanism._may_mask_inputs:
                 masking.append(part)
-        reads = {fact for part in (*self._masks(), *operands) for fact in reads_of(part)} - {"sibling"}
-        parts = _Parts(tuple(operands), tuple(program), frozenset((*reads, "positions")), tuple(masking))
+        reads = {fact for part in (*masks, *operands) for fact in reads_of(part)} - {"sibling"}
+        closed = tuple([closings(self.steps, self._joins_open(square)) for square in (False, True)])
+        parts = _Parts(tuple(operands), tuple(program), frozenset((*reads, "positions")), tuple(masking), bool(masks),
+                       closed)
         if "_known_in_layer" in self.__dict__:
             self.__dict__["_known_parts"] = parts
         return parts
@@ -230,12 +235,13 @@ class Operation(Mechanism):
                 basis = (build(basis, held, inputs, None) if node is None or type(basis) is Concat
                          else node(basis, *options))
             return basis
-        before = self._closings(samples)[0]
-        pairs = self._pairs_joined(inputs.structure) if before or self._masks() else None
-        for i, (build, held, *_) in enumerate(parts.program):
+        before = parts.closings[samples.square][0]
+        pairs = self._pairs_joined(inputs.structure) if before or parts.masked else None
+        for i, (build, held, node, options) in enumerate(parts.program):
             if i in before:
                 basis = left_out(basis, cast(Any, pairs))
-            basis = build(basis, held, inputs, pairs)
+            basis = (build(basis, held, inputs, pairs) if node is None or type(basis) is Concat
+                     else node(basis, *options))
             if pairs is not None and self.steps[i].name == "transpose":
                 pairs = pairs.transpose()
         return basis
@@ -249,20 +255,16 @@ class Operation(Mechanism):
             raise ConfigError("positions", "positions must be left out where weights are normalized over all outputs",
                               repr(self))
 
-    def _closings(self, samples: Any) -> tuple[frozenset[int], bool]:
-        """Before which steps pairs of different samples are left out, and whether there may be some in the end."""
-        return closings(self.steps, self._joins_open(samples))
-
-    def _joins_open(self, samples: Any) -> bool:
+    def _joins_open(self, square: bool) -> bool:
         """Return True if the joined operands may have pairs of different samples."""
         if self.join not in _ENTRYWISE_JOINS:
             return False
-        opened = [operand._is_open(samples) for operand in self.mechanisms()]
+        opened = [operand._in_batch(square)[1] for operand in self.mechanisms()]
         scores = any(operand.has_scores for operand in self.mechanisms())
         return any(opened) and (scores or self.join != "multiply" or all(opened))
 
-    def _is_open(self, samples: Any) -> bool:
-        return self._closings(samples)[1]
+    def _in_batch(self, square: bool) -> tuple[bool, bool]:
+        return False, (self.__dict__.get("_known_parts") or self._parts_now()).closings[square][1]
 
     def _pairs_joined(self, structure: Any) -> Any:
         """Return the samples within which the pairs of the joined operands exist."""
@@ -277,9 +279,6 @@ class Operation(Mechanism):
     def _pairs_of(self, structure: Any) -> Any:
         pairs = self._pairs_joined(structure)
         return pairs.transpose() if self._turned and type(structure) is not NamedStructures else pairs
-
-    def _asked_apart(self, samples: Any) -> bool:
-        return False
 
     def _may_mask_inputs(self, structure: Any, others: bool = False) -> int:
         named, found = type(structure) is NamedStructures, 0

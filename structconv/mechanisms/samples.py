@@ -100,6 +100,8 @@ def within(mask: Any, inputs: Any, samples: Samples) -> Any:
     own = getattr(mask, "samples", None)
     if own is not None and not same_samples(own, samples):
         raise StructureError("masked", f"the mask must be for the samples of the call, {samples!r}", repr(own))
+    if type(mask) is Graph:
+        return mask
     if isinstance(mask, And | Or):
         return altered(mask, first=within(mask.first, inputs, samples), second=within(mask.second, inputs, samples))
     if isinstance(mask, Not):

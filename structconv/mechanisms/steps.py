@@ -80,7 +80,7 @@ def _masked(options: dict[str, Any], operator: Any) -> Build:
     name = "keep" if options["kept"] else "drop"
 
     def masked(basis: Basis, own: Any, inputs: Any, samples: Any) -> Basis:
-        mask = private.called(own, inputs) if samples is None else own(inputs, samples)
+        mask = private.called(own, inputs) if samples is None else private.called(own, inputs, samples)
         if mask is None:
             return basis
         if type(mask) is Graph and name == "keep" and type(basis) is not Concat:

@@ -63,12 +63,16 @@ class Graph(Exchange, Structure):
     samples: Any
 
     def _static(self) -> Hashable:
-        index, held = listed_edges(self)[0], [key_of(t) if isinstance(t, Tensor) else t
-                                         for t in (self.edge_weight, self.edge_attr)]
-        listed = ((index.dtype, index.device, size_class(self.num_edges)) if isinstance(index, Tensor)
-                  else (key_of(index),))
-        samples = None if self.samples is None else (size_class(self.samples.num_samples), self.samples.square)
-        return (type(self), size_class(self.num_inputs), size_class(self.num_outputs), *listed, *held, samples)
+        index, looped = listed_edges(self)
+        inputs, outputs, weight, attr, samples = (self.num_inputs, self.num_outputs, self.edge_weight, self.edge_attr,
+                                                  self.samples)
+        rows = size_class(inputs)
+        listed = ((index.dtype, index.device, size_class(index.shape[1] + inputs if looped else index.shape[1]))
+                  if isinstance(index, Tensor) else (key_of(index),))
+        return (type(self), rows, rows if inputs == outputs else size_class(outputs), *listed,
+                key_of(weight) if isinstance(weight, Tensor) else weight,
+                key_of(attr) if isinstance(attr, Tensor) else attr,
+                None if samples is None else (size_class(samples.num_samples), samples.square))
 
     def __getattr__(self, name: str) -> Any:
         """Build the edges of a graph with self-loops at their first use, and remember them.
@@ -429,7 +433,7 @@ def looped(graph: Graph, attr: float | str = 0.0) -> Graph:
     own = graph.__dict__
     bare = graph.edge_weight is None and graph.edge_attr is None and "_base" not in own
     square = graph.num_inputs == graph.num_outputs and (graph.samples is None or graph.samples.square)
-    if not (bare and square and is_plain(graph.edge_index) and not graph.edge_index.is_inference()):
+    if not (bare and square and is_plain(graph.edge_index)):
         return graph.with_self_loops(attr=attr)
     found: Graph | None = own.get("_looped")
     if found is None:

@@ -17,7 +17,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -198,7 +198,8 @@ class Weight(_Held, abc.ABC):
     def _extent(self, letter: str) -> int:
         for name, axes in self.LETTERS.items():
             if letter in axes:
-                return cast(int, getattr(self, name).shape[axes.index(letter)])
+                extent: int = getattr(self, name).shape[axes.index(letter)]
+                return extent
         raise AttributeError(letter)
 
     @property

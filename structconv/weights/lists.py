@@ -94,10 +94,13 @@ class WeightList(Weight):
     def slice(self, start: int, stop: int) -> Weight:
         pieces, at = [], 0
         for part in self.parts:
-            low, high = max(start - at, 0), min(stop - at, part.size)
+            size = part.size
+            low, high = max(start - at, 0), min(stop - at, size)
             if low < high:
-                pieces.append(part if (low, high) == (0, part.size) else part.slice(low, high))
-            at += part.size
+                pieces.append(part if high - low == size else part.slice(low, high))
+            at += size
+            if at >= stop:
+                break
         return pieces[0] if len(pieces) == 1 else WeightList.of(tuple(pieces))
 
     def expand_flops(self) -> int:

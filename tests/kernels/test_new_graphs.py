@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 
 import pytest
 import torch
 from torch.overrides import BaseTorchFunctionMode
 
+import structconv
 from structconv import torch_compat as private
 from structconv.bases import Sparse, Typed
 from structconv.errors import ShapeError, StructureError
@@ -301,3 +304,37 @@ def test_pooling_is_that_of_the_operators(kind, form):
     with BaseTorchFunctionMode():
         expected = pool(nan, joined)
     torch.testing.assert_close(pool(nan, joined), expected, equal_nan=True)
+
+
+def own_calls(run):
+    """How many functions of the library a call runs."""
+    folder, met = os.path.dirname(structconv.__file__), []
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(folder):
+            met.append(frame.f_code)
+
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return len(met)
+
+
+ATTENTION = DotProduct(2, 4).scaled().masked(keep=STRUCTURE).softmax()
+
+
+@pytest.mark.parametrize(("mechanism", "weight", "mode", "most"), [
+    (Adjacency(self_loops=True), None, torch.enable_grad, 50),
+    (Adjacency(self_loops=True), None, torch.inference_mode, 50),
+    (Adjacency("row") | Identity(), None, torch.enable_grad, 80),
+    (Adjacency("row") | Identity(), None, torch.inference_mode, 80),
+    (ATTENTION, HeadBlocks(), torch.enable_grad, 80),
+    (ATTENTION | Identity(), [HeadBlocks(), Full()], torch.enable_grad, 150)])
+def test_a_new_batch_costs_few_own_calls(mechanism, weight, mode, most):
+    layer, x = Conv(mechanism, 4, 8, weight=weight), torch.randn(2 * NODES, 4)
+    with mode():
+        one, other = (batch([graph(), graph()]) for _ in range(2))
+        layer(x, one)
+        assert own_calls(lambda: layer(x, other)) <= most

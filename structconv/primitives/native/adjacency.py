@@ -199,21 +199,19 @@ class _Convolve(torch.autograd.Function):
         needed = ctx.needs_input_grad
         if torch.is_grad_enabled() or private.is_wrapped(grad):
             return *pulled_back(ctx.composed, (x, theta, bias), needed[:3], [grad]), None, None, None
-        grad_x = grad_theta = None
         if _is_small(ctx.adjacency.by_target, theta):
-            if needed[0] or needed[1]:
-                grad_x, grad_theta = _core().convolve_backward(ctx.adjacency.by_source().tensor, x, theta, r, grad,
-                                                               *needed[:2])
-        else:
-            g, rows = calls.dense(grad), theta.flatten(0, 1)
-            if r is None and (needed[0] or needed[1]):
-                g = sums(ctx.adjacency.by_source(), g)
-            if needed[1]:
-                grad_theta = outer(x if r is None else r.view(-1, rows.shape[0]), g).view(theta.shape)
-            if needed[0]:
-                grad_x = product(g, rows.t())
-                if r is not None:
-                    grad_x = sums(ctx.adjacency.by_source(), calls.dense(grad_x).view(-1, theta.shape[1]))
+            found = _core().convolve_backward(ctx.adjacency.by_source().tensor, x, theta, r, grad, *needed[:3])
+            return *found, None, None, None
+        grad_x = grad_theta = None
+        g, rows = calls.dense(grad), theta.flatten(0, 1)
+        if r is None and (needed[0] or needed[1]):
+            g = sums(ctx.adjacency.by_source(), g)
+        if needed[1]:
+            grad_theta = outer(x if r is None else r.view(-1, rows.shape[0]), g).view(theta.shape)
+        if needed[0]:
+            grad_x = product(g, rows.t())
+            if r is not None:
+                grad_x = sums(ctx.adjacency.by_source(), calls.dense(grad_x).view(-1, theta.shape[1]))
         return grad_x, grad_theta, grad.sum(0) if needed[2] else None, None, None, None
 
 
@@ -257,18 +255,17 @@ class _ConvolveWithSelf(torch.autograd.Function):
         needed, own = ctx.needs_input_grad, ctx.own
         if torch.is_grad_enabled() or private.is_wrapped(grad):
             return *pulled_back(ctx.composed, (x, theta, bias), needed[:3], [grad]), None, None, None
-        grad_x = grad_theta = None
         if _is_small(ctx.adjacency.by_target, theta):
-            if needed[0] or needed[1]:
-                grad_x, grad_theta = _core().convolve_with_self_backward(
-                    ctx.adjacency.by_source().tensor, x, theta, r, grad, own, *needed[:2])
-        else:
-            g = calls.dense(grad)
-            if needed[0]:
-                grad_x = sums(ctx.adjacency.by_source(), product(g, theta[1 - own].t()), product(g, theta[own].t()))
-            if needed[1]:
-                grads = [outer(r, g), outer(x, g)]
-                grad_theta = torch.stack(grads if own else grads[::-1])
+            found = _core().convolve_with_self_backward(ctx.adjacency.by_source().tensor, x, theta, r, grad, own,
+                                                        *needed[:3])
+            return *found, None, None, None
+        grad_x = grad_theta = None
+        g = calls.dense(grad)
+        if needed[0]:
+            grad_x = sums(ctx.adjacency.by_source(), product(g, theta[1 - own].t()), product(g, theta[own].t()))
+        if needed[1]:
+            grads = [outer(r, g), outer(x, g)]
+            grad_theta = torch.stack(grads if own else grads[::-1])
         return grad_x, grad_theta, grad.sum(0) if needed[2] else None, None, None, None
 
 

@@ -696,6 +696,16 @@ void add_rows(const View& y, const View& bias) {
         for (int64_t c = 0; c < y.size(1); ++c) y.floats()[n * y.size(1) + c] += bias.floats()[c];
 }
 
+// The sum of so many rows of so many columns, each `stride` after the one before.
+View row_sum(const Op& op, const float* from, int64_t rows, int64_t columns, int64_t stride) {
+    std::vector<double> sums(columns);
+    for (int64_t n = 0; n < rows; ++n, from += stride)
+        for (int64_t c = 0; c < columns; ++c) sums[c] += from[c];
+    const View found = op.made({columns});
+    std::copy(sums.begin(), sums.end(), found.floats());
+    return found;
+}
+
 // The arguments of the layers below: x (M, P), Theta (K, P, Q) and a bias (Q).
 struct Dense {
     View x, theta, bias;
@@ -733,15 +743,18 @@ std::tuple<Tensor, Maybe> convolve(const Tensor& side_, const Tensor& x_, const 
     return {y.tensor(), std::nullopt};
 }
 
-std::tuple<Maybe, Maybe> convolve_backward(const Tensor& side_T, const Tensor& x_, const Tensor& theta_, const Maybe& r_,
-                                           const Tensor& grad_, bool of_x, bool of_theta) {
+// The gradients of x, Theta and the bias.
+std::tuple<Maybe, Maybe, Maybe> convolve_backward(const Tensor& side_T, const Tensor& x_, const Tensor& theta_,
+                                                  const Maybe& r_, const Tensor& grad_, bool of_x, bool of_theta,
+                                                  bool of_bias) {
     const Op op{"convolve_backward"};
     const Dense d(op, x_, theta_, {}, kAny);
     const int64_t size = d.theta.size(0), terms = size * d.in;
-    View grad = op.dense("grad", grad_, {kAny, d.out}, types().f32), grad_x, grad_theta;
+    View grad = op.dense("grad", grad_, {kAny, d.out}, types().f32), grad_x, grad_theta, grad_bias;
     const Sealed side = op.sealed("side_T", side_T, grad.size(0) * size);
     op.check(side.rows() == d.x.size(0), "side_T", "have a row for each row of x");
     op.check(size == 1 || r_.has_value(), "r", "be given of several matrices");
+    if (of_bias) grad_bias = row_sum(op, grad.floats(), grad.size(0), d.out, d.out);
     View left = d.x;
     if (r_) left = op.dense("r", *r_, {grad.size(0) * size, d.in}, types().f32);
     if (!r_ && (of_x || of_theta)) grad = along(op, side, grad);
@@ -756,7 +769,7 @@ std::tuple<Maybe, Maybe> convolve_backward(const Tensor& side_T, const Tensor& x
     } else if (of_x) {
         grad_x = times(op, grad, d.matrix(0, true), d.in);
     }
-    return {maybe(grad_x), maybe(grad_theta)};
+    return {maybe(grad_x), maybe(grad_theta), maybe(grad_bias)};
 }
 
 // y = A x Theta_(1 - own) + x Theta_own + b, and A x.
@@ -772,16 +785,17 @@ std::tuple<Tensor, Tensor> convolve_with_self(const Tensor& side_, const Tensor&
     return {y.tensor(), r.tensor()};
 }
 
-std::tuple<Maybe, Maybe> convolve_with_self_backward(const Tensor& side_T, const Tensor& x_, const Tensor& theta_,
-                                                     const Tensor& r_, const Tensor& grad_, int64_t own, bool of_x,
-                                                     bool of_theta) {
+std::tuple<Maybe, Maybe, Maybe> convolve_with_self_backward(const Tensor& side_T, const Tensor& x_, const Tensor& theta_,
+                                                            const Tensor& r_, const Tensor& grad_, int64_t own, bool of_x,
+                                                            bool of_theta, bool of_bias) {
     const Op op{"convolve_with_self_backward"};
     const Dense d(op, x_, theta_, {}, 2);
     const View grad = op.dense("grad", grad_, {d.x.size(0), d.out}, types().f32);
     const View r = op.dense("r", r_, {d.x.size(0), d.in}, types().f32);
     const Sealed side = op.sealed("side_T", side_T, d.x.size(0));
     op.check(side.rows() == d.x.size(0) && (own == 0 || own == 1), "own", "be 0 or 1, of as many outputs as inputs");
-    View grad_x, grad_theta;
+    View grad_x, grad_theta, grad_bias;
+    if (of_bias) grad_bias = row_sum(op, grad.floats(), grad.size(0), d.out, d.out);
     if (of_x) grad_x = along(op, side, times(op, grad, d.matrix(1 - own, true), d.in), times(op, grad, d.matrix(own, true), d.in));
     if (of_theta) {
         grad_theta = op.made({2, d.in, d.out});
@@ -789,7 +803,7 @@ std::tuple<Maybe, Maybe> convolve_with_self_backward(const Tensor& side_T, const
             multiply_into(matrix(grad_theta, at, d.in, d.out),
                           matrix(at == own ? d.x : r, 0, d.x.size(0), d.in, true), grad.tensor());
     }
-    return {maybe(grad_x), maybe(grad_theta)};
+    return {maybe(grad_x), maybe(grad_theta), maybe(grad_bias)};
 }
 
 // -- attention along edges ---------------------------------------------------------------------------------------------
@@ -1124,13 +1138,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Maybe> attend_dots_backward(
     const View grad_value = op.made({d.heads, d.in, d.channels});
     d.turn(grad_rows.floats() + 2 * d.own * d.in, d.channels, d.in, grad_value.floats());
     View grad_biases;
-    if (d.query_bias.sizes || d.key_bias.sizes) {
-        std::vector<double> sums(2 * d.own);
-        for (int64_t n = 0; n < d.nodes; ++n)
-            for (int64_t c = 0; c < 2 * d.own; ++c) sums[c] += grad_table.floats()[n * d.width + c];
-        grad_biases = op.made({2 * d.own});
-        std::copy(sums.begin(), sums.end(), grad_biases.floats());
-    }
+    if (d.query_bias.sizes || d.key_bias.sizes)
+        grad_biases = row_sum(op, grad_table.floats(), d.nodes, 2 * d.own, d.width);
     return {grad_x.tensor(), matrix(grad_rows, 0, d.own, d.in), matrix(grad_rows, 1, d.own, d.in), grad_value.tensor(),
             maybe(grad_biases)};
 }
@@ -1569,12 +1578,12 @@ const Operator kOperators[] = {
     {"outer", "(Tensor x, Tensor g, int parts, bool by_columns) -> Tensor", TORCH_BOX(&outer)},
     {"convolve", "(Tensor side, Tensor x, Tensor theta, Tensor? bias, bool structure_first) -> (Tensor, Tensor?)",
      TORCH_BOX(&convolve)},
-    {"convolve_backward", "(Tensor side_T, Tensor x, Tensor theta, Tensor? r, Tensor grad, bool of_x, bool of_theta) -> "
-     "(Tensor?, Tensor?)", TORCH_BOX(&convolve_backward)},
+    {"convolve_backward", "(Tensor side_T, Tensor x, Tensor theta, Tensor? r, Tensor grad, bool of_x, bool of_theta, "
+     "bool of_bias) -> (Tensor?, Tensor?, Tensor?)", TORCH_BOX(&convolve_backward)},
     {"convolve_with_self", "(Tensor side, Tensor x, Tensor theta, Tensor? bias, int own) -> (Tensor, Tensor)",
      TORCH_BOX(&convolve_with_self)},
     {"convolve_with_self_backward", "(Tensor side_T, Tensor x, Tensor theta, Tensor r, Tensor grad, int own, bool of_x, "
-     "bool of_theta) -> (Tensor?, Tensor?)", TORCH_BOX(&convolve_with_self_backward)},
+     "bool of_theta, bool of_bias) -> (Tensor?, Tensor?, Tensor?)", TORCH_BOX(&convolve_with_self_backward)},
     {"affine_forward", "(Tensor by_target, Tensor source, Tensor target, Tensor x, float slope, " SC_DROP ", bool train) -> "
      "(Tensor, Tensor, Tensor, Tensor)", TORCH_BOX(&affine_forward)},
     {"affine_backward", "(Tensor by_target, Tensor by_source, Tensor source, Tensor target, Tensor x, Tensor y, Tensor y2, "
