@@ -225,7 +225,7 @@ class TransformerEncoder(nn.TransformerEncoder):
 class Transformer(nn.Transformer):
     """`torch.nn.Transformer`, whose attentions are `structconv.compat.torch.MultiheadAttention`.
 
-    What is given as `custom_encoder` or `custom_decoder` stays as it is.
+    A `custom_encoder` or `custom_decoder` stays as it is.
     """
 
     @_built_as(nn.Transformer.__init__)

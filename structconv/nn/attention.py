@@ -39,7 +39,7 @@ class MultiheadAttention(Conv):
         embed_dim: P' of the query and Q of y, split among the heads.
         num_heads: K; D = embed_dim / num_heads.
         dropout: on the weights, when training.
-        bias: on queries, keys, values and output. That of the values is added once to each output, which is what
+        bias: on queries, keys, values and output. The bias of the values is added once to each output, which is what
             attention to it amounts to where the weights sum to one.
         kdim: P of key_value; embed_dim where absent.
         num_kv_heads: heads of keys and values, each shared by num_heads / num_kv_heads queries (grouped queries,
