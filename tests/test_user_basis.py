@@ -7,7 +7,7 @@ import torch
 
 from structconv import Conv, DotProduct, Mechanism, conv
 from structconv.bases import Basis, Identity, Score, value
-from structconv.errors import ShapeError, StructureError
+from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.structures import Causal, Grid, Samples
 from structconv.testing import Setup, Specimen, suite
 
@@ -187,6 +187,27 @@ def test_a_dense_without_the_axis_of_heads_is_refused():
     for heads in (1, 2):
         with pytest.raises(ShapeError, match=rf"Flat: dense must return \(..., K={heads}, M=6, N=6\); got \(6, 6\)"):
             conv(torch.randn(6, 5), Flat(heads), torch.randn(heads, 5, 7))
+
+
+def test_a_dense_of_booleans_counts_as_zeros_and_ones():
+    @value
+    class Table(Basis):
+        table: torch.Tensor
+        size = 1
+        num_inputs = num_outputs = property(lambda self: self.table.shape[-1])
+
+        def dense(self, dtype=None):
+            return self.table[None]
+
+    table, x = torch.rand(4, 4) > 0.5, torch.randn(4, 3)
+    torch.testing.assert_close(Table(table).analysis(x)[0], table.to(x.dtype).mT @ x)
+
+
+def test_mistakes_that_would_train_silently_are_refused():
+    with pytest.raises(ConfigError, match="scaled: its basis must have scores"):
+        Conv(DotProduct(heads=2).softmax().scaled(), 4, 4)(torch.randn(5, 4))
+    with pytest.raises(StructureError, match=r"Say which it is: DenseMask\(mask\) for pairs"):
+        DotProduct(heads=2).masked(keep=torch.ones(6, 6).tril().bool())
 
 
 def test_entries_of_another_shape_are_refused():

@@ -66,6 +66,8 @@ class Report:
             lines.append("  other layers: " + ", ".join(f"{n} {kind}" for kind, n in sorted(self.kept.items())))
         if self.difference is not None:
             lines.append(f"  largest difference of outputs: {self.difference:.1e} (largest output {self.scale:.1e})")
+        else:
+            lines.append("  outputs not compared: pass example=")
         return "\n".join(lines)
 
 
