@@ -1,4 +1,4 @@
-"""What one case compares: our layer, other libraries' with the same weights, and the least possible work."""
+"""One case: our layer, other libraries' layers with equal weights, and the least possible work."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Entrant:
     full_only: bool = False
 
     def work(self, phase: str, upstream: Tensor | None) -> Callable[[], Sequence[Tensor]]:
-        """What is timed: y, or y and the gradients of <y, upstream>, as a sequence of tensors."""
+        """The timed results: y, or y and the gradients of <y, upstream>, as a sequence of tensors."""
         if phase == FORWARD:
             return self._forward
         leaves = [*self.inputs, *self.parameters]

@@ -1,4 +1,4 @@
-"""What `benchmarks.fit` times: for each constant of `planning.fitted`, the operations that it is a ratio of.
+"""Experiments of `benchmarks.fit`: for each constant of `planning.fitted`, the operations that it is a ratio of.
 
 Everything is forward, in float32, on the CPU. An experiment times its works in turns, and one round of them gives each
 of its constants a value for every case that it has.
@@ -84,7 +84,7 @@ def posed(basis: Basis, theta: Weight) -> tuple[Call, Problem]:
 
 
 def application(kernel: Applied, basis: Basis, channels: int = 3, mode: str = "apply") -> Callable[[], Tensor]:
-    """What a kernel does at "apply", "analysis" or "synthesis" of a basis, with so many channels."""
+    """Run "apply", "analysis" or "synthesis" of a basis with so many channels."""
     call, problem = posed(basis, Eye.of(basis.size, channels))
     match = kernel.match(problem)
     assert match is not None, f"{kernel.name} does not take {basis!r}"

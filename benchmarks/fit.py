@@ -1,4 +1,4 @@
-"""Fits the constants of the cost model anew on this machine: every one of `structconv.planning.fitted`.
+"""Fit the constants of the cost model on this machine: every one of `structconv.planning.fitted`.
 
     python -m benchmarks.fit [--quick] [--out FILE] [--json]
 
@@ -38,12 +38,12 @@ from structconv_systems.train.progress import progress_for
 HEADERS = ("constant", "unit", "present", "fitted", "quartiles", "samples")
 #: Rounds of an experiment, and about how many seconds they may take.
 QUICK, WHOLE = (3, 1.0), (11, 30.0)
-#: Cores kept busy by others above which a warning is printed.
+#: Cores in use by others above which a warning is printed.
 BUSY = 0.25
 
 
 class Fit(NamedTuple):
-    """A constant and the values that were seen of it."""
+    """A constant and its measured values."""
 
     name: str
     unit: str
@@ -51,7 +51,7 @@ class Fit(NamedTuple):
 
     @property
     def present(self) -> float:
-        """What the cost model has."""
+        """The value in the cost model."""
         return float(getattr(fitted, self.name))
 
     def as_json(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def fits_of(experiment: Experiment, times: dict[str, Times]) -> list[Fit]:
 
 
 def record(quick: bool, fits: Sequence[Fit], measured: dict[str, dict[str, Times]]) -> dict[str, Any]:
-    """What the JSON holds."""
+    """Return the contents of the JSON file."""
     busy = [taken.other_load or 0.0 for times in measured.values() for taken in times.values()]
     return {"date": datetime.datetime.now(datetime.UTC).isoformat("T", "seconds"), "quick": quick,
             "machine": {"processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",

@@ -167,7 +167,7 @@ def leaf(graph: Graph, dtype: torch.dtype, *sizes: int) -> Tensor:
 
 
 def geometric_gat(graph: Graph, a: Tensor, b: Tensor, x: Tensor) -> Callable[[], Tensor] | None:
-    """What GATConv does after its projection."""
+    """Compute GATConv after its projection."""
     library = peers.geometric()
     if library is None:
         return None
@@ -182,7 +182,7 @@ def geometric_gat(graph: Graph, a: Tensor, b: Tensor, x: Tensor) -> Callable[[],
 
 
 def geometric_dot(graph: Graph, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Tensor] | None:
-    """What TransformerConv does after its projections; it scales by the square root of the channels."""
+    """Compute TransformerConv after its projections; it divides by the square root of the channels."""
     library = peers.geometric()
     if library is None:
         return None
@@ -191,7 +191,7 @@ def geometric_dot(graph: Graph, q: Tensor, k: Tensor, v: Tensor) -> Callable[[],
 
 
 def geometric_gatv2(graph: Graph, q: Tensor, k: Tensor, vector: Tensor) -> Callable[[], Tensor] | None:
-    """What GATv2Conv does after its projections."""
+    """Compute GATv2Conv after its projections."""
     library = peers.geometric()
     if library is None:
         return None
@@ -207,7 +207,7 @@ def geometric_gatv2(graph: Graph, q: Tensor, k: Tensor, vector: Tensor) -> Calla
 
 
 def geometric_product(graph: Graph, values: Tensor, x: Tensor) -> Callable[[], Tensor] | None:
-    """What a layer with edge weights does after its projection."""
+    """Compute a layer with edge weights after its projection."""
     library = peers.geometric()
     if library is None:
         return None

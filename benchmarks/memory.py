@@ -1,6 +1,6 @@
 """Peak memory of a piece of work: the high-water mark of the pages that the process holds, above what it held before.
 
-It sees every allocation that is written to, whoever made it: torch's, and those of native kernels and of other
+It counts every allocation that is written to: torch's, and those of native kernels and of other
 libraries, which a counter inside torch would miss. Linux keeps the mark and resets it on demand. Elsewhere torch's
 profiler adds up the tensors that torch allocates, which is less, and is said so (`METHODS`).
 """

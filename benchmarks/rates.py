@@ -18,7 +18,7 @@ _BAG = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What any implementation of a case must do at least.
+    """The least work of any implementation of a case.
 
     Args:
         rows, row_bytes, table_rows: rows read at random places, their size, and how many there are to choose from.

@@ -64,7 +64,7 @@ class Settings:
         return self.seconds or (1.0 if self.quick else 60.0)
 
     def size(self, edges: int | None = None) -> Size:
-        """What cases are built for."""
+        """The setting for which cases are built."""
         return Size(quick=self.quick, edges=edges)
 
 
@@ -80,7 +80,7 @@ class Probe:
 
 
 def huge_pages() -> bool:
-    """Whether this process puts tensors on transparent huge pages."""
+    """Return True if this process puts tensors on transparent huge pages."""
     return os.environ.get(HUGE_PAGES) == "1"
 
 
@@ -104,7 +104,7 @@ def _in_turn(works: Sequence[Work]) -> Work:
 
 
 def _noting(once: dict[str, float], name: str, work: Work) -> Sequence[Tensor]:
-    """What `work` returns; the seconds that it took, and nothing around it, are noted."""
+    """Return the result of `work` and note its seconds."""
     start = time.perf_counter()
     result = work()
     once[name] = time.perf_counter() - start

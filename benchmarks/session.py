@@ -28,7 +28,7 @@ __all__ = ["Session", "execute"]
 
 #: Edges beyond which the quick run does not sweep.
 _QUICK_SWEEP = 100_000
-#: Cores kept busy by others above which a warning is printed.
+#: Cores in use by others above which a warning is printed.
 _BUSY = 0.25
 #: Fields of the JSON that describe the run and not the comparison.
 _RUN_FIELDS = ("machine", "versions")
@@ -36,7 +36,7 @@ _RUN_FIELDS = ("machine", "versions")
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """What was asked for.
+    """The options of a session.
 
     Args:
         suites, patterns: names of suites, all where there are none, and of cases, where "*" and "?" stand for any.
@@ -129,7 +129,7 @@ def _lines(session: Session) -> Iterator[Line]:
 
 
 def _elsewhere(session: Session) -> Iterator[Line]:
-    """The same in a process whose tensors lie on huge pages: torch reads the setting once, when it first allocates."""
+    """Run it in a process whose tensors lie on huge pages: torch reads the setting once, when it first allocates."""
     command = [sys.executable, "-m", "benchmarks", *session.arguments()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, HUGE_PAGES: "1"}) as child:
         assert child.stdout is not None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from structconv import Conv, DotProduct, Mechanism
+from structconv import Conv, DotProduct, Mechanism, conv
 from structconv.bases import Basis, Identity, Score, value
-from structconv.errors import ShapeError, StructureError
+from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.structures import Causal, Grid, Samples
 from structconv.testing import Setup, Specimen, suite
 
@@ -147,6 +147,67 @@ def test_a_score_of_one_side_alone_is_expanded(of):
         for name, check in suite(Specimen(f"scores of {of}", make)):
             if not name.endswith("copies"):
                 check()
+
+
+def test_scores_of_vectors_are_combined_pair_by_pair():
+    @value
+    class Cosine(Score):
+        source: torch.Tensor
+        target: torch.Tensor
+        size = property(lambda self: self.source.shape[-3])
+        num_inputs = property(lambda self: self.source.shape[-2])
+        num_outputs = property(lambda self: self.target.shape[-2])
+
+        def evaluate(self, pairs):
+            return pairs.combine(lambda s, t: torch.cosine_similarity(s, t, dim=-1), self.source, self.target)
+
+    source, target = torch.randn(2, 6, 4), torch.randn(2, 6, 4)
+    expected = torch.cosine_similarity(source.unsqueeze(-2), target.unsqueeze(-3), dim=-1)
+    torch.testing.assert_close(Cosine(source, target).dense(), expected)
+    graph = Grid(6).graph()
+    along = Cosine(source, target).masked(keep=graph)
+    connected = torch.zeros(6, 6, dtype=torch.bool)
+    connected[graph.source, graph.target] = True
+    torch.testing.assert_close(along.dense(), expected * connected)
+    x, theta = torch.randn(6, 3), torch.randn(2, 3, 5)
+    weights = expected.masked_fill(~connected, float("-inf")).softmax(-2)
+    torch.testing.assert_close(conv(x, along.softmax(), theta), torch.einsum("kmn,mp,kpq->nq", weights, x, theta))
+
+
+def test_a_dense_without_the_axis_of_heads_is_refused():
+    @value
+    class Flat(Basis):
+        heads: int
+        size = property(lambda self: self.heads)
+        num_inputs = num_outputs = 6
+
+        def dense(self, dtype=None):
+            return torch.eye(6, dtype=dtype)
+
+    for heads in (1, 2):
+        with pytest.raises(ShapeError, match=rf"Flat: dense must return \(..., K={heads}, M=6, N=6\); got \(6, 6\)"):
+            conv(torch.randn(6, 5), Flat(heads), torch.randn(heads, 5, 7))
+
+
+def test_a_dense_of_booleans_counts_as_zeros_and_ones():
+    @value
+    class Table(Basis):
+        table: torch.Tensor
+        size = 1
+        num_inputs = num_outputs = property(lambda self: self.table.shape[-1])
+
+        def dense(self, dtype=None):
+            return self.table[None]
+
+    table, x = torch.rand(4, 4) > 0.5, torch.randn(4, 3)
+    torch.testing.assert_close(Table(table).analysis(x)[0], table.to(x.dtype).mT @ x)
+
+
+def test_mistakes_that_would_train_silently_are_refused():
+    with pytest.raises(ConfigError, match="scaled: its basis must have scores"):
+        Conv(DotProduct(heads=2).softmax().scaled(), 4, 4)(torch.randn(5, 4))
+    with pytest.raises(StructureError, match=r"Say which it is: DenseMask\(mask\) for pairs"):
+        DotProduct(heads=2).masked(keep=torch.ones(6, 6).tril().bool())
 
 
 def test_entries_of_another_shape_are_refused():

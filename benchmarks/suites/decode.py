@@ -1,4 +1,4 @@
-"""Decoding step by step: the attention of RNNsearch over prepared states, and multi-head attention over kept keys."""
+"""Decoding step by step: the attention of RNNsearch over prepared states, and multi-head attention over cached keys."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _rnnsearch(batch: int, length: int, steps: int, entries: int = 512, states: 
 
 
 def _cached(batch: int, length: int, channels: int = 512, heads: int = 8) -> Comparison:
-    """One more token behind so many: against keys and values kept in place, and joined anew at each step."""
+    """One more token after so many: with keys and values stored in place, and joined again at each step."""
     module = nn.MultiheadAttention(channels, heads, batch_first=True).eval()
     ours = MultiheadAttention.from_torch(module)
     x, token = leaf(batch, length, channels), leaf(batch, 1, channels, seed=1)

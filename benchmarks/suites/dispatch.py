@@ -1,4 +1,4 @@
-"""What a call costs beside the arithmetic: layers on the smallest inputs, new graphs, and plan lookups."""
+"""The cost of a call beside the arithmetic: layers on the smallest inputs, new graphs, and plan lookups."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from structconv.weights import HeadBlocks
 __all__ = ["CASES", "build_gat", "build_gcn"]
 
 _QUICK, _FULL = 100_000, 2_000_000
-#: Rows of one number an edge and channel that a library which gathers first is seen to hold, in training.
+#: Rows of one number an edge and channel that a library which gathers first holds in training, as measured.
 _GATHERED = 5.0
 
 

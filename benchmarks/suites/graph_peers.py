@@ -1,4 +1,4 @@
-"""What the graph suites share: leaves, copied weights, and DGL's attention written with its operators."""
+"""Shared parts of the graph suites: leaves, copied weights, and DGL's attention written with its operators."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def in_torch(module: nn.Module) -> Any:
 
 
 def layers_least(multiplications: int) -> dict[str, Work]:
-    """What linear layers cost at least that take so many multiplications forward, and twice as many backward."""
+    """The least cost of linear layers with so many multiplications forward, and twice as many backward."""
     return {"forward": Work(flops=2.0 * multiplications), "both": Work(flops=6.0 * multiplications)}
 
 
@@ -81,13 +81,13 @@ def dgl_projected(library: Any, g: Any, layer: Projections, x: Tensor) -> Tensor
 
 
 def dgl_attention(library: Any, g: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """The same of given queries (N, K, D), keys and values (M, K, D) -> (N, K, D)."""
+    """Attention of given queries (N, K, D), keys and values (M, K, D) -> (N, K, D)."""
     scores = library.ops.u_dot_v(g, key, query * query.shape[-1]**-0.5)
     return library.ops.u_mul_e_sum(g, value, library.ops.edge_softmax(g, scores))
 
 
 def geometric_attention(layer: Any, edge_index: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """What `TransformerConv` does with its projections, (N, K, D) and twice (M, K, D) -> (N, K, D)."""
+    """Compute `TransformerConv` from its projections, (N, K, D) and twice (M, K, D) -> (N, K, D)."""
     y = layer.propagate(edge_index, query=query, key=key, value=value, edge_attr=None)
     layer._alpha = None
     return y

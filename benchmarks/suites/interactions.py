@@ -20,7 +20,7 @@ _EDGE, _NODE = 10, 2
 
 
 class _Concatenated(nn.Module):
-    """What an edge or a body reads is concatenated: [o_s, o_r, r] and [sum of effects, o], as in the paper.
+    """Concatenate the inputs of an edge and of a body: [o_s, o_r, r] and [sum of effects, o], as in the paper.
 
     Args:
         ours: whose numbers it has. hidden, effects: its widths.
@@ -58,7 +58,7 @@ class _Plain(nn.Module):
 
 
 def _geometric(network: _Concatenated, graph: Graph, nodes: Tensor, edges: Tensor) -> list[Entrant]:
-    """The same by `MessagePassing`."""
+    """The network by `MessagePassing`."""
     library = peers.geometric()
     if library is None:
         return []

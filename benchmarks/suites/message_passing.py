@@ -51,7 +51,7 @@ def build_network(size: Size) -> Comparison:
 
 
 class _GeometricNetwork(nn.Module):
-    """The same of PyTorch Geometric's layers, with our numbers."""
+    """The network of PyTorch Geometric's layers, with our weights."""
 
     def __init__(self, library: Any, ours: MessagePassing, channels: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Graph learning as it mostly is: every batch of small graphs is seen for the first time.
+"""Graph learning as it mostly is: every batch of small graphs is new.
 
 Each call gets new tensors of the edges, and what a library makes of them counts: `Graph.from_data` for ours, nothing
 for PyTorch Geometric, whose layers take the tensors of its `Batch` as they are.

@@ -63,7 +63,7 @@ class Configuration:
         return Call(self.x, self.basis, self.theta)
 
     def leaves(self) -> list[Tensor]:
-        """What gets a gradient."""
+        """The tensors that get a gradient."""
         return [tensor for tensor in (self.x, *self.theta.tensors) if tensor.requires_grad]
 
 
@@ -131,7 +131,7 @@ def _line(name: str, given: Configuration, settings: Settings) -> Line:
 
 @contextlib.contextmanager
 def _own_memory() -> Iterator[None]:
-    """Measured plans are kept elsewhere meanwhile, so that none is remembered and the user's are left alone."""
+    """Store measured plans in another folder, so that none is reused and the user's stay as they are."""
     rates("cpu")
     core()  # rates and kernels are those of the user's folder
     before = os.environ.get(_FOLDER)

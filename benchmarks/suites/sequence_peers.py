@@ -1,4 +1,4 @@
-"""What the suites of sequence models share: sentences, copied embeddings, and the loss as what is timed."""
+"""Shared parts of the suites of sequence models: sentences, copied embeddings, and the loss as what is timed."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ def step(name: str, model: nn.Module, held: nn.Embedding, *given: Tensor,
 
 
 def by_loss(name: str, model: nn.Module, held: nn.Embedding, loss: Callable[[], Tensor]) -> Entrant:
-    """The same of a model with a loss of its own."""
+    """The timed work of a model with a loss of its own."""
     rest = tuple(own for own in model.eval().parameters() if own is not held.weight)
     return Entrant(name=name, run=loss, inputs=(held.weight,), parameters=rest)

@@ -51,7 +51,7 @@ class _Characters(BatchTask):
 
 
 class _Trainings:
-    """The same training twice: by `fit`, in a folder that is removed with the object, and by torch alone."""
+    """One training twice: by `fit`, in a folder that is removed with the object, and by torch alone."""
 
     def __init__(self, steps: int) -> None:
         self.options = _Options(steps=steps, checkpoint_every=steps, validate_every=steps)

@@ -127,7 +127,7 @@ def _characters(size: Size, heads: int = 6) -> Comparison:
 
 
 def _decoding(size: Size, batch: int, steps: int = 60) -> Comparison:
-    """So many tokens of each source, greedily: by kept keys and values, and by a full pass for each."""
+    """So many tokens of each source, greedily: with cached keys and values, and with a full pass for each."""
     steps, vocabulary = (5, 50) if size.quick else (steps, 8000)
     model = Transformer(vocabulary).eval()
     source = tokens_of(batch, 15, 15, vocabulary, 0)

@@ -46,7 +46,7 @@ def _window(sizes: Callable[[Size], tuple[int, ...]], radius: int, size: Size) -
 
 
 def _relative(sides: tuple[int, int], radius: int | None, batch: int, size: Size) -> Comparison:
-    """A learned bias for each offset on a grid, seen within a radius or whole; SDPA takes it materialized."""
+    """A learned bias for each offset on a grid, within a radius or whole; SDPA takes it materialized."""
     side = size.pick(*sides)
     grid, reach = Grid((side, side)), side - 1 if radius is None else radius
     length = grid.num_entries

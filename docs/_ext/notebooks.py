@@ -36,7 +36,7 @@ def executed(path: Path) -> tuple[Any, str]:
     if not lacks:
         logger = logging.getLogger("nbclient")
         logger.setLevel(logging.WARNING)
-        client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(ROOT)}},
+        client = NotebookClient(notebook, timeout=1200, resources={"metadata": {"path": str(ROOT)}},
                                 log=logger, extra_arguments=["--IPKernelApp.log_level=40"])
         client.execute(env=os.environ | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"})
     return notebook, lacks

@@ -353,9 +353,18 @@ class Basis(FrozenValue, ScoreMaps["Basis"], abc.ABC):
 
 
 def _with_absent(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`dense(dtype)` of a class as `dense(dtype, absent=...)`."""
+    """Wrap `dense(dtype)` of a class as `dense(dtype, absent=...)`, and check the axis of K.
+
+    Raises:
+        ShapeError: the tensor is not (..., K, M, N).
+    """
     def dense(self: Basis, dtype: torch.dtype | None = None, *, absent: float = 0.0) -> Tensor:
         a, present = own(self, dtype), None if absent == 0 else self._present()
+        if not a.is_floating_point() and not a.is_complex():
+            a = a.to(dtype or torch.get_default_dtype())  # a table of booleans counts as zeros and ones
+        if a.dim() < 3 or a.shape[-3] != self.size:
+            raise ShapeError(type(self).__name__, f"dense must return (..., K={self.size}, M={self.num_inputs}, "
+                             f"N={self.num_outputs})", tuple(a.shape), "One matrix is K = 1: add the axis, a[None].")
         return a if present is None else torch.where(present, a, absent)
 
     dense.__doc__, dense.__qualname__, dense.__module__ = own.__doc__, own.__qualname__, own.__module__

@@ -79,8 +79,13 @@ class Pairs(abc.ABC):
         """<query_n, key_m> from (..., N, D) and (..., M, D)."""
 
     @abc.abstractmethod
-    def combine(self, fn: Callable[..., Tensor], source: Tensor, target: Tensor, extra: Sequence[Tensor]) -> Tensor:
-        """fn(source_m, target_n, *extra) with (..., M, D) and (..., N, D'): fn reduces the last axis."""
+    def combine(self, fn: Callable[..., Tensor], source: Tensor, target: Tensor,
+                extra: Sequence[Tensor] = ()) -> Tensor:
+        """fn(source_m, target_n, *extra) from vectors (..., M, D) and (..., N, D'); fn reduces the last axis.
+
+        A list of edges is computed in blocks, again in the backward pass: O(E) numbers are stored, never (E, D).
+        Parameters that fn reads go into `extra`.
+        """
 
     @abc.abstractmethod
     def table(self, values: Tensor, index: Tensor) -> Tensor:
@@ -164,7 +169,8 @@ class Block(Pairs):
         flat = by_entry.flatten(-3, -2) @ columns.squeeze(-3).mT
         return flat.unflatten(-2, by_entry.shape[-3:-1]).transpose(-3, -2)
 
-    def combine(self, fn: Callable[..., Tensor], source: Tensor, target: Tensor, extra: Sequence[Tensor]) -> Tensor:
+    def combine(self, fn: Callable[..., Tensor], source: Tensor, target: Tensor,
+                extra: Sequence[Tensor] = ()) -> Tensor:
         return fn(self._rows(source).unsqueeze(-2), self._columns(target, -2).unsqueeze(-3), *extra)
 
     def table(self, values: Tensor, index: Tensor) -> Tensor:
@@ -251,7 +257,8 @@ class Edges(Pairs):
     def bilinear(self, query: Tensor, key: Tensor) -> Tensor:
         return sddmm(self.graph.by_target(), self.graph.by_source(), query, key)
 
-    def combine(self, fn: Callable[..., Tensor], source: Tensor, target: Tensor, extra: Sequence[Tensor]) -> Tensor:
+    def combine(self, fn: Callable[..., Tensor], source: Tensor, target: Tensor,
+                extra: Sequence[Tensor] = ()) -> Tensor:
         def evaluate(block: slice, s: Tensor, t: Tensor, *more: Tensor) -> Tensor:
             m, n = self.graph.source[block], self.graph.target[block]
             return fn(s.index_select(-2, m), t.index_select(-2, n), *more)

@@ -103,7 +103,8 @@ def _expanded(evaluate: Callable[[Any, Pairs], Tensor]) -> Callable[[Any, Pairs]
             raise ShapeError(type(self).__name__, f"evaluate must return {letters} at these pairs, (..., "
                              f"K={self.size}, {', '.join(map(str, tail))})",
                              sizes if isinstance(a, Tensor) else type(a).__name__, "It computes a part of all pairs. "
-                             "pairs.source takes a tensor (..., K, M) there, pairs.target one (..., K, N).")
+                             "pairs.source takes a tensor (..., K, M) there, pairs.target one (..., K, N). For vectors "
+                             "(..., K, M, D) use pairs.combine(fn, source, target).")
         return a.expand(*sizes[:-rank], *tail)
 
     return expanded

@@ -17,7 +17,7 @@ _HOMES = {"decompositions": "structconv.primitives.decompositions", "merge_linea
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name when it is first asked for: its modules import torch."""
+    """Load a name at its first use: its modules import torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOMES.get(name, "structconv.compat.conversion")

@@ -80,7 +80,7 @@ _NONE = Mask()
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, *, scale: float | None = None,
            dropout: float = 0.0, softcap: float | None = None, sink: Tensor | None = None, weights: bool = False,
            vector: Tensor | None = None, term: Basis | None = None) -> tuple[Tensor, Tensor | None]:
-    """y_kn = sum_m softmax_m(softcap(scale <query_kn, key_km>) + bias_knm) value_km, and the weights if asked for.
+    """y_kn = sum_m softmax_m(softcap(scale <query_kn, key_km>) + bias_knm) value_km, and the weights if requested.
 
     Args:
         query, key, value: (..., K, N, D), (..., K', M, D), (..., K', M, C); K / K' consecutive heads share a key.

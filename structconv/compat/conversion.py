@@ -25,13 +25,13 @@ M = TypeVar("M", bound=nn.Module)
 _TORCH: dict[type, type] = {getattr(nn, name): getattr(own, name) for name in own.__all__
                             if name not in ("scaled_dot_product_attention", "TransformerDecoder")}
 _BACK = {ours: theirs for theirs, ours in _TORCH.items()}
-#: Where the attention implementation of a transformers model is kept that it had before.
+#: The attribute that holds the former attention implementation of a transformers model.
 _BEFORE = "_attention_before_structconv"
 
 
 @dataclass(frozen=True)
 class Report:
-    """What `convert`, `to_torch`, `to_pyg` or `merge_linear` did. `print` it, or read the fields.
+    """The report of `convert`, `to_torch`, `to_pyg` or `merge_linear`. `print` it, or read the fields.
 
     Args:
         converted: name of a module -> (class before, class after, expression of the library or "").
@@ -66,6 +66,8 @@ class Report:
             lines.append("  other layers: " + ", ".join(f"{n} {kind}" for kind, n in sorted(self.kept.items())))
         if self.difference is not None:
             lines.append(f"  largest difference of outputs: {self.difference:.1e} (largest output {self.scale:.1e})")
+        else:
+            lines.append("  outputs not compared: pass example=")
         return "\n".join(lines)
 
 
@@ -126,7 +128,7 @@ def to_pyg(model: M, *, example: Any = None, inplace: bool = False) -> tuple[M, 
 
 
 class Walk:
-    """What a conversion has found in a model."""
+    """The modules that a conversion collects from a model."""
 
     def __init__(self) -> None:
         self.converted: dict[str, tuple[str, str, str]] = {}

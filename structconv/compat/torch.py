@@ -78,7 +78,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
 
 
 class MultiheadAttention(nn.MultiheadAttention):
-    """`torch.nn.MultiheadAttention` as structured convolution: the same arguments, parameters, masks and results.
+    """`torch.nn.MultiheadAttention` as structured convolution, with equal arguments, parameters, masks and results.
 
     Masks are torch's: True of `key_padding_mask` and of `attn_mask` leaves a key out, and numbers are added.
 
@@ -91,7 +91,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     @classmethod
     def sharing(cls, module: nn.MultiheadAttention) -> Self:
-        """The same layer with the parameters of torch's, shared, not copied."""
+        """Return a layer that shares the parameters of torch's, without copies."""
         layer = cls.__new__(cls)
         layer.__dict__.update(module.__dict__)
         return layer
@@ -183,7 +183,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
 
 def _kept(mask: Tensor) -> Tensor:
-    """A mask whose booleans say what is left out, as one whose booleans say what is kept."""
+    """Negate a boolean mask, from True for excluded pairs to True for included ones; return other masks as they are."""
     return ~mask if mask.dtype == torch.bool else mask
 
 
@@ -225,7 +225,7 @@ class TransformerEncoder(nn.TransformerEncoder):
 class Transformer(nn.Transformer):
     """`torch.nn.Transformer`, whose attentions are `structconv.compat.torch.MultiheadAttention`.
 
-    What is given as `custom_encoder` or `custom_decoder` stays as it is.
+    A `custom_encoder` or `custom_decoder` stays as it is.
     """
 
     @_built_as(nn.Transformer.__init__)

@@ -169,7 +169,7 @@ class Cuboid(GridMechanism):
 
     Args:
         kernel_size: one integer for a sequence, or one an axis; K is their product.
-        stride, dilation: for all axes or for each. What Definition 2 calls strides (delta_i) is the dilation.
+        stride, dilation: for all axes or for each. The strides of Definition 2 (delta_i) are the dilation.
         padding: how much is added around the grid. "same" centers the window, low = floor(dilation (kernel_size - 1)
             / 2), so that the output grid has ceil(S / stride) points; so does the name of a `padding_mode`, and
             `None`. "valid" or "none" adds nothing. An integer adds as much on both sides of all axes; a tuple has an

@@ -80,6 +80,10 @@ class Mask(Named, nn.Module):
         if isinstance(mask, str):
             mask, self._structure_name = STRUCTURE, mask
         if isinstance(mask, Tensor):
+            if mask.dim() == 2 and mask.shape[0] == mask.shape[1] > 1:
+                raise StructureError("masked", "a boolean mask must be one of inputs, (..., M)", tuple(mask.shape),
+                                     "Say which it is: DenseMask(mask) for pairs (..., M, N), Padding(mask) for a "
+                                     "batch.")
             mask = Padding(mask)
         self._mask, self._kept = mask, kept
         for i, tensor in enumerate(tensors_in(mask)):

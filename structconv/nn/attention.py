@@ -39,7 +39,7 @@ class MultiheadAttention(Conv):
         embed_dim: P' of the query and Q of y, split among the heads.
         num_heads: K; D = embed_dim / num_heads.
         dropout: on the weights, when training.
-        bias: on queries, keys, values and output. That of the values is added once to each output, which is what
+        bias: on queries, keys, values and output. The bias of the values is added once to each output, which is what
             attention to it amounts to where the weights sum to one.
         kdim: P of key_value; embed_dim where absent.
         num_kv_heads: heads of keys and values, each shared by num_heads / num_kv_heads queries (grouped queries,
@@ -179,7 +179,7 @@ class MultiheadAttention(Conv):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw all parameters anew, in place, as those of a new layer."""
+        """Draw all parameters again, in place, like those of a new layer."""
         super().reset_parameters()
         if self.value_bias is not None:
             self.value_bias.zero_()
@@ -200,8 +200,7 @@ class MultiheadAttention(Conv):
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> Self:
-        """The same layer from torch's, weights copied, what is frozen frozen; batch first, whatever torch's
-        said.
+        """Convert torch's layer: weights are copied, frozen parameters stay frozen; always batch first.
 
         Raises:
             ConfigError: keys and values from different channels, an extra key, or an attended zero.
@@ -313,7 +312,7 @@ class NonLocalBlock(Layer):
         self._begin()
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew, in place, as those of a new layer."""
+        """Draw all parameters again, in place, like those of a new layer."""
         self.conv.reset_parameters()
         self._begin()
 

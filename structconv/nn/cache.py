@@ -1,4 +1,4 @@
-"""`Cache`: what a layer makes of x alone, kept for many calls: keys, values, the terms of additive scores."""
+"""`Cache`: the results that depend on x alone, stored for many calls: keys, values, the terms of additive scores."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class GrowingTensor:
 
     @property
     def joined(self) -> bool:
-        """Whether what is put behind makes another tensor, as what is there keeps its gradient."""
+        """Return True if appending makes a new tensor, because the stored one has a gradient."""
         return torch.is_grad_enabled() or self._held.requires_grad
 
     def append(self, entries: Tensor) -> None:
@@ -88,11 +88,11 @@ class GrowingTensor:
         self._stop, self._view = self._start + count, None
 
     def copy(self) -> GrowingTensor:
-        """The same in other memory."""
+        """Return a copy in other memory."""
         return GrowingTensor(self.entries().clone(), self._axis)
 
     def reorder(self, index: Tensor) -> None:
-        """Those of other samples of the batch, with the room for more that there is."""
+        """Return the rows of other samples of the batch, with the reserved room."""
         self._held, self._view = self._held.index_select(0, index), None
         self._inference = self._held.is_inference()
 
@@ -106,28 +106,28 @@ class GrowingTensor:
 
 
 class CachedEntries(NamedTuple):
-    """What is made of each entry, and all that was."""
+    """A method that computes results of x, and the stored rows of its results."""
 
     make: Make
     rows: GrowingTensor
 
 
 class PendingEntries:
-    """The last entries x of a `Cache`, from place `start` on: there is room for what is still to be made of them."""
+    """The last entries x of a `Cache`, from place `start` on: the stored rows have room for their results."""
 
     def __init__(self, x: Tensor, start: int, kept: Sequence[CachedEntries], dtype: torch.dtype | None) -> None:
         self.x, self._start, self._entries, self._dtype, self._done = x, start, kept, dtype, False
 
     def computed(self, kept: Tensor) -> Any:
-        """What is to be put in the last rows of something that is kept, by a kernel that does so: a leaf."""
+        """Compute the rows that belong at the end of a stored tensor."""
         return self._entries_of(kept).make(self.x, self._start)
 
     def holds(self, kept: Tensor) -> bool:
-        """Whether this tensor is kept, with room for the last rows."""
+        """Return True if this tensor is stored, with room for the last rows."""
         return any(own.rows.entries() is kept for own in self._entries)
 
     def rows(self, kept: Tensor) -> GrowingTensor:
-        """The rows that are kept as this tensor."""
+        """Return the rows that are stored as this tensor."""
         return self._entries_of(kept).rows
 
     def _entries_of(self, kept: Tensor) -> CachedEntries:
@@ -184,9 +184,9 @@ class Cache:
         self.pending: PendingEntries | None = None
         self._bound: BoundStep | None = None
         self._tried_plan: Plan | None = None
-        #: What calls have in common beyond that.
+        #: Further results that calls share.
         self.reused = Reused()
-        #: How many of the first entries are gone, because no later output sees them.
+        #: Number of first entries that were dropped, because no later output reads them.
         self.dropped = 0
         x = cast(x, self._dtype)
         self._x = GrowingTensor(x.clone(), -2)
@@ -215,7 +215,7 @@ class Cache:
 
     @property
     def nbytes(self) -> int:
-        """What is held, without the room for more."""
+        """The bytes of the stored rows, without the reserved room."""
         return sum(rows.entries().nbytes for rows in self._rows())
 
     def heads(self, unread: bool = False) -> Tensor | None:
@@ -224,7 +224,7 @@ class Cache:
         return self.of(make, unread) if _key(make) in self._entries else None
 
     def of(self, make: Make, unread: bool = False) -> Any:
-        """What a method of a mechanism makes of each input; with `unread`, of those that are pending not yet."""
+        """Return the results of a mechanism's method for each input; with `unread`, without pending ones."""
         if not unread:
             self._compute_pending()
         kept = self._entries.get(_key(make))
@@ -249,8 +249,8 @@ class Cache:
         return self
 
     def reserve(self, x: Tensor) -> Tensor:
-        """`append`, but what is to be made of x is pending, unless tensors are joined anew: a kernel makes it in
-        passing, or it is made when somebody asks for it. Returns x, contiguous."""
+        """Append x, but leave its results pending unless tensors are joined again: a kernel computes them in
+        passing, or they are computed at the first use. Returns x, contiguous."""
         self.check()
         self._compute_pending()
         own = self.x
@@ -288,9 +288,9 @@ class Cache:
             self._bound, self._tried_plan = BoundStep.of(self.layer, plan, call, self.structure), plan
 
     def reorder(self, index: Tensor) -> Cache:
-        """Sample b becomes what sample index[b] was, in place, (B,) integers: beams go on from those that were kept.
+        """Sample b becomes what sample index[b] was, in place, (B,) integers: beams continue from the selected ones.
 
-        So does what its structure has for each sample: paddings, tables of pairs, weights of edges.
+        Paddings, tables of pairs and weights of edges move with their samples.
 
         Raises:
             ShapeError: x without a batch. ConfigError: a mask in the layer itself that has a part for each sample.
@@ -374,11 +374,11 @@ class Cache:
         return [self._x, *[rows for _, rows in self._entries.values()]]
 
     def _joins(self) -> bool:
-        """Whether what is put behind makes other tensors, through which gradients flow."""
+        """Return True if appending makes new tensors, through which gradients flow."""
         return self._x.joined or True in [rows.joined for _, rows in self._entries.values()]
 
     def _drop(self) -> None:
-        """Forget what no later output sees."""
+        """Drop the entries that no later output reads."""
         unseen = 0 if self._reach is None else max(len(self._x) - self._reach, 0)
         for rows in self._rows() if unseen else ():
             rows.drop(unseen)
@@ -405,7 +405,7 @@ def _key(make: Any) -> tuple[int, str]:
 
 
 def _of(make: Make, x: Tensor, start: int, dtype: torch.dtype | None) -> Tensor:
-    """What is made of x."""
+    """Compute the results of x in the dtype."""
     computed: Tensor = tensor(cast(make(x, start), dtype))
     return computed
 
@@ -427,7 +427,7 @@ class BoundStep:
 
     @classmethod
     def of(cls, layer: Any, plan: Plan, call: Call, structure: Any) -> Self | None:
-        """What binds such a step; `None` where masks may leave pairs out of a later one, or its kernel cannot."""
+        """Bind such a step; return `None` if a mask may exclude pairs of a later one, or its kernel cannot."""
         alone = type(layer).forward is type(layer).computes
         if plan.bind is None or not alone or not reads_all_inputs(layer.mechanism, structure):
             return None

@@ -212,7 +212,7 @@ class EdgeConditionedConv(_GraphLayer):
     """y_n = sum_(e: m -> n) x_m (Theta_0 + sum_k h_k(e) Theta_k) + x_n Theta_root + b, h(e) the last hidden units of a
     network of the edge's attributes.
 
-    What PyTorch Geometric calls NNConv, its network having one more linear layer, whose weight is Theta (Simonovsky and
+    PyTorch Geometric's NNConv, with one more linear layer in its network, whose weight is Theta (Simonovsky and
     Komodakis 2017, eq. 1; Gilmer et al. 2017, section 5). See `EdgeNetwork`.
 
     Args:

@@ -202,7 +202,8 @@ def _check(call: Call, basis: Basis, image: Image | None) -> None:
                          "output_structure(grid), or is called on entries, without axes.")
     if basis.size != theta.size:
         raise ShapeError("Conv", f"theta must have the basis's size K={basis.size}", f"K={theta.size} in {theta!r}",
-                         "A layer makes as many matrices Theta_k as its mechanism's size says.")
+                         "A layer makes as many matrices Theta_k as its mechanism's size says. A mechanism that "
+                         "returns a tensor (A, M, N) has K = A: for a batch return (..., K, M, N).")
     for tensor in theta.tensors:
         check_alike("Conv", x, tensor)
 

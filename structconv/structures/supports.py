@@ -86,8 +86,8 @@ class Global(Support):
     """The pairs whose input or output is a global entry: `Window(256) | Global(1)` is Longformer's attention.
 
     Args:
-        entries: how many of the first entries are global, or which ones, by their numbers. What there is not is not
-            counted.
+        entries: how many of the first entries are global, or which ones, by their numbers. Numbers beyond the
+            entries are not counted.
 
     Raises:
         StructureError: a number that is no integer >= 0, or comes twice.

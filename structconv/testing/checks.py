@@ -126,7 +126,8 @@ def check_contract(specimen: Specimen) -> None:
             primitive(wrong)
         except (ValueError, RuntimeError, IndexError):
             continue
-        raise AssertionError(f"{primitive.__name__} takes {wrong.shape[-2]} entries where M = {basis.num_inputs}")
+        raise AssertionError(f"{primitive.__name__} takes {wrong.shape[-2]} entries where M = {basis.num_inputs}: call "
+                             "self.check_input(r) first in apply")
 
 
 def _check_reads_content(specimen: Specimen) -> None:

@@ -161,7 +161,8 @@ def test_representations_read_like_the_code():
     (lambda: scores().map(2.0), ConfigError, "fn must be callable; got 2.0"),
     (lambda: scores().softcap(0.0), ConfigError, "cap must be positive; got 0.0"),
     (lambda: scores().dropout(1.0), ConfigError, r"p must be in \[0, 1\); got 1.0"),
-    (lambda: Identity(3).scaled(), ConfigError, "must be products of one number D of channels; got none"),
+    (lambda: Dense(torch.zeros(1, 3, 3)).scaled(), ConfigError, "products of one number D of channels; got none"),
+    (lambda: Identity(3).scaled(), ConfigError, "scaled: its basis must have scores; got Identity"),
 ])
 def test_mistakes_are_named(wrong, error, message):
     with pytest.raises(error, match=message) as caught:

@@ -30,10 +30,10 @@ __all__ = ["AGNNConv", "GATConv", "GATv2Conv", "TransformerConv"]
 
 
 class _Attention(Layer):
-    """What attention layers with heads share."""
+    """Base of the attention layers with heads."""
 
     shown = ("heads",)
-    #: Whether loops are added, and what attributes they have.
+    #: True if loops are added, and their attributes.
     add_self_loops: bool = False
     fill_value: Fill = "mean"
     lin_edge: Linear | None
@@ -78,7 +78,7 @@ class _Attention(Layer):
         # theirs reduces over `edge_index[1]` always
         return with_loops(graph.reversed(), self.fill_value, is_compiling()).reversed()
 
-    #: Whether attributes and `edge_dim` may be given without each other.
+    #: True if attributes and `edge_dim` may be given without each other.
     _edges_may_be_bare = False
 
     def _heads(self, flat: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class _Attention(Layer):
     def _attend(self, values: Tensor, heads: Tensor, scores: Any, graph: Graph, edges: Graph, *,
                 mask: Tensor | None = None, bias: Tensor | None = None, weights: bool = False
                 ) -> tuple[Tensor, Tensor | None]:
-        """The weighted values, heads side by side or averaged, plus b; and the weights where they are asked for.
+        """The weighted values, heads side by side or averaged, plus b; and the weights if requested.
 
         Args:
             graph: from the rows of the values. edges: the same, between entries.

@@ -95,7 +95,7 @@ def _built(kind: Any, layer: Any) -> Any:
     if module is not None and options.get("aggr") not in SIMPLE:
         options["aggr"] = copy.deepcopy(module).to("meta")
     if "nn" in options:
-        options["nn"] = copy.deepcopy(options["nn"]).to("meta")  # its parameters would be drawn anew
+        options["nn"] = copy.deepcopy(options["nn"]).to("meta")  # its parameters would be drawn again
     with torch.device("meta"):
         made = kind(**options)
         if hasattr(made, "aggr"):

@@ -226,5 +226,5 @@ class ARMAConv(Layer):
 
 
 def channels(in_channels: Channels) -> tuple[int, int]:
-    """Those of sources and of targets."""
+    """Return the channels of sources and of targets."""
     return (in_channels, in_channels) if isinstance(in_channels, int) else (in_channels[0], in_channels[1])

@@ -1,4 +1,4 @@
-"""What PyTorch Geometric's layers take as edges, as a `Graph`, and back; its rules for self-loops; edges as entries."""
+"""Edges of PyTorch Geometric's layers as a `Graph`, and back; its rules for self-loops; edges as entries."""
 
 from __future__ import annotations
 

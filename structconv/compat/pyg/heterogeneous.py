@@ -51,7 +51,7 @@ class HGTConv(Layer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw all parameters anew, in PyTorch Geometric's order."""
+        """Draw all parameters again, in PyTorch Geometric's order."""
         for child in (self.kqv_lin, self.out_lin, self.k_rel, self.v_rel):
             draw(child)
         for number in (*self.skip.values(), *self.p_rel.values()):

@@ -49,9 +49,9 @@ class Layer(MessagePassing):
     """
 
     aggregation: ClassVar[str] = "add"
-    #: What `repr` shows beside the channels.
+    #: The options that `repr` shows beside the channels.
     shown: ClassVar[tuple[str, ...]] = ()
-    # What explainers set: whether to multiply messages by a mask of the edges, the mask, which edges are no loops, and
+    # Set by explainers: if True, multiply messages by a mask of the edges, the mask, which edges are no loops, and
     # whether the mask goes through a sigmoid.
     explain: bool | None = None
     decomposed_layers: int = 1
@@ -98,7 +98,7 @@ class Layer(MessagePassing):
         nn.Module.__setstate__(self, state)
 
     def _refused(self, *_: Any, **__: Any) -> Any:
-        """What this class of PyTorch Geometric has and ours has not."""
+        """Raise an error that names what this class of PyTorch Geometric has and ours has not."""
         raise ConfigError(type(self).__name__, "a call must be of the layer itself", "one of message passing",
                           "No messages are formed here: propagate, message and their hooks do nothing. Use PyTorch "
                           "Geometric's layer for them.")
@@ -112,7 +112,7 @@ class Layer(MessagePassing):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw all parameters anew, in PyTorch Geometric's order."""
+        """Draw all parameters again, in PyTorch Geometric's order."""
         for child in self._modules.values():  # one that has two names is drawn twice
             if child is not None:
                 draw(child)
@@ -138,7 +138,7 @@ class Layer(MessagePassing):
         words += [f"{name}={getattr(self, name)}" for name in self.shown]
         return f"{type(self).__name__}({', '.join(words)})"
 
-    # What forward passes are made of.
+    # The parts of forward passes.
 
     def _graph(self, edges: Any, x: Tensor, targets: Tensor | None = None, size: Any = None, *,
                weight: Tensor | None = None, attr: Tensor | None = None) -> Graph:
@@ -168,7 +168,7 @@ class Layer(MessagePassing):
         return self.aggr_module is None and self.aggr in ("add", "sum")
 
     def _is_matrix(self) -> bool:
-        """Whether messages are summed or averaged, so that a matrix aggregates them."""
+        """Return True if messages are summed or averaged, so that a matrix aggregates them."""
         return self.aggr_module is None and self.aggr not in ("max", "min")
 
     def _replaced(self, graph: Graph) -> Tensor | None:
@@ -237,7 +237,7 @@ _INNER = ("Conv", "Graph", "Layer", "Linear", "Sparse", "Typed", "layouts")
 
 
 def _named(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The same method; errors of what it is made of name the class of the layer."""
+    """Wrap a method so that errors of its parts name the class of the layer."""
     @wraps(forward)
     def called(self: Any, *args: Any, **options: Any) -> Any:
         try:

@@ -42,12 +42,12 @@ class Linear(nn.Linear):
 
     @property
     def is_lazy(self) -> bool:
-        """Whether the number of input channels is still unknown."""
+        """True if the number of input channels is not known yet."""
         return isinstance(self.weight, UninitializedParameter)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the parameters anew; they wait for the first x where P is unknown."""
+        """Draw the parameters again, at the first x if P is unknown."""
         if self.is_lazy:
             return
         rows, columns = self.weight.shape
@@ -98,7 +98,7 @@ class LinearByType(nn.Module):
         self.reset_parameters()  # once more, as PyTorch Geometric does, for the same numbers from the same seed
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew."""
+        """Draw all parameters again."""
         draw(self.lins)
 
     def forward(self, x_dict: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -137,7 +137,7 @@ def are_plain(lin: Any, root: Any) -> bool:
 
 
 def is_plain(lin: nn.Module) -> bool:
-    """Whether calling it only multiplies and adds, with nobody told of the call."""
+    """Return True if a call only multiplies and adds, without hooks."""
     return type(lin) is Linear and not private.intercepted(lin)
 
 

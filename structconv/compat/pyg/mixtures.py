@@ -44,7 +44,7 @@ class FeaStConv(Layer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw all parameters anew, in PyTorch Geometric's order."""
+        """Draw all parameters again, in PyTorch Geometric's order."""
         draw(self.lin)
         draw(self.u)
         for parameter in (self.c, self.bias):
@@ -103,7 +103,7 @@ class GMMConv(Layer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw all parameters anew, in PyTorch Geometric's order."""
+        """Draw all parameters again, in PyTorch Geometric's order."""
         for parameter in (self.g, self.mu, self.sigma):
             glorot(parameter)
         if self.root is not None:

@@ -36,7 +36,7 @@ _FUNCTIONS = {name: getattr(functions, name) for name in functions.__all__}
 
 
 class Patch:
-    """What is taken over while a patch is on. Print it for a table; as a context it ends with the block.
+    """The layers and functions that a patch replaces. Print it for a table; as a context it ends with the block.
 
     Args:
         library, utils: the modules `torch_geometric.nn` and `torch_geometric.utils`.

@@ -25,7 +25,7 @@ __all__ = ["APPNP", "ChebConv", "MixHopConv", "SGConv", "SSGConv", "TAGConv"]
 
 
 class _Polynomial(Layer):
-    """What layers over powers of one matrix share."""
+    """Base of the layers over powers of one matrix."""
 
     lins: nn.ModuleList
 

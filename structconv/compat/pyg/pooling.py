@@ -85,7 +85,7 @@ class JumpingKnowledge(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew."""
+        """Draw all parameters again."""
         for child in self.children():
             child.reset_parameters()  # type: ignore[operator]
 

@@ -187,7 +187,7 @@ class RGCNConv(Layer):
         return Full.of(self.weight) if self.num_blocks is None else Grouped.of(self.weight)
 
     def _of_numbers(self, x: Tensor, z: Tensor, basis: Typed) -> Tensor:
-        """The same for one-hot rows, of which only the numbers are there."""
+        """Compute the layer on one-hot rows, given by their numbers."""
         if self.num_blocks is not None or not self._is_matrix():
             raise ConfigError("RGCNConv", "x must be floating with num_blocks, or with this aggr", x.dtype)
         y = basis.synthesis(self._theta().dense()[:, x])

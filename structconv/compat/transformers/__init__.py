@@ -24,7 +24,7 @@ __all__ = ["NAME", "PreparedCache", "PreparedGenerationMixin", "Registration", "
 
 
 def __getattr__(name: str) -> Any:
-    """A class that extends one of transformers, when it is first asked for."""
+    """Return a class that extends one of transformers, at its first use."""
     if name not in ("PreparedCache", "PreparedGenerationMixin"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("structconv.compat.transformers.caching"), name)

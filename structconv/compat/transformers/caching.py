@@ -16,7 +16,7 @@ from structconv.nn.conv import Conv
 
 __all__ = ["PreparedCache", "PreparedGenerationMixin", "PreparedLayer"]
 
-#: What this transformers calls the cache among the arguments of a model.
+#: The argument of a model that holds the cache in this version of transformers.
 _NAME = ("cache" if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters else
          "past_key_values")
 

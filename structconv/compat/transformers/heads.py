@@ -23,7 +23,7 @@ __all__ = ["Heads", "replace", "set_structure", "with_heads"]
 M = TypeVar("M", bound=nn.Module)
 #: The child of an attention module that has other heads, and the entry of a configuration that names them.
 CHILD, ENTRY = "structured_heads", "structconv_heads"
-#: What each kind of head must be told.
+#: The required options of each kind of head.
 KINDS: dict[str, tuple[str, ...]] = {"dot_product": (), "additive": (), "relative": ("clip",), "window": ("radius",),
                                      "graph": ()}
 #: Where attention modules hold how many heads there are, and the channels of each.
@@ -104,7 +104,7 @@ def with_heads(cls: type[M]) -> type[M]:
 
 
 class _OtherHeads:
-    """What a model with other heads does before its own class."""
+    """Mixin of a model with other heads."""
 
     def __init__(self, config: Any, *args: Any, **options: Any) -> None:
         super().__init__(config, *args, **options)  # type: ignore[call-arg]
@@ -140,7 +140,7 @@ class Group(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the parameters anew."""
+        """Draw the parameters again."""
         if self.kind == "additive":
             self.vector.copy_(drawn((self.heads, self.dim), self.dim))
         if self.kind == "relative":

@@ -22,7 +22,7 @@ NAME = "structconv"
 
 
 class Registration:
-    """What `register` returns."""
+    """The result of `register`."""
 
     def check(self, model: nn.Module) -> list[str]:
         """Return the names of the attention modules of a model that do not use the interface: they stay as they are.
@@ -124,7 +124,7 @@ class StructureMask(Tensor):
 
 
 def _opened(value: Any) -> Any:
-    """The same with booleans for each `StructureMask`."""
+    """Return the arguments with booleans in place of each `StructureMask`."""
     if isinstance(value, StructureMask):
         return value.table()
     if isinstance(value, dict):
@@ -146,7 +146,7 @@ def mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_o
     last = q_length == 1 and type(q_offset) is int and q_offset + 1 == kv_offset + kv_length and not is_compiling()
     if (last and function is causal_mask_function and options.get("allow_is_causal_skip", True)
             and (attention_mask is None or bool(attention_mask.all()))):
-        return None  # a step of decoding sees all
+        return None  # a step of decoding attends to all
     plain = type(q_offset) is int and (q_offset, kv_offset) == (0, 0) and q_length == kv_length
     if plain and not is_compiling() and (attention_mask is None or bool(attention_mask.all())):
         causal, radius = _window(function)
@@ -161,7 +161,7 @@ def mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_o
 
 
 def _window(function: Callable[..., Any]) -> tuple[bool, int | None]:
-    """Whether a mask function that is a window is causal, and its radius; `None` of any other function."""
+    """Return (causal, radius) of a mask function that is a window; `None` for any other function."""
     from transformers import masking_utils as known
 
     parts: Any = _held(function, known.and_masks, "mask_functions") or ()
@@ -182,7 +182,7 @@ def _held(function: Any, maker: Callable[..., Any], name: str) -> Any:
 
 
 def _weights_wanted(options: dict[str, Any]) -> bool:
-    """Whether the caller collects the attention weights: by the argument, or by transformers' hooks on the modules."""
+    """Return True if the caller collects the attention weights: by the argument, or by hooks on the modules."""
     if options.get("output_attentions"):
         return True
     collector = _collector()
@@ -192,14 +192,14 @@ def _weights_wanted(options: dict[str, Any]) -> bool:
 
 @cache
 def _collector() -> Any:
-    """What transformers' hooks collect at the moment, a variable of the context."""
+    """The collection of transformers' hooks, a variable of the context."""
     from transformers.utils import output_capturing
 
     return getattr(output_capturing, "_active_collector", None)
 
 
 def _routes(kind: type) -> bool:
-    """Whether the forward pass of a class calls the interface."""
+    """Return True if the forward pass of a class calls the interface."""
     try:
         source = inspect.getsource(kind.forward)  # type: ignore[attr-defined]
     except (OSError, TypeError):
@@ -208,5 +208,5 @@ def _routes(kind: type) -> bool:
 
 
 def _encloses(outer: str, inner: str) -> bool:
-    """Whether the module of one name is that of the other, or around it."""
+    """Return True if the module of one name is that of the other, or contains it."""
     return outer == inner or outer == "" or inner.startswith(outer + ".")

@@ -86,7 +86,7 @@ def check_operands(owner: str, inputs: int, outputs: int, q: Tensor, k: Tensor, 
 
 
 def as_logistic(activation: str, slope: float) -> tuple[int, float, float]:
-    """(kind, parameter, amplitude): act(x) is amplitude r(x) and a constant that no softmax sees.
+    """(kind, parameter, amplitude): act(x) is amplitude r(x) and a constant, which no softmax depends on.
 
     r is the leaky ReLU of slope `parameter`, or 1 / (1 + exp(-parameter x)): tanh(x) = 2 / (1 + exp(-2 x)) - 1.
     """
@@ -207,7 +207,7 @@ def _through(ends: Ends, q: Tensor, k: Tensor, vector: Tensor, ds: Tensor, activ
 
 def _composed(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, x: Tensor, vector: Tensor, activation: str,
               slope: float, p: float, seed: Tensor | None, batch_heads: int) -> Tensor:
-    """The same numbers by differentiable operators: what a second derivative is taken of."""
+    """Compute the result by differentiable operators, for second derivatives."""
     ends = Ends(by_target, by_source)
     scores = edge_scores(ends, q, k, vector, activation, slope)
     weights = segment_softmax(scores, ends.target, ends.num_outputs)

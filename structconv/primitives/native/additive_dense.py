@@ -105,7 +105,7 @@ def _small(t: Tensor, rate: float) -> bool:
 
 def _operands(q: Tensor, k: Tensor, x: Tensor, kind: int, rate: float, factor: Tensor | None
               ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """What the kernel reads of q, k and x, and how: factors in float32 where they can be had."""
+    """The kernel's view of q, k and x: factors in float32 if they exist."""
     if kind != LOGISTIC or not (_small(q, rate) and (factor is not None or _small(k, rate))):
         return q, k, x, kind
     return torch.exp(q.float() * -rate), torch.exp(k.float() * -rate) if factor is None else factor, x.float(), PRODUCT
@@ -193,7 +193,7 @@ def _absent(rows: slice, q: Tensor, k: Tensor) -> Tensor:
 
 
 def _kept(rows: slice, q: Tensor, k: Tensor, drop: Drop) -> Tensor | float:
-    """What the weights are multiplied by, 0 or 1 / (1 - p)."""
+    """The factors of the weights: 0 or 1 / (1 - p)."""
     if drop.p == 0 or drop.seed is None:
         return 1.0
     m, n, head = (torch.arange(size, device=q.device) for size in (k.shape[0], q.shape[0], q.shape[1]))
@@ -204,7 +204,7 @@ def _kept(rows: slice, q: Tensor, k: Tensor, drop: Drop) -> Tensor | float:
 
 def _composed(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, activation: str, slope: float, p: float,
               seed: Tensor | None, batch_heads: int, causal: bool, factor: Tensor | None) -> Tensor:
-    """The same numbers by differentiable operators: what a second derivative is taken of."""
+    """Compute the result by differentiable operators, for second derivatives."""
     drop = Drop(p, seed, batch_heads)
 
     def of(rows: slice, q: Tensor, k: Tensor, x: Tensor, vector: Tensor) -> Tensor:

@@ -53,8 +53,8 @@ class StepInputs(NamedTuple):
 
     @classmethod
     def of(cls, k: Tensor, x: Tensor, vector: Tensor, activation: str, keep: Tensor | None = None) -> StepInputs | None:
-        """What steps read; `None` where they are none for the native kernels: other dtypes, too many inputs, or some
-        |2 k| above 80, of which no factor is made. Only the inputs that `keep` (B, M) has true exist."""
+        """Return the operands of steps; `None` if the native kernels cannot run them: other dtypes, too many inputs,
+        or some |2 k| above 80, which has no factor. Only the inputs that `keep` (B, M) has true exist."""
         kernels = calls.usable(x, k.shape[0]) and calls.usable(k, x.shape[0])
         kind, rate, amplitude = as_logistic(activation, 0.0)
         if kernels is None or kind != LOGISTIC or not private.defers or {k.dtype, x.dtype} != {torch.float32} or not (
@@ -77,7 +77,7 @@ class StepInputs(NamedTuple):
         return cls(numbers, k, x, vector, left)
 
     def take(self, q: Tensor) -> bool:
-        """Whether q (N, B, D) are outputs of a step."""
+        """Return True if q (N, B, D) are outputs of a step."""
         return (q.dtype is torch.float32 and 0 < q.shape[0] <= FEW_OUTPUTS and q.is_cpu
                 and q.shape[1:] == self.k.shape[1:])
 
@@ -118,7 +118,7 @@ def _backward(q: Tensor, weights: Tensor, grad: Tensor, own: _Numbers, sums: _Su
 # -- what steps leave ---------------------------------------------------------------------------------------------
 
 class _Sums:
-    """What the steps of one backward pass have left: the gradients of k and v so far, and of what that of x is made."""
+    """The sums of the steps of one backward pass: the gradients of k and v so far, and the parts of that of x."""
 
     def __init__(self, own: _Numbers, wanted: tuple[bool, bool, bool]) -> None:
         self._k = calls.empty(own.k, own.k.shape) if wanted[0] else None
@@ -137,7 +137,7 @@ class _Sums:
         return self._k, self._vector, first
 
     def gradients(self, amplitude: float) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Those of k, x and the vector."""
+        """Return the gradients of k, x and the vector."""
         return self._k, self._gradient_of_x(), None if self._vector is None else self._vector * amplitude
 
     def _gradient_of_x(self) -> Tensor | None:
@@ -165,7 +165,7 @@ class _Left:
         return found
 
     def gradients(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """What all steps of this pass have left."""
+        """Return the sums of all steps of this pass."""
         found = self._sums.pop(private.backward_task(), None)
         return (None, None, None) if found is None else found.gradients(self._numbers.amplitude)
 

@@ -48,7 +48,7 @@ class Adjacency:
         self._by_source: Side | None = None
 
     def by_source(self) -> Side:
-        """The same edges by source. O(E) once."""
+        """Return the edges by source. O(E) once."""
         if self._by_source is None:
             tensor, rows, columns = self.by_target
             self._by_source = Side(_core().transpose(tensor), columns, rows)
@@ -103,7 +103,7 @@ _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 
 def is_direct(x: Tensor, *others: Tensor | None) -> bool:
-    """Whether a kernel may read x (M, ..., C), and nothing but autograd is to see, or to transform, the layer."""
+    """Return True if a kernel may read x (M, ..., C), and only autograd records or transforms the layer."""
     if (is_compiling() or private.transforms_active() or private.dispatch_modes() or private.function_modes()
             or private.forward_level() >= 0 or private.tracing() is not None):
         return False
@@ -147,7 +147,7 @@ def sums(side: Side, x: Tensor, more: Tensor | None = None) -> Tensor:
 
 
 def _is_small(side: Side, theta: Tensor) -> bool:
-    """Whether torch's own products are the fastest, so that a kernel may call them: see `products.product`."""
+    """Return True if torch's own products are the fastest, so that a kernel may call them: see `products.product`."""
     *_, p, q = theta.shape
     numbers = max(side.rows, side.columns) * max(p, q)
     return numbers < LEAST_NUMBERS or (min(p, q) >= FULL_WIDTH and numbers * max(p, q) < LEAST_PRODUCTS)

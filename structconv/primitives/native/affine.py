@@ -136,7 +136,7 @@ def _scores(ends: Ends, source: Tensor, target: Tensor, slope: float) -> tuple[T
 
 def composed(by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, x: Tensor, slope: float, p: float,
              seed: Tensor | None, batch_heads: int) -> Tensor:
-    """The same numbers by differentiable operators: what a second derivative is taken of."""
+    """Compute the result by differentiable operators, for second derivatives."""
     ends = Ends(by_target, by_source)
     scores = torch.nn.functional.leaky_relu(source.t()[:, ends.source] + target.t()[:, ends.target], slope)
     weights = segment_softmax(scores, ends.target, ends.num_outputs)

@@ -150,7 +150,7 @@ def edge_scores(ends: Ends, q: Tensor, k: Tensor, bias: Tensor | None, scale: fl
 
 def composed(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float,
               p: float, seed: Tensor | None, batch_heads: int) -> Tensor:
-    """The same numbers by differentiable operators: what a second derivative is taken of."""
+    """Compute the result by differentiable operators, for second derivatives."""
     ends = Ends(by_target, by_source)
     weights = segment_softmax(edge_scores(ends, q, k, bias, scale), ends.target, ends.num_outputs)
     kept = ends.kept(Drop(p, seed, batch_heads), q.shape[1])

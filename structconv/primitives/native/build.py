@@ -48,7 +48,7 @@ def levels() -> tuple[str, ...]:
 
 
 def own_level() -> str:
-    """The fastest instruction set that this processor runs, asked of a probe that is compiled for it.
+    """The fastest instruction set that this processor runs, by a probe that is compiled for it.
 
     Raises:
         BuildError: if there is no compiler, or it fails.
@@ -160,7 +160,7 @@ def _sha256(path: Path) -> str:
 
 
 def is_sound(path: Path) -> bool:
-    """Whether there is an object, with the checksum that was written when it was built."""
+    """Return True if the object exists and has the checksum of its build."""
     try:
         return path.with_suffix(".sha256").read_text() == _sha256(path)
     except OSError:

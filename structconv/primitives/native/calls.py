@@ -1,4 +1,4 @@
-"""What calls of kernels share, and those of sparse products and dropout. Whoever calls here has checked the sizes."""
+"""Shared parts of kernel calls, and the calls of sparse products and dropout. Callers check the sizes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NO_DROP: Drop = (0.0, 0, 1)
 
 
 class Loaded:
-    """The core, once it was asked for."""
+    """The core, loaded at its first use."""
 
     core: Core | None = None
     asked = False
@@ -61,19 +61,19 @@ def edges_of(layout: Csr, columns: int) -> Tensor:
 
 
 def dense(t: Tensor) -> Tensor:
-    """The same numbers, contiguous."""
+    """Return the tensor, contiguous."""
     return (t.resolve_neg() if t.is_neg() else t).contiguous()
 
 
 def unit(t: Tensor) -> Tensor:
-    """The same numbers with contiguous channels."""
+    """Return the tensor with contiguous channels."""
     if t.is_neg():
         t = t.resolve_neg()
     return t if t.stride(-1) == 1 or t.shape[-1] <= 1 else t.contiguous()
 
 
 def floats(t: Tensor) -> Tensor:
-    """The same numbers as contiguous float32."""
+    """Return the tensor as contiguous float32."""
     return dense(t) if t.dtype is torch.float32 else t.to(torch.float32).contiguous()
 
 
@@ -83,7 +83,7 @@ def drop_of(p: float, seed: Tensor | None, batch_heads: int) -> Drop:
 
 
 def empty(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-    """Memory for a result of this shape: huge pages, and what was kept of earlier results, for a large one."""
+    """Allocate a result of this shape: a large one on huge pages, from the memory of earlier results."""
     if prod(shape) * 4 < LEAST:
         return like.new_empty(shape) if dtype is None else like.new_empty(shape, dtype=dtype)
     return new_empty(like, shape, dtype)
@@ -92,7 +92,7 @@ def empty(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None
 # -- kernels ------------------------------------------------------------------------------------------------------
 
 def in_slots(values: Tensor, order: Tensor) -> Tensor | None:
-    """values[..., order], kept from the second time on that the same unchanged values are asked for, else None.
+    """values[..., order], cached from the second request for the same unchanged values on, else None.
 
     A product reads values in the order of its slots; to look each up by its edge costs as much as the rest of it.
     Values that come once, or that are learned, are not worth a copy. (V, E) or (E,); E numbers a row while both live.

@@ -1,4 +1,4 @@
-"""What an operator asks of its arguments before a kernel reads memory by them."""
+"""Checks of an operator's arguments before a kernel reads memory by them."""
 
 from __future__ import annotations
 

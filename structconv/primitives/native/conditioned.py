@@ -69,7 +69,7 @@ def _check(by_target: Csr, by_source: Csr, values: Tensor, x: Tensor, theta: Ten
 # -- sums over the edges, a block of heads at a time ---------------------------------------------------------------
 
 class _Edges(NamedTuple):
-    """What all blocks share."""
+    """The operands that all blocks share."""
 
     by_target: Csr
     by_source: Csr
@@ -156,7 +156,7 @@ def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
 
 
 def _composed(by_target: Csr, by_source: Csr, values: Tensor, x: Tensor, theta: Tensor) -> Tensor:
-    """The same numbers by differentiable operators: what a second derivative is taken of."""
+    """Compute the result by differentiable operators, for second derivatives."""
     return torch.einsum("knp,kpq->nq", spmm(by_target, by_source, values.mT, x), theta)
 
 

@@ -38,7 +38,7 @@ class Ends:
         return torch.exp(scores - lse_NK.t()[:, self.target])
 
     def kept(self, drop: Drop, heads: int) -> Tensor | None:
-        """What the weights are multiplied by, 0 or 1 / (1 - p); None without dropout."""
+        """The factors of the weights: 0 or 1 / (1 - p); None without dropout."""
         if drop.p == 0 or drop.seed is None:
             return None
         head = torch.arange(heads, device=self.source.device).unsqueeze(-1)

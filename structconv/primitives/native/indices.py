@@ -56,12 +56,12 @@ class Sealed(NamedTuple):
 
 
 def fits(*sizes: int) -> bool:
-    """Whether all sizes can be counted in int32."""
+    """Return True if all sizes fit into int32."""
     return max(sizes) < LIMIT
 
 
 def narrow(index: Tensor) -> Tensor:
-    """The same numbers as contiguous int32. O(1) for int32, or when the tensor was seen before and has not changed."""
+    """Return the tensor as contiguous int32. O(1) for int32, and for a tensor that is cached and unchanged."""
     if index.dtype is torch.int32 and index.is_contiguous():
         return index
     return derived(index, "int32", lambda: index.to(torch.int32).contiguous())
@@ -77,7 +77,7 @@ def sealed(layout: Csr) -> Sealed:
 
 
 def proved(layout: Csr) -> Sealed:
-    """`sealed`, found and checked anew."""
+    """Compute and check `sealed`, without its cache."""
     for index in layout:
         if index.dtype is torch.int64 and index.numel() and int(index.abs().amax()) > LIMIT:
             raise StructureError("Csr", "indices must be below 2^31", int(index.abs().amax()))

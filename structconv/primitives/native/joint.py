@@ -106,7 +106,7 @@ def _backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, 
 
 def _composed(by_target: Csr, by_source: Csr, table: Tensor, q: Tensor | None, bias: Tensor | None, heads: int,
               depth: int, scale: float, p: float, seed: Tensor | None, batch_heads: int) -> Tensor:
-    """The same numbers by differentiable operators: what a second derivative is taken of."""
+    """Compute the result by differentiable operators, for second derivatives."""
     return bilinear.composed(by_target, by_source, *_parts(table, q, heads, depth), bias, scale, p, seed, batch_heads)
 
 

@@ -38,10 +38,10 @@ _NOT_FOR_THIS = f"it is not made for {sys.platform}"
 
 @dataclass(frozen=True)
 class Status:
-    """What became of the native core.
+    """The state of the native core.
 
     Args:
-        available: whether it is used.
+        available: True if it is used.
         reason: why not, or None.
         path: the shared object.
         origin: "installed", "cache" or "built now".
@@ -116,14 +116,14 @@ def loaded() -> Core | None:
 
 @cache
 def _say(reason: str | None) -> None:
-    """Warn once where the kernels are missing unasked."""
+    """Warn once if the kernels are missing and were not turned off."""
     if reason not in (_TURNED_OFF, _NOT_FOR_THIS):
         message = f"structconv's native kernels are not available, torch's operators are used: {reason}"
         warnings.warn(message, stacklevel=5)
 
 
 def status() -> Status:
-    """What `structconv doctor` shows. Loads or builds the core if that was not tried yet."""
+    """Return the state that `structconv doctor` shows. Loads or builds the core if that was not tried yet."""
     loaded, reason = _outcome()
     if loaded is None:
         return Status(False, reason)

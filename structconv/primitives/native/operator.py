@@ -38,7 +38,7 @@ _OWN = frozenset((Tensor, Parameter, int, float, bool, str, type(None), list, tu
 
 
 class _Seen:
-    """Whether a functional transform ever met an operator: from then on tensors may be what is left of one."""
+    """A flag, true once a functional transform has met an operator: from then on tensors may be remnants of one."""
 
     transforms = False
 
@@ -150,7 +150,7 @@ def multilinear(name: str, *factors: int) -> Callable[..., Tensor]:
 
 
 def trains(*tensors: Tensor | None) -> bool:
-    """Whether the gradient of something along these may be asked for, by autograd or by a functional transform."""
+    """Return True if autograd or a functional transform may require a gradient through these."""
     return torch.is_grad_enabled() and (private.transforms_active()
                                         or any(t is not None and t.requires_grad for t in tensors))
 
@@ -163,7 +163,7 @@ def _wrapped(inputs: Sequence[Any]) -> bool:
 
 def _dispatched(name: str, operator: Any, backward: Callable[..., Any], save: Callable[..., None],
                 tangent: Callable[..., Any] | None, composed: Callable[..., Any] | None) -> Callable[..., Any]:
-    """What runs where autograd, or one level of a functional transform, meets the operator."""
+    """The function that runs if autograd, or one level of a functional transform, meets the operator."""
     def below(*inputs: Any) -> Any:
         # autograd.Function turns both modes off, which the levels below this one still have to follow
         with torch.enable_grad(), private.forward_mode(True), private.below_autograd():
@@ -206,7 +206,7 @@ def _dispatched(name: str, operator: Any, backward: Callable[..., Any], save: Ca
 
 
 def _moves(value: Any) -> bool:
-    """Whether a value has a tangent."""
+    """Return True if a value has a tangent."""
     return isinstance(value, Tensor) and unpack_dual(value).tangent is not None
 
 
@@ -288,7 +288,7 @@ def _names(schema: str) -> list[str]:
 
 
 def _pick(wanted: Sequence[str], given: Sequence[str]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """What takes the wanted out of a sequence of the given, and its last entry for those that are not among them."""
+    """Return a function that selects the required entries of a sequence, and its last entry for absent ones."""
     at = [given.index(name) if name in given else -1 for name in wanted]
     return itemgetter(*at) if len(at) > 1 else lambda values: tuple(values[i] for i in at)
 
@@ -298,7 +298,7 @@ def _several(results: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 class _Formulas:
-    """What is checked and saved, and what each derivative is handed and returns, by the names of the arguments."""
+    """The checked and saved arguments, and the inputs and results of each derivative, by name."""
 
     backward: Callable[..., Any]
 
@@ -387,7 +387,7 @@ class _Formulas:
         ctx.save_for_backward(*self.tensors(arguments))
 
     def differentiate_composed(self, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Of the composed form, computed anew."""
+        """Return the derivatives of the composed form, which is computed again."""
         formula, inputs = self.formula(ctx.saved_tensors, ctx.plain)
         found = pulled_back(formula, inputs, self.wanted(ctx.needs_input_grad), grads[:len(self.grads)])
         return self.found((*found, None))
@@ -414,7 +414,7 @@ class _Formulas:
         return self.found_again((*found, None))
 
     def _gradients(self, formula: Callable[..., Any], asked: Sequence[bool]) -> Callable[..., Any]:
-        """(inputs, gradients of the results) -> the gradients of those inputs that are asked for."""
+        """(inputs, gradients of the results) -> the gradients of the inputs that require one."""
         def of(*tensors: Tensor) -> tuple[Tensor, ...]:
             inputs, grads = tensors[:len(self.inputs)], tensors[len(self.inputs):]
             found = pulled_back(formula, inputs, asked, grads)

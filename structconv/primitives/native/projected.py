@@ -132,7 +132,7 @@ def _used(indptr: Tensor, rows: Tensor, term: Tensor) -> Tensor:
 
 def _composed(by_target: Csr, by_source: Csr, x: Tensor, z: Tensor | None, of_source: Tensor, of_target: Tensor,
               bias: Tensor | None, *options: Any) -> Tensor:
-    """The same numbers by differentiable operators: what a second derivative is taken of."""
+    """Compute the result by differentiable operators, for second derivatives."""
     source, target = ((rows * vector).sum(-1)
                       for rows, vector in ((x, of_source), (x if z is None else z, of_target)))
     y = affine.composed(by_target, by_source, source, target, x, *options)

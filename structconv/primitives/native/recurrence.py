@@ -129,7 +129,7 @@ def _analysis_kernel(indptr: Tensor, indices: Tensor, order_E: Tensor, indptr_T:
 
 
 def _is_narrow(x: Tensor) -> bool:
-    """Whether it holds several samples (V, M, ..., C) of few channels."""
+    """Return True if it holds several samples (V, M, ..., C) of few channels."""
     return x.is_cpu and x.shape[0] > 1 and 0 < x.shape[-1] <= _NARROW
 
 
@@ -176,7 +176,7 @@ def _synthesis_fake(*args: Any) -> Tensor:
 
 
 def _checked(owner: str, dims: int) -> Callable[..., None]:
-    """What a raw call is checked for."""
+    """Return the check of a raw call's arguments."""
     def check(*arguments: Any) -> None:
         layouts, (values, x, order, first, _) = arguments[:6], arguments[6:]
         check_numbers(owner, x, values)

@@ -120,7 +120,7 @@ def _check_additive(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, vector
 # -- the native kernel --------------------------------------------------------------------------------------------
 
 class _Scores(NamedTuple):
-    """What scores of edges are made of: q (N, K, D) and k (M, K, D), for terms (N, K) and (M, K)."""
+    """The terms of edge scores: q (N, K, D) and k (M, K, D), for terms (N, K) and (M, K)."""
 
     kind: int
     q: Tensor

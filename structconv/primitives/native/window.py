@@ -138,7 +138,7 @@ class _Grid(NamedTuple):
         return _known(self.outputs)[3], _known(self.inputs)[3]
 
     def known_counts(self, q: Tensor, k: Tensor) -> tuple[int, int]:
-        """The same; those of q and k where a program is traced, which no numbers tell."""
+        """Return the known counts of outputs and inputs; those of q and k while a program is traced."""
         starts = self.outputs, self.inputs
         told = all(t is None or is_plain(t) for t in starts) and not torch.compiler.is_compiling()
         return self.counts() if told or None in starts else (q.shape[0], k.shape[0])
@@ -192,7 +192,7 @@ def _scores(grid: _Grid, q: Tensor, k: Tensor, table: Tensor, keep: Tensor, scal
 
 
 def _factors(grid: _Grid, drop: Drop, q: Tensor) -> Tensor | None:
-    """What dropout multiplies the weights by, (W, N, K); `None` without."""
+    """The factors of dropout, (W, N, K); `None` without."""
     if drop.p == 0 or drop.seed is None:
         return None
     n, head = torch.arange(q.shape[0], device=q.device), torch.arange(q.shape[1], device=q.device)
@@ -235,7 +235,7 @@ def _native(q: Tensor, v: Tensor) -> Any:
 
 
 def _window(grid: _Grid, table: Tensor) -> tuple[Any, ...]:
-    """What both passes take of the grid: for each line those near it, by target and by source; the table by falling
+    """The facts of the grid for both passes: for each line those near it, by target and by source; the table by falling
     and by rising offset, with borders; where the outputs and the inputs of each line begin; and of the last axis its
     entries, its dilation and its offsets."""
     tables = derived(table, "bordered", lambda: _bordered(table.detach()))
@@ -266,7 +266,7 @@ def _known(starts: Tensor) -> tuple[int, int, int, int]:
 
 
 def _extremes(starts: list[int]) -> tuple[int, int, int, int]:
-    """The same of a list; a step below zero where there is none."""
+    """Return the first start, the least and the greatest step, and the last start; a step is -1 if there is none."""
     steps = [after - before for before, after in itertools.pairwise(starts)] or [-1]
     return starts[0] if starts else 0, min(steps), max(steps), starts[-1] if starts else 0
 
