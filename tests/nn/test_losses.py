@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -89,6 +90,13 @@ def test_what_torch_refuses_is_refused_alike(size):
             cross_entropy(x, target, **options)
 
 
+def test_tensors_without_numbers():
+    with FakeTensorMode() as mode:
+        x, target = (mode.from_tensor(t) for t in given(*SIZES[1]))
+        assert cross_entropy(x, target).shape == ()
+    assert cross_entropy(*(t.to("meta") for t in given(*SIZES[1]))).is_meta
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_nothing_to_tell_is_torchs_nothing(size):
     x, _ = given(*size)
@@ -129,6 +137,12 @@ def test_programs_and_batches_of_gradients(size):
     for number in (5, 4000):
         x, target = given(number, size[1])
         torch.testing.assert_close(program(x, target), F.cross_entropy(x, target))
+
+
+def test_its_places_are_torchs():
+    x, target = given(*SIZES[1])
+    for places in ((None, None, 1), (torch.rand(500), False), (None, None, 1, None, "sum", 0.1)):
+        torch.testing.assert_close(cross_entropy(x, target, *places), F.cross_entropy(x, target, *places))
 
 
 class Mean(nn.Module):
