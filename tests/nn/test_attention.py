@@ -87,19 +87,6 @@ def test_prepared_keys_and_values_stand_where_key_value_stands():
         ours(cache, q)
 
 
-@pytest.mark.parametrize(("message", "call"), [
-    (r"query must have shape \(..., N, P'=8\); got \(3, 7\)", lambda ours: ours(torch.randn(3, 7), torch.randn(3, 6))),
-    (r"key_value must have shape \(..., M, P=6\); got \(3, 7\)",
-     lambda ours: ours(torch.randn(3, 8), torch.randn(3, 7))),
-    (r"key_value must be given, with shape \(..., M, P=6\)", lambda ours: ours(torch.randn(3, 8))),
-    (r"query must be given, with shape \(..., N, P'=8\)", lambda ours: ours(ours.prepare(torch.randn(3, 6)))),
-    (r"changed places: say layer\(query, key_value\)", lambda ours: ours(torch.randn(3, 6), torch.randn(4, 8))),
-])
-def test_errors_name_query_and_key_value(message, call):
-    with pytest.raises(ShapeError, match=f"MultiheadAttention: .*{message}"):
-        call(MultiheadAttention(8, 2, kdim=6))
-
-
 def test_padding_equals_torchs():
     theirs = torchs()
     ours = MultiheadAttention.from_torch(theirs)
@@ -158,15 +145,6 @@ def test_a_new_non_local_block_is_the_identity():
 def test_errors(error, call):
     with pytest.raises(error, match=r"got .*\."):
         call()
-
-
-@pytest.mark.parametrize("shape", [(2, 1, 6, 6), (1, 3, 6, 6), (1, 1, 6, 6), (5, 6, 6)])
-@pytest.mark.parametrize("kind", [lambda keep: keep, lambda keep: Padding(keep[..., 0]), lambda keep: Padding(
-    keep[..., 0]) & Causal()])
-def test_a_mask_with_an_axis_of_heads_or_of_another_batch_is_refused(shape, kind):
-    layer, x = MultiheadAttention(12, 3), torch.randn(2, 6, 12)
-    with pytest.raises(StructureError, match=r"leading dimensions of the mask must broadcast to .*\(2,\)"):
-        layer(x, keep=kind(torch.ones(shape, dtype=torch.bool)))
 
 
 def test_a_mask_has_the_batch_of_x_or_of_z():
