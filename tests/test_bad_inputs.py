@@ -55,7 +55,7 @@ def in_one_line(call, *args, **kwargs):
     assert len(message) < 1500
 
 
-@pytest.mark.parametrize("name", drawn_uses(4))
+@pytest.mark.parametrize("name", drawn_uses(8))
 def test_every_layer_answers_bad_inputs_in_one_line(name):
     use = uses()[name]()
     given = {**dict(enumerate(use.args)), **use.kwargs}

@@ -16,7 +16,7 @@ from structconv.testing.checks import same
 from structconv.testing.use import Use
 from structconv.weights import Full, LowRank, Separable
 from tests.support import library
-from tests.support.layers import LAYERS, drawn, over_specimens, use
+from tests.support.layers import EVERY, LAYERS, drawn, over_specimens, use
 
 M, P, Q = library.M, library.P, library.Q
 DOT = DotProduct(heads=2, dim=3).scaled()
@@ -37,6 +37,7 @@ PLACES = {
     "of_the_call": lambda mask: use(MultiheadAttention(P, 2), library.random(2, M, P), keep=mask)}
 
 
+dear = pytest.mark.skipif(not EVERY, reason="runs with STRUCTCONV_EVERY_TEST=1 (make test-every)")
 #: Each mask in one place.
 PAIRS = [*zip(MASKS, itertools.cycle(PLACES), strict=False)]
 
@@ -48,7 +49,7 @@ def check_compiled(use: Use, dynamic: bool | None = None) -> None:
     same(use.run(torch.compile(use.layer, fullgraph=True, backend="eager", dynamic=dynamic)), expected, "compiled")
 
 
-@pytest.mark.parametrize(("mask", "place"), drawn(PAIRS, 2))
+@pytest.mark.parametrize(("mask", "place"), drawn(PAIRS, 5))
 def test_masks_compile_whole(mask, place):
     check_compiled(PLACES[place](MASKS[mask]()))
 
@@ -69,20 +70,19 @@ def batched(make):
 ONCE_WRONG = {"mha", "named_heads", "mixed"} & BATCHES.keys()
 
 
-@pytest.mark.parametrize("name", sorted({*drawn(sorted(BATCHES), 8), *ONCE_WRONG}))
+@pytest.mark.parametrize("name", sorted({*drawn(sorted(BATCHES), 100), *drawn(sorted(ONCE_WRONG, reverse=True), 3)}))
 def test_batches_compile_whole(name):
     check_compiled(batched(BATCHES[name]))
 
 
-@pytest.mark.parametrize("name", drawn(["context_attention", "chebyshev", "global_tokens", "learned"], 2))
+@pytest.mark.parametrize("name", drawn(["context_attention", "chebyshev", "global_tokens", "learned"], 4))
 def test_specimens_on_batches_compile_whole(name):
     check_compiled(batched(over_specimens()[f"over_{name}"]))
 
 
-@pytest.mark.parametrize(("layer", "graphs", "dynamic"), [
-    (lambda: MultiheadAttention(P, 2), False, None), (lambda: Conv(Incidence("sample"), P, Q), True, True),
-    (lambda: Conv(Context(1).softmax(), P, Q), False, None), (lambda: Conv(Cuboid(3), P, Q), True, True)],
-    ids=["attention", "readout", "context", "shifts"])
+@pytest.mark.parametrize(("layer", "graphs", "dynamic"), drawn([
+    (lambda: Conv(Incidence("sample"), P, Q), True, True), (lambda: MultiheadAttention(P, 2), False, None),
+    (lambda: Conv(Context(1).softmax(), P, Q), False, None), (lambda: Conv(Cuboid(3), P, Q), True, True)], 4))
 def test_one_program_after_the_other_for_samples_of_any_sizes(layer, graphs, dynamic):
     made = layer().to(library.F64)
     torch.compiler.reset()
@@ -94,6 +94,7 @@ def test_one_program_after_the_other_for_samples_of_any_sizes(layer, graphs, dyn
         torch.testing.assert_close(compiled(x, structure=structure), made(x, structure=structure))
 
 
+@dear
 def test_weights_of_each_part_compile_whole_under_autocast():
     expression = DOT.softmax() | RelativeBias(2, heads=2).softmax() | DOT.softmax()
     layer = Conv(expression, P, Q, weight=[LowRank(8), Separable(2), Full()])
@@ -106,16 +107,16 @@ def test_weights_of_each_part_compile_whole_under_autocast():
     torch.testing.assert_close(y, expected, rtol=0.02, atol=0.02)
 
 
+@dear
 def test_a_given_basis_of_parts_compiles_whole():
     given = Dense(library.random(2, M, M)) | Dense(library.random(1, M, M)) @ Dense(library.random(1, M, M))
     check_compiled(use(Conv(Given(given), P, Q), library.random(2, M, P)))
 
 
-@pytest.mark.parametrize(("mask", "biased", "dtype", "strict"), [
+@pytest.mark.parametrize(("mask", "biased", "dtype", "strict"), drawn([
     (Window(64), True, torch.float32, True), (Window(9) & Causal(), True, torch.float32, False),
     (Window(5, dilation=3), False, torch.float32, False), (Window((31,)), True, torch.float32, False),
-    (Window(64), True, torch.float64, False), (Window(5) & Blocks(4), False, torch.float64, False)],
-    ids=["biased", "causal", "dilated", "sized", "listed", "blocks"])
+    (Window(64), True, torch.float64, False), (Window(5) & Blocks(4), False, torch.float64, False)], 3))
 def test_a_window_exports_for_any_number_of_entries(mask, biased, dtype, strict):
     scores = DOT + RelativeBias(3) if biased else DOT
     layer = Conv(scores.masked(keep=mask).softmax(), P, Q).to(dtype)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from structconv.bases.base import Basis, value
 from structconv.errors import ConfigError, ShapeError
 from structconv.factorization import decompose, factorize
 from structconv.tensors import compose
@@ -64,39 +63,6 @@ def test_dependent_matrices_give_the_theta_of_least_norm(phi):
     torch.testing.assert_close(twice.theta, expected, rtol=1e-10, atol=1e-10)
     more = decompose(phi, torch.randn(20, 4, 3, dtype=F64))
     assert more.theta.shape == (20, 5, 2) and more.residual < 1e-12
-
-
-def test_no_matrices_and_nothing_to_decompose(phi):
-    theta, residual = decompose(phi, torch.zeros(0, 4, 3, dtype=F64))
-    assert theta.shape == (0, 5, 2) and residual == 1
-    theta, residual = decompose(torch.zeros_like(phi), torch.randn(2, 4, 3, dtype=F64))
-    assert not theta.any() and residual == 0
-    theta, residual = decompose(phi, torch.zeros(2, 4, 3, dtype=F64))
-    assert not theta.any() and residual == pytest.approx(1)
-
-
-def test_a_basis_value_and_its_dense_tensor_are_the_same(phi):
-    @value
-    class Mine(Basis):
-        a_KMN: torch.Tensor
-        size = property(lambda self: self.a_KMN.shape[0])
-        num_inputs = property(lambda self: self.a_KMN.shape[1])
-        num_outputs = property(lambda self: self.a_KMN.shape[2])
-
-        def dense(self, dtype=None):
-            return self.a_KMN.to(dtype or self.a_KMN.dtype)
-
-    a_KMN = torch.randn(4, 4, 3)
-    assert torch.equal(decompose(phi, Mine(a_KMN)).theta, decompose(phi, a_KMN.double()).theta)
-
-
-@pytest.mark.parametrize("method", ["svd", "randomized", "auto"])
-def test_a_map_of_size_three_is_found_exactly(method):
-    phi = rebuild(torch.randn(3, 6, 5, dtype=F64), torch.randn(3, 4, 7, dtype=F64))
-    basis, theta, residual = factorize(phi, size=3, method=method)
-    assert basis.shape == (3, 6, 5) and theta.shape == (3, 4, 7) and residual < 1e-12
-    torch.testing.assert_close(rebuild(basis, theta), phi, rtol=1e-10, atol=1e-10)
-    assert factorize(phi, size=2, method=method).residual > 1e-2
 
 
 @pytest.mark.parametrize("method", ["svd", "randomized"])

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -62,22 +62,23 @@ def floor(module: str) -> int | None:
     return (SYSTEMS_FLOORS if package == "structconv_systems" else FLOORS).get(name)
 
 
-def imported(source: str, module: str) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) of each import of the package by one of its modules, those by name in a string included."""
-    pending: list[ast.AST] = [ast.parse(source)]
+@cache
+def importing(source: str, *, types: bool = False) -> list[ast.AST]:
+    """The nodes of a module that may import; without `types` but for those under `if TYPE_CHECKING:`."""
+    pending, found = list(ast.parse(source).body), []
     while pending:
         node = pending.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test) in CHECKING:
+        if isinstance(node, ast.If) and not types and ast.unparse(node.test) in CHECKING:
             pending.extend(node.orelse)
             continue
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.Call):
+            found.append(node)
         pending.extend(ast.iter_child_nodes(node))
-        for name in names_of(node, module):
-            if name.split(".")[0] == module.split(".")[0]:
-                yield node.lineno, name
+    return found
 
 
 def names_of(node: ast.AST, module: str) -> list[str]:
-    """What one node of a module's tree imports."""
+    """What one node of a module's tree imports, by name in a string included."""
     match node:
         case ast.Import(names=names):
             return [alias.name for alias in names]
@@ -86,20 +87,23 @@ def names_of(node: ast.AST, module: str) -> list[str]:
             whole = ".".join([*above, *([base] if base else [])])
             return [f"{whole}.{alias.name}" for alias in names] if whole == module.split(".")[0] else [whole]
         case ast.Call(func=function, args=[ast.Constant(value=str(name)), *_]):
-            return [name] if ast.unparse(function).endswith(("import_module", "__import__")) else []
+            called = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+            return [name] if called in ("import_module", "__import__") else []
     return []
 
 
 def climbs(source: str, module: str) -> list[str]:
     """The imports of a module that lead to a higher floor, one line of text each."""
-    own = floor(module)
+    own, package = floor(module), module.split(".")[0]
     assert own is not None
     found = []
-    for line, name in imported(source, module):
-        # `from structconv import Graph`: what is no module comes from the top
-        other = FLOORS["__init__"] if floor(name) is None else floor(name)
-        if other > own:
-            found.append(f"{module.replace('.', '/')}.py:{line} (floor {own}) imports {name} (floor {other})")
+    for node in importing(source):
+        for name in names_of(node, module):
+            # `from structconv import Graph`: what is no module comes from the top
+            other = FLOORS["__init__"] if floor(name) is None else floor(name)
+            if name.split(".")[0] == package and other > own:
+                at = f"{module.replace('.', '/')}.py:{node.lineno}"
+                found.append(f"{at} (floor {own}) imports {name} (floor {other})")
     return found
 
 
@@ -111,32 +115,18 @@ def circles(texts: dict[str, str], *, types: bool = False) -> list[str]:
     def near(other: str, module: str) -> bool:
         return other.rpartition(".")[0] == module.rpartition(".")[0] if types else floor(other) == floor(module)
 
-    leads = {module: {other for name in named(source, module, types) if (other := home(name, texts)) is not None
+    def named(source: str, module: str) -> Iterator[str]:
+        for node in importing(source, types=types):
+            taken = [f".{alias.name}" for alias in node.names] if isinstance(node, ast.ImportFrom) else [""]
+            yield from (f"{name}{end}" for name in names_of(node, module) for end in taken)
+
+    leads = {module: {other for name in named(source, module) if (other := home(name, texts)) is not None
                       and other != module and near(other, module)} for module, source in texts.items()}
     try:
         TopologicalSorter(leads).prepare()
     except CycleError as error:
         return [" <- ".join(error.args[1])]
     return []
-
-
-def named(source: str, module: str, types: bool) -> Iterator[str]:
-    """The dotted names that a module imports, with what it takes from each; with `types` those for types too."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree if types else without_types(tree)):
-        if isinstance(node, ast.ImportFrom):
-            yield from (f"{name}.{alias.name}" for name in names_of(node, module) for alias in node.names)
-        else:
-            yield from names_of(node, module)
-
-
-def without_types(tree: ast.AST) -> ast.AST:
-    """A tree without what stands under `if TYPE_CHECKING:`."""
-    class Drop(ast.NodeTransformer):
-        def visit_If(self, node: ast.If) -> Any:
-            return node.orelse if ast.unparse(node.test) in CHECKING else self.generic_visit(node)
-
-    return Drop().visit(tree)
 
 
 def home(name: str, texts: dict[str, str]) -> str | None:
@@ -169,7 +159,7 @@ def test_no_import_climbs():
 def test_no_package_imports_what_stands_on_it(package):
     _, refused = PACKAGES[package]
     found = [f"{module} imports {name}" for module, source in sources(package).items()
-             for node in ast.walk(ast.parse(source)) for name in names_of(node, module)
+             for node in importing(source, types=True) for name in names_of(node, module)
              if name.split(".")[0] in refused]
     assert not found, report(found)
 
@@ -185,11 +175,3 @@ def test_every_module_says_what_is_public():
         isinstance(node, ast.Assign | ast.AnnAssign) and ast.unparse(node).startswith("__all__")
         for node in ast.parse(source).body)]
     assert not silent, report(silent)
-
-
-@pytest.mark.parametrize(("source", "count"), [
-    ("from ..nn import Conv", 1), ("def f():\n    import structconv.nn", 1), ("from structconv import Graph", 1),
-    ("import importlib\nimportlib.import_module('structconv.nn')", 1), ("from structconv import errors", 0),
-    ("if TYPE_CHECKING:\n    from structconv.nn import Conv", 0), ("from ..structures import Grid", 0)])
-def test_a_climbing_import_is_caught(source, count):
-    assert len(climbs(source, "structconv.bases.dense")) == count

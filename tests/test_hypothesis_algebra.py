@@ -10,7 +10,7 @@ from structconv.testing.checks import same
 from tests.support.expressions import expressions
 
 F64 = torch.float64
-SETTINGS = settings(max_examples=250, deadline=None, derandomize=True,
+SETTINGS = settings(max_examples=100, deadline=None, derandomize=True,
                     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 SIZES = st.integers(0, 5)
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
@@ -85,22 +83,3 @@ def test_the_version_is_the_projects():
     for command in (["-m", "structconv", "--version"], ["-m", "structconv.cli", "--version"]):
         done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (0, f"structconv {structconv.__version__}\n")
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
-def test_a_second_demo_keeps_what_is_in_the_folder_of_the_first(tmp_path):
-    root = Path(structconv.__file__).parent.parent
-    (tmp_path / "systems").mkdir()
-    for name in ("Makefile", "pyproject.toml", "systems/pyproject.toml", "constraints.txt"):
-        shutil.copy(root / name, tmp_path / name)
-    command = tmp_path / ".venv" / "bin" / "structconv"
-    command.parent.mkdir(parents=True)
-    command.write_text("#!/bin/sh\ntest ! -e runs/demo && mkdir -p runs/demo && echo new > runs/demo/report.html\n")
-    command.chmod(0o755)
-    (tmp_path / ".venv" / ".ready").touch()
-    subprocess.run(["make", "demo"], cwd=tmp_path, check=True, capture_output=True)
-    (tmp_path / "runs" / "demo" / "notes.txt").write_text("mine")
-    again = subprocess.run(["make", "demo"], cwd=tmp_path, check=True, capture_output=True, text=True)
-    assert {path.name for path in (tmp_path / "runs" / "demo").iterdir()} == {"report.html"}
-    (before,) = (tmp_path / "runs").glob("demo-*")
-    assert (before / "notes.txt").read_text() == "mine" and f"runs/{before.name}" in again.stdout

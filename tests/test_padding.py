@@ -106,13 +106,6 @@ def test_a_table_of_pairs_says_so():
         DotProduct().bound(8).basis(x).masked(keep=table)
 
 
-def test_context_attention_has_its_outputs_for_each_sample():
-    own = sequences()
-    layer = Conv(Context(3).softmax(), P, P).double()
-    y = layer(torch.cat(own), structure=Samples(LENGTHS))
-    torch.testing.assert_close(y, torch.cat([layer(t) for t in own]))
-
-
 def test_nested_tensors_give_nested_tensors():
     own = [t.requires_grad_() for t in sequences()]
     x = torch.nested.as_nested_tensor(own, layout=torch.jagged)

@@ -32,11 +32,6 @@ def test_single_entries_of_a_large_matrix_stay_visible():
     assert dark_share(basis_png(matrix)) > 0.001
 
 
-def test_other_numbers_of_axes_are_refused():
-    with pytest.raises(ShapeError, match=r"\(K, M, N\); got \(2, 1, 3, 3\)"):
-        basis_png(np.zeros((2, 1, 3, 3)))
-
-
 def test_images_and_curves():
     assert images_png([np.eye(3), np.ones((2, 2))], ["a"]).startswith(b"\x89PNG")
     plain = curves_png({"a": ([1, 2], [0.5, 0.7])}, x_label="x", y_label="y")

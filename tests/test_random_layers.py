@@ -1,7 +1,7 @@
 """Random layers with masks anywhere in their expression: values and gradients against an einsum in float64.
 
 The matrices A are computed by plain torch from x, operator by operator, and never pass through a basis.
-`STRUCTCONV_RANDOM_LAYERS` sets how many are drawn (400 by default; the release check runs 20,000).
+`STRUCTCONV_RANDOM_LAYERS` sets how many are drawn (150 by default; the release check runs 20,000).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from structconv.bases.linear import Concat
-from structconv.mechanisms import STRUCTURE, DotProduct, Given, Uniform
+from structconv.mechanisms import DotProduct, Given, Uniform
 from structconv.nn import Conv
-from structconv.structures import DenseMask, Padding
+from structconv.structures import Padding
 from structconv.testing.checks import same
 from tests.support.expressions import Drawn, expressions
 
 F64, P = torch.float64, 3
-SETTINGS = settings(max_examples=int(os.environ.get("STRUCTCONV_RANDOM_LAYERS", 400)), deadline=None,
+SETTINGS = settings(max_examples=int(os.environ.get("STRUCTCONV_RANDOM_LAYERS", 150)), deadline=None,
                     derandomize=True, suppress_health_check=list(HealthCheck))
 
 
@@ -110,54 +110,6 @@ def test_a_random_layer_is_the_einsum_that_it_means(data, n, seed):
     for own, other, at in zip(found, right, (x, theta), strict=True):
         own, other = (torch.zeros_like(at) if gradient is None else gradient for gradient in (own, other))
         same(own, other, f"a gradient of {layer.mechanism!r}")
-
-
-#: Expressions of the issue in which a mask at one place changed a normalization at another.
-LOCAL = {
-    "a mask behind a softmax": lambda d, e, keep: d.softmax().masked(keep=keep),
-    "a masked softmax times another": lambda d, e, keep: d.masked(keep=keep).softmax() * e.softmax(),
-    "outer": lambda d, e, keep: d.masked(keep=keep).softmax().outer(e.softmax()),
-    "a softmax of a sum": lambda d, e, keep: (d.softmax() + e.masked(keep=keep)).softmax(),
-    "a softmax of a product": lambda d, e, keep: (d.softmax() * e.masked(keep=keep)).softmax(),
-    "a sum with a masked softmax": lambda d, e, keep: d.exp() + d.masked(keep=keep).softmax()}
-
-
-def meaning(name, raw_d, raw_e, keep):
-    """The matrices (..., M, N) of an expression above, by plain torch."""
-    absent = ~keep.unsqueeze(-1) if keep.dim() == raw_d.dim() - 1 else ~keep
-
-    def masked(raw):
-        return raw.masked_fill(absent, -torch.inf).softmax(-2).nan_to_num(0.0)
-
-    def free(raw):
-        return raw.softmax(-2)
-
-    if name == "a mask behind a softmax":
-        return free(raw_d).masked_fill(absent, 0)
-    if name in ("a masked softmax times another", "outer"):
-        return masked(raw_d) * free(raw_e)
-    if name == "a softmax of a sum":
-        return masked(free(raw_d) + raw_e)
-    if name == "a softmax of a product":
-        return masked(free(raw_d) * raw_e)
-    return raw_d.exp() + masked(raw_d)
-
-
-def test_masks_stay_where_they_are_written():
-    torch.manual_seed(0)
-    x = torch.randn(2, 5, P, dtype=F64)
-    padding = torch.tensor([[1, 1, 1, 0, 1], [1, 1, 0, 0, 1]]).bool()
-    table = padding.unsqueeze(-1) & (torch.rand(2, 5, 5) > 0.2)
-    dot, other = DotProduct(), DotProduct(feature=torch.tanh)
-    raw = x @ x.mT, x.tanh() @ x.tanh().mT
-    for name, expression in LOCAL.items():
-        for keep, mask in ((padding, Padding(padding)), (table, DenseMask(table))):
-            for place, structure in ((mask, None), (STRUCTURE, mask)):
-                layer = Conv(expression(dot, other, place), P, P, bias=False).double()
-                a = meaning(name, *raw, keep)
-                same(layer.basis(x, structure=structure).dense()[:, 0], a, name)
-                expected = torch.einsum("bmn,bmp,pq->bnq", a, x, layer.weight.theta[0])
-                same(layer(x, structure=structure), expected, name)
 
 
 #: Expressions whose hidden inputs no output reads, whatever they hold.

@@ -8,9 +8,7 @@ import math
 import pytest
 import torch
 
-from structconv.bases.dense import Dense
 from structconv.errors import ConfigError, ShapeError, StructureError
-from structconv.ops import conv, decompose
 from structconv.tensors import compose, flatten, outer, ravel, take, unflatten, unravel
 
 F64 = torch.float64
@@ -123,15 +121,6 @@ def test_composition_is_equation_5(k, i, j):
     for middle in indices(k):
         expected += outer(a[middle], b[middle])
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
-
-
-def test_a_convolution_is_the_composition_of_basis_and_theta():
-    basis, theta, x = (torch.randn(*shape, dtype=F64) for shape in [(3, 4, 5), (3, 2, 6), (4, 2)])
-    phi = compose(basis, theta)
-    assert phi.shape == (4, 5, 2, 6)
-    torch.testing.assert_close(torch.einsum("mnpq,mp->nq", phi, x), conv(x, Dense(basis), theta))
-    back = decompose(phi, basis)
-    torch.testing.assert_close(back.theta, theta)
 
 
 def test_shared_axes_broadcast():

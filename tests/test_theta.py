@@ -44,12 +44,6 @@ def theta(request):
     return THETAS[request.param]()
 
 
-def test_sizes(theta):
-    assert (theta.size, theta.in_channels, theta.out_channels) == (K, P, Q)
-    assert theta.dense().shape == (K, P, Q)
-    assert f"K={K}, P={P}, Q={Q}" in repr(theta)
-
-
 def test_concatenated_heads():
     theta = HeadBlocks.of(numbers(K, P, 3))
     dense, x, r = theta.dense(), numbers(2, 5, P), numbers(2, K, 5, P)

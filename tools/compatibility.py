@@ -7,6 +7,7 @@ how many layers of the class, with other options and masks, pass; "k of n" if so
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -82,6 +83,7 @@ def run(matrix: Mapping[str, Sequence[str]], tests: Mapping[str, str]) -> int:
 
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT), str(ROOT / "systems")]
+    os.environ["STRUCTCONV_EVERY_TEST"] = "1"  # of all layers, not of those that `make test` draws
     from tests.test_tools import MATRIX, TESTS
 
     if "--write" in sys.argv:

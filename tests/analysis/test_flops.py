@@ -12,7 +12,7 @@ from structconv.mechanisms import Adjacency, Chebyshev, DotProduct
 from structconv.nn import Conv, EdgeConditionedConv, GATConv
 from structconv.primitives.native.operator import OPERATORS
 from structconv.structures import Grid, Window
-from tests.support.layers import drawn_uses, uses
+from tests.support.layers import drawn, uses
 
 EDGES, NODES = 90, 40
 
@@ -26,7 +26,7 @@ def test_no_operator_is_left_out():
     assert FORMULAS.keys() == OPERATORS.keys()
 
 
-@pytest.mark.parametrize("name", drawn_uses(4))
+@pytest.mark.parametrize("name", drawn(uses(), 4))
 def test_every_layer_is_counted(name):
     """A training step, on the route that the planner takes."""
     use = uses()[name]()

@@ -65,7 +65,7 @@ def test_the_transformers_alignment_is_what_its_last_block_applies():
     torch.testing.assert_close(model.alignment(source, target), weights)
 
 
-@pytest.mark.parametrize("name", drawn(PLANNED, 4))
+@pytest.mark.parametrize("name", drawn(PLANNED, 6))
 def test_every_layer_says_what_it_applies(name):
     """By the arguments of its call; recurrent cells by the layers that they are made of."""
     used = PLANNED[name]()

@@ -9,16 +9,6 @@ from structconv.errors import ConfigError, ShapeError
 F64 = torch.float64
 
 
-@pytest.mark.parametrize("shape", [(3, 4, 5), (2, 3, 4, 5), (1, 4, 0), (1, 0, 4), (2, 1, 3, 3)])
-def test_dense_laws(laws, shape):
-    laws(Dense(torch.randn(shape, dtype=F64)))
-
-
-@pytest.mark.parametrize(("n", "size"), [(4, 1), (3, 5), (0, 2)])
-def test_identity_laws(laws, n, size):
-    laws(Identity(n, size))
-
-
 def test_errors_name_what_came():
     with pytest.raises(ShapeError, match=r"\(\.\.\., K, M, N\); got \(2, 3\)"):
         Dense(torch.zeros(2, 3))

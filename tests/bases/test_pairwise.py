@@ -214,18 +214,6 @@ def test_additive_attention_on_a_graph_holds_edges_in_blocks(in_blocks):
     assert largest.elements <= 4 * edges < edges * d
 
 
-@pytest.mark.parametrize(("mask", "kind"), [
-    (DenseMask(torch.zeros(M, M, dtype=torch.bool)), "softmax"), (Window(0) & ~Window(0), "sum"),
-    (Padding(torch.zeros(2, M, dtype=torch.bool)), "softmax"), (Window(0) & ~Window(0), "sigmoid"),
-    (Graph(torch.zeros(2, 0, dtype=torch.int64), num_nodes=M), "count")])
-def test_what_sees_nothing_is_exactly_zero(mask, kind):
-    query, key, x = leaf(1, M, 3), leaf(1, M, 3), leaf(2, M, 3)
-    y = Bilinear(query, key).masked(keep=mask).normalize(kind).analysis(x)
-    assert torch.equal(y, torch.zeros_like(y))
-    for gradient in torch.autograd.grad(y.sum(), [query, key, x], allow_unused=True):
-        assert gradient is None or torch.equal(gradient, torch.zeros_like(gradient))
-
-
 @pytest.mark.parametrize(("mask", "leaf_name"), zip(
     [Causal(), Window(1) & Causal(), table(Causal()), Causal(), Window(1) & Causal()], LEAVES, strict=True))
 def test_nan_in_the_last_value_reaches_only_outputs_that_see_it(mask, leaf_name, in_blocks):

@@ -18,22 +18,6 @@ from structconv.structures import Graph
 F64 = torch.float64
 
 
-def operators():
-    generator = torch.Generator().manual_seed(1)
-    g = Graph(torch.randint(0, 5, (2, 9), generator=generator), num_nodes=5)
-    def values(*shape):
-        return torch.randn(shape, generator=generator, dtype=F64) / 3
-
-    return [Dense(values(1, 5, 5)), Dense(values(2, 1, 5, 5)), Sparse(g, values(9)), Sparse(g, values(2, 1, 9))]
-
-
-@pytest.mark.parametrize("kind", ["chebyshev", "monomial"])
-@pytest.mark.parametrize("operator", operators(), ids=repr)
-def test_laws(laws, operator, kind):
-    for order, first in ((0, 0), (1, 1), (2, 0), (4, 1), (3, 3)):
-        laws(Polynomial(operator, order, kind, first))
-
-
 def test_the_first_four_of_each_kind():
     a = torch.randn(4, 4, dtype=F64)
     identity = torch.eye(4, dtype=F64)
@@ -105,8 +89,8 @@ def test_both_operators_differentiate_twice():
     x = torch.randn(40, 1, dtype=F64, requires_grad=True)
     r = torch.randn(3, 40, 1, dtype=F64, requires_grad=True)
     for run, given in ((basis.analysis, x), (basis.synthesis, r)):
-        assert torch.autograd.gradcheck(run, given)
-        assert torch.autograd.gradgradcheck(run, given)
+        assert torch.autograd.gradcheck(run, given, fast_mode=True)
+        assert torch.autograd.gradgradcheck(run, given, fast_mode=True)
 
 
 def test_operators_pass_torch_checks():
@@ -146,15 +130,6 @@ def test_operators_refuse_what_does_not_fit():
         polynomial_synthesis(square.by_target(), square.by_source(), None, torch.zeros(2, 39, 1))
     with pytest.raises(ShapeError, match="dtype"):
         over_edges(torch.float32).analysis(torch.zeros(40, 2, dtype=F64))
-
-
-def test_the_side_with_fewer_channels_runs_the_recurrence():
-    graph = ring(1000, 8000)
-    for channels, path in (((128, 16), "channels_first"), ((16, 128), "structure_first")):
-        x = torch.randn(1000, channels[0], requires_grad=True)
-        made = Conv(Chebyshev(order=4), *channels).plan(x, structure=graph)
-        assert made.path == path
-        assert min(c.seconds for c in made.candidates[1:]) > 2 * made.seconds
 
 
 @pytest.mark.parametrize("normalize", ["sym", None])

@@ -92,15 +92,6 @@ def test_cuboids_are_torch_convolutions(shape, kernel, stride, dilation, padding
     assert spec.permutation == tuple(range(len(basis.offsets)))
 
 
-def test_valid_convolution_is_a_shift_without_padding():
-    basis = Shift(Grid((6, 7)), cuboid_offsets((3, 2), (2, 1)), "none", (1, 2))
-    x, weight = torch.randn(1, 1, 6, 7, dtype=F64), torch.randn(1, 1, 3, 2, dtype=F64)
-    expected = functional.conv2d(x, weight, stride=(1, 2), dilation=(2, 1))
-    y = torch.einsum("k,knc->nc", weight.flatten(), basis.analysis(x.reshape(42, 1)))
-    torch.testing.assert_close(y.flatten(), expected.flatten(), rtol=0, atol=1e-12)
-    assert basis.as_cuboid()[:5] == ((3, 2), (2, 1), (1, 2), (0, 0), (0, 0))
-
-
 def test_a_cuboid_is_recognized_in_any_order_and_nothing_else_is():
     offsets = cuboid_offsets((3, 2), (1, 3), (1, 0))
     order = [4, 0, 5, 1, 3, 2]

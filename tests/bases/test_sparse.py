@@ -19,19 +19,6 @@ def graph(m=6, n=7, edges=15, dtype=torch.int64):
     return Graph(index, num_inputs=m, num_outputs=n)
 
 
-@pytest.mark.parametrize(("lead", "index_dtype"), [
-    (None, torch.int32), ((), torch.int64), ((1,), torch.int64), ((3,), torch.int32), ((2, 3), torch.int64)])
-def test_laws(laws, lead, index_dtype):
-    g = graph(dtype=index_dtype)
-    laws(Sparse(g, None if lead is None else torch.randn(*lead, 15, dtype=F64)), "repeats")
-
-
-def test_laws_without_edges(laws):
-    empty = Graph(torch.zeros(2, 0, dtype=torch.int64), num_inputs=3, num_outputs=2)
-    laws(Sparse(empty))
-    laws(Sparse(empty, torch.zeros(2, 0, dtype=F64)))
-
-
 def test_duplicate_edges_add_up():
     g = Graph(torch.tensor([[0, 0], [1, 1]]), num_nodes=2)
     basis = Sparse(g, torch.tensor([2.0, 3.0]))

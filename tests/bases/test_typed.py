@@ -28,17 +28,6 @@ def stack(basis):
     return Sparse.stack([Sparse(basis.graph.select(part), values[part]) for part in parts])
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("weighted", [True, False])
-def test_laws(laws, weighted, dtype):
-    laws(typed(weighted=weighted, dtype=dtype), "repeats")
-
-
-def test_laws_without_edges(laws):
-    empty = Graph(torch.zeros(2, 0, dtype=torch.int64), num_inputs=3, num_outputs=2)
-    laws(Typed(empty, torch.zeros(0, dtype=torch.int64), 2))
-
-
 def test_equals_one_matrix_a_type():
     basis = typed()
     other = stack(basis)

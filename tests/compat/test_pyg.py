@@ -6,7 +6,6 @@ Skipped where torch_geometric is not installed; it is in the extra `tools`.
 from __future__ import annotations
 
 import copy
-import pickle
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -205,7 +204,7 @@ def results(y, inputs, layer):
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.filterwarnings("ignore:.*joins source n to target n", "ignore:Converting sparse tensor to CSR")
-@settings(max_examples=60 if layers.EVERY else 30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60 if layers.EVERY else 10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_layer_is_that_of_pyg(name, data):
     one = data.draw(setups(name))
@@ -243,13 +242,12 @@ def both(name, *args, **options):
     return made
 
 
-@pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("name, options", [("GATConv", {}), ("GATv2Conv", {}), ("TransformerConv", {}),
                                            ("GATConv", {"edge_dim": A, "concat": False}),
                                            ("GATv2Conv", {"edge_dim": A}),
                                            ("TransformerConv", {"edge_dim": A})])
-def test_attention_weights_are_those_of_the_edges(name, options, train):
-    layer, peer = (one.train(train) for one in both(name, P, Q, 2, **options))
+def test_attention_weights_are_those_of_the_edges(name, options):
+    layer, peer = both(name, P, Q, 2, **options)
     attr = (torch.randn(EDGES.shape[1], A).double(),) if options else ()
     x = torch.randn(5, P).double()
     for flag in (True, None) if name != "TransformerConv" else (True, False):
@@ -297,13 +295,6 @@ def test_a_changed_graph_is_noticed_by_a_cached_layer():
     torch.testing.assert_close(layer(x, EDGES), fresh(x, EDGES.clone()))
 
 
-def test_matrices_of_each_layout_are_one_graph():
-    layer, x = ours.GATConv(P, Q, 2), torch.randn(5, P)
-    matrix = torch.sparse_coo_tensor(EDGES.flip(0), torch.ones(7), (5, 5)).coalesce()
-    for adjacency in (matrix, matrix.to_sparse_csr(), matrix.to_sparse_csc()):
-        torch.testing.assert_close(layer(x, adjacency), layer(x, EDGES))
-
-
 @pytest.mark.parametrize("name, args, options, message", [
     ("GCNConv", (P, Q), {"normalise": True}, "every argument must be one of .*; got normalise"),
     ("SAGEConv", (P, Q), {"aggr": "softmx"}, "aggr must be one of 'add', .*; got 'softmx'. Did you mean 'softmax'"),
@@ -320,26 +311,14 @@ def test_loops_between_two_kinds_of_nodes_are_announced():
         layer((torch.randn(5, P), torch.randn(5, A)), EDGES)
 
 
-@pytest.mark.parametrize("name", ["GCNConv", "SAGEConv", "GATConv", "TransformerConv"])
-def test_copies_compute_the_same(name):
-    layer, x = getattr(ours, name)(P, Q), torch.randn(5, P)
-    y = layer(x, EDGES)
-    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        assert torch.equal(twin(x, EDGES), y)
-
-
-def test_a_wrapped_linear_layer_takes_part():
-    layer, x = ours.SAGEConv(P, Q), torch.randn(5, P)
-    expected = layer(x, EDGES) - layer.lin_l.bias
-    layer.lin_l.register_forward_hook(lambda module, inputs, y: y - module.bias)
-    torch.testing.assert_close(layer(x, EDGES), expected)
-
-
-def test_the_layers_need_no_pyg():
+def test_the_layers_need_no_pyg_and_a_patch_does():
     code = ("import sys; sys.modules['torch_geometric'] = None\n"
             "import torch, structconv.compat.pyg as pyg\n"
             "y = pyg.GATConv(-1, 3, 2)(torch.ones(2, 4), torch.tensor([[0], [1]]))\n"
-            "sys.exit(0 if y.shape == (2, 6) else 1)")
+            "assert y.shape == (2, 6)\n"
+            "try:\n    pyg.patch()\n"
+            "except ValueError as error:\n    sys.exit('torch_geometric must be' not in str(error))\n"
+            "sys.exit(2)")
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
 
 
@@ -432,13 +411,18 @@ def test_aggregations_of_pyg_are_taken(make):
 WHOLE = {"GCNConv": (P, Q), "SGConv": (P, Q, 2), "SSGConv": (P, Q, 0.1, 2), "MixHopConv": (P, Q), "APPNP": (2, 0.1),
          "ChebConv": (P, Q, 3), "GATConv": (P, Q, 2), "GATv2Conv": (P, Q, 2), "AGNNConv": (), "FAConv": (P,),
          "ClusterGCNConv": (P, Q, 0.5), "ARMAConv": (P, Q, 2, 2), "SAGEConv": (P, Q), "TransformerConv": (P, Q),
-         "RGCNConv": (P, Q, 2)}
+         "RGCNConv": (P, Q, 2), "FeaStConv": (P, Q, 2)}
 
 
-@pytest.mark.parametrize("name", layers.drawn(WHOLE, 3))
-def test_layers_compile_whole_for_graphs_of_all_sizes(name):
+#: With loops that others replace, which count in no aggregation.
+AGGREGATED = [("GCNConv", "max"), ("FeaStConv", "mean"), ("ClusterGCNConv", "min"), ("APPNP", "std"),
+              ("MixHopConv", "softmax")]
+
+
+@pytest.mark.parametrize("name, aggr", layers.drawn([*((name, None) for name in WHOLE), *AGGREGATED], 21))
+def test_layers_compile_whole_for_graphs_of_all_sizes(name, aggr):
     """Once for all: with loops that are there, twice too, and with others that are not."""
-    layer = getattr(ours, name)(*WHOLE[name])
+    layer = getattr(ours, name)(*WHOLE[name], **({} if aggr is None else {"aggr": aggr}))
     torch._dynamo.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
     for nodes, count in ((5, 9), (8, 21), (13, 34)):
@@ -450,31 +434,16 @@ def test_layers_compile_whole_for_graphs_of_all_sizes(name):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name, aggr", layers.drawn([
-    ("FeaStConv", "mean"), ("GCNConv", "max"), ("ClusterGCNConv", "min"), ("APPNP", "std"),
-    ("MixHopConv", "softmax")], 3))
-def test_layers_that_add_loops_compile_whole_with_all_aggregations(name, aggr):
-    """The loops that others replace count in none of them."""
-    layer = getattr(ours, name)(*{**WHOLE, "FeaStConv": (P, Q, 2)}[name], aggr=aggr)
-    torch._dynamo.reset()
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
-    for nodes, count in ((5, 9), (8, 21)):
-        x, edges = torch.randn(nodes, P, requires_grad=True), torch.randint(nodes, (2, count))
-        edges[1, :2] = edges[0, :2] = 3
-        got, want = (results(run(x, edges), [x], layer) for run in (compiled, layer))
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name, args", [("GATConv", (P, Q, 2, True, 0.2, 0.0, True, A))])
-def test_layers_compile_by_the_default_compiler(name, args):
-    layer = getattr(ours, name)(*args)
+@pytest.mark.skipif(not layers.EVERY, reason="runs with STRUCTCONV_EVERY_TEST=1 (make test-every)")
+def test_a_layer_compiles_by_the_default_compiler():
+    layer = ours.GATConv(P, Q, 2, True, 0.2, 0.0, True, A)
     torch._dynamo.reset()
     compiled = torch.compile(layer, fullgraph=True)
     for nodes, count in ((5, 9), (8, 21), (13, 34)):
         x, edges = torch.randn(nodes, P), torch.randint(nodes, (2, count))
         edges[1, :2] = edges[0, :2] = 3
-        more = (torch.randn(count, A),) if name == "GATConv" else ()
-        torch.testing.assert_close(compiled(x, edges, *more), layer(x, edges, *more), rtol=1e-5, atol=1e-5)
+        attr = torch.randn(count, A)
+        torch.testing.assert_close(compiled(x, edges, attr), layer(x, edges, attr), rtol=1e-5, atol=1e-5)
 
 
 def test_layers_take_meta_tensors():

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from structconv.compat import torch as compat
 from structconv.errors import ConfigError, ShapeError
+from tests.support.layers import EVERY, drawn
 
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
 
@@ -96,7 +97,7 @@ def attention_calls(draw: Any) -> tuple[Any, ...]:
     return dtype, embed, heads, options, tensors, calls
 
 
-@settings(max_examples=40)
+@settings(max_examples=100 if EVERY else 25)
 @given(attention_calls())
 def test_attention_is_torchs(call: tuple[Any, ...]) -> None:
     dtype, embed, heads, options, tensors, calls = call
@@ -113,7 +114,7 @@ def test_the_hint_takes_the_place_of_a_causal_mask(longer: bool) -> None:
                                    expected)
 
 
-@settings(max_examples=25)
+@settings(max_examples=60 if EVERY else 15)
 @given(st.data())
 def test_scaled_dot_product_attention_is_torchs(data: Any) -> None:
     dtype, lead = data.draw(st.sampled_from(list(TOLERANCES))), data.draw(st.sampled_from(((), (2,), (2, 3))))
@@ -173,7 +174,7 @@ def image_layers(draw: Any) -> tuple[Any, ...]:
     return name, dtype, args, options, torch.randn(*lead, 4, *(8 - axes + i for i in range(axes)), dtype=dtype)
 
 
-@settings(max_examples=50)
+@settings(max_examples=120 if EVERY else 30)
 @given(image_layers())
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 def test_layers_over_grids_are_torchs(layer: tuple[Any, ...]) -> None:
@@ -281,8 +282,8 @@ def _program(name: str) -> tuple[nn.Module, tuple[Tensor, ...], dict[str, Any]]:
     return layer, (torch.randn(2, 4, 6, 6),), {}
 
 
-@pytest.mark.parametrize("name", ["MultiheadAttention", "TransformerEncoderLayer", "Conv2d", "ConvTranspose2d",
-                                  "AvgPool2d"])
+@pytest.mark.parametrize("name", drawn(["Conv2d", "ConvTranspose2d", "MultiheadAttention", "AvgPool2d",
+                                        "TransformerEncoderLayer"], 4))
 def test_compiled_and_exported(name: str) -> None:
     layer, inputs, options = _program(name)
     expected = layer(*inputs, **options)

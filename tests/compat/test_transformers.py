@@ -13,6 +13,7 @@ from torch import Tensor
 from structconv.compat.transformers import interface as compat
 from structconv.errors import ConfigError
 from structconv.structures import Causal, Window
+from tests.support.layers import drawn
 
 transformers = pytest.importorskip("transformers")
 
@@ -132,7 +133,7 @@ def test_families_give_what_eager_gives(capsys: Any, monkeypatch: Any, registrat
     monkeypatch.setattr(compat, "attend", lambda *args, **options: calls.append(1) or attend(*args, **options))
     columns = ("logits", "padded", "weights", "greedy", "static cache")
     rows, failed = [], []
-    for name in FAMILIES:
+    for name in drawn(FAMILIES, 3):
         model, found = _model(name), []
         for implementation in ("eager", "structconv"):
             model.set_attn_implementation(implementation)
@@ -156,7 +157,7 @@ def test_families_give_what_eager_gives(capsys: Any, monkeypatch: Any, registrat
     assert not failed
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss", "t5", "bert"])
+@pytest.mark.parametrize("name", ["mistral", "gemma2", "gpt_oss", "t5"])
 def test_gradients_are_those_of_eager(name: str) -> None:
     found = []
     for implementation in ("eager", "structconv"):
@@ -261,10 +262,10 @@ def test_training_with_dropout() -> None:
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["mistral"])
+@pytest.mark.parametrize("name", drawn(["mistral", "gemma2"], 2))
 @torch.no_grad()
 def test_generation_is_two_compiled_programs(name: str) -> None:
-    model, words = _model(name), _words()
+    model, words = _model(name, num_hidden_layers=1), _words()
     model.set_attn_implementation("structconv")
     options = {"max_new_tokens": 6, "do_sample": False, "cache_implementation": "static", "eos_token_id": None,
                "disable_compile": True}
@@ -273,19 +274,6 @@ def test_generation_is_two_compiled_programs(name: str) -> None:
                                   backend=lambda graph, _: programs.append(graph) or graph.forward)
     assert torch.equal(model.generate(words, **options), expected)
     assert len(programs) == 2  # the prompt, and all steps
-
-
-@torch.no_grad()
-def test_compiled() -> None:
-    model, words = _model("gemma2"), _words()
-    model.set_attn_implementation("structconv")
-    keep = torch.ones_like(words)
-    keep[0, :3] = 0
-    program = torch.compile(model, fullgraph=True, backend="eager")
-    for mask in (None, keep):
-        found, expected = (run(words, attention_mask=mask, use_cache=False).logits for run in (program, model))
-        at = torch.ones_like(keep, dtype=torch.bool) if mask is None else mask.bool()
-        torch.testing.assert_close(found[at], expected[at], rtol=1e-5, atol=1e-5)
 
 
 def test_what_does_not_use_the_interface_is_named(registration: compat.Registration) -> None:

@@ -15,6 +15,7 @@ transformers = pytest.importorskip("transformers")
 from examples import language_model as MODULE  # noqa: E402
 from structconv.compat.transformers import PreparedCache  # noqa: E402
 from structconv.errors import ConfigError  # noqa: E402
+from tests.support.layers import drawn  # noqa: E402
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 7, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 
@@ -93,7 +94,7 @@ def test_big_models_are_loaded_part_by_part(tmp_path: Path) -> None:
         torch.testing.assert_close(again(words).logits, model(words).logits)
 
 
-@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("bf16", drawn([True, False], 2))
 def test_trainer_saves_and_resumes(bf16: bool, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     data = [{"input_ids": (torch.arange(8) + i) % 16, "labels": (torch.arange(8) + i) % 16} for i in range(8)]

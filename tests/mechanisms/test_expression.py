@@ -6,10 +6,8 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 
 from structconv.bases import Bilinear, Concat, Dense, Identity
-from structconv.bases.base import ScoreMaps
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.graphs import Adjacency
@@ -51,16 +49,6 @@ def test_a_part_used_twice_has_its_parameters_once():
 def test_sizes_are_known_before_there_is_input(expression, size):
     assert expression.size == size
     assert expression.bound(P).to(F64).basis(torch.randn(M, P, dtype=F64)).size == size
-
-
-def test_a_mechanism_adds_few_names_to_a_module():
-    """Beside the operators of the algebra, which bases have, too."""
-    algebra, module = ({name for name in dir(it) if name[0] != "_"} for it in (ScoreMaps, nn.Module()))
-    added = {name for name in {*dir(Mechanism), *Mechanism.__annotations__, *vars(Mechanism())} if name[0] != "_"}
-    assert added - module - algebra == {
-        "basis", "batching", "bind", "bound", "evaluate", "has_scores", "of", "on", "output_structure", "reads", "size",
-        "sources"}
-    assert len(algebra) == 15
 
 
 @pytest.mark.parametrize("reads", ["content", ("contents",), ("projection",)])

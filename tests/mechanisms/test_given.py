@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import io
-
 import pytest
 import torch
 from torch import nn
@@ -55,19 +52,6 @@ def test_a_parameter_is_learned_and_each_layer_has_its_own():
         first.given.tensor0.zero_()
     close(first(x := random(M, P))[..., :], conv(x, first.basis(x), first.weight()) + first.bias)
     assert not first.basis(x).dense()[:2].any()
-
-
-def test_it_saves_loads_copies_and_moves():
-    layer, x = Conv(Given(Sparse(Graph(torch.tensor([[0, 3], [1, 1]]), num_nodes=M), random(1, 2))), P, Q), random(M, P)
-    layer = layer.to(F64)
-    y, file = layer(x), io.BytesIO()
-    torch.save(layer.state_dict(), file)
-    other = Conv(Given(Sparse(Graph(torch.tensor([[0, 1], [1, 1]]), num_nodes=M), random(1, 2))), P, Q).to(F64)
-    other(x)
-    other.load_state_dict(torch.load(io.BytesIO(file.getvalue())))
-    close(other(x), y)
-    close(copy.deepcopy(layer)(x), y)
-    assert layer.to(torch.float32)(x.float()).dtype == torch.float32
 
 
 def test_what_does_not_fit():

@@ -256,13 +256,3 @@ def test_nested_tensors_have_named_batches():
     for wrong in ({"bonds": batch([ring(5), ring(3)]), "line": Samples([5, 3])}, {"bonds": ring(8), "line": Grid(8)}):
         with pytest.raises(StructureError, match="batches of the samples of x"):
             layer(nested, structure=wrong)
-
-
-def test_a_compiler_makes_one_graph_of_a_batch():
-    layer = conv(DOT.masked(keep="bonds").softmax() | Adjacency(structure="roads"))
-    given = {"bonds": batch([ring(M), ring(4)]), "roads": batch([star(M), star(4)])}
-    x = numbers(M + 4, P)
-    torch.compiler.reset()
-    compiled = torch.compile(layer, fullgraph=True, backend="eager")
-    same(compiled(x, structure=given), layer(x, structure=given), "compiled")
-    torch.compiler.reset()

@@ -89,10 +89,6 @@ def test_logarithmic_buckets_are_t5s(kind, clip, buckets, both):
     assert bucket_count(kind, clip) == buckets and found.max() == buckets - 1 and found.min() == 0
 
 
-def test_gaussian_window_around_the_diagonal():
-    close(GaussianWindow(1.5).bound(P).basis(X).dense(F64)[0], torch.exp(-OFFSET.to(F64) ** 2 / (2 * 1.5**2)))
-
-
 def test_windows_around_predicted_positions_are_of_the_line_whatever_the_grid():
     m = General().masked(keep=Window(2, center=PredictedPosition())).softmax().bound(P).to(F64)
     close(m.basis(X, Grid((1, M))).dense(F64), m.basis(X).dense(F64))

@@ -17,8 +17,6 @@ from structconv.mechanisms.scores import (
     DotProduct,
     General,
     Pair,
-    Uniform,
-    heads_of,
 )
 
 F64 = torch.float64
@@ -33,23 +31,6 @@ def bound(mechanism, other=R):
 
 def close(mechanism, expected, x=X, z=Z):
     torch.testing.assert_close(mechanism.basis(x, z=z).dense(F64), expected, rtol=0, atol=1e-12)
-
-
-def heads(linear, t, count):
-    """(B, K, entries, D)."""
-    return linear(t).unflatten(-1, (count, -1)).transpose(-3, -2)
-
-
-def test_grouped_queries_share_keys():
-    m = bound(DotProduct(heads=4, dim=2, shared_by=2))
-    key = heads_of(m.key, X, 2)
-    close(m, key[:, [0, 0, 1, 1]] @ heads_of(m.query, Z, 4).mT)
-
-
-def test_general():
-    m = bound(General(heads=2))
-    w = m.key.weight.view(2, R, P)
-    close(m, torch.einsum("bnr,krp,bmp->bkmn", Z, w, X))
 
 
 @pytest.mark.parametrize(("parts", "rank"), [((1, 1, 1, 1), None), ((1, 0, 0, 0), 2), ((0, 1, 0, 0), None),
@@ -71,12 +52,6 @@ def test_biaffine_has_the_parts_it_is_asked_for(parts, rank):
     torch.testing.assert_close(m.basis(X, z=Z).dense(F64).expand_as(a), a, rtol=0, atol=1e-12)
 
 
-def test_additive():
-    m = bound(Additive(dim=5, heads=2))
-    hidden = heads_of(m.source, X, 2).unsqueeze(-2) + heads_of(m.target, Z, 2).unsqueeze(-3)
-    close(m, torch.einsum("bkmnd,kd->bkmn", torch.tanh(hidden), m.vector))
-
-
 def test_location_reads_z_alone():
     m = bound(Location(9, heads=2))
     a = m.basis(X, z=Z).dense()
@@ -92,21 +67,6 @@ def test_pair(module):
     pair = torch.cat([X.unsqueeze(-2).expand(B, M, N, P), Z.unsqueeze(-3).expand(B, M, N, R)], -1)
     close(m, m.module(pair).movedim(-1, 1))
     assert EDGE_BLOCK_ELEMENTS >= 1 and m.basis(X, z=Z).width == m.hidden + P + R
-
-
-def test_context_has_outputs_of_its_own():
-    m = bound(Context(7, heads=2))
-    basis = m.basis(X)
-    assert basis.num_outputs == 7
-    torch.testing.assert_close(basis.dense(), torch.einsum("bmp,knp->bkmn", X, m.query))
-
-
-def test_uniform_is_average_pooling_over_its_window():
-    m = bound(Uniform(window=1).normalize("sum"), P)
-    x = X[:, :, :2]
-    y = m.basis(X).analysis(x).squeeze(1)
-    expected = nn.functional.avg_pool1d(x.mT, 3, 1, 1, count_include_pad=False).mT
-    torch.testing.assert_close(y, expected)
 
 
 @pytest.mark.parametrize("make", [

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from structconv import ops
-from structconv.bases import Dense, Shift
+from structconv.bases import Dense
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms import (
     Adjacency,
@@ -26,7 +25,7 @@ from structconv.mechanisms import (
 )
 from structconv.nn import Conv, Conv2d, OnGrid, compose
 from structconv.structures import Graph, Grid, Window
-from structconv.weights import Depthwise, Eye, Full, HeadBlocks, Separable
+from structconv.weights import Depthwise, Eye, HeadBlocks, Separable
 
 F64 = torch.float64
 GRAPH = Graph(torch.tensor([[0, 1, 2, 3, 3], [1, 2, 0, 0, 1]]), num_nodes=4)
@@ -47,19 +46,6 @@ def assert_one(first: Conv, second: Conv, structure, entries: int, middle=None) 
     torch.testing.assert_close(one(x, structure=structure), expected, rtol=0, atol=1e-10)
     assert one.in_channels == first.in_channels and one.out_channels == second.out_channels
     return one
-
-
-def test_two_unpadded_windows_give_one_of_25_shifts():
-    window = Cuboid((3, 3), padding="valid")
-    one = assert_one(layer(window, 2, 3), layer(window, 3, 4), Grid((7, 8)), 56, Grid((5, 6)))
-    assert one.mechanism.size == 25
-    assert one.weight.theta.shape == (25, 2, 4)
-
-
-def test_two_circular_windows_give_one_of_25_shifts():
-    window = Cuboid((3, 3), padding="circular")
-    assert assert_one(layer(window, 2, 3), layer(window, 3, 4), Grid((6, 7)), 42).mechanism.size == 25
-    assert_one(layer(window, 2, 3), layer(window, 3, 4), Grid((2, 3)), 6)
 
 
 def test_unpadded_windows_with_stride_and_dilation():
@@ -109,12 +95,6 @@ def test_factored_weights_multiply_out():
         assert_one(layer(window, 3, q, weight=weight), layer(window, q, 2), None, 9)
 
 
-def test_two_identities_of_channels_stay_one():
-    step = layer(Adjacency(), 3, 3, weight=Eye(), bias=False)
-    one = compose(step, step)
-    assert isinstance(one.weight(), Eye) and not list(one.parameters())
-
-
 def test_image_layers():
     first, second = Conv2d(2, 3, 3).to(F64), Conv2d(3, 4, 3, stride=2).to(F64)
     one = compose(first, second)
@@ -130,19 +110,6 @@ def test_the_composed_layer_trains_by_itself():
     one(torch.randn(4, 2, dtype=F64)).sum().backward()
     assert all(p.grad is not None for p in one.parameters())
     assert all(p.grad is None and torch.equal(p, q) for p, q in zip(first.parameters(), before, strict=True))
-
-
-def test_pairs_give_a_pair():
-    x = torch.randn(5, 2, dtype=F64)
-    pairs = ((Dense(torch.randn(2, 5, 4, dtype=F64)), torch.randn(2, 2, 3, dtype=F64)),
-             (Dense(torch.randn(3, 4, 6, dtype=F64)), Full.of(torch.randn(3, 3, 2, dtype=F64))))
-    basis, theta = compose(*pairs)
-    assert basis.size == 6
-    expected = ops.conv(ops.conv(x, *pairs[0]), *pairs[1])
-    torch.testing.assert_close(ops.conv(x, basis, theta), expected, rtol=0, atol=1e-10)
-    shifts = (Shift(Grid(8), (0, 1), "none"), torch.randn(2, 2, 2, dtype=F64))
-    after = (Shift(Grid(7), (0, 1), "none"), torch.randn(2, 2, 2, dtype=F64))
-    assert compose(shifts, after)[0].size == 3
 
 
 class ByContent(Mechanism):

@@ -25,7 +25,6 @@ from structconv.mechanisms import (
     General,
     Identity,
     Incidence,
-    Inputs,
     LearnedEncoding,
     Location,
     Pool,
@@ -33,8 +32,7 @@ from structconv.mechanisms import (
     RelativeKey,
     Shifts,
 )
-from structconv.mechanisms.visibility import visibility
-from structconv.nn import Conv, Conv2d, GATConv, GCNConv, MultiheadAttention, NonLocalBlock, RelativeValue
+from structconv.nn import Conv, Conv2d, GATConv, GCNConv, MultiheadAttention, NonLocalBlock
 from structconv.nn.images import to_entries
 from structconv.structures import Causal, DenseMask, Graph, Grid, Padding, Window
 from structconv.weights import (
@@ -48,6 +46,7 @@ from structconv.weights import (
     Separable,
     Shared,
 )
+from tests.support.layers import drawn
 
 F64 = torch.float64
 M, P, Q = 6, 4, 8
@@ -112,24 +111,6 @@ def test_images_are_their_pixels(mechanism):
     close(layer(image, axes=2).flatten(2), expected)
 
 
-def test_heads_side_by_side():
-    layer = Conv(ATTENTION, P, Q, weight=HeadBlocks()).to(F64)
-    x = torch.randn(M, P, dtype=F64)
-    a, values = layer.basis(x).dense(F64), layer.weight.theta
-    close(layer(x), torch.cat([a[k].mT @ x @ values[k] for k in range(2)], -1))
-
-
-def test_relative_value_is_an_outer_product_with_clipped_shifts():
-    layer = Conv((DotProduct(heads=2, dim=3) + RelativeKey(2)).scaled().softmax(), P, Q, weight=LowRank(3),
-                 relative_value=RelativeValue(2)).to(F64)
-    x = torch.randn(2, M, P, dtype=F64)
-    a = layer.basis(x).dense(F64)
-    index = (torch.arange(M)[:, None] - torch.arange(M)).clamp(-2, 2) + 2
-    v = torch.einsum("bmp,kpd->bkmd", x, layer.weight().value).unsqueeze(-2) + layer.relative_value.table[index]
-    y = torch.einsum("bkmn,bkmnd,kdq->bnq", a, v, layer.weight().output)
-    close(layer(x), y + layer.bias)
-
-
 def test_returned_weights():
     x = torch.randn(2, M, P)
     layer = Conv(ATTENTION, P, Q)
@@ -154,44 +135,6 @@ def test_an_input_that_no_output_sees_is_still_an_output():
     close(layer(x), expected)
 
 
-@pytest.mark.parametrize("scores", [DotProduct(heads=2, dim=3), Additive(4), General(),
-                                    BiAffine(2, bilinear=False, on="projected")])
-def test_nan_in_a_masked_out_input_does_not_leak(scores):
-    keep = torch.tensor([True] * 4 + [False] * 2)
-    layer = Conv(scores.masked(keep=Padding(keep)).softmax(), P, Q).to(F64)
-    z = torch.randn(3, P, dtype=F64)
-    x = torch.randn(M, P, dtype=F64)
-    clean = layer(x, z=z)
-    x[4:] = torch.nan
-    x.requires_grad_()
-    y = layer(x, z=z)
-    close(y, clean)
-    y.sum().backward()
-    assert x.grad[:4].isfinite().all() and not x.grad[4:].any()
-    assert all(p.grad.isfinite().all() for p in layer.parameters())
-    assert layer(x.detach())[:4].isfinite().all()
-
-
-def test_masks_of_inputs_do_not_reach_through_products_and_transposes():
-    keep = torch.tensor([True, False, True])
-    scores = DotProduct(dim=3).masked(keep=Padding(keep)).normalize("sum")
-    x, z = torch.randn(M, P, dtype=F64), torch.randn(3, P, dtype=F64)
-    plain, flipped = Conv(scores, P, Q).to(F64), Conv(scores.transpose(), P, Q).to(F64)
-    flipped.load_state_dict(plain.state_dict())
-    close(flipped.mechanism.basis(z, z=x).dense(F64), plain.mechanism.basis(z, z=x).dense(F64).mT)
-    layer = Conv(Pool(2) @ scores, P, Q).to(F64)
-    assert visibility(layer.mechanism, Inputs(x, x, None)).values is None
-
-
-def test_an_output_without_inputs_is_zero():
-    layer = Conv(ATTENTION.operands[0].masked(keep=STRUCTURE).softmax(), P, Q, bias=False)
-    x = torch.randn(M, P, requires_grad=True)
-    y = layer(x, structure=GRAPH)
-    assert not y[5].any()
-    grad, = torch.autograd.grad(y[5].sum(), x)
-    assert not grad.any()
-
-
 @pytest.mark.parametrize("mechanism", [Identity(), Shifts([1], "circular"), Shifts([1, 0, -1], "circular")])
 @pytest.mark.parametrize("weight", [Full(), Separable(2), LowRank(32), DepthwiseSeparable(), Grouped(4)],
                          ids=lambda weight: type(weight).__name__)
@@ -211,18 +154,6 @@ def test_calibration_keeps_the_variance_for_any_basis(mechanism, weight):
     layer = Conv(mechanism, 32, 48, weight=weight).calibrate(x, structure=structure)
     assert layer(x, structure=structure).var().item() == pytest.approx(x.var().item(), rel=1e-3)
     assert layer.bias is not None
-
-
-def test_heads_need_not_divide_the_channels_in_a_mixed_layer():
-    layer = Conv(DotProduct(heads=6).scaled().softmax() | Shifts([-1, 1]), 64, 64)
-    assert layer(torch.randn(2, 9, 64)).shape == (2, 9, 64)
-
-
-def test_an_expression_is_a_recipe():
-    expression = DotProduct(heads=2, dim=3).softmax()
-    first, second = Conv(expression, P, Q), Conv(expression, P + 1, Q)
-    assert not set(map(id, first.parameters())) & set(map(id, second.parameters()))
-    assert not list(expression.parameters())
 
 
 def test_a_shared_part_stays_shared():
@@ -245,12 +176,12 @@ def test_a_window_takes_the_grid_of_the_call():
     close(layer(x, structure=grid), fixed(x))
 
 
-@pytest.mark.parametrize(("layer", "x", "moving", "other"), [
+@pytest.mark.parametrize(("layer", "x", "moving", "other"), drawn([
     (MultiheadAttention(P, 2), (2, M, P), {1: Dim("m")}, (2, 9, P)),
     (Conv2d(P, Q, 3, padding=1), (2, P, 5, 6), {0: Dim("b"), 2: Dim("h"), 3: Dim("w")}, (3, P, 9, 8)),
     (NonLocalBlock(P, 2, zero_init=False), (2, P, 5, 6), {2: Dim("h"), 3: Dim("w")}, (2, P, 9, 8)),
     (Conv(ATTENTION | Shifts([1, -1]), P, Q), (2, M, P), {1: Dim("m")}, (2, 9, P)),
-], ids=["attention", "image", "non-local", "mixed"])
+], 3))
 def test_exports_for_any_number_of_entries(layer, x, moving, other):
     program = torch.export.export(layer, (torch.randn(x),), dynamic_shapes=(moving,)).module()
     for shape in (x, other):
@@ -336,11 +267,6 @@ def test_device_and_dtype_of_a_new_layer(make):
         assert {t.dtype for t in tensors.values()} == {dtype or torch.float32}
         assert {t.device.type for t in tensors.values()} == {device or "cpu"}
     assert next(iter(make().state_dict().values())).dtype == torch.float32
-
-
-def test_masks_are_where_the_layer_is():
-    layer = Conv(DotProduct(dim=2).masked(keep=torch.arange(M) < 3).softmax(), P, Q, device="meta")
-    assert all(t.is_meta for t in layer.buffers()) and list(layer.buffers())
 
 
 def assigned(layer, **attributes):

@@ -20,7 +20,6 @@ from structconv.nn import (
     Conv1d,
     Conv2d,
     Conv3d,
-    OnGrid,
     SeparableConv2d,
     to_entries,
     to_image,
@@ -69,19 +68,6 @@ def test_convolutions_equal_torchs(axes, options):
     assert_same(ours, theirs, (2, 4, *(7, 6, 5)[:axes]))
 
 
-def test_an_image_without_a_batch():
-    theirs = nn.Conv2d(3, 5, 3).to(F64)
-    x = torch.randn(3, 8, 8, dtype=F64)
-    torch.testing.assert_close(Conv2d.from_torch(theirs)(x), theirs(x), rtol=0, atol=1e-10)
-
-
-def test_the_weight_of_another_call_follows_the_parameter():
-    layer = Conv1d(2, 3, 5)
-    with torch.no_grad():
-        layer.weight.zero_()
-    assert not layer(torch.randn(1, 2, 9)).any()
-
-
 @pytest.mark.parametrize("options", [{"padding": 1}, {"stride": 2, "dilation": 2}, {"padding": "same"}])
 def test_depthwise_separable_is_torchs_pair(options):
     depthwise = nn.Conv2d(4, 4, 3, groups=4, bias=False, **options).to(F64)
@@ -123,22 +109,6 @@ def test_entries_and_images_are_inverse():
     assert entries.shape == (2, 20, 3) and grid == Grid((4, 5))
     assert entries[1, 7, 2] == image[1, 2, 1, 2]
     assert torch.equal(to_image(entries, grid), image)
-
-
-def test_on_grid_takes_any_layer_of_a_grid():
-    layer = OnGrid(Conv(Cuboid((3, 3), stride=2) @ Cuboid((1, 1)), 2, 3), 2)
-    assert layer(torch.randn(5, 2, 8, 6)).shape == (5, 3, 4, 3)
-
-
-@pytest.mark.parametrize("options", [{}, {"groups": 2}, {"bias": False}])
-def test_states_are_torchs(options):
-    theirs, ours = nn.Conv2d(4, 6, 3, **options), Conv2d(4, 6, 3, **options)
-    ours.load_state_dict(theirs.state_dict())
-    x = torch.randn(1, 4, 6, 6)
-    torch.testing.assert_close(ours(x), theirs(x))
-    nn.init.normal_(ours.weight)
-    theirs.load_state_dict(ours.state_dict())
-    torch.testing.assert_close(ours(x), theirs(x))
 
 
 @pytest.mark.parametrize("options", [{}, {"groups": 2}])
@@ -232,12 +202,6 @@ def test_weight_and_bias_can_be_assigned(groups):
     assert not layer(x).any()
 
 
-@pytest.mark.parametrize("value", [torch.zeros(6, 4, 9), None, 1.0])
-def test_another_shape_of_weight_is_refused(value):
-    with pytest.raises(ShapeError, match=r"weight must be a tensor of shape \(6, 4, 3, 3\)"):
-        Conv2d(4, 6, 3).weight = value
-
-
 @pytest.mark.parametrize("name", ["in_channels", "out_channels", "kernel_size", "stride", "padding_mode", "dilation",
                                   "groups"])
 def test_arguments_have_torchs_names(name):
@@ -246,22 +210,6 @@ def test_arguments_have_torchs_names(name):
     assert getattr(layer, name) == getattr(theirs, name)
     with pytest.raises(ConfigError, match=f"{name} is fixed"):
         setattr(layer, name, getattr(layer, name))
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-def test_parameters_can_be_seen_as_a_vector(groups):
-    layer, x = Conv2d(4, 6, 3, groups=groups), torch.randn(2, 4, 7, 6)
-    assert nn.utils.parameters_to_vector(layer.parameters()).numel() == layer.weight.numel() + 6
-    optimizer = torch.optim.LBFGS(layer.parameters(), max_iter=3)
-
-    def loss() -> torch.Tensor:
-        optimizer.zero_grad()
-        found = layer(x).square().mean()
-        found.backward()
-        return found
-
-    before = float(optimizer.step(loss).detach())
-    assert float(loss().detach()) < before
 
 
 UTILITIES = {"weight_norm": nn.utils.parametrizations.weight_norm,
@@ -285,13 +233,6 @@ def test_what_torch_does_to_a_weight(name, groups):
         torch.testing.assert_close(ours(x), theirs(x))
     assert "weight_norm" in name or not torch.equal(ours(x), before)
     assert ours.state_dict().keys() == theirs.state_dict().keys()
-
-
-def test_pooling_is_held_to_a_path():
-    x = torch.randn(2, 3, 8, 6)
-    layer = AvgPool2d(2, path="operator_first", max_bytes=10**9)
-    assert layer.plan(x).path == "operator_first"
-    torch.testing.assert_close(layer(x), nn.AvgPool2d(2)(x))
 
 
 @pytest.mark.parametrize(("axes", "options", "size"), [

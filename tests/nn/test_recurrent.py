@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from structconv.errors import ConfigError, ShapeError
-from structconv.mechanisms import Cuboid, DotProduct, Identity, Pool, Powers
+from structconv.mechanisms import Cuboid, DotProduct, Identity, Pool
 from structconv.nn import ConvGRUCell, ConvLSTMCell, to_entries, to_image
-from structconv.structures import Graph, Grid
+from structconv.structures import Grid
 
 F64 = torch.float64
 P, H = 3, 4
@@ -70,30 +70,6 @@ def test_conv_lstm_on_images():
         state = cell(x, state, grid)
         close(to_image(state[0], grid), h_image)
         close(to_image(state[1], grid), c_image)
-
-
-def test_dcrnn_on_a_graph():
-    edges = torch.tensor([[0, 1, 1, 2, 3], [1, 0, 2, 3, 0]])
-    weight = torch.rand(5, dtype=F64) + 0.1
-    graph = Graph(edges, num_nodes=4, edge_weight=weight)
-    cell = ConvGRUCell(Powers(2, walk="forward") | Powers(2, walk="backward"), P, H).to(F64)
-    a = torch.zeros(4, 4, dtype=F64).index_put((edges[0], edges[1]), weight)
-    walks = (a / a.sum(1, keepdim=True), a.mT / a.sum(0).unsqueeze(1))
-    powers = [torch.matrix_power(walk, k) for walk in walks for k in range(3)]
-
-    def diffuse(layer, x):
-        return sum(p.mT @ x @ t for p, t in zip(powers, layer.weight.theta, strict=True)) + layer.bias
-
-    x, h = torch.randn(2, 4, P, dtype=F64), torch.randn(2, 4, H, dtype=F64)
-    both = torch.cat([x, h], -1)
-    r, u = diffuse(cell.gates, both)[..., :H].sigmoid(), diffuse(cell.gates, both)[..., H:].sigmoid()
-    c = diffuse(cell.candidate, torch.cat([x, r * h], -1)).tanh()
-    close(cell(x, h, graph), u * h + (1 - u) * c)
-
-
-def test_gates_may_attend():
-    cell = ConvGRUCell(DotProduct(heads=2, dim=3).scaled().softmax(), P, H)
-    assert cell(torch.randn(2, 7, P)).shape == (2, 7, H)
 
 
 @pytest.mark.parametrize(("error", "call"), [

@@ -11,8 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from torch.distributed import checkpoint
-from torch.func import functional_call
 
 from structconv.errors import ConfigError
 from structconv.mechanisms import (
@@ -29,7 +27,7 @@ from structconv.mechanisms import (
     RelativeKey,
     Shifts,
 )
-from structconv.nn import Conv, MultiheadAttention, OnGrid, RelationalConv, compose
+from structconv.nn import Conv, OnGrid, RelationalConv, compose
 from structconv.structures import Causal, Padding, Window
 from structconv.weights import Full, LowRank
 from tests.support.layers import LAYERS
@@ -144,14 +142,6 @@ def test_names_of_the_layer_are_its_own():
         assert f"{name}.bias" in layer.state_dict() and layer.mechanism is getattr(layer, name)
 
 
-def test_a_state_goes_to_functional_call():
-    layer, x = MultiheadAttention(P, 2), torch.randn(M, P)
-    state = layer.state_dict()
-    torch.testing.assert_close(functional_call(layer, state, (x,)), layer(x))
-    given = {name: 2 * t for name, t in state.items()}
-    assert not torch.equal(functional_call(layer, given, (x,)), layer(x))
-
-
 def test_layers_that_hold_a_layer():
     layer = OnGrid(Conv(Shifts([0, 1]), P, Q), 1)
     assert list(layer.state_dict()) == ["conv.bias", "conv.weight.theta"]
@@ -173,18 +163,6 @@ def test_a_leaf_that_is_replaced_takes_effect():
     layer.attention = nn.Sequential(layer.attention)
     with pytest.raises(ConfigError, match="Sequential"):
         layer(x)
-
-
-def test_a_leaf_that_is_replaced_in_a_replica_is_not_in_the_original():
-    layer, x = Conv(EXPRESSION, P, Q).eval(), torch.randn(M, P)
-    before, nodes = layer(x), layer.mechanism
-    replica = copy.copy(layer)
-    replica._modules = dict(layer._modules)
-    replica.attention = copy.deepcopy(layer.attention)
-    replica.attention.query.weight.data.mul_(-3)
-    assert not torch.equal(replica(x), before)
-    assert torch.equal(layer(x), before) and layer.mechanism is nodes
-    assert replica.mechanism is not nodes
 
 
 def test_copies_and_files_keep_a_leaf_one_module():
@@ -261,15 +239,3 @@ def test_files_load_for_ever(name):
         nn.init.constant_(p, torch.nan)
     use.layer.load_state_dict(state)
     assert use().isfinite().all()
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_distributed_checkpoints_hold_a_layer(tmp_path):
-    expression = (DotProduct(heads=2, dim=3) + RelativeBias(2, 2)).softmax() | Cuboid(3)
-    layer, other = Conv(expression, 4, 4), Conv(expression, 4, 4)
-    checkpoint.save(layer.state_dict(), checkpoint_id=tmp_path, no_dist=True)
-    state = other.state_dict()
-    checkpoint.load(state, checkpoint_id=tmp_path, no_dist=True)
-    other.load_state_dict(state)
-    x = torch.randn(5, 4)
-    torch.testing.assert_close(other(x), layer(x), rtol=0, atol=0)

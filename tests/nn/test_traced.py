@@ -61,16 +61,6 @@ def test_a_graph_is_an_argument(name):
     torch.testing.assert_close(fx.symbolic_trace(model)(*use.args), model(*use.args))
 
 
-@pytest.mark.parametrize("name", ["gcn", "gat", "rgcn", "mha", "conv2d"])
-def test_pytorch_geometric_summarizes_a_model(name):
-    pyg = pytest.importorskip("torch_geometric.nn")
-    pytest.importorskip("tabulate")
-    use = LAYERS[name]()
-    shown = pyg.summary(Around(use.layer) if name == "gcn" else use.layer, *use.args, **use.kwargs,
-                        leaf_module=(pyg.MessagePassing, layers.Layer))
-    assert type(use.layer).__name__ in shown
-
-
 def test_a_layer_alone_is_refused():
     with pytest.raises(ConfigError, match=r"Trace torch.nn.Sequential"):
         fx.symbolic_trace(layers.Conv2d(2, 3, 3))
