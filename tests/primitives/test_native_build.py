@@ -15,6 +15,7 @@ from structconv.primitives.csr import spmm
 from structconv.primitives.layout import compress
 from structconv.primitives.native import build, calls, core, indices, loader, status
 from structconv.primitives.native.affine import affine_attention
+from tests.support.drawn import slow
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def test_the_name_follows_the_sources(monkeypatch, tmp_path):
     assert build.digest("g++") != before
 
 
-@pytest.mark.slow
+@slow
 def test_built_in_the_cache_once_and_the_same_numbers(nowhere, monkeypatch):
     if core() is None:
         pytest.skip("the native core cannot be built here")

@@ -30,7 +30,6 @@ def rows(count, first=1):
 def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("data")
     (root / "a.csv").write_text(rows(COUNT))
-    (root / "b.csv").write_text(rows(9, 50))
     return root
 
 
@@ -67,10 +66,8 @@ def test_it_is_measured_on_another_file(run, tmp_path, folder, capsys, monkeypat
     monkeypatch.chdir(tmp_path)
     summary = summary_of(run)
     (tmp_path / "c.csv").write_text(rows(5, 20))
-    found = []
-    for other in ("b.csv", "c.csv"):
-        found.append(evaluated(run, capsys, "--test", other)["groups"]["molecules"]["test_rmse"]["mean"])
-    assert len({*found, summary["groups"]["molecules"]["test_rmse"]["mean"]}) == 3
+    found = evaluated(run, capsys, "--test", "c.csv")["groups"]["molecules"]["test_rmse"]["mean"]
+    assert found != summary["groups"]["molecules"]["test_rmse"]["mean"]
     assert summary_of(run) == summary
     assert main(["evaluate", str(run), "--test", "absent.csv"]) == 3
     assert "absent.csv" in capsys.readouterr().err
