@@ -16,7 +16,7 @@ from structconv_systems.models.decoding import beam, greedy, sample
 from structconv_systems.models.transformer import Transformer
 from systems.tests.models.sequences import WORDS, batch, pairs
 from systems.tests.models.test_translators import TRANSFORMERS, C, K
-from tests.support.drawn import drawn
+from tests.support.drawn import drawn, slow
 
 SIZES = {"channels": C, "heads": K, "layers": 2, "hidden": 32}
 SOURCE, TARGET = pairs()
@@ -131,8 +131,9 @@ def test_exported_for_any_batch_and_length(packed):
     torch.testing.assert_close(program.module()(source, target), model(source, target), atol=1e-5, rtol=1e-5)
 
 
+@slow
 def test_compiled_whole():
-    model = made(layers=1).eval()
+    model = made().eval()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(SOURCE, TARGET), model(SOURCE, TARGET), atol=1e-5, rtol=1e-5)
 
