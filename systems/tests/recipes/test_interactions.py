@@ -4,7 +4,6 @@ and what it measures."""
 from __future__ import annotations
 
 import json
-import math
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from structconv_systems.train.parts import final_evaluation
 from systems.tests.recipes.runs import check_laws, evaluated
 
 TINY = ["steps=4", "validate_every=2", "checkpoint_every=2", "warmup=1", "scenes=8", "held_out=4", "times=6",
-        "batch_size=8", "hidden=8", "effects=4", "layers=1", "rollouts=2", "horizon=9", "seeds=2"]
+        "batch_size=8", "hidden=8", "effects=4", "layers=1", "rollouts=2", "horizon=9", "seeds=1"]
 SMALL = {"scenes": 8, "held_out": 4, "times": 6, "hidden": 8, "effects": 4, "layers": 1, "rollouts": 2, "horizon": 5}
 
 
@@ -32,9 +31,9 @@ def test_a_run_keeps_the_laws_says_its_figures_and_draws(run, tmp_path, capsys):
     systems = ["gravity", "balls", "string"]
     assert list(summary["groups"]) == [group for name in systems for group in (name, f"{name}-alone")]
     found = summary["results"]
-    ratios = [min(min(found[f"{name}/seed-{seed}"]["test_constant"], found[f"{name}-alone/seed-{seed}"]["test_loss"])
-                  / found[f"{name}/seed-{seed}"]["test_loss"] for name in systems[:2]) for seed in range(2)]
-    assert summary["headline"]["value"] == pytest.approx(math.prod(ratios) ** (1 / 2))
+    ratio = min(min(found[f"{name}/seed-0"]["test_constant"], found[f"{name}-alone/seed-0"]["test_loss"])
+                / found[f"{name}/seed-0"]["test_loss"] for name in systems[:2])
+    assert summary["headline"]["value"] == pytest.approx(ratio)
     for name in systems:
         for picture in (f"paths-{name}.png", f"paths-{name}.svg", f"motion-{name}.gif"):
             assert (run / "pictures" / picture).stat().st_size > 1000
