@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from structconv.cli import main
+from structconv_systems.train.lock import locked
 from structconv_systems.train.run import Metrics
 
 SHARED = Path(os.environ.get("STRUCTCONV_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -111,21 +113,24 @@ def test_a_place_that_is_taken_is_named_for_what_it_is(tmp_path, began, capsys):
     assert ("got a run. Continue it" if began else "got a file. Name another") in said
 
 
-def test_a_run_that_is_held_is_not_resumed(tmp_path, capsys):
-    from structconv_systems.train.lock import locked
-
-    run = tmp_path / "run"
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    """A finished run."""
+    run = tmp_path_factory.mktemp("quick") / "run"
     assert main([*QUICK, "--out", str(run)]) == 0
-    capsys.readouterr()
-    with locked(run):
-        assert main(["resume", str(run)]) == 2
-    assert f"{run} must be free; got held by process" in capsys.readouterr().err
-    assert main(["resume", str(run)]) == 0
+    return run
 
 
-def test_a_finished_run_trains_on(tmp_path, capsys):
+def test_a_run_that_is_held_is_not_resumed(quick, capsys):
+    with locked(quick):
+        assert main(["resume", str(quick)]) == 2
+    assert f"{quick} must be free; got held by process" in capsys.readouterr().err
+    assert main(["resume", str(quick)]) == 0
+
+
+def test_a_finished_run_trains_on(quick, tmp_path, capsys):
     run, straight = tmp_path / "run", tmp_path / "straight"
-    assert main([*QUICK, "--out", str(run)]) == 0
+    shutil.copytree(quick, run)
     for words, told in ((["--steps", "1"], "--steps must be at least the run's epochs=2; got 1"),
                         (["--steps", "many"], "epochs")):
         assert main(["resume", str(run), *words]) == 2

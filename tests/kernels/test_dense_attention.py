@@ -31,6 +31,7 @@ from tests.kernels.applied import (
     problem_of,
     same,
 )
+from tests.support.drawn import drawn
 
 BLOCKED_KERNEL, REASSOCIATED, FUSED = "structconv.blocked_attention", "structconv.reassociated", "torch.sdpa"
 N, P = 19, 8
@@ -89,7 +90,7 @@ def built(mechanism, dtype=torch.float64):
     return expression(mechanism.bound(P).to(dtype), x, channels=6)
 
 
-@pytest.mark.parametrize("name", BLOCKED)
+@pytest.mark.parametrize("name", drawn(BLOCKED, 2))
 def test_blocks_compute_the_same(name, sizes):
     """In each dtype, of which every second expression has the other."""
     exact = (list(BLOCKED).index(name) + dense_blocks.ROWS) % 2

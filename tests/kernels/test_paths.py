@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 
 import pytest
 import torch
@@ -35,9 +34,9 @@ from structconv.weights import (
     WeightList,
 )
 from tests.kernels.applied import convolution_of, numbers, problem_of
+from tests.support.drawn import EVERY
 
 M, P = 12, 4
-EVERY = bool(os.environ.get("STRUCTCONV_EVERY_TEST"))
 
 
 def graph(num_inputs=M, num_outputs=M, edges=30):

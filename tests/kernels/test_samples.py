@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 
 import pytest
 import torch
@@ -25,6 +24,7 @@ from structconv.testing.batches import check_samples, takes_samples
 from structconv.weights import LowRank
 from structconv.weights.whole import Apart
 from tests.kernels.applied import LargestTensor
+from tests.support.drawn import drawn
 from tests.support.layers import uses
 from tests.test_batches import REFUSED
 
@@ -42,7 +42,7 @@ def preferred(monkeypatch):
         forget()
 
 
-@pytest.mark.parametrize("name", sorted(USES)[::1 if os.environ.get("STRUCTCONV_EVERY_TEST") else 3])
+@pytest.mark.parametrize("name", drawn(sorted(USES), 6))
 def test_by_plans_of_their_own_samples_give_what_each_gives_alone(name, preferred):
     check_samples(USES[name]())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 
 import pytest
 import torch
@@ -28,6 +27,7 @@ from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 from structconv.structures.supports import Causal, Window
 from structconv.weights import Eye, Full, HeadBlocks, LowRank, Shared
+from tests.support.drawn import EVERY, drawn
 from tests.support.layers import planned
 from tests.support.plans import plans_that_run
 
@@ -324,7 +324,6 @@ def test_the_choice_changes_with_the_machine(tmp_path, monkeypatch):
 
 #: The layers that are made of `Conv`: pools have no options of planning.
 USES = {name: make for name, make in planned().items() if not name.startswith("pool")}
-EVERY_SECOND = slice(None, None, 1 if os.environ.get("STRUCTCONV_EVERY_TEST") else 2)
 
 
 def called(use, **options):
@@ -337,7 +336,7 @@ def called(use, **options):
     return y, ran
 
 
-@pytest.mark.parametrize("name", USES)
+@pytest.mark.parametrize("name", drawn(USES, 4))
 def test_new_structures_and_masks_in_every_call_make_no_new_plan(name, remembered):
     first, second = USES[name](), USES[name]()
     first()
@@ -346,7 +345,7 @@ def test_new_structures_and_masks_in_every_call_make_no_new_plan(name, remembere
     assert there and remembered == there
 
 
-@pytest.mark.parametrize("name", list(USES)[EVERY_SECOND])
+@pytest.mark.parametrize("name", drawn(USES, 3))
 def test_every_layer_is_held_to_a_path(name):
     """Any path that its plan weighed, with the same numbers; another is an error."""
     use = USES[name]()
@@ -361,7 +360,7 @@ def test_every_layer_is_held_to_a_path(name):
         called(use, path="sideways")
 
 
-@pytest.mark.parametrize("name", list(USES)[EVERY_SECOND])
+@pytest.mark.parametrize("name", list(USES) if EVERY else list(USES)[1::3])
 def test_every_layer_is_held_to_its_bytes(name):
     """What fits and is fastest is taken, or what holds least; the numbers stay."""
     use = USES[name]()

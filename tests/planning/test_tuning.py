@@ -20,6 +20,7 @@ from structconv.planning import autotune, registered, tuning
 from structconv.planning import plan as plans
 from structconv.weights import Full
 from tests.kernels.applied import LargestTensor
+from tests.support.drawn import drawn
 from tests.support.layers import planned
 
 USES = planned()
@@ -211,7 +212,7 @@ def test_never_timed_while_traced(monkeypatch):
             conv(*problem(90))
 
 
-@pytest.mark.parametrize("name", USES)
+@pytest.mark.parametrize("name", drawn(USES, 2))
 def test_a_class_is_the_same_in_every_process(name):
     """What it is remembered by on disk has no address in it."""
     USES[name]()()

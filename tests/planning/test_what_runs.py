@@ -10,6 +10,7 @@ import torch
 from examples.literature import ROWS
 from structconv.nn import GCNConv
 from structconv.structures import Graph
+from tests.support.drawn import drawn
 from tests.support.layers import planned
 from tests.support.plans import (
     check_plan_is_what_runs,
@@ -19,7 +20,7 @@ from tests.support.plans import (
 USES = planned()
 
 
-@pytest.mark.parametrize("name", USES)
+@pytest.mark.parametrize("name", drawn(USES, 2))
 def test_the_plan_that_a_layer_shows_is_the_one_that_runs_and_holds_no_tensor(name):
     use = USES[name]()
     check_plan_is_what_runs(use.layer, *use.args, **use.kwargs)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
@@ -20,14 +18,16 @@ from structconv.primitives.native.product import spmm_add, write_spmm
 from structconv.primitives.native.projected import projected_attention
 from structconv.primitives.native.weights import additive_weights, affine_weights, bilinear_weights
 from tests.primitives.edge_operators import OPERATORS, SHAPES, Edges, random_edges
+from tests.support.drawn import EVERY, drawn
 
 F32, F64 = torch.float32, torch.float64
-EVERY = bool(os.environ.get("STRUCTCONV_EVERY_TEST"))
 DROPPED = [name for name, operator in OPERATORS.items() if operator.drops]
-#: Each operator with a third of the shapes, its neighbors with the others; `make test-every`: with all of them.
+#: Each operator with a sixth of the shapes, its neighbors with the others; `make test-every`: with all of them.
 CASES = [(name, shape) for number, name in enumerate(OPERATORS) for at, shape in enumerate(SHAPES)
-         if EVERY or at % 3 == number % 3]
+         if EVERY or at % 6 == number % 6]
 each = pytest.mark.parametrize("name", OPERATORS)
+half = pytest.mark.parametrize("name", drawn(OPERATORS, 2))
+other_half = pytest.mark.parametrize("name", list(OPERATORS)[1::2] if not EVERY else list(OPERATORS))
 
 
 def doubles(tensors):
@@ -68,7 +68,7 @@ def test_values_and_gradients_are_those_of_the_sums_over_the_edges(path, name, s
     compare(operator.call(edges, *inputs), operator.reference(edges, *exact), inputs, exact)
 
 
-@each
+@half
 def test_bfloat16_is_summed_in_float32(path, name):
     operator = OPERATORS[name]
     dtype = torch.bfloat16 if 16 in operator.bits else F32
@@ -80,7 +80,7 @@ def test_bfloat16_is_summed_in_float32(path, name):
     compare(got, operator.reference(edges, *exact), inputs, exact, 0.03 if dtype is torch.bfloat16 else 2e-5)
 
 
-@pytest.mark.parametrize("name", DROPPED)
+@pytest.mark.parametrize("name", drawn(DROPPED, 2))
 def test_dropout_is_that_of_the_hash(path, name):
     operator, seed = OPERATORS[name], torch.tensor(-(2**62) + 12345)
     edges = operator.edges()
@@ -91,7 +91,7 @@ def test_dropout_is_that_of_the_hash(path, name):
         compare(got, operator.reference(edges, *exact, drop=(0.4, seed, batch_heads or 4)), inputs, exact)
 
 
-@each
+@other_half
 def test_strides_are_read_as_they_are(path, name):
     """Rows that lie apart, or are one and the same; the gradient of a sum has no strides."""
     operator = OPERATORS[name]
@@ -114,7 +114,7 @@ def hub():
     return Edges(source, target, 2000, 2000)
 
 
-@each
+@half
 def test_a_hub_has_the_same_numbers_on_any_number_of_threads(name):
     if core() is None:
         pytest.skip("the native core cannot be built here")
@@ -140,7 +140,7 @@ def test_a_hub_has_the_same_numbers_on_any_number_of_threads(name):
 
 
 @each
-@pytest.mark.parametrize(("m", "n"), [(0, 4), (4, 0), (0, 0), (3, 4)])
+@pytest.mark.parametrize(("m", "n"), drawn([(0, 4), (3, 4), (4, 0), (0, 0)], 2))
 def test_without_edges_there_are_zeros(path, name, m, n):
     operator = OPERATORS[name]
     if operator.pairs not in ("listed", "square") and m and n:
@@ -152,7 +152,7 @@ def test_without_edges_there_are_zeros(path, name, m, n):
     compare(y, operator.reference(edges, *exact), inputs, exact)
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("bad", drawn([torch.nan, torch.inf, -torch.inf], 3))
 @pytest.mark.parametrize("name", [name for name in OPERATORS if OPERATORS[name].pairs in ("listed", "square")])
 def test_what_is_not_finite_stays_with_its_neighbors(path, name, bad):
     """Two components, and entries without edges: bad rows in the second component and in these leave the first."""
@@ -181,7 +181,7 @@ def test_what_is_not_finite_stays_with_its_neighbors(path, name, bad):
     assert "weights" in name or not results[1][0].isfinite().all()
 
 
-@each
+@other_half
 def test_derivatives_of_second_order(name):
     operator = OPERATORS[name]
     edges = operator.edges(7, 6, 20)
@@ -195,7 +195,7 @@ def test_derivatives_of_second_order(name):
     assert gradgradcheck(call, wanting(inputs), fast_mode=True)
 
 
-@each
+@half
 def test_second_derivatives_after_a_native_forward(path, name):
     operator = OPERATORS[name]
     edges = operator.edges()
@@ -209,7 +209,7 @@ def test_second_derivatives_after_a_native_forward(path, name):
         close(a, b, 1e-4, 1e-3)
 
 
-@pytest.mark.parametrize("name", ["projected", "causal pairs, tanh", "weights, tanh"])
+@pytest.mark.parametrize("name", drawn(["projected", "causal pairs, tanh", "weights, tanh"], 3))
 def test_one_program_for_graphs_of_any_size(name):
     torch._dynamo.reset()
     operator = OPERATORS[name]

@@ -11,6 +11,7 @@ from structconv.primitives import layout as layouts_file
 from structconv.primitives.layout import check_bounds, compress, layouts
 from structconv.primitives.native import core
 from structconv.structures import Graph, KnowledgeGraph
+from tests.support.drawn import drawn
 
 NODES, C = 12, 8
 SIZES = [(7, 5, 40), (5, 7, 40), (1, 1, 3), (4, 4, 0), (0, 3, 0), (0, 0, 0), (300, 200, 100_000)]
@@ -118,7 +119,7 @@ def test_knowledge_that_was_changed_in_place_is_refused(way, options, value, col
             layer(x, graph)
 
 
-@pytest.mark.parametrize(("program", "value"), [("compiled", NODES), ("exported", -1)])
+@pytest.mark.parametrize(("program", "value"), drawn([("compiled", NODES), ("exported", -1)], 2))
 def test_programs_check_the_graphs_they_are_given(way, program, value):
     class Net(torch.nn.Module):
         def __init__(self):

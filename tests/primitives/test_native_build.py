@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import subprocess
 import sys
 import warnings
@@ -10,11 +9,11 @@ import warnings
 import pytest
 import torch
 
-from structconv import memo
 from structconv.primitives.csr import spmm
 from structconv.primitives.layout import compress
 from structconv.primitives.native import build, calls, core, indices, loader, status
 from structconv.primitives.native.affine import affine_attention
+from tests.support.drawn import slow
 
 
 @pytest.fixture
@@ -81,7 +80,7 @@ def test_the_name_follows_the_sources(monkeypatch, tmp_path):
     assert build.digest("g++") != before
 
 
-@pytest.mark.slow
+@slow
 def test_built_in_the_cache_once_and_the_same_numbers(nowhere, monkeypatch):
     if core() is None:
         pytest.skip("the native core cannot be built here")
@@ -161,41 +160,6 @@ def test_only_what_the_kernels_take_goes_to_them():
     assert calls.usable(x.double(), 5) is None and calls.usable(x.half(), 5) is None
     assert calls.usable(x, 2**31) is None and calls.usable(torch.empty(1, 1, calls.MAX_CHANNELS + 1), 5) is None
     assert calls.usable(x.to("meta"), 5) is None and calls.usable(x, 5) is core()
-
-
-def test_indices_are_narrowed_once_and_forgotten_with_their_owner():
-    index = torch.arange(5)
-    first = indices.narrow(index)
-    assert first.dtype == torch.int32 and indices.narrow(index) is first
-    assert indices.narrow(first) is first
-    index[0] = 7
-    assert indices.narrow(index)[0] == 7
-    held = len(memo._ENTRIES)
-    del index
-    gc.collect()
-    assert len(memo._ENTRIES) < held
-
-
-def test_values_seen_twice_are_kept_in_the_order_of_the_slots():
-    edges = calls.FEW
-    order = torch.randperm(edges, generator=torch.Generator().manual_seed(0))
-    values = torch.rand(2, edges)
-    assert calls.in_slots(values, order) is None
-    kept = calls.in_slots(values, order)
-    torch.testing.assert_close(kept, values[:, order], rtol=0, atol=0)
-    assert calls.in_slots(values, order) is kept
-    values.add_(1.0)
-    assert calls.in_slots(values, order) is None
-    torch.testing.assert_close(calls.in_slots(values, order), values[:, order], rtol=0, atol=0)
-
-
-def test_learned_values_and_few_of_them_are_not_kept():
-    order = torch.arange(calls.FEW)
-    learned = torch.rand(calls.FEW, requires_grad=True)
-    few = torch.rand(calls.FEW - 1)
-    for _ in range(3):
-        assert calls.in_slots(learned, order) is None
-        assert calls.in_slots(few, order[1:]) is None
 
 
 def test_an_editable_installation_has_the_level_of_its_processor_and_is_left_where_another_has_none():

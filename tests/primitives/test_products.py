@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 
 import pytest
 import torch
@@ -16,8 +15,7 @@ from structconv.nn import Linear
 from structconv.primitives import products
 from structconv.primitives.native import core, gemm
 from structconv.primitives.products import LEAST_NUMBERS, outer, product
-
-EVERY = bool(os.environ.get("STRUCTCONV_EVERY_TEST"))
+from tests.support.drawn import EVERY, drawn
 
 
 @pytest.mark.parametrize(("columns", "shape", "grad"), [
@@ -106,8 +104,7 @@ def test_a_linear_layer_says_what_does_not_fit():
         layer(torch.randn(3000, 128))
 
 
-@pytest.mark.parametrize("rows", [10, 3000])
-@pytest.mark.parametrize("columns", [10, 256])
+@pytest.mark.parametrize(("rows", "columns"), drawn([(10, 10), (10, 256), (3000, 10), (3000, 256)], 3))
 def test_a_linear_layer_of_every_size_goes_where_torchs_goes(rows, columns):
     x, layer = torch.randn(rows, 128), Linear(128, columns, activation="relu")
     plain = nn.Sequential(nn.Linear(128, columns), nn.ReLU())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
@@ -12,9 +11,10 @@ import torch
 from structconv.errors import ShapeError
 from structconv.primitives.native import core
 from tests.primitives.raw_calls import K, M, N, valid
+from tests.support.drawn import EVERY
 
 #: `make test-every` makes more of them.
-ROUNDS = 60 if os.environ.get("STRUCTCONV_EVERY_TEST") else 15
+ROUNDS = 60 if EVERY else 5
 
 
 @pytest.mark.parametrize(("native", "seed"), [("1", "0"), ("0", "2")])
@@ -30,7 +30,7 @@ def test_wrong_calls_end_in_exceptions(native, seed, monkeypatch):
 def test_wrong_calls_of_native_operators_end_in_exceptions():
     if core() is None:
         pytest.skip("the native core cannot be built here")
-    done = subprocess.run([sys.executable, "-m", "tests.primitives.raw_native", "0", "60"],
+    done = subprocess.run([sys.executable, "-m", "tests.primitives.raw_native", "0", str(4 * ROUNDS)],
                           capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, f"{done.returncode}: {''.join(done.stderr.splitlines(keepends=True)[-30:])}"
     assert "wrong" not in done.stdout, done.stdout

@@ -6,10 +6,8 @@ Sizes are a few entries and channels; numbers are float64, drawn anew and alike 
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Iterable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -41,10 +39,10 @@ from structconv.testing.specimens import SPECIMENS
 from structconv.testing.use import Use
 from structconv.weights import Depthwise, Full, Grouped, HeadBlocks, LowRank, Separable, Shared
 from tests.support import library
+from tests.support.drawn import EVERY, drawn
 
 __all__ = ["EVERY", "LAYERS", "drawn", "drawn_uses", "in_float32", "over_specimens", "uses"]
 
-T = TypeVar("T")
 F64, M, P, Q = torch.float64, library.M, library.P, library.Q
 #: Every named layer by its name, made anew at each call.
 LAYERS: dict[str, Make] = {}
@@ -285,15 +283,6 @@ def over_specimens() -> dict[str, Make]:
 def uses() -> dict[str, Make]:
     """Every named layer, and a `Conv` over every specimen."""
     return {**LAYERS, **over_specimens()}
-
-
-#: Every case runs; otherwise those that a step draws of near-equal ones.
-EVERY = bool(os.environ.get("STRUCTCONV_EVERY_TEST"))
-
-
-def drawn(cases: Iterable[T], step: int) -> list[T]:
-    """One of so many near-equal cases; all of them with STRUCTCONV_EVERY_TEST=1 (`make test-every`)."""
-    return list(cases)[::1 if EVERY else step]
 
 
 def drawn_uses(step: int) -> dict[str, Make]:

@@ -182,10 +182,10 @@ class Layer(MessagePassing):
             return messages
         return Sparse(messages.graph, mask if messages.values is None else messages.values * mask)
 
-    def _messages(self, messages: Sparse, dtype: torch.dtype) -> Sparse:
-        """The matrix that sums or averages messages, with an explainer's mask."""
+    def _messages(self, messages: Sparse, dtype: torch.dtype, lazy: bool = False) -> Sparse:
+        """The matrix that sums or averages messages, with an explainer's mask; with `lazy` nothing reads its values."""
         graph, values = messages.graph, messages.values
-        if self.aggr == "mean" and values is None and not self.explain and not is_compiling():
+        if lazy and self.aggr == "mean" and values is None and not self.explain and not is_compiling():
             return lazy_adjacency(graph, "row", dtype, weighted=False)
         if self.aggr == "mean":
             count = shares(graph, dtype)
@@ -203,7 +203,7 @@ class Layer(MessagePassing):
         if absent is not None:
             messages = Sparse(without_edges(messages.graph, absent), messages.values)
         if self._is_matrix():
-            messages = self._messages(messages, x.dtype)
+            messages = self._messages(messages, x.dtype, lazy=True)
             if x_root is x and absent is None and are_plain(lin, root):
                 return project_both(x, messages, lin, root, bias)
             y = project(x, messages, lin, bias)

@@ -16,6 +16,7 @@ from structconv_systems.models.decoding import beam, greedy, sample
 from structconv_systems.models.transformer import Transformer
 from systems.tests.models.sequences import WORDS, batch, pairs
 from systems.tests.models.test_translators import TRANSFORMERS, C, K
+from tests.support.drawn import drawn, slow
 
 SIZES = {"channels": C, "heads": K, "layers": 2, "hidden": 32}
 SOURCE, TARGET = pairs()
@@ -119,9 +120,9 @@ def _copy(model, peer):
             layer.linear2.load_state_dict(block.network[-1].state_dict())
 
 
-@PACKED
+@pytest.mark.parametrize("packed", drawn([True, False], 2))
 def test_exported_for_any_batch_and_length(packed):
-    model = made(packed=packed).eval()
+    model = made(packed=packed, layers=1).eval()
     samples, inputs, outputs = (torch.export.Dim(name, min=2, max=64) for name in ("samples", "inputs", "outputs"))
     program = torch.export.export(model, (SOURCE, TARGET), dynamic_shapes=(
         {0: samples, 1: inputs}, {0: samples, 1: outputs}))
@@ -130,6 +131,7 @@ def test_exported_for_any_batch_and_length(packed):
     torch.testing.assert_close(program.module()(source, target), model(source, target), atol=1e-5, rtol=1e-5)
 
 
+@slow
 def test_compiled_whole():
     model = made().eval()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
@@ -159,7 +161,7 @@ def characters(**options):
 TEXT = torch.randint(0, WORDS, (3, 12), generator=torch.Generator().manual_seed(5))
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", drawn([True, False], 2))
 def test_a_small_text_is_learned(recompute):
     model = characters(recompute=recompute)
     optimizer, losses = torch.optim.Adam(model.parameters(), 1e-2), []

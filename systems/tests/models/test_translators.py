@@ -29,6 +29,7 @@ from systems.tests.models.sequences import (
     check_steps,
     pairs,
 )
+from tests.support.drawn import EVERY, drawn
 
 C, K = 16, 4
 KEEPS = (STRUCTURE_IF_GIVEN, Causal())  # of an encoder, and of a decoder
@@ -83,6 +84,7 @@ RECURRENT = {
             ("max", 3, "none"), ("attention", 5, "sinusoidal"), ("both", 3, "none"), ("both", 1, "sinusoidal"))},
     **LUONGS}
 MODELS = {**TRANSFORMERS, **RECURRENT}
+ONE = ["rnnsearch", "pervasive, both, 3", "luong, dot, local-m"]  # learned and exported; all with `make test-every`
 FOUR = [f"luong, {name}" for name in ("location, global", "dot, local-m", "general, local-p", "additive, global")]
 SOME = [name for name in MODELS if name not in LUONGS or name in FOUR]
 
@@ -92,17 +94,17 @@ def made(name, seed=0):
     return MODELS[name]()
 
 
-@pytest.mark.parametrize("name", [name for name in SOME if name in RECURRENT])
+@pytest.mark.parametrize("name", [name for name in SOME if name in RECURRENT] if EVERY else ONE)
 def test_it_says_what_it_learned(name):
     check_says_what_it_learned(made(name), *pairs())
 
 
-@pytest.mark.parametrize("name", list(TRANSFORMERS)[:4])
+@pytest.mark.parametrize("name", drawn(list(TRANSFORMERS)[:4], 4))
 def test_it_learns(name):
     check_overfits(made(name), *pairs(), steps=120)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", drawn(MODELS, 2))
 def test_a_sentence_alone_the_future_and_steps(name):
     model = made(name).eval()
     check_alone(model, *pairs())
@@ -110,17 +112,17 @@ def test_a_sentence_alone_the_future_and_steps(name):
     check_steps(model, batch((7, 3, 5)), batch((4, 4, 4), begin=True, seed=1))
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", drawn(RECURRENT, 2))
 def test_padding_has_no_gradient(name):
     model = made(name)
     check_padding_has_no_gradient(model, *pairs(), getattr(model.source, "embedding", model.source))
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", drawn(SOME, 2))
 def test_a_saved_model(name):
     check_saved(made(name).eval(), made(name, seed=1).eval(), *pairs())
 
 
-@pytest.mark.parametrize("name", [name for name in SOME if name in RECURRENT])
+@pytest.mark.parametrize("name", [name for name in SOME if name in RECURRENT] if EVERY else ONE)
 def test_export_with_any_batch(name):
     check_exported_with_any_batch(made(name).eval(), *pairs())

@@ -4,7 +4,6 @@ and what it measures."""
 from __future__ import annotations
 
 import json
-import math
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from structconv_systems.train.parts import final_evaluation
 from systems.tests.recipes.runs import check_laws, evaluated
 
 TINY = ["steps=4", "validate_every=2", "checkpoint_every=2", "warmup=1", "scenes=8", "held_out=4", "times=6",
-        "batch_size=8", "hidden=8", "effects=4", "layers=1", "rollouts=2", "horizon=21"]
+        "batch_size=8", "hidden=8", "effects=4", "layers=1", "rollouts=2", "horizon=9", "seeds=1"]
 SMALL = {"scenes": 8, "held_out": 4, "times": 6, "hidden": 8, "effects": 4, "layers": 1, "rollouts": 2, "horizon": 5}
 
 
@@ -32,13 +31,12 @@ def test_a_run_keeps_the_laws_says_its_figures_and_draws(run, tmp_path, capsys):
     systems = ["gravity", "balls", "string"]
     assert list(summary["groups"]) == [group for name in systems for group in (name, f"{name}-alone")]
     found = summary["results"]
-    ratios = [min(min(found[f"{name}/seed-{seed}"]["test_constant"], found[f"{name}-alone/seed-{seed}"]["test_loss"])
-                  / found[f"{name}/seed-{seed}"]["test_loss"] for name in systems[:2]) for seed in range(3)]
-    assert summary["headline"]["value"] == pytest.approx(math.prod(ratios) ** (1 / 3))
+    ratio = min(min(found[f"{name}/seed-0"]["test_constant"], found[f"{name}-alone/seed-0"]["test_loss"])
+                / found[f"{name}/seed-0"]["test_loss"] for name in systems[:2])
+    assert summary["headline"]["value"] == pytest.approx(ratio)
     for name in systems:
         for picture in (f"paths-{name}.png", f"paths-{name}.svg", f"motion-{name}.gif"):
             assert (run / "pictures" / picture).stat().st_size > 1000
-    assert main(["evaluate", str(run)]) == 0
     assert "constant velocity" in capsys.readouterr().out
 
 
@@ -99,7 +97,7 @@ def test_parts_are_different_simulations_with_their_numbers_of_bodies(motion):
 
 
 def test_steps_with_changes_and_those_beside_them_are_drawn_more_often():
-    motion = Motion.simulated(Interactions(**{**SMALL, "times": 60}), "balls")
+    motion = Motion.simulated(Interactions(**{**SMALL, "times": 20}), "balls")
     changes = motion.steps["train"].simulations.states[..., 2:].diff(dim=1).square().sum(-1)
     much = (changes.amax(-1) > changes.mean()).flatten()
     counts = motion.drawn().bincount(minlength=len(much))

@@ -14,6 +14,7 @@ from structconv_systems.recipes.options.tsp import TSP
 from structconv_systems.recipes.tsp import Instances, best_of, measure, said
 from structconv_systems.train.config import resolve
 from systems.tests.recipes.runs import check_laws, evaluated
+from tests.support.drawn import drawn
 
 TINY = ["steps=6", "validate_every=3", "checkpoint_every=2", "challenge_every=2", "nodes=6", "channels=8", "layers=1",
         "heads=2", "hidden=16", "batch_size=16", "challengers=64", "instances=8", "samples=4", "seeds=1"]
@@ -77,7 +78,7 @@ def test_a_file_that_is_not_there(run, tmp_path, capsys):
     assert main(["evaluate", str(run), "--test", str(tmp_path / "none.tsp")]) == 3
 
 
-@pytest.mark.parametrize("baseline", ["exponential", "shared"])
+@pytest.mark.parametrize("baseline", drawn(["shared", "exponential"], 2))
 def test_other_baselines_train(baseline, tmp_path):
     assert main(["train", "tsp", *TINY, f"baseline={baseline}", "copies=4", "--out", str(tmp_path / "run")]) == 0
 

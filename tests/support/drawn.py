@@ -1,0 +1,21 @@
+"""Which cases of a test run: all with STRUCTCONV_EVERY_TEST=1 (`make test-every`), otherwise those that are drawn."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TypeVar
+
+import pytest
+
+__all__ = ["EVERY", "drawn", "slow"]
+
+T = TypeVar("T")
+EVERY = bool(os.environ.get("STRUCTCONV_EVERY_TEST"))
+#: A test that takes seconds and whose subject other tests share.
+slow = pytest.mark.skipif(not EVERY, reason="runs with STRUCTCONV_EVERY_TEST=1 (make test-every)")
+
+
+def drawn(cases: Iterable[T], step: int) -> list[T]:
+    """One of so many near-equal cases; all of them with STRUCTCONV_EVERY_TEST=1 (`make test-every`)."""
+    return list(cases)[::1 if EVERY else step]
