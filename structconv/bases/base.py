@@ -19,7 +19,7 @@ from structconv.errors import ShapeError
 from structconv.pictures import basis_png
 from structconv.structures.values import NOTED, FrozenValue, field_names, frozen, key_of, size_class, tensors_in
 
-__all__ = ["BASES", "Algebra", "Basis", "is_basis", "operator", "value"]
+__all__ = ["Algebra", "Basis", "operator", "value"]
 
 if TYPE_CHECKING:
     from structconv.bases.pairs import Pairs

@@ -80,7 +80,7 @@ def _expanded(evaluate: Callable[[Any, Pairs], Tensor]) -> Callable[[Any, Pairs]
     Raises:
         ShapeError: the scores do not have the shape of the pairs.
     """
-    known = evaluate.__module__.startswith("structconv.")
+    known = (evaluate.__module__ or "").startswith("structconv.")
 
     @functools.wraps(evaluate)
     def expanded(self: Any, pairs: Pairs) -> Tensor:

@@ -342,13 +342,11 @@ class ClusterData:
     Example:
 
         >>> from structconv import Graph
-        >>> from structconv.data import ClusterData, ClusterLoader
+        >>> from structconv.data import ClusterData
         >>> graph = Graph(torch.tensor([[0, 1, 2, 3, 1], [1, 0, 3, 2, 2]]), num_nodes=4)
         >>> clusters = ClusterData(graph, 2, cluster=torch.tensor([0, 0, 1, 1]))
         >>> clusters[1].n_id, clusters[1].e_id
         (tensor([2, 3]), tensor([3, 2]))
-        >>> next(iter(ClusterLoader(clusters, batch_size=2))).e_id.sort().values
-        tensor([0, 1, 2, 3, 4])
 
     Reference: Chiang et al., *Cluster-GCN*, 2019, algorithm 1.
     """
@@ -387,7 +385,14 @@ class ClusterLoader(_InducedLoader):
     Yields:
         `Data`, or a `NeighborBatch`, with `n_id` and `e_id`.
 
-    Example: see `ClusterData`.
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.data import ClusterData, ClusterLoader
+        >>> graph = Graph(torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]]), num_nodes=4)
+        >>> clusters = ClusterData(graph, 2, cluster=torch.tensor([0, 0, 1, 1]))
+        >>> [batch.e_id.shape[0] for batch in ClusterLoader(clusters, batch_size=2)]
+        [4]
     """
 
     def __init__(self, cluster_data: ClusterData, *, transform: Callable[[Any], Any] | None = None,
@@ -423,9 +428,13 @@ class HGTLoader(_InducedLoader):
     Raises:
         ConfigError: for unknown types, or counts that are negative.
 
-    Example (needs PyTorch Geometric):
+    Example:
 
-        loader = HGTLoader(data, num_samples=[512] * 4, input_nodes=("paper", train_mask), batch_size=128)
+        >>> from structconv.data import HGTLoader
+        >>> from torch_geometric.data import HeteroData  # doctest: +SKIP
+        >>> data = HeteroData(author={"x": torch.randn(5, 8)}, paper={"x": torch.randn(3, 8)})  # doctest: +SKIP
+        >>> data["author", "writes", "paper"].edge_index = torch.tensor([[0, 1, 4], [0, 0, 2]])  # doctest: +SKIP
+        >>> batch = next(iter(HGTLoader(data, [2, 2], ("paper", None), batch_size=1)))  # doctest: +SKIP
 
     Reference: Hu et al., *Heterogeneous graph transformer*, 2020, algorithms 1 and 2. Of a node with more than 520
     edges of a relation so many random ones count.

@@ -239,9 +239,11 @@ def _is_reflexive(mask: Any, kept: bool) -> bool:
 def hidden_by(graph: Graph) -> int:
     """`BY_PAIRS` if an input has no edge and a gradient is wanted, else 0; found once for a list of edges."""
     edges, count = graph.edge_index if "_base" not in graph.__dict__ else None, graph.num_inputs
-    if edges is None or not torch.is_grad_enabled() or not values_known(edges):
+    if edges is None or not count or not torch.is_grad_enabled() or not values_known(edges):
         return 0
-    return 0 if kept(edges, ("reaches", count), lambda: bool(_ends(edges[0], count).all())) else BY_PAIRS
+    # an edge that was moved out of range is refused where the edges are sorted
+    inside = kept(edges, ("reaches", count), lambda: bool(_ends(edges[0].clamp(0, count - 1), count).all()))
+    return 0 if inside else BY_PAIRS
 
 
 def _ends(index: Tensor, count: int, keep: Tensor | None = None) -> Tensor:

@@ -216,7 +216,7 @@ def test_what_is_refused_of_pyg_is_named() -> None:
             return 2 * x_j
 
     changed, hooked = library.GCNConv(4, 4), library.GCNConv(4, 4)
-    changed.improved = "yes"
+    changed.node_dim = 0
     hooked.register_message_forward_hook(lambda *_: None)
     model = nn.ModuleDict({"own": Own(4, 4), "changed": changed, "hooked": hooked, "lazy": library.GCNConv(-1, 4),
                            "none": library.ResGatedGraphConv(4, 4)})

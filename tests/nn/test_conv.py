@@ -286,7 +286,7 @@ def assigned(layer, **attributes):
      lambda: MultiheadAttention(P, 2)(x_of(2, M, P), keep=Padding(x_of(3, M) == 0))),
     (r"must broadcast to \(2,\).*; got \(6,\).* goes as DenseMask\(table\)",
      lambda: MultiheadAttention(P, 2)(x_of(2, M, P), keep=x_of(M, M) == 0)),
-    (r"goes as DenseMask\(table\)", lambda: Conv(General().masked(keep=x_of(M, M) == 0).softmax(), P, Q)(x_of(M, P))),
+    (r"DenseMask\(mask\) for pairs", lambda: Conv(General().masked(keep=x_of(M, M) == 0).softmax(), P, Q)(x_of(M, P))),
     (r"must be bound .*DotProduct.* Make a new layer",
      lambda: assigned(Conv(ATTENTION, P, Q), mechanism=DotProduct(heads=2, dim=4))(x_of(M, P))),
     (r"must be bound", lambda: assigned(Conv(ATTENTION, P, Q), mechanism=ATTENTION).plan(x_of(M, P))),
