@@ -981,7 +981,7 @@ std::tuple<Tensor, Tensor> attend_backward(const Tensor& by_target, const Tensor
     const View y2 = op.dense("y2", y2_, {nodes, heads, channels}, a.x.dtype);
     const View grad = op.unit("grad", grad_, {nodes, heads, channels}, a.x.dtype);
     const View numbers = op.exact("numbers", numbers_, {4, nodes, heads}, types().f32);
-    const View grad_x = op.made({nodes, heads, channels}, a.x.dtype), grads = op.made({3, heads, channels});
+    const View grad_x = op.made({nodes, heads, channels}, a.x.dtype), grads = op.made({a.bias.sizes ? 3 : 2, heads, channels});
     const View scratch = op.made({6 * size + piece_numbers(a.x, ahead)});
     const float* lse = numbers.floats();
     float *first = scratch.floats(), *own = grads.floats();
