@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -364,10 +365,14 @@ class ClusterData:
                                  (int(cluster.min()), int(cluster.max())))
         self.cluster = cluster.cpu().long()
         self.nodes = self.cluster.argsort(stable=True).split(self.cluster.bincount(minlength=num_parts).tolist())
-        self._single = ClusterLoader(self)
 
     def __len__(self) -> int:
         return self.num_parts
+
+    @cached_property
+    def _single(self) -> ClusterLoader:
+        """The loader of single clusters, whose sorted edges only items need."""
+        return ClusterLoader(self)
 
     def __getitem__(self, index: int) -> Any:
         if not -self.num_parts <= index < self.num_parts:

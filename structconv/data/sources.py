@@ -41,6 +41,7 @@ class NeighborBatch:
         seed_time: the times of the seeds, if they were given.
         edge_label_index, edge_label, edge_label_time: of a `LinkNeighborLoader`: pairs of nodes, labels, and times.
         src_index, dst_pos_index, dst_neg_index: of its triplets.
+        node_norm, edge_norm: of the GraphSAINT samplers, if measured: weights of losses and of messages.
 
     Example:
 
@@ -70,6 +71,8 @@ class NeighborBatch:
     src_index: Tensor | None = None
     dst_pos_index: Tensor | None = None
     dst_neg_index: Tensor | None = None
+    node_norm: Tensor | None = None
+    edge_norm: Tensor | None = None
 
 
 class Source:
