@@ -16,9 +16,9 @@ from structconv.weights import LowRank
 from structconv_systems.models.blocks import Block, Stack, Tokens
 from structconv_systems.models.recurrent import Recurrent
 
-__all__ = ["ARCHITECTURES", "Cost", "Recurrence", "SequenceClassifier", "layer_of", "predicted"]
+__all__ = ["ARCHITECTURES", "Cost", "Recurrence", "SequenceClassifier", "dilated_layers", "layer_of", "predicted"]
 
-ARCHITECTURES = ("convolution", "recurrence", "attention")
+ARCHITECTURES = ("convolution", "dilated", "recurrence", "attention")
 
 
 class Recurrence(nn.Module):
@@ -33,10 +33,11 @@ class Recurrence(nn.Module):
         return cast(Tensor, self.states(x, x.new_ones(x.shape[:2]))[0])
 
 
-def layer_of(architecture: str, channels: int, *, kernel: int = 5, heads: int = 1) -> Any:
+def layer_of(architecture: str, channels: int, *, kernel: int = 5, heads: int = 1, depth: int = 0) -> Any:
     """One layer (B, N, C) -> (B, N, C).
 
     - "convolution": the shifts by 0 ... k - 1, so that an entry sees itself and the k - 1 before it.
+    - "dilated": the shifts by 0, k^l ... (k - 1) k^l, for l = depth layers below it (van den Oord et al. 2016).
     - "recurrence": a GRU (Cho et al. 2014).
     - "attention": softmax_m(<W_q x_n, W_k x_m> / sqrt(D)) over all entries, D = C / heads (Vaswani et al. 2017).
 
@@ -44,8 +45,9 @@ def layer_of(architecture: str, channels: int, *, kernel: int = 5, heads: int = 
         ConfigError: an unknown one, or heads that do not divide the channels.
     """
     check_choice("layer_of", "architecture", architecture, ARCHITECTURES)
-    if architecture == "convolution":
-        return Conv(Shifts(list(range(check_positive("layer_of", "kernel", kernel))), padding="zeros"),
+    if architecture in ("convolution", "dilated"):
+        step = 1 if architecture == "convolution" else kernel ** depth
+        return Conv(Shifts([step * k for k in range(check_positive("layer_of", "kernel", kernel))], padding="zeros"),
                     channels, channels)
     if architecture == "recurrence":
         return Recurrence(channels)
@@ -61,7 +63,7 @@ class SequenceClassifier(nn.Module):
         classes: number of logits. channels: C; the networks have 2 C hidden units. layers: number of blocks.
 
     Calling it: tokens (B, N) -> (B, classes). With L convolutions of width k the logits depend on the last
-    L (k - 1) + 1 tokens alone; with GRUs or attention on all.
+    L (k - 1) + 1 tokens alone, on k^L where they are dilated; with GRUs or attention on all.
 
     Zhang et al., Dive into Deep Learning, section 10.6; Vaswani et al. (2017), section 4.
     """
@@ -71,13 +73,22 @@ class SequenceClassifier(nn.Module):
         super().__init__()
         check_positive("SequenceClassifier", "layers", layers)
         self.tokens = Tokens(vocabulary, channels, positions="sinusoidal", dropout=0.0)
-        self.stack = Stack([Block(layer_of(architecture, channels, kernel=kernel, heads=heads), None,
-                                  hidden=2 * channels, dropout=0.0, norm="pre") for _ in range(layers)])
+        self.stack = Stack([Block(layer_of(architecture, channels, kernel=kernel, heads=heads, depth=depth), None,
+                                  hidden=2 * channels, dropout=0.0, norm="pre") for depth in range(layers)])
         self.classify = Linear(channels, classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.stack(self.tokens(tokens, self.tokens.table(tokens.shape[-1])))
         return cast(Tensor, self.classify(x[:, -1]))
+
+
+def dilated_layers(entries: int, kernel: int) -> int:
+    """Return the least L with k^L >= n: how many dilated layers of width k >= 2 connect the first of n entries with the
+    last."""
+    layers = 1
+    while kernel ** layers < entries:
+        layers += 1
+    return layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,15 +107,17 @@ class Cost:
 
 
 def predicted(architecture: str, entries: int, channels: int, *, kernel: int) -> Cost:
-    """Predict the cost as in table 1 of Vaswani et al. (2017), with the constants of `layer_of`: O(k n d^2), O(n d^2)
-    and O(n^2 d) flops, O(1), O(n) and O(1) sequential products, paths of O(n / k), O(n) and O(1).
+    """Predict the cost as in table 1 of Vaswani et al. (2017), with the constants of `layer_of`: O(k n d^2) of
+    both convolutions, O(n d^2) and O(n^2 d) flops, O(1), O(n) and O(1) sequential products, paths of O(n / k),
+    O(log_k n) where dilated, O(n) and O(1).
     """
     check_choice("predicted", "architecture", architecture, ARCHITECTURES)
     if kernel < 2:
         raise ConfigError("predicted", "kernel must be at least 2, so that paths end", kernel)
     n, d = entries, channels
-    if architecture == "convolution":
-        return Cost(flops=2 * kernel * n * d * d, sequential=1, path=math.ceil((n - 1) / (kernel - 1)))
+    if architecture in ("convolution", "dilated"):
+        path = math.ceil((n - 1) / (kernel - 1)) if architecture == "convolution" else dilated_layers(n, kernel)
+        return Cost(flops=2 * kernel * n * d * d, sequential=1, path=path)
     if architecture == "recurrence":
         return Cost(flops=6 * n * d * (2 * d + 1), sequential=n, path=n)
     return Cost(flops=8 * n * d * d + 4 * n * n * d, sequential=1, path=1)

@@ -11,7 +11,13 @@ import torch
 from structconv.analysis.flops import forward_flops
 from structconv.commands.table import print_table
 from structconv_systems.data.generated import MARKS, NOISE, Labeled, temporal_order
-from structconv_systems.models.architectures import ARCHITECTURES, SequenceClassifier, layer_of, predicted
+from structconv_systems.models.architectures import (
+    ARCHITECTURES,
+    SequenceClassifier,
+    dilated_layers,
+    layer_of,
+    predicted,
+)
 from structconv_systems.recipes.generated import Classification, parts_of
 from structconv_systems.recipes.growth import exponent, growth_png, halves
 from structconv_systems.recipes.options.comparisons import Architectures
@@ -24,14 +30,16 @@ __all__ = ["RUNNER", "measured_costs", "network", "sequences"]
 
 _TASKS = ("far", "near")
 _SHORTEST = 64
-_COST = {"convolution": "k n d²", "recurrence": "n d²", "attention": "n² d"}
+_COST = {"convolution": "k n d²", "dilated": "k n d²", "recurrence": "n d²", "attention": "n² d"}
 _HEADERS = ("layer", "flops are", "Mflop", "exponent", "ms", "exponent of time", "of its longer half", "in sequence",
             "path")
 
 
 def network(recipe: Architectures, architecture: str) -> SequenceClassifier:
-    """The recipe's model of one architecture."""
-    return SequenceClassifier(architecture, NOISE + MARKS, MARKS ** 2, channels=recipe.channels, layers=recipe.layers,
+    """The recipe's model of one architecture: as many layers for all, but for dilated convolutions so many that they
+    see the whole sequence."""
+    layers = dilated_layers(recipe.length, recipe.kernel) if architecture == "dilated" else recipe.layers
+    return SequenceClassifier(architecture, NOISE + MARKS, MARKS ** 2, channels=recipe.channels, layers=layers,
                               kernel=recipe.kernel, heads=recipe.heads)
 
 

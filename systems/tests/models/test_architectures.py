@@ -39,26 +39,24 @@ def test_convolutions_see_no_further_than_they_reach():
     assert not torch.allclose(model(near), model(given))
 
 
-@pytest.mark.parametrize("architecture", ["recurrence", "attention"])
-def test_the_others_see_everything(architecture):
-    model, (given, _) = made(architecture), tokens()
+@pytest.mark.parametrize(("architecture", "layers"), [("dilated", 3), ("recurrence", 2), ("attention", 2)])
+def test_the_others_see_everything(architecture, layers):
+    model, (given, _) = made(architecture, layers=layers), tokens()
     other = given.clone()
     other[:, 0] = (other[:, 0] + 1) % 6
     assert not torch.allclose(model(other), model(given), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("architecture", ["convolution", "dilated"])
 @pytest.mark.parametrize("kernel", [2, 3, 5])
-def test_paths_of_convolutions_are_as_long_as_predicted(kernel):
+def test_paths_of_convolutions_are_as_long_as_predicted(architecture, kernel):
     """So many layers connect the first entry with the last, and not one less."""
-    layer, x = layer_of("convolution", 4, kernel=kernel).double(), torch.randn(1, 12, 4, dtype=torch.float64)
-    path = predicted("convolution", 12, 4, kernel=kernel).path
+    x = torch.randn(1, 12, 4, dtype=torch.float64)
+    path = predicted(architecture, 12, 4, kernel=kernel).path
 
-    def stacked(depth):
-        def run(h):
-            for _ in range(depth):
-                h = layer(h)
-            return h
-        return run
+    def stacked(layers):
+        return torch.nn.Sequential(*(layer_of(architecture, 4, kernel=kernel, depth=depth).double()
+                                     for depth in range(layers)))
 
     assert 0 in seen(stacked(path), x)
     assert 0 not in seen(stacked(path - 1), x)

@@ -53,7 +53,7 @@ def test_the_cost_of_a_layer_is_measured_counted_and_printed(runs, capsys):
     folder = runs["architectures"]
     cost = json.loads((folder / "summary.json").read_text())["cost"]
     assert cost["lengths"] == [64, 128, 256]
-    for name, slope in (("convolution", 1.0), ("recurrence", 1.0), ("attention", 1.7)):
+    for name, slope in (("convolution", 1.0), ("dilated", 1.0), ("recurrence", 1.0), ("attention", 1.7)):
         row = cost["layers"][name]
         assert row["flops"] == row["predicted_flops"]
         assert min(row["seconds"]) > 0
@@ -75,7 +75,7 @@ def test_trying_writes_nothing(tmp_path, name, capsys, monkeypatch):
     assert main(["train", name, *TRAINED[name], "--dry-run", "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert all(row["flops_per_step"] > 0 for row in found["groups"].values())
-    assert found["trainings"] == 2 * (6 if name == "architectures" else 9)
+    assert found["trainings"] == 2 * (8 if name == "architectures" else 9)
     assert not list(tmp_path.iterdir())
 
 
