@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from structconv import ConfigError, Graph, ShapeError, StructureError
-from structconv.data import LinkNeighborLoader, NeighborLoader
+from structconv import Adjacency, ConfigError, Conv, Graph, Identity, ShapeError, StructureError
+from structconv.data import LinkNeighborLoader, NeighborLoader, blocks
 from structconv.primitives import sampling
 
 NODES, EDGES = 60, 500
@@ -128,6 +128,36 @@ def _same(one, other):
                 assert torch.equal(value, again), name
             elif isinstance(value, list):
                 assert value == again, name
+
+
+BLOCKS = [name for name in OPTIONS if "subgraph_type" not in OPTIONS[name]]
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_layers_over_blocks_give_the_seeds_what_layers_over_the_whole_sample_give(name):
+    torch.manual_seed(0)
+    mechanism = Adjacency("row").of("neighbors") | Identity().of("own")
+    for batch in batches_of(OPTIONS[name])[1]:
+        hops = len(batch.num_sampled_edges)
+        layers = [Conv(mechanism, {"neighbors": 3, "own": 3}, 3).double() for _ in range(hops)]
+        x = y = torch.randn(len(batch.n_id), 3, dtype=torch.float64)
+        for layer, block in zip(layers, blocks(batch), strict=True):
+            x = layer({"neighbors": x, "own": x}, batch.graph).tanh()
+            y = layer({"neighbors": y, "own": y[:block.num_outputs]}, block).tanh()
+        seeds = batch.num_sampled_nodes[0]
+        assert y.shape == (seeds, 3)
+        torch.testing.assert_close(y, x[:seeds])
+
+
+def test_blocks_of_pygs_data_have_the_attributes_of_its_edges():
+    pyg = pytest.importorskip("torch_geometric")
+    data = pyg.data.Data(edge_index=graph().edge_index, num_nodes=NODES,
+                         edge_attr=torch.arange(2.0 * EDGES).view(-1, 2), edge_weight=torch.arange(1.0 * EDGES))
+    batch = next(iter(NeighborLoader(data, [3, 2], batch_size=4)))
+    first, last = blocks(batch)
+    assert torch.equal(first.edge_index, batch.edge_index) and torch.equal(first.edge_attr, batch.edge_attr)
+    assert (last.num_inputs, last.num_outputs) == (first.num_outputs, 4)
+    assert torch.equal(last.edge_weight, batch.e_id[:batch.num_sampled_edges[0]].float())
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -378,6 +408,8 @@ WRONG = {
     "attribute": (lambda: NeighborLoader(Graph(INDEX), [1], time_attr="t"), ConfigError, "time_attr must name"),
     "fanout": (lambda: NeighborLoader(Graph(INDEX), [-2]), ConfigError, "num_neighbors must be -1"),
     "type": (lambda: NeighborLoader(Graph(INDEX), [1], subgraph_type="whole"), ConfigError, "subgraph_type"),
+    "hops": (lambda: blocks(next(iter(NeighborLoader(Graph(INDEX), [1], subgraph_type="induced")))), ConfigError,
+             "directional"),
     "mode": (lambda: LinkNeighborLoader(Graph(INDEX), [1], neg_sampling="ternary"), ConfigError, "neg_sampling"),
 }
 

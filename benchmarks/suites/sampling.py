@@ -1,4 +1,4 @@
-"""Neighbor sampling: 1,024 seeds with 15, 10 and 5 neighbors a hop, on graphs of 10 edges a node.
+"""Neighbor sampling: 1,024 seeds with 15, 10 and 5 neighbors a hop, on graphs of 10 edges a node; layers on samples.
 
 Samplers draw other edges from other random numbers, so that what is compared is how many edges and nodes they draw.
 """
@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks import peers
 from benchmarks.case import FORWARD, Case, Comparison, Entrant, Size
-from structconv.data import NeighborLoader
+from structconv import Adjacency, Conv, Identity
+from structconv.data import NeighborLoader, blocks
 from structconv.structures import Graph
 
 __all__ = ["CASES"]
@@ -84,7 +86,71 @@ def _sampling(edges: int, region: int | None, size: Size) -> Comparison:
                       size=f"{nodes:,} nodes, {edges:,} edges; {drawn:,} edges and {reached:,} nodes sampled")
 
 
+class _Sage(nn.Module):
+    """Three layers, y = mean of neighbors W + x W_0, each over its block of a sample."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        mechanism = Adjacency("row").of("neighbors") | Identity().of("own")
+        self.layers = nn.ModuleList(Conv(mechanism, {"neighbors": channels, "own": channels}, channels,
+                                         bias=False)
+                                    for _ in _FANOUTS)
+
+    def forward(self, batch: Any) -> Tensor:
+        x: Tensor = batch.features["x"]
+        for layer, block in zip(self.layers, blocks(batch), strict=True):
+            x = layer({"neighbors": x, "own": x[:block.num_outputs]}, block).relu()
+        return x
+
+
+class _PygSage(nn.Module):
+    """The same by PyTorch Geometric, over all of a sample, or trimmed by its `trim_to_layer`."""
+
+    def __init__(self, library: Any, trim: bool, ours: _Sage, channels: int) -> None:
+        super().__init__()
+        self.trim = import_module("torch_geometric.utils").trim_to_layer if trim else None
+        self.layers = nn.ModuleList(library.SAGEConv(channels, channels, bias=False) for _ in _FANOUTS)
+        for layer, own in zip(self.layers, ours.layers, strict=True):
+            neighbors, root = (theta.detach().view(channels, channels).t() for theta in own.parameters())
+            layer.load_state_dict({"lin_l.weight": neighbors, "lin_r.weight": root})
+
+    def forward(self, batch: Any) -> Tensor:
+        x, edges = batch.features["x"], batch.graph.edge_index
+        for depth, layer in enumerate(self.layers):
+            if self.trim is not None:
+                x, edges, _ = self.trim(depth, batch.num_sampled_nodes, batch.num_sampled_edges, x, edges)
+            x = layer(x, edges).relu()
+        return x[:batch.batch_size]
+
+
+def _step(edges: int, channels: int, size: Size) -> Comparison:
+    """A step of an epoch: the neighbors of 1,024 seeds are drawn, features read, and three SAGE layers applied.
+
+    Peers apply their layers to what our loader samples, the same for all.
+    """
+    nodes = edges // _DEGREE
+    graph, x = Graph(torch.randint(nodes, (2, edges)), num_nodes=nodes), torch.randn(nodes, channels)
+    ours = _Sage(channels)
+    nets: dict[str, nn.Module] = {"ours": ours}
+    if (library := peers.geometric()) is not None:
+        nets |= {"pyg": _PygSage(library, False, ours, channels),
+                 "pyg-trimmed": _PygSage(library, True, ours, channels)}
+
+    loader = NeighborLoader(graph, list(_FANOUTS), features={"x": x})
+
+    def run(net: nn.Module) -> Tensor:
+        torch.manual_seed(0)  # all entrants draw the same
+        result: Tensor = net(loader(torch.arange(_SEEDS)))
+        return result
+
+    own, *rivals = (Entrant(name=name, run=partial(run, net), parameters=tuple(net.parameters()))
+                    for name, net in nets.items())
+    return Comparison(ours=own, peers=tuple(rivals), edges=edges,
+                      size=f"{nodes:,} nodes, {edges:,} edges, {channels} channels")
+
+
 CASES = (
+    Case(suite="sampling", name="sage-step-1e6", build=partial(_step, 10**6, 128), headline=False),
     Case(suite="sampling", name="uniform-1e6", build=partial(_sampling, 10**6, None)),
     *(Case(suite="sampling", name=f"region-1e{power}", build=partial(_sampling, 10**power, 10**4), headline=power == 5)
       for power in (5, 6, 7)),

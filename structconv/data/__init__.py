@@ -11,7 +11,8 @@ from structconv.data.induced import (
     random_walk,
 )
 from structconv.data.loaders import LinkNeighborLoader, NeighborBatch, NeighborLoader
+from structconv.data.sources import blocks
 
 __all__ = ["ClusterData", "ClusterLoader", "GraphSAINTEdgeSampler", "GraphSAINTNodeSampler",
            "GraphSAINTRandomWalkSampler", "HGTLoader", "LinkNeighborLoader", "NeighborBatch", "NeighborLoader",
-           "partition", "random_walk"]
+           "blocks", "partition", "random_walk"]

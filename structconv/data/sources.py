@@ -18,7 +18,7 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.sampling import InEdges
 from structconv.structures import Graph
 
-__all__ = ["NeighborBatch", "Source", "source_of"]
+__all__ = ["NeighborBatch", "Source", "blocks", "source_of"]
 
 #: The types of graphs that have no types.
 PLAIN_NODE: NodeType = None
@@ -73,6 +73,50 @@ class NeighborBatch:
     dst_neg_index: Tensor | None = None
     node_norm: Tensor | None = None
     edge_norm: Tensor | None = None
+
+
+def blocks(batch: Any) -> list[Graph]:
+    """Return a bipartite graph for each layer of a network, so that no layer computes what the seeds do not need.
+
+    With L hops, layer l = 1 ... L maps the nodes of the first L - l + 1 hops to those of the first L - l, along all
+    edges into these. For the seeds the last layer gives what it gives over the whole sampled graph, unless layers read
+    the degrees of inputs, as `normalize="sym"` does. Outputs are the first of the inputs: x[:graph.num_outputs].
+
+    Args:
+        batch: of a `NeighborLoader` or a `LinkNeighborLoader`, with one kind of nodes: a `NeighborBatch`, or a `Data`.
+            The graphs have its edge_weight and edge_attr.
+
+    Raises:
+        ConfigError: the hops of the edges are not known, as with `subgraph_type="induced"`, or nodes have types.
+
+    Example:
+
+        >>> from structconv import Adjacency, Conv, Graph
+        >>> from structconv.data import NeighborLoader, blocks
+        >>> graph = Graph(torch.randint(100, (2, 900)), num_nodes=100)
+        >>> batch = next(iter(NeighborLoader(graph, [5, 5], batch_size=8, features={"x": torch.randn(100, 4)})))
+        >>> x = batch.features["x"]
+        >>> for layer, block in zip([Conv(Adjacency("row"), 4, 16), Conv(Adjacency("row"), 16, 3)], blocks(batch)):
+        ...     x = layer(x, block)
+        >>> x.shape                                                # of the seeds
+        torch.Size([8, 3])
+
+    Reference: Wang et al., *Deep Graph Library*, 2019, where such graphs are called blocks.
+    """
+    nodes, edges = getattr(batch, "num_sampled_nodes", None), getattr(batch, "num_sampled_edges", None)
+    if not isinstance(nodes, list) or not isinstance(edges, list):
+        raise ConfigError("blocks", "batch must come from a NeighborLoader, with one kind of nodes and directional "
+                          "subgraphs, so that the hop of each edge is known", type(batch).__name__)
+    whole = batch.graph if isinstance(batch, NeighborBatch) else batch
+    weight, attr = getattr(whole, "edge_weight", None), getattr(whole, "edge_attr", None)
+    lead = -2 if attr is not None and attr.dim() > 1 else -1
+    found = []
+    for hop in range(len(edges), 0, -1):
+        count = sum(edges[:hop])
+        found.append(Graph(whole.edge_index[:, :count], num_inputs=sum(nodes[:hop + 1]), num_outputs=sum(nodes[:hop]),
+                           edge_weight=None if weight is None else weight[..., :count],
+                           edge_attr=None if attr is None else attr.narrow(lead, 0, count)))
+    return found
 
 
 class Source:
