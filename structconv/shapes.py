@@ -10,7 +10,8 @@ from torch import Tensor
 from structconv.errors import ConfigError, ShapeError
 
 __all__ = ["Shape", "alike", "broadcast", "check_alike", "check_choice", "check_divides", "check_entries",
-           "check_leads", "check_natural", "check_number", "check_positive", "check_tensor", "goes_into", "mixes"]
+           "check_leads", "check_natural", "check_number", "check_positive", "check_tensor", "goes_into", "layout_hint",
+           "mixes"]
 
 Shape = tuple[int, ...]
 _TOO_MANY = 2 ** 63
@@ -53,6 +54,13 @@ def check_tensor(owner: str, name: str, value: object, remedy: str = "") -> None
                          f"{name}.values(), with structure=Samples({name}.offsets().diff()).")
 
 
+def layout_hint(x: Tensor, channels: int | None) -> str:
+    """Say where entries and channels are, and how to get there from (B, P, *S)."""
+    if channels is not None and x.dim() > 2 and x.shape[1] == channels:
+        return "Entries are dim -2, channels dim -1. If channels are dim 1, pass x.flatten(2).mT."
+    return "Entries are dim -2, channels dim -1."
+
+
 def check_entries(owner: str, x: Tensor, *, entries: int | None = None, channels: int | None = None,
                   name: str = "x", letters: Sequence[str] = "MP") -> None:
     """Raise `ShapeError` unless `x` has shape (..., entries, channels); `None` leaves a size free."""
@@ -65,7 +73,7 @@ def check_entries(owner: str, x: Tensor, *, entries: int | None = None, channels
         sizes = [letter if size is None else f"{letter}={size}"
                  for letter, size in zip(letters, (entries, channels), strict=True)]
         raise ShapeError(owner, f"{name} must have shape (..., {', '.join(sizes)})", tuple(x.shape),
-                         "Entries are dim -2, channels dim -1.")
+                         layout_hint(x, channels))
 
 
 def check_leads(owner: str, x: Tensor, z: Tensor, *, name: str = "x", other_name: str = "z") -> None:

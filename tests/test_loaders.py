@@ -160,6 +160,12 @@ def test_blocks_of_pygs_data_have_the_attributes_of_its_edges():
     assert torch.equal(last.edge_weight, batch.e_id[:batch.num_sampled_edges[0]].float())
 
 
+def test_a_batch_is_printed_by_its_shapes():
+    batch = batches_of({})[1][0]
+    assert f"x=[{len(batch.n_id)}], time=[{len(batch.n_id)}]" in repr(batch)
+    assert "tensor(" not in repr(batch) and "batch=None" not in repr(batch)
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_torchs_operators_draw_what_the_kernels_draw(name, monkeypatch):
     _, native = batches_of(OPTIONS[name])

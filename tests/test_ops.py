@@ -38,6 +38,7 @@ def ring(entries=6):
 @pytest.mark.parametrize(("call", "message"), [
     (lambda: conv(numbers(5, 3), Identity(6), numbers(1, 3, 2)),
      r"^Conv: x must have shape \(..., M=6, P=3\); got \(5, 3\). Entries are dim -2, channels dim -1.$"),
+    (lambda: conv(numbers(2, 3, 6), Identity(6), numbers(1, 3, 2)), r"If channels are dim 1, pass x.flatten\(2\).mT.$"),
     (lambda: conv(numbers(6, 4), Identity(6), numbers(1, 3, 2)), r"P=3\); got \(6, 4\)"),
     (lambda: conv(numbers(6), Identity(6), numbers(1, 3, 2)), r"got \(6,\)"),
     (lambda: conv(numbers(6, 3), Identity(6), numbers(2, 3, 2)), "theta must have the basis's size K=1; got K=2"),

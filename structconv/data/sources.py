@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ PLAIN_EDGE: EdgeType = (None, None, None)
 Key = NodeType | EdgeType
 
 
-@dataclass
+@dataclass(repr=False)
 class NeighborBatch:
     """A sampled subgraph of a `Graph`.
 
@@ -73,6 +73,13 @@ class NeighborBatch:
     dst_neg_index: Tensor | None = None
     node_norm: Tensor | None = None
     edge_norm: Tensor | None = None
+
+    def __repr__(self) -> str:
+        """Name what there is, tensors by their shapes."""
+        values = {**self.features, **{field.name: getattr(self, field.name) for field in fields(self)[2:]}}
+        return f"NeighborBatch({self.graph!r}, " + ", ".join(
+            f"{name}={list(value.shape) if isinstance(value, Tensor) else value}" for name, value in values.items()
+            if value is not None) + ")"
 
 
 def blocks(batch: Any) -> list[Graph]:

@@ -36,7 +36,7 @@ from structconv.planning.precision import without_autocast
 from structconv.planning.problem import Call, Image, PartInputs, Problem, Run
 from structconv.planning.tables import Candidate, Plan
 from structconv.planning.tuning import Autotuning
-from structconv.shapes import check_alike
+from structconv.shapes import check_alike, layout_hint
 from structconv.structures.values import EXACT, class_volume, key_of, tensors_in
 
 __all__ = ["CAPACITY", "Candidate", "Plan", "decide", "plan_for", "plans_version", "served"]
@@ -192,7 +192,7 @@ def _check(call: Call, basis: Basis, image: Image | None) -> None:
     theta.check()
     if image is None and (x.dim() < 2 or x.shape[-1] != theta.in_channels):
         raise ShapeError("Conv", f"x must have shape (..., M, P={theta.in_channels})", tuple(x.shape),
-                         "Entries are dim -2, channels dim -1.")
+                         layout_hint(x, theta.in_channels))
     if image is not None and (x.dim() <= image.axes or x.shape[-1 - image.axes] != theta.in_channels):
         raise ShapeError("Conv", f"images must have shape (..., P={theta.in_channels}, *S) with {image.axes} axes S",
                          tuple(x.shape))
