@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from structconv.structures.supports import Support
 
 OPERATORS: dict[str, Callable[..., Any]] = {}
-#: Types that were found to be bases: `isinstance` of an abstract class is slow.
+#: The subclasses of `Basis`: `isinstance` of an abstract class is slow.
 BASES: set[type] = set()
 #: A notebook draws a basis of at most so many inputs and outputs, and of at most so many numbers; else it prints it.
 MOST_DRAWN, MOST_NUMBERS = 512, 16 * 512 ** 2
@@ -39,12 +39,7 @@ T = TypeVar("T")
 
 def is_basis(value: Any) -> bool:
     """Return True if `value` is a `Basis`."""
-    if type(value) in BASES:
-        return True
-    found = isinstance(value, Basis)
-    if found:
-        BASES.add(type(value))
-    return found
+    return type(value) in BASES
 
 
 def operator(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -259,6 +254,7 @@ class Basis(FrozenValue, ScoreMaps["Basis"], abc.ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        BASES.add(cls)
         if "dense" in cls.__dict__:
             cls.dense = _with_absent(cls.__dict__["dense"])
 
