@@ -66,5 +66,5 @@ results: $(READY) ## run the digits anew and write the table of docs/seven-struc
 	$(BIN)/python tools/results.py runs/results
 
 clean: ## remove what tools left behind; keeps the environment and the runs
-	rm -rf structconv/primitives/native/core-*.so structconv/primitives/native/core-*.sha256 build dist systems/build systems/dist docs/_build *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf structconv/primitives/native/core-*.so structconv/primitives/native/core-*.sha256 structconv/primitives/native/core-*.lock build dist systems/build systems/dist docs/_build *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find benchmarks docs examples structconv systems tests tools -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -22,14 +22,17 @@ class NativeHook(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         native = _load(Path(self.root) / "structconv" / "primitives" / "native" / "build.py")
         target = native.installed()
-        if not native.is_sound(target):
-            for stale in (*target.parent.glob("core-*.so"), *target.parent.glob("core-*.sha256")):
+        for stale in (*target.parent.glob("core-*.so"), *target.parent.glob("core-*.sha256")):
+            if stale.stem != target.stem:
                 stale.unlink()
-            try:
-                native.build(target, [native.own_level()] if version == "editable" else native.levels())
-            except (native.BuildError, OSError) as error:
-                self.app.display_warning(f"the native kernels will be built at first use: {error}")
-                return
+        try:
+            if version == "editable":
+                native.build_own()
+            elif not native.is_sound(target):
+                native.build(target, native.levels())
+        except (native.BuildError, OSError) as error:
+            self.app.display_warning(f"the native kernels will be built at first use: {error}")
+            return
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform}"

@@ -55,3 +55,34 @@ KNOWN = {
 def test_flops_of_layers(name):
     layer, rest, expected = KNOWN[name]
     assert forward_flops(lambda x: layer(x, *rest), torch.randn(NODES, 16)) == expected
+
+
+def random(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+OPS = torch.ops.structconv
+#: Products of dense tensors, by an operator and by operators that torch counts.
+PRODUCTS = {
+    "project": (OPS.project, (random(6, 3), random(3, 4), random(4)), lambda x, w, bias: x @ w),
+    "project_relu": (OPS.project_relu, (random(6, 3), random(3, 4), random(4)), lambda x, w, bias: x @ w),
+    "outer": (OPS.outer, (random(6, 3), random(6, 4)), lambda x, y: x.T @ y),
+    "group_products": (OPS.group_products, (random(7, 4), random(3, 2, 2, 3), [0, 3, 3, 7]),
+                       lambda x, theta, ends: x.view(7, 2, 2).mT.reshape(2, 7, 2) @ theta[0]),
+    "group_outer": (OPS.group_outer, (random(7, 4), random(7, 6), [0, 3, 3, 7], 2),
+                    lambda x, y, ends, blocks: x.view(7, 2, 2).permute(1, 2, 0) @ y.view(7, 2, 3).transpose(0, 1)),
+    "shift_products": (OPS.shift_products, (random(2, 5, 3), random(1, 3, 4), [0], 5), lambda x, theta, *_: x @ theta[0]),
+    "shift_correlation": (OPS.shift_correlation, (random(2, 5, 3), random(2, 5, 4), [0]), lambda x, g, _: x.mT @ g),
+}
+
+
+def flops_of(call):
+    with FlopCounterMode(display=False, custom_mapping=counted()) as counter:
+        call()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_flops_of_products_are_those_of_torch(name):
+    operator, arguments, of_torch = PRODUCTS[name]
+    assert flops_of(lambda: operator(*arguments)) == flops_of(lambda: of_torch(*arguments)) > 0

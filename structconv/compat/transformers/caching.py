@@ -117,8 +117,8 @@ class PreparedGenerationMixin(GenerationMixin):
     transformers 5.24 as `past_key_values`, and returns it as `past_key_values`.
     """
 
-    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any],  # type: ignore
+    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any],
                                       *args: Any, **options: Any) -> None:
         if model_kwargs.get(_NAME) is None and generation_config.use_cache is not False:
-            layers: int = self.config.num_hidden_layers  # type: ignore[attr-defined]
+            layers: int = self.config.num_hidden_layers
             model_kwargs[_NAME] = PreparedCache(layers)

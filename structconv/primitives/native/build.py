@@ -8,6 +8,7 @@ in the process already (see loader.py).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import importlib.util
@@ -17,12 +18,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-__all__ = ["FLAGS", "LEVELS", "ONCE", "SOURCES", "BuildError", "build", "compiler", "digest", "headers",
-           "installed", "is_sound", "kernels", "levels", "own_level", "version"]
+__all__ = ["FLAGS", "LEVELS", "ONCE", "SOURCES", "BuildError", "build", "build_own", "compiler", "digest", "headers",
+           "installed", "is_sound", "kernels", "levels", "locked", "own_level", "version"]
 
 SOURCES = Path(__file__).parent / "src"
 ONCE = ("isa", "operators")  # the same for all instruction sets
@@ -155,6 +156,40 @@ def build(target: Path, chosen: Sequence[str], *, openmp: bool = True, cxx: str 
         os.replace(made, target)
 
 
+def build_own() -> Path:
+    """Build the object of an editable installation: for this processor alone, which takes a third of the time.
+
+    Returns:
+        Its path. Processes that start together build once.
+
+    Raises:
+        BuildError: as `build` does.
+    """
+    target = installed()
+    with locked(target):
+        if not is_sound(target):
+            build(target, [own_level()])
+    return target
+
+
+@contextlib.contextmanager
+def locked(target: Path) -> Iterator[None]:
+    """Hold a lock file beside `target`, so that processes that start together build once.
+
+    The result is moved in place atomically anyway: where files cannot be locked, the work is merely done twice.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    with target.with_suffix(".lock").open("w") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -174,3 +209,7 @@ def _run(command: Sequence[str | Path]) -> None:
         raise BuildError(f"{command[0]} does not run: {error}") from error
     if done.returncode:
         raise BuildError(f"{command[0]} failed on {Path(command[-3]).name}: {done.stderr.strip()[-800:]}")
+
+
+if __name__ == "__main__":
+    build_own()

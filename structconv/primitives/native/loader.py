@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -158,7 +158,7 @@ def _find() -> Core:
     path = cache_folder() / f"core-{level}-{build.digest(cxx, said, level, str(runtime is not None))}.so"
     origin = "cache"
     if not build.is_sound(path):
-        with _alone(path.with_suffix(".lock")):
+        with build.locked(path):
             if not build.is_sound(path):
                 _LOG.warning("building structconv's native kernels once, for %s, in %s: about 15 s%s", level, path,
                              "; the file there is damaged" if path.is_file() else "")
@@ -206,16 +206,3 @@ def _loaded_libraries() -> list[str]:
         return []
     paths = {line.split(maxsplit=5)[5] for line in maps.splitlines() if line.count("/")}
     return sorted(path for path in paths if ".so" in path)
-
-
-@contextlib.contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Hold a lock file, so that processes that start together build once. The result is moved in place atomically
-    anyway: where files cannot be locked, the work is merely done twice."""
-    import fcntl
-
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
