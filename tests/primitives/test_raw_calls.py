@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -9,8 +10,10 @@ import pytest
 import torch
 
 from structconv.errors import ShapeError
+from structconv.primitives.layout import compress
 from structconv.primitives.native import core
-from tests.primitives.raw_calls import K, M, N, valid
+from tests.native import guarded
+from tests.primitives.raw_calls import E, K, M, N, valid, with_backwards
 from tests.support.drawn import EVERY
 
 #: `make test-every` makes more of them.
@@ -27,13 +30,47 @@ def test_wrong_calls_end_in_exceptions(native, seed, monkeypatch):
     assert "wrong" not in done.stdout, done.stdout
 
 
-def test_wrong_calls_of_native_operators_end_in_exceptions():
+def test_wrong_calls_of_native_operators_end_in_exceptions(tmp_path):
     if core() is None:
         pytest.skip("the native core cannot be built here")
+    guard = guarded.build(tmp_path)
     done = subprocess.run([sys.executable, "-m", "tests.primitives.raw_native", "0", str(4 * ROUNDS)],
-                          capture_output=True, text=True, check=False, timeout=300)
+                          capture_output=True, text=True, check=False, timeout=300,
+                          env=None if guard is None else guarded.environment(guard))
     assert done.returncode == 0, f"{done.returncode}: {''.join(done.stderr.splitlines(keepends=True)[-30:])}"
     assert "wrong" not in done.stdout, done.stdout
+    assert guard is None or "guarded tensors" in done.stdout
+
+
+@pytest.mark.parametrize("end", ["ahead", "beyond"])
+def test_a_guard_ends_a_process_that_reads_beside_a_tensor(end, tmp_path):
+    guard = guarded.build(tmp_path)
+    if guard is None:
+        pytest.skip("no C compiler, or not Linux")
+    code = ("import ctypes, torch\nfrom tests.native import guarded\nguarded.enable()\n"
+            "tensors = [torch.zeros(5) for _ in range(2)]\n"  # one begins after a page, the other ends before one
+            f"for t in tensors: ctypes.c_float.from_address(t.data_ptr() {'- 4' if end == 'ahead' else '+ 20'}).value")
+    done = subprocess.run([sys.executable, "-c", code], env=guarded.environment(guard), check=False)
+    assert done.returncode == -signal.SIGSEGV
+
+
+@pytest.mark.parametrize("name", ["affine_attention", "projected_attention", "bilinear_attention", "joint_attention",
+                                  "additive_attention"])
+def test_layouts_of_different_edges_bring_no_memory_to_light(name):
+    if core() is None:
+        pytest.skip("the native core cannot be built here")
+    backward = f"{name}_backward"
+    arguments = with_backwards(torch.float32)[backward][6:]
+    source, target = torch.randint(M, (E,)), torch.randint(N, (E,))
+    layouts = *compress(target.clamp(min=1), source, N), *compress(source, target.where(target != 1, 0), M)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)  # new memory is full of NaN
+    try:
+        assert torch.empty(3).isnan().all()
+        found = getattr(torch.ops.structconv, backward)(*layouts, *arguments)
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert all(t.isfinite().all() for t in found)
 
 
 @pytest.mark.parametrize("factor", [torch.ones(1, K, 4), torch.ones(M, K, 4, dtype=torch.float64), torch.ones(N, K, 4)])
