@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from structconv.errors import ShapeError
-from structconv.primitives.layout import compress
 from structconv.primitives.native import core
 from tests.native import guarded
-from tests.primitives.raw_calls import E, K, M, N, valid, with_backwards
+from tests.primitives.raw_calls import K, M, N, valid
 from tests.support.drawn import EVERY
 
 #: `make test-every` makes more of them.
@@ -52,25 +51,6 @@ def test_a_guard_ends_a_process_that_reads_beside_a_tensor(end, tmp_path):
             f"for t in tensors: ctypes.c_float.from_address(t.data_ptr() {'- 4' if end == 'ahead' else '+ 20'}).value")
     done = subprocess.run([sys.executable, "-c", code], env=guarded.environment(guard), check=False)
     assert done.returncode == -signal.SIGSEGV
-
-
-@pytest.mark.parametrize("name", ["affine_attention", "projected_attention", "bilinear_attention", "joint_attention",
-                                  "additive_attention"])
-def test_layouts_of_different_edges_bring_no_memory_to_light(name):
-    if core() is None:
-        pytest.skip("the native core cannot be built here")
-    backward = f"{name}_backward"
-    arguments = with_backwards(torch.float32)[backward][6:]
-    source, target = torch.randint(M, (E,)), torch.randint(N, (E,))
-    layouts = *compress(target.clamp(min=1), source, N), *compress(source, target.where(target != 1, 0), M)
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)  # new memory is full of NaN
-    try:
-        assert torch.empty(3).isnan().all()
-        found = getattr(torch.ops.structconv, backward)(*layouts, *arguments)
-    finally:
-        torch.use_deterministic_algorithms(before)
-    assert all(t.isfinite().all() for t in found)
 
 
 @pytest.mark.parametrize("factor", [torch.ones(1, K, 4), torch.ones(M, K, 4, dtype=torch.float64), torch.ones(N, K, 4)])
