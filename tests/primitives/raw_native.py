@@ -1,8 +1,9 @@
 """Calls every native operator with arguments that are wrong in one or two places, as `raw_calls` does the public ones.
 
-A sealed layout is replaced, cut or converted; nobody writes into one.
+A sealed layout is replaced, cut or converted; nobody writes into one. Guarded, a call that leaves a part of its result
+unwritten has another answer the second time, when new memory is full of something else.
 
-    python -m tests.primitives.raw_native SEED ROUNDS
+    python -m [tests.native.guarded] tests.primitives.raw_native SEED ROUNDS
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ import contextlib
 import faulthandler
 import random
 import sys
+import time
 import warnings
 
 import torch
 from torch import Tensor
 
 from structconv.primitives.native.loader import core
+from tests.native import guarded
 from tests.primitives.raw_calls import E, K, M, N, changed, mutated, plain, said, same, with_backwards
 
 SEALED: list[Tensor] = []
+LONGEST = 10.0  # seconds of a call
 
 
 def recorded(native):
@@ -90,13 +94,19 @@ def replaced(layout, rng):
                        torch.stack([layout, layout], 1)[:, 0], layout.clone(), *SEALED])
 
 
-def attempt(name, operator, arguments):
+def attempt(name, operator, arguments, poison):
     """Whether the call raised an exception; a wrong answer is printed."""
     copies = [t.clone() if isinstance(t, Tensor) and t.layout is torch.strided else t for t in arguments]
+    poison(0xff)  # NaN, and -1
+    begin = time.perf_counter()
     try:
         found = operator(*arguments)
     except Exception:
         return True
+    finally:
+        if (seconds := time.perf_counter() - begin) > LONGEST:
+            print(f"wrong: {name} took {seconds:.0f} s: {list(map(said, arguments))}")
+    poison(0x3c)  # 0.0115, and 10^9
     with contextlib.suppress(Exception):  # a copy may be refused for what it is no more: empty, expanded
         if found is not None and not same(found, operator(*map(plain, copies))) and name not in (
                 "layouts", "verify", "number"):  # the second call of `number` finds what the first has entered
@@ -110,6 +120,8 @@ def main() -> None:
     seed, rounds = int(sys.argv[1]), int(sys.argv[2])
     rng, refused, made, native = random.Random(seed), 0, 0, core()
     torch.manual_seed(seed)
+    guard = guarded.enable()
+    poison = (lambda byte: None) if guard is None else guard.guard_poison
     calls = recorded(native)
     assert set(calls) == set(native.operators()), set(native.operators()) - set(calls)
     for name, arguments in calls.items():
@@ -124,9 +136,9 @@ def main() -> None:
                                  [changed(value[0], rng), *value[1:]] if isinstance(value, (list, tuple))
                                  and value and isinstance(value[0], Tensor) else mutated(value, rng))
             print(f"calls {name}: {list(map(said, given))}", file=sys.stderr, flush=True)
-            refused += attempt(name, operator, given)
+            refused += attempt(name, operator, given, poison)
             made += 1
-    print(f"{made} calls, {refused} refused")
+    print(f"{made} calls, {refused} refused" + (f", {guard.guard_blocks()} guarded tensors" if guard else ""))
 
 
 if __name__ == "__main__":

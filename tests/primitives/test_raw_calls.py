@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import torch
 
 from structconv.errors import ShapeError
 from structconv.primitives.native import core
+from tests.native import guarded
 from tests.primitives.raw_calls import K, M, N, valid
 from tests.support.drawn import EVERY
 
@@ -27,13 +29,28 @@ def test_wrong_calls_end_in_exceptions(native, seed, monkeypatch):
     assert "wrong" not in done.stdout, done.stdout
 
 
-def test_wrong_calls_of_native_operators_end_in_exceptions():
+def test_wrong_calls_of_native_operators_end_in_exceptions(tmp_path):
     if core() is None:
         pytest.skip("the native core cannot be built here")
+    guard = guarded.build(tmp_path)
     done = subprocess.run([sys.executable, "-m", "tests.primitives.raw_native", "0", str(4 * ROUNDS)],
-                          capture_output=True, text=True, check=False, timeout=300)
+                          capture_output=True, text=True, check=False, timeout=300,
+                          env=None if guard is None else guarded.environment(guard))
     assert done.returncode == 0, f"{done.returncode}: {''.join(done.stderr.splitlines(keepends=True)[-30:])}"
     assert "wrong" not in done.stdout, done.stdout
+    assert guard is None or "guarded tensors" in done.stdout
+
+
+@pytest.mark.parametrize("end", ["ahead", "beyond"])
+def test_a_guard_ends_a_process_that_reads_beside_a_tensor(end, tmp_path):
+    guard = guarded.build(tmp_path)
+    if guard is None:
+        pytest.skip("no C compiler, or not Linux")
+    code = ("import ctypes, torch\nfrom tests.native import guarded\nguarded.enable()\n"
+            "tensors = [torch.zeros(5) for _ in range(2)]\n"  # one begins after a page, the other ends before one
+            f"for t in tensors: ctypes.c_float.from_address(t.data_ptr() {'- 4' if end == 'ahead' else '+ 20'}).value")
+    done = subprocess.run([sys.executable, "-c", code], env=guarded.environment(guard), check=False)
+    assert done.returncode == -signal.SIGSEGV
 
 
 @pytest.mark.parametrize("factor", [torch.ones(1, K, 4), torch.ones(M, K, 4, dtype=torch.float64), torch.ones(N, K, 4)])

@@ -218,7 +218,12 @@ template <class T, int HB, bool TARGET> struct Pass {
             clear(s.slopes, (stop - start) * deep.floats);
             if constexpr (!TARGET) clear(s.sums, (stop - start) * wide.floats);
             for (int64_t row = start; row < stop; ++row)
-                if (!side.empty(row)) open(row, row - start, s);
+                if (!side.empty(row)) {
+                    open(row, row - start, s);
+                } else if constexpr (TARGET) {
+                    float* packed = a.packed + row * 2 * a.heads + head;
+                    no_weights(packed, packed + a.heads, HB);
+                }
             for_chunks(side, start, stop, channels.step, [&](int64_t row, int64_t at, int64_t count) {
                 chunk(row, row - start, {side.layout.index + at, count, side.limit(last) - at}, s);
             });

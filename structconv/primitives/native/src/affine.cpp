@@ -181,7 +181,11 @@ template <class T, int HB> struct Pack {
         const int64_t at = row * a.heads + head;
         float *packed = a.packed + row * 4 * a.heads + head, *grad_target = a.grad_target + at;
         for (int h = 0; h < HB; ++h) grad_target[h] = 0.0f;
-        if (!used) return;
+        if (!used) {
+            for (int h = 0; h < HB; ++h) packed[h] = 0.0f;
+            no_weights(packed + a.heads, packed + 2 * a.heads, HB);
+            return;
+        }
         load_row<T>(table_of<T>(a.y, head), row, HB, pieces, y);
         if (a.vectors.bias) add_row(vectors.bias, Factors(-1.0f).each, HB, pieces, y);
         row_dots(g, y, HB, pieces, d);

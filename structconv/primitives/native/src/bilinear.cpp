@@ -151,11 +151,14 @@ template <class T, int HB, bool TARGET> struct Pass {
     void open(int64_t row, State& s) const {
         clear(s.deep_sums, deep.floats);
         if constexpr (!TARGET) clear(s.wide_sums, wide.floats);
-        if (layout().indptr[row] == layout().indptr[row + 1]) return;
+        [[maybe_unused]] float* packed = a.packed + row * 2 * a.heads + head;  // by target
+        if (layout().indptr[row] == layout().indptr[row + 1]) {
+            if constexpr (TARGET) no_weights(packed, packed + a.heads, HB);
+            return;
+        }
         load_row<T>(table_of<T>(own_deep(), head), row, HB, deep, s.deep);
         load_row<T>(table_of<T>(own_wide(), head), row, HB, wide, s.wide);
         if constexpr (TARGET) {
-            float* packed = a.packed + row * 2 * a.heads + head;
             load_row<T>(table_of<T>(a.y, head), row, HB, wide, s.wide_sums);
             row_dots(s.wide, s.wide_sums, HB, wide, packed + a.heads);
             std::memcpy(packed, a.lse + row * a.heads + head, HB * sizeof(float));

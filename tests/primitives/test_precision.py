@@ -1,0 +1,47 @@
+"""How far operators along edges are from float64 at entries of many edges."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from structconv.primitives.native import calls, core
+from tests.primitives.edge_operators import OPERATORS, Edges
+from tests.support.drawn import drawn
+
+DEGREE = 100_000
+LISTED = [name for name, operator in OPERATORS.items() if operator.pairs in ("listed", "square")
+          and not name.startswith("recurrence")]  # whose matrix has a norm of the degree
+
+
+def with_gradients(operator, edges, inputs):
+    y = operator.call(edges, *inputs)
+    wanted = [t for t in inputs if t.requires_grad]
+    grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(3)).to(y.dtype)
+    return [t.detach().double() for t in (y, *torch.autograd.grad(y, wanted, grad, materialize_grads=True))]
+
+
+def exactly(operator, edges, inputs):
+    return with_gradients(operator, edges, [t.detach().double().requires_grad_(t.requires_grad) for t in inputs])
+
+
+def distances(found, exact):
+    return [float((a - b).square().mean().sqrt()) for a, b in zip(found, exact, strict=True)]
+
+
+@pytest.mark.parametrize("name", drawn(LISTED, 2))
+def test_hubs_are_as_exact_as_in_plain_float32(name, monkeypatch):
+    if core() is None:
+        pytest.skip("the native core cannot be built here")
+    g = torch.Generator().manual_seed(0)
+    source, target = torch.randint(500, (2, 2 * DEGREE), generator=g)
+    target[:DEGREE], source[DEGREE:] = 7, 11
+    edges, operator = Edges(source, target, 500, 500), OPERATORS[name]
+    torch.manual_seed(0)
+    inputs = operator.tensors(edges, 2, 8, 8, torch.float32)
+    exact = exactly(operator, edges, inputs)
+    found = distances(with_gradients(operator, edges, inputs), exact)
+    monkeypatch.setattr(calls, "usable", lambda x, edges: None)
+    plain = distances(with_gradients(operator, edges, inputs), exact)
+    for ours, others, numbers in zip(found, plain, exact, strict=True):
+        assert ours <= 3 * (others + 2.0**-24 * float(numbers.abs().max()))

@@ -1,0 +1,88 @@
+"""Results and gradients are the same numbers in each run and with any number of threads, if torch is told to be
+deterministic."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from structconv import (
+    STRUCTURE,
+    Conv,
+    Conv2d,
+    DotProduct,
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    Graph,
+    KnowledgeGraph,
+    MultiheadAttention,
+    RelationalConv,
+    Samples,
+    Window,
+)
+from structconv.nn import GraphPool
+
+NODES, EDGES, CHANNELS = 3000, 24000, 32  # enough for several threads in every kernel
+
+
+def graph():
+    g = torch.Generator().manual_seed(0)
+    index = torch.randint(NODES, (2, EDGES), generator=g)
+    index[1, : EDGES // 3] = 7  # a hub
+    return Graph(index, num_nodes=NODES)
+
+
+def nodes(*shape):
+    return torch.randn(*(shape or (NODES, CHANNELS)), generator=torch.Generator().manual_seed(1))
+
+
+def facts():
+    source, target = graph().edge_index
+    return KnowledgeGraph(torch.stack([source, torch.arange(EDGES) % 3, target], 1), NODES, ("a", "b", "c"))
+
+
+def attention(keep):
+    return Conv(DotProduct(4, 8).scaled().masked(keep=keep).softmax(), CHANNELS, CHANNELS)
+
+
+def pooled(how):
+    return GraphPool(CHANNELS, how), nodes(), Samples([NODES // 3] * 3)
+
+
+LAYERS = {
+    "GCN": lambda: (GCNConv(CHANNELS, CHANNELS), nodes(), graph()),
+    "GAT": lambda: (GATConv(CHANNELS, 8, heads=4), nodes(), graph()),
+    "GATv2": lambda: (GATv2Conv(CHANNELS, 8, heads=4), nodes(), graph()),
+    "attention along edges": lambda: (attention(STRUCTURE), nodes(), graph()),
+    "R-GCN": lambda: (RelationalConv(CHANNELS, CHANNELS, 3), nodes(), facts()),
+    **{f"pooling, {how}": partial(pooled, how) for how in ("sum", "mean", "softmax")},
+    "windows": lambda: (attention(Window(20)), nodes(2, 1500, CHANNELS)),
+    "dense attention": lambda: (MultiheadAttention(CHANNELS, 4), nodes(2, 300, CHANNELS)),
+    "convolution": lambda: (Conv2d(8, 16, 3, padding=1), nodes(4, 8, 40, 40)),
+}
+
+
+@pytest.fixture(autouse=True)
+def deterministic():
+    before, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_runs_and_threads_change_no_bit(name):
+    torch.manual_seed(2)
+    layer, x, *more = LAYERS[name]()
+    found = []
+    for threads in (1, 2, 2, 1):
+        torch.set_num_threads(threads)
+        given = x.clone().requires_grad_()
+        y = layer(given, *more)
+        found.append((y, *torch.autograd.grad(y.square().sum(), [given, *layer.parameters()])))
+    for again in found[1:]:
+        assert [torch.equal(a, b) for a, b in zip(found[0], again, strict=True)] == [True] * len(again)
