@@ -9,8 +9,8 @@ from torch import Tensor
 
 from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Pairs
+from structconv.derived import derived
 from structconv.errors import ShapeError
-from structconv.memo import derived
 from structconv.shapes import alike, check_positive
 from structconv.structures.graph import Graph
 

@@ -14,8 +14,8 @@ from structconv.bases.base import Basis, value
 from structconv.bases.cuboid import CuboidSpec, Ints, Offset, per_axis, recognize
 from structconv.bases.dense import check_heads
 from structconv.bases.pairs import Pairs
+from structconv.derived import derived
 from structconv.errors import ConfigError, StructureError
-from structconv.memo import derived
 from structconv.shapes import check_choice
 from structconv.structures.batching import GridBatch
 from structconv.structures.graph import Graph

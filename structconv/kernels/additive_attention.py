@@ -14,6 +14,7 @@ from structconv import torch_compat as private
 from structconv.bases.entrywise import Dropped, Normalized
 from structconv.bases.scores import Additive
 from structconv.bases.spec import getter, tensor
+from structconv.derived import derived, values_known
 from structconv.kernels.existing import Existing
 from structconv.kernels.expressions import (
     Dropout,
@@ -26,7 +27,6 @@ from structconv.kernels.expressions import (
 from structconv.kernels.folding import Folding
 from structconv.kernels.orders import Application, Applied
 from structconv.kernels.sparse_attention import AttentionEdges
-from structconv.memo import derived, values_known
 from structconv.planning.cost import Cost
 from structconv.planning.counts import fused_application
 from structconv.planning.kernel import register

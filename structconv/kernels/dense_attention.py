@@ -18,10 +18,10 @@ from structconv.bases.linear import Scaled
 from structconv.bases.positions import Distance, GridLookup, Lookup
 from structconv.bases.scores import Bilinear
 from structconv.bases.spec import Leaf, Projected, filler, getter
+from structconv.derived import Owner
 from structconv.kernels.existing import Existing
 from structconv.kernels.expressions import finite, listed, product_and_bias, unmasked
 from structconv.kernels.orders import Application, Applied
-from structconv.memo import Owner
 from structconv.planning.cost import Cost
 from structconv.planning.counts import application
 from structconv.planning.fitted import FUSED_SHARE, PADDED

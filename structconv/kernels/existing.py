@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from structconv.bases.spec import filler, getter
-from structconv.memo import derived
+from structconv.derived import derived
 from structconv.shapes import broadcast
 from structconv.structures.masks import And
 from structconv.structures.supports import Causal, DenseMask, Padding, Support

@@ -15,8 +15,8 @@ from torch import Tensor
 from structconv.bases.sparse import Sparse
 from structconv.bases.spec import filler, itself, spec_of
 from structconv.bases.typed import Typed
+from structconv.derived import derived
 from structconv.kernels.orders import Primitives
-from structconv.memo import derived
 from structconv.planning.cost import Cost
 from structconv.planning.counts import application
 from structconv.planning.fitted import CHANNEL_CALLS, IN_FAVOR, NARROW, SPARSE_CALLS

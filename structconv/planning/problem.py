@@ -15,7 +15,7 @@ from torch import Tensor
 
 from structconv.bases.base import Basis
 from structconv.bases.spec import itself, materialized, spec_of
-from structconv.memo import Reused
+from structconv.derived import Reused
 from structconv.planning.cost import Cost, lost_flops
 from structconv.planning.counts import Sizes
 from structconv.planning.fitted import CHANNEL_CALLS, FACTOR_CALLS

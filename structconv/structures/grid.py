@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from structconv.arguments import explained
+from structconv.derived import derived
 from structconv.errors import StructureError
-from structconv.memo import derived
 from structconv.structures.graph import Graph, check_size
 from structconv.structures.values import FrozenValue, structure
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from structconv.derived import derived
 from structconv.errors import StructureError
-from structconv.memo import derived
 from structconv.structures import enumeration
 from structconv.structures.graph import Graph, check_size
 from structconv.structures.masks import Device, Support, listed

@@ -22,8 +22,8 @@ from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.edges import edges_to_outputs, gather, group_count, numbered
 from structconv.compat.pyg.linear import Linear, LinearByType, project
 from structconv.compat.pyg.operator import attend
+from structconv.derived import derived
 from structconv.errors import ConfigError, nearest
-from structconv.memo import derived
 from structconv.nn.pooling import GroupPool
 from structconv.structures.graph import Graph
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from structconv import torch_compat as private
+from structconv.derived import cached, derived
 from structconv.errors import ShapeError
-from structconv.memo import derived, kept
 from structconv.primitives.functions import pulled_back
 from structconv.primitives.native import calls
 from structconv.primitives.native.indices import LIMIT, unseen
@@ -92,7 +92,7 @@ def adjacency_of(index: Tensor, inputs: int, outputs: int, *, loops: bool = Fals
         return build_adjacency(kernels, index, inputs, outputs, loops=loops, square=square, normalize=normalize,
                                weights=weights)
 
-    return kept(index, key, build) if weights is None else derived((index, weights), key, build)
+    return cached(index, key, build) if weights is None else derived((index, weights), key, build)
 
 
 # -- a layer as one node ------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from structconv.derived import derived, is_plain, values_known
 from structconv.errors import ConfigError, ShapeError
-from structconv.memo import derived, is_plain, values_known
 from structconv.primitives.functions import sum_dtype
 from structconv.primitives.hashing import Drop, hash_uniform
 from structconv.primitives.native import calls

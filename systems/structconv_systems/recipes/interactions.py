@@ -14,7 +14,7 @@ from torch import Tensor
 
 from structconv.commands.table import print_table
 from structconv.structures import Graph
-from structconv_systems import scenes
+from structconv_systems import pictures
 from structconv_systems.data.physics import Balls, Gravity, Newtonian, Simulations, String
 from structconv_systems.models.interactions import InteractionNetwork
 from structconv_systems.models.sight import InBox, InSpace, OnString, Sight
@@ -192,8 +192,8 @@ def _finish(recipe: options.Interactions, finished: Finished) -> dict[str, Any]:
         task = finished.task(name)
         motion: Motion = task.motion
         ways = {"true": motion.long.states[0, :, :, :2], "predicted": motion.rollout(task.model).states[0, :, :, :2]}
-        finished.run.draw(f"paths-{name}", scenes.paths({title: way[:_DRAWN] for title, way in ways.items()}))
-        finished.run.write(f"pictures/motion-{name}.gif", scenes.motion_gif({
+        finished.run.draw(f"paths-{name}", pictures.paths({title: way[:_DRAWN] for title, way in ways.items()}))
+        finished.run.write(f"pictures/motion-{name}.gif", pictures.motion_gif({
             title: way[::_EVERY] for title, way in ways.items()}, tail=2))
     return {}
 
