@@ -18,7 +18,7 @@ from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Block, Edges, Pairs
 from structconv.bases.pairwise import Pairwise
 from structconv.bases.sizes import OnGraph, QueryKey, Sized, SourceTarget
-from structconv.bases.spec import Term
+from structconv.bases.tree import Term
 from structconv.derived import values_known
 from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.functions import finite

@@ -12,7 +12,7 @@ from structconv.bases.base import OPERATORS, Basis, value
 from structconv.bases.dense import check_heads
 from structconv.bases.pairs import Edges, Pairs
 from structconv.bases.sizes import GraphValues
-from structconv.bases.spec import tensor
+from structconv.bases.tree import tensor
 from structconv.derived import derived
 from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.csr import spmm

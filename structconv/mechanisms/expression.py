@@ -3,7 +3,7 @@
 A call of a layer has four steps:
 
 1. Build: `Mechanism.evaluate(inputs)` calls `forward` and returns the basis, a tree that holds this call's tensors.
-2. Key: `bases.spec.tree_key` reads from the basis what a plan may depend on: types, options, dtypes, classes of sizes.
+2. Key: `bases.tree.tree_key` reads from the basis what a plan may depend on: types, options, dtypes, classes of sizes.
 3. Plan: `planning.plan.plan_for` finds the plan with this key, or makes it: the cheapest kernel that matches.
 4. Run: the kernel reads the tensors from the basis and computes y.
 
@@ -24,7 +24,7 @@ from structconv.bases.base import BASES, Basis, ScoreMaps, is_basis
 from structconv.bases.block_diagonal import BlockDiagonal
 from structconv.bases.dense import Dense
 from structconv.bases.placed import placed
-from structconv.bases.spec import materialized
+from structconv.bases.tree import materialized
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.inputs import Channels, Inputs
 from structconv.mechanisms.mixing import Mixing

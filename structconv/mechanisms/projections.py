@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from structconv import torch_compat as private
-from structconv.bases.spec import Projected
+from structconv.bases.tree import Projected
 from structconv.primitives.products import linear, split_heads
 
 __all__ = ["Projection"]

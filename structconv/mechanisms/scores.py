@@ -17,7 +17,7 @@ from torch.func import functional_call
 from structconv.bases import scores as values
 from structconv.bases.base import Basis
 from structconv.bases.entrywise import Mapped, Masked
-from structconv.bases.spec import Function, Projected, Term, tensor
+from structconv.bases.tree import Function, Projected, Term, tensor
 from structconv.errors import ConfigError
 from structconv.mechanisms.activations import as_function
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from structconv import torch_compat as private
-from structconv.bases.spec import tensor
+from structconv.bases.tree import tensor
 from structconv.derived import Reused
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Mechanism

@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 from structconv.derived import is_plain
 from structconv.errors import ShapeError, StructureError
 from structconv.primitives.native import adjacency
-from structconv.primitives.native.calls import kernels
+from structconv.primitives.native.dispatch import kernels
 from structconv.primitives.native.indices import LIMIT, Csr, build, outside
 from structconv.primitives.native.loader import loaded
 from structconv.primitives.native.operator import define

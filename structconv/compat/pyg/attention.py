@@ -16,7 +16,7 @@ from torch.nn.functional import leaky_relu, normalize
 from torch.utils.hooks import RemovableHandle
 
 from structconv.bases.scores import Additive, Affine, Bilinear, EdgeScore
-from structconv.bases.spec import Term
+from structconv.bases.tree import Term
 from structconv.compat.pyg.convolutions import channels
 from structconv.compat.pyg.edges import Fill, edges_to_outputs, gather, is_sparse, matrix_of, with_loops
 from structconv.compat.pyg.layer import Channels, Layer, Nodes, pair
