@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from structconv import torch_compat as private
+from structconv.arguments import check_constructor
 from structconv.bases.base import BASES, Basis, ScoreMaps, is_basis
 from structconv.bases.block_diagonal import BlockDiagonal
 from structconv.bases.dense import Dense
@@ -105,6 +106,12 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
     _reads_by_name: bool = False
     #: The name of the x that it reads, in a call with several; `of` gives it.
     _input_name: str | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Arguments of the constructor that have a wrong type are named."""
+        super().__init_subclass__(**options)
+        check_constructor(cls)
+
     def __init__(self, *, structure: str | None = None) -> None:
         super().__init__()
         self._structure_name = None if structure is None else check_name(type(self).__name__, structure)

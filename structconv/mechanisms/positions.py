@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from structconv import torch_compat as private
+from structconv.arguments import checked
 from structconv.bases import positions as values
 from structconv.bases.base import Basis
 from structconv.bases.scores import EdgeScore
@@ -397,6 +398,7 @@ class PredictedPosition(Position):
     reads_x = False
     batching = "pairs"
 
+    @checked
     def __init__(self, dim: int | None = None) -> None:
         super().__init__()
         self.dim = dim

@@ -450,7 +450,7 @@ class EmbeddedGaussian(DotProduct):
         torch.Size([9, 8])
     """
 
-    def __init__(self, dim: int, heads: int = 1) -> None:
+    def __init__(self, dim: int, heads: int | None = 1) -> None:
         super().__init__(heads, dim)
 
     def forward(self, inputs: Inputs) -> Basis:

@@ -237,7 +237,10 @@ def aggregation(owner: str, aggr: Any, options: dict[str, Any] | None) -> nn.Mod
     """
     if isinstance(aggr, str) and aggr in SIMPLE and not options:
         return None
-    return _module(owner, aggr, options or {})
+    try:
+        return _module(owner, aggr, options or {})
+    except TypeError as error:
+        raise ConfigError(owner, f"aggr_kwargs must be the arguments of {aggr!r}", error) from error
 
 
 def _module(owner: str, aggr: Any, options: dict[str, Any]) -> nn.Module:

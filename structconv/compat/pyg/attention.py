@@ -119,7 +119,10 @@ class _Attention(Layer):
         rows = values if graph is not edges else gather(values, edges)
         rows = (rows.unflatten(-1, (self.heads, -1)) * alpha.unsqueeze(-1)).flatten(-2)
         y = self._of_edges(rows, edges, None if edges.edge_weight is None else edges.edge_weight.isinf())
-        y = y if self.concat else y.unflatten(-1, (self.heads, self.out_channels)).mean(-2)
+        if not self.concat:
+            self._check_width(y, values)
+            y = y.unflatten(-1, (self.heads, self.out_channels)).mean(-2)
+        self._check_width(y, bias)
         return y if bias is None else y + bias, alpha
 
 
