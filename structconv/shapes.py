@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from structconv.errors import ConfigError, ShapeError
 
-__all__ = ["Shape", "alike", "broadcast", "check_alike", "check_choice", "check_divides", "check_entries",
-           "check_leads", "check_natural", "check_number", "check_positive", "check_tensor", "goes_into", "layout_hint",
-           "mixes"]
+__all__ = ["NO_TENSORS", "Shape", "alike", "broadcast", "check_alike", "check_choice", "check_device", "check_divides",
+           "check_entries", "check_finite", "check_leads", "check_natural", "check_number", "check_positive",
+           "check_seed", "check_tensor", "goes_into", "layout_hint", "mixes"]
 
 Shape = tuple[int, ...]
+#: Types of arguments that are mistaken for tensors; a class may also hold a stand-in for a tensor.
+NO_TENSORS = (bool, int, float, complex, str, list, dict, np.ndarray)
 _TOO_MANY = 2 ** 63
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
@@ -126,9 +130,32 @@ def check_number(owner: str, name: str, value: object) -> float:
 
 def check_natural(owner: str, name: str, value: int) -> int:
     """Return `value` if it is an integer >= 0, else raise `ConfigError`."""
-    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)) or not 0 <= value < _TOO_MANY:
         raise ConfigError(owner, f"{name} must be an integer >= 0", repr(value))
     return value
+
+
+def check_device(owner: str, device: object) -> torch.device:
+    """Return the device, or raise `ConfigError` if torch has none of this name."""
+    try:
+        return torch.device(device)  # type: ignore[call-overload]
+    except (RuntimeError, TypeError, ValueError) as error:
+        expected = "device must be a torch.device or the name of one, for example 'cpu'"
+        raise ConfigError(owner, expected, repr(device)) from error
+
+
+def check_finite(owner: str, name: str, value: float, *, above: float = -math.inf) -> float:
+    """Return `value` if it is a finite number greater than `above`, else raise `ConfigError`."""
+    if isinstance(value, bool) or not math.isfinite(check_number(owner, name, value)) or value <= above:
+        more = "" if above == -math.inf else f" greater than {above:g}"
+        raise ConfigError(owner, f"{name} must be a finite number{more}", repr(value))
+    return value
+
+
+def check_seed(owner: str, seed: int) -> None:
+    """Raise `ConfigError` unless a generator of random numbers takes the seed."""
+    if not -2 ** 63 <= seed < 2 ** 63:
+        raise ConfigError(owner, "seed must be an integer of 64 bits", seed)
 
 
 def check_divides(owner: str, divisor_name: str, divisor: int, name: str, value: int) -> int:
@@ -141,5 +168,5 @@ def check_divides(owner: str, divisor_name: str, divisor: int, name: str, value:
 
 def check_choice(owner: str, name: str, value: object, choices: tuple[object, ...]) -> None:
     """Raise `ConfigError` unless `value` is one of `choices`."""
-    if value not in choices:
+    if isinstance(value, Tensor) or value not in choices:
         raise ConfigError(owner, f"{name} must be one of {', '.join(map(repr, choices))}", repr(value))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -198,6 +201,83 @@ def test_every_function_answers_bad_arguments_in_one_line(name):
     for place in given:
         for bad in ANYTHING:
             in_one_line(function, **{**given, place: bad})
+
+
+#: Arguments by name, for those of a constructor that have no default.
+ARGUMENTS = {
+    "attributes": 2, "batch_size": 2, "channels": 4, "clip": 2, "count": 2, "data": GRAPH, "deviation": 1.0, "dim": 4,
+    "edge_channels": 2, "edge_index": INDEX, "embed_dim": 4, "end": "sender", "features": {}, "groups": 2, "heads": 2,
+    "hidden_channels": 4, "in_channels": 4, "in_features": 4, "inputs": 3, "K": 2, "kernel_size": 3, "length": 3,
+    "mechanism": sc.Adjacency(), "multiplier": 2, "name": "a", "node_channels": 4, "num_heads": 2, "num_neighbors": [2],
+    "num_parts": 2, "num_relations": 2, "offsets": [-1, 1], "operands": (sc.DotProduct(), sc.DotProduct()),
+    "out_channels": 4, "out_features": 4, "queries": 2, "rank": 2, "relations": 2, "shape": (2, 3), "size": 2,
+    "walk_length": 2, "walks": ["a"], "weights": [sc.Full()], "window": 2}
+#: Values, and the words of an annotation that each of them may be for.
+WRONG = {"an object": (object(), ()), "a text": ("mean", ("str", "Literal")), "a dictionary": ({}, ("Mapping", "dict")),
+         "a tensor": (torch.zeros(2, 3), ("Tensor",)), "a fraction": (2.5, ("float",)), "True": (True, ("bool",)),
+         "a class": (Graph, ("Callable",)), "nan": (float("nan"), ("float",)), "a negative": (-1, ("int", "float")),
+         "a huge integer": (2 ** 70, ("int", "float")), "texts": (["mean", "max"], ("Sequence", "list"))}
+#: Annotations of these words alone are judged; those of aliases and type variables may be for anything.
+WORDS = {"int", "float", "bool", "str", "None", "tuple", "Sequence", "Mapping", "Tensor", "torch", "dtype", "Weight"}
+#: Results and parts that a user does not make.
+NOT_MADE = {"BoundWeight", "BoundWeights", "Cache", "Channels", "Inputs", "NeighborBatch", "Operation"}
+
+
+def constructors():
+    """Classes that are made once: layers, mechanisms, weights and loaders, and not values such as bases."""
+    homes = (sc.nn, sc.mechanisms, sc.weights, sc.data)
+    return {f"{home.__name__}.{name}": held for home in homes for name in home.__all__
+            if isinstance(held := getattr(home, name), type) and name not in NOT_MADE
+            and not issubclass(held, Exception) and not inspect.isabstract(held)}
+
+
+CONSTRUCTORS = constructors()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", CONSTRUCTORS)
+def test_every_constructor_refuses_arguments_of_another_type(name):
+    cls = CONSTRUCTORS[name]
+    parameters = {name: p for name, p in inspect.signature(cls).parameters.items()
+                  if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    right = {name: ARGUMENTS.get(name) for name, p in parameters.items() if p.default is p.empty}
+    accepted = []
+    for place, parameter in parameters.items():
+        words = set(re.findall(r"\w+", str(parameter.annotation)))
+        for bad, (value, fits) in WRONG.items():
+            if value is Graph and "Callable" in words:
+                continue  # what it raises is its own
+            with suppress(StructconvError):
+                cls(**{**right, place: value})
+                if words and words <= WORDS and not words & set(fits):
+                    accepted.append((place, bad))
+    assert not accepted
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: sc.GCNConv(3, 2, bias=3), "GCNConv: bias must be of type bool; got int"),
+    (lambda: Grid(4, periodic="x"), "Grid: periodic must be True or False"),
+    (lambda: sc.Rotary(base=-1), "Rotary: base must be a finite number greater than 0; got -1"),
+    (lambda: sc.Rotary(base=float("nan")), "Rotary: base must be a finite number"),
+    (lambda: sc.Dense("a"), "Dense: a must be a floating tensor of shape .*; got str"),
+    (lambda: Padding("a"), "Padding: keep must be a boolean tensor .*; got str"),
+    (lambda: sc.Adjacency(self_loops="yes"), "Adjacency: self_loops must be of type bool; got str"),
+    (lambda: sc.Conv2d(3, 4, 3, device="nowhere"), "Conv2d: device must be a torch.device .*; got 'nowhere'"),
+    (lambda: sc.Shift(3, [1]), "Shift: grid must be a Grid or a GridBatch; got int"),
+    (lambda: sc.data.NeighborLoader(GRAPH, [2], seed=2 ** 70), "NeighborLoader: seed must be an integer of 64 bits")])
+def test_arguments_that_were_accepted_silently_are_refused(make, message):
+    with pytest.raises(StructconvError, match=f"^{message}"):
+        make()
+
+
+def test_aggregations_that_do_not_fit_a_layer_are_refused():
+    layers = pytest.importorskip("structconv.compat.pyg")
+    pytest.importorskip("torch_geometric")
+    for make in (layers.GATConv, layers.GCNConv):
+        with pytest.raises(ConfigError, match=rf"^{make.__name__}: aggr must keep the number of channels, 4; got 8"):
+            make(4, 4, aggr=["mean", "max"])(torch.ones(3, 4), INDEX)
+    with pytest.raises(ConfigError, match=r"^GCNConv: aggr_kwargs must be the arguments of 'lstm'"):
+        layers.GCNConv(4, 4, aggr="lstm")
 
 
 NAMED = {

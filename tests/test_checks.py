@@ -14,7 +14,7 @@ from structconv.bases.base import Basis, value
 from structconv.bases.dense import Dense
 from structconv.bases.scores import Bilinear
 from structconv.bases.sparse import Sparse
-from structconv.bases.spec import getter
+from structconv.bases.tree import getter
 from structconv.errors import ConfigError
 from structconv.kernels.orders import Application, Applied
 from structconv.mechanisms.expression import Mechanism

@@ -28,7 +28,7 @@ TOP = 11
 FLOORS = {
     "errors": 0, "arguments": 0, "cache_folder": 0, "files": 0, "shapes": 0, "pictures": 0, "torch_compat": 0,
     "written": 0, "public_names": 0,
-    "structures": 1, "primitives": 1, "tensors": 1, "memo": 1,
+    "structures": 1, "primitives": 1, "tensors": 1, "derived": 1,
     "bases": 2, "weights": 2, "data": 2,
     "planning": 3,
     "kernels": 4,
@@ -40,7 +40,7 @@ FLOORS = {
     "commands": TOP, "cli": TOP, "__init__": TOP, "__main__": TOP,
 }
 SYSTEMS_FLOORS = {
-    "optional": 0, "ranking": 0, "scenes": 0, "timing": 0,
+    "optional": 0, "ranking": 0, "pictures": 0, "timing": 0,
     "models": 8,
     "data": 9, "train": 9, "report": 9,
     "recipes": 10,

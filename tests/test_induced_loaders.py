@@ -179,8 +179,8 @@ def test_data_of_pytorch_geometric():
 
 
 @pytest.mark.parametrize(("make", "error", "match"), [
-    (lambda: GraphSAINTNodeSampler(graph(), 0), ConfigError, "batch_size and num_steps must be at least 1"),
-    (lambda: GraphSAINTRandomWalkSampler(graph(), 3, -1), ConfigError, "walk_length must be at least 0"),
+    (lambda: GraphSAINTNodeSampler(graph(), 0), ConfigError, "batch_size must be a positive integer"),
+    (lambda: GraphSAINTRandomWalkSampler(graph(), 3, -1), ConfigError, "walk_length must be an integer >= 0"),
     (lambda: GraphSAINTNodeSampler(Graph(torch.empty(2, 0, dtype=torch.int64), num_nodes=0), 3), StructureError,
      "must have nodes"),
     (lambda: next(iter(GraphSAINTNodeSampler(Graph(torch.empty(2, 0, dtype=torch.int64), num_nodes=2), 3))),

@@ -95,7 +95,7 @@ def _along_edges(a: _Arguments) -> int:
     return a.indices[0] * a.q[1]
 
 
-def _joint_channels(a: _Arguments) -> int:
+def _packed_channels(a: _Arguments) -> int:
     return a.table[1] // a.heads - a.depth * (2 if a.q is None else 1)
 
 
@@ -103,7 +103,7 @@ _ATTENTION = {
     "affine_attention": _attention(lambda a: a.indices[0] * a.x[1], lambda a: 0, lambda a: a.x[2]),
     "additive_attention": _attention(_along_edges, lambda a: a.q[2], lambda a: a.x[2]),
     "bilinear_attention": _attention(_along_edges, lambda a: a.q[2], lambda a: a.v[2]),
-    "joint_attention": _attention(lambda a: a.indices[0] * a.heads, lambda a: a.depth, _joint_channels),
+    "packed_attention": _attention(lambda a: a.indices[0] * a.heads, lambda a: a.depth, _packed_channels),
     "dense_additive_attention": _attention(lambda a: a.q[0] * a.k[0] * a.q[1], lambda a: a.q[2], lambda a: a.x[2]),
     "blocked_attention": _attention(lambda a: math.prod(a.q[:2]) * a.k[1], lambda a: a.q[2], lambda a: a.v[2]),
     "window_attention": _attention(lambda a: _window(a) * a.q[1], lambda a: a.q[2], lambda a: a.v[2]),

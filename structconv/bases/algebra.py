@@ -33,7 +33,7 @@ from structconv.bases.normalizations import LogSoftmax, NormalizedBy, SinkSoftma
 from structconv.bases.pairs import NORMALIZATIONS
 from structconv.bases.pairwise import both, nodes
 from structconv.bases.sizes import sized
-from structconv.bases.spec import Leaf
+from structconv.bases.tree import Leaf
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.shapes import check_choice, check_number
 from structconv.structures.graph import Graph

@@ -7,6 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+
 from structconv.arguments import explained
 from structconv.errors import ConfigError
 
@@ -42,10 +45,13 @@ class CuboidSpec(NamedTuple):
     permutation: tuple[int, ...]
 
 
+_INTEGERS = (int, np.integer, torch.SymInt)
+
+
 def per_axis(owner: str, name: str, value: Ints, ndim: int, least: int | None = None) -> tuple[int, ...]:
     """One integer an axis, from one for all or from a sequence; `ConfigError` on another count or a value < least."""
     values: tuple[Any, ...] = tuple(value) if isinstance(value, (list, tuple)) else (value,) * ndim
-    bad = len(values) != ndim or any(isinstance(v, (bool, float, str)) or v is None for v in values)
+    bad = len(values) != ndim or not all(isinstance(v, _INTEGERS) and type(v) is not bool for v in values)
     if bad or (least is not None and any(v < least for v in values)):
         bound = "" if least is None else f" >= {least}"
         raise ConfigError(owner, f"{name} must be an integer{bound}, or {ndim} of them, one an axis", repr(value))

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Pairs
-from structconv.errors import ShapeError
-from structconv.memo import derived
-from structconv.shapes import alike, check_positive
+from structconv.derived import derived
+from structconv.errors import ConfigError, ShapeError
+from structconv.shapes import NO_TENSORS, alike, check_device, check_positive
 from structconv.structures.graph import Graph
 
 __all__ = ["Dense", "Identity"]
@@ -45,6 +45,8 @@ class Dense(Basis):
     a: Tensor
 
     def __post_init__(self) -> None:
+        if isinstance(self.a, NO_TENSORS):
+            raise ConfigError("Dense", "a must be a floating tensor of shape (..., K, M, N)", type(self.a).__name__)
         if type(self.a) is Tensor and (self.a.dim() < 3 or not self.a.is_floating_point()):
             got = f"{tuple(self.a.shape)} of {self.a.dtype}"
             raise ShapeError("Dense", "a must be a floating tensor of shape (..., K, M, N)", got,
@@ -141,7 +143,7 @@ class Identity(Basis):
             check_positive("Identity", "n", n)
         if isinstance(size, int):
             check_positive("Identity", "size", size)
-        for name, field in (("n", n), ("size", size), ("device", torch.device(device))):
+        for name, field in (("n", n), ("size", size), ("device", check_device("Identity", device))):
             object.__setattr__(self, name, field)
 
     @property

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from structconv.bases.sparse import Sparse
-from structconv.bases.spec import NormalizedWeights
-from structconv.memo import derived, is_plain
+from structconv.bases.tree import NormalizedWeights
+from structconv.derived import derived, is_plain
 from structconv.primitives.functions import sum_dtype
 from structconv.structures.graph import Graph, listed_edges
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from structconv.bases.base import Basis, value
 from structconv.bases.entrywise import Unary, pattern_of_normalized
 from structconv.bases.pairs import NORMALIZATIONS, Block, Edges, Pairs
+from structconv.derived import derived
 from structconv.errors import ConfigError
-from structconv.memo import derived
 from structconv.primitives.functions import sum_dtype
 from structconv.primitives.segments import masked_softmax
 from structconv.shapes import check_positive

@@ -19,7 +19,7 @@ from torch import Tensor
 from structconv.bases.base import Basis
 from structconv.bases.pairs import Block, Edges, Pairs, full
 from structconv.bases.sparse import Sparse
-from structconv.memo import values_known
+from structconv.derived import values_known
 from structconv.primitives.blocks import recompute_blocks
 from structconv.primitives.segments import segment_sum
 from structconv.structures.graph import Graph

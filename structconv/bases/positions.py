@@ -12,8 +12,8 @@ from structconv.bases.pairs import Pairs
 from structconv.bases.pairwise import Pairwise
 from structconv.bases.scores import Score
 from structconv.bases.sizes import Sized
+from structconv.derived import Owner, derived, is_plain, latest
 from structconv.errors import StructureError
-from structconv.memo import Owner, derived, is_plain, latest
 from structconv.primitives.functions import sum_dtype
 from structconv.structures.grid import Grid
 from structconv.structures.restriction import Restriction

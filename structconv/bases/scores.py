@@ -18,9 +18,9 @@ from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Block, Edges, Pairs
 from structconv.bases.pairwise import Pairwise
 from structconv.bases.sizes import OnGraph, QueryKey, Sized, SourceTarget
-from structconv.bases.spec import Term
+from structconv.bases.tree import Term
+from structconv.derived import values_known
 from structconv.errors import ConfigError, ShapeError
-from structconv.memo import values_known
 from structconv.primitives.functions import finite
 from structconv.primitives.segments import segment_sum
 from structconv.shapes import broadcast

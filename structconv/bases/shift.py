@@ -14,9 +14,9 @@ from structconv.bases.base import Basis, value
 from structconv.bases.cuboid import CuboidSpec, Ints, Offset, per_axis, recognize
 from structconv.bases.dense import check_heads
 from structconv.bases.pairs import Pairs
+from structconv.derived import derived
 from structconv.errors import ConfigError, StructureError
-from structconv.memo import derived
-from structconv.shapes import check_choice
+from structconv.shapes import check_choice, check_device
 from structconv.structures.batching import GridBatch
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
@@ -80,8 +80,8 @@ class Shift(Basis):
         grown = per_axis("Shift", "grow", shrunk if grow is None else grow, ndim)
         if padding == "none" and any(a > b for a, b in zip(grown, shrunk, strict=True)):
             raise ConfigError("Shift", f"grow must be at most {shrunk} without padding", grown)
-        fields = {"grid": grid, "offsets": listed, "padding": padding, "grow": grown, "device": torch.device(device),
-                  "stride": per_axis("Shift", "stride", stride, ndim, least=1)}
+        fields = {"grid": grid, "offsets": listed, "padding": padding, "grow": grown,
+                  "device": check_device("Shift", device), "stride": per_axis("Shift", "stride", stride, ndim, least=1)}
         for name, field in fields.items():
             object.__setattr__(self, name, field)
 
@@ -343,6 +343,8 @@ def _listed(offsets: Sequence[Ints]) -> Sequence[Ints]:
 
 def _agreed(grid: Grid | GridBatch) -> tuple[int, bool]:
     """The number of axes, and whether they are periodic, of one grid or of all grids of a batch."""
+    if not isinstance(grid, Grid | GridBatch):
+        raise StructureError("Shift", "grid must be a Grid or a GridBatch", type(grid).__name__)
     grids = grid.grids if isinstance(grid, GridBatch) else (grid,)
     kinds = {(g.ndim, g.periodic) for g in grids}
     if len(kinds) != 1:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis
-from structconv.bases.spec import Projected
+from structconv.bases.tree import Projected
 from structconv.shapes import broadcast
 from structconv.structures.graph import Graph, listed_edges
 from structconv.structures.restriction import Restriction

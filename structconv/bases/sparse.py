@@ -12,9 +12,9 @@ from structconv.bases.base import OPERATORS, Basis, value
 from structconv.bases.dense import check_heads
 from structconv.bases.pairs import Edges, Pairs
 from structconv.bases.sizes import GraphValues
-from structconv.bases.spec import tensor
+from structconv.bases.tree import tensor
+from structconv.derived import derived
 from structconv.errors import ConfigError, ShapeError
-from structconv.memo import derived
 from structconv.primitives.csr import spmm
 from structconv.shapes import alike
 from structconv.structures.graph import Graph

@@ -12,8 +12,8 @@ from structconv.bases.base import Basis, value
 from structconv.bases.dense import check_heads
 from structconv.bases.pairs import Pairs
 from structconv.bases.sizes import GraphValues
+from structconv.derived import derived, is_plain
 from structconv.errors import ShapeError, StructureError
-from structconv.memo import derived, is_plain
 from structconv.primitives.csr import spmm
 from structconv.primitives.layout import Csr, compress
 from structconv.shapes import alike, check_positive

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from structconv.arguments import checked
 from structconv.data.loaders import Loader, input_nodes_of
 from structconv.data.sources import PLAIN_EDGE, PLAIN_NODE, Source, source_of
 from structconv.data.subgraphs import NodeType, Sampler, Subgraph, in_edges
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.primitives.hashing import hash_bits
 from structconv.primitives.sampling import InEdges, draw_neighbors, random_below
+from structconv.shapes import check_natural, check_positive, check_seed
 
 __all__ = ["ClusterData", "ClusterLoader", "GraphSAINTEdgeSampler", "GraphSAINTNodeSampler",
            "GraphSAINTRandomWalkSampler", "HGTLoader", "partition", "random_walk"]
@@ -62,9 +64,9 @@ class _GraphSAINT(_InducedLoader):
                  filter_per_worker: bool | None = None, seed: int | None = None, **options: Any) -> None:
         owner = type(self).__name__
         source = _untyped(owner, data, features)
-        if batch_size < 1 or num_steps < 1 or sample_coverage < 0:
-            raise ConfigError(owner, "batch_size and num_steps must be at least 1, sample_coverage at least 0",
-                              (batch_size, num_steps, sample_coverage))
+        check_positive(owner, "batch_size", batch_size)
+        check_positive(owner, "num_steps", num_steps)
+        check_natural(owner, "sample_coverage", sample_coverage)
         self.edge_index, self.num_nodes = source.edge_index(PLAIN_EDGE).cpu().long(), source.num_nodes(PLAIN_NODE)
         if not self.num_nodes:
             raise StructureError(owner, "data must have nodes", 0)
@@ -187,13 +189,13 @@ class GraphSAINTRandomWalkSampler(_GraphSAINT):
 
     def __init__(self, data: Any, batch_size: int, walk_length: int, num_steps: int = 1, sample_coverage: int = 0,
                  **options: Any) -> None:
-        if walk_length < 0:
-            raise ConfigError(type(self).__name__, "walk_length must be at least 0", walk_length)
-        source = _untyped(type(self).__name__, data, options.get("features"))
-        size = source.num_nodes(PLAIN_NODE)
-        self.walk_length = walk_length
-        self.out_edges = in_edges(source.edge_index(PLAIN_EDGE).flip(0), (size, size))
+        self.walk_length = check_natural(type(self).__name__, "walk_length", walk_length)
         super().__init__(data, batch_size, num_steps, sample_coverage, **options)
+
+    @cached_property
+    def out_edges(self) -> InEdges:
+        """The edges by source, whose targets a walk draws."""
+        return in_edges(self.edge_index.flip(0), (self.num_nodes, self.num_nodes))
 
     def _draw(self, seed: int) -> Tensor:
         start = random_below(self.num_nodes, seed, torch.arange(self.num_drawn))
@@ -352,8 +354,10 @@ class ClusterData:
     Reference: Chiang et al., *Cluster-GCN*, 2019, algorithm 1.
     """
 
+    @checked
     def __init__(self, data: Any, num_parts: int, *, cluster: Tensor | None = None,
                  features: Mapping[str, Tensor] | None = None, seed: int = 0) -> None:
+        check_seed("ClusterData", seed)
         self.source, self.num_parts = _untyped("ClusterData", data, features), num_parts
         size = self.source.num_nodes(PLAIN_NODE)
         if cluster is None:

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
+from structconv.arguments import check_constructor
 from structconv.data.negatives import Endpoint, Negatives
 from structconv.data.sources import PLAIN_EDGE, PLAIN_NODE, NeighborBatch, Source, source_of
 from structconv.data.subgraphs import EdgeType, NodeType, Sampler, Subgraph
-from structconv.errors import ConfigError
+from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.hashing import hash_bits
+from structconv.shapes import check_seed
 
 __all__ = ["LinkNeighborLoader", "Loader", "NeighborBatch", "NeighborLoader", "input_nodes_of"]
 
@@ -61,12 +63,18 @@ class Loader(DataLoader[Any]):
         length: the number of seeds.
     """
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Arguments of the constructor that have a wrong type are named."""
+        super().__init_subclass__(**options)
+        check_constructor(cls)
+
     def __init__(self, source: Source, neighbor_sampler: Sampler, length: int, *,
                  transform: Callable[[Any], Any] | None, filter_per_worker: bool | None, seed: int | None,
                  shuffle: bool | None = None, sampler: Any = None,
                  batch_sampler: Any = None, generator: torch.Generator | None = None, **options: Any) -> None:
         options.pop("dataset", None)
         options.pop("collate_fn", None)
+        check_seed(type(self).__name__, seed or 0)
         self.source, self.neighbor_sampler, self.transform = source, neighbor_sampler, transform
         self.filter_per_worker = not source.on_gpu() if filter_per_worker is None else filter_per_worker
         own = generator if seed is None else torch.Generator().manual_seed(seed)
@@ -349,11 +357,21 @@ def input_nodes_of(source: Source, given: Any, input_id: Tensor | None) -> tuple
                               "nodes", kind)
     if given is None:
         return kind, torch.arange(source.num_nodes(kind)), input_id
-    nodes = torch.as_tensor(given).cpu()
+    nodes = _as_indices("input_nodes", given).cpu()
+    if nodes.dim() != 1:
+        raise ShapeError(_OWNER, "input_nodes must have one dimension", tuple(nodes.shape))
     if nodes.dtype is torch.bool:
         nodes = nodes.nonzero().flatten()
         return kind, nodes, nodes if input_id is None else input_id
     return kind, nodes.long(), input_id
+
+
+def _as_indices(name: str, value: Any) -> Tensor:
+    """The indices as a tensor."""
+    try:
+        return torch.as_tensor(value)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(_OWNER, f"{name} must be a tensor or a list of indices", type(value).__name__) from error
 
 
 def _input_edges(source: Source, given: Any) -> tuple[EdgeType, Tensor]:
@@ -367,5 +385,7 @@ def _input_edges(source: Source, given: Any) -> tuple[EdgeType, Tensor]:
                               "pair of a type and edges", given)
         given = given[1]
     pairs = source.edge_index(kind) if given is None else given
-    pairs = torch.Tensor.as_subclass(torch.as_tensor(pairs), Tensor)
+    pairs = torch.Tensor.as_subclass(_as_indices("edge_label_index", pairs), Tensor)
+    if pairs.dim() != 2 or pairs.shape[0] != 2:
+        raise ShapeError("LinkNeighborLoader", "edge_label_index must have shape (2, L)", tuple(pairs.shape))
     return kind, pairs.cpu().long()

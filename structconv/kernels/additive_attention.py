@@ -13,7 +13,8 @@ from torch import Tensor
 from structconv import torch_compat as private
 from structconv.bases.entrywise import Dropped, Normalized
 from structconv.bases.scores import Additive
-from structconv.bases.spec import getter, tensor
+from structconv.bases.tree import getter, tensor
+from structconv.derived import derived, values_known
 from structconv.kernels.existing import Existing
 from structconv.kernels.expressions import (
     Dropout,
@@ -26,7 +27,6 @@ from structconv.kernels.expressions import (
 from structconv.kernels.folding import Folding
 from structconv.kernels.orders import Application, Applied
 from structconv.kernels.sparse_attention import AttentionEdges
-from structconv.memo import derived, values_known
 from structconv.planning.cost import Cost
 from structconv.planning.counts import fused_application
 from structconv.planning.kernel import register
@@ -35,7 +35,7 @@ from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.additive_dense import dense_additive_attention, factor_of
 from structconv.primitives.native.additive_steps import StepInputs, additive_step
 from structconv.primitives.native.adjacency import is_direct
-from structconv.primitives.native.calls import usable
+from structconv.primitives.native.dispatch import usable
 from structconv.primitives.native.edge_attention import attend_additive
 from structconv.primitives.native.weights import additive_weights
 from structconv.shapes import broadcast

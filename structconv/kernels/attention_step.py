@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from structconv import torch_compat as private
-from structconv.bases.spec import Projected, tensor
+from structconv.bases.tree import Projected, tensor
 from structconv.kernels.dense_attention import Attended, ScaledDotProduct
 from structconv.planning.kernel import register
 from structconv.planning.problem import BoundRun, Call, Problem, Run

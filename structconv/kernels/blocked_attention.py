@@ -13,7 +13,7 @@ from structconv.bases.base import Basis
 from structconv.bases.entrywise import Dropped, Mapped, Masked, Normalized
 from structconv.bases.linear import Scaled
 from structconv.bases.positions import bucket_count
-from structconv.bases.spec import Leaf
+from structconv.bases.tree import Leaf
 from structconv.kernels.existing import Existing
 from structconv.kernels.expressions import Dropout, finite, listed, undropped
 from structconv.kernels.orders import Application, Applied, shares_of

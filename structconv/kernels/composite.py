@@ -13,7 +13,7 @@ from structconv.bases.base import Basis
 from structconv.bases.linear import Composed, Concat, LinearSum, Repeated, Scaled
 from structconv.bases.mixing import Mixed
 from structconv.bases.mixture import Mixture
-from structconv.bases.spec import filler, itself
+from structconv.bases.tree import itself, materializer
 from structconv.kernels.orders import Application, Applied
 from structconv.planning import machine
 from structconv.planning.cost import Cost
@@ -168,7 +168,7 @@ class Nested(Applied):
         return super().application_cost(match, problem, channels, mode) + Cost(calls=NODE_CALLS * count)
 
     def application(self, match: dict[str, Any], problem: Problem) -> Application:
-        node, fills = problem.basis, {name: filler(field) for name, field in problem.basis.__dict__.items()
+        node, fills = problem.basis, {name: materializer(field) for name, field in problem.basis.__dict__.items()
                                       if name in ("factor", "matrix")}
 
         def bound(call: Call) -> Basis:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from structconv.bases.mixing import Mixed
 from structconv.bases.sparse import Sparse
-from structconv.bases.spec import filler, getter
+from structconv.bases.tree import getter, materializer
 from structconv.kernels.sparse_product import Matrices
 from structconv.planning.cost import Cost
 from structconv.planning.kernel import Kernel, register
@@ -83,7 +83,7 @@ class MixedFilters(Kernel):
 
     def compile(self, match: Problem, problem: Problem, path: str) -> Run:
         basis = cast(Mixed, problem.basis)
-        inner, child, matrix = decide(match), filler(basis.child), getter(basis.matrix)
+        inner, child, matrix = decide(match), materializer(basis.child), getter(basis.matrix)
 
         def mixed(call: Call) -> Tensor:
             theta = cast(Full, call.theta).theta

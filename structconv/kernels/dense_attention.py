@@ -17,11 +17,11 @@ from structconv.bases.entrywise import Masked, Normalized
 from structconv.bases.linear import Scaled
 from structconv.bases.positions import Distance, GridLookup, Lookup
 from structconv.bases.scores import Bilinear
-from structconv.bases.spec import Leaf, Projected, filler, getter
+from structconv.bases.tree import Leaf, Projected, getter, materializer
+from structconv.derived import Owner
 from structconv.kernels.existing import Existing
 from structconv.kernels.expressions import finite, listed, product_and_bias, unmasked
 from structconv.kernels.orders import Application, Applied
-from structconv.memo import Owner
 from structconv.planning.cost import Cost
 from structconv.planning.counts import application
 from structconv.planning.fitted import FUSED_SHARE, PADDED
@@ -169,7 +169,7 @@ def matched(basis: Normalized, nominal: bool = False) -> Attended | None:
     if existing is None or (existing.causal and (existing.masked or bias is not None)):
         return None  # torch would take a table of numbers
     return Attended(getter(node.query), getter(node.key), basis.size, node.query.shape[-1], scale, existing,
-                    None if bias is None else filler(bias), Owner())
+                    None if bias is None else materializer(bias), Owner())
 
 
 def held_bias(weights: Normalized, nominal: bool = False) -> Held | None:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from structconv.bases.spec import filler, getter
-from structconv.memo import derived
+from structconv.bases.tree import getter, materializer
+from structconv.derived import derived
 from structconv.shapes import broadcast
 from structconv.structures.masks import And
 from structconv.structures.supports import Causal, DenseMask, Padding, Support
@@ -44,7 +44,7 @@ class Existing(NamedTuple):
             return None
         return cls(any(isinstance(part, Causal) for part in parts),
                    tuple(getter(part.keep) for part in parts if isinstance(part, Padding)),
-                   tuple(filler(part) for part in others))
+                   tuple(materializer(part) for part in others))
 
     @property
     def masked(self) -> bool:

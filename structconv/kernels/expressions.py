@@ -12,7 +12,7 @@ from structconv.bases.base import Basis
 from structconv.bases.entrywise import Dropped, Masked, Normalized, Sum
 from structconv.bases.linear import Scaled
 from structconv.bases.scores import Products
-from structconv.bases.spec import Leaf, filler, getter
+from structconv.bases.tree import Leaf, getter, materializer
 from structconv.primitives.functions import finite
 from structconv.structures.graph import Graph, listed_edges
 from structconv.structures.supports import EdgeSupport, Support
@@ -92,7 +92,7 @@ def pairs_list(support: Support | None) -> Callable[[Any, int, int, torch.device
             return found if listed_edges(found)[0].device == device else found.to(device)
 
         return graph
-    fill = filler(support)
+    fill = materializer(support)
 
     def found(basis: Any, inputs: int, outputs: int, device: torch.device) -> Graph:
         graph, exact = fill(basis).listing(inputs, outputs, device)

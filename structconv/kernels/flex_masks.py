@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from structconv.bases.spec import getter
-from structconv.memo import derived
+from structconv.bases.tree import getter
+from structconv.derived import derived
 from structconv.structures.masks import And, Not, Or, Transposed
 from structconv.structures.supports import Blocks, Causal, DenseMask, Global, Padding, Support, Window
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from structconv.memo import latest
+from structconv.derived import latest
 from structconv.primitives.layout import Csr, copies
 from structconv.structures.graph import Graph
 

@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 
 from structconv.bases.polynomial import Polynomial
 from structconv.bases.sparse import Sparse
-from structconv.bases.spec import getter
+from structconv.bases.tree import getter
 from structconv.kernels.orders import Application, Applied
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem, Run

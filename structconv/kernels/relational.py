@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from structconv.bases.sparse import Sparse
-from structconv.bases.spec import filler, itself, spec_of
+from structconv.bases.tree import itself, materializer, tree_spec
 from structconv.bases.typed import Typed
+from structconv.derived import derived
 from structconv.kernels.orders import Primitives
-from structconv.memo import derived
 from structconv.planning.cost import Cost
 from structconv.planning.counts import application
 from structconv.planning.fitted import CHANNEL_CALLS, IN_FAVOR, NARROW, SPARSE_CALLS
@@ -25,7 +25,7 @@ from structconv.planning.plan import Plan, decide
 from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives import relations
 from structconv.primitives.native.adjacency import Adjacency, build_adjacency, convolve, is_direct
-from structconv.primitives.native.calls import kernels, usable
+from structconv.primitives.native.dispatch import kernels, usable
 from structconv.primitives.native.indices import LIMIT
 from structconv.primitives.relations import Blocks, Pairs, blocks_of, relational_product, values_by_block
 from structconv.shapes import alike
@@ -74,7 +74,7 @@ class PerRelation(Kernel):
 
     def match(self, problem: Problem) -> Callable[[Any], Typed] | None:
         whole = isinstance(problem.theta, Full | Separable | Grouped | LowRank)
-        return filler(problem.basis) if whole and not torch.compiler.is_compiling() else None
+        return materializer(problem.basis) if whole and not torch.compiler.is_compiling() else None
 
     def cost(self, match: Any, problem: Problem, path: str) -> Cost:
         basis, theta = cast(Typed, problem.basis), problem.theta
@@ -155,7 +155,7 @@ class Stacked(Primitives):
         values, x = cast(Typed, problem.basis).values, problem.x
         whole = isinstance(problem.theta, Full) and not problem.projected and x.dim() == 2
         fixed = values is None or (not values.requires_grad and values.dtype is torch.float32)
-        return filler(problem.basis) if whole and fixed and usable(x, 0) is not None else None
+        return materializer(problem.basis) if whole and fixed and usable(x, 0) is not None else None
 
     def cost(self, match: Any, problem: Problem, path: str) -> Cost:
         found = super().cost(match, problem, path)
@@ -210,7 +210,7 @@ class MixedFirst(Kernel):
             return None
         basis, filters = cast(Typed, problem.basis), _filters(problem.theta)
         values = problem.x.new_zeros(()).expand(filters.size, basis.graph.num_edges)
-        return problem.part(spec_of(Sparse(basis.graph, values), itself), filters)
+        return problem.part(tree_spec(Sparse(basis.graph, values), itself), filters)
 
     def cost(self, match: Problem, problem: Problem, path: str) -> Cost:
         basis, edges = cast(Typed, problem.basis), problem.sizes.edges(cast(Typed, problem.basis).graph.num_edges)
@@ -223,7 +223,7 @@ class MixedFirst(Kernel):
         return decide(match).cost + mixing + sampled + Cost(peak_bytes=numbers)
 
     def compile(self, match: Problem, problem: Problem, path: str) -> Run:
-        run, typed_of = decide(match).run, filler(problem.basis)
+        run, typed_of = decide(match).run, materializer(problem.basis)
 
         def mixed(call: Call) -> Tensor:
             basis, filters = _mixed(typed_of(call.basis), call.theta), _filters(call.theta)

@@ -18,7 +18,7 @@ from torch import Tensor
 from structconv.bases.base import Basis
 from structconv.bases.block_diagonal import BlockDiagonal
 from structconv.bases.pairwise import BLOCK_ELEMENTS, complete, nodes, reach
-from structconv.bases.spec import Leaf, itself, spec_of
+from structconv.bases.tree import Leaf, itself, tree_spec
 from structconv.kernels.composite import Nested
 from structconv.kernels.orders import Application, Applied, Primitives, shares_of
 from structconv.planning import machine
@@ -153,7 +153,7 @@ class SampleBySample(Applied):
         alone, several = (problem.basis.restricted(_OfSpec(samples, problem.basis, lead)) for lead in (None, 0))
         if alone is None:
             return None
-        spec, theta = spec_of(alone, itself), Apart.of(problem.basis.size, problem.theta.head_channels)
+        spec, theta = tree_spec(alone, itself), Apart.of(problem.basis.size, problem.theta.head_channels)
         lead = problem.x.shape[:-2] if problem.image is None else (problem.sizes.batch,)
         x = problem.x.new_empty(()).expand(*lead, spec.num_inputs, theta.channels)
         inner = dataclasses.replace(problem.part(spec, theta), x=x, projected=True, theta_grad=False,

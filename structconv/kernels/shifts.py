@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from structconv.bases.shift import Shift
+from structconv.derived import derived
 from structconv.kernels.grid import ConvolutionWindow, GridConvolution, convolution_cost
-from structconv.memo import derived
 from structconv.planning.cost import Cost
 from structconv.planning.kernel import Kernel, register
 from structconv.planning.problem import Call, Problem, Run

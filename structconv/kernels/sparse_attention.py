@@ -12,7 +12,7 @@ from torch import Tensor
 from structconv.bases.base import Basis
 from structconv.bases.entrywise import Dropped, LeakyReLU, Normalized
 from structconv.bases.scores import Affine, EdgeScore
-from structconv.bases.spec import Projected, Term, getter, tensor
+from structconv.bases.tree import Projected, Term, getter, tensor
 from structconv.kernels.expressions import (
     Dropout,
     pairs_list,
@@ -31,9 +31,9 @@ from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives.native.adjacency import Adjacency, adjacency_of, attend, is_direct, unchanged
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
-from structconv.primitives.native.calls import MAX_CHANNELS, NO_DROP, Drop, drop_of, usable
+from structconv.primitives.native.dispatch import MAX_CHANNELS, NO_DROP, Drop, drop_of, usable
 from structconv.primitives.native.edge_attention import attend_dots
-from structconv.primitives.native.joint import joint_attention
+from structconv.primitives.native.packed_attention import packed_attention
 from structconv.primitives.native.projected import projected_attention
 from structconv.primitives.native.weights import affine_weights, bilinear_weights
 from structconv.primitives.products import product
@@ -223,9 +223,9 @@ class BilinearEdges(NamedTuple):
             table, q = _one_product(x, parts), None if square else query.tensor().transpose(0, 1)
             outputs = query.x.shape[-2]
             batch = self.edges.folded(call.basis, x.shape[-2], outputs, x, ())
-            y = joint_attention(*batch.layouts, table, q, self._bias(batch, call), heads=self.edges.size,
-                                depth=key.weight.shape[0] // key.heads, scale=self.scale, dropout=self.edges.dropout.p,
-                                seed=self.edges.dropout.seed_of(call.basis))
+            y = packed_attention(*batch.layouts, table, q, self._bias(batch, call), heads=self.edges.size,
+                                 depth=key.weight.shape[0] // key.heads, scale=self.scale, dropout=self.edges.dropout.p,
+                                 seed=self.edges.dropout.seed_of(call.basis))
             return call.theta.join(y.transpose(0, 1), call.bias)
 
         return run
@@ -260,8 +260,8 @@ class BilinearEdges(NamedTuple):
                      value: Tensor, bias: Tensor | None) -> Tensor:
             check()
             parts = [(query.mT, query_bias), (key.mT, key_bias), (value.transpose(0, 1).flatten(1), None)]
-            y = joint_attention(*graph.layouts(), _one_product(x, parts), None, None, heads=value.shape[0], depth=depth,
-                                scale=self.scale, **options)
+            y = packed_attention(*graph.layouts(), _one_product(x, parts), None, None, heads=value.shape[0],
+                                 depth=depth, scale=self.scale, **options)
             return theta.join(y.transpose(0, 1), bias)
 
         return attend_dots(*tensors, adjacency, self.scale, self.edges.drop(call.basis), composed)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor
 
 from structconv.bases.sparse import Sparse
-from structconv.bases.spec import NormalizedWeights, getter, tensor
+from structconv.bases.tree import NormalizedWeights, getter, tensor
 from structconv.kernels.orders import Application, Applied
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem, Run

@@ -16,7 +16,7 @@ from structconv.bases.entrywise import Masked, Sum
 from structconv.bases.linear import Scaled
 from structconv.bases.positions import Distance, Lookup, bucket
 from structconv.bases.scores import Affine, Bilinear
-from structconv.bases.spec import filler
+from structconv.bases.tree import materializer
 
 __all__ = ["PRODUCTS", "Factor", "Summand", "Term", "buckets", "by_head", "diagonal", "filled", "products", "summands",
            "table_rows", "tables"]
@@ -45,7 +45,7 @@ def summands(node: Basis, factors: tuple[Any, ...] = ()) -> tuple[Summand, ...] 
 
 def filled(terms: Sequence[Summand]) -> Callable[[Any], tuple[Term, ...]]:
     """(basis) -> the terms of a call, each with its factor."""
-    fills = [(filler(leaf), filler(factors)) for leaf, factors in terms]
+    fills = [(materializer(leaf), materializer(factors)) for leaf, factors in terms]
     return lambda basis: tuple((fill(basis), math.prod(factors(basis))) for fill, factors in fills)
 
 

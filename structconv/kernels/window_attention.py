@@ -18,7 +18,7 @@ from structconv.bases.base import Basis
 from structconv.bases.entrywise import Dropped, Normalized
 from structconv.bases.positions import Distance, GridLookup, Lookup, bucket
 from structconv.bases.scores import Bilinear
-from structconv.bases.spec import filler, getter, tensor
+from structconv.bases.tree import getter, materializer, tensor
 from structconv.kernels.dense_attention import held_bias
 from structconv.kernels.expressions import (
     Dropout,
@@ -152,7 +152,7 @@ class WindowAttention(Applied):
         scale, scores = scaled_product(product)
         if not isinstance(scores, Bilinear) or not _stored(scores):
             return None
-        return Windowed(getter(scores.query), getter(scores.key), None if bias is None else filler(bias), dropout,
+        return Windowed(getter(scores.query), getter(scores.key), None if bias is None else materializer(bias), dropout,
                         scale, weights.size, scores.depth, window, causal,
                         None if samples is None else getter(samples))
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from structconv import torch_compat as private
-from structconv.bases.spec import Function
+from structconv.bases.tree import Function
 
 __all__ = ["as_function"]
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from structconv.bases import scores as values
 from structconv.bases.base import Basis
+from structconv.derived import derived
 from structconv.errors import ConfigError
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism
 from structconv.mechanisms.projections import drawn
 from structconv.mechanisms.scores import Score
 from structconv.mechanisms.visibility import EVERY_INPUT, InputSet, Masks
-from structconv.memo import derived
 from structconv.shapes import check_positive
 from structconv.structures.named import NamedStructures, Place
 from structconv.structures.samples import Samples

@@ -14,10 +14,10 @@ from structconv.bases.matrices import adjacency
 from structconv.bases.mixing import Mixed
 from structconv.bases.sparse import Sparse
 from structconv.bases.typed import Typed
+from structconv.derived import derived, is_plain
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.expression import Channels, Inputs
 from structconv.mechanisms.graphs import GraphMechanism
-from structconv.memo import derived, is_plain
 from structconv.shapes import check_choice, check_positive
 from structconv.structures.graph import Graph
 from structconv.written import written

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from structconv.arguments import checked
 from structconv.errors import ConfigError
-from structconv.shapes import check_positive
+from structconv.shapes import check_finite, check_positive
 
 __all__ = ["LearnedEncoding", "SinusoidalEncoding", "sinusoidal"]
 
@@ -51,9 +52,11 @@ class SinusoidalEncoding(nn.Module):
         torch.Size([2, 5, 8])
     """
 
+    @checked
     def __init__(self, channels: int, shape: tuple[int, ...] | None = None, base: float = 10000.0) -> None:
         super().__init__()
-        self.channels, self.shape, self.base = check_positive("SinusoidalEncoding", "channels", channels), shape, base
+        self.channels, self.shape = check_positive("SinusoidalEncoding", "channels", channels), shape
+        self.base = check_finite("SinusoidalEncoding", "base", base, above=0)
 
     def forward(self, x: Tensor, positions: int | Tensor = 0) -> Tensor:
         """(..., M, P) -> (..., M, P); of a sequence the place of the first entry may be given, or those of all."""
@@ -75,6 +78,7 @@ class LearnedEncoding(nn.Module):
         torch.Size([2, 5, 8])
     """
 
+    @checked
     def __init__(self, length: int, channels: int, *, device: torch.device | str | int | None = None,
                  dtype: torch.dtype | None = None) -> None:
         super().__init__()

@@ -3,7 +3,7 @@
 A call of a layer has four steps:
 
 1. Build: `Mechanism.evaluate(inputs)` calls `forward` and returns the basis, a tree that holds this call's tensors.
-2. Key: `bases.spec.tree_key` reads from the basis what a plan may depend on: types, options, dtypes, classes of sizes.
+2. Key: `bases.tree.tree_key` reads from the basis what a plan may depend on: types, options, dtypes, classes of sizes.
 3. Plan: `planning.plan.plan_for` finds the plan with this key, or makes it: the cheapest kernel that matches.
 4. Run: the kernel reads the tensors from the basis and computes y.
 
@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from structconv import torch_compat as private
+from structconv.arguments import check_constructor
 from structconv.bases.base import BASES, Basis, ScoreMaps, is_basis
 from structconv.bases.block_diagonal import BlockDiagonal
 from structconv.bases.dense import Dense
 from structconv.bases.placed import placed
-from structconv.bases.spec import materialized
+from structconv.bases.tree import materialized
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.inputs import Channels, Inputs
 from structconv.mechanisms.mixing import Mixing
@@ -105,6 +106,12 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
     _reads_by_name: bool = False
     #: The name of the x that it reads, in a call with several; `of` gives it.
     _input_name: str | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Arguments of the constructor that have a wrong type are named."""
+        super().__init_subclass__(**options)
+        check_constructor(cls)
+
     def __init__(self, *, structure: str | None = None) -> None:
         super().__init__()
         self._structure_name = None if structure is None else check_name(type(self).__name__, structure)

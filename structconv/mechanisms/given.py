@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from structconv.bases.base import Basis
 from structconv.bases.dense import Dense
 from structconv.bases.logdomain import taken_apart
+from structconv.derived import derived
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism
 from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN
-from structconv.memo import derived
 from structconv.shapes import check_positive
 from structconv.structures.samples import Samples
 from structconv.structures.values import FrozenValue, field_names, fields, map_tensors, refreshed, tensors_in

@@ -22,9 +22,9 @@ from structconv.bases.matrices import (
 from structconv.bases.polynomial import Polynomial
 from structconv.bases.sparse import Sparse
 from structconv.bases.typed import relational
+from structconv.derived import derived
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.expression import Inputs, Mechanism
-from structconv.memo import derived
 from structconv.shapes import check_choice, check_positive
 from structconv.structures.batching import entries_to_samples, num_samples_of, samples_of
 from structconv.structures.graph import Graph, looped, with_listed_edges

@@ -13,9 +13,9 @@ from structconv.bases.base import Basis
 from structconv.bases.cuboid import Ints, cuboid_offsets, per_axis
 from structconv.bases.pooling import Pooling
 from structconv.bases.shift import PADDINGS, Shift
+from structconv.derived import derived
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.expression import Inputs, Mechanism
-from structconv.memo import derived
 from structconv.shapes import check_choice
 from structconv.structures.batching import GridBatch
 from structconv.structures.grid import Grid

@@ -10,11 +10,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from structconv.derived import cached, derived, values_known
 from structconv.errors import StructureError
 from structconv.mechanisms.naming import Named, reads_of
 from structconv.mechanisms.samples import positions, within
 from structconv.mechanisms.visibility import BY_INPUTS, BY_PAIRS
-from structconv.memo import derived, kept, values_known
 from structconv.shapes import broadcast, goes_into
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
@@ -242,7 +242,7 @@ def hidden_by(graph: Graph) -> int:
     if edges is None or not count or not torch.is_grad_enabled() or not values_known(edges):
         return 0
     # an edge that was moved out of range is refused where the edges are sorted
-    inside = kept(edges, ("reaches", count), lambda: bool(_ends(edges[0].clamp(0, count - 1), count).all()))
+    inside = cached(edges, ("reaches", count), lambda: bool(_ends(edges[0].clamp(0, count - 1), count).all()))
     return 0 if inside else BY_PAIRS
 
 

@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 
 from structconv.bases import mixture as bases
 from structconv.bases.base import Basis
-from structconv.bases.spec import materialized
+from structconv.bases.tree import materialized
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism
 from structconv.mechanisms.naming import called_with

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from structconv import torch_compat as private
+from structconv.arguments import checked
 from structconv.bases import positions as values
 from structconv.bases.base import Basis
 from structconv.bases.scores import EdgeScore
+from structconv.derived import Owner, derived, is_plain
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.encodings import sinusoidal
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism, Position
@@ -23,7 +25,6 @@ from structconv.mechanisms.projections import Projection, heads_of
 from structconv.mechanisms.samples import positions
 from structconv.mechanisms.scores import DotProduct, Score
 from structconv.mechanisms.visibility import InputSet, Masks
-from structconv.memo import Owner, derived, is_plain
 from structconv.shapes import broadcast, check_choice, check_natural, check_positive, goes_into
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
@@ -397,6 +398,7 @@ class PredictedPosition(Position):
     reads_x = False
     batching = "pairs"
 
+    @checked
     def __init__(self, dim: int | None = None) -> None:
         super().__init__()
         self.dim = dim

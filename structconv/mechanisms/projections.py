@@ -6,8 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from structconv import torch_compat as private
-from structconv.bases.spec import Projected
+from structconv.arguments import checked
+from structconv.bases.tree import Projected
 from structconv.primitives.products import linear, split_heads
+from structconv.shapes import check_natural, check_positive
 
 __all__ = ["Projection"]
 
@@ -24,8 +26,11 @@ class Projection(nn.Linear):
         torch.Size([5, 8])
     """
 
+    @checked
     def __init__(self, channels: int, heads: int, dim: int, bias: bool = False) -> None:
-        super().__init__(channels, heads * dim, bias=bias)
+        check_natural("Projection", "channels", channels)
+        check_natural("Projection", "dim", dim)
+        super().__init__(channels, check_positive("Projection", "heads", heads) * dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)

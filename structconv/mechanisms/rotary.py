@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from structconv.arguments import checked
 from structconv.errors import ConfigError
-from structconv.shapes import check_choice
+from structconv.shapes import check_choice, check_finite
 from structconv.written import written
 
 __all__ = ["Rotary"]
@@ -47,11 +48,12 @@ class Rotary(nn.Module):
         torch.Size([5, 8])
     """
 
+    @checked
     def __init__(self, base: float = 10000.0, layout: str = "interleaved", *, channels: int | None = None,
                  scaling: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         check_choice("Rotary", "layout", layout, ("interleaved", "half"))
-        self.base, self.layout, self.channels = base, layout, channels
+        self.base, self.layout, self.channels = check_finite("Rotary", "base", base, above=0), layout, channels
         self.scaling = None if scaling is None else _checked(dict(scaling))
 
     def forward(self, t: Tensor, positions: Tensor | None = None) -> Tensor:

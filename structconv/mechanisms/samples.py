@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis
+from structconv.derived import derived
 from structconv.errors import StructureError
-from structconv.memo import derived
 from structconv.structures.batching import GridBatch, parts_of
 from structconv.structures.graph import Graph
 from structconv.structures.masks import And, Not, Or, Support

@@ -17,7 +17,7 @@ from torch.func import functional_call
 from structconv.bases import scores as values
 from structconv.bases.base import Basis
 from structconv.bases.entrywise import Mapped, Masked
-from structconv.bases.spec import Function, Projected, Term, tensor
+from structconv.bases.tree import Function, Projected, Term, tensor
 from structconv.errors import ConfigError
 from structconv.mechanisms.activations import as_function
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism
@@ -450,7 +450,7 @@ class EmbeddedGaussian(DotProduct):
         torch.Size([9, 8])
     """
 
-    def __init__(self, dim: int, heads: int = 1) -> None:
+    def __init__(self, dim: int, heads: int | None = 1) -> None:
         super().__init__(heads, dim)
 
     def forward(self, inputs: Inputs) -> Basis:

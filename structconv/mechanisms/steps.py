@@ -13,7 +13,7 @@ from structconv.bases.entrywise import LeakyReLU, Masked, Normalized
 from structconv.bases.linear import Concat, Scaled
 from structconv.bases.scores import Bilinear
 from structconv.bases.sizes import sized
-from structconv.bases.spec import Function, Projected
+from structconv.bases.tree import Function, Projected
 from structconv.structures.graph import Graph
 from structconv.structures.masks import Support
 from structconv.structures.supports import EdgeSupport

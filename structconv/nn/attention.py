@@ -10,11 +10,11 @@ from torch.fx import Proxy
 
 from structconv.bases.algebra import Sizes, as_support
 from structconv.bases.base import Basis
+from structconv.derived import derived
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.masks import STRUCTURE_IF_GIVEN
 from structconv.mechanisms.scores import Concatenation, DotProduct, EmbeddedGaussian, Gaussian
-from structconv.memo import derived
 from structconv.nn.cache import Cache
 from structconv.nn.conv import ERRORS, CallNames, Conv
 from structconv.nn.layer import Device, Layer, kind, recorded, take

@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from torch import Tensor, nn
 
+from structconv.arguments import checked
 from structconv.errors import ConfigError
 from structconv.structures.values import FrozenValue, field_names, fields, map_tensors
 
@@ -37,6 +38,7 @@ class StructureBuffer(nn.Module, Generic[S]):
         (['edge_index'], Graph(M=4, N=4, E=8, int64))
     """
 
+    @checked
     def __init__(self, structure: S, persistent: bool = True) -> None:
         super().__init__()
         if not isinstance(structure, FrozenValue):

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from structconv import torch_compat as private
-from structconv.bases.spec import tensor
+from structconv.bases.tree import tensor
+from structconv.derived import Reused
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.masks import Mask
 from structconv.mechanisms.reach import reach_of, reads_all_inputs
-from structconv.memo import Reused
 from structconv.planning.plan import Plan, plans_version
 from structconv.planning.precision import autocast_dtype, cast
 from structconv.planning.problem import BoundRun, Call

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple, Self, cast
 import torch
 from torch import Tensor, nn
 
+from structconv.derived import derived
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.graphs import Incidence
 from structconv.mechanisms.index import Identity
 from structconv.mechanisms.masks import STRUCTURE
 from structconv.mechanisms.scores import DotProduct
-from structconv.memo import derived
 from structconv.nn.composite import Composite
 from structconv.nn.conv import Conv
 from structconv.nn.layer import Device, move

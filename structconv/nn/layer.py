@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from structconv.arguments import explained
+from structconv.arguments import check_constructor
 from structconv.errors import ConfigError, StructconvError
 
 __all__ = ["Layer"]
@@ -47,8 +47,9 @@ class Layer(nn.Module):
         super().__init_subclass__(**options)
         if not cls.is_part:
             _NAMES.add(cls.__name__)
+        check_constructor(cls)
         if "__init__" in cls.__dict__:
-            cls.__init__ = named(explained(cls.__init__))  # type: ignore[method-assign]
+            cls.__init__ = named(cls.__init__)  # type: ignore[method-assign]
         for method in _NAMED & cls.__dict__.keys():
             if method != "forward" or not cls.names_errors:
                 setattr(cls, method, named(cls.__dict__[method]))

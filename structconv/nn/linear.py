@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 
+from structconv.arguments import checked
 from structconv.errors import ShapeError
 from structconv.nn.conv import ERRORS
 from structconv.nn.layer import Device, recorded
 from structconv.primitives.products import linear
-from structconv.shapes import check_alike, check_choice, check_tensor
+from structconv.shapes import check_alike, check_choice, check_natural, check_tensor
 
 __all__ = ["Linear"]
 
@@ -54,8 +55,11 @@ class Linear(nn.Linear):
         tensor(True)
     """
 
+    @checked
     def __init__(self, in_features: int, out_features: int, bias: bool = True, device: Device = None,
                  dtype: torch.dtype | None = None, *, activation: Literal["relu"] | None = None) -> None:
+        for name, features in (("in_features", in_features), ("out_features", out_features)):
+            check_natural("Linear", name, features)
         super().__init__(in_features, out_features, bias, device, dtype)
         check_choice("Linear", "activation", activation, tuple(_ACTIVATIONS))
         self.activation: str | None = activation

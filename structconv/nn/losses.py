@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from structconv.memo import values_known
+from structconv.derived import values_known
 from structconv.primitives.functions import apply, transformed
 
 __all__ = ["cross_entropy"]

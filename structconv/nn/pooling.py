@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
+from structconv.derived import derived, is_plain
 from structconv.errors import ShapeError, StructureError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.graphs import Adjacency
 from structconv.mechanisms.index import Identity
 from structconv.mechanisms.masks import STRUCTURE
 from structconv.mechanisms.scores import BiAffine, DotProduct
-from structconv.memo import derived, is_plain
 from structconv.nn.composite import Composite
 from structconv.nn.conv import Conv
 from structconv.nn.layer import Device, move

@@ -35,7 +35,7 @@ class Kernel(abc.ABC):
     """One way to compute eq. 8, or several orders of it.
 
     The function that `compile` returns must hold no tensor and no object of a call. It reads them from its argument:
-    `call.basis`, by `bases.spec.getter` of a part of the spec, or `call.materialized()`, with all products computed.
+    `call.basis`, by `bases.tree.getter` of a part of the spec, or `call.materialized()`, with all products computed.
     """
 
     name: ClassVar[str]

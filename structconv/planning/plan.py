@@ -26,7 +26,7 @@ from torch.compiler import is_compiling
 
 from structconv import torch_compat as private
 from structconv.bases.base import Basis
-from structconv.bases.spec import shape_class, tree_key
+from structconv.bases.tree import shape_class, tree_key
 from structconv.errors import ConfigError, ShapeError
 from structconv.planning import machine, tuning
 from structconv.planning.cost import Cost

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from structconv import torch_compat as private
-from structconv.bases.spec import Function
+from structconv.bases.tree import Function
 from structconv.planning.problem import Call, Run
 from structconv.structures.values import Structure, map_tensors
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis
-from structconv.bases.spec import itself, materialized, spec_of
-from structconv.memo import Reused
+from structconv.bases.tree import itself, materialized, tree_spec
+from structconv.derived import Reused
 from structconv.planning.cost import Cost, lost_flops
 from structconv.planning.counts import Sizes
 from structconv.planning.fitted import CHANNEL_CALLS, FACTOR_CALLS
@@ -89,7 +89,7 @@ class Call(NamedTuple):
 
     def spec(self) -> Basis:
         """The spec of the basis."""
-        return cast(Basis, spec_of(self.basis, itself))
+        return cast(Basis, tree_spec(self.basis, itself))
 
 
 #: The function that a kernel compiles: the call -> y (..., N, Q), b included.

@@ -21,7 +21,7 @@ from structconv import torch_compat as private
 from structconv.errors import ShapeError, StructureError
 from structconv.primitives import triton
 from structconv.primitives.functions import sum_dtype
-from structconv.primitives.native import calls
+from structconv.primitives.native import dispatch
 from structconv.primitives.native.checks import check_edges, check_numbers, sound
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.operator import EDGES, define, multilinear, register_gradient
@@ -250,9 +250,9 @@ def _spmm_kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tenso
     num_values = _count(values, x, rows)
     if x.numel() == 0 or rows == 0 or num_values == 0:
         return x.new_zeros(_product_shape(x, rows, indptr))
-    kernels = calls.usable(x, indices.shape[0])
+    kernels = dispatch.usable(x, indices.shape[0])
     if kernels is not None:
-        return calls.spmm(kernels, layout, values, x, None, rows, num_values, 1.0, 0.0)
+        return dispatch.spmm(kernels, layout, values, x, None, rows, num_values, 1.0, 0.0)
     if x.dim() == 2:
         return _spmm_kernel(*layout, indptr_T, indices_T, order_T, values, x.unsqueeze(0), rows).squeeze(0)
     if (gpu := triton.usable_product(x, indices.shape[0], rows * indptr.shape[0])) is not None:
@@ -305,9 +305,9 @@ def _sddmm_kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tens
     layout, dtype = Csr(indptr, indices, order), sum_dtype(q.dtype)
     if indices.shape[0] == 0 or rows == 0 or q.numel() == 0 or k.numel() == 0:
         return q.new_zeros((rows, indices.shape[0]))
-    kernels = calls.usable(q, indices.shape[0])
+    kernels = dispatch.usable(q, indices.shape[0])
     if kernels is not None:
-        return calls.sddmm(kernels, layout, q, k, rows)
+        return dispatch.sddmm(kernels, layout, q, k, rows)
     if (gpu := triton.usable_product(q, indices.shape[0], rows * indptr.shape[0])) is not None:
         return gpu.sddmm(layout, q, k, rows)
     _check_columns(layout, k.shape[1])

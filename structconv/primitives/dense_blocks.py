@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from structconv.primitives.hashing import hash_uniform
-from structconv.primitives.native import calls
+from structconv.primitives.native import dispatch
 
 __all__ = ["MAPS", "WEIGHTS", "Blocks", "Maps", "Options", "Span"]
 
@@ -279,10 +279,10 @@ class Blocks:
         if self.options.p == 0 or seed is None:
             return t
         out = t if gradient is None else self.buffer("dropped", span)
-        kernels = calls.kernels() if t.is_cpu and t.dtype == torch.float32 else None
+        kernels = dispatch.kernels() if t.is_cpu and t.dtype == torch.float32 else None
         if kernels is not None:
-            drop = calls.drop_of(self.options.p, seed, self.options.batch_heads)
-            calls.drop_block(kernels, t, out, gradient, span.first, span.stop - 1, self.outputs, drop)
+            drop = dispatch.drop_of(self.options.p, seed, self.options.batch_heads)
+            dispatch.drop_block(kernels, t, out, gradient, span.first, span.stop - 1, self.outputs, drop)
             return out
         factors = self._dropout_factors(span, seed)
         if gradient is not None:

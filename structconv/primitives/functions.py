@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from structconv import torch_compat as private
-from structconv.memo import values_known
+from structconv.derived import values_known
 
 __all__ = ["apply", "finite", "pulled_back", "sum_dtype", "transformed"]
 

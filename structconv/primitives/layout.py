@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from structconv.derived import is_plain
 from structconv.errors import ShapeError, StructureError
-from structconv.memo import is_plain
 from structconv.primitives.native import adjacency
-from structconv.primitives.native.calls import kernels
+from structconv.primitives.native.dispatch import kernels
 from structconv.primitives.native.indices import LIMIT, Csr, build, outside
 from structconv.primitives.native.loader import loaded
 from structconv.primitives.native.operator import define

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from structconv.derived import is_plain
 from structconv.errors import StructureError
-from structconv.memo import is_plain
 from structconv.primitives.csr import sddmm, spmm
 from structconv.primitives.functions import apply, pulled_back, transformed
 from structconv.primitives.grouped import add_group_outer, group_products, write_group_products

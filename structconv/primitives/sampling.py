@@ -13,7 +13,7 @@ from torch import Tensor
 
 from structconv.errors import StructureError
 from structconv.primitives.hashing import hash_bits
-from structconv.primitives.native.calls import kernels
+from structconv.primitives.native.dispatch import kernels
 
 __all__ = ["InEdges", "Numbers", "draw_neighbors", "random_below"]
 

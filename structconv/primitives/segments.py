@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from structconv import torch_compat as private
+from structconv.derived import values_known
 from structconv.errors import ShapeError
-from structconv.memo import values_known
 from structconv.primitives.functions import apply, finite, sum_dtype, transformed
 
 __all__ = ["masked_softmax", "segment_max", "segment_softmax", "segment_sum"]

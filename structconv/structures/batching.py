@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from structconv.arguments import explained
+from structconv.derived import derived
 from structconv.errors import ShapeError, StructureError
-from structconv.memo import derived
 from structconv.structures.graph import Graph, check_samples, edge_axis
 from structconv.structures.grid import Grid
 from structconv.structures.groups import rows_to_groups

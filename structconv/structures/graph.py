@@ -10,8 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from structconv.derived import derived, is_plain
 from structconv.errors import StructureError
-from structconv.memo import derived, is_plain
 from structconv.primitives.layout import Csr, check_bounds, first_wrong_edge, layouts
 from structconv.shapes import check_choice
 from structconv.structures.exchange import Exchange

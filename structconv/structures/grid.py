@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from structconv.arguments import explained
+from structconv.derived import derived
 from structconv.errors import StructureError
-from structconv.memo import derived
 from structconv.structures.graph import Graph, check_size
 from structconv.structures.values import FrozenValue, structure
 
@@ -49,6 +49,8 @@ class Grid(FrozenValue):
         sizes = tuple(shape) if isinstance(shape, (list, tuple, torch.Size)) else (shape,)
         if not sizes:
             raise StructureError("Grid", "shape must have at least one axis", repr(shape))
+        if not isinstance(periodic, bool):
+            raise StructureError("Grid", "periodic must be True or False, for all axes", repr(periodic))
         object.__setattr__(self, "shape", tuple(check_size("Grid", "each size of shape", size) for size in sizes))
         object.__setattr__(self, "periodic", periodic)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from structconv.memo import derived
+from structconv.derived import derived
 from structconv.structures.graph import Graph
 
 __all__ = ["edges_to_receivers", "rows_to_groups"]

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Self, cast
 import torch
 from torch import Tensor
 
+from structconv.derived import derived
 from structconv.errors import StructureError
-from structconv.memo import derived
 from structconv.shapes import broadcast
 from structconv.structures.graph import Graph
 from structconv.structures.values import Structure, map_tensors, structure

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Self
 
+from structconv.derived import derived
 from structconv.errors import StructureError
-from structconv.memo import derived
 from structconv.structures.batching import batch, is_batchable, parts_of
 from structconv.structures.masks import Support
 from structconv.structures.samples import Samples, same_samples

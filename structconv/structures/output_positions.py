@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from structconv.derived import values_known
 from structconv.errors import StructureError
-from structconv.memo import values_known
 from structconv.structures.masks import And, Device, Not, Or, Support
 from structconv.structures.supports import Causal
 from structconv.structures.values import Structure, altered, key_of, structure

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from structconv.arguments import explained
+from structconv.derived import derived, is_plain
 from structconv.errors import StructureError
-from structconv.memo import derived, is_plain
 from structconv.structures.exchange import samples_of
 from structconv.structures.graph import Graph, check_bounds, check_index_tensor, check_samples, check_size
 from structconv.structures.values import Structure, structure

@@ -8,8 +8,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from structconv.derived import derived
 from structconv.errors import StructureError
-from structconv.memo import derived
 from structconv.shapes import broadcast
 from structconv.structures import enumeration
 from structconv.structures.exchange import MAKERS

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from structconv.derived import derived
 from structconv.errors import StructureError
-from structconv.memo import derived
+from structconv.shapes import NO_TENSORS
 from structconv.structures import enumeration
 from structconv.structures.graph import Graph, check_size
 from structconv.structures.masks import Device, Support, listed
@@ -317,7 +318,7 @@ def _same_device(own: torch.device, other: Device) -> bool:
 
 
 def _check_mask(owner: str, keep: Any, dims: int, pattern: str) -> None:
-    if isinstance(keep, (list, tuple)) or hasattr(keep, "__array_interface__"):
+    if isinstance(keep, (tuple, *NO_TENSORS)):
         raise StructureError(owner, f"keep must be a boolean tensor {pattern}", type(keep).__name__)
     if isinstance(keep, Tensor) and (keep.dtype != torch.bool or keep.dim() < dims):
         raise StructureError(owner, f"keep must be a boolean tensor {pattern}", f"{keep.dtype} {tuple(keep.shape)}",

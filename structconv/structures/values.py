@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from structconv.derived import forget, mark
 from structconv.errors import ConfigError
-from structconv.memo import forget, mark
 from structconv.torch_compat import pytree
 
 __all__ = ["NOTED", "VALUES", "FrozenValue", "Structure", "class_volume", "frozen", "key_of", "map_tensors",
@@ -22,7 +22,7 @@ __all__ = ["NOTED", "VALUES", "FrozenValue", "Structure", "class_volume", "froze
 
 C = TypeVar("C", bound=type)
 #: Names under which something is noted beside the fields of a value: what is static of it, what it is known by in the
-#: memo, and which leaf of a call it stands for (`bases.spec`).
+#: entries, and which leaf of a call it stands for (`bases.tree`).
 NOTED = frozenset(("static_key", "_known_key", "_content", "_get", "_reversed", "_base", "_looped"))
 #: Types whose values never change and are known by themselves.
 VALUES = frozenset((bool, int, str, bytes, type(None), torch.dtype, torch.device, torch.Size, BuiltinFunctionType,

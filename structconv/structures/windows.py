@@ -10,6 +10,7 @@ from torch import Tensor
 
 from structconv import torch_compat as private
 from structconv.errors import StructureError
+from structconv.shapes import NO_TENSORS
 from structconv.structures import enumeration
 from structconv.structures.graph import Graph, check_size
 from structconv.structures.grid import Grid
@@ -54,6 +55,8 @@ class Window(Support):
 
     def __post_init__(self) -> None:
         _check_numbers(self.radius, self.dilation)
+        if isinstance(self.grid, (*NO_TENSORS, tuple, Graph)):
+            raise StructureError("Window", "grid must be a Grid", type(self.grid).__name__)
         if self.grid is not None:
             self._check_axes()
         dilated = isinstance(self.dilation, tuple) or (type(self.dilation) is int and self.dilation != 1)

@@ -129,22 +129,22 @@ def as_basis(subject: Subject) -> Basis:
     return subject.basis() if isinstance(subject, Setup) else subject
 
 
-def mapped(value: Any, fn: Callable[[Tensor], Tensor], memo: dict[int, Any] | None = None) -> Any:
+def mapped(value: Any, fn: Callable[[Tensor], Tensor], copies: dict[int, Any] | None = None) -> Any:
     """`value` with fn applied to each floating tensor that it holds; parts without any stay the same objects.
 
     Goes through bases, structures, setups, modules, tuples and lists. A tensor held twice is mapped once.
     """
-    memo = {} if memo is None else memo
-    if id(value) not in memo:
-        memo[id(value)] = (value, _mapped(value, fn, memo))
-    return memo[id(value)][1]
+    copies = {} if copies is None else copies
+    if id(value) not in copies:
+        copies[id(value)] = (value, _mapped(value, fn, copies))
+    return copies[id(value)][1]
 
 
-def _mapped(value: Any, fn: Callable[[Tensor], Tensor], memo: dict[int, Any]) -> Any:
+def _mapped(value: Any, fn: Callable[[Tensor], Tensor], copies: dict[int, Any]) -> Any:
     if isinstance(value, Tensor):
         return fn(value) if value.is_floating_point() else value
     if isinstance(value, (tuple, list)):
-        items = [mapped(item, fn, memo) for item in value]
+        items = [mapped(item, fn, copies) for item in value]
         if all(a is b for a, b in zip(items, value, strict=True)):
             return value
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
@@ -152,11 +152,11 @@ def _mapped(value: Any, fn: Callable[[Tensor], Tensor], memo: dict[int, Any]) ->
         module = copy.deepcopy(value)
         for part in module.modules():
             for tensors in (part._parameters, part._buffers):
-                tensors.update({name: mapped(t, fn, memo) for name, t in tensors.items() if t is not None})
+                tensors.update({name: mapped(t, fn, copies) for name, t in tensors.items() if t is not None})
         return module
     if isinstance(value, Basis) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
         held = vars(value).copy()  # at once: another thread may note something meanwhile
-        changed = {name: new for name, old in held.items() if (new := mapped(old, fn, memo)) is not old}
+        changed = {name: new for name, old in held.items() if (new := mapped(old, fn, copies)) is not old}
         return _replaced(value, changed) if changed else value
     return value
 

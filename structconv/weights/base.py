@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from structconv.arguments import check_constructor
 from structconv.errors import ShapeError
 from structconv.primitives.products import linear
 from structconv.shapes import check_positive
@@ -49,6 +50,7 @@ class _Held(FrozenValue):
         """Make the class a dataclass, whose constructor takes options, and a pytree over its fields."""
         if letters:
             cls.LETTERS = letters
+        check_constructor(cls)
         dataclasses.dataclass(eq=False, repr=False, init=False)(cls)
         fields = cls.FIELDS = tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
 

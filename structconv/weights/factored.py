@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from structconv import torch_compat as private
-from structconv.bases.spec import Function
+from structconv.bases.tree import Function
 from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.products import contract_heads, expand_heads, product, split_heads
 from structconv.shapes import check_divides, check_positive

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from structconv import kernels as _kernels  # noqa: F401 - registers them
 from structconv.bases.pairwise import weights_at
-from structconv.bases.spec import materialized
+from structconv.bases.tree import materialized
 from structconv.mechanisms.expression import Inputs
 from structconv.planning import Call, Problem, Sizes, decide, registered
 from structconv.planning.kernel import matching

@@ -13,7 +13,7 @@ from structconv.kernels.sparse_attention import AffineEdges, BilinearEdges
 from structconv.mechanisms import STRUCTURE, Additive, BiAffine, DotProduct, EdgeBias, RelativeBias
 from structconv.nn import Conv
 from structconv.ops import conv
-from structconv.primitives.native.joint import joint_attention
+from structconv.primitives.native.packed_attention import packed_attention
 from structconv.structures import Causal, Graph, Window
 from structconv.structures.supports import EdgeSupport
 from structconv.weights import HeadBlocks, LowRank
@@ -87,9 +87,9 @@ def tables(monkeypatch):
 
     def noted(by_target, by_source, table, *args, **options):
         found.append(tuple(table.shape))
-        return joint_attention(by_target, by_source, table, *args, **options)
+        return packed_attention(by_target, by_source, table, *args, **options)
 
-    monkeypatch.setattr(sparse_attention, "joint_attention", noted)
+    monkeypatch.setattr(sparse_attention, "packed_attention", noted)
     return found
 
 

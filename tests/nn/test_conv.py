@@ -295,9 +295,10 @@ def assigned(layer, **attributes):
     (r"x must have shape \(..., M, P=4\); got \(4,\)", lambda: Conv(ATTENTION, P, Q)(x_of(P))),
     (r"query must have shape \(..., M, P=4\); got \(4,\)", lambda: MultiheadAttention(P, 2)(x_of(P), keep=Causal())),
     (r"EdgeBias: the graph must have edge_attr", lambda: GATConv(P, Q, edge_dim=2)(x_of(M, P), GRAPH)),
-    (r"path must be the name of an order, or None; got \['a'\]",
+    (r"path must be of type str \| None; got list of str",
      lambda: Conv(Identity(), P, Q, path=["a"])(x_of(M, P))),
-    *[("max_bytes must be a number of bytes, or None", lambda wrong=wrong: Conv(Identity(), P, Q, max_bytes=wrong)(
+    *[(r"max_bytes must be (a number of bytes|of type int \| None)",
+       lambda wrong=wrong: Conv(Identity(), P, Q, max_bytes=wrong)(
         x_of(M, P))) for wrong in ([1], "1MB", float("nan"), -1)],
     (r"torch's layer\(query, key, value\) is layer\(query, key_value\)",
      lambda: MultiheadAttention(P, 2)(*[x_of(2, M, P)] * 3)),

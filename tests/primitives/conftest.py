@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from structconv.primitives.native import calls, core
+from structconv.primitives.native import core, dispatch
 
 
 @pytest.fixture(params=["native", "torch"])
 def path(request, monkeypatch):
     """With the kernels, and with torch's operators in their place."""
     if request.param == "torch":
-        monkeypatch.setattr(calls, "usable", lambda x, edges: None)
+        monkeypatch.setattr(dispatch, "usable", lambda x, edges: None)
     elif core() is None:
         pytest.skip("the native core cannot be built here")
     return request.param

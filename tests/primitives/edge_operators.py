@@ -19,7 +19,7 @@ from structconv.primitives.native.additive_dense import dense_additive_attention
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
 from structconv.primitives.native.conditioned import conditioned_product
-from structconv.primitives.native.joint import joint_attention
+from structconv.primitives.native.packed_attention import packed_attention
 from structconv.primitives.native.product import spmm_add
 from structconv.primitives.native.projected import projected_attention
 from structconv.primitives.native.recurrence import polynomial_analysis, polynomial_synthesis
@@ -158,7 +158,7 @@ def _joint(square: bool) -> Operator:
 
     def call(g: Edges, table: Tensor, *q: Tensor, **o: Any) -> Tensor:
         parts = sizes(table, q)
-        return joint_attention(*g.layouts, columns(table, *parts), *q, heads=table.shape[1], depth=parts[0], scale=0.7,
+        return packed_attention(*g.layouts, columns(table, *parts), *q, heads=table.shape[1], depth=parts[0], scale=0.7,
                                **o)
 
     def reference(g: Edges, table: Tensor, *q: Tensor, drop: Any = None) -> Tensor:

@@ -59,7 +59,7 @@ def valid(dtype):
         "projected_attention": (*joined, r(M, K, 3), r(N, K, 3), r(K, 3), r(K, 3), r(K, 3) if dtype != torch.bfloat16
                                 else None, 0.2, 0.3, seed, K, True),
         "bilinear_attention": (*joined, r(N, K, 4), r(M, K, 4), r(M, K, 3), r(K, E), 0.5, 0.3, seed, K),
-        "joint_attention": (*joined, r(M, K * 7), r(N, K, 4), r(K, E), K, 4, 0.5, 0.3, seed, K),
+        "packed_attention": (*joined, r(M, K * 7), r(N, K, 4), r(K, E), K, 4, 0.5, 0.3, seed, K),
         "additive_attention": (*joined, r(N, K, 4), r(M, K, 4), r(M, K, 3), r(K, 4), "tanh", 0.2, 0.3, seed, K),
         "dense_additive_attention": (r(N, K, 4), r(M, K, 4), r(M, K, 3), r(K, 4), "tanh", 0.2, 0.3, seed, K, True,
                                      torch.rand(M, K, 4)),

@@ -23,8 +23,8 @@ from structconv.primitives.native.additive_dense import dense_additive_attention
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
 from structconv.primitives.native.conditioned import conditioned_product
-from structconv.primitives.native.joint import joint_attention
 from structconv.primitives.native.operator import OPERATORS
+from structconv.primitives.native.packed_attention import packed_attention
 from structconv.primitives.native.product import spmm_add
 from structconv.primitives.native.projected import projected_attention
 from structconv.primitives.native.recurrence import polynomial_analysis, polynomial_synthesis
@@ -57,7 +57,7 @@ CASES = {
                             [(M, K, 3), (K, 3), (K, 3), (N, K, 3), (K, 3)]),
     "bilinear_attention": (lambda q, k, v, b: bilinear_attention(*JOINED, q, k, v, b, scale=0.5, **DROP),
                            [(N, K, 4), (M, K, 4), (M, K, 3), (K, E)]),
-    "joint_attention": (lambda t, q, b: joint_attention(*JOINED, t, q, b, heads=K, depth=4, scale=0.5, **DROP),
+    "packed_attention": (lambda t, q, b: packed_attention(*JOINED, t, q, b, heads=K, depth=4, scale=0.5, **DROP),
                         [(M, K * (4 + 3)), (N, K, 4), (K, E)]),
     "additive_attention": (lambda q, k, x, v: additive_attention(*JOINED, q, k, x, v, activation="tanh", **DROP),
                            [(N, K, 4), (M, K, 4), (M, K, 3), (K, 4)]),
@@ -255,7 +255,7 @@ def test_second_derivatives_of_all_arguments(name):
 
 
 #: A program takes seconds to make: one of each kind of operator; `make test-every`: all.
-PROGRAMS = list(CASES) if EVERY else ["joint_attention", "spmm", "project_relu"]
+PROGRAMS = list(CASES) if EVERY else ["packed_attention", "spmm", "project_relu"]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -13,7 +13,7 @@ from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.additive_dense import dense_additive_attention
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
-from structconv.primitives.native.joint import joint_attention
+from structconv.primitives.native.packed_attention import packed_attention
 from structconv.primitives.native.product import spmm_add, write_spmm
 from structconv.primitives.native.projected import projected_attention
 from structconv.primitives.native.weights import additive_weights, affine_weights, bilinear_weights
@@ -390,7 +390,7 @@ REFUSED = {
     bilinear_attention: ({"q": ones(40, 2, 4), "k": ones(60, 2, 4), "v": ones(60, 2, 8)}, [
         ({"q": ones(60, 2, 4)}, "N=40"), ({"k": ones(60, 2, 5)}, "k must"), ({"v": ones(60, 3, 8)}, "v must"),
         ({"bias": ones(2, 399)}, "E=400"), ({"v": ones(60, 2, 8).double()}, "dtype")]),
-    joint_attention: ({"table": ones(60, 24), "q": ones(40, 2, 4), "heads": 2, "depth": 4}, [
+    packed_attention: ({"table": ones(60, 24), "q": ones(40, 2, 4), "heads": 2, "depth": 4}, [
         ({"table": ones(59, 24)}, "M=60"), ({"table": ones(60, 7)}, "table"), ({"q": None}, "inputs are not"),
         ({"q": ones(40, 2, 5)}, "q must"), ({"q": ones(40, 2, 4).double()}, "dtype"),
         ({"bias": ones(2, 399)}, "E=400")]),

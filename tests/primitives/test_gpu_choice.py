@@ -10,7 +10,7 @@ import torch
 
 from structconv.primitives.csr import spmm
 from structconv.primitives.layout import compress
-from structconv.primitives.native import calls
+from structconv.primitives.native import dispatch
 from structconv.primitives.triton import choice
 
 
@@ -18,7 +18,7 @@ from structconv.primitives.triton import choice
 def product(monkeypatch):
     """A product that asks for the GPU kernels, with its result; the answers are forgotten before and after."""
     monkeypatch.setattr(choice, "DEVICES", ("cpu",))
-    monkeypatch.setattr(calls, "usable", lambda x, edges: None)
+    monkeypatch.setattr(dispatch, "usable", lambda x, edges: None)
     source, target = torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1])
     layouts = compress(target, source, 2), compress(source, target, 2)
     for cached in (choice._probe, choice._say):

@@ -11,7 +11,7 @@ import torch
 
 from structconv.primitives.csr import spmm
 from structconv.primitives.layout import compress
-from structconv.primitives.native import build, calls, core, indices, loader, status
+from structconv.primitives.native import build, core, dispatch, indices, loader, status
 from structconv.primitives.native.affine import affine_attention
 from tests.support.drawn import slow
 
@@ -92,10 +92,10 @@ def test_built_in_the_cache_once_and_the_same_numbers(nowhere, monkeypatch):
     source, target = torch.randint(50, (2, 600))
     inputs = [torch.randn(*shape, requires_grad=True) for shape in ((50, 4), (50, 4), (50, 4, 24))]
     found = []
-    monkeypatch.setattr(calls.Loaded, "asked", True)
+    monkeypatch.setattr(dispatch.Loaded, "asked", True)
     for kernels in (core(), second):
         monkeypatch.setattr(indices, "core", lambda kernels=kernels: kernels)
-        monkeypatch.setattr(calls.Loaded, "core", kernels)
+        monkeypatch.setattr(dispatch.Loaded, "core", kernels)
         layouts = compress(target, source, 50), compress(source, target, 50)  # each core proves them itself
         y = affine_attention(*layouts, *inputs)
         found.append((y, *torch.autograd.grad(y.square().sum(), inputs)))
@@ -130,8 +130,8 @@ def test_a_core_that_cannot_register_is_refused_and_torchs_operators_run(monkeyp
     found, reason = outcome()
     assert found is None and "refused" in reason and "\n" not in reason
     monkeypatch.setattr(loader, "_outcome", lambda: (found, reason))
-    monkeypatch.setattr(calls.Loaded, "asked", False)
-    monkeypatch.setattr(calls.Loaded, "core", None)
+    monkeypatch.setattr(dispatch.Loaded, "asked", False)
+    monkeypatch.setattr(dispatch.Loaded, "core", None)
     loader._say.cache_clear()
     with pytest.warns(UserWarning, match="torch's operators are used: .*refused"):
         torch.testing.assert_close(spmm(*arguments), expected)
@@ -157,9 +157,10 @@ def test_status_tells_what_is_used():
 
 def test_only_what_the_kernels_take_goes_to_them():
     x = torch.ones(2, 3, 4)
-    assert calls.usable(x.double(), 5) is None and calls.usable(x.half(), 5) is None
-    assert calls.usable(x, 2**31) is None and calls.usable(torch.empty(1, 1, calls.MAX_CHANNELS + 1), 5) is None
-    assert calls.usable(x.to("meta"), 5) is None and calls.usable(x, 5) is core()
+    assert dispatch.usable(x.double(), 5) is None and dispatch.usable(x.half(), 5) is None
+    assert dispatch.usable(x, 2**31) is None
+    assert dispatch.usable(torch.empty(1, 1, dispatch.MAX_CHANNELS + 1), 5) is None
+    assert dispatch.usable(x.to("meta"), 5) is None and dispatch.usable(x, 5) is core()
 
 
 def test_an_editable_installation_has_the_level_of_its_processor_and_is_left_where_another_has_none():

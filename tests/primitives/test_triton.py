@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from structconv.primitives.native import calls
+from structconv.primitives.native import dispatch
 from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
@@ -64,7 +64,7 @@ def working():
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch, working):
     """Every operator runs the kernels, also on a CPU. Yields their module."""
-    monkeypatch.setattr(calls, "usable", lambda x, edges: None)
+    monkeypatch.setattr(dispatch, "usable", lambda x, edges: None)
     monkeypatch.setattr(choice, "DEVICES", ("cuda", "cpu"))
     found, reason = choice._probe(DEVICE)
     assert found is not None, reason

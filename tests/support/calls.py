@@ -1,7 +1,6 @@
 """What a call of a layer gives, and what eq. 8 over dense tensors makes of it.
 
-Nothing of the plan, of a kernel or of the memo takes part in the latter: a layer whose result differs from it has gone
-stale, or has gone past what was changed.
+The latter uses no plan, no kernel and no derived value: a layer whose result differs is stale, or ignores a change.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from structconv import memo
+from structconv import derived as derivation
 from structconv.planning import plan as planning
 from structconv.planning.plan import Plan, plan_for
 from structconv.planning.problem import Call, Image, PartInputs
@@ -30,7 +29,7 @@ __all__ = ["as_written", "check_now", "forgotten", "with_tensors"]
 @contextmanager
 def forgotten() -> Iterator[None]:
     """No plan is known and nothing was derived."""
-    with mock.patch.object(planning, "_PLANS", {}), mock.patch.object(memo, "_ENTRIES", {}):
+    with mock.patch.object(planning, "_PLANS", {}), mock.patch.object(derivation, "_ENTRIES", {}):
         yield
 
 

@@ -22,8 +22,8 @@ from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.edges import edges_to_outputs, gather, group_count, numbered
 from structconv.compat.pyg.linear import Linear, LinearByType, project
 from structconv.compat.pyg.operator import attend
+from structconv.derived import derived
 from structconv.errors import ConfigError, nearest
-from structconv.memo import derived
 from structconv.nn.pooling import GroupPool
 from structconv.structures.graph import Graph
 
@@ -237,7 +237,10 @@ def aggregation(owner: str, aggr: Any, options: dict[str, Any] | None) -> nn.Mod
     """
     if isinstance(aggr, str) and aggr in SIMPLE and not options:
         return None
-    return _module(owner, aggr, options or {})
+    try:
+        return _module(owner, aggr, options or {})
+    except TypeError as error:
+        raise ConfigError(owner, f"aggr_kwargs must be the arguments of {aggr!r}", error) from error
 
 
 def _module(owner: str, aggr: Any, options: dict[str, Any]) -> nn.Module:

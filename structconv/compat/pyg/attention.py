@@ -16,7 +16,7 @@ from torch.nn.functional import leaky_relu, normalize
 from torch.utils.hooks import RemovableHandle
 
 from structconv.bases.scores import Additive, Affine, Bilinear, EdgeScore
-from structconv.bases.spec import Term
+from structconv.bases.tree import Term
 from structconv.compat.pyg.convolutions import channels
 from structconv.compat.pyg.edges import Fill, edges_to_outputs, gather, is_sparse, matrix_of, with_loops
 from structconv.compat.pyg.layer import Channels, Layer, Nodes, pair
@@ -119,7 +119,10 @@ class _Attention(Layer):
         rows = values if graph is not edges else gather(values, edges)
         rows = (rows.unflatten(-1, (self.heads, -1)) * alpha.unsqueeze(-1)).flatten(-2)
         y = self._of_edges(rows, edges, None if edges.edge_weight is None else edges.edge_weight.isinf())
-        y = y if self.concat else y.unflatten(-1, (self.heads, self.out_channels)).mean(-2)
+        if not self.concat:
+            self._check_width(y, values)
+            y = y.unflatten(-1, (self.heads, self.out_channels)).mean(-2)
+        self._check_width(y, bias)
         return y if bias is None else y + bias, alpha
 
 

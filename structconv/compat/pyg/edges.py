@@ -11,8 +11,8 @@ from torch.compiler import is_compiling
 
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.operator import apply
+from structconv.derived import derived
 from structconv.errors import StructureError
-from structconv.memo import derived
 from structconv.structures.graph import Graph, looped
 from structconv.weights import Eye
 

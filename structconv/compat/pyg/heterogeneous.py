@@ -13,8 +13,8 @@ from structconv.bases.scores import Bilinear
 from structconv.compat.pyg.layer import Layer
 from structconv.compat.pyg.linear import LinearByType, draw, parameter_key
 from structconv.compat.pyg.operator import attend
+from structconv.derived import derived
 from structconv.errors import ConfigError
-from structconv.memo import derived
 from structconv.structures.graph import Graph
 from structconv.weights import EyeBlocks
 

@@ -209,9 +209,17 @@ class Layer(MessagePassing):
             y = project(x, messages, lin, bias)
         else:
             y = aggregate(self.aggr_module or self.aggr, x, self._masked(messages))
+            self._check_width(y, bias if lin is None else getattr(lin, "weight", None))
             y = project(y, Identity(messages.num_outputs), lin, bias) if lin is not None or bias is not None else y
         y = y if absent is None else y[..., :-1, :]
         return y if root is None or x_root is None else y + root(x_root)
+
+    def _check_width(self, y: Tensor, tensor: Tensor | None) -> None:
+        """Refuse an aggregation that gives another number of channels than the layer's next parameter takes."""
+        if tensor is not None and y.shape[-1] != tensor.shape[-1]:
+            raise ConfigError(type(self).__name__, f"aggr must keep the number of channels, {tensor.shape[-1]}",
+                              y.shape[-1], "Several aggregations side by side need a layer that joins them, SAGEConv "
+                              "for example, or aggr_kwargs={'mode': 'sum'}.")
 
     def _of_edges(self, rows: Tensor, edges: Graph, absent: Tensor | None = None) -> Tensor:
         """The aggregated messages, which are rows (..., E, C) of the edges; see `_aggregated`."""

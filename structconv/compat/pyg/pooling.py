@@ -9,8 +9,8 @@ from structconv.bases.matrices import adjacency
 from structconv.compat.pyg.aggregations import pool_extreme
 from structconv.compat.pyg.edges import group_count, numbered
 from structconv.compat.pyg.linear import project
+from structconv.derived import derived, is_plain
 from structconv.errors import ConfigError
-from structconv.memo import derived, is_plain
 from structconv.primitives.native.adjacency import is_direct, unchanged
 from structconv.primitives.native.pooling import group_starts, pool_groups
 from structconv.shapes import check_choice

@@ -17,8 +17,8 @@ from structconv.compat.pyg.edges import gather
 from structconv.compat.pyg.layer import Channels, Layer, Nodes, pair
 from structconv.compat.pyg.linear import Linear
 from structconv.compat.pyg.operator import apply
+from structconv.derived import derived
 from structconv.errors import ConfigError, ShapeError, StructureError
-from structconv.memo import derived
 from structconv.structures.graph import Graph
 from structconv.weights import Full, Grouped, Separable, Weight, WeightList
 

@@ -7,8 +7,8 @@
   leaky_relu(s_m + t_n) over the edges into n, applied to x (GAT).
 - `bilinear.bilinear_attention(by_target, by_source, q, k, v, bias, scale=, dropout=, seed=)`: the same of
   scale <q_n, k_m> + bias_e.
-- `joint.joint_attention(by_target, by_source, table, q, bias, heads=, depth=, scale=, dropout=, seed=)`: the same of
-  queries, keys and values that are columns of one table.
+- `packed_attention.packed_attention(by_target, by_source, table, q, bias, heads=, depth=, scale=, dropout=, seed=)`:
+  the same of queries, keys and values that are columns of one table.
 - `additive.additive_attention(by_target, by_source, q, k, x, vector, activation=, slope=, dropout=, seed=)`: the same
   of <v, act(q_n + k_m)> (GATv2, Bahdanau); `additive_dense.dense_additive_attention(q, k, x, vector, ...)` over all
   pairs.

@@ -12,9 +12,9 @@ from structconv.primitives import triton
 from structconv.primitives.blocks import recompute_blocks
 from structconv.primitives.functions import sum_dtype
 from structconv.primitives.hashing import Drop
-from structconv.primitives.native import calls
-from structconv.primitives.native.calls import edges_of
+from structconv.primitives.native import dispatch
 from structconv.primitives.native.checks import check_dropout
+from structconv.primitives.native.dispatch import edges_of
 from structconv.primitives.native.edges import Ends
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.operator import differentiable_operator
@@ -113,7 +113,7 @@ def derivative(t: Tensor, activation: str, slope: float) -> tuple[Tensor, Tensor
 # -- the operator -------------------------------------------------------------------------------------------------
 
 def _usable(q: Tensor, x: Tensor, edges: int) -> Any:
-    return calls.usable(x, edges) and calls.usable(q, edges)
+    return dispatch.usable(x, edges) and dispatch.usable(q, edges)
 
 
 def _usable_gpu(q: Tensor, x: Tensor, edges: int) -> Any:
@@ -129,7 +129,7 @@ def _forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, i
         kind, parameter, amplitude = as_logistic(activation, slope)
         results: tuple[Tensor, Tensor] = kernels.additive_forward(
             edges_of(by_target, k.shape[0]), q, k, x, vector * amplitude, kind, parameter, False,
-            *calls.drop_of(p, seed, batch_heads))
+            *dispatch.drop_of(p, seed, batch_heads))
         return results
     if (gpu := _usable_gpu(q, x, indices.shape[0])) is not None:
         kind, parameter, amplitude = as_logistic(activation, slope)
@@ -153,7 +153,7 @@ def _backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, 
         kind, parameter, amplitude = as_logistic(activation, slope)
         *found, grad_vector = kernels.additive_backward(
             edges_of(by_target, k.shape[0]), edges_of(by_source, q.shape[0]), q, k, x, vector * amplitude, y, lse, grad,
-            kind, parameter, False, *calls.drop_of(p, seed, batch_heads))
+            kind, parameter, False, *dispatch.drop_of(p, seed, batch_heads))
         return found[0], found[1], found[2], (grad_vector * amplitude).to(vector.dtype)
     if (gpu := _usable_gpu(q, x, indices.shape[0])) is not None:
         kind, parameter, amplitude = as_logistic(activation, slope)

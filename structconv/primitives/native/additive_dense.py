@@ -12,7 +12,7 @@ from structconv.errors import ShapeError
 from structconv.primitives.blocks import recompute_blocks
 from structconv.primitives.functions import sum_dtype
 from structconv.primitives.hashing import Drop, hash_uniform
-from structconv.primitives.native import calls
+from structconv.primitives.native import dispatch
 from structconv.primitives.native.additive import (
     ACTIVATIONS,
     BLOCK,
@@ -93,7 +93,7 @@ def _check(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, activation: str, slo
 # -- kernels ------------------------------------------------------------------------------------------------------
 
 def _usable(q: Tensor, x: Tensor) -> Any:
-    return calls.usable(x, q.shape[0]) and calls.usable(q, x.shape[0])
+    return dispatch.usable(x, q.shape[0]) and dispatch.usable(q, x.shape[0])
 
 
 def _small(t: Tensor, rate: float) -> bool:
@@ -118,7 +118,7 @@ def _forward(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, activation: str, s
         kind, parameter, amplitude = as_logistic(activation, slope)
         a, b, values, kind = _operands(q, k, x, kind, parameter, factor)
         y, lse = kernels.additive_forward(None, a, b, values, vector * amplitude, kind, parameter, causal,
-                                          *calls.drop_of(*drop))
+                                          *dispatch.drop_of(*drop))
         return y.to(x.dtype), lse
     pieces, logs = [], []
     q, k, values, vector = (t.to(sum_dtype(q.dtype)) for t in (q, k, x, vector))
@@ -140,7 +140,7 @@ def _backward(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, y: Tensor, lse: T
         q, k, x, kind = _operands(q, k, x, kind, parameter, factor)
         saved = y.to(x.dtype), lse
         found = kernels.additive_backward(None, None, q, k, x, vector * amplitude, *saved, grad.to(x.dtype), kind,
-                                          parameter, causal, *calls.drop_of(*drop))
+                                          parameter, causal, *dispatch.drop_of(*drop))
         found = *found[:3], found[3] * amplitude
     else:
         dtype = sum_dtype(q.dtype)

@@ -14,16 +14,16 @@ from torch import Tensor
 
 from structconv import torch_compat as private
 from structconv.primitives.functions import pulled_back, transformed
-from structconv.primitives.native import calls
+from structconv.primitives.native import dispatch
 from structconv.primitives.native.additive import LOGISTIC, activate, as_logistic
 from structconv.primitives.native.additive_dense import dense_additive_attention, factor_of
-from structconv.primitives.native.calls import floats, unit
+from structconv.primitives.native.dispatch import floats, unit
 from structconv.primitives.native.loader import Core
 from structconv.primitives.segments import masked_softmax
 
 __all__ = ["StepInputs", "additive_step"]
 
-#: Of a step: see kFewOutputs and kFewInputs in src/api.h.
+#: Of a step: see kDecodeOutputs and kDecodeInputs in src/api.h.
 FEW_OUTPUTS, FEW_INPUTS = 8, 4096
 
 
@@ -55,7 +55,7 @@ class StepInputs(NamedTuple):
     def of(cls, k: Tensor, x: Tensor, vector: Tensor, activation: str, keep: Tensor | None = None) -> StepInputs | None:
         """Return the operands of steps; `None` if the native kernels cannot run them: other dtypes, too many inputs,
         or some |2 k| above 80, which has no factor. Only the inputs that `keep` (B, M) has true exist."""
-        kernels = calls.usable(x, k.shape[0]) and calls.usable(k, x.shape[0])
+        kernels = dispatch.usable(x, k.shape[0]) and dispatch.usable(k, x.shape[0])
         kind, rate, amplitude = as_logistic(activation, 0.0)
         if kernels is None or kind != LOGISTIC or not private.defers or {k.dtype, x.dtype} != {torch.float32} or not (
                 0 < k.shape[0] <= FEW_INPUTS and x.shape[:2] == k.shape[:2] and vector.shape == k.shape[1:]):
@@ -121,7 +121,7 @@ class _Sums:
     """The sums of the steps of one backward pass: the gradients of k and v so far, and the parts of that of x."""
 
     def __init__(self, own: _Numbers, wanted: tuple[bool, bool, bool]) -> None:
-        self._k = calls.empty(own.k, own.k.shape) if wanted[0] else None
+        self._k = dispatch.empty(own.k, own.k.shape) if wanted[0] else None
         self._vector = torch.empty_like(own.vector) if wanted[2] else None
         self._of_x = wanted[1]
         self._grads: list[Tensor] = []

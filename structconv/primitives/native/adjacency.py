@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from structconv import torch_compat as private
+from structconv.derived import cached, derived
 from structconv.errors import ShapeError
-from structconv.memo import derived, kept
 from structconv.primitives.functions import pulled_back
-from structconv.primitives.native import calls
+from structconv.primitives.native import dispatch
 from structconv.primitives.native.indices import LIMIT, unseen
 from structconv.primitives.native.loader import Core
 from structconv.primitives.products import FULL_WIDTH, LEAST_NUMBERS, LEAST_PRODUCTS, outer, product
@@ -83,7 +83,7 @@ def adjacency_of(index: Tensor, inputs: int, outputs: int, *, loops: bool = Fals
     """`build_adjacency`, remembered for as long as edges and weights stay; `None` where no kernel can read them."""
     if not index.is_cpu or index.dtype not in _INTEGERS or max(inputs, outputs, index.shape[1] + outputs) >= LIMIT:
         return None
-    kernels = calls.Loaded.core if calls.Loaded.asked else calls.kernels()
+    kernels = dispatch.Loaded.core if dispatch.Loaded.asked else dispatch.kernels()
     if kernels is None:
         return None
     key = "adjacency", inputs, outputs, loops, square, normalize
@@ -92,7 +92,7 @@ def adjacency_of(index: Tensor, inputs: int, outputs: int, *, loops: bool = Fals
         return build_adjacency(kernels, index, inputs, outputs, loops=loops, square=square, normalize=normalize,
                                weights=weights)
 
-    return kept(index, key, build) if weights is None else derived((index, weights), key, build)
+    return cached(index, key, build) if weights is None else derived((index, weights), key, build)
 
 
 # -- a layer as one node ------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def is_direct(x: Tensor, *others: Tensor | None) -> bool:
         return False
     for t in (x, *others):
         if t is not None and (type(t) not in _PLAIN or t.dtype is not torch.float32 or not t.is_cpu
-                              or t.shape[-1] > calls.MAX_CHANNELS):
+                              or t.shape[-1] > dispatch.MAX_CHANNELS):
             return False
     return not (x.numel() == 0 or x.shape[0] >= LIMIT or private.is_functional(x) or private.is_batched(x))
 
@@ -128,8 +128,8 @@ def unchanged(index: Tensor) -> Callable[[], None]:
 
 def _core() -> Core:
     """The kernels, by which the edges of a call were sorted."""
-    assert calls.Loaded.core is not None
-    return calls.Loaded.core
+    assert dispatch.Loaded.core is not None
+    return dispatch.Loaded.core
 
 
 def _check_rows(side: Side, x: Tensor) -> None:
@@ -171,7 +171,7 @@ def convolve(x: Tensor, theta: Tensor, bias: Tensor | None, adjacency: Adjacency
 def _forward(x: Tensor, theta: Tensor, bias: Tensor | None, adjacency: Adjacency, structure_first: bool
              ) -> tuple[Tensor, Tensor | None]:
     """y, and A^T x where it was made."""
-    side, core = adjacency.by_target, calls.Loaded.core
+    side, core = adjacency.by_target, dispatch.Loaded.core
     if x.shape[0] != side.columns:
         _check_rows(side, x)
     if _is_small(side, theta):
@@ -203,7 +203,7 @@ class _Convolve(torch.autograd.Function):
             found = _core().convolve_backward(ctx.adjacency.by_source().tensor, x, theta, r, grad, *needed[:3])
             return *found, None, None, None
         grad_x = grad_theta = None
-        g, rows = calls.dense(grad), theta.flatten(0, 1)
+        g, rows = dispatch.dense(grad), theta.flatten(0, 1)
         if r is None and (needed[0] or needed[1]):
             g = sums(ctx.adjacency.by_source(), g)
         if needed[1]:
@@ -211,7 +211,7 @@ class _Convolve(torch.autograd.Function):
         if needed[0]:
             grad_x = product(g, rows.t())
             if r is not None:
-                grad_x = sums(ctx.adjacency.by_source(), calls.dense(grad_x).view(-1, theta.shape[1]))
+                grad_x = sums(ctx.adjacency.by_source(), dispatch.dense(grad_x).view(-1, theta.shape[1]))
         return grad_x, grad_theta, grad.sum(0) if needed[2] else None, None, None, None
 
 
@@ -260,7 +260,7 @@ class _ConvolveWithSelf(torch.autograd.Function):
                                                         *needed[:3])
             return *found, None, None, None
         grad_x = grad_theta = None
-        g = calls.dense(grad)
+        g = dispatch.dense(grad)
         if needed[0]:
             grad_x = sums(ctx.adjacency.by_source(), product(g, theta[1 - own].t()), product(g, theta[own].t()))
         if needed[1]:
@@ -273,12 +273,12 @@ _convolve_with_self = private.bound_apply(_ConvolveWithSelf)
 
 
 def attend(x: Tensor, of_source: Tensor, of_target: Tensor, bias: Tensor | None, adjacency: Adjacency, slope: float,
-           drop: calls.Drop, composed: Callable[..., Tensor]) -> Tensor:
+           drop: dispatch.Drop, composed: Callable[..., Tensor]) -> Tensor:
     """`projected_attention` among the inputs as one node: (M, K, C), twice (K, C) and (K, C) or none -> (M, K, C).
 
     Args:
         x: float32 on the CPU; see `is_direct`.
-        drop: see `calls.drop_of`.
+        drop: see `dispatch.drop_of`.
         composed: (x, of_source, of_target, bias) -> the same by differentiable operators.
     """
     if torch.is_grad_enabled() and private.any_requires_grad(x, of_source, of_target, bias):
@@ -291,8 +291,8 @@ def attend(x: Tensor, of_source: Tensor, of_target: Tensor, bias: Tensor | None,
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, of_source: Tensor, of_target: Tensor, bias: Tensor | None, adjacency: Adjacency,
-                slope: float, drop: calls.Drop, composed: Callable[..., Tensor]) -> Tensor:
-        core = cast(Core, calls.Loaded.core)
+                slope: float, drop: dispatch.Drop, composed: Callable[..., Tensor]) -> Tensor:
+        core = cast(Core, dispatch.Loaded.core)
         found = core.attend_forward(adjacency.by_target.tensor, x, of_source, of_target, bias, slope, *drop, True)
         ctx.save_for_backward(x, of_source, of_target, bias, *found)
         ctx.adjacency, ctx.slope, ctx.drop, ctx.composed = adjacency, slope, drop, composed

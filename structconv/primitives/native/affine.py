@@ -11,9 +11,9 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.primitives import triton
 from structconv.primitives.functions import sum_dtype
 from structconv.primitives.hashing import Drop
-from structconv.primitives.native import calls
-from structconv.primitives.native.calls import edges_of
+from structconv.primitives.native import dispatch
 from structconv.primitives.native.checks import check_dropout
+from structconv.primitives.native.dispatch import edges_of
 from structconv.primitives.native.edges import Ends
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.operator import differentiable_operator, trains
@@ -77,10 +77,10 @@ def forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, in
              source: Tensor, target: Tensor, x: Tensor, slope: float, p: float, seed: Tensor | None, batch_heads: int,
              train: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     by_target = Csr(indptr, indices, order)
-    kernels = calls.usable(x, indices.shape[0])
+    kernels = dispatch.usable(x, indices.shape[0])
     if kernels is not None:
         found: tuple[Tensor, Tensor, Tensor, Tensor] = kernels.affine_forward(
-            edges_of(by_target, x.shape[0]), source, target, x, slope, *calls.drop_of(p, seed, batch_heads), train)
+            edges_of(by_target, x.shape[0]), source, target, x, slope, *dispatch.drop_of(p, seed, batch_heads), train)
         return found
     if (gpu := triton.usable(x, indices.shape[0])) is not None:
         return gpu.affine_forward(by_target, source, target, x, slope, Drop(p, seed, batch_heads), train)
@@ -100,11 +100,11 @@ def backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, i
               source: Tensor, target: Tensor, x: Tensor, y: Tensor, y2: Tensor, lse: Tensor, mass: Tensor, grad: Tensor,
               slope: float, p: float, seed: Tensor | None, batch_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     by_target, by_source = Csr(indptr, indices, order), Csr(indptr_T, indices_T, order_T)
-    kernels = calls.usable(x, indices.shape[0])
+    kernels = dispatch.usable(x, indices.shape[0])
     if kernels is not None:
         found = kernels.affine_backward(
             edges_of(by_target, x.shape[0]), edges_of(by_source, y.shape[0]), source, target, x, y, y2, lse, mass, grad,
-            slope, *calls.drop_of(p, seed, batch_heads))
+            slope, *dispatch.drop_of(p, seed, batch_heads))
         return found[0].to(source.dtype), found[1].to(target.dtype), found[2]
     if (gpu := triton.usable(x, indices.shape[0])) is not None:
         found = gpu.affine_backward(by_target, by_source, source, target, x, (y, y2, lse, mass), grad, slope,

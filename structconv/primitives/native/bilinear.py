@@ -12,9 +12,9 @@ from structconv.errors import ShapeError
 from structconv.primitives import triton
 from structconv.primitives.functions import sum_dtype
 from structconv.primitives.hashing import Drop
-from structconv.primitives.native import calls
-from structconv.primitives.native.calls import edges_of
+from structconv.primitives.native import dispatch
 from structconv.primitives.native.checks import check_dropout
+from structconv.primitives.native.dispatch import edges_of
 from structconv.primitives.native.edges import Ends
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.loader import Core
@@ -76,10 +76,10 @@ def _check(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: Tensor, bias
 # -- the native kernels -------------------------------------------------------------------------------------------
 
 def bilinear_backward(kernels: Core, by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: Tensor,
-                      bias: Tensor | None, saved: Sequence[Tensor], grad: Tensor, scale: float, drop: calls.Drop,
+                      bias: Tensor | None, saved: Sequence[Tensor], grad: Tensor, scale: float, drop: dispatch.Drop,
                       into: Sequence[Tensor] | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of q, k, v, written `into` tensors of their shapes where given, and bias (float32; None without)."""
-    grads = [calls.empty(t, t.shape) for t in (q, k, v)] if into is None else into
+    grads = [dispatch.empty(t, t.shape) for t in (q, k, v)] if into is None else into
     layouts = edges_of(by_target, k.shape[0]), edges_of(by_source, q.shape[0])
     grad_bias = kernels.bilinear_backward(*layouts, q, k, v, bias, *saved, grad, scale, *drop, *grads)
     return grads[0], grads[1], grads[2], grad_bias
@@ -88,7 +88,7 @@ def bilinear_backward(kernels: Core, by_target: Csr, by_source: Csr, q: Tensor, 
 # -- the operator -------------------------------------------------------------------------------------------------
 
 def _usable(q: Tensor, v: Tensor, edges: int) -> Any:
-    return calls.usable(v, edges) and calls.usable(q, edges)
+    return dispatch.usable(v, edges) and dispatch.usable(q, edges)
 
 
 def _usable_gpu(q: Tensor, v: Tensor, edges: int) -> Any:
@@ -102,7 +102,7 @@ def forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, in
     kernels = _usable(q, v, indices.shape[0])
     if kernels is not None:
         found: tuple[Tensor, Tensor] = kernels.bilinear_forward(
-            edges_of(by_target, k.shape[0]), q, k, v, bias, scale, *calls.drop_of(p, seed, batch_heads))
+            edges_of(by_target, k.shape[0]), q, k, v, bias, scale, *dispatch.drop_of(p, seed, batch_heads))
         return found
     if (gpu := _usable_gpu(q, v, indices.shape[0])) is not None:
         return gpu.bilinear_forward(by_target, q, k, v, bias, scale, Drop(p, seed, batch_heads))
@@ -121,7 +121,7 @@ def backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, i
     kernels = _usable(q, v, indices.shape[0])
     if kernels is not None:
         grad_q, grad_k, grad_v, grad_bias = bilinear_backward(
-            kernels, by_target, by_source, q, k, v, bias, (y, lse), grad, scale, calls.drop_of(p, seed, batch_heads))
+            kernels, by_target, by_source, q, k, v, bias, (y, lse), grad, scale, dispatch.drop_of(p, seed, batch_heads))
         return grad_q, grad_k, grad_v, None if grad_bias is None or bias is None else grad_bias.to(bias.dtype)
     if (gpu := _usable_gpu(q, v, indices.shape[0])) is not None:
         *grads, grad_bias = gpu.bilinear_backward(by_target, by_source, q, k, v, bias, (y, lse), grad, scale,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from structconv.derived import derived
 from structconv.errors import ConfigError, ShapeError, StructureError
-from structconv.memo import derived
 from structconv.primitives.native.indices import LIMIT, Csr, sealed
 from structconv.primitives.native.loader import core
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from structconv.errors import ShapeError
 from structconv.primitives.csr import sddmm, spmm
 from structconv.primitives.functions import sum_dtype
-from structconv.primitives.native import calls
-from structconv.primitives.native.calls import dense, edges_of, unit
+from structconv.primitives.native import dispatch
+from structconv.primitives.native.dispatch import dense, edges_of, unit
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.operator import differentiable_operator
 
@@ -115,7 +115,7 @@ class _Edges(NamedTuple):
 
     def _kernels(self) -> Any:
         native = self.x.dtype is torch.float32 and self.x.numel() and self.values.numel()
-        return calls.usable(self.x, self.values.shape[0]) if native else None
+        return dispatch.usable(self.x, self.values.shape[0]) if native else None
 
 
 def _edges(layouts: tuple[Tensor, ...], values: Tensor, x: Tensor) -> _Edges:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from structconv import torch_compat as private
 from structconv.primitives.functions import pulled_back
-from structconv.primitives.native import calls
+from structconv.primitives.native import dispatch
 from structconv.primitives.native.additive import as_logistic
 from structconv.primitives.native.adjacency import Adjacency
 from structconv.primitives.native.loader import Core
@@ -22,7 +22,7 @@ __all__ = ["attend_additive", "attend_dots"]
 
 
 def attend_dots(x: Tensor, query: Tensor, query_bias: Tensor | None, key: Tensor, key_bias: Tensor | None,
-                value: Tensor, bias: Tensor | None, adjacency: Adjacency, scale: float, drop: calls.Drop,
+                value: Tensor, bias: Tensor | None, adjacency: Adjacency, scale: float, drop: dispatch.Drop,
                 composed: Callable[..., Tensor]) -> Tensor:
     """Scaled dot-product attention among the entries of x (M, P), projections included -> (M, K C).
 
@@ -34,10 +34,10 @@ def attend_dots(x: Tensor, query: Tensor, query_bias: Tensor | None, key: Tensor
         query, key: (K D, P), each with a bias (K D) or none.
         value: (K, P, C).
         bias: (K C) or none.
-        drop: see `calls.drop_of`.
+        drop: see `dispatch.drop_of`.
         composed: the first seven arguments -> the same by differentiable operators.
     """
-    core = calls.kernels()
+    core = dispatch.kernels()
     assert core is not None  # which sorted the edges
     tensors = x, query, query_bias, key, key_bias, value, bias
     if torch.is_grad_enabled() and private.any_requires_grad(*tensors):
@@ -76,16 +76,16 @@ _attend_dots = private.bound_apply(_AttendDots)
 
 
 def attend_additive(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, adjacency: Adjacency, activation: str,
-                    slope: float, drop: calls.Drop, composed: Callable[..., Tensor]) -> Tensor:
+                    slope: float, drop: dispatch.Drop, composed: Callable[..., Tensor]) -> Tensor:
     """`additive_attention` along edges that a kernel sorts: (N, K, D), (M, K, D), (M, K, C) and (K, D) -> (N, K, C).
 
     Args:
         q, k, x, vector: see `adjacency.is_direct`.
         activation, slope: as of `additive_attention`.
-        drop: see `calls.drop_of`.
+        drop: see `dispatch.drop_of`.
         composed: (q, k, x, vector) -> the same by differentiable operators.
     """
-    core = calls.kernels()
+    core = dispatch.kernels()
     assert core is not None  # which sorted the edges
     options = as_logistic(activation, slope)
     if torch.is_grad_enabled() and private.any_requires_grad(q, k, x, vector):
@@ -95,7 +95,7 @@ def attend_additive(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, adjacency: 
 
 
 def _additive(core: Core, q: Tensor, k: Tensor, x: Tensor, vector: Tensor, adjacency: Adjacency,
-              options: tuple[int, float, float], drop: calls.Drop) -> tuple[Tensor, Tensor]:
+              options: tuple[int, float, float], drop: dispatch.Drop) -> tuple[Tensor, Tensor]:
     kind, parameter, amplitude = options
     scaled = vector if amplitude == 1.0 else vector * amplitude
     found: tuple[Tensor, Tensor] = core.additive_forward(adjacency.by_target.tensor, q, k, x, scaled, kind, parameter,
@@ -106,7 +106,7 @@ def _additive(core: Core, q: Tensor, k: Tensor, x: Tensor, vector: Tensor, adjac
 class _AttendAdditive(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, x: Tensor, vector: Tensor, adjacency: Adjacency,
-                options: tuple[int, float, float], drop: calls.Drop, core: Core, composed: Callable[..., Tensor]
+                options: tuple[int, float, float], drop: dispatch.Drop, core: Core, composed: Callable[..., Tensor]
                 ) -> Tensor:
         y, lse = _additive(core, q, k, x, vector, adjacency, options, drop)
         ctx.save_for_backward(q, k, x, vector, y, lse)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from structconv.primitives.native.calls import kernels
+from structconv.primitives.native.dispatch import kernels
 from structconv.primitives.native.loader import Core
 
 __all__ = ["kernels_for", "outer", "parts", "project"]

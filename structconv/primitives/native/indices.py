@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from structconv import torch_compat as private
+from structconv.derived import derived
 from structconv.errors import StructureError
-from structconv.memo import derived
 from structconv.primitives.native.loader import Core, core
 
 __all__ = ["LIMIT", "Csr", "Sealed", "build", "fits", "narrow", "outside", "proved", "sealed",

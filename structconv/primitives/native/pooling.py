@@ -10,7 +10,7 @@ from torch import Tensor
 
 from structconv import torch_compat as private
 from structconv.primitives.functions import pulled_back
-from structconv.primitives.native import calls
+from structconv.primitives.native import dispatch
 from structconv.primitives.native.loader import Core
 
 __all__ = ["group_starts", "pool_groups"]
@@ -27,7 +27,7 @@ def pool_groups(x: Tensor, starts: Tensor, kind: str, composed: Callable[[Tensor
         kind: "sum", "mean" or "max".
         composed: the same by differentiable operators, for derivatives of the gradients.
     """
-    core = calls.kernels()
+    core = dispatch.kernels()
     if core is None or not (starts.is_cpu and starts.dtype is torch.int64 and starts.is_contiguous()):
         return None
     if torch.is_grad_enabled() and x.requires_grad:
@@ -43,7 +43,7 @@ def group_starts(groups: Tensor, count: int) -> Tensor | None:
     Args:
         groups: (M,), the group of each row; `None` is returned if they do not rise, or one is not in [0, count).
     """
-    core = calls.kernels()
+    core = dispatch.kernels()
     if core is None or not (groups.is_cpu and groups.dtype is torch.int64 and groups.is_contiguous()):
         return None
     starts: Tensor = core.starts(groups, count)

@@ -11,7 +11,7 @@ from torch import Tensor
 from structconv.errors import ShapeError
 from structconv.primitives import triton
 from structconv.primitives.csr import sddmm, spmm
-from structconv.primitives.native import calls
+from structconv.primitives.native import dispatch
 from structconv.primitives.native.checks import check_edges, check_numbers
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.operator import EDGES, define, register_gradient
@@ -77,10 +77,10 @@ def write_spmm(y: Tensor, by_target: Csr, by_source: Csr, values: Tensor | None,
     if y.shape != (*x.shape[:-2], outputs, x.shape[-1]) or y.dtype != x.dtype or not y.is_contiguous():
         raise ShapeError("write_spmm", f"y must be contiguous of shape (..., N={outputs}, C={x.shape[-1]}), as x is",
                          f"{tuple(y.shape)} of {y.dtype}")
-    kernels = calls.usable(x_VMC, by_target.indices.shape[0])
+    kernels = dispatch.usable(x_VMC, by_target.indices.shape[0])
     if kernels is not None and x.numel():
         rows, z = x_VMC.shape[0], y if beta else None
-        calls.spmm(kernels, by_target, values, x_VMC, z, rows, rows, alpha, beta, out=y.view(rows, *y.shape[-2:]))
+        dispatch.spmm(kernels, by_target, values, x_VMC, z, rows, rows, alpha, beta, out=y.view(rows, *y.shape[-2:]))
         return
     with torch.no_grad():
         y.copy_(spmm_add(by_target, by_source, values, x, y, alpha=alpha, beta=beta))
@@ -89,10 +89,10 @@ def write_spmm(y: Tensor, by_target: Csr, by_source: Csr, values: Tensor | None,
 def _kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
             values: Tensor | None, x: Tensor, z: Tensor | None, alpha: float, beta: float) -> Tensor:
     by_target, by_source = Csr(indptr, indices, order), Csr(indptr_T, indices_T, order_T)
-    kernels = calls.usable(x, indices.shape[0])
+    kernels = dispatch.usable(x, indices.shape[0])
     if kernels is not None and x.shape[0]:
         z = None if z is None else z.to(x.dtype)
-        return calls.spmm(kernels, by_target, values, x, z, x.shape[0], x.shape[0], alpha, beta)
+        return dispatch.spmm(kernels, by_target, values, x, z, x.shape[0], x.shape[0], alpha, beta)
     if x.shape[0] and (gpu := triton.usable_product(x, indices.shape[0], x.shape[0] * indptr.shape[0])) is not None:
         z = None if z is None else z.to(x.dtype)
         return gpu.spmm(by_target, values, x, z, x.shape[0], x.shape[0], alpha, beta)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.functions import sum_dtype
-from structconv.primitives.native import affine, calls
-from structconv.primitives.native.calls import edges_of
+from structconv.primitives.native import affine, dispatch
 from structconv.primitives.native.checks import check_dropout
+from structconv.primitives.native.dispatch import edges_of
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.operator import differentiable_operator, trains
 
@@ -78,11 +78,11 @@ def _check(by_target: Csr, by_source: Csr, x: Tensor, z: Tensor | None, of_sourc
 def _forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
              x: Tensor, z: Tensor | None, of_source: Tensor, of_target: Tensor, bias: Tensor | None, slope: float,
              p: float, seed: Tensor | None, batch_heads: int, train: bool) -> tuple[Tensor, ...]:
-    kernels = calls.usable(x, indices.shape[0])
+    kernels = dispatch.usable(x, indices.shape[0])
     if kernels is not None:
         results: tuple[Tensor, ...] = kernels.projected_forward(
             edges_of(Csr(indptr, indices, order), x.shape[0]), x, z, of_source, of_target, bias, slope,
-            *calls.drop_of(p, seed, batch_heads), train)
+            *dispatch.drop_of(p, seed, batch_heads), train)
         return results
     source, target = terms(x, z, of_source, of_target)
     y, *saved = affine.forward(indptr, indices, order, indptr_T, indices_T, order_T, source, target, x, slope, p, seed,
@@ -95,11 +95,11 @@ def _backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, 
               y2: Tensor, lse: Tensor, mass: Tensor, source: Tensor, target: Tensor, grad: Tensor, slope: float,
               p: float, seed: Tensor | None, batch_heads: int) -> tuple[Tensor | None, ...]:
     edges = (indptr, indices, order, indptr_T, indices_T, order_T)
-    kernels, inputs = calls.usable(x, indices.shape[0]), (x, z, of_source, of_target, bias)
+    kernels, inputs = dispatch.usable(x, indices.shape[0]), (x, z, of_source, of_target, bias)
     if kernels is not None:
         found = kernels.projected_backward(
             edges_of(Csr(*edges[:3]), x.shape[0]), edges_of(Csr(*edges[3:]), y.shape[0]), *inputs, y, y2, lse, mass,
-            source, target, grad, slope, *calls.drop_of(p, seed, batch_heads))
+            source, target, grad, slope, *dispatch.drop_of(p, seed, batch_heads))
         return _typed(found, inputs)
     y = y if bias is None else y - bias
     grad_source, grad_target, grad_x = affine.backward(*edges, source, target, x, y, y2, lse, mass, grad, slope, p,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from structconv.primitives.native.calls import kernels
+from structconv.primitives.native.dispatch import kernels
 from structconv.primitives.native.loader import Core
 
 __all__ = ["Heads", "attention_step", "core_for"]

@@ -11,9 +11,9 @@ from torch.nn.functional import leaky_relu
 from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.functions import sum_dtype
 from structconv.primitives.hashing import Drop
-from structconv.primitives.native import additive, bilinear, calls
-from structconv.primitives.native.calls import edges_of
+from structconv.primitives.native import additive, bilinear, dispatch
 from structconv.primitives.native.checks import check_dropout
+from structconv.primitives.native.dispatch import edges_of
 from structconv.primitives.native.edges import Ends
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.loader import Core
@@ -131,7 +131,7 @@ class _Scores(NamedTuple):
     activation: int = 0
 
 
-def _edge_weights(kernels: Core, by_target: Csr, scores: _Scores, drop: calls.Drop) -> Tensor:
+def _edge_weights(kernels: Core, by_target: Csr, scores: _Scores, drop: dispatch.Drop) -> Tensor:
     """(E, K), in the order of the edges."""
     kind, q, k, parameter, bias, vector, activation = scores
     if kind == _TERMS:
@@ -156,10 +156,10 @@ def _operator(name: str, inputs: str, options: str, native: Callable[..., _Score
 
     def forward(*arguments: Any) -> Tensor:
         by_target, by_source, operands = Csr(*arguments[:3]), Csr(*arguments[3:6]), arguments[6:]
-        kernels = calls.usable(operands[0], by_target.indices.shape[0])
+        kernels = dispatch.usable(operands[0], by_target.indices.shape[0])
         if kernels is None:
             return composed(by_target, by_source, *operands).contiguous()
-        return _edge_weights(kernels, by_target, native(*operands[:-3]), calls.drop_of(*operands[-3:]))
+        return _edge_weights(kernels, by_target, native(*operands[:-3]), dispatch.drop_of(*operands[-3:]))
 
     def fake(*arguments: Any) -> Tensor:
         indices, first = arguments[1], arguments[6]

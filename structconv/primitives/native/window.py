@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from structconv.derived import derived, is_plain, values_known
 from structconv.errors import ConfigError, ShapeError
-from structconv.memo import derived, is_plain, values_known
 from structconv.primitives.functions import sum_dtype
 from structconv.primitives.hashing import Drop, hash_uniform
-from structconv.primitives.native import calls
+from structconv.primitives.native import dispatch
 from structconv.primitives.native.checks import check_dropout
 from structconv.primitives.native.operator import differentiable_operator
 from structconv.primitives.segments import masked_softmax
@@ -231,7 +231,7 @@ def _spread(grid: _Grid, weights: Tensor, keep: Tensor, x: Tensor) -> Tensor:
 def _native(q: Tensor, v: Tensor) -> Any:
     """The kernels if they take these."""
     small = 0 < q.shape[-1] <= MAX_WINDOW_CHANNELS and 0 < v.shape[-1] <= MAX_WINDOW_CHANNELS and q.numel() > 0
-    return calls.usable(v, 0) if small and q.dtype == v.dtype else None
+    return dispatch.usable(v, 0) if small and q.dtype == v.dtype else None
 
 
 def _window(grid: _Grid, table: Tensor) -> tuple[Any, ...]:
@@ -305,7 +305,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, shape: Sequence[int
     drop, kernels = Drop(p, seed, batch_heads), _native(q, v)
     if kernels is not None:
         results: tuple[Tensor, Tensor] = kernels.window_forward(*_window(grid, table), q, k, v, scale,
-                                                                *calls.drop_of(*drop))
+                                                                *dispatch.drop_of(*drop))
         return results
     dtype = sum_dtype(q.dtype)
     keep, factors = _keep(grid, q, table), _factors(grid, drop, q)
@@ -324,7 +324,7 @@ def _backward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, y: Tensor, lse: Te
     drop, kernels, heads = Drop(p, seed, batch_heads), _native(q, v), table.shape[0]
     if kernels is not None:
         grad_q, grad_k, grad_v, found = kernels.window_backward(
-            *_window(grid, table), q, k, v, scale, *calls.drop_of(*drop), y, lse, grad, needs_table)
+            *_window(grid, table), q, k, v, scale, *dispatch.drop_of(*drop), y, lse, grad, needs_table)
         if found is None:
             return grad_q, grad_k, grad_v, None
         sums = found.sum(1)[..., _BORDER:-_BORDER].flip(-1)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from structconv.memo import derived
+from structconv.derived import derived
 
 __all__ = ["LONGEST", "Parts", "parts"]
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from structconv.bases.sparse import Sparse
+from structconv.derived import derived
 from structconv.mechanisms import STRUCTURE, Adjacency, BiAffine, Chebyshev, Identity, Mechanism
-from structconv.memo import derived
 from structconv.nn import Conv
 from structconv.structures import Graph
 from structconv_systems.models.sparse_input import SparseConv, drop_values

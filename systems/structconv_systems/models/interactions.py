@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from structconv.nn import GraphNetwork, Linear
 from structconv.structures import Graph
-from structconv_systems.models.sight import Sight
+from structconv_systems.models.interaction_features import InteractionFeatures
 
 __all__ = ["InteractionNetwork"]
 
@@ -23,7 +23,7 @@ class InteractionNetwork(nn.Module):
     square; see `fit`. A body that is held does not change. Effects are at first 0.
 
     Args:
-        sight: what is seen. hidden: width of the layers of f, g and h. effects: channels of an effect.
+        features: what the network reads. hidden: width of f, g and h. effects: channels of an effect.
         layers: of f and h before their last one; g has one.
         relations: False leaves out all effects, and h reads the state too: an MLP of each body, the baseline.
 
@@ -36,28 +36,28 @@ class InteractionNetwork(nn.Module):
     own_scale: Tensor
     change_scale: Tensor
 
-    def __init__(self, sight: Sight, *, hidden: int = 150, effects: int = 50, layers: int = 4,
+    def __init__(self, features: InteractionFeatures, *, hidden: int = 150, effects: int = 50, layers: int = 4,
                  relations: bool = True) -> None:
         super().__init__()
-        self.sight, self.relations = sight, relations
-        around = sight.outside_channels + (0 if relations else 4)
-        self.network = GraphNetwork.interaction(sight.properties, sight.pair_channels,
+        self.features, self.relations = features, relations
+        around = features.outside_channels + (0 if relations else 4)
+        self.network = GraphNetwork.interaction(features.properties, features.pair_channels,
                                                 edge=(hidden,) * layers + (effects,), node=hidden)
-        self.outside = _network(around + sight.properties, hidden, layers) if around else None
+        self.outside = _network(around + features.properties, hidden, layers) if around else None
         self.rest = nn.Sequential(nn.ReLU(), Linear(hidden, 2))
         assert self.network.edge is not None
         for parameter in self.network.edge.rest[-1].parameters():
             nn.init.zeros_(parameter)
-        for name, channels in (("pair", sight.pair_channels), ("outside", around),
-                               ("own", sight.properties), ("change", 1)):
+        for name, channels in (("pair", features.pair_channels), ("outside", around),
+                               ("own", features.properties), ("change", 1)):
             self.register_buffer(f"{name}_scale", torch.ones(channels))
 
     @torch.no_grad()
     def fit(self, states: Tensor, properties: Tensor, graph: Graph, changes: Tensor) -> InteractionNetwork:
         """The scales, of states of training and the changes of velocity (..., N, 2) that follow."""
-        self.pair_scale.copy_(_greatest(self.sight.pairs(states, properties, graph)))
+        self.pair_scale.copy_(_greatest(self.features.pairs(states, properties, graph)))
         self.outside_scale.copy_(_greatest(self._around(states, properties)))
-        self.own_scale.copy_(_greatest(self.sight.own(properties)))
+        self.own_scale.copy_(_greatest(self.features.own(properties)))
         self.change_scale.copy_(changes.square().mean().sqrt())
         return self
 
@@ -69,18 +69,18 @@ class InteractionNetwork(nn.Module):
         """Changes of velocity by their scale, (..., N, 2), and the effects, (..., E, effects)."""
         if not self.relations:
             graph = Graph(graph.edge_index[:, :0], num_nodes=graph.num_nodes)
-        pairs = self.sight.pairs(states, properties, graph) / self.pair_scale
-        own = (self.sight.own(properties) / self.own_scale).expand(*states.shape[:-1], -1)
+        pairs = self.features.pairs(states, properties, graph) / self.pair_scale
+        own = (self.features.own(properties) / self.own_scale).expand(*states.shape[:-1], -1)
         first, effects, _ = self.network(own, graph, pairs)
         if self.outside is not None:
             outside = self._around(states, properties) / self.outside_scale
             first = first + self.outside(torch.cat([outside, own], -1))
-        change, held = self.rest(first), self.sight.held(properties)
+        change, held = self.rest(first), self.features.held(properties)
         return change if held is None else change * (1 - held), effects
 
     def _around(self, states: Tensor, properties: Tensor) -> Tensor:
         """What h reads beside what a body is."""
-        outside = self.sight.outside(states, properties)
+        outside = self.features.outside(states, properties)
         return outside if self.relations else torch.cat([outside, states], -1)
 
     @torch.no_grad()
@@ -91,9 +91,9 @@ class InteractionNetwork(nn.Module):
         found = []
         for _ in range(steps):
             change = self(states, properties, graph)
-            places, velocities = states.split(2, -1)
-            places = places + self.sight.interval * (velocities + change / 2)
-            states = torch.cat([places, velocities + change], -1)
+            positions, velocities = states.split(2, -1)
+            positions = positions + self.features.interval * (velocities + change / 2)
+            states = torch.cat([positions, velocities + change], -1)
             found.append(states)
         return torch.stack(found, -3)
 

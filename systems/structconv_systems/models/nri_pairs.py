@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from structconv.derived import derived
 from structconv.mechanisms import Adjacency, Identity, Mechanism
-from structconv.memo import derived
 from structconv.nn import Conv, GraphNetwork, Linear
 from structconv.structures import Graph
 from structconv.structures.groups import edges_to_receivers

@@ -10,9 +10,9 @@ from torch.compiler import is_compiling
 from torch.nn import functional as F
 
 from structconv.bases.typed import relational
+from structconv.derived import derived
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms import Adjacency, DotProduct
-from structconv.memo import derived
 from structconv.nn import Conv, RelationalConv
 from structconv.shapes import check_positive
 from structconv.structures import Graph, KnowledgeGraph

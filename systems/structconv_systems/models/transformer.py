@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from structconv.analysis.layers import layer_bases
+from structconv.derived import is_plain
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms import STRUCTURE_IF_GIVEN, DotProduct, Mechanism
-from structconv.memo import is_plain
 from structconv.nn import Conv, Linear
 from structconv.shapes import check_divides, check_positive
 from structconv.structures import Causal, Padding, Samples

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from structconv.bases import Dense, Mixed
+from structconv.derived import derived
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms import Mechanism, Relations
-from structconv.memo import derived
 from structconv.shapes import check_positive
 from structconv.structures import KnowledgeGraph
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from structconv.errors import DataError
-from structconv_systems import scenes
+from structconv_systems import pictures
 from structconv_systems.data.idx import read_idx
 from structconv_systems.data.moving import Films
 from structconv_systems.models.convlstm import ConvLSTM, MeanFrame, width_without_grid
@@ -126,9 +126,9 @@ def _finish(recipe: MovingDigits, finished: Finished) -> dict[str, Any]:
     frames = films.at(torch.arange(min(_SHOWN, len(films))))
     seen = frames[:, :recipe.seen]
     shown = {"came": frames, **{name: torch.cat([seen, model(seen).sigmoid()], 1) for name, model in models.items()}}
-    finished.run.draw("frames", scenes.films({"seen": seen[0]} | {name: film[0, recipe.seen:]
+    finished.run.draw("frames", pictures.films({"seen": seen[0]} | {name: film[0, recipe.seen:]
                                                                    for name, film in shown.items()}))
-    finished.run.write("pictures/films.gif", scenes.images_gif({name: film.flatten(0, 1)
+    finished.run.write("pictures/films.gif", pictures.images_gif({name: film.flatten(0, 1)
                                                                 for name, film in shown.items()}))
     return {"parameters": {name: parameters_of(task) for name, task in finished.tasks().items()}}
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from structconv.errors import DataError
 from structconv.mechanisms import Identity
 from structconv.structures import Graph
-from structconv_systems import scenes
+from structconv_systems import pictures
 from structconv_systems.data.sensors import read_locations
 from structconv_systems.data.series import (
     Part,
@@ -223,7 +223,7 @@ def _finish(recipe: Traffic, finished: Finished) -> dict[str, Any]:
     for name, task in finished.tasks().items():
         absolute, _, counts = sensors.errors(task.model, "test")
         rows[name] = absolute.sum(0) / counts.sum(0).clamp(min=1)
-    finished.run.draw("errors", scenes.map_of(_positions(recipe, sensors), rows, label="MAE"))
+    finished.run.draw("errors", pictures.map_of(_positions(recipe, sensors), rows, label="MAE"))
     means = {name: {step: group[f"test_mae_{step}_of_12"]["mean"] for step in _TWELFTHS}
              for name, group in finished.groups.items()}
     return {"below": {name: {f"{step}_of_12": means[_GRAPH][step] < means[name][step] for step in _TWELFTHS}

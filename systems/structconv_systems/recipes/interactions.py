@@ -14,10 +14,15 @@ from torch import Tensor
 
 from structconv.commands.table import print_table
 from structconv.structures import Graph
-from structconv_systems import scenes
+from structconv_systems import pictures
 from structconv_systems.data.physics import Balls, Gravity, Newtonian, Simulations, String
+from structconv_systems.models.interaction_features import (
+    BoxFeatures,
+    InteractionFeatures,
+    SpaceFeatures,
+    StringFeatures,
+)
 from structconv_systems.models.interactions import InteractionNetwork
-from structconv_systems.models.sight import InBox, InSpace, OnString, Sight
 from structconv_systems.recipes.options import interactions as options
 from structconv_systems.train.batches import Windows
 from structconv_systems.train.parts import Parts
@@ -85,7 +90,7 @@ class Motion:
 
     recipe: options.Interactions
     system: Newtonian
-    sight: Sight
+    features: InteractionFeatures
     steps: Parts[Steps]
     long: Simulations
 
@@ -96,11 +101,12 @@ class Motion:
         bodies = {"train": own, "val": own, "test": recipe.test or own, "fewer": fewer, "more": more}
         steps = {}
         for seed, (part, count) in enumerate(bodies.items(), 10):
-            system, sight = _laws(recipe, name, count)
+            system, features = _laws(recipe, name, count)
             number = recipe.scenes if part == "train" else recipe.held_out
-            steps[part] = Steps(simulations=system.simulate(number, recipe.times, seed=seed), graph=sight.graph(count))
-        system, sight = _laws(recipe, name, bodies["test"])
-        return cls(recipe=recipe, system=system, sight=sight, steps=Parts(steps, ("test", "fewer", "more")),
+            simulations = system.simulate(number, recipe.times, seed=seed)
+            steps[part] = Steps(simulations=simulations, graph=features.graph(count))
+        system, features = _laws(recipe, name, bodies["test"])
+        return cls(recipe=recipe, system=system, features=features, steps=Parts(steps, ("test", "fewer", "more")),
                    long=system.simulate(recipe.rollouts, recipe.horizon + 1, seed=20))
 
     def drawn(self) -> Tensor:
@@ -114,7 +120,7 @@ class Motion:
 
     def rollout(self, model: InteractionNetwork) -> Simulations:
         """What a model makes of the beginnings of `long`."""
-        begin, graph = self.long.states[:, 0], self.sight.graph(self.system.bodies)
+        begin, graph = self.long.states[:, 0], self.features.graph(self.system.bodies)
         later = model.rollout(begin, self.long.properties, graph, self.recipe.horizon)
         return dataclasses.replace(self.long, states=torch.cat([begin.unsqueeze(1), later], 1))
 
@@ -126,21 +132,21 @@ class Motion:
         return 100 * float(((energy[:, -1] - energy[:, 0]).abs() / kinetic).median())
 
 
-def _laws(recipe: options.Interactions, name: str, bodies: int) -> tuple[Newtonian, Sight]:
+def _laws(recipe: options.Interactions, name: str, bodies: int) -> tuple[Newtonian, InteractionFeatures]:
     """The system of so many bodies, and what these see."""
     if name == "gravity":
         space = Gravity(bodies=bodies, softening=recipe.softening)
-        return space, InSpace(space.step * space.every)
+        return space, SpaceFeatures(space.step * space.every)
     if name == "balls":
         box = Balls(bodies=bodies)
-        return box, InBox(box.step * box.every, box.box)
+        return box, BoxFeatures(box.step * box.every, box.box)
     row = String(bodies=bodies)
-    return row, OnString(row.step * row.every, row.length, row.disk)
+    return row, StringFeatures(row.step * row.every, row.length, row.disk)
 
 
 def network(recipe: options.Interactions, motion: Motion, relations: bool = True) -> InteractionNetwork:
     """The recipe's model, with the scales of the training simulations; without relations the baseline."""
-    model = InteractionNetwork(motion.sight, hidden=recipe.hidden, effects=recipe.effects, layers=recipe.layers,
+    model = InteractionNetwork(motion.features, hidden=recipe.hidden, effects=recipe.effects, layers=recipe.layers,
                                relations=relations)
     steps = motion.steps["train"]
     states, properties, changes = steps.some(_SCALED)
@@ -192,8 +198,8 @@ def _finish(recipe: options.Interactions, finished: Finished) -> dict[str, Any]:
         task = finished.task(name)
         motion: Motion = task.motion
         ways = {"true": motion.long.states[0, :, :, :2], "predicted": motion.rollout(task.model).states[0, :, :, :2]}
-        finished.run.draw(f"paths-{name}", scenes.paths({title: way[:_DRAWN] for title, way in ways.items()}))
-        finished.run.write(f"pictures/motion-{name}.gif", scenes.motion_gif({
+        finished.run.draw(f"paths-{name}", pictures.paths({title: way[:_DRAWN] for title, way in ways.items()}))
+        finished.run.write(f"pictures/motion-{name}.gif", pictures.motion_gif({
             title: way[::_EVERY] for title, way in ways.items()}, tail=2))
     return {}
 

@@ -13,9 +13,9 @@ from structconv.structures import Graph, Grid
 from structconv.structures.coarsening import coarsened
 from structconv_systems.data.images import Images
 from structconv_systems.models.mnist_cheb import GraphLeNet, GridLeNet, pixel_graph
+from structconv_systems.pictures import graphs
 from structconv_systems.recipes.images import parts_of, trainings
 from structconv_systems.recipes.options.images import MnistCheb
-from structconv_systems.scenes import graphs
 from structconv_systems.train.run import Run
 from structconv_systems.train.study import Finished, Job, Study, parameters_of
 

@@ -18,8 +18,8 @@ from structconv_systems.data.molecules import ATOM_CHANNELS, BOND_CHANNELS, fing
 from structconv_systems.data.molecules import Molecules as Data
 from structconv_systems.data.series import ends_of_parts
 from structconv_systems.models.molecules import MessagePassing
+from structconv_systems.pictures import agreement
 from structconv_systems.recipes.options.molecules import Molecules
-from structconv_systems.scenes import agreement
 from structconv_systems.train.batches import Batches, generator
 from structconv_systems.train.parts import Parts
 from structconv_systems.train.run import Run

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from structconv.commands.table import print_table
 from structconv.structures import Graph
-from structconv_systems import scenes
+from structconv_systems import pictures
 from structconv_systems.data.physics import SYSTEMS, Oscillators, Simulations
 from structconv_systems.models.nri import Correlation, RelationalInference
 from structconv_systems.models.nri_pairs import Circle, Plane
@@ -277,7 +277,7 @@ def _finish(recipe: options.RelationalInference, finished: Finished) -> dict[str
         for place in range(min(_DRAWN, len(probable))):
             _draw(finished.run, task, place, probable[place])
         if recipe.model != "paper":
-            finished.run.draw("law", scenes.curves(_laws(task), x_label="distance", y_label="force"))
+            finished.run.draw("law", pictures.curves(_laws(task), x_label="distance", y_label="force"))
     return {}
 
 
@@ -308,14 +308,14 @@ def _draw(run: Run, task: UnsupervisedTask, place: int, probable: Tensor) -> Non
     edges = {"true": motion.types["test"][place].float(), "inferred": probable}
     matrices = {title: torch.zeros(recipe.bodies, recipe.bodies).index_put((graph.source, graph.target), values)
                 for title, values in edges.items()}
-    run.draw(f"graph-{place}", scenes.graphs(states[0, recipe.times - 1, :, :2], matrices))
+    run.draw(f"graph-{place}", pictures.graphs(states[0, recipe.times - 1, :, :2], matrices))
     found = task.model.edges(motion.logits(task.model.encoder, "test")[place:place + 1])
     start = torch.tensor([recipe.times - 1])
     ways = {"true": states[0, recipe.times:, :, :2],
             "predicted": task.model.decoder(states[:, start], graph, found, recipe.times)[0, 0, :, :, :2]}
-    run.draw(f"motion-{place}", scenes.paths(ways))
+    run.draw(f"motion-{place}", pictures.paths(ways))
     if place == 0:
-        run.write("pictures/motion.gif", scenes.motion_gif(ways))
+        run.write("pictures/motion.gif", pictures.motion_gif(ways))
 
 
 def _show(recipe: options.RelationalInference, summary: dict[str, Any]) -> None:

@@ -25,9 +25,9 @@ from structconv_systems.data.tours import (
 from structconv_systems.data.tsplib import read_problem, read_tour
 from structconv_systems.models.decoding import greedy, sample
 from structconv_systems.models.tours import BEGIN, TourDecoding, TourModel
+from structconv_systems.pictures import Drawing, graphs
 from structconv_systems.recipes.baselines import Baseline, Exponential, Rollout, Shared
 from structconv_systems.recipes.options.tsp import TSP
-from structconv_systems.scenes import Drawing, graphs
 from structconv_systems.train.batches import Windows
 from structconv_systems.train.optimization import Optimization
 from structconv_systems.train.parts import Parts

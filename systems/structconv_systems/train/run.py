@@ -16,7 +16,7 @@ from structconv.errors import ConfigError, DataError, StructconvError
 from structconv.files import write_atomically
 from structconv_systems.data.hashing import sha256_of
 from structconv_systems.data.text import read_json, read_text
-from structconv_systems.scenes import Drawing
+from structconv_systems.pictures import Drawing
 from structconv_systems.train.config import Recipe, to_json
 from structconv_systems.train.environment import environment
 from structconv_systems.train.lock import locked

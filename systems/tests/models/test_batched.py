@@ -20,13 +20,13 @@ from structconv_systems.data.tours import uniform
 from structconv_systems.models.architectures import ARCHITECTURES, SequenceClassifier
 from structconv_systems.models.convlstm import ConvLSTM
 from structconv_systems.models.dcrnn import DCRNN, diffusion
+from structconv_systems.models.interaction_features import BoxFeatures, SpaceFeatures, StringFeatures
 from structconv_systems.models.interactions import InteractionNetwork
 from structconv_systems.models.mnist_cheb import GraphLeNet, GridLeNet, pixel_graph
 from structconv_systems.models.non_local import FUNCTIONS, NonLocalNetwork
 from structconv_systems.models.nri import RelationalInference
 from structconv_systems.models.pooling import POOLINGS, PoolingClassifier
 from structconv_systems.models.series import ATTENTION, Forecaster
-from structconv_systems.models.sight import InBox, InSpace, OnString
 from structconv_systems.models.tours import TourModel
 from systems.tests.models.sequences import check_saved
 from tests.support.drawn import EVERY
@@ -34,8 +34,8 @@ from tests.support.drawn import EVERY
 Loss = Callable[[Tensor], Tensor]
 PAIRS, STARTS = Graph.complete(4), torch.tensor([0, 6])
 SIZES = {"channels": (4, 8), "hidden": 16}
-SYSTEMS = {"gravity": (Gravity, {"softening": 5.0}, InSpace(1e-3)), "balls": (Balls, {}, InBox(0.01, 1.0)),
-           "string": (String, {}, OnString(0.01, 0.2, 0.3))}
+SYSTEMS = {"gravity": (Gravity, {"softening": 5.0}, SpaceFeatures(1e-3)), "balls": (Balls, {}, BoxFeatures(0.01, 1.0)),
+           "string": (String, {}, StringFeatures(0.01, 0.2, 0.3))}
 QUESTIONS = dict(zip(POOLINGS, ("place", "content", "relation"), strict=True))
 
 
@@ -81,9 +81,9 @@ def order(samples: int, nodes: int) -> Tensor:
 
 def bodies(name: str, count: int = 6, size: int = 4) -> tuple[Tensor, Tensor, Tensor]:
     """States after a few steps, properties and edges of simulations."""
-    system, options, sight = SYSTEMS[name]
+    system, options, features = SYSTEMS[name]
     simulations = system(bodies=size, **options).simulate(count, 12, seed=0)
-    return simulations.states[:, -2].contiguous(), simulations.properties, sight.graph(size).edge_index
+    return simulations.states[:, -2].contiguous(), simulations.properties, features.graph(size).edge_index
 
 
 def interactions(name: str, relations: bool = True) -> nn.Module:

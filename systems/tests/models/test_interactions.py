@@ -8,12 +8,12 @@ import torch
 
 from structconv.structures import Graph
 from structconv_systems.data.physics import Balls, Gravity, String
+from structconv_systems.models.interaction_features import BoxFeatures, SpaceFeatures, StringFeatures
 from structconv_systems.models.interactions import InteractionNetwork
-from structconv_systems.models.sight import InBox, InSpace, OnString
 
-SYSTEMS = {"gravity": (Gravity(bodies=4, softening=5.0), InSpace(1e-3)),
-           "balls": (Balls(bodies=4), InBox(0.01, 1.0)),
-           "string": (String(bodies=4), OnString(0.01, 0.2, 0.3))}
+SYSTEMS = {"gravity": (Gravity(bodies=4, softening=5.0), SpaceFeatures(1e-3)),
+           "balls": (Balls(bodies=4), BoxFeatures(0.01, 1.0)),
+           "string": (String(bodies=4), StringFeatures(0.01, 0.2, 0.3))}
 EACH = pytest.mark.parametrize("name", SYSTEMS)
 
 
@@ -27,10 +27,10 @@ def made(name, seed=0):
 
 def drawn(name, count=6, bodies=4, seed=0):
     """States after a few steps, properties, the graph, and the next change."""
-    system, sight = SYSTEMS[name]
+    system, features = SYSTEMS[name]
     simulations = type(system)(bodies=bodies).simulate(count, 12, seed=seed)
     before, after = simulations.states[:, -2].contiguous(), simulations.states[:, -1]
-    return before, simulations.properties, sight.graph(bodies), (after - before)[..., 2:]
+    return before, simulations.properties, features.graph(bodies), (after - before)[..., 2:]
 
 
 def fitted(name):
@@ -43,9 +43,9 @@ def fitted(name):
 def test_the_change_is_that_of_the_formula(name):
     """Edge by edge: f([r, o_s, o_r]) summed at the receiver, g of the sum, o and h, written out."""
     model, states, properties, graph, _ = fitted(name)
-    sight, network = model.sight, model.network
-    own = sight.own(properties) / model.own_scale
-    pairs = sight.pairs(states, properties, graph) / model.pair_scale
+    features, network = model.features, model.network
+    own = features.own(properties) / model.own_scale
+    pairs = features.pairs(states, properties, graph) / model.pair_scale
     first = {part: weight.theta[0] for part, weight in zip(("edges", "senders", "receivers"),
                                                            network.edge.first.weight.weights, strict=True)}
     reached = torch.zeros(6, 4, 8)
@@ -55,7 +55,7 @@ def test_the_change_is_that_of_the_formula(name):
     of_effects, of_own = (weight.theta[0] for weight in network.node.first.weight.weights)
     hidden = reached @ of_effects + own @ of_own + network.node.first.bias
     if model.outside is not None:
-        around = sight.outside(states, properties) / model.outside_scale
+        around = features.outside(states, properties) / model.outside_scale
         hidden = hidden + model.outside(torch.cat([around, own], -1))
     expected = model.rest(hidden) * model.change_scale
     if name == "string":
@@ -131,23 +131,23 @@ def test_a_rollout_moves_by_the_mean_velocity():
 
 def test_what_balls_see():
     """Two of radius 0.1, 0.3 apart, that come closer by 2 in a second; the first is 0.05 from a wall, and leaves it."""
-    sight, states = InBox(0.01, 1.0), torch.tensor([[-0.85, 0.0, 1.0, 0.0], [-0.55, 0.0, -1.0, 0.0]])
+    features, states = BoxFeatures(0.01, 1.0), torch.tensor([[-0.85, 0.0, 1.0, 0.0], [-0.55, 0.0, -1.0, 0.0]])
     properties = torch.tensor([[1.0, 0.1], [1.0, 0.1]])
-    pair = sight.pairs(states, properties, Graph(torch.tensor([[1], [0]]), num_nodes=2))[0]
-    gaps = torch.tensor([0.1, 0.08, 0.8]) / sight.reach
+    pair = features.pairs(states, properties, Graph(torch.tensor([[1], [0]]), num_nodes=2))[0]
+    gaps = torch.tensor([0.1, 0.08, 0.8]) / features.reach
     torch.testing.assert_close(pair, torch.cat([torch.tensor([0.3, 0, -2, 0, 1, 0, 2]), gaps.tanh()]))
-    wall = sight.outside(states, properties)[0, :6]
-    gaps = torch.tensor([0.05, 0.06, 0.6]) / sight.reach
+    wall = features.outside(states, properties)[0, :6]
+    gaps = torch.tensor([0.05, 0.06, 0.6]) / features.reach
     torch.testing.assert_close(wall, torch.cat([torch.tensor([-1.0, 0, -1]), gaps.tanh()]))
 
 
 def test_what_a_string_sees():
     """Only neighbors; springs at rest have no gap, and the disk is below."""
-    sight, (states, properties, graph, _) = SYSTEMS["string"][1], drawn("string")
+    features, (states, properties, graph, _) = SYSTEMS["string"][1], drawn("string")
     assert graph.edge_index.T.tolist() == [[0, 1], [1, 2], [2, 3], [1, 0], [2, 1], [3, 2]]
     rest = torch.zeros(4, 4)
     rest[:, 0] = 0.2 * torch.arange(4)
-    pairs = sight.pairs(rest, properties[0], graph)
+    pairs = features.pairs(rest, properties[0], graph)
     torch.testing.assert_close(pairs[:, 7:], torch.zeros(6, 3), rtol=0, atol=1e-5)
-    assert sight.own(properties).shape == (6, 4, 2)
-    assert (sight.outside(states, properties)[..., 1] < 0).all()
+    assert features.own(properties).shape == (6, 4, 2)
+    assert (features.outside(states, properties)[..., 1] < 0).all()

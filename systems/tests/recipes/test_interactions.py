@@ -112,7 +112,7 @@ def test_energy_is_kept_by_the_simulators_and_not_by_straight_lines(motion):
     shifted = begin.clone()
     shifted[..., 2:] *= 2
     wrong = motion.long.states.clone()
-    wrong[:, -1:] = shifted if motion.sight.held(motion.long.properties) is None else shifted + 1
+    wrong[:, -1:] = shifted if motion.features.held(motion.long.properties) is None else shifted + 1
     faster = type(motion.long)(states=wrong, couplings=motion.long.couplings, properties=motion.long.properties,
                                interval=motion.long.interval)
     assert motion.drift(faster) > 10

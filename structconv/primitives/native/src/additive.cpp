@@ -6,9 +6,9 @@
 // and adds up grad q_n and grad v, and a pass by source does so for grad k_m and grad x_m.
 #include "activations.h"
 #include "dropout.h"
-#include "few.h"
+#include "additive_decode.h"
 #include "parallel.h"
-#include "rows.h"
+#include "strided_rows.h"
 #include "softmax.h"
 
 namespace structconv::SC_ISA {
@@ -175,9 +175,9 @@ template <class T> void forward(const AdditiveForwardArgs& a) {
     const int64_t width = a.depth > a.channels ? a.depth : a.channels;
     const Side side = {a.layout, a.causal != 0, true};
     expect_writes(a.y.x, a.layout.rows * a.heads * a.channels * static_cast<int64_t>(sizeof(T)));
-    if (side.dense() && few_outputs(a, a.layout.rows, a.layout.slots)) {
+    if (side.dense() && decodes(a, a.layout.rows, a.layout.slots)) {
         const int64_t bytes = a.heads * a.layout.slots * (a.depth + a.channels) * int64_t{sizeof(T)};
-        for_heads(a.heads, bytes, a.threads, [&](int64_t head) { few_forward(a, head); });
+        for_heads(a.heads, bytes, a.threads, [&](int64_t head) { decode_forward(a, head); });
         return;
     }
     for_head_blocks(a.heads, width, [&](auto heads, int64_t head) {
@@ -299,9 +299,9 @@ template <class T> void backward(const AdditiveBackwardArgs& a) {
     expect_writes(a.grad_q.x, a.by_target.rows * size * a.depth);
     expect_writes(a.grad_k.x, inputs * size * a.depth);
     expect_writes(a.grad_x.x, inputs * size * a.channels);
-    if (by_target.dense() && few_outputs(a, a.by_target.rows, a.by_target.slots)) {
+    if (by_target.dense() && decodes(a, a.by_target.rows, a.by_target.slots)) {
         for_heads(a.heads, inputs * size * (a.depth + a.channels), a.threads,
-                  [&](int64_t head) { few_backward(a, head); });
+                  [&](int64_t head) { decode_backward(a, head); });
         return;
     }
     for_head_blocks(a.heads, width, [&](auto heads, int64_t head) {

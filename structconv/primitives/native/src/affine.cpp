@@ -9,7 +9,7 @@
 // was added to y, D_n is taken of y without it.
 #include "dropout.h"
 #include "parallel.h"
-#include "rows.h"
+#include "strided_rows.h"
 #include "softmax.h"
 
 namespace structconv::SC_ISA {

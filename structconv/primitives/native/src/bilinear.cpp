@@ -6,7 +6,7 @@
 // by target they add up grad q_n, by source grad k_m and grad v_m, for which the rows q_n and g_n are at hand anyway.
 #include "dropout.h"
 #include "parallel.h"
-#include "rows.h"
+#include "strided_rows.h"
 #include "softmax.h"
 
 namespace structconv::SC_ISA {

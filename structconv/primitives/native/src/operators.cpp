@@ -406,7 +406,7 @@ Tensor transpose(const Tensor& side) {
 // -- products along edges ----------------------------------------------------------------------------------------------
 
 // y[v rows / count] += alpha A x[v batch / count] + beta z, A of values[v lead / count]; see SpmmArgs. 0: no result yet.
-View multiply(const Op& op, const Tensor& layout_, const Maybe& values_, bool in_slots, const Tensor& x_, const Maybe& z_,
+View multiply(const Op& op, const Tensor& layout_, const Maybe& values_, bool in_layout_order, const Tensor& x_, const Maybe& z_,
               int64_t rows, int64_t count, double alpha, double beta, View y) {
     const bool flat = x_.dim() == 2;
     const View x = flat ? op.dense("x", x_, {kAny, kAny}) : op.dense("x", x_, {kAny, kAny, kAny});
@@ -439,21 +439,21 @@ View multiply(const Op& op, const Tensor& layout_, const Maybe& values_, bool in
     } else {
         y = flat ? op.made({layout.rows(), channels}, x.dtype) : op.made({rows, layout.rows(), channels}, x.dtype);
     }
-    const SpmmArgs args{layout.layout(!in_slots), values.data, x.data, z.data, y.data, inputs, channels, count, stride,
+    const SpmmArgs args{layout.layout(!in_layout_order), values.data, x.data, z.data, y.data, inputs, channels, count, stride,
                         repeats, count / batch, count / rows, x.half(), op.threads, alpha, beta};
     run.spmm(&args);
     return y;
 }
 
-Tensor spmm(const Tensor& layout, const Maybe& values, bool in_slots, const Tensor& x, const Maybe& z, int64_t rows,
+Tensor spmm(const Tensor& layout, const Maybe& values, bool in_layout_order, const Tensor& x, const Maybe& z, int64_t rows,
             int64_t count, double alpha, double beta) {
-    return multiply({"spmm"}, layout, values, in_slots, x, z, rows, count, alpha, beta, {}).tensor();
+    return multiply({"spmm"}, layout, values, in_layout_order, x, z, rows, count, alpha, beta, {}).tensor();
 }
 
-void spmm_into(const Tensor& layout, const Maybe& values, bool in_slots, const Tensor& x, const Tensor& out, int64_t count,
+void spmm_into(const Tensor& layout, const Maybe& values, bool in_layout_order, const Tensor& x, const Tensor& out, int64_t count,
                double alpha, double beta) {
     const Op op{"spmm_into"};
-    multiply(op, layout, values, in_slots, x, beta ? Maybe(out) : std::nullopt, count, count, alpha, beta,
+    multiply(op, layout, values, in_layout_order, x, beta ? Maybe(out) : std::nullopt, count, count, alpha, beta,
              op.view("out", out));
 }
 
@@ -1224,8 +1224,8 @@ struct Step {
           x(op.unit("x", x_, {k.size(0), q.size(1), kAny}, types().f32)),
           vector(op.floats("vector", vector_, {q.size(1), q.size(2)})),
           outputs(q.size(0)), inputs(k.size(0)), heads(q.size(1)), depth(q.size(2)), channels(x.size(2)) {
-        op.check(outputs > 0 && outputs <= kFewOutputs, "q", "have 1 to 8 rows");
-        op.check(inputs > 0 && inputs <= kFewInputs, "k", "have 1 to 4096 rows");
+        op.check(outputs > 0 && outputs <= kDecodeOutputs, "q", "have 1 to 8 rows");
+        op.check(inputs > 0 && inputs <= kDecodeInputs, "k", "have 1 to 4096 rows");
     }
 };
 
@@ -1558,9 +1558,9 @@ const Operator kOperators[] = {
     {"adjacency", "(Tensor index, int inputs, int outputs, bool loops, bool square, int normalize, Tensor? weights) -> "
      "(Tensor, int)", TORCH_BOX(&adjacency)},
     {"transpose", "(Tensor side) -> Tensor", TORCH_BOX(&transpose)},
-    {"spmm", "(Tensor layout, Tensor? values, bool in_slots, Tensor x, Tensor? z, int rows, int count, float alpha, "
+    {"spmm", "(Tensor layout, Tensor? values, bool in_layout_order, Tensor x, Tensor? z, int rows, int count, float alpha, "
      "float beta) -> Tensor", TORCH_BOX(&spmm)},
-    {"spmm_into", "(Tensor layout, Tensor? values, bool in_slots, Tensor x, Tensor(a!) out, int count, float alpha, "
+    {"spmm_into", "(Tensor layout, Tensor? values, bool in_layout_order, Tensor x, Tensor(a!) out, int count, float alpha, "
      "float beta) -> ()", TORCH_BOX(&spmm_into)},
     {"sddmm", "(Tensor layout, Tensor q, Tensor k, int rows) -> Tensor", TORCH_BOX(&sddmm)},
     {"sums", "(Tensor side, Tensor x, Tensor? more) -> Tensor", TORCH_BOX(&sums)},

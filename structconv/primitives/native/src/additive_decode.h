@@ -8,17 +8,17 @@
 #include "api.h"
 #include "lanes.h"
 #include "ratio.h"
-#include "rows.h"
+#include "strided_rows.h"
 
 namespace structconv::SC_ISA {
 
-template <class Args> bool few_outputs(const Args& a, int64_t outputs, int64_t inputs) {
+template <class Args> bool decodes(const Args& a, int64_t outputs, int64_t inputs) {
     return a.activation == kProduct && !a.causal && !a.half && !(a.drop.p > 0) && outputs > 0 &&
-           outputs <= kFewOutputs && inputs > 0 && inputs <= kFewInputs;
+           outputs <= kDecodeOutputs && inputs > 0 && inputs <= kDecodeInputs;
 }
 
 // y = sum_m w_m row(m), 64 channels at a time.
-template <class Row> void few_sums(const float* w, const Row& row, int64_t inputs, int64_t channels, float factor,
+template <class Row> void decode_sums(const float* w, const Row& row, int64_t inputs, int64_t channels, float factor,
                                    float* y) {
     int64_t c = 0;
     for (; c + 64 <= channels; c += 64) {
@@ -50,7 +50,7 @@ struct OfSums {
 
 // Scores of one output, -inf of inputs that are not kept, filled up with -inf to a multiple of 16.
 template <class Row, class Power>
-void few_scores(const float* own, const float* vector, const Row& row, int64_t inputs, int64_t depth, float* scores,
+void decode_scores(const float* own, const float* vector, const Row& row, int64_t inputs, int64_t depth, float* scores,
                 const Power& power, const uint8_t* keep = nullptr) {
     for (int64_t m = 0; m < inputs; ++m) {
         scores[m] = -INFINITY;
@@ -66,16 +66,16 @@ void few_scores(const float* own, const float* vector, const Row& row, int64_t i
     fill_up(scores, inputs);
 }
 
-inline void few_forward(const AdditiveForwardArgs& a, int64_t head) {
-    alignas(64) float w[kFewInputs];
+inline void decode_forward(const AdditiveForwardArgs& a, int64_t head) {
+    alignas(64) float w[kDecodeInputs];
     const int64_t inputs = a.layout.slots;
     const auto values = [&](int64_t m) { return row_of<float>(a.x, m, head); };
     for (int64_t n = 0; n < a.layout.rows; ++n) {
-        few_scores(row_of<float>(a.q, n, head), a.vector + head * a.depth,
+        decode_scores(row_of<float>(a.q, n, head), a.vector + head * a.depth,
                    [&](int64_t m) { return row_of<float>(a.k, m, head); }, inputs, a.depth, w, OfFactors{});
         const float top = greatest(w, inputs), sum = weights_of(w, inputs, top), inverse = 1.0f / sum;
         a.lse[n * a.heads + head] = top + std::log(sum);
-        few_sums(w, values, inputs, a.channels, inverse, row_of<float>(a.y, n, head));
+        decode_sums(w, values, inputs, a.channels, inverse, row_of<float>(a.y, n, head));
     }
 }
 
@@ -115,26 +115,26 @@ template <int NV, class Power> void few_slopes_at(const FewSlopes& s, int64_t c,
     }
 }
 
-template <class Power> void few_slopes(const FewSlopes& s, int64_t depth, const Power& power) {
+template <class Power> void decode_slopes(const FewSlopes& s, int64_t depth, const Power& power) {
     int64_t c = 0;
     for (; c + 64 <= depth; c += 64) few_slopes_at<4>(s, c, 16, power);
     for_lanes(depth, [&](int64_t c, int part) { few_slopes_at<1>(s, c, part, power); }, c);
 }
 
-inline void few_backward(const AdditiveBackwardArgs& a, int64_t head) {
-    alignas(64) float p[kFewInputs], ds[kFewInputs];
+inline void decode_backward(const AdditiveBackwardArgs& a, int64_t head) {
+    alignas(64) float p[kDecodeInputs], ds[kDecodeInputs];
     const int64_t inputs = a.by_target.slots;
     const float* vector = a.vector + head * a.depth;
     for (int64_t n = 0; n < a.by_target.rows; ++n) {
         const float *own = row_of<float>(a.q, n, head), *g = row_of<float>(a.grad, n, head);
-        few_scores(own, vector, [&](int64_t m) { return row_of<float>(a.k, m, head); }, inputs, a.depth, p,
+        decode_scores(own, vector, [&](int64_t m) { return row_of<float>(a.k, m, head); }, inputs, a.depth, p,
                    OfFactors{});
         weights_of(p, inputs, a.lse[n * a.heads + head]);
         const float shift = dot(g, row_of<float>(a.y, n, head), a.channels);
         for (int64_t m = 0; m < inputs; ++m)
             ds[m] = p[m] * (dot(g, row_of<float>(a.x, m, head), a.channels) - shift);
         const bool more = n > 0;
-        few_slopes({own, vector, ds, a.k, a.grad_k, row_of<float>(a.grad_q, n, head), a.grad_vector + head * a.depth,
+        decode_slopes({own, vector, ds, a.k, a.grad_k, row_of<float>(a.grad_q, n, head), a.grad_vector + head * a.depth,
                     inputs, head, static_cast<float>(a.parameter), more},
                    a.depth, OfFactors{});
         for (int64_t m = 0; m < inputs; ++m) {
@@ -163,23 +163,23 @@ template <class Args, class Use> void with_powers(const Args& a, int64_t n, int6
 }
 
 inline void step_forward(const AdditiveStepArgs& a, int64_t head) {
-    alignas(64) float w[kFewInputs];
+    alignas(64) float w[kDecodeInputs];
     for (int64_t n = 0; n < a.outputs; ++n) {
         with_powers(a, n, head, [&](const float* own, const Rows& others, const auto& power) {
-            few_scores(own, a.vector + head * a.depth, [&](int64_t m) { return row_of<float>(others, m, head); },
+            decode_scores(own, a.vector + head * a.depth, [&](int64_t m) { return row_of<float>(others, m, head); },
                        a.inputs, a.depth, w, power, a.keep ? a.keep + head * a.inputs : nullptr);
         });
         const float top = greatest(w, a.inputs), sum = weights_of(w, a.inputs, top == -INFINITY ? 0.0f : top);
         const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
         float* weights = a.weights + (head * a.outputs + n) * a.inputs;
         for (int64_t m = 0; m < a.inputs; ++m) weights[m] = w[m] * inverse;
-        few_sums(weights, [&](int64_t m) { return row_of<float>(a.x, m, head); }, a.inputs, a.channels, 1.0f,
+        decode_sums(weights, [&](int64_t m) { return row_of<float>(a.x, m, head); }, a.inputs, a.channels, 1.0f,
                  row_of<float>(a.y, n, head));
     }
 }
 
 inline void step_backward(const AdditiveStepBackwardArgs& a, int64_t head) {
-    alignas(64) float ds[kFewInputs];
+    alignas(64) float ds[kDecodeInputs];
     for (int64_t n = 0; n < a.outputs; ++n) {
         const float* p = a.weights + (head * a.outputs + n) * a.inputs;
         dots_of(row_of<float>(a.grad, n, head), [&](int64_t m) { return row_of<float>(a.x, m, head); }, a.inputs,
@@ -188,7 +188,7 @@ inline void step_backward(const AdditiveStepBackwardArgs& a, int64_t head) {
         for (int64_t m = 0; m < a.inputs; ++m) shift += p[m] * ds[m];
         for (int64_t m = 0; m < a.inputs; ++m) ds[m] = p[m] * (ds[m] - shift);
         with_powers(a, n, head, [&](const float* own, const Rows& others, const auto& power) {
-            few_slopes({own, a.vector + head * a.depth, ds, others, a.grad_k, row_of<float>(a.grad_q, n, head),
+            decode_slopes({own, a.vector + head * a.depth, ds, others, a.grad_k, row_of<float>(a.grad_q, n, head),
                         a.grad_vector ? a.grad_vector + head * a.depth : nullptr, a.inputs, head,
                         static_cast<float>(a.rate), n > 0 || !a.first},
                        a.depth, power);

@@ -18,7 +18,7 @@ from torch.compiler import is_compiling
 
 from structconv import torch_compat as private
 
-__all__ = ["Owner", "Reused", "derived", "forget", "is_plain", "kept", "latest", "mark", "values_known"]
+__all__ = ["Owner", "Reused", "cached", "derived", "forget", "is_plain", "latest", "mark", "values_known"]
 
 T = TypeVar("T")
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -71,10 +71,10 @@ def derived(owner: Any, key: Hashable, build: Callable[[], T], *, numbers: bool 
         known = entry.values.get(key)
         if known is not None and (len(tensors) < 2 if not known[0] else _same(known[0], tensors[1:], numbers)):
             return known[1]
-    return _made(first, tensors, key, build, numbers)
+    return _build(first, tensors, key, build, numbers)
 
 
-def _made(first: Any, tensors: tuple[Tensor, ...], key: Hashable, build: Callable[[], T], numbers: bool) -> T:
+def _build(first: Any, tensors: tuple[Tensor, ...], key: Hashable, build: Callable[[], T], numbers: bool) -> T:
     if (not numbers and any(t.requires_grad for t in tensors)) or not all(map(is_plain, tensors)):
         return build()
     versions = [private.version(t) for t in tensors]
@@ -97,15 +97,14 @@ def latest(owner: Any, name: str, key: Hashable, build: Callable[[], T]) -> T:
         return build()
     of_last: dict[Hashable, T] = derived(owner, name, dict)
     state = key, torch.is_grad_enabled()
-    found = of_last.get(state)
-    if found is None:
-        found = private.outside_modes(build)
+    if state not in of_last:
+        value = private.outside_modes(build)
         of_last.clear()
-        of_last[state] = found
-    return found
+        of_last[state] = value
+    return of_last[state]
 
 
-def kept(owner: Tensor, key: Hashable, build: Callable[[], T]) -> T:
+def cached(owner: Tensor, key: Hashable, build: Callable[[], T]) -> T:
     """`derived` for results that no mode of the caller changes, and that hold no tensor of the owner: without its care.
 
     The owner is a plain tensor without a gradient, such as a list of edges.
@@ -147,8 +146,7 @@ class Reused:
         if known != state or not all(map(is_, tensors, others)):
             value = build()
             self._last = state, tensors, value
-        found: T = value
-        return found
+        return cast(T, value)
 
 
 def forget(owner: Any) -> None:
@@ -203,10 +201,10 @@ class _Rest:
 
 def _content(value: Any) -> tuple[tuple[Tensor, ...], _Rest]:
     """The tensors of a value in the order of its fields, and the rest; noted beside its fields, which are frozen."""
-    found = tuple(_tensors(value)), _Rest(_rest(value))
+    content = tuple(_tensors(value)), _Rest(_rest(value))
     if "_base" not in value.__dict__:  # tensors of a value over another one are made anew when that changes
-        value.__dict__["_content"] = found
-    return found
+        value.__dict__["_content"] = content
+    return content
 
 
 def _fields(value: Any) -> list[Any]:
@@ -217,13 +215,13 @@ def _tensors(value: Any) -> list[Tensor]:
     """Return the tensors of a value in the order of its fields; written as loops because new graphs call it often."""
     if isinstance(value, Tensor):
         return [value]
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for item in value if isinstance(value, tuple | list) else _fields(value):
         if isinstance(item, Tensor):
-            found.append(item)
+            tensors.append(item)
         elif type(item) not in _NUMBERS:
-            found += _tensors(item)
-    return found
+            tensors += _tensors(item)
+    return tensors
 
 
 def _rest(value: Any) -> Hashable:

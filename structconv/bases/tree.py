@@ -3,7 +3,7 @@
 Each call builds a new basis: a tree of values that holds the tensors of the call. Two things are computed from it:
 
 - `tree_key(basis)`, in each call: a tuple of types, options, dtypes and classes of sizes, by which a plan is found.
-- `spec_of(basis, itself)`, once for each plan: the same tree with a `Leaf` in place of each tensor. A `Leaf` has a
+- `tree_spec(basis, itself)`, once for each plan: the same tree with a `Leaf` in place of each tensor. A `Leaf` has a
   shape, a dtype and a device. Kernels match on the spec, and `getter(part)` finds a part in the basis of any call.
 
 So a plan holds no tensor, and a call passes nothing but its basis.
@@ -44,8 +44,22 @@ from structconv.structures.values import (
     tensors_in,
 )
 
-__all__ = ["LAZY", "Function", "Leaf", "NormalizedWeights", "Projected", "Term", "filler", "getter", "itself",
-           "materialized", "shape_class", "spec_of", "tensor", "tree_key"]
+__all__ = [
+    "LAZY",
+    "Function",
+    "Leaf",
+    "NormalizedWeights",
+    "Projected",
+    "Term",
+    "getter",
+    "itself",
+    "materialized",
+    "materializer",
+    "shape_class",
+    "tensor",
+    "tree_key",
+    "tree_spec",
+]
 
 #: The basis of a call -> a part of it.
 Get = Callable[[Any], Any]
@@ -350,7 +364,7 @@ def _fields(value: Any, facts: list[Any], met: list[int], pending: list[Any]) ->
     return ()
 
 
-def spec_of(value: Any, get: Get, made: _Made | None = None) -> Any:
+def tree_spec(value: Any, get: Get, made: _Made | None = None) -> Any:
     """Return the value with a `Leaf` in place of each tensor; `get` finds the value in the basis of a call.
 
     A part that occurs twice in the value becomes one part of the spec.
@@ -367,7 +381,7 @@ def _stand_in(value: Any, get: Get, made: _Made) -> Any:
     if type(value) in LAZY:
         return Leaf(get, value.x, value.shape, lazy=True)
     if isinstance(value, tuple | list):
-        items = [spec_of(item, _item(get, i), made) for i, item in enumerate(value)]
+        items = [tree_spec(item, _item(get, i), made) for i, item in enumerate(value)]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if not isinstance(value, FrozenValue):
         return value
@@ -383,7 +397,7 @@ def _spec_over(value: Any, changed: dict[str, Any], get: Get, made: _Made) -> An
     spec = object.__new__(_GraphSpec) if type(value) is Graph else copy.copy(value)
     held = dict(zip(field_names(value), fields(value), strict=True)) if field_names(value) else vars(value)
     for name, field in {**held, **changed}.items():
-        spec.__dict__[name] = spec_of(field, _attribute(get, name), made)
+        spec.__dict__[name] = tree_spec(field, _attribute(get, name), made)
     spec.__dict__["_get"] = get
     return spec
 
@@ -399,7 +413,7 @@ def getter(value: Any) -> Get:
     return (lambda basis: value) if known is None else known
 
 
-def filler(spec: Any) -> Get:
+def materializer(spec: Any) -> Get:
     """Return the function (basis of a call) -> the value that this part of a spec describes, all products computed."""
     if is_compiling():
         return lambda basis: spec
@@ -407,11 +421,12 @@ def filler(spec: Any) -> Get:
     if known is not None:
         return _computing(spec, known) if _holds(spec, lazy=True) else known
     if isinstance(spec, tuple | list):
-        items = [filler(item) for item in spec]
+        items = [materializer(item) for item in spec]
         return lambda basis: tuple(fill(basis) for fill in items)
     if not isinstance(spec, FrozenValue) or not _holds(spec):
         return lambda basis: spec
-    parts = {name: filler(field) for name, field in zip(field_names(spec), fields(spec), strict=True) if _holds(field)}
+    named = zip(field_names(spec), fields(spec), strict=True)
+    parts = {name: materializer(field) for name, field in named if _holds(field)}
     made = alterer(spec)
     return lambda basis: made({name: fill(basis) for name, fill in parts.items()})
 

@@ -7,7 +7,7 @@ import io
 import pytest
 import torch
 
-from structconv_systems.scenes import agreement, films, graphs, images_gif, map_of, motion_gif, paths
+from structconv_systems.pictures import agreement, films, graphs, images_gif, map_of, motion_gif, paths
 
 pytest.importorskip("matplotlib")
 POINTS = torch.rand(4, 2, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""`joint_attention`: attention along edges whose queries, keys and values are columns of one table."""
+"""`packed_attention`: attention along edges whose queries, keys and values are columns of one table."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 from structconv.errors import ShapeError
 from structconv.primitives.functions import sum_dtype
 from structconv.primitives.memory import new_empty
-from structconv.primitives.native import bilinear, calls
+from structconv.primitives.native import bilinear, dispatch
 from structconv.primitives.native.checks import check_dropout
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.operator import differentiable_operator
 
-__all__ = ["joint_attention"]
+__all__ = ["packed_attention"]
 
 
-def joint_attention(by_target: Csr, by_source: Csr, table: Tensor, q: Tensor | None = None, bias: Tensor | None = None,
+def packed_attention(by_target: Csr, by_source: Csr, table: Tensor, q: Tensor | None = None, bias: Tensor | None = None,
                     *, heads: int, depth: int, scale: float = 1.0, dropout: float = 0.0, seed: Tensor | None = None,
                     batch_heads: int | None = None) -> Tensor:
     """`bilinear_attention` of the queries, keys and values in the columns of one table, [q | k | v] or [k | v].
@@ -44,7 +44,7 @@ def joint_attention(by_target: Csr, by_source: Csr, table: Tensor, q: Tensor | N
         ConfigError: for a p outside [0, 1), or dropout without a seed.
     """
     _check(by_target, by_source, table, q, bias, heads, depth, scale, dropout, seed, batch_heads)
-    return _joint_attention(*by_target, *by_source, table, q, bias, heads, depth, scale, dropout, seed,
+    return _packed_attention(*by_target, *by_source, table, q, bias, heads, depth, scale, dropout, seed,
                             heads if batch_heads is None else batch_heads)[0]
 
 
@@ -52,20 +52,20 @@ def _check(by_target: Csr, by_source: Csr, table: Tensor, q: Tensor | None, bias
            scale: float, dropout: float, seed: Tensor | None, batch_heads: int | None) -> None:
     inputs, outputs = by_source.indptr.shape[0] - 1, by_target.indptr.shape[0] - 1
     if heads < 1 or depth < 0:
-        raise ShapeError("joint_attention", "there must be at least one head, of at least no channels", (heads, depth))
+        raise ShapeError("packed_attention", "there must be at least one head, of at least no channels", (heads, depth))
     given = heads * depth * (2 if q is None else 1)
     if table.dim() != 2 or table.shape[0] != inputs or table.shape[1] < given or table.shape[1] % heads:
-        raise ShapeError("joint_attention", f"table must have shape (M={inputs}, {given} + K={heads} times C)",
+        raise ShapeError("packed_attention", f"table must have shape (M={inputs}, {given} + K={heads} times C)",
                          tuple(table.shape))
     if q is None and inputs != outputs:
-        raise ShapeError("joint_attention", "q must be given where inputs are not the outputs", f"{inputs}, {outputs}")
+        raise ShapeError("packed_attention", "q must be given where inputs are not the outputs", f"{inputs}, {outputs}")
     if q is not None and (q.shape != (outputs, heads, depth) or q.dtype != table.dtype):
-        raise ShapeError("joint_attention", f"q must have shape {(outputs, heads, depth)} and dtype {table.dtype}",
+        raise ShapeError("packed_attention", f"q must have shape {(outputs, heads, depth)} and dtype {table.dtype}",
                          f"{tuple(q.shape)} and {q.dtype}")
     edges = by_target.indices.shape[0]
     if bias is not None and bias.shape != (heads, edges):
-        raise ShapeError("joint_attention", f"bias must have shape (K={heads}, E={edges})", tuple(bias.shape))
-    check_dropout("joint_attention", dropout, seed, batch_heads)
+        raise ShapeError("packed_attention", f"bias must have shape (K={heads}, E={edges})", tuple(bias.shape))
+    check_dropout("packed_attention", dropout, seed, batch_heads)
 
 
 def _parts(table: Tensor, q: Tensor | None, heads: int, depth: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -89,7 +89,7 @@ def _backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, 
               table: Tensor, q: Tensor | None, bias: Tensor | None, y: Tensor, lse: Tensor, grad: Tensor, heads: int,
               depth: int, scale: float, p: float, seed: Tensor | None, batch_heads: int) -> tuple[Tensor | None, ...]:
     edges, parts = (indptr, indices, order, indptr_T, indices_T, order_T), _parts(table, q, heads, depth)
-    kernels = calls.usable(table, indices.shape[0])
+    kernels = dispatch.usable(table, indices.shape[0])
     if kernels is None:
         *grads, grad_bias = bilinear.backward(*edges, *parts, bias, y, lse, grad, scale, p, seed, batch_heads)
         joined = torch.cat([t.flatten(1) for t in (grads if q is None else grads[1:]) if t is not None], 1)
@@ -98,7 +98,7 @@ def _backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, 
     grad_q = None if q is None else new_empty(q, q.shape)
     found = bilinear.bilinear_backward(
         kernels, Csr(*edges[:3]), Csr(*edges[3:]), *parts, bias, (y, lse), grad, scale,
-        calls.drop_of(p, seed, batch_heads), _parts(grad_table, grad_q, heads, depth))[3]
+        dispatch.drop_of(p, seed, batch_heads), _parts(grad_table, grad_q, heads, depth))[3]
     return grad_table, grad_q, None if found is None or bias is None else found.to(bias.dtype)
 
 
@@ -116,7 +116,7 @@ def _fake(*args: Any) -> tuple[Tensor, Tensor]:
     return table.new_empty((outputs, heads, channels)), table.new_empty((outputs, heads), dtype=sum_dtype(table.dtype))
 
 
-_joint_attention = differentiable_operator(
-    "joint_attention", "Tensor table, Tensor? q, Tensor? bias",
+_packed_attention = differentiable_operator(
+    "packed_attention", "Tensor table, Tensor? q, Tensor? bias",
     "SymInt heads, SymInt depth, float scale, float p, Tensor? seed, SymInt batch_heads", "y, lse",
     forward=_forward, fake=_fake, backward=_backward, composed=_composed, check=_check)

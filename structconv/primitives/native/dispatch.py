@@ -1,4 +1,4 @@
-"""Shared parts of kernel calls, and the calls of sparse products and dropout. Callers check the sizes."""
+"""Dispatch to the core: which tensors kernels take, their arguments, and the calls of sparse products and dropout."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from structconv.derived import derived
 from structconv.errors import StructureError
-from structconv.memo import derived
 from structconv.primitives.memory import LEAST, new_empty
 from structconv.primitives.native.indices import LIMIT, Csr, sealed
 from structconv.primitives.native.loader import Core, core
@@ -91,7 +91,7 @@ def empty(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None
 
 # -- kernels ------------------------------------------------------------------------------------------------------
 
-def in_slots(values: Tensor, order: Tensor) -> Tensor | None:
+def layout_ordered(values: Tensor, order: Tensor) -> Tensor | None:
     """values[..., order], cached from the second request for the same unchanged values on, else None.
 
     A product reads values in the order of its slots; to look each up by its edge costs as much as the rest of it.
@@ -103,7 +103,7 @@ def in_slots(values: Tensor, order: Tensor) -> Tensor | None:
     if not asked[0]:
         asked[0] = True
         return None
-    return derived((values, order), "in slots", lambda: values.index_select(-1, order))
+    return derived((values, order), "in the order of the layout", lambda: values.index_select(-1, order))
 
 
 def spmm(kernels: Core, layout: Csr, values: Tensor | None, x: Tensor, z: Tensor | None, rows: int, count: int,
@@ -114,7 +114,7 @@ def spmm(kernels: Core, layout: Csr, values: Tensor | None, x: Tensor, z: Tensor
     contiguous, where given. z may be the same memory.
     """
     layout_tensor, in_order = edges_of(layout, x.shape[-2]), None
-    if values is not None and (in_order := in_slots(values, layout.order)) is not None:
+    if values is not None and (in_order := layout_ordered(values, layout.order)) is not None:
         values = in_order
     arguments = layout_tensor, values, in_order is not None, x
     if out is None:

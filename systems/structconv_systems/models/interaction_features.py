@@ -13,14 +13,14 @@ from torch.nn import functional as F
 
 from structconv.structures import Graph
 
-__all__ = ["InBox", "InSpace", "OnString", "Sight"]
+__all__ = ["BoxFeatures", "InteractionFeatures", "SpaceFeatures", "StringFeatures"]
 
 #: Numbers that say how something is approached; a direction and a gap.
 _APPROACH = 6
 Gap = tuple[Tensor, Tensor]
 
 
-class Sight(abc.ABC):
+class InteractionFeatures(abc.ABC):
     """Features of states (..., N, 4), position and velocity in the plane, and of properties (..., N, A).
 
     Positions and velocities are relative to another body or to a fixed object.
@@ -32,7 +32,7 @@ class Sight(abc.ABC):
     #: C, of a body by itself, and how many still things are around.
     properties: ClassVar[int]
     things: ClassVar[int] = 0
-    #: Gaps are told apart that are of this length or less, in the unit of positions.
+    #: Gaps are distinct that are of this length or less, in the unit of positions.
     reach: ClassVar[float]
 
     def __init__(self, interval: float) -> None:
@@ -50,17 +50,17 @@ class Sight(abc.ABC):
         """Return features (..., E, 10) of each edge: position and velocity of the sender relative to the receiver, and
         how they approach each other.
         """
-        apart = states[..., graph.source, :] - states[..., graph.target, :]
+        offset = states[..., graph.source, :] - states[..., graph.target, :]
         sizes = self.sizes(properties)
         touching = sizes[..., graph.source, :] + sizes[..., graph.target, :]
-        places, velocities = apart.split(2, -1)
-        now, later = (_gap(at, touching) for at in (places, places + self.interval * velocities))
-        return torch.cat([apart, self._approach(now, later, -velocities)], -1)
+        positions, velocities = offset.split(2, -1)
+        now, later = (_gap(at, touching) for at in (positions, positions + self.interval * velocities))
+        return torch.cat([offset, self._approach(now, later, -velocities)], -1)
 
     def outside(self, states: Tensor, properties: Tensor) -> Tensor:
         """Return features (..., N, 6 objects) of each body: how it approaches fixed objects."""
-        places, velocities = states.split(2, -1)
-        now, later = (self.around(at, properties) for at in (places, places + self.interval * velocities))
+        positions, velocities = states.split(2, -1)
+        now, later = (self.around(at, properties) for at in (positions, positions + self.interval * velocities))
         near = [self._approach(*both, velocities) for both in zip(now, later, strict=True)]
         return torch.cat(near, -1) if near else states[..., :0]
 
@@ -79,7 +79,7 @@ class Sight(abc.ABC):
     def sizes(self, properties: Tensor) -> Tensor:
         """(..., N, 1): the gap of a pair is its distance less the sizes of both."""
 
-    def around(self, places: Tensor, properties: Tensor) -> list[Gap]:
+    def around(self, positions: Tensor, properties: Tensor) -> list[Gap]:
         """Return direction (..., N, 2) and gap (..., N, 1) of each fixed object from bodies at (..., N, 2)."""
         return []
 
@@ -92,7 +92,7 @@ class Sight(abc.ABC):
         return Graph.complete(bodies)
 
 
-class InSpace(Sight):
+class SpaceFeatures(InteractionFeatures):
     """Bodies that have a mass and no size, and nothing around them; `reach` is for distances of some tens."""
 
     properties, reach = 1, 20.0
@@ -101,7 +101,7 @@ class InSpace(Sight):
         return torch.zeros_like(properties)
 
 
-class InBox(Sight):
+class BoxFeatures(InteractionFeatures):
     """Balls with mass and radius in a box of half side `box`; of two opposite walls the nearer one counts."""
 
     properties, things, reach = 2, 2, 0.02
@@ -113,13 +113,13 @@ class InBox(Sight):
     def sizes(self, properties: Tensor) -> Tensor:
         return properties[..., 1:]
 
-    def around(self, places: Tensor, properties: Tensor) -> list[Gap]:
-        gaps = (self.box - properties[..., 1:] - places.abs()).split(1, -1)
-        sides = places.sign().split(1, -1)
+    def around(self, positions: Tensor, properties: Tensor) -> list[Gap]:
+        gaps = (self.box - properties[..., 1:] - positions.abs()).split(1, -1)
+        sides = positions.sign().split(1, -1)
         return [(F.pad(sides[0], (0, 1)), gaps[0]), (F.pad(sides[1], (1, 0)), gaps[1])]
 
 
-class OnString(Sight):
+class StringFeatures(InteractionFeatures):
     """Bodies in a row, springs of rest length `length` between neighbors, who alone act on one another, and a disk of
     radius `disk`. Properties are mass, 1 where a body is held, and the middle of the disk, x and y."""
 
@@ -135,8 +135,8 @@ class OnString(Sight):
     def sizes(self, properties: Tensor) -> Tensor:
         return torch.full_like(properties[..., :1], self.length / 2)
 
-    def around(self, places: Tensor, properties: Tensor) -> list[Gap]:
-        return [_gap(properties[..., 2:] - places, self.disk)]
+    def around(self, positions: Tensor, properties: Tensor) -> list[Gap]:
+        return [_gap(properties[..., 2:] - positions, self.disk)]
 
     def held(self, properties: Tensor) -> Tensor:
         return properties[..., 1:2]
@@ -147,7 +147,7 @@ class OnString(Sight):
         return Graph(torch.cat([pairs, pairs.flip(0)], 1), num_nodes=bodies)
 
 
-def _gap(apart: Tensor, touching: Tensor | float) -> Gap:
+def _gap(offset: Tensor, touching: Tensor | float) -> Gap:
     """The direction of what lies so far (..., 2) from here, and its distance less that at which it touches."""
-    distance = apart.norm(dim=-1, keepdim=True)
-    return apart / distance.clamp(min=1e-9), distance - touching
+    distance = offset.norm(dim=-1, keepdim=True)
+    return offset / distance.clamp(min=1e-9), distance - touching

@@ -10,10 +10,10 @@ import torch
 import torch.autograd.forward_ad as forward
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from structconv import memo
+from structconv import derived as derivation
 from structconv import torch_compat as private
+from structconv.derived import derived, forget
 from structconv.mechanisms import ALiBi, DotProduct, RelativeBias
-from structconv.memo import derived, forget
 from structconv.nn import Conv
 from structconv.structures import EdgeSupport, Graph, KnowledgeGraph, Padding
 
@@ -126,10 +126,10 @@ def test_memo_dies_with_its_owner():
     graph.reversed().by_target()
     watched = [weakref.ref(graph), weakref.ref(looped)]
     gc.collect()
-    before = len(memo._ENTRIES)
+    before = len(derivation._ENTRIES)
     del graph, looped
     gc.collect()
-    assert [ref() for ref in watched] == [None, None] and len(memo._ENTRIES) < before
+    assert [ref() for ref in watched] == [None, None] and len(derivation._ENTRIES) < before
 
 
 def test_a_value_must_not_hold_its_owner():
