@@ -17,7 +17,7 @@ from structconv.primitives.native.indices import LIMIT, Csr, build, outside
 from structconv.primitives.native.loader import loaded
 from structconv.primitives.native.operator import define
 
-__all__ = ["Csr", "check_bounds", "compress", "copies", "first_wrong_edge", "layouts"]
+__all__ = ["Csr", "check_bounds", "compress", "copies", "first_loop", "first_wrong_edge", "layouts"]
 
 _INTEGERS = (torch.int32, torch.int64)
 
@@ -112,6 +112,12 @@ def first_wrong_edge(index: Tensor, num_inputs: int, num_outputs: int, samples: 
         if own != (num_inputs, num_outputs):
             return None
     return adjacency.first_wrong_edge(core, index, num_inputs, num_outputs, samples)
+
+
+def first_loop(index: Tensor) -> int | None:
+    """The first edge from an entry to itself, or -1; `None` where nothing is loaded that could tell. Remembered."""
+    kernels = loaded() if index.is_cpu else None
+    return None if kernels is None else adjacency.first_loop(kernels, index)
 
 
 # -- kernels ------------------------------------------------------------------------------------------------------

@@ -177,7 +177,7 @@ class Layer(MessagePassing):
 
     def _masked(self, messages: Sparse) -> Sparse:
         """The factors of the edges, multiplied by an explainer's mask."""
-        mask = self._mask(messages.graph)
+        mask = self._mask(messages.graph) if self.explain else None
         if mask is None:
             return messages
         return Sparse(messages.graph, mask if messages.values is None else messages.values * mask)
