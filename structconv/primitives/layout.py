@@ -12,9 +12,9 @@ from torch.compiler import is_compiling
 from structconv.errors import ShapeError, StructureError
 from structconv.memo import is_plain
 from structconv.primitives.native import adjacency
-from structconv.primitives.native.calls import kernels
+from structconv.primitives.native.calls import Loaded, kernels
 from structconv.primitives.native.indices import LIMIT, Csr, build, outside
-from structconv.primitives.native.loader import loaded
+from structconv.primitives.native.loader import Core, loaded
 from structconv.primitives.native.operator import define
 
 __all__ = ["Csr", "check_bounds", "compress", "copies", "first_loop", "first_wrong_edge", "layouts"]
@@ -104,7 +104,7 @@ def check_bounds(owner: str, name: str, item: str, index: Tensor, sizes: Sequenc
 def first_wrong_edge(index: Tensor, num_inputs: int, num_outputs: int, samples: Any = None) -> int | None:
     """The first edge that is out of range or joins two of the samples, which have these sizes, or -1, in one native
     pass; `None` where nothing is loaded that could tell."""
-    core = loaded() if index.is_cpu and type(num_inputs) is type(num_outputs) is int else None
+    core = _loaded() if index.is_cpu and type(num_inputs) is type(num_outputs) is int else None
     if core is None:
         return None
     if samples is not None:
@@ -116,8 +116,13 @@ def first_wrong_edge(index: Tensor, num_inputs: int, num_outputs: int, samples: 
 
 def first_loop(index: Tensor) -> int | None:
     """The first edge from an entry to itself, or -1; `None` where nothing is loaded that could tell. Remembered."""
-    kernels = loaded() if index.is_cpu else None
-    return None if kernels is None else adjacency.first_loop(kernels, index)
+    core = _loaded() if index.is_cpu else None
+    return None if core is None else adjacency.first_loop(core, index)
+
+
+def _loaded() -> Core | None:
+    """The kernels if they have been loaded."""
+    return Loaded.core if Loaded.asked else loaded()
 
 
 # -- kernels ------------------------------------------------------------------------------------------------------

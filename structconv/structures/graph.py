@@ -270,9 +270,14 @@ def listed_edges(graph: Graph) -> tuple[Tensor, bool]:
 def tensor_ids(graph: Graph) -> tuple[int, ...]:
     """Return the identities of a graph's tensors; edges with self-loops differ from edges without."""
     index, looped = listed_edges(graph)
-    samples = () if graph.samples is None else (id(graph.samples.input_starts), id(graph.samples.output_starts))
-    return (-id(index) if looped else id(index), *(id(t) for t in (graph.edge_weight, graph.edge_attr)
-                                                   if t is not None), *samples)
+    ids: tuple[int, ...] = (-id(index) if looped else id(index),)
+    if graph.edge_weight is not None:
+        ids += (id(graph.edge_weight),)
+    if graph.edge_attr is not None:
+        ids += (id(graph.edge_attr),)
+    if graph.samples is not None:
+        ids += id(graph.samples.input_starts), id(graph.samples.output_starts)
+    return ids
 
 
 def check_index_tensor(owner: str, name: str, index: Any, shape: tuple[int | None, ...], pattern: str) -> None:

@@ -11,15 +11,13 @@ from torch.nn.parameter import UninitializedParameter
 
 from structconv import torch_compat as private
 from structconv.bases.base import Basis
-from structconv.bases.dense import Identity
-from structconv.bases.linear import Concat
 from structconv.compat.pyg.operator import apply
 from structconv.errors import ShapeError
 from structconv.primitives.products import linear
 from structconv.weights import Eye, Full
 
-__all__ = ["Linear", "LinearByType", "are_plain", "draw", "glorot", "is_plain", "parameter_key", "project",
-           "project_both", "project_together"]
+__all__ = ["Linear", "LinearByType", "draw", "glorot", "is_plain", "parameter_key", "project",
+           "project_together"]
 
 
 class Linear(nn.Linear):
@@ -114,27 +112,19 @@ def parameter_key(name: str) -> str:
 
 
 def project(x: Tensor, basis: Basis, lin: nn.Module | None, bias: Tensor | None = None) -> Tensor:
-    """lin(A^T x) + bias; without `lin` A^T x. Theta is the weight of `lin` unless that is wrapped or replaced."""
+    """lin(A^T x) + bias; without `lin` A^T x.
+
+    Theta is the weight of `lin`, so that the planner chooses the order. But `lin` itself is called where it is wrapped
+    or replaced, or has as many outputs as inputs or more and no other bias is given: the sums come first then anyway,
+    and torch's linear layer costs the fewest calls.
+    """
     if lin is None:
         return apply(x, basis, Eye._over({"size": 1, "channels": x.shape[-1]}), bias)
-    if is_plain(lin):
+    if is_plain(lin) and (bias is not None or lin.in_channels > lin.out_channels):  # type: ignore[operator]
         lin.materialize(x.shape[-1])  # type: ignore[operator]
         return apply(x, basis, _theta(lin), lin.bias if bias is None else bias)  # type: ignore[arg-type]
     y = lin(apply(x, basis, Eye._over({"size": 1, "channels": x.shape[-1]})))
     return y if bias is None else y + bias
-
-
-def project_both(x: Tensor, basis: Basis, lin: Any, root: Any, bias: Tensor | None = None) -> Tensor:
-    """lin(A^T x) + root(x) + bias as one expression, A | I. Both layers are plain and have weights of one shape."""
-    theta = Full._over({"theta": torch.stack([lin.weight, root.weight]).mT})  # a plan checks it
-    both = Concat((basis, Identity(basis.num_inputs)))
-    return apply(x, both, theta, lin.bias if bias is None else bias)
-
-
-def are_plain(lin: Any, root: Any) -> bool:
-    """Return True if `project_both` computes these layers."""
-    return (lin is not None and root is not None and is_plain(lin) and is_plain(root) and root.bias is None
-            and not lin.is_lazy and not root.is_lazy and lin.weight.shape == root.weight.shape)
 
 
 def project_together(x: Tensor, *lins: Any) -> tuple[Tensor, ...]:
