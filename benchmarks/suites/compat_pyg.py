@@ -14,14 +14,13 @@ from benchmarks import peers
 from benchmarks.case import Case, Comparison, Entrant, Size, entrant
 from benchmarks.graphs import power_law
 from benchmarks.suites.graph_peers import leaf
+from benchmarks.suites.new_graphs import BATCHES, NETWORKS, Net, comparison, entrant_of, random_batch
 
 __all__ = ["CASES"]
 
-_CHANNELS, _ATTRIBUTES, _RELATIONS, _BATCHES = 64, 8, 4, 4
+_CHANNELS, _ATTRIBUTES, _RELATIONS = 64, 8, 4
 #: Edges, ten for each node.
 _EDGES = (1_000, 10_000, 100_000)
-#: Graphs of a batch, nodes of a graph, channels.
-_NETS = ((16, 15, 32), (64, 25, 64))
 
 Make = Callable[[Any, int], nn.Module]
 #: How each layer is made of so many channels, and what it is called with beside x and the edges.
@@ -91,46 +90,27 @@ def _layer(name: str, edges: int, size: Size) -> Comparison:
                      16.0 * edges * _CHANNELS ** 2 if name == "nn" else 0.0)  # a matrix for each edge
 
 
-class _Net(nn.Module):
-    """Two layers and a readout, as for classification of graphs."""
-
-    def __init__(self, library: Any, make: Make, channels: int) -> None:
-        super().__init__()
-        self.first, self.second = make(library, channels), make(library, channels)
-        self.pool = library.global_mean_pool
-
-    def forward(self, x: Tensor, edges: Tensor, batch: Tensor, more: tuple[Tensor, ...]) -> Tensor:
-        """(N, C) -> (B, C)."""
-        x = self.first(x, edges, *more).relu()
-        found: Tensor = self.pool(self.second(x, edges, *more), batch)
-        return found
-
-
 def _net(name: str, graphs: int, nodes: int, channels: int, size: Size) -> Comparison:
-    """Two layers and a readout on mini-batches that come as new tensors in every call."""
-    make, kind = _LAYERS[name]
-    generator, batches = torch.Generator().manual_seed(5), []
-    for _ in range(_BATCHES):
-        source = torch.randint(nodes, (graphs, 2 * nodes), generator=generator)
-        target = (source + torch.randint(1, nodes, source.shape, generator=generator)) % nodes
-        edges = torch.stack([source, target], 1) + nodes * torch.arange(graphs)[:, None, None]
-        batches.append((edges.transpose(0, 1).flatten(1), torch.arange(graphs).repeat_interleave(nodes)))
-    count = batches[0][0].shape[1]
-    more = _more(kind, count)
+    """Two layers, a readout and a linear layer on mini-batches that come as new tensors in every call."""
+    make, _ = _LAYERS[name]
+    batches = [random_batch(graphs, nodes, seed) for seed in range(BATCHES)]
 
-    def run(net: nn.Module, xs: list[Tensor]) -> Tensor:
-        return torch.cat([net(x, edges.clone(), batch.clone(), more)
-                          for x, (edges, batch) in zip(xs, batches, strict=True)])
+    def net(library: Any) -> Net:
+        return Net(make(library, channels), make(library, channels), nn.Linear(channels, 8),
+                   lambda x, data: library.global_mean_pool(x, data.batch), lambda data: data.edge_index)
 
-    return _compared(lambda library: _Net(library, make, channels), run,
-                     lambda: [leaf(graphs * nodes, channels, seed=i) for i in range(_BATCHES)],
-                     f"{_BATCHES} batches of {graphs} graphs of {nodes} nodes, {channels} channels", _BATCHES * count)
+    ours, found = net(pyg), []
+    if (library := peers.geometric()) is not None:
+        theirs = net(library)
+        theirs.load_state_dict(ours.state_dict())
+        found.append(entrant_of("pyg", theirs, theirs, batches, channels))
+    return comparison(entrant_of("ours", ours, ours, batches, channels), found, batches, f"two layers of {channels}")
 
 
 CASES = (
     *(Case(suite="compat", name=f"{name}-{edges // 1000}k", build=partial(_layer, name, edges),
            headline=edges == _EDGES[1] and name in ("gcn", "gat", "sage")) for name in _LAYERS for edges in _EDGES),
     *(Case(suite="compat", name=f"net-{name}-{'x'.join(map(str, sizes))}", build=partial(_net, name, *sizes),
-           headline=name == "gcn" and sizes == _NETS[0])
-      for name in ("gcn", "sage", "gin", "gat", "gatv2", "transformer") for sizes in _NETS),
+           headline=name == "gcn" and sizes == NETWORKS[0])
+      for name in ("gcn", "sage", "gin", "gat", "gatv2", "transformer") for sizes in NETWORKS),
 )

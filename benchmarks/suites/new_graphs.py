@@ -24,9 +24,12 @@ from structconv.mechanisms.masks import STRUCTURE
 from structconv.structures import Graph
 from structconv.weights import Full, HeadBlocks
 
-__all__ = ["CASES", "build_new_graphs"]
+__all__ = ["BATCHES", "CASES", "NETWORKS", "Net", "build_new_graphs", "comparison", "entrant_of", "random_batch"]
 
-_BATCHES, _GRAPHS = 4, 32
+#: New batches in each timed call, and molecules of a batch.
+BATCHES, _GRAPHS = 4, 32
+#: Graphs of a batch, nodes of each, channels.
+NETWORKS = ((16, 15, 32), (64, 25, 64), (128, 30, 128))
 #: A layer of ours or of a peer, called with x and a batch.
 Call = Callable[[Tensor, Any], Tensor]
 
@@ -45,7 +48,7 @@ class _Batch:
                                num_nodes=self.nodes, num_graphs=len(self.sizes))
 
 
-def _random(count: int, nodes: int, seed: int) -> _Batch:
+def random_batch(count: int, nodes: int, seed: int) -> _Batch:
     """So many graphs of so many nodes, with a random edge out of each node, and its reverse."""
     generator = torch.Generator().manual_seed(seed)
     source = torch.arange(count * nodes)
@@ -141,7 +144,7 @@ def _peer(library: Any, kind: str, ours: Any, channels: int, outputs: int) -> An
     return made
 
 
-class _Net(nn.Module):
+class Net(nn.Module):
     """Two layers with ReLUs, a pooling of each graph, and a linear layer."""
 
     def __init__(self, first: nn.Module, second: nn.Module, head: nn.Module, pool: Call, arguments: Callable[[Any], Any]
@@ -159,45 +162,46 @@ class _Net(nn.Module):
 
 def _network(kind: str, count: int, nodes: int, channels: int, size: Size) -> Comparison:
     """A whole network on batches of so many graphs of so many nodes."""
-    batches = [_random(count, nodes, seed) for seed in range(_BATCHES)]
+    batches = [random_batch(count, nodes, seed) for seed in range(BATCHES)]
     first, second, head = _ours(kind, channels, channels), _ours(kind, channels, channels), nn.Linear(channels, 8)
-    ours = _Net(first, second, head, layers.GraphPool(channels, "mean"), Graph.from_data)
+    ours = Net(first, second, head, layers.GraphPool(channels, "mean"), Graph.from_data)
     found = []
     if (library := peers.geometric()) is not None:
         twin = nn.Linear(channels, 8)
         twin.load_state_dict(head.state_dict())
         both = [_peer(library, kind, layer, channels, channels) for layer in (first, second)]
-        peer = _Net(both[0], both[1], twin, lambda x, data: library.global_mean_pool(x, data.batch),
+        peer = Net(both[0], both[1], twin, lambda x, data: library.global_mean_pool(x, data.batch),
                     lambda data: data.edge_index)
-        found.append(_calls("pyg", peer, peer, batches, channels))
-    return _comparison(_calls("ours", ours, ours, batches, channels), found, batches, f"two layers of {channels}")
+        found.append(entrant_of("pyg", peer, peer, batches, channels))
+    return comparison(entrant_of("ours", ours, ours, batches, channels), found, batches, f"two layers of {channels}")
 
 
 def _layer(kind: str, count: int, channels: int, size: Size) -> Comparison:
     """One layer on batches of so many molecules."""
-    batches = [_of_molecules(count, seed) for seed in range(_BATCHES)]
+    batches = [_of_molecules(count, seed) for seed in range(BATCHES)]
     ours = _ours(kind, channels, channels)
     found = []
     if (library := peers.geometric()) is not None:
         peer = _peer(library, kind, ours, channels, channels)
-        found.append(_calls("pyg", peer, lambda x, data: peer(x, data.edge_index), batches, channels))
-    own = _calls("ours", ours, lambda x, data: ours(x, Graph.from_data(data)), batches, channels)
-    return _comparison(own, found, batches, f"{channels} to {channels}")
+        found.append(entrant_of("pyg", peer, lambda x, data: peer(x, data.edge_index), batches, channels))
+    own = entrant_of("ours", ours, lambda x, data: ours(x, Graph.from_data(data)), batches, channels)
+    return comparison(own, found, batches, f"{channels} to {channels}")
 
 
 def _pool(kind: str, count: int, nodes: int, channels: int, size: Size) -> Comparison:
     """The pooling of each graph of a new batch."""
-    batches = [_random(count, nodes, seed) for seed in range(_BATCHES)]
+    batches = [random_batch(count, nodes, seed) for seed in range(BATCHES)]
     ours = layers.GraphPool(channels, kind)
     found = []
     if (library := peers.geometric()) is not None:
         pool = getattr(library, f"global_{'add' if kind == 'sum' else kind}_pool")
-        found.append(_calls("pyg", nn.Module(), lambda x, data: pool(x, data.batch), batches, channels))
-    own = _calls("ours", ours, lambda x, data: ours(x, Graph.from_data(data)), batches, channels)
-    return _comparison(own, found, batches, f"{channels} channels")
+        found.append(entrant_of("pyg", nn.Module(), lambda x, data: pool(x, data.batch), batches, channels))
+    own = entrant_of("ours", ours, lambda x, data: ours(x, Graph.from_data(data)), batches, channels)
+    return comparison(own, found, batches, f"{channels} channels")
 
 
-def _calls(name: str, layer: nn.Module, call: Call, batches: Sequence[_Batch], channels: int) -> Entrant:
+def entrant_of(name: str, layer: nn.Module, call: Call, batches: Sequence[_Batch], channels: int) -> Entrant:
+    """An entrant that calls a layer or net once on each batch."""
     xs = [leaf(batch.nodes, channels) for batch in batches]
 
     def run() -> Tensor:
@@ -206,7 +210,8 @@ def _calls(name: str, layer: nn.Module, call: Call, batches: Sequence[_Batch], c
     return entrant(name, layer, run, *xs)
 
 
-def _comparison(ours: Entrant, found: Sequence[Entrant], batches: Sequence[_Batch], channels: str) -> Comparison:
+def comparison(ours: Entrant, found: Sequence[Entrant], batches: Sequence[_Batch], channels: str) -> Comparison:
+    """The entrants on the same batches, with the sizes in words."""
     graphs, nodes, edges = (sum(counts) for counts in zip(*(
         (len(batch.sizes), batch.nodes, batch.edges.shape[1]) for batch in batches), strict=True))
     return Comparison(ours=ours, peers=tuple(found), edges=edges,
@@ -229,16 +234,14 @@ def _copy(peer: Any, ours: Any) -> None:
 _KINDS = ("gcn", "gat", "gatv2", "transformer", "sage", "gin", "max")
 #: Molecules for about 300, 1,600, 6,000 and 100,000 edges.
 _COUNTS = {300: 6, 1600: 32, 6000: 120, 100000: 2000}
-#: Graphs of a batch, nodes of each, channels.
-_NETWORKS = ((16, 15, 32), (64, 25, 64), (128, 30, 128))
 
 CASES = (
     *(Case(suite="new-graphs", name=f"{kind}-{edges}", build=partial(_layer, kind, count, 64), headline=edges == 1600)
       for kind in _KINDS for edges, count in _COUNTS.items()),
     *(Case(suite="new-graphs", name=f"net-{kind}-{count}x{nodes}x{channels}",
            build=partial(_network, kind, count, nodes, channels), headline=count == 16)
-      for kind in _KINDS for count, nodes, channels in _NETWORKS),
+      for kind in _KINDS for count, nodes, channels in NETWORKS),
     *(Case(suite="new-graphs", name=f"pool-{kind}-{count}x{nodes}x{channels}",
            build=partial(_pool, kind, count, nodes, channels), headline=count == 16)
-      for kind in ("sum", "mean", "max") for count, nodes, channels in _NETWORKS),
+      for kind in ("sum", "mean", "max") for count, nodes, channels in NETWORKS),
 )

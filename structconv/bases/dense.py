@@ -139,12 +139,13 @@ class Identity(Basis):
     device: torch.device = torch.device("cpu")
 
     def __init__(self, n: int, size: int = 1, device: torch.device | str = "cpu") -> None:
-        if isinstance(n, int) and n != 0:
+        if isinstance(n, int) and (type(n) is not int or n < 0):
             check_positive("Identity", "n", n)
-        if isinstance(size, int):
+        if isinstance(size, int) and (type(size) is not int or size < 1):
             check_positive("Identity", "size", size)
-        for name, field in (("n", n), ("size", size), ("device", check_device("Identity", device))):
-            object.__setattr__(self, name, field)
+        if type(device) is not torch.device:
+            device = check_device("Identity", device)
+        self.__dict__.update(n=n, size=size, device=device)
 
     @property
     def num_inputs(self) -> int:

@@ -269,6 +269,8 @@ def shape_class(shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape
     if len(shape) == 1:
         return (size_class(shape[0]),)
+    if len(shape) == 2:
+        return size_class(shape[0]), shape[1]
     return *[size_class(size) for size in shape[:-1]], shape[-1]
 
 

@@ -15,8 +15,7 @@ from structconv.planning.cost import Cost
 from structconv.planning.kernel import register
 from structconv.planning.plan import Plan
 from structconv.planning.problem import Call, Problem, Run
-from structconv.primitives.native.adjacency import convolve_with_self, is_direct, unchanged
-from structconv.structures.graph import listed_edges
+from structconv.primitives.native.adjacency import convolve_with_self, is_direct
 from structconv.weights import Full
 
 __all__ = ["WithSelf"]
@@ -54,13 +53,13 @@ class WithSelf(PerPart):
 
     def compile(self, match: _Match, problem: Problem, path: str) -> Run:  # type: ignore[override]
         otherwise = super().compile(match.both, problem, path)
-        graph, own = match.matrix.graph, match.own
+        own = match.own
 
         def run(call: Call) -> Tensor:
             x, theta, bias = call.x, cast(Full, call.theta).theta, call.bias
-            if not is_direct(x, theta, bias) or (adjacency := match.matrix.adjacency(call)) is None:
+            if not is_direct(x, theta, bias) or (found := match.matrix.sorted(call)) is None:
                 return otherwise(call)
-            check = unchanged(listed_edges(graph(call.basis))[0])
+            adjacency, check = found
 
             def composed(x: Tensor, theta: Tensor, bias: Tensor | None) -> Tensor:
                 check()

@@ -32,7 +32,7 @@ from structconv.primitives.native.adjacency import Adjacency, adjacency_of, atte
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
 from structconv.primitives.native.dispatch import MAX_CHANNELS, NO_DROP, Drop, drop_of, usable
-from structconv.primitives.native.edge_attention import attend_dots
+from structconv.primitives.native.edge_attention import attend_bilinear, attend_dots
 from structconv.primitives.native.packed_attention import packed_attention
 from structconv.primitives.native.projected import projected_attention
 from structconv.primitives.native.weights import affine_weights, bilinear_weights
@@ -40,7 +40,7 @@ from structconv.primitives.products import product
 from structconv.shapes import broadcast
 from structconv.structures.graph import Graph, listed_edges
 from structconv.structures.supports import EdgeSupport, Support
-from structconv.weights import HeadBlocks, LowRank
+from structconv.weights import EyeBlocks, HeadBlocks, LowRank
 
 __all__ = ["AffineEdges", "AttentionEdges", "BilinearEdges", "EdgeAttention"]
 
@@ -187,12 +187,33 @@ class BilinearEdges(NamedTuple):
     def apply(self, r: Tensor, call: Call) -> Tensor:
         """A_k^T r_k."""
         query, key = tensor(self.query(call.basis)), tensor(self.key(call.basis))
+        if (found := self._over_new_edges(query, key, r, call)) is not None:
+            return found
         lead = broadcast(r.shape[:-3], query.shape[:-3], key.shape[:-3])
         batch = self.edges.folded(call.basis, key.shape[-2], query.shape[-2], r, lead)
         q, k, v = map(batch.rows, (query, key, r))
         y = bilinear_attention(*batch.layouts, q, k, v, self._bias(batch, call), scale=self.scale,
                                **self.edges.options(call.basis))
         return batch.heads(y)
+
+    def _over_new_edges(self, query: Tensor, key: Tensor, r: Tensor, call: Call) -> Tensor | None:
+        """`attend_bilinear` where a kernel can read the tensors of the call, else `None`."""
+        edges, scale = self.edges, self.scale
+        fitting = r.dim() == 3 and all(t.dim() == 3 and t.shape[0] == edges.size for t in (query, key))
+        if self.bias is not None or not fitting or not is_direct(r, query, key):
+            return None
+        found = edges.sorted(call.basis, key.shape[-2], query.shape[-2], r.device)
+        if found is None:
+            return None
+        graph, adjacency, check = found
+        options = edges.options(call.basis)
+
+        def composed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            check()
+            return bilinear_attention(*graph.layouts(), q, k, v, scale=scale, **options)
+
+        q, k, v = (t.transpose(0, 1) for t in (query, key, r.expand(edges.size, -1, -1)))
+        return attend_bilinear(q, k, v, adjacency, scale, edges.drop(call.basis), composed).transpose(0, 1)
 
     def weights(self, call: Call) -> Tensor:
         """(..., K, E) in the order of the edges."""
@@ -319,7 +340,7 @@ class EdgeAttention(Applied):
             return run
         if isinstance(match, BilinearEdges):
             return match.joint(run, problem)
-        whole = isinstance(problem.theta, HeadBlocks) and problem.projected and problem.relative is None
+        whole = isinstance(problem.theta, HeadBlocks | EyeBlocks) and problem.projected and problem.relative is None
         graph = match.edges.graph
         return run if graph is None or not whole or problem.x.dim() != 2 else match.as_one_node(run, graph)
 

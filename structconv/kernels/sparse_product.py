@@ -46,16 +46,19 @@ class Matrices(NamedTuple):
         ahead, back, values = self._found(call)
         return edge_product(*ahead, *back, values, x, 1) if x.dim() == 2 else spmm(ahead, back, values, x)
 
-    def adjacency(self, call: Call) -> Adjacency | None:
-        """One matrix of ones or of normalized weights, as a native kernel reads it; `None` where none can."""
+    def sorted(self, call: Call) -> tuple[Adjacency, Callable[[], None]] | None:
+        """One matrix of ones or of normalized weights, as a native kernel reads it, and what raises an error if its
+        edges change later; `None` where no kernel can."""
         graph, values = self.graph(call.basis), None if self.values is None else self.values(call.basis)
         index, loops = listed_edges(graph)
         if values is None:
-            return adjacency_of(index, graph.num_inputs, graph.num_outputs, loops=loops)
-        if type(values) is not NormalizedWeights or values.graph is not graph:
+            found = adjacency_of(index, graph.num_inputs, graph.num_outputs, loops=loops)
+        elif type(values) is not NormalizedWeights or values.graph is not graph:
             return None
-        return adjacency_of(index, graph.num_inputs, graph.num_outputs, loops=loops, square=graph.is_square,
-                            normalize=values.normalize, weights=graph.edge_weight if values.weighted else None)
+        else:
+            found = adjacency_of(index, graph.num_inputs, graph.num_outputs, loops=loops, square=graph.is_square,
+                                 normalize=values.normalize, weights=graph.edge_weight if values.weighted else None)
+        return None if found is None else (found, unchanged(index))
 
     def _found(self, call: Call) -> tuple[Csr, Csr, Tensor | None]:
         """The edges by target and by source, and the values."""
@@ -111,9 +114,9 @@ def _as_one_node(match: Matrices, otherwise: Run, structure_first: bool) -> Run:
     """`convolve` where a kernel can read the tensors of the call."""
     def run(call: Call) -> Tensor:
         x, theta, bias = call.x, cast(Full, call.theta).theta, call.bias
-        if not is_direct(x, theta, bias) or (adjacency := match.adjacency(call)) is None:
+        if not is_direct(x, theta, bias) or (found := match.sorted(call)) is None:
             return otherwise(call)
-        check = unchanged(listed_edges(match.graph(call.basis))[0])
+        adjacency, check = found
 
         def composed(x: Tensor, theta: Tensor, bias: Tensor | None) -> Tensor:
             check()
@@ -127,9 +130,9 @@ def _as_one_node(match: Matrices, otherwise: Run, structure_first: bool) -> Run:
 def _sums_as_one_node(match: Matrices, otherwise: Run) -> Run:
     """Return the run without Theta."""
     def run(call: Call) -> Tensor:
-        if not is_direct(call.x) or (adjacency := match.adjacency(call)) is None:
+        if not is_direct(call.x) or (found := match.sorted(call)) is None:
             return otherwise(call)
-        check = unchanged(listed_edges(match.graph(call.basis))[0])
+        adjacency, check = found
 
         def composed(x: Tensor) -> Tensor:
             check()

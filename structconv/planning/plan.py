@@ -64,7 +64,9 @@ def plan_for(call: Call, path: str | None = None, max_bytes: int | None = None, 
     x, relative = call.x, call.relative
     facts = [*tree_key(call.basis)]
     for field in call.theta.__dict__.values():
-        if isinstance(field, Tensor):
+        if type(field) is int:
+            facts.append(field)
+        elif isinstance(field, Tensor):
             facts += [field.shape, field.dtype, field.requires_grad]
         else:
             facts.append(key_of(field))

@@ -12,12 +12,12 @@ from torch.compiler import is_compiling
 from structconv.derived import is_plain
 from structconv.errors import ShapeError, StructureError
 from structconv.primitives.native import adjacency
-from structconv.primitives.native.dispatch import kernels
+from structconv.primitives.native.dispatch import Loaded, kernels
 from structconv.primitives.native.indices import LIMIT, Csr, build, outside
-from structconv.primitives.native.loader import loaded
+from structconv.primitives.native.loader import Core, loaded
 from structconv.primitives.native.operator import define
 
-__all__ = ["Csr", "check_bounds", "compress", "copies", "first_wrong_edge", "layouts"]
+__all__ = ["Csr", "check_bounds", "compress", "copies", "first_loop", "first_wrong_edge", "layouts"]
 
 _INTEGERS = (torch.int32, torch.int64)
 
@@ -104,7 +104,7 @@ def check_bounds(owner: str, name: str, item: str, index: Tensor, sizes: Sequenc
 def first_wrong_edge(index: Tensor, num_inputs: int, num_outputs: int, samples: Any = None) -> int | None:
     """The first edge that is out of range or joins two of the samples, which have these sizes, or -1, in one native
     pass; `None` where nothing is loaded that could tell."""
-    core = loaded() if index.is_cpu and type(num_inputs) is type(num_outputs) is int else None
+    core = _loaded() if index.is_cpu and type(num_inputs) is type(num_outputs) is int else None
     if core is None:
         return None
     if samples is not None:
@@ -112,6 +112,17 @@ def first_wrong_edge(index: Tensor, num_inputs: int, num_outputs: int, samples: 
         if own != (num_inputs, num_outputs):
             return None
     return adjacency.first_wrong_edge(core, index, num_inputs, num_outputs, samples)
+
+
+def first_loop(index: Tensor) -> int | None:
+    """The first edge from an entry to itself, or -1; `None` where nothing is loaded that could tell. Remembered."""
+    core = _loaded() if index.is_cpu else None
+    return None if core is None else adjacency.first_loop(core, index)
+
+
+def _loaded() -> Core | None:
+    """The kernels if they have been loaded."""
+    return Loaded.core if Loaded.asked else loaded()
 
 
 # -- kernels ------------------------------------------------------------------------------------------------------

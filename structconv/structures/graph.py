@@ -12,7 +12,7 @@ from torch import Tensor
 
 from structconv.derived import derived, is_plain
 from structconv.errors import StructureError
-from structconv.primitives.layout import Csr, check_bounds, first_wrong_edge, layouts
+from structconv.primitives.layout import Csr, check_bounds, first_loop, first_wrong_edge, layouts
 from structconv.shapes import check_choice
 from structconv.structures.exchange import Exchange
 from structconv.structures.values import Structure, key_of, size_class, structure
@@ -270,9 +270,14 @@ def listed_edges(graph: Graph) -> tuple[Tensor, bool]:
 def tensor_ids(graph: Graph) -> tuple[int, ...]:
     """Return the identities of a graph's tensors; edges with self-loops differ from edges without."""
     index, looped = listed_edges(graph)
-    samples = () if graph.samples is None else (id(graph.samples.input_starts), id(graph.samples.output_starts))
-    return (-id(index) if looped else id(index), *(id(t) for t in (graph.edge_weight, graph.edge_attr)
-                                                   if t is not None), *samples)
+    ids: tuple[int, ...] = (-id(index) if looped else id(index),)
+    if graph.edge_weight is not None:
+        ids += (id(graph.edge_weight),)
+    if graph.edge_attr is not None:
+        ids += (id(graph.edge_attr),)
+    if graph.samples is not None:
+        ids += id(graph.samples.input_starts), id(graph.samples.output_starts)
+    return ids
 
 
 def check_index_tensor(owner: str, name: str, index: Any, shape: tuple[int | None, ...], pattern: str) -> None:
@@ -288,7 +293,10 @@ def check_index_tensor(owner: str, name: str, index: Any, shape: tuple[int | Non
     if index.dtype not in (torch.int32, torch.int64):
         raise StructureError(owner, f"{name} must be an index of dtype int32 or int64", index.dtype,
                              "Convert it with .long().")
-    if index.dim() != len(shape) or any(b is not None and a != b for a, b in zip(index.shape, shape, strict=True)):
+    fits = index.dim() == len(shape)
+    for size, expected in zip(index.shape, shape, strict=False):
+        fits = fits and (expected is None or size == expected)
+    if not fits:
         raise StructureError(owner, f"{name} must have shape {pattern}", tuple(index.shape))
 
 
@@ -447,6 +455,14 @@ def _with_lazy_loops(graph: Graph) -> Graph:
     found.__dict__.update(_base=graph.edge_index, num_inputs=graph.num_inputs, num_outputs=graph.num_outputs,
                           edge_weight=None, edge_attr=None, samples=graph.samples)
     return found
+
+
+def has_loops(index: Tensor) -> bool:
+    """Return True if one of the edges (2, E) leads from an entry to itself; remembered."""
+    native = first_loop(index) if is_plain(index) else None
+    if native is None:
+        return derived(index, "has loops", lambda: bool((index[0] == index[1]).any()))
+    return native >= 0
 
 
 def with_listed_edges(graph: Graph) -> Graph:

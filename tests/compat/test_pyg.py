@@ -20,7 +20,9 @@ from torch.nn.parameter import UninitializedParameter
 
 import structconv.compat.pyg as ours
 from structconv.errors import ConfigError
+from structconv.primitives.native.loader import core
 from tests.support import layers
+from tests.support.own_calls import own_calls
 
 theirs = pytest.importorskip("torch_geometric.nn")
 P, Q, A = 4, 6, 3
@@ -487,3 +489,36 @@ def test_a_subclass_with_messages_of_its_own_is_one_of_pyg():
     torch.testing.assert_close(layer(x, EDGES), 2 * plain(x, EDGES))
     with pytest.raises(ConfigError, match="Twice: a subclass must leave message passing as it is; got message"):
         type("Twice", (type("Once", (ours.GCNConv,), {}),), {"message": lambda self, x_j: 2 * x_j})
+
+
+class Net(nn.Module):
+    """Two layers and a readout."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.first, self.second, self.head = layer, copy.deepcopy(layer), nn.Linear(8, 3)
+
+    def forward(self, x, edges, batch):
+        x = self.second(self.first(x, edges).relu(), edges).relu()
+        return self.head(ours.global_mean_pool(x, batch))
+
+
+@pytest.mark.skipif(core() is None, reason="there are no native kernels")
+@pytest.mark.parametrize("layer, training, inference", [
+    (ours.GCNConv(8, 8), 210, 190), (ours.SAGEConv(8, 8), 170, 150),
+    (ours.GINConv(nn.Sequential(nn.Linear(8, 8), nn.ReLU())), 140, 120), (ours.GATConv(8, 4, 2), 200, 190),
+    (ours.GATv2Conv(8, 4, 2), 330, 300), (ours.TransformerConv(8, 4, 2), 290, 260)], ids=lambda one: type(one).__name__)
+def test_a_net_costs_few_own_calls_on_a_new_batch(layer, training, inference):
+    net, x, batch = Net(layer), torch.randn(40, 8), torch.arange(4).repeat_interleave(10)
+
+    def forward():
+        source = torch.arange(40)
+        return net(x, torch.stack([source, source // 10 * 10 + (source + 1) % 10]), batch.clone())
+
+    def step():
+        forward().sum().backward()
+
+    for run, context, most in ((step, torch.enable_grad, training), (forward, torch.no_grad, inference)):
+        with context():
+            run()
+            assert own_calls(run) <= most

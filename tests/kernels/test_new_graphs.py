@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import sys
 
 import pytest
 import torch
 from torch.overrides import BaseTorchFunctionMode
 
-import structconv
 from structconv import torch_compat as private
 from structconv.bases import Sparse, Typed
 from structconv.errors import ShapeError, StructureError
@@ -23,6 +20,7 @@ from structconv.primitives.native.loader import core
 from structconv.structures import Graph, batch
 from structconv.structures.groups import rows_to_groups
 from structconv.weights import Eye, Full, HeadBlocks
+from tests.support.own_calls import own_calls
 
 pytestmark = pytest.mark.skipif(core() is None, reason="there are no native kernels")
 NODES, EDGES = 9, 30
@@ -304,22 +302,6 @@ def test_pooling_is_that_of_the_operators(kind, form):
     with BaseTorchFunctionMode():
         expected = pool(nan, joined)
     torch.testing.assert_close(pool(nan, joined), expected, equal_nan=True)
-
-
-def own_calls(run):
-    """How many functions of the library a call runs."""
-    folder, met = os.path.dirname(structconv.__file__), []
-
-    def note(frame, event, _):
-        if event == "call" and frame.f_code.co_filename.startswith(folder):
-            met.append(frame.f_code)
-
-    sys.setprofile(note)
-    try:
-        run()
-    finally:
-        sys.setprofile(None)
-    return len(met)
 
 
 ATTENTION = DotProduct(2, 4).scaled().masked(keep=STRUCTURE).softmax()

@@ -54,7 +54,7 @@ def recorded(native):
     y, table, lse = native.attend_dots_forward(side, *dots, 0.5, *drop, True)
     _, weights = native.additive_step(r(2, K, 4), r(M, K, 4), torch.rand(M, K, 4), heads, r(K, 4), None, 2.0)
     calls |= {
-        "outside": (index, [M, N]), "edges": (index, M, M, starts, starts),
+        "outside": (index, [M, N]), "edges": (index, M, M, starts, starts), "first_loop": (index,),
         "starts": (torch.tensor([0, 0, 2]), 3),
         "pool": (x, starts, 1), "pool_backward": (x, r(2, 3), starts, r(2, 3), 2),
         "adjacency": (index, M, M, True, True, 2, ones), "transpose": (side,), "sums": (side, x, x),

@@ -20,11 +20,10 @@ from structconv.bases.tree import Term
 from structconv.compat.pyg.convolutions import channels
 from structconv.compat.pyg.edges import Fill, edges_to_outputs, gather, is_sparse, matrix_of, with_loops
 from structconv.compat.pyg.layer import Channels, Layer, Nodes, pair
-from structconv.compat.pyg.linear import Linear
+from structconv.compat.pyg.linear import Linear, project_together
 from structconv.compat.pyg.operator import attend
 from structconv.errors import ConfigError, ShapeError
 from structconv.structures.graph import Graph
-from structconv.weights import EyeBlocks
 
 __all__ = ["AGNNConv", "GATConv", "GATv2Conv", "TransformerConv"]
 
@@ -83,7 +82,7 @@ class _Attention(Layer):
 
     def _heads(self, flat: Tensor) -> Tensor:
         """(..., M, K D) -> (..., K, M, D)."""
-        return EyeBlocks.of(self.heads, flat.shape[-1]).heads(flat)
+        return flat.unflatten(-1, (self.heads, -1)).movedim(-2, -3)
 
     def _attend(self, values: Tensor, heads: Tensor, scores: Any, graph: Graph, edges: Graph, *,
                 mask: Tensor | None = None, bias: Tensor | None = None, weights: bool = False
@@ -235,9 +234,13 @@ class GATv2Conv(_Attention):
             raise ConfigError("GATv2Conv", "x must be a tensor, or those of sources and targets", "no targets")
         residual = None if self.res is None else self.res(z)
         edges = self._edges(edge_index, x, z, edge_attr)
-        values = self.lin_l(x)
+        if z is x and not self.share_weights:
+            values, of_target = project_together(x, self.lin_l, self.lin_r)
+        else:
+            values = self.lin_l(x)
+            of_target = values if z is x else self.lin_r(z)
         heads = self._heads(values)
-        target = heads if z is x and self.share_weights else self._heads(self.lin_r(z))
+        target = heads if of_target is values else self._heads(of_target)
         source, graph, mask = heads, edges, self._mask(edges)
         if mask is not None or edges.edge_attr is not None:
             values, graph = gather(values, edges), edges_to_outputs(edges)
@@ -282,7 +285,15 @@ class TransformerConv(_Attention):
         if z is None:
             raise ConfigError("TransformerConv", "x must be a tensor, or those of sources and targets", "no targets")
         edges = self._edges(edge_index, x, z, edge_attr)
-        query, key, values = self._heads(self.lin_query(z)), self.lin_key(x), self.lin_value(x)
+        if z is not x:
+            of_query, key, values = self.lin_query(z), self.lin_key(x), self.lin_value(x)
+            skip = self.lin_skip(z) if self.root_weight else None
+        elif self.root_weight:
+            of_query, key, values, skip = project_together(x, self.lin_query, self.lin_key, self.lin_value,
+                                                           self.lin_skip)
+        else:
+            (of_query, key, values), skip = project_together(x, self.lin_query, self.lin_key, self.lin_value), None
+        query = self._heads(of_query)
         graph, mask = edges, self._mask(edges)
         if mask is not None or edges.edge_attr is not None:
             key, values, graph = gather(key, edges), gather(values, edges), edges_to_outputs(edges)
@@ -294,8 +305,7 @@ class TransformerConv(_Attention):
         y, alpha = self._attend(values, self._heads(values), scores, graph, edges, mask=mask, weights=weights)
         if weights and self.training and self.dropout:
             alpha = attend(values, self._heads(values), scores, graph, weights=True)[1]
-        if self.root_weight:
-            skip = self.lin_skip(z)
+        if skip is not None:
             if self.lin_beta is None:
                 y = y + skip
             else:

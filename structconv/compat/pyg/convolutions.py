@@ -144,7 +144,7 @@ class GINConv(Layer):
         x, x_root = pair(x)
         graph = self._graph(edge_index, x, x_root, size)
         y = self._aggregated(x, adjacency(graph, None, x.dtype))
-        found: Tensor = self.nn(y if x_root is None else y + (1 + self.eps) * x_root)
+        found: Tensor = self.nn(y if x_root is None else torch.addcmul(y, x_root, 1 + self.eps))
         return found
 
 

@@ -13,7 +13,7 @@ from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.operator import apply
 from structconv.derived import derived
 from structconv.errors import StructureError
-from structconv.structures.graph import Graph, looped
+from structconv.structures.graph import Graph, has_loops, looped
 from structconv.weights import Eye
 
 __all__ = ["Fill", "edges_to_outputs", "gather", "graph_of", "group_count", "is_sparse", "matrix_of", "numbered",
@@ -25,6 +25,8 @@ _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 
 def is_sparse(edges: Any) -> bool:
     """Return True for a sparse matrix: torch's COO, CSR and CSC, and torch_sparse's `SparseTensor`."""
+    if type(edges) is Tensor:
+        return edges.layout in _SPARSE
     return hasattr(edges, "coo") or (isinstance(edges, Tensor) and edges.layout in _SPARSE)
 
 
@@ -86,14 +88,12 @@ def matrix_of(values: Tensor, graph: Graph, layout: torch.layout) -> Tensor:
 
 def _parts(graph: Graph) -> tuple[Tensor, Tensor, Tensor] | None:
     """The positions of the edges that are no loops, their index, and the positions of loops; `None` without loops."""
-    def split() -> tuple[Tensor, Tensor, Tensor] | None:
+    def split() -> tuple[Tensor, Tensor, Tensor]:
         loop = graph.source == graph.target
-        if not bool(loop.any()):
-            return None
         kept = (~loop).nonzero().squeeze(-1)
         return kept, graph.edge_index[:, kept], loop.nonzero().squeeze(-1)
 
-    return derived(graph.edge_index, "loops apart", split)
+    return derived(graph.edge_index, "loops apart", split) if has_loops(graph.edge_index) else None
 
 
 def without_loops(graph: Graph) -> Graph:
@@ -127,7 +127,7 @@ def with_remaining_loops(graph: Graph, fill: float, summed: bool = False, fixed_
     if fixed_size:
         return _of_fixed_size(graph, fill, summed)
     weight, parts = graph.edge_weight, _parts(graph)
-    bare = _without_loops(graph)
+    bare = _without_loops(graph) if parts else graph
     if weight is None or parts is None:
         return bare.with_self_loops(fill) if weight is not None else looped(bare)
     loops = parts[2]
@@ -172,7 +172,8 @@ def with_loops(graph: Graph, fill: Fill = "mean", fixed_size: bool = False) -> G
     inputs, outputs = graph.num_inputs, graph.num_outputs
     count = min(inputs, outputs)
     if not fixed_size:
-        bare = dataclasses.replace(_without_loops(graph), edge_weight=None)
+        bare = _without_loops(graph)
+        bare = bare if bare.edge_weight is None else dataclasses.replace(bare, edge_weight=None)
         if bare.edge_attr is None and inputs == outputs:
             return looped(bare)
         return Graph(_followed_by_loops(bare.edge_index, count), num_inputs=inputs, num_outputs=outputs,

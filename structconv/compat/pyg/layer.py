@@ -17,7 +17,7 @@ from structconv.bases.matrices import lazy_adjacency
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.aggregations import aggregate, aggregation, shares
 from structconv.compat.pyg.edges import edges_to_outputs, graph_of, replaced_loops, without_edges
-from structconv.compat.pyg.linear import are_plain, draw, glorot, project, project_both
+from structconv.compat.pyg.linear import draw, glorot, project
 from structconv.errors import ConfigError, ShapeError, StructconvError, nearest
 from structconv.structures.graph import Graph
 
@@ -146,9 +146,10 @@ class Layer(MessagePassing):
         owner = type(self).__name__
         inputs = x.shape[-2]
         outputs = targets.shape[-2] if targets is not None else None if size is None else size[1]
-        for name, letter, at, rows in (("sources", "M", 0, inputs), ("targets", "N", 1, outputs)):
-            if size is not None and size[at] is not None and size[at] != rows:
-                raise ShapeError(owner, f"size must have {letter}={rows}, the number of {name}", tuple(size))
+        if size is not None:
+            for name, letter, at, rows in (("sources", "M", 0, inputs), ("targets", "N", 1, outputs)):
+                if size[at] is not None and size[at] != rows:
+                    raise ShapeError(owner, f"size must have {letter}={rows}, the number of {name}", tuple(size))
         return graph_of(owner, edges, inputs, outputs, self.flow, weight, attr)
 
     def _mask(self, graph: Graph) -> Tensor | None:
@@ -177,7 +178,7 @@ class Layer(MessagePassing):
 
     def _masked(self, messages: Sparse) -> Sparse:
         """The factors of the edges, multiplied by an explainer's mask."""
-        mask = self._mask(messages.graph)
+        mask = self._mask(messages.graph) if self.explain else None
         if mask is None:
             return messages
         return Sparse(messages.graph, mask if messages.values is None else messages.values * mask)
@@ -203,10 +204,7 @@ class Layer(MessagePassing):
         if absent is not None:
             messages = Sparse(without_edges(messages.graph, absent), messages.values)
         if self._is_matrix():
-            messages = self._messages(messages, x.dtype, lazy=True)
-            if x_root is x and absent is None and are_plain(lin, root):
-                return project_both(x, messages, lin, root, bias)
-            y = project(x, messages, lin, bias)
+            y = project(x, self._messages(messages, x.dtype, lazy=True), lin, bias)
         else:
             y = aggregate(self.aggr_module or self.aggr, x, self._masked(messages))
             self._check_width(y, bias if lin is None else getattr(lin, "weight", None))

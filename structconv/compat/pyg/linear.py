@@ -10,15 +10,14 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from structconv import torch_compat as private
-from structconv.bases.base import OPERATORS, Basis
-from structconv.bases.dense import Identity
+from structconv.bases.base import Basis
 from structconv.compat.pyg.operator import apply
 from structconv.errors import ShapeError
 from structconv.primitives.products import linear
 from structconv.weights import Eye, Full
 
-__all__ = ["Linear", "LinearByType", "are_plain", "draw", "glorot", "is_plain", "parameter_key", "project",
-           "project_both"]
+__all__ = ["Linear", "LinearByType", "draw", "glorot", "is_plain", "parameter_key", "project",
+           "project_together"]
 
 
 class Linear(nn.Linear):
@@ -43,7 +42,7 @@ class Linear(nn.Linear):
     @property
     def is_lazy(self) -> bool:
         """True if the number of input channels is not known yet."""
-        return isinstance(self.weight, UninitializedParameter)
+        return self.in_channels <= 0
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -66,7 +65,8 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., P) -> (..., Q); a sparse matrix (M, P) too."""
-        self.materialize(input.shape[-1])
+        if self.in_channels <= 0:
+            self.materialize(input.shape[-1])
         if input.layout is not torch.strided:
             y = torch.sparse.mm(input, self.weight.mT)
             return y if self.bias is None else y + self.bias
@@ -112,28 +112,32 @@ def parameter_key(name: str) -> str:
 
 
 def project(x: Tensor, basis: Basis, lin: nn.Module | None, bias: Tensor | None = None) -> Tensor:
-    """lin(A^T x) + bias; without `lin` A^T x. Theta is the weight of `lin` unless that is wrapped or replaced."""
-    if lin is not None and is_plain(lin):
+    """lin(A^T x) + bias; without `lin` A^T x.
+
+    Theta is the weight of `lin`, so that the planner chooses the order. But `lin` itself is called where it is wrapped
+    or replaced, or has as many outputs as inputs or more and no other bias is given: the sums come first then anyway,
+    and torch's linear layer costs the fewest calls.
+    """
+    if lin is None:
+        return apply(x, basis, Eye._over({"size": 1, "channels": x.shape[-1]}), bias)
+    if is_plain(lin) and (bias is not None or lin.in_channels > lin.out_channels):  # type: ignore[operator]
         lin.materialize(x.shape[-1])  # type: ignore[operator]
         return apply(x, basis, _theta(lin), lin.bias if bias is None else bias)  # type: ignore[arg-type]
-    y = apply(x, basis, Eye.of(1, x.shape[-1]), bias if lin is None else None)
-    if lin is None:
-        return y
-    y = lin(y)
+    y = lin(apply(x, basis, Eye._over({"size": 1, "channels": x.shape[-1]})))
     return y if bias is None else y + bias
 
 
-def project_both(x: Tensor, basis: Basis, lin: Any, root: Any, bias: Tensor | None = None) -> Tensor:
-    """lin(A^T x) + root(x) + bias as one expression, A | I. Both layers are plain and have weights of one shape."""
-    theta = Full.of(torch.stack([lin.weight.mT, root.weight.mT]))
-    both = OPERATORS["concat"](basis, Identity(basis.num_inputs))
-    return apply(x, both, theta, lin.bias if bias is None else bias)
-
-
-def are_plain(lin: Any, root: Any) -> bool:
-    """Return True if `project_both` computes these layers."""
-    return (lin is not None and root is not None and is_plain(lin) and is_plain(root) and root.bias is None
-            and not lin.is_lazy and not root.is_lazy and lin.weight.shape == root.weight.shape)
+def project_together(x: Tensor, *lins: Any) -> tuple[Tensor, ...]:
+    """lin(x) of each layer, by one product where all are plain: with few rows, one product costs less than several."""
+    if x.layout is torch.strided and all(map(is_plain, lins)):
+        for lin in lins:
+            lin.materialize(x.shape[-1])
+        weights, biases = [lin.weight for lin in lins], [lin.bias for lin in lins]
+        alike = len({(bias is None, lin.in_channels == x.shape[-1]) for bias, lin in zip(biases, lins, strict=True)})
+        if alike == 1:
+            y = linear(x, torch.cat(weights), None if biases[0] is None else torch.cat(biases))
+            return y.split([lin.out_channels for lin in lins], -1)
+    return tuple([lin(x) for lin in lins])
 
 
 def is_plain(lin: nn.Module) -> bool:
@@ -142,7 +146,7 @@ def is_plain(lin: nn.Module) -> bool:
 
 
 def _theta(lin: Any) -> Full:
-    return Full.of(lin.weight.mT.unsqueeze(0))
+    return Full._over({"theta": lin.weight.mT.unsqueeze(0)})
 
 
 @torch.no_grad()

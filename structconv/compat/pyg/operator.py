@@ -5,12 +5,15 @@ from __future__ import annotations
 from torch import Tensor
 
 from structconv import kernels as _kernels  # noqa: F401 - registers the kernels
+from structconv import torch_compat as private
 from structconv.bases.base import OPERATORS, Basis
+from structconv.bases.entrywise import Masked, Normalized
 from structconv.bases.scores import EdgeScore
 from structconv.planning.plan import plan_for
 from structconv.planning.precision import autocast_dtype, cast_call
 from structconv.planning.problem import Call
 from structconv.structures.graph import Graph
+from structconv.structures.supports import EdgeSupport
 from structconv.weights import EyeBlocks, Weight
 
 __all__ = ["apply", "attend"]
@@ -18,7 +21,9 @@ __all__ = ["apply", "attend"]
 
 def apply(x: Tensor, basis: Basis, theta: Weight, bias: Tensor | None = None) -> Tensor:
     """y = sum_k A_k^T x Theta_k + b by the planner's choice."""
-    call = cast_call(Call(x, basis, theta, bias), autocast_dtype(x))
+    call = Call(x, basis, theta, bias)
+    if private.any_autocast():
+        call = cast_call(call, autocast_dtype(x))
     return plan_for(call).run(call)
 
 
@@ -37,9 +42,12 @@ def attend(values: Tensor, heads: Tensor, scores: Basis, graph: Graph, *, added:
     """
     if added is not None:
         scores = OPERATORS["add"](scores, EdgeScore(graph, added.to(values.dtype).unsqueeze(0)))
-    basis = OPERATORS["dropout"](scores.masked(keep=graph).softmax(), dropout)
-    call = Call(values, basis, EyeBlocks.of(scores.size, values.shape[-1]), bias, heads)
-    call = cast_call(call, autocast_dtype(values))
+    basis: Basis = Normalized(Masked(scores, EdgeSupport(graph)), "softmax", "inputs")
+    basis = OPERATORS["dropout"](basis, dropout) if dropout else basis
+    theta = EyeBlocks._over({"size": heads.shape[-3], "channels": values.shape[-1]})
+    call = Call(values, basis, theta, bias, heads)
+    if private.any_autocast():
+        call = cast_call(call, autocast_dtype(values))
     plan = plan_for(call)
     y = plan.run(call)
     return y, plan.weights(call).mT if weights else None

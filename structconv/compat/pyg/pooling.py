@@ -9,7 +9,7 @@ from structconv.bases.matrices import adjacency
 from structconv.compat.pyg.aggregations import pool_extreme
 from structconv.compat.pyg.edges import group_count, numbered
 from structconv.compat.pyg.linear import project
-from structconv.derived import derived, is_plain
+from structconv.derived import cached, derived, is_plain
 from structconv.errors import ConfigError
 from structconv.primitives.native.adjacency import is_direct, unchanged
 from structconv.primitives.native.pooling import group_starts, pool_groups
@@ -41,10 +41,9 @@ def pooled(x: Tensor, batch: Tensor | None, size: int | None, kind: str) -> Tens
     if batch is None:
         y = pooled(x, torch.zeros(x.shape[-2], dtype=torch.int64, device=x.device), 1, kind)
         return y if x.dim() == 2 else y.squeeze(-2)
-    if size is None:
-        size = group_count(batch)
-    if kind != "min" and x.dim() == 2 and is_plain(batch) and is_direct(x) and len(batch) == x.shape[0]:
-        starts = derived(batch, ("starts", size), lambda: group_starts(batch, size))
+    if kind != "min" and x.dim() == 2 and is_direct(x) and is_plain(batch) and len(batch) == x.shape[0]:
+        starts = cached(batch, ("starts", size),
+                      lambda: group_starts(batch, int(batch[-1]) + 1 if size is None else size))
         check = unchanged(batch)
 
         def composed(x: Tensor) -> Tensor:
@@ -57,8 +56,9 @@ def pooled(x: Tensor, batch: Tensor | None, size: int | None, kind: str) -> Tens
     return _of_members(x, batch, size, kind)
 
 
-def _of_members(x: Tensor, batch: Tensor, size: int, kind: str) -> Tensor:
+def _of_members(x: Tensor, batch: Tensor, size: int | None, kind: str) -> Tensor:
     """The same by the graph from rows to groups."""
+    size = group_count(batch) if size is None else size
     members = Graph(derived(batch, "members", lambda: numbered(batch)), num_inputs=x.shape[-2], num_outputs=size)
     if kind in ("max", "min"):
         return pool_extreme(x, members, kind)

@@ -24,7 +24,7 @@ from structconv.primitives.native.loader import Core
 from structconv.primitives.products import FULL_WIDTH, LEAST_NUMBERS, LEAST_PRODUCTS, outer, product
 
 __all__ = ["Adjacency", "adjacency_of", "attend", "build_adjacency", "convolve", "convolve_with_self",
-           "first_wrong_edge", "gather_maxima", "gather_sums", "is_direct", "unchanged"]
+           "first_loop", "first_wrong_edge", "gather_maxima", "gather_sums", "is_direct", "unchanged"]
 
 _NORMALIZATIONS = {None: 0, "row": 1, "sym": 2}  # see Normalization in src/api.h
 _INTEGERS = frozenset((torch.int32, torch.int64))
@@ -75,7 +75,14 @@ def build_adjacency(kernels: Core, index: Tensor, inputs: int, outputs: int, *, 
 def first_wrong_edge(kernels: Core, index: Tensor, inputs: int, outputs: int, samples: Any = None) -> int:
     """The first edge (2, E) on the CPU that is out of range, or joins two samples, or -1. One pass."""
     starts = (None, None) if samples is None else (samples.input_starts, samples.output_starts)
-    return int(unseen(lambda: kernels.edges(index, inputs, outputs, *starts)))
+    if private.watched(profilers=False):
+        return int(private.outside_modes(lambda: kernels.edges(index, inputs, outputs, *starts)))
+    return int(kernels.edges(index, inputs, outputs, *starts))
+
+
+def first_loop(kernels: Core, index: Tensor) -> int:
+    """The first edge (2, E) on the CPU from an entry to itself, or -1; remembered. One pass."""
+    return cached(index, "first loop", lambda: int(unseen(lambda: kernels.first_loop(index))))
 
 
 def adjacency_of(index: Tensor, inputs: int, outputs: int, *, loops: bool = False, square: bool = True,

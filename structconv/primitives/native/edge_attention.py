@@ -1,4 +1,5 @@
-"""Attention along edges that a kernel sorts, as one node: `attend_dots` of scaled products, `attend_additive`.
+"""Attention along edges that a kernel sorts, as one node: `attend_dots` and `attend_bilinear` of scaled products with
+and without their projections, `attend_additive`.
 
 `adjacency.attend` is that of affine scores.
 """
@@ -18,7 +19,7 @@ from structconv.primitives.native.additive import as_logistic
 from structconv.primitives.native.adjacency import Adjacency
 from structconv.primitives.native.loader import Core
 
-__all__ = ["attend_additive", "attend_dots"]
+__all__ = ["attend_additive", "attend_bilinear", "attend_dots"]
 
 
 def attend_dots(x: Tensor, query: Tensor, query_bias: Tensor | None, key: Tensor, key_bias: Tensor | None,
@@ -73,6 +74,49 @@ class _AttendDots(torch.autograd.Function):
 
 
 _attend_dots = private.bound_apply(_AttendDots)
+
+
+def attend_bilinear(q: Tensor, k: Tensor, v: Tensor, adjacency: Adjacency, scale: float, drop: dispatch.Drop,
+                    composed: Callable[..., Tensor]) -> Tensor:
+    """`bilinear_attention` along edges that a kernel sorts: (N, K, D), (M, K, D) and (M, K, C) -> (N, K, C).
+
+    Args:
+        q, k, v: see `adjacency.is_direct`.
+        drop: see `dispatch.drop_of`.
+        composed: (q, k, v) -> the same by differentiable operators.
+    """
+    core = dispatch.kernels()
+    assert core is not None  # which sorted the edges
+    if torch.is_grad_enabled() and private.any_requires_grad(q, k, v):
+        found: Tensor = _attend_bilinear(q, k, v, adjacency, scale, drop, core, composed)
+        return found
+    y: Tensor = core.bilinear_forward(adjacency.by_target.tensor, q, k, v, None, scale, *drop)[0]
+    return y
+
+
+class _AttendBilinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, adjacency: Adjacency, scale: float, drop: dispatch.Drop,
+                core: Core, composed: Callable[..., Tensor]) -> Tensor:
+        y: Tensor
+        y, lse = core.bilinear_forward(adjacency.by_target.tensor, q, k, v, None, scale, *drop)
+        ctx.save_for_backward(q, k, v, y, lse)
+        ctx.adjacency, ctx.scale, ctx.drop, ctx.core, ctx.composed = adjacency, scale, drop, core, composed
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, y, lse = ctx.saved_tensors
+        needed = ctx.needs_input_grad
+        if torch.is_grad_enabled() or private.is_wrapped(grad):
+            return *pulled_back(ctx.composed, (q, k, v), needed[:3], [grad]), None, None, None, None, None
+        grads = [dispatch.empty(t, t.shape) for t in (q, k, v)]
+        ctx.core.bilinear_backward(ctx.adjacency.by_target.tensor, ctx.adjacency.by_source().tensor, q, k, v, None, y,
+                                   lse, grad, ctx.scale, *ctx.drop, *grads)
+        return *(t if need else None for t, need in zip(grads, needed, strict=False)), None, None, None, None, None
+
+
+_attend_bilinear = private.bound_apply(_AttendBilinear)
 
 
 def attend_additive(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, adjacency: Adjacency, activation: str,

@@ -371,6 +371,19 @@ int64_t edges(const Tensor& index_, int64_t inputs, int64_t outputs, const Maybe
     return bad;
 }
 
+// The first edge from an entry to itself, or -1.
+int64_t first_loop(const Tensor& index_) {
+    const Op op{"first_loop"};
+    const View index = op.edge_index(index_, 2);
+    const auto first = [&](const auto* source) {
+        const auto* target = source + index.strides[0];
+        for (int64_t e = 0; e < index.size(1); ++e)
+            if (source[e * index.strides[1]] == target[e * index.strides[1]]) return e;
+        return int64_t{-1};
+    };
+    return op.wide(index) ? first(index.as<int64_t>()) : first(index.as<int32_t>());
+}
+
 std::tuple<Tensor, int64_t> adjacency(const Tensor& index_, int64_t inputs, int64_t outputs, bool loops, bool square,
                                       int64_t normalize, const Maybe& weights_) {
     const Op op{"adjacency"};
@@ -1555,6 +1568,7 @@ const Operator kOperators[] = {
     {"verify", "(Tensor indptr, Tensor indices, Tensor order) -> (Tensor, int, int)", TORCH_BOX(&verify)},
     {"outside", "(Tensor index, int[] sizes) -> int", TORCH_BOX(&outside)},
     {"edges", "(Tensor index, int inputs, int outputs, Tensor? input_starts, Tensor? output_starts) -> int", TORCH_BOX(&edges)},
+    {"first_loop", "(Tensor index) -> int", TORCH_BOX(&first_loop)},
     {"adjacency", "(Tensor index, int inputs, int outputs, bool loops, bool square, int normalize, Tensor? weights) -> "
      "(Tensor, int)", TORCH_BOX(&adjacency)},
     {"transpose", "(Tensor side) -> Tensor", TORCH_BOX(&transpose)},
