@@ -71,7 +71,8 @@ PRODUCTS = {
                        lambda x, theta, ends: x.view(7, 2, 2).mT.reshape(2, 7, 2) @ theta[0]),
     "group_outer": (OPS.group_outer, (random(7, 4), random(7, 6), [0, 3, 3, 7], 2),
                     lambda x, y, ends, blocks: x.view(7, 2, 2).permute(1, 2, 0) @ y.view(7, 2, 3).transpose(0, 1)),
-    "shift_products": (OPS.shift_products, (random(2, 5, 3), random(1, 3, 4), [0], 5), lambda x, theta, *_: x @ theta[0]),
+    "shift_products": (OPS.shift_products, (random(2, 5, 3), random(1, 3, 4), [0], 5),
+                       lambda x, theta, *_: x @ theta[0]),
     "shift_correlation": (OPS.shift_correlation, (random(2, 5, 3), random(2, 5, 4), [0]), lambda x, g, _: x.mT @ g),
 }
 
