@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from unittest import mock
 
 import pytest
 from safetensors.torch import load_file
 
+from structconv import pictures as library_pictures
 from structconv.cli import main
+from structconv_systems import pictures
 from structconv_systems.recipes.register import recipe_of
 from structconv_systems.train.parts import TestReadEarly
 from structconv_systems.train.run import Run
@@ -64,11 +67,14 @@ def check_fair_and_blind(run):
 
 
 def check_resumed_to_the_same_weights(run, cut):
-    """As after a kill: in a copy of the run the checkpoints behind one are gone."""
+    """As after a kill: in a copy of the run the checkpoints behind one are gone. Pictures are not drawn again."""
     shutil.copytree(run, cut)
     for final in sorted((cut / "checkpoints").rglob("final")):
         shutil.rmtree(final)
-    assert main(["resume", str(cut)]) == 0
+    with (mock.patch.object(library_pictures, "_png", return_value=b""),
+          mock.patch.object(pictures, "_drawn", return_value=pictures.Drawing(b"", b"")),
+          mock.patch.object(pictures, "_gif", return_value=b"")):
+        assert main(["resume", str(cut)]) == 0
     for final in (run / "checkpoints").rglob("final"):
         own, again = (load_file(place / "weights.safetensors")
                       for place in (final, cut / "checkpoints" / final.relative_to(run / "checkpoints")))
