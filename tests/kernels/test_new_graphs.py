@@ -114,6 +114,12 @@ def dots(projection_bias=False, bias=True, dropout=0.0):
 ATTENTIONS = {"dots": (dots, "_AttendDotsBackward"),
               "dots with biases": (lambda: dots(True, dropout=0.4), "_AttendDotsBackward"),
               "dots without": (lambda: dots(bias=False), "_AttendDotsBackward"),
+              "dots of full weights": (lambda: Conv(
+                  DotProduct(2, 4, bias=True).scaled().masked(keep=STRUCTURE).softmax(), 3, 8),
+                  "_AttendBilinearBackward"),
+              "dots with dropout": (lambda: Conv(
+                  DotProduct(1, 4).masked(keep=STRUCTURE).softmax().dropout(0.4), 3, 3, weight=Eye()),
+                  "_AttendBilinearBackward"),
               "GATv2": (lambda: GATv2Conv(3, 4, heads=2), "_AttendAdditiveBackward"),
               "GATv2 with dropout": (lambda: GATv2Conv(3, 4, heads=2, add_self_loops=False, dropout=0.4),
                                      "_AttendAdditiveBackward"),
