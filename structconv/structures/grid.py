@@ -49,7 +49,7 @@ class Grid(FrozenValue):
         sizes = tuple(shape) if isinstance(shape, (list, tuple, torch.Size)) else (shape,)
         if not sizes:
             raise StructureError("Grid", "shape must have at least one axis", repr(shape))
-        if not isinstance(periodic, bool):
+        if isinstance(periodic, (str, int, float, list, tuple)) and not isinstance(periodic, bool):
             raise StructureError("Grid", "periodic must be True or False, for all axes", repr(periodic))
         object.__setattr__(self, "shape", tuple(check_size("Grid", "each size of shape", size) for size in sizes))
         object.__setattr__(self, "periodic", periodic)

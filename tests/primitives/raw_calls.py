@@ -24,7 +24,7 @@ from structconv.primitives.native import (  # noqa: F401
     affine,
     bilinear,
     conditioned,
-    joint,
+    packed_attention,
     projected,
     recurrence,
     weights,

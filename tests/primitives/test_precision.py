@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from structconv.primitives.native import calls, core
+from structconv.primitives.native import core, dispatch
 from tests.primitives.edge_operators import OPERATORS, Edges
 from tests.support.drawn import drawn
 
@@ -41,7 +41,7 @@ def test_hubs_are_as_exact_as_in_plain_float32(name, monkeypatch):
     inputs = operator.tensors(edges, 2, 8, 8, torch.float32)
     exact = exactly(operator, edges, inputs)
     found = distances(with_gradients(operator, edges, inputs), exact)
-    monkeypatch.setattr(calls, "usable", lambda x, edges: None)
+    monkeypatch.setattr(dispatch, "usable", lambda x, edges: None)
     plain = distances(with_gradients(operator, edges, inputs), exact)
     for ours, others, numbers in zip(found, plain, exact, strict=True):
         assert ours <= 3 * (others + 2.0**-24 * float(numbers.abs().max()))

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
+from torch.nn.parameter import UninitializedParameter
 
 from structconv.bases.dense import Identity
 from structconv.bases.matrices import lazy_adjacency
@@ -214,7 +215,7 @@ class Layer(MessagePassing):
 
     def _check_width(self, y: Tensor, tensor: Tensor | None) -> None:
         """Refuse an aggregation that gives another number of channels than the layer's next parameter takes."""
-        if tensor is not None and y.shape[-1] != tensor.shape[-1]:
+        if tensor is not None and not isinstance(tensor, UninitializedParameter) and y.shape[-1] != tensor.shape[-1]:
             raise ConfigError(type(self).__name__, f"aggr must keep the number of channels, {tensor.shape[-1]}",
                               y.shape[-1], "Several aggregations side by side need a layer that joins them, SAGEConv "
                               "for example, or aggr_kwargs={'mode': 'sum'}.")
