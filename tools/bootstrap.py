@@ -185,7 +185,7 @@ def install_torch(python: Path) -> None:
     if wheels and is_cuda(wheels):
         say(f"torch comes with CUDA: {len(wheels)} packages, {download_size(wheels.values())} to download")
     say(f"installing torch{' (CPU build)' if wheels and not is_cuda(wheels) else ''}")
-    install(python, ["--quiet", *index, "torch"])
+    install(python, [*index, "torch"])
 
 
 def resolve(python: Path, *options: str) -> dict[str, str] | None:
