@@ -34,7 +34,6 @@ from structconv.planning.problem import Call, Problem
 from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.additive_dense import dense_additive_attention, factor_of
 from structconv.primitives.native.additive_steps import StepInputs, additive_step
-from structconv.primitives.native.adjacency import is_direct
 from structconv.primitives.native.dispatch import usable
 from structconv.primitives.native.edge_attention import attend_additive
 from structconv.primitives.native.weights import additive_weights
@@ -96,11 +95,7 @@ class AdditiveScores(NamedTuple):
     def _as_one_node(self, source: Tensor, target: Tensor, r: Tensor, call: Call) -> Tensor | None:
         """`attend_additive` where a kernel can read the tensors of the call, else `None`."""
         vector, edges = self.vector(call.basis), self.edges
-        fitting = r.dim() == 3 and all(t.dim() == 3 and t.shape[0] == self.size for t in (source, target))
-        if edges is None or not fitting or not is_direct(r, source, target, vector):
-            return None
-        found = edges.sorted(call.basis, source.shape[-2], target.shape[-2], r.device)
-        if found is None:
+        if edges is None or (found := edges.sorted_for(call, r, source, target, vector)) is None:
             return None
         graph, adjacency, check = found
         options = edges.options(call.basis)

@@ -83,6 +83,15 @@ class AttentionEdges(NamedTuple):
         found = adjacency_of(index, *nodes, loops=loops) if nodes == (inputs, outputs) else None
         return None if found is None else (graph, found, unchanged(index))
 
+    def sorted_for(self, call: Call, r: Tensor, of_inputs: Tensor, of_outputs: Tensor, vector: Tensor | None = None
+                   ) -> tuple[Graph, Adjacency, Callable[[], None]] | None:
+        """`sorted`, where a kernel can read r (K or 1, M, C) and what scores are of, (K, M, ...) and (K, N, ...); else
+        `None`."""
+        fitting = r.dim() == 3 and all(t.dim() == 3 and t.shape[0] == self.size for t in (of_inputs, of_outputs))
+        if not fitting or not is_direct(r, of_inputs, of_outputs, vector):
+            return None
+        return self.sorted(call.basis, of_inputs.shape[-2], of_outputs.shape[-2], r.device)
+
 
 class AffineEdges(NamedTuple):
     """softmax over edges of leaky_relu(source_m + target_n)."""
@@ -199,11 +208,7 @@ class BilinearEdges(NamedTuple):
     def _over_new_edges(self, query: Tensor, key: Tensor, r: Tensor, call: Call) -> Tensor | None:
         """`attend_bilinear` where a kernel can read the tensors of the call, else `None`."""
         edges, scale = self.edges, self.scale
-        fitting = r.dim() == 3 and all(t.dim() == 3 and t.shape[0] == edges.size for t in (query, key))
-        if self.bias is not None or not fitting or not is_direct(r, query, key):
-            return None
-        found = edges.sorted(call.basis, key.shape[-2], query.shape[-2], r.device)
-        if found is None:
+        if self.bias is not None or (found := edges.sorted_for(call, r, key, query)) is None:
             return None
         graph, adjacency, check = found
         options = edges.options(call.basis)

@@ -118,12 +118,13 @@ def project(x: Tensor, basis: Basis, lin: nn.Module | None, bias: Tensor | None 
     or replaced, or has as many outputs as inputs or more and no other bias is given: the sums come first then anyway,
     and torch's linear layer costs the fewest calls.
     """
-    if lin is None:
-        return apply(x, basis, Eye._over({"size": 1, "channels": x.shape[-1]}), bias)
-    if is_plain(lin) and (bias is not None or lin.in_channels > lin.out_channels):  # type: ignore[operator]
+    if lin is not None and is_plain(lin) and (bias is not None or lin.in_channels > lin.out_channels):  # type: ignore[operator]
         lin.materialize(x.shape[-1])  # type: ignore[operator]
         return apply(x, basis, _theta(lin), lin.bias if bias is None else bias)  # type: ignore[arg-type]
-    y = lin(apply(x, basis, Eye._over({"size": 1, "channels": x.shape[-1]})))
+    y = apply(x, basis, Eye._over({"size": 1, "channels": x.shape[-1]}), bias if lin is None else None)
+    if lin is None:
+        return y
+    y = lin(y)
     return y if bias is None else y + bias
 
 
