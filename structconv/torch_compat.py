@@ -24,6 +24,7 @@ __all__ = [
     "NAMES",
     "PLAIN",
     "PLAIN_CALLS",
+    "above_autograd",
     "any_autocast",
     "any_requires_grad",
     "autocast",
@@ -114,6 +115,7 @@ NAMES: dict[str, tuple[str, Any]] = {
     "profiling": ("torch.autograd._profiler_enabled", _always),
     "any_requires_grad": ("torch._C._any_requires_grad", _one_requires_grad),
     "below_autograd": ("torch._C._AutoDispatchBelowAutograd", None),
+    "exclude_key": ("torch._C._dispatch_tls_set_dispatch_key_excluded", None),
     "single_level": ("torch._functorch.autograd_function.enable_single_level_autograd_function", None),
     "tracing": ("torch._C._get_tracing_state", _traces),
     "forward_level": ("torch.autograd.forward_ad._current_level", None),
@@ -154,6 +156,8 @@ profiling: Callable[[], bool] = _found(*NAMES["profiling"])
 any_requires_grad: Callable[..., bool] = _found(*NAMES["any_requires_grad"])
 #: A context in which operators skip autograd; `None` if torch has none.
 below_autograd: Any = _found(*NAMES["below_autograd"])
+#: Excludes a dispatch key, or no longer; `None` if torch does not.
+exclude_key: Any = _found(*NAMES["exclude_key"])
 #: A context in which an `autograd.Function` is one of the level that is being differentiated; `None` without.
 single_level: Any = _found(*NAMES["single_level"])
 #: Return the state of the tracer, `None` if none is active.
@@ -289,6 +293,19 @@ def without_autocast(kind: str) -> Any:
     if torch.amp.is_autocast_available(kind):
         return torch.autocast(kind, enabled=False)
     return nullcontext()
+
+
+def above_autograd(build: Callable[[], T]) -> T:
+    """`build()` within a kernel, with its operators recorded even where autograd has skipped the kernel itself."""
+    if exclude_key is None:
+        return _in_a_thread(build)
+    key = torch._C.DispatchKey.AutogradFunctionality
+    excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(key)
+    exclude_key(key, False)
+    try:
+        return build()
+    finally:
+        exclude_key(key, excluded)
 
 
 def in_a_mode() -> bool:

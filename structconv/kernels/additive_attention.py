@@ -31,12 +31,17 @@ from structconv.planning.cost import Cost
 from structconv.planning.counts import fused_application
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem
-from structconv.primitives.native.additive import additive_attention
+from structconv.primitives.native.additive import (
+    additive_attention,
+    additive_weights,
+    as_logistic,
+    attend,
+    scaled,
+)
 from structconv.primitives.native.additive_dense import dense_additive_attention, factor_of
 from structconv.primitives.native.additive_steps import StepInputs, additive_step
-from structconv.primitives.native.dispatch import usable
-from structconv.primitives.native.edge_attention import attend_additive
-from structconv.primitives.native.weights import additive_weights
+from structconv.primitives.native.dispatch import drop_of, usable
+from structconv.primitives.native.layer import attend_additive
 from structconv.shapes import broadcast
 
 __all__ = ["AdditiveAttention", "AdditiveScores", "known"]
@@ -98,16 +103,17 @@ class AdditiveScores(NamedTuple):
         if edges is None or (found := edges.sorted_for(call, r, source, target, vector)) is None:
             return None
         graph, adjacency, check = found
-        options = edges.options(call.basis)
+        kind, parameter, amplitude = as_logistic(self.activation, self.slope)
+        p, seed = edges.dropout.p, edges.dropout.seed_of(call.basis)
 
         def composed(q: Tensor, k: Tensor, x: Tensor, vector: Tensor) -> Tensor:
             check()
-            return additive_attention(*graph.layouts(), q, k, x, vector, activation=self.activation, slope=self.slope,
-                                      **options)
+            y: Tensor = attend(*graph.layouts(), q, k, x, vector, kind, parameter, False, p, seed, edges.size)[0]
+            return y
 
         q, k, x = (t.transpose(0, 1) for t in (target, source, r.expand(self.size, -1, -1)))
-        return attend_additive(q, k, x, vector, adjacency, self.activation, self.slope, edges.drop(call.basis),
-                               composed).transpose(0, 1)
+        return attend_additive(adjacency, composed, q, k, x, scaled(vector, amplitude), kind, parameter, False,
+                               *drop_of(p, seed, edges.size)).transpose(0, 1)
 
     def _folded(self, source: Tensor, target: Tensor, lead: tuple[int, ...], call: Call) -> Folding:
         if self.edges is None:

@@ -15,7 +15,7 @@ from structconv.planning.cost import Cost
 from structconv.planning.kernel import register
 from structconv.planning.plan import Plan
 from structconv.planning.problem import Call, Problem, Run
-from structconv.primitives.native.adjacency import convolve_with_self, is_direct
+from structconv.primitives.native.layer import convolve_with_self, is_direct
 from structconv.weights import Full
 
 __all__ = ["WithSelf"]
@@ -65,7 +65,7 @@ class WithSelf(PerPart):
                 check()
                 return otherwise(call._replace(x=x, theta=Full.of(theta), bias=bias))
 
-            return convolve_with_self(x, theta, bias, adjacency, own, composed)
+            return convolve_with_self(adjacency, composed, x, theta, bias, own)
 
         return run
 

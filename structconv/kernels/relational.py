@@ -24,9 +24,10 @@ from structconv.planning.kernel import Kernel, register
 from structconv.planning.plan import Plan, decide
 from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives import relations
-from structconv.primitives.native.adjacency import Adjacency, build_adjacency, convolve, is_direct
+from structconv.primitives.native.adjacency import Adjacency, build_adjacency
 from structconv.primitives.native.dispatch import kernels, usable
 from structconv.primitives.native.indices import LIMIT
+from structconv.primitives.native.layer import convolve, is_direct
 from structconv.primitives.relations import Blocks, Pairs, blocks_of, relational_product, values_by_block
 from structconv.shapes import alike
 from structconv.weights import (
@@ -174,7 +175,7 @@ class Stacked(Primitives):
             def composed(x: Tensor, theta: Tensor, bias: Tensor | None) -> Tensor:
                 return otherwise(call._replace(x=x, theta=Full.of(theta), bias=bias))
 
-            return convolve(x, theta, bias, adjacency, True, composed)
+            return convolve(adjacency, composed, x, theta, bias, True)
 
         return run
 

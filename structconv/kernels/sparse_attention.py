@@ -28,14 +28,11 @@ from structconv.planning.counts import fused_application
 from structconv.planning.fitted import SPARSE_CALLS
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem, Run
-from structconv.primitives.native.adjacency import Adjacency, adjacency_of, attend, is_direct, unchanged
-from structconv.primitives.native.affine import affine_attention
-from structconv.primitives.native.bilinear import bilinear_attention
+from structconv.primitives.native.adjacency import Adjacency, adjacency_of, unchanged
+from structconv.primitives.native.affine import affine_attention, affine_weights, projected_attention
+from structconv.primitives.native.bilinear import bilinear_attention, bilinear_weights, packed_attention
 from structconv.primitives.native.dispatch import MAX_CHANNELS, NO_DROP, Drop, drop_of, usable
-from structconv.primitives.native.edge_attention import attend_bilinear, attend_dots
-from structconv.primitives.native.packed_attention import packed_attention
-from structconv.primitives.native.projected import projected_attention
-from structconv.primitives.native.weights import affine_weights, bilinear_weights
+from structconv.primitives.native.layer import attend_affine, attend_bilinear, attend_dots, is_direct
 from structconv.primitives.products import product
 from structconv.shapes import broadcast
 from structconv.structures.graph import Graph, listed_edges
@@ -172,8 +169,9 @@ class AffineEdges(NamedTuple):
                 return projected_attention(*graph.layouts(), x, of_source, of_target, None, bias, slope=slope,
                                            dropout=p, seed=number, batch_heads=size)
 
-            y = attend(x, of_source, of_target, bias if bias is None else bias.view(heads), adjacency, slope,
-                       drop_of(p, number, size) if p else NO_DROP, composed)
+            by_head = bias if bias is None else bias.view(heads)
+            y = attend_affine(adjacency, composed, x, of_source, of_target, by_head, slope,
+                              *(drop_of(p, number, size) if p else NO_DROP))
             return y.flatten(1)
 
         return run
@@ -213,12 +211,12 @@ class BilinearEdges(NamedTuple):
         graph, adjacency, check = found
         options = edges.options(call.basis)
 
-        def composed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def composed(q: Tensor, k: Tensor, v: Tensor, bias: None) -> Tensor:
             check()
             return bilinear_attention(*graph.layouts(), q, k, v, scale=scale, **options)
 
         q, k, v = (t.transpose(0, 1) for t in (query, key, r.expand(edges.size, -1, -1)))
-        return attend_bilinear(q, k, v, adjacency, scale, edges.drop(call.basis), composed).transpose(0, 1)
+        return attend_bilinear(adjacency, composed, q, k, v, None, scale, *edges.drop(call.basis)).transpose(0, 1)
 
     def weights(self, call: Call) -> Tensor:
         """(..., K, E) in the order of the edges."""
@@ -290,7 +288,7 @@ class BilinearEdges(NamedTuple):
                                  depth=depth, scale=self.scale, **options)
             return theta.join(y.transpose(0, 1), bias)
 
-        return attend_dots(*tensors, adjacency, self.scale, self.edges.drop(call.basis), composed)
+        return attend_dots(adjacency, composed, *tensors, self.scale, *self.edges.drop(call.basis))
 
     def _bias(self, batch: Folding, call: Call) -> Tensor | None:
         return None if self.bias is None else batch.by_edge(self.bias(call.basis))

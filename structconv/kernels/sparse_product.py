@@ -14,14 +14,8 @@ from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives.csr import edge_product, spmm
 from structconv.primitives.layout import Csr
-from structconv.primitives.native.adjacency import (
-    Adjacency,
-    adjacency_of,
-    convolve,
-    gather_sums,
-    is_direct,
-    unchanged,
-)
+from structconv.primitives.native.adjacency import Adjacency, adjacency_of, unchanged
+from structconv.primitives.native.layer import convolve, gather_sums, is_direct
 from structconv.shapes import check_alike
 from structconv.structures.graph import Graph, listed_edges
 from structconv.weights import Eye, Full
@@ -122,7 +116,7 @@ def _as_one_node(match: Matrices, otherwise: Run, structure_first: bool) -> Run:
             check()
             return otherwise(call._replace(x=x, theta=Full.of(theta), bias=bias))
 
-        return convolve(x, theta, bias, adjacency, structure_first, composed)
+        return convolve(adjacency, composed, x, theta, bias, structure_first)
 
     return run
 
@@ -138,7 +132,7 @@ def _sums_as_one_node(match: Matrices, otherwise: Run) -> Run:
             check()
             return otherwise(call._replace(x=x, bias=None))
 
-        return plus(gather_sums(call.x, adjacency, composed), call.bias)
+        return plus(gather_sums(adjacency, composed, call.x), call.bias)
 
     return run
 

@@ -22,14 +22,8 @@ from structconv.nn.conv import Conv
 from structconv.nn.layer import Device, move
 from structconv.nn.recurrent import ConvLSTMCell
 from structconv.primitives.layout import Csr
-from structconv.primitives.native.adjacency import (
-    adjacency_of,
-    gather_maxima,
-    gather_sums,
-    is_direct,
-    unchanged,
-)
-from structconv.primitives.native.pooling import pool_groups
+from structconv.primitives.native.adjacency import adjacency_of, unchanged
+from structconv.primitives.native.layer import gather_maxima, gather_sums, is_direct, pool_groups
 from structconv.primitives.segments import segment_max
 from structconv.shapes import check_choice, check_entries, check_positive, check_tensor
 from structconv.structures.batching import Structure, entries_to_samples
@@ -141,7 +135,7 @@ def _of_groups(x: Tensor, groups: Graph, kind: str, otherwise: Callable[[Tensor,
         check()
         return otherwise(x, groups)
 
-    return (gather_maxima if kind == "max" else gather_sums)(x, adjacency, composed)
+    return (gather_maxima if kind == "max" else gather_sums)(adjacency, composed, x)
 
 
 def _in_order(groups: Graph) -> bool:

@@ -50,7 +50,6 @@ def blocked_attention(q: Tensor, k: Tensor, v: Tensor, terms: Maps, options: Opt
         ShapeError: if sizes do not fit.
         ConfigError: for unknown weights or maps, a p outside [0, 1), or dropout without a seed.
     """
-    _check(q, k, v, *terms, *options, buckets)
     return attend_in_blocks(q, k, v, terms, options, buckets)
 
 
@@ -278,7 +277,7 @@ def _fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 _blocked_attention = differentiable_operator(
-    "blocked_attention", "Tensor q, Tensor k, Tensor v, Tensor? diagonal, Tensor? rows",
+    "blocked_attention", "q, k, v, any diagonal?, any rows?",
     "Tensor? bucket, Tensor? keep, Tensor? seed, str weights, str map, float gain, bool causal, float scale, float p, "
     "SymInt batch_heads, SymInt buckets", "y, shares, total", forward=_forward, fake=_fake, backward=_backward,
     composed=_composed, check=_check, edges=False, grads=2, needs="diagonal, rows")

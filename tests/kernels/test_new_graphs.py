@@ -15,7 +15,7 @@ from structconv.mechanisms import Additive, Adjacency, DotProduct, Identity
 from structconv.mechanisms.masks import STRUCTURE
 from structconv.nn import Conv, GATConv, GATv2Conv, GraphPool, GroupPool
 from structconv.ops import conv
-from structconv.primitives.native import adjacency
+from structconv.primitives.native import layer as layers
 from structconv.primitives.native.loader import core
 from structconv.structures import Graph, batch
 from structconv.structures.groups import rows_to_groups
@@ -98,7 +98,7 @@ def test_attention_of_a_new_graph_is_that_of_the_operators(loops, bias, dropout)
     leaves = (x, *layer.parameters())
     for order in (1, 2):
         found = results(order)
-        assert "_AttendBackward" in nodes(found[0].grad_fn)
+        assert "_AttendAffineBackward" in nodes(found[0].grad_fn)
         with BaseTorchFunctionMode():
             expected = results(order)
         for one, other in zip(found, expected, strict=True):
@@ -197,7 +197,7 @@ def test_neighbors_and_self_are_one_node(normalize, turned, eye):
 @pytest.mark.parametrize("weighted", [False, True])
 def test_relations_side_by_side_are_one_node(weighted, small, monkeypatch):
     """Against the dense matrices in float64; the last type and output have no edge."""
-    monkeypatch.setattr(adjacency, "_is_small", lambda *_: small)
+    monkeypatch.setattr(layers, "_is_small", lambda *_: small)
     index = torch.stack([torch.randint(NODES, (EDGES,)), torch.randint(4, (EDGES,))])
     basis = Typed(Graph(index, num_inputs=NODES, num_outputs=5), torch.randint(3, (EDGES,)), 4,
                   torch.randn(EDGES) if weighted else None)

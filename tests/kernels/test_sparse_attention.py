@@ -13,7 +13,7 @@ from structconv.kernels.sparse_attention import AffineEdges, BilinearEdges
 from structconv.mechanisms import STRUCTURE, Additive, BiAffine, DotProduct, EdgeBias, RelativeBias
 from structconv.nn import Conv
 from structconv.ops import conv
-from structconv.primitives.native.packed_attention import packed_attention
+from structconv.primitives.native.bilinear import packed_attention
 from structconv.structures import Causal, Graph, Window
 from structconv.structures.supports import EdgeSupport
 from structconv.weights import HeadBlocks, LowRank

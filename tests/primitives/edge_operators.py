@@ -14,21 +14,22 @@ from structconv.ops import conv
 from structconv.primitives.csr import sddmm, spmm
 from structconv.primitives.hashing import hash_uniform
 from structconv.primitives.layout import compress
-from structconv.primitives.native.additive import activate, additive_attention
+from structconv.primitives.native.additive import additive_attention, additive_weights
 from structconv.primitives.native.additive_dense import dense_additive_attention
-from structconv.primitives.native.affine import affine_attention
-from structconv.primitives.native.bilinear import bilinear_attention
+from structconv.primitives.native.affine import affine_attention, affine_weights, projected_attention
+from structconv.primitives.native.bilinear import bilinear_attention, bilinear_weights, packed_attention
 from structconv.primitives.native.conditioned import conditioned_product
-from structconv.primitives.native.packed_attention import packed_attention
 from structconv.primitives.native.product import spmm_add
-from structconv.primitives.native.projected import projected_attention
 from structconv.primitives.native.recurrence import polynomial_analysis, polynomial_synthesis
-from structconv.primitives.native.weights import additive_weights, affine_weights, bilinear_weights
 from structconv.structures import Graph
 from structconv.weights import Full
 
 #: Heads, channels and the depth of a score: every width of a kernel's blocks of heads and channels, and their rests.
 SHAPES = [(4, 32, 20), (3, 20, 12), (17, 7, 3), (1, 300, 16), (2, 64, 64), (8, 16, 8), (5, 1, 1), (1, 40, 300)]
+
+
+def activate(t, activation, slope):
+    return torch.nn.functional.leaky_relu(t, slope) if activation == "leaky_relu" else getattr(t, activation)()
 
 
 class Edges:

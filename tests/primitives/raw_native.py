@@ -56,7 +56,7 @@ def recorded(native):
     calls |= {
         "outside": (index, [M, N]), "edges": (index, M, M, starts, starts), "first_loop": (index,),
         "starts": (torch.tensor([0, 0, 2]), 3),
-        "pool": (x, starts, 1), "pool_backward": (x, r(2, 3), starts, r(2, 3), 2),
+        "pool": (starts, x, 1), "pool_backward": (starts, x, r(2, 3), r(2, 3), 2),
         "adjacency": (index, M, M, True, True, 2, ones), "transpose": (side,), "sums": (side, x, x),
         "spmm_into": (layout, r(E), False, r(2, M, 3), r(2, M, 3), 2, 2.0, -1.0),
         "maxima": (side, x), "maxima_backward": (side, back, x, x, x), "convolve": (side, x, theta, r(4), True),

@@ -18,17 +18,14 @@ from structconv.primitives.csr import sddmm, spmm
 from structconv.primitives.dense_blocks import Maps, Options
 from structconv.primitives.grouped import group_outer, group_products
 from structconv.primitives.layout import compress
-from structconv.primitives.native.additive import additive_attention
+from structconv.primitives.native.additive import additive_attention, additive_weights
 from structconv.primitives.native.additive_dense import dense_additive_attention
-from structconv.primitives.native.affine import affine_attention
-from structconv.primitives.native.bilinear import bilinear_attention
+from structconv.primitives.native.affine import affine_attention, affine_weights, projected_attention
+from structconv.primitives.native.bilinear import bilinear_attention, bilinear_weights, packed_attention
 from structconv.primitives.native.conditioned import conditioned_product
 from structconv.primitives.native.operator import OPERATORS
-from structconv.primitives.native.packed_attention import packed_attention
 from structconv.primitives.native.product import spmm_add
-from structconv.primitives.native.projected import projected_attention
 from structconv.primitives.native.recurrence import polynomial_analysis, polynomial_synthesis
-from structconv.primitives.native.weights import additive_weights, affine_weights, bilinear_weights
 from structconv.primitives.native.window import window_attention
 from structconv.primitives.segments import masked_softmax, segment_softmax
 from structconv.primitives.shifted import shift_products

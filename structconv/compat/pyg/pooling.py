@@ -11,8 +11,8 @@ from structconv.compat.pyg.edges import group_count, numbered
 from structconv.compat.pyg.linear import project
 from structconv.derived import cached, derived, is_plain
 from structconv.errors import ConfigError
-from structconv.primitives.native.adjacency import is_direct, unchanged
-from structconv.primitives.native.pooling import group_starts, pool_groups
+from structconv.primitives.native.adjacency import unchanged
+from structconv.primitives.native.layer import group_starts, is_direct, pool_groups
 from structconv.shapes import check_choice
 from structconv.structures.graph import Graph
 

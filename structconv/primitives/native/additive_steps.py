@@ -218,8 +218,8 @@ def _whole(own: _Numbers) -> Any:
     absent = own.keep == 0
 
     def among_kept(q: Tensor, k: Tensor, x: Tensor, vector: Tensor) -> Tensor:
-        active = activate(q.unsqueeze(1) + k, own.activation, 0.0)
-        scores = torch.einsum("nmhd,hd->nhm", active, vector).masked_fill(absent, -torch.inf)
+        active = activate(q.unsqueeze(1) + k, LOGISTIC, own.rate)
+        scores = torch.einsum("nmhd,hd->nhm", active, vector * own.amplitude).masked_fill(absent, -torch.inf)
         return torch.einsum("nhm,mhc->nhc", masked_softmax(scores, None, -1), x)
 
     return among_kept

@@ -1,4 +1,7 @@
-"""`affine_attention`: attention along edges with scores leaky_relu(source_m + target_n), without edge-sized tensors."""
+"""Attention along edges with scores leaky_relu(source_m + target_n), without edge-sized tensors: `affine_attention`.
+
+`projected_attention` computes the terms of the scores from the rows that it sums (GAT), `affine_weights` the weights.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import leaky_relu
 
 from structconv.errors import ConfigError, ShapeError
-from structconv.primitives import triton
 from structconv.primitives.functions import sum_dtype
-from structconv.primitives.hashing import Drop
-from structconv.primitives.native import dispatch
-from structconv.primitives.native.checks import check_dropout
-from structconv.primitives.native.dispatch import edges_of
 from structconv.primitives.native.edges import Ends
 from structconv.primitives.native.indices import Csr
-from structconv.primitives.native.operator import differentiable_operator, trains
-from structconv.primitives.segments import segment_softmax, segment_sum
+from structconv.primitives.native.operator import DROPOUT, differentiable_operator, trains
 
-__all__ = ["affine_attention"]
+__all__ = ["affine_attention", "affine_weights", "projected_attention"]
 
 
 def affine_attention(by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, x: Tensor, *, slope: float = 0.2,
@@ -32,8 +30,7 @@ def affine_attention(by_target: Csr, by_source: Csr, source: Tensor, target: Ten
 
     Args:
         by_target, by_source: the two layouts of the edges.
-        source: (M, K), one number an input and head.
-        target: (N, K).
+        source: (M, K), one number an input and head. target: (N, K).
         x: (M, K, C), any strides; float32 and bfloat16 (sums in float32) run natively on a CPU, anything else by
             torch's operators with (K, E) tensors.
         slope: of the activation below zero, at least 0.
@@ -52,110 +49,118 @@ def affine_attention(by_target: Csr, by_source: Csr, source: Tensor, target: Ten
         ShapeError: if sizes do not fit the edges or each other.
         ConfigError: for a negative slope, a p outside [0, 1), or dropout without a seed.
     """
-    _check(by_target, by_source, source, target, x, slope, dropout, seed, batch_heads)
-    return _affine_attention(*by_target, *by_source, source, target, x, slope, dropout, seed,
-                             x.shape[1] if batch_heads is None else batch_heads, trains(source, target, x))[0]
+    y: Tensor = _affine(by_target, by_source, source, target, x, slope, dropout, seed, batch_heads,
+                        trains(source, target, x))[0]
+    return y
 
 
-def _check(by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, x: Tensor, slope: float, dropout: float,
-           seed: Tensor | None, batch_heads: int | None) -> None:
-    inputs, outputs = by_source.indptr.shape[0] - 1, by_target.indptr.shape[0] - 1
-    if x.dim() != 3 or x.shape[0] != inputs:
-        raise ShapeError("affine_attention", f"x must have shape (M={inputs}, K, C)", tuple(x.shape))
-    for name, tensor, count in (("source", source, inputs), ("target", target, outputs)):
-        if tensor.dim() != 2 or tensor.shape[0] != count or tensor.shape[1] != x.shape[1]:
-            expected = f"{name} must have shape ({count}, K={x.shape[1]})"
-            raise ShapeError("affine_attention", expected, tuple(tensor.shape))
+def projected_attention(by_target: Csr, by_source: Csr, x: Tensor, of_source: Tensor, of_target: Tensor,
+                        z: Tensor | None = None, bias: Tensor | None = None, *, slope: float = 0.2,
+                        dropout: float = 0.0, seed: Tensor | None = None, batch_heads: int | None = None) -> Tensor:
+    """`affine_attention` with the terms s_mk = <of_source_k, x_mk> and t_nk = <of_target_k, z_nk> of its scores.
+
+    GAT's layer after its projection (Velickovic et al., 2018, equations 1 to 6). The terms are one pass over the rows,
+    and their gradients are added to those of x and z, and to the vectors', while a row is at hand.
+
+    Args:
+        x: (M, K, C), any strides. of_source, of_target: (K, C).
+        z: (N, K, C), or None for x.
+        bias: (K, C), added to every output; x of 32 bits or more. A gradient then knows y as exactly as y + bias does.
+        by_target, by_source, slope, dropout, seed, batch_heads: as in `affine_attention`.
+
+    Returns:
+        (N, K, C) of the dtype of x.
+
+    Cost: that of `affine_attention`, and 4 (M + N) K C flops. The gradients of the vectors do not depend on threads.
+
+    Raises:
+        ShapeError, ConfigError: as `affine_attention` does.
+    """
+    if not x.is_cpu:  # the kernels of a GPU take terms
+        source, target = _terms(by_target, by_source, x, z, of_source, of_target)
+        y = affine_attention(by_target, by_source, source, target, x, slope=slope, dropout=dropout, seed=seed,
+                             batch_heads=batch_heads)
+        return y if bias is None else y + bias
+    found: Tensor = _projected(by_target, by_source, x, z, of_source, of_target, bias, slope, dropout, seed,
+                               batch_heads, trains(x, z, of_source, of_target, bias))[0]
+    return found
+
+
+def affine_weights(by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, *, slope: float = 0.2,
+                   dropout: float = 0.0, seed: Tensor | None = None, batch_heads: int | None = None) -> Tensor:
+    """p_ke of `affine_attention`: softmax over the edges into n of leaky_relu(s_mk + t_nk), after its dropout.
+
+    Returns:
+        (K, E) in the order of the edges, of the dtype that 16-bit numbers are summed in. Natively its memory is (E, K).
+
+    Cost: natively an exponential and one read and write for each of E K numbers, and what the scores take. Derivatives
+    of any order are taken of torch's operators with (K, E) tensors, and only where they are asked for.
+
+    Args and Raises: as for `affine_attention`.
+    """
+    weights: Tensor = _weights(by_target, by_source, source, target, slope, dropout, seed, batch_heads)
+    return weights.t()
+
+
+def _check(*arguments: Any) -> None:
+    slope = arguments[-4]
     if slope < 0:
         raise ConfigError("affine_attention", "slope must be at least 0", slope)
-    check_dropout("affine_attention", dropout, seed, batch_heads)
 
 
-# -- the operator -------------------------------------------------------------------------------------------------
-
-def forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
-             source: Tensor, target: Tensor, x: Tensor, slope: float, p: float, seed: Tensor | None, batch_heads: int,
-             train: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    by_target = Csr(indptr, indices, order)
-    kernels = dispatch.usable(x, indices.shape[0])
-    if kernels is not None:
-        found: tuple[Tensor, Tensor, Tensor, Tensor] = kernels.affine_forward(
-            edges_of(by_target, x.shape[0]), source, target, x, slope, *dispatch.drop_of(p, seed, batch_heads), train)
-        return found
-    if (gpu := triton.usable(x, indices.shape[0])) is not None:
-        return gpu.affine_forward(by_target, source, target, x, slope, Drop(p, seed, batch_heads), train)
-    dtype = sum_dtype(x.dtype)
-    ends, x_wide = Ends(by_target, Csr(indptr_T, indices_T, order_T)), x.to(dtype)
-    scores, slopes = _scores(ends, source.to(dtype), target.to(dtype), slope)
-    p_KE, lse = ends.softmax_parts(scores)
-    mass = segment_sum(slopes * p_KE, ends.target, ends.num_outputs).t().contiguous()
-    kept = ends.kept(Drop(p, seed, batch_heads), x.shape[1])
-    w_KE = p_KE if kept is None else p_KE * kept.to(dtype)
-    y = ends.collect(w_KE, x_wide).to(x.dtype).contiguous()
-    y2 = ends.collect(slopes * w_KE, x_wide).to(x.dtype).contiguous() if train else x.new_empty((0, *x.shape[1:]))
-    return y, y2, lse, mass
+def _check_projected(by_target: Csr, by_source: Csr, x: Tensor, z: Tensor | None, of_source: Tensor, of_target: Tensor,
+                     bias: Tensor | None, *options: Any) -> None:
+    if z is None and x.shape[0] != by_target.indptr.shape[0] - 1:
+        raise ShapeError("projected_attention", f"x must have shape (N={by_target.indptr.shape[0] - 1}, K, C), as z is "
+                         "None", tuple(x.shape))
+    if bias is not None and sum_dtype(x.dtype) != x.dtype:
+        raise ConfigError("projected_attention", "bias must be absent where x has 16 bits", x.dtype, "Add it to y.")
+    _check(*options)
 
 
-def backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
-              source: Tensor, target: Tensor, x: Tensor, y: Tensor, y2: Tensor, lse: Tensor, mass: Tensor, grad: Tensor,
-              slope: float, p: float, seed: Tensor | None, batch_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    by_target, by_source = Csr(indptr, indices, order), Csr(indptr_T, indices_T, order_T)
-    kernels = dispatch.usable(x, indices.shape[0])
-    if kernels is not None:
-        found = kernels.affine_backward(
-            edges_of(by_target, x.shape[0]), edges_of(by_source, y.shape[0]), source, target, x, y, y2, lse, mass, grad,
-            slope, *dispatch.drop_of(p, seed, batch_heads))
-        return found[0].to(source.dtype), found[1].to(target.dtype), found[2]
-    if (gpu := triton.usable(x, indices.shape[0])) is not None:
-        found = gpu.affine_backward(by_target, by_source, source, target, x, (y, y2, lse, mass), grad, slope,
-                                    Drop(p, seed, batch_heads))
-        return found[0].to(source.dtype), found[1].to(target.dtype), found[2]
-    dtype = sum_dtype(x.dtype)
+# -- by torch's operators ------------------------------------------------------------------------------------------
+
+def _scores(ends: Ends, source: Tensor, target: Tensor, slope: float) -> Tensor:
+    """(K, E)."""
+    return leaky_relu(source.t()[:, ends.source] + target.t()[:, ends.target], slope)
+
+
+def _composed(by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, x: Tensor, slope: float,
+              *dropout: Any) -> Tensor:
     ends = Ends(by_target, by_source)
-    g, x_wide = grad.to(dtype), x.to(dtype)
-    scores, slopes = _scores(ends, source.to(dtype), target.to(dtype), slope)
-    p_KE, kept = ends.weights(scores, lse), ends.kept(Drop(p, seed, batch_heads), x.shape[1])
-    w_KE = p_KE if kept is None else p_KE * kept.to(dtype)
-    filled = by_target.indptr.diff().unsqueeze(-1) > 0
-    d_NK = torch.where(filled, (g * y).sum(-1), 0)
-    grad_target = torch.where(filled, (g * y2).sum(-1) - d_NK * mass, 0)
-    shift = segment_sum(slopes * p_KE * d_NK.t()[:, ends.target], ends.source, ends.num_inputs).t()
-    sums = (ends.spread(slopes * w_KE, g) * x_wide).sum(-1)
-    used = by_source.indptr.diff().unsqueeze(-1) > 0
-    grad_source = torch.where(used, sums - shift, 0)
-    grad_x = ends.spread(w_KE, g).to(x.dtype).contiguous()
-    return grad_source.to(source.dtype).contiguous(), grad_target.to(target.dtype).contiguous(), grad_x
+    return ends.collect(ends.softmax(_scores(ends, source, target, slope), *dropout), x)
 
 
-def _scores(ends: Ends, source: Tensor, target: Tensor, slope: float) -> tuple[Tensor, Tensor]:
-    """Scores (K, E) and the slope of the activation at each of them."""
-    raw = source.t()[:, ends.source] + target.t()[:, ends.target]
-    above = raw > 0
-    return torch.where(above, raw, raw * slope), torch.full_like(raw, slope).masked_fill(above, 1.0)
+def _terms(by_target: Csr, by_source: Csr, x: Tensor, z: Tensor | None, of_source: Tensor, of_target: Tensor
+           ) -> tuple[Tensor, Tensor]:
+    """The terms of the scores; rows without edges, whose numbers reach nothing, have zeros."""
+    source, target = ((torch.where((layout.indptr.diff() > 0).view(-1, 1, 1), rows, 0) * vector).sum(-1)
+                      for layout, rows, vector in ((by_source, x, of_source),
+                                                   (by_target, x if z is None else z, of_target)))
+    return source, target
 
 
-def composed(by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, x: Tensor, slope: float, p: float,
-             seed: Tensor | None, batch_heads: int) -> Tensor:
-    """Compute the result by differentiable operators, for second derivatives."""
+def _composed_projected(by_target: Csr, by_source: Csr, x: Tensor, z: Tensor | None, of_source: Tensor,
+                        of_target: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
+    y = _composed(by_target, by_source, *_terms(by_target, by_source, x, z, of_source, of_target), x, *options)
+    return y if bias is None else y + bias
+
+
+def _composed_weights(by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, slope: float, *dropout: Any
+                      ) -> Tensor:
     ends = Ends(by_target, by_source)
-    scores = torch.nn.functional.leaky_relu(source.t()[:, ends.source] + target.t()[:, ends.target], slope)
-    weights = segment_softmax(scores, ends.target, ends.num_outputs)
-    kept = ends.kept(Drop(p, seed, batch_heads), x.shape[1])
-    return ends.collect(weights if kept is None else weights * kept.to(weights.dtype), x)
+    return ends.softmax(_scores(ends, source, target, slope), *dropout).t()
 
 
-# -- registration -------------------------------------------------------------------------------------------------
-
-def _fake(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    source, target, x, train = args[6], args[7], args[8], args[13]
-    rows, heads = target.shape
-    y = x.new_empty((rows, heads, x.shape[2]))
-    y2 = x.new_empty((rows if train else 0, heads, x.shape[2]))
-    dtype = sum_dtype(x.dtype)
-    return y, y2, source.new_empty((rows, heads), dtype=dtype), source.new_empty((rows, heads), dtype=dtype)
-
-
-_affine_attention = differentiable_operator(
-    "affine_attention", "Tensor source, Tensor target, Tensor x",
-    "float slope, float p, Tensor? seed, SymInt batch_heads", "y, y2, lse, mass", flags="bool train",
-    forward=forward, fake=_fake, backward=backward, composed=composed, check=_check)
+_OPTIONS = f"float slope, {DROPOUT}"
+_affine = differentiable_operator(
+    "affine_attention", "any source M K, any target N K, x M K C", _OPTIONS,
+    "y N K C, y2 T K C, wide lse N K, wide mass N K", flags="bool train", kernel="affine", composed=_composed,
+    check=_check)
+_projected = differentiable_operator(
+    "projected_attention", "x M K C, z? N K C, any of_source K C, any of_target K C, any bias? K C", _OPTIONS,
+    "y N K C, y2 T K C, wide lse N K, wide mass N K, wide source M K, wide target N K",
+    flags="bool train", kernel="projected", composed=_composed_projected, check=_check_projected)
+_weights = differentiable_operator(
+    "affine_weights", "source M K, target N K", _OPTIONS, "wide weights E K", kernel="affine_weights",
+    with_backward=False, composed=_composed_weights, check=_check)

@@ -1,27 +1,21 @@
-"""`bilinear_attention`: attention along edges with scores scale <q_n, k_m> + bias_e, without (E, K, C) tensors."""
+"""Attention along edges with scores scale <q_n, k_m> + bias_e, without (E, K, C) tensors: `bilinear_attention`.
+
+`packed_attention` reads queries, keys and values from one table, `bilinear_weights` computes the weights.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from structconv.errors import ShapeError
-from structconv.primitives import triton
 from structconv.primitives.functions import sum_dtype
-from structconv.primitives.hashing import Drop
-from structconv.primitives.native import dispatch
-from structconv.primitives.native.checks import check_dropout
-from structconv.primitives.native.dispatch import edges_of
-from structconv.primitives.native.edges import Ends
+from structconv.primitives.native.edges import Ends, parts_of_table
 from structconv.primitives.native.indices import Csr
-from structconv.primitives.native.loader import Core
-from structconv.primitives.native.operator import differentiable_operator
-from structconv.primitives.segments import segment_softmax
+from structconv.primitives.native.operator import DROPOUT, differentiable_operator
 
-__all__ = ["bilinear_attention", "bilinear_backward"]
+__all__ = ["bilinear_attention", "bilinear_weights", "packed_attention"]
 
 
 def bilinear_attention(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, *,
@@ -51,120 +45,103 @@ def bilinear_attention(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: 
         ShapeError: if sizes or dtypes do not fit the edges or each other.
         ConfigError: for a p outside [0, 1), or dropout without a seed.
     """
-    _check(by_target, by_source, q, k, v, bias, scale, dropout, seed, batch_heads)
-    return _bilinear_attention(*by_target, *by_source, q, k, v, bias, scale, dropout, seed,
-                               q.shape[1] if batch_heads is None else batch_heads)[0]
+    y: Tensor = _bilinear(by_target, by_source, q, k, v, bias, scale, dropout, seed, batch_heads)[0]
+    return y
 
 
-def _check(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float,
-           dropout: float, seed: Tensor | None, batch_heads: int | None) -> None:
+def packed_attention(by_target: Csr, by_source: Csr, table: Tensor, q: Tensor | None = None, bias: Tensor | None = None,
+                    *, heads: int, depth: int, scale: float = 1.0, dropout: float = 0.0, seed: Tensor | None = None,
+                    batch_heads: int | None = None) -> Tensor:
+    """`bilinear_attention` of the queries, keys and values in the columns of one table, [q | k | v] or [k | v].
+
+    One product x [W^q W^k W^v] makes the table, and one its gradient in x: neither tables nor their gradients are
+    joined or added up.
+
+    Args:
+        table: (M, K (2 D + C)) with M = N outputs; or (M, K (D + C)) where `q` is given.
+        q: (N, K, D), or None for the first K D columns.
+        heads, depth: K and D.
+        by_target, by_source, bias, scale, dropout, seed, batch_heads: as for `bilinear_attention`.
+
+    Returns:
+        (N, K, C) of the dtype of the table.
+
+    Cost: that of `bilinear_attention`; its gradient is one more table.
+
+    Raises:
+        ShapeError, ConfigError: as `bilinear_attention` does.
+    """
+    y: Tensor = _packed(by_target, by_source, table, q, bias, heads, depth, scale, dropout, seed,
+                        heads if batch_heads is None else batch_heads)[0]
+    return y
+
+
+def bilinear_weights(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, bias: Tensor | None = None, *,
+                     scale: float = 1.0, dropout: float = 0.0, seed: Tensor | None = None,
+                     batch_heads: int | None = None) -> Tensor:
+    """p_he of `bilinear_attention`: softmax over the edges into n of scale <q_nh, k_mh> + b_he, after its dropout.
+
+    Returns, cost: as for `affine_weights`. Args and Raises: as for `bilinear_attention`.
+    """
+    weights: Tensor = _weights(by_target, by_source, q, k, bias, scale, dropout, seed, batch_heads)
+    return weights.t()
+
+
+def _check_packed(by_target: Csr, by_source: Csr, table: Tensor, q: Tensor | None, bias: Tensor | None, heads: int,
+                  depth: int, *options: Any) -> None:
     inputs, outputs = by_source.indptr.shape[0] - 1, by_target.indptr.shape[0] - 1
-    if q.dim() != 3 or q.shape[0] != outputs:
-        raise ShapeError("bilinear_attention", f"q must have shape (N={outputs}, K, D)", tuple(q.shape))
-    if k.shape != (inputs, *q.shape[1:]):
-        raise ShapeError("bilinear_attention", f"k must have shape {(inputs, *q.shape[1:])}", tuple(k.shape))
-    if v.dim() != 3 or v.shape[:2] != k.shape[:2]:
-        raise ShapeError("bilinear_attention", f"v must have shape (M={inputs}, K={q.shape[1]}, C)", tuple(v.shape))
-    if not q.dtype == k.dtype == v.dtype:
-        raise ShapeError("bilinear_attention", "q, k and v must share one dtype", f"{q.dtype}, {k.dtype} and {v.dtype}")
-    edges = by_target.indices.shape[0]
-    if bias is not None and bias.shape != (q.shape[1], edges):
-        raise ShapeError("bilinear_attention", f"bias must have shape (K={q.shape[1]}, E={edges})", tuple(bias.shape))
-    check_dropout("bilinear_attention", dropout, seed, batch_heads)
+    if heads < 1 or depth < 0:
+        raise ShapeError("packed_attention", "there must be at least one head, of at least no channels", (heads, depth))
+    own = heads * depth * (2 if q is None else 1)
+    if table.shape[1] < own or table.shape[1] % heads:
+        raise ShapeError("packed_attention", f"table must have shape (M={inputs}, {own} + K={heads} times C)",
+                         tuple(table.shape))
+    if q is None and inputs != outputs:
+        raise ShapeError("packed_attention", "q must be given where inputs are not the outputs", f"{inputs}, {outputs}")
+    if q is not None and q.shape[1:] != (heads, depth):
+        raise ShapeError("packed_attention", f"q must have shape {(outputs, heads, depth)}", tuple(q.shape))
+    if bias is not None and bias.shape[0] != heads:
+        raise ShapeError("packed_attention", f"bias must have shape (K={heads}, E)", tuple(bias.shape))
 
 
-# -- the native kernels -------------------------------------------------------------------------------------------
+# -- by torch's operators ------------------------------------------------------------------------------------------
 
-def bilinear_backward(kernels: Core, by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: Tensor,
-                      bias: Tensor | None, saved: Sequence[Tensor], grad: Tensor, scale: float, drop: dispatch.Drop,
-                      into: Sequence[Tensor] | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k, v, written `into` tensors of their shapes where given, and bias (float32; None without)."""
-    grads = [dispatch.empty(t, t.shape) for t in (q, k, v)] if into is None else into
-    layouts = edges_of(by_target, k.shape[0]), edges_of(by_source, q.shape[0])
-    grad_bias = kernels.bilinear_backward(*layouts, q, k, v, bias, *saved, grad, scale, *drop, *grads)
-    return grads[0], grads[1], grads[2], grad_bias
-
-
-# -- the operator -------------------------------------------------------------------------------------------------
-
-def _usable(q: Tensor, v: Tensor, edges: int) -> Any:
-    return dispatch.usable(v, edges) and dispatch.usable(q, edges)
-
-
-def _usable_gpu(q: Tensor, v: Tensor, edges: int) -> Any:
-    return triton.usable(v, edges) and triton.usable(q, edges)
-
-
-def forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
-             q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, p: float, seed: Tensor | None,
-             batch_heads: int) -> tuple[Tensor, Tensor]:
-    by_target = Csr(indptr, indices, order)
-    kernels = _usable(q, v, indices.shape[0])
-    if kernels is not None:
-        found: tuple[Tensor, Tensor] = kernels.bilinear_forward(
-            edges_of(by_target, k.shape[0]), q, k, v, bias, scale, *dispatch.drop_of(p, seed, batch_heads))
-        return found
-    if (gpu := _usable_gpu(q, v, indices.shape[0])) is not None:
-        return gpu.bilinear_forward(by_target, q, k, v, bias, scale, Drop(p, seed, batch_heads))
-    dtype = sum_dtype(q.dtype)
-    ends = Ends(by_target, Csr(indptr_T, indices_T, order_T))
-    p_KE, lse = ends.softmax_parts(edge_scores(ends, q.to(dtype), k.to(dtype), bias, scale))
-    kept = ends.kept(Drop(p, seed, batch_heads), q.shape[1])
-    w_KE = p_KE if kept is None else p_KE * kept.to(dtype)
-    return ends.collect(w_KE, v.to(dtype)).to(v.dtype).contiguous(), lse
-
-
-def backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
-              q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, y: Tensor, lse: Tensor, grad: Tensor, scale: float,
-              p: float, seed: Tensor | None, batch_heads: int) -> tuple[Tensor | None, ...]:
-    by_target, by_source = Csr(indptr, indices, order), Csr(indptr_T, indices_T, order_T)
-    kernels = _usable(q, v, indices.shape[0])
-    if kernels is not None:
-        grad_q, grad_k, grad_v, grad_bias = bilinear_backward(
-            kernels, by_target, by_source, q, k, v, bias, (y, lse), grad, scale, dispatch.drop_of(p, seed, batch_heads))
-        return grad_q, grad_k, grad_v, None if grad_bias is None or bias is None else grad_bias.to(bias.dtype)
-    if (gpu := _usable_gpu(q, v, indices.shape[0])) is not None:
-        *grads, grad_bias = gpu.bilinear_backward(by_target, by_source, q, k, v, bias, (y, lse), grad, scale,
-                                                   Drop(p, seed, batch_heads))
-        return *grads, None if bias is None else grad_bias.to(bias.dtype)
-    dtype = sum_dtype(q.dtype)
-    ends, g = Ends(by_target, by_source), grad.to(dtype)
-    q_wide, k_wide = q.to(dtype), k.to(dtype)
-    p_KE = ends.weights(edge_scores(ends, q_wide, k_wide, bias, scale), lse)
-    kept = ends.kept(Drop(p, seed, batch_heads), q.shape[1])
-    w_KE = p_KE if kept is None else p_KE * kept.to(dtype)
-    filled = by_target.indptr.diff().unsqueeze(-1) > 0
-    d_NK = torch.where(filled, (g * y).sum(-1), 0)
-    ds_KE = w_KE * ends.dots(g, v.to(dtype)) - p_KE * d_NK.t()[:, ends.target]
-    grad_q, grad_k = (scale * t for t in (ends.collect(ds_KE, k_wide), ends.spread(ds_KE, q_wide)))
-    grad_bias = None if bias is None else ds_KE.to(bias.dtype)
-    return (grad_q.to(q.dtype).contiguous(), grad_k.to(k.dtype).contiguous(),
-            ends.spread(w_KE, g).to(v.dtype).contiguous(), grad_bias)
-
-
-def edge_scores(ends: Ends, q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+def _scores(ends: Ends, q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     """(K, E)."""
     scores = ends.dots(q, k) * scale
     return scores if bias is None else scores + bias.to(scores.dtype)
 
 
-def composed(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float,
-              p: float, seed: Tensor | None, batch_heads: int) -> Tensor:
-    """Compute the result by differentiable operators, for second derivatives."""
+def _composed(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float,
+              *dropout: Any) -> Tensor:
     ends = Ends(by_target, by_source)
-    weights = segment_softmax(edge_scores(ends, q, k, bias, scale), ends.target, ends.num_outputs)
-    kept = ends.kept(Drop(p, seed, batch_heads), q.shape[1])
-    return ends.collect(weights if kept is None else weights * kept.to(weights.dtype), v)
+    return ends.collect(ends.softmax(_scores(ends, q, k, bias, scale), *dropout), v)
 
 
-# -- registration -------------------------------------------------------------------------------------------------
-
-def _fake(*args: Any) -> tuple[Tensor, Tensor]:
-    q, _, v = args[6:9]
-    return v.new_empty((*q.shape[:2], v.shape[2])), q.new_empty(q.shape[:2], dtype=sum_dtype(q.dtype))
+def _composed_packed(by_target: Csr, by_source: Csr, table: Tensor, q: Tensor | None, bias: Tensor | None, heads: int,
+                     depth: int, *options: Any) -> Tensor:
+    return _composed(by_target, by_source, *parts_of_table(table, q, heads, depth), bias, *options)
 
 
-_bilinear_attention = differentiable_operator(
-    "bilinear_attention", "Tensor q, Tensor k, Tensor v, Tensor? bias",
-    "float scale, float p, Tensor? seed, SymInt batch_heads", "y, lse",
-    forward=forward, fake=_fake, backward=backward, composed=composed, check=_check)
+def _composed_weights(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, bias: Tensor | None, scale: float,
+                      *dropout: Any) -> Tensor:
+    ends = Ends(by_target, by_source)
+    return ends.softmax(_scores(ends, q, k, bias, scale), *dropout).t()
+
+
+def _fake_packed(*args: Any) -> tuple[Tensor, Tensor]:
+    table, q, _, heads, depth = args[6:11]
+    outputs, channels = (table if q is None else q).shape[0], table.shape[1] // heads - (2 if q is None else 1) * depth
+    return table.new_empty((outputs, heads, channels)), table.new_empty((outputs, heads), dtype=sum_dtype(table.dtype))
+
+
+_OPTIONS = f"float scale, {DROPOUT}"
+_bilinear = differentiable_operator(
+    "bilinear_attention", "q N K D, k M K D, v M K C, any bias? K E", _OPTIONS, "y N K C, wide lse N K",
+    kernel="bilinear", composed=_composed)
+_packed = differentiable_operator(
+    "packed_attention", "table M W, q? N K D, any bias? K E", f"SymInt heads, SymInt depth, {_OPTIONS}",
+    "y N K C, wide lse N K", kernel="packed", composed=_composed_packed, fake=_fake_packed, check=_check_packed)
+_weights = differentiable_operator(
+    "bilinear_weights", "q N K D, k M K D, any bias? K E", _OPTIONS, "wide weights E K", kernel="bilinear_weights",
+    with_backward=False, composed=_composed_weights)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from structconv.errors import ShapeError
 from structconv.primitives.csr import sddmm, spmm
 from structconv.primitives.functions import sum_dtype
 from structconv.primitives.native import dispatch
@@ -43,27 +42,13 @@ def conditioned_product(by_target: Csr, by_source: Csr, values: Tensor, x: Tenso
     Raises:
         ShapeError: if sizes or dtypes do not fit the edges or each other.
     """
-    _check(by_target, by_source, values, x, theta)
-    return _conditioned_product(*by_target, *by_source, values, x, theta)
+    y: Tensor = _product(by_target, by_source, values, x, theta)
+    return y
 
 
 def heads_of_block(outputs: int, heads: int, channels: int, itemsize: int) -> int:
     """How many heads a block has."""
     return max(1, min(heads, _BLOCK_BYTES // max(1, outputs * channels * itemsize)))
-
-
-def _check(by_target: Csr, by_source: Csr, values: Tensor, x: Tensor, theta: Tensor) -> None:
-    inputs, edges = by_source.indptr.shape[0] - 1, by_target.indices.shape[0]
-    if x.dim() != 2 or x.shape[0] != inputs:
-        raise ShapeError("conditioned_product", f"x must have shape (M={inputs}, P)", tuple(x.shape))
-    if values.dim() != 2 or values.shape[0] != edges:
-        raise ShapeError("conditioned_product", f"values must have shape (E={edges}, K)", tuple(values.shape))
-    if theta.dim() != 3 or theta.shape[:2] != (values.shape[1], x.shape[1]):
-        raise ShapeError("conditioned_product", f"theta must have shape (K={values.shape[1]}, P={x.shape[1]}, Q)",
-                         tuple(theta.shape))
-    if not values.dtype == x.dtype == theta.dtype:
-        raise ShapeError("conditioned_product", "values, x and theta must share one dtype",
-                         f"{values.dtype}, {x.dtype} and {theta.dtype}")
 
 
 # -- sums over the edges, a block of heads at a time ---------------------------------------------------------------
@@ -160,11 +145,6 @@ def _composed(by_target: Csr, by_source: Csr, values: Tensor, x: Tensor, theta: 
     return torch.einsum("knp,kpq->nq", spmm(by_target, by_source, values.mT, x), theta)
 
 
-def _fake(*arguments: Any) -> Tensor:
-    indptr, x, theta = arguments[0], arguments[7], arguments[8]
-    return x.new_empty((indptr.shape[0] - 1, theta.shape[2]))
-
-
-_conditioned_product = differentiable_operator(
-    "conditioned_product", "Tensor values, Tensor x, Tensor theta", "", "y", forward=_forward, fake=_fake,
-    backward=_backward, composed=_composed, check=_check, needs="values, x, theta")
+_product = differentiable_operator(
+    "conditioned_product", "values E K, x M P, theta K P Q", "", "y N Q", forward=_forward, backward=_backward,
+    composed=_composed, needs="values, x, theta")

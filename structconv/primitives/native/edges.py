@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from structconv.primitives.csr import sddmm, spmm
-from structconv.primitives.hashing import Drop, hash_uniform
+from structconv.primitives.hashing import hash_uniform
 from structconv.primitives.native.indices import Csr
-from structconv.primitives.segments import segment_max, segment_sum
+from structconv.primitives.segments import segment_softmax
 
-__all__ = ["Ends", "ends_of"]
+__all__ = ["Ends", "ends_of", "parts_of_table"]
 
 
 class Ends:
@@ -25,34 +25,19 @@ class Ends:
         self.num_outputs, self.num_inputs = by_target.indptr.shape[0] - 1, by_source.indptr.shape[0] - 1
         self.source, self.target = ends_of(by_target)
 
-    def softmax_parts(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights p (K, E) and lse (N, K): p_e = exp(s_e - lse_n), zero where all scores into n are -inf."""
-        peak = segment_max(scores, self.target, self.num_outputs)
-        peak = peak.masked_fill(peak == -torch.inf, 0)
-        total = segment_sum(torch.exp(scores - peak[:, self.target]), self.target, self.num_outputs)
-        lse = torch.where(total == 0, torch.inf, peak + total.log())
-        return self.weights(scores, lse.t()), lse.t().contiguous()
-
-    def weights(self, scores: Tensor, lse_NK: Tensor) -> Tensor:
-        """exp(s_e - lse_n)."""
-        return torch.exp(scores - lse_NK.t()[:, self.target])
-
-    def kept(self, drop: Drop, heads: int) -> Tensor | None:
-        """The factors of the weights: 0 or 1 / (1 - p); None without dropout."""
-        if drop.p == 0 or drop.seed is None:
-            return None
-        head = torch.arange(heads, device=self.source.device).unsqueeze(-1)
+    def softmax(self, scores: Tensor, p: float, seed: Tensor | None, batch_heads: int) -> Tensor:
+        """The softmax of (K, E) over the edges into an output, after its dropout."""
+        weights = segment_softmax(scores, self.target, self.num_outputs)
+        if p == 0 or seed is None:
+            return weights
+        head = torch.arange(len(scores), device=self.source.device).unsqueeze(-1)
         pair = self.source * self.num_outputs + self.target
-        uniform = hash_uniform(drop.seed, head // drop.batch_heads, head % drop.batch_heads, pair)
-        return (uniform >= drop.p).to(torch.float64) / (1 - drop.p)
+        uniform = hash_uniform(seed, head // batch_heads, head % batch_heads, pair)
+        return weights * ((uniform >= p).to(torch.float64) / (1 - p)).to(weights.dtype)
 
     def collect(self, weights: Tensor, x: Tensor) -> Tensor:
         """sum_e w_ke x_mk for every output: (K, E), (M, K, C) -> (N, K, C)."""
         return spmm(self.by_target, self.by_source, weights, x.transpose(0, 1)).transpose(0, 1)
-
-    def spread(self, weights: Tensor, g: Tensor) -> Tensor:
-        """sum_e w_ke g_nk for every input: (K, E), (N, K, C) -> (M, K, C)."""
-        return spmm(self.by_source, self.by_target, weights, g.transpose(0, 1)).transpose(0, 1)
 
     def dots(self, q: Tensor, k: Tensor) -> Tensor:
         """<q_nk, k_mk> for every edge: (N, K, D), (M, K, D) -> (K, E)."""
@@ -66,3 +51,11 @@ def ends_of(layout: Csr) -> tuple[Tensor, Tensor]:
     row = steps[:-1].cumsum(0)  # as repeat_interleave, by operators that ONNX has
     order = layout.order.long()  # a permutation, so that scatter leaves nothing of what was there
     return row.scatter(0, order, layout.indices.long()), row.scatter(0, order, row)
+
+
+def parts_of_table(table: Tensor, q: Tensor | None, heads: int, depth: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v, views of the table where they are its columns."""
+    width, at = heads * depth, 0 if q is not None else heads * depth
+    key, value = table[:, at:at + width], table[:, at + width:]
+    query = table[:, :width].unflatten(-1, (heads, depth)) if q is None else q
+    return query, key.unflatten(-1, (heads, depth)), value.unflatten(-1, (heads, value.shape[1] // heads))

@@ -8,8 +8,7 @@ ones of a composed form.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,11 +18,15 @@ from torch.nn import Parameter
 
 from structconv import torch_compat as private
 from structconv.errors import ShapeError
-from structconv.primitives.functions import pulled_back
-from structconv.primitives.native.checks import check_edges, check_like, check_numbers
+from structconv.primitives import triton
+from structconv.primitives.functions import pulled_back, sum_dtype
+from structconv.primitives.hashing import Drop
+from structconv.primitives.native import dispatch
+from structconv.primitives.native.checks import check_dropout, check_edges, check_like, check_numbers
+from structconv.primitives.native.dispatch import drop_of, edges_of
 from structconv.primitives.native.indices import Csr
 
-__all__ = ["COMPOSED", "EDGES", "OPERATORS", "define", "differentiable_operator", "multilinear",
+__all__ = ["COMPOSED", "DROPOUT", "EDGES", "OPERATORS", "define", "differentiable_operator", "multilinear",
            "register_gradient", "trains"]
 
 #: The schema of the two layouts, with which an operator along edges begins.
@@ -237,181 +240,354 @@ def _batched(operator: Any) -> Callable[..., Any]:
 def _member(x: Any, dim: Any, i: int) -> Any:
     return x.select(dim, i) if isinstance(x, Tensor) and dim is not None else x
 
-
 # -- a forward and a backward kernel ------------------------------------------------------------------------------
 
-def differentiable_operator(name: str, inputs: str, options: str, results: str, *, forward: Callable[..., Any],
-                            fake: Callable[..., Any], composed: Callable[..., Any], check: Callable[..., None],
-                            backward: Callable[..., Any] | None = None,
-                            edges: bool = True, flags: str = "", grads: int = 1, needs: str = "") -> Callable[..., Any]:
+def differentiable_operator(name: str, inputs: str, options: str, results: str, *, composed: Callable[..., Any],
+                            kernel: str = "", forward: Callable[..., Any] | None = None,
+                            backward: Callable[..., Any] | None = None, fake: Callable[..., Any] | None = None,
+                            check: Callable[..., None] | None = None, edges: bool = True, flags: str = "",
+                            grads: int = 1, needs: str = "", with_backward: bool = True) -> Callable[..., Any]:
     """Define structconv::name and structconv::name_backward, and the derivatives of both.
 
         name(layouts, inputs, options, flags) -> results
         name_backward(layouts, inputs, results, gradients of the first `grads` results, options, needs_*) -> inputs
 
-    A first derivative is one call of `backward`. That of name_backward is taken of `composed`, and so are all of them
-    in forward mode; without a `backward` there is no such operator, and the first is taken so too.
+    A first derivative is one call of the backward. That of name_backward is taken of `composed`, and so are all of them
+    in forward mode; if not `with_backward` there is no such operator, and the first is taken so too.
 
     Args:
-        inputs: the tensors that have gradients, as in a schema: "Tensor x, Tensor? bias".
-        options: the other arguments that both passes take, and `flags` those of the forward alone.
-        results: the names of what the forward returns, all tensors: "y, lse".
-        forward, fake: of the first operator, on its arguments.
-        backward: of the second. It returns None for an input that is None or, told so, not needed; gradients but
-            the first may be None.
-        composed: (Csr, Csr, inputs, options) -> the first `grads` results, by differentiable operators.
-        check: raises an error for (Csr, Csr, inputs, options) that do not fit; layouts that are none, and tensors that
-            are not dense numbers, are refused before.
+        inputs: the tensors that have gradients, with their sizes, "q N K D, any bias? K E": `any` dtype, where the
+            others share one, and with `?` perhaps None. M, N and E are the inputs, outputs and edges of the layouts.
+            Inputs without sizes are not checked.
+        options: the other arguments that both passes take, as in a schema, and `flags` those of the forward alone.
+            Options that end with `DROPOUT` are checked for that.
+        results: the tensors that the forward returns, "y N K C, wide lse N K", `wide` of the dtype that sums well.
+            The size T is N where the last flag is true, and else 0.
+        composed: (Csr, Csr, inputs, options) -> the first `grads` results, by differentiable operators. It is what the
+            operator computes where no kernel can, 16-bit inputs in float32.
+        kernel: for options that end with `DROPOUT`, the name of kernels of the core and of `triton`:
+            NAME_forward(by_target, inputs, options, flags) and NAME_backward(by_target, by_source, inputs, results,
+            gradients, options). Or, instead:
+        forward, backward: of both operators, on their arguments; None where no kernel can take them. The second returns
+            None for an input that is None or, told so, not needed; gradients of results but the first may be None.
+        fake: of the first operator, where the sizes do not say it.
+        check: raises an error for (Csr, Csr, inputs, options) that do not fit in other ways than sizes.
         edges: whether the two layouts, six tensors, come first.
         needs: inputs of which the backward is told whether their gradient is wanted: "bias".
 
     Returns:
-        As `register_gradient`.
+        (Csr, Csr, inputs, options, flags) -> results: checked, and past the dispatcher as `register_gradient` says. For
+        `None` as the last of `DROPOUT` stands the size K.
     """
-    of = _Formulas(name, EDGES if edges else "", inputs, options, flags, results, grads, needs, composed, fake, check)
-    define(name, of.schema, forward, fake, of.check_forward, _tensors(of.results))
+    of = _Operator(name, inputs, options, results, flags, grads, needs, composed, check, edges)
+    of.shapes = fake = fake or of.fake
+    define(name, of.schema, of.by_kernel(kernel) if kernel else of.complete(forward), fake, of.check_raw,
+           _returned(of.results))
     COMPOSED[name] = of.decomposed
-    if backward is None:
-        return register_gradient(name, of.differentiate_composed, of.save_inputs, composed=of.ahead)
-    define(f"{name}_backward", of.schema_backward, of.filled(backward), of.fake_backward, of.check_backward,
-           _tensors(of.inputs))
-    of.backward = register_gradient(f"{name}_backward", of.differentiate_again, of.save_again, composed=of.ahead_again)
-    return register_gradient(name, of.differentiate, of.save, composed=of.ahead)
+    if with_backward:
+        back = of.by_kernel_back(kernel) if kernel else of.complete_back(backward)
+        define(f"{name}_backward", of.schema_backward, back, of.fake_backward, of.check_backward, _returned(of.inputs))
+        of.backward = register_gradient(f"{name}_backward", of.differentiate_again, of.save_again,
+                                        composed=of.ahead_again)
+        call = register_gradient(name, of.differentiate, of.save, composed=of.ahead)
+    else:
+        call = register_gradient(name, of.differentiate_composed, of.save_inputs, composed=of.ahead)
+
+    def run(*arguments: Any) -> Any:
+        given = (*arguments[0], *arguments[1], *arguments[2:]) if edges else arguments
+        return call(*of.checked(given))
+
+    return run
 
 
-def _tensors(names: Sequence[str]) -> str:
-    return f"({', '.join(['Tensor'] * len(names))})" if len(names) > 1 else "Tensor"
+#: The options of dropout, see `affine_attention`: all kernels take them last.
+DROPOUT = "float p, Tensor? seed, SymInt batch_heads"
+
+
+class _Input(NamedTuple):
+    """A tensor with letters for its sizes; `apart`: of a dtype of its own."""
+
+    name: str
+    sizes: tuple[str, ...]
+    optional: bool
+    apart: bool
+
+    @classmethod
+    def of(cls, text: str) -> list[_Input]:
+        found = []
+        for declared in text.split(", "):
+            first, *words = declared.split()
+            apart = first in ("any", "wide")
+            name, *sizes = words if apart else (first, *words)
+            found.append(cls(name.rstrip("?"), tuple(sizes), name.endswith("?"), apart))
+        return found
 
 
 def _names(schema: str) -> list[str]:
     return [argument.split()[-1] for argument in schema.split(", ") if argument]
 
 
-def _pick(wanted: Sequence[str], given: Sequence[str]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Return a function that selects the required entries of a sequence, and its last entry for absent ones."""
-    at = [given.index(name) if name in given else -1 for name in wanted]
-    return itemgetter(*at) if len(at) > 1 else lambda values: tuple(values[i] for i in at)
+def _returned(names: Sequence[Any]) -> str:
+    return f"({', '.join(['Tensor'] * len(names))})" if len(names) > 1 else "Tensor"
 
 
 def _several(results: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (results,) if isinstance(results, Tensor) else results
 
 
-class _Formulas:
-    """The checked and saved arguments, and the inputs and results of each derivative, by name."""
+class _Operator:
+    """The arguments of both operators by their places, what is refused, and every derivative.
+
+    Forward: layouts, inputs, options, flags. Backward: layouts, inputs, results, gradients, options, needs.
+    """
 
     backward: Callable[..., Any]
+    shapes: Callable[..., Any]
 
-    def __init__(self, name: str, layouts: str, inputs: str, options: str, flags: str, results: str, grads: int,
-                 needs: str, composed: Callable[..., Any], fake: Callable[..., Any],
-                 check: Callable[..., None]) -> None:
-        self.name, self.composed, self.fake, self.check, self.layouts = name, composed, fake, check, _names(layouts)
-        self.may_lack = "Tensor?" in inputs or bool(needs)
-        self.inputs, self.results, self.flags = _names(inputs), _names(results), [True] * len(_names(flags))
-        first, *more = self.grads = [f"grad_{result}" for result in self.results[:grads]]
-        told = [f"needs_{name}" for name in _names(needs)]
-        self.schema = ", ".join(filter(None, (layouts, inputs, options, flags)))
+    def __init__(self, name: str, inputs: str, options: str, results: str, flags: str, grads: int, needs: str,
+                 composed: Callable[..., Any], check: Callable[..., None] | None, edges: bool) -> None:
+        self.name, self.composed, self.check, self.grads = name, composed, check, grads
+        self.inputs, self.results = _Input.of(inputs), _Input.of(results)
+        self.flags, self.dropout = bool(flags), options.endswith(DROPOUT)
+        listed = [option for option in options.split(", ") if option]
+        self.held = [i for i, option in enumerate(listed) if option.startswith("Tensor")]
+        names = [t.name for t in self.inputs]
+        self.told = {names.index(one): at for at, one in enumerate(needs.split(", ")) if one}
+        self.start = EDGES.count(",") + 1 if edges else 0
+        self.stop = self.start + len(self.inputs)
+        self.end = self.stop + len(listed)
+        self.at_grads = self.stop + len(self.results)
+        self.at_options = self.at_grads + grads
+        self.at_needs = self.at_options + len(listed)
+        self.tables = [self.start + i for i, t in enumerate(self.inputs) if not t.apart]
+        tensors = [f"Tensor{'?' * t.optional} {t.name}" for t in self.inputs]
+        results_in = [f"Tensor {t.name}" for t in self.results]
+        grads_in = [f"Tensor{'?' * (i > 0)} grad_{t.name}" for i, t in enumerate(self.results[:grads])]
+        layouts = [EDGES] if edges else []
+        self.schema = ", ".join(filter(None, (*layouts, *tensors, options, flags)))
         self.schema_backward = ", ".join(filter(None, (
-            layouts, inputs, *(f"Tensor {result}" for result in self.results), f"Tensor {first}",
-            *(f"Tensor? {grad}" for grad in more), options, *(f"bool {flag}" for flag in told))))
-        ahead, back = _names(self.schema), _names(self.schema_backward)
-        held = [argument.split()[-1] for argument in options.split(", ") if argument.startswith("Tensor")]
-        plain = [name for name in _names(options) if name not in held]
-        tensors = [*self.layouts, *self.inputs, *held]
-        self.tensors, self.plain = _pick(tensors, ahead), _pick(plain, ahead)
-        self.wanted, self.told = _pick(self.inputs, ahead), _pick(_names(needs), ahead)
-        self.given = _pick(back, [*tensors, *self.results, *self.grads, *plain, *told])
-        self.found = _pick(ahead, [*self.inputs, ""])
-        self.tensors_again, self.plain_again = _pick([*tensors, *self.grads], back), _pick(plain, back)
-        self.inputs_again = _pick(self.inputs, back)
-        self.told_again = _pick([f"needs_{name}" for name in self.inputs], [*back, ""])
-        self.wanted_again = _pick([*self.inputs, *self.grads], back)
-        self.held, self.options = len(tensors), _pick(_names(options), [*tensors, *plain])
-        self.found_again = _pick(back, [*self.inputs, *self.grads, ""])
-        self.forward_again = _pick([*self.layouts, *self.inputs, *_names(options)], back)
-        self.results_again, self.grads_again = _pick(self.results, back), _pick(self.grads, back)
+            *layouts, *tensors, *results_in, *grads_in, options,
+            *(f"bool needs_{self.inputs[i].name}" for i in self.told))))
 
     # -- what is refused --
 
-    def check_forward(self, *arguments: Any) -> None:
-        count = len(self.layouts)
-        inputs = arguments[count:count + len(self.inputs)]
-        options = arguments[count + len(self.inputs):len(arguments) - len(self.flags)]
+    def checked(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments of a forward call, with `batch_heads`, unless sizes, dtypes or options do not fit."""
+        start, stop, end = self.start, self.stop, self.end
+        inputs, sizes, first = arguments[start:stop], self._known(arguments), arguments[self.tables[0]]
+        for declared, t in zip(self.inputs, inputs, strict=True):
+            if t is None or not declared.sizes:
+                continue
+            if t.dim() != len(declared.sizes) or any(
+                    sizes.setdefault(one, size) != size for one, size in zip(declared.sizes, t.shape, strict=True)):
+                shape = ", ".join(f"{one}={sizes[one]}" if one in sizes else one for one in declared.sizes)
+                raise ShapeError(self.name, f"{declared.name} must have shape ({shape})", tuple(t.shape))
+            if t.dtype != first.dtype and not declared.apart:
+                name = self.inputs[self.tables[0] - start].name
+                raise ShapeError(self.name, f"{declared.name} must have the dtype of {name}, {first.dtype}", t.dtype)
+        if self.check is not None:
+            ends = (Csr(*arguments[:3]), Csr(*arguments[3:start])) if start else ()
+            self.check(*ends, *inputs, *arguments[stop:end])
+        if self.dropout:
+            check_dropout(self.name, *arguments[end - 3:end])
+            if arguments[end - 1] is None:
+                return *arguments[:end - 1], sizes["K"], *arguments[end:]
+        return arguments
+
+    def _known(self, arguments: tuple[Any, ...]) -> dict[str, Any]:
+        """The sizes of the layouts."""
+        if not self.start:
+            return {}
+        return {"N": arguments[0].shape[0] - 1, "M": arguments[3].shape[0] - 1, "E": arguments[1].shape[0]}
+
+    def check_raw(self, *arguments: Any) -> None:
+        inputs = arguments[self.start:self.stop]
         check_numbers(self.name, *inputs)
-        ends = check_edges(self.name, arguments[:count], inputs[0]) if count else ()
-        self.check(*ends, *inputs, *options)
+        if self.start:
+            check_edges(self.name, arguments[:self.start], inputs[0])
+        self.checked(arguments)
 
     def check_backward(self, *arguments: Any) -> None:
-        forward = (*self.forward_again(arguments), *self.flags)
-        self.check_forward(*forward)
-        results, grads = self.results_again(arguments), self.grads_again(arguments)
-        expected = _several(self.fake(*forward))
-        check_numbers(self.name, self.inputs_again(arguments)[0], *results, *grads)
-        for name, given, like in zip((*self.results, *self.grads), (*results, *grads), (*expected, *expected),
-                                     strict=False):
+        forward = (*arguments[:self.stop], *arguments[self.at_options:self.at_needs], *(True,) * self.flags)
+        self.check_raw(*forward)
+        results, grads = arguments[self.stop:self.at_grads], arguments[self.at_grads:self.at_options]
+        expected = _several(self.shapes(*forward))
+        check_numbers(self.name, arguments[self.start], *results, *grads)
+        for declared, given, like in zip((*self.results, *self.results), (*results, *grads), (*expected, *expected),
+                                         strict=False):
             if given is not None:
-                check_like(f"{self.name}_backward", name, given, like)
+                check_like(f"{self.name}_backward", declared.name, given, like)
+
+    # -- what is computed --
+
+    def fake(self, *arguments: Any) -> Any:
+        """Results without numbers, by the sizes of the inputs."""
+        sizes: dict[str, Any] = {}
+        for declared, t in zip(self.inputs, arguments[self.start:self.stop], strict=True):
+            if t is not None:
+                sizes.update(zip(declared.sizes, t.shape, strict=False))
+        sizes = {**self._known(arguments), **sizes}
+        if self.flags:
+            sizes["T"] = sizes["N"] if arguments[-1] else 0
+        like = arguments[self.tables[0]]
+        results = tuple(like.new_empty([sizes[letter] for letter in t.sizes],
+                                       dtype=sum_dtype(like.dtype) if t.apart else like.dtype) for t in self.results)
+        return results if len(results) > 1 else results[0]
+
+    def by_kernel(self, kernel: str) -> Callable[..., Any]:
+        """The forward by kernels of this name, or else composed."""
+        name, start, end = f"{kernel}_forward", self.start, self.end
+
+        def forward(*arguments: Any) -> Any:
+            if (core := self._usable(dispatch.usable, arguments)) is not None:
+                return getattr(core, name)(
+                    edges_of(Csr(*arguments[:3]), arguments[3].shape[0] - 1), *arguments[start:end - 3],
+                    *drop_of(*arguments[end - 3:end]), *arguments[end:])
+            if (gpu := getattr(self._usable(triton.usable, arguments), name, None)) is not None:
+                drop = Drop(*arguments[end - 3:end])
+                return gpu(Csr(*arguments[:3]), *arguments[start:end - 3], drop, *arguments[end:])
+            return self.decomposed(*arguments)
+
+        return forward
+
+    def by_kernel_back(self, kernel: str) -> Callable[..., Any]:
+        """The backward by kernels of this name, or else that of the composed form."""
+        name, start, end = f"{kernel}_backward", self.start, self.at_needs
+
+        def backward(*arguments: Any) -> Any:
+            if (core := self._usable(dispatch.usable, arguments)) is not None:
+                found = getattr(core, name)(
+                    edges_of(Csr(*arguments[:3]), arguments[3].shape[0] - 1),
+                    edges_of(Csr(*arguments[3:6]), arguments[0].shape[0] - 1), *arguments[start:end - 3],
+                    *drop_of(*arguments[end - 3:end]))
+            elif (gpu := getattr(self._usable(triton.usable, arguments), name, None)) is not None:
+                found = gpu(Csr(*arguments[:3]), Csr(*arguments[3:6]), *arguments[start:end - 3],
+                            Drop(*arguments[end - 3:end]))
+            else:
+                found = self.pulled(*arguments)
+            return tuple(arguments[start].new_empty((0,)) if g is None or t is None else g.to(t.dtype)
+                         for g, t in zip(found, arguments[start:self.stop], strict=True))
+
+        return backward
+
+    def _usable(self, usable: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """The kernels, if they can take all inputs of the common dtype."""
+        edges, found = arguments[1].shape[0], None
+        for at in self.tables:
+            if arguments[at] is not None and (found := usable(arguments[at], edges)) is None:
+                return None
+        return found
+
+    def complete(self, forward: Callable[..., Any] | None) -> Callable[..., Any]:
+        """The forward, composed where it has no result."""
+        def compute(*arguments: Any) -> Any:
+            found = None if forward is None else forward(*arguments)
+            return self.decomposed(*arguments) if found is None else found
+
+        return compute
+
+    def complete_back(self, backward: Callable[..., Any] | None) -> Callable[..., Any]:
+        """The backward, that of the composed form where it has no result. An operator returns no None: empty ones."""
+        def compute(*arguments: Any) -> Any:
+            found = None if backward is None else backward(*arguments)
+            found = self.pulled(*arguments) if found is None else found
+            return tuple(arguments[self.start].new_empty((0,)) if g is None else g for g in found)
+
+        return compute
+
+    def decomposed(self, *arguments: Any) -> Any:
+        """The composed form; a result that only a backward pass reads is NaN."""
+        formula, inputs = self.formula(arguments, arguments[self.stop:self.end])
+        found, expected = _several(formula(*inputs)), _several(self.shapes(*arguments))
+        results = *(t.contiguous() for t in found), *(torch.full_like(t, torch.nan) for t in expected[len(found):])
+        return results if len(expected) > 1 else results[0]
+
+    def pulled(self, *arguments: Any) -> list[Tensor | None]:
+        """The backward of the composed form."""
+        formula, inputs = self.formula(arguments, arguments[self.at_options:self.at_needs])
+        needed = [t is not None and (i not in self.told or arguments[self.at_needs + self.told[i]])
+                  for i, t in enumerate(inputs)]
+        with torch.no_grad():  # no second derivative
+            found = private.above_autograd(lambda: pulled_back(formula, inputs, needed,
+                                                               arguments[self.at_grads:self.at_options]))
+        return [None if not need else torch.zeros_like(t) if g is None else g.contiguous()
+                for t, g, need in zip(inputs, found, needed, strict=True)]
+
+    def formula(self, tensors: Sequence[Any], options: Sequence[Any]) -> tuple[Callable[..., Any], Sequence[Any]]:
+        """The composed form as a function of the inputs, and these; inputs of 16 bits are computed with in 32."""
+        ends = (Csr(*tensors[:3]), Csr(*tensors[3:6])) if self.start else ()
+
+        def of(*inputs: Any) -> Any:
+            dtype = inputs[self.tables[0] - self.start].dtype
+            if not self.inputs[0].sizes or dtype == sum_dtype(dtype):
+                return self.composed(*ends, *inputs, *options)
+            found = self.composed(*ends, *(t if t is None else t.to(sum_dtype(dtype)) for t in inputs), *options)
+            return found if self.results[0].apart else found.to(dtype)
+
+        return of, tensors[self.start:self.stop]
 
     # -- backward mode --
 
-    def filled(self, backward: Callable[..., Any]) -> Callable[..., Any]:
-        """An operator returns tensors: an empty one where the kernel has None."""
-        if not self.may_lack:
-            return backward
-        return lambda *arguments: tuple(arguments[len(self.layouts)].new_empty((0,)) if grad is None else grad
-                                        for grad in backward(*arguments))
-
     def fake_backward(self, *arguments: Any) -> tuple[Tensor, ...]:
-        inputs, told = self.inputs_again(arguments), self.told_again((*arguments, None))
-        return tuple(inputs[0].new_empty((0,)) if t is None or needed is False else t.new_empty(t.shape)
-                     for t, needed in zip(inputs, told, strict=True))
+        return tuple(arguments[self.start].new_empty(
+            (0,) if t is None or (i in self.told and not arguments[self.at_needs + self.told[i]]) else t.shape,
+            dtype=None if t is None else t.dtype) for i, t in enumerate(arguments[self.start:self.stop]))
+
+    def _keep(self, ctx: Any, tensors: Sequence[Any], options: Sequence[Any]) -> None:
+        ctx.options = [None if isinstance(option, Tensor) else option for option in options]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *(options[i] for i in self.held))
+
+    def _kept(self, ctx: Any) -> tuple[Sequence[Any], list[Any]]:
+        """The tensors and the options of `_keep`."""
+        saved, options = ctx.saved_tensors, list(ctx.options)
+        count = len(saved) - len(self.held)
+        for i, t in zip(self.held, saved[count:], strict=True):
+            options[i] = t
+        return saved[:count], options
+
+    def _placed(self, found: Sequence[Tensor | None], needed: Sequence[bool]) -> tuple[Tensor | None, ...]:
+        """Gradients of the inputs among those of all arguments."""
+        return (*(None,) * self.start, *(g if need else None for g, need in zip(found, needed[self.start:self.stop],
+                strict=True)), *(None,) * (len(needed) - self.stop))
 
     def save(self, ctx: Any, arguments: tuple[Any, ...], results: Tensor | tuple[Tensor, ...]) -> None:
-        ctx.plain = self.plain(arguments)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*self.tensors(arguments), *_several(results))
+        self._keep(ctx, (*arguments[:self.stop], *_several(results)), arguments[self.stop:self.end])
 
     def differentiate(self, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        given, needed = grads[:len(self.grads)], ctx.needs_input_grad
+        given, needed = grads[:self.grads], ctx.needs_input_grad
         if not any(grad is not None for grad in given):
             return (None,) * len(needed)
-        saved = ctx.saved_tensors
+        saved, options = self._kept(ctx)
         if given[0] is None:
-            given = (torch.zeros_like(saved[-len(self.results)]), *given[1:])
-        found = self.backward(*self.given((*saved, *given, *ctx.plain, *self.told(needed))))
-        return self.found((*(g if need else None for g, need in zip(found, self.wanted(needed), strict=True)), None))
+            given = (torch.zeros_like(saved[self.stop]), *given[1:])
+        found = self.backward(*saved, *given, *options, *(needed[self.start + i] for i in self.told))
+        return self._placed(found, needed)
 
     def save_inputs(self, ctx: Any, arguments: tuple[Any, ...], _: Any) -> None:
-        ctx.plain = self.plain(arguments)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*self.tensors(arguments))
+        self._keep(ctx, arguments[:self.stop], arguments[self.stop:self.end])
 
     def differentiate_composed(self, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the derivatives of the composed form, which is computed again."""
-        formula, inputs = self.formula(ctx.saved_tensors, ctx.plain)
-        found = pulled_back(formula, inputs, self.wanted(ctx.needs_input_grad), grads[:len(self.grads)])
-        return self.found((*found, None))
-
-    def formula(self, saved: Sequence[Any], plain: Sequence[Any]) -> tuple[Callable[..., Any], Sequence[Any]]:
-        """The composed form as a function of the inputs, and these."""
-        ends = (Csr(*saved[:3]), Csr(*saved[3:6])) if self.layouts else ()
-        options = self.options((*saved[:self.held], *plain))
-        count = len(self.layouts)
-        return lambda *inputs: self.composed(*ends, *inputs, *options), saved[count:count + len(self.inputs)]
+        formula, inputs = self.formula(*self._kept(ctx))
+        needed = ctx.needs_input_grad
+        return self._placed(pulled_back(formula, inputs, needed[self.start:self.stop], grads[:self.grads]), needed)
 
     def save_again(self, ctx: Any, arguments: tuple[Any, ...], _: Any) -> None:
-        ctx.plain = self.plain_again(arguments)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*self.tensors_again(arguments))
+        self._keep(ctx, (*arguments[:self.stop], *arguments[self.at_grads:self.at_options]),
+                   arguments[self.at_options:self.at_needs])
 
     def differentiate_again(self, ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         """Of the gradients of the composed form, in the inputs and in the gradients of the results."""
-        saved, needed = ctx.saved_tensors, self.wanted_again(ctx.needs_input_grad)
-        formula, inputs = self.formula(saved, ctx.plain)
+        (saved, options), needed = self._kept(ctx), ctx.needs_input_grad
+        formula, inputs = self.formula(saved, options)
+        own, grads = slice(self.start, self.stop), slice(self.at_grads, self.at_options)
         asked = [c is not None for c in cotangents]
-        found = pulled_back(self._gradients(formula, asked), [*inputs, *saved[self.held:]], needed,
-                            [c for c in cotangents if c is not None])
-        return self.found_again((*found, None))
+        found = pulled_back(self._gradients(formula, asked), [*inputs, *saved[self.stop:]],
+                            [*needed[own], *needed[grads]], [c for c in cotangents if c is not None])
+        result: list[Tensor | None] = [None] * len(needed)
+        result[own], result[grads] = found[:len(inputs)], found[len(inputs):]
+        return tuple(result)
 
     def _gradients(self, formula: Callable[..., Any], asked: Sequence[bool]) -> Callable[..., Any]:
         """(inputs, gradients of the results) -> the gradients of the inputs that require one."""
@@ -423,18 +599,11 @@ class _Formulas:
 
         return of
 
-    def decomposed(self, *arguments: Any) -> Any:
-        """The composed form; a result that only a backward pass reads is NaN."""
-        formula, inputs = self.formula(self.tensors(arguments), self.plain(arguments))
-        found, expected = _several(formula(*inputs)), _several(self.fake(*arguments))
-        results = *found, *(torch.full_like(t, torch.nan) for t in expected[len(found):])
-        return results if len(expected) > 1 else results[0]
-
     # -- forward mode --
 
     def ahead(self, plain: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         """The composed form of the results that have derivatives."""
-        formula, inputs = self.formula(self.tensors(arguments), self.plain(arguments))
+        formula, inputs = self.formula(arguments, arguments[self.stop:self.end])
         results, found = plain(*arguments), formula(*inputs)
         if isinstance(results, Tensor):
             return found
@@ -447,7 +616,7 @@ class _Formulas:
         That is the case of every graph that was drawn before forward mode was entered; within it, none has this
         operator.
         """
-        inputs, grads = self.inputs_again(arguments), self.grads_again(arguments)
+        inputs, grads = arguments[self.start:self.stop], arguments[self.at_grads:self.at_options]
         if any(map(_moves, inputs)):
             return self._composed_again(arguments, inputs, grads)
         duals = [None if g is None else unpack_dual(g) for g in grads]
@@ -456,18 +625,14 @@ class _Formulas:
         primals, tangents = ([None if d is None else d[part] for d in duals] for part in (0, 1))
         if tangents[0] is None:
             tangents[0] = torch.zeros_like(grads[0])
-        results, moved = (self.backward(*self._replaced(arguments, given)) for given in (primals, tangents))
+        results, moved = (self.backward(*arguments[:self.at_grads], *given, *arguments[self.at_options:])
+                          for given in (primals, tangents))
         return tuple(y if t is None else make_dual(y, d) for t, y, d in zip(inputs, results, moved, strict=True))
-
-    def _replaced(self, arguments: Sequence[Any], grads: Sequence[Tensor | None]) -> list[Any]:
-        """The arguments of name_backward with other gradients of the results."""
-        at = len(self.layouts) + len(self.inputs) + len(self.results)
-        return [*arguments[:at], *grads, *arguments[at + len(grads):]]
 
     def _composed_again(self, arguments: Sequence[Any], inputs: Sequence[Any], grads: Sequence[Any]) -> Any:
         if private.transforms_active():
             raise NotImplementedError(f"structconv::{self.name}_backward has no forward derivative in its inputs "
                                       f"within a functional transform; structconv::{self.name} has")
-        formula, _ = self.formula([*self.tensors_again(arguments)], self.plain_again(arguments))
+        formula, _ = self.formula(arguments, arguments[self.at_options:self.at_needs])
         found = pulled_back(formula, inputs, [t is not None for t in inputs], grads)
-        return tuple(arguments[len(self.layouts)].new_empty((0,)) if g is None else g for g in found)
+        return tuple(arguments[self.start].new_empty((0,)) if g is None else g for g in found)

@@ -15,10 +15,9 @@ from torch import Tensor
 from structconv.derived import derived, is_plain, values_known
 from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.functions import sum_dtype
-from structconv.primitives.hashing import Drop, hash_uniform
+from structconv.primitives.hashing import hash_uniform
 from structconv.primitives.native import dispatch
-from structconv.primitives.native.checks import check_dropout
-from structconv.primitives.native.operator import differentiable_operator
+from structconv.primitives.native.operator import DROPOUT, differentiable_operator
 from structconv.primitives.segments import masked_softmax
 from structconv.torch_compat import outside_modes
 
@@ -63,33 +62,24 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None = Non
         ConfigError: for a p outside [0, 1), dropout without a seed, or offsets that are not one each axis.
     """
     grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation), outputs, inputs)
-    grid.check()
     if table is None:
+        grid.check()
         table = _zeros(grid.widths, sum_dtype(q.dtype), q.device) if values_known(q) else q.new_zeros(
             (1, *grid.widths), dtype=sum_dtype(q.dtype))
-    _check(q, k, v, table, *grid, scale, dropout, seed, batch_heads)
-    return _window_attention(q, k, v, table, *grid, scale, dropout, seed,
-                             q.shape[1] if batch_heads is None else batch_heads)[0]
+    y: Tensor = _attend(q, k, v, table, *grid, scale, dropout, seed, batch_heads)[0]
+    return y
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, table: Tensor, shape: Sequence[int], below: Sequence[int],
-           above: Sequence[int], dilation: Sequence[int], outputs: Tensor | None, inputs: Tensor | None, scale: float,
-           dropout: float, seed: Tensor | None, batch_heads: int | None) -> None:
-    grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation), outputs, inputs)
+def _check(q: Tensor, k: Tensor, v: Tensor, table: Tensor, *options: Any) -> None:
+    grid = _Grid.of(options)
     grid.check()
     counts = grid.known_counts(q, k)
-    if q.dim() != 3 or q.shape[0] != counts[0]:
-        raise ShapeError("window_attention", f"q must have shape (N={counts[0]}, K, D)", tuple(q.shape))
-    if k.shape != (counts[1], *q.shape[1:]):
-        raise ShapeError("window_attention", f"k must have shape {(counts[1], *q.shape[1:])}", tuple(k.shape))
-    if v.dim() != 3 or v.shape[:2] != k.shape[:2]:
-        raise ShapeError("window_attention", f"v must have shape {(*k.shape[:2], 'C')}", tuple(v.shape))
-    if not q.dtype == k.dtype == v.dtype:
-        raise ShapeError("window_attention", "q, k and v must share one dtype", f"{q.dtype}, {k.dtype} and {v.dtype}")
+    if (q.shape[0], k.shape[0]) != counts:
+        raise ShapeError("window_attention", f"q must have shape (N={counts[0]}, K, D), and k (M={counts[1]}, K, D)",
+                         f"{tuple(q.shape)} and {tuple(k.shape)}")
     if table.dim() < 1 or table.shape[0] not in (1, q.shape[1]) or tuple(table.shape[1:]) != grid.widths:
         raise ShapeError("window_attention", f"table must have shape (K={q.shape[1]} or 1, {grid.widths})",
                          tuple(table.shape))
-    check_dropout("window_attention", dropout, seed, batch_heads)
 
 
 class _Grid(NamedTuple):
@@ -101,6 +91,11 @@ class _Grid(NamedTuple):
     dilation: tuple[int, ...]
     outputs: Tensor | None = None
     inputs: Tensor | None = None
+
+    @classmethod
+    def of(cls, options: Sequence[Any]) -> _Grid:
+        """Return that of the operator's options."""
+        return cls(*map(tuple, options[:4]), *options[4:6])
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -149,10 +144,10 @@ class _Grid(NamedTuple):
                 for b, a, d in zip(self.below, self.above, self.dilation, strict=True)]
         return itertools.product(*axes)
 
-    def shifted(self, x: Tensor, offset: Sequence[int], back: bool = False) -> Tensor:
-        """y_n = x_(n + offset) of the inputs (M, ...), zero where there is none; `back` from outputs to inputs."""
+    def shifted(self, x: Tensor, offset: Sequence[int]) -> Tensor:
+        """y_n = x_(n + offset) of the inputs (M, ...), zero where there is none."""
         if self.outputs is not None and self.inputs is not None:
-            return _shifted(x, offset[0], *((self.inputs, self.outputs) if back else (self.outputs, self.inputs)))
+            return _shifted(x, offset[0], self.outputs, self.inputs)
         if any(abs(o) >= size for o, size in zip(offset, self.shape, strict=True)):
             return torch.zeros_like(x)
         y, padding = x.unflatten(0, self.shape), [0, 0] * (x.dim() - 1)
@@ -191,39 +186,20 @@ def _scores(grid: _Grid, q: Tensor, k: Tensor, table: Tensor, keep: Tensor, scal
     return torch.stack(found)
 
 
-def _factors(grid: _Grid, drop: Drop, q: Tensor) -> Tensor | None:
-    """The factors of dropout, (W, N, K); `None` without."""
-    if drop.p == 0 or drop.seed is None:
-        return None
-    n, head = torch.arange(q.shape[0], device=q.device), torch.arange(q.shape[1], device=q.device)
-    m = torch.arange(grid.counts()[1], device=q.device)
-    pairs = torch.stack([grid.shifted(m, offset) * q.shape[0] + n for offset in grid.offsets()]).unsqueeze(-1)
-    uniform = hash_uniform(drop.seed, head // drop.batch_heads, head % drop.batch_heads, pairs)
-    return (uniform >= drop.p).to(q.dtype) / (1 - drop.p)
-
-
-def _composed(q: Tensor, k: Tensor, v: Tensor, table: Tensor, shape: Sequence[int], below: Sequence[int],
-              above: Sequence[int], dilation: Sequence[int], outputs: Tensor | None, inputs: Tensor | None,
-              scale: float, p: float, seed: Tensor | None, batch_heads: int) -> Tensor:
-    """y by differentiable operators: what a second derivative is taken of."""
-    grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation), outputs, inputs)
-    keep, factors = _keep(grid, q, table), _factors(grid, Drop(p, seed, batch_heads), q)
+def _composed(q: Tensor, k: Tensor, v: Tensor, table: Tensor, *options: Any) -> Tensor:
+    """y by differentiable operators, an offset at a time."""
+    grid, (scale, p, seed, batch_heads) = _Grid.of(options), options[6:]
+    keep = _keep(grid, q, table)
     weights = masked_softmax(_scores(grid, q, k, table, keep, scale), keep, 0)
-    return _collect(grid, weights if factors is None else weights * factors, keep, v)
-
-
-def _collect(grid: _Grid, weights: Tensor, keep: Tensor, x: Tensor) -> Tensor:
-    """sum_o w_on x_(n + o)."""
-    parts = (w.unsqueeze(-1) * torch.where(kept.unsqueeze(-1), grid.shifted(x, o), 0)
+    if p > 0 and seed is not None:
+        n, head = torch.arange(q.shape[0], device=q.device), torch.arange(q.shape[1], device=q.device)
+        m = torch.arange(grid.counts()[1], device=q.device)
+        pairs = torch.stack([grid.shifted(m, offset) * q.shape[0] + n for offset in grid.offsets()]).unsqueeze(-1)
+        uniform = hash_uniform(seed, head // batch_heads, head % batch_heads, pairs)
+        weights = weights * ((uniform >= p).to(q.dtype) / (1 - p))
+    parts = (w.unsqueeze(-1) * torch.where(kept.unsqueeze(-1), grid.shifted(v, o), 0)
              for o, w, kept in zip(grid.offsets(), weights, keep, strict=True))
-    return sum(parts, x.new_zeros(()))
-
-
-def _spread(grid: _Grid, weights: Tensor, keep: Tensor, x: Tensor) -> Tensor:
-    """sum_o w_on x_n at m = n + o: the adjoint of `_collect`."""
-    parts = (grid.shifted(torch.where(kept.unsqueeze(-1), w.unsqueeze(-1) * x, 0), [-i for i in o], back=True)
-             for o, w, kept in zip(grid.offsets(), weights, keep, strict=True))
-    return sum(parts, x.new_zeros(()))
+    return sum(parts, v.new_zeros(()))
 
 
 # -- the native kernels -------------------------------------------------------------------------------------------
@@ -298,62 +274,27 @@ def _lines(shape: tuple[int, ...], below: tuple[int, ...], above: tuple[int, ...
 
 # -- the operator -------------------------------------------------------------------------------------------------
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, shape: Sequence[int], below: Sequence[int],
-             above: Sequence[int], dilation: Sequence[int], outputs: Tensor | None, inputs: Tensor | None, scale: float,
-             p: float, seed: Tensor | None, batch_heads: int) -> tuple[Tensor, Tensor]:
-    grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation), outputs, inputs)
-    drop, kernels = Drop(p, seed, batch_heads), _native(q, v)
-    if kernels is not None:
-        results: tuple[Tensor, Tensor] = kernels.window_forward(*_window(grid, table), q, k, v, scale,
-                                                                *dispatch.drop_of(*drop))
-        return results
-    dtype = sum_dtype(q.dtype)
-    keep, factors = _keep(grid, q, table), _factors(grid, drop, q)
-    scores = _scores(grid, q.to(dtype), k.to(dtype), table.to(dtype), keep, scale)
-    weights = masked_softmax(scores, keep, 0)
-    lse = torch.where(weights.sum(0) == 0, torch.inf, scores.logsumexp(0))
-    weights = weights if factors is None else weights * factors
-    return _collect(grid, weights, keep, v.to(dtype)).to(v.dtype).contiguous(), lse
+def _forward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, *options: Any) -> Any:
+    if (kernels := _native(q, v)) is None:
+        return None
+    return kernels.window_forward(*_window(_Grid.of(options), table), q, k, v, options[6],
+                                  *dispatch.drop_of(*options[7:]))
 
 
 def _backward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, y: Tensor, lse: Tensor, grad: Tensor,
-              shape: Sequence[int], below: Sequence[int], above: Sequence[int], dilation: Sequence[int],
-              outputs: Tensor | None, inputs: Tensor | None, scale: float, p: float, seed: Tensor | None,
-              batch_heads: int, needs_table: bool) -> tuple[Tensor | None, ...]:
-    grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation), outputs, inputs)
-    drop, kernels, heads = Drop(p, seed, batch_heads), _native(q, v), table.shape[0]
-    if kernels is not None:
-        grad_q, grad_k, grad_v, found = kernels.window_backward(
-            *_window(grid, table), q, k, v, scale, *dispatch.drop_of(*drop), y, lse, grad, needs_table)
-        if found is None:
-            return grad_q, grad_k, grad_v, None
-        sums = found.sum(1)[..., _BORDER:-_BORDER].flip(-1)
-        return grad_q, grad_k, grad_v, (sums.sum(0) if heads == 1 else sums).reshape(table.shape).to(table.dtype)
-    dtype = sum_dtype(q.dtype)
-    q_, k_, v_, g = (t.to(dtype) for t in (q, k, v, grad))
-    keep, factors = _keep(grid, q, table), _factors(grid, drop, q_)
-    weights = torch.where(keep, torch.exp(_scores(grid, q_, k_, table.to(dtype), keep, scale) - lse), 0)
-    through = torch.stack([(g * grid.shifted(v_, offset)).sum(-1) for offset in grid.offsets()])
-    through = through if factors is None else through * factors
-    ds = torch.where(keep, weights * (through - (g * y).sum(-1)), 0)
-    kept = weights if factors is None else weights * factors
-    sums = ds.sum(1).t()
-    grad_table = (sums.sum(0) if heads == 1 else sums).reshape(table.shape).to(table.dtype).contiguous()
-    return ((scale * _collect(grid, ds, keep, k_)).to(q.dtype).contiguous(),
-            (scale * _spread(grid, ds, keep, q_)).to(q.dtype).contiguous(),
-            _spread(grid, kept, keep, g).to(q.dtype).contiguous(), grad_table if needs_table else None)
+              *options: Any) -> tuple[Tensor | None, ...] | None:
+    if (kernels := _native(q, v)) is None:
+        return None
+    *grads, found = kernels.window_backward(*_window(_Grid.of(options), table), q, k, v, options[6],
+                                            *dispatch.drop_of(*options[7:10]), y, lse, grad, options[10])
+    if found is None:
+        return *grads, None
+    sums = found.sum(1)[..., _BORDER:-_BORDER].flip(-1)
+    return *grads, (sums.sum(0) if table.shape[0] == 1 else sums).reshape(table.shape).to(table.dtype)
 
 
-# -- registration -------------------------------------------------------------------------------------------------
-
-def _fake(*args: Any) -> tuple[Tensor, Tensor]:
-    q, _, v = args[:3]
-    return v.new_empty((*q.shape[:2], v.shape[2])), q.new_empty(q.shape[:2], dtype=sum_dtype(q.dtype))
-
-
-_window_attention = differentiable_operator(
-    "window_attention", "Tensor q, Tensor k, Tensor v, Tensor table",
-    "SymInt[] shape, int[] below, int[] above, int[] dilation, Tensor? outputs, Tensor? inputs, float scale, float p, "
-    "Tensor? seed, SymInt batch_heads",
-    "y, lse", forward=_forward, fake=_fake, backward=_backward, composed=_composed, check=_check, edges=False,
-    needs="table")
+_attend = differentiable_operator(
+    "window_attention", "q N K D, k M K D, v M K C, any table",
+    "SymInt[] shape, int[] below, int[] above, int[] dilation, Tensor? outputs, Tensor? inputs, float scale, "
+    + DROPOUT, "y N K C, wide lse N K", forward=_forward, backward=_backward, composed=_composed, check=_check,
+    edges=False, needs="table")

@@ -10,7 +10,6 @@ which torch adds up. Where k is x (GATv2), the passes by target gather each row 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -137,8 +136,8 @@ def _backward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_sta
         tl.store(vectors + place_v, acc_v, mask=(head < heads)[:, None] & (deep < depth)[None, :])
 
 
-def additive_forward(by_target: Csr, q: Tensor, k: Tensor, x: Tensor, vector: Tensor, logistic: bool,
-                     parameter: float, drop: Drop) -> tuple[Tensor, Tensor]:
+def additive_forward(by_target: Csr, q: Tensor, k: Tensor, x: Tensor, vector: Tensor, kind: int,
+                     parameter: float, causal: bool, drop: Drop) -> tuple[Tensor, Tensor]:
     """(y, lse), lse that of the scores <vector, act(q_n + k_m)>. One pass over the edges by target."""
     rows, shared, (outputs, heads, depth), channels = Rows(by_target), _same(k, x), q.shape, x.shape[2]
     q, k, x = unit(q), unit(k), unit(x)
@@ -148,7 +147,7 @@ def additive_forward(by_target: Csr, q: Tensor, k: Tensor, x: Tensor, vector: Te
     seed, *chosen, dropped = drop_arguments(drop, q.device)
     launch(_forward, rows.programs * size.blocks, size.warps, *rows.arguments, q, k, x, floats(vector), seed, y, lse,
            stats, sums, size.blocks, outputs, heads, depth, channels, *strides(q, k, x), parameter, *chosen,
-           SHARED=shared, LOGISTIC=logistic, DROP=dropped, LENGTH=rows.parts.length, BE=size.edges, HB=size.heads,
+           SHARED=shared, LOGISTIC=kind == 1, DROP=dropped, LENGTH=rows.parts.length, BE=size.edges, HB=size.heads,
            BD=power(depth), BC=power(channels))
     combine_softmax(rows, stats, sums, y, y, lse, lse, size._replace(channels=power(channels)), affine=False,
                     train=False)
@@ -156,12 +155,12 @@ def additive_forward(by_target: Csr, q: Tensor, k: Tensor, x: Tensor, vector: Te
 
 
 def additive_backward(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, x: Tensor, vector: Tensor,
-                      saved: Sequence[Tensor], grad: Tensor, logistic: bool, parameter: float,
-                      drop: Drop) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+                      y: Tensor, lse: Tensor, grad: Tensor, kind: int, parameter: float,
+                      causal: bool, drop: Drop) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, x and of the vector (float32). One pass by target, one by source."""
     shared, (outputs, heads, depth), channels = _same(k, x), q.shape, x.shape[2]
     q, k, x, grad, vector = unit(q), unit(k), unit(x), unit(grad), floats(vector)
-    y, lse = (t.contiguous() for t in saved)
+    y, lse = y.contiguous(), lse.contiguous()
     grad_q, grad_k, grad_x = (t.new_empty(t.shape) for t in (q, k, x))
     packed = dot_rows(by_target, grad, y, lse)
     seed, *chosen, dropped = drop_arguments(drop, q.device)
@@ -175,7 +174,7 @@ def additive_backward(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, x: T
         sums_b = rows.buffer(heads, channels) if by_source_now else sums_a
         launch(_backward, rows.programs * size.blocks, size.warps, *rows.arguments, *own, *far, vector, packed, seed,
                *grads, vectors, sums_a, sums_b, size.blocks, outputs, heads, depth, channels, *strides(*own, *far),
-               parameter, *chosen, BY_SOURCE=by_source_now, SHARED=once, LOGISTIC=logistic, DROP=dropped,
+               parameter, *chosen, BY_SOURCE=by_source_now, SHARED=once, LOGISTIC=kind == 1, DROP=dropped,
                LENGTH=rows.parts.length, BE=size.edges, HB=size.heads, BD=power(depth), BC=power(channels))
         add_parts(rows, sums_a, grads[0])
         if by_source_now:

@@ -7,8 +7,6 @@ grad x_m = sum p g_n and grad source_m = <sum c p g_n, x_m> - sum c p D_n.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
@@ -129,11 +127,12 @@ def affine_forward(by_target: Csr, source: Tensor, target: Tensor, x: Tensor, sl
     return y, y2, lse, mass
 
 
-def affine_backward(by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, x: Tensor, saved: Sequence[Tensor],
-                    grad: Tensor, slope: float, drop: Drop) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of source, target (float32) and x; `saved` is what the forward returned. One pass by source."""
+def affine_backward(by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, x: Tensor, y: Tensor,
+                    y2: Tensor, lse: Tensor, mass: Tensor, grad: Tensor, slope: float,
+                    drop: Drop) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of source, target (float32) and x. One pass by source."""
     x, grad, source, target = unit(x), unit(grad), floats(source), floats(target)
-    y, y2, lse, mass = (t.contiguous() for t in saved)
+    y, y2, lse, mass = (t.contiguous() for t in (y, y2, lse, mass))
     rows, outputs, (heads, channels) = Rows(by_source), target.shape[0], x.shape[1:]
     grad_x = x.new_empty(x.shape)
     grad_source, grad_target = torch.empty_like(source), torch.empty_like(target)

@@ -8,14 +8,13 @@ the size of the edges is needed. With the gradient of a score ds = p (<g_n, v_m>
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from structconv.primitives.hashing import Drop
+from structconv.primitives.native.edges import parts_of_table
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.triton.combine import add_parts, combine_softmax
 from structconv.primitives.triton.common import (
@@ -38,7 +37,7 @@ from structconv.primitives.triton.common import (
 from structconv.primitives.triton.dots import dot_rows, drop_arguments
 from structconv.primitives.triton.tiles import power, tile
 
-__all__ = ["bilinear_backward", "bilinear_forward"]
+__all__ = ["bilinear_backward", "bilinear_forward", "packed_backward", "packed_forward"]
 
 
 @triton.jit
@@ -140,11 +139,11 @@ def bilinear_forward(by_target: Csr, q: Tensor, k: Tensor, v: Tensor, bias: Tens
 
 
 def bilinear_backward(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
-                      saved: Sequence[Tensor], grad: Tensor, scale: float,
+                      y: Tensor, lse: Tensor, grad: Tensor, scale: float,
                       drop: Drop) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of q, k, v and bias (float32, or None without one). One pass by target, one by source."""
     q, k, v, grad = unit(q), unit(k), unit(v), unit(grad)
-    y, lse = (t.contiguous() for t in saved)
+    y, lse = y.contiguous(), lse.contiguous()
     (outputs, heads, depth), channels = q.shape, v.shape[2]
     size = tile(heads, max(depth, channels), tables=2)
     wide_bias = None if bias is None else floats(bias)
@@ -168,3 +167,19 @@ def bilinear_backward(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: T
         if by_source_now:
             add_parts(rows, sums_b, grads[1])
     return grad_q, grad_k, grad_v, grad_bias
+
+
+def packed_forward(by_target: Csr, table: Tensor, q: Tensor | None, bias: Tensor | None, heads: int, depth: int,
+                   scale: float, drop: Drop) -> tuple[Tensor, Tensor]:
+    """(y, lse) of queries, keys and values that are columns of a table."""
+    return bilinear_forward(by_target, *parts_of_table(table, q, heads, depth), bias, scale, drop)
+
+
+def packed_backward(by_target: Csr, by_source: Csr, table: Tensor, q: Tensor | None, bias: Tensor | None, y: Tensor,
+                    lse: Tensor, grad: Tensor, heads: int, depth: int, scale: float,
+                    drop: Drop) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Gradients of the table, q and bias."""
+    *grads, grad_bias = bilinear_backward(by_target, by_source, *parts_of_table(table, q, heads, depth), bias, y, lse,
+                                          grad, scale, drop)
+    joined = torch.cat([t.flatten(1) for t in (grads if q is None else grads[1:])], 1)
+    return joined, None if q is None else grads[0], grad_bias

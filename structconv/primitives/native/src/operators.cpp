@@ -575,7 +575,7 @@ Tensor starts(const Tensor& groups_, int64_t count) {
 enum Pooling : int64_t { kSumOf, kMeanOf, kMaxOf };
 
 // The rows of each group into one.
-Tensor pool(const Tensor& x_, const Tensor& starts, int64_t kind) {
+Tensor pool(const Tensor& starts, const Tensor& x_, int64_t kind) {
     const Op op{"pool"};
     op.check(kind >= kSumOf && kind <= kMaxOf, "kind", "be 0, 1 or 2");
     const View x = op.dense("x", x_, {kAny, kAny}, types().f32);
@@ -591,7 +591,7 @@ Tensor pool(const Tensor& x_, const Tensor& starts, int64_t kind) {
 }
 
 // The gradient of x; x and y are read for a maximum alone.
-Tensor pool_backward(const Tensor& x_, const Tensor& y_, const Tensor& starts, const Tensor& grad_, int64_t kind) {
+Tensor pool_backward(const Tensor& starts, const Tensor& x_, const Tensor& y_, const Tensor& grad_, int64_t kind) {
     const Op op{"pool_backward"};
     op.check(kind >= kSumOf && kind <= kMaxOf, "kind", "be 0, 1 or 2");
     const View x = op.dense("x", x_, {kAny, kAny}, types().f32);
@@ -981,8 +981,8 @@ std::tuple<Tensor, Maybe, Tensor> attend_forward(const Tensor& side_, const Tens
     return {y.tensor(), maybe(y2), numbers.tensor()};
 }
 
-// The gradients of x, and of of_source, of_target and bias in one (3, heads, channels).
-std::tuple<Tensor, Tensor> attend_backward(const Tensor& by_target, const Tensor& by_source, const Tensor& x,
+// The gradients of x, of_source, of_target and the bias.
+std::tuple<Tensor, Tensor, Tensor, Maybe> attend_backward(const Tensor& by_target, const Tensor& by_source, const Tensor& x,
                                            const Tensor& of_source, const Tensor& of_target, const Maybe& bias,
                                            const Tensor& y_, const Tensor& y2_, const Tensor& numbers_, const Tensor& grad_,
                                            double slope, double p, int64_t seed, int64_t batch_heads) {
@@ -1001,54 +1001,118 @@ std::tuple<Tensor, Tensor> attend_backward(const Tensor& by_target, const Tensor
     float* const vectors[3] = {own, own + heads * channels, a.bias.sizes ? own + 2 * heads * channels : nullptr};
     a.backward(ahead, back, lse + 2 * size, lse + 3 * size, lse, lse + size, y, y2, grad, grad_x, {}, first, first + size,
                first + 2 * size, vectors, p, seed, batch_heads);
-    return {grad_x.tensor(), grads.tensor()};
+    const auto part = [&](int64_t at) { return matrix(grads, at, heads, channels); };
+    return {grad_x.tensor(), part(0), part(1), a.bias.sizes ? Maybe(part(2)) : std::nullopt};
 }
 
-std::tuple<Tensor, Tensor> bilinear_forward(const Tensor& by_target, const Tensor& q_, const Tensor& k_, const Tensor& v_,
-                                            const Maybe& bias_, double scale, double p, int64_t seed, int64_t batch_heads) {
-    const Op op{"bilinear_forward"};
-    const View q = op.unit("q", q_, {kAny, kAny, kAny});
-    const int64_t rows = q.size(0), heads = q.size(1), depth = q.size(2);
-    const View k = op.unit("k", k_, {kAny, heads, depth}, q.dtype), v = op.unit("v", v_, {k.size(0), heads, kAny}, q.dtype);
-    const Sealed layout = op.sealed("by_target", by_target, k.size(0));
-    op.check(layout.rows() == rows && (!bias_ || layout.header->ordered), "q", "have a row for each output");
-    const View bias = op.floats("bias", bias_, {heads, layout.slots()});
-    const View y = op.made({rows, heads, v.size(2)}, v.dtype), lse = op.made({rows, heads});
-    const BilinearForwardArgs args{layout.layout(), q.rows(), k.rows(), v.rows(), y.rows(), bias.floats(), lse.floats(),
-                                   heads, depth, v.size(2), q.half(), op.threads, scale,
-                                   op.drop(p, seed, batch_heads, rows)};
+// q (N, K, D), k (M, K, D) and v (M, K, C), each a tensor of its own, or columns of one table: [q | k | v] or [k | v].
+struct Queries {
+    View q, k, v, table;
+    Rows q_rows, k_rows, v_rows;
+    int64_t rows, inputs, heads, depth, channels;
+
+    Queries(const Op& op, const Tensor& q_, const Tensor& k_, const Tensor& v_)
+        : q(op.unit("q", q_, {kAny, kAny, kAny})), k(op.unit("k", k_, {kAny, q.size(1), q.size(2)}, q.dtype)),
+          v(op.unit("v", v_, {k.size(0), q.size(1), kAny}, q.dtype)), q_rows(q.rows()), k_rows(k.rows()), v_rows(v.rows()),
+          rows(q.size(0)), inputs(k.size(0)), heads(q.size(1)), depth(q.size(2)), channels(v.size(2)) {}
+
+    Queries(const Op& op, const Tensor& table_, const Maybe& q_, int64_t heads, int64_t depth)
+        : table(op.dense("table", table_, {kAny, kAny})), rows(table.size(0)), inputs(rows), heads(heads), depth(depth) {
+        op.check(heads > 0 && depth >= 0 && heads < kLimit && depth <= kMaxChannels, "heads", "be at least one, of channels");
+        const int64_t own = heads * depth, rest = table.size(1) - (q_ ? own : 2 * own);
+        op.check(rest >= 0 && rest % heads == 0, "table", "have columns for queries, keys and values of all heads");
+        channels = rest / heads;
+        if (q_) q = op.unit("q", *q_, {kAny, heads, depth}, table.dtype), rows = q.size(0);
+        into(table, q, q_rows, k_rows, v_rows);
+    }
+
+    // The parts of a table, the first of which may be a tensor of its own.
+    void into(const View& whole, const View& query, Rows& first, Rows& second, Rows& third) const {
+        const int64_t own = heads * depth, bytes = table.half() ? 2 : 4, skipped = query.sizes ? 0 : own;
+        const auto part = [&](int64_t at, int64_t each) {
+            return Rows{whole.data ? whole.data + at * bytes : nullptr, table.size(1), each};
+        };
+        first = query.sizes ? query.rows() : part(0, depth), second = part(skipped, depth);
+        third = part(skipped + own, channels);
+    }
+
+    int32_t dtype() const { return table.sizes ? table.dtype : q.dtype; }
+    int64_t half() const { return dtype() == types().bf16; }
+};
+
+std::tuple<Tensor, Tensor> weigh_products(const Op& op, const Queries& s, const Tensor& by_target, const Maybe& bias_,
+                                          double scale, double p, int64_t seed, int64_t batch_heads) {
+    const Sealed layout = op.sealed("by_target", by_target, s.inputs);
+    op.check(layout.rows() == s.rows && (!bias_ || layout.header->ordered), "q", "have a row for each output");
+    const View bias = op.floats("bias", bias_, {s.heads, layout.slots()});
+    const View y = op.made({s.rows, s.heads, s.channels}, s.dtype()), lse = op.made({s.rows, s.heads});
+    const BilinearForwardArgs args{layout.layout(), s.q_rows, s.k_rows, s.v_rows, y.rows(), bias.floats(), lse.floats(),
+                                   s.heads, s.depth, s.channels, s.half(), op.threads, scale,
+                                   op.drop(p, seed, batch_heads, s.rows)};
     run.bilinear_forward(&args);
     return {y.tensor(), lse.tensor()};
 }
 
-// The gradients of q, k and v are written where they are wanted; that of the bias is returned.
-Maybe bilinear_backward(const Tensor& by_target, const Tensor& by_source, const Tensor& q_, const Tensor& k_,
-                        const Tensor& v_, const Maybe& bias_, const Tensor& y_, const Tensor& lse_, const Tensor& grad_,
-                        double scale, double p, int64_t seed, int64_t batch_heads, const Tensor& grad_q_,
-                        const Tensor& grad_k_, const Tensor& grad_v_) {
-    const Op op{"bilinear_backward"};
-    const View q = op.unit("q", q_, {kAny, kAny, kAny});
-    const int64_t rows = q.size(0), heads = q.size(1), depth = q.size(2);
-    const View k = op.unit("k", k_, {kAny, heads, depth}, q.dtype), v = op.unit("v", v_, {k.size(0), heads, kAny}, q.dtype);
-    const int64_t inputs = k.size(0), channels = v.size(2);
-    const Sealed ahead = op.sealed("by_target", by_target, inputs), back = op.sealed("by_source", by_source, rows);
-    op.check(ahead.rows() == rows && back.rows() == inputs && ahead.slots() == back.slots() &&
-             (!bias_ || (ahead.header->ordered && back.header->ordered)), "by_source", "be the transpose of by_target, with a row for each input");
-    const View bias = op.floats("bias", bias_, {heads, ahead.slots()});
-    const View y = op.dense("y", y_, {rows, heads, channels}, v.dtype), lse = op.floats("lse", lse_, {rows, heads});
-    const View grad = op.unit("grad", grad_, {rows, heads, channels}, v.dtype);
-    const View grad_q = op.written("grad_q", grad_q_, {rows, heads, depth}, q.dtype);
-    const View grad_k = op.written("grad_k", grad_k_, {inputs, heads, depth}, q.dtype);
-    const View grad_v = op.written("grad_v", grad_v_, {inputs, heads, channels}, v.dtype);
+// The gradients of q, k and v are written; that of the bias is returned.
+Maybe weigh_products_backward(const Op& op, const Queries& s, const Tensor& by_target, const Tensor& by_source,
+                              const Maybe& bias_, const Tensor& y_, const Tensor& lse_, const Tensor& grad_, double scale,
+                              double p, int64_t seed, int64_t batch_heads, Rows grad_q, Rows grad_k, Rows grad_v) {
+    const Sealed ahead = op.sealed("by_target", by_target, s.inputs), back = op.sealed("by_source", by_source, s.rows);
+    op.check(ahead.rows() == s.rows && back.rows() == s.inputs && ahead.slots() == back.slots() &&
+             (!bias_ || (ahead.header->ordered && back.header->ordered)), "by_source",
+             "be the transpose of by_target, with a row for each input");
+    const View bias = op.floats("bias", bias_, {s.heads, ahead.slots()});
+    const View y = op.dense("y", y_, {s.rows, s.heads, s.channels}, s.dtype());
+    const View grad = op.unit("grad", grad_, {s.rows, s.heads, s.channels}, s.dtype());
+    const View lse = op.floats("lse", lse_, {s.rows, s.heads}), packed = op.made({s.rows, 2, s.heads});
     View grad_bias;
-    if (bias_) grad_bias = op.made({heads, ahead.slots()});
-    const View packed = op.made({rows, 2, heads});
-    const BilinearBackwardArgs args{ahead.layout(), back.layout(), q.rows(), k.rows(), v.rows(), y.rows(), grad.rows(),
-                                    grad_q.rows(), grad_k.rows(), grad_v.rows(), bias.floats(), lse.floats(),
-                                    grad_bias.floats(), packed.floats(), heads, depth, channels, q.half(), op.threads, scale,
-                                    op.drop(p, seed, batch_heads, rows)};
+    if (bias_) grad_bias = op.made({s.heads, ahead.slots()});
+    const BilinearBackwardArgs args{ahead.layout(), back.layout(), s.q_rows, s.k_rows, s.v_rows, y.rows(), grad.rows(), grad_q,
+                                    grad_k, grad_v, bias.floats(), lse.floats(), grad_bias.floats(), packed.floats(), s.heads,
+                                    s.depth, s.channels, s.half(), op.threads, scale, op.drop(p, seed, batch_heads, s.rows)};
     run.bilinear_backward(&args);
     return maybe(grad_bias);
+}
+
+std::tuple<Tensor, Tensor> bilinear_forward(const Tensor& by_target, const Tensor& q, const Tensor& k, const Tensor& v,
+                                            const Maybe& bias, double scale, double p, int64_t seed, int64_t batch_heads) {
+    const Op op{"bilinear_forward"};
+    return weigh_products(op, {op, q, k, v}, by_target, bias, scale, p, seed, batch_heads);
+}
+
+std::tuple<Tensor, Tensor, Tensor, Maybe> bilinear_backward(
+    const Tensor& by_target, const Tensor& by_source, const Tensor& q, const Tensor& k, const Tensor& v, const Maybe& bias,
+    const Tensor& y, const Tensor& lse, const Tensor& grad, double scale, double p, int64_t seed, int64_t batch_heads) {
+    const Op op{"bilinear_backward"};
+    const Queries s(op, q, k, v);
+    const View grad_q = op.made({s.rows, s.heads, s.depth}, s.dtype()), grad_k = op.made({s.inputs, s.heads, s.depth}, s.dtype());
+    const View grad_v = op.made({s.inputs, s.heads, s.channels}, s.dtype());
+    const Maybe of_bias = weigh_products_backward(op, s, by_target, by_source, bias, y, lse, grad, scale, p, seed, batch_heads,
+                                                  grad_q.rows(), grad_k.rows(), grad_v.rows());
+    return {grad_q.tensor(), grad_k.tensor(), grad_v.tensor(), of_bias};
+}
+
+std::tuple<Tensor, Tensor> packed_forward(const Tensor& by_target, const Tensor& table, const Maybe& q, const Maybe& bias,
+                                          int64_t heads, int64_t depth, double scale, double p, int64_t seed,
+                                          int64_t batch_heads) {
+    const Op op{"packed_forward"};
+    return weigh_products(op, {op, table, q, heads, depth}, by_target, bias, scale, p, seed, batch_heads);
+}
+
+std::tuple<Tensor, Maybe, Maybe> packed_backward(
+    const Tensor& by_target, const Tensor& by_source, const Tensor& table, const Maybe& q, const Maybe& bias, const Tensor& y,
+    const Tensor& lse, const Tensor& grad, int64_t heads, int64_t depth, double scale, double p, int64_t seed,
+    int64_t batch_heads) {
+    const Op op{"packed_backward"};
+    const Queries s(op, table, q, heads, depth);
+    const View grad_table = op.made({s.inputs, s.table.size(1)}, s.dtype());
+    View grad_q;
+    if (q) grad_q = op.made({s.rows, heads, depth}, s.dtype());
+    Rows of_q, of_k, of_v;
+    s.into(grad_table, grad_q, of_q, of_k, of_v);
+    const Maybe of_bias = weigh_products_backward(op, s, by_target, by_source, bias, y, lse, grad, scale, p, seed, batch_heads,
+                                                  of_q, of_k, of_v);
+    return {grad_table.tensor(), maybe(grad_q), of_bias};
 }
 
 // Scaled dot products of queries, keys and values that are projections of one x (M, P): by weights (K D, P) of queries and
@@ -1118,8 +1182,8 @@ std::tuple<Tensor, Maybe, Maybe> attend_dots_forward(const Tensor& side_, const 
     return {y.tensor(), table.tensor(), lse.tensor()};
 }
 
-// The gradients of x, the weights of queries and keys, Theta, and both biases in one (2 K D), if there is one.
-std::tuple<Tensor, Tensor, Tensor, Tensor, Maybe> attend_dots_backward(
+// The gradients of x, of the weights and the bias of queries and of keys, of Theta and the bias.
+std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe> attend_dots_backward(
     const Tensor& by_target, const Tensor& by_source, const Tensor& x, const Tensor& query, const Maybe& query_bias,
     const Tensor& key, const Maybe& key_bias, const Tensor& value, const Maybe& bias_, const Tensor& y_,
     const Tensor& table_, const Tensor& lse_, const Tensor& grad_, double scale, double p, int64_t seed,
@@ -1150,11 +1214,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Maybe> attend_dots_backward(
     multiply_into(grad_rows.tensor(), matrix(grad_table, 0, d.nodes, d.width, true), d.x.tensor());
     const View grad_value = op.made({d.heads, d.in, d.channels});
     d.turn(grad_rows.floats() + 2 * d.own * d.in, d.channels, d.in, grad_value.floats());
-    View grad_biases;
-    if (d.query_bias.sizes || d.key_bias.sizes)
-        grad_biases = row_sum(op, grad_table.floats(), d.nodes, 2 * d.own, d.width);
-    return {grad_x.tensor(), matrix(grad_rows, 0, d.own, d.in), matrix(grad_rows, 1, d.own, d.in), grad_value.tensor(),
-            maybe(grad_biases)};
+    View grad_query_bias, grad_key_bias, grad_bias;
+    if (d.query_bias.sizes) grad_query_bias = row_sum(op, grad_table.floats(), d.nodes, d.own, d.width);
+    if (d.key_bias.sizes) grad_key_bias = row_sum(op, grad_table.floats() + d.own, d.nodes, d.own, d.width);
+    if (bias.sizes) grad_bias = row_sum(op, grad.floats(), d.nodes, out, out);
+    return {grad_x.tensor(), matrix(grad_rows, 0, d.own, d.in), maybe(grad_query_bias), matrix(grad_rows, 1, d.own, d.in),
+            maybe(grad_key_bias), grad_value.tensor(), maybe(grad_bias)};
 }
 
 // Edges, or all pairs; then `every` holds the numbers 0, 1, ...
@@ -1274,26 +1339,42 @@ Tensor additive_step_backward(const Tensor& q, const Tensor& k, const Tensor& fa
     return grad_q.tensor();
 }
 
-// (E, heads); terms are (rows, heads, 1).
-Tensor edge_weights(const Tensor& by_target, int64_t scores, const Tensor& q_, const Tensor& k_, const Maybe& bias_,
-                    const Maybe& vector_, double parameter, int64_t activation, double p, int64_t seed,
-                    int64_t batch_heads) {
-    const Op op{"edge_weights"};
-    op.check(scores >= kTerms && scores <= kActivations, "scores", "be 0, 1 or 2");
-    const View q = scores == kTerms ? op.floats("q", q_, {kAny, kAny, 1}) : op.unit("q", q_, {kAny, kAny, kAny});
-    const int64_t rows = q.size(0), heads = q.size(1), depth = q.size(2);
-    const View k = scores == kTerms ? op.floats("k", k_, {kAny, heads, 1}) : op.unit("k", k_, {kAny, heads, depth}, q.dtype);
+// The weights of the edges, (E, heads), of q (N, heads, depth) and k (M, heads, depth); terms have a depth of one.
+Tensor edge_weights(const Op& op, Scores scores, const Tensor& by_target, const View& q, const View& k, const View& vector,
+                    const Maybe& bias_, double parameter, int64_t activation, double p, int64_t seed, int64_t batch_heads) {
     const Sealed layout = op.sealed("by_target", by_target, k.size(0));
-    op.check(layout.rows() == rows && layout.header->ordered, "q", "have a row for each output");
-    const View bias = op.floats("bias", bias_, {heads, layout.slots()}), vector = op.floats("vector", vector_, {heads, depth});
-    op.check(scores != kActivations || vector.sizes, "vector", "be given for activations");
-    check_activation(op, activation);
-    const View weights = op.made({layout.slots(), heads});
-    const EdgeWeightsArgs args{layout.layout(), scores, q.rows(), k.rows(), bias.floats(), vector.floats(), weights.floats(),
-                               heads, depth, activation, q.half(), op.threads, parameter,
-                               op.drop(p, seed, batch_heads, rows)};
+    op.check(layout.rows() == q.size(0) && layout.header->ordered, "by_target", "have a row for each output");
+    const int64_t heads = q.size(1);
+    const View bias = op.floats("bias", bias_, {heads, layout.slots()}), weights = op.made({layout.slots(), heads});
+    const auto rows = [&](const View& t) { return scores == kTerms ? Rows{t.data, t.strides[0], t.strides[1]} : t.rows(); };
+    const EdgeWeightsArgs args{layout.layout(), scores, rows(q), rows(k), bias.floats(), vector.floats(), weights.floats(),
+                               heads, scores == kTerms ? 1 : q.size(2), activation, scores != kTerms && q.half(), op.threads,
+                               parameter, op.drop(p, seed, batch_heads, q.size(0))};
     run.edge_weights(&args);
     return weights.tensor();
+}
+
+Tensor affine_weights_forward(const Tensor& by_target, const Tensor& source_, const Tensor& target_, double slope, double p,
+                              int64_t seed, int64_t batch_heads) {
+    const Op op{"affine_weights_forward"};
+    const View target = op.floats("target", target_, {kAny, kAny}), source = op.floats("source", source_, {kAny, target.size(1)});
+    return edge_weights(op, kTerms, by_target, target, source, {}, {}, slope, 0, p, seed, batch_heads);
+}
+
+Tensor bilinear_weights_forward(const Tensor& by_target, const Tensor& q_, const Tensor& k_, const Maybe& bias, double scale,
+                                double p, int64_t seed, int64_t batch_heads) {
+    const Op op{"bilinear_weights_forward"};
+    const View q = op.unit("q", q_, {kAny, kAny, kAny}), k = op.unit("k", k_, {kAny, q.size(1), q.size(2)}, q.dtype);
+    return edge_weights(op, kProducts, by_target, q, k, {}, bias, scale, 0, p, seed, batch_heads);
+}
+
+Tensor additive_weights_forward(const Tensor& by_target, const Tensor& q_, const Tensor& k_, const Tensor& vector,
+                                int64_t activation, double parameter, double p, int64_t seed, int64_t batch_heads) {
+    const Op op{"additive_weights_forward"};
+    const View q = op.unit("q", q_, {kAny, kAny, kAny}), k = op.unit("k", k_, {kAny, q.size(1), q.size(2)}, q.dtype);
+    check_activation(op, activation);
+    return edge_weights(op, kActivations, by_target, q, k, op.floats("vector", vector, {q.size(1), q.size(2)}), {}, parameter,
+                        activation, p, seed, batch_heads);
 }
 
 void drop_block(const Tensor& weights_, const Tensor& dropped_, const Maybe& gradient_, int64_t first_head, int64_t last_row,
@@ -1582,8 +1663,8 @@ const Operator kOperators[] = {
     {"maxima_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor y, Tensor grad) -> Tensor",
      TORCH_BOX(&maxima_backward)},
     {"starts", "(Tensor groups, int count) -> Tensor", TORCH_BOX(&starts)},
-    {"pool", "(Tensor x, Tensor starts, int kind) -> Tensor", TORCH_BOX(&pool)},
-    {"pool_backward", "(Tensor x, Tensor y, Tensor starts, Tensor grad, int kind) -> Tensor", TORCH_BOX(&pool_backward)},
+    {"pool", "(Tensor starts, Tensor x, int kind) -> Tensor", TORCH_BOX(&pool)},
+    {"pool_backward", "(Tensor starts, Tensor x, Tensor y, Tensor grad, int kind) -> Tensor", TORCH_BOX(&pool_backward)},
     {"conditioned_sums", "(Tensor layout, Tensor values, Tensor x, int first, int heads, Tensor(a!) out) -> ()",
      TORCH_BOX(&conditioned_sums)},
     {"conditioned_adjoint", "(Tensor layout, Tensor values, Tensor x, int first, int heads, Tensor grads, "
@@ -1612,19 +1693,22 @@ const Operator kOperators[] = {
     {"attend_forward", "(Tensor side, Tensor x, Tensor of_source, Tensor of_target, Tensor? bias, float slope, " SC_DROP
      ", bool train) -> (Tensor, Tensor?, Tensor)", TORCH_BOX(&attend_forward)},
     {"attend_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor of_source, Tensor of_target, Tensor? bias, "
-     "Tensor y, Tensor y2, Tensor numbers, Tensor grad, float slope, " SC_DROP ") -> (Tensor, Tensor)",
+     "Tensor y, Tensor y2, Tensor numbers, Tensor grad, float slope, " SC_DROP ") -> (Tensor, Tensor, Tensor, Tensor?)",
      TORCH_BOX(&attend_backward)},
     {"bilinear_forward", "(Tensor by_target, Tensor q, Tensor k, Tensor v, Tensor? bias, float scale, " SC_DROP ") -> "
      "(Tensor, Tensor)", TORCH_BOX(&bilinear_forward)},
     {"bilinear_backward", "(Tensor by_target, Tensor by_source, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor y, "
-     "Tensor lse, Tensor grad, float scale, " SC_DROP ", Tensor(a!) grad_q, Tensor(b!) grad_k, Tensor(c!) grad_v) -> "
-     "Tensor?", TORCH_BOX(&bilinear_backward)},
+     "Tensor lse, Tensor grad, float scale, " SC_DROP ") -> (Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&bilinear_backward)},
+    {"packed_forward", "(Tensor by_target, Tensor table, Tensor? q, Tensor? bias, int heads, int depth, float scale, " SC_DROP
+     ") -> (Tensor, Tensor)", TORCH_BOX(&packed_forward)},
+    {"packed_backward", "(Tensor by_target, Tensor by_source, Tensor table, Tensor? q, Tensor? bias, Tensor y, Tensor lse, "
+     "Tensor grad, int heads, int depth, float scale, " SC_DROP ") -> (Tensor, Tensor?, Tensor?)", TORCH_BOX(&packed_backward)},
     {"attend_dots_forward", "(Tensor side, Tensor x, Tensor query, Tensor? query_bias, Tensor key, Tensor? key_bias, "
      "Tensor value, Tensor? bias, float scale, " SC_DROP ", bool train) -> (Tensor, Tensor?, Tensor?)",
      TORCH_BOX(&attend_dots_forward)},
     {"attend_dots_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor query, Tensor? query_bias, Tensor key, "
      "Tensor? key_bias, Tensor value, Tensor? bias, Tensor y, Tensor table, Tensor lse, Tensor grad, float scale, " SC_DROP
-     ") -> (Tensor, Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&attend_dots_backward)},
+     ") -> (Tensor, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?)", TORCH_BOX(&attend_dots_backward)},
     {"additive_forward", "(Tensor? by_target, Tensor q, Tensor k, Tensor x, Tensor vector, int activation, "
      "float parameter, bool causal, " SC_DROP ") -> (Tensor, Tensor)", TORCH_BOX(&additive_forward)},
     {"additive_backward", "(Tensor? by_target, Tensor? by_source, Tensor q, Tensor k, Tensor x, Tensor vector, Tensor y, "
@@ -1634,8 +1718,12 @@ const Operator kOperators[] = {
      "(Tensor, Tensor)", TORCH_BOX(&additive_step)},
     {"additive_step_backward", "(Tensor q, Tensor k, Tensor factor, Tensor x, Tensor vector, Tensor weights, Tensor grad, "
      "Tensor(a!)? grad_k, Tensor(b!)? grad_vector, bool first, float rate) -> Tensor", TORCH_BOX(&additive_step_backward)},
-    {"edge_weights", "(Tensor by_target, int scores, Tensor q, Tensor k, Tensor? bias, Tensor? vector, float parameter, "
-     "int activation, " SC_DROP ") -> Tensor", TORCH_BOX(&edge_weights)},
+    {"affine_weights_forward", "(Tensor by_target, Tensor source, Tensor target, float slope, " SC_DROP ") -> Tensor",
+     TORCH_BOX(&affine_weights_forward)},
+    {"bilinear_weights_forward", "(Tensor by_target, Tensor q, Tensor k, Tensor? bias, float scale, " SC_DROP ") -> Tensor",
+     TORCH_BOX(&bilinear_weights_forward)},
+    {"additive_weights_forward", "(Tensor by_target, Tensor q, Tensor k, Tensor vector, int activation, float parameter, "
+     SC_DROP ") -> Tensor", TORCH_BOX(&additive_weights_forward)},
     {"drop_block", "(Tensor weights, Tensor(a!) dropped, Tensor(b!)? gradient, int first_head, int last_row, int outputs, "
      SC_DROP ") -> ()", TORCH_BOX(&drop_block)},
     {"window_forward", "(" SC_WINDOW ") -> (Tensor, Tensor)", TORCH_BOX(&window_forward)},

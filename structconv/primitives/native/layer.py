@@ -1,0 +1,239 @@
+"""Layers along edges that a kernel has sorted, each as one node of autograd: one description, a line for each layer.
+
+A function of `as_node` is called with an `Adjacency`, with `composed`, the same function of the tensors by
+differentiable operators, for derivatives of the gradients, and with tensors that `is_direct` accepts, then options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from structconv import torch_compat as private
+from structconv.errors import ShapeError
+from structconv.primitives.functions import pulled_back
+from structconv.primitives.native import dispatch
+from structconv.primitives.native.adjacency import Adjacency
+from structconv.primitives.native.dispatch import Loaded
+from structconv.primitives.native.indices import LIMIT
+from structconv.primitives.products import FULL_WIDTH, LEAST_NUMBERS, LEAST_PRODUCTS, outer, product
+
+__all__ = ["attend_additive", "attend_affine", "attend_bilinear", "attend_dots", "convolve", "convolve_with_self",
+           "gather_maxima", "gather_sums", "group_starts", "is_direct", "pool_groups"]
+
+_PLAIN = frozenset((Tensor, torch.nn.Parameter))
+_POOLINGS = {"sum": 0, "mean": 1, "max": 2}  # see Pooling in src/operators.cpp
+Gradients = tuple[Tensor | None, ...]
+
+
+def is_direct(x: Tensor, *others: Tensor | None) -> bool:
+    """Return True if a kernel may read x (M, ..., C), and only autograd records or transforms the layer."""
+    if (is_compiling() or private.transforms_active() or private.dispatch_modes() or private.function_modes()
+            or private.forward_level() >= 0 or private.tracing() is not None):
+        return False
+    for t in (x, *others):
+        if t is not None and (type(t) not in _PLAIN or t.dtype is not torch.float32 or not t.is_cpu
+                              or t.shape[-1] > dispatch.MAX_CHANNELS):
+            return False
+    return not (x.numel() == 0 or x.shape[0] >= LIMIT or private.is_functional(x) or private.is_batched(x))
+
+
+def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: str | Callable[..., Any], *,
+            reads_result: bool = True, flagged: bool = False) -> Callable[..., Tensor]:
+    """Return a function (adjacency, composed, *tensors, *options) -> y that is one node where it needs a gradient.
+
+    Kernels are called with sealed layouts, functions of Python with the adjacency:
+
+        forward(by_target, *tensors, *options) -> y or (y, *saved)
+        backward(by_target, by_source, *tensors, y, *saved, gradient of y, *options) -> the gradients of the tensors
+
+    Args:
+        name: of the node, as autograd shows it.
+        count: of the tensors, some of which may be None.
+        forward, backward: names of kernels, or two functions, of which the second is told, after the gradient of y,
+            which gradients are needed.
+        reads_result: whether the backward takes y.
+        flagged: whether the forward is told, as its last argument, if a gradient is needed.
+    """
+    one, with_gradient, without = 0 if reads_result else 1, *(((True,), (False,)) if flagged else ((), ()))
+
+    def ahead(ctx: Any, adjacency: Any, composed: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        found = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *with_gradient)
+                 if isinstance(forward, str) else forward(adjacency, *arguments))
+        results = found if isinstance(found, tuple) else (found,)
+        ctx.save_for_backward(*arguments[:count], *results[one:])
+        ctx.adjacency, ctx.composed, ctx.options = adjacency, composed, arguments[count:]
+        y: Tensor = results[0]
+        return y
+
+    def back(ctx: Any, grad: Tensor) -> Gradients:
+        saved, needed = ctx.saved_tensors, ctx.needs_input_grad[2:count + 2]
+        if torch.is_grad_enabled() or private.is_wrapped(grad):
+            found = pulled_back(ctx.composed, saved[:count], needed, [grad])
+        elif isinstance(backward, str):
+            found = getattr(Loaded.core, backward)(*ctx.adjacency.sides(), *saved, grad, *ctx.options)
+        else:
+            found = backward(ctx.adjacency, *saved, grad, needed, *ctx.options)
+        grads = (found,) if isinstance(found, Tensor) else found
+        return None, None, *grads, *(None,) * len(ctx.options)
+
+    node = type(name, (torch.autograd.Function,), {"forward": staticmethod(ahead), "backward": staticmethod(back)})
+    apply = private.bound_apply(node)
+
+    def call(adjacency: Any, composed: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        if torch.is_grad_enabled() and private.any_requires_grad(*arguments):
+            y: Tensor = apply(adjacency, composed, *arguments)
+            return y
+        found = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *without)
+                 if isinstance(forward, str) else forward(adjacency, *arguments))
+        y = found[0] if isinstance(found, tuple) else found
+        return y
+
+    return call
+
+
+# -- sums and products --------------------------------------------------------------------------------------------
+
+def _sums(adjacency: Adjacency, x: Tensor) -> Tensor:
+    if x.shape[0] != adjacency.columns:
+        raise ShapeError("Conv", f"x must have shape (..., M={adjacency.columns}, P)", tuple(x.shape),
+                         "Entries are dim -2, channels dim -1.")
+    y: Tensor = Loaded.core.sums(adjacency.by_target, x, None)  # type: ignore[union-attr]
+    return y
+
+
+def _sums_backward(adjacency: Adjacency, x: Tensor, grad: Tensor, needed: Any) -> Tensor:
+    return _spread(adjacency, grad)
+
+
+def _spread(adjacency: Adjacency, grad: Tensor, more: Tensor | None = None) -> Tensor:
+    """The sums over the reversed edges, plus `more`."""
+    found: Tensor = Loaded.core.sums(adjacency.by_source(), grad, more)  # type: ignore[union-attr]
+    return found
+
+
+def _is_small(adjacency: Adjacency, theta: Tensor) -> bool:
+    """Return True if torch's own products are the fastest, so that a kernel may call them: see `products.product`."""
+    *_, p, q = theta.shape
+    numbers = max(adjacency.rows, adjacency.columns) * max(p, q)
+    return numbers < LEAST_NUMBERS or (min(p, q) >= FULL_WIDTH and numbers * max(p, q) < LEAST_PRODUCTS)
+
+
+def _convolve(adjacency: Adjacency, x: Tensor, theta: Tensor, bias: Tensor | None, structure_first: bool) -> Any:
+    """y, and A^T x where it was made."""
+    if _is_small(adjacency, theta) and x.shape[0] == adjacency.columns:
+        return Loaded.core.convolve(adjacency.by_target, x, theta, bias, structure_first)  # type: ignore[union-attr]
+    if structure_first:
+        r, rows = _sums(adjacency, x), theta.flatten(0, 1)
+        return product(r.view(-1, rows.shape[0]), rows, bias), r
+    y = _sums(adjacency, product(x, theta.squeeze(0)))
+    return y if bias is None else y.add_(bias), None
+
+
+def _convolve_backward(adjacency: Adjacency, x: Tensor, theta: Tensor, bias: Tensor | None, r: Tensor | None,
+                       grad: Tensor, needed: tuple[bool, ...], structure_first: bool) -> Any:
+    if _is_small(adjacency, theta):
+        return Loaded.core.convolve_backward(  # type: ignore[union-attr]
+            adjacency.by_source(), x, theta, r, grad, *needed)
+    grad_x = grad_theta = None
+    g, rows = dispatch.dense(grad), theta.flatten(0, 1)
+    if r is None and (needed[0] or needed[1]):
+        g = _spread(adjacency, g)
+    if needed[1]:
+        grad_theta = outer(x if r is None else r.view(-1, rows.shape[0]), g).view(theta.shape)
+    if needed[0]:
+        grad_x = product(g, rows.t())
+        if r is not None:
+            grad_x = _spread(adjacency, dispatch.dense(grad_x).view(-1, theta.shape[1]))
+    return grad_x, grad_theta, grad.sum(0) if needed[2] else None
+
+
+def _convolve_with_self(adjacency: Adjacency, x: Tensor, theta: Tensor, bias: Tensor | None, own: int) -> Any:
+    if _is_small(adjacency, theta) and x.shape[0] == adjacency.columns:
+        return Loaded.core.convolve_with_self(adjacency.by_target, x, theta, bias, own)  # type: ignore[union-attr]
+    r = _sums(adjacency, x)
+    return product(r, theta[1 - own], bias).add_(product(x, theta[own])), r
+
+
+def _convolve_with_self_backward(adjacency: Adjacency, x: Tensor, theta: Tensor, bias: Tensor | None, r: Tensor,
+                                 grad: Tensor, needed: tuple[bool, ...], own: int) -> Any:
+    if _is_small(adjacency, theta):
+        return Loaded.core.convolve_with_self_backward(  # type: ignore[union-attr]
+            adjacency.by_source(), x, theta, r, grad, own, *needed)
+    grad_x = grad_theta = None
+    g = dispatch.dense(grad)
+    if needed[0]:
+        grad_x = _spread(adjacency, product(g, theta[1 - own].t()), product(g, theta[own].t()))
+    if needed[1]:
+        grads = [outer(r, g), outer(x, g)]
+        grad_theta = torch.stack(grads if own else grads[::-1])
+    return grad_x, grad_theta, grad.sum(0) if needed[2] else None
+
+
+#: y = sum_k A_k^T x Theta_k + b of x (M, P), Theta (K, P, Q) and b (Q) or none: (N, Q). Edges lead to N K outputs, of
+#: which n K + k is output n of A_k; of one matrix, `structure_first` tells (A^T x) Theta from A^T (x Theta).
+convolve = as_node("_Convolve", 3, _convolve, _convolve_backward, reads_result=False)
+#: y = A^T x Theta_(1 - own) + x Theta_own + b of x (N, P) and Theta (2, P, Q): GraphSAGE (Hamilton et al. 2017).
+convolve_with_self = as_node("_ConvolveWithSelf", 3, _convolve_with_self, _convolve_with_self_backward,
+                             reads_result=False)
+#: The sums, or the maxima, of x (M, C) over the edges into each output: (N, C), zero without any.
+gather_sums = as_node("_Sums", 1, _sums, _sums_backward, reads_result=False)
+gather_maxima = as_node("_Maxima", 1, "maxima", "maxima_backward")
+
+# -- attention; its options end with p, seed and heads of one batch entry, see `dispatch.drop_of` ------------------
+
+#: `projected_attention` among the inputs, of x (M, K, C), of_source and of_target (K, C), a bias (K, C) or none, and
+#: the slope: (M, K, C).
+attend_affine = as_node("_AttendAffine", 4, "attend_forward", "attend_backward", flagged=True)
+#: `bilinear_attention` of q, k, v, no bias, and the scale.
+attend_bilinear = as_node("_AttendBilinear", 4, "bilinear_forward", "bilinear_backward")
+#: `additive_attention` of q, k, x, the vector, the kind and the parameter of its activation, and False.
+attend_additive = as_node("_AttendAdditive", 4, "additive_forward", "additive_backward")
+#: Scaled dot-product attention among the entries of x (M, P), projections included: (M, K C). Of x, queries (K D, P)
+#: and their bias (K D) or none, keys and theirs, values (K, P, C), a bias (K C) or none, and the scale.
+attend_dots = as_node("_AttendDots", 7, "attend_dots_forward", "attend_dots_backward", flagged=True)
+
+
+# -- groups of rows that lie one after the other -------------------------------------------------------------------
+
+class _Groups(NamedTuple):
+    """The first row of each group and the number of all, in the place of an adjacency."""
+
+    by_target: Tensor
+
+    def sides(self) -> tuple[Tensor]:
+        return (self.by_target,)
+
+
+_pool = as_node("_Pool", 1, "pool", "pool_backward")
+
+
+def pool_groups(x: Tensor, starts: Tensor, kind: str, composed: Callable[[Tensor], Tensor]) -> Tensor | None:
+    """x (M, C) by groups of rows -> (G, C), zero for a group without rows; `None` where no kernel can read them.
+
+    Args:
+        starts: (G + 1,), the first row of each group and the number of all.
+        kind: "sum", "mean" or "max".
+        x, composed: as of every layer here.
+    """
+    return _pool(_Groups(starts), composed, x, _POOLINGS[kind]) if _readable(starts) is not None else None
+
+
+def group_starts(groups: Tensor, count: int) -> Tensor | None:
+    """The first row of each group, and the number of all: (count + 1,); `None` where no kernel can say.
+
+    Args:
+        groups: (M,), the group of each row; `None` is returned if they do not rise, or one is not in [0, count).
+    """
+    core = _readable(groups)
+    starts = None if core is None else core.starts(groups, count)
+    return starts if starts is not None and starts.shape[0] else None
+
+
+def _readable(index: Tensor) -> Any:
+    """The kernels, if they can read an index as it lies."""
+    return dispatch.kernels() if index.is_cpu and index.dtype is torch.int64 and index.is_contiguous() else None
