@@ -307,7 +307,8 @@ def _sddmm_kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tens
         return q.new_zeros((rows, indices.shape[0]))
     kernels = dispatch.usable(q, indices.shape[0])
     if kernels is not None:
-        return dispatch.sddmm(kernels, layout, q, k, rows)
+        s: Tensor = kernels.sddmm(dispatch.edges_of(layout, k.shape[1]), q, k, rows)
+        return s
     if (gpu := triton.usable_product(q, indices.shape[0], rows * indptr.shape[0])) is not None:
         return gpu.sddmm(layout, q, k, rows)
     _check_columns(layout, k.shape[1])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from structconv.primitives.native.edges import ends_of
 from structconv.primitives.native.indices import Csr
-from structconv.primitives.native.operator import COMPOSED, EDGES
+from structconv.primitives.native.operator import COMPOSED, EDGES, by_layouts
 from structconv.primitives.native.recurrence import STEPS
 
 __all__ = ["decompositions"]
@@ -47,15 +47,10 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table |= {
         _OPS.layouts.default: _layouts, _OPS.spmm.default: _spmm, _OPS.sddmm.default: _sddmm,
         _OPS.spmm_add.default: _spmm_add, _OPS.project.default: _project, _OPS.outer.default: _outer,
-        **{getattr(_OPS, name).default: _by_layouts(steps) for name, steps in STEPS.items()},
+        **{getattr(_OPS, name).default: by_layouts(steps) for name, steps in STEPS.items()},
         _OPS.project_relu.default: lambda x, w, bias: _project(x, w, bias).relu(),
     }
     return table
-
-
-def _by_layouts(form: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A function of two layouts as one of their six tensors."""
-    return lambda *arguments: form(Csr(*arguments[:3]), Csr(*arguments[3:_LAYOUTS]), *arguments[_LAYOUTS:])
 
 
 def _layouts(edge_index: Tensor, num_inputs: int, num_outputs: int) -> tuple[Tensor, ...]:

@@ -282,7 +282,7 @@ class Blocks:
         kernels = dispatch.kernels() if t.is_cpu and t.dtype == torch.float32 else None
         if kernels is not None:
             drop = dispatch.drop_of(self.options.p, seed, self.options.batch_heads)
-            dispatch.drop_block(kernels, t, out, gradient, span.first, span.stop - 1, self.outputs, drop)
+            kernels.drop_block(t, out, gradient, span.first, span.stop - 1, self.outputs, *drop)
             return out
         factors = self._dropout_factors(span, seed)
         if gradient is not None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from structconv.primitives.hashing import hash_uniform
-from structconv.primitives.native import core, dispatch
+from structconv.primitives.native import core
 
 P, SEED = 0.3, 2**40 + 12345
 
@@ -28,8 +28,8 @@ def test_a_block_is_dropped_by_the_hash(heads, rows, columns, first_head, last_r
     known = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        dispatch.drop_block(kernels, weights if gradient else dropped, dropped, through, first_head, last_row, outputs,
-                         (P, SEED, 2))
+        kernels.drop_block(weights if gradient else dropped, dropped, through, first_head, last_row, outputs, P, SEED,
+                           2)
     finally:
         torch.set_num_threads(known)
     torch.testing.assert_close(dropped, weights * factor)

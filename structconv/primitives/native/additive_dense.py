@@ -116,9 +116,10 @@ def _backward(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, y: Tensor, lse: T
     if (core := _usable(q, x)) is None:
         return None
     a, b, values, kind = _operands(q, k, x, kind, parameter, factor)
-    found = core.additive_backward(None, None, a, b, values, vector, y.to(values.dtype), lse, grad.to(values.dtype),
-                                   kind, parameter, causal, *dispatch.drop_of(*dropout))
-    return tuple(g.to(t.dtype) for g, t in zip(found, (q, k, x, vector), strict=True))
+    found: tuple[Tensor, ...] = core.additive_backward(
+        None, None, a, b, values, vector, y.to(values.dtype), lse, grad.to(values.dtype), kind, parameter, causal,
+        *dispatch.drop_of(*dropout))
+    return found
 
 
 # -- by torch's operators ------------------------------------------------------------------------------------------

@@ -135,9 +135,7 @@ def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
         if grad_values is not None or grad_x is not None:
             torch.mm(grad, filters[rows].mT, out=sums)
             edges.adjoint(heads, sums, grad_values, grad_x)
-    grad_theta = None if grad_filters is None else grad_filters.view(theta.shape)
-    return tuple(None if g is None else g.to(t.dtype) for g, t in zip(
-        (grad_values, grad_x, grad_theta), (values, x, theta), strict=True))
+    return grad_values, grad_x, None if grad_filters is None else grad_filters.view(theta.shape)
 
 
 def _composed(by_target: Csr, by_source: Csr, values: Tensor, x: Tensor, theta: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ from structconv.primitives.memory import LEAST, new_empty
 from structconv.primitives.native.indices import LIMIT, Csr, sealed
 from structconv.primitives.native.loader import Core, core
 
-__all__ = ["MAX_CHANNELS", "NO_DROP", "Drop", "dense", "drop_block", "drop_of", "edges_of", "empty", "floats",
-           "kernels", "sddmm", "spmm", "unit", "usable"]
+__all__ = ["MAX_CHANNELS", "NO_DROP", "Drop", "dense", "drop_of", "edges_of", "empty", "floats", "kernels", "spmm",
+           "unit", "usable"]
 
 #: Channels of a head that kernels gather.
 MAX_CHANNELS = 7168
@@ -123,17 +123,3 @@ def spmm(kernels: Core, layout: Csr, values: Tensor | None, x: Tensor, z: Tensor
     kernels.spmm_into(*arguments, out, count, alpha, beta)
     return out
 
-
-def sddmm(kernels: Core, layout: Csr, q: Tensor, k: Tensor, rows: int) -> Tensor:
-    """s[v, e] = <q[v Y // V][n], k[v X // V][m]>, in the order of the edges."""
-    s: Tensor = kernels.sddmm(edges_of(layout, k.shape[1]), q, k, rows)
-    return s
-
-
-def drop_block(kernels: Core, weights: Tensor, dropped_weights: Tensor, gradient: Tensor | None, first_head: int,
-               last_row: int, outputs: int, drop: Drop) -> None:
-    """dropped = weights times 0 or 1 / (1 - p), and so the gradient in place: contiguous float32 (heads, rows, M).
-
-    Row i is output `last_row` - i of `outputs`; head h is head `first_head` + h of all.
-    """
-    kernels.drop_block(weights, dropped_weights, gradient, first_head, last_row, outputs, *drop)

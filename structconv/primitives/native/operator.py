@@ -26,8 +26,8 @@ from structconv.primitives.native.checks import check_dropout, check_edges, chec
 from structconv.primitives.native.dispatch import drop_of, edges_of
 from structconv.primitives.native.indices import Csr
 
-__all__ = ["COMPOSED", "DROPOUT", "EDGES", "OPERATORS", "define", "differentiable_operator", "multilinear",
-           "register_gradient", "trains"]
+__all__ = ["COMPOSED", "DROPOUT", "EDGES", "OPERATORS", "by_layouts", "define", "differentiable_operator",
+           "multilinear", "register_gradient", "trains"]
 
 #: The schema of the two layouts, with which an operator along edges begins.
 EDGES = ", ".join(f"Tensor {name}{end}" for end in ("", "_T") for name in ("indptr", "indices", "order"))
@@ -68,6 +68,11 @@ def define(name: str, arguments: str, kernel: Callable[..., Any], fake: Callable
     operator = getattr(torch.ops.structconv, name).default
     torch.library.register_vmap(operator, _batched(operator), lib=_LIBRARY)
     OPERATORS[name] = kernel
+
+
+def by_layouts(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of two layouts, and others, as one of their six tensors."""
+    return lambda *arguments: function(Csr(*arguments[:3]), Csr(*arguments[3:6]), *arguments[6:])
 
 
 def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
@@ -281,12 +286,14 @@ def differentiable_operator(name: str, inputs: str, options: str, results: str, 
     """
     of = _Operator(name, inputs, options, results, flags, grads, needs, composed, check, edges)
     of.shapes = fake = fake or of.fake
-    define(name, of.schema, of.by_kernel(kernel) if kernel else of.complete(forward), fake, of.check_raw,
-           _returned(of.results))
+    if kernel:
+        forward = of.by_kernel(f"{kernel}_forward", of.end)
+        backward = of.by_kernel(f"{kernel}_backward", of.at_needs, back=True)
+    define(name, of.schema, of.complete(forward), fake, of.check_raw, _returned(of.results))
     COMPOSED[name] = of.decomposed
     if with_backward:
-        back = of.by_kernel_back(kernel) if kernel else of.complete_back(backward)
-        define(f"{name}_backward", of.schema_backward, back, of.fake_backward, of.check_backward, _returned(of.inputs))
+        define(f"{name}_backward", of.schema_backward, of.complete_back(backward), of.fake_backward, of.check_backward,
+               _returned(of.inputs))
         of.backward = register_gradient(f"{name}_backward", of.differentiate_again, of.save_again,
                                         composed=of.ahead_again)
         call = register_gradient(name, of.differentiate, of.save, composed=of.ahead)
@@ -359,7 +366,8 @@ class _Operator:
         self.at_grads = self.stop + len(self.results)
         self.at_options = self.at_grads + grads
         self.at_needs = self.at_options + len(listed)
-        self.tables = [self.start + i for i, t in enumerate(self.inputs) if not t.apart]
+        tables = [self.start + i for i, t in enumerate(self.inputs) if not t.apart]
+        self.like, self.tables = tables[0], [*{self.inputs[at - self.start].sizes[-1:]: at for at in tables}.values()]
         tensors = [f"Tensor{'?' * t.optional} {t.name}" for t in self.inputs]
         results_in = [f"Tensor {t.name}" for t in self.results]
         grads_in = [f"Tensor{'?' * (i > 0)} grad_{t.name}" for i, t in enumerate(self.results[:grads])]
@@ -374,27 +382,31 @@ class _Operator:
     def checked(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments of a forward call, with `batch_heads`, unless sizes, dtypes or options do not fit."""
         start, stop, end = self.start, self.stop, self.end
-        inputs, sizes, first = arguments[start:stop], self._known(arguments), arguments[self.tables[0]]
+        inputs, sizes, first = arguments[start:stop], self.sizes(arguments), arguments[self.like]
         for declared, t in zip(self.inputs, inputs, strict=True):
             if t is None or not declared.sizes:
                 continue
-            if t.dim() != len(declared.sizes) or any(
-                    sizes.setdefault(one, size) != size for one, size in zip(declared.sizes, t.shape, strict=True)):
+            fits = t.dim() == len(declared.sizes)
+            for letter, size in zip(declared.sizes, t.shape, strict=False):
+                fits = fits and sizes.setdefault(letter, size) == size
+            if not fits:
                 shape = ", ".join(f"{one}={sizes[one]}" if one in sizes else one for one in declared.sizes)
                 raise ShapeError(self.name, f"{declared.name} must have shape ({shape})", tuple(t.shape))
             if t.dtype != first.dtype and not declared.apart:
-                name = self.inputs[self.tables[0] - start].name
-                raise ShapeError(self.name, f"{declared.name} must have the dtype of {name}, {first.dtype}", t.dtype)
+                raise ShapeError(self.name, f"{declared.name} must have the dtype {first.dtype} of "
+                                 f"{self.inputs[self.like - start].name}", t.dtype)
         if self.check is not None:
             ends = (Csr(*arguments[:3]), Csr(*arguments[3:start])) if start else ()
             self.check(*ends, *inputs, *arguments[stop:end])
         if self.dropout:
-            check_dropout(self.name, *arguments[end - 3:end])
-            if arguments[end - 1] is None:
+            p, seed, batch_heads = arguments[end - 3:end]
+            if p != 0 or (batch_heads is not None and batch_heads < 1):
+                check_dropout(self.name, p, seed, batch_heads)
+            if batch_heads is None:
                 return *arguments[:end - 1], sizes["K"], *arguments[end:]
         return arguments
 
-    def _known(self, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    def sizes(self, arguments: tuple[Any, ...]) -> dict[str, Any]:
         """The sizes of the layouts."""
         if not self.start:
             return {}
@@ -426,52 +438,35 @@ class _Operator:
         for declared, t in zip(self.inputs, arguments[self.start:self.stop], strict=True):
             if t is not None:
                 sizes.update(zip(declared.sizes, t.shape, strict=False))
-        sizes = {**self._known(arguments), **sizes}
+        sizes = {**self.sizes(arguments), **sizes}
         if self.flags:
             sizes["T"] = sizes["N"] if arguments[-1] else 0
-        like = arguments[self.tables[0]]
+        like = arguments[self.like]
         results = tuple(like.new_empty([sizes[letter] for letter in t.sizes],
                                        dtype=sum_dtype(like.dtype) if t.apart else like.dtype) for t in self.results)
         return results if len(results) > 1 else results[0]
 
-    def by_kernel(self, kernel: str) -> Callable[..., Any]:
-        """The forward by kernels of this name, or else composed."""
-        name, start, end = f"{kernel}_forward", self.start, self.end
+    def by_kernel(self, name: str, end: int, back: bool = False) -> Callable[..., Any]:
+        """The forward or the backward, whose options end before `end`, by the kernel of this name; None without."""
+        start = self.start
 
-        def forward(*arguments: Any) -> Any:
+        def compute(*arguments: Any) -> Any:
+            inputs, drop, flags = arguments[start:end - 3], arguments[end - 3:end], arguments[end:]
             if (core := self._usable(dispatch.usable, arguments)) is not None:
-                return getattr(core, name)(
-                    edges_of(Csr(*arguments[:3]), arguments[3].shape[0] - 1), *arguments[start:end - 3],
-                    *drop_of(*arguments[end - 3:end]), *arguments[end:])
+                edges = edges_of(Csr(*arguments[:3]), arguments[3].shape[0] - 1)
+                if not back:
+                    return getattr(core, name)(edges, *inputs, *drop_of(*drop), *flags)
+                reversed_edges = edges_of(Csr(*arguments[3:6]), arguments[0].shape[0] - 1)
+                return getattr(core, name)(edges, reversed_edges, *inputs, *drop_of(*drop))
             if (gpu := getattr(self._usable(triton.usable, arguments), name, None)) is not None:
-                drop = Drop(*arguments[end - 3:end])
-                return gpu(Csr(*arguments[:3]), *arguments[start:end - 3], drop, *arguments[end:])
-            return self.decomposed(*arguments)
+                layouts = (Csr(*arguments[:3]), Csr(*arguments[3:6])) if back else (Csr(*arguments[:3]),)
+                return gpu(*layouts, *inputs, Drop(*drop), *flags)
+            return None
 
-        return forward
-
-    def by_kernel_back(self, kernel: str) -> Callable[..., Any]:
-        """The backward by kernels of this name, or else that of the composed form."""
-        name, start, end = f"{kernel}_backward", self.start, self.at_needs
-
-        def backward(*arguments: Any) -> Any:
-            if (core := self._usable(dispatch.usable, arguments)) is not None:
-                found = getattr(core, name)(
-                    edges_of(Csr(*arguments[:3]), arguments[3].shape[0] - 1),
-                    edges_of(Csr(*arguments[3:6]), arguments[0].shape[0] - 1), *arguments[start:end - 3],
-                    *drop_of(*arguments[end - 3:end]))
-            elif (gpu := getattr(self._usable(triton.usable, arguments), name, None)) is not None:
-                found = gpu(Csr(*arguments[:3]), Csr(*arguments[3:6]), *arguments[start:end - 3],
-                            Drop(*arguments[end - 3:end]))
-            else:
-                found = self.pulled(*arguments)
-            return tuple(arguments[start].new_empty((0,)) if g is None or t is None else g.to(t.dtype)
-                         for g, t in zip(found, arguments[start:self.stop], strict=True))
-
-        return backward
+        return compute
 
     def _usable(self, usable: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """The kernels, if they can take all inputs of the common dtype."""
+        """The kernels, if they can take inputs of the common dtype, of all numbers of channels."""
         edges, found = arguments[1].shape[0], None
         for at in self.tables:
             if arguments[at] is not None and (found := usable(arguments[at], edges)) is None:
@@ -491,7 +486,8 @@ class _Operator:
         def compute(*arguments: Any) -> Any:
             found = None if backward is None else backward(*arguments)
             found = self.pulled(*arguments) if found is None else found
-            return tuple(arguments[self.start].new_empty((0,)) if g is None else g for g in found)
+            return tuple(arguments[self.start].new_empty((0,)) if g is None or t is None else g.to(t.dtype)
+                         for g, t in zip(found, arguments[self.start:self.stop], strict=True))
 
         return compute
 
@@ -518,7 +514,7 @@ class _Operator:
         ends = (Csr(*tensors[:3]), Csr(*tensors[3:6])) if self.start else ()
 
         def of(*inputs: Any) -> Any:
-            dtype = inputs[self.tables[0] - self.start].dtype
+            dtype = inputs[self.like - self.start].dtype
             if not self.inputs[0].sizes or dtype == sum_dtype(dtype):
                 return self.composed(*ends, *inputs, *options)
             found = self.composed(*ends, *(t if t is None else t.to(sum_dtype(dtype)) for t in inputs), *options)

@@ -14,7 +14,7 @@ from structconv.primitives.csr import sddmm, spmm
 from structconv.primitives.native import dispatch
 from structconv.primitives.native.checks import check_edges, check_numbers
 from structconv.primitives.native.indices import Csr
-from structconv.primitives.native.operator import EDGES, define, register_gradient
+from structconv.primitives.native.operator import EDGES, by_layouts, define, register_gradient
 
 __all__ = ["spmm_add", "write_spmm"]
 
@@ -86,14 +86,14 @@ def write_spmm(y: Tensor, by_target: Csr, by_source: Csr, values: Tensor | None,
         y.copy_(spmm_add(by_target, by_source, values, x, y, alpha=alpha, beta=beta))
 
 
-def _kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
-            values: Tensor | None, x: Tensor, z: Tensor | None, alpha: float, beta: float) -> Tensor:
-    by_target, by_source = Csr(indptr, indices, order), Csr(indptr_T, indices_T, order_T)
-    kernels = dispatch.usable(x, indices.shape[0])
+def _kernel(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, z: Tensor | None, alpha: float,
+            beta: float) -> Tensor:
+    edges = by_target.indices.shape[0]
+    kernels = dispatch.usable(x, edges)
     if kernels is not None and x.shape[0]:
         z = None if z is None else z.to(x.dtype)
         return dispatch.spmm(kernels, by_target, values, x, z, x.shape[0], x.shape[0], alpha, beta)
-    if x.shape[0] and (gpu := triton.usable_product(x, indices.shape[0], x.shape[0] * indptr.shape[0])) is not None:
+    if x.shape[0] and (gpu := triton.usable_product(x, edges, x.shape[0] * len(by_target.indptr))) is not None:
         z = None if z is None else z.to(x.dtype)
         return gpu.spmm(by_target, values, x, z, x.shape[0], x.shape[0], alpha, beta)
     y = alpha * spmm(by_target, by_source, values, x).contiguous()
@@ -143,5 +143,6 @@ def _tangent(arguments: Sequence[Any], tangents: Sequence[Any]) -> Tensor:
     return found
 
 
-define("spmm_add", f"{EDGES}, Tensor? values, Tensor x, Tensor? z, float alpha, float beta", _kernel, _fake, _check_raw)
+define("spmm_add", f"{EDGES}, Tensor? values, Tensor x, Tensor? z, float alpha, float beta", by_layouts(_kernel), _fake,
+       _check_raw)
 _spmm_add = register_gradient("spmm_add", _differentiate, _save, tangent=_tangent)

@@ -18,7 +18,7 @@ from structconv.errors import ShapeError
 from structconv.primitives.functions import pulled_back
 from structconv.primitives.native.checks import check_edges, check_numbers
 from structconv.primitives.native.indices import Csr
-from structconv.primitives.native.operator import EDGES, define, register_gradient
+from structconv.primitives.native.operator import EDGES, by_layouts, define, register_gradient
 from structconv.primitives.native.product import spmm_add, write_spmm
 
 __all__ = ["STEPS", "polynomial_analysis", "polynomial_synthesis", "write_analysis"]
@@ -116,15 +116,12 @@ def write_analysis(y: Tensor, by_target: Csr, by_source: Csr, values: Tensor | N
         before, now = now, following
 
 
-def _analysis_kernel(indptr: Tensor, indices: Tensor, order_E: Tensor, indptr_T: Tensor, indices_T: Tensor,
-                     order_T: Tensor, values: Tensor | None, x: Tensor, order: int, first: int,
+def _analysis_kernel(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, order: int, first: int,
                      chebyshev: bool) -> Tensor:
-    layouts = Csr(indptr, indices, order_E), Csr(indptr_T, indices_T, order_T)
     if _is_narrow(x):
-        rows = _analysis_kernel(*layouts[0], *layouts[1], values, _beside(x), order, first, chebyshev)
-        return _apart(rows, x.shape[0])
-    y = _analysis_fake(*layouts[0], *layouts[1], values, x, order, first, chebyshev)
-    write_analysis(y, *layouts, values, x, order, first, chebyshev)
+        return _apart(_analysis_kernel(by_target, by_source, values, _beside(x), order, first, chebyshev), x.shape[0])
+    y = _analysis_fake(by_target, by_source, values, x, order, first)
+    write_analysis(y, by_target, by_source, values, x, order, first, chebyshev)
     return y
 
 
@@ -143,14 +140,12 @@ def _apart(rows: Tensor, samples: int) -> Tensor:
     return rows.squeeze(0).unflatten(-1, (samples, -1)).movedim(-2, 0).contiguous()
 
 
-def _synthesis_kernel(indptr: Tensor, indices: Tensor, order_E: Tensor, indptr_T: Tensor, indices_T: Tensor,
-                      order_T: Tensor, values: Tensor | None, r: Tensor, order: int, first: int,
+def _synthesis_kernel(by_target: Csr, by_source: Csr, values: Tensor | None, r: Tensor, order: int, first: int,
                       chebyshev: bool) -> Tensor:
     """b_j = r_j + 2 A^T b_(j+1) - b_(j+2), and y = r_0 + A^T b_1 - b_2, with r_j = 0 below `first`."""
-    layouts = Csr(indptr, indices, order_E), Csr(indptr_T, indices_T, order_T)
+    layouts = by_target, by_source
     if _is_narrow(r):
-        rows = _synthesis_kernel(*layouts[0], *layouts[1], values, _beside(r), order, first, chebyshev)
-        return _apart(rows, r.shape[0])
+        return _apart(_synthesis_kernel(*layouts, values, _beside(r), order, first, chebyshev), r.shape[0])
     before, now = None, r[:, :, -1].clone(memory_format=torch.contiguous_format)
     for degree in range(order - 1, -1, -1):
         alpha = 2.0 if chebyshev and degree else 1.0
@@ -165,13 +160,12 @@ def _synthesis_kernel(indptr: Tensor, indices: Tensor, order_E: Tensor, indptr_T
     return now
 
 
-def _analysis_fake(*args: Any) -> Tensor:
-    x, order, first = args[7:10]
+def _analysis_fake(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, order: int, first: int,
+                   *_: Any) -> Tensor:
     return x.new_empty((x.shape[0], x.shape[1], order - first + 1, x.shape[2]))
 
 
-def _synthesis_fake(*args: Any) -> Tensor:
-    r = args[7]
+def _synthesis_fake(by_target: Csr, by_source: Csr, values: Tensor | None, r: Tensor, *_: Any) -> Tensor:
     return r.new_empty((r.shape[0], r.shape[1], r.shape[3]))
 
 
@@ -246,10 +240,10 @@ _CALLS: dict[str, Callable[..., Tensor]] = {}
 #: Each operator by steps that are operators themselves.
 STEPS = dict(zip(_NAMES, (_analysis_steps, _synthesis_steps), strict=True))
 
-define(_NAMES[0], f"{EDGES}, Tensor? values, Tensor x, {_OPTIONS}", _analysis_kernel, _analysis_fake,
-       _checked(_NAMES[0], 3))
-define(_NAMES[1], f"{EDGES}, Tensor? values, Tensor r, {_OPTIONS}", _synthesis_kernel, _synthesis_fake,
-       _checked(_NAMES[1], 4))
+define(_NAMES[0], f"{EDGES}, Tensor? values, Tensor x, {_OPTIONS}", by_layouts(_analysis_kernel),
+       by_layouts(_analysis_fake),       _checked(_NAMES[0], 3))
+define(_NAMES[1], f"{EDGES}, Tensor? values, Tensor r, {_OPTIONS}", by_layouts(_synthesis_kernel),
+       by_layouts(_synthesis_fake),       _checked(_NAMES[1], 4))
 for _name, _adjoint, _steps in ((*_NAMES, _analysis_steps), (*_NAMES[::-1], _synthesis_steps)):
     _backward, _tangent = _rules(_name, _adjoint, _steps)
     _CALLS[_name] = register_gradient(_name, _backward, _save, tangent=_tangent)

@@ -290,7 +290,7 @@ def _backward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, y: Tensor, lse: Te
     if found is None:
         return *grads, None
     sums = found.sum(1)[..., _BORDER:-_BORDER].flip(-1)
-    return *grads, (sums.sum(0) if table.shape[0] == 1 else sums).reshape(table.shape).to(table.dtype)
+    return *grads, (sums.sum(0) if table.shape[0] == 1 else sums).reshape(table.shape)
 
 
 _attend = differentiable_operator(

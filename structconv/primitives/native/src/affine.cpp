@@ -224,7 +224,7 @@ template <class T, int HB> struct Backward {
 
     // grad u of these rows goes to `sums_u`; and grad v to `sums_v`, where z is x.
     void run(int64_t first, int64_t last, float* sums_u, float* sums_v) const {
-        alignas(64) float sums[kMaxChannels], sums2[kMaxChannels];
+        alignas(64) float sums[kMaxChannels], sums2[kMaxChannels], x[kMaxChannels];
         const int32_t* indptr = a.by_source.indptr;
         if (a.vectors.terms != kGiven) clear(sums_u, pieces.floats);
         if (square()) clear(sums_v, pieces.floats);
@@ -232,13 +232,29 @@ template <class T, int HB> struct Backward {
             v16 d{};
             clear(sums, pieces.floats);
             clear(sums2, pieces.floats);
+            const bool hub = indptr[row + 1] - indptr[row] > kHub;
+            double totals[16] = {};
+            if (hub) load_row<T>(table_of<T>(a.x, head), row, HB, pieces, x);
             for (int64_t at = indptr[row]; at < indptr[row + 1]; at += kChunk) {
                 const int64_t left = indptr[row + 1] - at, count = left < kChunk ? left : kChunk;
                 chunk(row, {a.by_source.index + at, count, indptr[last] - at}, d, sums, sums2);
+                if (hub) fold(d, sums2, x, totals);
             }
-            finish(row, d, sums, sums2, sums_u, sums_v);
+            finish(row, d, sums, sums2, totals, sums_u, sums_v);
         }
         if (streamed) end_stream();
+    }
+
+    // grad source of a row is <sums2, x> - d, which cancels: from this many edges on, it is added up chunk by chunk.
+    static constexpr int64_t kHub = 1 << 12;
+
+    void fold(v16& d, float* sums2, const float* x, double* totals) const {
+        alignas(64) float dots[16], d_total[16];
+        store(d_total, sum_lanes<HB>(d));
+        row_dots(sums2, x, HB, pieces, dots);
+        for (int h = 0; h < HB; ++h) totals[h] += dots[h] - d_total[h];
+        d = v16{};
+        clear(sums2, pieces.floats);
     }
 
     void chunk(int64_t row, const Edges& edges, v16& d, float* sums, float* sums2) const {
@@ -278,7 +294,8 @@ template <class T, int HB> struct Backward {
     }
 
     // Rows that no edge reads are not read here either: what is not finite in them stays there.
-    void finish(int64_t row, v16 d, float* sums, const float* sums2, float* sums_u, float* sums_v) const {
+    void finish(int64_t row, v16 d, float* sums, const float* sums2, const double* totals, float* sums_u,
+                float* sums_v) const {
         alignas(64) float x[kMaxChannels], dots[16], d_total[16];
         float* grad_source = a.grad_source + row * a.heads + head;
         const bool reads = filled(a.by_source, row), read = square() && filled(a.by_target, row);
@@ -287,7 +304,7 @@ template <class T, int HB> struct Backward {
         if (reads) {
             store(d_total, sum_lanes<HB>(d));
             row_dots(sums2, x, HB, pieces, dots);
-            for (int h = 0; h < HB; ++h) grad_source[h] = dots[h] - d_total[h];
+            for (int h = 0; h < HB; ++h) grad_source[h] = static_cast<float>(totals[h] + (dots[h] - d_total[h]));
         }
         if (reads && a.vectors.terms != kGiven) {
             add_row(vectors.source, grad_source, HB, pieces, sums);
