@@ -35,13 +35,15 @@ class Adjacency:
 
     def __init__(self, core: Core, by_target: Tensor, rows: int, columns: int) -> None:
         self.by_target, self.rows, self.columns = by_target, rows, columns
-        self._core, self._by_source = core, None
+        self._core = core
+        self._by_source: Tensor | None = None
 
     def by_source(self) -> Tensor:
         """Return the edges by source. O(E) once."""
-        if self._by_source is None:
-            self._by_source = self._core.transpose(self.by_target)
-        return self._by_source
+        found = self._by_source
+        if found is None:
+            found = self._by_source = self._core.transpose(self.by_target)
+        return found
 
     def sides(self) -> tuple[Tensor, Tensor]:
         """Return the edges by target and by source."""

@@ -59,13 +59,14 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
         reads_result: whether the backward takes y.
         flagged: whether the forward is told, as its last argument, if a gradient is needed.
     """
-    one, with_gradient, without = 0 if reads_result else 1, *(((True,), (False,)) if flagged else ((), ()))
+    first = 0 if reads_result else 1
+    with_gradient, without = ((True,), (False,)) if flagged else ((), ())  # type: tuple[bool, ...], tuple[bool, ...]
 
     def ahead(ctx: Any, adjacency: Any, composed: Callable[..., Tensor], *arguments: Any) -> Tensor:
         found = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *with_gradient)
                  if isinstance(forward, str) else forward(adjacency, *arguments))
         results = found if isinstance(found, tuple) else (found,)
-        ctx.save_for_backward(*arguments[:count], *results[one:])
+        ctx.save_for_backward(*arguments[:count], *results[first:])
         ctx.adjacency, ctx.composed, ctx.options = adjacency, composed, arguments[count:]
         y: Tensor = results[0]
         return y

@@ -95,7 +95,8 @@ class _Grid(NamedTuple):
     @classmethod
     def of(cls, options: Sequence[Any]) -> _Grid:
         """Return that of the operator's options."""
-        return cls(*map(tuple, options[:4]), *options[4:6])
+        shape, below, above, dilation = map(tuple, options[:4])
+        return cls(shape, below, above, dilation, *options[4:6])
 
     @property
     def widths(self) -> tuple[int, ...]:
