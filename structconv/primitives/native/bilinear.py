@@ -11,7 +11,8 @@ from torch import Tensor
 
 from structconv.errors import ShapeError
 from structconv.primitives.functions import sum_dtype
-from structconv.primitives.native.edges import Ends, parts_of_table
+from structconv.primitives.native.dispatch import parts_of_table
+from structconv.primitives.native.edges import Ends
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.operator import DROPOUT, differentiable_operator
 

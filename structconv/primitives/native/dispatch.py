@@ -13,8 +13,8 @@ from structconv.primitives.memory import LEAST, new_empty
 from structconv.primitives.native.indices import LIMIT, Csr, sealed
 from structconv.primitives.native.loader import Core, core
 
-__all__ = ["MAX_CHANNELS", "NO_DROP", "Drop", "dense", "drop_of", "edges_of", "empty", "floats", "kernels", "spmm",
-           "unit", "usable"]
+__all__ = ["MAX_CHANNELS", "NO_DROP", "Drop", "dense", "drop_of", "edges_of", "empty", "floats", "kernels",
+           "parts_of_table", "spmm", "unit", "usable"]
 
 #: Channels of a head that kernels gather.
 MAX_CHANNELS = 7168
@@ -87,6 +87,14 @@ def empty(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None
     if prod(shape) * 4 < LEAST:
         return like.new_empty(shape) if dtype is None else like.new_empty(shape, dtype=dtype)
     return new_empty(like, shape, dtype)
+
+
+def parts_of_table(table: Tensor, q: Tensor | None, heads: int, depth: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v, views of the table where they are its columns."""
+    width, at = heads * depth, 0 if q is not None else heads * depth
+    key, value = table[:, at:at + width], table[:, at + width:]
+    query = table[:, :width].unflatten(-1, (heads, depth)) if q is None else q
+    return query, key.unflatten(-1, (heads, depth)), value.unflatten(-1, (heads, value.shape[1] // heads))
 
 
 # -- kernels ------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from structconv.primitives.hashing import hash_uniform
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.segments import segment_softmax
 
-__all__ = ["Ends", "ends_of", "parts_of_table"]
+__all__ = ["Ends", "ends_of"]
 
 
 class Ends:
@@ -51,11 +51,3 @@ def ends_of(layout: Csr) -> tuple[Tensor, Tensor]:
     row = steps[:-1].cumsum(0)  # as repeat_interleave, by operators that ONNX has
     order = layout.order.long()  # a permutation, so that scatter leaves nothing of what was there
     return row.scatter(0, order, layout.indices.long()), row.scatter(0, order, row)
-
-
-def parts_of_table(table: Tensor, q: Tensor | None, heads: int, depth: int) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v, views of the table where they are its columns."""
-    width, at = heads * depth, 0 if q is not None else heads * depth
-    key, value = table[:, at:at + width], table[:, at + width:]
-    query = table[:, :width].unflatten(-1, (heads, depth)) if q is None else q
-    return query, key.unflatten(-1, (heads, depth)), value.unflatten(-1, (heads, value.shape[1] // heads))

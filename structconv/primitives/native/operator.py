@@ -367,7 +367,8 @@ class _Operator:
         self.at_options = self.at_grads + grads
         self.at_needs = self.at_options + len(listed)
         tables = [self.start + i for i, t in enumerate(self.inputs) if not t.apart]
-        self.like, self.tables = tables[0], [*{self.inputs[at - self.start].sizes[-1:]: at for at in tables}.values()]
+        first_of = {self.inputs[at - self.start].sizes[-1:]: at for at in reversed(tables)}
+        self.like, self.tables = tables[0], list(first_of.values())
         tensors = [f"Tensor{'?' * t.optional} {t.name}" for t in self.inputs]
         results_in = [f"Tensor {t.name}" for t in self.results]
         grads_in = [f"Tensor{'?' * (i > 0)} grad_{t.name}" for i, t in enumerate(self.results[:grads])]

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from structconv.primitives.hashing import Drop
-from structconv.primitives.native.edges import parts_of_table
+from structconv.primitives.native.dispatch import parts_of_table
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.triton.combine import add_parts, combine_softmax
 from structconv.primitives.triton.common import (
