@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
@@ -14,9 +15,11 @@ import torch
 from structconv.errors import ConfigError, StructconvError
 from structconv.shapes import check_device
 
-__all__ = ["check_constructor", "checked", "explained"]
+__all__ = ["check_constructor", "checked", "explained", "plain"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+_ATOMS = frozenset({bool, int, float, str, types.NoneType})
+_INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 _COLLECTIONS = (Sequence, Iterable, Collection, list)
 #: Errors of torch and Python that a wrong argument may cause.
 _FOREIGN = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -28,18 +31,22 @@ def checked(function: F) -> F:
     """Wrap a constructor so that an argument of another type than its annotation is a `ConfigError`.
 
     Types are checked in each call, for what is made once: a layer, a mechanism, a loader. The constructor's own checks
-    come first, since their errors say more.
+    come first, since their errors say more. Numbers of NumPy, and of tensors without dimensions, become Python's.
     """
     function = explained(function)
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling() and kwargs.get("device") is not None:
-            check_device(type(args[0]).__name__, kwargs["device"])
+        if torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        owner, (names, hints) = type(args[0]).__name__, _typed(function)
+        if kwargs.get("device") is not None:
+            check_device(owner, kwargs["device"])
+        args = tuple(map(plain, args))
+        kwargs = {name: plain(value) for name, value in kwargs.items()}
         function(*args, **kwargs)
-        if not torch.compiler.is_compiling():
-            owner, (names, hints) = type(args[0]).__name__, _typed(function)
-            _check(owner, hints, (*zip(names, args), *kwargs.items()))  # noqa: B905 - of a shorter call
+        _check(owner, hints, (*zip(names, args), *kwargs.items()))  # noqa: B905 - of a shorter call
+        return None
 
     return called  # type: ignore[return-value]
 
@@ -74,7 +81,11 @@ def explained(function: F) -> F:
 def _explain(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for the first argument that is not of the type of its annotation."""
     owner = function.__qualname__.removesuffix(".__init__").removesuffix(".__post_init__")
-    _check(owner, _typed(function)[1], inspect.signature(function).bind(*args, **kwargs).arguments.items())
+    try:
+        hints, arguments = _typed(function)[1], inspect.signature(function).bind(*args, **kwargs).arguments
+    except (AttributeError, NameError, TypeError):
+        return  # annotations that only a type checker can read, or arguments that the signature does not have
+    _check(owner, hints, arguments.items())
 
 
 def _check(owner: str, hints: Hints, arguments: Iterable[tuple[str, Any]]) -> None:
@@ -89,8 +100,25 @@ def _typed(function: Callable[..., Any]) -> tuple[tuple[str, ...], Hints]:
     parameters = inspect.signature(function).parameters
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     hints = inspect.get_annotations(inspect.unwrap(function), eval_str=True)
-    return tuple(parameters), {name: (hints[name], str(parameter.annotation)) for name, parameter in parameters.items()
-                               if name in hints and parameter.kind not in variadic}
+    return tuple(parameters), {
+        name: (Union[hints[name], None] if parameter.default is None else hints[name],  # noqa: UP007 - of any hint
+               parameter.annotation if isinstance(parameter.annotation, str) else inspect.formatannotation(hints[name]))
+        for name, parameter in parameters.items() if name in hints and parameter.kind not in variadic}
+
+
+def plain(value: Any) -> Any:
+    """Return a number of NumPy, or a tensor of one integer, as Python's number, also within a list or a tuple."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return value
+    if kind in (list, tuple):
+        items = kind(map(plain, value))
+        return value if all(map(operator.is_, items, value)) else items
+    if isinstance(value, np.generic) or (kind is np.ndarray and value.shape == ()):
+        return value.item()
+    if kind is torch.Tensor and value.shape == () and value.dtype in _INTEGERS and value.device.type != "meta":
+        return value.item()
+    return value
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -116,7 +144,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, (int, np.integer, torch.SymInt)) and not isinstance(value, bool)
     if hint is float:
         return isinstance(value, (int, float, np.number, torch.SymInt, torch.SymFloat)) and not isinstance(value, bool)
-    return hint is Any or not isinstance(hint, type) or isinstance(value, hint)
+    protocol = getattr(hint, "_is_protocol", False)
+    return hint is Any or protocol or not isinstance(hint, type) or isinstance(value, hint)
 
 
 def _kind(value: Any) -> str:

@@ -6,6 +6,7 @@ import inspect
 import re
 from contextlib import suppress
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import pytest
@@ -268,6 +269,44 @@ def test_every_constructor_refuses_arguments_of_another_type(name):
 def test_arguments_that_were_accepted_silently_are_refused(make, message):
     with pytest.raises(StructconvError, match=f"^{message}"):
         make()
+
+
+@pytest.mark.parametrize("number", [np.int64(4), np.uint8(4), np.array(4), torch.tensor(4),
+                                    torch.tensor(4, dtype=torch.int32)], ids=lambda value: type(value).__name__)
+def test_numbers_of_numpy_and_torch_are_numbers(number):
+    """Such as the number of classes, `labels.max() + 1`."""
+    for make in (lambda n: sc.GCNConv(3, n), lambda n: sc.nn.Linear(n, out_features=n), lambda n: sc.ChebConv(2, 2, n),
+                 lambda n: sc.MultiheadAttention(n, n), lambda n: sc.Conv2d(n, n, (n, n), padding=[n, n]),
+                 lambda n: sc.GATConv(n, n, n), lambda n: layers.EdgeConditionedConv(2, 2, 2, hidden=[n]),
+                 lambda n: sc.Conv(sc.Shifts([(n,), (0,)]), 2, n)):
+        assert repr(make(number)) == repr(make(4))
+    assert sc.Samples([number, 1]).sizes() == sc.Samples(np.array([4, 1])).sizes() == sc.Samples([4, 1]).sizes()
+    rate = sc.GATConv(2, 2, dropout=np.float32(0.5))
+    assert repr(rate) == repr(sc.GATConv(2, 2, dropout=0.5))
+
+
+class Unchecked(Protocol):
+    def method(self) -> None:
+        """A protocol without checks at run time."""
+
+
+class LooselyAnnotated(sc.GCNConv):
+    def __init__(self, size: int = None, kind: Unchecked = 3, other: "Absent" = 1):  # noqa: F821, RUF013, UP037
+        super().__init__(2, 2)
+        raise ValueError("the user's own")
+
+
+class WithoutAbsent(LooselyAnnotated):
+    def __init__(self, size: int = None, kind: Unchecked = 3):  # noqa: RUF013
+        super().__init__(size, kind)
+
+
+def test_the_error_of_a_users_constructor_is_not_replaced():
+    for make in (LooselyAnnotated, WithoutAbsent):
+        with pytest.raises(ValueError, match=r"^the user's own$"):
+            make(None, 3)
+    with pytest.raises(TypeError, match=r"GCNConv.*missing 1 required positional argument: 'out_channels'"):
+        sc.GCNConv(2)
 
 
 def test_aggregations_that_do_not_fit_a_layer_are_refused():

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from structconv.arguments import plain
 from structconv.derived import derived
 from structconv.errors import StructureError
 from structconv.shapes import broadcast
@@ -241,7 +243,8 @@ def same_samples(one: Samples, other: Samples) -> bool:
 
 
 def _checked(name: str, sizes: Any) -> list[int]:
-    numbers = sizes.tolist() if isinstance(sizes, Tensor) else list(sizes) if isinstance(sizes, list | tuple) else None
+    numbers = sizes.tolist() if isinstance(sizes, Tensor | np.ndarray) else plain(sizes)
+    numbers = list(numbers) if isinstance(numbers, list | tuple) else None
     whole = isinstance(numbers, list) and numbers and all(
         isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in numbers)
     if not whole or sum(numbers) >= 2**62:  # type: ignore[arg-type]
