@@ -86,9 +86,8 @@ def forward_derivatives():
 def changes(private):
     """Changes of every kind; functional transforms may be refused by torch where a name of theirs is gone."""
     from tests.support.layers import LAYERS as MAKE
-    from tests.support.mutations import MUTATIONS, mutations
+    from tests.support.mutations import MUTATIONS
 
-    list(mutations(MAKE["gcn"]))  # enters the changes
     for name in LAYERS:
         for change in CHANGES:
             if not MUTATIONS[change].concerns(use := MAKE[name]()):
