@@ -17,7 +17,7 @@ from unittest import mock
 
 import torch
 
-LAYERS = ("gcn", "gat", "mha")
+LAYERS = ("gat", "mha")
 #: Changes that depend on what a private name tells: modes, transforms, hooks, recomputation.
 CHANGES = ("first_used_without_gradients", "grad_modes_in_turn", "first_used_under_grad", "first_used_under_vmap",
            "first_used_under_fake_tensors", "recomputed_on_the_first_call", "functional_call_with_others",

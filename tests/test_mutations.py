@@ -28,7 +28,7 @@ OF_VALUES = NUMBERS | {"a_layer_goes", "autocast_in_any_order", "between_layers_
                        "dtypes_there_and_back", "fake_tensors_under_autocast", "forward_derivatives",
                        "meta_tensors_under_autocast", "parameters_parametrized", "second_derivatives"}
 #: Of how many changes a named layer is held to one, and a layer over a specimen.
-STEPS = (1, 1) if EVERY else (12, 31)
+STEPS = (1, 1) if EVERY else (16, 43)
 
 
 def check_changes(make, number, names, step):

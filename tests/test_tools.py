@@ -26,10 +26,11 @@ from structconv.structures import Padding
 from tests.support.layers import EVERY, LAYERS, drawn, in_float32
 from tools import compatibility
 
+MADE = {name: make().layer for name, make in LAYERS.items()}
 #: Layers with a state; pooling has none.
-STATEFUL = [name for name, make in LAYERS.items() if make().layer.state_dict()]
+STATEFUL = [name for name, layer in MADE.items() if layer.state_dict()]
 #: Layers that train something.
-TRAINED = [name for name, make in LAYERS.items() if any(p.requires_grad for p in make().layer.parameters())]
+TRAINED = [name for name, layer in MADE.items() if any(p.requires_grad for p in layer.parameters())]
 #: What LoRA is asked to adapt, by the names of projections.
 TARGETS = ["query", "key", "value", "output"]
 
@@ -41,7 +42,7 @@ def targets_of(layer):
 
 
 #: Layers with such maps.
-PROJECTED = [name for name, make in LAYERS.items() if targets_of(make().layer)]
+PROJECTED = [name for name, layer in MADE.items() if targets_of(layer)]
 
 
 def cleared(use):
@@ -136,7 +137,7 @@ def test_two_processes(tmp_path):
     said = [process.communicate(timeout=300)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], "\n".join(said)
     assert json.loads(said[0].splitlines()[-1]) == {
-        tool: [name for name in drawn(LAYERS, 6) if name in MATRIX[tool]] for tool in ("FSDP2", "DDP")}
+        tool: [name for name in drawn(LAYERS, 10) if name in MATRIX[tool]] for tool in ("FSDP2", "DDP")}
 
 
 class Holder(nn.Module):

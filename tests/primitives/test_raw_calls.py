@@ -16,7 +16,7 @@ from tests.primitives.raw_calls import K, M, N, valid
 from tests.support.drawn import EVERY
 
 #: `make test-every` makes more of them.
-ROUNDS = 60 if EVERY else 5
+ROUNDS = 60 if EVERY else 3
 
 
 @pytest.mark.parametrize(("native", "seed"), [("1", "0"), ("0", "2")])

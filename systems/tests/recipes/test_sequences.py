@@ -19,7 +19,7 @@ from tests.support.drawn import drawn, slow
 
 WORDS = {"a": "ein", "dog": "Hund", "man": "Mann", "sees": "sieht", "runs": "rennt", "red": "roter", "old": "alter"}
 TINY = ["steps=6", "validate_every=3", "checkpoint_every=2", "threads=1", "warmup=2"]
-TEXT = [*TINY, "seeds=1", "vocabulary=300", "channels=16", "batch_tokens=64", "beam=2", "longest=6"]
+TEXT = [*TINY, "seeds=1", "vocabulary=300", "channels=16", "batch_tokens=64", "beam=2", "longest=12"]
 SMALL = ["layers=1", "heads=2", "hidden=16"]
 TRANSLATORS = {
     "transformer": [*TEXT, *SMALL], "rnnsearch": TEXT,
