@@ -90,57 +90,6 @@ def test_relational(x, options):
         assert not weights[:3, :2, 2:].any()
 
 
-def gat(layer: GATConv, x: torch.Tensor, edges: torch.Tensor, values: torch.Tensor, heads: int,
-        extra: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each head's output (K, N, D) and the weights (K, E), edge by edge."""
-    score = next(module for module in layer.modules() if hasattr(module, "vector_source"))
-    outputs, weights = [], torch.zeros(heads, edges.shape[1], dtype=F64)
-    for k in range(heads):
-        h = x @ values[k]
-        raw = h[edges[0]] @ score.vector_source[k] + h[edges[1]] @ score.vector_target[k]
-        raw = raw if extra is None else raw + extra[k]
-        raw = torch.nn.functional.leaky_relu(raw, 0.2)
-        y = torch.zeros(M, h.shape[1], dtype=F64)
-        for n in range(M):
-            into = edges[1] == n
-            weights[k, into] = raw[into].softmax(0)
-            y[n] = weights[k, into] @ h[edges[0, into]]
-        outputs.append(y)
-    return torch.stack(outputs), weights
-
-
-def test_gat_mean(x):
-    layer = GATConv(P, Q, heads=3, concat=False, add_self_loops=False).to(F64)
-    y, a = layer(x, graph(), return_weights=True)
-    heads, weights = gat(layer, x, EDGES, layer.weight.theta, 3)
-    close(y, heads.mean(0) + layer.bias)
-    close(a, weights)
-    assert not y[5].any() or torch.equal(y[5], layer.bias)
-
-
-def test_gat_reads_edge_attributes(x):
-    attributes = torch.randn(EDGES.shape[1], 2, dtype=F64)
-    layer = GATConv(P, Q, heads=2, edge_dim=2, add_self_loops=False).to(F64)
-    linear = next(module for module in layer.modules() if hasattr(module, "linear")).linear
-    y, a = layer(x, Graph(EDGES, num_nodes=M, edge_attr=attributes), return_weights=True)
-    heads, weights = gat(layer, x, EDGES, layer.weight.theta, 2, linear(attributes).mT)
-    close(y, torch.cat(list(heads), -1) + layer.bias)
-    close(a, weights)
-
-
-def test_gat_on_a_bipartite_graph(x):
-    layer = GATConv(P, Q, heads=2, add_self_loops=False).to(F64)
-    z = torch.randn(3, P, dtype=F64)
-    edges = torch.tensor([[0, 1, 5, 2], [0, 0, 2, 1]])
-    y = layer(x, Graph(edges, num_inputs=M, num_outputs=3), z=z)
-    score = next(module for module in layer.modules() if hasattr(module, "vector_source"))
-    for k in range(2):
-        h, g = x @ layer.weight.theta[k], z @ layer.weight.theta[k]
-        raw = (h @ score.vector_source[k])[[0, 1]] + g[0] @ score.vector_target[k]
-        expected = torch.nn.functional.leaky_relu(raw, 0.2).softmax(0) @ h[[0, 1]]
-        close(y[0, k * Q:(k + 1) * Q], expected + layer.bias[k * Q:(k + 1) * Q])
-
-
 def attributed(edges: int, kinds: int | None) -> Graph:
     """A multigraph whose edges are of a few kinds, or all different."""
     attributes = torch.randn(edges if kinds is None else kinds, 3, dtype=F64)

@@ -28,12 +28,12 @@ TRANSLATORS = {
     "pervasive": [*TEXT, "pairs=8", "layers=2", "growth=4", "hidden=8", "kernel=3", "pooling=both"]}
 TRAINED = {
     **TRANSLATORS, "relative-positions": [*TEXT, *SMALL, "rows=clip-0,clip-2"],
-    "parser": [*TINY, "seeds=1", "train=a.conllu", "valid=a.conllu", "test=a.conllu", "batch_words=40", "embed=8", "hidden=8",
-               "layers=1", "arc=8", "label=8"],
-    "series": [*TINY, "seeds=2", "file=series.csv", "missing=nan", "history=24", "patch=4", "gap=4", "hidden=8", "heads=2",
-               "batch_size=8"],
-    "characters": [*TINY, "seeds=1", "text=text.txt", "length=16", "batch_size=4", "channels=16", "layers=1", "heads=2",
-                   "sample=20"]}
+    "parser": [*TINY, "seeds=1", "train=a.conllu", "valid=a.conllu", "test=a.conllu", "batch_words=40", "embed=8",
+               "hidden=8", "layers=1", "arc=8", "label=8"],
+    "series": [*TINY, "seeds=2", "file=series.csv", "missing=nan", "history=24", "patch=4", "gap=4", "hidden=8",
+               "heads=2", "batch_size=8"],
+    "characters": [*TINY, "seeds=1", "text=text.txt", "length=16", "batch_size=4", "channels=16", "layers=1",
+                   "heads=2", "sample=20"]}
 
 
 def sentences(count, seed):
