@@ -87,7 +87,7 @@ def test_functional_call_takes_a_state(name):
     torch.testing.assert_close(found.detach(), expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", drawn(MATRIX["state dicts of DCP"], 3))
+@pytest.mark.parametrize("name", drawn(MATRIX["state dicts of DCP"], 6))
 def test_distributed_checkpoints(name):
     use = LAYERS[name]()
     expected, state = use().detach(), get_model_state_dict(use.layer)
@@ -98,7 +98,7 @@ def test_distributed_checkpoints(name):
     check(twin, expected)
 
 
-@pytest.mark.parametrize("name", drawn(MATRIX["EMA"], 3))
+@pytest.mark.parametrize("name", drawn(MATRIX["EMA"], 6))
 def test_a_moving_average(name):
     use = LAYERS[name]()
     averaged = AveragedModel(use.layer, multi_avg_fn=get_ema_multi_avg_fn(0.5))
@@ -151,7 +151,7 @@ class Holder(nn.Module):
         return self.layer(*args, **options)
 
 
-@pytest.mark.parametrize("name", drawn(MATRIX["PEFT"], 2))
+@pytest.mark.parametrize("name", drawn(MATRIX["PEFT"], 3))
 def test_peft(name, tmp_path):
     """All projections at once and each alone: every adapter counts, is trained, saved, restored and merged."""
     peft = pytest.importorskip("peft", reason="peft is in the extra `tools`")
