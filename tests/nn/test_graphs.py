@@ -90,6 +90,19 @@ def test_relational(x, options):
         assert not weights[:3, :2, 2:].any()
 
 
+def test_gat_on_a_bipartite_graph(x):
+    layer = GATConv(P, Q, heads=2, add_self_loops=False).to(F64)
+    z = torch.randn(3, P, dtype=F64)
+    edges = torch.tensor([[0, 1, 5, 2], [0, 0, 2, 1]])
+    y = layer(x, Graph(edges, num_inputs=M, num_outputs=3), z=z)
+    score = next(module for module in layer.modules() if hasattr(module, "vector_source"))
+    for k in range(2):
+        h, g = x @ layer.weight.theta[k], z @ layer.weight.theta[k]
+        raw = (h @ score.vector_source[k])[[0, 1]] + g[0] @ score.vector_target[k]
+        expected = torch.nn.functional.leaky_relu(raw, 0.2).softmax(0) @ h[[0, 1]]
+        close(y[0, k * Q:(k + 1) * Q], expected + layer.bias[k * Q:(k + 1) * Q])
+
+
 def attributed(edges: int, kinds: int | None) -> Graph:
     """A multigraph whose edges are of a few kinds, or all different."""
     attributes = torch.randn(edges if kinds is None else kinds, 3, dtype=F64)
@@ -143,6 +156,7 @@ def test_gatv2_weights_and_bipartite_graphs(x):
     layer, z = GATv2Conv(P, Q, heads=2, add_self_loops=False).to(F64), torch.randn(3, P, dtype=F64)
     edges = torch.tensor([[0, 1, 5, 2], [0, 0, 2, 1]])
     y, weights = layer(x, Graph(edges, num_inputs=M, num_outputs=3), z=z, return_weights=True)
+    close(layer(x, Graph(edges, num_inputs=M, num_outputs=3), z=z), y)
     score = next(module for module in layer.modules() if hasattr(module, "vector"))
     for k in range(2):
         h, target = x @ layer.weight.theta[k], score.target(z)[:, k * Q:(k + 1) * Q]
@@ -243,6 +257,16 @@ def test_a_laplacian_that_is_zero_but_for_rounding_is_bounded_as_one_without_edg
 def test_a_small_laplacian_is_none_of_rounding():
     path = torch.tensor([[0, 1], [1, 0]])
     assert laplacian_bound(Graph(path, edge_weight=torch.full((2,), 1e-20)), None) == pytest.approx(2e-20)
+
+
+@pytest.mark.parametrize("kind", [GATConv, GATv2Conv])
+def test_the_mean_of_heads_is_that_of_those_side_by_side(x, kind):
+    mean, beside = (kind(P, Q, heads=3, concat=concat, bias=False).to(F64) for concat in (False, True))
+    mean.load_state_dict(beside.state_dict())
+    (y, a), (heads, weights) = (layer(x, graph(False), return_weights=True) for layer in (mean, beside))
+    close(y, heads.unflatten(-1, (3, Q)).mean(1))
+    close(mean(x, graph(False)), y)
+    close(a, weights)
 
 
 @pytest.mark.parametrize("fill_value", ["mean", "max", 2.5])
