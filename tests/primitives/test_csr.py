@@ -182,6 +182,22 @@ def test_no_channels():
     assert not sddmm(*edges.layouts, torch.ones(5, 0), torch.ones(7, 0)).any()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_types_are_computed_in_float32(dtype):
+    edges = Edges(50, 20, 3000)
+    values, x = torch.randn(3, 3000).to(dtype), torch.randn(3, 50, 8).to(dtype)
+    expected = reference(edges, values.double(), x.double())
+    got = spmm(*edges.layouts, values, x)
+    assert got.dtype == dtype
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(got.double(), expected, rtol=eps, atol=1e-3)
+    summed = spmm(*edges.layouts, values, x, sum_heads=True)
+    torch.testing.assert_close(summed.double(), expected.sum(0), rtol=eps, atol=1e-3)
+    q, k = torch.randn(20, 64).to(dtype), torch.randn(50, 64).to(dtype)
+    dots = (q.double()[edges.target] * k.double()[edges.source]).sum(-1)
+    torch.testing.assert_close(sddmm(*edges.layouts, q, k).double(), dots, rtol=eps, atol=1e-4)
+
+
 def test_mixed_dtypes_promote_as_a_product_does():
     edges = Edges(7, 5, 30)
     assert spmm(*edges.layouts, torch.ones(30, dtype=F64), torch.ones(7, 2)).dtype == F64
