@@ -20,6 +20,7 @@ from structconv.primitives.dense_blocks import Maps, Options
 from structconv.structures import Causal, Padding, Window
 from structconv.weights import Eye
 from tests.kernels.applied import (
+    PRIMITIVES,
     application_of,
     applied,
     call_of,
@@ -150,6 +151,34 @@ def test_the_planner_reassociates_where_that_is_cheaper():
     basis = DotProduct(heads=1, dim=64).bound(64).basis(small).normalize("count")
     assert plan(small, basis, Eye.of(1, 64)).kernel != REASSOCIATED
     assert decide(problem_of(call_of(basis, small.unsqueeze(0)))).kernel != REASSOCIATED
+
+
+@pytest.mark.parametrize("scores", [DOT, DOT + RelativeBias(2), DOT.relu()], ids=["dot", "bias", "relu"])
+@pytest.mark.parametrize("kind", ["softmax", "count"])
+@pytest.mark.parametrize("mask", [Causal(), Padding(KEEP)], ids=["causal", "padding"])
+def test_strangers_do_not_leak(scores, kind, mask, sizes):
+    """What is not finite at an input reaches the outputs that see it, and no other."""
+    _, (r, *_), call = built(scores.masked(keep=mask).normalize(kind))
+    made = decide(problem_of(call))
+    assert made.kernel != PRIMITIVES
+    unseen = ~KEEP if isinstance(mask, Padding) else (torch.arange(N) >= N - 3).expand(2, N)
+    reached = torch.zeros_like(unseen) if isinstance(mask, Padding) else unseen
+    dirty = r.detach().masked_fill(unseen[:, None, :, None], torch.nan)
+    y, clean = (made.run(call._replace(projected=t)).movedim(1, -1)[~reached] for t in (dirty, r))
+    torch.testing.assert_close(y, clean)
+
+
+def test_an_output_without_inputs_is_zero_and_gives_no_gradient(sizes):
+    q, k = (torch.randn(2, N, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    table = torch.zeros(2, 1, 5, dtype=torch.float64, requires_grad=True)
+    nothing = Padding(torch.zeros(N, dtype=torch.bool))
+    basis = (Bilinear(q, k) + Lookup(table, "clip", 2, N, N)).masked(keep=nothing).softmax()
+    r = torch.randn(2, N, 3, dtype=torch.float64)
+    y = applied(basis, r, BLOCKED_KERNEL)
+    assert not y.any()
+    assert all(not g.any() for g in torch.autograd.grad(y.sum(), [q, k, table]))
+    hidden = Bilinear(q, k) + Lookup(table.detach() - torch.inf, "clip", 2, N, N)
+    assert not applied(hidden.softmax(), r, BLOCKED_KERNEL).any()
 
 
 def test_a_batch_of_values_shares_the_dropout_of_the_weights():
