@@ -16,7 +16,7 @@ from structconv.mechanisms.index import Identity as IdentityMechanism
 from structconv.mechanisms.masks import STRUCTURE
 from structconv.mechanisms.scores import Additive, BiAffine, Concatenation, DotProduct, Uniform
 from structconv.nn.conv import Conv
-from structconv.structures import Causal, Graph
+from structconv.structures import Causal, DenseMask, Graph, Padding, Window
 from structconv.weights import HeadBlocks
 
 F64 = torch.float64
@@ -78,6 +78,31 @@ def test_projected_scores_see_x_theta():
     source, target = (torch.einsum("kmq,kq->km", projected, v) for v in (score.vector_source, score.vector_target))
     a = (source.unsqueeze(-1) + target.unsqueeze(-2)).softmax(-2)
     torch.testing.assert_close(layer(x), torch.einsum("kmn,kmq->nq", a, projected))
+
+
+SCORES = [DotProduct(heads=2, dim=3), Additive(dim=3, heads=2)]
+
+
+@pytest.mark.parametrize("keep", [Padding(torch.arange(M) < 4), torch.arange(M) < 4,
+                                  Padding(torch.arange(M) < torch.tensor([[4], [4]])),
+                                  Window(2) & Padding(torch.arange(M) < 4),
+                                  ~(Padding(torch.arange(M) >= 4) | ~Window(2)), ~Padding(torch.arange(M) >= 4),
+                                  ~DenseMask((torch.arange(M) >= 4).unsqueeze(-1).expand(M, M))], ids=repr)
+def test_padding_of_any_content_changes_nothing(keep):
+    """Outputs of the true entries, and every gradient, are those with zeros, with NaN or with infinities as padding."""
+    layer = Conv((SCORES[0].scaled(0.5).masked(keep=keep) + SCORES[1].masked(keep=keep)).softmax(), P, 3).to(F64)
+    expected = None
+    for padding in (0.0, 1e9, torch.nan, torch.inf):
+        x = torch.randn(2, M, P, dtype=F64, generator=torch.Generator().manual_seed(1))
+        x[:, 4:] = padding
+        x.requires_grad_()
+        layer.zero_grad()
+        y = layer(x)[:, :4]
+        y.square().sum().backward()
+        found = [y.detach(), x.grad[:, :4], *(p.grad for p in layer.parameters())]
+        expected = found if expected is None else expected
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("keep", [True, False])
