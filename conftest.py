@@ -35,10 +35,6 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.enable()
 
 
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # what a process holds is freed at its end
-
-
 @pytest.fixture(autouse=True)
 def seed() -> int:
     """The seed from which every test starts, in each of the three generators."""

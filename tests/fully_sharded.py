@@ -66,8 +66,8 @@ def main(rank: int, store: str) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
-    checked = {"FSDP2": [name for name in drawn(LAYERS, 6) if sharded(name, mesh)],
-               "DDP": [name for name in drawn(LAYERS, 6) if replicated(name)]}
+    checked = {"FSDP2": [name for name in drawn(LAYERS, 10) if sharded(name, mesh)],
+               "DDP": [name for name in drawn(LAYERS, 10) if replicated(name)]}
     if rank == 0:
         print(json.dumps(checked))
     distributed.destroy_process_group()

@@ -17,7 +17,7 @@ from unittest import mock
 
 import torch
 
-LAYERS = ("gcn", "gat", "mha")
+LAYERS = ("gat", "mha")
 #: Changes that depend on what a private name tells: modes, transforms, hooks, recomputation.
 CHANGES = ("first_used_without_gradients", "grad_modes_in_turn", "first_used_under_grad", "first_used_under_vmap",
            "first_used_under_fake_tensors", "recomputed_on_the_first_call", "functional_call_with_others",
@@ -86,9 +86,8 @@ def forward_derivatives():
 def changes(private):
     """Changes of every kind; functional transforms may be refused by torch where a name of theirs is gone."""
     from tests.support.layers import LAYERS as MAKE
-    from tests.support.mutations import MUTATIONS, mutations
+    from tests.support.mutations import MUTATIONS
 
-    list(mutations(MAKE["gcn"]))  # enters the changes
     for name in LAYERS:
         for change in CHANGES:
             if not MUTATIONS[change].concerns(use := MAKE[name]()):

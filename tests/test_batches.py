@@ -22,7 +22,7 @@ REFUSED = {"mha_padded", "masked_by_graph", "over_table_with_infinities", "over_
 USES = {name: make for name, make in uses().items() if takes_samples(make())}
 
 
-@pytest.mark.parametrize("name", drawn(sorted(USES.keys() - REFUSED), 2))
+@pytest.mark.parametrize("name", drawn(sorted(USES.keys() - REFUSED), 3))
 def test_a_batch_gives_what_each_sample_gives_alone(name):
     check_samples(USES[name]())
 

@@ -12,8 +12,9 @@ import torch
 
 from structconv.mechanisms import Given
 from tests.support.calls import check_now
+from tests.support.drawn import part
 from tests.support.layers import EVERY, LAYERS, drawn, in_float32, over_specimens
-from tests.support.mutations import mutations
+from tests.support.mutations import MUTATIONS
 
 #: Changes that native kernels, most of which are for float32, may see.
 NUMBERS = {"a_structure_behind_torch", "a_structure_in_place", "arguments_made_under_inference",
@@ -27,24 +28,29 @@ OF_VALUES = NUMBERS | {"a_layer_goes", "autocast_in_any_order", "between_layers_
                        "dtypes_there_and_back", "fake_tensors_under_autocast", "forward_derivatives",
                        "meta_tensors_under_autocast", "parameters_parametrized", "second_derivatives"}
 #: Of how many changes a named layer is held to one, and a layer over a specimen.
-STEPS = (1, 1) if EVERY else (12, 31)
+STEPS = (1, 1) if EVERY else (16, 43)
 
 
-def cases():
-    for number, (name, make) in enumerate(LAYERS.items()):
-        both = {name: mutations(make), f"{name}_float32": mutations(partial(in_float32, make), NUMBERS)}
-        for own, checks in both.items():
-            yield from ((own, check) for check in list(checks)[number % STEPS[0]::STEPS[0]])
-    for number, (name, make) in enumerate(over_specimens().items()):
-        fixed = isinstance(make().layer.mechanism, Given)
-        checks = list(mutations(make, OF_VALUES if fixed else None))
-        yield from ((name, check) for check in checks[number % STEPS[1]::STEPS[1]])
+def check_changes(make, number, names, step):
+    """One of so many changes, of those that concern a layer; each is made on a fresh one."""
+    for name in [name for name in MUTATIONS if name in names][number % step::step]:
+        with part(name):
+            if MUTATIONS[name].concerns(make()):
+                MUTATIONS[name].check(make())
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
-@pytest.mark.parametrize("check", [pytest.param(check, id=f"{check}-{name}") for name, check in cases()])
-def test_mutation(check):
-    check()
+@pytest.mark.parametrize(("number", "name"), [*enumerate(LAYERS)])
+def test_changes_of_a_layer(number, name):
+    check_changes(LAYERS[name], number, MUTATIONS, STEPS[0])
+    check_changes(partial(in_float32, LAYERS[name]), number, NUMBERS, STEPS[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+@pytest.mark.parametrize(("number", "name"), [*enumerate(over_specimens())])
+def test_changes_over_a_specimen(number, name):
+    make = over_specimens()[name]
+    check_changes(make, number, OF_VALUES if isinstance(make().layer.mechanism, Given) else MUTATIONS, STEPS[1])
 
 
 @pytest.mark.parametrize("name", drawn(["conv2d", "gat", "rgcn", "biased_window"], 4))

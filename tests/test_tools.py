@@ -26,10 +26,11 @@ from structconv.structures import Padding
 from tests.support.layers import EVERY, LAYERS, drawn, in_float32
 from tools import compatibility
 
+MADE = {name: make().layer for name, make in LAYERS.items()}
 #: Layers with a state; pooling has none.
-STATEFUL = [name for name, make in LAYERS.items() if make().layer.state_dict()]
+STATEFUL = [name for name, layer in MADE.items() if layer.state_dict()]
 #: Layers that train something.
-TRAINED = [name for name, make in LAYERS.items() if any(p.requires_grad for p in make().layer.parameters())]
+TRAINED = [name for name, layer in MADE.items() if any(p.requires_grad for p in layer.parameters())]
 #: What LoRA is asked to adapt, by the names of projections.
 TARGETS = ["query", "key", "value", "output"]
 
@@ -41,7 +42,7 @@ def targets_of(layer):
 
 
 #: Layers with such maps.
-PROJECTED = [name for name, make in LAYERS.items() if targets_of(make().layer)]
+PROJECTED = [name for name, layer in MADE.items() if targets_of(layer)]
 
 
 def cleared(use):
@@ -86,7 +87,7 @@ def test_functional_call_takes_a_state(name):
     torch.testing.assert_close(found.detach(), expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", drawn(MATRIX["state dicts of DCP"], 3))
+@pytest.mark.parametrize("name", drawn(MATRIX["state dicts of DCP"], 6))
 def test_distributed_checkpoints(name):
     use = LAYERS[name]()
     expected, state = use().detach(), get_model_state_dict(use.layer)
@@ -97,7 +98,7 @@ def test_distributed_checkpoints(name):
     check(twin, expected)
 
 
-@pytest.mark.parametrize("name", drawn(MATRIX["EMA"], 3))
+@pytest.mark.parametrize("name", drawn(MATRIX["EMA"], 6))
 def test_a_moving_average(name):
     use = LAYERS[name]()
     averaged = AveragedModel(use.layer, multi_avg_fn=get_ema_multi_avg_fn(0.5))
@@ -136,7 +137,7 @@ def test_two_processes(tmp_path):
     said = [process.communicate(timeout=300)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], "\n".join(said)
     assert json.loads(said[0].splitlines()[-1]) == {
-        tool: [name for name in drawn(LAYERS, 6) if name in MATRIX[tool]] for tool in ("FSDP2", "DDP")}
+        tool: [name for name in drawn(LAYERS, 10) if name in MATRIX[tool]] for tool in ("FSDP2", "DDP")}
 
 
 class Holder(nn.Module):
@@ -150,7 +151,7 @@ class Holder(nn.Module):
         return self.layer(*args, **options)
 
 
-@pytest.mark.parametrize("name", drawn(MATRIX["PEFT"], 2))
+@pytest.mark.parametrize("name", drawn(MATRIX["PEFT"], 3))
 def test_peft(name, tmp_path):
     """All projections at once and each alone: every adapter counts, is trained, saved, restored and merged."""
     peft = pytest.importorskip("peft", reason="peft is in the extra `tools`")

@@ -39,10 +39,10 @@ def private_names(source):
                 if hidden(name):
                     yield node.lineno, name
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
             base, _, rest = ast.unparse(node).partition(".")
             name = f"{imported.get(base, '')}.{rest}"
-            if hidden(name) and node.attr.startswith("_"):
+            if hidden(name):
                 yield node.lineno, name
 
 

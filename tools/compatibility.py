@@ -28,7 +28,7 @@ def table(matrix: Mapping[str, Sequence[str]], failed: Mapping[str, Collection[s
     """
     from tests.support.layers import LAYERS
 
-    kinds = {name: type(LAYERS[name]().layer).__name__ for names in matrix.values() for name in names}
+    kinds = {name: type(LAYERS[name]().layer).__name__ for name in set().union(*matrix.values())}
     lines = ["| layer | " + " | ".join(matrix) + " |", "|---" * (1 + len(matrix)) + "|"]
     for kind in sorted(set(kinds.values())):
         cells = []

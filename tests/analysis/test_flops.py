@@ -26,7 +26,7 @@ def test_no_operator_is_left_out():
     assert FORMULAS.keys() == OPERATORS.keys()
 
 
-@pytest.mark.parametrize("name", drawn(uses(), 4))
+@pytest.mark.parametrize("name", drawn(uses(), 8))
 def test_every_layer_is_counted(name):
     """A training step, on the route that the planner takes."""
     use = uses()[name]()

@@ -9,7 +9,6 @@ from structconv.bases import Bilinear, Dense
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms import STRUCTURE, BiAffine, DotProduct
 from structconv.nn.conv import Conv
-from structconv.structures import Causal
 
 F64, M, N = torch.float64, 7, 6
 
@@ -29,16 +28,6 @@ def test_a_score_of_minus_infinity_is_absent_in_every_mixture():
     weights = Dense(a).mix(w).softmax().dense()
     assert weights[:, 2, 3].abs().max() == 0
     assert weights.isfinite().all()
-
-
-def test_nan_stays_where_a_mask_keeps_it():
-    x = torch.randn(M, 2, dtype=F64)
-    x[-1] = torch.nan
-    basis = Bilinear(torch.randn(3, M, 4, dtype=F64), torch.randn(3, M, 4, dtype=F64)).masked(keep=Causal())
-    for mixed in (basis.mix(numbers(3, 2)).softmax(), basis.softmax().mix(numbers(3, 2))):
-        y = mixed.analysis(x)
-        assert y[:, :-1].isfinite().all()
-        assert y[:, -1].isnan().all()
 
 
 def test_learned_matrices_are_drawn_with_each_layer():

@@ -68,18 +68,6 @@ def test_each_group_by_itself(kind, over):
             torch.testing.assert_close(found[at], expected, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize(("kind", "mask"), [("sparsemax", "causal"), ("entmax", "graph"), (TopK(3), "all")], ids=str)
-def test_derivatives(kind, mask):
-    basis = scores(1)
-
-    def weights(query, key):
-        made = Bilinear(query, key)
-        return (made if MASKS[mask] is None else made.masked(keep=MASKS[mask])).normalize(kind).dense()
-
-    inputs = [t.requires_grad_() for t in (basis.child.query, basis.child.key)]
-    assert torch.autograd.gradcheck(weights, inputs)
-
-
 @pytest.mark.parametrize("over", ["inputs", "outputs"])
 @pytest.mark.parametrize(("mask", "sink"), zip(
     MASKS, [0.0, torch.tensor([0.3, -2.0], dtype=F64), -1.5] * 2, strict=True))

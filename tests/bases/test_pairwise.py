@@ -14,7 +14,7 @@ from structconv.bases import Additive, Affine, Bilinear, EdgeScore, Lookup, Spar
 from structconv.bases.pairs import Edges
 from structconv.bases.pairwise import weights_at
 from structconv.nn import Conv
-from structconv.structures import Blocks, Causal, DenseMask, EdgeSupport, Graph, Padding, Samples, Window
+from structconv.structures import Blocks, Causal, DenseMask, EdgeSupport, Graph, Samples, Window
 
 F64 = torch.float64
 M, HEADS = 6, 2
@@ -212,35 +212,6 @@ def test_additive_attention_on_a_graph_holds_edges_in_blocks(in_blocks):
         y = Additive(source, target, torch.randn(1, d)).masked(keep=graph).softmax().synthesis(x)
         y.square().sum().backward()
     assert largest.elements <= 4 * edges < edges * d
-
-
-@pytest.mark.parametrize(("mask", "leaf_name"), zip(
-    [Causal(), Window(1) & Causal(), table(Causal()), Causal(), Window(1) & Causal()], LEAVES, strict=True))
-def test_nan_in_the_last_value_reaches_only_outputs_that_see_it(mask, leaf_name, in_blocks):
-    a = LEAVES[leaf_name]().masked(keep=mask).softmax()
-    x = random(M, 2)
-    expected = a.analysis(x)
-    x[-1, 0] = torch.nan
-    for elements in (1 << 24, 1):
-        in_blocks(elements)
-        y = a.analysis(x)
-        close(y[:, :-1], expected[:, :-1])
-        assert y[:, -1, 0].isnan().all()
-        s = a.synthesis(x.expand(HEADS, M, 2))
-        assert s[:-1].isfinite().all() and s[-1, 0].isnan()
-
-
-@pytest.mark.parametrize("fn", [torch.tanh, torch.exp])
-def test_nan_in_a_masked_score_leaves_the_others_and_their_gradients(fn):
-    query, key = leaf(1, M, 3), random(1, M, 3)
-    key[:, 2] = torch.nan
-    key.requires_grad_()
-    drop = Padding(torch.arange(M) == 2)
-    for scores in (Bilinear(query, key), Bilinear(query, key).map(fn), Additive(key, query, leaf(1, 3))):
-        y = scores.masked(drop=drop).softmax().analysis(torch.nan_to_num(key[0].detach(), nan=torch.nan))
-        assert y.isfinite().all()
-        found = torch.autograd.grad(y.square().sum(), [query, key])
-        assert found[0].isfinite().all() and found[1][:, torch.arange(M) != 2].isfinite().all()
 
 
 class Curve(torch.nn.Module):

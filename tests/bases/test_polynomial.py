@@ -84,25 +84,6 @@ def test_edges_by_the_fused_recurrence(dtype, kind, order, first):
             torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=bound)
 
 
-def test_both_operators_differentiate_twice():
-    basis = over_edges(F64, 3, first=1)
-    x = torch.randn(40, 1, dtype=F64, requires_grad=True)
-    r = torch.randn(3, 40, 1, dtype=F64, requires_grad=True)
-    for run, given in ((basis.analysis, x), (basis.synthesis, r)):
-        assert torch.autograd.gradcheck(run, given, fast_mode=True)
-        assert torch.autograd.gradgradcheck(run, given, fast_mode=True)
-
-
-def test_operators_pass_torch_checks():
-    graph = ring()
-    edges = (*graph.by_target(), *graph.by_source())
-    values = torch.rand(graph.num_edges)
-    x = torch.randn(2, 40, 3, requires_grad=True)
-    r = torch.randn(2, 40, 4, 3, requires_grad=True)
-    torch.library.opcheck(torch.ops.structconv.polynomial_analysis, (*edges, values, x, 3, 0, True))
-    torch.library.opcheck(torch.ops.structconv.polynomial_synthesis, (*edges, None, r, 4, 1, False))
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("kind", ["chebyshev", "monomial"])
 def test_samples_of_few_channels_are_those_alone(kind, channels):

@@ -261,7 +261,7 @@ def results(y, inputs, layer):
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.filterwarnings("ignore:.*joins source n to target n", "ignore:Converting sparse tensor to CSR")
-@settings(max_examples=60 if layers.EVERY else 10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60 if layers.EVERY else 6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_layer_is_that_of_pyg(name, data):
     one = data.draw(setups(name))

@@ -7,7 +7,7 @@ import torch
 
 from structconv.mechanisms import DotProduct
 from structconv.nn.conv import Conv
-from structconv.structures import Causal, Global, Padding, Samples, Window
+from structconv.structures import Causal, Global, Padding, Window
 from structconv.weights import LowRank
 from tests.kernels.applied import LargestTensor
 
@@ -54,13 +54,6 @@ def test_causal_and_padded():
     of = layer((Window(2) | Global(1)) & Causal() & Padding(kept))
     expected = looped(of, x, lambda m, n: m <= n and m < 9 and (n - m <= 2 or m == 0))
     torch.testing.assert_close(of(x), expected)
-
-
-def test_each_sample_has_its_own_global_entries():
-    of, sizes = layer(Window(1) | Global((0, 5))), [8, 4, 0, 3]
-    xs = [torch.randn(size, 8, dtype=F64) for size in sizes]
-    together = of(torch.cat(xs), structure=Samples(sizes))
-    torch.testing.assert_close(together, torch.cat([of(x) for x in xs]))
 
 
 def test_no_table_of_all_pairs_is_held():

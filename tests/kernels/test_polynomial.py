@@ -124,12 +124,3 @@ def test_a_stranger_does_not_leak():
     seed[3] = torch.nan
     y.backward(seed)
     assert x.grad[:2].isfinite().all() and x.grad[2:].isnan().all()
-
-
-def test_compiles_whole():
-    x, basis, theta = problem("chebyshev", 3, 0)
-
-    def run(x):
-        return conv(x, basis, Full.of(theta), path="channels_first")
-
-    torch.testing.assert_close(torch.compile(run, fullgraph=True, backend="aot_eager")(x), run(x))

@@ -20,15 +20,12 @@ from structconv.planning.kernel import FORGET
 from structconv.planning.plan import plan_for
 from structconv.planning.problem import Call
 from structconv.structures import Causal, DenseMask, Padding, Samples, Window
-from structconv.testing.batches import check_samples, takes_samples
+from structconv.testing.batches import check_samples
 from structconv.weights import LowRank
 from structconv.weights.whole import Apart
 from tests.kernels.applied import LargestTensor
 from tests.support.drawn import drawn
-from tests.support.layers import uses
-from tests.test_batches import REFUSED
-
-USES = {name: make for name, make in uses().items() if name not in REFUSED and takes_samples(make())}
+from tests.test_batches import REFUSED, USES
 
 
 @pytest.fixture
@@ -42,7 +39,7 @@ def preferred(monkeypatch):
         forget()
 
 
-@pytest.mark.parametrize("name", drawn(sorted(USES), 6))
+@pytest.mark.parametrize("name", drawn(sorted(USES.keys() - REFUSED), 6))
 def test_by_plans_of_their_own_samples_give_what_each_gives_alone(name, preferred):
     check_samples(USES[name]())
 

@@ -12,7 +12,6 @@ from structconv.structures.grid import Grid
 from structconv.testing import by_definition
 from structconv.weights import Depthwise, Full, LowRank
 from tests.kernels.applied import computed, convolution_of, match_of, numbers
-from tests.support.drawn import EVERY, drawn
 
 SLICES = "structconv.slices"
 
@@ -58,22 +57,6 @@ def test_equals_the_definition(name, padding, grow):
     for got, right in zip(torch.autograd.grad((y * seed).sum(), [x, theta]),
                           torch.autograd.grad((wanted * seed).sum(), [x, theta]), strict=True):
         torch.testing.assert_close(got, right, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("seed", range(12 if EVERY else 4))
-def test_random_sets(seed):
-    generator = torch.Generator().manual_seed(seed)
-    ndim = seed % 3 + 1
-    shape = tuple(torch.randint(1, 7, (ndim,), generator=generator).tolist())
-    offsets = [tuple(o) for o in torch.randint(-7, 8, (5, ndim), generator=generator).tolist()]
-    for padding in PADDINGS[:4]:
-        basis, theta, x = Shift(Grid(shape), offsets, padding), numbers(5, 2, 3), numbers(basis_size(shape), 2)
-        if taken(x, basis, theta):
-            torch.testing.assert_close(by_slices(x, basis, theta), by_definition(x, basis, theta), rtol=0, atol=1e-10)
-
-
-def basis_size(shape):
-    return Grid(shape).num_entries
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -134,15 +117,3 @@ def test_zero_filled_window_on_request(padding):
     assert made.kernel == "zero-filled window"
     torch.testing.assert_close(conv(x, basis, theta, plan=made), by_definition(x, basis, theta), rtol=0, atol=1e-10)
     assert plan(x, basis, theta).kernel != "zero-filled window"
-
-
-@pytest.mark.parametrize("padding", drawn(["circular", "zeros"], 2))
-def test_compiles_whole(padding):
-    basis = Shift(Grid((8, 9)), ((0, 0), (3, -2), (-2, 4)), padding)
-    x, theta = numbers(2, 72, 8).requires_grad_(), numbers(3, 8, 8).requires_grad_()
-    compiled = torch.compile(lambda x, t: conv(x, basis, t, path="per_shift"), fullgraph=True, backend="aot_eager")
-    y, wanted = compiled(x, theta), conv(x, basis, theta, path="per_shift")
-    torch.testing.assert_close(y, wanted)
-    for got, right in zip(torch.autograd.grad(y.sum(), [x, theta]), torch.autograd.grad(wanted.sum(), [x, theta]),
-                          strict=True):
-        torch.testing.assert_close(got, right)

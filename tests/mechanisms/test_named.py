@@ -104,16 +104,6 @@ def test_each_part_reads_its_own_structure(case):
     assert layer.plan(x, structure=given) is layer.plan(x, structure=dict(reversed(given.items())))
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_batch_gives_what_each_sample_gives_alone(case):
-    expression, _, structures = CASES[case]
-    layer, xs = conv(expression), [numbers(size, P) for size in (M, 8, 4)]
-    given = [structures(len(x)) for x in xs]
-    both = {name: batch([each[name] for each in given]) for name in given[0]}
-    same(layer(torch.cat(xs), structure=both),
-         torch.cat([layer(x, structure=each) for x, each in zip(xs, given, strict=True)]), "batched")
-
-
 def test_what_a_grid_pools_a_graph_joins():
     layer = conv(Pool(2, structure="line") @ Adjacency("row", structure="coarse"))
     x, coarse = numbers(2, M, P), ring(3)

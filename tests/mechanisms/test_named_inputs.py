@@ -98,16 +98,6 @@ def test_few_channels_of_all_parts_are_joined_for_one_product():
     assert layer.plan(x, structure=structure).path == "structure_first"
 
 
-def test_a_batch_gives_what_each_graph_gives_alone():
-    graphs = [graph(6, 11), graph(4, 5), graph(7, 9)]
-    xs = [inputs(each) for each in graphs]
-    both = {name: torch.cat([x[name] for x in xs]) for name in COUNTS}
-    for mechanism in (EDGE_UPDATE, PARTS["nodes"][0], DOT.softmax().of("nodes") | TO_NODES):
-        layer = conv(mechanism)
-        alone = torch.cat([layer(x, structure=each) for x, each in zip(xs, graphs, strict=True)])
-        same(layer(both, structure=batch(graphs)), alone, repr(mechanism))
-
-
 def test_attention_among_edges_names_their_samples():
     graphs = [graph(6, 11), graph(4, 5)]
     xs = [inputs(each) for each in graphs]

@@ -44,7 +44,6 @@ from structconv.weights import (
     HeadBlocks,
     LowRank,
     Separable,
-    Shared,
 )
 from tests.support.layers import drawn
 
@@ -52,42 +51,10 @@ F64 = torch.float64
 M, P, Q = 6, 4, 8
 GRAPH = Graph(torch.tensor([[0, 1, 1, 2, 3, 3, 4, 0], [1, 0, 2, 1, 2, 0, 0, 3]]), num_nodes=M)
 ATTENTION = DotProduct(heads=2, dim=3).scaled().softmax()
-MECHANISMS = {
-    "identity": (Identity(), None),
-    "shifts": (Shifts([-1, 2, 0]), None),
-    "cuboid": (Cuboid((2, 3), stride=(1, 2)), Grid((2, 3))),
-    "pool": (Pool(2), Grid((2, 3))),
-    "graph": (Adjacency(), GRAPH),
-    "polynomial": (Chebyshev(3), GRAPH),
-    "edges": (Incidence("sender") | Incidence("receiver"), GRAPH),
-    "attention": (ATTENTION, None),
-    "additive": (Additive(5, heads=2).softmax(), None),
-    "masked": (DotProduct(heads=2, dim=3).masked(keep=Causal()).softmax(), None),
-    "on a graph": (General().masked(keep=STRUCTURE).softmax(), GRAPH),
-    "context": (Context(3).softmax(), None),
-    "mixed": (ATTENTION | Shifts([1, -1]), None),
-    "product": (Shifts([1, -1]) @ ATTENTION, None),
-    "outer": (ATTENTION.outer(Shifts([1, -1, 0])), None),
-}
 
 
 def close(a: torch.Tensor, b: torch.Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
-
-
-WEIGHTS = [Full(), Separable(2), LowRank(3), Shared(), Grouped(2), DepthwiseSeparable(), Depthwise(2)]
-
-
-@pytest.mark.parametrize(("name", "number"), [(name, (3 * at + n) % 7) for at, name in enumerate(MECHANISMS)
-                                              for n in range(2)])
-def test_it_is_equation_one(name, number):
-    (mechanism, structure), weight = MECHANISMS[name], WEIGHTS[number]
-    layer = Conv(mechanism, P, Q, weight=weight).to(F64)
-    torch.nn.init.normal_(layer.bias)
-    x = torch.randn(3, M, P, dtype=F64)
-    a = layer.basis(x, structure=structure).dense(F64).expand(3, -1, -1, -1)
-    expected = torch.einsum("bkmn,bmp,kpq->bnq", a, x, layer.weight().dense()) + layer.bias
-    close(layer(x, structure=structure), expected)
 
 
 def test_a_weight_for_each_part():

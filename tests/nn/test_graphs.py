@@ -90,44 +90,6 @@ def test_relational(x, options):
         assert not weights[:3, :2, 2:].any()
 
 
-def gat(layer: GATConv, x: torch.Tensor, edges: torch.Tensor, values: torch.Tensor, heads: int,
-        extra: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each head's output (K, N, D) and the weights (K, E), edge by edge."""
-    score = next(module for module in layer.modules() if hasattr(module, "vector_source"))
-    outputs, weights = [], torch.zeros(heads, edges.shape[1], dtype=F64)
-    for k in range(heads):
-        h = x @ values[k]
-        raw = h[edges[0]] @ score.vector_source[k] + h[edges[1]] @ score.vector_target[k]
-        raw = raw if extra is None else raw + extra[k]
-        raw = torch.nn.functional.leaky_relu(raw, 0.2)
-        y = torch.zeros(M, h.shape[1], dtype=F64)
-        for n in range(M):
-            into = edges[1] == n
-            weights[k, into] = raw[into].softmax(0)
-            y[n] = weights[k, into] @ h[edges[0, into]]
-        outputs.append(y)
-    return torch.stack(outputs), weights
-
-
-def test_gat_mean(x):
-    layer = GATConv(P, Q, heads=3, concat=False, add_self_loops=False).to(F64)
-    y, a = layer(x, graph(), return_weights=True)
-    heads, weights = gat(layer, x, EDGES, layer.weight.theta, 3)
-    close(y, heads.mean(0) + layer.bias)
-    close(a, weights)
-    assert not y[5].any() or torch.equal(y[5], layer.bias)
-
-
-def test_gat_reads_edge_attributes(x):
-    attributes = torch.randn(EDGES.shape[1], 2, dtype=F64)
-    layer = GATConv(P, Q, heads=2, edge_dim=2, add_self_loops=False).to(F64)
-    linear = next(module for module in layer.modules() if hasattr(module, "linear")).linear
-    y, a = layer(x, Graph(EDGES, num_nodes=M, edge_attr=attributes), return_weights=True)
-    heads, weights = gat(layer, x, EDGES, layer.weight.theta, 2, linear(attributes).mT)
-    close(y, torch.cat(list(heads), -1) + layer.bias)
-    close(a, weights)
-
-
 def test_gat_on_a_bipartite_graph(x):
     layer = GATConv(P, Q, heads=2, add_self_loops=False).to(F64)
     z = torch.randn(3, P, dtype=F64)
@@ -194,6 +156,7 @@ def test_gatv2_weights_and_bipartite_graphs(x):
     layer, z = GATv2Conv(P, Q, heads=2, add_self_loops=False).to(F64), torch.randn(3, P, dtype=F64)
     edges = torch.tensor([[0, 1, 5, 2], [0, 0, 2, 1]])
     y, weights = layer(x, Graph(edges, num_inputs=M, num_outputs=3), z=z, return_weights=True)
+    close(layer(x, Graph(edges, num_inputs=M, num_outputs=3), z=z), y)
     score = next(module for module in layer.modules() if hasattr(module, "vector"))
     for k in range(2):
         h, target = x @ layer.weight.theta[k], score.target(z)[:, k * Q:(k + 1) * Q]
@@ -294,6 +257,16 @@ def test_a_laplacian_that_is_zero_but_for_rounding_is_bounded_as_one_without_edg
 def test_a_small_laplacian_is_none_of_rounding():
     path = torch.tensor([[0, 1], [1, 0]])
     assert laplacian_bound(Graph(path, edge_weight=torch.full((2,), 1e-20)), None) == pytest.approx(2e-20)
+
+
+@pytest.mark.parametrize("kind", [GATConv, GATv2Conv])
+def test_the_mean_of_heads_is_that_of_those_side_by_side(x, kind):
+    mean, beside = (kind(P, Q, heads=3, concat=concat, bias=False).to(F64) for concat in (False, True))
+    mean.load_state_dict(beside.state_dict())
+    (y, a), (heads, weights) = (layer(x, graph(False), return_weights=True) for layer in (mean, beside))
+    close(y, heads.unflatten(-1, (3, Q)).mean(1))
+    close(mean(x, graph(False)), y)
+    close(a, weights)
 
 
 @pytest.mark.parametrize("fill_value", ["mean", "max", 2.5])

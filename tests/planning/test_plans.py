@@ -336,7 +336,7 @@ def called(use, **options):
     return y, ran
 
 
-@pytest.mark.parametrize("name", drawn(USES, 4))
+@pytest.mark.parametrize("name", drawn(USES, 8))
 def test_new_structures_and_masks_in_every_call_make_no_new_plan(name, remembered):
     first, second = USES[name](), USES[name]()
     first()
@@ -345,7 +345,7 @@ def test_new_structures_and_masks_in_every_call_make_no_new_plan(name, remembere
     assert there and remembered == there
 
 
-@pytest.mark.parametrize("name", drawn(USES, 3))
+@pytest.mark.parametrize("name", drawn(USES, 6))
 def test_every_layer_is_held_to_a_path(name):
     """Any path that its plan weighed, with the same numbers; another is an error."""
     use = USES[name]()
@@ -360,7 +360,7 @@ def test_every_layer_is_held_to_a_path(name):
         called(use, path="sideways")
 
 
-@pytest.mark.parametrize("name", list(USES) if EVERY else list(USES)[1::3])
+@pytest.mark.parametrize("name", list(USES) if EVERY else list(USES)[1::6])
 def test_every_layer_is_held_to_its_bytes(name):
     """What fits and is fastest is taken, or what holds least; the numbers stay."""
     use = USES[name]()

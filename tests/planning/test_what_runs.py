@@ -20,7 +20,7 @@ from tests.support.plans import (
 USES = planned()
 
 
-@pytest.mark.parametrize("name", drawn(USES, 2))
+@pytest.mark.parametrize("name", drawn(USES, 4))
 def test_the_plan_that_a_layer_shows_is_the_one_that_runs_and_holds_no_tensor(name):
     use = USES[name]()
     check_plan_is_what_runs(use.layer, *use.args, **use.kwargs)

@@ -48,7 +48,7 @@ def main():
     splits.LONGEST, seed = 8, torch.tensor(3)
     source, target = torch.arange(60) % 4, torch.arange(60) % 3
     layouts = compress(target, source, 3), compress(source, target, 4)
-    options = ((torch.bfloat16, 8, 64, Drop(0.5, seed, 8), torch.ones(8, 60)),
+    options = ((torch.bfloat16, 2, 16, Drop(0.5, seed, 2), torch.ones(2, 60)),
                (torch.float32, 1, 20, Drop(0, None, 1), None))
     for dtype, heads, channels, drop, bias in options if "STRUCTCONV_EVERY_TEST" in os.environ else options[:1]:
         x, g, s, t = (torch.ones(n, heads, *c, dtype=dtype)

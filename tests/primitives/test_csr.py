@@ -204,49 +204,6 @@ def test_mixed_dtypes_promote_as_a_product_does():
     assert sddmm(*edges.layouts, torch.ones(5, 2).bfloat16(), torch.ones(7, 2)).dtype == torch.float32
 
 
-@pytest.mark.parametrize(("values_lead", "x_shape", "sum_heads"), [
-    ((), (4, 2), False), ((3,), (2, 1, 4, 2), False), ((2, 3), (2, 1, 4, 2), False), ((3,), (2, 3, 4, 2), True),
-    ((2, 3), (2, 3, 4, 2), True), ((2, 3), (4, 2), True), (None, (2, 4, 2), True), ((2, 1), (2, 3, 4, 2), False)])
-def test_derivatives_of_spmm(values_lead, x_shape, sum_heads):
-    edges = Edges(4, 3, 6)
-    values, x = operands(values_lead, x_shape, 6)
-    x.requires_grad_(True)
-    if values is None:
-        def run(x):
-            return spmm(*edges.layouts, None, x, sum_heads=sum_heads)
-        inputs = (x,)
-    else:
-        def run(values, x):
-            return spmm(*edges.layouts, values, x, sum_heads=sum_heads)
-        inputs = (values.requires_grad_(True), x)
-    assert gradcheck(run, inputs, fast_mode=True)
-    assert gradgradcheck(run, inputs, fast_mode=True)
-
-
-@pytest.mark.parametrize(("q_lead", "k_lead"), [((), ()), ((2, 3), (2, 1)), ((), (3,))])
-def test_derivatives_of_sddmm(q_lead, k_lead):
-    edges = Edges(4, 3, 6)
-    inputs = (torch.randn(*q_lead, 3, 2, dtype=F64, requires_grad=True),
-              torch.randn(*k_lead, 4, 2, dtype=F64, requires_grad=True))
-    assert gradcheck(lambda q, k: sddmm(*edges.layouts, q, k), inputs, fast_mode=True)
-    assert gradgradcheck(lambda q, k: sddmm(*edges.layouts, q, k), inputs, fast_mode=True)
-
-
-def test_exports_with_dynamic_sizes():
-    class Product(torch.nn.Module):
-        def forward(self, source, target, values, x):
-            num = x.shape[-2]
-            return spmm(compress(target, source, num), compress(source, target, num), values, x)
-
-    edges = Edges(6, 6, 20)
-    e, n = torch.export.Dim("edges"), torch.export.Dim("entries")
-    args = (edges.source, edges.target, torch.randn(20), torch.randn(6, 3))
-    program = torch.export.export(Product(), args, dynamic_shapes=({0: e}, {0: e}, {0: e}, {0: n}))
-    other = Edges(11, 11, 35, seed=2)
-    args = (other.source, other.target, torch.randn(35), torch.randn(11, 3))
-    torch.testing.assert_close(program.module()(*args), Product()(*args))
-
-
 KERNELS = {"structconv::spmm": csr._spmm_kernel, "structconv::sddmm": csr._sddmm_kernel}
 
 

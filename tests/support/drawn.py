@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import pytest
+import torch
 
-__all__ = ["EVERY", "drawn", "slow"]
+__all__ = ["EVERY", "drawn", "part", "slow"]
 
 T = TypeVar("T")
 EVERY = bool(os.environ.get("STRUCTCONV_EVERY_TEST"))
@@ -19,3 +21,14 @@ slow = pytest.mark.skipif(not EVERY, reason="runs with STRUCTCONV_EVERY_TEST=1 (
 def drawn(cases: Iterable[T], step: int) -> list[T]:
     """One of so many near-equal cases; all of them with STRUCTCONV_EVERY_TEST=1 (`make test-every`)."""
     return list(cases)[::1 if EVERY else step]
+
+
+@contextmanager
+def part(name: str) -> Iterator[None]:
+    """A part of a test, which starts from the seed of every test and is named where it fails."""
+    torch.manual_seed(0)
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"in {name}")
+        raise

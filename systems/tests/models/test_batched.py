@@ -104,8 +104,8 @@ def sensors(size: int = 4, count: int = 3) -> tuple[Tensor, ...]:
     """Readings, the time of day, and the edges and weights of a ring."""
     index = torch.arange(size)
     edges = torch.cat([torch.stack([index, (index + step) % size]) for step in (1, 2)], 1)
-    known = noise(count, 4, 1, 1, seed=1).expand(-1, -1, size, -1).contiguous()
-    return 3 + 2 * noise(count, 4, size), known, edges, 0.5 + torch.arange(2.0 * size) / size
+    known = noise(count, 2, 1, 1, seed=1).expand(-1, -1, size, -1).contiguous()
+    return 3 + 2 * noise(count, 2, size), known, edges, 0.5 + torch.arange(2.0 * size) / size
 
 
 def inferred(part: str) -> nn.Module:
@@ -152,10 +152,10 @@ CASES = {
         axes=({0: "samples", 1: "bodies"},) * 2 + ({1: "edges"},), other=partial(bodies, name, 2, 7))
        for name in SYSTEMS for relations in (True, False)},
     "DCRNN": Case(
-        lambda: Of(DCRNN(diffusion(2), horizon=3, hidden=24, layers=1, known=1, mean=3.0, deviation=2.0),
+        lambda: Of(DCRNN(diffusion(2), horizon=2, hidden=24, layers=1, known=1, mean=3.0, deviation=2.0),
                    lambda model, readings, known, edges, weights: model(
                        readings, Graph(edges, num_nodes=readings.shape[-1], edge_weight=weights), known)),
-        sensors, lambda y: F.l1_loss(y, 3 + 2 * noise(3, 3, 4, seed=1)), 200, 3e-2,
+        sensors, lambda y: F.l1_loss(y, 3 + 2 * noise(3, 2, 4, seed=1)), 200, 3e-2,
         axes=({0: "samples", 2: "sensors"},) * 2 + ({1: "edges"}, {0: "edges"}), other=partial(sensors, 7, 2)),
     "tours": Case(partial(TourModel, channels=16, layers=2, heads=2, hidden=32),
                   lambda: (uniform(8, 7, 0), order(8, 7)), lambda y: -y.sum(-1).mean(), 60,
@@ -171,6 +171,8 @@ CASES = {
 LIKE = {"non-local gaussian", "non-local embedded_gaussian", "non-local dot_product", "LSTM of frames", "series none",
         "series content", "gravity True", "gravity False", "string True", "string False", "balls False",
         "pooling spatial", "grid of pixels"}
+#: What is exported is like another, or like a layer of the library.
+EXPORTED_LIKE = {"non-local none", "recurrence", "dilated", "pooling context", "NRI encoder"}
 
 
 def some(names: list[str]) -> list[str]:
@@ -196,10 +198,12 @@ def test_it_learns_a_small_batch(name):
     optimizer = torch.optim.Adam(model.parameters(), case.rate)
     for _ in range(case.steps):
         losses.append(case.loss(model(*inputs)))
+        if losses[-1] < losses[0] / 10:
+            return
         optimizer.zero_grad()
         losses[-1].backward()
         optimizer.step()
-    assert min(losses[-5:]) < losses[0] / 10
+    pytest.fail(f"the loss fell from {losses[0]} to {losses[-1]} in {case.steps} steps")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -212,7 +216,8 @@ def test_a_sample_alone_is_what_it_is_among_others_and_a_saved_model_is_the_same
     check_saved(model, made(case, 1, stir=0.1).eval(), *inputs)
 
 
-@pytest.mark.parametrize("name", some([name for name, case in CASES.items() if case.exported]))
+@pytest.mark.parametrize("name", some([name for name, case in CASES.items()
+                                       if case.exported and (EVERY or name not in EXPORTED_LIKE)]))
 def test_export_for_any_batch(name):
     case = CASES[name]
     model, inputs = made(case, stir=0.1).eval(), case.inputs()

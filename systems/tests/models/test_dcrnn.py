@@ -68,6 +68,7 @@ def test_the_decoder_sees_what_it_is_told_to():
     assert torch.equal(taught[0][:, 0], own[:, 0]) and not torch.allclose(taught[0][:, 1], taught[1][:, 1])
     last = torch.cat([wanted[:, :-1], other[:, -1:]], 1)
     assert torch.equal(model(readings, graph, known, wanted=last, share=1.0), taught[0])
+    torch.testing.assert_close(model(readings, graph, known, wanted=own, share=1.0), own)  # it sees what it said
 
 
 def test_it_sees_less_and_less_of_what_was_observed():

@@ -125,4 +125,4 @@ def test_a_saved_model(name):
 
 @pytest.mark.parametrize("name", [name for name in SOME if name in RECURRENT] if EVERY else ONE)
 def test_export_with_any_batch(name):
-    check_exported_with_any_batch(made(name).eval(), *pairs())
+    check_exported_with_any_batch(made(name).eval())

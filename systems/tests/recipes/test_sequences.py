@@ -18,8 +18,8 @@ from systems.tests.recipes.runs import check_laws, evaluated
 from tests.support.drawn import drawn, slow
 
 WORDS = {"a": "ein", "dog": "Hund", "man": "Mann", "sees": "sieht", "runs": "rennt", "red": "roter", "old": "alter"}
-TINY = ["seeds=2", "steps=6", "validate_every=3", "checkpoint_every=2", "threads=1", "warmup=2"]
-TEXT = [*TINY, "vocabulary=300", "channels=16", "batch_tokens=64", "beam=2", "longest=12"]
+TINY = ["steps=6", "validate_every=3", "checkpoint_every=2", "threads=1", "warmup=2"]
+TEXT = [*TINY, "seeds=1", "vocabulary=300", "channels=16", "batch_tokens=64", "beam=2", "longest=12"]
 SMALL = ["layers=1", "heads=2", "hidden=16"]
 TRANSLATORS = {
     "transformer": [*TEXT, *SMALL], "rnnsearch": TEXT,
@@ -28,12 +28,12 @@ TRANSLATORS = {
     "pervasive": [*TEXT, "pairs=8", "layers=2", "growth=4", "hidden=8", "kernel=3", "pooling=both"]}
 TRAINED = {
     **TRANSLATORS, "relative-positions": [*TEXT, *SMALL, "rows=clip-0,clip-2"],
-    "parser": [*TINY, "train=a.conllu", "valid=a.conllu", "test=a.conllu", "batch_words=40", "embed=8", "hidden=8",
-               "layers=1", "arc=8", "label=8"],
-    "series": [*TINY, "file=series.csv", "missing=nan", "history=24", "patch=4", "gap=4", "hidden=8", "heads=2",
-               "batch_size=8"],
-    "characters": [*TINY, "text=text.txt", "length=16", "batch_size=4", "channels=16", "layers=1", "heads=2",
-                   "sample=20"]}
+    "parser": [*TINY, "seeds=1", "train=a.conllu", "valid=a.conllu", "test=a.conllu", "batch_words=40", "embed=8",
+               "hidden=8", "layers=1", "arc=8", "label=8"],
+    "series": [*TINY, "seeds=2", "file=series.csv", "missing=nan", "history=24", "patch=4", "gap=4", "hidden=8",
+               "heads=2", "batch_size=8"],
+    "characters": [*TINY, "seeds=1", "text=text.txt", "length=16", "batch_size=4", "channels=16", "layers=1",
+                   "heads=2", "sample=20"]}
 
 
 def sentences(count, seed):

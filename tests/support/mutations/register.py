@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from structconv.testing.use import Use
 
-__all__ = ["MUTATIONS", "Check", "Mutation", "always", "mutation", "mutations"]
-
-Make = Callable[[], Use]
+__all__ = ["MUTATIONS", "Mutation", "always", "mutation"]
 
 
 @dataclass(frozen=True)
@@ -19,20 +17,6 @@ class Mutation:
     name: str
     check: Callable[[Use], None]
     concerns: Callable[[Use], bool]
-
-
-@dataclass(frozen=True)
-class Check:
-    """One change of one layer; calling it raises `AssertionError` where the layer fails."""
-
-    mutation: Mutation
-    make: Make
-
-    def __call__(self) -> None:
-        self.mutation.check(self.make())
-
-    def __str__(self) -> str:
-        return self.mutation.name
 
 
 #: Every change by its name.
@@ -52,15 +36,3 @@ def mutation(concerns: Callable[[Use], bool] = always) -> Callable[[Callable[[Us
         return check
 
     return enter
-
-
-def mutations(make: Make, names: Collection[str] | None = None) -> Iterator[Check]:
-    """The changes that concern a layer, which `make` makes anew, with its arguments, for each of them.
-
-    Args:
-        names: which changes; all of them where absent.
-    """
-    use = make()
-    for each in MUTATIONS.values():
-        if (names is None or each.name in names) and each.concerns(use):
-            yield Check(each, make)
