@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from structconv import torch_compat as private
-from structconv.bases.tree import Projected, tensor
+from structconv.bases.tree import Projected, Rotated, Shared, tensor
 from structconv.kernels.dense_attention import Attended, ScaledDotProduct
 from structconv.planning.kernel import register
 from structconv.planning.problem import BoundRun, Call, Problem, Run
 from structconv.primitives.native.loader import Core
-from structconv.primitives.native.step import Heads, attention_step, core_for
+from structconv.primitives.native.step import Heads, Turn, attention_step, core_for
 from structconv.weights import LowRank
 
 __all__ = ["AttentionStep"]
@@ -47,9 +47,8 @@ class AttentionStep(ScaledDotProduct):
         def run(call: Call) -> Tensor:
             step, keys = _Step.of(match, call), match.key(call.basis)
             if step is None:
-                call.compute()
-                return apart(call)
-            y = step.taken(keys, cast(Tensor, call.projected))
+                return apart(call.settled())
+            y = step.taken(_rows(keys), _rows(call.projected), step.position)
             call.pending.mark_written()
             return y
 
@@ -57,14 +56,14 @@ class AttentionStep(ScaledDotProduct):
 
     def bind(self, match: Attended, call: Call) -> BoundRun | None:
         step, pending = _Step.of(match, call), call.pending
-        if step is None or not step.projects(pending.x):
+        if step is None or not step.projects(pending.x) or step.position != pending.start:
             return None
-        keys, values = pending.rows(match.key(call.basis)), pending.rows(call.projected)
+        keys, values = pending.rows(_rows(match.key(call.basis))), pending.rows(_rows(call.projected))
 
-        def run(x: Tensor) -> Tensor | None:
+        def run(x: Tensor, position: int) -> Tensor | None:
             if private.watched() or x.shape != step.shape or core_for(x) is None:
                 return None
-            return step.of_entry(x).taken(keys.entries(), values.entries())
+            return step.of_entry(x).taken(keys.entries(), values.entries(), position)
 
         return run
 
@@ -74,6 +73,7 @@ class _Step(NamedTuple):
 
     Args:
         query, key, value: the new entry, or its projections.
+        turn, position: how query and key are rotated, and where they stand.
         shape: the shape of the entry, (B, 1, P) or (1, P).
     """
 
@@ -84,25 +84,32 @@ class _Step(NamedTuple):
     output: Tensor
     bias: Tensor | None
     scale: float
+    turn: Turn
+    position: int
     shape: tuple[int, ...]
 
     @classmethod
     def of(cls, match: Attended, call: Call) -> Self | None:
         """Return the step of a call; `None` if the kernel does not support it."""
         theta: Any = call.theta
-        pending, values, keys = call.pending, call.projected, match.key(call.basis)
+        pending, values, keys = call.pending, _rows(call.projected), _rows(match.key(call.basis))
         if private.watched() or pending is None or values is None:
             return None
         x = pending.x
-        if x.shape[-2] != 1 or keys.shape[:-1] != values.shape[:-1] or not pending.holds(keys):
+        if x.shape[-2] != 1 or keys.shape[:-3] != values.shape[:-3] or not pending.holds(keys):
             return None
-        query, key = _heads(match.query(call.basis)), _heads(pending.computed(keys))
-        value = Heads(x, theta.value.mT.flatten(0, 1)) if theta.groups == theta.size else _heads(theta.heads(x))
-        output = theta.output.flatten(0, 1).mT
+        asked, made = match.query(call.basis), pending.computed(keys)
+        turn, position = Turn(), pending.start
+        if type(asked) is type(made) is Rotated and int(asked.positions) == position:
+            turn = Turn(made.rates, made.gain, made.halves)
+        else:  # at other places they are rotated here
+            asked, made = (leaf.tensor() if type(leaf) is Rotated else leaf for leaf in (asked, made))
+        query, key = _heads(asked), _heads(made)
+        value, output = Heads(x, theta.value.mT.flatten(0, 1)), theta.output.flatten(0, 1).mT
         core = core_for(*query, *key, *value, output, call.bias)
         if core is None or not (_alike(query, x, match.size) and _alike(key, x, keys.shape[-3])):
             return None
-        return cls(core, query, key, value, output, call.bias, match.scale, x.shape)
+        return cls(core, query, key, value, output, call.bias, match.scale, turn, position, x.shape)
 
     def projects(self, x: Tensor) -> bool:
         """Return True if query, key and value are projections of this entry."""
@@ -112,18 +119,23 @@ class _Step(NamedTuple):
         """Return the step for another entry, whose projections are query, key and value."""
         return self._replace(query=self.query._replace(x=x), key=self.key._replace(x=x), value=self.value._replace(x=x))
 
-    def taken(self, keys: Tensor, values: Tensor) -> Tensor:
-        """y, with the entry's key and values written to the last of those that are kept."""
+    def taken(self, keys: Tensor, values: Tensor, position: int) -> Tensor:
+        """y, with the entry's key and value written to the last of those that are kept."""
         if keys.dim() == 3:
             keys, values = keys.unsqueeze(0), values.unsqueeze(0)
         y = attention_step(self.core, self.query, self.key, self.value, keys, values, self.output, self.bias,
-                           self.scale)
+                           self.scale, self.turn, position)
         return y.view(*self.shape[:-1], y.shape[-1])
+
+
+def _rows(stored: Any) -> Any:
+    """The stored rows, each once."""
+    return stored.x if type(stored) is Shared else stored
 
 
 def _heads(leaf: Any) -> Heads:
     """One entry by heads, still to be multiplied or not."""
-    if type(leaf) is Projected:
+    if type(leaf) is Projected or type(leaf) is Rotated:
         return Heads(leaf.x, leaf.weight, leaf.bias)
     return Heads(tensor(leaf).contiguous())
 

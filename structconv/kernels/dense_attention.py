@@ -17,7 +17,7 @@ from structconv.bases.entrywise import Masked, Normalized
 from structconv.bases.linear import Scaled
 from structconv.bases.positions import Distance, GridLookup, Lookup
 from structconv.bases.scores import Bilinear
-from structconv.bases.tree import Leaf, Projected, getter, materializer
+from structconv.bases.tree import LAZY, Leaf, getter, materializer
 from structconv.derived import Owner
 from structconv.kernels.existing import Existing
 from structconv.kernels.expressions import finite, listed, product_and_bias, unmasked
@@ -59,8 +59,8 @@ class Attended(NamedTuple):
         """(..., K or 1, M, C) -> (..., K, N, C)."""
         basis = call.basis
         query, key = self.query(basis), self.key(basis)
-        query = query.tensor() if type(query) is Projected else query
-        key = key.tensor() if type(key) is Projected else key
+        query = query.tensor() if type(query) in LAZY else query
+        key = key.tensor() if type(key) in LAZY else key
         causal, paddings, others = existing = self.existing
         if not is_compiling() and (private.transforms_active() or private.forward_level() >= 0):
             # torch's fused operators have no forward or second derivative, and no batches

@@ -10,7 +10,7 @@ from torch import Tensor
 from structconv.primitives.native.dispatch import kernels
 from structconv.primitives.native.loader import Core
 
-__all__ = ["Heads", "attention_step", "core_for"]
+__all__ = ["Heads", "Turn", "attention_step", "core_for"]
 
 
 class Heads(NamedTuple):
@@ -19,6 +19,14 @@ class Heads(NamedTuple):
     x: Tensor
     weight: Tensor | None = None
     bias: Tensor | None = None
+
+
+class Turn(NamedTuple):
+    """How query and key turn by the position, as in `primitives.rotation.rotate`; without rates they do not."""
+
+    rates: Tensor | None = None
+    gain: float = 1.0
+    halves: bool = False
 
 
 def core_for(*tensors: Tensor | None) -> Core | None:
@@ -30,16 +38,17 @@ def core_for(*tensors: Tensor | None) -> Core | None:
 
 
 def attention_step(core: Core, query: Heads, key: Heads, value: Heads, keys: Tensor, values: Tensor, output: Tensor,
-                   bias: Tensor | None, scale: float) -> Tensor:
+                   bias: Tensor | None, scale: float, turn: Turn, position: int) -> Tensor:
     """y = sum_k softmax_m(scale <q_k, key_km>) value_km O_k + b, for one output that attends to all M entries.
 
     Args:
         query, key, value: one entry each, of which key and value are written to the last row of keys and values.
-        keys, values: (B, K, M, D) and (B, K, M, C), channels contiguous.
+        keys, values: (B, G, M, D) and (B, G', M, C), channels contiguous, each shared by consecutive heads.
         output: (Q, K C). bias: (Q) or None.
+        turn: how query and key are rotated, if they are multiplied here. position: of the entry.
 
     Returns:
-        (B, Q). 2 B (K D (P' + P) + K C (P + Q) + K M (D + C)) flops, of which the matrices are read once for all B.
+        (B, Q). 2 B (K D (P' + M) + G D P + G' C P + K C (M + Q)) flops, of which the matrices are read once for all B.
     """
-    y: Tensor = core.attention_step(*query, *key, *value, keys, values, output, bias, scale)
+    y: Tensor = core.attention_step(*query, *key, *value, keys, values, output, bias, scale, *turn, position)
     return y

@@ -366,10 +366,12 @@ struct OuterArgs {
 };
 
 // A matrix of heads (heads depth, inputs), and the rows x (batch, inputs) of which it makes (batch, heads, depth); x is
-// that already where there is no matrix.
+// that already where there is no matrix. What it makes is turned by the cosines and sines of `turn`, (2, pairs), if there
+// are any: channels j and j + pairs, or 2j and 2j + 1.
 struct HeadsArgs {
-    const float *x, *weight, *bias;
-    int64_t inputs, depth;
+    const float *x, *weight, *bias, *turn;
+    int64_t heads, inputs, depth, pairs;
+    bool halves;
 };
 
 // Entries of each head and element of the batch; the last one is written.
@@ -379,13 +381,14 @@ struct KeptArgs {
 };
 
 // One output that sees all entries kept, after one more was made: y = sum_k softmax(scale <q_k, key_k>) value_k O_k + b,
-// O (outputs, heads channels). Scratch: (batch, heads, depth), (batch, heads, channels).
+// O (outputs, heads channels); heads share keys and values where there are fewer. Scratch: (batch, heads, depth), (batch,
+// heads, channels).
 struct AttentionStepArgs {
     HeadsArgs query, key, value;
     KeptArgs keys, values;
     const float *output, *bias;
     float *queries, *sums, *y;
-    int64_t batch, heads, entries, outputs, threads;
+    int64_t batch, entries, outputs, threads;
     double scale;
 };
 

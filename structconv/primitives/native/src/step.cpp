@@ -43,25 +43,36 @@ inline void rows_of(const float* x, int64_t batch, const float* w, int64_t input
         }
 }
 
+// Turn the pairs of channels of a row.
+inline void turn(const HeadsArgs& a, float* y) {
+    const int64_t next = a.halves ? 1 : 2, other = a.halves ? a.pairs : 1;
+    for (int64_t j = 0; j < a.pairs; ++j) {
+        float &first = y[j * next], &second = y[j * next + other];
+        const float cosine = a.turn[j], sine = a.turn[a.pairs + j], before = first;
+        first = before * cosine - second * sine;
+        second = second * cosine + before * sine;
+    }
+}
+
 // One head of (batch, heads, depth) -> (batch, ., depth) with rows `y_row` apart.
-inline void project(const HeadsArgs& a, int64_t heads, int64_t batch, int64_t head, float* y, int64_t y_row) {
-    if (a.weight) {
+inline void project(const HeadsArgs& a, int64_t batch, int64_t head, float* y, int64_t y_row) {
+    if (a.weight)
         rows_of(a.x, batch, a.weight + head * a.depth * a.inputs, a.inputs, a.depth,
                 a.bias ? a.bias + head * a.depth : nullptr, y, y_row);
-        return;
+    for (int64_t b = 0; b < batch; ++b) {
+        if (!a.weight) std::memcpy(y + b * y_row, a.x + (b * a.heads + head) * a.depth, a.depth * sizeof(float));
+        if (a.turn) turn(a, y + b * y_row);
     }
-    for (int64_t b = 0; b < batch; ++b)
-        std::memcpy(y + b * y_row, a.x + (b * heads + head) * a.depth, a.depth * sizeof(float));
 }
 
 // y (channels) = sum_m softmax_m(scale <query, key_m>) value_m, a chunk of entries after the other.
 inline void attend(const AttentionStepArgs& a, int64_t b, int64_t head) {
     alignas(64) float scores[kChunk];
-    const int64_t depth = a.query.depth, channels = a.value.depth;
-    const float* query = a.queries + (b * a.heads + head) * depth;
-    const float* key = a.keys.entries + b * a.keys.batch + head * a.keys.head;
-    const float* value = a.values.entries + b * a.values.batch + head * a.values.head;
-    float *y = a.sums + (b * a.heads + head) * channels, base = -INFINITY, whole = 0;
+    const int64_t depth = a.query.depth, channels = a.value.depth, heads = a.query.heads;
+    const float* query = a.queries + (b * heads + head) * depth;
+    const float* key = a.keys.entries + b * a.keys.batch + head * a.key.heads / heads * a.keys.head;
+    const float* value = a.values.entries + b * a.values.batch + head * a.value.heads / heads * a.values.head;
+    float *y = a.sums + (b * heads + head) * channels, base = -INFINITY, whole = 0;
     for (int64_t first = 0; first < a.entries; first += kChunk) {
         const int64_t count = a.entries - first < kChunk ? a.entries - first : kChunk;
         dots_of(query, [&](int64_t m) { return key + (first + m) * a.keys.row; }, count, depth, scores);
@@ -86,25 +97,25 @@ float* last(const KeptArgs& kept, int64_t head, int64_t entries) {
 }
 
 void step(const AttentionStepArgs& a) {
-    const int64_t channels = a.heads * a.value.depth, blocks = (a.outputs + kWide - 1) / kWide;
-    const int64_t numbers = a.heads * (a.query.depth * a.query.inputs + a.key.depth * a.key.inputs) +
-                            channels * (a.value.inputs + a.outputs) +
-                            a.batch * a.heads * a.entries * (a.query.depth + a.value.depth);
+    const int64_t heads = a.query.heads, channels = heads * a.value.depth, blocks = (a.outputs + kWide - 1) / kWide;
+    const int64_t numbers = heads * a.query.depth * a.query.inputs + a.key.heads * a.key.depth * a.key.inputs +
+                            a.value.heads * a.value.depth * a.value.inputs + channels * a.outputs +
+                            a.batch * heads * a.entries * (a.query.depth + a.value.depth);
     const int team = a.threads > 1 && numbers >= 1 << 16 ? static_cast<int>(a.threads) : 1;
 #pragma omp parallel num_threads(team) if (team > 1)
     {
 #pragma omp for schedule(static)
-        for (int64_t task = 0; task < 3 * a.heads; ++task) {
-            const int64_t head = task / 3;
-            if (task % 3 == 0)
-                project(a.query, a.heads, a.batch, head, a.queries + head * a.query.depth, a.heads * a.query.depth);
-            else if (task % 3 == 1)
-                project(a.key, a.heads, a.batch, head, last(a.keys, head, a.entries), a.keys.batch);
+        for (int64_t task = 0; task < heads + a.key.heads + a.value.heads; ++task) {
+            const int64_t key = task - heads, value = key - a.key.heads;
+            if (key < 0)
+                project(a.query, a.batch, task, a.queries + task * a.query.depth, heads * a.query.depth);
+            else if (value < 0)
+                project(a.key, a.batch, key, last(a.keys, key, a.entries), a.keys.batch);
             else
-                project(a.value, a.heads, a.batch, head, last(a.values, head, a.entries), a.values.batch);
+                project(a.value, a.batch, value, last(a.values, value, a.entries), a.values.batch);
         }
 #pragma omp for schedule(static)
-        for (int64_t task = 0; task < a.batch * a.heads; ++task) attend(a, task / a.heads, task % a.heads);
+        for (int64_t task = 0; task < a.batch * heads; ++task) attend(a, task / heads, task % heads);
 #pragma omp for schedule(static)
         for (int64_t block = 0; block < blocks; ++block) {
             const int64_t c = block * kWide, rows = a.outputs - c < kWide ? a.outputs - c : kWide;
