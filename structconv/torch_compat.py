@@ -212,13 +212,10 @@ class PlainCalls:
     def __bool__(self) -> bool:
         if not PLAIN_CALLS or any(self._hooks) or global_hooks() or torch.nn.Module.__call__ is not CALL:
             return False
-        for kind in self._kinds:
-            if kind.__call__ not in PLAIN:
-                return False
         for held in self._held:
             if "forward" in held or "_compiled_call_impl" in held:
                 return False
-        return True
+        return all(kind.__call__ in PLAIN for kind in self._kinds)
 
 
 _HOOKS = {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"}
