@@ -293,7 +293,7 @@ class Cache:
     def bind(self, plan: Plan, call: Call, structure: Any) -> None:
         """Bind later steps to the plan that has run such a call, where its kernel can."""
         if plan is not self._tried_plan and (structure is None or structure is self.structure):
-            self._bound, self._tried_plan = BoundStep.of(self.layer, plan, call, self.structure), plan
+            self._bound, self._tried_plan = BoundStep.of(self.layer, plan, call, self.structure, self._reach), plan
 
     def reorder(self, index: Tensor) -> Cache:
         """Sample b becomes what sample index[b] was, in place, (B,) integers: beams continue from the selected ones.
@@ -435,10 +435,10 @@ class BoundStep:
                         for name, part in module._modules.items()]
 
     @classmethod
-    def of(cls, layer: Any, plan: Plan, call: Call, structure: Any) -> Self | None:
+    def of(cls, layer: Any, plan: Plan, call: Call, structure: Any, reach: int | None) -> Self | None:
         """Bind such a step; return `None` if a mask may exclude pairs of a later one, or its kernel cannot."""
         alone = type(layer).forward is type(layer).computes
-        if plan.bind is None or not alone or not reads_all_inputs(layer.mechanism, structure):
+        if plan.bind is None or not alone or not reads_all_inputs(layer.mechanism, structure, reach):
             return None
         run = plan.bind(call)
         return None if run is None else cls(layer, run)
