@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
 
 from structconv import torch_compat as private
+from structconv.bases.base import Basis
+from structconv.bases.entrywise import Normalized
+from structconv.bases.placed import Moved
+from structconv.bases.positions import Distance, Lookup
 from structconv.bases.tree import Projected, Rotated, Shared, tensor
-from structconv.kernels.dense_attention import Attended, ScaledDotProduct
+from structconv.kernels.dense_attention import Attended, ScaledDotProduct, matched
+from structconv.kernels.expressions import product_and_bias, unmasked
 from structconv.planning.kernel import register
 from structconv.planning.problem import BoundRun, Call, Problem, Run
 from structconv.primitives.native.loader import Core
 from structconv.primitives.native.step import Heads, Turn, attention_step, core_for
+from structconv.structures.output_positions import OutputPositions
+from structconv.structures.values import altered
 from structconv.weights import LowRank
 
 __all__ = ["AttentionStep"]
@@ -34,9 +41,10 @@ class AttentionStep(ScaledDotProduct):
             return None
         if x.dtype is not torch.float32 or x.device.type != "cpu":
             return None
-        found = super().match(problem)
-        plain = found is not None and found.bias is None and not (found.existing.masked or found.existing.causal)
-        return found if plain else None
+        basis = cast(Normalized, problem.basis)
+        bias = product_and_bias(unmasked(basis.child), _is_by_offset)[1]
+        found = None if problem.relative is not None else matched(basis, bias)
+        return found if found is not None and not (found.existing.masked or found.existing.causal) else None
 
     def paths(self, match: Attended, problem: Problem) -> tuple[str, ...]:
         return ("between",)
@@ -48,7 +56,7 @@ class AttentionStep(ScaledDotProduct):
             step, keys = _Step.of(match, call), match.key(call.basis)
             if step is None:
                 return apart(call.settled())
-            y = step.taken(_rows(keys), _rows(call.projected), step.position)
+            y = step.taken(_rows(keys), _rows(call.projected))
             call.pending.mark_written()
             return y
 
@@ -63,7 +71,7 @@ class AttentionStep(ScaledDotProduct):
         def run(x: Tensor, position: int) -> Tensor | None:
             if private.watched() or x.shape != step.shape or core_for(x) is None:
                 return None
-            return step.of_entry(x).taken(keys.entries(), values.entries(), position)
+            return step.of_entry(x, position).taken(keys.entries(), values.entries())
 
         return run
 
@@ -73,6 +81,7 @@ class _Step(NamedTuple):
 
     Args:
         query, key, value: the new entry, or its projections.
+        term: of the scores, by the offset from the new entry.
         turn, position: how query and key are rotated, and where they stand.
         shape: the shape of the entry, (B, 1, P) or (1, P).
     """
@@ -84,6 +93,7 @@ class _Step(NamedTuple):
     output: Tensor
     bias: Tensor | None
     scale: float
+    term: _Term | None
     turn: Turn
     position: int
     shape: tuple[int, ...]
@@ -98,6 +108,9 @@ class _Step(NamedTuple):
         x = pending.x
         if x.shape[-2] != 1 or keys.shape[:-3] != values.shape[:-3] or not pending.holds(keys):
             return None
+        moved = None if match.bias is None else match.bias(call.basis)
+        if moved is not None and moved.output_positions.first != keys.shape[-2] - 1:
+            return None
         asked, made = match.query(call.basis), pending.computed(keys)
         turn, position = Turn(), pending.start
         if type(asked) is type(made) is Rotated and int(asked.positions) == position:
@@ -109,23 +122,54 @@ class _Step(NamedTuple):
         core = core_for(*query, *key, *value, output, call.bias)
         if core is None or not (_alike(query, x, match.size) and _alike(key, x, keys.shape[-3])):
             return None
-        return cls(core, query, key, value, output, call.bias, match.scale, turn, position, x.shape)
+        term = None if moved is None else _Term(moved.child, match.size)
+        return cls(core, query, key, value, output, call.bias, match.scale, term, turn, position, x.shape)
 
     def projects(self, x: Tensor) -> bool:
         """Return True if query, key and value are projections of this entry."""
         return all(heads.weight is not None and heads.x is x for heads in (self.query, self.key, self.value))
 
-    def of_entry(self, x: Tensor) -> Self:
+    def of_entry(self, x: Tensor, position: int) -> Self:
         """Return the step for another entry, whose projections are query, key and value."""
-        return self._replace(query=self.query._replace(x=x), key=self.key._replace(x=x), value=self.value._replace(x=x))
+        return self._replace(query=self.query._replace(x=x), key=self.key._replace(x=x),
+                             value=self.value._replace(x=x), position=position)
 
-    def taken(self, keys: Tensor, values: Tensor, position: int) -> Tensor:
+    def taken(self, keys: Tensor, values: Tensor) -> Tensor:
         """y, with the entry's key and value written to the last of those that are kept."""
         if keys.dim() == 3:
             keys, values = keys.unsqueeze(0), values.unsqueeze(0)
+        added = None if self.term is None else self.term.at(keys.shape[-2])
         y = attention_step(self.core, self.query, self.key, self.value, keys, values, self.output, self.bias,
-                           self.scale, self.turn, position)
+                           self.scale, added, self.turn, self.position)
         return y.view(*self.shape[:-1], y.shape[-1])
+
+
+class _Term:
+    """A term of the scores that depends on the offset of an entry from the last one alone.
+
+    Args:
+        scores: the term for any pairs. size: K.
+    """
+
+    def __init__(self, scores: Distance | Lookup, size: int) -> None:
+        self._scores, self._size = scores, size
+        self._table: Tensor | None = None
+
+    def at(self, entries: int) -> Tensor:
+        """The term of so many entries, of which the last has the offset 0: (K, M)."""
+        if self._table is None or self._table.shape[-1] < entries:
+            most = 2 * entries
+            scores = altered(self._scores, inputs=most, outputs=most)
+            self._table = Moved(scores, OutputPositions(most - 1), 1).dense(torch.float32)[..., 0].expand(self._size, -1)
+        return self._table[:, -entries:]
+
+
+def _is_by_offset(term: Basis) -> bool:
+    """Return True for a term that depends on the offset alone, with an output anywhere."""
+    scores = term.child if isinstance(term, Moved) and term.output_positions.positions is None else None
+    if isinstance(scores, Lookup):
+        return scores.kind != "position" and scores.table.shape[-2] == 1 and not scores.batch_shape
+    return isinstance(scores, Distance)
 
 
 def _rows(stored: Any) -> Any:

@@ -15,6 +15,7 @@ from structconv import torch_compat as private
 from structconv.bases.dense import Dense
 from structconv.bases.entrywise import Masked, Normalized
 from structconv.bases.linear import Scaled
+from structconv.bases.placed import Moved
 from structconv.bases.positions import Distance, GridLookup, Lookup
 from structconv.bases.scores import Bilinear
 from structconv.bases.tree import LAZY, Leaf, getter, materializer
@@ -52,7 +53,7 @@ class Attended(NamedTuple):
     depth: int
     scale: float
     existing: Existing
-    bias: Callable[[Any], Held] | None
+    bias: Callable[[Any], Held | Moved] | None
     owner: Owner
 
     def attend(self, r: Tensor, call: Call) -> Tensor:
@@ -117,7 +118,8 @@ class ScaledDotProduct(Applied):
     def match(self, problem: Problem) -> Attended | None:
         if problem.relative is not None:
             return None  # the weights are wanted too
-        return matched(problem.basis, problem.sizes.nominal)  # type: ignore[arg-type]
+        basis = cast(Normalized, problem.basis)
+        return matched(basis, held_bias(basis, problem.sizes.nominal))
 
     def application_cost(self, match: Attended, problem: Problem, channels: int, mode: str) -> Cost:
         fused = application(problem.basis, problem.sizes, channels, mode).repeated(FUSED_SHARE)
@@ -148,13 +150,12 @@ class ScaledDotProduct(Applied):
         return run
 
 
-def matched(basis: Normalized, nominal: bool = False) -> Attended | None:
-    """Return the operands of torch's kernel in a basis; `None` if the basis is something else, or its mask is a list of
-    edges.
+def matched(basis: Normalized, bias: Held | Moved | None) -> Attended | None:
+    """Return the operands of torch's kernel in a basis with this term of the scores; `None` if the basis is something
+    else, or its mask is a list of edges.
     """
     if basis.kind != "softmax" or basis.over != "inputs":
         return None
-    bias = held_bias(basis, nominal)
     node = basis.child if bias is None else product_and_bias(unmasked(basis.child), lambda part: part is bias)[0]
     scale = 1.0
     while isinstance(node, Masked | Scaled):

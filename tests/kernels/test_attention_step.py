@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from structconv.mechanisms import STRUCTURE_IF_GIVEN, DotProduct, Rotary
+from structconv.mechanisms import STRUCTURE_IF_GIVEN, ALiBi, DotProduct, RelativeBias, Rotary
 from structconv.nn import Conv, MultiheadAttention
 from structconv.primitives.native.loader import core
 from structconv.structures import Causal, Padding, Window
@@ -28,8 +28,9 @@ def stepped(layer: Conv, x: Tensor, start: int, **options) -> tuple[Tensor, str]
     return torch.cat(found, -2), layer.plan(*args, **by_name, positions=x.shape[-2] - 1).kernel
 
 
-def conv(heads: int, dim: int, channels: int, others: int | None = None, **options) -> Conv:
-    scores = DotProduct(heads, dim, **options).scaled().masked(keep=STRUCTURE_IF_GIVEN).softmax()
+def conv(heads: int, dim: int, channels: int, others: int | None = None, *, bias_of=None, **options) -> Conv:
+    scores = DotProduct(heads, dim, **options).scaled()
+    scores = (scores if bias_of is None else scores + bias_of).masked(keep=STRUCTURE_IF_GIVEN).softmax()
     return Conv(scores, channels, 7, weight=LowRank(5, options.get("shared_by", 1)), other_channels=others)
 
 
@@ -57,7 +58,10 @@ LAYERS = {"bias": lambda: MultiheadAttention(12, 3), "no_bias": lambda: Multihea
           "rotary": lambda: conv(2, 4, 12, rotary=Rotary()), "shared_keys": lambda: conv(4, 4, 12, shared_by=2),
           "rotary_halves": lambda: conv(4, 10, 12, shared_by=4, bias=True, rotary=Rotary(layout="half", channels=6)),
           "rotary_yarn": lambda: conv(2, 6, 12, rotary=Rotary(100.0, scaling={
-              "rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 4}))}
+              "rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 4})),
+          "alibi": lambda: conv(4, 4, 12, bias_of=ALiBi(), shared_by=2),
+          "relative": lambda: conv(2, 4, 12, bias_of=RelativeBias(clip=2), rotary=Rotary()),
+          "relative_shared": lambda: conv(3, 4, 12, bias_of=RelativeBias(clip=8, heads=1, buckets="log"))}
 
 
 @torch.no_grad()
@@ -74,6 +78,16 @@ def test_of_each_kind_of_projection(name):
     assert cache._bound is not None
     keys = next(part for part in layer.modules() if isinstance(part, DotProduct))
     assert cache._entries[id(keys), "stored_keys"].rows.entries().shape[1] == keys.key_heads
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("structure", [Causal(), Causal() & Window(5)])
+def test_terms_by_offset_in_a_long_sequence(structure):
+    layer, x = LAYERS["relative"](), torch.randn(2, 30, 12)
+    cache = layer.prepare(x[:, :3], structure)
+    found = [layer.step(cache, x[:, t:t + 1]) for t in range(3, 30)]
+    assert cache._bound is not None
+    torch.testing.assert_close(torch.cat(found, 1), layer(x, structure=structure)[:, 3:], rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()

@@ -73,7 +73,7 @@ def recorded(native):
                                    torch.zeros(M, K, 4), torch.zeros(K, 4), True, 2.0),
         "drop_block": (r(K, 3, M), r(K, 3, M), r(K, 3, M), 0, 3, N, *drop),
         "attention_step": (r(1, 3), r(K * 4, 3), r(K * 4), r(1, 3), r(K * 4, 3), r(K * 4), r(1, 3), r(K * 3, 3),
-                           r(K * 3), *cache, r(5, K * 3), r(5), 0.5, torch.rand(2, dtype=torch.float64), 1.5, True, 7),
+                           r(K * 3), *cache, r(5, K * 3), r(5), 0.5, r(K, M), torch.rand(2, dtype=torch.float64), 1.5, True, 7),
         "sample": (torch.tensor([0, 3, E]), torch.randint(N, (E,)), torch.randperm(E), None, torch.arange(N),
                    torch.rand(E, dtype=torch.float64), torch.tensor([1, 0, 1]), torch.tensor([0, 1, 2]),
                    torch.tensor([N, 2, 3]), 2, False, False, 5, 1, 0),

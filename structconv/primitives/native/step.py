@@ -38,17 +38,18 @@ def core_for(*tensors: Tensor | None) -> Core | None:
 
 
 def attention_step(core: Core, query: Heads, key: Heads, value: Heads, keys: Tensor, values: Tensor, output: Tensor,
-                   bias: Tensor | None, scale: float, turn: Turn, position: int) -> Tensor:
-    """y = sum_k softmax_m(scale <q_k, key_km>) value_km O_k + b, for one output that attends to all M entries.
+                   bias: Tensor | None, scale: float, added: Tensor | None, turn: Turn, position: int) -> Tensor:
+    """y = sum_k softmax_m(scale <q_k, key_km> + added_km) value_km O_k + b, for one output that attends to all M entries.
 
     Args:
         query, key, value: one entry each, of which key and value are written to the last row of keys and values.
         keys, values: (B, G, M, D) and (B, G', M, C), channels contiguous, each shared by consecutive heads.
         output: (Q, K C). bias: (Q) or None.
+        added: (K, M), entries contiguous, or None.
         turn: how query and key are rotated, if they are multiplied here. position: of the entry.
 
     Returns:
         (B, Q). 2 B (K D (P' + M) + G D P + G' C P + K C (M + Q)) flops, of which the matrices are read once for all B.
     """
-    y: Tensor = core.attention_step(*query, *key, *value, keys, values, output, bias, scale, *turn, position)
+    y: Tensor = core.attention_step(*query, *key, *value, keys, values, output, bias, scale, added, *turn, position)
     return y

@@ -381,12 +381,13 @@ struct KeptArgs {
 };
 
 // One output that sees all entries kept, after one more was made: y = sum_k softmax(scale <q_k, key_k>) value_k O_k + b,
-// O (outputs, heads channels); heads share keys and values where there are fewer. Scratch: (batch, heads, depth), (batch,
-// heads, channels).
+// O (outputs, heads channels); heads share keys and values where there are fewer. `added`, to the scores of each head and
+// entry, may be null; its rows are so far apart. Scratch: (batch, heads, depth), (batch, heads, channels).
 struct AttentionStepArgs {
     HeadsArgs query, key, value;
     KeptArgs keys, values;
-    const float *output, *bias;
+    const float *output, *bias, *added;
+    int64_t added_row;
     float *queries, *sums, *y;
     int64_t batch, entries, outputs, threads;
     double scale;

@@ -1470,7 +1470,8 @@ void turn_of(const View& rates, double gain, int64_t position, float* turn) {
 Tensor attention_step(const Tensor& query, const Maybe& query_weight, const Maybe& query_bias, const Tensor& key,
                       const Maybe& key_weight, const Maybe& key_bias, const Tensor& value, const Maybe& value_weight,
                       const Maybe& value_bias, const Tensor& keys_, const Tensor& values_, const Tensor& output_,
-                      const Maybe& bias_, double scale, const Maybe& rates_, double gain, bool halves, int64_t position) {
+                      const Maybe& bias_, double scale, const Maybe& added_, const Maybe& rates_, double gain,
+                      bool halves, int64_t position) {
     const Op op{"attention_step"};
     const View keys = op.written("keys", keys_, {kAny, kAny, kAny, kAny}, types().f32);
     const int64_t batch = keys.size(0), entries = keys.size(2), depth = keys.size(3);
@@ -1482,7 +1483,12 @@ Tensor attention_step(const Tensor& query, const Maybe& query_weight, const Mayb
     op.check(heads > 0 && heads * channels == output.size(1), "output", "have a column for each head and channel of values");
     for (const View* shared : {&keys, &values})
         op.check(shared->size(1) > 0 && heads % shared->size(1) == 0, "keys and values", "have a divisor of the heads");
-    View bias, rates;
+    View bias, added, rates;
+    if (added_) {
+        added = op.view("added", *added_);
+        op.check(added.dtype == types().f32 && added_->dim() == 2 && added.size(0) == heads && added.size(1) == entries &&
+                 added.strides[1] == 1, "added", "be float32, a row of numbers for each head");
+    }
     if (bias_) {
         bias = op.view("bias", *bias_);
         op.check(bias.dtype == types().f32 && bias_->is_contiguous() && bias_->numel() == columns, "bias",
@@ -1502,7 +1508,7 @@ Tensor attention_step(const Tensor& query, const Maybe& query_weight, const Mayb
     const AttentionStepArgs args{q.args, k.args, v.args,
                                  {keys.floats(), keys.strides[0], keys.strides[1], keys.strides[2]},
                                  {values.floats(), values.strides[0], values.strides[1], values.strides[2]},
-                                 output.floats(), bias.floats(), scratch.floats(),
+                                 output.floats(), bias.floats(), added.floats(), added_ ? added.strides[0] : 0, scratch.floats(),
                                  scratch.floats() + batch * heads * depth, y.floats(), batch, entries, columns,
                                  op.threads, scale};
     run.attention_step(&args);
@@ -1663,7 +1669,7 @@ const Operator kOperators[] = {
     {"window_backward", "(" SC_WINDOW ", Tensor y, Tensor lse, Tensor grad, bool of_table) -> "
      "(Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&window_backward)},
     {"attention_step", "(" SC_HEADS("query") SC_HEADS("key") SC_HEADS("value") "Tensor(a!) keys, Tensor(b!) values, "
-     "Tensor output, Tensor? bias, float scale, Tensor? rates, float gain, bool halves, int position) -> Tensor",
+     "Tensor output, Tensor? bias, float scale, Tensor? added, Tensor? rates, float gain, bool halves, int position) -> Tensor",
      TORCH_BOX(&attention_step)},
     {"sample", "(Tensor indptr, Tensor index, Tensor? order, Tensor? edge_times, Tensor? node_times, Tensor? weights, "
      "Tensor nodes, Tensor? groups, Tensor? limits, int fanout, bool replace, bool last, int seed, int relation, int base) -> "

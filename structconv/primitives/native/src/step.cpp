@@ -77,6 +77,8 @@ inline void attend(const AttentionStepArgs& a, int64_t b, int64_t head) {
         const int64_t count = a.entries - first < kChunk ? a.entries - first : kChunk;
         dots_of(query, [&](int64_t m) { return key + (first + m) * a.keys.row; }, count, depth, scores);
         for (int64_t m = 0; m < count; ++m) scores[m] *= static_cast<float>(a.scale);
+        const float* added = a.added + head * a.added_row + first;
+        for (int64_t m = 0; a.added && m < count; ++m) scores[m] += added[m];
         fill_up(scores, count);
         const float top = greatest(scores, count), next = top > base ? top : base;
         const float before = first ? std::exp(base - next) : 0.0f;
