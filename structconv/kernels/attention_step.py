@@ -108,7 +108,7 @@ class _Step(NamedTuple):
         x = pending.x
         if x.shape[-2] != 1 or keys.shape[:-3] != values.shape[:-3] or not pending.holds(keys):
             return None
-        moved = None if match.bias is None else match.bias(call.basis)
+        moved: Any = None if match.bias is None else match.bias(call.basis)
         if moved is not None and moved.output_positions.first != keys.shape[-2] - 1:
             return None
         asked, made = match.query(call.basis), pending.computed(keys)
@@ -160,7 +160,8 @@ class _Term:
         if self._table is None or self._table.shape[-1] < entries:
             most = 2 * entries
             scores = altered(self._scores, inputs=most, outputs=most)
-            self._table = Moved(scores, OutputPositions(most - 1), 1).dense(torch.float32)[..., 0].expand(self._size, -1)
+            table = Moved(scores, OutputPositions(most - 1), 1).dense(torch.float32)
+            self._table = table[..., 0].expand(self._size, -1)
         return self._table[:, -entries:]
 
 

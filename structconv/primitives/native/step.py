@@ -39,7 +39,7 @@ def core_for(*tensors: Tensor | None) -> Core | None:
 
 def attention_step(core: Core, query: Heads, key: Heads, value: Heads, keys: Tensor, values: Tensor, output: Tensor,
                    bias: Tensor | None, scale: float, added: Tensor | None, turn: Turn, position: int) -> Tensor:
-    """y = sum_k softmax_m(scale <q_k, key_km> + added_km) value_km O_k + b, for one output that attends to all M entries.
+    """y = sum_k softmax_m(scale <q_k, key_km> + added_km) value_km O_k + b, for an output that attends to M entries.
 
     Args:
         query, key, value: one entry each, of which key and value are written to the last row of keys and values.
