@@ -18,7 +18,7 @@ from structconv.kernels.expressions import product_and_bias, unmasked
 from structconv.planning.kernel import register
 from structconv.planning.problem import BoundRun, Call, Problem, Run
 from structconv.primitives.native.loader import Core
-from structconv.primitives.native.step import Heads, Turn, attention_step, core_for
+from structconv.primitives.native.step import Heads, Turn, core_for
 from structconv.structures.output_positions import OutputPositions
 from structconv.structures.values import altered
 from structconv.weights import LowRank
@@ -71,7 +71,7 @@ class AttentionStep(ScaledDotProduct):
         def run(x: Tensor, position: int) -> Tensor | None:
             if private.watched() or x.shape != step.shape or core_for(x) is None:
                 return None
-            return step.of_entry(x, position).taken(keys.entries(), values.entries())
+            return step.taken(keys.entries(), values.entries(), x, position)
 
         return run
 
@@ -129,19 +129,20 @@ class _Step(NamedTuple):
         """Return True if query, key and value are projections of this entry."""
         return all(heads.weight is not None and heads.x is x for heads in (self.query, self.key, self.value))
 
-    def of_entry(self, x: Tensor, position: int) -> Self:
-        """Return the step for another entry, whose projections are query, key and value."""
-        return self._replace(query=self.query._replace(x=x), key=self.key._replace(x=x),
-                             value=self.value._replace(x=x), position=position)
+    def taken(self, keys: Tensor, values: Tensor, x: Tensor | None = None, position: int = 0) -> Tensor:
+        """y = sum_k softmax_m(scale <q_k, key_km> + term_km) value_km O_k + b, of another entry x at a position, where
+        query, key and value are projections.
 
-    def taken(self, keys: Tensor, values: Tensor) -> Tensor:
-        """y, with the entry's key and value written to the last of those that are kept."""
+        The entry's key and value are written to the last rows of keys (B, G, M, D) and values (B, G', M, C).
+        """
+        core, query, key, value, output, bias, scale, term, turn, own, shape = self
+        if x is not None:
+            query, key, value, own = (x, *query[1:]), (x, *key[1:]), (x, *value[1:]), position
         if keys.dim() == 3:
             keys, values = keys.unsqueeze(0), values.unsqueeze(0)
-        added = None if self.term is None else self.term.at(keys.shape[-2])
-        y = attention_step(self.core, self.query, self.key, self.value, keys, values, self.output, self.bias,
-                           self.scale, added, self.turn, self.position)
-        return y.view(*self.shape[:-1], y.shape[-1])
+        added = None if term is None else term.at(keys.shape[-2])
+        y: Tensor = core.attention_step(*query, *key, *value, keys, values, output, bias, scale, added, *turn, own)
+        return y.view(*shape[:-1], y.shape[-1])
 
 
 class _Term:

@@ -55,6 +55,11 @@ class GrowingTensor:
         return self._view
 
     @property
+    def room(self) -> Tensor:
+        """The memory in which they lie, with more along the axis."""
+        return self._held
+
+    @property
     def joined(self) -> bool:
         """Return True if appending makes a new tensor, because the stored one has a gradient."""
         return torch.is_grad_enabled() or self._held.requires_grad
@@ -261,7 +266,7 @@ class Cache:
         passing, or they are computed at the first use. Returns x, contiguous."""
         self.check()
         self._compute_pending()
-        own = self.x
+        own = self._x.room
         check_tensor("Cache.append", "x", x)
         check_entries("Cache.append", x, channels=own.shape[-1])
         x = cast(x.contiguous(), self._dtype)
