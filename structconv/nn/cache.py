@@ -297,7 +297,8 @@ class Cache:
 
     def bind(self, plan: Plan, call: Call, structure: Any) -> None:
         """Bind later steps to the plan that has run such a call, where its kernel can."""
-        if plan is not self._tried_plan and (structure is None or structure is self.structure):
+        tried = plan is self._tried_plan or private.watched()
+        if not tried and (structure is None or structure is self.structure):
             self._bound, self._tried_plan = BoundStep.of(self.layer, plan, call, self.structure, self._reach), plan
 
     def reorder(self, index: Tensor) -> Cache:
