@@ -39,7 +39,7 @@ class AttentionStep(ScaledDotProduct):
         x, theta = problem.x, problem.theta
         if not problem.pending or not isinstance(theta, LowRank) or x.dim() > 3 or problem.outputs != 1:
             return None
-        if x.dtype is not torch.float32 or x.device.type != "cpu":
+        if x.dtype not in (torch.float32, torch.bfloat16) or x.device.type != "cpu":
             return None
         basis = cast(Normalized, problem.basis)
         bias = product_and_bias(unmasked(basis.child), _is_by_offset)[1]
@@ -69,7 +69,7 @@ class AttentionStep(ScaledDotProduct):
         keys, values = pending.rows(_rows(match.key(call.basis))), pending.rows(_rows(call.projected))
 
         def run(x: Tensor, position: int) -> Tensor | None:
-            if private.watched() or x.shape != step.shape or core_for(x) is None:
+            if private.watched() or x.shape != step.shape or core_for(x, step.output) is None:
                 return None
             return step.taken(keys.entries(), values.entries(), x, position)
 

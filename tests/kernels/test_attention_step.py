@@ -1,5 +1,7 @@
 """A step of decoding in one kernel: the numbers of the whole call, what is kept, and what goes another way."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -78,6 +80,19 @@ def test_of_each_kind_of_projection(name):
     assert cache._bound is not None
     keys = next(part for part in layer.modules() if isinstance(part, DotProduct))
     assert cache._entries[id(keys), "stored_keys"].rows.entries().shape[1] == keys.key_heads
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [*LAYERS, "scores of x"])
+def test_in_bfloat16(name):
+    """Each rounding is half a unit of 2^-8: of what is stored, and of y."""
+    layer = (Conv(DotProduct().scaled().masked(keep=STRUCTURE_IF_GIVEN).softmax(), 12, 7, weight=LowRank(5))
+             if name == "scores of x" else LAYERS[name]()).eval().to(torch.bfloat16)
+    x = torch.randn(2, 9, 12).to(torch.bfloat16)
+    exact = copy.deepcopy(layer).double()
+    found, kernel = stepped(layer, x, 3)
+    assert found.dtype is torch.bfloat16 and kernel == NAME
+    torch.testing.assert_close(found.double(), whole(exact, x.double())[:, 3:], rtol=2e-2, atol=2e-2)
 
 
 @torch.no_grad()

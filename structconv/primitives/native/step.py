@@ -1,4 +1,4 @@
-"""Arguments of the kernel of src/step.cpp: a step of decoding by attention, projections and all, in float32."""
+"""Arguments of the kernel of src/step.cpp: a step of decoding by attention, projections and all."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from structconv.primitives.native.dispatch import kernels
 from structconv.primitives.native.loader import Core
 
 __all__ = ["Heads", "Turn", "core_for"]
+
+
+_DTYPES = {torch.float32}, {torch.bfloat16}
 
 
 class Heads(NamedTuple):
@@ -30,8 +33,11 @@ class Turn(NamedTuple):
 
 
 def core_for(*tensors: Tensor | None) -> Core | None:
-    """The kernels, if they can take these as they lie: contiguous float32 on the CPU."""
+    """The kernels, if they can take these as they lie: contiguous, on the CPU, of one dtype, float32 or bfloat16."""
+    dtypes = set()
     for t in tensors:
-        if t is not None and not (t.is_contiguous() and t.is_cpu and t.dtype is torch.float32 and not t.is_neg()):
-            return None
-    return kernels()
+        if t is not None:
+            if not t.is_contiguous() or not t.is_cpu or t.is_neg():
+                return None
+            dtypes.add(t.dtype)
+    return kernels() if dtypes in _DTYPES else None
