@@ -137,7 +137,7 @@ class _Step(NamedTuple):
         """
         core, query, key, value, output, bias, scale, term, turn, own, shape = self
         if x is not None:
-            query, key, value, own = (x, *query[1:]), (x, *key[1:]), (x, *value[1:]), position
+            query, key, value, own = Heads(x, *query[1:]), Heads(x, *key[1:]), Heads(x, *value[1:]), position
         if keys.dim() == 3:
             keys, values = keys.unsqueeze(0), values.unsqueeze(0)
         added = None if term is None else term.at(keys.shape[-2])
