@@ -141,7 +141,8 @@ class Shared(NamedTuple):
 
     def tensor(self) -> Tensor:
         """All heads."""
-        return self.x.repeat_interleave(self.repeats, -3)
+        x: Tensor = tensor(self.x)
+        return x.repeat_interleave(self.repeats, -3)
 
 
 class Term(NamedTuple):

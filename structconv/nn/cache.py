@@ -240,8 +240,9 @@ class Cache:
         if not unread:
             self._compute_pending()
         kept = self._entries.get(_key(make))
-        found = make(self.x, self.dropped) if kept is None else kept.entries()
-        return found if unread else tensor(found)
+        if kept is None:
+            return tensor(make(self.x, self.dropped))
+        return kept.entries() if unread else tensor(kept.entries())
 
     def constants(self) -> tuple[Weight, Tensor | None]:
         """Theta and b; without gradients they are the same for all calls."""
