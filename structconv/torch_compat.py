@@ -7,7 +7,7 @@ them; the tests remove each in turn.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial, reduce
 from operator import attrgetter
@@ -203,6 +203,23 @@ def _intercepted(module: torch.nn.Module) -> bool:
     return bool(held["_forward_hooks"] or held["_forward_pre_hooks"] or held["_backward_hooks"]
                 or held["_backward_pre_hooks"] or "forward" in held or "_compiled_call_impl" in held
                 or global_hooks() or type(module).__call__ not in PLAIN or torch.nn.Module.__call__ is not CALL)
+
+
+class PlainCalls:
+    """True, for these modules, as long as a call of each is its `forward`: `intercepted` of many, for many calls."""
+
+    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+        self._held = [module.__dict__ for module in modules]
+        self._hooks = [held[name] for held in self._held for name in _HOOKS if name in held]
+        self._kinds = {type(module) for module in modules}
+
+    def __bool__(self) -> bool:
+        if not PLAIN_CALLS or any(self._hooks) or global_hooks() or torch.nn.Module.__call__ is not CALL:
+            return False
+        for held in self._held:
+            if "forward" in held or "_compiled_call_impl" in held:
+                return False
+        return all(kind.__call__ in PLAIN for kind in self._kinds)
 
 
 _HOOKS = {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"}

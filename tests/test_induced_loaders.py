@@ -194,3 +194,32 @@ def test_data_of_pytorch_geometric():
 def test_what_is_refused(make, error, match):
     with pytest.raises(error, match=match):
         make()
+
+
+# -- under a patch ------------------------------------------------------------------------------------------------
+
+def test_the_loaders_of_pyg_are_these_under_a_patch():
+    loaders, pyg = pytest.importorskip("torch_geometric.loader"), pytest.importorskip("torch_geometric.data")
+    from structconv.compat.pyg import patch
+
+    data = pyg.Data(x=torch.randn(50, 4), edge_index=torch.randint(50, (2, 300)))
+    original = loaders.ClusterData
+    with patch() as report:
+        clusters = loaders.ClusterData(data, 5, recursive=False, log=False)
+        batches = list(loaders.ClusterLoader(clusters, batch_size=2))
+        batches += loaders.GraphSAINTNodeSampler(data, 20, 3, save_dir=None, log=False)
+        batches += loaders.GraphSAINTEdgeSampler(data, batch_size=20, num_steps=2)
+        batches += loaders.GraphSAINTRandomWalkSampler(data, 6, walk_length=2)
+        with pytest.raises(ConfigError, match="keep_inter_cluster_edges"):
+            loaders.ClusterData(data, 5, keep_inter_cluster_edges=True)
+        typed = pyg.HeteroData(author={"x": torch.randn(5, 8)}, paper={"x": torch.randn(3, 8)})
+        typed["author", "writes", "paper"].edge_index = torch.tensor([[0, 1, 4], [0, 0, 2]])
+        typed = next(iter(loaders.HGTLoader(typed, num_samples=[2, 2], input_nodes=("paper", None), batch_size=1)))
+        assert torch.equal(typed["paper"].n_id[:1], torch.tensor([0]))
+        assert report.taken == {"ClusterData": 1, "ClusterLoader": 1, "GraphSAINTNodeSampler": 1,
+                                "GraphSAINTEdgeSampler": 1, "GraphSAINTRandomWalkSampler": 1, "HGTLoader": 1}
+    assert loaders.ClusterData is original
+    assert len(batches) == 3 + 3 + 2 + 1
+    for batch in batches:
+        assert torch.equal(batch.x, data.x[batch.n_id])
+        assert torch.equal(batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id])

@@ -12,6 +12,7 @@ from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Block, Edges, Pairs
 from structconv.bases.pairwise import Pairwise
 from structconv.bases.sizes import OverChild
+from structconv.derived import Owner
 from structconv.errors import StructureError
 from structconv.shapes import broadcast
 from structconv.structures.output_positions import OutputPositions
@@ -100,6 +101,11 @@ class Moved(_Placed, Pairwise):
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         return cast(Pairwise, self.child).evaluate(_at(pairs, self.output_positions))
+
+    def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, owner: Owner) -> Tensor:
+        """The entries of all pairs, (..., 1 or B, K, N, M)."""
+        entries = self.dense(dtype).mT
+        return entries if entries.dim() > 3 else entries.unsqueeze(0)
 
 
 @value

@@ -8,8 +8,8 @@ Each call builds a new basis: a tree of values that holds the tensors of the cal
 
 So a plan holds no tensor, and a call passes nothing but its basis.
 
-A basis may hold products that are not computed yet (`Projected`, `Term`, `NormalizedWeights`), so that a kernel may
-fuse them. `materialized(basis)` computes them.
+A basis may hold products that are not computed yet (`LAZY`), so that a kernel may fuse them. `materialized(basis)`
+computes them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from torch.func import functional_call
 
 from structconv.bases.base import Basis, is_basis
 from structconv.primitives.products import linear
+from structconv.primitives.rotation import rotate
 from structconv.structures.graph import Graph, listed_edges, tensor_ids
 from structconv.structures.supports import DenseMask, EdgeSupport, Padding
 from structconv.structures.values import (
@@ -50,6 +51,8 @@ __all__ = [
     "Leaf",
     "NormalizedWeights",
     "Projected",
+    "Rotated",
+    "Shared",
     "Term",
     "getter",
     "itself",
@@ -94,6 +97,52 @@ class Projected(NamedTuple):
         """The product."""
         x, weight, bias, heads = self
         return linear(x, weight, bias).view(*x.shape[:-1], heads, weight.shape[0] // heads).transpose(-2, -3)
+
+
+class Rotated(NamedTuple):
+    """A `Projected` whose pairs of channels are turned by the positions of the entries, not computed yet.
+
+    A decoding step makes it in one kernel. The further fields are those of `primitives.rotation.rotate`.
+    """
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    heads: int
+    positions: Tensor
+    rates: Tensor
+    gain: float
+    halves: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the product."""
+        return Projected(*self[:4]).shape
+
+    def tensor(self) -> Tensor:
+        """The product, turned."""
+        return rotate(Projected(*self[:4]).tensor(), *self[4:])
+
+
+class Shared(NamedTuple):
+    """Keys or values of which each head stands for several consecutive ones: (..., G, M, D) -> (..., G repeats, M, D).
+
+    A decoding step reads them as they are.
+    """
+
+    x: Tensor
+    repeats: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape with all heads."""
+        *lead, groups, entries, depth = self.x.shape
+        return *lead, groups * self.repeats, entries, depth
+
+    def tensor(self) -> Tensor:
+        """All heads."""
+        x: Tensor = tensor(self.x)
+        return x.repeat_interleave(self.repeats, -3)
 
 
 class Term(NamedTuple):
@@ -158,9 +207,10 @@ class NormalizedWeights:
         return self.compute(self.graph, self.normalize, self.dtype, self.weighted)
 
 
-Projected.__getattr__ = Term.__getattr__ = _not_computed  # type: ignore[attr-defined]
 #: Products that a kernel may make itself.
-LAZY = frozenset((Projected, Term, NormalizedWeights))
+LAZY = frozenset((Projected, Rotated, Shared, Term, NormalizedWeights))
+for _kind in LAZY - {NormalizedWeights}:
+    _kind.__getattr__ = _not_computed  # type: ignore[attr-defined]
 
 
 @structure(init=False)
@@ -259,7 +309,7 @@ def tensor(leaf: Any) -> Any:
 
 def materialized(value: Any) -> Any:
     """Return the basis, or tuple of bases, with all products computed; unchanged if there are none."""
-    return map_tensors(value, tensor, whole=(Structure,), also=(Projected, Term, NormalizedWeights))
+    return map_tensors(value, tensor, whole=(Structure,), also=tuple(LAZY))
 
 
 def shape_class(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -8,12 +8,19 @@ import torch
 from torch import Tensor
 
 from structconv import torch_compat as private
-from structconv.bases.tree import Projected, tensor
-from structconv.kernels.dense_attention import Attended, ScaledDotProduct
+from structconv.bases.base import Basis
+from structconv.bases.entrywise import Normalized
+from structconv.bases.placed import Moved
+from structconv.bases.positions import Distance, Lookup
+from structconv.bases.tree import Projected, Rotated, Shared, tensor
+from structconv.kernels.dense_attention import Attended, ScaledDotProduct, matched
+from structconv.kernels.expressions import product_and_bias, unmasked
 from structconv.planning.kernel import register
 from structconv.planning.problem import BoundRun, Call, Problem, Run
 from structconv.primitives.native.loader import Core
-from structconv.primitives.native.step import Heads, attention_step, core_for
+from structconv.primitives.native.step import Heads, Turn, core_for
+from structconv.structures.output_positions import OutputPositions
+from structconv.structures.values import altered
 from structconv.weights import LowRank
 
 __all__ = ["AttentionStep"]
@@ -32,11 +39,12 @@ class AttentionStep(ScaledDotProduct):
         x, theta = problem.x, problem.theta
         if not problem.pending or not isinstance(theta, LowRank) or x.dim() > 3 or problem.outputs != 1:
             return None
-        if x.dtype is not torch.float32 or x.device.type != "cpu":
+        if x.dtype not in (torch.float32, torch.bfloat16) or x.device.type != "cpu":
             return None
-        found = super().match(problem)
-        plain = found is not None and found.bias is None and not (found.existing.masked or found.existing.causal)
-        return found if plain else None
+        basis = cast(Normalized, problem.basis)
+        bias = product_and_bias(unmasked(basis.child), _is_by_offset)[1]
+        found = None if problem.relative is not None else matched(basis, bias)
+        return found if found is not None and not (found.existing.masked or found.existing.causal) else None
 
     def paths(self, match: Attended, problem: Problem) -> tuple[str, ...]:
         return ("between",)
@@ -47,9 +55,8 @@ class AttentionStep(ScaledDotProduct):
         def run(call: Call) -> Tensor:
             step, keys = _Step.of(match, call), match.key(call.basis)
             if step is None:
-                call.compute()
-                return apart(call)
-            y = step.taken(keys, cast(Tensor, call.projected))
+                return apart(call.settled())
+            y = step.taken(_rows(keys), _rows(call.projected))
             call.pending.mark_written()
             return y
 
@@ -57,14 +64,14 @@ class AttentionStep(ScaledDotProduct):
 
     def bind(self, match: Attended, call: Call) -> BoundRun | None:
         step, pending = _Step.of(match, call), call.pending
-        if step is None or not step.projects(pending.x):
+        if step is None or not step.projects(pending.x) or step.position != pending.start:
             return None
-        keys, values = pending.rows(match.key(call.basis)), pending.rows(call.projected)
+        keys, values = pending.rows(_rows(match.key(call.basis))), pending.rows(_rows(call.projected))
 
-        def run(x: Tensor) -> Tensor | None:
-            if private.watched() or x.shape != step.shape or core_for(x) is None:
+        def run(x: Tensor, position: int) -> Tensor | None:
+            if private.watched() or x.shape != step.shape or core_for(x, step.output) is None:
                 return None
-            return step.of_entry(x).taken(keys.entries(), values.entries())
+            return step.taken(keys.entries(), values.entries(), x, position)
 
         return run
 
@@ -74,6 +81,8 @@ class _Step(NamedTuple):
 
     Args:
         query, key, value: the new entry, or its projections.
+        term: of the scores, by the offset from the new entry.
+        turn, position: how query and key are rotated, and where they stand.
         shape: the shape of the entry, (B, 1, P) or (1, P).
     """
 
@@ -84,46 +93,95 @@ class _Step(NamedTuple):
     output: Tensor
     bias: Tensor | None
     scale: float
+    term: _Term | None
+    turn: Turn
+    position: int
     shape: tuple[int, ...]
 
     @classmethod
     def of(cls, match: Attended, call: Call) -> Self | None:
         """Return the step of a call; `None` if the kernel does not support it."""
         theta: Any = call.theta
-        pending, values, keys = call.pending, call.projected, match.key(call.basis)
+        pending, values, keys = call.pending, _rows(call.projected), _rows(match.key(call.basis))
         if private.watched() or pending is None or values is None:
             return None
         x = pending.x
-        if x.shape[-2] != 1 or keys.shape[:-1] != values.shape[:-1] or not pending.holds(keys):
+        if x.shape[-2] != 1 or keys.shape[:-3] != values.shape[:-3] or not pending.holds(keys):
             return None
-        query, key = _heads(match.query(call.basis)), _heads(pending.computed(keys))
-        value = Heads(x, theta.value.mT.flatten(0, 1)) if theta.groups == theta.size else _heads(theta.heads(x))
-        output = theta.output.flatten(0, 1).mT
+        moved: Any = None if match.bias is None else match.bias(call.basis)
+        if moved is not None and moved.output_positions.first != keys.shape[-2] - 1:
+            return None
+        asked, made = match.query(call.basis), pending.computed(keys)
+        turn, position = Turn(), pending.start
+        if type(asked) is type(made) is Rotated and int(asked.positions) == position:
+            turn = Turn(made.rates, made.gain, made.halves)
+        else:  # at other places they are rotated here
+            asked, made = (leaf.tensor() if type(leaf) is Rotated else leaf for leaf in (asked, made))
+        query, key = _heads(asked), _heads(made)
+        value, output = Heads(x, theta.value.mT.flatten(0, 1)), theta.output.flatten(0, 1).mT
         core = core_for(*query, *key, *value, output, call.bias)
         if core is None or not (_alike(query, x, match.size) and _alike(key, x, keys.shape[-3])):
             return None
-        return cls(core, query, key, value, output, call.bias, match.scale, x.shape)
+        term = None if moved is None else _Term(moved.child, match.size)
+        return cls(core, query, key, value, output, call.bias, match.scale, term, turn, position, x.shape)
 
     def projects(self, x: Tensor) -> bool:
         """Return True if query, key and value are projections of this entry."""
         return all(heads.weight is not None and heads.x is x for heads in (self.query, self.key, self.value))
 
-    def of_entry(self, x: Tensor) -> Self:
-        """Return the step for another entry, whose projections are query, key and value."""
-        return self._replace(query=self.query._replace(x=x), key=self.key._replace(x=x), value=self.value._replace(x=x))
+    def taken(self, keys: Tensor, values: Tensor, x: Tensor | None = None, position: int = 0) -> Tensor:
+        """y = sum_k softmax_m(scale <q_k, key_km> + term_km) value_km O_k + b, of another entry x at a position, where
+        query, key and value are projections.
 
-    def taken(self, keys: Tensor, values: Tensor) -> Tensor:
-        """y, with the entry's key and values written to the last of those that are kept."""
+        The entry's key and value are written to the last rows of keys (B, G, M, D) and values (B, G', M, C).
+        """
+        core, query, key, value, output, bias, scale, term, turn, own, shape = self
+        if x is not None:
+            query, key, value, own = Heads(x, *query[1:]), Heads(x, *key[1:]), Heads(x, *value[1:]), position
         if keys.dim() == 3:
             keys, values = keys.unsqueeze(0), values.unsqueeze(0)
-        y = attention_step(self.core, self.query, self.key, self.value, keys, values, self.output, self.bias,
-                           self.scale)
-        return y.view(*self.shape[:-1], y.shape[-1])
+        added = None if term is None else term.at(keys.shape[-2])
+        y: Tensor = core.attention_step(*query, *key, *value, keys, values, output, bias, scale, added, *turn, own)
+        return y.view(*shape[:-1], y.shape[-1])
+
+
+class _Term:
+    """A term of the scores that depends on the offset of an entry from the last one alone.
+
+    Args:
+        scores: the term for any pairs. size: K.
+    """
+
+    def __init__(self, scores: Distance | Lookup, size: int) -> None:
+        self._scores, self._size = scores, size
+        self._table: Tensor | None = None
+
+    def at(self, entries: int) -> Tensor:
+        """The term of so many entries, of which the last has the offset 0: (K, M)."""
+        if self._table is None or self._table.shape[-1] < entries:
+            most = 2 * entries
+            scores = altered(self._scores, inputs=most, outputs=most)
+            table = Moved(scores, OutputPositions(most - 1), 1).dense(torch.float32)
+            self._table = table[..., 0].expand(self._size, -1)
+        return self._table[:, -entries:]
+
+
+def _is_by_offset(term: Basis) -> bool:
+    """Return True for a term that depends on the offset alone, with an output anywhere."""
+    scores = term.child if isinstance(term, Moved) and term.output_positions.positions is None else None
+    if isinstance(scores, Lookup):
+        return scores.kind != "position" and scores.table.shape[-2] == 1 and not scores.batch_shape
+    return isinstance(scores, Distance)
+
+
+def _rows(stored: Any) -> Any:
+    """The stored rows, each once."""
+    return stored.x if type(stored) is Shared else stored
 
 
 def _heads(leaf: Any) -> Heads:
     """One entry by heads, still to be multiplied or not."""
-    if type(leaf) is Projected:
+    if type(leaf) is Projected or type(leaf) is Rotated:
         return Heads(leaf.x, leaf.weight, leaf.bias)
     return Heads(tensor(leaf).contiguous())
 

@@ -15,9 +15,10 @@ from structconv import torch_compat as private
 from structconv.bases.dense import Dense
 from structconv.bases.entrywise import Masked, Normalized
 from structconv.bases.linear import Scaled
+from structconv.bases.placed import Moved
 from structconv.bases.positions import Distance, GridLookup, Lookup
 from structconv.bases.scores import Bilinear
-from structconv.bases.tree import Leaf, Projected, getter, materializer
+from structconv.bases.tree import LAZY, Leaf, getter, materializer
 from structconv.derived import Owner
 from structconv.kernels.existing import Existing
 from structconv.kernels.expressions import finite, listed, product_and_bias, unmasked
@@ -52,15 +53,15 @@ class Attended(NamedTuple):
     depth: int
     scale: float
     existing: Existing
-    bias: Callable[[Any], Held] | None
+    bias: Callable[[Any], Held | Moved] | None
     owner: Owner
 
     def attend(self, r: Tensor, call: Call) -> Tensor:
         """(..., K or 1, M, C) -> (..., K, N, C)."""
         basis = call.basis
         query, key = self.query(basis), self.key(basis)
-        query = query.tensor() if type(query) is Projected else query
-        key = key.tensor() if type(key) is Projected else key
+        query = query.tensor() if type(query) in LAZY else query
+        key = key.tensor() if type(key) in LAZY else key
         causal, paddings, others = existing = self.existing
         if not is_compiling() and (private.transforms_active() or private.forward_level() >= 0):
             # torch's fused operators have no forward or second derivative, and no batches
@@ -117,7 +118,8 @@ class ScaledDotProduct(Applied):
     def match(self, problem: Problem) -> Attended | None:
         if problem.relative is not None:
             return None  # the weights are wanted too
-        return matched(problem.basis, problem.sizes.nominal)  # type: ignore[arg-type]
+        basis = cast(Normalized, problem.basis)
+        return matched(basis, held_bias(basis, problem.sizes.nominal))
 
     def application_cost(self, match: Attended, problem: Problem, channels: int, mode: str) -> Cost:
         fused = application(problem.basis, problem.sizes, channels, mode).repeated(FUSED_SHARE)
@@ -148,13 +150,12 @@ class ScaledDotProduct(Applied):
         return run
 
 
-def matched(basis: Normalized, nominal: bool = False) -> Attended | None:
-    """Return the operands of torch's kernel in a basis; `None` if the basis is something else, or its mask is a list of
-    edges.
+def matched(basis: Normalized, bias: Held | Moved | None) -> Attended | None:
+    """Return the operands of torch's kernel in a basis with this term of the scores; `None` if the basis is something
+    else, or its mask is a list of edges.
     """
     if basis.kind != "softmax" or basis.over != "inputs":
         return None
-    bias = held_bias(basis, nominal)
     node = basis.child if bias is None else product_and_bias(unmasked(basis.child), lambda part: part is bias)[0]
     scale = 1.0
     while isinstance(node, Masked | Scaled):

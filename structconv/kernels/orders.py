@@ -124,7 +124,7 @@ def _channels_first(applied: Application, problem: Problem) -> Run:
                                  call.bias)
 
     def run(call: Call) -> Tensor:
-        y = synthesis(call.projected if projected else call.theta.expand(call.x), call)  # type: ignore[arg-type]
+        y = synthesis(call.projected if projected else call.theta.expand(call.x), call)
         return plus(y, call.bias)
 
     return run
@@ -142,7 +142,7 @@ def _between(applied: Application, problem: Problem) -> Run:
     apply, biased, projected = applied.apply, applied.biased, problem.projected
     if biased is None or not isinstance(problem.theta, HeadBlocks):
         if projected:
-            return lambda call: call.theta.join(apply(call.projected, call), call.bias)  # type: ignore[arg-type]
+            return lambda call: call.theta.join(apply(call.projected, call), call.bias)
         return lambda call: call.theta.join(apply(call.theta.heads(call.x), call), call.bias)
     shape = (problem.theta.size, problem.theta.head_channels)
 

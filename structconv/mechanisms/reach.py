@@ -42,10 +42,20 @@ def reach_of(mechanism: Mechanism, structure: Any) -> Reach:
     return _longest([reaches.counting, reaches.normalized])
 
 
-def reads_all_inputs(mechanism: Mechanism, structure: Any) -> bool:
-    """Return True if no mask hides an input from the output at the last position, whatever its number."""
+def reads_all_inputs(mechanism: Mechanism, structure: Any, reach: Reach) -> bool:
+    """Return True if no mask hides an input from the output at the last position, whatever its number, where those
+    beyond the reach are gone."""
     masks = [part for part in mechanism.modules() if isinstance(part, Mask)]
-    return all(part.keeps and isinstance(_support(part, structure), Causal | None) for part in masks)
+    return all(part.keeps and _keeps_all(_support(part, structure), reach) for part in masks)
+
+
+def _keeps_all(support: Any, reach: Reach) -> bool:
+    if isinstance(support, And):
+        return _keeps_all(support.first, reach) and _keeps_all(support.second, reach)
+    if isinstance(support, Window) and _by_offset(support):
+        (radius, dilation), = support.axes()
+        return dilation == 1 and reach is not None and radius >= reach
+    return isinstance(support, Causal | None)
 
 
 def _reaches(mechanism: Any, structure: Any) -> _Reaches:

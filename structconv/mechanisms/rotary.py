@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from structconv.arguments import checked
+from structconv.bases.tree import Projected, Rotated
 from structconv.errors import ConfigError
+from structconv.primitives.rotation import rotate
 from structconv.shapes import check_choice, check_finite
 from structconv.written import written
 
@@ -58,26 +60,24 @@ class Rotary(nn.Module):
 
     def forward(self, t: Tensor, positions: Tensor | None = None) -> Tensor:
         """(..., M, D) whose entries are at these positions, (M,) or (B, M) before an axis of heads -> (..., M, D)."""
-        turned = t.shape[-1] if self.channels is None else self.channels
-        if turned % 2:
-            raise ConfigError("Rotary", "the number of channels that are turned must be even", turned)
-        if not 0 < turned <= t.shape[-1]:
-            raise ConfigError("Rotary", f"channels must be at most D={t.shape[-1]}", turned)
         if positions is None:
             positions = torch.arange(t.shape[-2], device=t.device)
         positions = positions.unsqueeze(-2) if positions.dim() > 1 else positions
-        rate, gain = self._rates(turned, t.device)
-        angle = positions.to(torch.float64).unsqueeze(-1) * rate
-        cos, sin = ((gain * part).to(t.dtype) for part in (angle.cos(), angle.sin()))
-        y = self._turned(t[..., :turned], cos, sin)
-        return y if turned == t.shape[-1] else torch.cat([y, t[..., turned:]], -1)
+        return rotate(t, positions, *self._turn(t.shape[-1], t.device))
 
-    def _turned(self, t: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        if self.layout == "half":
-            first, second = t.chunk(2, -1)
-            return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-        even, odd = t[..., 0::2], t[..., 1::2]
-        return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
+    def rotated(self, projected: Projected, positions: Tensor) -> Rotated:
+        """A product at positions (M,), as a lazy product that is rotated too."""
+        depth = projected.weight.shape[0] // projected.heads
+        return Rotated(*projected, positions, *self._turn(depth, projected.x.device))
+
+    def _turn(self, depth: int, device: torch.device) -> tuple[Tensor, float, bool]:
+        """What turns entries of D channels at a position: r_j, the factor of queries and keys, and the layout."""
+        turned = depth if self.channels is None else self.channels
+        if turned % 2:
+            raise ConfigError("Rotary", "the number of channels that are turned must be even", turned)
+        if not 0 < turned <= depth:
+            raise ConfigError("Rotary", f"channels must be at most D={depth}", turned)
+        return *self._rates(turned, device), self.layout == "half"
 
     def _rates(self, turned: int, device: torch.device) -> tuple[Tensor, float]:
         """r_j, and what queries and keys are multiplied by."""

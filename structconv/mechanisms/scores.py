@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from structconv import torch_compat as private
 from structconv.bases import scores as values
 from structconv.bases.base import Basis
 from structconv.bases.entrywise import Mapped, Masked
-from structconv.bases.tree import Function, Projected, Term, tensor
+from structconv.bases.tree import Function, Projected, Rotated, Shared, Term, tensor
 from structconv.errors import ConfigError
 from structconv.mechanisms.activations import as_function
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism
@@ -131,11 +132,6 @@ class DotProduct(Score):
                               "on='projected'", "Give RelativeKey another DotProduct.")
         return self._mapped(heads_of(self.query, z, self.heads) if self.projects else z.unsqueeze(-3), positions)
 
-    @property
-    def _plain(self) -> bool:
-        """Return True if queries and keys are plain projections."""
-        return self.projects and self.rotary is self.feature is None and self.shared_by == 1
-
     def keys(self, x: Tensor, start: int = 0) -> Tensor:
         """Map inputs (..., M, P), the first at position `start`, to keys (..., K, M, D)."""
         key = heads_of(self.key, x, self.key_heads) if self.projects else x.unsqueeze(-3)
@@ -149,11 +145,26 @@ class DotProduct(Score):
 
     @property
     def sources(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("lazy_keys",) if self.projects else ()
+        return ("stored_keys",) if self.projects else ()
 
-    def lazy_keys(self, x: Tensor, start: int = 0) -> Tensor | Projected:
-        """`keys`, as a lazy `Projected` if they are projections and nothing else."""
-        return by_heads(self.key, x, self.heads) if self._plain else self.keys(x, start)
+    def stored_keys(self, x: Tensor, start: int = 0) -> Tensor | Projected | Rotated | Shared:
+        """`keys` as a cache stores them: each once that several heads share, and lazy without a feature map."""
+        positions = None if self.rotary is None else torch.arange(start, start + x.shape[-2], device=x.device)
+        key: Any = self._lazy(self.key, x, self.key_heads, positions)
+        return key if self.shared_by == 1 else Shared(key, self.shared_by)
+
+    def _lazy(self, projection: nn.Module, x: Tensor, heads: int, positions: Tensor | None
+              ) -> Tensor | Projected | Rotated:
+        """Queries or keys at these places, as a lazy product if they are projected, perhaps rotated, and nothing else.
+        """
+        made = by_heads(projection, x, heads)
+        if type(made) is not Projected or self.feature is not None:
+            return self._mapped(tensor(made), positions)
+        if self.rotary is None:
+            return made
+        plain = type(self.rotary) is Rotary and not private.intercepted(self.rotary)
+        at = torch.arange(x.shape[-2], device=x.device) if positions is None else positions
+        return self.rotary.rotated(made, at) if plain and at.dim() == 1 else self.rotary(tensor(made), positions)
 
     def query_positions(self, inputs: Inputs) -> Tensor | None:
         """The positions of the queries, if they rotate the queries and are not 0, 1, ..."""
@@ -162,18 +173,19 @@ class DotProduct(Score):
         return inputs.positions_of_outputs() + inputs.start
 
     def forward(self, inputs: Inputs) -> Basis:
+        if self.projects and inputs.cache is not None:
+            query: Any = self._lazy(self.query, inputs.z, self.heads, self.query_positions(inputs))
+            return values.Bilinear(query, inputs.of_x(self.stored_keys, unread=True))
         if self.projects and self.rotary is self.feature is None and self.shared_by == 1:
             own = self._modules
-            query: Any = by_heads(own.get("query") or self.query, inputs.z, self.heads)
-            key: Any = (inputs.of_x(self.lazy_keys, unread=True) if inputs.cache is not None else
-                        by_heads(own.get("key") or self.key, inputs.x, self.heads))
-            return values.Bilinear(query, key)
-        output_positions = self.query_positions(inputs)
+            return values.Bilinear(cast(Tensor, by_heads(own.get("query") or self.query, inputs.z, self.heads)),
+                                   cast(Tensor, by_heads(own.get("key") or self.key, inputs.x, self.heads)))
+        positions = self.query_positions(inputs)
         if self._on == "projected":
             key, query = _projected("DotProduct", inputs)
             start = torch.arange(key.shape[-2], device=key.device) + inputs.start if inputs.start else None
-            return values.Bilinear(self._mapped(query, output_positions), self._mapped(key, start))
-        return values.Bilinear(self.queries(inputs.z, output_positions), inputs.of_x(self.lazy_keys, unread=True))
+            return values.Bilinear(self._mapped(query, positions), self._mapped(key, start))
+        return values.Bilinear(self.queries(inputs.z, positions), self.keys(inputs.x))
 
 
 class General(Score):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from structconv import torch_compat as private
-from structconv.bases.tree import tensor
+from structconv.bases.tree import Shared, tensor
 from structconv.derived import Reused
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Mechanism
@@ -53,6 +53,11 @@ class GrowingTensor:
         if self._view is None:
             self._view = self._held.narrow(self._axis, self._start, len(self))
         return self._view
+
+    @property
+    def room(self) -> Tensor:
+        """The memory in which they lie, with more along the axis."""
+        return self._held
 
     @property
     def joined(self) -> bool:
@@ -106,21 +111,28 @@ class GrowingTensor:
 
 
 class CachedEntries(NamedTuple):
-    """A method that computes results of x, and the stored rows of its results."""
+    """A method that computes results of x, and the stored rows of its results, each head of which stands for several.
+    """
 
     make: Make
     rows: GrowingTensor
+    repeats: int
+
+    def entries(self) -> Tensor | Shared:
+        """The rows, as the method gives them."""
+        return self.rows.entries() if self.repeats == 1 else Shared(self.rows.entries(), self.repeats)
 
 
 class PendingEntries:
     """The last entries x of a `Cache`, from place `start` on: the stored rows have room for their results."""
 
     def __init__(self, x: Tensor, start: int, kept: Sequence[CachedEntries], dtype: torch.dtype | None) -> None:
-        self.x, self._start, self._entries, self._dtype, self._done = x, start, kept, dtype, False
+        self.x, self.start, self._entries, self._dtype, self._done = x, start, kept, dtype, False
 
     def computed(self, kept: Tensor) -> Any:
-        """Compute the rows that belong at the end of a stored tensor."""
-        return self._entries_of(kept).make(self.x, self._start)
+        """What belongs at the end of a stored tensor, as its method makes it; where heads share rows, theirs."""
+        made = self._entries_of(kept).make(self.x, self.start)
+        return made.x if type(made) is Shared else made
 
     def holds(self, kept: Tensor) -> bool:
         """Return True if this tensor is stored, with room for the last rows."""
@@ -143,8 +155,8 @@ class PendingEntries:
     def compute(self) -> None:
         """Make it, and put it there, unless that has been done."""
         if not self._done:
-            for make, rows in self._entries:
-                rows.fill(_of(make, self.x, self._start, self._dtype))
+            for make, rows, _ in self._entries:
+                rows.fill(_of(make, self.x, self.start, self._dtype)[0])
             self._done = True
 
 
@@ -196,9 +208,9 @@ class Cache:
             makers.append(layer._heads)
         self._entries: dict[tuple[int, str], CachedEntries] = {}
         for make in makers:
-            computed = _of(make, x, 0, self._dtype)
+            computed, repeats = _of(make, x, 0, self._dtype)
             axis = -2 if computed.dim() > x.dim() else -1
-            self._entries[_key(make)] = CachedEntries(make, GrowingTensor(computed, axis))
+            self._entries[_key(make)] = CachedEntries(make, GrowingTensor(computed, axis), repeats)
         self._versions: list[tuple[Any, str, Any, int | None]] = [
             (tensors, name, own, None if own is None or own.is_inference() else own._version)
             for tensors in _read_by(layer) for name, own in tensors.items()]
@@ -228,7 +240,9 @@ class Cache:
         if not unread:
             self._compute_pending()
         kept = self._entries.get(_key(make))
-        return make(self.x, self.dropped) if kept is None else kept.rows.entries()
+        if kept is None:
+            return tensor(make(self.x, self.dropped))
+        return kept.entries() if unread else tensor(kept.entries())
 
     def constants(self) -> tuple[Weight, Tensor | None]:
         """Theta and b; without gradients they are the same for all calls."""
@@ -253,7 +267,7 @@ class Cache:
         passing, or they are computed at the first use. Returns x, contiguous."""
         self.check()
         self._compute_pending()
-        own = self.x
+        own = self._x.room
         check_tensor("Cache.append", "x", x)
         check_entries("Cache.append", x, channels=own.shape[-1])
         x = cast(x.contiguous(), self._dtype)
@@ -261,15 +275,15 @@ class Cache:
             raise ShapeError("Cache.append", f"x must be {own.dtype} of shape ({', '.join(map(str, own.shape[:-2]))}"
                              f"{', ' if own.dim() > 2 else ''}m, P={own.shape[-1]})", f"{x.dtype} {tuple(x.shape)}")
         start, kept = self.length, tuple(self._entries.values())
-        joined = [_of(make, x, start, self._dtype) for make, _ in kept] if self._joins() else None
+        joined = [_of(make, x, start, self._dtype)[0] for make, *_ in kept] if self._joins() else None
         self._drop()
         self._x.append(x)
         if joined is None:
-            for _, rows in kept:
+            for _, rows, _ in kept:
                 rows.reserve(x.shape[-2])
             self.pending = PendingEntries(x, start, kept, self._dtype)
         else:
-            for (_, rows), computed in zip(kept, joined, strict=True):
+            for (_, rows, _), computed in zip(kept, joined, strict=True):
                 rows.append(computed)
         return x
 
@@ -277,15 +291,16 @@ class Cache:
         """y of the pending entry, by the plan to which steps are bound; `None` where they are not."""
         if self._bound is None or self.pending is None:
             return None
-        y = self._bound(self.pending.x)
+        y = self._bound(self.pending.x, self.pending.start)
         if y is not None:
             self.pending.mark_written()
         return y
 
     def bind(self, plan: Plan, call: Call, structure: Any) -> None:
         """Bind later steps to the plan that has run such a call, where its kernel can."""
-        if plan is not self._tried_plan and (structure is None or structure is self.structure):
-            self._bound, self._tried_plan = BoundStep.of(self.layer, plan, call, self.structure), plan
+        tried = plan is self._tried_plan or private.watched()
+        if not tried and (structure is None or structure is self.structure):
+            self._bound, self._tried_plan = BoundStep.of(self.layer, plan, call, self.structure, self._reach), plan
 
     def reorder(self, index: Tensor) -> Cache:
         """Sample b becomes what sample index[b] was, in place, (B,) integers: beams continue from the selected ones.
@@ -336,7 +351,7 @@ class Cache:
         twin = object.__new__(Cache)
         twin.__dict__.update(self.__dict__)
         twin._x, twin._bound, twin._tried_plan, twin.reused = self._x.copy(), None, None, Reused()
-        twin._entries = {key: CachedEntries(make, rows.copy()) for key, (make, rows) in self._entries.items()}
+        twin._entries = {key: kept._replace(rows=kept.rows.copy()) for key, kept in self._entries.items()}
         return twin
 
     __copy__ = copy
@@ -371,11 +386,11 @@ class Cache:
     def _rows(self) -> list[GrowingTensor]:
         """All that is held."""
         self._compute_pending()
-        return [self._x, *[rows for _, rows in self._entries.values()]]
+        return [self._x, *[kept.rows for kept in self._entries.values()]]
 
     def _joins(self) -> bool:
         """Return True if appending makes new tensors, through which gradients flow."""
-        return self._x.joined or True in [rows.joined for _, rows in self._entries.values()]
+        return self._x.joined or True in [kept.rows.joined for kept in self._entries.values()]
 
     def _drop(self) -> None:
         """Drop the entries that no later output reads."""
@@ -404,10 +419,10 @@ def _key(make: Any) -> tuple[int, str]:
     return id(make.__self__), make.__name__
 
 
-def _of(make: Make, x: Tensor, start: int, dtype: torch.dtype | None) -> Tensor:
-    """Compute the results of x in the dtype."""
-    computed: Tensor = tensor(cast(make(x, start), dtype))
-    return computed
+def _of(make: Make, x: Tensor, start: int, dtype: torch.dtype | None) -> tuple[Tensor, int]:
+    """Compute the results of x in the dtype, and how many heads share each."""
+    made = cast(make(x, start), dtype)
+    return (tensor(made.x), made.repeats) if type(made) is Shared else (tensor(made), 1)
 
 
 class BoundStep:
@@ -420,28 +435,32 @@ class BoundStep:
     def __init__(self, layer: Any, run: BoundRun) -> None:
         self._run, self._layer, self._plans_version = run, layer, plans_version()
         self._held = layer.path, layer.max_bytes
-        self._modules = [(module, module.training) for module in
-                         (*layer.modules(), *layer.mechanism.modules()) if not isinstance(module, nn.ModuleList)]
+        modules = {module: None for module in (*layer.modules(), *layer.mechanism.modules())
+                   if not isinstance(module, nn.ModuleList)}
+        self._plain, self._modules = private.PlainCalls(modules), [(module, module.training) for module in modules]
         self._places = [(module._modules, name, part) for module in layer.modules()
                         for name, part in module._modules.items()]
 
     @classmethod
-    def of(cls, layer: Any, plan: Plan, call: Call, structure: Any) -> Self | None:
+    def of(cls, layer: Any, plan: Plan, call: Call, structure: Any, reach: int | None) -> Self | None:
         """Bind such a step; return `None` if a mask may exclude pairs of a later one, or its kernel cannot."""
         alone = type(layer).forward is type(layer).computes
-        if plan.bind is None or not alone or not reads_all_inputs(layer.mechanism, structure):
+        if plan.bind is None or not alone or not reads_all_inputs(layer.mechanism, structure, reach):
             return None
         run = plan.bind(call)
         return None if run is None else cls(layer, run)
 
-    def __call__(self, x: Tensor) -> Tensor | None:
-        """y (..., 1, Q) of the entry x, which is pending; `None` where it is to be computed as any call is."""
+    def __call__(self, x: Tensor, position: int) -> Tensor | None:
+        """y (..., 1, Q) of the entry x at a position, which is pending; `None` where it is to be computed as any call.
+        """
         if self._plans_version != plans_version() or (self._layer.path, self._layer.max_bytes) != self._held:
+            return None
+        if not self._plain:
             return None
         for held, name, part in self._places:
             if held.get(name) is not part:
                 return None
         for module, training in self._modules:
-            if module.training is not training or private.intercepted(module):
+            if module.training is not training:
                 return None
-        return self._run(x)
+        return self._run(x, position)

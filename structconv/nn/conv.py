@@ -17,6 +17,7 @@ from torch.fx import Proxy
 from structconv import ops as _ops  # noqa: F401 - registers the kernels
 from structconv import torch_compat as private
 from structconv.bases.base import Basis
+from structconv.bases.tree import Shared
 from structconv.errors import ConfigError, ShapeError, StructconvError
 from structconv.mechanisms.expression import Inputs, Mechanism, check_bound, check_mechanism
 from structconv.mechanisms.naming import called_with, check_structure, check_unread
@@ -347,10 +348,10 @@ class Conv(Expressed):
         theta: Weight = private.called(self._modules["weight"])  # type: ignore[arg-type]
         return theta, self.bias if self._added is None else self._added(theta, self.bias)
 
-    def _heads(self, x: Tensor, start: int = 0) -> Tensor:
-        """x Theta_k, or x V_k where Theta_k = V_k O_k, (..., K, M, D)."""
+    def _heads(self, x: Tensor, start: int = 0) -> Tensor | Shared:
+        """x Theta_k, or x V_k where Theta_k = V_k O_k, (..., K, M, D), as a cache stores them."""
         theta: Weight = private.called(self._modules["weight"])  # type: ignore[arg-type]
-        return cast(theta, autocast_dtype(x)).heads(x)
+        return cast(theta, autocast_dtype(x)).stored_heads(x)
 
     def _fit(self, x: Tensor, z: Tensor) -> bool:
         """Return True if x and z are plain tensors whose shapes, dtype and device match the layer. Runs in each call.
@@ -454,7 +455,7 @@ def call_of(mechanism: Mechanism, theta: Weight, bias: Tensor | None, x: Any, z:
         of_call = Inputs(entries, entries if z is None else z, structure, output_positions=output_positions)
         values, read = cleared_by_pairs(mechanism, of_call, values)
         entries, z, x = read, z if read is entries else of_call.z, x if axes else values
-    heads = None if cache is None else cache.heads(unread="projected" not in mechanism.reads)
+    heads = None if cache is None else cache.heads("projected" not in mechanism.reads and cache.pending is not None)
     if "projected" in (mechanism.reads if reads is None else reads):
         heads = theta.heads(values) if heads is None else heads
         scored = heads if values is entries else theta.heads(entries)

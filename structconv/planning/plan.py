@@ -246,8 +246,7 @@ def _compiled(weighed: _Weighed, problem: Problem) -> Run:
 def _settled(run: Run) -> Run:
     """Return the function that runs after everything remembered of x was computed."""
     def of_all(call: Call) -> Tensor:
-        call.compute()
-        return run(call)
+        return run(call.settled())
 
     return of_all
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis
-from structconv.bases.tree import itself, materialized, tree_spec
+from structconv.bases.tree import itself, materialized, tensor, tree_spec
 from structconv.derived import Reused
 from structconv.planning.cost import Cost, lost_flops
 from structconv.planning.counts import Sizes
@@ -57,7 +57,8 @@ class Call(NamedTuple):
         x: (..., M, P), or an image (..., P, *S) where the problem says so, or `PartInputs`.
         basis: the basis of this call. It may hold products that are not computed yet; see `materialized`.
         theta, bias: Theta, and b (Q) or none.
-        projected: x Theta_k by heads (..., K, M, D), where scores read it and it is computed already.
+        projected: x Theta_k by heads (..., K, M, D), where scores read it and it is computed already; perhaps `Shared`
+            while inputs are pending.
         relative: (2 clip + 1, D), a vector for each relative position, added to the values (Shaw et al. 2018, eq. 3).
         places: where the outputs stand among the inputs, from which relative positions count; none for output n at n.
         pending: the last inputs, where what is kept of x has room for what is still to be made of them
@@ -70,7 +71,7 @@ class Call(NamedTuple):
     basis: Any
     theta: Weight
     bias: Tensor | None = None
-    projected: Tensor | None = None
+    projected: Any = None
     relative: Tensor | None = None
     output_positions: OutputPositions | None = None
     pending: Any = None
@@ -86,6 +87,11 @@ class Call(NamedTuple):
         """Make what is still to be made of the last inputs."""
         if self.pending is not None:
             self.pending.compute()
+
+    def settled(self) -> Call:
+        """The call with all made of the last inputs, and values of each head."""
+        self.compute()
+        return self if self.projected is None else self._replace(projected=tensor(self.projected))
 
     def spec(self) -> Basis:
         """The spec of the basis."""

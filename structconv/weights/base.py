@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from structconv.arguments import check_constructor
+from structconv.bases.tree import Shared
 from structconv.errors import ShapeError
 from structconv.primitives.products import linear
 from structconv.shapes import check_positive
@@ -250,6 +251,10 @@ class Weight(_Held, abc.ABC):
     def heads(self, x: Tensor) -> Tensor:
         """Compute the values of each head: (..., M, P) -> (..., K, M, head_channels)."""
         return self.expand(x)
+
+    def stored_heads(self, x: Tensor) -> Tensor | Shared:
+        """`heads` as a cache stores them: those once that several heads share."""
+        return self.heads(x)
 
     def join(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
         """The output from what the heads gathered, and b: (..., K, N, head_channels), (Q) or none -> (..., N, Q)."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from structconv import torch_compat as private
-from structconv.bases.tree import Function
+from structconv.bases.tree import Function, Shared
 from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.products import contract_heads, expand_heads, product, split_heads
 from structconv.shapes import check_divides, check_positive
@@ -209,6 +209,10 @@ class LowRank(Weight, value="GPD", output="KDQ"):
         """x value_g(k): (..., M, P) -> (..., K, M, D)."""
         r, repeats = expand_heads(x, self.value), self.output.shape[0] // self.value.shape[0]
         return r if repeats == 1 else r.repeat_interleave(repeats, dim=-3)
+
+    def stored_heads(self, x: Tensor) -> Tensor | Shared:
+        r = expand_heads(x, self.value)
+        return r if self._repeats == 1 else Shared(r, self._repeats)
 
     def join(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
         """sum_k r_k output_k: (..., K, N, D) -> (..., N, Q)."""

@@ -1,10 +1,12 @@
 """A step of decoding in one kernel: the numbers of the whole call, what is kept, and what goes another way."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from structconv.mechanisms import STRUCTURE_IF_GIVEN, DotProduct, Rotary
+from structconv.mechanisms import STRUCTURE_IF_GIVEN, ALiBi, DotProduct, RelativeBias, Rotary
 from structconv.nn import Conv, MultiheadAttention
 from structconv.primitives.native.loader import core
 from structconv.structures import Causal, Padding, Window
@@ -28,9 +30,10 @@ def stepped(layer: Conv, x: Tensor, start: int, **options) -> tuple[Tensor, str]
     return torch.cat(found, -2), layer.plan(*args, **by_name, positions=x.shape[-2] - 1).kernel
 
 
-def conv(heads: int, dim: int, channels: int, others: int | None = None, **options) -> Conv:
-    scores = DotProduct(heads, dim, **options).scaled().masked(keep=STRUCTURE_IF_GIVEN).softmax()
-    return Conv(scores, channels, 7, weight=LowRank(5), other_channels=others)
+def conv(heads: int, dim: int, channels: int, others: int | None = None, *, bias_of=None, **options) -> Conv:
+    scores = DotProduct(heads, dim, **options).scaled()
+    scores = (scores if bias_of is None else scores + bias_of).masked(keep=STRUCTURE_IF_GIVEN).softmax()
+    return Conv(scores, channels, 7, weight=LowRank(5, options.get("shared_by", 1)), other_channels=others)
 
 
 @torch.no_grad()
@@ -54,7 +57,13 @@ def test_more_entries_than_a_chunk(length):
 
 LAYERS = {"bias": lambda: MultiheadAttention(12, 3), "no_bias": lambda: MultiheadAttention(12, 3, bias=False),
           "grouped": lambda: MultiheadAttention(12, 6, num_kv_heads=2),
-          "rotary": lambda: conv(2, 4, 12, rotary=Rotary()), "shared_keys": lambda: conv(4, 4, 12, shared_by=2)}
+          "rotary": lambda: conv(2, 4, 12, rotary=Rotary()), "shared_keys": lambda: conv(4, 4, 12, shared_by=2),
+          "rotary_halves": lambda: conv(4, 10, 12, shared_by=4, bias=True, rotary=Rotary(layout="half", channels=6)),
+          "rotary_yarn": lambda: conv(2, 6, 12, rotary=Rotary(100.0, scaling={
+              "rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 4})),
+          "alibi": lambda: conv(4, 4, 12, bias_of=ALiBi(), shared_by=2),
+          "relative": lambda: conv(2, 4, 12, bias_of=RelativeBias(clip=2), rotary=Rotary()),
+          "relative_shared": lambda: conv(3, 4, 12, bias_of=RelativeBias(clip=8, heads=1, buckets="log"))}
 
 
 @torch.no_grad()
@@ -66,6 +75,44 @@ def test_of_each_kind_of_projection(name):
     found, kernel = stepped(layer, x, 3)
     torch.testing.assert_close(found, whole(layer, x)[:, 3:], rtol=1e-4, atol=1e-5)
     assert kernel == NAME
+    cache = layer.prepare(x[:, :3], Causal())
+    layer.step(cache, x[:, 3:4])
+    assert cache._bound is not None
+    keys = next(part for part in layer.modules() if isinstance(part, DotProduct))
+    assert cache._entries[id(keys), "stored_keys"].rows.entries().shape[1] == keys.key_heads
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [*LAYERS, "scores of x"])
+def test_in_bfloat16(name):
+    """Each rounding is half a unit of 2^-8: of what is stored, and of y."""
+    layer = (Conv(DotProduct().scaled().masked(keep=STRUCTURE_IF_GIVEN).softmax(), 12, 7, weight=LowRank(5))
+             if name == "scores of x" else LAYERS[name]()).eval().to(torch.bfloat16)
+    x = torch.randn(2, 9, 12).to(torch.bfloat16)
+    exact = copy.deepcopy(layer).double()
+    found, kernel = stepped(layer, x, 3)
+    assert found.dtype is torch.bfloat16 and kernel == NAME
+    torch.testing.assert_close(found.double(), whole(exact, x.double())[:, 3:], rtol=2e-2, atol=2e-2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("structure", [Causal(), Causal() & Window(5)])
+def test_terms_by_offset_in_a_long_sequence(structure):
+    layer, x = LAYERS["relative"](), torch.randn(2, 30, 12)
+    cache = layer.prepare(x[:, :3], structure)
+    found = [layer.step(cache, x[:, t:t + 1]) for t in range(3, 30)]
+    assert cache._bound is not None
+    torch.testing.assert_close(torch.cat(found, 1), layer(x, structure=structure)[:, 3:], rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_queries_at_other_positions_than_the_last():
+    layer, x = LAYERS["rotary_halves"](), torch.randn(2, 8, 12)
+    cache = layer.prepare(x[:, :7], Causal())
+    layer.step(cache, x[:, 7:])
+    found = layer(cache, z=x[:, 2:4], positions=torch.tensor([3, 9]))
+    expected = layer(x, structure=Causal(), z=x[:, 2:4], positions=torch.tensor([3, 9]))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
@@ -75,7 +122,7 @@ def test_what_is_kept_is_what_would_have_been_made():
     for t in (4, 5):
         layer.step(cache, x[:, t:t + 1])
     torch.testing.assert_close(cache.heads(), whole_x.heads())
-    keys = next(part for part in layer.modules() if isinstance(part, DotProduct)).lazy_keys
+    keys = next(part for part in layer.modules() if isinstance(part, DotProduct)).stored_keys
     torch.testing.assert_close(cache.of(keys), whole_x.of(keys))
     torch.testing.assert_close(cache.x, x)
 

@@ -115,14 +115,17 @@ def test_dropout_when_training_is_drawn():
     assert not torch.equal(steps.step(), steps.expected())
 
 
-@pytest.mark.parametrize("structure", [Causal() & Window(3), Window(3), Causal() | Window(1)])
-def test_masks_that_may_leave_something_out_later_are_never_bound(structure):
+@pytest.mark.parametrize(("structure", "bound"), [
+    (Causal() & Window(3), True), (Window(3), True), (Window(4) & Causal() & Window(2), True),
+    (Window(2, dilation=2), False), (Causal() | Window(1), False)])
+@pytest.mark.parametrize("first", [1, 6])
+def test_steps_behind_a_mask_are_bound_where_it_can_hide_nothing_that_is_left(structure, bound, first):
     layer, x = MultiheadAttention(8, 2).eval(), torch.randn(2, 9, 8)
-    cache = layer.prepare(x[:, :1], structure)
-    for t in range(1, 9):
+    cache = layer.prepare(x[:, :first], structure)
+    for t in range(first, 9):
         found = layer.step(cache, x[:, t:t + 1])
         torch.testing.assert_close(found, layer(x[:, :t + 1], structure=structure)[:, -1:], rtol=1e-4, atol=1e-5)
-    assert cache._bound is None
+    assert (cache._bound is not None) is bound
 
 
 def test_options_and_other_outputs_go_the_whole_way():

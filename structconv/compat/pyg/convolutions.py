@@ -18,6 +18,7 @@ from structconv.compat.pyg.edges import is_sparse, with_remaining_loops
 from structconv.compat.pyg.layer import Channels, Layer, Nodes, pair
 from structconv.compat.pyg.linear import Linear, glorot, is_plain
 from structconv.errors import ConfigError
+from structconv.structures.graph import looped
 
 __all__ = ["ARMAConv", "ClusterGCNConv", "GCNConv", "GINConv", "GraphConv", "SAGEConv"]
 
@@ -143,9 +144,17 @@ class GINConv(Layer):
         """x (..., M, P), or (x_m, x_n), and edges -> what `nn` gives for (..., N, P)."""
         x, x_root = pair(x)
         graph = self._graph(edge_index, x, x_root, size)
+        if x_root is x and self._is_plain_sum():
+            graph, x_root = looped(graph), None
         y = self._aggregated(x, adjacency(graph, None, x.dtype))
         found: Tensor = self.nn(y if x_root is None else torch.addcmul(y, x_root, 1 + self.eps))
         return found
+
+    def _is_plain_sum(self) -> bool:
+        """Return True if y is the sum over the edges and one more loop at each entry."""
+        eps = self._buffers.get("eps")
+        plain = eps is not None and eps.is_cpu and self._is_sum() and not (self.explain or is_compiling())
+        return plain and type(eps) is Tensor and not float(eps)
 
 
 class ClusterGCNConv(Layer):

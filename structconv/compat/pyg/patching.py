@@ -33,16 +33,18 @@ _OURS = {name: getattr(module, name)
          for module in (attention, convolutions, heterogeneous, mixtures, pooling, polynomials, relational)
          for name in module.__all__ if name != "pooled"}
 _FUNCTIONS = {name: getattr(functions, name) for name in functions.__all__}
+#: What a report counts by calls; of the others it counts objects.
+_CALLED = {*_FUNCTIONS, *(name for name, replacement in _OURS.items() if not isinstance(replacement, type))}
 
 
 class Patch:
     """The layers and functions that a patch replaces. Print it for a table; as a context it ends with the block.
 
     Args:
-        library, utils: the modules `torch_geometric.nn` and `torch_geometric.utils`.
+        library, utils, loader: the modules `torch_geometric.nn`, `torch_geometric.utils` and `torch_geometric.loader`.
     """
 
-    def __init__(self, library: Any, utils: Any) -> None:
+    def __init__(self, library: Any, utils: Any, loader: Any) -> None:
         #: How many layers were made ours, or calls were, by name.
         self.taken: Counter[str] = Counter()
         #: The layers that are PyTorch Geometric's own, each with the reason.
@@ -55,11 +57,11 @@ class Patch:
             if isinstance(replacement, type):
                 self._set(original, "__init__", self._maker(name, replacement, original))
             else:
-                counted = self._counted(name, replacement, original)
-                for module in list(sys.modules.values()):
-                    if getattr(module, "__dict__", {}).get(name) is original:
-                        self._set(module, name, counted)
+                self._set_everywhere(name, original, self._counted(name, replacement, original))
         sampling.take_over(self._set, self.taken)
+        for name in sampling.LOADERS:
+            original = getattr(loader, name)
+            self._set_everywhere(name, original, sampling.loader(original, self.taken))
 
     def _maker(self, name: str, ours: Any, original: Any) -> Callable[..., None]:
         """An `__init__` for their class, which makes a new instance one of ours."""
@@ -99,6 +101,12 @@ class Patch:
 
         return called
 
+    def _set_everywhere(self, name: str, original: Any, value: Any) -> None:
+        """Replace what modules have imported under its name."""
+        for module in list(sys.modules.values()):
+            if getattr(module, "__dict__", {}).get(name) is original:
+                self._set(module, name, value)
+
     def _set(self, owner: Any, name: str, value: Any) -> None:
         self._undo.append((owner, name, owner.__dict__[name]))
         setattr(owner, name, value)
@@ -118,7 +126,7 @@ class Patch:
     def __str__(self) -> str:
         lines = [f"structconv computes {len(self.names)} layers and functions of torch_geometric:",
                  "  " + ", ".join(self.names)]
-        lines += [f"  {name}: {count} {'made' if isinstance(_OURS.get(name), type) else 'calls'}"
+        lines += [f"  {name}: {count} {'calls' if name in _CALLED else 'made'}"
                   for name, count in sorted(self.taken.items())]
         lines += [f"  {name} is PyTorch Geometric's own: {reason}" for name, reason in self.left.items()]
         return "\n".join(lines)
@@ -148,7 +156,9 @@ def patch() -> Patch:
     """Make PyTorch Geometric's layers ours, and `softmax`, `scatter` and `spmm` of its `utils`, wherever a program has
     imported them; until `unpatch()`.
 
-    Its `NeighborLoader` and `LinkNeighborLoader` draw neighbors by our sampler: they need no pyg-lib.
+    Its `NeighborLoader` and `LinkNeighborLoader` draw neighbors by our sampler, `ClusterData`, `ClusterLoader`,
+    `HGTLoader` and the GraphSAINT samplers are those of `structconv.data`: they need neither pyg-lib nor torch-sparse.
+    Clusters are those of `partition`, not of METIS, and nothing is kept in `save_dir`.
 
     A layer with arguments that we do not support is PyTorch Geometric's own; the report names it and the reason. So is
     a class derived from one of its layers.
@@ -161,7 +171,7 @@ def patch() -> Patch:
     """
     if not _active:
         _active.append(Patch(*(require(f"torch_geometric.{name}", "structconv.compat.pyg.patch", "tools")
-                               for name in ("nn", "utils"))))
+                               for name in ("nn", "utils", "loader"))))
     return _active[0]
 
 

@@ -1,8 +1,9 @@
-"""PyTorch Geometric's `NeighborSampler`, and with it its loaders, with our sampler in place of pyg-lib's."""
+"""PyTorch Geometric's loaders by our samplers: its `NeighborSampler` in place, the others as classes of ours."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -13,10 +14,18 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from structconv import data
 from structconv.data.subgraphs import EdgeType, NodeType, Sampler
+from structconv.errors import ConfigError
 from structconv.primitives.sampling import InEdges
 
-__all__ = ["take_over"]
+__all__ = ["LOADERS", "loader", "take_over"]
+
+#: The loaders that need torch-sparse or METIS there.
+LOADERS = ("ClusterData", "ClusterLoader", "GraphSAINTEdgeSampler", "GraphSAINTNodeSampler",
+           "GraphSAINTRandomWalkSampler", "HGTLoader")
+#: Arguments that say where results are kept on the disk, how METIS works, or what is printed.
+_UNUSED = frozenset(("save_dir", "filename", "log", "recursive", "sparse_format"))
 
 _PLAIN: EdgeType = (None, None, None)
 
@@ -42,6 +51,24 @@ def take_over(replace: Callable[[Any, str, Any], None], taken: Counter[str]) -> 
     replace(module.NeighborSampler, "_sample", sample)
     for name in ("WITH_EDGE_TIME_NEIGHBOR_SAMPLE", "WITH_WEIGHTED_NEIGHBOR_SAMPLE"):
         replace(typing, name, True)
+
+
+def loader(original: type, taken: Counter[str]) -> type:
+    """Our loader of this name, with the arguments of theirs; `taken` counts those that are made."""
+    ours, signature = getattr(data, original.__name__), inspect.signature(original)
+
+    class Taken(ours):  # type: ignore[misc, valid-type]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            given = signature.bind(*args, **options).arguments
+            others = given.pop("kwargs", {})
+            for name in [name for name in given if name not in inspect.signature(ours).parameters]:
+                if (value := given.pop(name)) != signature.parameters[name].default and name not in _UNUSED:
+                    raise ConfigError(original.__name__, f"{name} must be left out under patch()", repr(value))
+            super().__init__(**given, **others)
+            taken[original.__name__] += 1
+
+    Taken.__name__ = Taken.__qualname__ = original.__name__
+    return Taken
 
 
 class _Sampling:

@@ -1,4 +1,4 @@
-"""Calls the kernel of src/step.cpp: a step of decoding by attention, projections and all, in float32."""
+"""Arguments of the kernel of src/step.cpp: a step of decoding by attention, projections and all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from torch import Tensor
 from structconv.primitives.native.dispatch import kernels
 from structconv.primitives.native.loader import Core
 
-__all__ = ["Heads", "attention_step", "core_for"]
+__all__ = ["Heads", "Turn", "core_for"]
+
+
+_DTYPES = {torch.float32}, {torch.bfloat16}
 
 
 class Heads(NamedTuple):
@@ -21,25 +24,20 @@ class Heads(NamedTuple):
     bias: Tensor | None = None
 
 
+class Turn(NamedTuple):
+    """How query and key turn by the position, as in `primitives.rotation.rotate`; without rates they do not."""
+
+    rates: Tensor | None = None
+    gain: float = 1.0
+    halves: bool = False
+
+
 def core_for(*tensors: Tensor | None) -> Core | None:
-    """The kernels, if they can take these as they lie: contiguous float32 on the CPU."""
+    """The kernels, if they can take these as they lie: contiguous, on the CPU, of one dtype, float32 or bfloat16."""
+    dtypes = set()
     for t in tensors:
-        if t is not None and not (t.is_contiguous() and t.is_cpu and t.dtype is torch.float32 and not t.is_neg()):
-            return None
-    return kernels()
-
-
-def attention_step(core: Core, query: Heads, key: Heads, value: Heads, keys: Tensor, values: Tensor, output: Tensor,
-                   bias: Tensor | None, scale: float) -> Tensor:
-    """y = sum_k softmax_m(scale <q_k, key_km>) value_km O_k + b, for one output that attends to all M entries.
-
-    Args:
-        query, key, value: one entry each, of which key and value are written to the last row of keys and values.
-        keys, values: (B, K, M, D) and (B, K, M, C), channels contiguous.
-        output: (Q, K C). bias: (Q) or None.
-
-    Returns:
-        (B, Q). 2 B (K D (P' + P) + K C (P + Q) + K M (D + C)) flops, of which the matrices are read once for all B.
-    """
-    y: Tensor = core.attention_step(*query, *key, *value, keys, values, output, bias, scale)
-    return y
+        if t is not None:
+            if not t.is_contiguous() or not t.is_cpu or t.is_neg():
+                return None
+            dtypes.add(t.dtype)
+    return kernels() if dtypes in _DTYPES else None

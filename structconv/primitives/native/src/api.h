@@ -366,26 +366,34 @@ struct OuterArgs {
 };
 
 // A matrix of heads (heads depth, inputs), and the rows x (batch, inputs) of which it makes (batch, heads, depth); x is
-// that already where there is no matrix.
+// that already where there is no matrix. What it makes is turned by the cosines and sines of `turn`, (2, pairs), if there
+// are any: channels j and j + pairs, or 2j and 2j + 1.
 struct HeadsArgs {
-    const float *x, *weight, *bias;
-    int64_t inputs, depth;
+    const void *x, *weight, *bias;
+    const float* turn;
+    int64_t heads, inputs, depth, pairs;
+    bool halves;
 };
 
 // Entries of each head and element of the batch; the last one is written.
 struct KeptArgs {
-    float* entries;
+    void* entries;
     int64_t batch, head, row;
 };
 
 // One output that sees all entries kept, after one more was made: y = sum_k softmax(scale <q_k, key_k>) value_k O_k + b,
-// O (outputs, heads channels). Scratch: (batch, heads, depth), (batch, heads, channels).
+// O (outputs, heads channels); heads share keys and values where there are fewer. `added`, to the scores of each head and
+// entry, may be null; its rows are so far apart. Without `half` all tensors are float32, else they are bfloat16 but for
+// `turn`, `added` and scratch: (batch, heads, depth), (batch, heads, channels), and `room` numbers of a thread.
 struct AttentionStepArgs {
     HeadsArgs query, key, value;
     KeptArgs keys, values;
-    const float *output, *bias;
-    float *queries, *sums, *y;
-    int64_t batch, heads, entries, outputs, threads;
+    const void *output, *bias;
+    const float* added;
+    int64_t added_row;
+    float *queries, *sums, *x;
+    void* y;
+    int64_t batch, entries, outputs, threads, half;
     double scale;
 };
 

@@ -10,18 +10,20 @@ template <class Visit> void for_lanes(int64_t channels, const Visit& visit, int6
     for (int64_t c = first; c < channels; c += 16) visit(c, static_cast<int>(channels - c < 16 ? channels - c : 16));
 }
 
-inline v16 lanes(const float* from, int part) { return part == 16 ? load<v16>(from) : load_part<v16>(from, part); }
+template <class T> inline v16 lanes(const T* from, int part) {
+    return part == 16 ? load<v16>(from) : load_part<v16>(from, part);
+}
 
 inline void put(float* to, v16 v, int part) { part == 16 ? store(to, v) : store_part(to, v, part); }
 
-inline float dot(const float* a, const float* b, int64_t channels) {
+template <class T> inline float dot(const float* a, const T* b, int64_t channels) {
     v16 sum{};
     for_lanes(channels, [&](int64_t c, int part) { sum += lanes(a + c, part) * lanes(b + c, part); });
     return total(sum);
 }
 
 // <x, row> of four rows.
-inline v4 dots(const float* x, const float* const (&rows)[4], int64_t channels) {
+template <class T> inline v4 dots(const float* x, const T* const (&rows)[4], int64_t channels) {
     v16 sums[4] = {};
     int64_t c = 0;
     for (; c + 16 <= channels; c += 16) {
@@ -40,7 +42,8 @@ inline v4 dots(const float* x, const float* const (&rows)[4], int64_t channels) 
 template <class Row> void dots_of(const float* x, const Row& row, int64_t count, int64_t channels, float* out) {
     int64_t m = 0;
     for (; m + 4 <= count; m += 4) {
-        const v4 found = dots(x, {row(m), row(m + 1), row(m + 2), row(m + 3)}, channels);
+        const std::remove_reference_t<decltype(row(m))> rows[] = {row(m), row(m + 1), row(m + 2), row(m + 3)};
+        const v4 found = dots(x, rows, channels);
         for (int i = 0; i < 4; ++i) out[m + i] = found[i];
     }
     for (; m < count; ++m) out[m] = dot(x, row(m), channels);

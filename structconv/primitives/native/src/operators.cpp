@@ -13,6 +13,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <initializer_list>
 #include <optional>
@@ -1516,55 +1517,85 @@ struct Heads {
     View x, weight, bias;
     HeadsArgs args{};
 
-    Heads(const Op& op, const Tensor& x_, const Maybe& weight_, const Maybe& bias_, int64_t batch, int64_t heads,
-          int64_t depth) {
+    // Turned by `turn`, the cosines and sines of so many pairs of channels, where a matrix makes it.
+    Heads(const Op& op, const Tensor& x_, const Maybe& weight_, const Maybe& bias_, int32_t dtype, int64_t batch,
+          int64_t heads, int64_t depth, const float* turn = nullptr, int64_t pairs = 0, bool halves = false) {
         x = op.view("query, key or value", x_);
         const int64_t inputs = x.tensor().dim() ? x.size(x.tensor().dim() - 1) : 0;
-        op.check(x.dtype == types().f32 && x.tensor().is_contiguous() && x.tensor().dim() > 1 &&
+        op.check(x.dtype == dtype && x.tensor().is_contiguous() && x.tensor().dim() > 1 &&
                  x.tensor().numel() == (weight_ ? batch * inputs : batch * heads * depth),
-                 "query, key or value", "be contiguous float32, an entry for each of the batch");
+                 "query, key or value", "be contiguous, an entry for each of the batch, of the dtype of the keys");
         if (weight_) {
             weight = op.view("weight", *weight_);
-            op.check(weight.dtype == types().f32 && weight_->is_contiguous() && weight_->numel() == heads * depth * inputs,
-                     "weight", "be contiguous float32, of heads depth times inputs numbers");
+            op.check(weight.dtype == dtype && weight_->is_contiguous() && weight_->numel() == heads * depth * inputs,
+                     "weight", "be contiguous, of heads depth times inputs numbers, of the dtype of the keys");
         }
         if (bias_) {
             bias = op.view("bias", *bias_);
-            op.check(bias.dtype == types().f32 && bias_->is_contiguous() && bias_->numel() == heads * depth, "bias",
-                     "be contiguous float32, of heads times depth numbers");
+            op.check(bias.dtype == dtype && bias_->is_contiguous() && bias_->numel() == heads * depth, "bias",
+                     "be contiguous, of heads times depth numbers, of the dtype of the keys");
         }
-        args = {x.floats(), weight.floats(), bias.floats(), inputs, depth};
+        args = {x.data, weight.data, bias.data, weight_ ? turn : nullptr, heads, inputs, depth, pairs, halves};
     }
 };
+
+// The cosines and sines, (2, pairs), by which the channels of an entry at a position are turned.
+void turn_of(const View& rates, double gain, int64_t position, float* turn) {
+    const double* rate = rates.as<double>();
+    for (int64_t j = 0, pairs = rates.size(0); j < pairs; ++j) {
+        turn[j] = static_cast<float>(gain * std::cos(position * rate[j]));
+        turn[pairs + j] = static_cast<float>(gain * std::sin(position * rate[j]));
+    }
+}
 
 Tensor attention_step(const Tensor& query, const Maybe& query_weight, const Maybe& query_bias, const Tensor& key,
                       const Maybe& key_weight, const Maybe& key_bias, const Tensor& value, const Maybe& value_weight,
                       const Maybe& value_bias, const Tensor& keys_, const Tensor& values_, const Tensor& output_,
-                      const Maybe& bias_, double scale) {
+                      const Maybe& bias_, double scale, const Maybe& added_, const Maybe& rates_, double gain,
+                      bool halves, int64_t position) {
     const Op op{"attention_step"};
-    const View keys = op.written("keys", keys_, {kAny, kAny, kAny, kAny}, types().f32);
-    const int64_t batch = keys.size(0), heads = keys.size(1), entries = keys.size(2), depth = keys.size(3);
-    const View values = op.written("values", values_, {batch, heads, entries, kAny}, types().f32);
+    const int32_t dtype = op.view("keys", keys_).dtype;
+    op.check(dtype == types().f32 || dtype == types().bf16, "keys", "be float32 or bfloat16");
+    const View keys = op.written("keys", keys_, {kAny, kAny, kAny, kAny}, dtype);
+    const int64_t batch = keys.size(0), entries = keys.size(2), depth = keys.size(3);
+    const View values = op.written("values", values_, {batch, kAny, entries, kAny}, dtype);
     const int64_t channels = values.size(3);
     op.check(entries > 0, "keys", "have an entry, which is written");
-    const View output = op.exact("output", output_, {kAny, heads * channels}, types().f32);
-    const int64_t columns = output.size(0);
-    View bias;
+    const View output = op.exact("output", output_, {kAny, kAny}, dtype);
+    const int64_t columns = output.size(0), heads = channels ? output.size(1) / channels : 0;
+    op.check(heads > 0 && heads * channels == output.size(1), "output", "have a column for each head and channel of values");
+    for (const View* shared : {&keys, &values})
+        op.check(shared->size(1) > 0 && heads % shared->size(1) == 0, "keys and values", "have a divisor of the heads");
+    View bias, added, rates;
+    if (added_) {
+        added = op.view("added", *added_);
+        op.check(added.dtype == types().f32 && added_->dim() == 2 && added.size(0) == heads && added.size(1) == entries &&
+                 added.strides[1] == 1, "added", "be float32, a row of numbers for each head");
+    }
     if (bias_) {
         bias = op.view("bias", *bias_);
-        op.check(bias.dtype == types().f32 && bias_->is_contiguous() && bias_->numel() == columns, "bias",
-                 "be contiguous float32, a number for each output channel");
+        op.check(bias.dtype == dtype && bias_->is_contiguous() && bias_->numel() == columns, "bias",
+                 "be contiguous, a number for each output channel, of the dtype of the keys");
     }
-    const Heads q(op, query, query_weight, query_bias, batch, heads, depth);
-    const Heads k(op, key, key_weight, key_bias, batch, heads, depth);
-    const Heads v(op, value, value_weight, value_bias, batch, heads, channels);
-    const View y = op.made({batch, columns}), scratch = op.made({batch * heads * (depth + channels)});
-    const AttentionStepArgs args{q.args, k.args, v.args,
-                                 {keys.floats(), keys.strides[0], keys.strides[1], keys.strides[2]},
-                                 {values.floats(), values.strides[0], values.strides[1], values.strides[2]},
-                                 output.floats(), bias.floats(), scratch.floats(),
-                                 scratch.floats() + batch * heads * depth, y.floats(), batch, heads, entries, columns,
-                                 op.threads, scale};
+    if (rates_) {
+        rates = op.exact("rates", *rates_, {kAny}, aoti_torch_dtype_float64());
+        op.check(2 * rates.size(0) <= depth, "rates", "be of at most half of the channels");
+    }
+    const int64_t pairs = rates_ ? rates.size(0) : 0;
+    std::vector<float> turn(2 * pairs);
+    if (pairs) turn_of(rates, gain, position, turn.data());
+    const float* turned = pairs ? turn.data() : nullptr;
+    const Heads q(op, query, query_weight, query_bias, dtype, batch, heads, depth, turned, pairs, halves);
+    const Heads k(op, key, key_weight, key_bias, dtype, batch, keys.size(1), depth, turned, pairs, halves);
+    const Heads v(op, value, value_weight, value_bias, dtype, batch, values.size(1), channels);
+    const int64_t inputs = dtype == types().f32 ? 0 : q.args.inputs + k.args.inputs + v.args.inputs;
+    const View y = op.made({batch, columns}, dtype), scratch = op.made({batch * (heads * (depth + channels) + inputs)});
+    float *queries = scratch.floats(), *sums = queries + batch * heads * depth;
+    const AttentionStepArgs args{q.args, k.args, v.args, {keys.data, keys.strides[0], keys.strides[1], keys.strides[2]},
+                                 {values.data, values.strides[0], values.strides[1], values.strides[2]}, output.data,
+                                 bias.data, added.floats(), added_ ? added.strides[0] : 0, queries, sums,
+                                 sums + batch * heads * channels, y.data, batch, entries, columns, op.threads,
+                                 dtype == types().bf16, scale};
     run.attention_step(&args);
     return y.tensor();
 }
@@ -1730,7 +1761,8 @@ const Operator kOperators[] = {
     {"window_backward", "(" SC_WINDOW ", Tensor y, Tensor lse, Tensor grad, bool of_table) -> "
      "(Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&window_backward)},
     {"attention_step", "(" SC_HEADS("query") SC_HEADS("key") SC_HEADS("value") "Tensor(a!) keys, Tensor(b!) values, "
-     "Tensor output, Tensor? bias, float scale) -> Tensor", TORCH_BOX(&attention_step)},
+     "Tensor output, Tensor? bias, float scale, Tensor? added, Tensor? rates, float gain, bool halves, int position) -> Tensor",
+     TORCH_BOX(&attention_step)},
     {"sample", "(Tensor indptr, Tensor index, Tensor? order, Tensor? edge_times, Tensor? node_times, Tensor? weights, "
      "Tensor nodes, Tensor? groups, Tensor? limits, int fanout, bool replace, bool last, int seed, int relation, int base) -> "
      "(Tensor, Tensor, Tensor, int)", TORCH_BOX(&sample)},

@@ -13,10 +13,10 @@ namespace {
 constexpr int64_t kChunk = 512, kWide = 64;
 
 // y_c = sum_j x_j w_jc at NV vectors of columns, which are whole if they are several, on top of what `from` gives.
-template <int NV, class From>
-void sums_at(const float* x, const float* w, int64_t w_row, int64_t terms, int64_t columns, const From& from, float* y) {
+template <int NV, class T, class From>
+void sums_at(const float* x, const T* w, int64_t w_row, int64_t terms, int64_t columns, const From& from, float* y) {
     const int part = NV == 1 && columns < 16 ? static_cast<int>(columns) : 16;
-    const auto vector = [&](const float* at) { return NV > 1 ? load<v16>(at) : lanes(at, part); };
+    const auto vector = [&](const auto* at) { return NV > 1 ? load<v16>(at) : lanes(at, part); };
     v16 found[NV];
     for (int v = 0; v < NV; ++v) found[v] = from(16 * v, vector);
     for (int64_t j = 0; j < terms; ++j)
@@ -31,41 +31,66 @@ template <class Visit> void for_columns(int64_t columns, const Visit& visit) {
     for (; c < columns; c += 16) visit(std::integral_constant<int, 1>(), c);
 }
 
-// y_i = <x, w_i> + bias_i for so many rows of w, for each x of a batch; those of y are `y_row` numbers apart.
-inline void rows_of(const float* x, int64_t batch, const float* w, int64_t inputs, int64_t rows, const float* bias,
-                    float* y, int64_t y_row) {
+// y_i = <x, w_i> + bias_i for so many rows of w, for each x of a batch: found(element, first row, how many, numbers).
+template <class T, class Found>
+void rows_of(const float* x, int64_t batch, const T* w, int64_t inputs, int64_t rows, const T* bias, const Found& found) {
     for (int64_t first = 0; first < rows; first += 4)
         for (int64_t b = 0; b < batch; ++b) {
             const int64_t count = rows - first < 4 ? rows - first : 4;
-            float* to = y + b * y_row + first;
-            dots_of(x + b * inputs, [&](int64_t i) { return w + (first + i) * inputs; }, count, inputs, to);
-            for (int64_t i = 0; bias && i < count; ++i) to[i] += bias[first + i];
+            float y[4];
+            dots_of(x + b * inputs, [&](int64_t i) { return w + (first + i) * inputs; }, count, inputs, y);
+            for (int64_t i = 0; bias && i < count; ++i) y[i] += widen(bias[first + i]);
+            found(b, first, count, y);
         }
 }
 
-// One head of (batch, heads, depth) -> (batch, ., depth) with rows `y_row` apart.
-inline void project(const HeadsArgs& a, int64_t heads, int64_t batch, int64_t head, float* y, int64_t y_row) {
-    if (a.weight) {
-        rows_of(a.x, batch, a.weight + head * a.depth * a.inputs, a.inputs, a.depth,
-                a.bias ? a.bias + head * a.depth : nullptr, y, y_row);
-        return;
+// Turn the pairs of channels of a row.
+template <class T> void turn(const HeadsArgs& a, T* y) {
+    const int64_t next = a.halves ? 1 : 2, other = a.halves ? a.pairs : 1;
+    for (int64_t j = 0; j < a.pairs; ++j) {
+        T &first = y[j * next], &second = y[j * next + other];
+        const float cosine = a.turn[j], sine = a.turn[a.pairs + j], before = widen(first), beside = widen(second);
+        narrow(before * cosine - beside * sine, &first);
+        narrow(beside * cosine + before * sine, &second);
     }
-    for (int64_t b = 0; b < batch; ++b)
-        std::memcpy(y + b * y_row, a.x + (b * heads + head) * a.depth, a.depth * sizeof(float));
+}
+
+// One head of (batch, heads, depth) -> (batch, ., depth) with rows `y_row` apart; x is what the matrices multiply.
+template <class T, class Y> void project(const HeadsArgs& a, const float* x, int64_t batch, int64_t head, Y* y, int64_t y_row) {
+    const auto at = [&](const void* t, int64_t number) { return static_cast<const T*>(t) + number; };
+    if (a.weight)
+        rows_of(x, batch, at(a.weight, head * a.depth * a.inputs), a.inputs, a.depth,
+                a.bias ? at(a.bias, head * a.depth) : nullptr, [&](int64_t b, int64_t first, int64_t count, const float* found) {
+                    for (int64_t i = 0; i < count; ++i) narrow(found[i], y + b * y_row + first + i);
+                });
+    for (int64_t b = 0; b < batch; ++b) {
+        const T* own = at(a.x, (b * a.heads + head) * a.depth);
+        for (int64_t i = 0; !a.weight && i < a.depth; ++i) narrow(widen(own[i]), y + b * y_row + i);
+        if (a.turn) turn(a, y + b * y_row);
+    }
+}
+
+// x of a matrix in float32.
+template <class T> const float* wide(const HeadsArgs& a, int64_t batch, float* room) {
+    if constexpr (std::is_same_v<T, float>) return static_cast<const float*>(a.x);
+    for (int64_t i = 0; a.weight && i < batch * a.inputs; ++i) room[i] = widen(static_cast<const T*>(a.x)[i]);
+    return room;
 }
 
 // y (channels) = sum_m softmax_m(scale <query, key_m>) value_m, a chunk of entries after the other.
-inline void attend(const AttentionStepArgs& a, int64_t b, int64_t head) {
+template <class T> void attend(const AttentionStepArgs& a, int64_t b, int64_t head) {
     alignas(64) float scores[kChunk];
-    const int64_t depth = a.query.depth, channels = a.value.depth;
-    const float* query = a.queries + (b * a.heads + head) * depth;
-    const float* key = a.keys.entries + b * a.keys.batch + head * a.keys.head;
-    const float* value = a.values.entries + b * a.values.batch + head * a.values.head;
-    float *y = a.sums + (b * a.heads + head) * channels, base = -INFINITY, whole = 0;
+    const int64_t depth = a.query.depth, channels = a.value.depth, heads = a.query.heads;
+    const float* query = a.queries + (b * heads + head) * depth;
+    const T* key = static_cast<const T*>(a.keys.entries) + b * a.keys.batch + head * a.key.heads / heads * a.keys.head;
+    const T* value = static_cast<const T*>(a.values.entries) + b * a.values.batch + head * a.value.heads / heads * a.values.head;
+    float *y = a.sums + (b * heads + head) * channels, base = -INFINITY, whole = 0;
     for (int64_t first = 0; first < a.entries; first += kChunk) {
         const int64_t count = a.entries - first < kChunk ? a.entries - first : kChunk;
         dots_of(query, [&](int64_t m) { return key + (first + m) * a.keys.row; }, count, depth, scores);
         for (int64_t m = 0; m < count; ++m) scores[m] *= static_cast<float>(a.scale);
+        const float* added = a.added + head * a.added_row + first;
+        for (int64_t m = 0; a.added && m < count; ++m) scores[m] += added[m];
         fill_up(scores, count);
         const float top = greatest(scores, count), next = top > base ? top : base;
         const float before = first ? std::exp(base - next) : 0.0f;
@@ -81,38 +106,53 @@ inline void attend(const AttentionStepArgs& a, int64_t b, int64_t head) {
     for_lanes(channels, [&](int64_t c, int part) { put(y + c, lanes(y + c, part) * inverse, part); });
 }
 
-float* last(const KeptArgs& kept, int64_t head, int64_t entries) {
-    return kept.entries + head * kept.head + (entries - 1) * kept.row;
+template <class T> T* last(const KeptArgs& kept, int64_t head, int64_t entries) {
+    return static_cast<T*>(kept.entries) + head * kept.head + (entries - 1) * kept.row;
 }
 
-void step(const AttentionStepArgs& a) {
-    const int64_t channels = a.heads * a.value.depth, blocks = (a.outputs + kWide - 1) / kWide;
-    const int64_t numbers = a.heads * (a.query.depth * a.query.inputs + a.key.depth * a.key.inputs) +
-                            channels * (a.value.inputs + a.outputs) +
-                            a.batch * a.heads * a.entries * (a.query.depth + a.value.depth);
+template <class T> void step_of(const AttentionStepArgs& a) {
+    const int64_t heads = a.query.heads, channels = heads * a.value.depth, blocks = (a.outputs + kWide - 1) / kWide;
+    const int64_t numbers = heads * a.query.depth * a.query.inputs + a.key.heads * a.key.depth * a.key.inputs +
+                            a.value.heads * a.value.depth * a.value.inputs + channels * a.outputs +
+                            a.batch * heads * a.entries * (a.query.depth + a.value.depth);
     const int team = a.threads > 1 && numbers >= 1 << 16 ? static_cast<int>(a.threads) : 1;
+    float* room = a.x;
+    const float* xs[3];
+    int64_t number = 0;
+    for (const HeadsArgs* part : {&a.query, &a.key, &a.value}) {
+        const bool known = number && a.query.weight && part->x == a.query.x;
+        xs[number] = known ? xs[0] : wide<T>(*part, a.batch, room);
+        if (!known && part->weight) room += a.batch * part->inputs;
+        ++number;
+    }
 #pragma omp parallel num_threads(team) if (team > 1)
     {
 #pragma omp for schedule(static)
-        for (int64_t task = 0; task < 3 * a.heads; ++task) {
-            const int64_t head = task / 3;
-            if (task % 3 == 0)
-                project(a.query, a.heads, a.batch, head, a.queries + head * a.query.depth, a.heads * a.query.depth);
-            else if (task % 3 == 1)
-                project(a.key, a.heads, a.batch, head, last(a.keys, head, a.entries), a.keys.batch);
+        for (int64_t task = 0; task < heads + a.key.heads + a.value.heads; ++task) {
+            const int64_t key = task - heads, value = key - a.key.heads;
+            if (key < 0)
+                project<T>(a.query, xs[0], a.batch, task, a.queries + task * a.query.depth, heads * a.query.depth);
+            else if (value < 0)
+                project<T>(a.key, xs[1], a.batch, key, last<T>(a.keys, key, a.entries), a.keys.batch);
             else
-                project(a.value, a.heads, a.batch, head, last(a.values, head, a.entries), a.values.batch);
+                project<T>(a.value, xs[2], a.batch, value, last<T>(a.values, value, a.entries), a.values.batch);
         }
 #pragma omp for schedule(static)
-        for (int64_t task = 0; task < a.batch * a.heads; ++task) attend(a, task / a.heads, task % a.heads);
+        for (int64_t task = 0; task < a.batch * heads; ++task) attend<T>(a, task / heads, task % heads);
 #pragma omp for schedule(static)
         for (int64_t block = 0; block < blocks; ++block) {
             const int64_t c = block * kWide, rows = a.outputs - c < kWide ? a.outputs - c : kWide;
-            rows_of(a.sums, a.batch, a.output + c * channels, channels, rows, a.bias ? a.bias + c : nullptr, a.y + c,
-                    a.outputs);
+            const T* bias = a.bias ? static_cast<const T*>(a.bias) + c : nullptr;
+            rows_of(a.sums, a.batch, static_cast<const T*>(a.output) + c * channels, channels, rows, bias,
+                    [&](int64_t b, int64_t first, int64_t count, const float* found) {
+                        T* y = static_cast<T*>(a.y) + b * a.outputs + c + first;
+                        for (int64_t i = 0; i < count; ++i) narrow(found[i], y + i);
+                    });
         }
     }
 }
+
+void step(const AttentionStepArgs& a) { a.half ? step_of<bfloat16>(a) : step_of<float>(a); }
 
 }  // namespace
 }  // namespace structconv::SC_ISA
