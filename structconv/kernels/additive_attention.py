@@ -105,7 +105,7 @@ class AdditiveScores(NamedTuple):
             return additive_attention(*graph.layouts(), q, k, x, vector, activation=self.activation, slope=self.slope,
                                       **options)
 
-        q, k, x = (t.transpose(0, 1) for t in (target, source, r.expand(self.size, -1, -1)))
+        q, k, x = target.transpose(0, 1), source.transpose(0, 1), r.expand(self.size, -1, -1).transpose(0, 1)
         return attend_additive(q, k, x, vector, adjacency, self.activation, self.slope, edges.drop(call.basis),
                                composed).transpose(0, 1)
 

@@ -23,7 +23,7 @@ __all__ = ["NOTED", "VALUES", "FrozenValue", "Structure", "class_volume", "froze
 C = TypeVar("C", bound=type)
 #: Names under which something is noted beside the fields of a value: what is static of it, what it is known by in the
 #: entries, and which leaf of a call it stands for (`bases.tree`).
-NOTED = frozenset(("static_key", "_known_key", "_content", "_get", "_reversed", "_base", "_looped"))
+NOTED = frozenset(("static_key", "_known_key", "_content", "_get", "_reversed", "_base", "_looped", "_covered"))
 #: Types whose values never change and are known by themselves.
 VALUES = frozenset((bool, int, str, bytes, type(None), torch.dtype, torch.device, torch.Size, BuiltinFunctionType,
                     MethodDescriptorType, WrapperDescriptorType))
@@ -82,14 +82,6 @@ class FrozenValue:
 
 class Structure(FrozenValue):
     """A value from which layouts, degrees or lists of pairs are derived, and remembered while it lives."""
-
-    def changed(self) -> None:
-        """Forget what was derived from this structure's tensors: to be called after a write that torch does not count.
-
-        Those are writes through `.data`, through NumPy or another library; any other change in place is noticed. Of
-        inference tensors nothing is remembered.
-        """
-        forget(self)
 
 
 def size_class(size: int) -> int:
