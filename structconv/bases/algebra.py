@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from structconv.bases.base import Basis, is_basis, operator
+from structconv.bases.base import BASES, Basis, operator
 from structconv.bases.dense import Dense
 from structconv.bases.entrywise import (
     Dropped,
@@ -47,7 +47,7 @@ __all__ = ["Sizes", "add", "as_support", "check_mask", "check_normalization", "c
 
 def _check_bases(owner: str, first: Basis, second: Basis) -> None:
     for basis in (first, second):
-        if not is_basis(basis):
+        if type(basis) not in BASES:
             raise ConfigError(owner, "both operands must be bases", type(basis).__name__)
 
 

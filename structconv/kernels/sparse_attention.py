@@ -71,7 +71,7 @@ class AttentionEdges(NamedTuple):
 
     def drop(self, basis: Any) -> Drop:
         """The same as numbers."""
-        return drop_of(self.dropout.p, self.dropout.seed_of(basis), self.size)
+        return drop_of(self.dropout.p, self.dropout.seed_of(basis), self.size) if self.dropout.p else NO_DROP
 
     def sorted_for(self, call: Call, r: Tensor, source: Tensor, target: Tensor, vector: Tensor | None = None
                    ) -> SortedEdges | None:

@@ -245,10 +245,8 @@ def covers_inputs(graph: Graph) -> bool:
 
 def hidden_by(graph: Graph) -> int:
     """`BY_PAIRS` if an input has no edge and a gradient is wanted, else 0; noted on the graph if each has one."""
-    if covers_inputs(graph):
-        return 0
-    edges, count = graph.edge_index, graph.num_inputs
-    if not count or not torch.is_grad_enabled() or not values_known(edges):
+    edges, count = graph.edge_index if "_base" not in graph.__dict__ else None, graph.num_inputs
+    if edges is None or not count or not torch.is_grad_enabled() or not values_known(edges):
         return 0
     # an edge that was moved out of range is refused where the edges are sorted
     inside = cached(edges, ("reaches", count), lambda: bool(_ends(edges[0].clamp(0, count - 1), count).all()))
