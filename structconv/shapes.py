@@ -13,7 +13,7 @@ from structconv.errors import ConfigError, ShapeError
 
 __all__ = ["NO_TENSORS", "Shape", "alike", "broadcast", "check_alike", "check_choice", "check_device", "check_divides",
            "check_entries", "check_finite", "check_leads", "check_natural", "check_number", "check_positive",
-           "check_seed", "check_tensor", "goes_into", "layout_hint", "mixes"]
+           "check_seed", "check_tensor", "concatenate", "goes_into", "layout_hint", "mixes"]
 
 Shape = tuple[int, ...]
 #: Types of arguments that are mistaken for tensors; a class may also hold a stand-in for a tensor.
@@ -36,6 +36,12 @@ def broadcast(*shapes: Shape) -> Shape:
             return tuple(torch.broadcast_shapes(*shapes))
         first = first or shape
     return tuple(first)
+
+
+def concatenate(tensors: Sequence[Tensor], dim: int) -> Tensor:
+    """Join tensors along `dim` < 0, with the dimensions before it broadcast."""
+    lead = torch.broadcast_shapes(*(t.shape[:dim] for t in tensors))
+    return torch.cat([t.expand(*lead, *t.shape[dim:]) for t in tensors], dim)
 
 
 def goes_into(shape: Shape, whole: Shape) -> bool:

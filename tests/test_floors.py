@@ -40,7 +40,7 @@ FLOORS = {
     "commands": TOP, "cli": TOP, "__init__": TOP, "__main__": TOP,
 }
 SYSTEMS_FLOORS = {
-    "optional": 0, "ranking": 0, "pictures": 0, "timing": 0,
+    "optional": 0, "ranking": 0, "pictures": 0, "plots": 0, "timing": 0,
     "models": 8,
     "data": 9, "train": 9, "report": 9,
     "recipes": 10,

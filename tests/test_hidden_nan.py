@@ -69,6 +69,14 @@ def test_parameters_do_not_read_an_input_that_is_in_no_pair(case, weight):
     same_with_nan(layer, x, HIDDEN, structure, z=z)
 
 
+def test_of_an_input_that_loses_its_edges_after_the_first_call():
+    graph = Graph(torch.arange(M).repeat(2, 1), num_nodes=M)
+    layer = Conv(DOT.masked(keep=STRUCTURE).softmax(), P, P).double()
+    gradients(layer, torch.randn(M, P).double(), graph)  # notes that each input has an edge
+    graph.edge_index[0, HIDDEN] = 0
+    same_with_nan(layer, torch.randn(M, P).double(), HIDDEN, graph, z=torch.randn(M, P).double())
+
+
 def test_of_two_masks_that_no_pair_passes():
     expression = (DOT.masked(keep=Window(1)) + General(2).masked(drop=Window(1))).softmax()
     same_with_nan(Conv(expression, P, P).double(), torch.randn(M, P).double(), [2], z=torch.randn(M, P).double())

@@ -15,7 +15,6 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "modules.md"
-BEGIN, END = "<!-- tools/compatibility.py writes this table -->", "<!-- end of the table -->"
 
 
 def table(matrix: Mapping[str, Sequence[str]], failed: Mapping[str, Collection[str]] | None = None,
@@ -39,13 +38,6 @@ def table(matrix: Mapping[str, Sequence[str]], failed: Mapping[str, Collection[s
                          str(len(own)) if len(own) == len(good) else f"{len(good)} of {len(own)}")
         lines.append(f"| `{kind}` | " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def write(matrix: Mapping[str, Sequence[str]]) -> None:
-    """Put the table into the page."""
-    text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{table(matrix)}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
 
 
 class Outcomes:
@@ -85,8 +77,9 @@ if __name__ == "__main__":
     sys.path[:0] = [str(ROOT), str(ROOT / "systems")]
     os.environ["STRUCTCONV_EVERY_TEST"] = "1"  # of all layers, not of those that `make test` draws
     from tests.test_tools import MATRIX, TESTS
+    from tools.pages import write_table
 
     if "--write" in sys.argv:
-        write(MATRIX)
+        write_table(PAGE, "compatibility.py", table(MATRIX))
     else:
         sys.exit(run(MATRIX, TESTS))

@@ -24,7 +24,6 @@ from torch.autograd import gradcheck, gradgradcheck
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "operators.md"
-BEGIN, END = "<!-- tools/operators.py writes this table -->", "<!-- end of the table -->"
 COLUMNS = ("CPU, native", "CPU, torch", "CUDA", "forward", "backward", "double backward", "vmap", "jvp", "compile",
            "export", "autocast")
 Function = Callable[..., Tensor]
@@ -186,8 +185,10 @@ def main() -> None:
     made = table(run("1"), run("0"))
     print(made)
     if "--write" in sys.argv:
-        before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
+        sys.path.insert(0, str(ROOT))
+        from tools.pages import write_table
+
+        write_table(PAGE, "operators.py", made)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from structconv.bases.base import Basis, is_basis, operator
+from structconv.bases.base import BASES, Basis, operator
 from structconv.bases.dense import Dense
 from structconv.bases.entrywise import (
     Dropped,
@@ -32,7 +32,7 @@ from structconv.bases.mixing import Mixed
 from structconv.bases.normalizations import LogSoftmax, NormalizedBy, SinkSoftmax, normalization
 from structconv.bases.pairs import NORMALIZATIONS
 from structconv.bases.pairwise import both, nodes
-from structconv.bases.sizes import sized
+from structconv.bases.sizes import check_same_entries
 from structconv.bases.tree import Leaf
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.shapes import check_choice, check_number
@@ -47,16 +47,13 @@ __all__ = ["Sizes", "add", "as_support", "check_mask", "check_normalization", "c
 
 def _check_bases(owner: str, first: Basis, second: Basis) -> None:
     for basis in (first, second):
-        if not is_basis(basis):
+        if type(basis) not in BASES:
             raise ConfigError(owner, "both operands must be bases", type(basis).__name__)
 
 
 def _check_same_entries(owner: str, first: Basis, second: Basis) -> None:
     _check_bases(owner, first, second)
-    one, other = sized(first), sized(second)
-    if one.num_inputs != other.num_inputs or one.num_outputs != other.num_outputs:
-        raise ShapeError(owner, "both bases must have the same inputs M and outputs N",
-                         " and ".join(f"M={basis.num_inputs}, N={basis.num_outputs}" for basis in (one, other)))
+    check_same_entries(owner, first, second)
 
 
 def _over_parts(basis: Basis, fn: Callable[[Basis], Basis]) -> Basis:

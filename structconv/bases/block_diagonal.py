@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,6 +9,7 @@ from torch import Tensor
 from structconv.bases.base import Basis, value
 from structconv.bases.sizes import OverParts
 from structconv.errors import ShapeError
+from structconv.shapes import concatenate
 from structconv.structures.restriction import Restriction
 from structconv.structures.samples import EachWithin, Samples
 from structconv.structures.supports import Support
@@ -57,29 +56,22 @@ class BlockDiagonal(OverParts):
         return None if to.number is None else self.parts[to.number]
 
     def apply(self, r: Tensor) -> Tensor:
-        return self._each([part.apply(own) for part, own in self._rows(r)])
+        return concatenate([part.apply(own) for part, own in self._rows(r)], -2)
 
     def analysis(self, x: Tensor) -> Tensor:
-        return self._each([part.analysis(own) for part, own in self._rows(x)])
+        return concatenate([part.analysis(own) for part, own in self._rows(x)], -2)
 
     def synthesis(self, r: Tensor) -> Tensor:
-        return self._each([part.synthesis(own) for part, own in self._rows(r)])
+        return concatenate([part.synthesis(own) for part, own in self._rows(r)], -2)
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         blocks = [part.dense(dtype) for part in self.parts]
-        lead = torch.broadcast_shapes(*(block.shape[:-2] for block in blocks))
         rows, before = [], 0
         for block in blocks:
-            after = self.num_outputs - before - block.shape[-1]
-            rows.append(F.pad(block.expand(*lead, *block.shape[-2:]), (before, after)))
+            rows.append(F.pad(block, (before, self.num_outputs - before - block.shape[-1])))
             before += block.shape[-1]
-        return torch.cat(rows, -2)
+        return concatenate(rows, -2)
 
     def _rows(self, x: Tensor) -> list[tuple[Basis, Tensor]]:
         own = x.split([part.num_inputs for part in self.parts], -2)
         return list(zip(self.parts, own, strict=True))
-
-    @staticmethod
-    def _each(y: Sequence[Tensor]) -> Tensor:
-        lead = torch.broadcast_shapes(*(t.shape[:-2] for t in y))
-        return torch.cat([t.expand(*lead, *t.shape[-2:]) for t in y], -2)

@@ -15,7 +15,7 @@ from torch import Tensor
 from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Pairs, normalized
 from structconv.bases.pairwise import Pairwise, both, complete, entries, listed_graph, reach
-from structconv.bases.sizes import AS_CHILD, OverChild, OverTwo, sized
+from structconv.bases.sizes import AS_CHILD, OverChild, OverTwo, check_same_entries, sized
 from structconv.errors import ShapeError
 from structconv.primitives.hashing import hash_uniform
 from structconv.shapes import broadcast
@@ -82,10 +82,7 @@ class Binary(OverTwo, Pairwise):
         return altered(self, first=first, second=second)
 
     def __post_init__(self) -> None:
-        first, second = sized(self.first), sized(self.second)
-        if first.num_inputs != second.num_inputs or first.num_outputs != second.num_outputs:
-            raise ShapeError(self.written, "both bases must have the same inputs M and outputs N",
-                             " and ".join(f"M={basis.num_inputs}, N={basis.num_outputs}" for basis in (first, second)))
+        check_same_entries(self.written, self.first, self.second)
 
 
 def _common_pattern(first: Basis, second: Basis) -> Graph | None:

@@ -13,8 +13,9 @@ from structconv.bases.base import Basis, value
 from structconv.bases.entrywise import SamePattern, Unary
 from structconv.bases.pairs import Edges, Pairs
 from structconv.bases.pairwise import entries, reach
-from structconv.bases.sizes import AS_CHILD, OverParts, OverTwo
+from structconv.bases.sizes import AS_CHILD, OverParts, OverTwo, first_dtype
 from structconv.errors import ShapeError
+from structconv.shapes import concatenate
 from structconv.structures.graph import Graph
 from structconv.structures.restriction import Restriction
 from structconv.structures.supports import Support
@@ -25,11 +26,6 @@ __all__ = ["Composed", "Concat", "LinearSum", "Repeated", "Scaled", "Transposed"
 def _fold(t: Tensor) -> Tensor:
     """(..., K, N, C) -> (..., N, K C): heads become channels."""
     return t.movedim(-3, -2).flatten(-2)
-
-
-def _dtype(*bases: Basis) -> torch.dtype | None:
-    """The dtype of the first basis that has one; structural bases take that of what they meet."""
-    return next((dtype for dtype in (getattr(basis, "dtype", None) for basis in bases) if dtype is not None), None)
 
 
 def _unfold(t: Tensor, size: int) -> Tensor:
@@ -51,11 +47,6 @@ class Concat(OverParts):
     parts: tuple[Basis, ...]
 
     @property
-    def dtype(self) -> torch.dtype | None:
-        """The dtype of the first part that has one."""
-        return _dtype(*self.parts)
-
-    @property
     def has_scores(self) -> bool:
         return any(part.has_scores for part in self.parts)
 
@@ -74,26 +65,19 @@ class Concat(OverParts):
         return torch.stack([part.synthesis(piece) for part, piece in pieces]).sum(0)
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
-        parts = [part.dense(dtype or self.dtype) for part in self.parts]
-        lead = torch.broadcast_shapes(*(part.shape[:-3] for part in parts))
-        return torch.cat([part.expand(*lead, *part.shape[-3:]) for part in parts], -3)
+        return concatenate([part.dense(dtype or self.dtype) for part in self.parts], -3)
 
     def _present(self) -> Tensor | None:
         result = [(part.size, part._present()) for part in self.parts]
         known = [present for _, present in result if present is not None]
         if not known:
             return None
-        lead = torch.broadcast_shapes(*(present.shape[:-3] for present in known))
-        sizes = known[0].shape[-2:]
-        everything = known[0].new_ones(())
-        return torch.cat([(everything if present is None else present).expand(*lead, size, *sizes)
-                          for size, present in result], -3)
+        everything = known[0].new_ones(1, *known[0].shape[-2:])
+        masks = [(size, everything if present is None else present) for size, present in result]
+        return concatenate([mask.expand(*mask.shape[:-3], size, *mask.shape[-2:]) for size, mask in masks], -3)
 
     def evaluate(self, pairs: Pairs) -> Tensor:
-        parts = [entries(part, pairs) for part in self.parts]
-        rank = len(pairs.shape) + 1
-        lead = torch.broadcast_shapes(*(part.shape[:-rank] for part in parts))
-        return torch.cat([part.expand(*lead, *part.shape[-rank:]) for part in parts], -rank)
+        return concatenate([entries(part, pairs) for part in self.parts], -1 - len(pairs.shape))
 
     def __repr__(self) -> str:
         return f"({' | '.join(map(repr, self.parts))})"
@@ -113,7 +97,7 @@ class Operands(OverTwo):
     @property
     def dtype(self) -> torch.dtype | None:
         """The dtype of the first operand that has one."""
-        return _dtype(self.first, self.second)
+        return first_dtype(self.first, self.second)
 
 
 @value

@@ -9,6 +9,7 @@ from torch import Tensor
 from structconv.bases.base import Basis, value
 from structconv.bases.sizes import OverParts
 from structconv.errors import ShapeError
+from structconv.shapes import concatenate
 
 __all__ = ["Mixture"]
 
@@ -42,17 +43,12 @@ class Mixture(OverParts):
     def num_inputs(self) -> int:
         return sum(part.num_inputs for part in self.parts)
 
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """The dtype of the first part that has one."""
-        return next((dtype for part in self.parts if (dtype := getattr(part, "dtype", None)) is not None), None)
-
     def apply(self, r: Tensor) -> Tensor:
-        return self._beside([part.apply(own) for part, own in self._own(r)])
+        return concatenate([part.apply(own) for part, own in self._own(r)], -3)
 
     def analysis(self, x: Tensor) -> Tensor:
         own = x.split([part.num_inputs for part in self.parts], -2)
-        return self._beside([part.analysis(rows) for part, rows in zip(self.parts, own, strict=True)])
+        return concatenate([part.analysis(rows) for part, rows in zip(self.parts, own, strict=True)], -3)
 
     def synthesis(self, r: Tensor) -> Tensor:
         return torch.stack([part.synthesis(own) for part, own in self._own(r)]).sum(0)
@@ -63,18 +59,13 @@ class Mixture(OverParts):
             after = self.num_inputs - before - part.num_inputs
             blocks.append(F.pad(part.dense(dtype or self.dtype), (0, 0, before, after)))
             before += part.num_inputs
-        return self._beside(blocks)
+        return concatenate(blocks, -3)
 
     def _own(self, r: Tensor) -> list[tuple[Basis, Tensor]]:
         """Each part with what its heads take at its inputs."""
         heads = r.split([part.size for part in self.parts], -3)
         sizes = [part.num_inputs for part in self.parts]
         return [(part, own.split(sizes, -2)[i]) for i, (part, own) in enumerate(zip(self.parts, heads, strict=True))]
-
-    @staticmethod
-    def _beside(heads: list[Tensor]) -> Tensor:
-        lead = torch.broadcast_shapes(*(t.shape[:-3] for t in heads))
-        return torch.cat([t.expand(*lead, *t.shape[-3:]) for t in heads], -3)
 
     def __repr__(self) -> str:
         return f"({' | '.join(map(repr, self.parts))})"

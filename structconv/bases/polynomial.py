@@ -103,8 +103,7 @@ class Polynomial(Basis):
         terms = [x]
         while len(terms) <= self.order:
             terms.append(self._next(terms[-1], terms[-2] if len(terms) > 1 else None))
-        lead = torch.broadcast_shapes(*(term.shape for term in terms))
-        return torch.stack([term.expand(lead) for term in terms[self.first:]], dim=-3)
+        return torch.stack(torch.broadcast_tensors(*terms)[self.first:], dim=-3)
 
     def synthesis(self, r: Tensor) -> Tensor:
         check_heads(self, r)
@@ -125,8 +124,7 @@ class Polynomial(Basis):
                 now, before = now[..., 1:, :, :], None if before is None else before[..., 1:, :, :]
             if degree < self.order:
                 now, before = self._fold(now, before), now
-        lead = torch.broadcast_shapes(*(term.shape for term in done))
-        return torch.stack([term.expand(lead) for term in done], dim=-3)
+        return torch.stack(torch.broadcast_tensors(*done), dim=-3)
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         return pairs.pick(self.dense(pairs.dtype))

@@ -7,13 +7,14 @@ from torch import Tensor
 
 from structconv.bases.base import Basis
 from structconv.bases.tree import Projected
+from structconv.errors import ShapeError
 from structconv.shapes import broadcast
 from structconv.structures.graph import Graph, listed_edges
 from structconv.structures.restriction import Restriction
 from structconv.structures.values import altered
 
 __all__ = ["AS_CHILD", "GraphValues", "OnGraph", "OverChild", "OverParts", "OverTwo", "QueryKey", "Sized",
-           "SourceTarget", "sized"]
+           "SourceTarget", "check_same_entries", "first_dtype", "sized"]
 
 
 class Sized(Basis):
@@ -79,6 +80,19 @@ def sized(basis: Basis) -> Basis:
     return basis
 
 
+def check_same_entries(owner: str, first: Basis, second: Basis) -> None:
+    """Raise `ShapeError` unless two bases have the same M and N."""
+    first, second = sized(first), sized(second)
+    if first.num_inputs != second.num_inputs or first.num_outputs != second.num_outputs:
+        raise ShapeError(owner, "both bases must have the same inputs M and outputs N",
+                         " and ".join(f"M={basis.num_inputs}, N={basis.num_outputs}" for basis in (first, second)))
+
+
+def first_dtype(*bases: Basis) -> torch.dtype | None:
+    """The dtype of the first basis that has one; bases without tensors of numbers take the dtype of the others."""
+    return next((dtype for dtype in (getattr(basis, "dtype", None) for basis in bases) if dtype is not None), None)
+
+
 class OverTwo(Basis):
     """Inputs and outputs are those of two bases."""
 
@@ -118,6 +132,11 @@ class OverParts(Basis):
     @property
     def batch_shape(self) -> tuple[int, ...]:
         return broadcast(*(part.batch_shape for part in self.parts))
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of the first part that has one."""
+        return first_dtype(*self.parts)
 
     @property
     def device(self) -> torch.device:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -111,14 +112,8 @@ class Sparse(GraphValues):
         values = self._rows(None if self.values is not None else pairs.dtype)
         if isinstance(pairs, Edges) and pairs.graph.edge_index is self.graph.edge_index:
             return values
-        keys_E, order_E, group_E = derived(self.graph.edge_index, ("groups", self.num_outputs), self._groups)
-        key = pairs.source_index() * self.num_outputs + pairs.target_index()
-        if not keys_E.shape[0]:
-            return values.new_zeros(*values.shape[:-1], *key.shape)
-        totals = torch.zeros_like(values).index_add(-1, group_E, values.index_select(-1, order_E))
-        slot = torch.searchsorted(keys_E, key).clamp(max=keys_E.shape[0] - 1)
-        result = totals.index_select(-1, slot.flatten()).unflatten(-1, key.shape)
-        return torch.where(keys_E[slot] == key, result, torch.zeros((), dtype=values.dtype, device=values.device))
+        groups = derived(self.graph.edge_index, ("groups", self.num_outputs), self._groups)
+        return groups.sums(values, pairs.source_index() * self.num_outputs + pairs.target_index())
 
     def _transposed(self) -> Basis:
         return Sparse(self.graph.reversed(), self.values)
@@ -136,13 +131,33 @@ class Sparse(GraphValues):
         values = values.unsqueeze(0) if values.dim() == 1 else values
         return values if dtype is None else values.to(dtype)
 
-    def _groups(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the sorted keys m N + n of the edges, the edges in that order, and the first slot of each edge's pair.
-        """
-        keys, order = torch.sort(self.graph.source.long() * self.num_outputs + self.graph.target.long(), stable=True)
-        return keys, order, torch.searchsorted(keys, keys)
+    def _groups(self) -> EdgeGroups:
+        return EdgeGroups.by(self.graph.source.long() * self.num_outputs + self.graph.target.long())
 
     def _product(self, r: Tensor, sum_heads: bool) -> Tensor:
         check_heads(self, r)
         values = None if self.values is None else alike("Sparse", r, tensor(self.values))
         return spmm(self.graph.by_target(), self.graph.by_source(), values, r, sum_heads=sum_heads)
+
+
+class EdgeGroups(NamedTuple):
+    """Edges grouped by keys: the sorted keys (E,), the edges in that order, and the first place of each key."""
+
+    keys: Tensor
+    order: Tensor
+    first: Tensor
+
+    @classmethod
+    def by(cls, keys: Tensor) -> EdgeGroups:
+        """Group edges by one key for each. O(E log E)."""
+        keys, order = torch.sort(keys, stable=True)
+        return cls(keys, order, torch.searchsorted(keys, keys))
+
+    def sums(self, values: Tensor, keys: Tensor) -> Tensor:
+        """The sum of the values (..., E) of the edges with each key, (..., *keys.shape); 0 for a key without edges."""
+        if not self.keys.shape[0]:
+            return values.new_zeros(*values.shape[:-1], *keys.shape)
+        totals = torch.zeros_like(values).index_add(-1, self.first, values.index_select(-1, self.order))
+        place = torch.searchsorted(self.keys, keys).clamp(max=self.keys.shape[0] - 1)
+        result = totals.index_select(-1, place.flatten()).unflatten(-1, keys.shape)
+        return torch.where(self.keys[place] == keys, result, torch.zeros((), dtype=values.dtype, device=values.device))

@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Hashable
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
@@ -312,6 +313,7 @@ def materialized(value: Any) -> Any:
     return map_tensors(value, tensor, whole=(Structure,), also=tuple(LAZY))
 
 
+@lru_cache(1 << 12)
 def shape_class(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape with size classes in the place of sizes, except channels; a vector has one number for each edge.
     """

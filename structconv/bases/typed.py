@@ -12,6 +12,7 @@ from structconv.bases.base import Basis, value
 from structconv.bases.dense import check_heads
 from structconv.bases.pairs import Pairs
 from structconv.bases.sizes import GraphValues
+from structconv.bases.sparse import EdgeGroups
 from structconv.derived import derived, is_plain
 from structconv.errors import ShapeError, StructureError
 from structconv.primitives.csr import spmm
@@ -113,16 +114,9 @@ class Typed(GraphValues):
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         values = self.weights(None if self.values is not None else pairs.dtype)
-        keys_E, order_E, group_E = self.derived("groups", self._groups)
         at = pairs.source_index() * self.num_outputs + pairs.target_index()
         types = torch.arange(self.count, device=self.device).view(-1, *(1,) * at.dim())
-        key = at * self.count + types
-        if not keys_E.shape[0]:
-            return values.new_zeros(key.shape)
-        totals = torch.zeros_like(values).index_add(-1, group_E, values.index_select(-1, order_E))
-        slot = torch.searchsorted(keys_E, key).clamp(max=keys_E.shape[0] - 1)
-        result = totals.index_select(-1, slot.flatten()).view(key.shape)
-        return torch.where(keys_E[slot] == key, result, torch.zeros((), dtype=values.dtype, device=values.device))
+        return self.derived("groups", self._groups).sums(values, at * self.count + types)
 
     def derived(self, key: object, build: Callable[[], T]) -> T:
         """Compute a value from the edges and their types once, and remember it until one of them changes."""
@@ -155,12 +149,9 @@ class Typed(GraphValues):
             columns, num_columns = columns * self.count + self.kind, num_columns * self.count
         return compress(rows, columns, num_rows), compress(columns, rows, num_columns)
 
-    def _groups(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the sorted keys (m N + n) K + k of the edges, the edges in that order, and the first slot of each key.
-        """
+    def _groups(self) -> EdgeGroups:
         pair = self.graph.source.long() * self.num_outputs + self.graph.target.long()
-        keys, order = torch.sort(pair * self.count + self.kind, stable=True)
-        return keys, order, torch.searchsorted(keys, keys)
+        return EdgeGroups.by(pair * self.count + self.kind)
 
     def _heads(self, y: Tensor) -> Tensor:
         """(..., N K, C) -> (..., K, N, C)."""

@@ -111,7 +111,7 @@ class AdditiveScores(NamedTuple):
             y: Tensor = attend(*graph.layouts(), q, k, x, vector, kind, parameter, False, p, seed, edges.size)[0]
             return y
 
-        q, k, x = (t.transpose(0, 1) for t in (target, source, r.expand(self.size, -1, -1)))
+        q, k, x = target.transpose(0, 1), source.transpose(0, 1), r.expand(self.size, -1, -1).transpose(0, 1)
         return attend_additive(adjacency, composed, q, k, x, scaled(vector, amplitude), kind, parameter, False,
                                *drop_of(p, seed, edges.size)).transpose(0, 1)
 

@@ -24,7 +24,7 @@ from structconv.weights import (
     Weight,
 )
 
-__all__ = ["ConvolutionWindow", "GridConvolution", "convolution_cost"]
+__all__ = ["ConvolutionWindow", "GridConvolution"]
 
 _CONVOLUTIONS: tuple[Any, ...] = (functional.conv1d, functional.conv2d, functional.conv3d)
 #: (image (B, P, *S), Theta, b or none) -> (B, Q, *S').
@@ -39,31 +39,26 @@ class GridConvolution(Kernel):
     """
 
     name, types, orders, images = "torch.conv", (Shift,), ("operator_first",), True
-    before = ("structconv.slices", "zero-filled window", "dense operator")
+    before = ("structconv.slices", "dense operator")
 
     def match(self, problem: Problem) -> ConvolutionWindow | None:
         return ConvolutionWindow.of(cast(Shift, problem.basis))
 
     def cost(self, match: ConvolutionWindow, problem: Problem, path: str) -> Cost:
-        return convolution_cost(problem, cast(Shift, problem.basis))
+        theta, padding = problem.theta, cast(Shift, problem.basis).padding
+        per_output = 2 * theta.size * theta.in_channels * theta.out_channels // _groups(theta)
+        if isinstance(theta, DepthwiseSeparable | Shared):
+            per_output = 2 * theta.in_channels * (theta.size + theta.out_channels)
+        moved = problem.channel_product(per_output, problem.outputs, 1, theta.out_channels, 0)
+        read = Cost(bytes=problem.bytes(problem.inputs * theta.in_channels)).repeated(1 + problem.x_grad)
+        padded = 0 if padding in ("zeros", "none") else problem.inputs * theta.in_channels
+        return moved + read + Cost(peak_bytes=problem.bytes(padded))
 
     def compile(self, match: ConvolutionWindow, problem: Problem, path: str) -> Run:
         convolve = _convolution(match, problem.theta)
         if problem.image is not None:
             return _of_images(convolve, problem.image.axes)
         return _of_entries(convolve, cast(Grid, cast(Shift, problem.basis).grid).shape)
-
-
-def convolution_cost(problem: Problem, shift: Shift) -> Cost:
-    """Return the cost of torch's convolution with the offsets of the shift."""
-    theta = problem.theta
-    per_output = 2 * theta.size * theta.in_channels * theta.out_channels // _groups(theta)
-    if isinstance(theta, DepthwiseSeparable | Shared):
-        per_output = 2 * theta.in_channels * (theta.size + theta.out_channels)
-    moved = problem.channel_product(per_output, problem.outputs, 1, theta.out_channels, 0)
-    read = Cost(bytes=problem.bytes(problem.inputs * theta.in_channels)).repeated(1 + problem.x_grad)
-    padded = 0 if shift.padding in ("zeros", "none") else problem.inputs * theta.in_channels
-    return moved + read + Cost(peak_bytes=problem.bytes(padded))
 
 
 def _of_images(convolve: Convolve, axes: int) -> Run:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple, cast
 
-from torch import Tensor
-
 from structconv.bases.dense import Identity
 from structconv.bases.linear import Concat
 from structconv.bases.sparse import Sparse
 from structconv.kernels.composite import Part, PerPart
-from structconv.kernels.sparse_product import Matrices, is_lazy, matrices
+from structconv.kernels.sparse_product import Matrices, as_one_node, is_lazy, matrices
 from structconv.planning.cost import Cost
 from structconv.planning.kernel import register
 from structconv.planning.plan import Plan
-from structconv.planning.problem import Call, Problem, Run
-from structconv.primitives.native.layer import convolve_with_self, is_direct
+from structconv.planning.problem import Problem, Run
+from structconv.primitives.native.layer import convolve_with_self
 from structconv.weights import Full
 
 __all__ = ["WithSelf"]
@@ -53,21 +51,7 @@ class WithSelf(PerPart):
 
     def compile(self, match: _Match, problem: Problem, path: str) -> Run:  # type: ignore[override]
         otherwise = super().compile(match.both, problem, path)
-        own = match.own
-
-        def run(call: Call) -> Tensor:
-            x, theta, bias = call.x, cast(Full, call.theta).theta, call.bias
-            if not is_direct(x, theta, bias) or (found := match.matrix.sorted(call)) is None:
-                return otherwise(call)
-            adjacency, check = found
-
-            def composed(x: Tensor, theta: Tensor, bias: Tensor | None) -> Tensor:
-                check()
-                return otherwise(call._replace(x=x, theta=Full.of(theta), bias=bias))
-
-            return convolve_with_self(adjacency, composed, x, theta, bias, own)
-
-        return run
+        return as_one_node(match.matrix.sorted, otherwise, convolve_with_self, match.own)
 
 
 register(WithSelf())

@@ -17,6 +17,7 @@ from structconv.bases.tree import itself, materializer, tree_spec
 from structconv.bases.typed import Typed
 from structconv.derived import derived
 from structconv.kernels.orders import Primitives
+from structconv.kernels.sparse_product import Sorted, as_one_node
 from structconv.planning.cost import Cost
 from structconv.planning.counts import application
 from structconv.planning.fitted import CHANNEL_CALLS, IN_FAVOR, NARROW, SPARSE_CALLS
@@ -24,10 +25,10 @@ from structconv.planning.kernel import Kernel, register
 from structconv.planning.plan import Plan, decide
 from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives import relations
-from structconv.primitives.native.adjacency import Adjacency, build_adjacency
+from structconv.primitives.native.adjacency import Adjacency, build_adjacency, unchanged
 from structconv.primitives.native.dispatch import kernels, usable
 from structconv.primitives.native.indices import LIMIT
-from structconv.primitives.native.layer import convolve, is_direct
+from structconv.primitives.native.layer import convolve
 from structconv.primitives.relations import Blocks, Pairs, blocks_of, relational_product, values_by_block
 from structconv.shapes import alike
 from structconv.weights import (
@@ -166,24 +167,13 @@ class Stacked(Primitives):
         otherwise = super().compile(match, problem, path)
         if path != "structure_first":
             return otherwise
-
-        def run(call: Call) -> Tensor:
-            x, theta, bias = call.x, cast(Full, call.theta).theta, call.bias
-            if not is_direct(x, theta, bias) or (adjacency := _side_by_side(match(call.basis))) is None:
-                return otherwise(call)
-
-            def composed(x: Tensor, theta: Tensor, bias: Tensor | None) -> Tensor:
-                return otherwise(call._replace(x=x, theta=Full.of(theta), bias=bias))
-
-            return convolve(adjacency, composed, x, theta, bias, True)
-
-        return run
+        return as_one_node(lambda call: _side_by_side(match(call.basis)), otherwise, convolve, True)
 
     def label(self, path: str) -> str:
         return self.name if path == "structure_first" else super().label(path)
 
 
-def _side_by_side(typed: Typed) -> Adjacency | None:
+def _side_by_side(typed: Typed) -> Sorted | None:
     """The edges into entry n K + k, output n under relation k; remembered."""
     def build() -> Adjacency | None:
         graph, values = typed.graph, typed.values
@@ -194,7 +184,8 @@ def _side_by_side(typed: Typed) -> Adjacency | None:
         return build_adjacency(core, index, graph.num_inputs, outputs, square=False,
                                weights=None if values is None else values.contiguous())
 
-    return typed.derived("side by side", build)
+    adjacency = typed.derived("side by side", build)
+    return None if adjacency is None else (adjacency, unchanged(typed.graph.edge_index))
 
 
 class MixedFirst(Kernel):

@@ -1,12 +1,9 @@
-"""Sets of shifts that are not a cuboid: products of slices on a common frame, or a window filled with zeros."""
+"""Sets of shifts that are not a cuboid: products of slices on a common frame."""
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import math
-from functools import reduce
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -14,15 +11,14 @@ from torch.nn import functional
 
 from structconv.bases.shift import Shift
 from structconv.derived import derived
-from structconv.kernels.grid import ConvolutionWindow, GridConvolution, convolution_cost
+from structconv.kernels.grid import ConvolutionWindow
 from structconv.planning.cost import Cost
 from structconv.planning.kernel import Kernel, register
 from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives.shifted import shift_products
 from structconv.structures.grid import Grid
-from structconv.weights import Full
 
-__all__ = ["Frame", "SliceProducts", "ZeroFilledWindow", "frame"]
+__all__ = ["Frame", "SliceProducts", "frame"]
 
 
 class Frame(NamedTuple):
@@ -115,64 +111,8 @@ class SliceProducts(Kernel):
         return run
 
 
-class ZeroFilledWindow(Kernel):
-    """The smallest cuboid around the offsets, by torch's convolution, with Theta = 0 at the added offsets.
-
-    It multiplies by these zeros, so that a NaN of x reaches outputs that do not read it. Therefore it runs only on
-    request.
-    """
-
-    name, types, orders = "zero-filled window", (Shift,), ("operator_first",)
-
-    def match(self, problem: Problem) -> tuple[Shift, list[int]] | None:
-        shift = cast(Shift, problem.basis)
-        if not isinstance(shift.grid, Grid) or ConvolutionWindow.of(shift) is not None:
-            return None
-        filled = _window(shift)
-        return None if ConvolutionWindow.of(filled[0]) is None else filled
-
-    def automatic(self, match: Any, problem: Problem, path: str) -> bool:
-        return False
-
-    def cost(self, match: tuple[Shift, list[int]], problem: Problem, path: str) -> Cost:
-        return convolution_cost(self._filled(match[0], problem), match[0])
-
-    def compile(self, match: tuple[Shift, list[int]], problem: Problem, path: str) -> Run:
-        window, order = match
-        convolution, inner = GridConvolution(), self._filled(window, problem)
-        run = convolution.compile(cast(ConvolutionWindow, convolution.match(inner)), inner, path)
-
-        def filled(call: Call) -> Tensor:
-            x = call.x
-            weight = call.theta.dense().to(dtype=x.dtype, device=x.device)
-            whole = weight.new_zeros(window.size, *weight.shape[1:])
-            whole = whole.index_add(0, torch.tensor(order, device=x.device), weight)
-            return run(Call(x, call.basis, Full.of(whole), call.bias))
-
-        return filled
-
-    @staticmethod
-    def _filled(window: Shift, problem: Problem) -> Problem:
-        """The problem with the window, and with a Theta of its sizes."""
-        sizes = (window.size, problem.theta.in_channels, problem.theta.out_channels)
-        return dataclasses.replace(problem, basis=window, image=None,
-                                   theta=Full.of(problem.x.new_empty(sizes, device="meta")))
-
-
 def _unstrided(shift: Shift) -> bool:
     return isinstance(shift.grid, Grid) and all(step == 1 for step in shift.stride)
-
-
-def _window(shift: Shift) -> tuple[Shift, list[int]]:
-    """The cuboid around the offsets, as coarse as they allow, and where each of them stands in it."""
-    axes = []
-    for axis in zip(*shift.offsets, strict=True):
-        step = reduce(math.gcd, (number - min(axis) for number in axis))
-        axes.append(range(min(axis), max(axis) + 1, max(step, 1)))
-    order = [reduce(lambda at, pair: at * len(pair[0]) + pair[0].index(pair[1]), zip(axes, offset, strict=True), 0)
-              for offset in shift.offsets]
-    offsets = tuple(itertools.product(*axes))
-    return Shift(shift.grid, offsets, shift.padding, shift.stride, shift.grow, shift.device), order
 
 
 def _laid(image: Tensor, padding: str, made: Frame) -> Tensor:
@@ -198,5 +138,4 @@ def _positions(size: int, low: int, high: int, padding: str, device: torch.devic
     return torch.where(at < size, at, 2 * (size - 1) - at)
 
 
-for _kernel in (SliceProducts(), ZeroFilledWindow()):
-    register(_kernel)
+register(SliceProducts())

@@ -68,26 +68,35 @@ class AttentionEdges(NamedTuple):
 
     def drop(self, basis: Any) -> Drop:
         """The same as numbers."""
-        return drop_of(self.dropout.p, self.dropout.seed_of(basis), self.size)
+        return drop_of(self.dropout.p, self.dropout.seed_of(basis), self.size) if self.dropout.p else NO_DROP
 
-    def sorted(self, basis: Any, inputs: int, outputs: int, device: torch.device
-               ) -> tuple[Graph, Adjacency, Callable[[], None]] | None:
-        """The graph, its edges as a kernel sorts them for one call, and what raises an error if they change later;
-        `None` where no kernel can."""
-        graph = self.pairs(basis, inputs, outputs, device)
-        index, loops = listed_edges(graph)
-        nodes = graph.num_inputs, graph.num_outputs
-        found = adjacency_of(index, *nodes, loops=loops) if nodes == (inputs, outputs) else None
-        return None if found is None else (graph, found, unchanged(index))
-
-    def sorted_for(self, call: Call, r: Tensor, of_inputs: Tensor, of_outputs: Tensor, vector: Tensor | None = None
-                   ) -> tuple[Graph, Adjacency, Callable[[], None]] | None:
-        """`sorted`, where a kernel can read r (K or 1, M, C) and what scores are of, (K, M, ...) and (K, N, ...); else
-        `None`."""
-        fitting = r.dim() == 3 and all(t.dim() == 3 and t.shape[0] == self.size for t in (of_inputs, of_outputs))
-        if not fitting or not is_direct(r, of_inputs, of_outputs, vector):
+    def sorted_for(self, call: Call, r: Tensor, source: Tensor, target: Tensor, vector: Tensor | None = None
+                   ) -> SortedEdges | None:
+        """`sorted_edges`, if a kernel can read r (K or 1, M, C) and the operands of scores, (K, M, ...) and
+        (K, N, ...); else `None`."""
+        size = self.size
+        if (r.dim() != 3 or source.dim() != 3 or target.dim() != 3 or source.shape[0] != size
+                or target.shape[0] != size or not is_direct(r, source, target, vector)):
             return None
-        return self.sorted(call.basis, of_inputs.shape[-2], of_outputs.shape[-2], r.device)
+        inputs, outputs = source.shape[1], target.shape[1]
+        return sorted_edges(self.pairs(call.basis, inputs, outputs, r.device), inputs, outputs)
+
+
+class SortedEdges(NamedTuple):
+    """A graph, its edges as a kernel sorts them for one call, and a function that raises an error if they change."""
+
+    graph: Graph
+    adjacency: Adjacency
+    check: Callable[[], None]
+
+
+def sorted_edges(graph: Graph, inputs: int, outputs: int) -> SortedEdges | None:
+    """Sort the edges of a graph with these entries for a kernel; `None` if no kernel can read them."""
+    index, loops = listed_edges(graph)
+    if graph.num_inputs != inputs or graph.num_outputs != outputs:
+        return None
+    adjacency = adjacency_of(index, inputs, outputs, loops=loops)
+    return None if adjacency is None else SortedEdges(graph, adjacency, unchanged(index))
 
 
 class AffineEdges(NamedTuple):
@@ -143,8 +152,7 @@ class AffineEdges(NamedTuple):
     def as_one_node(self, otherwise: Run, graph_of: Callable[[Any], Graph]) -> Run:
         """The heads side by side, (N, K C) of x (M, P), where a kernel that sorts the edges itself can read the tensors
         and the scores are of x Theta_k; else `otherwise`."""
-        edges, slope = self.edges, self.slope
-        size, (p, seed) = edges.size, edges.dropout
+        slope, size, (p, seed) = self.slope, self.edges.size, self.edges.dropout
 
         def run(call: Call) -> Tensor:
             basis, r, bias = call.basis, call.projected, call.bias
@@ -156,13 +164,11 @@ class AffineEdges(NamedTuple):
             if heads[0] != size or of_source.shape != heads or of_target.shape != heads or not is_direct(
                     x, of_source, of_target, bias):
                 return otherwise(call)
-            graph = graph_of(basis)
-            index, loops = listed_edges(graph)
-            nodes = graph.num_inputs, graph.num_outputs
-            adjacency = adjacency_of(index, *nodes, loops=loops) if nodes == (rows, rows) else None
-            if adjacency is None:
+            edges = sorted_edges(graph_of(basis), rows, rows)
+            if edges is None:
                 return otherwise(call)
-            check, number = unchanged(index), seed if seed is None else seed(basis)
+            graph, adjacency, check = edges
+            number = seed if seed is None else seed(basis)
 
             def composed(x: Tensor, of_source: Tensor, of_target: Tensor, bias: Tensor | None) -> Tensor:
                 check()
@@ -215,7 +221,7 @@ class BilinearEdges(NamedTuple):
             check()
             return bilinear_attention(*graph.layouts(), q, k, v, scale=scale, **options)
 
-        q, k, v = (t.transpose(0, 1) for t in (query, key, r.expand(edges.size, -1, -1)))
+        q, k, v = query.transpose(0, 1), key.transpose(0, 1), r.expand(edges.size, -1, -1).transpose(0, 1)
         return attend_bilinear(adjacency, composed, q, k, v, None, scale, *edges.drop(call.basis)).transpose(0, 1)
 
     def weights(self, call: Call) -> Tensor:
@@ -274,7 +280,7 @@ class BilinearEdges(NamedTuple):
         tensors = x, query.weight, query.bias, key.weight, key.bias, value, bias
         if not fitting or nodes * x.shape[1] * width > FEW_PRODUCTS or not is_direct(*tensors):
             return None
-        found = self.edges.sorted(call.basis, nodes, nodes, x.device)
+        found = sorted_edges(self.edges.pairs(call.basis, nodes, nodes, x.device), nodes, nodes)
         if found is None:
             return None
         graph, adjacency, check = found

@@ -21,7 +21,10 @@ from structconv.structures.graph import Graph, listed_edges
 from structconv.weights import Eye, Full
 from structconv.weights.base import plus
 
-__all__ = ["Matrices", "SparseProduct", "is_lazy", "matrices"]
+__all__ = ["Matrices", "Sorted", "SparseProduct", "as_one_node", "is_lazy", "matrices"]
+
+#: Edges as a native kernel reads them, and a function that raises an error if they changed after that.
+Sorted = tuple[Adjacency, Callable[[], None]]
 
 
 class Matrices(NamedTuple):
@@ -40,19 +43,18 @@ class Matrices(NamedTuple):
         ahead, back, values = self._found(call)
         return edge_product(*ahead, *back, values, x, 1) if x.dim() == 2 else spmm(ahead, back, values, x)
 
-    def sorted(self, call: Call) -> tuple[Adjacency, Callable[[], None]] | None:
-        """One matrix of ones or of normalized weights, as a native kernel reads it, and what raises an error if its
-        edges change later; `None` where no kernel can."""
+    def sorted(self, call: Call) -> Sorted | None:
+        """One matrix of ones or of normalized weights, as a native kernel reads it; `None` where no kernel can."""
         graph, values = self.graph(call.basis), None if self.values is None else self.values(call.basis)
         index, loops = listed_edges(graph)
         if values is None:
-            found = adjacency_of(index, graph.num_inputs, graph.num_outputs, loops=loops)
+            adjacency = adjacency_of(index, graph.num_inputs, graph.num_outputs, loops=loops)
         elif type(values) is not NormalizedWeights or values.graph is not graph:
             return None
         else:
-            found = adjacency_of(index, graph.num_inputs, graph.num_outputs, loops=loops, square=graph.is_square,
-                                 normalize=values.normalize, weights=graph.edge_weight if values.weighted else None)
-        return None if found is None else (found, unchanged(index))
+            adjacency = adjacency_of(index, graph.num_inputs, graph.num_outputs, loops=loops, square=graph.is_square,
+                                     normalize=values.normalize, weights=graph.edge_weight if values.weighted else None)
+        return None if adjacency is None else (adjacency, unchanged(index))
 
     def _found(self, call: Call) -> tuple[Csr, Csr, Tensor | None]:
         """The edges by target and by source, and the values."""
@@ -101,22 +103,31 @@ class SparseProduct(Applied):
             return run
         if type(theta) is Eye:
             return _sums_as_one_node(match, run)
-        return _as_one_node(match, run, path == "structure_first") if isinstance(theta, Full) else run
+        if not isinstance(theta, Full):
+            return run
+        return as_one_node(match.sorted, run, convolve, path == "structure_first")
 
 
-def _as_one_node(match: Matrices, otherwise: Run, structure_first: bool) -> Run:
-    """`convolve` where a kernel can read the tensors of the call."""
+def as_one_node(sort: Callable[[Call], Sorted | None], otherwise: Run, node: Callable[..., Tensor], *options: Any
+                ) -> Run:
+    """The run of a layer with a `Full` Theta as one node of autograd, if a kernel can read the tensors of the call.
+
+    Args:
+        sort: returns the sorted edges of a call, if a kernel can read them.
+        otherwise: the same by differentiable operators.
+        node: (adjacency, composed, x, theta, bias, *options) -> y, for example `convolve`.
+    """
     def run(call: Call) -> Tensor:
         x, theta, bias = call.x, cast(Full, call.theta).theta, call.bias
-        if not is_direct(x, theta, bias) or (found := match.sorted(call)) is None:
+        if not is_direct(x, theta, bias) or (edges := sort(call)) is None:
             return otherwise(call)
-        adjacency, check = found
+        adjacency, check = edges
 
         def composed(x: Tensor, theta: Tensor, bias: Tensor | None) -> Tensor:
             check()
             return otherwise(call._replace(x=x, theta=Full.of(theta), bias=bias))
 
-        return convolve(adjacency, composed, x, theta, bias, structure_first)
+        return node(adjacency, composed, x, theta, bias, *options)
 
     return run
 
@@ -124,9 +135,9 @@ def _as_one_node(match: Matrices, otherwise: Run, structure_first: bool) -> Run:
 def _sums_as_one_node(match: Matrices, otherwise: Run) -> Run:
     """Return the run without Theta."""
     def run(call: Call) -> Tensor:
-        if not is_direct(call.x) or (found := match.sorted(call)) is None:
+        if not is_direct(call.x) or (edges := match.sorted(call)) is None:
             return otherwise(call)
-        adjacency, check = found
+        adjacency, check = edges
 
         def composed(x: Tensor) -> Tensor:
             check()

@@ -17,6 +17,7 @@ from structconv.bases.linear import Scaled
 from structconv.bases.positions import Distance, Lookup, bucket
 from structconv.bases.scores import Affine, Bilinear
 from structconv.bases.tree import materializer
+from structconv.shapes import concatenate
 
 __all__ = ["PRODUCTS", "Factor", "Summand", "Term", "buckets", "by_head", "diagonal", "filled", "products", "summands",
            "table_rows", "tables"]
@@ -56,7 +57,7 @@ def products(terms: Sequence[Term]) -> tuple[Tensor, Tensor, float]:
     if len(found) == 1 and isinstance(first, Bilinear) and not isinstance(factor, Tensor):
         return first.query, first.key, factor
     queries, keys = zip(*(_vectors(leaf, factor) for leaf, factor in found), strict=True)
-    return _joined(queries), _joined(keys), 1.0
+    return concatenate(queries, -1), concatenate(keys, -1), 1.0
 
 
 def diagonal(terms: Sequence[Term], inputs: int, outputs: int, like: Tensor) -> Tensor | None:
@@ -105,8 +106,3 @@ def _vectors(leaf: Basis, factor: Factor) -> tuple[Tensor, Tensor]:
     assert isinstance(leaf, Affine)
     source, target = ((t * by_head(factor, 1)).unsqueeze(-1) for t in (leaf.source, leaf.target))
     return torch.cat([torch.ones_like(target), target], -1), torch.cat([source, torch.ones_like(source)], -1)
-
-
-def _joined(vectors: tuple[Tensor, ...]) -> Tensor:
-    lead = torch.broadcast_shapes(*(t.shape[:-2] for t in vectors))
-    return torch.cat([t.expand(*lead, *t.shape[-2:]) for t in vectors], -1)

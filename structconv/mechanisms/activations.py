@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from structconv import torch_compat as private
 from structconv.bases.tree import Function
 
-__all__ = ["as_function"]
+__all__ = ["as_function", "leaky_relu"]
 
 #: Modules without options that compute what a function does.
 _FUNCTIONS: dict[type, Callable[[Tensor], Tensor]] = {nn.Tanh: torch.tanh, nn.Sigmoid: torch.sigmoid,
@@ -21,8 +21,11 @@ _FUNCTIONS: dict[type, Callable[[Tensor], Tensor]] = {nn.Tanh: torch.tanh, nn.Si
 
 
 @lru_cache(maxsize=64)
-def _leaky_relu(slope: float) -> Callable[[Tensor], Tensor]:
-    return partial(F.leaky_relu, negative_slope=slope)
+def leaky_relu(slope: float) -> Callable[[Tensor], Tensor]:
+    """The leaky ReLU of a slope, as a function that has its key."""
+    function = partial(F.leaky_relu, negative_slope=slope)
+    function.__dict__["static_key"] = "leaky_relu", slope  # see `key_of`
+    return function
 
 
 def as_function(activation: Any) -> Any:
@@ -33,6 +36,6 @@ def as_function(activation: Any) -> Any:
     if torch.compiler.is_compiling() or private.intercepted(activation):
         return Function(activation)
     if type(activation) in (nn.LeakyReLU, nn.Identity):
-        return _leaky_relu(getattr(activation, "negative_slope", 1.0))
+        return leaky_relu(getattr(activation, "negative_slope", 1.0))
     function = _FUNCTIONS.get(type(activation))
     return Function(activation) if function is None else function

@@ -188,8 +188,8 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
             raise StructureError(type(self).__name__, "z must be given where the samples have other outputs than "
                                  "inputs", repr(samples), "Call it as layer(x, structure, z=z).")
         if apart:
-            basis: Any = BlockDiagonal(tuple([self._as_basis(private.called(self, part))
-                                              for part in each_sample(inputs)]))
+            bases = [private.called(self, part) for part in each_sample(inputs)]
+            basis: Any = BlockDiagonal(tuple([each if is_basis(each) else self._as_basis(each) for each in bases]))
         else:
             held = self.__dict__
             if (private.PLAIN_CALLS and not (held["_forward_hooks"] or held["_forward_pre_hooks"]
@@ -207,9 +207,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         return left_out(basis, self._pairs_of(structure)) if opened and closed else basis
 
     def _as_basis(self, basis: Any) -> Basis:
-        """Return the result of `forward` as a basis."""
-        if is_basis(basis):
-            return cast(Basis, basis)
+        """Return a result of `forward` that is no basis as one."""
         if isinstance(basis, Tensor) and basis.layout is torch.strided:
             return Dense(basis.unsqueeze(0) if basis.dim() == 2 else basis)
         sparse = isinstance(basis, Tensor)

@@ -236,13 +236,22 @@ def _is_reflexive(mask: Any, kept: bool) -> bool:
     return kept and (isinstance(mask, Causal | Blocks | Global) or (isinstance(mask, Window) and mask.center is None))
 
 
+def covers_inputs(graph: Graph) -> bool:
+    """Return True if each input is known to have an edge: by its self-loops, or because `hidden_by` found it so."""
+    held = graph.__dict__
+    return "_base" in held or (
+        not torch.compiler.is_compiling() and "_covered" in held and held["_covered"] == graph.edge_index._version)
+
+
 def hidden_by(graph: Graph) -> int:
-    """`BY_PAIRS` if an input has no edge and a gradient is wanted, else 0; found once for a list of edges."""
+    """`BY_PAIRS` if an input has no edge and a gradient is wanted, else 0; noted on the graph if each has one."""
     edges, count = graph.edge_index if "_base" not in graph.__dict__ else None, graph.num_inputs
     if edges is None or not count or not torch.is_grad_enabled() or not values_known(edges):
         return 0
     # an edge that was moved out of range is refused where the edges are sorted
     inside = cached(edges, ("reaches", count), lambda: bool(_ends(edges[0].clamp(0, count - 1), count).all()))
+    if inside and not edges.is_inference():  # whose changes are not counted
+        graph.__dict__["_covered"] = edges._version
     return 0 if inside else BY_PAIRS
 
 

@@ -19,7 +19,7 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.composing import behind_first
 from structconv.mechanisms.expression import Inputs, Mechanism
 from structconv.mechanisms.given import added
-from structconv.mechanisms.masks import CalledWith, Mask
+from structconv.mechanisms.masks import CalledWith, Mask, covers_inputs
 from structconv.mechanisms.mixing import Factor, Mixing
 from structconv.mechanisms.mixture import mixed
 from structconv.mechanisms.naming import reads_of
@@ -285,8 +285,7 @@ class Operation(Mechanism):
         for part in (self.__dict__.get("_known_parts") or self._parts_now()).masking:
             if type(part) is Mask and not part._buffers and (structure is None or type(structure) is Graph):
                 reflexive = part._reflexive
-                if (structure is None or "_base" in structure.__dict__) if reflexive is None else (
-                        reflexive and not others):
+                if (structure is None or covers_inputs(structure)) if reflexive is None else (reflexive and not others):
                     continue  # edges and windows leave out pairs, and here no input: each is in a pair with itself
             found |= part._may_mask_inputs(part._own(structure) if named else structure, others)
         return found

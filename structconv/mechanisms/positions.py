@@ -19,7 +19,7 @@ from structconv.derived import Owner, derived, is_plain
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.encodings import sinusoidal
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism, Position
-from structconv.mechanisms.masks import hidden_by, reached_by
+from structconv.mechanisms.masks import covers_inputs, hidden_by, reached_by
 from structconv.mechanisms.naming import reads_of
 from structconv.mechanisms.projections import Projection, heads_of
 from structconv.mechanisms.samples import positions
@@ -315,7 +315,7 @@ class EdgeBias(Term):
         return EdgeScore(graph, self._scores(attributes.to(inputs.dtype)).mT)
 
     def _may_mask_inputs(self, structure: Any, others: bool = False) -> int:
-        return hidden_by(structure) if isinstance(structure, Graph) else 0
+        return hidden_by(structure) if isinstance(structure, Graph) and not covers_inputs(structure) else 0
 
     def _visible_inputs(self, inputs: Inputs, masks: Masks) -> tuple[InputSet, InputSet]:
         exist = masks.keeps(self, inputs)

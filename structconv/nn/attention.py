@@ -10,7 +10,6 @@ from torch.fx import Proxy
 
 from structconv.bases.algebra import Sizes, as_support
 from structconv.bases.base import Basis
-from structconv.derived import derived
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.masks import STRUCTURE_IF_GIVEN
@@ -193,10 +192,7 @@ class MultiheadAttention(Conv):
         if not isinstance(theta, LowRank):
             each = values if self.shared_by == 1 else values.repeat_interleave(self.shared_by, 0)
             return theta.join(each.unsqueeze(-2), bias).squeeze(-2)
-        held, repeats = (values, theta.output, *(() if bias is None else (bias,))), self.shared_by
-        if torch.is_grad_enabled():
-            return _through(*held, repeats=repeats)
-        return derived(held, ("bias", repeats), lambda: _through(*held, repeats=repeats), numbers=True)
+        return _through(values, theta.output, bias, self.shared_by)
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> Self:
@@ -259,7 +255,7 @@ class MultiheadAttention(Conv):
         return mask & (EdgeSupport(structure) if isinstance(structure, Graph) else structure)
 
 
-def _through(values: Tensor, outputs: Tensor, bias: Tensor | None = None, *, repeats: int) -> Tensor:
+def _through(values: Tensor, outputs: Tensor, bias: Tensor | None, repeats: int) -> Tensor:
     """b, and the values' bias times the output projection."""
     output = outputs.flatten(0, 1)
     values = (values if repeats == 1 else values.repeat_interleave(repeats, 0)).flatten()

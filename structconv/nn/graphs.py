@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
-from torch.nn.functional import leaky_relu
 
 from structconv.bases.base import Basis
 from structconv.errors import ConfigError, StructureError
+from structconv.mechanisms.activations import leaky_relu
 from structconv.mechanisms.edge_network import EdgeNetwork
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.graphs import Adjacency, Chebyshev, Powers, Relations
@@ -385,6 +384,6 @@ class GATv2Conv(_AttentionLayer):
                  negative_slope: float = 0.2, dropout: float = 0.0, add_self_loops: bool = True,
                  bias: bool = True,
                  device: Device = None, dtype: torch.dtype | None = None) -> None:
-        scores = Additive(heads=heads, activation=partial(leaky_relu, negative_slope=negative_slope), on="projected")
+        scores = Additive(heads=heads, activation=leaky_relu(negative_slope), on="projected")
         super().__init__(scores, in_channels, out_channels, heads, concat, dropout, add_self_loops, bias,
                          device, dtype)

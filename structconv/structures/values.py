@@ -23,7 +23,7 @@ __all__ = ["NOTED", "VALUES", "FrozenValue", "Structure", "class_volume", "froze
 C = TypeVar("C", bound=type)
 #: Names under which something is noted beside the fields of a value: what is static of it, what it is known by in the
 #: entries, and which leaf of a call it stands for (`bases.tree`).
-NOTED = frozenset(("static_key", "_known_key", "_content", "_get", "_reversed", "_base", "_looped"))
+NOTED = frozenset(("static_key", "_known_key", "_content", "_get", "_reversed", "_base", "_looped", "_covered"))
 #: Types whose values never change and are known by themselves.
 VALUES = frozenset((bool, int, str, bytes, type(None), torch.dtype, torch.device, torch.Size, BuiltinFunctionType,
                     MethodDescriptorType, WrapperDescriptorType))
@@ -82,14 +82,6 @@ class FrozenValue:
 
 class Structure(FrozenValue):
     """A value from which layouts, degrees or lists of pairs are derived, and remembered while it lives."""
-
-    def changed(self) -> None:
-        """Forget what was derived from this structure's tensors: to be called after a write that torch does not count.
-
-        Those are writes through `.data`, through NumPy or another library; any other change in place is noticed. Of
-        inference tensors nothing is remembered.
-        """
-        forget(self)
 
 
 def size_class(size: int) -> int:
@@ -185,15 +177,17 @@ def map_tensors(value: Any, fn: Callable[[Any], Any], whole: tuple[type, ...] = 
     return _mapped(value, fn, whole, also)[0]
 
 
-def _mapped(value: Any, fn: Callable[[Any], Any], whole: tuple[type, ...], also: tuple[type, ...]) -> tuple[Any, bool]:
-    """The mapped value, and whether it differs: compilers do not compare two tuples by `is`."""
+def _mapped(value: Any, fn: Callable[[Any], Any], whole: tuple[type, ...] = (), also: tuple[type, ...] = (),
+            renew: bool = False) -> tuple[Any, bool]:
+    """The mapped value, and whether it differs: compilers do not compare two tuples by `is`. With `renew`, values that
+    hold cached properties differ too."""
     if isinstance(value, Tensor) or (also and isinstance(value, also)):
         new = fn(value)
         return new, new is not value
     if isinstance(value, tuple | list):
         items, differs = [], False
         for item in value:
-            new, changes = _mapped(item, fn, whole, also)
+            new, changes = _mapped(item, fn, whole, also, renew)
             items.append(new)
             differs = differs or changes
         if not differs:
@@ -203,10 +197,11 @@ def _mapped(value: Any, fn: Callable[[Any], Any], whole: tuple[type, ...], also:
         return value, False
     changed = {}
     for name, old in zip(field_names(value), fields(value), strict=True):  # compilers trace this loop
-        new, changes = _mapped(old, fn, whole, also)
+        new, changes = _mapped(old, fn, whole, also, renew)
         if changes:
             changed[name] = new
-    return (altered(value, **changed), True) if changed else (value, False)
+    cached = renew and bool(field_names(value)) and not value.__dict__.keys() <= {*field_names(value)} | NOTED
+    return (altered(value, **changed), True) if changed or cached else (value, False)
 
 
 def altered(value: Any, /, **changed: Any) -> Any:
@@ -243,27 +238,7 @@ def alterer(value: Any) -> Callable[[dict[str, Any]], Any]:
 def refreshed(value: Any) -> Any:
     """Return the value without its cached properties, because its tensors may have changed; unchanged if it has none.
     """
-    return _refreshed(value)[0]
-
-
-def _refreshed(value: Any) -> tuple[Any, bool]:
-    """The refreshed value, and whether it is another one: compilers do not compare two tuples by `is`."""
-    if isinstance(value, tuple | list):
-        items = [_refreshed(item) for item in value]
-        if not any(differs for _, differs in items):
-            return value, False
-        made = [item for item, _ in items]
-        return type(value)(made) if not hasattr(value, "_fields") else type(value)(*made), True
-    if not isinstance(value, FrozenValue):
-        return value, False
-    held = dict(zip(field_names(value), fields(value), strict=True))
-    changed = {}
-    for name, old in held.items():
-        new, differs = _refreshed(old)
-        if differs:
-            changed[name] = new
-    noted = bool(held) and not value.__dict__.keys() <= held.keys() | NOTED
-    return (altered(value, **changed), True) if changed or noted else (value, False)
+    return _mapped(value, lambda t: t, renew=True)[0]
 
 
 def frozen(cls: type, *, eq: bool, init: bool) -> Any:

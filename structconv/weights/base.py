@@ -260,9 +260,15 @@ class Weight(_Held, abc.ABC):
         """The output from what the heads gathered, and b: (..., K, N, head_channels), (Q) or none -> (..., N, Q)."""
         return plus(r.squeeze(-3) if r.shape[-3] == 1 else r.sum(-3), bias)
 
-    @abc.abstractmethod
     def slice(self, start: int, stop: int) -> Weight:
         """The matrices start <= k < stop, in the same factors."""
+        part = dict(self.__dict__)
+        for name, axes in self.LETTERS.items():
+            if axes[0] == "K":
+                part[name] = part[name][start:stop]
+        if "size" in self.FIELDS:
+            part["size"] = stop - start
+        return self._over(part)
 
     @abc.abstractmethod
     def expand_flops(self) -> int:

@@ -69,9 +69,6 @@ class Separable(Weight, mix="KH", filters="HPQ"):
             return contract_heads(r, self._mixed(), bias)
         return contract_heads(_mix_heads(self.mix.mT, r), self.filters, bias)
 
-    def slice(self, start: int, stop: int) -> Weight:
-        return Separable.of(self.mix[start:stop], self.filters)
-
     def expand_flops(self) -> int:
         return 2 * self.out_channels * self._flops(self.in_channels)
 
@@ -121,9 +118,6 @@ class DepthwiseSeparable(Weight, depthwise="KP", pointwise="PQ"):
 
     def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
         return product((r * self.depthwise.unsqueeze(-2)).sum(-3), self.pointwise, bias)
-
-    def slice(self, start: int, stop: int) -> Weight:
-        return DepthwiseSeparable.of(self.depthwise[start:stop], self.pointwise)
 
     def expand_flops(self) -> int:
         return 2 * self.size * self.in_channels * self.out_channels

@@ -48,9 +48,6 @@ class Full(Weight, theta="KPQ"):
     def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
         return contract_heads(r, self.theta, bias)
 
-    def slice(self, start: int, stop: int) -> Weight:
-        return type(self).of(self.theta[start:stop])
-
     def expand_flops(self) -> int:
         return 2 * self.size * self.in_channels * self.out_channels
 
@@ -105,9 +102,6 @@ class Grouped(Weight, theta="KGPQ"):
         r_KNGP = r.unflatten(-1, self.theta.shape[1:3])
         r_GNKP = r_KNGP.movedim(-2, -4).movedim(-3, -2).flatten(-2)
         return plus((r_GNKP @ self.theta.transpose(0, 1).flatten(1, 2)).movedim(-3, -2).flatten(-2), bias)
-
-    def slice(self, start: int, stop: int) -> Weight:
-        return Grouped.of(self.theta[start:stop])
 
     def expand_flops(self) -> int:
         return 2 * self.size * self.in_channels * self.theta.shape[3]
@@ -183,9 +177,6 @@ class Depthwise(Weight, depthwise="KPJ"):
     def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
         return plus((r.unsqueeze(-1) * self.depthwise.unsqueeze(-3)).sum(-4).flatten(-2), bias)
 
-    def slice(self, start: int, stop: int) -> Weight:
-        return Depthwise.of(self.depthwise[start:stop])
-
     def expand_flops(self) -> int:
         return self.size * self.out_channels
 
@@ -220,9 +211,6 @@ class Shared(Weight, theta="PQ"):
 
     def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
         return product(r.sum(-3), self.theta, bias)
-
-    def slice(self, start: int, stop: int) -> Weight:
-        return Shared.of(self.theta, stop - start)
 
     def expand_flops(self) -> int:
         return 2 * self.in_channels * self.out_channels
@@ -270,9 +258,6 @@ class Eye(Fixed):
 
     def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
         return self.join(r, bias)
-
-    def slice(self, start: int, stop: int) -> Weight:
-        return type(self).of(stop - start, self.channels)
 
     def expand_flops(self) -> int:
         return 0

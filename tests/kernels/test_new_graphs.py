@@ -318,8 +318,8 @@ ATTENTION = DotProduct(2, 4).scaled().masked(keep=STRUCTURE).softmax()
     (Adjacency(self_loops=True), None, torch.inference_mode, 50),
     (Adjacency("row") | Identity(), None, torch.enable_grad, 80),
     (Adjacency("row") | Identity(), None, torch.inference_mode, 80),
-    (ATTENTION, HeadBlocks(), torch.enable_grad, 90),
-    (ATTENTION | Identity(), [HeadBlocks(), Full()], torch.enable_grad, 160)])
+    (ATTENTION, HeadBlocks(), torch.enable_grad, 88),
+    (ATTENTION | Identity(), [HeadBlocks(), Full()], torch.enable_grad, 158)])
 def test_a_new_batch_costs_few_own_calls(mechanism, weight, mode, most):
     layer, x = Conv(mechanism, 4, 8, weight=weight), torch.randn(2 * NODES, 4)
     with mode():

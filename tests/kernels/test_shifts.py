@@ -109,11 +109,3 @@ def test_a_nan_reaches_only_those_who_read_it():
     assert y.isnan().any(-1).equal((basis.dense()[:, 17] != 0).any(0))
 
 
-@pytest.mark.parametrize("padding", ["zeros", "circular", "none"])
-def test_zero_filled_window_on_request(padding):
-    offsets = ((0, 0), (2, -2), (-2, 0), (2, -2))
-    basis, x, theta = Shift(Grid((6, 7)), offsets, padding), numbers(2, 42, 3), numbers(4, 3, 2)
-    made = plan(x, basis, theta, path="operator_first")
-    assert made.kernel == "zero-filled window"
-    torch.testing.assert_close(conv(x, basis, theta, plan=made), by_definition(x, basis, theta), rtol=0, atol=1e-10)
-    assert plan(x, basis, theta).kernel != "zero-filled window"

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from structconv.pictures import curves_png
+from structconv_systems.plots import curves_png
 
 __all__ = ["exponent", "growth_png", "halves"]
 

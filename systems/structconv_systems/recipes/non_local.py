@@ -11,9 +11,9 @@ import torch
 
 from structconv.commands.table import print_table
 from structconv.nn import NonLocalBlock
-from structconv.pictures import images_png
 from structconv_systems.data.images import Images, side_by_side
 from structconv_systems.models.non_local import FUNCTIONS, NonLocalNetwork
+from structconv_systems.plots import images_png
 from structconv_systems.recipes.growth import exponent, growth_png, halves
 from structconv_systems.recipes.images import parts_of, trainings
 from structconv_systems.recipes.options.images import NonLocal

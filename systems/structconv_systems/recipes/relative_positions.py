@@ -7,10 +7,10 @@ from typing import Any
 
 from structconv.mechanisms import STRUCTURE_IF_GIVEN, ALiBi, DotProduct, Mechanism, RelativeBias, RelativeKey, Rotary
 from structconv.nn import Conv, RelativeValue
-from structconv.pictures import curves_png
 from structconv.structures import Causal
 from structconv.weights import LowRank
 from structconv_systems.models.transformer import Transformer as Model
+from structconv_systems.plots import curves_png
 from structconv_systems.recipes.options.sequences import RelativePositions
 from structconv_systems.recipes.translation import translation_jobs
 from structconv_systems.train.run import Run

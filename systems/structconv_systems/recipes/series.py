@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from structconv.errors import DataError
-from structconv.pictures import forecast_png
 from structconv_systems.data.series import (
     Part,
     at_twelfths,
@@ -27,6 +26,7 @@ from structconv_systems.data.series import (
 )
 from structconv_systems.models.forecasts import LinearForecast, MeanForecast, SeasonalForecast, ZeroForecast
 from structconv_systems.models.series import Forecaster, History, LastValue
+from structconv_systems.plots import forecast_png
 from structconv_systems.recipes.options.series import Series
 from structconv_systems.train.batches import Windows
 from structconv_systems.train.parts import Parts

@@ -17,11 +17,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from structconv.errors import DataError
 from structconv.nn import cross_entropy
-from structconv.pictures import alignment_png
 from structconv_systems.data.parallel import Parallel, in_a_row, read_parallel
 from structconv_systems.data.subwords import Subwords
 from structconv_systems.models.decoding import beam
 from structconv_systems.models.tokens import BEGIN, END, PAD
+from structconv_systems.plots import alignment_png
 from structconv_systems.recipes.options.sequences import Translation
 from structconv_systems.train.batches import Batches
 from structconv_systems.train.parts import Parts

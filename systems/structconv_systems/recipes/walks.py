@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from structconv.pictures import alignment_png
 from structconv_systems.models.walks import WalkScores, check_size
+from structconv_systems.plots import alignment_png
 from structconv_systems.recipes.links import COLUMNS, Facts, LinkTask
 from structconv_systems.recipes.options.knowledge import TypedWalks
 from structconv_systems.train.run import Run

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structconv.pictures import basis_png, curves_png, images_png
+from structconv.pictures import basis_png
 from structconv_systems.models.digits import PixelNetwork
+from structconv_systems.plots import curves_png, images_png
 from structconv_systems.report.html import figure, page, paragraph, section, table
 from structconv_systems.train.run import Run
 from structconv_systems.train.summary import with_spread

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from structconv.commands.table import number
-from structconv.pictures import curves_png
 from structconv_systems.data.text import read_json
+from structconv_systems.plots import curves_png
 from structconv_systems.report.html import figure, page, paragraph, section, table
 from structconv_systems.train.config import written
 from structconv_systems.train.effect import effect_text

@@ -1,0 +1,126 @@
+"""Plots of runs as PNG: images, curves, alignments of tokens, and forecasts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from structconv.errors import ShapeError
+from structconv.pictures import INK, as_array, framed, panels, to_png
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+__all__ = ["alignment_png", "curves_png", "forecast_png", "images_png"]
+
+_Curve = tuple[Sequence[float], Sequence[float]]
+
+
+def images_png(images: Sequence[ArrayLike], titles: Sequence[str] = (), *, panel_inches: float = 1.2) -> bytes:
+    """Small images in a row, each on its own scale from its least to its largest value, as one PNG."""
+    figure, axes = panels(len(images), panel_inches)
+    for k, (axis, image) in enumerate(zip(axes, images, strict=True)):
+        axis.imshow(as_array(image), cmap="magma", interpolation="nearest")
+        axis.set_title(titles[k] if k < len(titles) else "", fontsize=7, color=INK)
+        axis.set_xticks([])
+        axis.set_yticks([])
+    return to_png(figure)
+
+
+def curves_png(curves: Mapping[str, _Curve], *, x_label: str, y_label: str, logarithmic: bool = False,
+               dashed: Mapping[str, _Curve] | None = None) -> bytes:
+    """Named curves, each (x values, y values), in one frame, as one PNG.
+
+    Args:
+        logarithmic: both axes are.
+        dashed: further curves by the names of those whose colors they have.
+    """
+    figure, (axis,) = panels(1, 6.0, aspect=0.55, left=0.75)
+    for name, (x, y) in curves.items():
+        [line] = axis.plot(x, y, label=name, linewidth=1.4)
+        if dashed and name in dashed:
+            axis.plot(*dashed[name], linewidth=1.0, linestyle="--", color=line.get_color())
+    if logarithmic:
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+    axis.set_xlabel(x_label, color=INK, fontsize=8)
+    axis.set_ylabel(y_label, color=INK, fontsize=8)
+    axis.grid(alpha=0.25)
+    axis.legend(fontsize=7, framealpha=0.0, labelcolor=INK)
+    return to_png(figure)
+
+
+def alignment_png(weights_NM: ArrayLike, source: Sequence[str], target: Sequence[str]) -> bytes:
+    """Draw the weight of each source token (column) for each target token (row), white at 0, black at 1, as a PNG.
+
+    Args:
+        weights_NM: array or CPU tensor (N, M), rows that sum to 1.
+        source: the M tokens. target: the N tokens.
+
+    Raises:
+        ShapeError: the numbers of tokens do not match the weights.
+    """
+    array = as_array(weights_NM)
+    if array.shape != (len(target), len(source)):
+        raise ShapeError("alignment_png", f"weights must have shape (N={len(target)}, M={len(source)})", array.shape)
+    above, beside = (0.25 + 0.065 * max(map(len, tokens), default=0) for tokens in (source, target))
+    figure, (axis,) = panels(1, 1.2 + 0.25 * len(source), aspect=(1 + len(target)) / (1 + len(source)),
+                              headroom=max(above, 0.6), left=max(beside, 1.0))
+    axis.imshow(array, cmap="Greys", vmin=0, vmax=1, interpolation="nearest", aspect="auto")
+    plain: dict[str, Any] = {"fontsize": 7, "color": INK, "parse_math": False}
+    axis.set_xticks(range(len(source)), _printable(source), rotation=90, **plain)
+    axis.set_yticks(range(len(target)), _printable(target), **plain)
+    axis.xaxis.tick_top()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # what the font lacks is drawn as a box
+        return to_png(figure)
+
+
+def forecast_png(history: ArrayLike, futures: Mapping[str, ArrayLike], weights_RM: ArrayLike, *,
+                 y_label: str) -> bytes:
+    """Draw a series, its continuations by name, and below them the weights of R rows for M equal parts of it.
+
+    Args:
+        history: array or CPU tensor (T,), NaN where nothing was observed.
+        futures: continuations of the series, drawn in turn.
+        weights_RM: (R, M), each row on its own scale from white at 0 to black.
+
+    Raises:
+        ShapeError: `history` is not a vector, or `weights_RM` is not a matrix.
+    """
+    past, weights = as_array(history), as_array(weights_RM)
+    if past.ndim != 1 or weights.ndim != 2:
+        raise ShapeError("forecast_png", "history must be (T,) and weights (R, M)", f"{past.shape}, {weights.shape}")
+    figure, (upper, lower) = _stacked(8.0, (2.2, 0.25 + 0.08 * len(weights)))
+    upper.plot(range(1 - len(past), 1), past, color=INK, linewidth=1.0)
+    for name, future in futures.items():
+        values = as_array(future)
+        upper.plot(range(1, len(values) + 1), values, label=name, linewidth=1.2)
+    upper.set_ylabel(y_label, color=INK, fontsize=8)
+    upper.legend(fontsize=6, framealpha=0.0, labelcolor=INK, loc="best")
+    lower.imshow(weights / weights.max(-1, keepdims=True, initial=1e-30), cmap="Greys", vmin=0, vmax=1, aspect="auto",
+                 interpolation="nearest", extent=(0.5 - len(past), 0.5, len(weights) + 0.5, 0.5))
+    lower.set_ylabel("looks at", color=INK, fontsize=8)
+    lower.set_xlabel("readings since the last one", color=INK, fontsize=8)
+    lower.set_xlim(upper.get_xlim())
+    return to_png(figure)
+
+
+def _printable(words: Sequence[str]) -> list[str]:
+    return ["".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in word)
+            for word in words]
+
+
+def _stacked(inches: float, heights: Sequence[float]) -> tuple[Any, list[Any]]:
+    """Return a figure with framed panels of these heights and of equal width, one above the other."""
+    from matplotlib.figure import Figure
+
+    left, gap, below = 0.6, 0.25, 0.45
+    width, height = inches + left + 0.1, sum(heights) + gap * len(heights) + below
+    figure, top = Figure(figsize=(width, height)), height
+    axes = []
+    for own in heights:
+        top -= own + gap
+        axes.append(figure.add_axes((left / width, (top + gap / 2) / height, inches / width, own / height)))
+    return figure, [framed(axis) for axis in axes]
