@@ -62,7 +62,7 @@ def test_a_guard_ends_a_process_that_reads_beside_a_tensor(tmp_path):
 def test_a_factor_that_does_not_fit_is_refused(factor):
     q, k, x, vector, *options = valid(torch.float32)["dense_additive_attention"]
     with pytest.raises(ShapeError, match="factor must have the shape"):
-        torch.ops.structconv.dense_additive_attention(q, k, x, vector, *options[:-1], factor)
+        torch.ops.structconv.dense_additive_attention(q, k, x, vector, *options[:3], factor, *options[4:])
 
 
 def test_degrees_without_end_are_refused():
