@@ -160,7 +160,7 @@ def _find() -> Core:
     if not build.is_sound(path):
         with build.locked(path):
             if not build.is_sound(path):
-                _LOG.warning("building structconv's native kernels once, for %s, in %s: about half a minute%s", level, path,
+                _LOG.warning("building structconv's native kernels once, for %s, in %s: half a minute%s", level, path,
                              "; the file there is damaged" if path.is_file() else "")
                 build.build(path, [level], openmp=runtime is not None, cxx=cxx)
                 origin = "built now"
