@@ -9,9 +9,8 @@ from unittest import mock
 import pytest
 from safetensors.torch import load_file
 
-from structconv import pictures as library_pictures
 from structconv.cli import main
-from structconv_systems import pictures
+from structconv_systems import pictures, plots
 from structconv_systems.recipes.register import recipe_of
 from structconv_systems.train.parts import TestReadEarly
 from structconv_systems.train.run import Run
@@ -71,7 +70,7 @@ def check_resumed_to_the_same_weights(run, cut):
     shutil.copytree(run, cut)
     for final in sorted((cut / "checkpoints").rglob("final")):
         shutil.rmtree(final)
-    with (mock.patch.object(library_pictures, "_png", return_value=b""),
+    with (mock.patch.object(plots, "to_png", return_value=b""),
           mock.patch.object(pictures, "_drawn", return_value=pictures.Drawing(b"", b"")),
           mock.patch.object(pictures, "_gif", return_value=b"")):
         assert main(["resume", str(cut)]) == 0

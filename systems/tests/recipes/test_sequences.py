@@ -8,6 +8,7 @@ import json
 import math
 import random
 import shutil
+from contextlib import redirect_stdout
 
 import pytest
 
@@ -73,13 +74,14 @@ def words_of(name, folder, *more):
 
 
 class Runs(dict):
-    """A finished run of each recipe, trained when a test takes it."""
+    """A finished run of each recipe, trained in silence when a test takes it."""
 
     def __init__(self, data, root):
         self.data, self.root = data, root
 
     def __missing__(self, name):
-        assert main(words_of(name, self.data, "--out", str(self.root / name))) == 0
+        with redirect_stdout(io.StringIO()):
+            assert main(words_of(name, self.data, "--out", str(self.root / name))) == 0
         return self.setdefault(name, self.root / name)
 
 
@@ -288,26 +290,26 @@ def test_verbs_refuse_runs_that_they_are_not_for(runs, capsys):
 @pytest.mark.parametrize("name, file", [("transformer", "train.de.gz"), ("parser", "a.conllu"),
                                         ("series", "series.csv"), ("characters", "text.txt")])
 def test_a_run_is_not_continued_on_other_data(runs, folder, name, file, capsys):
-    before = (folder / file).read_bytes()
+    run, before = runs[name], (folder / file).read_bytes()
     try:
         (folder / file).write_bytes(before + b"x")
         for verb in ("resume", "evaluate"):
-            assert main([verb, str(runs[name])]) == 3
+            assert main([verb, str(run)]) == 3
             said = capsys.readouterr().err
             assert f"{folder / file}: expected the file as it was" in said and "Put it back" in said
     finally:
         (folder / file).write_bytes(before)
-    assert main(["evaluate", str(runs[name])]) == 0
+    assert main(["evaluate", str(run)]) == 0
 
 
 def test_a_file_in_the_place_of_one_with_another_name_is_other_data(runs, folder, capsys):
-    packed, plain = folder / "train.de.gz", folder / "train.de"
+    run, packed, plain = runs["transformer"], folder / "train.de.gz", folder / "train.de"
     before = packed.read_bytes()
     try:
         plain.write_bytes(gzip.decompress(before))
         packed.unlink()
         for verb in ("resume", "evaluate"):
-            assert main([verb, str(runs["transformer"])]) == 3
+            assert main([verb, str(run)]) == 3
             assert "expected the file as it was" in capsys.readouterr().err
     finally:
         packed.write_bytes(before)
