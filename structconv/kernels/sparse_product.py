@@ -21,7 +21,8 @@ from structconv.structures.graph import Graph, listed_edges
 from structconv.weights import Eye, Full
 from structconv.weights.base import plus
 
-__all__ = ["Matrices", "Sorted", "SparseProduct", "as_one_node", "is_lazy", "matrices"]
+__all__ = ["Matrices", "Sorted", "SparseProduct", "as_one_node", "is_lazy", "matrices",
+           "sorted_edges"]
 
 #: Edges as a native kernel reads them, and a function that raises an error if they changed after that.
 Sorted = tuple[Adjacency, Callable[[], None]]
@@ -45,16 +46,7 @@ class Matrices(NamedTuple):
 
     def sorted(self, call: Call) -> Sorted | None:
         """One matrix of ones or of normalized weights, as a native kernel reads it; `None` where no kernel can."""
-        graph, values = self.graph(call.basis), None if self.values is None else self.values(call.basis)
-        index, loops = listed_edges(graph)
-        if values is None:
-            adjacency = adjacency_of(index, graph.num_inputs, graph.num_outputs, loops=loops)
-        elif type(values) is not NormalizedWeights or values.graph is not graph:
-            return None
-        else:
-            adjacency = adjacency_of(index, graph.num_inputs, graph.num_outputs, loops=loops, square=graph.is_square,
-                                     normalize=values.normalize, weights=graph.edge_weight if values.weighted else None)
-        return None if adjacency is None else (adjacency, unchanged(index))
+        return sorted_edges(self.graph(call.basis), None if self.values is None else self.values(call.basis))
 
     def _found(self, call: Call) -> tuple[Csr, Csr, Tensor | None]:
         """The edges by target and by source, and the values."""
@@ -81,6 +73,19 @@ def matrices(basis: Sparse, x: Tensor) -> Matrices:
 def is_lazy(basis: Sparse) -> bool:
     """Return True if the values of a spec are ones, or normalized weights that a kernel may compute itself."""
     return basis.values is None or bool(getattr(basis.values, "lazy", False))
+
+
+def sorted_edges(graph: Graph, values: Any) -> Sorted | None:
+    """The edges with ones or `NormalizedWeights` as values, as a native kernel reads them, or `None`."""
+    index, loops = listed_edges(graph)
+    if values is None:
+        adjacency = adjacency_of(index, graph.num_inputs, graph.num_outputs, loops=loops)
+    elif type(values) is not NormalizedWeights or values.graph is not graph:
+        return None
+    else:
+        adjacency = adjacency_of(index, graph.num_inputs, graph.num_outputs, loops=loops, square=graph.is_square,
+                                 normalize=values.normalize, weights=graph.edge_weight if values.weighted else None)
+    return None if adjacency is None else (adjacency, unchanged(index))
 
 
 class SparseProduct(Applied):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn.parameter import UninitializedParameter
 
+from structconv.bases.base import Basis
 from structconv.bases.dense import Identity
 from structconv.bases.matrices import lazy_adjacency
 from structconv.bases.sparse import Sparse
@@ -204,14 +205,18 @@ class Layer(MessagePassing):
         """
         if absent is not None:
             messages = Sparse(without_edges(messages.graph, absent), messages.values)
+        root = None if x_root is None else root
         if self._is_matrix():
-            y = project(x, self._messages(messages, x.dtype, lazy=True), lin, bias)
+            matrix: Basis = self._messages(messages, x.dtype, lazy=True)
+            if absent is None:
+                return project(x, matrix, lin, bias, root, x_root)
         else:
-            y = aggregate(self.aggr_module or self.aggr, x, self._masked(messages))
-            self._check_width(y, bias if lin is None else getattr(lin, "weight", None))
-            y = project(y, Identity(messages.num_outputs), lin, bias) if lin is not None or bias is not None else y
+            x = aggregate(self.aggr_module or self.aggr, x, self._masked(messages))
+            self._check_width(x, bias if lin is None else getattr(lin, "weight", None))
+            matrix = Identity(messages.num_outputs)
+        y = x if type(matrix) is Identity and lin is None and bias is None else project(x, matrix, lin, bias)
         y = y if absent is None else y[..., :-1, :]
-        return y if root is None or x_root is None else y + root(x_root)
+        return y if root is None else y + root(x_root)
 
     def _check_width(self, y: Tensor, tensor: Tensor | None) -> None:
         """Refuse an aggregation that gives another number of channels than the layer's next parameter takes."""

@@ -11,10 +11,14 @@ from torch.nn.parameter import UninitializedParameter
 
 from structconv import torch_compat as private
 from structconv.bases.base import Basis
+from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.operator import apply
 from structconv.errors import ShapeError
+from structconv.kernels.sparse_product import sorted_edges
+from structconv.primitives.native.layer import convolve_linear, gather_sums, is_direct
 from structconv.primitives.products import linear
 from structconv.weights import Eye, Full
+from structconv.weights.base import plus
 
 __all__ = ["Linear", "LinearByType", "draw", "glorot", "is_plain", "parameter_key", "project",
            "project_together"]
@@ -111,21 +115,64 @@ def parameter_key(name: str) -> str:
     return (f"<{name}>" if taken else name).replace(".", "#")
 
 
-def project(x: Tensor, basis: Basis, lin: nn.Module | None, bias: Tensor | None = None) -> Tensor:
-    """lin(A^T x) + bias; without `lin` A^T x.
+def project(x: Tensor, basis: Basis, lin: nn.Module | None, bias: Tensor | None = None,
+            root: nn.Module | None = None, x_root: Tensor | None = None) -> Tensor:
+    """lin(A^T x) + root(x_root) + bias; without `lin` A^T x.
 
-    Theta is the weight of `lin`, so that the planner chooses the order. But `lin` itself is called where it is wrapped
-    or replaced, or has as many outputs as inputs or more and no other bias is given: the sums come first then anyway,
-    and torch's linear layer costs the fewest calls.
+    One node of autograd where a kernel reads the edges and the linear layers are plain. Else Theta is the weight of
+    `lin`, so that the planner chooses the order. But `lin` itself is called where it is wrapped or replaced, or has as
+    many outputs as inputs or more and no other bias is given: the sums come first then anyway, and torch's linear
+    layer costs the fewest calls.
     """
+    if (y := _as_one_node(x, basis, lin, bias, root, x_root)) is not None:
+        return y
     if lin is not None and is_plain(lin) and (bias is not None or lin.in_channels > lin.out_channels):  # type: ignore[operator]
         lin.materialize(x.shape[-1])  # type: ignore[operator]
-        return apply(x, basis, _theta(lin), lin.bias if bias is None else bias)  # type: ignore[arg-type]
-    y = apply(x, basis, Eye._over({"size": 1, "channels": x.shape[-1]}), bias if lin is None else None)
-    if lin is None:
-        return y
-    y = lin(y)
-    return y if bias is None else y + bias
+        y = apply(x, basis, _theta(lin), lin.bias if bias is None else bias)  # type: ignore[arg-type]
+    else:
+        y = apply(x, basis, Eye._over({"size": 1, "channels": x.shape[-1]}), bias if lin is None else None)
+        y = y if lin is None else lin(y)
+        y = y if lin is None or bias is None else y + bias
+    return y if root is None else y + root(x_root)
+
+
+def _as_one_node(x: Tensor, basis: Basis, lin: Any, bias: Tensor | None, root: Any, x_root: Tensor | None
+                 ) -> Tensor | None:
+    """`project` where a kernel can, else `None`; nothing is checked twice: what does not fit goes the other way."""
+    if type(basis) is not Sparse or x.dim() != 2 or private.any_autocast():
+        return None
+    weight: Any = None
+    own, other = None, None if x_root is x or root is None else x_root
+    if lin is not None:
+        if not is_plain(lin) or (lin.bias is not None and bias is not None):
+            return None
+        lin.materialize(x.shape[-1])
+        weight, bias = lin.weight, lin.bias if bias is None else bias
+        if x.shape[-1] != weight.shape[-1]:
+            return None
+    if root is not None:
+        if lin is None or not is_plain(root) or root.bias is not None:
+            return None
+        own, rows = root.weight, x if other is None else other
+        root.materialize(rows.shape[-1])
+        if tuple(rows.shape) != (basis.num_outputs, own.shape[-1]) or own.shape[0] != weight.shape[0]:
+            return None
+    edges = sorted_edges(basis.graph, basis.values) if is_direct(x, weight, own, other, bias) else None
+    if edges is None:
+        return None
+    adjacency, check = edges
+
+    def sums(x: Tensor) -> Tensor:
+        check()
+        return apply(x, basis, Eye._over({"size": 1, "channels": x.shape[-1]}))
+
+    def composed(x: Tensor, weight: Tensor, own: Tensor | None, other: Tensor | None, bias: Tensor | None) -> Tensor:
+        y = linear(sums(x), weight, bias)
+        return y if own is None else y + linear(x if other is None else other, own)
+
+    if weight is None:
+        return plus(gather_sums(adjacency, sums, x), bias)
+    return convolve_linear(adjacency, composed, x, weight, own, other, bias, weight.shape[1] <= weight.shape[0])
 
 
 def project_together(x: Tensor, *lins: Any) -> tuple[Tensor, ...]:

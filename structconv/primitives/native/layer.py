@@ -7,7 +7,7 @@ differentiable operators, for derivatives of the gradients, and with tensors tha
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -22,8 +22,8 @@ from structconv.primitives.native.dispatch import Loaded
 from structconv.primitives.native.indices import LIMIT
 from structconv.primitives.products import FULL_WIDTH, LEAST_NUMBERS, LEAST_PRODUCTS, outer, product
 
-__all__ = ["attend_additive", "attend_affine", "attend_bilinear", "attend_dots", "convolve", "convolve_with_self",
-           "gather_maxima", "gather_sums", "group_starts", "is_direct", "pool_groups"]
+__all__ = ["attend_additive", "attend_affine", "attend_bilinear", "attend_dots", "convolve", "convolve_linear",
+           "convolve_with_self", "gather_maxima", "gather_sums", "group_starts", "is_direct", "pool_groups"]
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _POOLINGS = {"sum": 0, "mean": 1, "max": 2}  # see Pooling in src/operators.cpp
@@ -99,11 +99,11 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
 
 # -- sums and products --------------------------------------------------------------------------------------------
 
-def _sums(adjacency: Adjacency, x: Tensor) -> Tensor:
+def _sums(adjacency: Adjacency, x: Tensor, more: Tensor | None = None) -> Tensor:
     if x.shape[0] != adjacency.columns:
         raise ShapeError("Conv", f"x must have shape (..., M={adjacency.columns}, P)", tuple(x.shape),
                          "Entries are dim -2, channels dim -1.")
-    y: Tensor = Loaded.core.sums(adjacency.by_target, x, None)  # type: ignore[union-attr]
+    y: Tensor = Loaded.core.sums(adjacency.by_target, x, more)  # type: ignore[union-attr]
     return y
 
 
@@ -115,6 +115,45 @@ def _spread(adjacency: Adjacency, grad: Tensor, more: Tensor | None = None) -> T
     """The sums over the reversed edges, plus `more`."""
     found: Tensor = Loaded.core.sums(adjacency.by_source(), grad, more)  # type: ignore[union-attr]
     return found
+
+
+def _linear(adjacency: Adjacency, x: Tensor, weight: Tensor, root: Tensor | None, x_root: Tensor | None,
+            bias: Tensor | None, structure_first: bool) -> tuple[Tensor, Tensor | None]:
+    """y, and A^T x where it was made."""
+    own = x if x_root is None else x_root
+    if not structure_first:
+        more = None if root is None else product(own, root.t(), bias)
+        y = _sums(adjacency, product(x, weight.t()), more)
+        return y if bias is None or root is not None else y.add_(bias), None
+    r = _sums(adjacency, x)
+    y = product(r, weight.t(), bias)
+    return y if root is None else _plus_product(y, own, root.t()), r
+
+
+def _linear_backward(adjacency: Adjacency, x: Tensor, weight: Tensor, root: Tensor | None, x_root: Tensor | None,
+                     bias: Tensor | None, r: Tensor | None, grad: Tensor, needed: tuple[bool, ...],
+                     structure_first: bool) -> Gradients:
+    g = dispatch.dense(grad)
+    to_x = g if structure_first or not (needed[0] or needed[1]) else _spread(adjacency, g)
+    grad_x = grad_own = None
+    if needed[0]:
+        grad_x = product(to_x, weight)
+        shared = None if root is None or x_root is not None else root
+        if structure_first:
+            grad_x = _spread(adjacency, grad_x, None if shared is None else product(g, shared))
+        elif shared is not None:
+            grad_x = _plus_product(grad_x, g, shared)
+    if needed[3]:
+        grad_own = product(g, cast(Tensor, root))
+    return (grad_x, outer(to_x, x if r is None else r) if needed[1] else None,
+            outer(g, x if x_root is None else x_root) if needed[2] else None, grad_own,
+            g.sum(0) if needed[4] else None)
+
+
+def _plus_product(y: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    """y + x w, in the place of y."""
+    small = y.numel() < LEAST_NUMBERS
+    return y.addmm_(x, w) if small else y.add_(product(x, w))
 
 
 def _is_small(adjacency: Adjacency, theta: Tensor) -> bool:
@@ -181,6 +220,9 @@ convolve = as_node("_Convolve", 3, _convolve, _convolve_backward, reads_result=F
 #: y = A^T x Theta_(1 - own) + x Theta_own + b of x (N, P) and Theta (2, P, Q): GraphSAGE (Hamilton et al. 2017).
 convolve_with_self = as_node("_ConvolveWithSelf", 3, _convolve_with_self, _convolve_with_self_backward,
                              reads_result=False)
+#: y = A^T x W^T + x_root R^T + b of x (M, P), W (Q, P), R (Q, P) or none, x_root (N, P) or none for x itself, and b (Q)
+#: or none: (N, Q). Weights lie as in torch's linear layers. `structure_first` tells (A^T x) W^T from A^T (x W^T).
+convolve_linear = as_node("_ConvolveLinear", 5, _linear, _linear_backward, reads_result=False)
 #: The sums, or the maxima, of x (M, C) over the edges into each output: (N, C), zero without any.
 gather_sums = as_node("_Sums", 1, _sums, _sums_backward, reads_result=False)
 gather_maxima = as_node("_Maxima", 1, "maxima", "maxima_backward")
