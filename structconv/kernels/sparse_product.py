@@ -22,7 +22,7 @@ from structconv.weights import Eye, Full
 from structconv.weights.base import plus
 
 __all__ = ["Matrices", "Sorted", "SparseProduct", "as_one_node", "is_lazy", "matrices",
-           "sorted_edges"]
+           "sorted_matrix"]
 
 #: Edges as a native kernel reads them, and a function that raises an error if they changed after that.
 Sorted = tuple[Adjacency, Callable[[], None]]
@@ -46,7 +46,7 @@ class Matrices(NamedTuple):
 
     def sorted(self, call: Call) -> Sorted | None:
         """One matrix of ones or of normalized weights, as a native kernel reads it; `None` where no kernel can."""
-        return sorted_edges(self.graph(call.basis), None if self.values is None else self.values(call.basis))
+        return sorted_matrix(self.graph(call.basis), None if self.values is None else self.values(call.basis))
 
     def _found(self, call: Call) -> tuple[Csr, Csr, Tensor | None]:
         """The edges by target and by source, and the values."""
@@ -75,7 +75,7 @@ def is_lazy(basis: Sparse) -> bool:
     return basis.values is None or bool(getattr(basis.values, "lazy", False))
 
 
-def sorted_edges(graph: Graph, values: Any) -> Sorted | None:
+def sorted_matrix(graph: Graph, values: Any) -> Sorted | None:
     """The edges with ones or `NormalizedWeights` as values, as a native kernel reads them, or `None`."""
     index, loops = listed_edges(graph)
     if values is None:

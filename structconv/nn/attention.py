@@ -189,10 +189,11 @@ class MultiheadAttention(Conv):
         values: Tensor | None = own["value_bias"] if "value_bias" in own else self.value_bias  # noqa: SIM401 - lazy
         if values is None:
             return bias
+        values = values if self.shared_by == 1 else values.repeat_interleave(self.shared_by, 0)
         if not isinstance(theta, LowRank):
-            each = values if self.shared_by == 1 else values.repeat_interleave(self.shared_by, 0)
-            return theta.join(each.unsqueeze(-2), bias).squeeze(-2)
-        return _through(values, theta.output, bias, self.shared_by)
+            return theta.join(values.unsqueeze(-2), bias).squeeze(-2)
+        flat, output = values.flatten(), theta.output.flatten(0, 1)
+        return flat @ output if bias is None else torch.addmv(bias, output.mT, flat)
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> Self:
@@ -253,13 +254,6 @@ class MultiheadAttention(Conv):
         if structure is None:
             return mask
         return mask & (EdgeSupport(structure) if isinstance(structure, Graph) else structure)
-
-
-def _through(values: Tensor, outputs: Tensor, bias: Tensor | None, repeats: int) -> Tensor:
-    """b, and the values' bias times the output projection."""
-    output = outputs.flatten(0, 1)
-    values = (values if repeats == 1 else values.repeat_interleave(repeats, 0)).flatten()
-    return values @ output if bias is None else torch.addmv(bias, output.mT, values)
 
 
 class NonLocalBlock(Layer):

@@ -25,6 +25,8 @@ Kernel = Literal["native", "library", "torch"]
 FULL_WIDTH, LEAST_NUMBERS = 16, 1 << 14
 #: Multiplications from which others win enough over MKL at full width to pay for the operator's overhead.
 LEAST_PRODUCTS = 1 << 24
+#: Columns up to which fewer than `LEAST_NUMBERS` numbers go to torch, whatever else.
+SURE_COLUMNS = LEAST_PRODUCTS // LEAST_NUMBERS
 #: Columns up to which the native kernel is the fastest of all. Beyond, it asks for memory ahead and beats oneDNN on
 #: what exceeds the caches, so many bytes of x and its product, unless the rows of x are so long that they collide.
 FEW_COLUMNS, LEAST_BYTES, LONG_ROW = 16, 20 << 20, 1024
@@ -48,8 +50,9 @@ def product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     pages. It has derivatives of any order. Small products, other dtypes and devices, autocast, and transforms of
     functions are `x @ w + bias` as torch has it, without overhead.
     """
-    if not _large(x, w, w.shape[-1]):
-        return small_product(x, w, bias)
+    small = not torch.compiler.is_compiling() and x.numel() < LEAST_NUMBERS and w.shape[-1] <= SURE_COLUMNS
+    if small or not _large(x, w, w.shape[-1]):
+        return x @ w if bias is None else small_product(x, w, bias)
     y = _project(x.reshape(-1, x.shape[-1]), w, bias)
     return y.reshape(*x.shape[:-1], w.shape[-1])
 
@@ -76,8 +79,8 @@ def linear(x: Tensor, w_QP: Tensor, bias: Tensor | None = None, *, relu: bool = 
         ShapeError: a last axis of x or a bias's dtype that w does not go with; RuntimeError, torch's own, where that
             computes.
     """
-    common = bias is None or bias.shape == w_QP.shape[:1]
-    if torch.compiler.is_compiling() or not (common and _large(x, w_QP, w_QP.shape[0])):
+    small = torch.compiler.is_compiling() or (x.numel() < LEAST_NUMBERS and w_QP.shape[0] <= SURE_COLUMNS)
+    if small or (bias is not None and bias.shape != w_QP.shape[:1]) or not _large(x, w_QP, w_QP.shape[0]):
         y = functional.linear(x, w_QP, bias)
         return y.relu() if relu else y
     rows = x.reshape(-1, x.shape[-1])
@@ -109,7 +112,8 @@ def expand_heads(x: Tensor, theta: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         y = torch.bmm(rows.expand(size, *rows.shape), theta)
         return y.unflatten(1, x.shape[:-1]).movedim(0, -3)
-    return split_heads(product(x, theta.transpose(0, 1).flatten(1)), size, out)
+    y = product(x, theta.transpose(0, 1).flatten(1))
+    return y.view(*y.shape[:-1], size, out).transpose(-2, -3)
 
 
 def contract_heads(r: Tensor, theta: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -14,7 +14,7 @@ from structconv.bases.base import Basis
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.operator import apply
 from structconv.errors import ShapeError
-from structconv.kernels.sparse_product import sorted_edges
+from structconv.kernels.sparse_product import sorted_matrix
 from structconv.primitives.native.layer import convolve_linear, gather_sums, is_direct
 from structconv.primitives.products import linear
 from structconv.weights import Eye, Full
@@ -157,7 +157,7 @@ def _as_one_node(x: Tensor, basis: Basis, lin: Any, bias: Tensor | None, root: A
         root.materialize(rows.shape[-1])
         if tuple(rows.shape) != (basis.num_outputs, own.shape[-1]) or own.shape[0] != weight.shape[0]:
             return None
-    edges = sorted_edges(basis.graph, basis.values) if is_direct(x, weight, own, other, bias) else None
+    edges = sorted_matrix(basis.graph, basis.values) if is_direct(x, weight, own, other, bias) else None
     if edges is None:
         return None
     adjacency, check = edges
