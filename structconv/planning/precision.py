@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from structconv import torch_compat as private
-from structconv.bases.tree import Function
+from structconv.bases.tree import Function, NormalizedWeights
 from structconv.planning.problem import Call, Run
 from structconv.structures.values import Structure, map_tensors
 
@@ -40,9 +40,11 @@ def cast(value: T, dtype: torch.dtype | None) -> T:
     def changed(found: Any) -> Any:
         if isinstance(found, Tensor):
             return found.to(wanted) if _may_be_cast(found) else found
+        if type(found) is NormalizedWeights:
+            return found.compute(found.graph, found.normalize, wanted, found.weighted)
         return Function(found.module, wanted, found.parameters) if type(found) is Function else found
 
-    made: T = map_tensors(value, changed, whole=(Structure,), also=(Function,))
+    made: T = map_tensors(value, changed, whole=(Structure,), also=(Function, NormalizedWeights))
     return made
 
 

@@ -323,6 +323,16 @@ def test_attention_weights_are_those_of_the_edges(name, options):
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv"])
+@pytest.mark.parametrize("loops", [False, True])
+def test_attention_weights_of_edges_that_are_turned_around(name, loops):
+    layer, peer = both(name, P, Q, 2, flow="target_to_source",
+                       **({} if name == "TransformerConv" else {"add_self_loops": loops}))
+    x = torch.randn(5, P).double()
+    got, want = (one(x, EDGES, return_attention_weights=True) for one in (layer, peer))
+    torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("name, dropped", [("GATConv", True), ("GATv2Conv", True), ("TransformerConv", False)])
 def test_dropout_is_of_the_weights(name, dropped):
     layer, x = getattr(ours, name)(P, Q, 3, dropout=0.5), torch.randn(5, P)
@@ -339,6 +349,16 @@ def test_dropout_is_of_the_weights(name, dropped):
 SAMPLED = {"GCNConv": (P, Q), "SAGEConv": (P, Q, "max"), "GraphConv": (P, Q), "GINConv": (perceptron(),),
            "GATConv": (P, Q, 2), "GATv2Conv": (P, Q, 2), "TransformerConv": (P, Q, 2), "AGNNConv": (),
            "ChebConv": (P, Q, 3), "MixHopConv": (P, Q), "APPNP": (2, 0.1)}
+
+
+@pytest.mark.parametrize("name, args", SAMPLED.items())
+def test_autocast(name, args):
+    layer, peer = (one.float() for one in both(name, *args))
+    x = torch.randn(5, P)
+    with torch.autocast("cpu", torch.bfloat16):
+        got, want = layer(x, EDGES), peer(x, EDGES)
+    torch.testing.assert_close(got.float(), want.float(), rtol=5e-2, atol=5e-2)
+    torch.testing.assert_close(layer(x, EDGES), peer(x, EDGES))
 
 
 @pytest.mark.parametrize("name, args", SAMPLED.items())

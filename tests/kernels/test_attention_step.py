@@ -106,6 +106,18 @@ def test_terms_by_offset_in_a_long_sequence(structure):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("visible", [0, 2, 5])
+@pytest.mark.parametrize("length", [3, 600, 1100])
+def test_terms_of_minus_infinity(length, visible):
+    layer, x = LAYERS["relative"](), torch.randn(2, length + 1, 12)
+    table = next(part for part in layer.modules() if isinstance(part, RelativeBias)).table
+    table[..., :5 - visible] = -torch.inf  # the entries far before an output, all of them where none is visible
+    found, kernel = stepped(layer, x, length)
+    torch.testing.assert_close(found, whole(layer, x)[:, length:], rtol=1e-4, atol=1e-5)
+    assert kernel == NAME
+
+
+@torch.no_grad()
 def test_queries_at_other_positions_than_the_last():
     layer, x = LAYERS["rotary_halves"](), torch.randn(2, 8, 12)
     cache = layer.prepare(x[:, :7], Causal())

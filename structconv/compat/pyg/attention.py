@@ -125,7 +125,7 @@ class _Attention(Layer):
         return y if bias is None else y + bias, alpha
 
 
-def _with_weights(y: Tensor, given: Any, edges: Graph, alpha: Tensor | None) -> Any:
+def _with_weights(layer: Layer, y: Tensor, given: Any, edges: Graph, alpha: Tensor | None) -> Any:
     """y, and the weights if there are some, with the edges as they were given: a list, or a sparse matrix."""
     if alpha is None:
         return y
@@ -136,7 +136,7 @@ def _with_weights(y: Tensor, given: Any, edges: Graph, alpha: Tensor | None) -> 
     if edges.edge_weight is not None:  # without the edges that take no part
         present = edges.edge_weight.isfinite().nonzero().squeeze(-1)
         index, alpha = index[:, present], alpha[present]
-    return y, (index, alpha)
+    return y, (index if layer.flow == "source_to_target" else index.flip(0), alpha)
 
 
 class GATConv(_Attention):
@@ -196,7 +196,7 @@ class GATConv(_Attention):
         y, alpha = self._attend(values, heads, scores.leaky_relu(self.negative_slope), graph, edges, mask=mask,
                                 bias=self.bias, weights=bool(return_attention_weights))
         y = y if residual is None else y + residual
-        return _with_weights(y, edge_index, edges, alpha if return_attention_weights else None)
+        return _with_weights(self, y, edge_index, edges, alpha if return_attention_weights else None)
 
 
 class GATv2Conv(_Attention):
@@ -251,7 +251,7 @@ class GATv2Conv(_Attention):
         y, alpha = self._attend(values, heads, scores, graph, edges, mask=mask, bias=self.bias,
                                 weights=bool(return_attention_weights))
         y = y if residual is None else y + residual
-        return _with_weights(y, edge_index, edges, alpha if return_attention_weights else None)
+        return _with_weights(self, y, edge_index, edges, alpha if return_attention_weights else None)
 
 
 class TransformerConv(_Attention):
@@ -311,7 +311,7 @@ class TransformerConv(_Attention):
             else:
                 share = self.lin_beta(torch.cat([y, skip, y - skip], -1)).sigmoid()
                 y = share * skip + (1 - share) * y
-        return _with_weights(y, edge_index, edges, alpha if weights else None)
+        return _with_weights(self, y, edge_index, edges, alpha if weights else None)
 
 
 class AGNNConv(Layer):

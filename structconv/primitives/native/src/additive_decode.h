@@ -169,7 +169,7 @@ inline void step_forward(const AdditiveStepArgs& a, int64_t head) {
             decode_scores(own, a.vector + head * a.depth, [&](int64_t m) { return row_of<float>(others, m, head); },
                        a.inputs, a.depth, w, power, a.keep ? a.keep + head * a.inputs : nullptr);
         });
-        const float top = greatest(w, a.inputs), sum = weights_of(w, a.inputs, top == -INFINITY ? 0.0f : top);
+        const float top = greatest(w, a.inputs), sum = weights_of(w, a.inputs, top);
         const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
         float* weights = a.weights + (head * a.outputs + n) * a.inputs;
         for (int64_t m = 0; m < a.inputs; ++m) weights[m] = w[m] * inverse;

@@ -65,9 +65,10 @@ inline float greatest(const float* scores, int64_t count) {
     return found;
 }
 
-// exp(score - base) in the place of scores that are filled up; returns their sum.
+// exp(score - base) in the place of scores that are filled up; returns their sum. If all are -inf, so is base: zeros.
 inline float weights_of(float* scores, int64_t count, float base) {
     v16 sum{};
+    if (base == -INFINITY) base = 0.0f;
     for (int64_t m = 0; m < count; m += 16) {
         const v16 p = exponential(load<v16>(scores + m) - base);
         sum += p;

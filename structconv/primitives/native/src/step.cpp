@@ -93,7 +93,7 @@ template <class T> void attend(const AttentionStepArgs& a, int64_t b, int64_t he
         for (int64_t m = 0; a.added && m < count; ++m) scores[m] += added[m];
         fill_up(scores, count);
         const float top = greatest(scores, count), next = top > base ? top : base;
-        const float before = first ? std::exp(base - next) : 0.0f;
+        const float before = base == -INFINITY ? 0.0f : std::exp(base - next);
         whole = whole * before + weights_of(scores, count, next);
         base = next;
         for_columns(channels, [&](auto vectors, int64_t c) {
@@ -102,7 +102,7 @@ template <class T> void attend(const AttentionStepArgs& a, int64_t b, int64_t he
                                               from, y + c);
         });
     }
-    const float inverse = 1.0f / whole;
+    const float inverse = whole == 0.0f ? 0.0f : 1.0f / whole;  // if all scores are -inf, y is zero
     for_lanes(channels, [&](int64_t c, int part) { put(y + c, lanes(y + c, part) * inverse, part); });
 }
 
