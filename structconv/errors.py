@@ -33,6 +33,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"Did you mean {near[0]!r}?" if near else ""
 
 
+def class_remedy(value: object) -> str:
+    """What to do where a class was passed instead of an object; empty for an object."""
+    return f"{value.__name__} is a class: write {value.__name__}(...)." if isinstance(value, type) else ""
+
+
 class StructconvError(ValueError):
     """Base of the library's errors; a `ValueError`, so that `except ValueError` keeps working.
 
@@ -106,6 +111,10 @@ class ConfigError(StructconvError):
         ...     print(error)
         MultiheadAttention: num_heads must divide embed_dim=10; got num_heads=4.
     """
+
+
+class ArgumentsError(ConfigError, TypeError):
+    """A call has an unknown argument, lacks one, or has too many; a `TypeError` too, as Python's own."""
 
 
 class DataError(StructureError):

@@ -273,7 +273,8 @@ class Cache:
         x = cast(x.contiguous(), self._dtype)
         if x.shape[:-2] != own.shape[:-2] or x.dtype != own.dtype:
             raise ShapeError("Cache.append", f"x must be {own.dtype} of shape ({', '.join(map(str, own.shape[:-2]))}"
-                             f"{', ' if own.dim() > 2 else ''}m, P={own.shape[-1]})", f"{x.dtype} {tuple(x.shape)}")
+                             f"{', ' if own.dim() > 2 else ''}m, P={own.shape[-1]})", f"{x.dtype} {tuple(x.shape)}",
+                             "Entry t is x[..., t:t + 1, :].")
         start, kept = self.length, tuple(self._entries.values())
         joined = [_of(make, x, start, self._dtype)[0] for make, *_ in kept] if self._joins() else None
         self._drop()

@@ -57,8 +57,9 @@ def compose(first: Any, second: Any) -> Any:
             raise ShapeError("compose", f"second must be for images of {one.ndim} axes", f"{two.ndim} axes")
         return OnGrid(compose(one.conv, two.conv), one.ndim)
     if not (isinstance(first, Conv) and isinstance(second, Conv)):
-        raise ConfigError("compose", "first and second must be two layers, or two pairs (basis, Theta)",
-                          f"{type(first).__name__} and {type(second).__name__}")
+        raise ConfigError("compose", "first and second must be two layers of structconv, or two pairs (basis, Theta)",
+                          f"{type(first).__name__} and {type(second).__name__}", "For layers of torch use "
+                          "structconv.compat.merge_linear(model), or structconv.Conv2d.from_torch(layer).")
     for name, layer in (("first", first), ("second", second)):
         _check_linear(name, layer)
     if first.out_channels != second.in_channels:

@@ -18,7 +18,7 @@ from structconv import ops as _ops  # noqa: F401 - registers the kernels
 from structconv import torch_compat as private
 from structconv.bases.base import Basis
 from structconv.bases.tree import Shared
-from structconv.errors import ConfigError, ShapeError, StructconvError
+from structconv.errors import ConfigError, ShapeError, StructconvError, class_remedy
 from structconv.mechanisms.expression import Inputs, Mechanism, check_bound, check_mechanism
 from structconv.mechanisms.naming import called_with, check_structure, check_unread
 from structconv.mechanisms.reach import reach_of
@@ -113,8 +113,8 @@ class Conv(Expressed):
                  dtype: torch.dtype | None = None) -> None:
         super().__init__()
         if not isinstance(mechanism, Mechanism):
-            raise ConfigError("Conv", "mechanism must be a Mechanism", repr(mechanism),
-                              "For a basis that is a value, use structconv.conv(x, basis, theta).")
+            raise ConfigError("Conv", "mechanism must be a Mechanism", repr(mechanism), class_remedy(mechanism) or
+                              "A basis or a tensor (..., K, M, N) becomes one by Given(basis).")
         self.in_channels = channels_of(mechanism, in_channels)
         self.out_channels = check_positive("Conv", "out_channels", out_channels)
         self.other_channels = self.in_channels if other_channels is None else other_channels
@@ -518,4 +518,7 @@ def _weight(weight: Weight | Sequence[Weight] | None, mechanism: Mechanism, chan
     if mechanism._reads_by_name:
         own = [channels[name] for name in names_of_x(mechanism)]
         return MixtureWeights(weight, own).bound(sizes, sum(own), outputs)
+    if not isinstance(weight, (Weight, list, tuple)):
+        raise ConfigError("Conv", "weight must be a Weight, or a list with one for each part of the mechanism",
+                          repr(weight), class_remedy(weight))
     return (weight if isinstance(weight, Weight) else WeightList(weight)).bound(sizes, channels, outputs)

@@ -79,6 +79,9 @@ class Specimen:
     traits: frozenset[str] = field(default_factory=frozenset)
 
     def __post_init__(self) -> None:
+        if not callable(self.make) or isinstance(self.make, nn.Module):
+            raise ConfigError("Specimen", "make must be a function without arguments", type(self.make).__name__,
+                              "Write lambda: ... before the subject, which each check makes anew.")
         unknown = sorted(set(self.traits) - set(TRAITS))
         if unknown:
             raise ConfigError("Specimen", f"traits must be among {', '.join(TRAITS)}", ", ".join(unknown))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from structconv.compat.attending import Mask, attend, step
-from structconv.errors import ConfigError
+from structconv.errors import ConfigError, class_remedy
 from structconv.structures.supports import Causal, Support, Window
 
 __all__ = ["NAME", "Registration", "StructureMask", "attention", "mask", "register"]
@@ -30,6 +30,8 @@ class Registration:
         A module counts as attention if "Attention" is in the name of its class. It uses the interface if its forward
         pass, or that of a module within it or around it, calls `ALL_ATTENTION_FUNCTIONS`.
         """
+        if not isinstance(model, nn.Module):
+            raise ConfigError("check", "model must be a torch.nn.Module", repr(model), class_remedy(model))
         routed = self.routed(model)
         apart = [name for name, module in model.named_modules()
                  if "Attention" in type(module).__name__ and next(module.parameters(), None) is not None
