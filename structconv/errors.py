@@ -17,7 +17,7 @@ _MOST_LETTERS = 400
 
 
 def _brief(got: object) -> str:
-    """In one line that a terminal can show, whatever it is."""
+    """The value in one line that a terminal can show."""
     text = " ".join(str(got).split())
     return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]} ..."
 

@@ -324,7 +324,7 @@ class Basis(FrozenValue, ScoreMaps["Basis"], abc.ABC):
         return pairs.pick(self.dense(getattr(self, "dtype", None) or pairs.dtype))
 
     def restricted(self, to: Restriction) -> Basis | None:
-        """The basis that some samples of a batch have alone; `None` where nothing is known of that."""
+        """The basis that some samples of a batch have in a call of their own; `None` where nothing is known of that."""
         return None
 
     def _present(self) -> Tensor | None:

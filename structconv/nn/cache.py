@@ -1,4 +1,4 @@
-"""`Cache`: the results that depend on x alone, stored for many calls: keys, values, the terms of additive scores."""
+"""`Cache`: the results that depend only on x, stored for many calls: keys, values, the terms of additive scores."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class GrowingTensor:
         self._hold(entries)
 
     def _hold(self, entries: Tensor) -> None:
-        """Have these alone, without room for more."""
+        """Have only these, without room for more."""
         self._held, self._inference = entries, entries.is_inference()
         self._view: Tensor | None = entries
         self._start, self._stop = 0, entries.shape[self._axis]
@@ -161,11 +161,11 @@ class PendingEntries:
 
 
 class Cache:
-    """x as a layer has prepared it: `layer(prepared, z=z)` is `layer(x, z=z)`, without what depends on x alone.
+    """x as a layer has prepared it: `layer(prepared, z=z)` is `layer(x, z=z)`, without what depends only on x.
 
     Made by `Conv.prepare` of x (..., M, P), of sequences in a nested tensor as their entries with `Samples`; it is of
     that layer, and of its parameters and buffers as they were: a call says so where they have been changed since,
-    unless through `.data` or in inference mode, which torch does not count. Masks are read anew in each call.
+    unless through `.data` or in inference mode, which torch does not count. Masks are read again in each call.
 
     Example:
 

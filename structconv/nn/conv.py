@@ -62,7 +62,7 @@ ERRORS = (RuntimeError, AttributeError, IndexError, TypeError)
 class Conv(Expressed):
     """y_n = sum_k sum_m A_kmn x_m Theta_k + b (Andreoli 2019, eq. 8).
 
-    The mechanism makes the basis A (K, M, N) of each call: from the structure alone (convolution), or from x and z
+    The mechanism makes the basis A (K, M, N) of each call: only from the structure (convolution), or from x and z
     (attention). The weight yields Theta (K, P, Q), whole or in factors. The layer gives the channel counts to both.
 
     Args:
@@ -175,7 +175,7 @@ class Conv(Expressed):
             return self._planned(x, z, structure, axes, positions)[1]
 
     def prepare(self, x: Tensor, structure: Any = None) -> Cache:
-        """Compute the part of the layer that depends on x (..., M, P) alone, for calls `layer(prepared, z=z)` that
+        """Compute the part of the layer that depends only on x (..., M, P), for calls `layer(prepared, z=z)` that
         equal `layer(x, z=z)`.
 
         The result holds keys, values and all else that `Mechanism.sources` names, and the structure as the default of
@@ -230,7 +230,7 @@ class Conv(Expressed):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw all parameters anew, in place, as those of a new layer. Numbers given in the expression stay.
+        """Draw all parameters again, in place, as those of a new layer. Numbers given in the expression stay.
 
         Raises:
             ConfigError: a parameter that the mechanism did not make, as where a projection was exchanged.
@@ -290,7 +290,7 @@ class Conv(Expressed):
 
     def _call(self, x: Any, z: Tensor | None, structure: Any, axes: int, positions: Any = None
               ) -> tuple[Call, Image | None]:
-        """Whatever the plan and its kernel see of this call, read anew."""
+        """Collect the arguments of this call."""
         modules: Any = self._modules
         cache = None
         if structure is not None and isinstance(structure, Tensor):
@@ -398,7 +398,7 @@ class Conv(Expressed):
             expected = (f"{of_x} must be the inputs (keys), with P={inputs[1]} channels, and {of_z} the outputs "
                         f"(queries), with P'={outputs[1]}")
             raise ShapeError(owner, expected, f"{tuple(x.shape)} and {tuple(z.shape)}",
-                             f"They have changed places: say {call}.")
+                             f"They are swapped: write {call}.")
 
     @named
     def _explain(self, x: Any, z: Tensor | None, structure: Any, axes: int) -> None:

@@ -113,7 +113,7 @@ class _Register:
 
 
 def register(kernel: Kernel) -> Kernel:
-    """Add a kernel to the register, in the place of one of the same name. Plans made before are made anew.
+    """Add a kernel to the register, in the place of one of the same name. Plans made before are made again.
 
     Raises:
         ConfigError: if it closes a circle of precedences, or comes before a kernel that there is not.

@@ -31,7 +31,7 @@ def collate(samples: Sequence[Any], *, stacked: Collection[str | int] = (), shar
 
     Args:
         samples: of one kind.
-        stacked: keys or positions of tensors that are stacked whatever their sizes, as a label of M numbers is.
+        stacked: keys or positions of tensors that are always stacked, for example a label of M numbers.
         shared: keys or positions of structures that are the same in all samples.
 
     Raises:

@@ -106,7 +106,7 @@ class Support(Structure, abc.ABC):
 
     @property
     def listed(self) -> bool:
-        """True if `edges` returns a list, judged by types and sizes alone."""
+        """True if `edges` returns a list, judged only by types and sizes."""
         return False
 
     @property

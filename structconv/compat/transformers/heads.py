@@ -224,7 +224,7 @@ def _pairs(inputs: int, outputs: int, positions: Tensor | None, like: Tensor) ->
 
 def _kept(mask: Mask, support: Support | Tensor, inputs: int, outputs: int, positions: Tensor | None, like: Tensor
           ) -> Mask:
-    """The mask, of pairs of a support alone: as a structure where all of it is one, else as a table."""
+    """The mask, only of pairs of a support: as a structure where all of it is one, else as a table."""
     if isinstance(support, Tensor):
         rows = support.to(like.device)
         rows = rows[..., :inputs] if positions is None else rows[..., positions.to(like.device), :inputs]

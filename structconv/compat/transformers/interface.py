@@ -97,8 +97,8 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
 class StructureMask(Tensor):
     """A structure that stands for its booleans (B, 1, N, M), which are computed when something reads them.
 
-    The attention function reads `support` alone. Whatever else a model does to a mask (slices it, moves it, joins it
-    with another) gives an ordinary tensor.
+    The attention function reads only `support`. Anything else that a model does to a mask (slices it, moves it, joins
+    it with another) gives an ordinary tensor.
     """
 
     support: Support
@@ -140,7 +140,7 @@ def mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_o
     """The mask function: booleans (B, 1, N, M), or `None`, as that of "sdpa".
 
     A window that hides something, of whole sequences without padding, is a `StructureMask` of `Causal() & Window(...)`,
-    or of a `Window`, whose pairs alone are computed.
+    or of a `Window`, of which only the pairs are computed.
     """
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 
