@@ -1,10 +1,11 @@
-"""`checked` and `explained`: compare arguments with the types of a signature, and name the one that differs."""
+"""`checked` and `explained`: compare arguments with a signature, and name the one that differs."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import operator
+import re
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
@@ -12,7 +13,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 import numpy as np
 import torch
 
-from structconv.errors import ConfigError, StructconvError
+from structconv.errors import ArgumentsError, ConfigError, StructconvError, class_remedy, nearest
 from structconv.shapes import check_device
 
 __all__ = ["check_constructor", "checked", "explained", "plain"]
@@ -23,6 +24,9 @@ _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.
 _COLLECTIONS = (Sequence, Iterable, Collection, list)
 #: Errors of torch and Python that a wrong argument may cause.
 _FOREIGN = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_UNKNOWN = re.compile(r"got an unexpected keyword argument '(\w+)'")
+_MISSING = re.compile(r"missing a required .*: ('\w+')")
 #: Of each parameter its type, and how its annotation is written.
 Hints = Mapping[str, tuple[Any, str]]
 
@@ -62,9 +66,9 @@ def check_constructor(cls: type) -> None:
 
 
 def explained(function: F) -> F:
-    """Wrap a function so that a foreign error becomes a `ConfigError` if an argument's type explains it.
+    """Wrap a function so that a foreign error becomes a `ConfigError` if an argument's name or type explains it.
 
-    Types are checked only after a failure, so that calls that work are as fast as before.
+    Arguments are checked only after a failure, so that calls that work are as fast as before.
     """
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -72,38 +76,75 @@ def explained(function: F) -> F:
             return function(*args, **kwargs)
         except _FOREIGN as error:
             if not isinstance(error, StructconvError):
-                _explain(function, args, kwargs)
+                _explain(function, args, kwargs, error)
             raise
 
     return called  # type: ignore[return-value]
 
 
-def _explain(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for the first argument that is not of the type of its annotation."""
+def _explain(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any],
+             error: Exception) -> None:
+    """Raise an error for arguments that the signature does not have, or for the first of another type than its own."""
+    signature = inspect.signature(function)
+    try:
+        arguments = signature.bind(*args, **kwargs).arguments
+    except TypeError as misfit:
+        raise _misfit(function, args, kwargs, str(misfit)) from None
+    passed_on = _UNKNOWN.search(str(error))
+    if passed_on and passed_on[1] in kwargs and passed_on[1] not in signature.parameters:
+        raise _misfit(function, args, kwargs, passed_on[0]) from None
     owner = function.__qualname__.removesuffix(".__init__").removesuffix(".__post_init__")
     try:
-        hints, arguments = _typed(function)[1], inspect.signature(function).bind(*args, **kwargs).arguments
+        hints = _typed(function)[1]
     except (AttributeError, NameError, TypeError):
-        return  # annotations that only a type checker can read, or arguments that the signature does not have
+        return  # annotations that only a type checker can read
     _check(owner, hints, arguments.items())
+
+
+def _misfit(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str
+            ) -> ArgumentsError:
+    """The error for a call with an unknown or a missing argument, or with too many; it names the nearest known one."""
+    names, owner = _names(function), function.__qualname__
+    known = set(names)
+    if args and names[:1] == ["self"]:
+        kind, owner = type(args[0]), f"{type(args[0]).__name__}.{function.__name__}"
+        if function.__name__ == "__init__":
+            constructors = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
+            owner, names = kind.__name__, _names(constructors[0])
+            known.update(*map(_names, constructors))
+        names = names[1:]
+    unknown, late = [name for name in kwargs if name not in known], "*" in names
+    missing = _MISSING.search(reason)
+    got = repr(unknown[0]) if unknown else f"no {missing[1]}" if missing else reason.removeprefix("got ")
+    remedy = nearest(unknown[0], known) if unknown else "" if missing else "Those after * go by keyword." * late
+    return ArgumentsError(owner, f"arguments must be ({', '.join(names)})", got, remedy)
+
+
+def _names(function: Callable[..., Any]) -> list[str]:
+    """The names of a function's parameters, with * before those that go by keyword, and ... for any others."""
+    names, kinds = [], inspect.Parameter
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is kinds.KEYWORD_ONLY and "*" not in names:
+            names.append("*")
+        names.append("..." if parameter.kind in _VARIADIC else name)
+    return names
 
 
 def _check(owner: str, hints: Hints, arguments: Iterable[tuple[str, Any]]) -> None:
     for name, value in arguments:
         if name in hints and not _fits(value, hints[name][0]):
-            raise ConfigError(owner, f"{name} must be of type {hints[name][1]}", _kind(value))
+            raise ConfigError(owner, f"{name} must be of type {hints[name][1]}", _kind(value), class_remedy(value))
 
 
 @functools.cache
 def _typed(function: Callable[..., Any]) -> tuple[tuple[str, ...], Hints]:
     """The names of the parameters, and the types of those that are checked, each with its text."""
     parameters = inspect.signature(function).parameters
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     hints = inspect.get_annotations(inspect.unwrap(function), eval_str=True)
     return tuple(parameters), {
         name: (Union[hints[name], None] if parameter.default is None else hints[name],  # noqa: UP007 - of any hint
                parameter.annotation if isinstance(parameter.annotation, str) else inspect.formatannotation(hints[name]))
-        for name, parameter in parameters.items() if name in hints and parameter.kind not in variadic}
+        for name, parameter in parameters.items() if name in hints and parameter.kind not in _VARIADIC}
 
 
 def plain(value: Any) -> Any:
@@ -149,5 +190,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
     held = sorted({type(item).__name__ for item in value}) if isinstance(value, (list, tuple)) else []
     return type(value).__name__ + (f" of {', '.join(held)}" if held else "")

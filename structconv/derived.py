@@ -53,7 +53,7 @@ def derived(owner: Any, key: Hashable, build: Callable[[], T], *, numbers: bool 
             owner: for what a kernel reads, never for what is part of an expression.
 
     Nothing is remembered while a compiler traces, nor when a tensor of the owner requires a gradient, is a stand-in or
-    an inference tensor; `build` then runs anew in each call. O(1) when remembered.
+    an inference tensor; `build` then runs again in each call. O(1) when remembered.
     """
     if is_compiling():
         return build()
@@ -202,7 +202,7 @@ class _Rest:
 def _content(value: Any) -> tuple[tuple[Tensor, ...], _Rest]:
     """The tensors of a value in the order of its fields, and the rest; noted beside its fields, which are frozen."""
     content = tuple(_tensors(value)), _Rest(_rest(value))
-    if "_base" not in value.__dict__:  # tensors of a value over another one are made anew when that changes
+    if "_base" not in value.__dict__:  # tensors of a value over another one are made again when that changes
         value.__dict__["_content"] = content
     return content
 

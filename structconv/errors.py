@@ -17,7 +17,7 @@ _MOST_LETTERS = 400
 
 
 def _brief(got: object) -> str:
-    """In one line that a terminal can show, whatever it is."""
+    """The value in one line that a terminal can show."""
     text = " ".join(str(got).split())
     return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]} ..."
 
@@ -31,6 +31,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """The question whether the nearest of the known names was meant; empty where none is near."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"Did you mean {near[0]!r}?" if near else ""
+
+
+def class_remedy(value: object) -> str:
+    """What to do where a class was passed instead of an object; empty for an object."""
+    return f"{value.__name__} is a class: write {value.__name__}(...)." if isinstance(value, type) else ""
 
 
 class StructconvError(ValueError):
@@ -106,6 +111,10 @@ class ConfigError(StructconvError):
         ...     print(error)
         MultiheadAttention: num_heads must divide embed_dim=10; got num_heads=4.
     """
+
+
+class ArgumentsError(ConfigError, TypeError):
+    """A call has an unknown argument, lacks one, or has too many; a `TypeError` too, as Python's own."""
 
 
 class DataError(StructureError):

@@ -305,8 +305,59 @@ def test_the_error_of_a_users_constructor_is_not_replaced():
     for make in (LooselyAnnotated, WithoutAbsent):
         with pytest.raises(ValueError, match=r"^the user's own$"):
             make(None, 3)
-    with pytest.raises(TypeError, match=r"GCNConv.*missing 1 required positional argument: 'out_channels'"):
+    with pytest.raises(TypeError, match=r"^GCNConv: arguments must be \(in_channels, .*\); got no 'out_channels'\.$"):
         sc.GCNConv(2)
+
+
+class Forwarding(sc.Mechanism):
+    def __init__(self, size=1, **options):
+        super().__init__(**options)
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: sc.DotProduct(num_heads=4), "DotProduct: arguments must be (heads, dim, *, shared_by, bias, rotary, "
+     "feature, on); got 'num_heads'. Did you mean 'heads'?"),
+    (lambda: sc.LowRank(), "LowRank: arguments must be (dim, shared_by); got no 'dim'."),
+    (lambda: sc.Conv2d(3, 4, 3, pad=1), "got 'pad'. Did you mean 'padding'?"),
+    (lambda: sc.Window(3, dilated=2), "Window: arguments must be (radius, dilation, grid, center); got 'dilated'. Did "
+     "you mean 'dilation'?"),
+    (lambda: Graph(torch.zeros(2, 1).long(), num_entries=1), "got 'num_entries'. Did you mean 'num_nodes'?"),
+    (lambda: sc.DotProduct().masked(sc.Causal()), "DotProduct.masked: arguments must be (*, keep, drop); got too many "
+     "positional arguments. Those after * go by keyword."),
+    (lambda: sc.batch(Grid(3), Grid(3)), "batch: arguments must be (structures); got too many positional arguments."),
+    (lambda: sc.MultiheadAttention(4, 2).prepare(torch.ones(3, 4), keep=None), "MultiheadAttention.prepare: arguments "
+     "must be (key_value, structure); got 'keep'."),
+    (lambda: Forwarding(sizes=3), "Forwarding: arguments must be (size, ...); got 'sizes'. Did you mean 'size'?"),
+])
+def test_arguments_that_a_signature_does_not_have_are_named(make, message):
+    with pytest.raises(sc.ConfigError, match=re.escape(message)) as raised:
+        make()
+    assert isinstance(raised.value, TypeError)
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: sc.Conv(sc.Identity, 4, 8), "Identity is a class: write Identity(...)."),
+    (lambda: sc.Conv(sc.Identity(), 4, 8, weight=sc.Full), "Conv: weight must be a Weight, or a list with one for each "
+     "part of the mechanism; got <class 'structconv.weights.whole.Full'>. Full is a class: write Full(...)."),
+    (lambda: sc.Conv(sc.Identity(), 4, 8, weight=[sc.Full]), "Full is a class: write Full(...)."),
+    (lambda: sc.DotProduct().masked(keep=sc.Causal), "Causal is a class: write Causal(...)."),
+    (lambda: sc.Identity() | sc.Dense(torch.ones(1, 2, 2)),
+     "A basis or a tensor (..., K, M, N) becomes one by Given(basis)."),
+    (lambda: Grid(8, 6), "For two axes write Grid((8, 6))."),
+    (lambda: Graph(torch.zeros(5, 2).long()), "got (5, 2). Pass edge_index.T."),
+    (lambda: sc.Conv(sc.DotProduct().map(torch.sum).softmax(), 2, 2)(torch.ones(3, 2)),
+     "map: fn must return a tensor of the shape of its argument, (1, 3, 3); got ()."),
+    (lambda: sc.Conv(sc.DotProduct().masked(keep=sc.STRUCTURE).softmax(), 2, 2)(
+        torch.ones(3, 2), Graph(torch.tensor([[2], [0]]), num_inputs=3, num_outputs=1)),
+     "If the outputs are other entries than x, pass them as z: layer(x, z=z)."),
+    (lambda: sc.GATConv(2, 2)(torch.ones(3, 2), Graph(torch.tensor([[2], [0]]), num_inputs=3, num_outputs=1)),
+     "Create the layer with self_loops=False, or add_self_loops=False."),
+    (lambda: sc.collate([{"x": torch.ones(3, 2)}], shared=("graph",)),
+     "collate: shared must have keys or positions of a sample, 'x'; got 'graph'."),
+])
+def test_errors_say_what_to_write(make, message):
+    with pytest.raises(sc.errors.StructconvError, match=re.escape(message)):
+        make()
 
 
 def test_aggregations_that_do_not_fit_a_layer_are_refused():

@@ -29,7 +29,7 @@ def layer_bases(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, list[B
 
     Args:
         model: called once, without gradients, as ``model(*args, **kwargs)``. In training mode, dropout on weights is
-            drawn anew for the basis.
+            drawn again for the basis.
 
     Returns:
         For each layer's name in `named_modules`, one basis for each call of the layer, in order. A step of decoding

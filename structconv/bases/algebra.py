@@ -34,7 +34,7 @@ from structconv.bases.pairs import NORMALIZATIONS
 from structconv.bases.pairwise import both, nodes
 from structconv.bases.sizes import check_same_entries
 from structconv.bases.tree import Leaf
-from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.errors import ConfigError, ShapeError, StructureError, class_remedy
 from structconv.shapes import check_choice, check_number
 from structconv.structures.graph import Graph
 from structconv.structures.masks import inverted
@@ -209,10 +209,11 @@ def check_mask(keep: Any, drop: Any, *names: type) -> Any:
         raise ConfigError("masked", "exactly one of keep= and drop= must be given", got)
     mask = keep if drop is None else drop
     if isinstance(mask, Tensor) and mask.dtype != torch.bool:
-        raise StructureError("masked", "a mask must be a tensor of booleans", str(mask.dtype))
+        raise StructureError("masked", "a mask must be a tensor of booleans", str(mask.dtype),
+                             "Convert it with .bool(); numbers that are added to scores go by scores + bias.")
     if not isinstance(mask, (Support, Graph, Tensor, *names)):
         kinds = "a Support, a Graph, a boolean tensor or a name" if names else "a Support, a Graph or a boolean tensor"
-        raise ConfigError("masked", f"a mask must be {kinds}", type(mask).__name__)
+        raise ConfigError("masked", f"a mask must be {kinds}", type(mask).__name__, class_remedy(mask))
     return mask
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast, datacla
 import torch
 from torch import Tensor
 
+from structconv.arguments import explained
 from structconv.errors import ShapeError
 from structconv.pictures import basis_png
 from structconv.structures.values import NOTED, FrozenValue, field_names, frozen, key_of, size_class, tensors_in
@@ -127,10 +128,12 @@ class Algebra(Generic[T]):
     def __truediv__(self, divisor: float) -> T:
         return self._operate("multiply", self, 1.0 / float(divisor))
 
+    @explained
     def outer(self, other: T) -> T:
         """Term by term, every pair of heads: A_(k'K''+k'')mn = A'_k'mn A''_k''mn, K = K' K''."""
         return self._operate("outer", self, other)
 
+    @explained
     def mix(self, heads: int | Tensor) -> T:
         """Linear combinations of heads: A_jmn = sum_k W_kj A_kmn (talking heads, Shazeer et al. 2020, section 3).
 
@@ -145,18 +148,22 @@ class Algebra(Generic[T]):
         """
         return self._operate("mix", self, heads)
 
+    @explained
     def transpose(self) -> T:
         """A_kmn -> A_knm: swap inputs and outputs."""
         return self._operate("transpose", self)
 
+    @explained
     def masked(self, *, keep: Any = None, drop: Any = None) -> T:
         """Only the pairs (m, n) in `keep`, or those not in `drop`, exist; the others weigh exactly zero."""
         return self._operate("masked", self, keep=keep, drop=drop)
 
+    @explained
     def scaled(self, scale: float | None = None) -> T:
         """Multiply by `scale`, or by 1/sqrt(D) where the scores are products of D channels."""
         return self._operate("scaled", self, scale=scale)
 
+    @explained
     def softmax(self, over: str = "inputs", *, sink: float | Tensor | None = None) -> T:
         """Softmax over inputs m (the paper's column-wise softmax) or over outputs n; absent pairs weigh zero.
 
@@ -167,10 +174,12 @@ class Algebra(Generic[T]):
             return self._operate("softmax_with_sink", self, sink, over=over)
         return self._operate("normalize", self, kind="softmax", over=over)
 
+    @explained
     def log_softmax(self, over: str = "inputs") -> T:
         """The logarithm of the softmax over the pairs that exist; `exp` gives the softmax."""
         return self._operate("log_softmax", self, over=over)
 
+    @explained
     def normalize(self, kind: Any = "sum", over: str = "inputs") -> T:
         """Divide by the sum ("sum"), by the number of existing pairs ("count"), or apply "softmax" or "sigmoid".
 
@@ -179,10 +188,12 @@ class Algebra(Generic[T]):
         """
         return self._operate("normalize", self, kind=kind, over=over)
 
+    @explained
     def map(self, fn: Callable[[Tensor], Tensor]) -> T:
         """Apply `fn` to every existing entry; `fn` maps (..., K, *) to the same shape, entry by entry."""
         return self._operate("map", self, fn=fn)
 
+    @explained
     def dropout(self, p: float) -> T:
         """Zero each weight with probability p and scale the others by 1/(1-p), when training."""
         return self._operate("dropout", self, p=p)
@@ -191,22 +202,27 @@ class Algebra(Generic[T]):
 class ScoreMaps(Algebra[T]):
     """The entry-wise maps that have a name."""
 
+    @explained
     def leaky_relu(self, negative_slope: float = 0.2) -> T:
         """max(a, 0) + negative_slope min(a, 0), entry by entry."""
         return self._operate("leaky_relu", self, negative_slope=negative_slope)
 
+    @explained
     def relu(self) -> T:
         """max(a, 0), entry by entry."""
         return self.map(torch.relu)
 
+    @explained
     def tanh(self) -> T:
         """tanh(a), entry by entry."""
         return self.map(torch.tanh)
 
+    @explained
     def exp(self) -> T:
         """e^a, entry by entry; absent pairs stay absent."""
         return self.map(torch.exp)
 
+    @explained
     def softcap(self, cap: float) -> T:
         """cap tanh(a / cap), entry by entry (Gemma 2's bound on logits)."""
         return self._operate("softcap", self, cap=cap)
@@ -308,7 +324,7 @@ class Basis(FrozenValue, ScoreMaps["Basis"], abc.ABC):
         return pairs.pick(self.dense(getattr(self, "dtype", None) or pairs.dtype))
 
     def restricted(self, to: Restriction) -> Basis | None:
-        """The basis that some samples of a batch have alone; `None` where nothing is known of that."""
+        """The basis that some samples of a batch have in a call of their own; `None` where nothing is known of that."""
         return None
 
     def _present(self) -> Tensor | None:

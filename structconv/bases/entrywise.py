@@ -245,7 +245,12 @@ class Mapped(Unary):
     fn: Callable[[Tensor], Tensor]
 
     def evaluate(self, pairs: Pairs) -> Tensor:
-        return self.fn(self.child.evaluate(pairs))
+        entries = self.child.evaluate(pairs)
+        result = self.fn(entries)
+        if not isinstance(result, Tensor) or result.shape != entries.shape:
+            raise ShapeError("map", f"fn must return a tensor of the shape of its argument, {tuple(entries.shape)}",
+                             tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__)
+        return result
 
     def __repr__(self) -> str:
         return f"{self.child!r}.map({getattr(self.fn, '__name__', self.fn)})"

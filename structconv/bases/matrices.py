@@ -40,7 +40,7 @@ def adjacency(graph: Graph, normalize: Normalize, dtype: torch.dtype, weighted: 
             by what each side is divided, inputs first: "sum" of an entry's weights, "count" of its edges, their roots
             "sqrt" and "sqrt_count", or None.
         weighted: whether the values are the weights, or ones. A pair's "sum" and "sqrt" are of the weights anyway.
-        dtype: of the values; unweighted edges without normalization stay ones, in whatever dtype x has.
+        dtype: of the values; unweighted edges without normalization stay ones, in the dtype of x.
 
     Example:
 

@@ -97,7 +97,7 @@ class _Placed(OverChild):
 
 @value
 class Moved(_Placed, Pairwise):
-    """a_kmn of `child`, which depends on places alone, with n the place of the output."""
+    """a_kmn of `child`, which depends only on positions, with n the position of the output."""
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         return cast(Pairwise, self.child).evaluate(_at(pairs, self.output_positions))

@@ -47,7 +47,8 @@ def _guarded(pairs: Pairs, score: Callable[[Tensor, Tensor], Tensor], source: Te
 class Score(Pairwise):
     """Scores, not computed by an operator from others: a softmax over them is meaningful.
 
-    `evaluate(pairs)` returns (..., K, *pairs.shape); K and axes of one are expanded, of inputs or outputs alone too.
+    `evaluate(pairs)` returns (..., K, *pairs.shape); K and axes of one are expanded, also of a score
+    with only inputs or only outputs.
 
     Example:
 
@@ -75,7 +76,7 @@ class Score(Pairwise):
 
 
 def _expanded(evaluate: Callable[[Any, Pairs], Tensor]) -> Callable[[Any, Pairs], Tensor]:
-    """Wrap `evaluate` so that a score of inputs alone, or of outputs alone, is expanded to all pairs.
+    """Wrap `evaluate` so that a score of only inputs, or only outputs, is expanded to all pairs.
 
     Raises:
         ShapeError: the scores do not have the shape of the pairs.

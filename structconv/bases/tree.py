@@ -72,7 +72,7 @@ _Made = dict[int, tuple[Any, Any]]
 
 
 def _not_computed(product: Any, name: str) -> Any:
-    """Say how the basis of a mechanism inside another one is computed; kernels alone read lazy products."""
+    """Say how the basis of a mechanism inside another one is computed; only kernels read lazy products."""
     raise AttributeError(f"{type(product).__name__!r}, a product that a kernel has still to compute, has no attribute "
                          f"{name!r}. A mechanism that uses another one calls it as a module, self.inner(inputs), which "
                          "computes all products of its basis.", name=name, obj=product)
@@ -218,7 +218,7 @@ for _kind in LAZY - {NormalizedWeights}:
 class Function(FrozenValue):
     """A module that maps entries, as a part of a basis: a plan is for any, and keeps none.
 
-    Its parameters are among the tensors of what holds it, so that a block that is evaluated anew sends gradients to
+    Its parameters are among the tensors of what holds it, so that a block that is evaluated again sends gradients to
     them. With `precision` it runs under autocast to that dtype, and gives the dtype of what it maps.
     """
 
@@ -237,7 +237,7 @@ class Function(FrozenValue):
         assert self.module is not None, "a spec computes nothing"
         if self.precision is None:
             return self._mapped(entries)
-        # Casts are not kept: a forward without gradients would leave such to a backward that runs this anew.
+        # Casts are not kept: a forward without gradients would leave such to a backward that runs this again.
         with torch.autocast(entries.device.type, self.precision, cache_enabled=False):
             return self._mapped(entries).to(entries.dtype)
 

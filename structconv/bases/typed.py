@@ -177,7 +177,7 @@ def relational(knowledge: KnowledgeGraph, normalize: str | None, dtype: torch.dt
     Args:
         normalize: "row" divides by the triples (., k, n); "sym" by the roots of those and of the triples (., k, m),
             and 0 where there are none; None leaves the counts. As `adjacency` does for one relation.
-        dtype: of the values; without normalization they are ones in whatever dtype x has.
+        dtype: of the values; without normalization they are ones in the dtype of x.
     """
     graph, kind = derived(knowledge, "typed edges", lambda: _typed_edges(knowledge))
     values = None

@@ -19,7 +19,7 @@ def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
     """Add the verb."""
     text = "print versions, threads, optional packages and the cache folder"
     parser = verbs.add_parser("doctor", help=text, description=text, parents=[shared], allow_abbrev=False)
-    parser.add_argument("--measure", action="store_true", help="measure the machine's rates anew; takes seconds")
+    parser.add_argument("--measure", action="store_true", help="measure the machine's rates again; takes seconds")
     parser.set_defaults(run=_run)
 
 

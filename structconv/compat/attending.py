@@ -54,7 +54,8 @@ class Mask(NamedTuple):
         if mask.dtype == torch.bool:
             return cls(mask, None, support)
         if not mask.is_floating_point():
-            raise ConfigError("attention", "a mask must be boolean or floating", mask.dtype)
+            raise ConfigError("attention", "a mask must be boolean or floating", mask.dtype,
+                              "Convert it with .bool(); True leaves a pair out in torch's layers.")
         return cls(None, mask, support)
 
     def joined(self, keep: Tensor | None = None, bias: Tensor | None = None) -> Mask:

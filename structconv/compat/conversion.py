@@ -21,7 +21,7 @@ from structconv.errors import ConfigError
 __all__ = ["Report", "convert", "to_pyg", "to_torch"]
 
 M = TypeVar("M", bound=nn.Module)
-#: torch's classes and ours. Ours extend torch's and hold the same attributes, so that a layer changes its class alone.
+#: torch's classes and ours. Ours extend torch's and hold the same attributes, so that a layer changes only its class.
 _TORCH: dict[type, type] = {getattr(nn, name): getattr(own, name) for name in own.__all__
                             if name not in ("scaled_dot_product_attention", "TransformerDecoder")}
 _BACK = {ours: theirs for theirs, ours in _TORCH.items()}

@@ -129,6 +129,9 @@ class MultiheadAttention(nn.MultiheadAttention):
             check_tensor(owner, name, own)
             raise ShapeError(owner, f"{name} must have shape (L, {channels}), or that in a batch, as query",
                              tuple(own.shape))
+        if key.shape[:-1] != value.shape[:-1]:
+            raise ShapeError(owner, f"value must have the entries of key, {tuple(key.shape[:-1])}",
+                             tuple(value.shape[:-1]))
         if is_causal and attn_mask is None:
             raise ConfigError(owner, "attn_mask must be given with is_causal=True, which says what it is", "none")
 

@@ -172,7 +172,7 @@ class Source:
         timed = [any(t is not None for t in times.values()) for times in (node_times, edge_times)]
         if time_attr and sum(timed) != 1:
             raise ConfigError("NeighborLoader", "time_attr must name an attribute of nodes or of edges, not of both",
-                              time_attr)
+                              f"{time_attr!r}, which {'both' if any(timed) else 'neither'} have")
         weights = {kind: self.edge_value(kind, weight_attr) for kind in self.edge_types} if weight_attr else {}
         if weight_attr and not any(w is not None for w in weights.values()):
             raise ConfigError("NeighborLoader", "weight_attr must name an attribute of edges", weight_attr)
@@ -299,7 +299,7 @@ def source_of(data: Any, features: Mapping[str, Tensor] | None) -> Source:
                           "Set them as attributes of the data.")
     if not hasattr(data, "is_edge_attr") and not hasattr(data, "edge_types"):
         raise ConfigError("NeighborLoader", "data must be a Graph, or PyTorch Geometric's Data or HeteroData",
-                          type(data).__name__)
+                          type(data).__name__, "Make one, for example Graph(edge_index, num_nodes=...).")
     return _Geometric(data)
 
 

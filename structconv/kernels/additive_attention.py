@@ -145,7 +145,7 @@ class AdditiveScores(NamedTuple):
         return StepInputs.of(k, x, batch.by_head(self.vector(call.basis)), self.activation, keep)
 
     def _factor(self, source: Tensor, target: Tensor, lead: tuple[int, ...]) -> Tensor | None:
-        """Return the part of the kernel that depends on the inputs alone; it is remembered if outputs are few, as in
+        """Return the part of the kernel that depends only on the inputs; it is remembered if outputs are few, as in
         decoding.
         """
         few = target.shape[-2] * FEW <= source.shape[-2] and values_known(source) and source.is_cpu

@@ -167,7 +167,7 @@ class _Term:
 
 
 def _is_by_offset(term: Basis) -> bool:
-    """Return True for a term that depends on the offset alone, with an output anywhere."""
+    """Return True for a term that depends only on the offset, with an output anywhere."""
     scores = term.child if isinstance(term, Moved) and term.output_positions.positions is None else None
     if isinstance(scores, Lookup):
         return scores.kind != "position" and scores.table.shape[-2] == 1 and not scores.batch_shape

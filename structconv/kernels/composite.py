@@ -37,7 +37,7 @@ class Part(NamedTuple):
     stop: int
 
     def of(self, call: Call, bias: Tensor | None) -> Call:
-        """The call of this part alone."""
+        """The call of this part."""
         projected = None if call.projected is None else call.projected[..., self.start:self.stop, :, :]
         theta = call.theta.slice(self.start, self.stop)
         return Call(call.x, call.basis, theta, bias, projected, part=_part(call, self.number))

@@ -22,7 +22,7 @@ __all__ = ["BOOLEANS", "SIDE", "Present"]
 #: Outputs and inputs of a block, and booleans that are evaluated at a time to find those that have a pair.
 SIDE = 128
 BOOLEANS = 1 << 24
-#: The first support of each kind: programs are compiled for an object, and would be anew for its equals.
+#: The first support of each kind: programs are compiled for an object, and would be again for its equals.
 _FIRST: dict[Hashable, Support] = {}
 
 
@@ -30,7 +30,7 @@ class Present(NamedTuple):
     """The pairs that are in every part.
 
     Args:
-        parts: functions of m and n alone.
+        parts: functions of only m and n.
         paddings: what finds booleans (..., M).
         tables: what finds booleans (..., M, N).
     """

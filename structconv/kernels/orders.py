@@ -60,17 +60,17 @@ class Application(NamedTuple):
     weights: Run | None = None
 
     def analyze(self) -> Apply:
-        """`analysis`, by whatever is there."""
+        """`analysis`, by the method that is there."""
         apply = self.apply
         return self.analysis or (lambda x, call: apply(x.unsqueeze(-3), call))
 
     def rows(self) -> Apply:
-        """`single`, by whatever is there."""
+        """`single`, by the method that is there."""
         analysis = self.analyze()
         return self.single or (lambda x, call: analysis(x, call).squeeze(-3))
 
     def synthesize(self) -> Apply:
-        """`synthesis`, by whatever is there."""
+        """`synthesis`, by the method that is there."""
         apply = self.apply
         return self.synthesis or (lambda r, call: apply(r, call).sum(-3))
 

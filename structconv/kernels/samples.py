@@ -1,4 +1,4 @@
-"""Samples of a batch, each computed alone by its best kernel; samples of equal sizes run together.
+"""Samples of a batch, each computed by its own best kernel; samples of equal sizes run together.
 
 A basis without pairs of different samples is block diagonal: sample b needs its own M_b N_b pairs, or none if its
 kernel lists none (a fused softmax, reassociated products). With many small samples the list of all pairs costs less,
@@ -81,7 +81,7 @@ class Samplewise(NamedTuple):
             return torch.cat([self._of_group(tree, Restriction(samples, group, rank, pieces), rows, table)
                               for group in block], -2)
 
-        # Pairs of more than a block are evaluated anew by the sample's own plan already.
+        # Pairs of more than a block are evaluated again by the sample's own plan already.
         tensors = [r, *held, *(() if relative is None else (relative,))]
         cut = [self.keeps and (numbers <= BLOCK_ELEMENTS or len(complete(basis)) == 2) for numbers, _ in groups]
         plain = [group for (_, group), again in zip(groups, cut, strict=True) if not again]

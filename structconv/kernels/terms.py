@@ -1,5 +1,5 @@
 """Sums of scores as lists of terms with factors: products as one query and one key, and other terms by their dependence
-on the offset m - n alone, or on the output too.
+only on the offset m - n, or on the output too.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def products(terms: Sequence[Term]) -> tuple[Tensor, Tensor, float]:
 
 
 def diagonal(terms: Sequence[Term], inputs: int, outputs: int, like: Tensor) -> Tensor | None:
-    """Return the sum of the terms that depend on the offset m - n alone, (..., K or 1, N + M - 1), by offset."""
+    """Return the sum of the terms that depend only on the offset m - n, (..., K or 1, N + M - 1), by offset."""
     total: Tensor | None = None
     for leaf, factor in terms:
         if isinstance(leaf, Distance):

@@ -88,7 +88,7 @@ class LearnedEncoding(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the vectors anew, in place."""
+        """Draw the vectors again, in place."""
         nn.init.normal_(self.embedding, std=0.02)
 
     def forward(self, x: Tensor, positions: int | Tensor = 0) -> Tensor:

@@ -90,7 +90,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
     #: product. "positions": `inputs.output_positions`; without it a basis of offsets is moved to the positions of the
     #: outputs, and of a basis of the structure the outputs at these positions are selected.
     reads: Collection[str] = ("content", "structure")
-    #: What its basis depends on in a batch of samples. "apart": anything; `forward` is called for each sample alone.
+    #: What its basis depends on in a batch of samples. "apart": anything; `forward` is called for each sample.
     #: "structure": the structure of the batch. "pairs": an entry depends on its own input and output only; `forward` is
     #: called once, and pairs of different samples are masked out. "offsets": like "pairs", and also on m - n.
     batching: str = "apart"
@@ -224,9 +224,9 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         if self.batching == "pairs" or "positions" in self.reads:
             return False
         if self.batching == "apart" or (self.batching == "structure" and self.has_scores):
-            raise ConfigError(type(self).__name__, "positions must be left out, for what it makes is not known to "
-                              "depend on offsets alone; nor can it be stepped", repr(self), "A mechanism says so by "
-                              "batching ('pairs' or 'offsets'), or reads inputs.places and says so by reads.")
+            raise ConfigError(type(self).__name__, "positions and step need a mechanism whose basis depends only on "
+                              "pairs or offsets", repr(self), "Set its batching to 'pairs' or 'offsets', or read "
+                              "inputs.positions_of_outputs() and add 'positions' to its reads.")
         return True
 
     def _pairs_of(self, structure: Any) -> Samples:
@@ -237,8 +237,8 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         return cast(Samples, samples if led is structure else samples.leading_to(led.samples))
 
     def _in_batch(self, square: bool) -> tuple[bool, bool]:
-        """Return whether the mechanism computes each sample of a batch alone, and whether its basis may join different
-        samples, so that these pairs must be masked. `square`: whether the outputs of the samples are their inputs."""
+        """Return whether the mechanism computes each sample of a batch by itself, and whether its basis may join
+        different samples, so that these are masked. `square`: whether the samples' outputs are their inputs."""
         batching = self.batching
         apart = batching == "apart" or (batching == "offsets" and not square)
         return apart, self.has_scores if apart else batching != "structure"
@@ -319,13 +319,13 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         return [self]
 
     def _input_entries(self, structure: Any) -> int | None:
-        """M by the structure of a call; `None` where x alone tells."""
+        """M by the structure of a call; `None` where x tells."""
         if type(structure) is Graph:
             return structure.num_inputs
         return None if structure is None else _count(structure, "num_inputs")
 
     def _output_entries(self, structure: Any) -> int | None:
-        """N by the structure of a call; `None` where z alone tells."""
+        """N by the structure of a call; `None` where z tells."""
         led = self.output_structure(structure)
         return _count(led, "num_outputs")
 
@@ -409,7 +409,7 @@ class Position(nn.Module):
     #: The same attributes as of a mechanism. Positions count from the first entry of the output's sample.
     reads: Collection[str] = ("content", "structure")
     batching: str = "apart"
-    #: True if it reads x, False if it reads z alone.
+    #: True if it reads x, False if it reads only z.
     reads_x: bool = True
 
     def __repr__(self) -> str:

@@ -305,7 +305,8 @@ class Relations(GraphMechanism):
         knowledge, dtype = _knowledge(self, inputs.structure), inputs.x.dtype
         if knowledge.num_relations != self.count:
             raise StructureError("Relations", f"the structure must have {self.count} relations",
-                                 knowledge.num_relations, f"Say Relations({knowledge.num_relations}).")
+                                 knowledge.num_relations, "Create the layer for "
+                                 f"{knowledge.num_relations} relations: Relations({knowledge.num_relations}).")
         return derived(knowledge, ("relations", self.normalize_by, dtype),
                        lambda: relational(knowledge, self.normalize_by, dtype))
 

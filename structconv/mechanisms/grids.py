@@ -253,7 +253,7 @@ class Pool(GridMechanism):
     `Pool(...).transpose()`, called with the finer grid as its structure, spreads each entry over its window.
 
     Args:
-        window: its size, for all axes of whatever grid comes, or one an axis.
+        window: its size, for all axes of the grid of the call, or one an axis.
         stride: distance of neighboring windows; the window's size by default.
         padding: zeros before and after each axis, at most half a window.
         structure: the name of the one that it reads, in a call with several.

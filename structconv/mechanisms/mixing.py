@@ -40,7 +40,7 @@ class Mixing(nn.Module):
             self.register_buffer("mixing", heads)
 
     def bind(self, channels: Any) -> None:
-        """Draw W anew, whatever the channel counts; one that was given stays."""
+        """Draw W again; a matrix from the user stays."""
         if self.drawn:
             self.mixing = nn.Parameter(torch.empty(self.shape))
             nn.init.normal_(self.mixing, std=self.shape[0] ** -0.5)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from structconv.bases.algebra import check_mask, check_normalization  # which registers the operators, too
 from structconv.bases.base import OPERATORS, Basis
 from structconv.bases.linear import Concat
-from structconv.errors import ConfigError, ShapeError
+from structconv.errors import ConfigError, ShapeError, class_remedy
 from structconv.mechanisms.composing import behind_first
 from structconv.mechanisms.expression import Inputs, Mechanism
 from structconv.mechanisms.given import added
@@ -54,7 +54,8 @@ def operation(name: str, first: Mechanism, *others: Any, **options: Any) -> Mech
     if name == "add":
         return cast(Operation, added(first, others[0]))
     if name in ("concat", "compose", "outer"):
-        raise ConfigError(f"Mechanism.{name}", "both operands must be mechanisms", type(others[0]).__name__)
+        raise ConfigError(f"Mechanism.{name}", "both operands must be mechanisms", type(others[0]).__name__,
+                          class_remedy(others[0]) or "A basis or a tensor (..., K, M, N) becomes one by Given(basis).")
     join, operands, steps, held = (first.join, first.mechanisms(), first.steps, list(first.held)) if isinstance(
         first, Operation) else (None, (first,), (), [])
     step, module = _step(name, first, others, options)

@@ -167,7 +167,7 @@ class RelativeKey(Term):
         self.table = nn.Parameter(table, requires_grad=not self.sinusoidal)
 
     def _needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
-        return []  # of z alone
+        return []  # only of z
 
     def forward(self, inputs: Inputs) -> Basis:
         table = self._queries(inputs) @ self.table.mT
@@ -195,7 +195,7 @@ def _depth(projects: bool, dim: int | None, heads: int, channels: Channels) -> i
 
 
 class Location(Score):
-    """a_kmn = (W_k z_n)_m from z alone, for at most `length` inputs (Luong et al. 2015, "location").
+    """a_kmn = (W_k z_n)_m only from z, for at most `length` inputs (Luong et al. 2015, "location").
 
     Example:
 
@@ -216,7 +216,7 @@ class Location(Score):
         self.table = Projection(channels.others, self.heads, self.length)
 
     def _needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
-        return []  # of z alone
+        return []  # only of z
 
     def forward(self, inputs: Inputs) -> Basis:
         if not torch.compiler.is_compiling() and inputs.num_inputs > self.length:

@@ -91,7 +91,7 @@ def _support(mask: Mask, structure: Any) -> Any:
 
 
 def _by_offset(support: Any) -> bool:
-    """Return True if a mask depends on the offset m - n alone."""
+    """Return True if a mask depends only on the offset m - n."""
     if isinstance(support, And | Or):
         return _by_offset(support.first) and _by_offset(support.second)
     if isinstance(support, Window):

@@ -1,4 +1,4 @@
-"""Mechanisms over a batch: mask out pairs of different samples, and call a mechanism for each sample alone."""
+"""Mechanisms over a batch: mask out pairs of different samples, and call a mechanism for each sample by itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["NORMALIZING", "closings", "each_sample", "left_out", "positions", "w
 
 
 def each_sample(inputs: Any) -> list[Any]:
-    """Return the inputs of each sample alone."""
+    """Return the inputs of each sample."""
     all_x, all_z, given, of_entries, sibling, exists, *_ = inputs
     samples: Samples = given.samples
     sources, targets = samples.sizes()

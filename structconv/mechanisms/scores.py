@@ -473,7 +473,7 @@ class Pair(Score):
     """a_kmn = module([x_m, z_n])_k for any module (..., P + P') -> (..., K); by default an MLP of one hidden layer.
 
     Args:
-        module: acts on the last axis alone. heads: K. hidden: channels of the default MLP, and how many numbers at a
+        module: acts only on the last axis. heads: K. hidden: channels of the default MLP, and how many numbers at a
             time one pair needs, by which blocks are sized.
 
     Example:

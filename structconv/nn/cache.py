@@ -1,4 +1,4 @@
-"""`Cache`: the results that depend on x alone, stored for many calls: keys, values, the terms of additive scores."""
+"""`Cache`: the results that depend only on x, stored for many calls: keys, values, the terms of additive scores."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class GrowingTensor:
         self._hold(entries)
 
     def _hold(self, entries: Tensor) -> None:
-        """Have these alone, without room for more."""
+        """Have only these, without room for more."""
         self._held, self._inference = entries, entries.is_inference()
         self._view: Tensor | None = entries
         self._start, self._stop = 0, entries.shape[self._axis]
@@ -161,11 +161,11 @@ class PendingEntries:
 
 
 class Cache:
-    """x as a layer has prepared it: `layer(prepared, z=z)` is `layer(x, z=z)`, without what depends on x alone.
+    """x as a layer has prepared it: `layer(prepared, z=z)` is `layer(x, z=z)`, without what depends only on x.
 
     Made by `Conv.prepare` of x (..., M, P), of sequences in a nested tensor as their entries with `Samples`; it is of
     that layer, and of its parameters and buffers as they were: a call says so where they have been changed since,
-    unless through `.data` or in inference mode, which torch does not count. Masks are read anew in each call.
+    unless through `.data` or in inference mode, which torch does not count. Masks are read again in each call.
 
     Example:
 
@@ -273,7 +273,8 @@ class Cache:
         x = cast(x.contiguous(), self._dtype)
         if x.shape[:-2] != own.shape[:-2] or x.dtype != own.dtype:
             raise ShapeError("Cache.append", f"x must be {own.dtype} of shape ({', '.join(map(str, own.shape[:-2]))}"
-                             f"{', ' if own.dim() > 2 else ''}m, P={own.shape[-1]})", f"{x.dtype} {tuple(x.shape)}")
+                             f"{', ' if own.dim() > 2 else ''}m, P={own.shape[-1]})", f"{x.dtype} {tuple(x.shape)}",
+                             "Entry t is x[..., t:t + 1, :].")
         start, kept = self.length, tuple(self._entries.values())
         joined = [_of(make, x, start, self._dtype)[0] for make, *_ in kept] if self._joins() else None
         self._drop()

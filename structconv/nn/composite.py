@@ -20,7 +20,7 @@ class Composite(Layer):
     """A layer whose parameters are those of the layers that it is made of, ours or torch's."""
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew, in place, as those of a new layer."""
+        """Draw all parameters again, in place, as those of a new layer."""
         _reset(self.children())
 
     def plans(self, *args: Any, **kwargs: Any) -> dict[str, Plan]:
@@ -37,7 +37,7 @@ class Composite(Layer):
 
 
 def _reset(modules: Iterable[nn.Module]) -> None:
-    """Each draws its own anew, or else its parts do."""
+    """Each draws its own again, or else its parts do."""
     for module in modules:
         own = getattr(module, "reset_parameters", None)
         _reset(module.children()) if own is None else own()

@@ -28,7 +28,7 @@ __all__ = ["compose"]
 def compose(first: Any, second: Any) -> Any:
     """One layer, or one pair, that does what `first`, then `second`, do: K = K' K''.
 
-    Pairs (basis, Theta) give a pair, see `ops.compose_pairs`. Two `Conv` whose mechanisms read the structure alone
+    Pairs (basis, Theta) give a pair, see `ops.compose_pairs`. Two `Conv` whose mechanisms read only the structure
     give a `Conv` whose Theta is the product, a new parameter in the dtype of the first; two image layers (`Conv2d`,
     ...) give an `OnGrid`. The structure of the call is that of the first; the second gets the grid that the first
     puts out. Shifts whose products are shifts on any grid (unpadded ones, or circular ones without stride) are
@@ -57,8 +57,9 @@ def compose(first: Any, second: Any) -> Any:
             raise ShapeError("compose", f"second must be for images of {one.ndim} axes", f"{two.ndim} axes")
         return OnGrid(compose(one.conv, two.conv), one.ndim)
     if not (isinstance(first, Conv) and isinstance(second, Conv)):
-        raise ConfigError("compose", "first and second must be two layers, or two pairs (basis, Theta)",
-                          f"{type(first).__name__} and {type(second).__name__}")
+        raise ConfigError("compose", "first and second must be two layers of structconv, or two pairs (basis, Theta)",
+                          f"{type(first).__name__} and {type(second).__name__}", "For layers of torch use "
+                          "structconv.compat.merge_linear(model), or structconv.Conv2d.from_torch(layer).")
     for name, layer in (("first", first), ("second", second)):
         _check_linear(name, layer)
     if first.out_channels != second.in_channels:
@@ -151,9 +152,9 @@ def _check_linear(name: str, layer: Conv) -> None:
     parts = [module for module in layer.mechanism.modules() if isinstance(module, Mechanism | Mask)]
     content = [part for part in parts if "content" in part.reads and not isinstance(part, Operation)]
     if content:
-        raise ConfigError("compose", f"{name} must have a mechanism that reads the structure alone",
+        raise ConfigError("compose", f"{name} must have a mechanism that reads only the structure",
                           type(content[0]).__name__, "Attention is not linear in x. A mechanism of your own that reads "
-                          "the structure alone says so by reads = (\"structure\",).")
+                          "only the structure says so by reads = (\"structure\",).")
     trained = [part for part in parts if isinstance(part, Mechanism) and type(part).bind is not Mechanism.bind
                and next(part.parameters(), None) is not None]
     if trained:

@@ -18,7 +18,7 @@ from structconv import ops as _ops  # noqa: F401 - registers the kernels
 from structconv import torch_compat as private
 from structconv.bases.base import Basis
 from structconv.bases.tree import Shared
-from structconv.errors import ConfigError, ShapeError, StructconvError
+from structconv.errors import ConfigError, ShapeError, StructconvError, class_remedy
 from structconv.mechanisms.expression import Inputs, Mechanism, check_bound, check_mechanism
 from structconv.mechanisms.naming import called_with, check_structure, check_unread
 from structconv.mechanisms.reach import reach_of
@@ -62,7 +62,7 @@ ERRORS = (RuntimeError, AttributeError, IndexError, TypeError)
 class Conv(Expressed):
     """y_n = sum_k sum_m A_kmn x_m Theta_k + b (Andreoli 2019, eq. 8).
 
-    The mechanism makes the basis A (K, M, N) of each call: from the structure alone (convolution), or from x and z
+    The mechanism makes the basis A (K, M, N) of each call: only from the structure (convolution), or from x and z
     (attention). The weight yields Theta (K, P, Q), whole or in factors. The layer gives the channel counts to both.
 
     Args:
@@ -113,8 +113,8 @@ class Conv(Expressed):
                  dtype: torch.dtype | None = None) -> None:
         super().__init__()
         if not isinstance(mechanism, Mechanism):
-            raise ConfigError("Conv", "mechanism must be a Mechanism", repr(mechanism),
-                              "For a basis that is a value, use structconv.conv(x, basis, theta).")
+            raise ConfigError("Conv", "mechanism must be a Mechanism", repr(mechanism), class_remedy(mechanism) or
+                              "A basis or a tensor (..., K, M, N) becomes one by Given(basis).")
         self.in_channels = channels_of(mechanism, in_channels)
         self.out_channels = check_positive("Conv", "out_channels", out_channels)
         self.other_channels = self.in_channels if other_channels is None else other_channels
@@ -175,7 +175,7 @@ class Conv(Expressed):
             return self._planned(x, z, structure, axes, positions)[1]
 
     def prepare(self, x: Tensor, structure: Any = None) -> Cache:
-        """Compute the part of the layer that depends on x (..., M, P) alone, for calls `layer(prepared, z=z)` that
+        """Compute the part of the layer that depends only on x (..., M, P), for calls `layer(prepared, z=z)` that
         equal `layer(x, z=z)`.
 
         The result holds keys, values and all else that `Mechanism.sources` names, and the structure as the default of
@@ -230,7 +230,7 @@ class Conv(Expressed):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw all parameters anew, in place, as those of a new layer. Numbers given in the expression stay.
+        """Draw all parameters again, in place, as those of a new layer. Numbers given in the expression stay.
 
         Raises:
             ConfigError: a parameter that the mechanism did not make, as where a projection was exchanged.
@@ -290,7 +290,7 @@ class Conv(Expressed):
 
     def _call(self, x: Any, z: Tensor | None, structure: Any, axes: int, positions: Any = None
               ) -> tuple[Call, Image | None]:
-        """Whatever the plan and its kernel see of this call, read anew."""
+        """Collect the arguments of this call."""
         modules: Any = self._modules
         cache = None
         if structure is not None and isinstance(structure, Tensor):
@@ -398,7 +398,7 @@ class Conv(Expressed):
             expected = (f"{of_x} must be the inputs (keys), with P={inputs[1]} channels, and {of_z} the outputs "
                         f"(queries), with P'={outputs[1]}")
             raise ShapeError(owner, expected, f"{tuple(x.shape)} and {tuple(z.shape)}",
-                             f"They have changed places: say {call}.")
+                             f"They are swapped: write {call}.")
 
     @named
     def _explain(self, x: Any, z: Tensor | None, structure: Any, axes: int) -> None:
@@ -518,4 +518,7 @@ def _weight(weight: Weight | Sequence[Weight] | None, mechanism: Mechanism, chan
     if mechanism._reads_by_name:
         own = [channels[name] for name in names_of_x(mechanism)]
         return MixtureWeights(weight, own).bound(sizes, sum(own), outputs)
+    if not isinstance(weight, (Weight, list, tuple)):
+        raise ConfigError("Conv", "weight must be a Weight, or a list with one for each part of the mechanism",
+                          repr(weight), class_remedy(weight))
     return (weight if isinstance(weight, Weight) else WeightList(weight)).bound(sizes, channels, outputs)

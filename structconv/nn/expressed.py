@@ -32,7 +32,7 @@ class Expressed(Layer):
 
     The leaves of its expression are its children. A leaf's name is its role, with a number where a role occurs twice:
     `mask`, `mask_1`. So neither dropout, nor a mask, a scale or another term changes the name of what is there already.
-    The nodes of the expression are no children; they are made anew when a leaf is replaced, or the mode changes.
+    The nodes of the expression are no children; they are made again when a leaf is replaced, or the mode changes.
     """
 
     @property

@@ -68,7 +68,7 @@ class OnGrid(Layer):
         return y
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew, in place, as those of a new layer."""
+        """Draw all parameters again, in place, as those of a new layer."""
         self.conv.reset_parameters()
 
     def plan(self, image: Tensor) -> Plan:
@@ -173,7 +173,7 @@ class _ConvNd(_ImageLayer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw all parameters anew, in place, as those of a new layer."""
+        """Draw all parameters again, in place, as those of a new layer."""
         bound = (3.0 / math.prod(self.weight.shape[1:])) ** 0.5
         self.weight.uniform_(-bound, bound)
         if self.bias is not None:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from structconv.arguments import check_constructor
+from structconv.arguments import check_constructor, explained
 from structconv.errors import ConfigError, StructconvError
 
 __all__ = ["Layer"]
@@ -52,7 +52,8 @@ class Layer(nn.Module):
             cls.__init__ = named(cls.__init__)  # type: ignore[method-assign]
         for method in _NAMED & cls.__dict__.keys():
             if method != "forward" or not cls.names_errors:
-                setattr(cls, method, named(cls.__dict__[method]))
+                own = cls.__dict__[method]
+                setattr(cls, method, named(own if method == "forward" else explained(own)))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.fixed and name in self.__dict__:

@@ -137,7 +137,7 @@ class ConvLSTMCell(Composite):
         self.peephole = None if peephole is False else nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew, in place, as those of a new layer."""
+        """Draw all parameters again, in place, as those of a new layer."""
         super().reset_parameters()
         if self.peephole is not None:
             nn.init.zeros_(self.peephole)

@@ -99,7 +99,7 @@ class _ConvTransposeNd(Layer):
         return Grid(tuple(sizes))
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew, in place, as those of a new layer."""
+        """Draw all parameters again, in place, as those of a new layer."""
         self.conv.reset_parameters()
 
     @classmethod

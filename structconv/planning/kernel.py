@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 from structconv.bases.base import Basis
 from structconv.bases.pairwise import weights_at
-from structconv.errors import ConfigError
+from structconv.errors import ConfigError, class_remedy
 from structconv.planning.cost import Cost
 from structconv.planning.problem import BoundRun, Call, Problem, Run
 from structconv.planning.tables import Plan
@@ -113,11 +113,13 @@ class _Register:
 
 
 def register(kernel: Kernel) -> Kernel:
-    """Add a kernel to the register, in the place of one of the same name. Plans made before are made anew.
+    """Add a kernel to the register, in the place of one of the same name. Plans made before are made again.
 
     Raises:
         ConfigError: if it closes a circle of precedences, or comes before a kernel that there is not.
     """
+    if isinstance(kernel, type):
+        raise ConfigError("register", "kernel must be an object", f"the class {kernel.__name__}", class_remedy(kernel))
     kernels = {**_KERNELS, kernel.name: kernel}
     order = ordered(kernels)
     if _Register.complete:

@@ -52,7 +52,7 @@ def plan_for(call: Call, path: str | None = None, max_bytes: int | None = None, 
     """Return the plan of a call: find it by the key of the call, or make it.
 
     Args:
-        path: take this order, whatever it costs.
+        path: take this order, even if it is not the cheapest.
         max_bytes: drop paths that hold more beside their arguments and result; where all do, the smallest is taken.
         image: what x and y are, if they are images.
 

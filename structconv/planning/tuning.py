@@ -202,7 +202,7 @@ def _stored(path: Path) -> dict[str, Any]:
     try:
         return store.read(path)
     except (OSError, ValueError) as error:
-        warnings.warn(f"structconv: {path} cannot be read ({error}); measured plans start anew", RuntimeWarning,
+        warnings.warn(f"structconv: {path} cannot be read ({error}); measured plans start again", RuntimeWarning,
                       stacklevel=2)
         return {}
 

@@ -25,7 +25,7 @@ def fused_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | N
         mask: booleans or numbers, broadcast to (B, K, N, M), or none.
         causal: pairs m <= n alone, where there is no mask.
 
-    On a CPU a backward that is itself differentiated computes all pairs anew, in O(M N) memory.
+    On a CPU a backward that is itself differentiated computes all pairs again, in O(M N) memory.
     """
     if not torch.is_grad_enabled() or not _by_hand(query, key, values, mask, causal, scale):
         return F.scaled_dot_product_attention(query, key, values, mask, is_causal=causal, scale=scale)

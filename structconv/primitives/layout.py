@@ -33,7 +33,7 @@ def layouts(edge_index: Tensor, num_inputs: int, num_outputs: int) -> tuple[Csr,
         Two layouts in int32; where E, M or N is 2^31 - 1 or more, in int64. Edges of one row keep their order.
 
     Stable counting, natively on a CPU: O(E + M + N) and two passes a side. Elsewhere torch's sorts give the same
-    numbers. One operator to `torch.compile` and `torch.export`, with shapes from sizes alone.
+    numbers. One operator to `torch.compile` and `torch.export`, with shapes only from sizes.
 
     Raises:
         StructureError: if an index is out of range; the message names the edge.
@@ -60,7 +60,7 @@ def compress(rows: Tensor, cols: Tensor, num_rows: int) -> Csr:
     Returns:
         A layout in the dtype of the pairs, but for its order, which is int64.
 
-    Stable: O(E log E) time and O(E) memory. Shapes depend on E and `num_rows` alone, never on values, so that
+    Stable: O(E log E) time and O(E) memory. Shapes depend only on E and `num_rows`, never on values, so that
     the sort can be traced by `torch.compile` and `torch.export`.
     """
     order = torch.argsort(rows, stable=True)

@@ -33,7 +33,7 @@ FEW_COLUMNS, LEAST_BYTES, LONG_ROW = 16, 20 << 20, 1024
 #: x^T y: multiplications from which the native kernel pays for few columns; rows from which it does at full width, and
 #: numbers of the result beyond which twice as many are needed; and numbers from which MKL wins.
 LEAST_NARROW, LEAST_ROWS, WIDE_OUTER, LARGE_OUTER = 1 << 18, 1 << 13, 1 << 16, 1 << 19
-#: Bytes beyond which the C library gives memory back at once, so that every result costs its page faults anew; there
+#: Bytes beyond which the C library gives memory back at once, so that every result costs its page faults again; there
 #: a product into memory that is kept is faster by either library, up to so many channels.
 FRESH_BYTES, FRESH_CHANNELS = 32 << 20, 256
 #: Rows for which a copy of K matrices side by side would cost more than their product.

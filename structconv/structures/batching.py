@@ -69,7 +69,8 @@ class GridBatch(FrozenValue):
 class StructureBatch(FrozenValue):
     """Structures of your own class, joined along the entries, one after the other.
 
-    The mechanism computes the basis of each structure alone. `batch` returns it if the class has no method `batched`.
+    The mechanism computes the basis of each structure by itself. `batch` returns it if the class has no
+    method `batched`.
 
     Example:
 
@@ -118,15 +119,15 @@ def batch(structures: Sequence[Grid]) -> GridBatch: ...
 def batch(structures: Sequence[Any]) -> Structure:
     """Join structures into one block-diagonal structure; entries, edges and triples keep the order of the list.
 
-    Inputs are concatenated along entries, x (sum M, P); a layer on the batch gives what it gives on each structure
-    alone. `unbatch(y, structures)` splits its output again. Graphs give a `Graph`, knowledge graphs a
+    Inputs are concatenated along entries, x (sum M, P); a layer gives the same values as on each structure by
+    itself. `unbatch(y, structures)` splits its output again. Graphs give a `Graph`, knowledge graphs a
     `KnowledgeGraph` with the relations of all (equal names are one relation; names of entities are dropped), grids a
     `GridBatch`. O(sum E).
 
     Structures of a class of your own, made by `@structure`, join a batch if they have `num_entries`, or `num_inputs`
     and `num_outputs`. They give a `StructureBatch`, or what the classmethod `batched(structures)` of their class
     returns: a structure with `samples`, the `Samples` of the batch, and `parts`, the tuple of structures. Mechanisms
-    that compute each sample alone read `parts`.
+    that compute each sample by itself read `parts`.
 
     Raises:
         StructureError: the list is empty, the kinds differ, only some graphs have weights or attributes, or dtypes or

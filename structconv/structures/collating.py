@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structconv.errors import StructureError
+from structconv.errors import ConfigError, StructureError
 from structconv.structures.batching import batch, is_batchable
 from structconv.structures.samples import Samples
 from structconv.structures.values import FrozenValue, fields
@@ -31,12 +31,13 @@ def collate(samples: Sequence[Any], *, stacked: Collection[str | int] = (), shar
 
     Args:
         samples: of one kind.
-        stacked: keys or positions of tensors that are stacked whatever their sizes, as a label of M numbers is.
+        stacked: keys or positions of tensors that are always stacked, for example a label of M numbers.
         shared: keys or positions of structures that are the same in all samples.
 
     Raises:
         StructureError: no samples, samples of different kinds, structures that `batch` refuses, or `shared` ones that
             differ.
+        ConfigError: a name in `stacked` or `shared` that samples do not have.
 
     ::
 
@@ -52,6 +53,11 @@ def collate(samples: Sequence[Any], *, stacked: Collection[str | int] = (), shar
     if not samples:
         raise StructureError("collate", "samples must be one or more", "none")
     items, once = list(samples), frozenset(shared)
+    known = _names(items[0])
+    for option, names in (("stacked", stacked), ("shared", shared)):
+        if unknown := [name for name in names if name not in known]:
+            raise ConfigError("collate", f"{option} must have keys or positions of a sample, "
+                              f"{', '.join(map(repr, known)) or 'which has none'}", ", ".join(map(repr, unknown)))
     return _collated(items, _counts(items, once), frozenset(stacked), once)
 
 
@@ -78,6 +84,13 @@ def _collated(items: list[Any], counts: list[dict[str, int]], stacked: frozenset
         parts = [of(place, list(column)) for place, column in enumerate(zip(*items, strict=True))]
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
     return torch.utils.data.default_collate(items)
+
+
+def _names(sample: Any) -> list[str | int]:
+    """The keys and positions in a sample, nested ones included."""
+    parts = sample if isinstance(sample, Mapping) else dict(
+        enumerate(sample) if isinstance(sample, tuple | list) else ())
+    return [*parts, *(name for part in parts.values() for name in _names(part))]
 
 
 def _is_batched(item: Any) -> bool:

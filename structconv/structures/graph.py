@@ -193,7 +193,8 @@ class Graph(Exchange, Structure):
             check_choice("with_self_loops", "attr", attr, tuple(_REDUCTIONS))
         attr = 0.0 if self.edge_attr is None else attr
         if self.num_inputs != self.num_outputs:
-            self._check_square("with_self_loops", "Only a graph whose inputs are its outputs, M = N, has self-loops.")
+            self._check_square("with_self_loops", "Only a graph of M = N entries has self-loops. "
+                               "Create the layer with self_loops=False, or add_self_loops=False.")
         return derived(self, ("self-loops", weight, attr), lambda: _with_self_loops(self, weight, attr))
 
     def select(self, keep: Tensor) -> Graph:
@@ -297,7 +298,9 @@ def check_index_tensor(owner: str, name: str, index: Any, shape: tuple[int | Non
     for size, expected in zip(index.shape, shape, strict=False):
         fits = fits and (expected is None or size == expected)
     if not fits:
-        raise StructureError(owner, f"{name} must have shape {pattern}", tuple(index.shape))
+        turned = index.dim() == 2 and len(shape) == 2 and shape[0] == index.shape[1] and shape[1] is None
+        raise StructureError(owner, f"{name} must have shape {pattern}", tuple(index.shape),
+                             f"Pass {name}.T." if turned else "")
 
 
 #: The plain types of tensors and numbers, which no tracer's symbolic value has.

@@ -50,7 +50,8 @@ class Grid(FrozenValue):
         if not sizes:
             raise StructureError("Grid", "shape must have at least one axis", repr(shape))
         if isinstance(periodic, (str, int, float, list, tuple)) and not isinstance(periodic, bool):
-            raise StructureError("Grid", "periodic must be True or False, for all axes", repr(periodic))
+            raise StructureError("Grid", "periodic must be True or False, for all axes", repr(periodic),
+                                 f"For two axes write Grid(({shape}, {periodic}))." if type(periodic) is int else "")
         object.__setattr__(self, "shape", tuple(check_size("Grid", "each size of shape", size) for size in sizes))
         object.__setattr__(self, "periodic", periodic)
 

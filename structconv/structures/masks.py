@@ -106,7 +106,7 @@ class Support(Structure, abc.ABC):
 
     @property
     def listed(self) -> bool:
-        """True if `edges` returns a list, judged by types and sizes alone."""
+        """True if `edges` returns a list, judged only by types and sizes."""
         return False
 
     @property
@@ -138,7 +138,9 @@ class Support(Structure, abc.ABC):
         """Raise `StructureError` where the support was made for another M, or for another N if that is known."""
         for letter, own, size in (("M", self.num_inputs, num_inputs), ("N", self.num_outputs, num_outputs)):
             if own is not None and size is not None and own != size:
-                raise StructureError(owner, f"the mask {self!r} must have length {letter}={size}", own)
+                remedy = "If the outputs are other entries than x, pass them as z: layer(x, z=z)."
+                raise StructureError(owner, f"the mask {self!r} must have length {letter}={size}", own,
+                                     remedy if letter == "N" else "")
 
     def to(self, device: Device) -> Self:
         """Return the support on another device."""

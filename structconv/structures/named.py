@@ -108,7 +108,7 @@ class NamedStructures(NamedTuple):
         return self
 
     def parts(self) -> list[Self]:
-        """Return the structures of each sample alone."""
+        """Return the structures of each sample."""
         assert self.samples is not None
         count = self.samples.num_samples
         apart = [parts_of(structure) if _is_batch(structure) else (structure,) * count

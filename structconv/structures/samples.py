@@ -24,7 +24,7 @@ __all__ = ["Samples"]
 
 @structure(init=False)
 class Samples(Support):
-    """Samples concatenated along the entries; each sample gets the result that it gets alone.
+    """Samples concatenated along the entries; each sample gets the result of a call of its own.
 
     A pair (m, n) exists if input m and output n belong to the same sample; positions start at 0 in each sample. x (sum
     M_b, P) holds the inputs of all samples, one sample after the other. A `batch` of graphs or grids has its own

@@ -42,8 +42,8 @@ def of_samples(structure: Any, index: Tensor, lead: int) -> Any:
     inside = {name: value for name, value in held.items() if isinstance(value, FrozenValue)}
     shape: tuple[int, ...] = getattr(structure, "batch_shape", ())
     if not inside and len(shape) == lead and shape[0] != 1:
-        raise StructureError(type(structure).__name__, "what has a part for each element of a batch must be given anew "
-                             "in each call once they are reordered", repr(structure), "Give structure= in "
+        raise StructureError(type(structure).__name__, "a structure with a part for each element of a batch must be "
+                             "given again in each call once they are reordered", repr(structure), "Give structure= in "
                              "each call.")
     changed = {name: of_samples(value, index, lead) for name, value in inside.items()}
     return altered(structure, **changed) if any(changed[name] is not inside[name] for name in inside) else structure

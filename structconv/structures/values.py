@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from structconv.arguments import explained
 from structconv.derived import forget, mark
 from structconv.errors import ConfigError
 from structconv.torch_compat import pytree
@@ -293,6 +294,9 @@ def structure(*, eq: bool = False, init: bool = True) -> Callable[[C], C]:
     """
     def made(cls: C) -> C:
         cls.is_structure = True  # type: ignore[attr-defined]
-        return cast("C", frozen(cls, eq=eq, init=init))
+        result = frozen(cls, eq=eq, init=init)
+        if "__init__" in result.__dict__:
+            result.__init__ = explained(result.__init__)
+        return cast("C", result)
 
     return made

@@ -1,4 +1,4 @@
-"""The law of batches: a layer returns for each sample of a batch what it returns for that sample alone."""
+"""The law of batches: a layer returns for each sample of a batch what it returns for that sample by itself."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def takes_samples(use: Use) -> bool:
 
 
 def check_samples(use: Use) -> None:
-    """Two samples of different sizes side by side give what each gives alone, gradients included.
+    """Two samples of different sizes side by side give what each gives by itself, gradients included.
 
     Raises:
         StructureError: the layer refuses such a batch.

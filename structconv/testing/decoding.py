@@ -28,8 +28,8 @@ def takes_positions(use: Use) -> bool:
 
 
 def check_positions(use: Use) -> None:
-    """Check that the last outputs alone, and all outputs in another order, at given positions, equal those of the whole
-    call.
+    """Check that only the last outputs, and all outputs in another order, at given positions, equal those of
+    the whole call.
 
     Raises:
         ConfigError, StructureError: the layer does not take positions.

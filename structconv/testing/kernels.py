@@ -99,7 +99,7 @@ def check_sizes(specimen: Specimen) -> None:
 
 
 def values(specimen: Specimen) -> Iterator[str]:
-    """The names of the checks of this file that a specimen is put to whatever it promises."""
+    """The names of the checks of this file that a specimen is put to, also without traits."""
     yield "kernels"
     structure = getattr(specimen.subject(), "structure", None)
     if isinstance(structure, Graph) and structure.num_edges:

@@ -18,7 +18,7 @@ __all__ = ["check_batching", "check_blockwise", "check_masking", "check_permutat
 
 
 def check_batching(specimen: Specimen) -> None:
-    """Check that each element of a batch gets the result that it gets alone."""
+    """Check that each element of a batch gets the result of a call of its own."""
     subject = specimen.subject()
     basis = as_basis(subject)
     x, r = arguments(basis, heads=False).detach(), arguments(basis, heads=True).detach()
@@ -44,7 +44,7 @@ def _check_batched_content(setup: Setup) -> None:
 
 
 def check_blockwise(specimen: Specimen) -> None:
-    """Two structures side by side in one block-diagonal structure give what they give alone."""
+    """Two structures side by side in one block-diagonal structure give what they give by themselves."""
     setup = specimen.subject()
     assert isinstance(setup, Setup) and setup.structure is not None, "blockwise needs a mechanism on a structure"
     second = dataclasses.replace(setup, x=setup.x.flip(-1) * 0.5, z=None if setup.z is None else setup.z.neg())

@@ -23,7 +23,7 @@ P, Q = 4, 3
 
 
 def check_samples(specimen: Specimen) -> None:
-    """A batch of two samples of different sizes gives what each gives alone, or is refused."""
+    """A batch of two samples of different sizes gives what each gives by itself, or is refused."""
     _held(specimen, batches.takes_samples, batches.check_samples)
 
 

@@ -1,6 +1,6 @@
 """`Specimen`: a basis or mechanism on which the generic suite runs, and the register of all of them.
 
-A specimen builds its subject anew each time, in float64, from torch's global generator, which is seeded before and
+A specimen builds its subject again each time, in float64, from torch's global generator, which is seeded before and
 restored after. Other dtypes are casts, so that they differ by rounding only.
 """
 
@@ -27,7 +27,7 @@ __all__ = ["SPECIMENS", "TRAITS", "Setup", "Specimen", "Subject", "add", "as_bas
 TRAITS = {
     "permutes": "relabeling the entries relabels the basis",
     "translates": "on a periodic grid, translating x translates the outputs",
-    "blockwise": "a block-diagonal batch of structures gives what each of them gives alone",
+    "blockwise": "a block-diagonal batch of structures gives what each of them gives by itself",
     "resizes": "x, z and the graph may have any size",
     "compiles": "torch.compile(fullgraph=True) takes it whole",
     "exports": "torch.export takes it, with any numbers of entries and edges",
@@ -79,13 +79,16 @@ class Specimen:
     traits: frozenset[str] = field(default_factory=frozenset)
 
     def __post_init__(self) -> None:
+        if not callable(self.make) or isinstance(self.make, nn.Module):
+            raise ConfigError("Specimen", "make must be a function without arguments", type(self.make).__name__,
+                              "Write lambda: ... before the subject, which each check makes again.")
         unknown = sorted(set(self.traits) - set(TRAITS))
         if unknown:
             raise ConfigError("Specimen", f"traits must be among {', '.join(TRAITS)}", ", ".join(unknown))
         object.__setattr__(self, "traits", frozenset(self.traits))
 
     def subject(self, seed: int = 0) -> Subject:
-        """The subject made anew; equal seeds give equal ones."""
+        """The subject made again; equal seeds give equal ones."""
         with random_numbers(seed):
             return self.make()
 

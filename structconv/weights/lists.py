@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from structconv.errors import ConfigError, ShapeError
+from structconv.errors import ConfigError, ShapeError, class_remedy
 from structconv.torch_compat import called
 from structconv.weights.base import BoundWeight, Device, Energy, Weight, sum_tensors
 from structconv.weights.whole import Full
@@ -34,14 +34,15 @@ class WeightList(Weight):
 
     def __init__(self, weights: Sequence[Weight]) -> None:
         if not weights or not all(isinstance(weight, Weight) for weight in weights):
-            raise ConfigError("WeightList", "weights must be one or more Weight objects", repr(weights))
+            raise ConfigError("WeightList", "weights must be one or more Weight objects", repr(weights),
+                              next(filter(None, map(class_remedy, weights)), ""))
         self.parts = tuple(weights)
 
     def _module(self, sizes: tuple[int, ...], in_channels: int, out_channels: int, dtype: torch.dtype | None,
                 device: Device) -> BoundWeight:
         if len(sizes) != len(self.parts):
             raise ConfigError("WeightList", f"weights must be {len(sizes)}, one for each part of the basis",
-                              len(self.parts))
+                              len(self.parts), "The parts are those that | joins; a single Weight serves all of them.")
         parts = [part.bound(size, channels, out_channels, dtype=dtype, device=device)
                  for part, size, channels in zip(self.parts, sizes, self._channels(in_channels), strict=True)]
         return BoundWeights(self, sum(sizes), in_channels, out_channels, parts)

@@ -135,7 +135,7 @@ class Turned(Mechanism):
 def test_what_reads_the_content_is_refused_whether_its_entries_are_scores_or_not(mechanism):
     one, other = Conv(mechanism, 2, 2), Conv(Identity(), 2, 2, bias=False)
     for pair in ((one, other), (other, one)):
-        with pytest.raises(ConfigError, match="reads the structure alone"):
+        with pytest.raises(ConfigError, match="reads only the structure"):
             compose(*pair)
 
 

@@ -37,12 +37,12 @@ ATTENTION = DotProduct(2, 3).masked(keep=STRUCTURE).softmax()
      lambda: layers.ConvGRUCell(Adjacency(), 4, 3)(X, GRAPH)),
     (ConfigError, r"pair \(h, c\); got Graph", lambda: layers.ConvLSTMCell(Adjacency(), 4, 3)(X, GRAPH)),
     (ConfigError, r"pair \(h, c\); got Tensor", lambda: layers.ConvLSTMCell(Adjacency(), 4, 3)(X, X)),
-    (ShapeError, r"changed places", lambda: layers.MultiheadAttention(4, 2, kdim=5)(
+    (ShapeError, r"They are swapped", lambda: layers.MultiheadAttention(4, 2, kdim=5)(
         torch.randn(2, 6, 5), torch.randn(2, 7, 4))),
-    (ShapeError, r"changed places", lambda: Conv(DotProduct(2, 3).softmax(), 4, 3, other_channels=5)(
+    (ShapeError, r"They are swapped", lambda: Conv(DotProduct(2, 3).softmax(), 4, 3, other_channels=5)(
         torch.randn(6, 5), z=torch.randn(6, 4))),
-    (ShapeError, r"changed places", lambda: Conv(ATTENTION, 4, 3)(Z, TWO_SIDES, z=X)),
-    (ShapeError, r"changed places", lambda: layers.GATConv(4, 3, add_self_loops=False)(Z, TWO_SIDES, z=X)),
+    (ShapeError, r"They are swapped", lambda: Conv(ATTENTION, 4, 3)(Z, TWO_SIDES, z=X)),
+    (ShapeError, r"They are swapped", lambda: layers.GATConv(4, 3, add_self_loops=False)(Z, TWO_SIDES, z=X)),
 ])
 def test_swapped_arguments(error, message, call):
     with pytest.raises(error, match=message):

@@ -1,4 +1,4 @@
-"""Layers whose matrices come from the graph alone."""
+"""Layers whose matrices come only from the graph."""
 
 from __future__ import annotations
 

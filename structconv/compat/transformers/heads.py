@@ -61,6 +61,9 @@ def replace(model: M, heads: str | Sequence[Mapping[str, Any]], *, layers: Colle
     def turn(walk: Walk, within: nn.Module) -> None:
         for prefix, pretrained in pretrained_in(within):
             _replace_in(walk, prefix, pretrained, heads, layers)
+        if not walk.converted and layers is not None:
+            raise ConfigError("replace", "layers must have the number of an attention module that can be replaced",
+                              sorted(layers), "Numbers count from 0; leave layers out to replace all.")
         if not walk.converted:
             why = "; ".join(f"{name}: {reason}" for name, reason in walk.refused.items())
             raise ConfigError("replace", "model must have self-attention of transformers' interface", why or
@@ -95,6 +98,8 @@ def with_heads(cls: type[M]) -> type[M]:
     `with_heads(LlamaForCausalLM).from_pretrained(folder)` reads what `save_pretrained` of a model with other heads
     wrote. So does `type(model)` of such a model.
     """
+    if not isinstance(cls, type):
+        raise ConfigError("with_heads", "cls must be a class", type(cls).__name__, "Pass type(model).")
     if ENTRY in vars(cls):
         return cls
     if cls not in _CLASSES:
@@ -219,7 +224,7 @@ def _pairs(inputs: int, outputs: int, positions: Tensor | None, like: Tensor) ->
 
 def _kept(mask: Mask, support: Support | Tensor, inputs: int, outputs: int, positions: Tensor | None, like: Tensor
           ) -> Mask:
-    """The mask, of pairs of a support alone: as a structure where all of it is one, else as a table."""
+    """The mask, only of pairs of a support: as a structure where all of it is one, else as a table."""
     if isinstance(support, Tensor):
         rows = support.to(like.device)
         rows = rows[..., :inputs] if positions is None else rows[..., positions.to(like.device), :inputs]

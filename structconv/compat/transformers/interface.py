@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from structconv.compat.attending import Mask, attend, step
-from structconv.errors import ConfigError
+from structconv.errors import ConfigError, class_remedy
 from structconv.structures.supports import Causal, Support, Window
 
 __all__ = ["NAME", "Registration", "StructureMask", "attention", "mask", "register"]
@@ -30,6 +30,8 @@ class Registration:
         A module counts as attention if "Attention" is in the name of its class. It uses the interface if its forward
         pass, or that of a module within it or around it, calls `ALL_ATTENTION_FUNCTIONS`.
         """
+        if not isinstance(model, nn.Module):
+            raise ConfigError("check", "model must be a torch.nn.Module", repr(model), class_remedy(model))
         routed = self.routed(model)
         apart = [name for name, module in model.named_modules()
                  if "Attention" in type(module).__name__ and next(module.parameters(), None) is not None
@@ -95,8 +97,8 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
 class StructureMask(Tensor):
     """A structure that stands for its booleans (B, 1, N, M), which are computed when something reads them.
 
-    The attention function reads `support` alone. Whatever else a model does to a mask (slices it, moves it, joins it
-    with another) gives an ordinary tensor.
+    The attention function reads only `support`. Anything else that a model does to a mask (slices it, moves it, joins
+    it with another) gives an ordinary tensor.
     """
 
     support: Support
@@ -138,7 +140,7 @@ def mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_o
     """The mask function: booleans (B, 1, N, M), or `None`, as that of "sdpa".
 
     A window that hides something, of whole sequences without padding, is a `StructureMask` of `Causal() & Window(...)`,
-    or of a `Window`, whose pairs alone are computed.
+    or of a `Window`, of which only the pairs are computed.
     """
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 

@@ -1,6 +1,6 @@
 """Steps of additive attention: few outputs at a time over the same inputs, as in decoding (Bahdanau et al. 2015).
 
-What depends on the inputs alone is made once, `StepInputs.of`. The backward of a step computes the gradient of its q,
+What depends only on the inputs is made once, `StepInputs.of`. The backward of a step computes the gradient of its q,
 which a recurrence waits for, and leaves the others; when all steps of a backward pass have run, one node gives those of
 the inputs for all of them. It is the node through which the inputs came: the engine runs it after all that read them.
 """

@@ -1,7 +1,7 @@
 """Attention along edges with scores <v, act(q_n + k_m)>: the mathematics of native/src/additive.cpp.
 
 The activation is a leaky ReLU, or the logistic r(t) = 1 / (1 + exp(-rate t)), to which tanh and sigmoid come down. As
-for dot products the backward has two passes, which compute the scores anew: by target for grad q, by source for grad k
+for dot products the backward has two passes, which compute the scores again: by target for grad q, by source for grad k
 and grad x. With the gradient of a score ds = p (<g_n, x_m> - D_n),
     grad q_n = sum ds v act'(q_n + k_m),   grad k_m likewise,   grad x_m = sum p g_n,   grad v = sum ds act(q_n + k_m).
 The last is a sum over all edges: every program of the pass by target leaves its part behind, (programs, K, D) numbers,

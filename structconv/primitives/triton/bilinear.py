@@ -1,6 +1,6 @@
 """Attention along edges with scores scale <q_n, k_m> + bias_e.
 
-The backward has two passes, by target for grad q and by source for grad k and grad v. Both compute the weights anew
+The backward has two passes, by target for grad q and by source for grad k and grad v. Both compute the weights again
 from q, k, v, g, lse and D_n = <g_n, y_n>: the pass by source gathers q_n and g_n in any case, so that no tensor of
 the size of the edges is needed. With the gradient of a score ds = p (<g_n, v_m> - D_n),
     grad q_n = scale sum ds k_m,   grad k_m = scale sum ds q_n,   grad v_m = sum p g_n,   grad bias_e = ds.
