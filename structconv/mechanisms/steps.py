@@ -86,7 +86,9 @@ def _masked(options: dict[str, Any], operator: Any) -> Build:
         if type(mask) is Graph and name == "keep" and type(basis) is not Concat:
             inner = sized(basis)
             if mask.num_inputs == inner.num_inputs and mask.num_outputs == inner.num_outputs:
-                return Masked(basis, EdgeSupport(mask))
+                edges = object.__new__(EdgeSupport)  # of a graph: nothing to check in each call
+                edges.__dict__["graph"] = mask
+                return Masked(basis, edges)
         if name == "keep" and isinstance(mask, Support) and type(basis) is not Concat:
             mask.check("masked", basis.num_inputs, basis.num_outputs)
             return Masked(basis, mask)
