@@ -25,6 +25,7 @@ __all__ = [
     "PLAIN",
     "PLAIN_CALLS",
     "above_autograd",
+    "all_plain",
     "any_autocast",
     "any_requires_grad",
     "autocast",
@@ -198,11 +199,18 @@ CALL = torch.nn.Module.__call__
 PLAIN: list[Any] = [CALL]
 
 
-def _intercepted(module: torch.nn.Module) -> bool:
-    held = module.__dict__
-    return bool(held["_forward_hooks"] or held["_forward_pre_hooks"] or held["_backward_hooks"]
+def _all_plain(*modules: torch.nn.Module) -> bool:
+    for module in modules:
+        held = module.__dict__
+        if (held["_forward_hooks"] or held["_forward_pre_hooks"] or held["_backward_hooks"]
                 or held["_backward_pre_hooks"] or "forward" in held or "_compiled_call_impl" in held
-                or global_hooks() or type(module).__call__ not in PLAIN or torch.nn.Module.__call__ is not CALL)
+                or type(module).__call__ not in PLAIN):
+            return False
+    return torch.nn.Module.__call__ is CALL and not global_hooks()
+
+
+def _intercepted(module: torch.nn.Module) -> bool:
+    return not _all_plain(module)
 
 
 class PlainCalls:
@@ -226,6 +234,14 @@ _HOOKS = {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 #: Return True if a call of a module may differ from its `forward`, or has hooks.
 PLAIN_CALLS = torch.nn.Module().__dict__.keys() >= _HOOKS
 intercepted: Callable[[torch.nn.Module], bool] = _intercepted if PLAIN_CALLS else _always
+
+
+def _never(*_: Any) -> bool:
+    return False
+
+
+#: Return True if a call of each module is its `forward`, without hooks.
+all_plain: Callable[..., bool] = _all_plain if PLAIN_CALLS else _never
 
 
 class _Parameter:

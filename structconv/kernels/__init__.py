@@ -20,6 +20,7 @@ from structconv.kernels import (
     relational,
     samples,
     shifts,
+    small_attention,
     sparse_attention,
     sparse_product,
     window_attention,
@@ -28,6 +29,7 @@ from structconv.planning.kernel import complete
 
 __all__ = ["additive_attention", "attention_step", "blocked_attention", "composite", "conditioned", "dense_attention",
            "flex_attention", "grid", "joined", "long_convolution", "neighbors", "orders", "polynomial", "reassociation",
-           "relational", "samples", "shifts", "sparse_attention", "sparse_product", "window_attention"]
+           "relational", "samples", "shifts", "small_attention", "sparse_attention", "sparse_product",
+           "window_attention"]
 
 complete()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple, Self
 
-from torch import nn
+from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from structconv.mechanisms.expression import Mechanism, check_mechanism
 from structconv.mechanisms.leaves import Link, is_node, leaves_of, link, over_leaves, role_of
+from structconv.nn.direct import FEW_NUMBERS, Direct, direct_of
 from structconv.nn.layer import Layer
 
 __all__ = ["Expressed"]
@@ -18,13 +20,14 @@ _OF_MASKS = re.compile(r"(mask(?:_\d+)?)\.mask\d+")
 
 
 class _Expression(NamedTuple):
-    """An expression, its leaves by the names that the layer has for them, what they share, and the mode of its nodes.
-    """
+    """An expression, its leaves by the names that the layer has for them, what they share, the mode of its nodes, and
+    its direct call."""
 
     root: Mechanism
     leaves: tuple[tuple[str, nn.Module | None], ...]
     links: tuple[Link, ...]
     training: bool
+    direct: Direct | None = None
 
 
 class Expressed(Layer):
@@ -55,15 +58,24 @@ class Expressed(Layer):
     def mechanism(self, mechanism: Mechanism) -> None:
         self._express(mechanism)
 
+    def _directly(self, x: Any, structure: Any = None) -> Tensor | None:
+        """The result of a small call that needs no plan, if this is one; see `nn.direct`."""
+        own = self.__dict__
+        if own["_expression"].direct is None or type(x) is not Tensor or x.numel() > FEW_NUMBERS or is_compiling():
+            return None
+        self.mechanism  # noqa: B018 - renewed if a leaf was replaced
+        direct = own["_expression"].direct
+        return None if direct is None else direct(self, x, structure)
+
     def _renewed(self) -> Mechanism:
         """Return the mechanism with its own nodes, because the current ones may belong to another replica."""
         own = self.__dict__
-        (root, leaves, links, _), modules, training = own["_expression"], own["_modules"], own["training"]
+        (root, leaves, links, *_), modules, training = own["_expression"], own["_modules"], own["training"]
         for shared in links:
             shared.renew(modules)
         root = over_leaves(root, {id(leaf): modules.get(name) for name, leaf in leaves}, training)
         own["_expression"] = _Expression(root, tuple((name, modules.get(name)) for name, _ in leaves), links,
-                                         training)
+                                         training, direct_of(root))
         return root
 
     def _express(self, mechanism: Any) -> None:

@@ -96,6 +96,8 @@ class _ImageLayer(Expressed):
         """(..., P, *S) -> (..., Q, *S')."""
         if type(image) is Proxy:
             return cast(Tensor, recorded(self, image))
+        if (y := self._directly(image)) is not None:
+            return y
         try:
             call, plan = self._planned(image)
             return plan.run(call)

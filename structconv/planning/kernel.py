@@ -28,7 +28,8 @@ from structconv.planning.cost import Cost
 from structconv.planning.problem import BoundRun, Call, Problem, Run
 from structconv.planning.tables import Plan
 
-__all__ = ["FORGET", "Kernel", "complete", "matching", "ordered", "register", "registered", "registrations"]
+__all__ = ["FORGET", "Kernel", "all_built_in", "complete", "matching", "ordered", "register", "registered",
+           "registrations"]
 
 
 class Kernel(abc.ABC):
@@ -105,10 +106,11 @@ _ORDERED: list[Kernel] = []
 
 class _Register:
     """The state of the register: whether all kernels of the package are loaded, so that an unknown name is an error,
-    and the number of registrations.
+    these kernels, and the number of registrations.
     """
 
     complete = False
+    built_in: ClassVar[list[Kernel]] = []
     times = 0
 
 
@@ -140,7 +142,12 @@ def registrations() -> int:
 def complete() -> None:
     """Check that every kernel comes before kernels that there are, now and whenever another is registered."""
     _check_names(_KERNELS)
-    _Register.complete = True
+    _Register.complete, _Register.built_in = True, list(_ORDERED)
+
+
+def all_built_in() -> bool:
+    """Return True if there is no kernel of a user."""
+    return _Register.built_in == _ORDERED
 
 
 def _check_names(kernels: dict[str, Kernel]) -> None:

@@ -52,6 +52,12 @@ def recorded(native):
     _, y2, numbers = native.attend_forward(side, heads, r(K, 3), r(K, 3), r(K, 3), 0.2, *drop, True)
     dots = x, r(K * 2, 3), r(K * 2), r(K * 2, 3), None, r(K, 3, 4), r(K * 4)
     y, table, lse = native.attend_dots_forward(side, *dots, 0.5, *drop, True)
+    of_x = x, r(K, 3, 4), r(K, 4), r(K, 4), r(K * 4)
+    results = native.attend_layer_forward(side, *of_x, 0.2, *drop, True)
+    scored = x, r(K, 3, 4), r(K * 4, 3), r(K * 4), r(K, 4), r(K * 4)
+    found = native.attend_pairs_forward(side, *scored, 0.2, *drop)
+    entries = r(2, 3, 5), r(K * 2, 5), r(K * 2), r(K * 2, 5), None, r(K * 4, 5), r(K * 4), r(6, K * 4), r(6)
+    y_of, *kept = native.attend_entries_forward(*entries, K, 0.5, True)
     _, weights = native.additive_step(r(2, K, 4), r(M, K, 4), torch.rand(M, K, 4), heads, r(K, 4), None, 2.0)
     calls |= {
         "outside": (index, [M, N]), "edges": (index, M, M, starts, starts), "first_loop": (index,),
@@ -65,8 +71,14 @@ def recorded(native):
         "convolve_with_self_backward": (back, x, both, x, r(M, 4), 1, True, True, True),
         "attend_forward": (side, heads, r(K, 3), r(K, 3), r(K, 3), 0.2, *drop, True),
         "attend_backward": (side, back, heads, r(K, 3), r(K, 3), r(K, 3), heads, y2, numbers, heads, 0.2, *drop),
+        "attend_layer_forward": (side, *of_x, 0.2, *drop, True),
+        "attend_layer_backward": (side, back, *of_x, *results, results[0], 0.2, *drop),
+        "attend_pairs_forward": (side, *scored, 0.2, *drop),
+        "attend_pairs_backward": (side, back, *scored, *found, found[0], 0.2, *drop),
         "attend_dots_forward": (side, *dots, 0.5, *drop, True),
         "attend_dots_backward": (side, back, *dots, y, table, lse, y, 0.5, *drop),
+        "attend_entries_forward": (*entries, K, 0.5, True),
+        "attend_entries_backward": (*entries, *kept, y_of, K, 0.5, True),
         "project": (x, r(3, 4), r(4)), "outer": (x, r(M, 4), 2, True),
         "additive_step": (r(2, K, 4), r(M, K, 4), torch.rand(M, K, 4), heads, r(K, 4), None, 2.0),
         "additive_step_backward": (r(2, K, 4), r(M, K, 4), torch.rand(M, K, 4), heads, r(K, 4), weights, r(2, K, 3),

@@ -22,8 +22,9 @@ from structconv.primitives.native.dispatch import Loaded
 from structconv.primitives.native.indices import LIMIT
 from structconv.primitives.products import FULL_WIDTH, LEAST_NUMBERS, LEAST_PRODUCTS, outer, product
 
-__all__ = ["attend_additive", "attend_affine", "attend_bilinear", "attend_dots", "convolve", "convolve_linear",
-           "convolve_with_self", "gather_maxima", "gather_sums", "group_starts", "is_direct", "pool_groups"]
+__all__ = ["attend_additive", "attend_affine", "attend_bilinear", "attend_dots", "attend_entries", "attend_layer",
+           "attend_pairs", "convolve", "convolve_linear", "convolve_with_self", "gather_maxima", "gather_sums",
+           "group_starts", "is_direct", "pool_groups"]
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _POOLINGS = {"sum": 0, "mean": 1, "max": 2}  # see Pooling in src/operators.cpp
@@ -232,13 +233,35 @@ gather_maxima = as_node("_Maxima", 1, "maxima", "maxima_backward")
 #: `projected_attention` among the inputs, of x (M, K, C), of_source and of_target (K, C), a bias (K, C) or none, and
 #: the slope: (M, K, C).
 attend_affine = as_node("_AttendAffine", 4, "attend_forward", "attend_backward", flagged=True)
+#: The same of x Theta_k: of x (M, P), Theta (K, P, C), of_source, of_target, a bias (K C) or none: (M, K C).
+attend_layer = as_node("_AttendLayer", 5, "attend_layer_forward", "attend_layer_backward", flagged=True)
 #: `bilinear_attention` of q, k, v, no bias, and the scale.
 attend_bilinear = as_node("_AttendBilinear", 4, "bilinear_forward", "bilinear_backward")
 #: `additive_attention` of q, k, x, the vector, the kind and the parameter of its activation, and False.
 attend_additive = as_node("_AttendAdditive", 4, "additive_forward", "additive_backward")
+#: GATv2 among the inputs, projections included: (M, K C). Of x (M, P), Theta (K, P, C), the weight (K C, P) and bias of
+#: the targets, the vector (K, C), a bias (K C) or none, and the slope.
+attend_pairs = as_node("_AttendPairs", 6, "attend_pairs_forward", "attend_pairs_backward")
 #: Scaled dot-product attention among the entries of x (M, P), projections included: (M, K C). Of x, queries (K D, P)
 #: and their bias (K D) or none, keys and theirs, values (K, P, C), a bias (K C) or none, and the scale.
 attend_dots = as_node("_AttendDots", 7, "attend_dots_forward", "attend_dots_backward", flagged=True)
+
+
+def _entries(_: Any, *arguments: Any) -> Any:
+    return Loaded.core.attend_entries_forward(*arguments)  # type: ignore[union-attr]
+
+
+def _entries_backward(_: Any, *arguments: Any) -> Gradients:
+    *saved, heads, scale, causal = arguments
+    *saved, _ = saved
+    found: Gradients = Loaded.core.attend_entries_backward(*saved, heads, scale, causal)  # type: ignore[union-attr]
+    return found
+
+
+#: Multi-head attention of x (..., M, P) to itself, without an adjacency. Of x, weight (K D, P) and bias of queries,
+#: those of keys, of values (K C, P) with a bias (K C) or (K, C), of the output (Q, K C), K, the scale, and whether
+#: it is causal.
+attend_entries = as_node("_AttendEntries", 9, _entries, _entries_backward, reads_result=False)
 
 
 # -- groups of rows that lie one after the other -------------------------------------------------------------------

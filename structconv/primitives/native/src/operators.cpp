@@ -694,6 +694,15 @@ Tensor matrix(const View& t, int64_t at, int64_t rows, int64_t columns, bool tra
     return Tensor(made);
 }
 
+// A contiguous tensor in another shape.
+Tensor shaped(const Tensor& t, Shape sizes) {
+    int64_t strides[4], dim = static_cast<int64_t>(sizes.size());
+    for (int64_t i = dim - 1, step = 1; i >= 0; --i) strides[i] = step, step *= sizes.begin()[i];
+    AtenTensorHandle made;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(t.get(), dim, sizes.begin(), strides, 0, &made));
+    return Tensor(made);
+}
+
 void multiply_into(const Tensor& y, const Tensor& a, const Tensor& b, const Tensor* plus = nullptr) {
     STABLE_TORCH_ERROR_CODE_CHECK(plus ? aoti_torch_cpu_addmm_out(y.get(), plus->get(), a.get(), b.get(), 1.0, 1.0)
                                        : aoti_torch_cpu_mm_out(y.get(), a.get(), b.get()));
@@ -1006,6 +1015,64 @@ std::tuple<Tensor, Tensor, Tensor, Maybe> attend_backward(const Tensor& by_targe
     return {grad_x.tensor(), part(0), part(1), a.bias.sizes ? Maybe(part(2)) : std::nullopt};
 }
 
+// x (M, P) and Theta (K, P, C), whose products are the heads of the operator above.
+struct Projected {
+    View x, theta, packed;  // packed: Theta as (P, K C)
+    int64_t nodes, in, heads, channels, width;
+
+    Projected(const Op& op, const Tensor& x_, const Tensor& theta_)
+        : x(op.dense("x", x_, {kAny, kAny}, types().f32)), theta(op.dense("theta", theta_, {kAny, x.size(1), kAny}, types().f32)),
+          nodes(x.size(0)), in(x.size(1)), heads(theta.size(0)), channels(theta.size(2)), width(heads * channels) {
+        packed = op.made({in, width});
+        for (int64_t k = 0; k < heads; ++k)
+            for (int64_t i = 0; i < in; ++i)
+                std::copy_n(theta.floats() + (k * in + i) * channels, channels, packed.floats() + i * width + k * channels);
+    }
+};
+
+// y (M, K C), y2, the numbers and x Theta_k.
+std::tuple<Tensor, Maybe, Tensor, Tensor> attend_layer_forward(const Tensor& side, const Tensor& x, const Tensor& theta,
+                                                               const Tensor& of_source, const Tensor& of_target,
+                                                               const Maybe& bias, double slope, double p, int64_t seed,
+                                                               int64_t batch_heads, bool train) {
+    const Op op{"attend_layer_forward"};
+    const Projected a(op, x, theta);
+    const Tensor h = shaped(times(op, a.x, a.packed.tensor(), a.width).tensor(), {a.nodes, a.heads, a.channels});
+    Maybe by_head;
+    if (bias) by_head = shaped(op.floats("bias", bias, {a.width}).tensor(), {a.heads, a.channels});
+    auto [y, y2, numbers] = attend_forward(side, h, of_source, of_target, by_head, slope, p, seed, batch_heads, train);
+    return {shaped(y, {a.nodes, a.width}), y2, numbers, h};
+}
+
+// The gradients of x, Theta, of_source, of_target and the bias.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Maybe> attend_layer_backward(
+    const Tensor& by_target, const Tensor& by_source, const Tensor& x, const Tensor& theta, const Tensor& of_source,
+    const Tensor& of_target, const Maybe& bias, const Tensor& y_, const Tensor& y2, const Tensor& numbers, const Tensor& h,
+    const Tensor& grad_, double slope, double p, int64_t seed, int64_t batch_heads) {
+    const Op op{"attend_layer_backward"};
+    const Projected a(op, x, theta);
+    const auto heads = [&](const char* name, const Tensor& t) {
+        return shaped(op.dense(name, t, {a.nodes, a.width}, types().f32).tensor(), {a.nodes, a.heads, a.channels});
+    };
+    Maybe by_head, grad_bias;
+    if (bias) by_head = shaped(op.floats("bias", bias, {a.width}).tensor(), {a.heads, a.channels});
+    op.dense("h", h, {a.nodes, a.heads, a.channels}, types().f32);
+    const auto [grad_h, of_sources, of_targets, of_bias] = attend_backward(
+        by_target, by_source, h, of_source, of_target, by_head, heads("y", y_), y2, numbers, heads("grad", grad_), slope, p,
+        seed, batch_heads);
+    const Tensor flat = shaped(grad_h, {a.nodes, a.width});
+    const View grad_x = op.made({a.nodes, a.in}), grad_packed = op.made({a.in, a.width});
+    const View grad_theta = op.made({a.heads, a.in, a.channels});
+    multiply_into(grad_x.tensor(), flat, matrix(a.packed, 0, a.in, a.width, true));
+    multiply_into(grad_packed.tensor(), matrix(a.x, 0, a.nodes, a.in, true), flat);
+    for (int64_t k = 0; k < a.heads; ++k)
+        for (int64_t i = 0; i < a.in; ++i)
+            std::copy_n(grad_packed.floats() + i * a.width + k * a.channels, a.channels,
+                        grad_theta.floats() + (k * a.in + i) * a.channels);
+    if (of_bias) grad_bias = shaped(*of_bias, {a.width});
+    return {grad_x.tensor(), grad_theta.tensor(), of_sources, of_targets, grad_bias};
+}
+
 // q (N, K, D), k (M, K, D) and v (M, K, C), each a tensor of its own, or columns of one table: [q | k | v] or [k | v].
 struct Queries {
     View q, k, v, table;
@@ -1117,29 +1184,55 @@ std::tuple<Tensor, Maybe, Maybe> packed_backward(
 }
 
 // Scaled dot products of queries, keys and values that are projections of one x (M, P): by weights (K D, P) of queries and
-// keys, with biases or none, and Theta (K, P, C). One product makes all of them, a table (M, 2 K D + K C).
+// keys, with biases or none, and Theta (K, P, C), or with `heads` a weight (K C, P). One product makes all of them, a table
+// (M, 2 K D + K C).
 struct Dots {
-    View x, query, key, value, query_bias, key_bias;
+    View x, query, key, value, biases[3];
     int64_t nodes, in, heads, channels, own, depth, width;  // own: K D
+    bool turned, by_head = false;  // values by Theta; their bias by head
 
-    Dots(const Op& op, const Tensor& x_, const Tensor& query_, const Maybe& query_bias_, const Tensor& key_,
-         const Maybe& key_bias_, const Tensor& value_)
-        : x(op.dense("x", x_, {kAny, kAny}, types().f32)), query(op.dense("query", query_, {kAny, x.size(1)}, types().f32)),
-          key(op.dense("key", key_, {query.size(0), x.size(1)}, types().f32)),
-          value(op.dense("value", value_, {kAny, x.size(1), kAny}, types().f32)),
-          query_bias(op.floats("query_bias", query_bias_, {query.size(0)})),
-          key_bias(op.floats("key_bias", key_bias_, {query.size(0)})), nodes(x.size(0)), in(x.size(1)),
-          heads(value.size(0)), channels(value.size(2)), own(query.size(0)) {
-        op.check(heads > 0 && own % heads == 0, "query", "have as many rows for each head");
-        depth = own / heads, width = 2 * own + heads * channels;
+    Dots(const Op& op, const View& x_, const Tensor& query_, const Maybe& query_bias, const Tensor& key_, const Maybe& key_bias,
+         const Tensor& value_, const Maybe& value_bias = {}, int64_t heads_ = 0)
+        : x(x_), nodes(x.tensor().numel() / std::max<int64_t>(x.size(x.tensor().dim() - 1), 1)),
+          in(x.size(x.tensor().dim() - 1)), turned(!heads_) {
+        query = op.dense("query", query_, {kAny, in}, types().f32);
+        own = query.size(0), key = op.dense("key", key_, {own, in}, types().f32);
+        value = turned ? op.dense("value", value_, {kAny, in, kAny}, types().f32) : op.dense("value", value_, {kAny, in}, types().f32);
+        heads = turned ? value.size(0) : heads_;
+        op.check(heads > 0 && own % heads == 0 && (turned || value.size(0) % heads == 0), "query", "have as many rows for each head");
+        depth = own / heads, channels = turned ? value.size(2) : value.size(0) / heads, width = 2 * own + heads * channels;
+        biases[0] = op.floats("query_bias", query_bias, {own}), biases[1] = op.floats("key_bias", key_bias, {own});
+        if (value_bias) {  // (K C) or (K, C)
+            const View given = value_bias->dim() == 2 ? op.floats("value_bias", value_bias, {heads, channels})
+                                                      : op.floats("value_bias", value_bias, {heads * channels});
+            biases[2] = op.view("value_bias", shaped(given.tensor(), {heads * channels})), by_head = value_bias->dim() == 2;
+        }
     }
+
+    int64_t rows(int64_t part) const { return part < 2 ? own : heads * channels; }
 
     // All weights, as rows (width, P).
     View packed(const Op& op) const {
         const View found = op.made({width, in});
         float* to = found.floats();
         if (own * in) std::memcpy(to, query.data, 4 * own * in), std::memcpy(to + own * in, key.data, 4 * own * in);
-        turn(value.floats(), in, channels, to + 2 * own * in);
+        if (turned) turn(value.floats(), in, channels, to + 2 * own * in);
+        else if (in) std::memcpy(to + 2 * own * in, value.data, 4 * rows(2) * in);
+        return found;
+    }
+
+    // All projections, with the biases.
+    View table(const Op& op) const {
+        View added;
+        if (biases[0].sizes || biases[1].sizes || biases[2].sizes) {
+            added = op.made({width});
+            float* to = added.floats();
+            for (int64_t part = 0; part < 3; to += rows(part++))
+                biases[part].sizes ? std::copy_n(biases[part].floats(), rows(part), to) : std::fill_n(to, rows(part), 0.0f);
+        }
+        const View found = op.made({nodes, width});
+        multiply_into(found.tensor(), matrix(x, 0, nodes, in), matrix(packed(op), 0, width, in, true),
+                      added.sizes ? &added.tensor() : nullptr);
         return found;
     }
 
@@ -1153,6 +1246,31 @@ struct Dots {
     Rows part(const View& table, int64_t number) const {
         return {table.floats() + number * own, width, number < 2 ? depth : channels};
     }
+
+    // The gradients of x, and of weights and biases: query, its bias, key, its bias, value, its bias.
+    std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe> gradients(const Op& op, const View& grad_table) const {
+        View grad_x = x.tensor().dim() == 3 ? op.made({x.size(0), x.size(1), in}) : op.made({nodes, in});
+        multiply_into(matrix(grad_x, 0, nodes, in), grad_table.tensor(), packed(op).tensor());
+        const View grad_rows = op.made({width, in});
+        multiply_into(grad_rows.tensor(), matrix(grad_table, 0, nodes, width, true), matrix(x, 0, nodes, in));
+        View of_biases[3], grad_value;
+        for (int64_t part = 0; part < 3; ++part)
+            if (biases[part].sizes) of_biases[part] = row_sum(op, grad_table.floats() + part * own, nodes, rows(part), width);
+        Maybe of_values = maybe(of_biases[2]);
+        if (of_values && by_head) of_values = shaped(*of_values, {heads, channels});
+        if (turned) grad_value = op.made({heads, in, channels});
+        if (turned) turn(grad_rows.floats() + 2 * own * in, channels, in, grad_value.floats());
+        return {grad_x.tensor(), matrix(grad_rows, 0, own, in), maybe(of_biases[0]), piece(grad_rows, own, own),
+                maybe(of_biases[1]), turned ? grad_value.tensor() : piece(grad_rows, 2 * own, rows(2)), of_values};
+    }
+
+    // So many rows of weights, from row `first` on.
+    Tensor piece(const View& rows, int64_t first, int64_t count) const {
+        const int64_t sizes[2] = {count, in}, strides[2] = {in, 1};
+        AtenTensorHandle made;
+        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(rows.tensor().get(), 2, sizes, strides, first * in, &made));
+        return Tensor(made);
+    }
 };
 
 // y (M, K C), with b added, and for the backward the table and lse.
@@ -1161,19 +1279,11 @@ std::tuple<Tensor, Maybe, Maybe> attend_dots_forward(const Tensor& side_, const 
                                                      const Tensor& value, const Maybe& bias_, double scale, double p,
                                                      int64_t seed, int64_t batch_heads, bool train) {
     const Op op{"attend_dots_forward"};
-    const Dots d(op, x, query, query_bias, key, key_bias, value);
+    const Dots d(op, op.dense("x", x, {kAny, kAny}, types().f32), query, query_bias, key, key_bias, value);
     const Sealed side = op.sealed("side", side_, d.nodes);
     op.check(side.rows() == d.nodes, "side", "have a row for each row of x");
     const View bias = op.floats("bias", bias_, {d.heads * d.channels});
-    View added;
-    if (d.query_bias.sizes || d.key_bias.sizes) {
-        added = op.made({d.width});
-        std::fill_n(added.floats(), d.width, 0.0f);
-        if (d.query_bias.sizes) std::copy_n(d.query_bias.floats(), d.own, added.floats());
-        if (d.key_bias.sizes) std::copy_n(d.key_bias.floats(), d.own, added.floats() + d.own);
-    }
-    const View packed = d.packed(op), y = op.made({d.nodes, d.heads * d.channels}), lse = op.made({d.nodes, d.heads});
-    const View table = times(op, d.x, matrix(packed, 0, d.width, d.in, true), d.width, added.sizes ? &added.tensor() : nullptr);
+    const View table = d.table(op), y = op.made({d.nodes, d.heads * d.channels}), lse = op.made({d.nodes, d.heads});
     const BilinearForwardArgs args{side.layout(false), d.part(table, 0), d.part(table, 1), d.part(table, 2),
                                    {y.data, d.heads * d.channels, d.channels}, nullptr, lse.floats(), d.heads, d.depth,
                                    d.channels, 0, op.threads, scale, op.drop(p, seed, batch_heads, d.nodes)};
@@ -1190,7 +1300,7 @@ std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe> attend_dots_back
     const Tensor& table_, const Tensor& lse_, const Tensor& grad_, double scale, double p, int64_t seed,
     int64_t batch_heads) {
     const Op op{"attend_dots_backward"};
-    const Dots d(op, x, query, query_bias, key, key_bias, value);
+    const Dots d(op, op.dense("x", x, {kAny, kAny}, types().f32), query, query_bias, key, key_bias, value);
     const Sealed ahead = op.sealed("by_target", by_target, d.nodes), back = op.sealed("by_source", by_source, d.nodes);
     op.check(ahead.rows() == d.nodes && back.rows() == d.nodes && ahead.slots() == back.slots(), "by_source",
              "be the transpose of by_target, with a row for each row of x");
@@ -1211,16 +1321,93 @@ std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe> attend_dots_back
                                     lse.floats(), nullptr, packs.floats(), d.heads, d.depth, d.channels, 0, op.threads,
                                     scale, op.drop(p, seed, batch_heads, d.nodes)};
     run.bilinear_backward(&args);
-    const View grad_x = times(op, grad_table, d.packed(op).tensor(), d.in), grad_rows = op.made({d.width, d.in});
-    multiply_into(grad_rows.tensor(), matrix(grad_table, 0, d.nodes, d.width, true), d.x.tensor());
-    const View grad_value = op.made({d.heads, d.in, d.channels});
-    d.turn(grad_rows.floats() + 2 * d.own * d.in, d.channels, d.in, grad_value.floats());
-    View grad_query_bias, grad_key_bias, grad_bias;
-    if (d.query_bias.sizes) grad_query_bias = row_sum(op, grad_table.floats(), d.nodes, d.own, d.width);
-    if (d.key_bias.sizes) grad_key_bias = row_sum(op, grad_table.floats() + d.own, d.nodes, d.own, d.width);
-    if (bias.sizes) grad_bias = row_sum(op, grad.floats(), d.nodes, out, out);
-    return {grad_x.tensor(), matrix(grad_rows, 0, d.own, d.in), maybe(grad_query_bias), matrix(grad_rows, 1, d.own, d.in),
-            maybe(grad_key_bias), grad_value.tensor(), maybe(grad_bias)};
+    auto found = d.gradients(op, grad_table);
+    if (bias.sizes) std::get<6>(found) = row_sum(op, grad.floats(), d.nodes, out, out).tensor();
+    return found;
+}
+
+// All pairs of entries of one sample, by target or by source; `causal`: those of an input and a later output, or the same.
+struct Complete {
+    std::vector<int32_t> indptr{0}, index;
+
+    Complete(int64_t samples, int64_t entries, bool causal, bool by_source) {
+        indptr.reserve(samples * entries + 1), index.reserve(samples * entries * entries);
+        for (int64_t start = 0; start < samples * entries; start += entries)
+            for (int64_t row = 0; row < entries; ++row) {
+                const int64_t last = causal && !by_source ? row + 1 : entries;
+                for (int64_t at = causal && by_source ? row : 0; at < last; ++at) index.push_back(static_cast<int32_t>(start + at));
+                indptr.push_back(static_cast<int32_t>(index.size()));
+            }
+    }
+
+    Layout layout() const {
+        return {indptr.data(), index.data(), nullptr, static_cast<int64_t>(indptr.size()) - 1, static_cast<int64_t>(index.size())};
+    }
+};
+
+// Multi-head attention of x (B, M, P) or (M, P) to itself, with the output projection (Q, K C) and a bias (Q).
+struct Entries {
+    Dots d;
+    View output, bias;
+    int64_t samples, entries, inner, out;
+
+    Entries(const Op& op, const Tensor& x, const Tensor& query, const Maybe& query_bias, const Tensor& key, const Maybe& key_bias,
+            const Tensor& value, const Maybe& value_bias, const Tensor& output_, const Maybe& bias_, int64_t heads)
+        : d(op, x.dim() == 3 ? op.dense("x", x, {kAny, kAny, kAny}, types().f32) : op.dense("x", x, {kAny, kAny}, types().f32),
+            query, query_bias, key, key_bias, value, value_bias, std::max<int64_t>(heads, 1)) {
+        samples = d.x.tensor().dim() == 3 ? d.x.size(0) : 1, entries = d.x.size(d.x.tensor().dim() - 2);
+        inner = d.heads * d.channels, output = op.dense("output", output_, {kAny, inner}, types().f32), out = output.size(0);
+        bias = op.floats("bias", bias_, {out});
+        op.check(entries < (1 << 15) && samples * entries * entries < kLimit, "x", "have fewer pairs of entries");
+    }
+};
+
+// y like x, and for the backward the table, lse and what the output projection multiplies.
+std::tuple<Tensor, Tensor, Tensor, Tensor> attend_entries_forward(
+    const Tensor& x, const Tensor& query, const Maybe& query_bias, const Tensor& key, const Maybe& key_bias, const Tensor& value,
+    const Maybe& value_bias, const Tensor& output, const Maybe& bias, int64_t heads, double scale, bool causal) {
+    const Op op{"attend_entries_forward"};
+    const Entries e(op, x, query, query_bias, key, key_bias, value, value_bias, output, bias, heads);
+    const Dots& d = e.d;
+    const View table = d.table(op), r = op.made({d.nodes, e.inner}), lse = op.made({d.nodes, d.heads});
+    const Complete pairs(e.samples, e.entries, causal, false);
+    const BilinearForwardArgs args{pairs.layout(), d.part(table, 0), d.part(table, 1), d.part(table, 2),
+                                   {r.data, e.inner, d.channels}, nullptr, lse.floats(), d.heads, d.depth, d.channels, 0,
+                                   op.threads, scale, op.drop(0, 0, 1, d.nodes)};
+    run.bilinear_forward(&args);
+    const View y = d.x.tensor().dim() == 3 ? op.made({e.samples, e.entries, e.out}) : op.made({e.entries, e.out});
+    multiply_into(matrix(y, 0, d.nodes, e.out), r.tensor(), matrix(e.output, 0, e.out, e.inner, true),
+                  e.bias.sizes ? &e.bias.tensor() : nullptr);
+    return {y.tensor(), table.tensor(), lse.tensor(), r.tensor()};
+}
+
+// The gradients of x, and of weights and biases of queries, keys, values and outputs.
+std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe> attend_entries_backward(
+    const Tensor& x, const Tensor& query, const Maybe& query_bias, const Tensor& key, const Maybe& key_bias, const Tensor& value,
+    const Maybe& value_bias, const Tensor& output, const Maybe& bias, const Tensor& table_, const Tensor& lse_, const Tensor& r_,
+    const Tensor& grad_, int64_t heads, double scale, bool causal) {
+    const Op op{"attend_entries_backward"};
+    const Entries e(op, x, query, query_bias, key, key_bias, value, value_bias, output, bias, heads);
+    const Dots& d = e.d;
+    const View table = op.dense("table", table_, {d.nodes, d.width}, types().f32), lse = op.floats("lse", lse_, {d.nodes, d.heads});
+    const View r = op.dense("r", r_, {d.nodes, e.inner}, types().f32);
+    const View given = d.x.tensor().dim() == 3 ? op.dense("grad", grad_, {e.samples, e.entries, e.out}, types().f32)
+                                               : op.dense("grad", grad_, {e.entries, e.out}, types().f32);
+    const Tensor grad = matrix(given, 0, d.nodes, e.out);
+    const View grad_r = op.made({d.nodes, e.inner}), grad_output = op.made({e.out, e.inner});
+    multiply_into(grad_r.tensor(), grad, e.output.tensor());
+    multiply_into(grad_output.tensor(), matrix(given, 0, d.nodes, e.out, true), r.tensor());
+    View grad_bias;
+    if (e.bias.sizes) grad_bias = row_sum(op, given.floats(), d.nodes, e.out, e.out);
+    const Complete ahead(e.samples, e.entries, causal, false), back(e.samples, e.entries, causal, true);
+    const View grad_table = op.made({d.nodes, d.width}), packs = op.made({d.nodes, 2, d.heads});
+    const BilinearBackwardArgs args{ahead.layout(), back.layout(), d.part(table, 0), d.part(table, 1), d.part(table, 2),
+                                    {r.data, e.inner, d.channels}, {grad_r.data, e.inner, d.channels}, d.part(grad_table, 0),
+                                    d.part(grad_table, 1), d.part(grad_table, 2), nullptr, lse.floats(), nullptr,
+                                    packs.floats(), d.heads, d.depth, d.channels, 0, op.threads, scale,
+                                    op.drop(0, 0, 1, d.nodes)};
+    run.bilinear_backward(&args);
+    return std::tuple_cat(d.gradients(op, grad_table), std::make_tuple(grad_output.tensor(), maybe(grad_bias)));
 }
 
 // Edges, or all pairs; then `every` holds the numbers 0, 1, ...
@@ -1289,6 +1476,93 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> additive_backward(
                                     op.drop(p, seed, batch_heads, rows)};
     run.additive_backward(&args);
     return {grad_q.tensor(), grad_k.tensor(), grad_x.tensor(), grad_vector.tensor()};
+}
+
+// Values and keys x Theta_k, queries x W^T + c: x (M, P), Theta (K, P, C), W (K C, P) and c (K C), in one table
+// (M, 2 K C). The score of an edge is <vector_k, leaky_relu(query + key)>.
+struct Pairwise {
+    Projected a;
+    View weight, offset, vector, packed;  // packed: both weights as (P, 2 K C)
+    int64_t width;                        // K C
+
+    Pairwise(const Op& op, const Tensor& x, const Tensor& theta, const Tensor& weight_, const Tensor& offset_,
+             const Tensor& vector_)
+        : a(op, x, theta), weight(op.dense("weight", weight_, {a.width, a.in}, types().f32)),
+          offset(op.floats("offset", offset_, {a.width})), vector(op.floats("vector", vector_, {a.heads, a.channels})),
+          packed(op.made({a.in, 2 * a.width})), width(a.width) {
+        for (int64_t i = 0; i < a.in; ++i) {
+            float* row = packed.floats() + 2 * i * width;
+            std::copy_n(a.packed.floats() + i * width, width, row);
+            for (int64_t c = 0; c < width; ++c) row[width + c] = weight.floats()[c * a.in + i];
+        }
+    }
+
+    Rows part(const View& table, int64_t number) const { return {table.floats() + number * width, 2 * width, a.channels}; }
+};
+
+// y (M, K C), with b added, the table and lse.
+std::tuple<Tensor, Tensor, Tensor> attend_pairs_forward(const Tensor& side_, const Tensor& x, const Tensor& theta,
+                                                        const Tensor& weight, const Tensor& offset, const Tensor& vector,
+                                                        const Maybe& bias_, double slope, double p, int64_t seed,
+                                                        int64_t batch_heads) {
+    const Op op{"attend_pairs_forward"};
+    const Pairwise w(op, x, theta, weight, offset, vector);
+    const int64_t nodes = w.a.nodes, heads = w.a.heads, channels = w.a.channels;
+    const Sealed side = op.sealed("side", side_, nodes);
+    op.check(side.rows() == nodes, "side", "have a row for each row of x");
+    const View bias = op.floats("bias", bias_, {w.width}), added = op.made({2 * w.width});
+    std::fill_n(added.floats(), w.width, 0.0f), std::copy_n(w.offset.floats(), w.width, added.floats() + w.width);
+    const View table = times(op, w.a.x, w.packed.tensor(), 2 * w.width, &added.tensor());
+    const View y = op.made({nodes, w.width}), lse = op.made({nodes, heads});
+    const AdditiveForwardArgs args{side.layout(false), w.part(table, 1), w.part(table, 0), w.part(table, 0),
+                                   {y.data, w.width, channels}, w.vector.floats(), lse.floats(), heads, channels, channels,
+                                   kPiecewise, false, 0, op.threads, slope, op.drop(p, seed, batch_heads, nodes)};
+    run.additive_forward(&args);
+    if (bias.sizes) add_rows(y, bias);
+    return {y.tensor(), table.tensor(), lse.tensor()};
+}
+
+// The gradients of x, Theta, the weight, the offset, the vector and the bias.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Maybe> attend_pairs_backward(
+    const Tensor& by_target, const Tensor& by_source, const Tensor& x, const Tensor& theta, const Tensor& weight,
+    const Tensor& offset, const Tensor& vector, const Maybe& bias_, const Tensor& y_, const Tensor& table_, const Tensor& lse_,
+    const Tensor& grad_, double slope, double p, int64_t seed, int64_t batch_heads) {
+    const Op op{"attend_pairs_backward"};
+    const Pairwise w(op, x, theta, weight, offset, vector);
+    const int64_t nodes = w.a.nodes, heads = w.a.heads, channels = w.a.channels, in = w.a.in, width = w.width;
+    const Sealed ahead = op.sealed("by_target", by_target, nodes), back = op.sealed("by_source", by_source, nodes);
+    op.check(ahead.rows() == nodes && back.rows() == nodes && ahead.slots() == back.slots(), "by_source",
+             "be the transpose of by_target, with a row for each row of x");
+    const View given = op.dense("y", y_, {nodes, width}, types().f32), y = op.made({nodes, width});
+    const View bias = op.floats("bias", bias_, {width}), grad = op.dense("grad", grad_, {nodes, width}, types().f32);
+    const View table = op.dense("table", table_, {nodes, 2 * width}, types().f32), lse = op.floats("lse", lse_, {nodes, heads});
+    for (int64_t n = 0; n < nodes; ++n)  // the kernel reads y without the bias
+        for (int64_t c = 0; c < width; ++c)
+            y.floats()[n * width + c] = given.floats()[n * width + c] - (bias.sizes ? bias.floats()[c] : 0.0f);
+    const View grad_table = op.made({nodes, 2 * width}), grad_values = op.made({nodes, width}), grad_vector = op.made({heads, channels});
+    const View packs = op.made({nodes, 2, heads}), partial = op.made({kRanges, heads, channels});
+    const auto rows = [&](const View& t) { return Rows{t.data, width, channels}; };
+    const AdditiveBackwardArgs args{ahead.layout(false), back.layout(false), w.part(table, 1), w.part(table, 0),
+                                    w.part(table, 0), rows(y), rows(grad), w.part(grad_table, 1), w.part(grad_table, 0),
+                                    rows(grad_values), w.vector.floats(), lse.floats(), grad_vector.floats(), packs.floats(),
+                                    partial.floats(), heads, channels, channels, kPiecewise, false, 0, op.threads, slope,
+                                    op.drop(p, seed, batch_heads, nodes)};
+    run.additive_backward(&args);
+    for (int64_t n = 0; n < nodes; ++n)
+        for (int64_t c = 0; c < width; ++c) grad_table.floats()[2 * n * width + c] += grad_values.floats()[n * width + c];
+    const View grad_x = times(op, grad_table, matrix(w.packed, 0, in, 2 * width, true), in), grad_packed = op.made({in, 2 * width});
+    multiply_into(grad_packed.tensor(), matrix(w.a.x, 0, nodes, in, true), grad_table.tensor());
+    const View grad_theta = op.made({heads, in, channels}), grad_weight = op.made({width, in});
+    for (int64_t i = 0; i < in; ++i) {
+        const float* row = grad_packed.floats() + 2 * i * width;
+        for (int64_t k = 0; k < heads; ++k)
+            std::copy_n(row + k * channels, channels, grad_theta.floats() + (k * in + i) * channels);
+        for (int64_t c = 0; c < width; ++c) grad_weight.floats()[c * in + i] = row[width + c];
+    }
+    View grad_bias;
+    if (bias.sizes) grad_bias = row_sum(op, grad.floats(), nodes, width, width);
+    return {grad_x.tensor(), grad_theta.tensor(), grad_weight.tensor(),
+            row_sum(op, grad_table.floats() + width, nodes, width, 2 * width).tensor(), grad_vector.tensor(), maybe(grad_bias)};
 }
 
 // A step of additive attention: q (N, B, D) over k, factor (M, B, D) and x (M, B, C).
@@ -1665,6 +1939,9 @@ std::tuple<Tensor, Tensor, int64_t> number(const Tensor& table_, const Tensor& k
 // -- registration ------------------------------------------------------------------------------------------------------
 
 #define SC_DROP "float p, int seed, int batch_heads"
+#define SC_ENTRIES                                                                                                    \
+    "Tensor x, Tensor query, Tensor? query_bias, Tensor key, Tensor? key_bias, Tensor value, Tensor? value_bias, "    \
+    "Tensor output, Tensor? bias"
 #define SC_WINDOW                                                                                                     \
     "Tensor[] lines, Tensor falling, Tensor rising, Tensor? outputs, Tensor? inputs, int[] axis, Tensor q, Tensor k, " \
     "Tensor v, float scale, " SC_DROP
@@ -1726,6 +2003,11 @@ const Operator kOperators[] = {
     {"attend_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor of_source, Tensor of_target, Tensor? bias, "
      "Tensor y, Tensor y2, Tensor numbers, Tensor grad, float slope, " SC_DROP ") -> (Tensor, Tensor, Tensor, Tensor?)",
      TORCH_BOX(&attend_backward)},
+    {"attend_layer_forward", "(Tensor side, Tensor x, Tensor theta, Tensor of_source, Tensor of_target, Tensor? bias, "
+     "float slope, " SC_DROP ", bool train) -> (Tensor, Tensor?, Tensor, Tensor)", TORCH_BOX(&attend_layer_forward)},
+    {"attend_layer_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor theta, Tensor of_source, "
+     "Tensor of_target, Tensor? bias, Tensor y, Tensor y2, Tensor numbers, Tensor h, Tensor grad, float slope, " SC_DROP
+     ") -> (Tensor, Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&attend_layer_backward)},
     {"bilinear_forward", "(Tensor by_target, Tensor q, Tensor k, Tensor v, Tensor? bias, float scale, " SC_DROP ") -> "
      "(Tensor, Tensor)", TORCH_BOX(&bilinear_forward)},
     {"bilinear_backward", "(Tensor by_target, Tensor by_source, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor y, "
@@ -1740,11 +2022,21 @@ const Operator kOperators[] = {
     {"attend_dots_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor query, Tensor? query_bias, Tensor key, "
      "Tensor? key_bias, Tensor value, Tensor? bias, Tensor y, Tensor table, Tensor lse, Tensor grad, float scale, " SC_DROP
      ") -> (Tensor, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?)", TORCH_BOX(&attend_dots_backward)},
+    {"attend_entries_forward", "(" SC_ENTRIES ", int heads, float scale, bool causal) -> (Tensor, Tensor, Tensor, Tensor)",
+     TORCH_BOX(&attend_entries_forward)},
+    {"attend_entries_backward", "(" SC_ENTRIES ", Tensor table, Tensor lse, Tensor r, Tensor grad, int heads, float scale, "
+     "bool causal) -> (Tensor, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?)",
+     TORCH_BOX(&attend_entries_backward)},
     {"additive_forward", "(Tensor? by_target, Tensor q, Tensor k, Tensor x, Tensor vector, int activation, "
      "float parameter, bool causal, " SC_DROP ") -> (Tensor, Tensor)", TORCH_BOX(&additive_forward)},
     {"additive_backward", "(Tensor? by_target, Tensor? by_source, Tensor q, Tensor k, Tensor x, Tensor vector, Tensor y, "
      "Tensor lse, Tensor grad, int activation, float parameter, bool causal, " SC_DROP ") -> "
      "(Tensor, Tensor, Tensor, Tensor)", TORCH_BOX(&additive_backward)},
+    {"attend_pairs_forward", "(Tensor side, Tensor x, Tensor theta, Tensor weight, Tensor offset, Tensor vector, "
+     "Tensor? bias, float slope, " SC_DROP ") -> (Tensor, Tensor, Tensor)", TORCH_BOX(&attend_pairs_forward)},
+    {"attend_pairs_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor theta, Tensor weight, Tensor offset, "
+     "Tensor vector, Tensor? bias, Tensor y, Tensor table, Tensor lse, Tensor grad, float slope, " SC_DROP ") -> "
+     "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&attend_pairs_backward)},
     {"additive_step", "(Tensor q, Tensor k, Tensor factor, Tensor x, Tensor vector, Tensor? keep, float rate) -> "
      "(Tensor, Tensor)", TORCH_BOX(&additive_step)},
     {"additive_step_backward", "(Tensor q, Tensor k, Tensor factor, Tensor x, Tensor vector, Tensor weights, Tensor grad, "

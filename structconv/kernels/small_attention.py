@@ -1,0 +1,80 @@
+"""Self-attention of few entries: projections, softmax and output projection as one node of autograd."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor
+
+from structconv.bases.tree import Projected
+from structconv.kernels.dense_attention import Attended, ScaledDotProduct
+from structconv.planning.kernel import register
+from structconv.planning.problem import Call, Problem, Run
+from structconv.primitives.native.dispatch import kernels
+from structconv.primitives.native.layer import attend_entries, is_direct
+from structconv.primitives.products import linear
+from structconv.weights import LowRank
+
+__all__ = ["MOST_ENTRIES", "SmallAttention", "composed_attention"]
+
+#: Entries up to which the kernel is faster than torch's three products and its fused attention, in batches of any size.
+MOST_ENTRIES = 32
+
+
+class SmallAttention(ScaledDotProduct):
+    """All pairs of the entries of x (..., M, P), or those m <= n, of few entries; Theta_k = V_k O_k."""
+
+    name = "structconv.small_attention"
+    before: ClassVar[tuple[str, ...]] = ("torch.sdpa", *ScaledDotProduct.before)
+
+    def match(self, problem: Problem) -> Attended | None:
+        x, theta = problem.x, problem.theta
+        if problem.projected or problem.pending or not isinstance(theta, LowRank) or theta.groups != theta.size:
+            return None
+        if x.dtype is not torch.float32 or x.device.type != "cpu" or x.dim() not in (2, 3) or kernels() is None:
+            return None
+        if problem.sizes.nominal or not problem.inputs == problem.outputs <= MOST_ENTRIES:
+            return None
+        match = super().match(problem)
+        fits = match is not None and match.bias is None and not match.existing.masked and match.size == theta.size
+        return match if fits else None
+
+    def paths(self, match: Attended, problem: Problem) -> tuple[str, ...]:
+        return ("between",)
+
+    def compile(self, match: Attended, problem: Problem, path: str) -> Run:
+        otherwise = super().compile(match, problem, path)
+        heads, scale, causal = match.size, match.scale, match.existing.causal
+
+        def run(call: Call) -> Tensor:
+            query, key, x = match.query(call.basis), match.key(call.basis), call.x
+            if not (type(query) is type(key) is Projected and query.x is key.x is x and key.heads == heads):
+                return otherwise(call)
+            theta = cast(LowRank, call.theta)
+            value, output = theta.value.mT.flatten(0, 1), theta.output.flatten(0, 1).mT
+            tensors = x, query.weight, query.bias, key.weight, key.bias, value, None, output, call.bias
+            if not is_direct(*tensors):
+                return otherwise(call)
+            return attend_entries(None, composed_attention(heads, scale, causal), *tensors, heads, scale, causal)
+
+        return run
+
+
+def composed_attention(heads: int, scale: float, causal: bool) -> Any:
+    """The function of `attend_entries` by differentiable operators."""
+    def composed(x: Tensor, query: Tensor, query_bias: Tensor | None, key: Tensor, key_bias: Tensor | None,
+                 value: Tensor, value_bias: Tensor | None, output: Tensor, bias: Tensor | None) -> Tensor:
+        value_bias = None if value_bias is None else value_bias.flatten()
+        q, k, v = [linear(x, weight, b).unflatten(-1, (heads, -1)).transpose(-2, -3)
+                   for weight, b in ((query, query_bias), (key, key_bias), (value, value_bias))]
+        scores = scale * q @ k.mT
+        if causal:
+            later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+            scores = scores.masked_fill(later, -torch.inf)
+        return linear((scores.softmax(-1) @ v).transpose(-2, -3).flatten(-2), output, bias)
+
+    return composed
+
+
+register(SmallAttention())

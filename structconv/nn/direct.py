@@ -1,0 +1,258 @@
+"""Small calls of common layers, straight to their kernel: `direct_of` an expression.
+
+On few entries the way to a kernel (evaluate the expression, compute the key, find the plan) takes longer than the
+kernel. For some expressions the kernel is known in advance. A `Direct` checks that a plan would compute nothing else,
+and reads the parameters and the edges in each call. Nothing is stored between calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from structconv import torch_compat as private
+from structconv.bases.matrices import adjacency
+from structconv.kernels.small_attention import MOST_ENTRIES, composed_attention
+from structconv.mechanisms.graphs import Adjacency
+from structconv.mechanisms.grids import Cuboid
+from structconv.mechanisms.index import Identity
+from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN, Mask
+from structconv.mechanisms.operations import Operation
+from structconv.mechanisms.projections import Projection
+from structconv.mechanisms.scores import Additive, BiAffine, DotProduct
+from structconv.planning.kernel import all_built_in
+from structconv.planning.tuning import Autotuning
+from structconv.primitives.native.additive import additive_attention
+from structconv.primitives.native.adjacency import Adjacency as Edges
+from structconv.primitives.native.adjacency import adjacency_of, unchanged
+from structconv.primitives.native.affine import projected_attention
+from structconv.primitives.native.dispatch import NO_DROP, Drop, kernels
+from structconv.primitives.native.layer import attend_entries, attend_layer, attend_pairs, convolve, is_direct
+from structconv.structures.graph import Graph, listed_edges, looped
+from structconv.structures.supports import Causal
+from structconv.weights import Full, HeadBlocks, LowRank
+from structconv.weights.base import Factor, plus
+
+__all__ = ["FEW_NUMBERS", "Direct", "direct_of"]
+
+#: (layer, x, structure) -> y, or `None` where the usual way must be taken.
+Direct = Callable[[Any, Tensor, Any], Tensor | None]
+#: Numbers of x and of y up to which a call is small.
+FEW_NUMBERS = 1 << 16
+
+
+def direct_of(root: Any) -> Direct | None:
+    """Return the direct call of layers with this expression, if there is one."""
+    if type(root) is Adjacency and root._structure_name is None and root.normalize_by in ("sym", "row"):
+        return partial(_convolve, root)
+    if type(root) is Identity and root.size == 1 and "_reads" not in root.__dict__:
+        return partial(_project, root)
+    if type(root) is Cuboid and root.padding_mode in ("none", "zeros") and not any(root.offset):
+        padding = [low for low, high in root.padding if low == high]
+        return partial(_convolve_image, root, padding) if len(padding) == root.ndim else None
+    if type(root) is not Operation or root.join is not None or "_names" in root.__dict__ or "_reads" in root.__dict__:
+        return None
+    leaf, held = root.mechanisms()[0], root._held()
+    names, options = [step.name for step in root.steps], {step.name: dict(step.options) for step in root.steps}
+    p = options["dropout"]["p"] if names[-1:] == ["dropout"] else 0.0
+    names = names[:-1] if names[-1:] == ["dropout"] else names
+    mask: Any = held[0] if held else None
+    if len(held) > 1 or names[-1:] != ["normalize"] or options["normalize"] != {"kind": "softmax", "over": "inputs"}:
+        return None
+    reads = None if mask is None else getattr(mask, "_mask", None)
+    if mask is not None and (type(mask) is not Mask or mask._structure_name is not None or not mask._kept):
+        return None
+    if type(leaf) is BiAffine and names == ["leaky_relu", "masked", "normalize"]:
+        whole = leaf.source and leaf.target and not leaf.bilinear and not leaf.constant and leaf._on == "projected"
+        slope = options["leaky_relu"]["negative_slope"]
+        return partial(_attend_edges, leaf, mask, slope, p) if whole and reads is STRUCTURE and slope >= 0 else None
+    if type(leaf) is Additive and names == ["masked", "normalize"] and leaf._on == "projected" and reads is STRUCTURE:
+        name, slope = getattr(leaf.activation, "static_key", (None, 0.0))
+        return partial(_attend_pairs, leaf, mask, slope, p) if name == "leaky_relu" else None
+    if type(leaf) is not DotProduct or leaf.shared_by != 1 or not leaf.projects or leaf.rotary or leaf.feature:
+        return None
+    scale = options["scaled"]["scale"] if "scaled" in names else 1.0
+    if sorted(names[:-1]) not in ([], ["scaled"], ["masked"], ["masked", "scaled"]) or isinstance(scale, Tensor):
+        return None
+    known = mask is None or reads is STRUCTURE_IF_GIVEN or type(reads) is Causal
+    return partial(_attend_entries, leaf, mask, scale, p) if known else None
+
+
+def _is_plain(layer: Any, *parts: Any) -> bool:
+    """Return True if the layer takes its own plan, and calls of its parts are their `forward`."""
+    own = layer.__dict__
+    return (own["path"] is None and own["max_bytes"] is None and own["_modules"].get("relative_value") is None
+            and not Autotuning.enabled and not private.any_autocast() and all_built_in() and private.all_plain(*parts))
+
+
+def _bias(layer: Any) -> Any:
+    parameters = layer._parameters
+    return parameters["bias"] if "bias" in parameters else layer.bias  # noqa: SIM401 - lazy
+
+
+def _project(leaf: Identity, layer: Any, x: Tensor, structure: Any) -> Tensor | None:
+    """x Theta + b."""
+    weight, bias = layer._modules["weight"], _bias(layer)
+    theta = weight._parameters.get("theta")
+    if structure is not None or theta is None or type(weight.kind) is not Full or theta.shape[0] != 1:
+        return None
+    if x.dim() != 2 or x.shape[1] != theta.shape[1] or x.shape[0] * max(theta.shape) > FEW_NUMBERS:
+        return None
+    if layer._added is not None or not is_direct(x, theta, bias) or not _is_plain(layer, leaf, weight):
+        return None
+    theta = theta.squeeze(0)
+    return x @ theta if bias is None else torch.addmm(bias, x, theta)
+
+
+def _convolve_image(leaf: Cuboid, padding: list[int], layer: Any, image: Tensor, _: Any) -> Tensor | None:
+    """torch's convolution, which is what the planner takes for few pixels and every number of channels."""
+    parameters = layer._parameters
+    kernel, bias = parameters.get("weight"), _bias(layer)
+    if kernel is None or image.dim() != len(padding) + 2:
+        return None
+    if image.shape[1] != layer.in_channels or not is_direct(image, kernel, bias) or not _is_plain(layer, leaf):
+        return None
+    return _CONVOLUTIONS[len(padding)](image, kernel, bias, leaf.stride, padding, leaf.dilation, layer.groups)
+
+
+_CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+def _convolve(leaf: Adjacency, layer: Any, x: Tensor, graph: Any) -> Tensor | None:
+    """A^T x Theta + b over the edges of a graph."""
+    weight, bias = layer._modules["weight"], _bias(layer)
+    theta = weight._parameters.get("theta")
+    if type(graph) is not Graph or theta is None or type(weight.kind) is not Full or x.dim() != 2:
+        return None
+    size, channels, outputs = theta.shape
+    fits = size == 1 and x.shape == (graph.num_inputs, channels) and x.shape[0] * max(channels, outputs) <= FEW_NUMBERS
+    if not fits or layer._added is not None or not _is_plain(layer, leaf, weight) or not is_direct(x, theta, bias):
+        return None
+    graph = looped(graph) if leaf.self_loops else graph
+    index, loops = listed_edges(graph)
+    weights = graph.edge_weight if leaf.weighted else None
+    if type(index) is not Tensor or (weights is not None and (
+            type(weights) is not Tensor or weights.requires_grad or weights.dtype is not x.dtype or weights.dim() > 1)):
+        return None
+    edges = adjacency_of(index, graph.num_inputs, graph.num_outputs, loops=loops, square=graph.is_square,
+                         normalize=cast(str, leaf.normalize_by), weights=weights)
+    if edges is None:
+        return None
+    check = unchanged(index)
+
+    def composed(x: Tensor, theta: Tensor, bias: Tensor | None) -> Tensor:
+        check()
+        matrix = adjacency(graph, leaf.normalize_by, x.dtype, leaf.weighted)
+        return plus(matrix.analysis(x).squeeze(-3) @ theta.squeeze(0), bias)
+
+    return convolve(edges, composed, x, theta, bias, channels <= outputs)
+
+
+def _edges(graph: Any, x: Tensor, channels: int, width: int) -> tuple[Edges, Callable[[], tuple[Any, Any]]] | None:
+    """The edges among the entries x (M, P) as kernels read them, and what returns both layouts if they did not change.
+    """
+    if type(graph) is not Graph or x.dim() != 2 or x.shape[1] != channels:
+        return None
+    nodes, (index, loops) = x.shape[0], listed_edges(graph)
+    if not graph.num_inputs == graph.num_outputs == nodes or nodes * width > FEW_NUMBERS or type(index) is not Tensor:
+        return None
+    edges, check = adjacency_of(index, nodes, nodes, loops=loops), unchanged(index)
+
+    def layouts() -> tuple[Any, Any]:
+        check()
+        return graph.layouts()
+
+    return None if edges is None else (edges, layouts)
+
+
+def _drawn(p: float, layer: Any, heads: int) -> Drop:
+    """The dropout of a call, with the numbers that the expression would draw."""
+    return (p, int(torch.randint(0, 2**62, (), dtype=torch.int64)), heads) if p and layer.training else NO_DROP
+
+
+def _attend_edges(leaf: BiAffine, mask: Any, slope: float, p: float, layer: Any, x: Tensor, graph: Any
+                  ) -> Tensor | None:
+    """GAT's attention among the entries of a graph, the heads side by side."""
+    weight, bias = layer._modules["weight"], _bias(layer)
+    theta, held = weight._parameters.get("theta"), leaf._parameters
+    source, target = held.get("vector_source"), held.get("vector_target")
+    if theta is None or source is None or target is None or type(weight.kind) is not HeadBlocks or layer._added:
+        return None
+    heads, channels, depth = theta.shape
+    if not is_direct(x, theta, source, target, bias) or not _is_plain(layer, leaf, mask, weight):
+        return None
+    found = _edges(graph, x, channels, heads * depth)
+    if found is None:
+        return None
+    edges, layouts = found
+    drop = _drawn(p, layer, heads)
+
+    def composed(x: Tensor, theta: Tensor, source: Tensor, target: Tensor, bias: Tensor | None) -> Tensor:
+        h, by_head = torch.einsum("mp,kpc->mkc", x, theta), None if bias is None else bias.view(heads, depth)
+        return projected_attention(*layouts(), h, source, target, None, by_head, slope=slope, dropout=drop[0],
+                                   seed=torch.tensor(drop[1]), batch_heads=heads).flatten(1)
+
+    return attend_layer(edges, composed, x, theta, source, target, bias, slope, *drop)
+
+
+def _attend_pairs(leaf: Additive, mask: Any, slope: float, p: float, layer: Any, x: Tensor, graph: Any
+                  ) -> Tensor | None:
+    """GATv2's attention among the entries of a graph, the heads side by side."""
+    weight, bias, to = layer._modules["weight"], _bias(layer), leaf._modules["target"]
+    theta, vector = weight._parameters.get("theta"), leaf._parameters.get("vector")
+    if type(to) is not Projection or type(weight.kind) is not HeadBlocks or layer._added:
+        return None
+    matrix, offset = to._parameters.get("weight"), to._parameters.get("bias")
+    if theta is None or vector is None or matrix is None or offset is None:
+        return None
+    heads, channels, depth = theta.shape
+    if not is_direct(x, theta, matrix, offset, vector, bias) or not _is_plain(layer, leaf, mask, weight, to):
+        return None
+    found = _edges(graph, x, channels, 2 * heads * depth)
+    if found is None:
+        return None
+    edges, layouts = found
+    drop = _drawn(p, layer, heads)
+
+    def composed(x: Tensor, theta: Tensor, matrix: Tensor, offset: Tensor, vector: Tensor, bias: Tensor | None
+                 ) -> Tensor:
+        k, q = torch.einsum("mp,kpc->mkc", x, theta), F.linear(x, matrix, offset).view(-1, heads, depth)
+        y = additive_attention(*layouts(), q, k, k, vector, activation="leaky_relu", slope=slope,
+                               dropout=drop[0], seed=torch.tensor(drop[1]), batch_heads=heads)
+        return plus(y.flatten(1), bias)
+
+    return attend_pairs(edges, composed, x, theta, matrix, offset, vector, bias, slope, *drop)
+
+
+def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p: float, layer: Any, x: Tensor,
+                    structure: Any) -> Tensor | None:
+    """Multi-head attention of few entries to themselves."""
+    if x.dim() not in (2, 3) or x.shape[-2] > MOST_ENTRIES or (p and layer.training):
+        return None
+    parts, weight, parameters = leaf._modules, layer._modules["weight"], layer._parameters
+    query, key = parts["query"], parts["key"]
+    value, output = weight._modules.get("value"), weight._modules.get("output")
+    bias, added = _bias(layer), parameters.get("value_bias")
+    if type(query) is not Projection or type(key) is not Projection or type(value) is not Factor:
+        return None
+    if type(output) is not Factor or type(weight.kind) is not LowRank or weight.kind.shared_by != 1:
+        return None
+    if structure is not None and (type(structure) is not Causal or mask is None or type(mask._mask) is Causal):
+        return None
+    held: list[Any] = [part._parameters.get("weight") for part in (query, key, value, output)]
+    tensors = x, held[0], query._parameters["bias"], held[1], key._parameters["bias"], held[2], added, held[3], bias
+    if any(weight is None for weight in held) or (layer._added and added is None and layer.value_bias is not None):
+        return None
+    if not x.shape[-1] == held[0].shape[1] == held[1].shape[1] or kernels() is None or not is_direct(*tensors):
+        return None
+    if not _is_plain(layer, leaf, weight, query, key, value, output, *(() if mask is None else (mask,))):
+        return None
+    causal = structure is not None or (mask is not None and type(mask._mask) is Causal)
+    heads = leaf.heads
+    number = (held[0].shape[0] // heads) ** -0.5 if scale is None else scale
+    return attend_entries(None, composed_attention(heads, number, causal), *tensors, heads, number, causal)

@@ -1,0 +1,161 @@
+"""Small calls that go straight to a kernel (`nn.direct`) give what a plan gives."""
+
+import copy
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize, prune
+
+import structconv as sc
+from structconv import Causal, Conv, Conv1d, Conv2d, DotProduct, GATConv, GATv2Conv, GCNConv, Graph
+from structconv.mechanisms import Identity
+from structconv.nn import MultiheadAttention
+from structconv.weights import LowRank
+
+EDGES = torch.tensor([[0, 1, 2, 3, 4, 0, 2], [1, 2, 3, 4, 0, 2, 2]])
+GRAPH = Graph(EDGES, num_nodes=5)
+WEIGHTED = Graph(EDGES, num_nodes=5, edge_weight=torch.rand(7) + 0.5)
+CAUSAL = DotProduct(heads=2, dim=3).masked(keep=Causal()).scaled(0.7).softmax()
+CASES = {
+    "linear": (lambda: Conv(Identity(), 6, 4), (5, 6), ()),
+    "linear without bias": (lambda: Conv(Identity(), 6, 4, bias=False), (5, 6), ()),
+    "conv1d": (lambda: Conv1d(6, 4, 3, stride=2, padding=1), (2, 6, 9), ()),
+    "conv2d": (lambda: Conv2d(6, 4, (3, 2), padding=(1, 0), dilation=2, groups=2), (2, 6, 7, 5), ()),
+    "same": (lambda: Conv2d(3, 4, 3, stride=2, padding="same"), (2, 3, 7, 6), ()),
+    "gcn": (lambda: GCNConv(6, 4), (5, 6), (GRAPH,)),
+    "gcn, weights": (lambda: GCNConv(3, 8, bias=False), (5, 3), (WEIGHTED,)),
+    "row": (lambda: Conv(sc.Adjacency("row"), 6, 4), (5, 6), (WEIGHTED,)),
+    "gat": (lambda: GATConv(6, 3, heads=2), (5, 6), (GRAPH,)),
+    "gat, no loops": (lambda: GATConv(6, 3, heads=2, bias=False, add_self_loops=False), (5, 6), (GRAPH,)),
+    "gatv2": (lambda: GATv2Conv(6, 3, heads=2), (5, 6), (GRAPH,)),
+    "gatv2, no loops": (lambda: GATv2Conv(6, 3, heads=2, bias=False, add_self_loops=False), (5, 6), (GRAPH,)),
+    "attention": (lambda: MultiheadAttention(6, 2), (2, 5, 6), ()),
+    "attention without bias": (lambda: MultiheadAttention(6, 3, bias=False), (5, 6), ()),
+    "causal": (lambda: Conv(CAUSAL, 6, 4, weight=LowRank(5)), (3, 5, 6), ()),
+}
+
+
+def made(name):
+    """A layer with nonzero parameters, in evaluation, x, and the other arguments."""
+    torch.manual_seed(3)
+    build, shape, others = CASES[name]
+    layer = build().eval()
+    for parameter in layer.parameters():
+        nn.init.uniform_(parameter, -1, 1)
+    return layer, torch.randn(shape, requires_grad=True), others
+
+
+def planned(layer, *inputs):
+    """A call that is planned: a limit of bytes that nothing exceeds asks for a plan."""
+    layer.max_bytes = 1 << 40
+    y = layer(*inputs)
+    layer.max_bytes = None
+    return y
+
+
+def numbers(layer, x, others, second=False):
+    """y, all gradients of a function of it, and those of one of them."""
+    y = layer(x, *others)
+    grads = torch.autograd.grad((y * y.detach().cos() + y ** 2).sum(), [x, *layer.parameters()], create_graph=second)
+    if second:
+        grads += torch.autograd.grad(sum(g.square().sum() for g in grads), [x, *layer.parameters()], allow_unused=True)
+    return [y, *grads]
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("second", [False, True], ids=["first", "second"])
+def test_values_and_derivatives_are_those_of_double_precision(name, second):
+    layer, x, others = made(name)
+    double = copy.deepcopy(layer).double()
+    graphs = [Graph(g.edge_index, num_nodes=5, edge_weight=None if g.edge_weight is None else g.edge_weight.double())
+              for g in others]
+    expected = numbers(double, x.detach().double().requires_grad_(), graphs, second)
+    scale = max(float(exact.abs().max()) for exact in expected)  # a key's bias has no gradient but rounding
+    for own, exact in zip(numbers(layer, x, others, second), expected, strict=True):
+        torch.testing.assert_close(own, exact.float(), rtol=1e-4, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_call_is_one_node(name):
+    layer, x, others = made(name)
+    node = layer(x, *others).grad_fn
+    above = {type(parent).__name__ for parent, _ in node.next_functions if parent is not None}
+    assert above <= {"AccumulateGrad", "SqueezeBackward1"}, node
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("linear")])
+def test_transforms_compilers_autocast_and_double_precision_take_a_plan(name):
+    layer, x, others = made(name)
+    expected = layer(x, *others)
+    tangent = torch.randn_like(x)
+    _, forward = torch.func.jvp(lambda x: layer(x, *others), (x.detach(),), (tangent,))
+    _, expected_forward = torch.func.jvp(lambda x: planned(layer, x, *others), (x.detach(),), (tangent,))
+    torch.testing.assert_close(forward, expected_forward)
+    torch.testing.assert_close(torch.vmap(lambda x: layer(x, *others))(torch.stack([x, x]))[1], expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x, *others).dtype is torch.bfloat16
+
+
+class Twice(nn.Module):
+    def forward(self, w):
+        return 2 * w
+
+
+def test_hooks_parametrizations_and_pruned_parameters_count():
+    seen = []
+    for name in CASES:
+        layer, x, others = made(name)
+        whole = layer(x, *others)
+        leaves = [module for module in layer.modules() if module is not layer]
+        handles = [module.register_forward_hook(seen.append) for module in leaves]
+        with pytest.raises(TypeError, match="takes exactly one argument") if leaves else nullcontext():
+            layer(x, *others)
+        for handle in handles:
+            handle.remove()
+        holder, key = next((m, k) for m in layer.modules() for k, p in m._parameters.items() if p is not None
+                           and p.dim() > 1)
+        parametrize.register_parametrization(holder, key, Twice())
+        twice = layer(x, *others)
+        assert not torch.allclose(twice, whole, rtol=1e-3), name
+        torch.testing.assert_close(twice, planned(layer, x, *others))
+        parametrize.remove_parametrizations(holder, key, leave_parametrized=False)
+        prune.l1_unstructured(holder, key, amount=0.5)
+        torch.testing.assert_close(layer(x, *others), planned(layer, x, *others))
+
+
+def test_a_replaced_projection_is_called():
+    layer, x, _ = made("attention")
+    layer.attention.query = nn.Linear(6, 6)
+    torch.testing.assert_close(layer(x), planned(layer, x))
+
+
+@pytest.mark.parametrize("name", ["gat", "gatv2"])
+def test_dropout_draws_as_a_plan_does(name):
+    layer, x, (graph,) = made(name)
+    dropped = (GATConv if name == "gat" else GATv2Conv)(6, 3, heads=2, dropout=0.5)
+    dropped.load_state_dict(layer.state_dict())
+    results = []
+    for limit in (None, 1 << 40):
+        dropped.max_bytes = limit
+        torch.manual_seed(5)
+        results.append(numbers(dropped, x, (graph,)))
+    for own, other in zip(*results, strict=True):
+        torch.testing.assert_close(own, other)
+    assert not torch.allclose(results[0][0], layer(x, graph))
+    attention = MultiheadAttention(6, 2, dropout=0.9)
+    assert not torch.equal(attention(x), attention(x))
+
+
+def test_changed_edges_are_read_again_and_stop_a_second_derivative():
+    for name in ("gcn", "gat", "gatv2"):
+        layer, x, _ = made(name)
+        edges = EDGES.clone()
+        graph = Graph(edges, num_nodes=5)
+        y = layer(x, graph)
+        edges[1, 0] = 3
+        torch.testing.assert_close(layer(x, graph), layer(x, Graph(edges.clone(), num_nodes=5)))
+        assert not torch.allclose(layer(x, graph), y)
+        with pytest.raises(RuntimeError, match="changed in place"):
+            torch.autograd.grad(y.square().sum(), x, create_graph=True)
