@@ -17,7 +17,7 @@ from tests.support.layers import EVERY, LAYERS, drawn, in_float32, over_specimen
 from tests.support.mutations import MUTATIONS
 
 #: Changes that native kernels, most of which are for float32, may see.
-NUMBERS = {"a_structure_behind_torch", "a_structure_in_place", "arguments_made_under_inference",
+NUMBERS = {"a_result_in_place", "a_structure_behind_torch", "a_structure_in_place", "arguments_made_under_inference",
            "autocast_on_and_off", "batches_of_all_sizes", "batches_of_gradients", "first_used_under_jvp",
            "first_used_under_vmap", "first_used_without_gradients", "functional_call_with_others",
            "grad_modes_in_turn", "layouts_of_arguments", "layouts_of_parameters", "masks_in_place", "new_structures",

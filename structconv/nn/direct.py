@@ -90,6 +90,10 @@ def _is_plain(layer: Any, *parts: Any) -> bool:
             and not Autotuning.enabled and not private.any_autocast() and all_built_in() and private.all_plain(*parts))
 
 
+def _is(weight: Any, kind: type) -> bool:
+    return type(getattr(weight, "kind", None)) is kind
+
+
 def _bias(layer: Any) -> Any:
     parameters = layer._parameters
     return parameters["bias"] if "bias" in parameters else layer.bias  # noqa: SIM401 - lazy
@@ -99,7 +103,7 @@ def _project(leaf: Identity, layer: Any, x: Tensor, structure: Any) -> Tensor | 
     """x Theta + b."""
     weight, bias = layer._modules["weight"], _bias(layer)
     theta = weight._parameters.get("theta")
-    if structure is not None or theta is None or type(weight.kind) is not Full or theta.shape[0] != 1:
+    if structure is not None or theta is None or not _is(weight, Full) or theta.shape[0] != 1:
         return None
     if x.dim() != 2 or x.shape[1] != theta.shape[1] or x.shape[0] * max(theta.shape) > FEW_NUMBERS:
         return None
@@ -127,7 +131,7 @@ def _convolve(leaf: Adjacency, layer: Any, x: Tensor, graph: Any) -> Tensor | No
     """A^T x Theta + b over the edges of a graph."""
     weight, bias = layer._modules["weight"], _bias(layer)
     theta = weight._parameters.get("theta")
-    if type(graph) is not Graph or theta is None or type(weight.kind) is not Full or x.dim() != 2:
+    if type(graph) is not Graph or theta is None or not _is(weight, Full) or x.dim() != 2:
         return None
     size, channels, outputs = theta.shape
     fits = size == 1 and x.shape == (graph.num_inputs, channels) and x.shape[0] * max(channels, outputs) <= FEW_NUMBERS
@@ -181,7 +185,7 @@ def _attend_edges(leaf: BiAffine, mask: Any, slope: float, p: float, layer: Any,
     weight, bias = layer._modules["weight"], _bias(layer)
     theta, held = weight._parameters.get("theta"), leaf._parameters
     source, target = held.get("vector_source"), held.get("vector_target")
-    if theta is None or source is None or target is None or type(weight.kind) is not HeadBlocks or layer._added:
+    if theta is None or source is None or target is None or not _is(weight, HeadBlocks) or layer._added:
         return None
     heads, channels, depth = theta.shape
     if not is_direct(x, theta, source, target, bias) or not _is_plain(layer, leaf, mask, weight):
@@ -205,7 +209,7 @@ def _attend_pairs(leaf: Additive, mask: Any, slope: float, p: float, layer: Any,
     """GATv2's attention among the entries of a graph, the heads side by side."""
     weight, bias, to = layer._modules["weight"], _bias(layer), leaf._modules["target"]
     theta, vector = weight._parameters.get("theta"), leaf._parameters.get("vector")
-    if type(to) is not Projection or type(weight.kind) is not HeadBlocks or layer._added:
+    if type(to) is not Projection or not _is(weight, HeadBlocks) or layer._added:
         return None
     matrix, offset = to._parameters.get("weight"), to._parameters.get("bias")
     if theta is None or vector is None or matrix is None or offset is None:
@@ -240,12 +244,13 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
     bias, added = _bias(layer), parameters.get("value_bias")
     if type(query) is not Projection or type(key) is not Projection or type(value) is not Factor:
         return None
-    if type(output) is not Factor or type(weight.kind) is not LowRank or weight.kind.shared_by != 1:
+    if type(output) is not Factor or not _is(weight, LowRank) or weight.kind.shared_by != 1:
         return None
     if structure is not None and (type(structure) is not Causal or mask is None or type(mask._mask) is Causal):
         return None
     held: list[Any] = [part._parameters.get("weight") for part in (query, key, value, output)]
-    tensors = x, held[0], query._parameters["bias"], held[1], key._parameters["bias"], held[2], added, held[3], bias
+    offsets = [part._parameters.get("bias") for part in (query, key)]
+    tensors = x, held[0], offsets[0], held[1], offsets[1], held[2], added, held[3], bias
     if any(weight is None for weight in held) or (layer._added and added is None and layer.value_bias is not None):
         return None
     if not x.shape[-1] == held[0].shape[1] == held[1].shape[1] or kernels() is None or not is_direct(*tensors):

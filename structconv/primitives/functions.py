@@ -13,7 +13,24 @@ from torch.compiler import is_compiling
 from structconv import torch_compat as private
 from structconv.derived import values_known
 
-__all__ = ["apply", "finite", "pulled_back", "sum_dtype", "transformed"]
+__all__ = ["Result", "apply", "finite", "pulled_back", "sum_dtype", "transformed"]
+
+
+class Result:
+    """The result of a node for its backward pass, which frees it: computed again after a change in place, such as
+    `relu_`, and in a second backward pass.
+    """
+
+    __slots__ = ("version", "y")
+
+    def __init__(self, y: Tensor) -> None:
+        self.y: Tensor | None = y.detach()
+        self.version = y._version
+
+    def take(self, again: Callable[[], Tensor]) -> Tensor:
+        """Return the result as it was, perhaps computed `again`, and release it."""
+        y, self.y = self.y, None
+        return y if y is not None and y._version == self.version else again()
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:

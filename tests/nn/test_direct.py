@@ -159,3 +159,16 @@ def test_changed_edges_are_read_again_and_stop_a_second_derivative():
         assert not torch.allclose(layer(x, graph), y)
         with pytest.raises(RuntimeError, match="changed in place"):
             torch.autograd.grad(y.square().sum(), x, create_graph=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("limit", [None, 1 << 40], ids=["direct", "planned"])
+def test_a_result_may_be_changed_in_place_and_differentiated_twice(name, limit):
+    layer, x, others = made(name)
+    layer.max_bytes = limit
+    expected = torch.autograd.grad(layer(x, *others).relu().square().sum(), [x, *layer.parameters()])
+    y = layer(x, *others).relu_()
+    for _ in range(2):
+        found = torch.autograd.grad(y.square().sum(), [x, *layer.parameters()], retain_graph=True)
+        for own, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(own, other)

@@ -7,6 +7,7 @@ differentiable operators, for derivatives of the gradients, and with tensors tha
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -15,7 +16,7 @@ from torch.compiler import is_compiling
 
 from structconv import torch_compat as private
 from structconv.errors import ShapeError
-from structconv.primitives.functions import pulled_back
+from structconv.primitives.functions import Result, pulled_back
 from structconv.primitives.native import dispatch
 from structconv.primitives.native.adjacency import Adjacency
 from structconv.primitives.native.dispatch import Loaded
@@ -60,16 +61,22 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
         reads_result: whether the backward takes y.
         flagged: whether the forward is told, as its last argument, if a gradient is needed.
     """
-    first = 0 if reads_result else 1
     with_gradient, without = ((True,), (False,)) if flagged else ((), ())  # type: tuple[bool, ...], tuple[bool, ...]
 
     def ahead(ctx: Any, adjacency: Any, composed: Callable[..., Tensor], *arguments: Any) -> Tensor:
         found = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *with_gradient)
                  if isinstance(forward, str) else forward(adjacency, *arguments))
-        results = found if isinstance(found, tuple) else (found,)
-        ctx.save_for_backward(*arguments[:count], *results[first:])
+        y, *others = found if isinstance(found, tuple) else (found,)
+        ctx.save_for_backward(*arguments[:count], *others)
         ctx.adjacency, ctx.composed, ctx.options = adjacency, composed, arguments[count:]
-        y: Tensor = results[0]
+        ctx.result = Result(y) if reads_result else None
+        result: Tensor = y
+        return result
+
+    def again(ctx: Any, *tensors: Tensor | None) -> Tensor:
+        kernel = getattr(Loaded.core, cast(str, forward))
+        found = kernel(ctx.adjacency.by_target, *tensors, *ctx.options, *with_gradient)
+        y: Tensor = found[0] if isinstance(found, tuple) else found
         return y
 
     def back(ctx: Any, grad: Tensor) -> Gradients:
@@ -77,6 +84,8 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
         if torch.is_grad_enabled() or private.is_wrapped(grad):
             found = pulled_back(ctx.composed, saved[:count], needed, [grad])
         elif isinstance(backward, str):
+            if reads_result:
+                saved = (*saved[:count], ctx.result.take(partial(again, ctx, *saved[:count])), *saved[count:])
             found = getattr(Loaded.core, backward)(*ctx.adjacency.sides(), *saved, grad, *ctx.options)
         else:
             found = backward(ctx.adjacency, *saved, grad, needed, *ctx.options)

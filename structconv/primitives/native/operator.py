@@ -19,7 +19,7 @@ from torch.nn import Parameter
 from structconv import torch_compat as private
 from structconv.errors import ShapeError
 from structconv.primitives import triton
-from structconv.primitives.functions import pulled_back, sum_dtype
+from structconv.primitives.functions import Result, pulled_back, sum_dtype
 from structconv.primitives.hashing import Drop
 from structconv.primitives.native import dispatch
 from structconv.primitives.native.checks import check_dropout, check_edges, check_like, check_numbers
@@ -496,7 +496,9 @@ class _Operator:
         """The composed form; a result that only a backward pass reads is NaN."""
         formula, inputs = self.formula(arguments, arguments[self.stop:self.end])
         found, expected = _several(formula(*inputs)), _several(self.shapes(*arguments))
-        results = *(t.contiguous() for t in found), *(torch.full_like(t, torch.nan) for t in expected[len(found):])
+        # a view made without gradients could not be changed in place
+        found = tuple(t.clone(memory_format=torch.contiguous_format) if t._is_view() else t.contiguous() for t in found)
+        results = *found, *(torch.full_like(t, torch.nan) for t in expected[len(found):])
         return results if len(expected) > 1 else results[0]
 
     def pulled(self, *arguments: Any) -> list[Tensor | None]:
@@ -549,13 +551,21 @@ class _Operator:
                 strict=True)), *(None,) * (len(needed) - self.stop))
 
     def save(self, ctx: Any, arguments: tuple[Any, ...], results: Tensor | tuple[Tensor, ...]) -> None:
-        self._keep(ctx, (*arguments[:self.stop], *_several(results)), arguments[self.stop:self.end])
+        y, *others = _several(results)
+        plain = type(y) is Tensor and not is_compiling() and not private.watched(profilers=False)
+        ctx.result = Result(y) if plain else None
+        kept = (*arguments[:self.stop], None if plain else y, *others)
+        self._keep(ctx, kept, arguments[self.stop:self.end])
 
     def differentiate(self, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         given, needed = grads[:self.grads], ctx.needs_input_grad
         if not any(grad is not None for grad in given):
             return (None,) * len(needed)
         saved, options = self._kept(ctx)
+        if ctx.result is not None:
+            inputs = saved[:self.stop]
+            y = ctx.result.take(lambda: _several(OPERATORS[self.name](*inputs, *options, *(True,) * self.flags))[0])
+            saved = (*inputs, y, *saved[self.stop + 1:])
         if given[0] is None:
             given = (torch.zeros_like(saved[self.stop]), *given[1:])
         found = self.backward(*saved, *given, *options, *(needed[self.start + i] for i in self.told))

@@ -19,7 +19,7 @@ from structconv.testing.checks import same
 from structconv.testing.use import Use, joined
 from tests.support.calls import as_written, check_now, forgotten
 from tests.support.mutations.register import mutation
-from tests.support.mutations.subjects import cast, compare, has_graph, has_random_numbers
+from tests.support.mutations.subjects import cast, compare, has_graph, has_random_numbers, trains
 
 __all__: list[str] = []
 
@@ -107,6 +107,14 @@ def autocast_on_and_off(use: Use) -> None:
     same(quiet, fresh.detach(), "without gradients under autocast", 2.0**-4)
     same(y.detach(), fresh.detach(), "under autocast", 8 * torch.finfo(torch.bfloat16).eps)
     assert torch.equal(low().detach(), before), "another result after autocast"
+
+
+@mutation(lambda use: trains(use) and not getattr(use.layer, "activation", None))
+def a_result_in_place(use: Use) -> None:
+    """A function in the place of the result, as an activation with `inplace=True`, leaves all gradients as they are."""
+    expected = _gradients(use().clamp(min=-0.1), use)
+    for found, grad in zip(_gradients(use().clamp_(min=-0.1), use), expected, strict=True):
+        same(found, grad, "a gradient with the result changed in place")
 
 
 @mutation()
