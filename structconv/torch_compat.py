@@ -46,7 +46,6 @@ __all__ = [
     "fused_choice",
     "global_hooks",
     "in_a_mode",
-    "intercepted",
     "is_batched",
     "is_functional",
     "is_wrapped",
@@ -209,12 +208,8 @@ def _all_plain(*modules: torch.nn.Module) -> bool:
     return torch.nn.Module.__call__ is CALL and not global_hooks()
 
 
-def _intercepted(module: torch.nn.Module) -> bool:
-    return not _all_plain(module)
-
-
 class PlainCalls:
-    """True, for these modules, as long as a call of each is its `forward`: `intercepted` of many, for many calls."""
+    """True, for these modules, as long as a call of each is its `forward`: `all_plain` for many calls."""
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
         self._held = [module.__dict__ for module in modules]
@@ -231,9 +226,7 @@ class PlainCalls:
 
 
 _HOOKS = {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"}
-#: Return True if a call of a module may differ from its `forward`, or has hooks.
 PLAIN_CALLS = torch.nn.Module().__dict__.keys() >= _HOOKS
-intercepted: Callable[[torch.nn.Module], bool] = _intercepted if PLAIN_CALLS else _always
 
 
 def _never(*_: Any) -> bool:

@@ -126,7 +126,7 @@ def _reason(one: nn.Module, two: nn.Module, uses: Counter[int]) -> str | None:
     parameters = [p for layer in (one, two) for p in layer.parameters()]
     if any(uses[id(part)] > 1 for part in (one, two, *parameters)):
         return "a layer or a parameter is used more than once"
-    if any(private.intercepted(layer) for layer in (one, two)):
+    if not private.all_plain(one, two):
         return "a layer has hooks"
     if len({p.requires_grad for p in parameters}) > 1:
         return "one of them is frozen"

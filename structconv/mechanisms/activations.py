@@ -33,7 +33,7 @@ def as_function(activation: Any) -> Any:
     module is a function already."""
     if not isinstance(activation, nn.Module):
         return activation
-    if torch.compiler.is_compiling() or private.intercepted(activation):
+    if torch.compiler.is_compiling() or not private.all_plain(activation):
         return Function(activation)
     if type(activation) in (nn.LeakyReLU, nn.Identity):
         return leaky_relu(getattr(activation, "negative_slope", 1.0))

@@ -162,7 +162,7 @@ class DotProduct(Score):
             return self._mapped(tensor(made), positions)
         if self.rotary is None:
             return made
-        plain = type(self.rotary) is Rotary and not private.intercepted(self.rotary)
+        plain = type(self.rotary) is Rotary and private.all_plain(self.rotary)
         at = torch.arange(x.shape[-2], device=x.device) if positions is None else positions
         return self.rotary.rotated(made, at) if plain and at.dim() == 1 else self.rotary(tensor(made), positions)
 

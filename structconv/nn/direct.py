@@ -16,7 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from structconv import torch_compat as private
+from structconv.bases import dense
+from structconv.bases.entrywise import Normalized
 from structconv.bases.matrices import adjacency
+from structconv.bases.shift import Shift
+from structconv.bases.sparse import Sparse
 from structconv.kernels.small_attention import MOST_ENTRIES, composed_attention
 from structconv.mechanisms.graphs import Adjacency
 from structconv.mechanisms.grids import Cuboid
@@ -25,7 +29,7 @@ from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN, Mask
 from structconv.mechanisms.operations import Operation
 from structconv.mechanisms.projections import Projection
 from structconv.mechanisms.scores import Additive, BiAffine, DotProduct
-from structconv.planning.kernel import all_built_in
+from structconv.planning.kernel import users_take
 from structconv.planning.tuning import Autotuning
 from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.adjacency import Adjacency as Edges
@@ -83,15 +87,11 @@ def direct_of(root: Any) -> Direct | None:
     return partial(_attend_entries, leaf, mask, scale, p) if known else None
 
 
-def _is_plain(layer: Any, *parts: Any) -> bool:
-    """Return True if the layer takes its own plan, and calls of its parts are their `forward`."""
+def _is_plain(layer: Any, basis: type, *parts: Any) -> bool:
+    """Return True if the layer takes its own plan, for such a basis, and calls of its parts are their `forward`."""
     own = layer.__dict__
     return (own["path"] is None and own["max_bytes"] is None and own["_modules"].get("relative_value") is None
-            and not Autotuning.enabled and not private.any_autocast() and all_built_in() and private.all_plain(*parts))
-
-
-def _is(weight: Any, kind: type) -> bool:
-    return type(getattr(weight, "kind", None)) is kind
+            and not (Autotuning.enabled or private.any_autocast() or users_take(basis)) and private.all_plain(*parts))
 
 
 def _bias(layer: Any) -> Any:
@@ -103,11 +103,11 @@ def _project(leaf: Identity, layer: Any, x: Tensor, structure: Any) -> Tensor | 
     """x Theta + b."""
     weight, bias = layer._modules["weight"], _bias(layer)
     theta = weight._parameters.get("theta")
-    if structure is not None or theta is None or not _is(weight, Full) or theta.shape[0] != 1:
+    if structure is not None or theta is None or type(getattr(weight, "kind", None)) is not Full or theta.shape[0] != 1:
         return None
     if x.dim() != 2 or x.shape[1] != theta.shape[1] or x.shape[0] * max(theta.shape) > FEW_NUMBERS:
         return None
-    if layer._added is not None or not is_direct(x, theta, bias) or not _is_plain(layer, leaf, weight):
+    if layer._added or not is_direct(x, theta, bias) or not _is_plain(layer, dense.Identity, leaf, weight):
         return None
     theta = theta.squeeze(0)
     return x @ theta if bias is None else torch.addmm(bias, x, theta)
@@ -119,7 +119,7 @@ def _convolve_image(leaf: Cuboid, padding: list[int], layer: Any, image: Tensor,
     kernel, bias = parameters.get("weight"), _bias(layer)
     if kernel is None or image.dim() != len(padding) + 2:
         return None
-    if image.shape[1] != layer.in_channels or not is_direct(image, kernel, bias) or not _is_plain(layer, leaf):
+    if image.shape[1] != layer.in_channels or not is_direct(image, kernel, bias) or not _is_plain(layer, Shift, leaf):
         return None
     return _CONVOLUTIONS[len(padding)](image, kernel, bias, leaf.stride, padding, leaf.dilation, layer.groups)
 
@@ -131,11 +131,11 @@ def _convolve(leaf: Adjacency, layer: Any, x: Tensor, graph: Any) -> Tensor | No
     """A^T x Theta + b over the edges of a graph."""
     weight, bias = layer._modules["weight"], _bias(layer)
     theta = weight._parameters.get("theta")
-    if type(graph) is not Graph or theta is None or not _is(weight, Full) or x.dim() != 2:
+    if type(graph) is not Graph or theta is None or type(getattr(weight, "kind", None)) is not Full or x.dim() != 2:
         return None
     size, channels, outputs = theta.shape
     fits = size == 1 and x.shape == (graph.num_inputs, channels) and x.shape[0] * max(channels, outputs) <= FEW_NUMBERS
-    if not fits or layer._added is not None or not _is_plain(layer, leaf, weight) or not is_direct(x, theta, bias):
+    if not fits or layer._added or not is_direct(x, theta, bias) or not _is_plain(layer, Sparse, leaf, weight):
         return None
     graph = looped(graph) if leaf.self_loops else graph
     index, loops = listed_edges(graph)
@@ -185,10 +185,11 @@ def _attend_edges(leaf: BiAffine, mask: Any, slope: float, p: float, layer: Any,
     weight, bias = layer._modules["weight"], _bias(layer)
     theta, held = weight._parameters.get("theta"), leaf._parameters
     source, target = held.get("vector_source"), held.get("vector_target")
-    if theta is None or source is None or target is None or not _is(weight, HeadBlocks) or layer._added:
+    if theta is None or type(getattr(weight, "kind", None)) is not HeadBlocks or source is None or target is None:
         return None
     heads, channels, depth = theta.shape
-    if not is_direct(x, theta, source, target, bias) or not _is_plain(layer, leaf, mask, weight):
+    if layer._added or not is_direct(x, theta, source, target, bias) or not _is_plain(
+            layer, Normalized, leaf, mask, weight):
         return None
     found = _edges(graph, x, channels, heads * depth)
     if found is None:
@@ -209,13 +210,14 @@ def _attend_pairs(leaf: Additive, mask: Any, slope: float, p: float, layer: Any,
     """GATv2's attention among the entries of a graph, the heads side by side."""
     weight, bias, to = layer._modules["weight"], _bias(layer), leaf._modules["target"]
     theta, vector = weight._parameters.get("theta"), leaf._parameters.get("vector")
-    if type(to) is not Projection or not _is(weight, HeadBlocks) or layer._added:
+    if type(to) is not Projection or type(getattr(weight, "kind", None)) is not HeadBlocks or layer._added:
         return None
     matrix, offset = to._parameters.get("weight"), to._parameters.get("bias")
     if theta is None or vector is None or matrix is None or offset is None:
         return None
     heads, channels, depth = theta.shape
-    if not is_direct(x, theta, matrix, offset, vector, bias) or not _is_plain(layer, leaf, mask, weight, to):
+    if not is_direct(x, theta, matrix, offset, vector, bias) or not _is_plain(
+            layer, Normalized, leaf, mask, weight, to):
         return None
     found = _edges(graph, x, channels, 2 * heads * depth)
     if found is None:
@@ -244,7 +246,7 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
     bias, added = _bias(layer), parameters.get("value_bias")
     if type(query) is not Projection or type(key) is not Projection or type(value) is not Factor:
         return None
-    if type(output) is not Factor or not _is(weight, LowRank) or weight.kind.shared_by != 1:
+    if type(output) is not Factor or type(getattr(weight, "kind", None)) is not LowRank or weight.kind.shared_by != 1:
         return None
     if structure is not None and (type(structure) is not Causal or mask is None or type(mask._mask) is Causal):
         return None
@@ -255,7 +257,7 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
         return None
     if not x.shape[-1] == held[0].shape[1] == held[1].shape[1] or kernels() is None or not is_direct(*tensors):
         return None
-    if not _is_plain(layer, leaf, weight, query, key, value, output, *(() if mask is None else (mask,))):
+    if not _is_plain(layer, Normalized, leaf, weight, query, key, value, output, *(() if mask is None else (mask,))):
         return None
     causal = structure is not None or (mask is not None and type(mask._mask) is Causal)
     heads = leaf.heads

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple, Self
 
+import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
@@ -61,7 +62,9 @@ class Expressed(Layer):
     def _directly(self, x: Any, structure: Any = None) -> Tensor | None:
         """The result of a small call that needs no plan, if this is one; see `nn.direct`."""
         own = self.__dict__
-        if own["_expression"].direct is None or type(x) is not Tensor or x.numel() > FEW_NUMBERS or is_compiling():
+        if own["_expression"].direct is None or type(x) is not Tensor or is_compiling():
+            return None
+        if x.layout is not torch.strided or x.is_nested or x.numel() > FEW_NUMBERS:
             return None
         self.mechanism  # noqa: B018 - renewed if a leaf was replaced
         direct = own["_expression"].direct

@@ -28,8 +28,8 @@ from structconv.planning.cost import Cost
 from structconv.planning.problem import BoundRun, Call, Problem, Run
 from structconv.planning.tables import Plan
 
-__all__ = ["FORGET", "Kernel", "all_built_in", "complete", "matching", "ordered", "register", "registered",
-           "registrations"]
+__all__ = ["FORGET", "Kernel", "complete", "matching", "ordered", "register", "registered", "registrations",
+           "users_take"]
 
 
 class Kernel(abc.ABC):
@@ -145,9 +145,10 @@ def complete() -> None:
     _Register.complete, _Register.built_in = True, list(_ORDERED)
 
 
-def all_built_in() -> bool:
-    """Return True if there is no kernel of a user."""
-    return _Register.built_in == _ORDERED
+def users_take(basis: type) -> bool:
+    """Return True if a kernel of a user may compute a basis of this type."""
+    return _Register.built_in != _ORDERED and any(
+        issubclass(basis, kernel.types) for kernel in _ORDERED if kernel not in _Register.built_in)
 
 
 def _check_names(kernels: dict[str, Kernel]) -> None:

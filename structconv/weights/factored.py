@@ -160,7 +160,7 @@ class LowRank(Weight, value="GPD", output="KDQ"):
 
     def _of_modules(self, module: BoundWeight) -> Weight | None:
         value, output = module._modules["value"], module._modules["output"]
-        if type(value) is type(output) is Factor and not (private.intercepted(value) or private.intercepted(output)):
+        if type(value) is type(output) is Factor and private.all_plain(value, output):
             return None
         return Projections.by(module, self.shared_by, self.dim)
 

@@ -15,11 +15,11 @@ MODES = {"gradients": torch.enable_grad, "none": torch.no_grad}
 ATTENTION = DotProduct(2, 4).scaled().masked(keep=STRUCTURE).softmax()
 #: A layer, a shape of x, and the calls of one without a plan (`nn.direct`) and of one that is planned.
 CALLS = {
-    "gcn": (lambda: GCNConv(8, 8), (NODES, 8), 21, 38),
-    "gat": (lambda: GATConv(8, 4, heads=2), (NODES, 8), 21, 45),
+    "gcn": (lambda: GCNConv(8, 8), (NODES, 8), 21, 40),
+    "gat": (lambda: GATConv(8, 4, heads=2), (NODES, 8), 21, 46),
     "gatv2": (lambda: GATv2Conv(8, 4, heads=2), (NODES, 8), 21, 73),
     "graph-masked attention": (lambda: Conv(ATTENTION, 8, 8, weight=HeadBlocks()), (NODES, 8), 68, 68),
-    "multi-head": (lambda: MultiheadAttention(32, 4), (2, 10, 32), 21, 52),
+    "multi-head": (lambda: MultiheadAttention(32, 4), (2, 10, 32), 22, 54),
     "conv2d": (lambda: Conv2d(3, 8, 3), (2, 3, 16, 16), 9, 24),
 }
 

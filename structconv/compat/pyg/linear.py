@@ -190,7 +190,7 @@ def project_together(x: Tensor, *lins: Any) -> tuple[Tensor, ...]:
 
 def is_plain(lin: nn.Module) -> bool:
     """Return True if a call only multiplies and adds, without hooks."""
-    return type(lin) is Linear and not private.intercepted(lin)
+    return type(lin) is Linear and private.all_plain(lin)
 
 
 def _theta(lin: Any) -> Full:
