@@ -256,7 +256,8 @@ class KeepsGraph(Applied):
 def registered(one):
     """The kernel beside those of the package, for a while."""
     with mock.patch.object(kernel, "_KERNELS", dict(kernel._KERNELS)), \
-            mock.patch.object(kernel, "_ORDERED", list(kernel._ORDERED)):
+            mock.patch.object(kernel, "_ORDERED", list(kernel._ORDERED)), \
+            mock.patch.object(kernel, "OF_USERS", list(kernel.OF_USERS)):
         try:
             register(one)
             yield

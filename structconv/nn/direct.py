@@ -29,7 +29,7 @@ from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN, Mask
 from structconv.mechanisms.operations import Operation
 from structconv.mechanisms.projections import Projection
 from structconv.mechanisms.scores import Additive, BiAffine, DotProduct
-from structconv.planning.kernel import users_take
+from structconv.planning import kernel as register
 from structconv.planning.tuning import Autotuning
 from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.adjacency import Adjacency as Edges
@@ -90,8 +90,13 @@ def direct_of(root: Any) -> Direct | None:
 def _is_plain(layer: Any, basis: type, *parts: Any) -> bool:
     """Return True if the layer takes its own plan, for such a basis, and calls of its parts are their `forward`."""
     own = layer.__dict__
+    planned = Autotuning.enabled or private.any_autocast() or (register.OF_USERS and _is_of_user(basis))
     return (own["path"] is None and own["max_bytes"] is None and own["_modules"].get("relative_value") is None
-            and not (Autotuning.enabled or private.any_autocast() or users_take(basis)) and private.all_plain(*parts))
+            and not planned and private.all_plain(*parts))
+
+
+def _is_of_user(basis: type) -> bool:
+    return any(issubclass(basis, kernel.types) for kernel in register.OF_USERS)
 
 
 def _bias(layer: Any) -> Any:

@@ -28,8 +28,7 @@ from structconv.planning.cost import Cost
 from structconv.planning.problem import BoundRun, Call, Problem, Run
 from structconv.planning.tables import Plan
 
-__all__ = ["FORGET", "Kernel", "complete", "matching", "ordered", "register", "registered", "registrations",
-           "users_take"]
+__all__ = ["FORGET", "Kernel", "complete", "matching", "ordered", "register", "registered", "registrations"]
 
 
 class Kernel(abc.ABC):
@@ -102,6 +101,8 @@ class Kernel(abc.ABC):
 FORGET: list[Callable[[], object]] = []
 _KERNELS: dict[str, Kernel] = {}
 _ORDERED: list[Kernel] = []
+#: The kernels that were registered after those of the package.
+OF_USERS: list[Kernel] = []
 
 
 class _Register:
@@ -128,6 +129,7 @@ def register(kernel: Kernel) -> Kernel:
         _check_names(kernels)
     _ORDERED[:] = order
     _KERNELS.update(kernels)
+    OF_USERS[:] = [of_user for of_user in order if of_user not in _Register.built_in] if _Register.complete else []
     _Register.times += 1
     for forget in FORGET:
         forget()
@@ -143,12 +145,6 @@ def complete() -> None:
     """Check that every kernel comes before kernels that there are, now and whenever another is registered."""
     _check_names(_KERNELS)
     _Register.complete, _Register.built_in = True, list(_ORDERED)
-
-
-def users_take(basis: type) -> bool:
-    """Return True if a kernel of a user may compute a basis of this type."""
-    return _Register.built_in != _ORDERED and any(
-        issubclass(basis, kernel.types) for kernel in _ORDERED if kernel not in _Register.built_in)
 
 
 def _check_names(kernels: dict[str, Kernel]) -> None:

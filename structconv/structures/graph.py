@@ -442,13 +442,14 @@ def looped(graph: Graph, attr: float | str = 0.0) -> Graph:
     """`graph.with_self_loops(attr=attr)` inside of a layer, if changes of the edges are counted. They are listed when
     somebody reads them, for kernels do without. They follow the graph's own, so no user is given such a graph."""
     own = graph.__dict__
+    found: Graph | None = own.get("_looped")
+    if found is not None:
+        return found
     bare = graph.edge_weight is None and graph.edge_attr is None and "_base" not in own
     square = graph.num_inputs == graph.num_outputs and (graph.samples is None or graph.samples.square)
     if not (bare and square and is_plain(graph.edge_index)):
         return graph.with_self_loops(attr=attr)
-    found: Graph | None = own.get("_looped")
-    if found is None:
-        found = own["_looped"] = _with_lazy_loops(graph)
+    found = own["_looped"] = _with_lazy_loops(graph)
     return found
 
 

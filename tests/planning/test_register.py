@@ -20,6 +20,7 @@ def own_register(monkeypatch):
     """What a test registers is gone after it."""
     monkeypatch.setattr(registry, "_KERNELS", dict(registry._KERNELS))
     monkeypatch.setattr(registry, "_ORDERED", list(registry._ORDERED))
+    monkeypatch.setattr(registry, "OF_USERS", list(registry.OF_USERS))
     yield
     plans._PLANS.clear()
 
