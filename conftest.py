@@ -14,6 +14,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.support.registered import own_register
+
 settings.register_profile("structconv", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("structconv")
 
@@ -42,6 +44,13 @@ def seed() -> int:
     np.random.seed(0)
     torch.manual_seed(0)
     return 0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def kernels() -> Generator[None]:
+    """What the tests of a module register is gone after them."""
+    with own_register():
+        yield
 
 
 @pytest.fixture(scope="session")

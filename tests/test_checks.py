@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import partial
-from unittest import mock
 
 import pytest
 import torch
@@ -19,10 +18,11 @@ from structconv.errors import ConfigError
 from structconv.kernels.orders import Application, Applied
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.scores import DotProduct
-from structconv.planning import Cost, kernel, register
+from structconv.planning import Cost, register
 from structconv.structures import Graph, Grid
 from structconv.testing import CHECKS, Setup, Specimen, add
 from tests.support.library import SPECIMENS
+from tests.support.registered import own_register
 
 F64 = torch.float64
 
@@ -255,15 +255,9 @@ class KeepsGraph(Applied):
 @contextmanager
 def registered(one):
     """The kernel beside those of the package, for a while."""
-    with mock.patch.object(kernel, "_KERNELS", dict(kernel._KERNELS)), \
-            mock.patch.object(kernel, "_ORDERED", list(kernel._ORDERED)), \
-            mock.patch.object(kernel, "OF_USERS", list(kernel.OF_USERS)):
-        try:
-            register(one)
-            yield
-        finally:
-            for forget in kernel.FORGET:
-                forget()
+    with own_register():
+        register(one)
+        yield
 
 
 FACTORS = Specimen("factors", lambda: Factors(torch.randn(2, 5, dtype=F64)))

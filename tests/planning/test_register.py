@@ -9,20 +9,16 @@ from structconv import ops
 from structconv.bases.dense import Identity
 from structconv.errors import ConfigError
 from structconv.planning import Cost, Kernel, register, registered
-from structconv.planning import kernel as registry
-from structconv.planning import plan as plans
 from structconv.planning.kernel import ordered
 from structconv.weights import Eye, Full
+from tests.support.registered import own_register
 
 
 @pytest.fixture(autouse=True)
-def own_register(monkeypatch):
+def own():
     """What a test registers is gone after it."""
-    monkeypatch.setattr(registry, "_KERNELS", dict(registry._KERNELS))
-    monkeypatch.setattr(registry, "_ORDERED", list(registry._ORDERED))
-    monkeypatch.setattr(registry, "OF_USERS", list(registry.OF_USERS))
-    yield
-    plans._PLANS.clear()
+    with own_register():
+        yield
 
 
 class AsItIs(Kernel):

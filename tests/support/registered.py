@@ -1,0 +1,25 @@
+"""`own_register`: kernels registered for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from structconv.planning import kernel
+
+
+@contextmanager
+def own_register() -> Iterator[None]:
+    """What is registered within is gone after it."""
+    before, known, lists = kernel.registrations(), dict(kernel._KERNELS), (kernel._ORDERED, kernel.OF_USERS)
+    kept = [list(each) for each in lists]
+    try:
+        yield
+    finally:
+        if kernel.registrations() != before:
+            kernel._KERNELS.clear()
+            kernel._KERNELS.update(known)
+            for each, of_before in zip(lists, kept, strict=True):
+                each[:] = of_before
+            for forget in kernel.FORGET:
+                forget()
