@@ -43,14 +43,14 @@ class MovingDigits(OnFiles):
     held_out: int = option(500, "films to validate with, and as many to test", minimum=2)
     patch: int = option(4, "rows and columns of a frame that are one entry; divides size", minimum=1)
     kernel: int = option(3, "rows and columns of a convolution", minimum=1)
-    hidden: int = option(48, "channels of a state", minimum=1)
+    hidden: int = option(32, "channels of a state", minimum=1)
     layers: int = option(2, "of cells, in both halves", minimum=1)
     wide: int = option(512, "channels of a state of the wide LSTM; 0: as many numbers in a state as the ConvLSTM has",
                        minimum=0)
     batch_size: int = option(16, "films in a batch", minimum=1)
     threads: int = 1
     seeds: int = 3
-    steps: int = 2000
+    steps: int = 800
     learning_rate: float = 3e-3
     schedule: str = "cosine"
     warmup: int = 50

@@ -32,7 +32,7 @@ class Traffic(OnFiles):
     presets: ClassVar = {
         "quick": {"seeds": 1, "hidden": 16, "layers": 1, "steps": 200, "validate_every": 100, "checkpoint_every": 50,
                   "stride": 12, "learning_rate": 1e-2, "sampling": 10.0},
-        "paper": {"seeds": 1, "hidden": 64, "batch_size": 64, "steps": 37500, "validate_every": 375,
+        "paper": {"seeds": 1, "hidden": 64, "layers": 2, "batch_size": 64, "steps": 37500, "validate_every": 375,
                   "checkpoint_every": 375, "sampling": 2000.0, "stride": 1, "missing": "zero"}}
     file: str = option("los_speed.csv", "CSV, plain or gzipped: a line of names, then one for each time")
     adjacency: str = option("metr_la_adj_mx.pkl", "the graph: a CSV of S x S weights, or DCRNN's pickle")
@@ -49,14 +49,14 @@ class Traffic(OnFiles):
                          minimum=0)
     walk: int = option(2, "steps of a walk at most", minimum=0)
     hidden: int = option(32, "channels of a state", minimum=1)
-    layers: int = option(2, "of cells, in both halves", minimum=1)
+    layers: int = option(1, "of cells, in both halves", minimum=1)
     sampling: float = option(50.0, "tau of scheduled sampling: with the probability tau / (tau + exp(step / tau)) the "
                              "decoder sees what was observed; 0: never", minimum=0)
     batch_size: int = option(16, "histories in a batch, of all sensors", minimum=1)
     stride: int = option(3, "times between two from which is forecast in validation", minimum=1)
     threads: int = 1
     seeds: int = 3
-    steps: int = 1500
+    steps: int = 700
     learning_rate: float = 5e-3
     schedule: str = "cosine"
     warmup: int = 20

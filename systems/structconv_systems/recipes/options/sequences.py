@@ -132,20 +132,20 @@ class Luong(Translation):
         "paper": {"seeds": 1, "channels": 1000, "layers": 4, "steps": 300_000, "vocabulary": 50_000, "sentences": 0}}
     rows: tuple[str, ...] = option(_ALIGNMENTS, "of the table, a,b,c: where the model looks, and its score",
                                    choices=_ALIGNMENTS)
-    layers: int = option(2, "LSTMs of each stack", minimum=1)
+    layers: int = option(1, "LSTMs of each stack", minimum=1)
     radius: int = option(10, "D of local attention", minimum=1)
     input_feeding: bool = option(True, "the decoder reads its last attention")
-    sentences: int = 12_000
+    sentences: int = 8000
     vocabulary: int = 4000
     label_smoothing: float = 0.0
     dropout: float = 0.2
     seeds: int = 2
-    steps: int = 1000
+    steps: int = 600
     beam: int = 1
     schedule: str = "cosine"
     learning_rate: float = 2e-3
     warmup: int = 100
-    channels: int = 192
+    channels: int = 128
 
 
 _ROWS = ("keys", "values", "neither", "sinusoidal", "t5", "alibi", "rotary")
@@ -199,17 +199,22 @@ class FixedHeads(Attending):
     presets: ClassVar = {
         "quick": {"seeds": 1, "sentences": 3000, "vocabulary": 1500, "channels": 64, "hidden": 128, "layers": 2,
                   "steps": 300, "warmup": 100, "validate_every": 150, "checkpoint_every": 50, "learning_rate": 3e-3,
-                  "beam": 1},
+                  "batch_tokens": 2048},
         "paper": {"seeds": 1, "channels": 512, "hidden": 2048, "layers": 6, "shifts": (-3, -2, -1, 0, 1, 2, 3),
-                  "steps": 100_000}}
+                  "steps": 100_000, "sentences": 0, "batch_tokens": 25_000, "warmup": 4000, "beam": 4}}
     shifts: tuple[int, ...] = option((-1, 0, 1), "offsets of the heads that are fixed; one head is learned")
     positions: str = option("sinusoidal", "encoding of positions: sinusoidal or learned",
                             choices=("sinusoidal", "learned"))
     vocabulary: int = 4000
-    channels: int = 192
-    hidden: int = 384
-    seeds: int = 2
-    steps: int = 2000
+    sentences: int = 12_000
+    batch_tokens: int = 1024
+    channels: int = 128
+    hidden: int = 256
+    layers: int = 2
+    seeds: int = 3
+    steps: int = 1200
+    warmup: int = 200
+    beam: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -282,7 +287,7 @@ class Parser(OnFiles):
     label: int = option(100, "channels of the perceptrons of relations", minimum=1)
     dropout: float = option(0.33, "share of hidden units dropped", minimum=0, below=1)
     seeds: int = 3
-    steps: int = 2500
+    steps: int = 1000
     learning_rate: float = 2e-3
     schedule: str = "cosine"
     warmup: int = 100
@@ -308,15 +313,15 @@ class Characters(OnFiles):
         "paper": {"seeds": 1, "channels": 384, "layers": 6, "heads": 6, "length": 256, "batch_size": 64, "steps": 5000}}
     text: str = option("tinyshakespeare.txt", "the file, plain or gzipped")
     test: str = option("", "another file that tests; without one, the text's last tenth")
-    length: int = option(128, "characters of a sample", minimum=2)
-    batch_size: int = option(32, "samples in a batch", minimum=1)
-    channels: int = option(192, "of the hidden layers", minimum=2)
-    layers: int = option(4, "of the Transformer", minimum=1)
-    heads: int = option(6, "of attention", minimum=1)
+    length: int = option(96, "characters of a sample", minimum=2)
+    batch_size: int = option(16, "samples in a batch", minimum=1)
+    channels: int = option(128, "of the hidden layers", minimum=2)
+    layers: int = option(3, "of the Transformer", minimum=1)
+    heads: int = option(4, "of attention", minimum=1)
     dropout: float = option(0.15, "share of hidden units dropped", minimum=0, below=1)
     sample: int = option(300, "characters sampled in the end", minimum=0)
-    seeds: int = 2
-    steps: int = 3600
+    seeds: int = 3
+    steps: int = 1500
     optimizer: str = "adamw"
     learning_rate: float = 2e-3
     schedule: str = "cosine"
