@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 READY_TEST := $(VENV)/.ready-test
 READY_BENCH := $(VENV)/.ready-bench
+# Bytecode is kept: without it every process, of which the tests start dozens, compiles all of torch anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20

@@ -18,8 +18,8 @@ from tests.support.library import SPECIMENS
 #: Laws that tests/test_batches.py and tests/test_decoding.py hold over the same specimens, refusals named.
 OF_LAYERS = {"samples", "cache", "output_positions"}
 #: One of so many specimens is put to each of these checks; with STRUCTCONV_EVERY_TEST=1 every one to all.
-STEPS = {"kernels": 6, "compile": 16, "export": 12, "sizes": 5, "blocks": 4, "dtypes": 4, "noncontiguous": 4,
-         "copies": 4, "paths": 2, "gradcheck": 2, "batching": 2, "adjoint": 2, "absent": 2,
+STEPS = {"kernels": 9, "compile": 32, "export": 24, "sizes": 5, "blocks": 4, "dtypes": 4, "noncontiguous": 4,
+         "copies": 4, "paths": 3, "gradcheck": 3, "batching": 2, "adjoint": 2, "absent": 2,
          "permutation": 2}
 
 

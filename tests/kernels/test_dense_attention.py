@@ -31,7 +31,7 @@ from tests.kernels.applied import (
     problem_of,
     same,
 )
-from tests.support.drawn import drawn
+from tests.support.drawn import drawn, slow
 
 BLOCKED_KERNEL, REASSOCIATED, FUSED = "structconv.blocked_attention", "structconv.reassociated", "torch.sdpa"
 N, P = 19, 8
@@ -233,6 +233,7 @@ def test_bfloat16_is_summed_in_float32():
     torch.testing.assert_close(y.float(), exact.bfloat16().float())
 
 
+@slow
 def test_compiled_and_exported_attention_is_the_same():
     q, k, v = (torch.randn(1, 2, N, 4) for _ in range(3))
     table, slope = torch.randn(2, 1, 5), torch.tensor([0.5, 0.25])

@@ -28,6 +28,7 @@ from tests.kernels.applied import (
     planned,
     same,
 )
+from tests.support.drawn import slow
 
 KERNEL = "structconv.edge_attention"
 AFFINE = BiAffine(heads=4, bilinear=False)
@@ -151,6 +152,7 @@ def test_what_is_not_one_product_is_computed_part_by_part(case, tables):
     assert not tables
 
 
+@slow
 def test_a_joint_product_compiles_whole(tables):
     layer, graph, x, _ = layer_and_inputs(DotProduct(4, 8, bias=True).scaled(), HeadBlocks(), dtype=torch.float32)
     expected = layer(x, structure=graph)

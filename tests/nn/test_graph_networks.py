@@ -14,7 +14,7 @@ from structconv.mechanisms import STRUCTURE, Additive, DotProduct
 from structconv.nn import Attributes, EdgeConditionedConv, GraphNetwork, GraphPool, GroupPool
 from structconv.nn.pooling import POOLINGS
 from structconv.structures import Graph, batch
-from tests.support.layers import drawn
+from tests.support.drawn import drawn, slow
 
 F64 = torch.float64
 GRAPHS = (Graph(torch.tensor([[0, 1, 2, 0, 1], [1, 2, 0, 2, 1]]), num_nodes=4),
@@ -332,7 +332,8 @@ OTHERS = batch([Graph(torch.tensor([[4, 0, 3, 3], [0, 0, 1, 2]]), num_nodes=5), 
                 Graph(torch.tensor([[0, 1], [0, 1]]), num_nodes=3)])
 
 
-@pytest.mark.parametrize("name", drawn(["deep sets", "message-passing", "relation"], 3))
+@slow
+@pytest.mark.parametrize("name", ["deep sets", "message-passing", "relation"])
 def test_a_batch_is_compiled_whole(name):
     torch.compiler.reset()
     block = made(name)

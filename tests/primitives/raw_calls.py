@@ -1,7 +1,7 @@
 """Calls every operator with arguments that are wrong in one or two places: an exception, or the answer that plain
 copies of the arguments give. Run in a process of its own, since what it looks for ends one.
 
-    python -m tests.primitives.raw_calls SEED ROUNDS
+    python -m tests.primitives.raw_processes FOLDER ROUNDS
 """
 
 from __future__ import annotations
@@ -196,12 +196,12 @@ def attempt(name, arguments):
     return False
 
 
-def main() -> None:
+def run(native: str, seed: int, rounds: int) -> None:
+    os.environ["STRUCTCONV_NATIVE"] = native
     faulthandler.enable()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    assert (core() is not None) == (os.environ["STRUCTCONV_NATIVE"] == "1")
-    seed, rounds = int(sys.argv[1]), int(sys.argv[2])
+    assert (core() is not None) == (native == "1")
     rng, refused, made = random.Random(seed), 0, 0
     torch.manual_seed(seed)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
@@ -219,7 +219,3 @@ def main() -> None:
                 refused += attempt(name, given)
                 made += 1
     print(f"{made} calls, {refused} refused")
-
-
-if __name__ == "__main__":
-    main()

@@ -3,7 +3,7 @@
 A sealed layout is replaced, cut or converted; nobody writes into one. Guarded, a call that leaves a part of its result
 unwritten has another answer the second time, when new memory is full of something else.
 
-    python -m [tests.native.guarded] tests.primitives.raw_native SEED ROUNDS
+    python -m [tests.native.guarded] tests.primitives.raw_processes FOLDER ROUNDS
 """
 
 from __future__ import annotations
@@ -127,10 +127,9 @@ def attempt(name, operator, arguments, poison):
     return False
 
 
-def main() -> None:
+def run(seed: int, rounds: int) -> None:
     faulthandler.enable()
     warnings.simplefilter("ignore")
-    seed, rounds = int(sys.argv[1]), int(sys.argv[2])
     rng, refused, made, native = random.Random(seed), 0, 0, core()
     torch.manual_seed(seed)
     guard = guarded.enable()
@@ -152,7 +151,3 @@ def main() -> None:
             refused += attempt(name, operator, given, poison)
             made += 1
     print(f"{made} calls, {refused} refused" + (f", {guard.guard_blocks()} guarded tensors" if guard else ""))
-
-
-if __name__ == "__main__":
-    main()

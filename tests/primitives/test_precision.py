@@ -29,7 +29,7 @@ def distances(found, exact):
     return [float((a - b).square().mean().sqrt()) for a, b in zip(found, exact, strict=True)]
 
 
-@pytest.mark.parametrize("name", drawn(LISTED, 2))
+@pytest.mark.parametrize("name", drawn(LISTED, 4))
 def test_hubs_are_as_exact_as_in_plain_float32(name, monkeypatch):
     if core() is None:
         pytest.skip("the native core cannot be built here")

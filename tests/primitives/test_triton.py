@@ -104,7 +104,7 @@ def graph(name, dtype=torch.int64):
 
 
 @pytest.mark.parametrize(("name", "shape", "length"), [  # the interpreter is slow: one of them an operator
-    (name, shape, length) for number, name in enumerate(drawn(NAMES, 2)) for at, shape in enumerate(SHAPES)
+    (name, shape, length) for number, name in enumerate(drawn(NAMES, 3)) for at, shape in enumerate(SHAPES)
     for length in (1024, 8) if EVERY or (at == number % 5 and (length == 8) is (number % 2 == 0))])
 def test_values_and_gradients(name, shape, length, monkeypatch):
     """Rows stay whole, or are cut into parts of eight edges."""

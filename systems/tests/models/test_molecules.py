@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from structconv.errors import ConfigError
 from structconv.structures import Graph, batch
 from structconv_systems.models.molecules import MessagePassing
-from systems.tests.models.sequences import check_saved
+from systems.tests.models.sequences import check_learns, check_saved
+from tests.support.drawn import slow
 
 ATOMS, BONDS = 5, 3
 READOUTS = pytest.mark.parametrize("readout", ["sum", "mean", "max", "softmax", "set2set"])
@@ -57,13 +58,7 @@ def test_it_is_the_equations_of_the_paper():
 def test_it_overfits():
     model, (_, (x, graph)) = made(), several()
     wanted = torch.tensor([1.0, -2.0, 4.0, 0.5, 3.0])
-    optimizer, losses = torch.optim.Adam(model.parameters(), 2e-2), []
-    for _ in range(60):
-        losses.append(F.mse_loss(model(x, graph), wanted))
-        optimizer.zero_grad()
-        losses[-1].backward()
-        optimizer.step()
-    assert losses[-1] < losses[0] / 10
+    check_learns(model, lambda: F.mse_loss(model(x, graph), wanted), 60, 2e-2)
 
 
 @READOUTS
@@ -112,6 +107,7 @@ def test_a_saved_model():
     check_saved(made(), made(seed=1), *several()[1])
 
 
+@slow
 def test_export_with_any_numbers_of_molecules_atoms_and_bonds():
     model, (_, (x, graph)), free = made().eval(), several(), Dim.DYNAMIC
     samples = [{0: free}, {0: free}, free, free, free, free, None, None]

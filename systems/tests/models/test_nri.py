@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from structconv.structures import Graph
 from structconv_systems.data.physics import Springs
 from structconv_systems.models.nri import Correlation, Decoder, RelationalInference
+from systems.tests.models.sequences import trained
 
 GRAPH, T, HORIZON = Graph.complete(4), 12, 4
 STARTS = torch.tensor([0, 6])
@@ -36,14 +38,8 @@ def test_a_decoder_that_is_told_the_graph_learns_springs():
     for edges in (true, torch.zeros_like(true)):
         torch.manual_seed(0)
         decoder = Decoder(4, 2, hidden=32)
-        optimizer = torch.optim.Adam(decoder.parameters(), 5e-3)
-        for _ in range(150):
-            states = decoder(x[:, :-1], GRAPH, edges, 1)
-            loss = (states[:, :, 0] - x[:, 1:]).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        errors.append(loss.item())
+        errors.append(trained(decoder, lambda decoder=decoder, edges=edges: F.mse_loss(
+            decoder(x[:, :-1], GRAPH, edges, 1)[:, :, 0], x[:, 1:]), 150, 5e-3)[-1])
     assert errors[0] < errors[1] / 4
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from structconv.structures import Graph
 from structconv_systems.data.physics import Oscillators, Springs
 from structconv_systems.models.nri import RelationalInference
 from structconv_systems.models.nri_pairs import Circle, ForceDecoder, Plane, TurningDecoder, reversed_edges
+from systems.tests.models.sequences import trained
+from tests.support.drawn import slow
 
 GRAPH, T = Graph.complete(4), 12
 STARTS = torch.tensor([0, 6])
@@ -82,19 +85,15 @@ def test_turned_phases_stay_on_the_circle():
     torch.testing.assert_close(later[..., 1:3].norm(dim=-1), torch.ones(later.shape[:-1]))
 
 
+@slow
 def test_a_decoder_with_the_true_graph_learns_the_law_of_springs():
     system = Springs(bodies=4, stiffness=1.0)
     simulations = system.simulate(64, T, seed=0)
     x, joined = simulations.states, simulations.couplings[:, GRAPH.source, GRAPH.target]
     torch.manual_seed(0)
     decoder = ForceDecoder(2, hidden=32)
-    optimizer = torch.optim.Adam(decoder.parameters(), 5e-3)
-    for _ in range(300):
-        found = decoder(x[:, :-1], GRAPH, torch.stack([1 - joined, joined], -1), 1)
-        loss = (found[:, :, 0] - x[:, 1:]).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    trained(decoder, lambda: F.mse_loss(
+        decoder(x[:, :-1], GRAPH, torch.stack([1 - joined, joined], -1), 1)[:, :, 0], x[:, 1:]), 300, 5e-3)
     distance = torch.linspace(0.4, 1.2, 5)
     force = decoder.law(distance)[0] / (system.step * system.every)
     torch.testing.assert_close(force, -system.stiffness * distance, rtol=0.2, atol=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 
@@ -12,7 +13,8 @@ from structconv.errors import ConfigError
 from structconv_systems.models import trees as trees_module
 from structconv_systems.models.parser import Parser, at_heads, dropped_parts
 from structconv_systems.models.trees import are_trees, best_trees
-from systems.tests.models.sequences import batch, check_saved
+from systems.tests.models.sequences import batch, check_learns, check_saved
+from tests.support.drawn import slow
 
 TAGS, RELATIONS, CHARACTERS = 6, 5, 11
 LENGTHS = (7, 1, 5)
@@ -40,11 +42,16 @@ def trees():
     return heads, relations
 
 
-def best_by_hand(scores):
-    """The best of all trees with one word below the root, of scores (N + 1, N)."""
-    size = scores.shape[1]
+@functools.cache
+def every_tree(size):
+    """All trees with one word below the root."""
     every = torch.tensor(list(itertools.product(range(size + 1), repeat=size)))
-    every = every[are_trees(every, torch.full((len(every),), size))]
+    return every[are_trees(every, torch.full((len(every),), size))]
+
+
+def best_by_hand(scores):
+    """The best of all trees, of scores (N + 1, N)."""
+    every = every_tree(scores.shape[1])
     return every[scores.gather(0, every).sum(1).argmax()]
 
 
@@ -55,13 +62,7 @@ def test_a_parser_without_tags_learns_with_both_scores(scores):
                    dropout=0.0, scores=scores)
     words, tags, letters = inputs()
     heads, relations = trees()
-    optimizer, losses = torch.optim.Adam(model.parameters(), 1e-2), []
-    for _ in range(60):
-        losses.append(model.loss(words, tags, heads, relations, letters))
-        optimizer.zero_grad()
-        losses[-1].backward()
-        optimizer.step()
-    assert losses[-1] < losses[0] / 5
+    check_learns(model, lambda: model.loss(words, tags, heads, relations, letters), 60, until=0.2)
     torch.testing.assert_close(model(words, 0 * tags, letters), model(words, tags, letters))
 
 
@@ -78,13 +79,7 @@ def test_its_layers_may_be_watched():
 @pytest.mark.parametrize("characters", [True, False])
 def test_it_learns_trees_and_their_relations(characters):
     model, given, (heads, relations) = made(characters), inputs(characters), trees()
-    optimizer, losses = torch.optim.Adam(model.parameters(), 1e-2), []
-    for _ in range(80):
-        losses.append(model.loss(*given[:2], heads, relations, *given[2:]))
-        optimizer.zero_grad()
-        losses[-1].backward()
-        optimizer.step()
-    assert losses[-1] < losses[0] / 10
+    check_learns(model, lambda: model.loss(*given[:2], heads, relations, *given[2:]), 80, stop=0.03)
     for found, wanted in zip(model.parse(*given), (heads, relations), strict=True):
         assert torch.equal(found, wanted)
 
@@ -134,6 +129,7 @@ def test_a_saved_parser():
     check_saved(Arcs(made()), Arcs(made(seed=1)), *inputs())
 
 
+@slow
 def test_export_with_any_batch():
     """Of sentences padded to the length of the example, for which torch's LSTM is exported."""
     model, given = made().eval(), inputs()

@@ -10,7 +10,7 @@ from structconv.errors import ConfigError, StructureError
 from structconv.nn import RelationalConv
 from structconv.structures import KnowledgeGraph
 from structconv_systems.models.rgcn import EntityClassifier, EntityTable, LinkPredictor
-from systems.tests.models.sequences import check_saved
+from systems.tests.models.sequences import check_learns, check_saved
 from tests.support.drawn import drawn
 
 N, K = 12, 3
@@ -87,13 +87,7 @@ def test_a_classifier_overfits_and_is_saved():
     known, labels = graph(), torch.arange(N) % 3
     torch.manual_seed(0)
     model, fresh = EntityClassifier(known, 8, 3), EntityClassifier(known, 8, 3)
-    optimizer, losses = torch.optim.Adam(model.parameters(), 0.02), []
-    for _ in range(80):
-        losses.append(F.cross_entropy(model(known), labels))
-        optimizer.zero_grad()
-        losses[-1].backward()
-        optimizer.step()
-    assert losses[-1] < losses[0] / 10
+    check_learns(model, lambda: F.cross_entropy(model(known), labels), 80, 0.02)
     check_saved(model, fresh, known)
 
 
@@ -115,14 +109,8 @@ def test_a_predictor_overfits_and_is_saved(options):
     known = graph()
     _, number = torch.unique(known.triples[:, :2], dim=0, return_inverse=True)
     questions = known.triples[[int((number == k).nonzero()[0]) for k in range(int(number.max()) + 1)]][:8]
-    model, losses = predictor(**options), []
-    optimizer = torch.optim.Adam(model.parameters(), 0.02)
-    for _ in range(100):
-        losses.append(F.cross_entropy(model(known, questions[:, :2]), questions[:, 2]))
-        optimizer.zero_grad()
-        losses[-1].backward()
-        optimizer.step()
-    assert losses[-1] < losses[0] / 10
+    model = predictor(**options)
+    check_learns(model, lambda: F.cross_entropy(model(known, questions[:, :2]), questions[:, 2]), 100, 0.02)
     check_saved(model, predictor(1, **options), known, questions[:, :2])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
 
@@ -14,7 +13,7 @@ from structconv.structures import Causal
 from structconv_systems.models.characters import CharacterModel
 from structconv_systems.models.decoding import beam, greedy, sample
 from structconv_systems.models.transformer import Transformer
-from systems.tests.models.sequences import WORDS, batch, pairs
+from systems.tests.models.sequences import WORDS, batch, check_learns, check_saved, pairs
 from systems.tests.models.test_translators import TRANSFORMERS, C, K
 from tests.support.drawn import drawn, slow
 
@@ -164,14 +163,7 @@ TEXT = torch.randint(0, WORDS, (3, 12), generator=torch.Generator().manual_seed(
 @pytest.mark.parametrize("recompute", drawn([True, False], 2))
 def test_a_small_text_is_learned(recompute):
     model = characters(recompute=recompute)
-    optimizer, losses = torch.optim.Adam(model.parameters(), 1e-2), []
-    for _ in range(80):
-        loss = F.cross_entropy(model(TEXT[:, :-1]).flatten(0, 1), TEXT[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.1 * losses[0]
+    check_learns(model, lambda: F.cross_entropy(model(TEXT[:, :-1]).flatten(0, 1), TEXT[:, 1:].flatten()), 80)
 
 
 def test_a_window_sees_so_many_characters_with_the_same_weights():
@@ -206,12 +198,13 @@ def test_texts_go_on_behind_a_prompt():
     assert [len(text) for text in texts] == [5] * 3
 
 
-def test_a_model_of_characters_is_saved_loaded_and_exported(tmp_path):
+def test_a_model_of_characters_is_saved_and_loaded():
+    check_saved(characters().eval(), CharacterModel(WORDS, **SIZES).eval(), TEXT)
+
+
+@slow
+def test_a_model_of_characters_is_exported():
     model = characters().eval()
-    save_file(model.state_dict(), tmp_path / "model.safetensors")
-    fresh = CharacterModel(WORDS, **SIZES).eval()
-    fresh.load_state_dict(load_file(tmp_path / "model.safetensors"))
-    assert torch.equal(fresh(TEXT), model(TEXT))
     samples, length = torch.export.Dim("samples", min=2, max=64), torch.export.Dim("length", min=2, max=512)
     program = torch.export.export(model, (TEXT,), dynamic_shapes=({0: samples, 1: length},))
     for text in (TEXT, TEXT[:2, :5]):
