@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 READY_TEST := $(VENV)/.ready-test
 READY_BENCH := $(VENV)/.ready-bench
+READY_DOCS := $(VENV)/.ready-docs
 # Bytecode is kept: without it every process, of which the tests start dozens, compiles all of torch anew.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -19,7 +20,7 @@ help: ## list the targets
 venv: $(READY) ## make the virtual environment in .venv
 
 $(READY): pyproject.toml systems/pyproject.toml constraints.txt
-	@$(PYTHON) tools/bootstrap.py --venv $(VENV) --extras test,dev,docs
+	@$(PYTHON) tools/bootstrap.py --venv $(VENV) --extras test,dev
 	@touch $@
 
 # Triton, 290 MB: without a GPU its interpreter and its compiler test the kernels for one. And the tools that go by the
@@ -30,6 +31,10 @@ $(READY_TEST): $(READY)
 
 $(READY_BENCH): $(READY)
 	@$(PYTHON) tools/bootstrap.py --venv $(VENV) --extras bench
+	@touch $@
+
+$(READY_DOCS): $(READY_TEST)
+	@$(PYTHON) tools/bootstrap.py --venv $(VENV) --extras docs
 	@touch $@
 
 demo: $(READY) ## learn one task through seven structures; report in runs/demo/report.html
@@ -55,9 +60,10 @@ lint: $(READY) ## ruff and mypy
 bench: $(READY_BENCH) ## time the layers against other libraries
 	$(BIN)/python -m benchmarks --quick
 
-docs: $(READY_TEST) ## build the docs in docs/_build/html, run their examples and the notebooks
+docs: $(READY_DOCS) ## build the docs in docs/_build/html, run their examples and the notebooks, open pages in Chromium
 	STRUCTCONV_DATA="$(abspath $(DATA))" $(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 	$(BIN)/sphinx-build -q -W --keep-going -b doctest docs docs/_build/doctest
+	$(BIN)/python -m pytest -rs tests/test_formulas.py tests/test_built_docs.py tests/test_browser.py
 
 systems: $(READY) ## run the quick preset of every recipe; DATA=DIR is the folder with the data
 	$(BIN)/structconv reproduce --all --preset quick --data "$(DATA)" --out runs/systems

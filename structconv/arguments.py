@@ -16,7 +16,7 @@ import torch
 from structconv.errors import ArgumentsError, ConfigError, StructconvError, class_remedy, nearest
 from structconv.shapes import check_device
 
-__all__ = ["check_constructor", "checked", "explained", "plain"]
+__all__ = ["check_arguments", "check_constructor", "checked", "explained", "plain", "suggesting"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _ATOMS = frozenset({bool, int, float, str, types.NoneType})
@@ -58,11 +58,42 @@ def checked(function: F) -> F:
 def check_constructor(cls: type) -> None:
     """Let the constructor that a class defines name arguments of a wrong type: in each call, or after a failure.
 
-    The latter is for classes of users, whose annotations need not be exact.
+    The latter is for classes of users, whose annotations need not be exact. One that does not call that of
+    `torch.nn.Module` is an error.
     """
     if "__init__" in cls.__dict__:
-        wrap = checked if cls.__module__.startswith("structconv.") else explained
-        cls.__init__ = wrap(cls.__dict__["__init__"])  # type: ignore[misc]
+        own = cls.__dict__["__init__"]
+        cls.__init__ = checked(own) if cls.__module__.startswith("structconv.") else _complete(own)  # type: ignore[misc]
+
+
+def _complete(constructor: F) -> F:
+    """Wrap the constructor of a user's class so that a module without `super().__init__()` is a `ConfigError`."""
+    function = explained(constructor)
+
+    @functools.wraps(constructor)
+    def called(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            function(self, *args, **kwargs)
+        except AttributeError:
+            _check_module(self)
+            raise
+        _check_module(self)
+
+    return called  # type: ignore[return-value]
+
+
+def _check_module(module: Any) -> None:
+    if isinstance(module, torch.nn.Module) and "_modules" not in module.__dict__:
+        raise ConfigError(type(module).__name__, "__init__ must call super().__init__() in its first line",
+                          "a constructor without it", "Parameters and submodules cannot be registered before.")
+
+
+def check_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise `ArgumentsError` for arguments that the signature of a function does not have; it names the nearest."""
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError as misfit:
+        raise _misfit(function, args, kwargs, str(misfit)) from None
 
 
 def explained(function: F) -> F:
@@ -82,14 +113,25 @@ def explained(function: F) -> F:
     return called  # type: ignore[return-value]
 
 
+def suggesting(function: F) -> F:
+    """Wrap a function of another library so that unknown, missing and excess arguments are an `ArgumentsError`."""
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TypeError:
+            check_arguments(function, args, kwargs)
+            raise
+
+    return called  # type: ignore[return-value]
+
+
 def _explain(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any],
              error: Exception) -> None:
     """Raise an error for arguments that the signature does not have, or for the first of another type than its own."""
+    check_arguments(function, args, kwargs)
     signature = inspect.signature(function)
-    try:
-        arguments = signature.bind(*args, **kwargs).arguments
-    except TypeError as misfit:
-        raise _misfit(function, args, kwargs, str(misfit)) from None
+    arguments = signature.bind(*args, **kwargs).arguments
     passed_on = _UNKNOWN.search(str(error))
     if passed_on and passed_on[1] in kwargs and passed_on[1] not in signature.parameters:
         raise _misfit(function, args, kwargs, passed_on[0]) from None

@@ -16,7 +16,10 @@ from torch import nn
 import structconv as sc
 from structconv import nn as layers
 from structconv import ops, tensors
+from structconv.compat import pyg
+from structconv.compat import torch as compat
 from structconv.errors import ConfigError, ShapeError, StructconvError, StructureError
+from structconv.mechanisms import Score
 from structconv.nn.images import to_entries, to_image
 from structconv.structures import Graph, Grid, KnowledgeGraph, Padding
 from structconv.structures.batching import membership, unbatch
@@ -309,6 +312,48 @@ def test_the_error_of_a_users_constructor_is_not_replaced():
         sc.GCNConv(2)
 
 
+def test_torchs_own_layers_stay_as_they_are():
+    for call in (lambda: nn.Conv2d(4, 2, 3, paddings=1), lambda: nn.TransformerDecoder(nn.Linear(2, 2), 1, norms=None)):
+        with pytest.raises(TypeError) as raised:
+            call()
+        assert not isinstance(raised.value, sc.ConfigError)
+    assert inspect.signature(compat.Conv2d) == inspect.signature(nn.Conv2d)
+
+
+def without_super(base, trained):
+    def construct(self):
+        self.own = nn.Parameter(torch.ones(2)) if trained else 2
+
+    return type("Mine", (base,), {"__init__": construct})
+
+
+@pytest.mark.parametrize("base", [sc.Mechanism, Score, layers.Layer, sc.GCNConv])
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_constructor_without_that_of_its_base_is_an_error(base, trained):
+    with pytest.raises(ConfigError, match=r"^Mine: __init__ must call super\(\).__init__\(\) in its first line"):
+        without_super(base, trained)()
+
+
+def test_attention_refuses_a_graph_that_it_does_not_read():
+    x, attention = torch.randn(3, 2), sc.Conv(sc.DotProduct(dim=2).softmax(), 2, 4)
+    for structure in (GRAPH, KnowledgeGraph(torch.tensor([[0, 0, 1]]), 3, ("r",))):
+        with pytest.raises(StructureError, match=r"must be one that some part of the expression reads; .*masked"):
+            attention(x, structure)
+    assert attention(x, sc.batch([GRAPH])).shape == (3, 4)  # which separates samples
+    assert sc.Conv(sc.Identity(), 2, 4)(x, GRAPH).shape == (3, 4)
+    along = sc.Conv(sc.DotProduct(dim=2).masked(keep=sc.STRUCTURE).softmax(), 2, 4)
+    assert along.basis(x, GRAPH).dense()[0].count_nonzero() == 2
+
+
+@pytest.mark.parametrize("layer", [lambda path: sc.Conv(sc.Identity(), 2, 4, path=path),
+                                   lambda path: sc.Conv2d(2, 4, 3, path=path)])
+def test_a_path_that_no_kernel_has_is_refused_at_once(layer):
+    for make in (lambda: layer("fastest"), lambda: setattr(layer(None), "path", "fastest")):
+        with pytest.raises(ConfigError, match=r"path must be one of 'between', .*'structure_first', or None; got"):
+            make()
+    assert layer("operator_first").path == "operator_first"
+
+
 class Forwarding(sc.Mechanism):
     def __init__(self, size=1, **options):
         super().__init__(**options)
@@ -328,6 +373,17 @@ class Forwarding(sc.Mechanism):
     (lambda: sc.MultiheadAttention(4, 2).prepare(torch.ones(3, 4), keep=None), "MultiheadAttention.prepare: arguments "
      "must be (key_value, structure); got 'keep'."),
     (lambda: Forwarding(sizes=3), "Forwarding: arguments must be (size, ...); got 'sizes'. Did you mean 'size'?"),
+    (lambda: compat.MultiheadAttention(4, 2, drop=0.1), "MultiheadAttention: arguments must be (embed_dim, num_heads, "
+     "dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype); got 'drop'. Did you mean "
+     "'dropout'?"),
+    (lambda: compat.Conv2d(4, 2, 3, paddings=1), "got 'paddings'. Did you mean 'padding'?"),
+    (lambda: compat.ConvTranspose1d(4, 2), "got no 'kernel_size'."),
+    (lambda: compat.AvgPool3d(3, strides=1), "got 'strides'. Did you mean 'stride'?"),
+    (lambda: compat.TransformerEncoderLayer(4, 2, dim_ff=8), "got 'dim_ff'. Did you mean 'dim_feedforward'?"),
+    (lambda: compat.TransformerEncoder(None, num_layer=2), "got 'num_layer'. Did you mean 'num_layers'?"),
+    (lambda: compat.Transformer(4, num_encoders=2), "got 'num_encoders'. Did you mean 'num_encoder_layers'?"),
+    (lambda: pyg.GCNConv(2, 3)(torch.ones(3, 2), INDEX, edge_weigth=None),
+     "GCNConv.forward: arguments must be (x, edge_index, edge_weight); got 'edge_weigth'. Did you mean 'edge_weight'?"),
 ])
 def test_arguments_that_a_signature_does_not_have_are_named(make, message):
     with pytest.raises(sc.ConfigError, match=re.escape(message)) as raised:

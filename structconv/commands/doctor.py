@@ -29,8 +29,8 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
     if args.json:
         print_json(result)
     else:
-        print_table(("what", "found"), [(key.replace("_", " "), _text(value)) for key, value in result.items()],
-                    texts=2)
+        rows = [(key.replace("_", " "), _text(value)) for key, value in result.items()]
+        print_table(("setting", "on this machine"), rows, texts=2)
         if result["copy_gbs"] is None:
             print("The machine's rates are not measured; structconv doctor --measure does it.")
     return 0

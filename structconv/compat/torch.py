@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Proxy
 
+from structconv.arguments import suggesting
 from structconv.compat.attending import Mask, attend
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Mechanism
@@ -39,6 +40,15 @@ __all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d", "Conv1d", "Conv2d", "Conv3d", 
            "TransformerEncoder", "TransformerEncoderLayer", "scaled_dot_product_attention"]
 
 TransformerDecoder = nn.TransformerDecoder
+
+
+class _Layer:
+    """Its layers name the nearest argument where a constructor gets an unknown one."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if issubclass(cls, nn.Module):
+            cls.__init__ = suggesting(cls.__init__)  # type: ignore[method-assign]
 
 
 # -- attention ----------------------------------------------------------------------------------------------------
@@ -77,7 +87,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
     return y if heads else y.squeeze(0)
 
 
-class MultiheadAttention(nn.MultiheadAttention):
+class MultiheadAttention(_Layer, nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention` as structured convolution, with equal arguments, parameters, masks and results.
 
     Masks are torch's: True of `key_padding_mask` and of `attn_mask` leaves a key out, and numbers are added.
@@ -195,7 +205,7 @@ def _built_as(original: Callable[..., None]) -> Callable[[Callable[..., None]], 
     return functools.wraps(original, assigned=("__doc__", "__name__", "__annotations__"))
 
 
-class TransformerEncoderLayer(nn.TransformerEncoderLayer):
+class TransformerEncoderLayer(_Layer, nn.TransformerEncoderLayer):
     """`torch.nn.TransformerEncoderLayer`, whose attention is `structconv.compat.torch.MultiheadAttention`.
 
     torch's fused inference, and its removal of padding by nested tensors, are not used.
@@ -207,7 +217,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         _share(self)
 
 
-class TransformerDecoderLayer(nn.TransformerDecoderLayer):
+class TransformerDecoderLayer(_Layer, nn.TransformerDecoderLayer):
     """`torch.nn.TransformerDecoderLayer`, whose attentions are `structconv.compat.torch.MultiheadAttention`."""
 
     @_built_as(nn.TransformerDecoderLayer.__init__)
@@ -216,7 +226,7 @@ class TransformerDecoderLayer(nn.TransformerDecoderLayer):
         _share(self)
 
 
-class TransformerEncoder(nn.TransformerEncoder):
+class TransformerEncoder(_Layer, nn.TransformerEncoder):
     """`torch.nn.TransformerEncoder` without nested tensors: `enable_nested_tensor` has no effect."""
 
     @_built_as(nn.TransformerEncoder.__init__)
@@ -225,7 +235,7 @@ class TransformerEncoder(nn.TransformerEncoder):
         super().__init__(**{**given, "enable_nested_tensor": False})
 
 
-class Transformer(nn.Transformer):
+class Transformer(_Layer, nn.Transformer):
     """`torch.nn.Transformer`, whose attentions are `structconv.compat.torch.MultiheadAttention`.
 
     A `custom_encoder` or `custom_decoder` stays as it is.
@@ -279,7 +289,7 @@ def _check_image(layer: Any, image: Tensor, axes: int) -> None:
                          "N", tuple(image.shape))
 
 
-class _Conv:
+class _Conv(_Layer):
     """The forward pass of torch's convolutions."""
 
     def forward(self: Any, input: Tensor) -> Tensor:
@@ -308,7 +318,7 @@ class Conv3d(_Conv, nn.Conv3d):
     """`torch.nn.Conv3d` as structured convolution: the same arguments, parameters and results."""
 
 
-class _ConvTranspose:
+class _ConvTranspose(_Layer):
     """The forward pass of torch's transposed convolutions."""
 
     def forward(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
@@ -354,7 +364,7 @@ class ConvTranspose3d(_ConvTranspose, nn.ConvTranspose3d):
     """`torch.nn.ConvTranspose3d` as structured convolution: the same arguments, parameters and results."""
 
 
-class _AvgPool:
+class _AvgPool(_Layer):
     """The forward pass of torch's average pooling."""
 
     axes: int

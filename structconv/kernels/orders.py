@@ -78,6 +78,7 @@ class Application(NamedTuple):
 class Applied(Kernel):
     """A kernel that knows how to apply a basis, for all orders that do."""
 
+    orders: ClassVar[tuple[str, ...]] = ("structure_first", "channels_first", "between")
     by_heads: ClassVar[bool] = True
 
     @abc.abstractmethod

@@ -9,7 +9,9 @@ from typing import Any, Self, cast
 from torch import Tensor
 
 from structconv.errors import ConfigError, StructureError
+from structconv.structures.graph import Graph
 from structconv.structures.named import NamedStructures, Place, listed_names
+from structconv.structures.relations import KnowledgeGraph
 from structconv.structures.samples import Samples
 from structconv.structures.supports import Support
 from structconv.structures.values import FrozenValue
@@ -130,13 +132,17 @@ def check_structure(owner: str, structure: Any, call: str) -> None:
                              f"The outputs (queries) go by keyword: {call}.")
 
 
-def check_unread(structure: Any) -> None:
-    """Raise `StructureError` where a structure that nothing reads was meant to do something."""
+def check_unread(structure: Any, reads: Collection[str] = ()) -> None:
+    """Raise `StructureError` where a structure that nothing reads was meant to do something.
+
+    With what the whole expression reads: one graph, which separates no samples, does nothing for attention.
+    """
     filters = isinstance(structure, Support) and not isinstance(structure, Samples)
-    if filters or not isinstance(structure, FrozenValue | NamedStructures):
+    unread = isinstance(structure, Graph | KnowledgeGraph) and structure.samples is None and "content" in reads
+    if filters or unread or not isinstance(structure, FrozenValue | NamedStructures):
         expected = "structure must be one that some part of the expression reads"
         raise StructureError("Conv", expected, repr(structure) if filters else type(structure).__name__,
-                             "Pairs are left out by scores.masked(keep=STRUCTURE) in the expression.")
+                             "Attention leaves pairs out by scores.masked(keep=STRUCTURE) in the expression.")
 
 
 def _readers(mechanism: Any) -> dict[str, bool]:

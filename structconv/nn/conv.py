@@ -320,7 +320,7 @@ class Conv(Expressed):
             expected_inputs = cache.expected_inputs
         elif structure is not None and not axes:
             if "structure" not in reads:
-                check_unread(structure)
+                check_unread(structure, reads)
             if relative is not None:
                 check_output_positions(structure)
             expected_inputs = mechanism._input_entries(structure)

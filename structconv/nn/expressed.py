@@ -13,6 +13,7 @@ from structconv.mechanisms.expression import Mechanism, check_mechanism
 from structconv.mechanisms.leaves import Link, is_node, leaves_of, link, over_leaves, role_of
 from structconv.nn.direct import FEW_NUMBERS, Direct, direct_of
 from structconv.nn.layer import Layer
+from structconv.planning.plan import check_path
 
 __all__ = ["Expressed"]
 
@@ -118,6 +119,8 @@ class Expressed(Layer):
         if name == "mechanism":  # torch would make a module a child, whatever the setter
             self._express(value)
             return
+        if name == "path" and isinstance(value, str):
+            check_path(type(self).__name__, value)
         super().__setattr__(name, value)
         if isinstance(value, nn.Module) and "_expression" in self.__dict__:
             self.mechanism  # noqa: B018 - renewed here, as by `train`

@@ -254,8 +254,8 @@ class _Update(nn.Module):
         self.first = Conv(reduce(or_, mechanisms), channels, sizes[0],
                           other_channels=None if outputs is None else counts["nodes"])
         self._outputs = outputs
-        mechanism = self.first.mechanism
-        self._reads_structure = not {"structure", "content"}.isdisjoint(mechanism.reads)  # attention knows its samples
+        reads = self.first.mechanism.reads
+        self._reads_structure, self._attends = "structure" in reads, "content" in reads
         self.rest = nn.Sequential(*(module for before, after in pairwise(sizes)
                                     for module in (activation(), Linear(before, after))))
         self.out_channels = sizes[-1]
@@ -265,7 +265,8 @@ class _Update(nn.Module):
         for name, pool in self.pools.items():
             part = self._parts[name]
             given[f"pooled {name}"] = pool(x[part.x], cast(Callable[[Graph], Graph], part.groups)(graph))
-        structure = graph if self._reads_structure else None
+        reads = self._reads_structure or (self._attends and graph.samples is not None)  # attention within samples
+        structure = graph if reads else None
         z = None if self._outputs is None else x[self._outputs]
         y: Tensor = self.rest(self.first({name: given[name] for name in self._reads}, structure, z=z))
         return y

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from structconv.arguments import check_constructor, explained
+from structconv.arguments import check_arguments, check_constructor, explained
 from structconv.errors import ConfigError, StructconvError
 
 __all__ = ["Layer"]
@@ -70,6 +70,9 @@ def named(method: F) -> F:
             return method(self, *args, **kwargs)
         except StructconvError as error:
             name_owner(self, error)
+            raise
+        except TypeError:
+            check_arguments(method, (self, *args), kwargs)
             raise
 
     return called  # type: ignore[return-value]

@@ -43,7 +43,7 @@ class Kernel(abc.ABC):
     types: ClassVar[tuple[type, ...]] = (Basis,)
     #: Names of kernels that are not weighed on a path on which this one matches.
     before: ClassVar[tuple[str, ...]] = ()
-    #: The orders of the products.
+    #: The orders of the products that it can take for some problem.
     orders: ClassVar[tuple[str, ...]] = ()
     #: True if x and y may be images (..., C, *S).
     images: ClassVar[bool] = False
@@ -62,7 +62,7 @@ class Kernel(abc.ABC):
         """
 
     def paths(self, match: Any, problem: Problem) -> tuple[str, ...]:
-        """The orders in which it can compute the problem."""
+        """Those of `orders` in which it can compute the problem."""
         return self.orders
 
     @abc.abstractmethod
@@ -158,6 +158,11 @@ def _check_names(kernels: dict[str, Kernel]) -> None:
 def registered() -> tuple[Kernel, ...]:
     """All kernels, each before those that it declares to come before."""
     return tuple(_ORDERED)
+
+
+def known_paths() -> list[str]:
+    """The orders of all kernels, sorted."""
+    return sorted({order for kernel in _ORDERED for order in kernel.orders})
 
 
 def ordered(kernels: dict[str, Kernel]) -> list[Kernel]:

@@ -31,7 +31,7 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.planning import machine, tuning
 from structconv.planning.cost import Cost
 from structconv.planning.counts import Sizes
-from structconv.planning.kernel import FORGET, Kernel, matching, registrations
+from structconv.planning.kernel import FORGET, Kernel, known_paths, matching, registrations
 from structconv.planning.precision import without_autocast
 from structconv.planning.problem import Call, Image, PartInputs, Problem, Run
 from structconv.planning.tables import Candidate, Plan
@@ -39,7 +39,7 @@ from structconv.planning.tuning import Autotuning
 from structconv.shapes import check_alike, layout_hint
 from structconv.structures.values import EXACT, class_volume, key_of, tensors_in
 
-__all__ = ["CAPACITY", "Candidate", "Plan", "decide", "plan_for", "plans_version", "served"]
+__all__ = ["CAPACITY", "Candidate", "Plan", "check_path", "decide", "plan_for", "plans_version", "served"]
 
 _grad_enabled = torch.is_grad_enabled
 #: Plans that are kept; beyond, the older half is forgotten.
@@ -112,6 +112,13 @@ def _check_limits(path: Any, max_bytes: Any) -> None:
         raise ConfigError("plan", "path must be the name of an order, or None", repr(path))
     if max_bytes is not None and not (isinstance(max_bytes, int | float) and max_bytes >= 0):
         raise ConfigError("plan", "max_bytes must be a number of bytes, or None", repr(max_bytes))
+
+
+def check_path(owner: str, path: str) -> None:
+    """Raise `ConfigError` if no kernel computes anything in such an order."""
+    known = known_paths()
+    if path not in known:
+        raise ConfigError(owner, f"path must be one of {', '.join(map(repr, known))}, or None", repr(path))
 
 
 def served(call: Call) -> Hashable:

@@ -384,7 +384,10 @@ def test_a_changed_graph_is_noticed_by_a_cached_layer():
 
 
 @pytest.mark.parametrize("name, args, options, message", [
-    ("GCNConv", (P, Q), {"normalise": True}, "every argument must be one of .*; got normalise"),
+    ("GCNConv", (P, Q), {"normalise": True}, "arguments must be .*; got 'normalise'. Did you mean 'normalize'"),
+    ("GATConv", (P, Q), {"head": 2}, "arguments must be .*heads.*; got 'head'. Did you mean 'heads'"),
+    ("SAGEConv", (P, Q), {"flows": "x"}, "arguments must be .*; got 'flows'. Did you mean 'flow'"),
+    ("GATv2Conv", (P,), {}, "arguments must be .*; got no 'out_channels'"),
     ("SAGEConv", (P, Q), {"aggr": "softmx"}, "aggr must be one of 'add', .*; got 'softmx'. Did you mean 'softmax'"),
     ("GraphConv", (P, Q), {"flow": "both"}, "flow must be one of .*; got 'both'"),
 ])

@@ -9,6 +9,8 @@ from structconv.errors import ConfigError
 from structconv.kernels.attention_step import AttentionStep
 from structconv.mechanisms import DotProduct
 from structconv.nn import MultiheadAttention
+from structconv.planning import kernel
+from structconv.planning import plan as plans
 from structconv.planning.kernel import register
 from structconv.primitives.native.loader import core
 from structconv.structures import Causal, Padding, Window
@@ -202,7 +204,9 @@ def test_autocast_is_refused_as_before():
         steps.step()
 
 
-def test_a_kernel_registered_since_is_weighed():
+def test_a_kernel_registered_since_is_weighed(monkeypatch):
+    monkeypatch.setattr(kernel, "_ORDERED", list(kernel._ORDERED))
+    monkeypatch.setattr(kernel, "_KERNELS", dict(kernel._KERNELS))
     steps, asked = Steps(), []
 
     class Asked(AttentionStep):
@@ -210,20 +214,21 @@ def test_a_kernel_registered_since_is_weighed():
             asked.append(problem)
             return super().match(problem)
 
-    try:
-        register(Asked())
-        steps.check()
-    finally:
-        register(AttentionStep())
+    register(Asked())
+    steps.check()
     assert asked
+    plans._PLANS.clear()
 
 
 def test_what_the_planner_is_held_to_may_change():
     steps = Steps()
     steps.layer.path = "between"
     steps.check()
-    steps.layer.path = "nowhere"
-    with pytest.raises(ConfigError, match="path"):
+    with pytest.raises(ConfigError, match=r"path must be one of 'between', .*got 'nowhere'"):
+        steps.layer.path = "nowhere"
+    assert steps.layer.path == "between"
+    steps.layer.path = "operator_first"
+    with pytest.raises(ConfigError, match=r"path must be one of .* for Normalized; got 'operator_first'"):
         steps.step()
 
 

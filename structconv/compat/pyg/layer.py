@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn.parameter import UninitializedParameter
 
+from structconv.arguments import check_arguments, explained
 from structconv.bases.base import Basis
 from structconv.bases.dense import Identity
 from structconv.bases.matrices import lazy_adjacency
@@ -20,7 +21,7 @@ from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.aggregations import aggregate, aggregation, shares
 from structconv.compat.pyg.edges import edges_to_outputs, graph_of, replaced_loops, without_edges
 from structconv.compat.pyg.linear import draw, glorot, project
-from structconv.errors import ConfigError, ShapeError, StructconvError, nearest
+from structconv.errors import ConfigError, ShapeError, StructconvError
 from structconv.structures.graph import Graph
 
 try:  # where it is installed, its tools (explainers, to_hetero, summary) find our layers as its own
@@ -67,11 +68,8 @@ class Layer(MessagePassing):
                  decomposed_layers: int = 1, aggr_kwargs: dict[str, Any] | None = None, **unknown: Any) -> None:
         nn.Module.__init__(self)
         owner, aggr = type(self).__name__, self.aggregation if aggr is None else aggr
-        known = ("aggr", "flow", "node_dim", "decomposed_layers", "aggr_kwargs")
         if unknown:
-            name = next(iter(unknown))
-            raise ConfigError(owner, "every argument must be one of PyTorch Geometric's layer", ", ".join(unknown),
-                              nearest(name, known))
+            raise TypeError(f"got an unexpected keyword argument {next(iter(unknown))!r}")
         limits = ("flow", flow, ("source_to_target", "target_to_source")), ("node_dim", node_dim, (-2, 0))
         for name, value, allowed in limits:
             if value not in allowed:
@@ -86,6 +84,8 @@ class Layer(MessagePassing):
     def __init_subclass__(cls, **options: Any) -> None:
         """Derive a class with messages of its own from PyTorch Geometric's layer, where that is installed."""
         super().__init_subclass__(**options)
+        if "__init__" in cls.__dict__:
+            cls.__init__ = explained(cls.__dict__["__init__"])  # type: ignore[method-assign]
         if "forward" in cls.__dict__:
             setattr(cls, "forward", _named(cls.__dict__["forward"]))  # noqa: B010 - mypy refuses an assignment
         overridden = {"message", "message_and_aggregate", "aggregate", "update", "edge_update"} & cls.__dict__.keys()
@@ -257,6 +257,9 @@ def _named(forward: Callable[..., Any]) -> Callable[..., Any]:
         except StructconvError as error:
             if error.owner in _INNER:
                 error.rename(type(self).__name__)
+            raise
+        except TypeError:
+            check_arguments(forward, (self, *args), options)
             raise
 
     return called
