@@ -12,14 +12,18 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from structconv.compat import pyg as ours
+from structconv.compat.pyg import attention, convolutions, heterogeneous, mixtures, polynomials, relational
 from structconv.compat.pyg.aggregations import SIMPLE
 from structconv.compat.pyg.layer import Layer
 from structconv.compat.pyg.linear import Linear
-from structconv.compat.pyg.patching import joined
 from structconv.errors import ConfigError
 
-__all__ = ["counterpart", "expression", "is_layer", "turn"]
+__all__ = ["LAYERS", "counterpart", "expression", "is_layer", "turn"]
+
+#: Our layers, by their names in `torch_geometric.nn`.
+LAYERS: dict[str, type[Layer]] = {name: getattr(module, name)
+                                  for module in (attention, convolutions, heterogeneous, mixtures, polynomials, relational)
+                                  for name in module.__all__}
 
 _SIMPLE = (int, float, str, bool, type(None))
 #: Arguments whose attribute has another name, or none.
@@ -54,10 +58,12 @@ def is_layer(module: nn.Module) -> bool:
 def counterpart(kind: type) -> type | None:
     """Our class for one of PyTorch Geometric's layers, theirs for one of ours; `None` for other classes."""
     name, library = kind.__name__, _library()
-    own, their = getattr(ours, name, None), getattr(library, name, None)
-    if not (isinstance(own, type) and issubclass(own, Layer)):
+    own, their = LAYERS.get(name), getattr(library, name, None)
+    if own is None:
         return None
-    return own if kind is their else their if kind in (own, joined(name)) else None
+    if kind is their:
+        return own
+    return their if kind is own or kind.__bases__ == (own, their) else None  # of a patch
 
 
 def turn(layer: Any, more: bool = False) -> str | None:

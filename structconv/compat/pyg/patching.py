@@ -12,17 +12,8 @@ from typing import Any
 
 from torch.compiler import is_compiling
 
-from structconv.compat.pyg import (
-    attention,
-    convolutions,
-    functions,
-    heterogeneous,
-    mixtures,
-    polynomials,
-    pooling,
-    relational,
-    sampling,
-)
+from structconv.compat.pyg import functions, pooling, sampling
+from structconv.compat.pyg.conversion import LAYERS, turn
 from structconv.compat.pyg.layer import Layer
 from structconv.compat.pyg.tracing import is_tracing
 from structconv.errors import ConfigError, StructconvError
@@ -31,9 +22,7 @@ from structconv.structures.exchange import require
 __all__ = ["Patch", "joined", "patch", "unpatch"]
 
 #: Our layers and functions, by their names in `torch_geometric.nn`.
-_OURS = {name: getattr(module, name)
-         for module in (attention, convolutions, heterogeneous, mixtures, pooling, polynomials, relational)
-         for name in module.__all__ if name != "pooled"}
+_OURS: dict[str, Any] = {**LAYERS, **{name: getattr(pooling, name) for name in pooling.__all__ if name != "pooled"}}
 _FUNCTIONS = {name: getattr(functions, name) for name in functions.__all__}
 #: What a report counts by calls; of the others it counts objects.
 _CALLED = {*_FUNCTIONS, *(name for name, replacement in _OURS.items() if not isinstance(replacement, type))}
@@ -168,7 +157,7 @@ def _scriptable(layer: Any) -> Any:
 def _hand_back(layer: Any, use: str) -> None:
     """Make a layer PyTorch Geometric's own, in place."""
     name = type(layer).__name__
-    reason = importlib.import_module("structconv.compat.pyg.conversion").turn(layer, more=True)
+    reason = turn(layer, more=True)
     if reason is not None:
         raise ConfigError(name, f"the layer must be one that can become PyTorch Geometric's, for {use}", reason)
     for report in _active:
