@@ -18,10 +18,12 @@ from torch.compiler import is_compiling
 
 from structconv import torch_compat as private
 
-__all__ = ["Owner", "Reused", "cached", "derived", "forget", "is_plain", "latest", "mark", "values_known"]
+__all__ = ["Owner", "Reused", "cached", "derived", "forget", "forget_changed", "is_plain", "latest", "mark",
+           "values_known"]
 
 T = TypeVar("T")
 _PLAIN = (Tensor, torch.nn.Parameter)
+_COPY = "a copy, to compare with"
 _NUMBERS = frozenset((bool, int, float, str, type(None), torch.dtype))
 
 
@@ -153,6 +155,22 @@ def forget(owner: Any) -> None:
     """Forget what was derived from the tensors of `owner`, after a change that torch does not count."""
     for t in _tensors(owner) or [owner]:
         _ENTRIES.pop(id(t), None)
+
+
+def forget_changed(t: Tensor) -> None:
+    """`forget(t)` if a NumPy array shares the tensor's memory and has changed its numbers, which torch does not count.
+
+    O(E) for a tensor whose memory is shared, which cannot be resized; O(1) for others.
+    """
+    if is_compiling() or type(t) not in _PLAIN or private.is_wrapped(t) or t.untyped_storage().resizable():
+        return
+    if t.requires_grad or t.is_inference():  # nothing is remembered
+        return
+    entry = _ENTRIES.get(id(t))
+    known = None if entry is None or entry.ref() is not t or entry.version != t._version else entry.values.get(_COPY)
+    if known is None or not torch.equal(t, known[1]):
+        forget(t)
+        cached(t, _COPY, t.clone)
 
 
 def _forgets(known: dict[int, Any], number: int) -> Callable[[object], object]:

@@ -52,6 +52,7 @@ __all__ = [
     "known_version",
     "linear_pointwise",
     "outside_modes",
+    "outside_trace",
     "parameter",
     "profiling",
     "pytree",
@@ -355,13 +356,18 @@ def outside_modes(build: Callable[[], T]) -> T:
         return build()
 
 
-def _in_a_thread(build: Callable[[], T]) -> T:
+def outside_trace(build: Callable[[], T]) -> T:
+    """`build()` with gradients, unseen by `torch.jit.trace`, which follows its own thread alone."""
+    return _in_a_thread(build, grad=True)
+
+
+def _in_a_thread(build: Callable[[], T], grad: bool = False) -> T:
     found: list[T] = []
     raised: list[BaseException] = []
 
     def work() -> None:
         try:
-            with torch.no_grad():
+            with torch.set_grad_enabled(grad):
                 found.append(build())
         except BaseException as error:  # handed on below
             raised.append(error)

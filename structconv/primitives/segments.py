@@ -75,7 +75,7 @@ def _max_of_rows(values: Tensor, index: Tensor, num: int, empty: float) -> Tenso
 
 def _absent(places: Tensor, num: int) -> Tensor:
     """Return booleans, True for segments without entries."""
-    return torch.ones(num, dtype=torch.bool, device=places.device).index_fill(0, places, False)
+    return torch.ones(num, dtype=torch.bool, device=places.device).index_fill(0, places, 0)
 
 
 def segment_softmax(scores: Tensor, index: Tensor, num: int, *, keep: Tensor | None = None) -> Tensor:

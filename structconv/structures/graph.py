@@ -434,7 +434,7 @@ def _attributes_of_loops(graph: Graph, attr: float | str) -> Tensor:
         return given.new_full((), attr).expand(shape)
     given = given if given.is_floating_point() or attr != "mean" else given.to(torch.get_default_dtype())
     index = graph.target.long().view(*[1] * axis, -1, *[1] * (given.dim() - axis - 1)).expand(given.shape)
-    return given.new_full(shape, attr == "mul").scatter_reduce(axis, index, given, _REDUCTIONS[attr],
+    return given.new_full(shape, int(attr == "mul")).scatter_reduce(axis, index, given, _REDUCTIONS[attr],
                                                                include_self=False)
 
 

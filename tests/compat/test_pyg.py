@@ -640,3 +640,23 @@ def test_a_net_costs_few_own_calls_on_a_new_batch(layer, training, inference):
         with context():
             run()
             assert own_calls(run) <= most
+
+
+@pytest.mark.parametrize("name, more", [("GCNConv", {"cached": True}), ("GATConv", {}), ("SAGEConv", {"aggr": "max"})])
+@pytest.mark.parametrize("shared", ["before", "after"])
+def test_a_write_through_numpy_takes_effect(name, more, shared):
+    layer, x, index = getattr(ours, name)(P, Q, **more), torch.randn(5, P), EDGES.clone()
+    array = index.numpy() if shared == "before" else None
+    before = layer(x, index)
+    array = index.numpy() if array is None else array
+    array[:, :3] = [[0, 4, 4], [3, 2, 1]]
+    y = layer(x, index)
+    assert not torch.equal(y, before)
+    torch.testing.assert_close(y, layer(x, index.clone()))
+
+
+def test_a_write_to_weights_through_numpy_takes_effect():
+    layer, x, weight = ours.GCNConv(P, Q), torch.randn(5, P), torch.rand(EDGES.shape[1])
+    layer(x, EDGES, weight)
+    weight.numpy()[1] = 9.0
+    torch.testing.assert_close(layer(x, EDGES, weight), layer(x, EDGES.clone(), weight.clone()))

@@ -22,6 +22,7 @@ from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.edges import edges_to_outputs, gather, group_count, numbered
 from structconv.compat.pyg.linear import Linear, LinearByType, project
 from structconv.compat.pyg.operator import attend
+from structconv.compat.pyg.tracing import is_tracing, traceable
 from structconv.derived import derived
 from structconv.errors import ConfigError, nearest
 from structconv.nn.pooling import GroupPool
@@ -54,6 +55,12 @@ class _Aggregation(Base):
             dim_size: the number of groups, else the largest index + 1.
             dim: where rows are.
         """
+        if dim_size is None and index is not None and is_tracing():  # which fixes the number of groups
+            dim_size = int(index.max()) + 1
+        return self._of_rows(x, index, ptr, dim_size, dim)
+
+    @traceable
+    def _of_rows(self, x: Tensor, index: Tensor | None, ptr: Tensor | None, dim_size: int | None, dim: int) -> Tensor:
         rows = x.movedim(dim, -2)
         count = rows.shape[-2]
         if index is None:

@@ -12,19 +12,25 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from structconv.compat import pyg as ours
+from structconv.compat.pyg import attention, convolutions, heterogeneous, mixtures, polynomials, relational
 from structconv.compat.pyg.aggregations import SIMPLE
 from structconv.compat.pyg.layer import Layer
 from structconv.compat.pyg.linear import Linear
 from structconv.errors import ConfigError
 
-__all__ = ["counterpart", "expression", "is_layer", "turn"]
+__all__ = ["LAYERS", "counterpart", "expression", "is_layer", "turn"]
+
+#: Our layers, by their names in `torch_geometric.nn`.
+LAYERS: dict[str, type[Layer]] = {
+    name: getattr(module, name)
+    for module in (attention, convolutions, heterogeneous, mixtures, polynomials, relational)
+    for name in module.__all__}
 
 _SIMPLE = (int, float, str, bool, type(None))
 #: Arguments whose attribute has another name, or none.
 _ARGUMENTS: dict[str, Callable[[Any], Any]] = {
     "nn": lambda layer: layer.nn,
-    "eps": lambda layer: layer.initial_eps,
+    "eps": lambda layer: getattr(layer, "initial_eps", layer.eps),
     "train_eps": lambda layer: isinstance(layer.eps, nn.Parameter),
     "edge_dim": lambda layer: None if layer.lin is None else layer.lin.in_channels,
     "root_weight": lambda layer: layer.root is not None,
@@ -32,7 +38,8 @@ _ARGUMENTS: dict[str, Callable[[Any], Any]] = {
     "decomposed_layers": lambda layer: getattr(layer, "_decomposed_layers", 1),
 }
 #: The linear layer whose bias is that of a layer, where the layer itself has none.
-_BIASED = {"GraphConv": "lin_rel", "SAGEConv": "lin_l", "SGConv": "lin", "SSGConv": "lin", "TransformerConv": "lin_key"}
+_BIASED = {"ClusterGCNConv": "lin_out", "GraphConv": "lin_rel", "SAGEConv": "lin_l", "SGConv": "lin", "SSGConv": "lin",
+           "TransformerConv": "lin_key"}
 #: Dictionaries of hooks that users register, which every call reads.
 _HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
           "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook")
@@ -52,14 +59,20 @@ def is_layer(module: nn.Module) -> bool:
 def counterpart(kind: type) -> type | None:
     """Our class for one of PyTorch Geometric's layers, theirs for one of ours; `None` for other classes."""
     name, library = kind.__name__, _library()
-    own, their = getattr(ours, name, None), getattr(library, name, None)
-    if not (isinstance(own, type) and issubclass(own, Layer)):
+    own, their = LAYERS.get(name), getattr(library, name, None)
+    if own is None:
         return None
-    return own if kind is their else their if kind is own else None
+    if kind is their:
+        return own
+    return their if kind is own or kind.__bases__ == (own, their) else None  # of a patch
 
 
-def turn(layer: Any) -> str | None:
-    """Make a layer its counterpart, in place. Return `None`, or the reason for which it stays as it is."""
+def turn(layer: Any, more: bool = False) -> str | None:
+    """Make a layer its counterpart, in place. Return `None`, or the reason for which it stays as it is.
+
+    Args:
+        more: it may have parameters that the layer was not made with.
+    """
     kind = type(layer)
     other = counterpart(kind)
     if other is None:
@@ -74,7 +87,7 @@ def turn(layer: Any) -> str | None:
         pristine, new = _built(kind, layer), _built(other, layer)
     except ConfigError as error:
         return str(error)
-    changed = _difference(layer, pristine)
+    changed = _difference(layer, pristine, more)
     if changed is not None:
         return f"{changed} was changed after it was made"
     _become(layer, new, pristine)
@@ -97,12 +110,16 @@ def _built(kind: Any, layer: Any) -> Any:
     if "nn" in options:
         options["nn"] = copy.deepcopy(options["nn"]).to("meta")  # its parameters would be drawn again
     with torch.device("meta"):
-        made = kind(**options)
+        made = kind.__new__(kind)
+        inspect.unwrap(kind.__init__)(made, **options)  # theirs, if it is patched
         if hasattr(made, "aggr"):
             made.aggr = layer.aggr  # the name, where a module was given
         for path, lin in list(made.named_modules()):
             if isinstance(getattr(lin, "weight", None), UninitializedParameter):
                 _materialize(lin, layer.get_submodule(path).weight.shape[-1])
+        for name, parameter in made.named_parameters():
+            if isinstance(parameter, UninitializedParameter):
+                parameter.materialize(layer.get_parameter(name).shape)
     return made
 
 
@@ -114,7 +131,7 @@ def _materialize(lin: Any, width: int) -> None:
         lin.initialize_parameters(lin, (torch.empty(1, width),))
 
 
-def _difference(layer: nn.Module, pristine: nn.Module) -> str | None:
+def _difference(layer: nn.Module, pristine: nn.Module, more: bool) -> str | None:
     """An attribute or a parameter that a layer of the same options does not have so."""
     for name, expected in vars(pristine).items():
         if name == "training" or not _is_simple(expected):
@@ -130,7 +147,8 @@ def _difference(layer: nn.Module, pristine: nn.Module) -> str | None:
         return "its forward"
     has, expects = ({name: t.shape for name, t in module.state_dict(keep_vars=True).items()}
                     for module in (layer, pristine))
-    differing = sorted(name for name in has.keys() | expects.keys() if has.get(name) != expects.get(name))
+    names = expects.keys() if more else has.keys() | expects.keys()
+    differing = sorted(name for name in names if has.get(name) != expects.get(name))
     return f"its parameter {differing[0]!r}" if differing else None
 
 
@@ -143,13 +161,13 @@ def _become(old: Any, new: Any, pristine: Any) -> None:
     if type(old) is type(new):  # it has two names in the layer
         return
     held = old.__dict__
-    for name, child in new._modules.items():
-        own = held["_modules"].get(name)
-        if own is None:
-            continue
-        if type(own) in (Linear, _library().Linear) and type(child) in (Linear, _library().Linear):
-            _become(own, child, pristine._modules[name])
-        new._modules[name] = own
+    linear, modules = {Linear, _library().Linear}, dict(old.named_modules())
+    for path, child in new.named_modules():
+        own = modules.get(path)
+        if path and {type(own), type(child)} <= linear:
+            _become(own, child, pristine.get_submodule(path))
+    for name in new._modules:
+        new._modules[name] = held["_modules"].get(name) or new._modules[name]
     kept = {name: held[name] for name in ("_parameters", "_buffers", "training", *_HOOKS) if name in held}
     kept["_parameters"] = {**{name: None for name, p in new._parameters.items() if p is None}, **held["_parameters"]}
     users = {name: value for name, value in held.items() if name not in pristine.__dict__ and name not in

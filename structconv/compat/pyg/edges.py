@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.operator import apply
-from structconv.derived import derived
+from structconv.derived import derived, forget_changed
 from structconv.errors import StructureError
 from structconv.structures.graph import Graph, has_loops, looped
 from structconv.weights import Eye
@@ -57,6 +57,9 @@ def graph_of(owner: str, edges: Any, inputs: int, outputs: int | None, flow: str
     if outputs is None:
         sizes = edges.sparse_size() if hasattr(edges, "sparse_size") else (None, None)
         outputs = inputs if sizes[1] is None else sizes[1]
+    forget_changed(index)
+    if weight is not None:
+        forget_changed(weight)
     if flow != "source_to_target":
         index = derived(index, "turned", lambda: index.flip(0))
     if weight is not None and weight.dim() > 1:

@@ -21,6 +21,7 @@ from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.aggregations import aggregate, aggregation, shares
 from structconv.compat.pyg.edges import edges_to_outputs, graph_of, replaced_loops, without_edges
 from structconv.compat.pyg.linear import draw, glorot, project
+from structconv.compat.pyg.tracing import traceable
 from structconv.errors import ConfigError, ShapeError, StructconvError
 from structconv.structures.graph import Graph
 
@@ -87,7 +88,7 @@ class Layer(MessagePassing):
         if "__init__" in cls.__dict__:
             cls.__init__ = explained(cls.__dict__["__init__"])  # type: ignore[method-assign]
         if "forward" in cls.__dict__:
-            setattr(cls, "forward", _named(cls.__dict__["forward"]))  # noqa: B010 - mypy refuses an assignment
+            setattr(cls, "forward", _named(traceable(cls.__dict__["forward"])))  # noqa: B010 - mypy refuses an assignment
         overridden = {"message", "message_and_aggregate", "aggregate", "update", "edge_update"} & cls.__dict__.keys()
         if overridden:  # no call of ours would read them
             bases = tuple(theirs for base in cls.__bases__ if (theirs := _theirs(base)) is not None)
@@ -95,6 +96,11 @@ class Layer(MessagePassing):
                 raise ConfigError(cls.__name__, "a subclass must leave message passing as it is", ", ".join(overridden),
                                   "Derive it from PyTorch Geometric's layer.")
             cls.__bases__ = bases
+
+    def __prepare_scriptable__(self) -> Any:
+        """Raise an error, where `torch.jit.script` asks for what it compiles."""
+        raise ConfigError(type(self).__name__, "the model must be compiled by torch.compile or torch.export",
+                          "torch.jit.script", "Or script PyTorch Geometric's layers: structconv.compat.to_pyg(model).")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         nn.Module.__setstate__(self, state)

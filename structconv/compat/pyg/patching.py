@@ -12,26 +12,17 @@ from typing import Any
 
 from torch.compiler import is_compiling
 
-from structconv.compat.pyg import (
-    attention,
-    convolutions,
-    functions,
-    heterogeneous,
-    mixtures,
-    polynomials,
-    pooling,
-    relational,
-    sampling,
-)
-from structconv.errors import ConfigError
+from structconv.compat.pyg import functions, pooling, sampling
+from structconv.compat.pyg.conversion import LAYERS, turn
+from structconv.compat.pyg.layer import Layer
+from structconv.compat.pyg.tracing import is_tracing
+from structconv.errors import ConfigError, StructconvError
 from structconv.structures.exchange import require
 
 __all__ = ["Patch", "joined", "patch", "unpatch"]
 
 #: Our layers and functions, by their names in `torch_geometric.nn`.
-_OURS = {name: getattr(module, name)
-         for module in (attention, convolutions, heterogeneous, mixtures, pooling, polynomials, relational)
-         for name in module.__all__ if name != "pooled"}
+_OURS: dict[str, Any] = {**LAYERS, **{name: getattr(pooling, name) for name in pooling.__all__ if name != "pooled"}}
 _FUNCTIONS = {name: getattr(functions, name) for name in functions.__all__}
 #: What a report counts by calls; of the others it counts objects.
 _CALLED = {*_FUNCTIONS, *(name for name, replacement in _OURS.items() if not isinstance(replacement, type))}
@@ -89,16 +80,18 @@ class Patch:
     def _counted(self, name: str, function: Any, original: Any) -> Any:
         @wraps(original)
         def called(*args: Any, **options: Any) -> Any:
-            if is_compiling():
+            if is_compiling() or is_tracing():
                 return original(*args, **options)
             try:
                 y = function(*args, **options)
-            except ConfigError as error:
+            except StructconvError as error:
+                y = original(*args, **options)  # which raises its own error where the arguments are wrong
                 self.left[name] = str(error)
-                return original(*args, **options)
+                return y
             self.taken[name] += 1
             return y
 
+        called.__dict__["__prepare_scriptable__"] = lambda: original  # what torch.jit.script compiles
         return called
 
     def _set_everywhere(self, name: str, original: Any, value: Any) -> None:
@@ -137,9 +130,38 @@ class Patch:
 @cache
 def joined(name: str) -> type:
     """Our layer of this name as a subclass of theirs too, so that `isinstance` finds it."""
-    original = getattr(importlib.import_module("torch_geometric.nn"), name)
-    return type(name, (_OURS[name], original), {"__module__": __name__, "__doc__": _OURS[name].__doc__,
-                                                "__init__": _OURS[name].__init__})
+    original, ours = getattr(importlib.import_module("torch_geometric.nn"), name), _OURS[name]
+    kind = type(name, (ours, original), {"__module__": __name__, "__doc__": ours.__doc__, "__init__": ours.__init__})
+    if issubclass(ours, Layer):
+        for method in [method for method in dir(ours) if getattr(ours, method, None) is Layer.propagate]:
+            setattr(kind, method, _of_theirs(method))
+        setattr(kind, "__prepare_scriptable__", _scriptable)  # noqa: B010 - mypy refuses an assignment
+    return kind
+
+
+def _of_theirs(method: str) -> Callable[..., Any]:
+    """A method that only PyTorch Geometric's layer has, so that the layer becomes that one."""
+    def called(layer: Any, *args: Any, **options: Any) -> Any:
+        _hand_back(layer, method)
+        return getattr(layer, method)(*args, **options)
+
+    return called
+
+
+def _scriptable(layer: Any) -> Any:
+    """The layer for `torch.jit.script`, which compiles PyTorch Geometric's."""
+    _hand_back(layer, "torch.jit.script")
+    return layer
+
+
+def _hand_back(layer: Any, use: str) -> None:
+    """Make a layer PyTorch Geometric's own, in place."""
+    name = type(layer).__name__
+    reason = turn(layer, more=True)
+    if reason is not None:
+        raise ConfigError(name, f"the layer must be one that can become PyTorch Geometric's, for {use}", reason)
+    for report in _active:
+        report.left[name] = f"{name}: {use} needs PyTorch Geometric's layer"
 
 
 def __getattr__(name: str) -> type:

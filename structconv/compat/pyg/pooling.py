@@ -9,6 +9,7 @@ from structconv.bases.matrices import adjacency
 from structconv.compat.pyg.aggregations import pool_extreme
 from structconv.compat.pyg.edges import group_count, numbered
 from structconv.compat.pyg.linear import project
+from structconv.compat.pyg.tracing import is_tracing, traceable
 from structconv.derived import cached, derived, is_plain
 from structconv.errors import ConfigError
 from structconv.primitives.native.adjacency import unchanged
@@ -36,6 +37,8 @@ def global_max_pool(x: Tensor, batch: Tensor | None, size: int | None = None) ->
 
 def pooled(x: Tensor, batch: Tensor | None, size: int | None, kind: str) -> Tensor:
     """The "add" or "sum", "mean", "max" or "min" of the rows of each group."""
+    if is_tracing():  # which fixes the number of groups
+        return _traced(x, batch, int(batch.max()) + 1 if size is None and batch is not None else size, kind)
     if x.dim() == 1:
         return pooled(x.unsqueeze(-1), batch, size, kind).squeeze(-1)
     if batch is None:
@@ -56,6 +59,9 @@ def pooled(x: Tensor, batch: Tensor | None, size: int | None, kind: str) -> Tens
     return _of_members(x, batch, size, kind)
 
 
+_traced = traceable(pooled)
+
+
 def _of_members(x: Tensor, batch: Tensor, size: int | None, kind: str) -> Tensor:
     """The same by the graph from rows to groups."""
     size = group_count(batch) if size is None else size
@@ -74,7 +80,7 @@ class JumpingKnowledge(nn.Module):
         nn.Module.__init__(self)
         self.mode = mode.lower()
         check_choice("JumpingKnowledge", "mode", self.mode, ("cat", "max", "lstm"))
-        self.channels, self.num_layers = channels, num_layers
+        self.channels, self.num_layers, self.lstm, self.att = channels, num_layers, None, None
         if self.mode == "lstm":
             if channels is None or num_layers is None:
                 raise ConfigError("JumpingKnowledge", "channels and num_layers must be given for 'lstm'",
@@ -95,6 +101,7 @@ class JumpingKnowledge(nn.Module):
             return torch.cat(xs, -1)
         if self.mode == "max":
             return torch.stack(xs, -1).max(-1).values
+        assert self.lstm is not None and self.att is not None  # for torch.jit.script
         x = torch.stack(xs, 1)
         share = self.att(self.lstm(x)[0]).softmax(1)
         return (x * share).sum(1)
