@@ -36,16 +36,16 @@ class Architectures(Generated):
     presets: ClassVar = {
         "quick": {"length": 64, "channels": 32, "steps": 400, "validate_every": 200, "checkpoint_every": 100,
                   "seeds": 1, "longest": 1024, "rounds": 5}}
-    length: int = option(128, "entries of a sequence that is learned", minimum=8)
+    length: int = option(96, "entries of a sequence that is learned", minimum=8)
     near: int = option(8, "last entries, among which both marks stand where neighbors decide", minimum=2)
     kernel: int = option(5, "k of the convolution: an entry and those before it", minimum=2)
     layers: int = option(2, "of each model", minimum=1)
-    channels: int = option(64, "d, of the layers that learn and of those that are timed", minimum=1)
+    channels: int = option(48, "d, of the layers that learn and of those that are timed", minimum=1)
     heads: int = option(2, "of attention", minimum=1)
     longest: int = option(4096, "entries of the longest sequence that is timed; others are its halves, down to 64",
                           minimum=128)
     rounds: int = option(9, "in each of which every layer is timed once", minimum=3)
-    steps: int = 800
+    steps: int = 500
     seeds: int = 3
     learning_rate: float = 3e-3
 

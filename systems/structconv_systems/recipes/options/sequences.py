@@ -79,11 +79,19 @@ class Transformer(Attending):
     presets: ClassVar = {
         "quick": {"seeds": 1, "sentences": 4000, "vocabulary": 2000, "channels": 128, "hidden": 256, "layers": 2,
                   "steps": 400, "warmup": 100, "validate_every": 200, "checkpoint_every": 50, "beam": 1,
-                  "learning_rate": 3e-3, "recurrent_rate": 3e-3},
+                  "learning_rate": 3e-3, "recurrent_rate": 3e-3, "batch_tokens": 2048},
         "paper": {"seeds": 1, "channels": 512, "hidden": 2048, "layers": 6, "heads": 8, "steps": 100_000,
                   "warmup": 4000, "batch_tokens": 25_000, "learning_rate": 7e-4, "beam": 4, "length_penalty": 0.6,
-                  "dropout": 0.1, "norm": "post"}}
-    seeds: int = 2
+                  "dropout": 0.1, "norm": "post", "sentences": 0}}
+    sentences: int = 12_000
+    batch_tokens: int = 1024
+    channels: int = 128
+    hidden: int = 256
+    layers: int = 2
+    beam: int = 1
+    seeds: int = 3
+    steps: int = 1200
+    warmup: int = 200
     recurrent_rate: float = option(1e-3, "learning rate of the RNNsearch beside it, cosine schedule", minimum=0)
     heads: int = option(4, "of attention", minimum=1)
     positions: str = option("sinusoidal", "encoding of positions: sinusoidal or learned",
@@ -101,14 +109,16 @@ class RNNSearch(Translation):
         pairs=(("with-attention", "without-attention"),))
     presets: ClassVar = {
         "quick": {"seeds": 1, "sentences": 4000, "in_a_row": 1, "vocabulary": 2000, "channels": 128, "steps": 300,
-                  "validate_every": 150, "checkpoint_every": 50, "beam": 1, "learning_rate": 3e-3}}
+                  "validate_every": 150, "checkpoint_every": 50, "beam": 1, "learning_rate": 3e-3,
+                  "warmup": 200}}
     in_a_row: int = 4
-    seeds: int = 2
-    steps: int = 3000
+    seeds: int = 3
+    steps: int = 1000
+    channels: int = 192
     label_smoothing: float = 0.0
     dropout: float = 0.2
     schedule: str = "cosine"
-    warmup: int = 200
+    warmup: int = 100
 
 
 #: Where the model looks and the score by which it does, as table 4 of Luong et al. has them.
@@ -164,9 +174,10 @@ class RelativePositions(Attending):
                   "hidden": 192, "layers": 2, "steps": 600, "warmup": 150, "validate_every": 200,
                   "checkpoint_every": 50, "learning_rate": 3e-3},
         "paper": {"seeds": 1, "channels": 512, "hidden": 2048, "layers": 6, "heads": 8, "steps": 100_000,
-                  "sentences": 0}}
+                  "sentences": 0, "batch_tokens": 25_000, "warmup": 4000, "beam": 4,
+                  "rows": ("clip-0", "clip-1", "clip-2", "clip-4", "clip-16", "clip-64", *_ROWS)}}
     rows: tuple[str, ...] = option(
-        ("clip-0", "clip-1", "clip-2", "clip-4", "clip-16", "clip-64", *_ROWS),
+        ("clip-0", "clip-2", "clip-16", "keys", "values", "sinusoidal", "alibi", "rotary"),
         "of the tables, a,b,c: clip-C is positions on both sides; keys and values alone are clipped at 16")
     heads: int = option(4, "of attention", minimum=1)
     sentences: int = 12_000
@@ -175,7 +186,7 @@ class RelativePositions(Attending):
     channels: int = 128
     layers: int = 2
     seeds: int = 2
-    steps: int = 1200
+    steps: int = 700
     warmup: int = 200
     beam: int = 1
 
@@ -238,7 +249,7 @@ class Pervasive(Translation):
         "paper": {"seeds": 1, "channels": 128, "pairs": 128, "layers": 24, "growth": 32, "hidden": 128, "kernel": 5,
                   "positions": "none", "sentences": 0, "steps": 50_000, "learning_rate": 5e-4}}
     pairs: int = option(64, "channels of a pair before the first layer", minimum=1)
-    layers: int = option(6, "of convolution", minimum=1)
+    layers: int = option(4, "of convolution", minimum=1)
     growth: int = option(24, "channels that a layer adds", minimum=1)
     hidden: int = option(64, "channels that are convolved", minimum=1)
     kernel: int = option(5, "words of the source that a convolution sees; odd", minimum=1)
@@ -251,7 +262,7 @@ class Pervasive(Translation):
     channels: int = 192
     dropout: float = 0.2
     seeds: int = 2
-    steps: int = 2500
+    steps: int = 1000
     learning_rate: float = 2e-3
     schedule: str = "cosine"
     warmup: int = 200
