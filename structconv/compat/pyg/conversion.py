@@ -21,10 +21,10 @@ from structconv.errors import ConfigError
 __all__ = ["LAYERS", "counterpart", "expression", "is_layer", "turn"]
 
 #: Our layers, by their names in `torch_geometric.nn`.
-LAYERS: dict[str, type[Layer]] = {name: getattr(module, name)
-                                  for module in (attention, convolutions, heterogeneous, mixtures, polynomials, relational)
-                                  for name in module.__all__}
-
+LAYERS: dict[str, type[Layer]] = {
+    name: getattr(module, name)
+    for module in (attention, convolutions, heterogeneous, mixtures, polynomials, relational)
+    for name in module.__all__}
 _SIMPLE = (int, float, str, bool, type(None))
 #: Arguments whose attribute has another name, or none.
 _ARGUMENTS: dict[str, Callable[[Any], Any]] = {
