@@ -162,9 +162,9 @@ def forget_changed(t: Tensor) -> None:
 
     O(E) for a tensor whose memory is shared, which cannot be resized; O(1) for others.
     """
-    if is_compiling() or type(t) not in _PLAIN or private.is_wrapped(t) or t.untyped_storage().resizable():
+    if is_compiling() or type(t) not in _PLAIN or private.is_functional(t) or private.is_batched(t):
         return
-    if t.requires_grad or t.is_inference():  # nothing is remembered
+    if t.untyped_storage().resizable() or t.requires_grad or t.is_inference():  # the latter are not remembered
         return
     entry = _ENTRIES.get(id(t))
     known = None if entry is None or entry.ref() is not t or entry.version != t._version else entry.values.get(_COPY)

@@ -14,6 +14,7 @@ from structconv.compat.pyg.operator import apply
 from structconv.derived import derived, forget_changed
 from structconv.errors import StructureError
 from structconv.structures.graph import Graph, has_loops, looped
+from structconv.torch_compat import is_batched, is_functional
 from structconv.weights import Eye
 
 __all__ = ["Fill", "edges_to_outputs", "gather", "graph_of", "group_count", "is_sparse", "matrix_of", "numbered",
@@ -57,7 +58,8 @@ def graph_of(owner: str, edges: Any, inputs: int, outputs: int | None, flow: str
     if outputs is None:
         sizes = edges.sparse_size() if hasattr(edges, "sparse_size") else (None, None)
         outputs = inputs if sizes[1] is None else sizes[1]
-    forget_changed(index)
+    if not (is_compiling() or is_functional(index) or is_batched(index) or index.untyped_storage().resizable()):
+        forget_changed(index)
     if weight is not None:
         forget_changed(weight)
     if flow != "source_to_target":

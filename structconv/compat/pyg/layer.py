@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn.parameter import UninitializedParameter
 
+from structconv import torch_compat as private
 from structconv.arguments import check_arguments, explained
 from structconv.bases.base import Basis
 from structconv.bases.dense import Identity
@@ -21,7 +22,7 @@ from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.aggregations import aggregate, aggregation, shares
 from structconv.compat.pyg.edges import edges_to_outputs, graph_of, replaced_loops, without_edges
 from structconv.compat.pyg.linear import draw, glorot, project
-from structconv.compat.pyg.tracing import traceable
+from structconv.compat.pyg.tracing import record
 from structconv.errors import ConfigError, ShapeError, StructconvError
 from structconv.structures.graph import Graph
 
@@ -88,7 +89,7 @@ class Layer(MessagePassing):
         if "__init__" in cls.__dict__:
             cls.__init__ = explained(cls.__dict__["__init__"])  # type: ignore[method-assign]
         if "forward" in cls.__dict__:
-            setattr(cls, "forward", _named(traceable(cls.__dict__["forward"])))  # noqa: B010 - mypy refuses an assignment
+            setattr(cls, "forward", _named(cls.__dict__["forward"]))  # noqa: B010 - mypy refuses an assignment
         overridden = {"message", "message_and_aggregate", "aggregate", "update", "edge_update"} & cls.__dict__.keys()
         if overridden:  # no call of ours would read them
             bases = tuple(theirs for base in cls.__bases__ if (theirs := _theirs(base)) is not None)
@@ -255,10 +256,12 @@ _INNER = ("Conv", "Graph", "Layer", "Linear", "Sparse", "Typed", "layouts")
 
 
 def _named(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a method so that errors of its parts name the class of the layer."""
+    """Wrap a method so that errors of its parts name the class of the layer, and that `torch.jit.trace` records it."""
     @wraps(forward)
     def called(self: Any, *args: Any, **options: Any) -> Any:
         try:
+            if not is_compiling() and private.tracing() is not None:
+                return record(forward, (self, *args), options)
             return forward(self, *args, **options)
         except StructconvError as error:
             if error.owner in _INNER:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
+from structconv import torch_compat as private
 from structconv.bases.matrices import adjacency
 from structconv.compat.pyg.aggregations import pool_extreme
 from structconv.compat.pyg.edges import group_count, numbered
 from structconv.compat.pyg.linear import project
-from structconv.compat.pyg.tracing import is_tracing, traceable
+from structconv.compat.pyg.tracing import traceable
 from structconv.derived import cached, derived, is_plain
 from structconv.errors import ConfigError
 from structconv.primitives.native.adjacency import unchanged
@@ -37,7 +39,7 @@ def global_max_pool(x: Tensor, batch: Tensor | None, size: int | None = None) ->
 
 def pooled(x: Tensor, batch: Tensor | None, size: int | None, kind: str) -> Tensor:
     """The "add" or "sum", "mean", "max" or "min" of the rows of each group."""
-    if is_tracing():  # which fixes the number of groups
+    if not is_compiling() and private.tracing() is not None:  # which fixes the number of groups
         return _traced(x, batch, int(batch.max()) + 1 if size is None and batch is not None else size, kind)
     if x.dim() == 1:
         return pooled(x.unsqueeze(-1), batch, size, kind).squeeze(-1)

@@ -15,7 +15,7 @@ from torch.export.graph_signature import InputKind
 from structconv import torch_compat as private
 from structconv.errors import ConfigError, StructconvError
 
-__all__ = ["is_tracing", "traceable"]
+__all__ = ["is_tracing", "record", "traceable"]
 
 
 def is_tracing() -> bool:
@@ -25,16 +25,20 @@ def is_tracing() -> bool:
 
 def traceable(function: Callable[..., Any]) -> Callable[..., Any]:
     """Let `torch.jit.trace` record a function of tensors, or the `forward` of a module."""
-    names = tuple(inspect.signature(function).parameters)
-
     @wraps(function)
     def called(*args: Any, **options: Any) -> Any:
-        if is_compiling() or private.tracing() is None:
-            return function(*args, **options)
-        bound = inspect.signature(function).bind(*args, **options).args
-        return _record(bound[0], bound[1:]) if names[0] == "self" else _record(_Call(function), bound)
+        return record(function, args, options) if is_tracing() else function(*args, **options)
 
     return called
+
+
+def record(function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Call a function, or the `forward` of a module, within a trace."""
+    signature = inspect.signature(function)
+    given = signature.bind(*args, **options).args
+    if next(iter(signature.parameters)) == "self":
+        return _record(given[0], given[1:])
+    return _record(_Call(function), given)
 
 
 class _Call(nn.Module):
