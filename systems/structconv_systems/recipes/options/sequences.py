@@ -86,11 +86,9 @@ class Transformer(Attending):
     sentences: int = 12_000
     batch_tokens: int = 1024
     channels: int = 128
-    hidden: int = 256
-    layers: int = 2
     beam: int = 1
     seeds: int = 3
-    steps: int = 1200
+    steps: int = 1000
     warmup: int = 200
     recurrent_rate: float = option(1e-3, "learning rate of the RNNsearch beside it, cosine schedule", minimum=0)
     heads: int = option(4, "of attention", minimum=1)
