@@ -40,7 +40,7 @@ class Architectures(Generated):
     near: int = option(8, "last entries, among which both marks stand where neighbors decide", minimum=2)
     kernel: int = option(5, "k of the convolution: an entry and those before it", minimum=2)
     layers: int = option(2, "of each model", minimum=1)
-    channels: int = option(48, "d, of the layers that learn and of those that are timed", minimum=1)
+    channels: int = option(64, "d, of the layers that learn and of those that are timed", minimum=1)
     heads: int = option(2, "of attention", minimum=1)
     longest: int = option(4096, "entries of the longest sequence that is timed; others are its halves, down to 64",
                           minimum=128)
