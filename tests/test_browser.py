@@ -14,8 +14,9 @@ ROOT = Path(__file__).parents[1]
 DOCS, BUILT = ROOT / "docs", ROOT / "docs" / "_build" / "html"
 WIDTH = 390
 PROGRAM = find_browser()
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="there is no Chromium (Debian: apt install chromium)")
-built = pytest.mark.skipif(not (BUILT / "index.html").exists(), reason="the pages are not built (make docs)")
+pytestmark = [
+    pytest.mark.skipif(PROGRAM is None, reason="there is no Chromium (Debian: apt install chromium)"),
+    pytest.mark.skipif(not (BUILT / "index.html").exists(), reason="the pages are not built (make docs)")]
 #: Pages with formulas, wide tables, pictures, long lines of code, and notebooks.
 PAGES = ("index", "tutorial", "inputs-and-outputs", "plans", "coming-from-pyg", "coming-from-torch", "bases", "gallery",
          "literature", "reference/layers", "reference/mechanisms", "results/recipes", "how-to/choose-a-structure",
@@ -62,7 +63,6 @@ def faults(browser: Browser, page: Path, formulas: int = 0) -> list[str]:
     return [*browser.complaints, *found, *short]
 
 
-@built
 @pytest.mark.parametrize("name", PAGES)
 def test_page(browser, name) -> None:
     source = DOCS / f"{name}.md"
@@ -70,7 +70,6 @@ def test_page(browser, name) -> None:
     assert not faults(browser, BUILT / f"{name}.html", formulas)
 
 
-@built
 def test_search_finds_a_page(browser) -> None:
     browser.open((BUILT / "search.html").as_uri() + "?q=attention")
     found = browser.evaluate("""new Promise((done) => {
@@ -83,7 +82,6 @@ def test_search_finds_a_page(browser) -> None:
     assert found and not browser.complaints
 
 
-@built
 def test_dark_mode(browser) -> None:
     lightness = "getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).slice(0, 3).map(Number)"
     shades = {}

@@ -19,9 +19,10 @@ __all__ = ["outcome", "record", "render", "render_recipe"]
 
 _TITLE = """# Results
 
-Compare each system with its paper. Each row is the effect that the paper claims: the system against a named baseline, on
-the data and at the size of the recipe, which are mostly smaller than the paper's. The interval is Student's t at 95 % over seeds. A ratio
-(x1.3) compares errors, a difference (+1.3) compares scores; above 1 or 0 the system is better.
+Compare each system with its paper. Each row is the effect that the paper claims: the system against a named baseline,
+on the data and at the size of the recipe, which are mostly smaller than the paper's. The interval is Student's t at
+95 % over seeds. A ratio (x1.3) compares errors, a difference (+1.3) compares scores; above 1 or 0 the system is
+better.
 
 - **reproduced**: the whole interval shows the effect, and its mean reaches half of the published one.
 - **partly**: the whole interval shows the effect, but it is smaller than that.
