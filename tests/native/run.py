@@ -22,7 +22,8 @@ from structconv.primitives.native import build, loader
 ROOT = Path(__file__).parents[2]
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
 TESTS = ("tests/primitives", "tests/kernels/test_attention_step.py", "tests/kernels/test_new_graphs.py",
-         "tests/kernels/test_window_attention.py", "tests/nn/test_step_gradients.py", "tests/test_loaders.py")
+         "tests/kernels/test_window_attention.py", "tests/nn/test_direct.py",
+         "tests/nn/test_step_gradients.py", "tests/test_loaders.py")
 #: What starts processes or compilers, or needs no kernel.
 LEFT_OUT = "not triton and not compile and not program and not native_build and not memory and not raw_calls"
 
