@@ -48,7 +48,7 @@ def seed() -> int:
 
 @pytest.fixture(autouse=True, scope="module")
 def kernels() -> Generator[None]:
-    """What the tests of a module register is gone after them."""
+    """Kernels that the tests of a module register are removed after them."""
     with own_register():
         yield
 

@@ -88,10 +88,12 @@ def _check_module(module: Any) -> None:
                           "a constructor without it", "Parameters and submodules cannot be registered before.")
 
 
-def check_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise `ArgumentsError` for arguments that the signature of a function does not have; it names the nearest."""
+def check_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+                    ) -> inspect.BoundArguments:
+    """Return the arguments by name. Those that the signature of a function does not have are an `ArgumentsError`, which
+    names the nearest."""
     try:
-        inspect.signature(function).bind(*args, **kwargs)
+        return inspect.signature(function).bind(*args, **kwargs)
     except TypeError as misfit:
         raise _misfit(function, args, kwargs, str(misfit)) from None
 
@@ -129,9 +131,8 @@ def suggesting(function: F) -> F:
 def _explain(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any],
              error: Exception) -> None:
     """Raise an error for arguments that the signature does not have, or for the first of another type than its own."""
-    check_arguments(function, args, kwargs)
-    signature = inspect.signature(function)
-    arguments = signature.bind(*args, **kwargs).arguments
+    bound = check_arguments(function, args, kwargs)
+    signature, arguments = bound.signature, bound.arguments
     passed_on = _UNKNOWN.search(str(error))
     if passed_on and passed_on[1] in kwargs and passed_on[1] not in signature.parameters:
         raise _misfit(function, args, kwargs, passed_on[0]) from None

@@ -435,7 +435,7 @@ def _attributes_of_loops(graph: Graph, attr: float | str) -> Tensor:
     given = given if given.is_floating_point() or attr != "mean" else given.to(torch.get_default_dtype())
     index = graph.target.long().view(*[1] * axis, -1, *[1] * (given.dim() - axis - 1)).expand(given.shape)
     return given.new_full(shape, int(attr == "mul")).scatter_reduce(axis, index, given, _REDUCTIONS[attr],
-                                                               include_self=False)
+                                                                    include_self=False)
 
 
 def looped(graph: Graph, attr: float | str = 0.0) -> Graph:
@@ -449,7 +449,7 @@ def looped(graph: Graph, attr: float | str = 0.0) -> Graph:
     square = graph.num_inputs == graph.num_outputs and (graph.samples is None or graph.samples.square)
     if not (bare and square and is_plain(graph.edge_index)):
         return graph.with_self_loops(attr=attr)
-    found = own["_looped"] = _with_lazy_loops(graph)
+    own["_looped"] = found = _with_lazy_loops(graph)
     return found
 
 

@@ -9,11 +9,10 @@ from structconv.errors import ConfigError
 from structconv.kernels.attention_step import AttentionStep
 from structconv.mechanisms import DotProduct
 from structconv.nn import MultiheadAttention
-from structconv.planning import kernel
-from structconv.planning import plan as plans
 from structconv.planning.kernel import register
 from structconv.primitives.native.loader import core
 from structconv.structures import Causal, Padding, Window
+from tests.support.registered import own_register
 
 pytestmark = pytest.mark.skipif(core() is None, reason="needs the native kernels")
 
@@ -204,9 +203,7 @@ def test_autocast_is_refused_as_before():
         steps.step()
 
 
-def test_a_kernel_registered_since_is_weighed(monkeypatch):
-    monkeypatch.setattr(kernel, "_ORDERED", list(kernel._ORDERED))
-    monkeypatch.setattr(kernel, "_KERNELS", dict(kernel._KERNELS))
+def test_a_kernel_registered_since_is_weighed():
     steps, asked = Steps(), []
 
     class Asked(AttentionStep):
@@ -214,10 +211,10 @@ def test_a_kernel_registered_since_is_weighed(monkeypatch):
             asked.append(problem)
             return super().match(problem)
 
-    register(Asked())
-    steps.check()
+    with own_register():
+        register(Asked())
+        steps.check()
     assert asked
-    plans._PLANS.clear()
 
 
 def test_what_the_planner_is_held_to_may_change():

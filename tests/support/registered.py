@@ -10,7 +10,7 @@ from structconv.planning import kernel
 
 @contextmanager
 def own_register() -> Iterator[None]:
-    """What is registered within is gone after it."""
+    """Kernels that are registered within are removed after it."""
     before, known, lists = kernel.registrations(), dict(kernel._KERNELS), (kernel._ORDERED, kernel.OF_USERS)
     kept = [list(each) for each in lists]
     try:

@@ -58,6 +58,7 @@ def graph_of(owner: str, edges: Any, inputs: int, outputs: int | None, flow: str
     if outputs is None:
         sizes = edges.sparse_size() if hasattr(edges, "sparse_size") else (None, None)
         outputs = inputs if sizes[1] is None else sizes[1]
+    # Only what NumPy may share is compared: the test of `forget_changed`, here without a call of it on a new batch.
     if not (is_compiling() or is_functional(index) or is_batched(index) or index.untyped_storage().resizable()):
         forget_changed(index)
     if weight is not None:

@@ -59,12 +59,15 @@ class Attending(Translation):
     hidden: int = option(512, "channels within the feed-forward parts", minimum=1)
     norm: str = option("pre", "where layer norm stands: pre or post", choices=("pre", "post"))
     recompute: bool = option(False, "compute a block's activations again in the backward pass, to save memory")
+    sentences: int = 12_000
+    batch_tokens: int = 1024
+    channels: int = 128
     dropout: float = 0.2
-    steps: int = 4000
+    beam: int = 1
     optimizer: str = "adamw"
     learning_rate: float = 1.5e-3
     schedule: str = "inverse_root"
-    warmup: int = 500
+    warmup: int = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,13 +86,8 @@ class Transformer(Attending):
         "paper": {"seeds": 1, "channels": 512, "hidden": 2048, "layers": 6, "heads": 8, "steps": 100_000,
                   "warmup": 4000, "batch_tokens": 25_000, "learning_rate": 7e-4, "beam": 4, "length_penalty": 0.6,
                   "dropout": 0.1, "norm": "post", "sentences": 0}}
-    sentences: int = 12_000
-    batch_tokens: int = 1024
-    channels: int = 128
-    beam: int = 1
     seeds: int = 3
     steps: int = 1000
-    warmup: int = 200
     recurrent_rate: float = option(1e-3, "learning rate of the RNNsearch beside it, cosine schedule", minimum=0)
     heads: int = option(4, "of attention", minimum=1)
     positions: str = option("sinusoidal", "encoding of positions: sinusoidal or learned",
@@ -178,15 +176,10 @@ class RelativePositions(Attending):
         ("clip-0", "clip-2", "clip-16", "keys", "values", "sinusoidal", "alibi", "rotary"),
         "of the tables, a,b,c: clip-C is positions on both sides; keys and values alone are clipped at 16")
     heads: int = option(4, "of attention", minimum=1)
-    sentences: int = 12_000
     vocabulary: int = 4000
-    batch_tokens: int = 1024
-    channels: int = 128
     layers: int = 2
     seeds: int = 2
     steps: int = 700
-    warmup: int = 200
-    beam: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -215,15 +208,10 @@ class FixedHeads(Attending):
     positions: str = option("sinusoidal", "encoding of positions: sinusoidal or learned",
                             choices=("sinusoidal", "learned"))
     vocabulary: int = 4000
-    sentences: int = 12_000
-    batch_tokens: int = 1024
-    channels: int = 128
     hidden: int = 256
     layers: int = 2
     seeds: int = 3
     steps: int = 1200
-    warmup: int = 200
-    beam: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
