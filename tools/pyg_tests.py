@@ -52,8 +52,6 @@ EXPLANATIONS: tuple[tuple[str, str], ...] = (
     ("test_softmax_dim", "It expects `ptr` with another `dim` than 0 to fail without torch-scatter. Ours computes it."),
     ("test_summary_with_leaf_module", "It expects a row for the aggregation of each layer. Ours has no such module."),
     ("test_packaging", "torch.package needs `extern('structconv.**')`, which the test says of torch_geometric only."),
-    ("No ONNX function found for <OpOverload(op='structconv.", "torch.onnx has no functions for our operators. Use "
-     "`decompositions()` before: docs/how-to/compile.md."),
     ("compiled by torch.compile or torch.export", "`torch.jit.script` takes PyTorch Geometric's layers only; a layer "
      "becomes theirs under a patch."),
     ("test_sequential_jit", "It fails by nothing, too: `Sequential.forward` of this version takes *args."),
