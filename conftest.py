@@ -1,4 +1,4 @@
-"""What all tests share: one thread, one seed, one profile of Hypothesis, and the data beside the repository."""
+"""Fixtures and settings of all tests: one thread, one seed, one Hypothesis profile, the data beside the repository."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _FOREIGN = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeErro
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _UNKNOWN = re.compile(r"got an unexpected keyword argument '(\w+)'")
 _MISSING = re.compile(r"missing a required .*: ('\w+')")
-#: Of each parameter its type, and how its annotation is written.
+#: The type of each parameter, and its annotation as text.
 Hints = Mapping[str, tuple[Any, str]]
 
 

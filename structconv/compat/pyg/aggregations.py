@@ -39,7 +39,7 @@ __all__ = ["SIMPLE", "MaxAggregation", "MeanAggregation", "MinAggregation", "Mul
 
 #: Aggregations without options, which need no module.
 SIMPLE = ("add", "sum", "mean", "max", "min")
-#: Of these, by powers of the messages, what was computed for others of a list.
+#: Sums of the messages and of their squares, computed once for all aggregations of a list.
 Known = dict[str, Tensor]
 
 
