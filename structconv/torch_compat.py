@@ -35,6 +35,7 @@ __all__ = [
     "bound_apply",
     "called",
     "calls_forward",
+    "decomposition_tables",
     "defers",
     "dispatch_modes",
     "flash_attention",
@@ -134,6 +135,7 @@ NAMES: dict[str, tuple[str, Any]] = {
     "no_functions": ("torch._C.DisableTorchFunction", None),
     "backward_task": ("torch._C._current_graph_task_id", None),
     "will_run": ("torch._C._will_engine_execute_node", None),
+    "decomposition_tables": ("torch._decomp.global_decomposition_table", None),
 }
 
 #: Return True if a functional transform (`torch.func`) is active.
@@ -189,6 +191,8 @@ no_functions: Any = _found(*NAMES["no_functions"])
 #: The number of the backward pass under way, and whether it comes to a node of the graph; `None` where torch lacks it.
 backward_task: Any = _found(*NAMES["backward_task"])
 will_run: Any = _found(*NAMES["will_run"])
+#: What operators are composed of, as `torch.onnx.export` looks it up, and their results without numbers.
+decomposition_tables: Any = _found(*NAMES["decomposition_tables"])
 #: True if a node can leave work to a later node of the same backward pass.
 defers: bool = None not in (backward_task, will_run)
 

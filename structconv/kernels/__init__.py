@@ -26,6 +26,7 @@ from structconv.kernels import (
     window_attention,
 )
 from structconv.planning.kernel import complete
+from structconv.primitives.decompositions import enlist
 
 __all__ = ["additive_attention", "attention_step", "blocked_attention", "composite", "conditioned", "dense_attention",
            "flex_attention", "grid", "joined", "long_convolution", "neighbors", "orders", "polynomial", "reassociation",
@@ -33,3 +34,4 @@ __all__ = ["additive_attention", "attention_step", "blocked_attention", "composi
            "window_attention"]
 
 complete()
+enlist()

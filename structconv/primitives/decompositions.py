@@ -1,5 +1,4 @@
-"""`decompositions`: the library's operators in terms of torch's, for programs that run without the library, such as
-ONNX.
+"""`decompositions`: the library's operators in terms of torch's, for ONNX and programs that run without the library.
 """
 
 from __future__ import annotations
@@ -10,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from structconv import torch_compat as private
 from structconv.primitives.native.edges import ends_of
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.operator import COMPOSED, EDGES, by_layouts
 from structconv.primitives.native.recurrence import STEPS
 
-__all__ = ["decompositions"]
+__all__ = ["decompositions", "enlist"]
 
 _OPS = torch.ops.structconv
 _LAYOUTS = EDGES.count(",") + 1
@@ -24,6 +24,7 @@ _LAYOUTS = EDGES.count(",") + 1
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """The table for `torch.export.ExportedProgram.run_decompositions`: each operator of a forward pass by torch's.
 
+    `torch.onnx.export` finds it without being told.
     A program with dynamic sizes stays so. Attention along edges and sparse products hold one row for each edge.
     Operators of a backward pass are not in it, nor are `group_products`, `shift_products` and recurrences, which an
     exported program does not hold unless you call `structconv.primitives` yourself.
@@ -51,6 +52,14 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         _OPS.project_relu.default: lambda x, w, bias: _project(x, w, bias).relu(),
     }
     return table
+
+
+def enlist() -> None:
+    """Let `torch.onnx.export` find the table. Traces with dynamic sizes keep the operators' own shapes."""
+    if private.decomposition_tables is not None:
+        forms = decompositions()
+        private.decomposition_tables["post_autograd"].update(forms)
+        private.decomposition_tables["meta"].update(forms)  # what stands here is traced by its own shapes
 
 
 def _layouts(edge_index: Tensor, num_inputs: int, num_outputs: int) -> tuple[Tensor, ...]:

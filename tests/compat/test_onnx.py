@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from structconv import (
     Shifts,
     Window,
 )
-from structconv.compat import decompositions
+from structconv.compat import decompositions, pyg
 from structconv.compat import torch as compat
 from structconv.primitives.native.operator import OPERATORS
 from tests.support.layers import drawn
@@ -88,17 +89,17 @@ IN_ONNX = ("mixed heads", "GCN", "GAT", "CNN", "Transformer")
 
 
 def exported(name: str) -> tuple[Any, Any, tuple[Tensor, ...]]:
-    """The model, its program by torch's operators alone, and inputs of other sizes."""
+    """The model, its program, and inputs of other sizes."""
     torch.manual_seed(0)
     make, (inputs, dynamic, others) = MODELS[name]
     model = make().eval()
-    program = torch.export.export(model, inputs, dynamic_shapes=dynamic)
-    return model, program.run_decompositions(decompositions()), others
+    return model, torch.export.export(model, inputs, dynamic_shapes=dynamic), others
 
 
 @pytest.mark.parametrize("name", drawn([name for name in MODELS if name not in IN_ONNX], 4))
 def test_a_program_by_operators_of_torch_alone(name: str) -> None:
     model, program, others = exported(name)
+    program = program.run_decompositions(decompositions())
     assert not [node for node in program.graph.nodes if "structconv" in str(node.target)]
     torch.testing.assert_close(program.module()(*others), model(*others), rtol=1e-5, atol=1e-5)
 
@@ -106,14 +107,27 @@ def test_a_program_by_operators_of_torch_alone(name: str) -> None:
 @pytest.mark.parametrize("name", drawn(IN_ONNX, 5))
 @pytest.mark.filterwarnings("ignore")  # torch's and onnxscript's own
 def test_onnx_computes_the_same(name: str, tmp_path: Any) -> None:
+    model, program, others = exported(name)
+    assert_same_in_onnx(program, (), model, others, tmp_path / "model.onnx")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_onnx_of_a_patched_model_of_pyg(tmp_path: Any) -> None:
+    layers = pytest.importorskip("torch_geometric.nn")
+    with pyg.patch():
+        model = layers.GAT(8, 8, num_layers=2, heads=2).eval()
+        assert_same_in_onnx(model, NODES[0], model, NODES[0], tmp_path / "model.onnx")
+
+
+def assert_same_in_onnx(program: Any, inputs: tuple[Tensor, ...], model: Any, others: tuple[Tensor, ...],
+                        path: Path) -> None:
     for module in ("onnx", "onnxscript"):
         pytest.importorskip(module)
     runtime = pytest.importorskip("onnxruntime")
-    model, program, others = exported(name)
-    torch.onnx.export(program, dynamo=True, verbose=False).save(tmp_path / "model.onnx")
-    session = runtime.InferenceSession(tmp_path / "model.onnx")
-    inputs = {held.name: t.numpy() for held, t in zip(session.get_inputs(), others, strict=True)}
-    torch.testing.assert_close(torch.from_numpy(session.run(None, inputs)[0]), model(*others).detach(), rtol=1e-5,
+    torch.onnx.export(program, inputs, dynamo=True, verbose=False).save(path)
+    session = runtime.InferenceSession(path)
+    given = {held.name: t.numpy() for held, t in zip(session.get_inputs(), others, strict=True)}
+    torch.testing.assert_close(torch.from_numpy(session.run(None, given)[0]), model(*others).detach(), rtol=1e-5,
                                atol=1e-5)
 
 
