@@ -407,7 +407,7 @@ def test_arguments_that_a_signature_does_not_have_are_named(make, message):
         torch.ones(3, 2), Graph(torch.tensor([[2], [0]]), num_inputs=3, num_outputs=1)),
      "If the outputs are other entries than x, pass them as z: layer(x, z=z)."),
     (lambda: sc.GATConv(2, 2)(torch.ones(3, 2), Graph(torch.tensor([[2], [0]]), num_inputs=3, num_outputs=1)),
-     "Create the layer with self_loops=False, or add_self_loops=False."),
+     "Pass add_self_loops=False to the layer, or self_loops=False to its mechanism."),
     (lambda: sc.collate([{"x": torch.ones(3, 2)}], shared=("graph",)),
      "collate: shared must have keys or positions of a sample, 'x'; got 'graph'."),
 ])

@@ -194,7 +194,7 @@ class Graph(Exchange, Structure):
         attr = 0.0 if self.edge_attr is None else attr
         if self.num_inputs != self.num_outputs:
             self._check_square("with_self_loops", "Only a graph of M = N entries has self-loops. "
-                               "Create the layer with self_loops=False, or add_self_loops=False.")
+                               "Pass add_self_loops=False to the layer, or self_loops=False to its mechanism.")
         return derived(self, ("self-loops", weight, attr), lambda: _with_self_loops(self, weight, attr))
 
     def select(self, keep: Tensor) -> Graph:
