@@ -35,7 +35,7 @@ __all__ = [
     "bound_apply",
     "called",
     "calls_forward",
-    "decomposition_tables",
+    "decomposition_table",
     "defers",
     "dispatch_modes",
     "flash_attention",
@@ -52,6 +52,7 @@ __all__ = [
     "is_wrapped",
     "known_version",
     "linear_pointwise",
+    "meta_table",
     "outside_modes",
     "outside_trace",
     "parameter",
@@ -135,12 +136,13 @@ NAMES: dict[str, tuple[str, Any]] = {
     "no_functions": ("torch._C.DisableTorchFunction", None),
     "backward_task": ("torch._C._current_graph_task_id", None),
     "will_run": ("torch._C._will_engine_execute_node", None),
-    "decomposition_tables": ("torch._decomp.global_decomposition_table", None),
+    "decomposition_table": ("torch._decomp.decomposition_table", None),
+    "meta_table": ("torch._decomp.meta_table", None),
 }
 
 #: Return True if a functional transform (`torch.func`) is active.
 transforms_active: Callable[[], bool] = _found(*NAMES["transforms_active"])
-#: Return True if a gradient stands for several (`torch.autograd.grad` with `is_grads_batched`).
+#: Return True if a gradient is a batch of gradients (`torch.autograd.grad` with `is_grads_batched`).
 is_batched: Callable[[Tensor], bool] = _found(*NAMES["is_batched"])
 #: Return True if a tensor belongs to a functional transform, or remained from one.
 is_functional: Callable[[Tensor], bool] = _found(*NAMES["is_functional"])
@@ -191,8 +193,10 @@ no_functions: Any = _found(*NAMES["no_functions"])
 #: The number of the backward pass under way, and whether it comes to a node of the graph; `None` where torch lacks it.
 backward_task: Any = _found(*NAMES["backward_task"])
 will_run: Any = _found(*NAMES["will_run"])
-#: What operators are composed of, as `torch.onnx.export` looks it up, and their results without numbers.
-decomposition_tables: Any = _found(*NAMES["decomposition_tables"])
+#: Operator -> its form by others, which `torch.onnx.export` reads. A trace with dynamic sizes reads it too, except for
+#: operators in the second table; `None` where torch lacks them.
+decomposition_table: Any = _found(*NAMES["decomposition_table"])
+meta_table: Any = _found(*NAMES["meta_table"])
 #: True if a node can leave work to a later node of the same backward pass.
 defers: bool = None not in (backward_task, will_run)
 
@@ -385,6 +389,6 @@ def _in_a_thread(build: Callable[[], T], grad: bool = False) -> T:
 
 
 errors.IS_COMPILING = torch.compiler.is_compiling
-#: What `torch.compiler.assume_constant_result` sets, without its import of the compiler; a compiler that does not know
-#: it reports the exception in its own words.
+#: The attribute that `torch.compiler.assume_constant_result` sets, without importing the compiler. A compiler that does
+#: not know it reports the exception in its own words.
 setattr(errors._raise_now, "_dynamo_marked_constant", True)  # noqa: B010 - a function has no such attribute

@@ -1,4 +1,4 @@
-"""What a newcomer may get wrong: every named layer and every function answers in one line, with an error of our own."""
+"""Wrong arguments of every named layer and every function: errors of this library, whose message is one line."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ ANYTHING = [None, [1, 2], np.eye(3), "abc", 3.5, -1, {}, torch.zeros(2, 3), torc
 
 
 def in_one_line(call, *args, **kwargs):
-    """What a call raises is an error of our own in a line; that it raises nothing is well, too."""
+    """A call may succeed; if it raises, then an error of this library whose message is one line."""
     message = ""
     try:
         call(*args, **kwargs)

@@ -62,7 +62,7 @@ EXPLANATIONS: tuple[tuple[str, str], ...] = (
     ("_use_segment_matmul_heuristic_output", "PyTorch Geometric's RGCNConv can be scripted only after a call of its "
      "own; that of the test is ours."),
 )
-#: The same for what only `--full` runs: parts of names of tests.
+#: Parts of names of tests that fail only with `--full`, and the reason.
 OF_FULL = {
     ("test_cheb_conv.py::test_cheb_conv", "test_graph_conv.py::test_graph_conv", "test_nn_conv.py::test_nn_conv",
      "test_transformer_conv.py::test_transformer_conv"):

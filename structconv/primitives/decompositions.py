@@ -1,5 +1,4 @@
-"""`decompositions`: the library's operators in terms of torch's, for ONNX and programs that run without the library.
-"""
+"""`decompositions`: the library's operators in terms of torch's, for ONNX and programs without the library."""
 
 from __future__ import annotations
 
@@ -24,10 +23,10 @@ _LAYOUTS = EDGES.count(",") + 1
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """The table for `torch.export.ExportedProgram.run_decompositions`: each operator of a forward pass by torch's.
 
-    `torch.onnx.export` finds it without being told.
-    A program with dynamic sizes stays so. Attention along edges and sparse products hold one row for each edge.
-    Operators of a backward pass are not in it, nor are `group_products`, `shift_products` and recurrences, which an
-    exported program does not hold unless you call `structconv.primitives` yourself.
+    `torch.onnx.export` uses it by itself. A program with dynamic sizes stays so. Attention along edges and sparse
+    products hold one row for each edge. Operators of a backward pass are not in it, nor are `group_products`,
+    `shift_products` and recurrences, which an exported program does not hold unless you call `structconv.primitives`
+    yourself.
 
     Example:
 
@@ -55,11 +54,11 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def enlist() -> None:
-    """Let `torch.onnx.export` find the table. Traces with dynamic sizes keep the operators' own shapes."""
-    if private.decomposition_tables is not None:
+    """Put the table where `torch.onnx.export` reads it. Traces with dynamic sizes keep the operators' own shapes."""
+    if None not in (private.decomposition_table, private.meta_table):
         forms = decompositions()
-        private.decomposition_tables["post_autograd"].update(forms)
-        private.decomposition_tables["meta"].update(forms)  # what stands here is traced by its own shapes
+        private.decomposition_table.update(forms)
+        private.meta_table.update(forms)
 
 
 def _layouts(edge_index: Tensor, num_inputs: int, num_outputs: int) -> tuple[Tensor, ...]:

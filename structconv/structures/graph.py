@@ -312,7 +312,7 @@ _CONVERSIONS = {"edge_index": "Graph.from_data(data)", "tocoo": "Graph.from_scip
 
 
 def _check_no_data(owner: str, expected: str, name: str, value: Any) -> None:
-    """Raise `StructureError` where plain data or another library's object stands for a tensor or a number."""
+    """Raise `StructureError` if the value is plain data or another library's object, and no tensor or number."""
     found = next((remedy for attribute, remedy in _CONVERSIONS.items() if hasattr(value, attribute)), None)
     arrays = isinstance(value, (list, tuple)) or hasattr(value, "__array_interface__")
     if arrays or found is not None or isinstance(value, _DATA):
@@ -351,7 +351,7 @@ def check_size(owner: str, name: str, size: Any) -> int:
 
 
 def _whole(size: Any) -> int:
-    """The integer that a value stands for; -1 if it stands for none."""
+    """Return the value as an integer; -1 if it is none."""
     try:
         return -1 if isinstance(size, bool) else operator.index(size)
     except TypeError:
