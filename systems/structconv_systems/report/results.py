@@ -13,7 +13,7 @@ from structconv.files import write_atomically
 from structconv_systems.data.text import read_json
 from structconv_systems.train.config import written
 from structconv_systems.train.effect import effect_text
-from structconv_systems.train.summary import with_spread
+from structconv_systems.train.summary import counted, with_spread
 
 __all__ = ["outcome", "record", "render", "render_recipe"]
 
@@ -47,7 +47,7 @@ def outcome(summary: Mapping[str, Any], environment: Mapping[str, Any], override
     Args:
         overrides: options that differ from the preset.
     """
-    machine = f"{environment['processor']}, {environment['threads']} threads, torch {environment['torch']}"
+    machine = f"{environment['processor']}, {counted(environment['threads'], 'thread')}, torch {environment['torch']}"
     return {"recipe": summary["recipe"], "preset": summary["preset"], "overrides": dict(overrides),
             **summary["headline"], "groups": summary["groups"], "minutes": summary["seconds"] / 60, "machine": machine,
             "commit": environment["commit"], "date": environment["started"][:10], "command": command}
@@ -117,8 +117,8 @@ def render_recipe(rows: Sequence[Mapping[str, Any]]) -> str:
                    for name, group in row["groups"].items())]
         reason = f" ({row['reason']})" if row["reason"] else ""
         text += (f"\n## {_preset(row)}\n\n{row['label']}: {_here(row)}, {row['state']}{reason}.\n\n" + "\n".join(table)
-                 + f"\n\n- seeds: {row['seeds']}\n- command: `{row['command']}`\n- machine: {row['machine']}\n"
-                 f"- commit: {row['commit'] or 'none'}\n- date: {row['date']}\n- minutes: {row['minutes']:.1f}\n")
+                 + f"\n\n`{row['command']}`\n\n{counted(row['seeds'], 'seed')}, {row['minutes']:.1f} minutes, {row['date']}, "
+                 f"commit {row['commit'] or 'none'}, {row['machine']}\n")
     return text
 
 

@@ -16,7 +16,7 @@ from structconv_systems.train.config import written
 from structconv_systems.train.effect import effect_text
 from structconv_systems.train.options import Measured
 from structconv_systems.train.run import Run
-from structconv_systems.train.summary import with_spread
+from structconv_systems.train.summary import counted, with_spread
 
 __all__ = ["group_rows", "sentence", "study_page"]
 
@@ -67,7 +67,7 @@ def _origin(recipe: Measured, run: Run) -> list[str]:
     rows = [("preset", recipe.preset), ("overrides", written(recipe.overrides) or "none"),
             ("seeds", ", ".join(map(str, range(recipe.seeds)))), ("command", " ".join(environment["command"])),
             ("begun", environment["started"]), ("commit", str(environment["commit"])),
-            ("machine", f"{environment['processor']}, {environment['threads']} threads"),
+            ("machine", f"{environment['processor']}, {counted(environment['threads'], 'thread')}"),
             ("versions", f"Python {environment['python']}, torch {environment['torch']}, "
                          f"structconv {environment['structconv']}")]
     files = read_json(run.folder / "files.json")

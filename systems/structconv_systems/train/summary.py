@@ -1,11 +1,11 @@
-"""Figures over seeds."""
+"""Figures over seeds, in words."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
 
-__all__ = ["mean_and_std", "with_spread"]
+__all__ = ["counted", "mean_and_std", "with_spread"]
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
@@ -16,3 +16,8 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
 def with_spread(mean: float, std: float | None, digits: int = 3) -> str:
     """``81.53 ± 0.42``, or the mean alone."""
     return f"{mean:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
+
+
+def counted(number: int, name: str) -> str:
+    """``1 seed``, ``3 seeds``."""
+    return f"{number} {name}" + ("" if number == 1 else "s")
