@@ -117,8 +117,8 @@ def render_recipe(rows: Sequence[Mapping[str, Any]]) -> str:
                    for name, group in row["groups"].items())]
         reason = f" ({row['reason']})" if row["reason"] else ""
         text += (f"\n## {_preset(row)}\n\n{row['label']}: {_here(row)}, {row['state']}{reason}.\n\n" + "\n".join(table)
-                 + f"\n\n`{row['command']}`\n\n{counted(row['seeds'], 'seed')}, {row['minutes']:.1f} minutes, {row['date']}, "
-                 f"commit {row['commit'] or 'none'}, {row['machine']}\n")
+                 + f"\n\n`{row['command']}`\n\n{counted(row['seeds'], 'seed')}, {row['minutes']:.1f} minutes, "
+                 f"{row['date']}, commit {row['commit'] or 'none'}, {row['machine']}\n")
     return text
 
 
