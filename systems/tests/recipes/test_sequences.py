@@ -380,7 +380,7 @@ def test_reproducing_records_outcomes_and_continues(folder, tmp_path, capsys, mo
     page = (tmp_path / "kept.md").read_text()
     assert "| [characters](kept/characters.md) | nats a character | 1.47 on Tiny Shakespeare |" in page
     own = (tmp_path / "kept" / "characters.md").read_text()
-    assert "- command: `structconv reproduce characters --data DIR --preset quick`" in own
+    assert "`structconv reproduce characters --data DIR --preset quick`" in own
     assert main([*words[:2], "steps=2", "heads=1", *words[2:]]) == 0
     rows = json.loads((tmp_path / "kept.json").read_text())
     assert [found["overrides"] for found in rows] == [{}, {"heads": 1, "steps": 2}]
