@@ -46,6 +46,13 @@ class StructconvError(ValueError):
         expected: the sentence's first half, ``"x must have shape (..., M, P)"``.
         got: the actual value, printed unchanged.
         remedy: what to do about it; a whole sentence, or nothing.
+
+    Example:
+
+        >>> from structconv.errors import StructconvError
+        >>> raise StructconvError("MyLayer", "kernel_size must be odd", 4, "Take 3 or 5.")
+        Traceback (most recent call last):
+        structconv.errors.StructconvError: MyLayer: kernel_size must be odd; got 4. Take 3 or 5.
     """
 
     def __init__(self, owner: str, expected: str, got: object, remedy: str = "") -> None:
@@ -126,6 +133,13 @@ class DataError(StructureError):
         got: what stands there instead.
         line: its number, from 1; `None` where it is the file as a whole.
         remedy: what to do about it; a whole sentence, or nothing.
+
+    Example:
+
+        >>> from structconv.errors import DataError
+        >>> raise DataError("graph.csv", "two columns", "1;2", line=7)
+        Traceback (most recent call last):
+        structconv.errors.DataError: graph.csv, line 7: expected two columns; got 1;2.
     """
 
     def __init__(self, path: object, expected: str, got: object, line: int | None = None, remedy: str = "") -> None:

@@ -40,6 +40,12 @@ def ravel(index: Tensor, shape: Sequence[int]) -> Tensor:
     Raises:
         ShapeError: if the last dimension is not r, or the dtype is not an integer type.
         StructureError: if a position is outside its axis.
+
+    Example:
+
+        >>> from structconv.tensors import ravel
+        >>> ravel(torch.tensor([[0, 0], [0, 2], [1, 0]]), (2, 3))
+        tensor([0, 2, 3])
     """
     _check_integers("ravel", index)
     if index.dim() < 1 or index.shape[-1] != len(shape):
@@ -64,6 +70,12 @@ def unravel(position: Tensor, shape: Sequence[int]) -> Tensor:
     Raises:
         ShapeError: if the dtype is not an integer type.
         StructureError: if a number is outside 0 .. prod S - 1.
+
+    Example:
+
+        >>> from structconv.tensors import unravel
+        >>> unravel(torch.tensor([0, 2, 3]), (2, 3)).tolist()
+        [[0, 0], [0, 2], [1, 0]]
     """
     _check_integers("unravel", position)
     total = torch.tensor(math.prod(shape), dtype=position.dtype, device=position.device)
@@ -90,6 +102,13 @@ def take(a: Tensor, axes: Sequence[int], index: Tensor | Sequence[int]) -> Tenso
     Raises:
         ConfigError: if an axis does not exist or is named twice.
         ShapeError, StructureError: as `ravel`.
+
+    Example:
+
+        >>> from structconv.tensors import take
+        >>> a = torch.arange(24).view(2, 3, 4)
+        >>> torch.equal(take(a, (0, 2), (1, 3)), a[1, :, 3])
+        True
     """
     axes = _check_axes("take", axes, a.dim())
     index = index if isinstance(index, Tensor) else torch.tensor(list(index), dtype=torch.int64, device=a.device)
@@ -117,6 +136,15 @@ def flatten(a: Tensor, groups: Groups, *, bijections: Mapping[int, Tensor] | Non
     Raises:
         ConfigError: if an axis does not exist or is named twice, or a bijection belongs to no group.
         StructureError: if a bijection is not a permutation of its group's numbers.
+
+    Example:
+
+        >>> from structconv.tensors import flatten
+        >>> image = torch.randn(8, 5, 6, 3)                        # batch, height, width, channels
+        >>> flatten(image, [(1, 2), (3,)]).shape                   # batch, pixels, channels
+        torch.Size([8, 30, 3])
+        >>> flatten(torch.tensor([7, 8, 9]), [(0,)], bijections={0: torch.tensor([2, 0, 1])})
+        tensor([8, 9, 7])
     """
     axes = _check_axes("flatten", [axis for group in groups for axis in group], a.dim())
     batch = [axis for axis in range(a.dim()) if axis not in axes]
@@ -140,6 +168,13 @@ def unflatten(b: Tensor, shape: Sequence[int], groups: Groups, *, bijections: Ma
 
     Raises:
         ShapeError: if `b` is not a flattening of that shape; otherwise as `flatten`.
+
+    Example:
+
+        >>> from structconv.tensors import flatten, unflatten
+        >>> image = torch.randn(8, 5, 6, 3)
+        >>> torch.equal(unflatten(flatten(image, [(1, 2), (3,)]), image.shape, [(1, 2), (3,)]), image)
+        True
     """
     axes = _check_axes("unflatten", [axis for group in groups for axis in group], len(shape))
     batch = [axis for axis in range(len(shape)) if axis not in axes]
@@ -170,6 +205,12 @@ def outer(a: Tensor, b: Tensor, *, batch: int = 0) -> Tensor:
 
     Raises:
         ShapeError: if one has fewer than `batch` axes or these do not broadcast.
+
+    Example:
+
+        >>> from structconv.tensors import outer
+        >>> outer(torch.tensor([1, 2]), torch.tensor([1, 10, 100])).tolist()
+        [[1, 10, 100], [2, 20, 200]]
     """
     lead = _check_batch("outer", a, b, batch)
     own_a, own_b = a.shape[batch:], b.shape[batch:]
@@ -197,6 +238,17 @@ def compose(a: Tensor, b: Tensor, *, axes: int = 1, batch: int = 0) -> Tensor:
 
     Raises:
         ShapeError: if the axes of k differ, or as `outer`.
+
+    Example:
+
+        >>> from structconv.tensors import compose
+        >>> a, theta, x = torch.randn(2, 5, 4), torch.randn(2, 3, 6), torch.randn(5, 3)
+        >>> phi = compose(a, theta)                                # eq. 7
+        >>> phi.shape
+        torch.Size([5, 4, 3, 6])
+        >>> y = sum(a[k].T @ x @ theta[k] for k in range(2))       # eq. 8
+        >>> torch.allclose(torch.einsum("mnpq,mp->nq", phi, x), y, atol=1e-5)
+        True
     """
     lead = _check_batch("compose", a, b, batch)
     check_alike("compose", a, b, name="a", other_name="b")

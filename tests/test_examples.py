@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import doctest
+import inspect
 import re
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
+from typing import Any
 
 import pytest
 import torch
@@ -13,14 +18,51 @@ import structconv
 from structconv import bases, data, mechanisms, nn, ops, structures, weights
 
 HOMES = (structconv, bases, data, mechanisms, nn, ops, structures, weights)
-NAMES = {f"{home.__name__}.{name}": getattr(home, name) for home in HOMES for name in home.__all__}
-EXAMPLES = {name: held for name, held in NAMES.items() if ">>>" in (held.__doc__ or "")}
+REFERENCE = "\n".join(page.read_text(encoding="utf-8")
+                      for page in (Path(__file__).parents[1] / "docs" / "reference").glob("*.md"))
+
+
+def public() -> Iterator[tuple[str, Any]]:
+    """The names of the packages, and those that the reference describes beside them."""
+    modules = {home.__name__: home for home in HOMES}
+    described = re.findall(r"automodule:: (structconv\.(?!compat)[\w.]+)$", REFERENCE, re.MULTILINE)
+    modules |= {name: import_module(name) for name in described}
+    for home, module in modules.items():
+        yield from ((f"{home}.{name}", getattr(module, name)) for name in module.__all__)
+    for home, name in re.findall(r"auto(?:class|function):: (structconv\.[\w.]+)\.(\w+)$", REFERENCE, re.MULTILINE):
+        yield f"{home}.{name}", getattr(import_module(home), name)
+
+
+NAMES = dict(public())
+EXAMPLES = {name: held for name, held in {id(held): (name, held) for name, held in NAMES.items()}.values()
+            if ">>>" in (held.__doc__ or "")}
 #: Values and types of annotations, which have no docstring of their own.
 NO_EXAMPLE = {"STRUCTURE", "STRUCTURE_IF_GIVEN", "AnyStructure", "Structure"}
 
 
 def test_public_names_have_an_example() -> None:
-    assert not [name for name in NAMES.keys() - EXAMPLES.keys() if name.rpartition(".")[2] not in NO_EXAMPLE]
+    assert not [name for name, held in NAMES.items()
+                if ">>>" not in (held.__doc__ or "") and name.rpartition(".")[2] not in NO_EXAMPLE]
+
+
+def test_arguments_of_docstrings_are_parameters_or_fields() -> None:
+    """In all modules: the names before the colons of "Args:", unless the last parameter takes any name."""
+    wrong = []
+    for module in walk_packages(structconv.__path__, "structconv."):
+        if ".core-" in module.name:                                     # the native binary
+            continue
+        for held in vars(import_module(module.name)).values():
+            if not (inspect.isclass(held) or inspect.isfunction(held)) or held.__module__ != module.name:
+                continue
+            listed = re.search(r"(?m)^Args:\n((?: {4}.*\n?|\n)+)", inspect.cleandoc(held.__doc__ or ""))
+            named = re.findall(r"(?m)^ {4}(\w+(?:, \w+)*): ", listed[1]) if listed else ()
+            parameters = inspect.signature(held).parameters if named else {}
+            fields = {name for kind in held.__mro__ for name in inspect.get_annotations(kind)} \
+                if inspect.isclass(held) else set()
+            if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+                wrong += [f"{held.__qualname__}: {name}" for names in named for name in names.split(", ")
+                          if name not in {*parameters, *fields}]
+    assert not wrong
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -22,6 +22,15 @@ def receptive_field(fn: Callable[[Tensor], Tensor], x: Tensor) -> int:
         x: (M, P), the point at which to differentiate; use float64.
 
     Cost: N backward passes.
+
+    Example: two 3x3 convolutions on a grid of 7 x 7 pixels.
+
+        >>> from structconv import Conv, Cuboid, Grid
+        >>> from structconv.analysis.fields import receptive_field
+        >>> grid, first, second = Grid((7, 7)), *(Conv(Cuboid((3, 3)), 1, 1).double() for _ in range(2))
+        >>> x = torch.randn(49, 1, dtype=torch.float64)
+        >>> receptive_field(lambda x: second(first(x, structure=grid), structure=grid), x)
+        25
     """
     x = x.detach().clone().requires_grad_()
     y = fn(x)

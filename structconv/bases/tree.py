@@ -460,6 +460,15 @@ def getter(value: Any) -> Get:
     """Return the function (basis of a call) -> the value that this part of a spec describes.
 
     While a program is traced, a spec is the basis itself, and the function returns the given part.
+
+    Example:
+
+        >>> from structconv.bases import Dense
+        >>> from structconv.bases.tree import getter, itself, tree_spec
+        >>> spec = tree_spec(Dense(torch.ones(1, 2, 3)), itself)   # `problem.basis`, in `Kernel.match`
+        >>> get = getter(spec.a)
+        >>> get(Dense(torch.full((1, 2, 3), 5.0)))[0, 0]           # `call.basis`, in what a kernel compiles
+        tensor([5., 5., 5.])
     """
     if isinstance(value, Leaf):
         return value.get

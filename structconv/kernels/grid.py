@@ -91,7 +91,7 @@ class ConvolutionWindow(NamedTuple):
 
     Args:
         pads: amounts for `torch.nn.functional.pad`, none if the convolution pads. mode: the padding mode.
-        places: the order of Theta's matrices in the kernel; none if it is unchanged.
+        order: the order of Theta's matrices in the kernel; none if it is unchanged.
     """
 
     ndim: int

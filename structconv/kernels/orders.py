@@ -49,6 +49,15 @@ class Application(NamedTuple):
         shares: (r, clip, call) -> A_k^T r_k and the sums of the weights over each relative position, (..., K, N, L).
         single: A^T x for K = 1, (..., M, C) -> (..., N, C); default: by `analysis`.
         weights: (call) -> the entries of the basis, in the layout of `weights_at`.
+
+    Example: A_k = I, for any r.
+
+        >>> from structconv.kernels.orders import Application
+        >>> copy = Application(lambda r, call: r)
+        >>> copy.analyze()(torch.ones(4, 2), None).shape           # x (M, C) -> (K, N, C)
+        torch.Size([1, 4, 2])
+        >>> copy.synthesize()(torch.ones(3, 4, 2), None)[0]        # the sum over K = 3
+        tensor([3., 3.])
     """
 
     apply: Apply
@@ -76,7 +85,21 @@ class Application(NamedTuple):
 
 
 class Applied(Kernel):
-    """A kernel that knows how to apply a basis, for all orders that do."""
+    """A kernel that applies a basis, A_k^T r_k, in all orders of the products.
+
+    Example: a basis that turns the entries around, without a matrix. `register(Flip())` adds it.
+
+        >>> from structconv.bases import Dense
+        >>> from structconv.kernels.orders import Application, Applied
+        >>> class Flip(Applied):
+        ...     name, types = "flip", (Dense,)
+        ...     def match(self, problem):
+        ...         return None                                    # the planner takes it where this is not None
+        ...     def application(self, match, problem):
+        ...         return Application(lambda r, call: r.flip(-2))
+        >>> Flip().application(True, None).single is None
+        True
+    """
 
     orders: ClassVar[tuple[str, ...]] = ("structure_first", "channels_first", "between")
     by_heads: ClassVar[bool] = True

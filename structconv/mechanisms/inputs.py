@@ -48,7 +48,7 @@ class Inputs(NamedTuple):
         sibling: the other operand of a sum or a product, for a mechanism that reads it.
         visible: (..., M) booleans, the inputs that some output reads; `None` if masks hide none.
         output_positions: the positions of the outputs among the inputs; `None` if output n is at input n.
-        prepared: results computed from x in an earlier call.
+        cache: results computed from x in an earlier call.
 
     Example:
 

@@ -24,6 +24,15 @@ class Cost:
         peak_bytes: bytes held beside the arguments and the result.
         wasted: flops that could have been done in the time that skinny products lose.
         calls: operators called; what one costs before it computes is what counts on small inputs.
+
+    Example:
+
+        >>> from structconv.planning import Cost, Machine
+        >>> product = Cost(flops=2e9, bytes=1e6, calls=1)
+        >>> (product + product).flops
+        4000000000.0
+        >>> round(product.seconds(Machine(gflops=100, copy_gbs=20, gather_gbs=10)), 4)
+        0.0201
     """
 
     flops: float = 0.0

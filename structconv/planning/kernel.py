@@ -36,6 +36,21 @@ class Kernel(abc.ABC):
 
     The function that `compile` returns must hold no tensor and no object of a call. It reads them from its argument:
     `call.basis`, by `bases.tree.getter` of a part of the spec, or `call.materialized()`, with all products computed.
+
+    Example: the identity, by one product. `register(Copy())` adds it; see `docs/your-own-kernel.md`.
+
+        >>> from structconv.bases import Identity
+        >>> from structconv.planning import Cost, Kernel
+        >>> class Copy(Kernel):
+        ...     name, types, orders = "copy", (Identity,), ("channels_first",)
+        ...     def match(self, problem):
+        ...         return problem.theta.size == 1
+        ...     def cost(self, match, problem, path):
+        ...         return Cost(2.0 * problem.theta.theta.numel() * problem.inputs, calls=1)
+        ...     def compile(self, match, problem, path):
+        ...         return lambda call: call.x @ call.theta.theta[0] + (0 if call.bias is None else call.bias)
+        >>> Copy().label("channels_first")
+        'copy'
     """
 
     name: ClassVar[str]
@@ -120,6 +135,13 @@ def register(kernel: Kernel) -> Kernel:
 
     Raises:
         ConfigError: if it closes a circle of precedences, or comes before a kernel that there is not.
+
+    Example:
+
+        >>> from structconv.planning import register, registered
+        >>> kernel = registered()[0]
+        >>> register(kernel) is kernel                             # takes the place of itself
+        True
     """
     if isinstance(kernel, type):
         raise ConfigError("register", "kernel must be an object", f"the class {kernel.__name__}", class_remedy(kernel))
@@ -156,7 +178,14 @@ def _check_names(kernels: dict[str, Kernel]) -> None:
 
 
 def registered() -> tuple[Kernel, ...]:
-    """All kernels, each before those that it declares to come before."""
+    """All kernels, each before those that it declares to come before.
+
+    Example:
+
+        >>> from structconv.planning import registered
+        >>> "torch.conv" in [kernel.name for kernel in registered()]
+        True
+    """
     return tuple(_ORDERED)
 
 

@@ -31,6 +31,13 @@ class Machine:
         gather_gbs: bytes of 256-byte rows read at random indices, in GB/s.
         name: the device.
         call_us: microseconds that an operator takes before it computes.
+
+    Example:
+
+        >>> from structconv.planning import Cost, Machine
+        >>> slow, fast = (Machine(gflops, copy_gbs=20, gather_gbs=10) for gflops in (50, 500))
+        >>> Cost(flops=1e9).seconds(slow) / Cost(flops=1e9).seconds(fast)
+        10.0
     """
 
     gflops: float
@@ -76,7 +83,20 @@ def load(kind: str = "cpu") -> Machine | None:
 
 
 def measure(device: torch.device | str = "cpu", seconds: float = 0.5) -> Machine:
-    """Measure the device, store the rates, and use them from now on. Takes about four times `seconds`."""
+    """Measure the device, store the rates, and use them from now on. Takes about four times `seconds`.
+
+    The rates are stored in the cache folder ($STRUCTCONV_CACHE, or ~/.cache/structconv) and read by later processes.
+
+    Raises:
+        ConfigError: if `seconds` is not positive.
+
+    Example: `measure()` measures the CPU, as `structconv doctor --measure` does.
+
+        >>> from structconv.planning import measure
+        >>> measure("cpu", seconds=0)
+        Traceback (most recent call last):
+        structconv.errors.ConfigError: measure: seconds must be positive; got 0.
+    """
     if not seconds > 0:
         raise ConfigError("measure", "seconds must be positive", seconds)
     device = torch.device(device)

@@ -60,11 +60,21 @@ class Call(NamedTuple):
         projected: x Theta_k by heads (..., K, M, D), where scores read it and it is computed already; perhaps `Shared`
             while inputs are pending.
         relative: (2 clip + 1, D), a vector for each relative position, added to the values (Shaw et al. 2018, eq. 3).
-        places: where the outputs stand among the inputs, from which relative positions count; none for output n at n.
+        output_positions: where the outputs stand among the inputs, from which relative positions count; none for
+            output n at n.
         pending: the last inputs, where what is kept of x has room for what is still to be made of them
             (`nn.cache.Pending`).
         reused: of a prepared x, what its calls have in common.
         part: finds the part of the basis that is meant, where a part has a call of its own.
+
+    Example: what a kernel's function is called with.
+
+        >>> from structconv.bases import Dense
+        >>> from structconv.planning import Call, plan_for
+        >>> from structconv.weights import Full
+        >>> call = Call(torch.ones(4, 2), Dense(torch.ones(1, 4, 3)), Full.of(torch.ones(1, 2, 5)))
+        >>> plan_for(call).run(call)[0]
+        tensor([8., 8., 8., 8., 8.])
     """
 
     x: Tensor
@@ -128,10 +138,21 @@ class Problem:
         x_grad, theta_grad: whether a gradient is wanted of x, and of Theta.
         max_bytes: bytes that a path may hold beside its arguments and its result, or `None`.
         projected: whether x Theta_k is made already.
-        relative: the clip of relative values, or `None`. moved: whether outputs stand elsewhere than their numbers say.
-        pending: whether something is still to be made of the last inputs.
+        relative: the clip of relative values, or `None`.
         image: what x and y are, if they are images.
+        moved: whether outputs stand elsewhere than their numbers say.
+        pending: whether something is still to be made of the last inputs.
         reused: whether x is prepared, for many calls.
+
+    Example:
+
+        >>> from structconv.bases import Dense
+        >>> from structconv.planning import Problem, Sizes
+        >>> from structconv.weights import Full
+        >>> x, theta = torch.ones(40, 2), Full.of(torch.ones(1, 2, 5))
+        >>> problem = Problem(Dense(torch.ones(1, 40, 30)), theta, x, Sizes(batch=1, itemsize=4))
+        >>> problem.inputs, problem.outputs, problem.bytes(10)
+        (40, 30, 40)
     """
 
     basis: Basis

@@ -18,7 +18,16 @@ _FIRST_NUMBER, _MEASURED = 3, 7
 
 @dataclass(frozen=True)
 class Candidate:
-    """A path that was considered: its cost, its predicted time, why it was rejected, and its time if measured."""
+    """A path that was considered: its cost, its predicted time, why it was rejected, and its time if measured.
+
+    Example:
+
+        >>> from structconv import Conv, Cuboid, Grid
+        >>> layer = Conv(Cuboid((3, 3)), 16, 16)
+        >>> plan = layer.plan(torch.randn(100, 16), structure=Grid((10, 10)))
+        >>> [(candidate.path, candidate.kernel) for candidate in plan.candidates if not candidate.rejected]
+        [('operator_first', 'torch.conv')]
+    """
 
     path: str
     kernel: str
@@ -39,8 +48,17 @@ class Plan:
         candidates: every path that applies, the chosen one first.
         problem: the sizes that the plan was made for, in words; it serves all of the same quarter octave.
         parts: plans of the parts of `a | b`, where each has its own.
-        subject: the key of basis and Theta in the calls that it serves.
+        served: the key of basis and Theta in the calls that it serves.
         bind: the call of a step -> the function that computes the following steps, or `None`; see `Kernel.bind`.
+
+    Example:
+
+        >>> from structconv import Conv, Cuboid, Grid
+        >>> plan = Conv(Cuboid((3, 3)), 16, 16).plan(torch.randn(100, 16), structure=Grid((10, 10)))
+        >>> plan.path, plan.kernel, plan.reason
+        ('operator_first', 'torch.conv', 'cheapest')
+        >>> sorted({candidate.path for candidate in plan.candidates})
+        ['channels_first', 'operator_first', 'structure_first']
     """
 
     run: Run = dataclasses.field(repr=False)

@@ -68,6 +68,15 @@ def autotune(enabled: bool = True) -> Autotuning:
     several times, forward, and backward if a gradient is required, on detached tensors; the caller's gradients and
     random numbers do not change. Nothing is timed while `torch.compile` or `torch.export` trace. The setting holds for
     the process, not for a thread.
+
+    Example:
+
+        >>> from structconv import Conv, Cuboid, Grid
+        >>> from structconv.planning import autotune
+        >>> layer, x, grid = Conv(Cuboid((3, 3)), 16, 16), torch.randn(100, 16), Grid((10, 10))
+        >>> with autotune(False):
+        ...     print(layer.plan(x, structure=grid).measured)
+        None
     """
     return Autotuning(enabled)
 

@@ -79,12 +79,28 @@ def keep_memory(limit: int | None = None) -> None:
 
 
 def release_memory() -> None:
-    """Give the kept memory back to the system."""
+    """Give the kept memory back to the system.
+
+    Example:
+
+        >>> from structconv.primitives.memory import release_memory, reserved_memory
+        >>> release_memory()
+        >>> reserved_memory()
+        0
+    """
     _reserved.blocks.clear()
 
 
 def reserved_memory() -> int:
-    """Bytes of freed memory that are kept for later results."""
+    """Bytes of freed memory that are kept for later results.
+
+    Example:
+
+        >>> from structconv.primitives.memory import keep_memory, reserved_memory
+        >>> keep_memory(0)                                         # the default: nothing is kept
+        >>> reserved_memory()
+        0
+    """
     return sum(size * len(blocks) for size, blocks in list(_reserved.blocks.items()))
 
 

@@ -49,7 +49,15 @@ def random_numbers(seed: int) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """A mechanism with parameters, and what it is called on: x (..., M, P), z (..., N, P') and a structure."""
+    """A mechanism with parameters, and what it is called on: x (..., M, P), z (..., N, P') and a structure.
+
+    Example:
+
+        >>> from structconv.mechanisms import DotProduct
+        >>> from structconv.testing import Setup
+        >>> Setup(DotProduct(dim=3).softmax().bound(4), torch.randn(5, 4)).basis().dense().shape
+        torch.Size([1, 5, 5])
+    """
 
     mechanism: Mechanism
     x: Tensor
@@ -72,6 +80,14 @@ class Specimen:
         name: how the test is called.
         make: returns the subject, in float64 and of a few entries; called again for each check.
         traits: some of `TRAITS`.
+
+    Example:
+
+        >>> from structconv.bases import Dense
+        >>> from structconv.testing import Specimen
+        >>> mine = Specimen("mine", lambda: Dense(torch.randn(2, 4, 3, dtype=torch.float64)))
+        >>> torch.equal(mine.basis(seed=1).dense(), mine.basis(seed=1).dense())
+        True
     """
 
     name: str
@@ -105,7 +121,18 @@ SPECIMENS: dict[str, Specimen] = {}
 
 
 def specimen(*traits: str, name: str | None = None) -> Callable[[Callable[[], Subject]], Callable[[], Subject]]:
-    """Register the decorated function as a specimen, under its own name with spaces unless `name` is given."""
+    """Register the decorated function as a specimen, under its own name with spaces unless `name` is given.
+
+    Example:
+
+        >>> from structconv.bases import Dense
+        >>> from structconv.testing import SPECIMENS, specimen
+        >>> @specimen("compiles")
+        ... def three_by_three():
+        ...     return Dense(torch.randn(1, 3, 3, dtype=torch.float64))
+        >>> sorted(SPECIMENS.pop("three by three").traits)         # taken out again
+        ['compiles']
+    """
 
     def decorate(make: Callable[[], Subject]) -> Callable[[], Subject]:
         add(make.__name__.replace("_", " ") if name is None else name, make, traits)
@@ -115,7 +142,17 @@ def specimen(*traits: str, name: str | None = None) -> Callable[[Callable[[], Su
 
 
 def add(name: str, make: Callable[[], Subject], traits: Iterable[str] = ()) -> Specimen:
-    """Register a specimen; `ConfigError` where the name is taken."""
+    """Register a specimen; `ConfigError` where the name is taken.
+
+    Example:
+
+        >>> from structconv.bases import Dense
+        >>> from structconv.testing import SPECIMENS, add
+        >>> add("ones", lambda: Dense(torch.ones(1, 3, 3, dtype=torch.float64)))
+        ones
+        >>> SPECIMENS.pop("ones").name                             # taken out again
+        'ones'
+    """
     if name in SPECIMENS:
         raise ConfigError("specimen", "name must be new", repr(name))
     SPECIMENS[name] = Specimen(name, make, frozenset(traits))

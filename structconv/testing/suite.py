@@ -27,7 +27,17 @@ _BY_TRAIT = {"permutes": ("permutation",), "translates": ("translation",), "bloc
 
 @dataclass(frozen=True)
 class Check:
-    """One check of one specimen; calling it raises `AssertionError` where the specimen fails."""
+    """One check of one specimen; calling it raises `AssertionError` where the specimen fails.
+
+    Example:
+
+        >>> from structconv.bases import Dense
+        >>> from structconv.testing import Check, Specimen
+        >>> check = Check(Specimen("mine", lambda: Dense(torch.randn(2, 4, 3, dtype=torch.float64))), "adjoint")
+        >>> print(check)
+        mine: adjoint
+        >>> check()
+    """
 
     specimen: Specimen
     name: str
@@ -46,6 +56,14 @@ def suite(subject: Specimen | Subject) -> Iterator[tuple[str, Check]]:
     dimensions of x), dtypes, noncontiguous, copies; a mechanism also to samples, cache and output_positions, which its
     layer may refuse; expressions of scores to blocks, a mechanism on a graph to changes; and to what the specimen's
     traits promise.
+
+    Example:
+
+        >>> from structconv.bases import Dense
+        >>> from structconv.testing import suite
+        >>> for name, check in suite(Dense(torch.randn(1, 4, 3, dtype=torch.float64))):
+        ...     if name.endswith("reference"):
+        ...         check()
     """
     specimen = as_specimen(subject)
     names = [*checks.values(specimen), *kernels.values(specimen), "batching", "dtypes", "noncontiguous", "copies"]

@@ -100,8 +100,8 @@ def register_gradient(name: str, backward: Callable[..., Any], save: Callable[..
         backward: (ctx, gradients of the results) -> those of the arguments, by differentiable operators.
         save: (ctx, arguments, results), what the backward needs.
         tangent: (arguments, their tangents or None) -> tangents of the results, by differentiable operators.
-        composed: (what computes the results without derivatives, arguments) -> the results by differentiable
-            operators: what runs where there are forward derivatives, instead of `tangent`. None where that is for
+        composed: (what computes the results without derivatives, arguments) -> the results, by differentiable
+            functions: what runs where there are forward derivatives, instead of `tangent`. None where that is for
             the `backward`.
 
     Returns:
