@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import json
 import re
@@ -13,6 +14,7 @@ import pytest
 
 import structconv
 from structconv import bases, errors, mechanisms, nn, ops, structures, testing, weights
+from structconv.cli import _parser
 from structconv.compat import pyg, transformers
 from structconv.compat import torch as compat_torch
 from structconv.primitives import memory
@@ -123,3 +125,23 @@ def test_names_and_options_have_no_retired_word() -> None:
                 continue
     names = {name for name in names if name.rpartition(".")[2] not in EXEMPT}
     assert not {name for name in names if parts(name) & RETIRED_NAMES}
+
+
+def options() -> Iterator[tuple[str, str]]:
+    """The options of all commands and recipes, with the text that `--help` prints."""
+    parsers = [_parser()]
+    while parsers:
+        for action in parsers.pop()._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += {id(each): each for each in action.choices.values()}.values()
+                yield from ((each.dest, each.help or "") for each in action._choices_actions)
+            else:
+                yield action.dest.removeprefix("key_"), action.help or ""
+
+
+def test_options_have_no_retired_word_and_their_texts_name_the_thing() -> None:
+    pairs = {*options()}
+    assert len(pairs) > 150
+    assert not {name for name, _ in pairs if {*name.split("_")} & RETIRED_NAMES}
+    unnamed = re.compile("(?:of|in|at|that|by|when|where|which)\\b")
+    assert not {text for _, text in pairs if retired(text) or unnamed.match(text)}

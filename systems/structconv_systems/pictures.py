@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-__all__ = ["Drawing", "agreement", "curves", "films", "graphs", "images_gif", "map_of", "motion_gif", "paths"]
+__all__ = ["Drawing", "agreement", "curves", "graphs", "images_gif", "map_of", "motion_gif", "paths", "videos"]
 
 _INK, _DPI = "#808080", 110
 
@@ -113,18 +113,18 @@ def curves(panels: Mapping[str, tuple[ArrayLike, Mapping[str, ArrayLike]]], *, x
     return _drawn(figure)
 
 
-def films(frames_THW: Mapping[str, ArrayLike]) -> Drawing:
+def videos(frames_THW: Mapping[str, ArrayLike]) -> Drawing:
     """Rows of images that change, (T, H, W), by title, each time a column, all on one scale of greys."""
     import numpy as np
     from matplotlib.figure import Figure
 
-    rows = {title: np.asarray(film, dtype=float) for title, film in frames_THW.items()}
-    low, high = min(film.min() for film in rows.values()), max(film.max() for film in rows.values())
-    wide = max(film.shape[0] * film.shape[2] / film.shape[1] for film in rows.values())
+    rows = {title: np.asarray(video, dtype=float) for title, video in frames_THW.items()}
+    low, high = min(video.min() for video in rows.values()), max(video.max() for video in rows.values())
+    wide = max(video.shape[0] * video.shape[2] / video.shape[1] for video in rows.values())
     figure = Figure(figsize=(0.6 * wide, 0.8 * len(rows)), layout="constrained")
-    for place, (title, film) in enumerate(rows.items(), 1):
+    for place, (title, video) in enumerate(rows.items(), 1):
         axis = figure.add_subplot(len(rows), 1, place)
-        edged = np.pad(film, ((0, 0), (0, 0), (0, 1)), constant_values=high)
+        edged = np.pad(video, ((0, 0), (0, 0), (0, 1)), constant_values=high)
         axis.imshow(np.concatenate(edged, -1)[:, :-1], cmap="Greys_r", vmin=low, vmax=high)
         axis.set_title(title, fontsize=7, loc="left")
         axis.set_axis_off()
@@ -158,20 +158,20 @@ def images_gif(frames_THW: Mapping[str, ArrayLike], *, frames_a_second: int = 5)
     """Panels of images that change, (T, H, W), by title, all on one scale of greys."""
     import numpy as np
 
-    films = {title: np.asarray(film, dtype=float) for title, film in frames_THW.items()}
-    figure, axes = _figure(len(films))
-    low, high = min(film.min() for film in films.values()), max(film.max() for film in films.values())
+    videos = {title: np.asarray(video, dtype=float) for title, video in frames_THW.items()}
+    figure, axes = _figure(len(videos))
+    low, high = min(video.min() for video in videos.values()), max(video.max() for video in videos.values())
     shown = []
-    for axis, (title, film) in zip(axes, films.items(), strict=True):
+    for axis, (title, video) in zip(axes, videos.items(), strict=True):
         axis.set_title(title, fontsize=8)
         axis.set_axis_off()
-        shown.append((axis.imshow(film[0], cmap="Greys_r", vmin=low, vmax=high), film))
+        shown.append((axis.imshow(video[0], cmap="Greys_r", vmin=low, vmax=high), video))
 
     def draw(step: int) -> None:
-        for image, film in shown:
-            image.set_data(film[step])
+        for image, video in shown:
+            image.set_data(video[step])
 
-    return _gif(figure, draw, min(len(film) for film in films.values()), frames_a_second)
+    return _gif(figure, draw, min(len(video) for video in videos.values()), frames_a_second)
 
 
 def _figure(panels: int, inches: float = 2.2) -> tuple[Any, list[Any]]:

@@ -7,7 +7,7 @@ import io
 import pytest
 import torch
 
-from structconv_systems.pictures import agreement, films, graphs, images_gif, map_of, motion_gif, paths
+from structconv_systems.pictures import agreement, graphs, images_gif, map_of, motion_gif, paths, videos
 
 pytest.importorskip("matplotlib")
 POINTS = torch.rand(4, 2, generator=torch.Generator().manual_seed(0))
@@ -17,10 +17,10 @@ DRAWINGS = {
     "graphs": lambda: graphs(POINTS, {"pairs": torch.tensor([[0, 1], [1, 2]]), "weights": torch.eye(4).roll(1, 0)}),
     "paths": lambda: paths({"true": WAYS, "predicted": WAYS + 0.1}),
     "map": lambda: map_of(POINTS, {"error": torch.arange(4.0)}, label="mph"),
-    "films": lambda: films({"seen": torch.eye(5).expand(3, 5, 5), "came": torch.rand(
+    "videos": lambda: videos({"seen": torch.eye(5).expand(3, 5, 5), "came": torch.rand(
         4, 5, 5, generator=torch.Generator().manual_seed(3))}),
 }
-FILMS = {"motion": lambda: motion_gif({"true": WAYS}), "images": lambda: images_gif({"frames": torch.rand(
+VIDEOS = {"motion": lambda: motion_gif({"true": WAYS}), "images": lambda: images_gif({"frames": torch.rand(
     6, 5, 5, generator=torch.Generator().manual_seed(2))})}
 
 
@@ -31,7 +31,7 @@ def test_drawings_are_png_and_svg(name):
     assert drawing == DRAWINGS[name]()
 
 
-@pytest.mark.parametrize("name", FILMS)
-def test_films_have_a_frame_a_step(name):
-    image = pytest.importorskip("PIL.Image").open(io.BytesIO(FILMS[name]()))
+@pytest.mark.parametrize("name", VIDEOS)
+def test_videos_have_a_frame_a_step(name):
+    image = pytest.importorskip("PIL.Image").open(io.BytesIO(VIDEOS[name]()))
     assert image.format == "GIF" and image.n_frames == 6

@@ -62,11 +62,12 @@ def _add_recipe(names: Any, entry: Entry, shared: argparse.ArgumentParser) -> No
     parser = names.add_parser(entry.recipe.name, help=entry.summary, description=entry.summary, parents=[shared],
                               allow_abbrev=False, epilog="Options may also be written key=value.")
     parser._negative_number_matcher = _NUMBERS
-    parser.add_argument("--out", metavar="DIR", default=None, help="the run's folder (new; default: below runs/)")
+    parser.add_argument("--out", metavar="DIR", default=None, help="folder of the run, a new one (default: in runs/)")
     parser.add_argument("--preset", metavar="NAME", default="default",
-                        help=f"where options begin: {', '.join(presets(entry.recipe))}")
+                        help=f"values of the other options: {', '.join(presets(entry.recipe))} (default: default)")
     if issubclass(entry.recipe, Trained):
-        parser.add_argument("--dry-run", action="store_true", help="try a few steps and say what the whole would take")
+        parser.add_argument("--dry-run", action="store_true",
+                            help="train a few steps and print how long the whole would take")
     for key in options(entry.recipe):
         default = ",".join(map(str, key.default)) if isinstance(key.default, tuple) else key.default
         flag = f"--{key.key.replace('_', '-')}"

@@ -31,20 +31,20 @@ _LONGEST = 80
 
 def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
     """Add the verb."""
-    text = "run recipes, and show what they reach beside what was published"
+    text = "run recipes and compare their results with the published ones"
     parser = verbs.add_parser("reproduce", help=text, description=text, parents=[shared], allow_abbrev=False)
     parser.add_argument("names", nargs="*", metavar="NAME",
-                        help="recipes, as `structconv list` shows them; key=value sets an option of all of them")
-    parser.add_argument("--all", action="store_true", help="every recipe that has a figure, and whose data is there")
+                        help="recipes from `structconv list`; key=value sets an option of all of them")
+    parser.add_argument("--all", action="store_true", help="run every recipe whose data is in --data")
     parser.add_argument("--data", metavar="DIR", default=None,
-                        help="the folder with a folder of data for each recipe that reads any: multi30k, text, ...")
-    parser.add_argument("--preset", metavar="NAME", default="default", help="quick, default or paper")
+                        help="folder of data sets, with one folder each: multi30k, text, ...")
+    parser.add_argument("--preset", metavar="NAME", default="default", help="quick, default (default) or paper")
     parser.add_argument("--budget", metavar="MINUTES", type=float, default=None,
-                        help="leave out a recipe that a try says would not fit into what is left of so many")
+                        help="leave out recipes that would take longer than the rest of this time")
     parser.add_argument("--out", metavar="DIR", default="runs/reproduce",
-                        help="the folder of the runs, which are continued if they are there (default: runs/reproduce)")
+                        help="folder of the runs; interrupted runs there are continued (default: runs/reproduce)")
     parser.add_argument("--record", metavar="FILE", default=None,
-                        help="JSON with the outcomes, and FILE.md beside it (default: results.json in --out)")
+                        help="JSON file for the outcomes, with a page beside it (default: results.json in --out)")
     parser.set_defaults(run=_run)
 
 

@@ -21,23 +21,25 @@ __all__ = ["add"]
 
 def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
     """Add the two verbs."""
-    text = "translate lines with a trained run"
+    text = "translate lines of text with a trained run"
     parser = verbs.add_parser("translate", help=text, description=text, parents=[shared], allow_abbrev=False)
     parser.add_argument("folder", metavar="RUN", help="the run's folder")
     parser.add_argument("file", metavar="FILE", nargs="?",
-                        help="plain or gzipped text (default, and -: standard input)")
-    parser.add_argument("--beam", type=int, metavar="N", default=None, help="hypotheses kept (default: as in the run)")
-    parser.add_argument("--alignment", metavar="PNG", default=None, help="draw where the words of the first line look")
+                        help="plain or gzipped text; - is standard input (default: -)")
+    parser.add_argument("--beam", type=int, metavar="N", default=None, help="beam size (default: that of the run)")
+    parser.add_argument("--alignment", metavar="PNG", default=None, help="draw the attention of the first line")
     parser.set_defaults(run=_translate)
-    text = "let a trained run write"
+    text = "generate text with a trained run"
     parser = verbs.add_parser("sample", help=text, description=text, parents=[shared], allow_abbrev=False)
     parser.add_argument("folder", metavar="RUN", help="the run's folder")
-    parser.add_argument("--prompt", default="", help="how the text begins")
-    parser.add_argument("--length", type=int, metavar="N", default=500, help="characters (default: 500)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="below 1 safer, above 1 wilder (default: 0.8)")
-    parser.add_argument("--top-k", type=int, metavar="K", default=None, help="draw among the K likeliest")
-    parser.add_argument("--top-p", type=float, metavar="P", default=None, help="draw among those with this share")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws, below 2^63 (default: 0)")
+    parser.add_argument("--prompt", default="", help="beginning of the text")
+    parser.add_argument("--length", type=int, metavar="N", default=500, help="number of characters (default: 500)")
+    parser.add_argument("--temperature", type=float, default=0.8,
+                        help="below 1 likely characters gain, above 1 unlikely ones (default: 0.8)")
+    parser.add_argument("--top-k", type=int, metavar="K", default=None, help="sample from the K most likely characters")
+    parser.add_argument("--top-p", type=float, metavar="P", default=None,
+                        help="sample from the most likely characters whose probabilities sum to P")
+    parser.add_argument("--seed", type=int, default=0, help="random seed, below 2^63 (default: 0)")
     parser.set_defaults(run=_sample)
 
 

@@ -1,4 +1,4 @@
-"""ConvLSTM (Shi et al. 2015): an encoder reads a film, a forecaster continues it; and the LSTM without a grid."""
+"""ConvLSTM (Shi et al. 2015): an encoder reads a video, a forecaster continues it; and the LSTM without a grid."""
 
 from __future__ import annotations
 

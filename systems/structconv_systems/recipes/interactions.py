@@ -102,7 +102,7 @@ class Motion:
         steps = {}
         for seed, (part, count) in enumerate(bodies.items(), 10):
             system, features = _laws(recipe, name, count)
-            number = recipe.scenes if part == "train" else recipe.held_out
+            number = recipe.samples if part == "train" else recipe.held_out
             simulations = system.simulate(number, recipe.times, seed=seed)
             steps[part] = Steps(simulations=simulations, graph=features.graph(count))
         system, features = _laws(recipe, name, bodies["test"])
@@ -116,7 +116,7 @@ class Motion:
         near = much.clone()
         near[:, 1:] |= much[:, :-1]
         near[:, :-1] |= much[:, 1:]
-        return torch.arange(near.numel()).repeat_interleave(1 + (self.recipe.repeats - 1) * near.flatten())
+        return torch.arange(near.numel()).repeat_interleave(1 + (self.recipe.collision_weight - 1) * near.flatten())
 
     def rollout(self, model: InteractionNetwork) -> Simulations:
         """What a model makes of the beginnings of `long`."""
@@ -188,7 +188,8 @@ class InteractionTask(BatchTask):
 
 def _jobs(recipe: options.Interactions, run: Run | None) -> list[Job]:
     motions = {name: Motion.simulated(recipe, name) for name in recipe.systems}
-    return [job for name, motion in motions.items() for group, relations in ((name, True), (f"{name}-alone", False))
+    return [job for name, motion in motions.items()
+            for group, relations in ((name, True), (f"{name}-independent", False))
             for job in jobs_of(recipe, group, partial(InteractionTask, recipe, motion, relations), InteractionTask)]
 
 

@@ -106,14 +106,14 @@ RECIPES: dict[str, Entry] = {entry.recipe.name: entry for entry in (
     Entry(recipe=Pooling, verb="train", module="structconv_systems.recipes.pooling",
           summary="sequences pooled by place, by content and by relations (Fleuret, EE-559)", chapter="sequences"),
     Entry(recipe=RelationalInference, verb="train", module="structconv_systems.recipes.nri",
-          summary="which bodies act on which, found from their motion (Kipf et al. 2018)", chapter="physics"),
+          summary="infer from motion which bodies interact (Kipf et al. 2018)", chapter="physics"),
     Entry(recipe=Interactions, verb="train", module="structconv_systems.recipes.interactions",
           summary="bodies under gravity, in a box and on a string, by interaction networks (Battaglia et al. 2016)",
           chapter="physics"),
     Entry(recipe=RGCNEntities, verb="train", module="structconv_systems.recipes.rgcn_entities",
           summary="classes of entities without features by R-GCN (Schlichtkrull et al. 2018)", chapter="knowledge"),
     Entry(recipe=RGCNLinks, verb="train", module="structconv_systems.recipes.rgcn_links",
-          summary="links by R-GCN with DistMult, beside DistMult alone (Schlichtkrull et al. 2018)",
+          summary="links by R-GCN with DistMult, against DistMult (Schlichtkrull et al. 2018)",
           chapter="knowledge"),
     Entry(recipe=TypedWalks, verb="train", module="structconv_systems.recipes.walks",
           summary="links by typed walks, beside single relations (Andreoli 2019)", chapter="knowledge"),
@@ -122,7 +122,7 @@ RECIPES: dict[str, Entry] = {entry.recipe.name: entry for entry in (
     Entry(recipe=Traffic, verb="train", module="structconv_systems.recipes.dcrnn",
           summary="diffusion convolutional recurrent network forecasts traffic (Li et al. 2018)", chapter="graphs"),
     Entry(recipe=MovingDigits, verb="train", module="structconv_systems.recipes.convlstm",
-          summary="ConvLSTM goes on with films of moving digits (Shi et al. 2015)", chapter="structures"),
+          summary="ConvLSTM forecasts videos of moving digits (Shi et al. 2015)", chapter="structures"),
 )}
 
 

@@ -124,7 +124,7 @@ def told() -> tuple[Tensor, Tensor]:
 
 
 IMAGES: Any = {"inputs": lambda: (noise(6, 12, 12).sigmoid(),), "loss": labels(3, 6)}
-FILMS: Any = {"inputs": lambda: (noise(3, 3, 8, 8).gt(0).float(),), "rate": 2e-2, "steps": 100,
+VIDEOS: Any = {"inputs": lambda: (noise(3, 3, 8, 8).gt(0).float(),), "rate": 2e-2, "steps": 100,
               "loss": lambda y: F.binary_cross_entropy_with_logits(y, noise(3, 2, 8, 8, seed=1).gt(0).float())}
 MANY = {0: "samples"}
 CASES = {
@@ -141,8 +141,8 @@ CASES = {
         lambda asked=asked: (labeled_entries(asked, 12, 6, classes=3, seed=2).inputs,),
         lambda y, asked=asked: F.cross_entropy(y, labeled_entries(asked, 12, 6, classes=3, seed=2).labels), 120, 2e-2)
        for name, asked in QUESTIONS.items()},
-    "ConvLSTM": Case(partial(ConvLSTM, size=8, ahead=2, patch=2, hidden=32, layers=1), **FILMS),
-    "LSTM of frames": Case(partial(ConvLSTM, size=8, ahead=2, patch=8, kernel=1, hidden=32), **FILMS),
+    "ConvLSTM": Case(partial(ConvLSTM, size=8, ahead=2, patch=2, hidden=32, layers=1), **VIDEOS),
+    "LSTM of frames": Case(partial(ConvLSTM, size=8, ahead=2, patch=8, kernel=1, hidden=32), **VIDEOS),
     **{f"series {name}": Case(
         partial(Forecaster, history=24, horizon=4, attention=name, hidden=16, heads=2, patch=2, mean=1.0,
                 deviation=2.0), told, lambda y: F.l1_loss(y, 3 * noise(5, 4, seed=2)), 200) for name in ATTENTION},

@@ -18,7 +18,7 @@ def made(seed=0, **options):
 
 
 def drawn(count=3, seed=0):
-    """A film of noise, seen and to come."""
+    """A video of noise, seen and to come."""
     frames = torch.rand(count, SEEN + AHEAD, SIZE, SIZE, generator=torch.Generator().manual_seed(seed)).round()
     return frames[:, :SEEN], frames[:, SEEN:]
 
@@ -34,7 +34,7 @@ def test_what_moves_by_a_patch_is_forecast_a_patch_further():
     """Where the zeros around a frame are not seen: two steps of 3 x 3 reach two patches far."""
     model, frames = made(size=40, layers=1, ahead=1), torch.zeros(1, 1, 40, 40)
     frames[..., 18:22, 18:22] = torch.rand(4, 4)
-    found, moved = (model(film) for film in (frames, frames.roll((2, -2), (-2, -1))))
+    found, moved = (model(video) for video in (frames, frames.roll((2, -2), (-2, -1))))
     torch.testing.assert_close(moved[..., 6:-6, 6:-6], found.roll((2, -2), (-2, -1))[..., 6:-6, 6:-6])
 
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from structconv.cli import main
-from structconv_systems.recipes.convlstm import films_of
+from structconv_systems.recipes.convlstm import videos_of
 from structconv_systems.recipes.options.convlstm import MovingDigits
 from structconv_systems.train.parts import final_evaluation
 from systems.tests.recipes.runs import check_laws, evaluated
 
-TINY = ["steps=4", "validate_every=2", "checkpoint_every=2", "size=8", "side=4", "seen=3", "ahead=2", "films=8",
+TINY = ["steps=4", "validate_every=2", "checkpoint_every=2", "size=8", "side=4", "history=3", "horizon=2", "samples=8",
         "held_out=4", "patch=2", "hidden=3", "layers=1", "batch_size=4", "warmup=0"]
 
 
@@ -46,12 +46,12 @@ def run(folder, tmp_path_factory):
     return found
 
 
-def test_a_run_keeps_the_laws_says_its_figure_and_draws_films(run, tmp_path, capsys):
+def test_a_run_keeps_the_laws_says_its_figure_and_draws_videos(run, tmp_path, capsys):
     summary = check_laws(run, tmp_path, capsys)
     assert list(summary["groups"]) == ["convlstm", "lstm", "lstm-wide", "mean-frame"]
     sizes = summary["parameters"]
     assert abs(sizes["lstm"] - sizes["convlstm"]) < 0.2 * sizes["convlstm"] < sizes["lstm-wide"] - sizes["lstm"]
-    for name, begin in (("frames.png", b"\x89PNG"), ("frames.svg", b"<?xml"), ("films.gif", b"GIF8")):
+    for name, begin in (("frames.png", b"\x89PNG"), ("frames.svg", b"<?xml"), ("videos.gif", b"GIF8")):
         assert (run / "pictures" / name).read_bytes().startswith(begin)
 
 
@@ -85,7 +85,7 @@ def test_options_that_do_not_fit(folder, tmp_path, option, said, capsys):
 
 @final_evaluation()
 def test_no_image_is_in_two_parts(folder):
-    parts = films_of(MovingDigits(data=str(folder), size=8, side=4, films=8, held_out=4, patch=2))
-    assert [len(films) for films in parts.values()] == [8, 4, 4]
-    assert [len(films.images) for films in parts.values()] == [18, 2, 5]
+    parts = videos_of(MovingDigits(data=str(folder), size=8, side=4, samples=8, held_out=4, patch=2))
+    assert [len(videos) for videos in parts.values()] == [8, 4, 4]
+    assert [len(videos.images) for videos in parts.values()] == [18, 2, 5]
     assert parts["train"].at(torch.tensor([1])).shape == (1, 20, 8, 8)

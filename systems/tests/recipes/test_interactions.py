@@ -14,9 +14,9 @@ from structconv_systems.recipes.options.interactions import Interactions
 from structconv_systems.train.parts import final_evaluation
 from systems.tests.recipes.runs import check_laws, evaluated
 
-TINY = ["steps=4", "validate_every=2", "checkpoint_every=2", "warmup=1", "scenes=8", "held_out=4", "times=6",
+TINY = ["steps=4", "validate_every=2", "checkpoint_every=2", "warmup=1", "samples=8", "held_out=4", "times=6",
         "batch_size=8", "hidden=8", "effects=4", "layers=1", "rollouts=2", "horizon=9", "seeds=1"]
-SMALL = {"scenes": 8, "held_out": 4, "times": 6, "hidden": 8, "effects": 4, "layers": 1, "rollouts": 2, "horizon": 5}
+SMALL = {"samples": 8, "held_out": 4, "times": 6, "hidden": 8, "effects": 4, "layers": 1, "rollouts": 2, "horizon": 5}
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +29,9 @@ def run(tmp_path_factory):
 def test_a_run_keeps_the_laws_says_its_figures_and_draws(run, tmp_path, capsys):
     summary = check_laws(run, tmp_path, capsys)
     systems = ["gravity", "balls", "string"]
-    assert list(summary["groups"]) == [group for name in systems for group in (name, f"{name}-alone")]
+    assert list(summary["groups"]) == [group for name in systems for group in (name, f"{name}-independent")]
     found = summary["results"]
-    ratio = min(min(found[f"{name}/seed-0"]["test_constant"], found[f"{name}-alone/seed-0"]["test_loss"])
+    ratio = min(min(found[f"{name}/seed-0"]["test_constant"], found[f"{name}-independent/seed-0"]["test_loss"])
                 / found[f"{name}/seed-0"]["test_loss"] for name in systems[:2])
     assert summary["headline"]["value"] == pytest.approx(ratio)
     for name in systems:
@@ -140,6 +140,6 @@ def test_effects_are_penalized():
 def test_it_can_be_tried():
     assert RUNNER.jobs is not None
     jobs = RUNNER.jobs(Interactions(**SMALL, systems=("gravity",), seeds=2), None)
-    assert [job.name for job in jobs] == ["gravity/seed-0", "gravity/seed-1", "gravity-alone/seed-0",
-                                         "gravity-alone/seed-1"]
+    assert [job.name for job in jobs] == ["gravity/seed-0", "gravity/seed-1", "gravity-independent/seed-0",
+                                         "gravity-independent/seed-1"]
     assert [job.make().model.relations for job in jobs] == [True, True, False, False]

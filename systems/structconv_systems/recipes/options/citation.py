@@ -40,10 +40,10 @@ class Cora(InFolder):
     presets: ClassVar = {"quick": {"seeds": 1, "epochs": 60}}
     dataset: str = option("cora", "NAME of the files ind.NAME.*: any data set in the Planetoid format")
     seeds: int = 10
-    verify: bool = option(True, "hold the files against their published SHA-256")
-    learning_rate: float = option(0.01, "of Adam", minimum=0)
+    verify: bool = option(True, "compare the files with their published SHA-256")
+    learning_rate: float = option(0.01, "learning rate of Adam", minimum=0)
     weight_decay: float = option(5e-4, "L2 penalty", minimum=0)
-    epochs: int = option(200, "at most", minimum=1)
+    epochs: int = option(200, "epochs, at most", minimum=1)
 
     @property
     def paper(self) -> str:
@@ -72,7 +72,7 @@ class CoraGCN(Cora):
     published = figures["cora"]
     hidden: int = option(16, "units of the first layer", minimum=1)
     dropout: float = option(0.5, "share of inputs and hidden units dropped", minimum=0, below=1)
-    window: int = option(10, "validation losses that early stopping averages", minimum=1)
+    window: int = option(10, "validation losses in the average of early stopping", minimum=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ class Generated(Trained):
     """What the recipes share whose data is made from a seed, the same for all trainings."""
 
     samples: int = option(8000, "training sequences", minimum=1)
-    held_out: int = option(2000, "sequences to validate with, and as many to test", minimum=1)
+    held_out: int = option(2000, "validation sequences, and as many test sequences", minimum=1)
     batch_size: int = option(32, "sequences in a batch", minimum=1)
     schedule: str = "cosine"
     warmup: int = 50
@@ -36,15 +36,15 @@ class Architectures(Generated):
     presets: ClassVar = {
         "quick": {"length": 64, "channels": 32, "steps": 400, "validate_every": 200, "checkpoint_every": 100,
                   "seeds": 1, "longest": 1024, "rounds": 5}}
-    length: int = option(96, "entries of a sequence that is learned", minimum=8)
-    near: int = option(8, "last entries, among which both marks stand where neighbors decide", minimum=2)
-    kernel: int = option(5, "k of the convolution: an entry and those before it", minimum=2)
-    layers: int = option(2, "of each model", minimum=1)
-    channels: int = option(64, "d, of the layers that learn and of those that are timed", minimum=1)
-    heads: int = option(2, "of attention", minimum=1)
-    longest: int = option(4096, "entries of the longest sequence that is timed; others are its halves, down to 64",
+    length: int = option(96, "entries of a training sequence", minimum=8)
+    near: int = option(8, "both marks are among this many last entries, in the task of neighbors", minimum=2)
+    kernel: int = option(5, "kernel size k of the convolution: an entry and the k - 1 before it", minimum=2)
+    layers: int = option(2, "layers of each model", minimum=1)
+    channels: int = option(64, "channels d of the trained and of the timed layers", minimum=1)
+    heads: int = option(2, "attention heads", minimum=1)
+    longest: int = option(4096, "entries of the longest timed sequence; the others are 1/2, 1/4, ... of it, down to 64",
                           minimum=128)
-    rounds: int = option(9, "in each of which every layer is timed once", minimum=3)
+    rounds: int = option(9, "rounds of timing; each times every layer once", minimum=3)
     steps: int = 500
     seeds: int = 3
     learning_rate: float = 3e-3
@@ -76,9 +76,9 @@ class Pooling(Generated):
     presets: ClassVar = {
         "quick": {"steps": 1000, "validate_every": 250, "checkpoint_every": 250, "seeds": 1}}
     length: int = option(16, "entries of a sequence", minimum=4)
-    classes: int = option(8, "values that an entry can have", minimum=2)
+    classes: int = option(8, "classes of entries", minimum=2)
     dim: int = option(32, "channels of queries and keys in self-attention", minimum=1)
-    channels: int = option(64, "of what is pooled", minimum=1)
+    channels: int = option(64, "channels before pooling", minimum=1)
     batch_size: int = 64
     steps: int = 2000
     seeds: int = 5

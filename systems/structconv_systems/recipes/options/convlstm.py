@@ -1,4 +1,4 @@
-"""Options of the recipe on films of moving digits."""
+"""Options of the recipe on videos of moving digits."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ class MovingDigits(OnFiles):
         "quick": {"seeds": 1, "hidden": 24, "wide": 256, "layers": 1, "steps": 400, "validate_every": 200,
                   "checkpoint_every": 100, "held_out": 100, "learning_rate": 1e-2, "warmup": 10},
         "paper": {"seeds": 1, "wide": 0, "size": 64, "side": 28, "patch": 4, "kernel": 5, "hidden": 128,
-                  "films": 10000, "held_out": 2000, "steps": 100000, "validate_every": 1000, "checkpoint_every": 1000}}
-    images: str = option("train-images-idx3-ubyte.gz", "idx file of images, plain or gzipped; its last tenth validates")
-    test: str = option("t10k-images-idx3-ubyte.gz", "idx file of the images that test")
+                  "held_out": 2000, "steps": 100000, "validate_every": 1000, "checkpoint_every": 1000}}
+    images: str = option("train-images-idx3-ubyte.gz", "idx file of images, plain or gzipped; the last tenth is for "
+                         "validation")
+    test: str = option("t10k-images-idx3-ubyte.gz", "idx file of the test images")
     size: int = option(32, "rows and columns of a frame", minimum=2)
-    side: int = option(14, "rows and columns that an image is made to have; below size", minimum=1)
-    together: int = option(2, "images in a film", minimum=1)
-    speed: float = option(0.1, "of an image in a frame, as a share of the room that it has", minimum=0)
-    seen: int = option(10, "frames that a forecast sees", minimum=1)
-    ahead: int = option(10, "frames that are forecast", minimum=1)
-    films: int = option(10000, "films that train", minimum=1)
-    held_out: int = option(500, "films to validate with, and as many to test", minimum=2)
-    patch: int = option(4, "rows and columns of a frame that are one entry; divides size", minimum=1)
-    kernel: int = option(3, "rows and columns of a convolution", minimum=1)
+    side: int = option(14, "resize images to this many rows and columns; below size", minimum=1)
+    digits: int = option(2, "digits in a video", minimum=1)
+    speed: float = option(0.1, "distance that a digit moves in a frame, as a share of its free space", minimum=0)
+    history: int = option(10, "input frames of a forecast", minimum=1)
+    horizon: int = option(10, "forecast frames", minimum=1)
+    samples: int = option(10000, "training videos", minimum=1)
+    held_out: int = option(500, "validation videos, and as many test videos", minimum=2)
+    patch: int = option(4, "rows and columns of the patch of a frame that is one entry; divides size", minimum=1)
+    kernel: int = option(3, "kernel size of the convolutions", minimum=1)
     hidden: int = option(32, "channels of a state", minimum=1)
-    layers: int = option(2, "of cells, in both halves", minimum=1)
-    wide: int = option(512, "channels of a state of the wide LSTM; 0: as many numbers in a state as the ConvLSTM has",
-                       minimum=0)
-    batch_size: int = option(16, "films in a batch", minimum=1)
+    layers: int = option(2, "layers of cells in the encoder and in the decoder", minimum=1)
+    wide: int = option(512, "hidden units of the wide LSTM; 0: a state of as many numbers as the ConvLSTM's", minimum=0)
+    batch_size: int = option(16, "videos in a batch", minimum=1)
     threads: int = 1
     seeds: int = 3
     steps: int = 800

@@ -34,26 +34,26 @@ class Traffic(OnFiles):
                   "stride": 12, "learning_rate": 1e-2, "sampling": 10.0},
         "paper": {"seeds": 1, "hidden": 64, "layers": 2, "batch_size": 64, "steps": 37500, "validate_every": 375,
                   "checkpoint_every": 375, "sampling": 2000.0, "stride": 1, "missing": "zero"}}
-    file: str = option("los_speed.csv", "CSV, plain or gzipped: a line of names, then one for each time")
+    file: str = option("los_speed.csv", "CSV, plain or gzipped: a line of names, then a line for each time")
     adjacency: str = option("metr_la_adj_mx.pkl", "the graph: a CSV of S x S weights, or DCRNN's pickle")
-    locations: str = option("metr_la_graph_sensor_locations.csv", "CSV of where sensors stand, for the map; empty: "
-                            "they are laid out by the graph")
-    test: str = option("", "CSV of the same sensors, which all test; empty: the last times of file")
-    missing: str = option("none", "what was not observed: nan, zero for zeros too, or none",
+    locations: str = option("metr_la_graph_sensor_locations.csv", "CSV of the positions of the sensors, for the map; "
+                            "empty: positions are computed from the graph")
+    test: str = option("", "CSV with test data of the same sensors; empty: the last times of file")
+    missing: str = option("none", "missing readings: nan, zero (nan and zeros), or none",
                           choices=("none", "nan", "zero"))
-    train: float = option(0.7, "share of the times, the first ones", minimum=0.05, below=1)
-    valid: float = option(0.1, "share of the times after these; the rest tests", minimum=0.01, below=1)
-    history: int = option(12, "readings that a forecast sees", minimum=1)
-    horizon: int = option(12, "readings that are forecast", minimum=1)
-    period: int = option(288, "readings in a day, to pass the time of day as an input; 0: do not pass it",
+    train: float = option(0.7, "share of the times for training: the first ones", minimum=0.05, below=1)
+    valid: float = option(0.1, "share of the times for validation; the rest is for testing", minimum=0.01, below=1)
+    history: int = option(12, "input readings of a forecast", minimum=1)
+    horizon: int = option(12, "forecast readings", minimum=1)
+    period: int = option(288, "readings in a day, so that the time of day is an input; 0: it is no input",
                          minimum=0)
-    walk: int = option(2, "steps of a walk at most", minimum=0)
+    walk: int = option(2, "longest walk on the graph, in steps", minimum=0)
     hidden: int = option(32, "channels of a state", minimum=1)
-    layers: int = option(1, "of cells, in both halves", minimum=1)
-    sampling: float = option(50.0, "tau of scheduled sampling: with the probability tau / (tau + exp(step / tau)) the "
-                             "decoder sees what was observed; 0: never", minimum=0)
+    layers: int = option(1, "layers of cells in the encoder and in the decoder", minimum=1)
+    sampling: float = option(50.0, "tau of scheduled sampling: the decoder reads observed values with probability "
+                             "tau / (tau + exp(step / tau)); 0: never", minimum=0)
     batch_size: int = option(16, "histories in a batch, of all sensors", minimum=1)
-    stride: int = option(3, "times between two from which is forecast in validation", minimum=1)
+    stride: int = option(3, "times between the starts of two forecasts in validation", minimum=1)
     threads: int = 1
     seeds: int = 3
     steps: int = 700

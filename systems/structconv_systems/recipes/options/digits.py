@@ -16,9 +16,9 @@ class CompareDigits(Recipe):
     """One small network on the 8x8 digits through seven bases."""
 
     name = "digits"
-    bases: tuple[str, ...] = option(DIGIT_BASES, "which of the seven, a,b,c", choices=DIGIT_BASES)
-    seeds: int = option(3, "trainings of each, with seeds 0, 1, ...", minimum=1)
-    channels: int = option(24, "of the hidden layers", minimum=1)
+    bases: tuple[str, ...] = option(DIGIT_BASES, "some of the seven bases, a,b,c", choices=DIGIT_BASES)
+    seeds: int = option(3, "trainings of each basis, with seeds 0, 1, ...", minimum=1)
+    channels: int = option(24, "channels of the hidden layers", minimum=1)
     epochs: int = option(20, "passes over the training images", minimum=1)
-    batch_size: int = option(64, "images in a step", minimum=1)
-    learning_rate: float = option(0.01, "of Adam at its peak", minimum=0)
+    batch_size: int = option(64, "images in a batch", minimum=1)
+    learning_rate: float = option(0.01, "peak learning rate of Adam", minimum=0)

@@ -23,10 +23,10 @@ class OnImages(OnFiles):
     where = "MNIST is at yann.lecun.com/exdb/mnist; idx files or folders of PNG of other images go as well."
     reads = ("train", "test")
     train: str = option("train", "stem of two idx files, STEM-images-idx3-ubyte and STEM-labels-idx1-ubyte, plain or "
-                        "gzipped; or a folder that has one with PNGs for each class")
+                        "gzipped; or a folder with a folder of PNGs for each class")
     test: str = option("t10k", "stem or folder of the test images")
-    held_out: int = option(5000, "last training images, which validate", minimum=1)
-    samples: int = option(0, "training images used, the first ones; 0: all", minimum=0)
+    held_out: int = option(5000, "validation images: the last of the training images", minimum=1)
+    samples: int = option(0, "use the first so many training images; 0: all", minimum=0)
     batch_size: int = option(100, "images in a batch", minimum=1)
     threads: int = 1
     schedule: str = "cosine"
@@ -54,13 +54,13 @@ class MnistCheb(OnImages):
         "quick": {"seeds": 1, "samples": 10_000, "order": 9, "channels": (16, 32), "hidden": 128, "steps": 500,
                   "validate_every": 250, "checkpoint_every": 125, "learning_rate": 2e-3},
         "paper": {"steps": 11_000, "seeds": 3}}
-    neighbors: int = option(8, "nearest pixels that a pixel is joined to", minimum=1)
-    order: int = option(25, "K of a filter on the graph: polynomials of degrees 0 to K - 1", minimum=1)
-    kernel: int = option(5, "pixels on a side of a filter of the CNN", minimum=1)
-    channels: tuple[int, ...] = option((32, 64), "channels of each level; after it clusters of four pixels become one",
+    neighbors: int = option(8, "nearest pixels that a pixel is connected to", minimum=1)
+    order: int = option(25, "K of a graph filter: polynomials of degrees 0 to K - 1", minimum=1)
+    kernel: int = option(5, "kernel size of the CNN", minimum=1)
+    channels: tuple[int, ...] = option((32, 64), "channels of each level; after each, four pixels are pooled to one",
                                        minimum=1)
     hidden: int = option(512, "channels of the layer before the logits", minimum=1)
-    dropout: float = option(0.5, "share of these dropped", minimum=0, below=1)
+    dropout: float = option(0.5, "share of these channels dropped", minimum=0, below=1)
     seeds: int = 3
     steps: int = 2750
     weight_decay: float = 1e-4
@@ -90,13 +90,13 @@ class NonLocal(OnImages):
         "quick": {"samples": 10_000, "steps": 200, "validate_every": 100, "checkpoint_every": 100, "seeds": 1,
                   "longest": 56, "rounds": 3},
         "paper": {"steps": 11_000, "seeds": 5}}
-    channels: int = option(32, "of the layers; the first has half of them", minimum=2)
+    channels: int = option(32, "channels of the layers; the first has half as many", minimum=2)
     inner: int = option(16, "channels within a block", minimum=1)
     pairs: int = option(20_000, "training pairs of images side by side; the label says whether both show one class; "
                         "0: single images and their classes", minimum=0)
-    longest: int = option(112, "pixels on a side of the largest image over which blocks are timed; others are its "
-                          "halves, down to 14", minimum=28)
-    rounds: int = option(5, "in each of which every block is timed once", minimum=3)
+    longest: int = option(112, "pixels on a side of the largest timed image; the others are 1/2, 1/4, ... of it, "
+                          "down to 14", minimum=28)
+    rounds: int = option(5, "rounds of timing; each times every block once", minimum=3)
     seeds: int = 3
     steps: int = 1100
     learning_rate: float = 1e-2

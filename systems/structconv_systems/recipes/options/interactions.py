@@ -25,29 +25,28 @@ class Interactions(Trained):
         claim="squared error, the best of constant velocity and an MLP of each body over the network, the least of "
               "gravity and balls", figure="test_loss", higher=False, ratio=True, published=0.074 / 0.0020,
         pairs=tuple((name, baseline) for name in ("gravity", "balls")
-                    for baseline in (f"{name}:test_constant", f"{name}-alone")))
+                    for baseline in (f"{name}:test_constant", f"{name}-independent")))
     presets: ClassVar = {
-        "quick": {"seeds": 1, "systems": ("gravity", "balls"), "scenes": 96, "held_out": 32, "times": 300,
+        "quick": {"seeds": 1, "systems": ("gravity", "balls"), "samples": 96, "held_out": 32, "times": 300,
                   "rollouts": 3, "hidden": 64, "effects": 32, "steps": 1300, "validate_every": 650,
                   "checkpoint_every": 650},
-        "paper": {"seeds": 1, "scenes": 2000, "held_out": 200, "times": 1000, "repeats": 1, "hidden": 150,
+        "paper": {"seeds": 1, "samples": 2000, "held_out": 200, "times": 1000, "collision_weight": 1, "hidden": 150,
                   "effects": 50, "layers": 4, "batch_size": 100, "learning_rate": 1e-3, "steps": 1_000_000,
                   "validate_every": 10_000, "checkpoint_every": 5000}}
-    systems: tuple[str, ...] = option(_SYSTEMS, f"what is simulated, a network each: {', '.join(_SYSTEMS)}",
+    systems: tuple[str, ...] = option(_SYSTEMS, f"simulated systems, each with its own network: {', '.join(_SYSTEMS)}",
                                       choices=_SYSTEMS)
-    scenes: int = option(500, "simulations to train on", minimum=1)
-    held_out: int = option(32, "simulations to validate with, and as many to test", minimum=1)
-    times: int = option(1000, "of a simulation", minimum=2)
-    test: int = option(0, "bodies of the simulations that test; 0: as many as train", minimum=0)
-    rollouts: int = option(16, "simulations that are rolled out in the end", minimum=1)
+    samples: int = option(500, "training simulations", minimum=1)
+    held_out: int = option(32, "validation simulations, and as many test simulations", minimum=1)
+    times: int = option(1000, "time steps of a simulation", minimum=2)
+    test: int = option(0, "bodies in a test simulation; 0: as many as in training", minimum=0)
+    rollouts: int = option(16, "test simulations that are rolled out", minimum=1)
     horizon: int = option(1000, "steps of a rollout", minimum=1)
-    softening: float = option(5.0, "of gravity, in m: what comes closer attracts less", minimum=0)
-    repeats: int = option(8, "times that a step stands among those to draw from, if in it, or in one beside it, a "
-                          "velocity changes by more than is usual", minimum=1)
-    penalty: float = option(0.03, "weight of the mean square of effects, so that who is far has none", minimum=0)
+    softening: float = option(5.0, "softening length of gravity, in m: bodies that are closer attract less", minimum=0)
+    collision_weight: int = option(8, "how many times as often training draws steps near a collision", minimum=1)
+    penalty: float = option(0.03, "weight of the mean squared effect in the loss", minimum=0)
     hidden: int = option(96, "width of the layers; 150 in the paper", minimum=1)
     effects: int = option(48, "channels of an effect; 50 in the paper", minimum=1)
-    layers: int = option(2, "of the network of effects, before its last one; 4 in the paper", minimum=1)
+    layers: int = option(2, "hidden layers of the network of effects; 4 in the paper", minimum=1)
     batch_size: int = option(64, "steps of simulations in a batch", minimum=1)
     threads: int = 1
     seeds: int = 3

@@ -30,13 +30,13 @@ class RGCNEntities(InFolder):
     facts: str = option("aifb_stripped.nt.gz", "N-Triples, plain or gzipped")
     train: str = option("trainingSet.tsv", "TSV: entities, and their classes in a column label...")
     test: str = option("testSet.tsv", "TSV of the same columns")
-    leaks: tuple[str, ...] = option(("affiliation", "employs"), "relations that tell the class, a,b,c: left out; by "
-                                    "IRI, or by its end")
+    leaks: tuple[str, ...] = option(("affiliation", "employs"), "relations that give the class away, a,b,c: IRIs, or "
+                                    "their ends; they are removed")
     hidden: int = option(16, "channels between the two layers", minimum=1)
-    bases: int = option(0, "of the second layer's weights; 0: a matrix for each relation", minimum=0)
+    bases: int = option(0, "bases of the second layer's weights; 0: a matrix for each relation", minimum=0)
     dropout: float = option(0.0, "share of hidden units dropped", minimum=0, below=1)
-    epochs: int = option(50, "steps, over all training entities each", minimum=1)
-    learning_rate: float = option(0.01, "of Adam", minimum=0)
+    epochs: int = option(50, "steps, each over all training entities", minimum=1)
+    learning_rate: float = option(0.01, "learning rate of Adam", minimum=0)
     weight_decay: float = option(0.0, "L2 penalty of the first layer", minimum=0)
     seeds: int = 10
 
@@ -49,9 +49,9 @@ class Links(OnFiles):
     where = "Kinship is at github.com/TimDettmers/ConvE, kinship.tar.gz; any triples go."
     reads = ("triples", "test")
     triples: str = option("kinship.tar.gz", "a folder with train, valid and test, or a tar archive of one")
-    test: str = option("", "another folder or archive, whose test triples are ranked; empty: the same")
-    unseen: str = option("error", "names that no training triple has: error, or admit (number them after the others)")
-    batch_size: int = option(512, "triples in a batch, each asked for its tail and for its head", minimum=1)
+    test: str = option("", "another folder or archive, for its test triples; empty: the same")
+    unseen: str = option("error", "names in no training triple: error, or admit (they are numbered after the others)")
+    batch_size: int = option(512, "triples in a batch; each is a query for its tail and one for its head", minimum=1)
     threads: int = 1
     schedule: str = "cosine"
 
@@ -74,13 +74,13 @@ class RGCNLinks(Links):
         claim="MRR of R-GCN over DistMult, points", figure="test_mrr", published=24.8 - 19.1,
         pairs=(("rgcn", "distmult"), ("rgcn", "distmult-tuned")))
     presets: ClassVar = {"quick": {"steps": 800, "seeds": 1}}
-    channels: int = option(64, "D of entities and relations", minimum=1)
-    layers: int = option(1, "of the encoder", minimum=1)
-    bases: int = option(2, "of the layers' weights; 0: a matrix for each relation", minimum=0)
+    channels: int = option(64, "channels D of entities and relations", minimum=1)
+    layers: int = option(1, "layers of the encoder", minimum=1)
+    bases: int = option(2, "bases of the layers' weights; 0: a matrix for each relation", minimum=0)
     dropout: float = option(0.7, "share of the entities' channels dropped", minimum=0, below=1)
-    alone_channels: int = option(64, "D of the DistMult that has options of its own", minimum=1)
-    alone_dropout: float = option(0.3, "share of its entities' channels dropped", minimum=0, below=1)
-    alone_learning_rate: float = option(1e-2, "its learning rate", minimum=0)
+    distmult_channels: int = option(64, "channels D of the DistMult baseline", minimum=1)
+    distmult_dropout: float = option(0.3, "share of the baseline's entity channels dropped", minimum=0, below=1)
+    distmult_learning_rate: float = option(1e-2, "peak learning rate of the DistMult baseline", minimum=0)
     batch_size: int = 256
     seeds: int = 3
     steps: int = 2000
@@ -97,8 +97,8 @@ class TypedWalks(Links):
     effect: ClassVar = Effect(
         claim="MRR of walks over single relations, points", figure="test_mrr", pairs=(("walks", "relations"),))
     presets: ClassVar = {"quick": {"steps": 40, "seeds": 1, "validate_every": 20}}
-    sparsity: float = option(0.5, "by how much, times the learning rate, each weight of a walk shrinks in a step",
-                             minimum=0, below=1)
+    sparsity: float = option(0.5, "L1 penalty of the weights of walks: a step shrinks each by this times the learning "
+                             "rate", minimum=0, below=1)
     batch_size: int = 4096
     seeds: int = 3
     steps: int = 200

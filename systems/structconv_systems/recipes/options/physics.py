@@ -34,26 +34,26 @@ class RelationalInference(Trained):
         "paper": {**_PAPER, "seeds": 1, "samples": 50_000, "held_out": 10_000, "hidden": 256, "messages": 2,
                   "windows": 5, "mirrored": False, "learning_rate": 5e-4, "schedule": "constant", "batch_size": 128,
                   "clip": 0.0, "steps": 195_000, "supervised_steps": 39_000, "validate_every": 500}}
-    system: str = option("springs", f"what is simulated: {', '.join(_SYSTEMS)}", choices=_SYSTEMS)
-    model: str = option("structured", "structured: encoder of pairs over time, decoder that forms forces or turns "
-                        "phases; paper: the paper's MLP encoder and MLP decoder", choices=("structured", "paper"))
-    symmetric: bool = option(True, "the structured model gives both directions of a pair the same logits")
-    bodies: int = option(5, "in a simulation", minimum=2)
-    samples: int = option(20_000, "simulations to train on", minimum=1)
-    held_out: int = option(2000, "simulations to validate with, and as many to test", minimum=1)
-    times: int = option(49, "that the encoder reads; the simulations that test are twice as long", minimum=5)
-    horizon: int = option(1, "steps that training predicts from each true state", minimum=1)
-    rollout: int = option(10, "steps that validation and test predict from each true state", minimum=1)
-    windows: int = option(16, "true states of a simulation from which a training step predicts", minimum=1)
-    mirrored: bool = option(True, "turn training simulations by quarters and mirror them at random, as the box allows")
+    system: str = option("springs", f"simulated system: {', '.join(_SYSTEMS)}", choices=_SYSTEMS)
+    model: str = option("structured", "structured: encoder of pairs over time, decoder of forces or phases; "
+                        "paper: the paper's MLP encoder and MLP decoder", choices=("structured", "paper"))
+    symmetric: bool = option(True, "both directions of a pair have equal logits in the structured model")
+    bodies: int = option(5, "bodies in a simulation", minimum=2)
+    samples: int = option(20_000, "training simulations", minimum=1)
+    held_out: int = option(2000, "validation simulations, and as many test simulations", minimum=1)
+    times: int = option(49, "time steps that the encoder reads; test simulations are twice as long", minimum=5)
+    horizon: int = option(1, "steps predicted from each true state in training", minimum=1)
+    rollout: int = option(10, "steps predicted from each true state in validation and test", minimum=1)
+    windows: int = option(16, "true states of a simulation from which a training step starts", minimum=1)
+    mirrored: bool = option(True, "augment training simulations by random quarter turns and reflections")
     hidden: int = option(64, "channels of all layers; 256 in the paper", minimum=1)
-    messages: int = option(1, "layers of a message of the paper's model; 2 in the paper", minimum=1)
-    temperature: float = option(0.5, "of the concrete distribution", minimum=1e-3)
-    variance: float = option(5e-5, "of a coordinate that the paper's model predicts, data being within 1",
+    messages: int = option(1, "layers of a message in the paper's model; 2 in the paper", minimum=1)
+    temperature: float = option(0.5, "temperature of the concrete distribution", minimum=1e-3)
+    variance: float = option(5e-5, "variance of a predicted coordinate in the paper's model, for data within -1 .. 1",
                              minimum=1e-12)
     dropout: float = option(0.0, "share of hidden units dropped in the paper's encoder", minimum=0, below=1)
     batch_size: int = option(32, "simulations in a batch", minimum=1)
-    supervised_steps: int = option(1000, "of the encoder that is trained with the true graphs", minimum=1)
+    supervised_steps: int = option(1000, "steps of the encoder that is trained on the true graphs", minimum=1)
     threads: int = 1
     seeds: int = 3
     steps: int = 3000

@@ -31,18 +31,18 @@ class Translation(OnFiles):
     train: str = option("train", "stem of the training files: STEM.SOURCE and STEM.TARGET, plain or gzipped")
     valid: str = option("val", "stem of the validation files")
     test: str = option("test_2016_flickr", "stem of the test files")
-    from_language: str = option("en", "ending of the files that are translated")
-    to_language: str = option("de", "ending of the files that they are translated to")
-    sentences: int = option(0, "training pairs used, the first ones; 0: all", minimum=0)
-    in_a_row: int = option(1, "neighboring sentences that are trained on as one, too, at most", minimum=1)
-    vocabulary: int = option(5000, "subwords, of both languages together", minimum=300)
-    longest: int = option(100, "subwords of a training sentence; longer ones are left out, and translations end "
-                              "50 behind", minimum=2)
-    batch_tokens: int = option(2048, "in a batch, padding included, on the longer side", minimum=1)
+    from_language: str = option("en", "file ending of the source language")
+    to_language: str = option("de", "file ending of the target language")
+    sentences: int = option(0, "use the first so many training pairs; 0: all", minimum=0)
+    in_a_row: int = option(1, "join up to this many neighboring sentences to one, as further training pairs", minimum=1)
+    vocabulary: int = option(5000, "subwords in the vocabulary of both languages", minimum=300)
+    longest: int = option(100, "subwords of the longest training sentence; longer ones are dropped, and a "
+                              "translation has at most 50 more", minimum=2)
+    batch_tokens: int = option(2048, "tokens in a batch, padding included, of the longer language", minimum=1)
     label_smoothing: float = option(0.1, "share of the target spread over all subwords", minimum=0, below=1)
     beam: int = option(5, "hypotheses kept in decoding; 1: greedy", minimum=1)
-    length_penalty: float = option(1.0, "power of the length that scores are divided by", minimum=0, below=20)
-    channels: int = option(256, "of the hidden layers", minimum=1)
+    length_penalty: float = option(1.0, "scores are divided by the length to this power", minimum=0, below=20)
+    channels: int = option(256, "channels of the hidden layers", minimum=1)
     dropout: float = option(0.1, "share of hidden units dropped", minimum=0, below=1)
 
     def _found(self, path: Path) -> list[Path]:
@@ -55,10 +55,10 @@ class Translation(OnFiles):
 class Attending(Translation):
     """What the recipes share that train a Transformer."""
 
-    layers: int = option(3, "of the encoder and of the decoder", minimum=1)
-    hidden: int = option(512, "channels within the feed-forward parts", minimum=1)
-    norm: str = option("pre", "where layer norm stands: pre or post", choices=("pre", "post"))
-    recompute: bool = option(False, "compute a block's activations again in the backward pass, to save memory")
+    layers: int = option(3, "layers of the encoder and of the decoder", minimum=1)
+    hidden: int = option(512, "hidden channels of the feed-forward parts", minimum=1)
+    norm: str = option("pre", "position of layer norm: pre or post", choices=("pre", "post"))
+    recompute: bool = option(False, "recompute activations in the backward pass, to save memory")
     sentences: int = 12_000
     batch_tokens: int = 1024
     channels: int = 128
@@ -88,8 +88,8 @@ class Transformer(Attending):
                   "dropout": 0.1, "norm": "post", "sentences": 0}}
     seeds: int = 3
     steps: int = 1000
-    recurrent_rate: float = option(1e-3, "learning rate of the RNNsearch beside it, cosine schedule", minimum=0)
-    heads: int = option(4, "of attention", minimum=1)
+    recurrent_rate: float = option(1e-3, "peak learning rate of the RNNsearch baseline, cosine schedule", minimum=0)
+    heads: int = option(4, "attention heads", minimum=1)
     positions: str = option("sinusoidal", "encoding of positions: sinusoidal or learned",
                             choices=("sinusoidal", "learned"))
 
@@ -136,11 +136,11 @@ class Luong(Translation):
                   "channels": 96, "layers": 1, "steps": 200, "warmup": 20, "validate_every": 100,
                   "checkpoint_every": 50, "beam": 1, "learning_rate": 5e-3},
         "paper": {"seeds": 1, "channels": 1000, "layers": 4, "steps": 300_000, "vocabulary": 50_000, "sentences": 0}}
-    rows: tuple[str, ...] = option(_ALIGNMENTS, "of the table, a,b,c: where the model looks, and its score",
+    rows: tuple[str, ...] = option(_ALIGNMENTS, "rows of the table, a,b,c: alignment and score of attention",
                                    choices=_ALIGNMENTS)
-    layers: int = option(1, "LSTMs of each stack", minimum=1)
-    radius: int = option(10, "D of local attention", minimum=1)
-    input_feeding: bool = option(True, "the decoder reads its last attention")
+    layers: int = option(1, "LSTM layers of encoder and decoder", minimum=1)
+    radius: int = option(10, "half width D of local attention", minimum=1)
+    input_feeding: bool = option(True, "the decoder reads its last attentional state")
     sentences: int = 8000
     vocabulary: int = 4000
     label_smoothing: float = 0.0
@@ -174,8 +174,8 @@ class RelativePositions(Attending):
                   "rows": ("clip-0", "clip-1", "clip-2", "clip-4", "clip-16", "clip-64", *_ROWS)}}
     rows: tuple[str, ...] = option(
         ("clip-0", "clip-2", "clip-16", "keys", "values", "sinusoidal", "alibi", "rotary"),
-        "of the tables, a,b,c: clip-C is positions on both sides; keys and values alone are clipped at 16")
-    heads: int = option(4, "of attention", minimum=1)
+        "rows of the tables, a,b,c: clip-C: positions up to C for keys and values; keys, values: up to 16 for one")
+    heads: int = option(4, "attention heads", minimum=1)
     vocabulary: int = 4000
     layers: int = 2
     seeds: int = 2
@@ -204,7 +204,7 @@ class FixedHeads(Attending):
                   "batch_tokens": 2048},
         "paper": {"seeds": 1, "channels": 512, "hidden": 2048, "layers": 6, "shifts": (-3, -2, -1, 0, 1, 2, 3),
                   "steps": 100_000, "sentences": 0, "batch_tokens": 25_000, "warmup": 4000, "beam": 4}}
-    shifts: tuple[int, ...] = option((-1, 0, 1), "offsets of the heads that are fixed; one head is learned")
+    shifts: tuple[int, ...] = option((-1, 0, 1), "offsets of the fixed heads; one more head is learned")
     positions: str = option("sinusoidal", "encoding of positions: sinusoidal or learned",
                             choices=("sinusoidal", "learned"))
     vocabulary: int = 4000
@@ -234,12 +234,12 @@ class Pervasive(Translation):
                   "checkpoint_every": 50, "beam": 1, "learning_rate": 3e-3},
         "paper": {"seeds": 1, "channels": 128, "pairs": 128, "layers": 24, "growth": 32, "hidden": 128, "kernel": 5,
                   "positions": "none", "sentences": 0, "steps": 50_000, "learning_rate": 5e-4}}
-    pairs: int = option(64, "channels of a pair before the first layer", minimum=1)
-    layers: int = option(4, "of convolution", minimum=1)
-    growth: int = option(24, "channels that a layer adds", minimum=1)
-    hidden: int = option(64, "channels that are convolved", minimum=1)
-    kernel: int = option(5, "words of the source that a convolution sees; odd", minimum=1)
-    pooling: str = option("max", "of the source: max, attention or both")
+    pairs: int = option(64, "channels of a pair of words before the first layer", minimum=1)
+    layers: int = option(4, "convolution layers", minimum=1)
+    growth: int = option(24, "growth rate: channels that a layer adds", minimum=1)
+    hidden: int = option(64, "channels of the convolutions", minimum=1)
+    kernel: int = option(5, "kernel size over source words; odd", minimum=1)
+    pooling: str = option("max", "pooling over the source: max, attention or both")
     positions: str = option("sinusoidal", "encoding of positions: none, sinusoidal or learned")
     sentences: int = 8000
     vocabulary: int = 3000
@@ -270,18 +270,18 @@ class Parser(OnFiles):
                   "warmup": 20, "validate_every": 150, "checkpoint_every": 50, "learning_rate": 5e-3},
         "paper": {"seeds": 1, "steps": 75_000, "hidden": 400, "layers": 3, "arc": 500, "label": 100,
                   "batch_words": 5000}}
-    train: str = option("en_ewt-ud-train.conllu.gz", "the training file, CoNLL-U, plain or gzipped")
-    valid: str = option("en_ewt-ud-dev.conllu.gz", "the validation file")
-    test: str = option("en_ewt-ud-test.conllu.gz", "the test file")
-    sentences: int = option(0, "training sentences used, the first ones; 0: all", minimum=0)
-    batch_words: int = option(1000, "in a batch, padding included", minimum=1)
-    least: int = option(2, "times that a word comes in the training file, to be known as a word", minimum=1)
-    tags: bool = option(False, "read the gold part-of-speech tags (column UPOS) of training, validation and test")
-    embed: int = option(100, "channels of a word, a part of speech, and what letters make", minimum=1)
+    train: str = option("en_ewt-ud-train.conllu.gz", "training file, CoNLL-U, plain or gzipped")
+    valid: str = option("en_ewt-ud-dev.conllu.gz", "validation file")
+    test: str = option("en_ewt-ud-test.conllu.gz", "test file")
+    sentences: int = option(0, "use the first so many training sentences; 0: all", minimum=0)
+    batch_words: int = option(1000, "words in a batch, padding included", minimum=1)
+    least: int = option(2, "words with fewer occurrences in the training file are unknown words", minimum=1)
+    tags: bool = option(False, "read gold part-of-speech tags (column UPOS) in training, validation and test")
+    embed: int = option(100, "channels of the embedding of a word, of a part of speech and of the letters", minimum=1)
     hidden: int = option(200, "channels of each direction of the LSTMs", minimum=1)
-    layers: int = option(2, "of LSTMs", minimum=1)
-    arc: int = option(300, "channels of the perceptrons of heads", minimum=1)
-    label: int = option(100, "channels of the perceptrons of relations", minimum=1)
+    layers: int = option(2, "LSTM layers", minimum=1)
+    arc: int = option(300, "channels of the perceptrons for arcs", minimum=1)
+    label: int = option(100, "channels of the perceptrons for relations", minimum=1)
     dropout: float = option(0.33, "share of hidden units dropped", minimum=0, below=1)
     seeds: int = 3
     steps: int = 1000
@@ -308,15 +308,15 @@ class Characters(OnFiles):
         "quick": {"seeds": 1, "channels": 96, "layers": 2, "heads": 3, "length": 64, "batch_size": 16, "steps": 300,
                   "warmup": 50, "validate_every": 150, "checkpoint_every": 50, "dropout": 0.0, "learning_rate": 3e-3},
         "paper": {"seeds": 1, "channels": 384, "layers": 6, "heads": 6, "length": 256, "batch_size": 64, "steps": 5000}}
-    text: str = option("tinyshakespeare.txt", "the file, plain or gzipped")
-    test: str = option("", "another file that tests; without one, the text's last tenth")
+    text: str = option("tinyshakespeare.txt", "text file, plain or gzipped")
+    test: str = option("", "another text file for testing; empty: the last tenth of the text")
     length: int = option(96, "characters of a sample", minimum=2)
     batch_size: int = option(16, "samples in a batch", minimum=1)
-    channels: int = option(128, "of the hidden layers", minimum=2)
-    layers: int = option(3, "of the Transformer", minimum=1)
-    heads: int = option(4, "of attention", minimum=1)
+    channels: int = option(128, "channels of the hidden layers", minimum=2)
+    layers: int = option(3, "layers of the Transformer", minimum=1)
+    heads: int = option(4, "attention heads", minimum=1)
     dropout: float = option(0.15, "share of hidden units dropped", minimum=0, below=1)
-    sample: int = option(300, "characters sampled in the end", minimum=0)
+    sample: int = option(300, "characters of the sample that the report shows", minimum=0)
     seeds: int = 3
     steps: int = 1500
     optimizer: str = "adamw"

@@ -28,23 +28,23 @@ class Series(OnFiles):
     presets: ClassVar = {
         "quick": {"history": 300, "patch": 12, "hidden": 32, "steps": 300, "validate_every": 150,
                   "checkpoint_every": 50, "seeds": 1, "stride": 12, "learning_rate": 1e-2}}
-    file: str = option("los_speed.csv", "CSV, plain or gzipped: a line of names, then one for each time")
-    test: str = option("", "CSV of any series, which all test; empty: the last times of file")
-    missing: str = option("zero", "what was not observed: nan, or zero for zeros too", choices=("nan", "zero"))
-    train: float = option(0.7, "share of the times, the first ones", minimum=0.05, below=1)
-    valid: float = option(0.1, "share of the times after these; the rest tests", minimum=0.01, below=1)
-    history: int = option(324, "readings that a forecast sees, at best more than a period", minimum=1)
-    period: int = option(288, "readings of a period, for the seasonal forecast; 0: there is none", minimum=0)
-    horizon: int = option(12, "readings that are forecast", minimum=1)
-    patch: int = option(3, "readings of an entry; divides history and horizon", minimum=1)
+    file: str = option("los_speed.csv", "CSV, plain or gzipped: a line of names, then a line for each time")
+    test: str = option("", "CSV with test data of any series; empty: the last times of file")
+    missing: str = option("zero", "missing readings: nan, or zero (nan and zeros)", choices=("nan", "zero"))
+    train: float = option(0.7, "share of the times for training: the first ones", minimum=0.05, below=1)
+    valid: float = option(0.1, "share of the times for validation; the rest is for testing", minimum=0.01, below=1)
+    history: int = option(324, "input readings of a forecast; more than a period is best", minimum=1)
+    period: int = option(288, "readings in a period, for the seasonal forecast; 0: no period", minimum=0)
+    horizon: int = option(12, "forecast readings", minimum=1)
+    patch: int = option(3, "readings in the patch that is one entry; divides history and horizon", minimum=1)
     hidden: int = option(64, "channels of the states", minimum=1)
-    heads: int = option(4, "blocks of channels with a period of their own", minimum=1)
+    heads: int = option(4, "blocks of channels, each with its own period", minimum=1)
     dropout: float = option(0.0, "share of hidden units dropped", minimum=0, below=1)
-    gaps: float = option(0.2, "share of a history's readings hidden: of half of the training samples, and in the last "
+    gaps: float = option(0.2, "share of the input readings removed, in half of the training samples and in the last "
                          "column", minimum=0, below=0.95)
-    gap: int = option(12, "readings in a row that a gap hides", minimum=1)
+    gap: int = option(12, "consecutive readings in a gap", minimum=1)
     batch_size: int = option(128, "histories in a batch", minimum=1)
-    stride: int = option(3, "times between two from which is forecast in validation, and with gaps", minimum=1)
+    stride: int = option(3, "times between the starts of two forecasts in validation, and with gaps", minimum=1)
     threads: int = 1
     seeds: int = 3
     steps: int = 1200

@@ -34,25 +34,25 @@ class TSP(Trained):
                   "steps": 250_000, "learning_rate": 1e-4, "schedule": "constant", "warmup": 0, "challenge_every": 2500,
                   "challengers": 10_000, "validate_every": 2500, "checkpoint_every": 500, "instances": 10_000,
                   "samples": 1280}}
-    nodes: int = option(20, "points of a training instance, and of those that are made to measure with", minimum=2)
-    test: str = option("", "a TSPLIB file to measure with, with its optimum in NAME.opt.tour if that is there; else "
-                       "instances are made")
-    instances: int = option(1000, "to validate with, and as many to test", minimum=1)
-    samples: int = option(64, "tours of an instance, of which the best counts in the column of samples", minimum=1)
-    channels: int = option(128, "of the nodes", minimum=1)
+    nodes: int = option(20, "points of a training instance, and of a generated validation or test instance", minimum=2)
+    test: str = option("", "TSPLIB file for testing; its optimum is read from NAME.opt.tour if present; empty: "
+                       "generated instances")
+    instances: int = option(1000, "validation instances, and as many test instances", minimum=1)
+    samples: int = option(64, "sampled tours of an instance; the best one counts in the column of samples", minimum=1)
+    channels: int = option(128, "channels of the nodes", minimum=1)
     layers: int = option(2, "blocks of the encoder", minimum=1)
-    heads: int = option(8, "of the encoder and of the glimpse; divides channels", minimum=1)
-    hidden: int = option(256, "channels of the networks within blocks", minimum=1)
-    logits: float = option(10.0, "C, the greatest logit", minimum=0.1)
+    heads: int = option(8, "attention heads of the encoder and of the glimpse; divides channels", minimum=1)
+    hidden: int = option(256, "hidden channels of the feed-forward parts", minimum=1)
+    logits: float = option(10.0, "greatest logit C", minimum=0.1)
     batch_size: int = option(256, "tours in a batch", minimum=2)
-    baseline: str = option("rollout", f"what is subtracted of a tour's length: {', '.join(_BASELINES)}",
+    baseline: str = option("rollout", f"baseline of REINFORCE: {', '.join(_BASELINES)}",
                            choices=_BASELINES)
-    copies: int = option(8, "tours of an instance with baseline shared; divides batch_size", minimum=2)
-    decay: float = option(0.8, "of the exponential baseline, and of the rollout's until its first challenge", minimum=0,
-                          below=1)
-    challenge_every: int = option(200, "steps after which the rollout's model may be replaced", minimum=1)
-    challengers: int = option(1000, "instances by which is decided whether it is", minimum=2)
-    alpha: float = option(0.05, "level of the paired t-test that decides", minimum=0, below=1)
+    copies: int = option(8, "tours of an instance, for baseline=shared; divides batch_size", minimum=2)
+    decay: float = option(0.8, "decay of the exponential baseline, and of rollout before its first challenge",
+                          minimum=0, below=1)
+    challenge_every: int = option(200, "steps between challenges of the rollout baseline's model", minimum=1)
+    challengers: int = option(1000, "instances in a challenge", minimum=2)
+    alpha: float = option(0.05, "significance level of the paired t-test that decides a challenge", minimum=0, below=1)
     threads: int = 1
     seeds: int = 3
     steps: int = 3000
