@@ -19,8 +19,8 @@ pytestmark = [
     pytest.mark.skipif(not (BUILT / "index.html").exists(), reason="the pages are not built (make docs)")]
 #: Pages with formulas, wide tables, pictures, long lines of code, and notebooks.
 PAGES = ("index", "tutorial", "inputs-and-outputs", "plans", "coming-from-pyg", "coming-from-torch", "bases", "gallery",
-         "literature", "reference/layers", "reference/mechanisms", "results/recipes", "how-to/choose-a-structure",
-         "seven-structures", "notebooks/4-a-hexagonal-grid")
+         "literature", "reference/layers", "reference/mechanisms", "systems", "systems/nri",
+         "how-to/choose-a-structure", "seven-structures", "notebooks/4-a-hexagonal-grid")
 
 #: What is wrong with the page that is open: formulas that are not laid out, and what a phone cuts off or scrolls to.
 FAULTS = """(() => {

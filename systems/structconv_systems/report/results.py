@@ -17,7 +17,7 @@ from structconv_systems.train.summary import counted, with_spread
 
 __all__ = ["outcome", "record", "render", "render_recipe"]
 
-_TITLE = """# Results
+_TITLE = """# Systems
 
 Compare each system with its paper. Each row is the effect that the paper claims: the system against a named baseline,
 on the data and at the size of the recipe, which are mostly smaller than the paper's. The interval is Student's t at
@@ -28,10 +28,12 @@ on the data and at the size of the recipe, which are mostly smaller than the pap
 - **not shown**: the interval includes no effect, or there is no interval (one seed), or no baseline.
 - **not run since the change**: the recipe has a new baseline or task, and no figures of it yet.
 
-The name of a system leads to its page: figures of every group, command, machine, commit and date. Minutes are those of
-the clock: they are longer where the machine had other work.
+The name of a system leads to its page: formula, commands, differences from the paper, figures, machine and date.
+Minutes are those of the clock: they are longer where the machine had other work.
 
 """
+#: Begins the part of a page that is written again with each outcome.
+_RESULTS = "<!-- results: written by structconv reproduce --record -->\n"
 _HEADERS = ("system", "compared", "published", "here", "state", "minutes")
 _PARTS = (("Default presets", False), ("Quick presets", True))
 _QUICK = """A few minutes each, and one seed unless an interval is given. A row without an interval cannot be
@@ -71,7 +73,9 @@ def record(path: Path, found: dict[str, Any]) -> None:
     folder = path.with_suffix("")
     folder.mkdir(exist_ok=True)
     for name in {row["recipe"] for row in rows}:
-        write_atomically(folder / f"{name}.md", render_recipe([row for row in rows if row["recipe"] == name]))
+        page = folder / f"{name}.md"
+        text = page.read_text(encoding="utf-8") if page.is_file() else ""
+        write_atomically(page, render_recipe([row for row in rows if row["recipe"] == name], text))
 
 
 def _key(row: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -107,16 +111,19 @@ def _here(row: Mapping[str, Any]) -> str:
     return number(row["value"]) + ("" if row["low"] is None else f" [{row['low']:.3g}, {row['high']:.3g}]")
 
 
-def render_recipe(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Render the page of one recipe: effect, figures of the groups, and provenance of each outcome."""
-    text = f"# {rows[0]['recipe']}\n\nPublished: {rows[0]['published']}.\n"
+def render_recipe(rows: Sequence[Mapping[str, Any]], page: str = "") -> str:
+    """Render the page of one recipe: effect, figures of the groups, and provenance of each outcome. The text of `page`
+    before its results stays."""
+    before, mark, _ = page.partition(_RESULTS)
+    text = (before if mark else f"# {rows[0]['recipe']}\n\n") + _RESULTS
+    text += f"\n## Results\n\nPublished: {rows[0]['published']}.\n"
     for row in rows:
         figures = list(dict.fromkeys(name for group in row["groups"].values() for name in group))
         table = [_line(("group", *figures)), _line(["---"] * (1 + len(figures))),
                  *(_line((name, *(with_spread(**group[figure]) for figure in figures)))
                    for name, group in row["groups"].items())]
         reason = f" ({row['reason']})" if row["reason"] else ""
-        text += (f"\n## {_preset(row)}\n\n{row['label']}: {_here(row)}, {row['state']}{reason}.\n\n" + "\n".join(table)
+        text += (f"\n### {_preset(row)}\n\n{row['label']}: {_here(row)}, {row['state']}{reason}.\n\n" + "\n".join(table)
                  + f"\n\n`{row['command']}`\n\n{counted(row['seeds'], 'seed')}, {row['minutes']:.1f} minutes, "
                  f"{row['date']}, commit {row['commit'] or 'none'}, {row['machine']}\n")
     return text

@@ -1,0 +1,33 @@
+"""The pages of the systems: what the recorded outcomes render to, in one form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from structconv_systems.recipes.register import RECIPES
+from structconv_systems.report.results import render, render_recipe
+from structconv_systems.train.options import Measured
+
+DOCS = Path(__file__).parents[3] / "docs"
+OUTCOMES = json.loads((DOCS / "systems.json").read_text(encoding="utf-8"))
+SYSTEMS = [name for name, entry in RECIPES.items() if issubclass(entry.recipe, Measured)]
+
+
+def test_the_table_is_that_of_the_outcomes() -> None:
+    assert (DOCS / "systems.md").read_text(encoding="utf-8") == render(OUTCOMES, "systems")
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_system_has_a_page_in_the_form_of_all_with_its_outcomes(name: str) -> None:
+    page = (DOCS / "systems" / f"{name}.md").read_text(encoding="utf-8")
+    assert page == render_recipe([row for row in OUTCOMES if row["recipe"] == name], page)
+    form = ("# ", "\n| paper |", "\n| here |", "\n| baseline |", f"\n    structconv train {name}",
+            "\nDifferences from the paper:\n\n- ", "\n## Results\n", "\n### default\n")
+    parts = [page.find(part) for part in form]
+    assert parts[0] == 0 and -1 not in parts and parts == sorted(parts)
+    if "![" in page:
+        after = page[page.rindex("](../images/"):].split("\n\n")[1]
+        assert after[0].isalnum(), "a picture has a caption"
