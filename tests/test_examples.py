@@ -15,9 +15,11 @@ import pytest
 import torch
 
 import structconv
-from structconv import bases, data, mechanisms, nn, ops, structures, weights
+from structconv import bases, compat, data, mechanisms, nn, ops, structures, weights
+from structconv.compat import pyg, transformers
+from structconv.compat import torch as compat_torch
 
-HOMES = (structconv, bases, data, mechanisms, nn, ops, structures, weights)
+HOMES = (structconv, bases, compat, compat_torch, data, mechanisms, nn, ops, pyg, structures, transformers, weights)
 REFERENCE = "\n".join(page.read_text(encoding="utf-8")
                       for page in (Path(__file__).parents[1] / "docs" / "reference").glob("*.md"))
 
@@ -25,7 +27,7 @@ REFERENCE = "\n".join(page.read_text(encoding="utf-8")
 def public() -> Iterator[tuple[str, Any]]:
     """The names of the packages, and those that the reference describes beside them."""
     modules = {home.__name__: home for home in HOMES}
-    described = re.findall(r"automodule:: (structconv\.(?!compat)[\w.]+)$", REFERENCE, re.MULTILINE)
+    described = re.findall(r"automodule:: (structconv\.[\w.]+)$", REFERENCE, re.MULTILINE)
     modules |= {name: import_module(name) for name in described}
     for home, module in modules.items():
         yield from ((f"{home}.{name}", getattr(module, name)) for name in module.__all__)
@@ -35,9 +37,9 @@ def public() -> Iterator[tuple[str, Any]]:
 
 NAMES = dict(public())
 EXAMPLES = {name: held for name, held in {id(held): (name, held) for name, held in NAMES.items()}.values()
-            if ">>>" in (held.__doc__ or "")}
+            if ">>>" in (held.__doc__ or "") and not getattr(held, "__module__", "").startswith("torch.")}
 #: Values and types of annotations, which have no docstring of their own.
-NO_EXAMPLE = {"STRUCTURE", "STRUCTURE_IF_GIVEN", "AnyStructure", "Structure"}
+NO_EXAMPLE = {"STRUCTURE", "STRUCTURE_IF_GIVEN", "NAME", "AnyStructure", "Structure"}
 
 
 def test_public_names_have_an_example() -> None:

@@ -40,6 +40,14 @@ class Report:
         parameters: how many numbers the model trains or holds as parameters, before and after.
         difference: the largest absolute difference of outputs on the example; `None` without one.
         scale: the largest absolute output of the model before.
+
+    Example:
+
+        >>> from structconv.compat import convert
+        >>> model = torch.nn.Sequential(torch.nn.Conv1d(3, 4, 3), torch.nn.ReLU())
+        >>> _, report = convert(model, example=torch.randn(2, 3, 9))
+        >>> list(report.converted), report.kept, report.difference < 1e-5
+        (['0'], {'ReLU': 1}, True)
     """
 
     converted: dict[str, tuple[str, str, str]] = field(default_factory=dict)
@@ -112,6 +120,14 @@ def to_torch(model: M, *, example: Any = None, inplace: bool = False) -> tuple[M
     """Replace the layers of `structconv.compat.torch` by torch's; transformers' models get their former attention.
 
     Arguments and results: as `convert`. Subclasses of our layers stay as they are.
+
+    Example:
+
+        >>> from structconv.compat import to_torch
+        >>> from structconv.compat.torch import Conv2d
+        >>> model, report = to_torch(Conv2d(3, 8, 3), example=torch.randn(2, 3, 9, 9))
+        >>> type(model).__module__, report.difference < 1e-5
+        ('torch.nn.modules.conv', True)
     """
     return replaced(model, example, inplace, _to_torch)
 
@@ -120,6 +136,14 @@ def to_pyg(model: M, *, example: Any = None, inplace: bool = False) -> tuple[M, 
     """Replace the layers of `structconv.compat.pyg` by PyTorch Geometric's, which must be installed.
 
     Arguments and results: as `convert`.
+
+    Example:
+
+        >>> from structconv.compat import to_pyg
+        >>> from structconv.compat.pyg import GCNConv
+        >>> model, report = to_pyg(GCNConv(8, 4))
+        >>> type(model).__module__
+        'torch_geometric.nn.conv.gcn_conv'
     """
     from structconv.structures.exchange import require
 

@@ -71,6 +71,14 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
 
     Raises:
         ConfigError: both a mask and is_causal. ShapeError: sizes that do not fit.
+
+    Example:
+
+        >>> from structconv.compat.torch import scaled_dot_product_attention
+        >>> q, k, v = (torch.randn(2, 4, 6, 8) for _ in range(3))
+        >>> expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        >>> torch.allclose(scaled_dot_product_attention(q, k, v, is_causal=True), expected, atol=1e-5)
+        True
     """
     if is_causal and attn_mask is not None:
         raise ConfigError("scaled_dot_product_attention", "attn_mask must be left out with is_causal=True", "both")
@@ -97,6 +105,17 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
 
     Raises:
         ConfigError: nested tensors, or is_causal without an attn_mask, as torch has it.
+
+    Example:
+
+        >>> from structconv.compat.torch import MultiheadAttention
+        >>> ours, theirs = (kind(8, 2, batch_first=True) for kind in (MultiheadAttention, torch.nn.MultiheadAttention))
+        >>> ours.load_state_dict(theirs.state_dict())
+        <All keys matched successfully>
+        >>> x, padding = torch.randn(2, 5, 8), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+        >>> y, expected = (layer(x, x, x, key_padding_mask=padding)[0] for layer in (ours, theirs))
+        >>> torch.allclose(y, expected, atol=1e-5)
+        True
     """
 
     @classmethod
@@ -209,6 +228,16 @@ class TransformerEncoderLayer(_Layer, nn.TransformerEncoderLayer):
     """`torch.nn.TransformerEncoderLayer`, whose attention is `structconv.compat.torch.MultiheadAttention`.
 
     torch's fused inference, and its removal of padding by nested tensors, are not used.
+
+    Example:
+
+        >>> from structconv.compat.torch import TransformerEncoderLayer
+        >>> ours, theirs = TransformerEncoderLayer(8, 2, 16).eval(), torch.nn.TransformerEncoderLayer(8, 2, 16).eval()
+        >>> ours.load_state_dict(theirs.state_dict())
+        <All keys matched successfully>
+        >>> x = torch.randn(5, 2, 8)
+        >>> torch.allclose(ours(x), theirs(x), atol=1e-5)
+        True
     """
 
     @_built_as(nn.TransformerEncoderLayer.__init__)
@@ -218,7 +247,18 @@ class TransformerEncoderLayer(_Layer, nn.TransformerEncoderLayer):
 
 
 class TransformerDecoderLayer(_Layer, nn.TransformerDecoderLayer):
-    """`torch.nn.TransformerDecoderLayer`, whose attentions are `structconv.compat.torch.MultiheadAttention`."""
+    """`torch.nn.TransformerDecoderLayer`, whose attentions are `structconv.compat.torch.MultiheadAttention`.
+
+    Example:
+
+        >>> from structconv.compat.torch import TransformerDecoderLayer
+        >>> ours, theirs = TransformerDecoderLayer(8, 2, 16).eval(), torch.nn.TransformerDecoderLayer(8, 2, 16).eval()
+        >>> ours.load_state_dict(theirs.state_dict())
+        <All keys matched successfully>
+        >>> x, memory = torch.randn(5, 2, 8), torch.randn(7, 2, 8)
+        >>> torch.allclose(ours(x, memory), theirs(x, memory), atol=1e-5)
+        True
+    """
 
     @_built_as(nn.TransformerDecoderLayer.__init__)
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -227,7 +267,16 @@ class TransformerDecoderLayer(_Layer, nn.TransformerDecoderLayer):
 
 
 class TransformerEncoder(_Layer, nn.TransformerEncoder):
-    """`torch.nn.TransformerEncoder` without nested tensors: `enable_nested_tensor` has no effect."""
+    """`torch.nn.TransformerEncoder` without nested tensors: `enable_nested_tensor` has no effect.
+
+    Example:
+
+        >>> from structconv.compat.torch import TransformerEncoder, TransformerEncoderLayer
+        >>> encoder = TransformerEncoder(TransformerEncoderLayer(8, 2, 16, batch_first=True), num_layers=2)
+        >>> padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+        >>> encoder(torch.randn(2, 5, 8), src_key_padding_mask=padding).shape
+        torch.Size([2, 5, 8])
+    """
 
     @_built_as(nn.TransformerEncoder.__init__)
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -239,6 +288,13 @@ class Transformer(_Layer, nn.Transformer):
     """`torch.nn.Transformer`, whose attentions are `structconv.compat.torch.MultiheadAttention`.
 
     A `custom_encoder` or `custom_decoder` stays as it is.
+
+    Example:
+
+        >>> from structconv.compat.torch import Transformer
+        >>> model = Transformer(8, 2, num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=16, batch_first=True)
+        >>> model(torch.randn(2, 7, 8), torch.randn(2, 5, 8), tgt_is_causal=False).shape
+        torch.Size([2, 5, 8])
     """
 
     @_built_as(nn.Transformer.__init__)
@@ -307,15 +363,48 @@ class _Conv(_Layer):
 
 
 class Conv1d(_Conv, nn.Conv1d):
-    """`torch.nn.Conv1d` as structured convolution: the same arguments, parameters and results."""
+    """`torch.nn.Conv1d` as structured convolution: the same arguments, parameters and results.
+
+    Example:
+
+        >>> from structconv.compat.torch import Conv1d
+        >>> ours, theirs = Conv1d(4, 8, 3, padding=1), torch.nn.Conv1d(4, 8, 3, padding=1)
+        >>> ours.load_state_dict(theirs.state_dict())
+        <All keys matched successfully>
+        >>> x = torch.randn(2, 4, 6)
+        >>> torch.allclose(ours(x), theirs(x), atol=1e-5)
+        True
+    """
 
 
 class Conv2d(_Conv, nn.Conv2d):
-    """`torch.nn.Conv2d` as structured convolution: the same arguments, parameters and results."""
+    """`torch.nn.Conv2d` as structured convolution: the same arguments, parameters and results.
+
+    Example:
+
+        >>> from structconv.compat.torch import Conv2d
+        >>> ours, theirs = Conv2d(4, 8, 3, padding=1), torch.nn.Conv2d(4, 8, 3, padding=1)
+        >>> ours.load_state_dict(theirs.state_dict())
+        <All keys matched successfully>
+        >>> x = torch.randn(2, 4, 6, 6)
+        >>> torch.allclose(ours(x), theirs(x), atol=1e-5)
+        True
+    """
 
 
 class Conv3d(_Conv, nn.Conv3d):
-    """`torch.nn.Conv3d` as structured convolution: the same arguments, parameters and results."""
+    """`torch.nn.Conv3d` as structured convolution: the same arguments, parameters and results.
+
+    Example:
+
+        >>> from structconv.compat.torch import Conv3d
+        >>> ours, theirs = Conv3d(4, 8, 3, padding=1), torch.nn.Conv3d(4, 8, 3, padding=1)
+        >>> ours.load_state_dict(theirs.state_dict())
+        <All keys matched successfully>
+        >>> x = torch.randn(2, 4, 6, 6, 6)
+        >>> torch.allclose(ours(x), theirs(x), atol=1e-5)
+        True
+    """
 
 
 class _ConvTranspose(_Layer):
@@ -353,15 +442,48 @@ def _transposed(*options: Any) -> Mechanism:
 
 
 class ConvTranspose1d(_ConvTranspose, nn.ConvTranspose1d):
-    """`torch.nn.ConvTranspose1d` as structured convolution: the same arguments, parameters and results."""
+    """`torch.nn.ConvTranspose1d` as structured convolution: the same arguments, parameters and results.
+
+    Example:
+
+        >>> from structconv.compat.torch import ConvTranspose1d
+        >>> ours, theirs = ConvTranspose1d(4, 8, 3, stride=2), torch.nn.ConvTranspose1d(4, 8, 3, stride=2)
+        >>> ours.load_state_dict(theirs.state_dict())
+        <All keys matched successfully>
+        >>> x = torch.randn(2, 4, 6)
+        >>> torch.allclose(ours(x), theirs(x), atol=1e-5)
+        True
+    """
 
 
 class ConvTranspose2d(_ConvTranspose, nn.ConvTranspose2d):
-    """`torch.nn.ConvTranspose2d` as structured convolution: the same arguments, parameters and results."""
+    """`torch.nn.ConvTranspose2d` as structured convolution: the same arguments, parameters and results.
+
+    Example:
+
+        >>> from structconv.compat.torch import ConvTranspose2d
+        >>> ours, theirs = ConvTranspose2d(4, 8, 3, stride=2), torch.nn.ConvTranspose2d(4, 8, 3, stride=2)
+        >>> ours.load_state_dict(theirs.state_dict())
+        <All keys matched successfully>
+        >>> x = torch.randn(2, 4, 6, 6)
+        >>> torch.allclose(ours(x), theirs(x), atol=1e-5)
+        True
+    """
 
 
 class ConvTranspose3d(_ConvTranspose, nn.ConvTranspose3d):
-    """`torch.nn.ConvTranspose3d` as structured convolution: the same arguments, parameters and results."""
+    """`torch.nn.ConvTranspose3d` as structured convolution: the same arguments, parameters and results.
+
+    Example:
+
+        >>> from structconv.compat.torch import ConvTranspose3d
+        >>> ours, theirs = ConvTranspose3d(4, 8, 3, stride=2), torch.nn.ConvTranspose3d(4, 8, 3, stride=2)
+        >>> ours.load_state_dict(theirs.state_dict())
+        <All keys matched successfully>
+        >>> x = torch.randn(2, 4, 6, 6, 6)
+        >>> torch.allclose(ours(x), theirs(x), atol=1e-5)
+        True
+    """
 
 
 class _AvgPool(_Layer):
@@ -400,18 +522,42 @@ def _pooling(size: Any, stride: Any, padding: Any, all_count: bool) -> Mechanism
 
 
 class AvgPool1d(_AvgPool, nn.AvgPool1d):
-    """`torch.nn.AvgPool1d` as structured convolution, without `ceil_mode`."""
+    """`torch.nn.AvgPool1d` as structured convolution, without `ceil_mode`.
+
+    Example:
+
+        >>> from structconv.compat.torch import AvgPool1d
+        >>> x = torch.randn(2, 4, 6)
+        >>> torch.allclose(AvgPool1d(2)(x), torch.nn.AvgPool1d(2)(x), atol=1e-6)
+        True
+    """
 
     axes = 1
 
 
 class AvgPool2d(_AvgPool, nn.AvgPool2d):
-    """`torch.nn.AvgPool2d` as structured convolution, without `ceil_mode`."""
+    """`torch.nn.AvgPool2d` as structured convolution, without `ceil_mode`.
+
+    Example:
+
+        >>> from structconv.compat.torch import AvgPool2d
+        >>> x = torch.randn(2, 4, 6, 6)
+        >>> torch.allclose(AvgPool2d(2)(x), torch.nn.AvgPool2d(2)(x), atol=1e-6)
+        True
+    """
 
     axes = 2
 
 
 class AvgPool3d(_AvgPool, nn.AvgPool3d):
-    """`torch.nn.AvgPool3d` as structured convolution, without `ceil_mode`."""
+    """`torch.nn.AvgPool3d` as structured convolution, without `ceil_mode`.
+
+    Example:
+
+        >>> from structconv.compat.torch import AvgPool3d
+        >>> x = torch.randn(2, 4, 6, 6, 6)
+        >>> torch.allclose(AvgPool3d(2)(x), torch.nn.AvgPool3d(2)(x), atol=1e-6)
+        True
+    """
 
     axes = 3

@@ -440,10 +440,10 @@ class HGTLoader(_InducedLoader):
     Example:
 
         >>> from structconv.data import HGTLoader
-        >>> from torch_geometric.data import HeteroData  # doctest: +SKIP
-        >>> data = HeteroData(author={"x": torch.randn(5, 8)}, paper={"x": torch.randn(3, 8)})  # doctest: +SKIP
-        >>> data["author", "writes", "paper"].edge_index = torch.tensor([[0, 1, 4], [0, 0, 2]])  # doctest: +SKIP
-        >>> batch = next(iter(HGTLoader(data, [2, 2], ("paper", None), batch_size=1)))  # doctest: +SKIP
+        >>> from torch_geometric.data import HeteroData
+        >>> data = HeteroData(author={"x": torch.randn(5, 8)}, paper={"x": torch.randn(3, 8)})
+        >>> data["author", "writes", "paper"].edge_index = torch.tensor([[0, 1, 4], [0, 0, 2]])
+        >>> batch = next(iter(HGTLoader(data, [2, 2], ("paper", None), batch_size=1)))
 
     Reference: Hu et al., *Heterogeneous graph transformer*, 2020, algorithms 1 and 2. Of a node with more than 520
     edges of a relation so many random ones count.

@@ -78,23 +78,63 @@ class _Aggregation(Base):
 
 
 class SumAggregation(_Aggregation):
-    """sum_e m_e."""
+    """sum_e m_e.
+
+    Example:
+
+        >>> from structconv.compat.pyg import SumAggregation
+        >>> x, group = torch.tensor([[1.0], [3.0], [7.0]]), torch.tensor([0, 0, 1])
+        >>> SumAggregation()(x, group).tolist()
+        [[4.0], [7.0]]
+    """
 
 
 class MeanAggregation(_Aggregation):
-    """The mean of m_e."""
+    """The mean of m_e.
+
+    Example:
+
+        >>> from structconv.compat.pyg import MeanAggregation
+        >>> x, group = torch.tensor([[1.0], [3.0], [7.0]]), torch.tensor([0, 0, 1])
+        >>> MeanAggregation()(x, group).tolist()
+        [[2.0], [7.0]]
+    """
 
 
 class MaxAggregation(_Aggregation):
-    """The largest of m_e in each channel."""
+    """The largest of m_e in each channel.
+
+    Example:
+
+        >>> from structconv.compat.pyg import MaxAggregation
+        >>> x, group = torch.tensor([[1.0], [3.0], [7.0]]), torch.tensor([0, 0, 1])
+        >>> MaxAggregation()(x, group).tolist()
+        [[3.0], [7.0]]
+    """
 
 
 class MinAggregation(_Aggregation):
-    """The smallest of m_e in each channel."""
+    """The smallest of m_e in each channel.
+
+    Example:
+
+        >>> from structconv.compat.pyg import MinAggregation
+        >>> x, group = torch.tensor([[1.0], [3.0], [7.0]]), torch.tensor([0, 0, 1])
+        >>> MinAggregation()(x, group).tolist()
+        [[1.0], [7.0]]
+    """
 
 
 class VarAggregation(_Aggregation):
-    """mean(m_e^2) - mean(m_e)^2; with `semi_grad` the first has no gradient."""
+    """mean(m_e^2) - mean(m_e)^2; with `semi_grad` the first has no gradient.
+
+    Example:
+
+        >>> from structconv.compat.pyg import VarAggregation
+        >>> x, group = torch.tensor([[1.0], [3.0], [7.0]]), torch.tensor([0, 0, 1])
+        >>> VarAggregation()(x, group).tolist()
+        [[1.0], [0.0]]
+    """
 
     def __init__(self, semi_grad: bool = False) -> None:
         super().__init__()
@@ -102,7 +142,15 @@ class VarAggregation(_Aggregation):
 
 
 class StdAggregation(_Aggregation):
-    """The root of the variance, zero where that is at most 1e-5."""
+    """The root of the variance, zero where that is at most 1e-5.
+
+    Example:
+
+        >>> from structconv.compat.pyg import StdAggregation
+        >>> x, group = torch.tensor([[1.0], [3.0], [7.0]]), torch.tensor([0, 0, 1])
+        >>> StdAggregation()(x, group).tolist()
+        [[1.0], [0.0]]
+    """
 
     def __init__(self, semi_grad: bool = False) -> None:
         super().__init__()
@@ -131,7 +179,15 @@ class _Learned(_Aggregation):
 
 
 class SoftmaxAggregation(_Learned):
-    """sum_e softmax_e(t m_e) m_e in each channel; with `semi_grad` the softmax has no gradient."""
+    """sum_e softmax_e(t m_e) m_e in each channel; with `semi_grad` the softmax has no gradient.
+
+    Example:
+
+        >>> from structconv.compat.pyg import SoftmaxAggregation
+        >>> x, group = torch.tensor([[1.0], [3.0], [7.0]]), torch.tensor([0, 0, 1])
+        >>> SoftmaxAggregation(t=0.0)(x, group).tolist()                # t = 0: the mean; large: the maximum
+        [[2.0], [7.0]]
+    """
 
     name = "t"
 
@@ -143,7 +199,15 @@ class SoftmaxAggregation(_Learned):
 
 
 class PowerMeanAggregation(_Learned):
-    """mean(m_e^p)^(1 / p) in each channel, m_e and the mean limited to [clamp_min, clamp_max]."""
+    """mean(m_e^p)^(1 / p) in each channel, m_e and the mean limited to [clamp_min, clamp_max].
+
+    Example:
+
+        >>> from structconv.compat.pyg import PowerMeanAggregation
+        >>> x, group = torch.tensor([[1.0], [3.0], [7.0]]), torch.tensor([0, 0, 1])
+        >>> PowerMeanAggregation(p=2.0)(x, group).round(decimals=4).tolist()
+        [[2.2360999584198], [7.0]]
+    """
 
     name = "p"
 
@@ -161,6 +225,13 @@ class MultiAggregation(_Aggregation):
         mode: "cat", side by side; "proj", those mapped by a linear layer; "attn", attention between them; or their
             "sum", "mean", "max", "min", "logsumexp", "std" or "var".
         mode_kwargs: `in_channels` and `out_channels` of "proj" and "attn", `num_heads`, and options of their layers.
+
+    Example:
+
+        >>> from structconv.compat.pyg import MultiAggregation
+        >>> x, group = torch.tensor([[1.0], [3.0], [7.0]]), torch.tensor([0, 0, 1])
+        >>> MultiAggregation(["mean", "max"])(x, group).tolist()
+        [[2.0, 3.0], [7.0, 7.0]]
     """
 
     def __init__(self, aggrs: Sequence[Any], aggrs_kwargs: Sequence[dict[str, Any]] | None = None, mode: str = "cat",

@@ -144,6 +144,17 @@ class GATConv(_Attention):
 
     Arguments: those of `torch_geometric.nn.GATConv`. Weights come as (edge_index, alpha (E, K)), the input's edges in
     their order without loops, then the loops that were added.
+
+    Example:
+
+        >>> from structconv.compat.pyg import GATConv
+        >>> edges = torch.tensor([[0, 1], [1, 2]])               # 0 -> 1 -> 2
+        >>> layer = GATConv(8, 4, heads=2, add_self_loops=False)
+        >>> y, (edge_index, alpha) = layer(torch.randn(3, 8), edges, return_attention_weights=True)
+        >>> y.shape, torch.equal(edge_index, edges)              # weights in the order of your edges
+        (torch.Size([3, 8]), True)
+        >>> alpha.tolist()                                       # one edge at each output
+        [[1.0, 1.0], [1.0, 1.0]]
     """
 
     _edges_may_be_bare = True
@@ -203,6 +214,16 @@ class GATv2Conv(_Attention):
     """y_n = ||_k sum_m a_kmn x_m Theta_k + b, a = softmax_m v_k^T leaky_relu(x_m Theta_k + x_n W_k + e U_k).
 
     Arguments: those of `torch_geometric.nn.GATv2Conv`; weights as those of `GATConv`.
+
+    Example:
+
+        >>> from structconv.compat.pyg import GATv2Conv
+        >>> edges = torch.tensor([[0, 1], [1, 2]])               # 0 -> 1 -> 2
+        >>> layer = GATv2Conv(8, 4, heads=2, concat=False, edge_dim=3)
+        >>> layer(torch.randn(3, 8), edges, torch.randn(2, 3)).shape
+        torch.Size([3, 4])
+        >>> list(layer.state_dict())
+        ['att', 'bias', 'lin_l.weight', 'lin_l.bias', 'lin_r.weight', 'lin_r.bias', 'lin_edge.weight']
     """
 
     aggregation = "sum"
@@ -258,6 +279,16 @@ class TransformerConv(_Attention):
     """y_n = ||_k sum_m a_kmn (x_m V_k + e U_k) + x_n W, a = softmax_m <x_n Q_k, x_m K_k + e U_k> / sqrt(D).
 
     Arguments: those of `torch_geometric.nn.TransformerConv`. The weights that are returned are those before dropout.
+
+    Example:
+
+        >>> from structconv.compat.pyg import TransformerConv
+        >>> edges = torch.tensor([[0, 1], [1, 2]])               # 0 -> 1 -> 2
+        >>> layer = TransformerConv(8, 4, heads=2, edge_dim=3)
+        >>> layer(torch.randn(3, 8), edges, torch.randn(2, 3)).shape
+        torch.Size([3, 8])
+        >>> [name for name in layer.state_dict() if name.endswith("weight")]
+        ['lin_key.weight', 'lin_query.weight', 'lin_value.weight', 'lin_edge.weight', 'lin_skip.weight']
     """
 
     _alpha: None = None  # theirs holds the weights here during a call
@@ -315,7 +346,15 @@ class TransformerConv(_Attention):
 
 
 class AGNNConv(Layer):
-    """y_n = sum_m a_mn x_m, a = softmax_m beta cos(x_m, x_n). Arguments: those of `torch_geometric.nn.AGNNConv`."""
+    """y_n = sum_m a_mn x_m, a = softmax_m beta cos(x_m, x_n). Arguments: those of `torch_geometric.nn.AGNNConv`.
+
+    Example:
+
+        >>> from structconv.compat.pyg import AGNNConv
+        >>> edges = torch.tensor([[0, 1], [1, 2]])               # 0 -> 1 -> 2
+        >>> AGNNConv(add_self_loops=False)(torch.tensor([[1.0], [2.0], [3.0]]), edges).tolist()
+        [[0.0], [1.0], [2.0]]
+    """
 
 
     def __init__(self, requires_grad: bool = True, add_self_loops: bool = True, **kwargs: Any) -> None:

@@ -47,6 +47,18 @@ class GCNConv(Layer):
 
     `cached` changes nothing: what is computed from a graph is remembered while its tensors live unchanged, and another
     graph is never mistaken for it.
+
+    Example:
+
+        >>> from structconv.compat.pyg import GCNConv
+        >>> edges = torch.tensor([[0, 1], [1, 2]])               # 0 -> 1 -> 2
+        >>> layer = GCNConv(8, 4, cached=True)
+        >>> list(layer.state_dict())                             # PyTorch Geometric's keys
+        ['bias', 'lin.weight']
+        >>> x = torch.randn(3, 8)
+        >>> y = layer(x, edges)
+        >>> torch.equal(layer(x, edges[:, :1]), y)               # another graph is noticed
+        False
     """
 
     def __init__(self, in_channels: int, out_channels: int, improved: bool = False, cached: bool = False,
@@ -75,7 +87,17 @@ class GCNConv(Layer):
 
 
 class SAGEConv(Layer):
-    """y_n = mean_m x_m Theta_1 + x_n Theta_2 + b. Arguments: those of `torch_geometric.nn.SAGEConv`."""
+    """y_n = mean_m x_m Theta_1 + x_n Theta_2 + b. Arguments: those of `torch_geometric.nn.SAGEConv`.
+
+    Example:
+
+        >>> from structconv.compat.pyg import SAGEConv
+        >>> layer = SAGEConv(1, 1, aggr="max", root_weight=False, bias=False)
+        >>> layer.lin_l.weight.data.fill_(1)
+        tensor([[1.]])
+        >>> layer(torch.tensor([[5.0], [2.0], [0.0]]), torch.tensor([[0, 1], [2, 2]])).tolist()
+        [[0.0], [0.0], [5.0]]
+    """
 
     shown = ("aggr",)
     aggregation = "mean"
@@ -111,7 +133,18 @@ class SAGEConv(Layer):
 
 
 class GraphConv(Layer):
-    """y_n = sum_m w_mn x_m Theta_1 + x_n Theta_2 + b. Arguments: those of `torch_geometric.nn.GraphConv`."""
+    """y_n = sum_m w_mn x_m Theta_1 + x_n Theta_2 + b. Arguments: those of `torch_geometric.nn.GraphConv`.
+
+    Example:
+
+        >>> from structconv.compat.pyg import GraphConv
+        >>> edges = torch.tensor([[0, 1], [1, 2]])               # 0 -> 1 -> 2
+        >>> layer = GraphConv((1, 3), 4)                         # inputs with 1 channel, outputs with 3
+        >>> layer((torch.randn(3, 1), torch.randn(3, 3)), edges, edge_weight=torch.tensor([0.5, 2.0])).shape
+        torch.Size([3, 4])
+        >>> list(layer.state_dict())
+        ['lin_rel.weight', 'lin_rel.bias', 'lin_root.weight']
+    """
 
     def __init__(self, in_channels: Channels, out_channels: int, aggr: Any = "add", bias: bool = True,
                  **kwargs: Any) -> None:
@@ -130,7 +163,16 @@ class GraphConv(Layer):
 
 
 class GINConv(Layer):
-    """y_n = nn(sum_m x_m + (1 + eps) x_n). Arguments: those of `torch_geometric.nn.GINConv`."""
+    """y_n = nn(sum_m x_m + (1 + eps) x_n). Arguments: those of `torch_geometric.nn.GINConv`.
+
+    Example:
+
+        >>> from structconv.compat.pyg import GINConv
+        >>> edges = torch.tensor([[0, 1], [1, 2]])               # 0 -> 1 -> 2
+        >>> layer = GINConv(torch.nn.Identity(), eps=1.0)        # x_0 + 2 x_1 at node 1
+        >>> layer(torch.tensor([[1.0], [10.0], [100.0]]), edges).tolist()
+        [[2.0], [21.0], [210.0]]
+    """
 
     shown = ("nn",)
 
@@ -160,6 +202,16 @@ class GINConv(Layer):
 class ClusterGCNConv(Layer):
     """y_n = sum_m a_mn x_m Theta_1 + x_n Theta_2 + b, a = 1 / d_n, of loops (1 + diag_lambda) / d_n. Arguments:
     those of `torch_geometric.nn.ClusterGCNConv`. Weights of edges are not read.
+
+    Example:
+
+        >>> from structconv.compat.pyg import ClusterGCNConv
+        >>> edges = torch.tensor([[0, 1], [1, 2]])               # 0 -> 1 -> 2
+        >>> layer = ClusterGCNConv(8, 4, diag_lambda=0.5)
+        >>> layer(torch.randn(3, 8), edges).shape
+        torch.Size([3, 4])
+        >>> list(layer.state_dict())
+        ['lin_out.weight', 'lin_out.bias', 'lin_root.weight']
     """
 
     shown = ("diag_lambda",)
@@ -190,6 +242,16 @@ class ClusterGCNConv(Layer):
 class ARMAConv(Layer):
     """y = mean_k h_k, T times h_k <- act(A^T h_k W_k + x V_k + b_k) from h_k = x, A as GCN's without loops. Arguments:
     those of `torch_geometric.nn.ARMAConv`.
+
+    Example:
+
+        >>> from structconv.compat.pyg import ARMAConv
+        >>> edges = torch.tensor([[0, 1], [1, 2]])               # 0 -> 1 -> 2
+        >>> layer = ARMAConv(8, 4, num_stacks=3, num_layers=2, shared_weights=True)
+        >>> layer(torch.randn(3, 8), edges).shape
+        torch.Size([3, 4])
+        >>> {name: tuple(tensor.shape) for name, tensor in layer.state_dict().items()}
+        {'weight': (1, 3, 4, 4), 'init_weight': (3, 8, 4), 'root_weight': (1, 3, 8, 4), 'bias': (1, 3, 1, 4)}
     """
 
     shown = ("num_stacks", "num_layers")

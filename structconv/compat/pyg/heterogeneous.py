@@ -28,6 +28,14 @@ class HGTConv(Layer):
     al. 2020). Arguments: those of `torch_geometric.nn.HGTConv`.
 
     Score of an edge of type r: p_r <q_n, k_m W_r> / sqrt(D); its value: v_m V_r; the softmax is over all types.
+
+    Example:
+
+        >>> from structconv.compat.pyg import HGTConv
+        >>> kind = "paper", "cites", "paper"
+        >>> layer = HGTConv(8, 4, metadata=(["paper"], [kind]), heads=2)
+        >>> layer({"paper": torch.randn(3, 8)}, {kind: torch.tensor([[0, 1], [1, 2]])})["paper"].shape
+        torch.Size([3, 4])
     """
 
     def __init__(self, in_channels: int | dict[str, int], out_channels: int,

@@ -31,6 +31,13 @@ class Linear(nn.Linear):
         in_channels, out_channels: P and Q.
         bias: add b.
         weight_initializer: "glorot", "uniform" or None, which draws as torch's linear layer.
+
+    Example:
+
+        >>> from structconv.compat.pyg import Linear
+        >>> layer = Linear(-1, 4)                                # its input channels are those of the first x
+        >>> layer(torch.randn(3, 8)).shape, tuple(layer.weight.shape)
+        (torch.Size([3, 4]), (4, 8))
     """
 
     def __init__(self, in_channels: int, out_channels: int, bias: bool = True,

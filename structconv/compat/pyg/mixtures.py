@@ -26,6 +26,16 @@ __all__ = ["FAConv", "FeaStConv", "GMMConv"]
 class FeaStConv(Layer):
     """y_n = mean_m sum_k q_kmn x_m Theta_k + b, q = softmax over k of <u_k, x_m - x_n> + c_k. Arguments: those of
     `torch_geometric.nn.FeaStConv`.
+
+    Example:
+
+        >>> from structconv.compat.pyg import FeaStConv
+        >>> edges = torch.tensor([[0, 1], [1, 2]])               # 0 -> 1 -> 2
+        >>> layer = FeaStConv(8, 4, heads=3)
+        >>> layer(torch.randn(3, 8), edges).shape
+        torch.Size([3, 4])
+        >>> {name: tuple(tensor.shape) for name, tensor in layer.state_dict().items()}
+        {'c': (3,), 'bias': (4,), 'lin.weight': (12, 8), 'u.weight': (3, 8)}
     """
 
     shown = ("heads",)
@@ -76,6 +86,17 @@ class GMMConv(Layer):
     Arguments: those of `torch_geometric.nn.GMMConv`.
 
     With `separate_gaussians` each pair of an input and an output channel has its own.
+
+    Example:
+
+        >>> from structconv.compat.pyg import GMMConv
+        >>> edges = torch.tensor([[0, 1], [1, 2]])               # 0 -> 1 -> 2
+        >>> offsets = torch.tensor([[0.5, 1.0], [1.0, 0.0]])     # two coordinates of each edge
+        >>> layer = GMMConv(8, 4, dim=2, kernel_size=5)
+        >>> layer(torch.randn(3, 8), edges, offsets).shape
+        torch.Size([3, 4])
+        >>> tuple(layer.mu.shape)
+        (5, 2)
     """
 
     shown = ("dim",)
@@ -147,6 +168,16 @@ class GMMConv(Layer):
 class FAConv(Layer):
     """y_n = sum_m a_mn x_m + eps x0_n, a_mn = tanh(<u, x_m> + <v, x_n>) / sqrt(d_m d_n). Arguments: those of
     `torch_geometric.nn.FAConv`. `cached` changes nothing, as of `GCNConv`.
+
+    Example:
+
+        >>> from structconv.compat.pyg import FAConv
+        >>> edges = torch.tensor([[0, 1], [1, 2]])               # 0 -> 1 -> 2
+        >>> x = torch.randn(3, 8)
+        >>> layer = FAConv(8, eps=0.1)
+        >>> y, (edge_index, alpha) = layer(x, x, edges, return_attention_weights=True)
+        >>> bool((alpha.abs() <= 1).all())                       # negative ones too: they sharpen
+        True
     """
 
     shown = ("eps",)

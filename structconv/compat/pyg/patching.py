@@ -33,6 +33,15 @@ class Patch:
 
     Args:
         library, utils, loader: the modules `torch_geometric.nn`, `torch_geometric.utils` and `torch_geometric.loader`.
+
+    Example:
+
+        >>> from structconv.compat.pyg import patch
+        >>> from torch_geometric.nn import GCNConv
+        >>> with patch() as report:
+        ...     model = GCNConv(8, 4)
+        >>> report.taken["GCNConv"]
+        1
     """
 
     def __init__(self, library: Any, utils: Any, loader: Any) -> None:
@@ -190,6 +199,16 @@ def patch() -> Patch:
 
     Raises:
         ConfigError: where torch_geometric is not installed.
+
+    Example:
+
+        >>> from structconv.compat.pyg import patch, unpatch
+        >>> from torch_geometric.nn import GCNConv
+        >>> report = patch()
+        >>> y = GCNConv(8, 4)(torch.randn(3, 8), torch.tensor([[0, 1], [1, 2]]))   # computed by structconv
+        >>> print(str(report).splitlines()[-1])
+          GCNConv: 1 made
+        >>> unpatch()
     """
     if not _active:
         _active.append(Patch(*(require(f"torch_geometric.{name}", "structconv.compat.pyg.patch", "tools")
@@ -198,6 +217,16 @@ def patch() -> Patch:
 
 
 def unpatch() -> None:
-    """End `patch()`. Layers that were made under it stay ours."""
+    """End `patch()`. Layers that were made under it stay ours.
+
+    Example:
+
+        >>> from structconv.compat import pyg
+        >>> from torch_geometric.nn import GCNConv
+        >>> _ = pyg.patch()
+        >>> pyg.unpatch()
+        >>> isinstance(GCNConv(8, 4), pyg.GCNConv)
+        False
+    """
     while _active:
         _active.pop().undo()

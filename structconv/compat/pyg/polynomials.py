@@ -61,7 +61,18 @@ def _weights(lins: Iterable[nn.Module], x: Tensor) -> Tensor | None:
 
 
 class TAGConv(_Polynomial):
-    """y = sum_k A^k^T x Theta_k + b, k = 0 .. K. Arguments: those of `torch_geometric.nn.TAGConv`."""
+    """y = sum_k A^k^T x Theta_k + b, k = 0 .. K. Arguments: those of `torch_geometric.nn.TAGConv`.
+
+    Example:
+
+        >>> from structconv.compat.pyg import TAGConv
+        >>> edges = torch.tensor([[0, 1], [1, 2]])               # 0 -> 1 -> 2
+        >>> layer = TAGConv(8, 4, K=2)
+        >>> layer(torch.randn(3, 8), edges).shape
+        torch.Size([3, 4])
+        >>> list(layer.state_dict())
+        ['bias', 'lins.0.weight', 'lins.1.weight', 'lins.2.weight']
+    """
 
     shown = ("K",)
 
@@ -84,6 +95,16 @@ class ChebConv(_Polynomial):
     `torch_geometric.nn.ChebConv`.
 
     Without `lambda_max` it is twice the largest entry of L, as there.
+
+    Example:
+
+        >>> from structconv.compat.pyg import ChebConv
+        >>> edges = torch.tensor([[0, 1], [1, 2]])               # 0 -> 1 -> 2
+        >>> layer = ChebConv(8, 4, K=3)
+        >>> layer(torch.randn(3, 8), edges, lambda_max=2.0).shape
+        torch.Size([3, 4])
+        >>> list(layer.state_dict())
+        ['bias', 'lins.0.weight', 'lins.1.weight', 'lins.2.weight']
     """
 
     shown = ("K", "normalization")
@@ -136,6 +157,16 @@ class SGConv(_Polynomial):
     """y = A^K^T x Theta + b with GCN's A. Arguments: those of `torch_geometric.nn.SGConv`.
 
     `cached` changes nothing: the powers are applied to each x, and no other graph is mistaken for the first.
+
+    Example:
+
+        >>> from structconv.compat.pyg import SGConv
+        >>> layer = SGConv(1, 1, K=2, bias=False)
+        >>> layer.lin.weight.data.fill_(1)
+        tensor([[1.]])
+        >>> edges = torch.tensor([[0, 1], [1, 0]])               # each entry of A is 1/2
+        >>> layer(torch.tensor([[1.0], [3.0]]), edges).round().tolist()   # two averages
+        [[2.0], [2.0]]
     """
 
     shown = ("K",)
@@ -158,7 +189,17 @@ class SGConv(_Polynomial):
 
 
 class SSGConv(_Polynomial):
-    """y = (alpha I + (1 - alpha) / K sum_k A^k)^T x Theta + b. Arguments: those of `torch_geometric.nn.SSGConv`."""
+    """y = (alpha I + (1 - alpha) / K sum_k A^k)^T x Theta + b. Arguments: those of `torch_geometric.nn.SSGConv`.
+
+    Example:
+
+        >>> from structconv.compat.pyg import SSGConv
+        >>> edges = torch.tensor([[0, 1], [1, 2]])               # 0 -> 1 -> 2
+        >>> x = torch.randn(3, 8)
+        >>> layer = SSGConv(8, 4, alpha=1.0, K=2)                # alpha = 1: x itself
+        >>> torch.allclose(layer(x, edges), layer.lin(x), atol=1e-6)
+        True
+    """
 
     shown = ("K", "alpha")
 
@@ -187,7 +228,16 @@ class SSGConv(_Polynomial):
 
 
 class MixHopConv(_Polynomial):
-    """y = ||_p A^p^T x Theta_p + b, p in `powers`. Arguments: those of `torch_geometric.nn.MixHopConv`."""
+    """y = ||_p A^p^T x Theta_p + b, p in `powers`. Arguments: those of `torch_geometric.nn.MixHopConv`.
+
+    Example:
+
+        >>> from structconv.compat.pyg import MixHopConv
+        >>> edges = torch.tensor([[0, 1], [1, 2]])               # 0 -> 1 -> 2
+        >>> layer = MixHopConv(8, 4, powers=[0, 1, 2])
+        >>> layer(torch.randn(3, 8), edges).shape                # 4 channels for each power
+        torch.Size([3, 12])
+    """
 
     shown = ("powers",)
 
@@ -215,7 +265,15 @@ class MixHopConv(_Polynomial):
 
 
 class APPNP(_Polynomial):
-    """K times h <- (1 - alpha) A^T h + alpha x, from h = x. Arguments: those of `torch_geometric.nn.APPNP`."""
+    """K times h <- (1 - alpha) A^T h + alpha x, from h = x. Arguments: those of `torch_geometric.nn.APPNP`.
+
+    Example:
+
+        >>> from structconv.compat.pyg import APPNP
+        >>> edges = torch.tensor([[0, 1], [1, 0]])               # each entry of A is 1/2
+        >>> APPNP(K=1, alpha=0.5)(torch.tensor([[1.0], [3.0]]), edges).tolist()
+        [[1.5], [2.5]]
+    """
 
     shown = ("K", "alpha")
 

@@ -23,17 +23,41 @@ __all__ = ["JumpingKnowledge", "global_add_pool", "global_max_pool", "global_mea
 
 
 def global_add_pool(x: Tensor, batch: Tensor | None, size: int | None = None) -> Tensor:
-    """The sum of the rows of each graph: x (..., N, C), `batch` (N,) -> (..., B, C), B = `size` or the largest + 1."""
+    """The sum of the rows of each graph: x (..., N, C), `batch` (N,) -> (..., B, C), B = `size` or the largest + 1.
+
+    Example:
+
+        >>> from structconv.compat.pyg import global_add_pool
+        >>> x, batch = torch.tensor([[1.0], [3.0], [7.0]]), torch.tensor([0, 0, 1])   # two graphs
+        >>> global_add_pool(x, batch).tolist()
+        [[4.0], [7.0]]
+    """
     return pooled(x, batch, size, "add")
 
 
 def global_mean_pool(x: Tensor, batch: Tensor | None, size: int | None = None) -> Tensor:
-    """The mean of the rows of each graph; see `global_add_pool`."""
+    """The mean of the rows of each graph; see `global_add_pool`.
+
+    Example:
+
+        >>> from structconv.compat.pyg import global_mean_pool
+        >>> x, batch = torch.tensor([[1.0], [3.0], [7.0]]), torch.tensor([0, 0, 1])   # two graphs
+        >>> global_mean_pool(x, batch).tolist()
+        [[2.0], [7.0]]
+    """
     return pooled(x, batch, size, "mean")
 
 
 def global_max_pool(x: Tensor, batch: Tensor | None, size: int | None = None) -> Tensor:
-    """The largest number of each channel of each graph, zero of one without rows; see `global_add_pool`."""
+    """The largest number of each channel of each graph, zero of one without rows; see `global_add_pool`.
+
+    Example:
+
+        >>> from structconv.compat.pyg import global_max_pool
+        >>> x, batch = torch.tensor([[1.0], [3.0], [7.0]]), torch.tensor([0, 0, 1])   # two graphs
+        >>> global_max_pool(x, batch).tolist()
+        [[3.0], [7.0]]
+    """
     return pooled(x, batch, size, "max")
 
 
@@ -76,6 +100,15 @@ def _of_members(x: Tensor, batch: Tensor, size: int | None, kind: str) -> Tensor
 class JumpingKnowledge(nn.Module):
     """The outputs of all layers, joined: side by side ("cat"), the largest ("max"), or their mean weighted by an LSTM
     ("lstm"). Arguments and parameters: those of `torch_geometric.nn.JumpingKnowledge`.
+
+    Example:
+
+        >>> from structconv.compat.pyg import JumpingKnowledge
+        >>> first, second = torch.randn(3, 8), torch.randn(3, 8)
+        >>> JumpingKnowledge("cat")([first, second]).shape
+        torch.Size([3, 16])
+        >>> torch.equal(JumpingKnowledge("max")([first, second]), torch.maximum(first, second))
+        True
     """
 
     def __init__(self, mode: str, channels: int | None = None, num_layers: int | None = None) -> None:

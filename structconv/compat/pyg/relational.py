@@ -26,7 +26,16 @@ __all__ = ["GINEConv", "NNConv", "RGCNConv"]
 
 
 class GINEConv(Layer):
-    """y_n = nn(sum_m relu(x_m + e_mn) + (1 + eps) x_n). Arguments: those of `torch_geometric.nn.GINEConv`."""
+    """y_n = nn(sum_m relu(x_m + e_mn) + (1 + eps) x_n). Arguments: those of `torch_geometric.nn.GINEConv`.
+
+    Example:
+
+        >>> from structconv.compat.pyg import GINEConv
+        >>> edges = torch.tensor([[0, 1], [1, 2]])               # 0 -> 1 -> 2
+        >>> layer = GINEConv(torch.nn.Identity())
+        >>> layer(torch.tensor([[1.0], [10.0], [100.0]]), edges, torch.tensor([[2.0], [-20.0]])).tolist()
+        [[1.0], [13.0], [100.0]]
+    """
 
     shown = ("nn",)
 
@@ -68,6 +77,14 @@ class NNConv(Layer):
     """y_n = sum_m x_m nn(e_mn) + x_n Theta + b, nn giving P Q numbers. Arguments: those of `torch_geometric.nn.NNConv`.
 
     Where `nn` ends in a linear layer, sums and means form no (E, P, Q) tensor.
+
+    Example:
+
+        >>> from structconv.compat.pyg import NNConv
+        >>> edges = torch.tensor([[0, 1], [1, 2]])               # 0 -> 1 -> 2
+        >>> layer = NNConv(8, 4, nn=torch.nn.Linear(3, 8 * 4))   # an (8, 4) matrix for each edge
+        >>> layer(torch.randn(3, 8), edges, torch.randn(2, 3)).shape
+        torch.Size([3, 4])
     """
 
     shown = ("aggr", "nn")
@@ -116,6 +133,16 @@ class RGCNConv(Layer):
     """y_n = sum_r mean_(m: m -r-> n) x_m Theta_r + x_n Theta_0 + b. Arguments: those of `torch_geometric.nn.RGCNConv`.
 
     x may be `None` or integers (M,): the numbers of entities, whose rows of Theta_r are then the messages.
+
+    Example:
+
+        >>> from structconv.compat.pyg import RGCNConv
+        >>> edges = torch.tensor([[0, 1], [1, 2]])               # 0 -> 1 -> 2
+        >>> layer = RGCNConv(8, 4, num_relations=2, num_bases=1)
+        >>> layer(torch.randn(3, 8), edges, edge_type=torch.tensor([0, 1])).shape
+        torch.Size([3, 4])
+        >>> {name: tuple(tensor.shape) for name, tensor in layer.state_dict().items()}
+        {'weight': (1, 8, 4), 'comp': (2, 1), 'root': (8, 4), 'bias': (4,)}
     """
 
     shown = ("num_relations",)

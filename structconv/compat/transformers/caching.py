@@ -96,10 +96,10 @@ class PreparedCache(library.Cache):
     Example:
 
         >>> from structconv import Causal, Conv, DotProduct
-        >>> from structconv.compat.transformers import PreparedCache         # doctest: +SKIP
+        >>> from structconv.compat.transformers import PreparedCache
         >>> layer = Conv(DotProduct(2, 4).scaled().masked(keep=Causal()).softmax(), 8, 8)
-        >>> cache, x = PreparedCache(1), torch.randn(1, 6, 8)                # doctest: +SKIP
-        >>> first, last = cache.step(0, layer, x[:, :5]), cache.step(0, layer, x[:, 5:])    # doctest: +SKIP
+        >>> cache, x = PreparedCache(1), torch.randn(1, 6, 8)
+        >>> first, last = cache.step(0, layer, x[:, :5]), cache.step(0, layer, x[:, 5:])
     """
 
     def __init__(self, layers: int) -> None:
@@ -115,6 +115,25 @@ class PreparedGenerationMixin(GenerationMixin):
 
     The number of layers is `config.num_hidden_layers`. The model's `forward` takes the cache as `cache`, before
     transformers 5.24 as `past_key_values`, and returns it as `past_key_values`.
+
+    Example:
+
+        >>> from structconv import Causal, Conv, DotProduct
+        >>> from structconv.compat.transformers import PreparedGenerationMixin
+        >>> from transformers import PretrainedConfig, PreTrainedModel
+        >>> from transformers.modeling_outputs import CausalLMOutputWithPast
+        >>> class Model(PreTrainedModel, PreparedGenerationMixin):
+        ...     def __init__(self, config):
+        ...         super().__init__(config)
+        ...         self.embedding, self.head = torch.nn.Embedding(9, 8), torch.nn.Linear(8, 9)
+        ...         self.attention = Conv(DotProduct(2, 4).scaled().masked(keep=Causal()).softmax(), 8, 8)
+        ...     def forward(self, input_ids, cache=None, **options):
+        ...         x = self.embedding(input_ids)
+        ...         y = self.attention(x) if cache is None else cache.step(0, self.attention, x)
+        ...         return CausalLMOutputWithPast(logits=self.head(y), past_key_values=cache)
+        >>> model = Model(PretrainedConfig(num_hidden_layers=1, vocab_size=9))
+        >>> model.generate(torch.tensor([[1, 2]]), max_new_tokens=3, do_sample=False).shape
+        torch.Size([1, 5])
     """
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any],

@@ -57,6 +57,18 @@ def replace(model: M, heads: str | Sequence[Mapping[str, Any]], *, layers: Colle
 
     Raises:
         ConfigError: no attention module can be replaced; unknown kinds or options; numbers of heads that do not add up.
+
+    Example:
+
+        >>> from structconv.compat.transformers import replace
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        ...     num_attention_heads=2)
+        >>> model, report = replace(LlamaForCausalLM(config), "additive")
+        >>> list(report.converted)
+        ['model.layers.0.self_attn']
+        >>> model(torch.tensor([[1, 2, 3]])).logits.shape
+        torch.Size([1, 3, 32])
     """
     def turn(walk: Walk, within: nn.Module) -> None:
         for prefix, pretrained in pretrained_in(within):
@@ -83,6 +95,18 @@ def set_structure(model: nn.Module, structure: Graph | Support | Tensor | None) 
 
     Raises:
         ConfigError: the model has no such heads.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.compat.transformers import replace, set_structure
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        ...     num_attention_heads=2)
+        >>> model, _ = replace(LlamaForCausalLM(config), "graph")
+        >>> set_structure(model, Graph(torch.tensor([[0, 0, 1, 2], [0, 1, 1, 2]]), num_nodes=3))
+        >>> model(torch.tensor([[1, 2, 3]])).logits.shape
+        torch.Size([1, 3, 32])
     """
     groups = [part for part in model.modules() if isinstance(part, Group) and part.kind == "graph"]
     if not groups:
@@ -97,6 +121,16 @@ def with_heads(cls: type[M]) -> type[M]:
 
     `with_heads(LlamaForCausalLM).from_pretrained(folder)` reads what `save_pretrained` of a model with other heads
     wrote. So does `type(model)` of such a model.
+
+    Example:
+
+        >>> from structconv.compat.transformers import replace, with_heads
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        ...     num_attention_heads=2)
+        >>> model, _ = replace(LlamaForCausalLM(config), "additive")
+        >>> type(model) is with_heads(LlamaForCausalLM)
+        True
     """
     if not isinstance(cls, type):
         raise ConfigError("with_heads", "cls must be a class", type(cls).__name__, "Pass type(model).")

@@ -22,7 +22,17 @@ NAME = "structconv"
 
 
 class Registration:
-    """The result of `register`."""
+    """The result of `register`.
+
+    Example:
+
+        >>> from structconv.compat.transformers import register
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        ...     num_attention_heads=2)
+        >>> register().check(LlamaForCausalLM(config))             # modules that stay as they are: none
+        []
+    """
 
     def check(self, model: nn.Module) -> list[str]:
         """Return the names of the attention modules of a model that do not use the interface: they stay as they are.
@@ -51,6 +61,21 @@ def register() -> Registration:
 
     Raises:
         ConfigError: transformers is not installed, or has no such interfaces (before 5.0).
+
+    Example:
+
+        >>> from structconv.compat.transformers import register
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        ...     num_attention_heads=2)
+        >>> register()
+        model.set_attn_implementation("structconv")
+        >>> model = LlamaForCausalLM(config).eval()
+        >>> ids = torch.tensor([[1, 2, 3]])
+        >>> before = model(ids).logits
+        >>> model.set_attn_implementation("structconv")
+        >>> torch.allclose(model(ids).logits, before, atol=1e-5)
+        True
     """
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
@@ -99,6 +124,14 @@ class StructureMask(Tensor):
 
     The attention function reads only `support`. Anything else that a model does to a mask (slices it, moves it, joins
     it with another) gives an ordinary tensor.
+
+    Example:
+
+        >>> from structconv.compat.transformers import StructureMask
+        >>> from structconv.structures import Causal
+        >>> mask = StructureMask.of(Causal(), (1, 1, 3, 3), "cpu")
+        >>> mask.table()[0, 0].tolist()
+        [[True, False, False], [True, True, False], [True, True, True]]
     """
 
     support: Support
