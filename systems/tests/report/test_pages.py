@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,14 @@ SYSTEMS = [name for name, entry in RECIPES.items() if issubclass(entry.recipe, M
 
 def test_the_table_is_that_of_the_outcomes() -> None:
     assert (DOCS / "systems.md").read_text(encoding="utf-8") == render(OUTCOMES, "systems")
+
+
+def test_the_readme_counts_the_states_of_the_default_presets() -> None:
+    states = Counter(row["state"] for row in OUTCOMES if row["preset"] == "default" and not row["overrides"])
+    readme = " ".join((DOCS.parent / "README.md").read_text(encoding="utf-8").split())
+    assert (f"{len(SYSTEMS)} recipes [train](docs/training.md) published systems, one command each. At default size "
+            f"{states['reproduced']} show the effect of their paper, {states['partly']} shows it in part, "
+            f"{states['not shown']} do not show it, and {states['not run since the change']} wait for a new run") in readme
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
