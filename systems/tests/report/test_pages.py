@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from structconv.cli import _parser
 from structconv_systems.recipes.register import RECIPES
 from structconv_systems.report.results import render, render_recipe
 from structconv_systems.train.options import Measured
@@ -29,6 +32,17 @@ def test_the_readme_counts_the_states_of_the_default_presets() -> None:
     counted = ("At default size {} show the effect of their paper, {} shows it in part, {} do not show it, and {} wait "
                "for a new run").format(*counts)
     assert f"{len(SYSTEMS)} recipes [train](docs/training.md) published systems" in readme and counted in readme
+
+
+COMMANDS = sorted({line for page in (*DOCS.rglob("*.md"), DOCS.parent / "README.md") if "_build" not in page.parts
+                   for line in re.findall(r"(?m)^    (structconv [a-z]+ .*)$", page.read_text(encoding="utf-8"))})
+
+
+def test_the_parser_takes_the_commands_of_the_pages() -> None:
+    assert len(COMMANDS) > 50
+    for line in COMMANDS:
+        _, rest = _parser().parse_known_args(shlex.split(line)[1:])
+        assert not rest, line
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
