@@ -72,8 +72,8 @@ def decompose(phi: Tensor, basis: Basis | Tensor) -> Decomposition:
         >>> from structconv import Grid, Shift, tensors
         >>> from structconv.ops import decompose
         >>> basis, theta = Shift(Grid(6), [-1, 1]), torch.randn(2, 3, 4, dtype=torch.float64)
-        >>> found = decompose(tensors.compose(basis.dense(torch.float64), theta), basis)
-        >>> torch.allclose(found.theta, theta)
+        >>> result = decompose(tensors.compose(basis.dense(torch.float64), theta), basis)
+        >>> torch.allclose(result.theta, theta)
         True
     """
     if not phi.is_floating_point():

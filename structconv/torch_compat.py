@@ -370,13 +370,13 @@ def outside_trace(build: Callable[[], T]) -> T:
 
 
 def _in_a_thread(build: Callable[[], T], grad: bool = False) -> T:
-    found: list[T] = []
+    results: list[T] = []
     raised: list[BaseException] = []
 
     def work() -> None:
         try:
             with torch.set_grad_enabled(grad):
-                found.append(build())
+                results.append(build())
         except BaseException as error:  # handed on below
             raised.append(error)
 
@@ -385,7 +385,7 @@ def _in_a_thread(build: Callable[[], T], grad: bool = False) -> T:
     thread.join()
     if raised:
         raise raised[0]
-    return found[0]
+    return results[0]
 
 
 errors.IS_COMPILING = torch.compiler.is_compiling

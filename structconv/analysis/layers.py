@@ -23,8 +23,8 @@ def layer_bases(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, list[B
     >>> from structconv.analysis.layers import layer_bases
     >>> from structconv.nn import MultiheadAttention
     >>> attention = torch.nn.Sequential(MultiheadAttention(8, 2), torch.nn.ReLU(), MultiheadAttention(8, 2))
-    >>> found = layer_bases(attention, torch.randn(5, 8))
-    >>> [(name, tuple(basis.dense().shape)) for name, [basis] in found.items()]
+    >>> bases = layer_bases(attention, torch.randn(5, 8))
+    >>> [(name, tuple(basis.dense().shape)) for name, [basis] in bases.items()]
     [('0', (2, 5, 5)), ('2', (2, 5, 5))]
 
     Args:

@@ -249,8 +249,8 @@ class Function(FrozenValue):
         if all(own is given for (_, own), given in zip(named, self.parameters, strict=True)):
             return module(entries)
         given = {name: t for (name, _), t in zip(named, self.parameters, strict=True)}
-        found: Tensor = functional_call(module, given, (entries,))  # type: ignore[arg-type]
-        return found
+        y: Tensor = functional_call(module, given, (entries,))  # type: ignore[arg-type]
+        return y
 
     def __repr__(self) -> str:
         return type(self.module).__name__

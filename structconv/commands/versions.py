@@ -25,7 +25,7 @@ def version(package: str) -> str | None:
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
     """Return the versions of the packages that are installed."""
-    return {name: found for name in packages if (found := version(name)) is not None}
+    return {name: number for name in packages if (number := version(name)) is not None}
 
 
 def processor() -> str:

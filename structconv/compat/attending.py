@@ -129,12 +129,12 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
                    DenseMask(keep.expand(*keep.shape[:-2], outputs, inputs).mT))
     if weights:  # the transposed basis is laid out as the weights are
         scores = _scores(key, query, bias, None if support is None else support.transpose(), scale, softcap, vector)
-        found = _weights(scores, "outputs", sink, dropout).dense(query.dtype)
-        y, found = apply(Dense(found.mT), value), found.reshape(*lead, heads, outputs, inputs)
+        table = _weights(scores, "outputs", sink, dropout).dense(query.dtype)
+        y, table = apply(Dense(table.mT), value), table.reshape(*lead, heads, outputs, inputs)
     else:
         scores = _scores(query, key, None if bias is None else bias.mT, support, scale, softcap, vector, term)
-        y, found = apply(_weights(scores, "inputs", sink, dropout), value), None
-    return y.squeeze(-3) if by_head else y, found
+        y, table = apply(_weights(scores, "inputs", sink, dropout), value), None
+    return y.squeeze(-3) if by_head else y, table
 
 
 def step(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scale: float | None) -> Tensor | None:
@@ -158,11 +158,11 @@ def step(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scale: fl
         return None
     facts = (batch, heads, depth, groups, size_class(inputs) if inputs > EXACT else inputs, value.shape[3],
              keep is None, scale, dtype, query.device, plans_version())
-    found = _BOUND.get(facts, ...)
-    if found is None:
+    bound = _BOUND.get(facts, ...)
+    if bound is None:
         return None
-    if found is not ...:
-        return found(query, key, value, keep)
+    if bound is not ...:
+        return bound(query, key, value, keep)
     if len(_BOUND) >= CAPACITY:
         _BOUND.clear()
     support = None if keep is None else Padding(keep.reshape(keep.shape[0], -1).expand(batch, inputs))

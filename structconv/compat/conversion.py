@@ -284,12 +284,12 @@ def pretrained_in(model: nn.Module) -> list[tuple[str, Any]]:
     library = sys.modules.get("transformers")
     if library is None:
         return []
-    found: list[tuple[str, Any]] = []
+    models: list[tuple[str, Any]] = []
     for name, module in model.named_modules():
         if isinstance(module, library.PreTrainedModel) and not any(name.startswith(f"{outer}." if outer else "")
-                                                                   for outer, _ in found):
-            found.append((name, module))
-    return found
+                                                                   for outer, _ in models):
+            models.append((name, module))
+    return models
 
 
 def _to_structconv_attention(walk: Walk, name: str, model: Any) -> None:
@@ -331,12 +331,12 @@ def outputs_of(model: nn.Module, example: Any) -> list[Tensor]:
     trained = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        found = (model(**example) if isinstance(example, dict) else
+        outputs = (model(**example) if isinstance(example, dict) else
                  model(*example) if isinstance(example, tuple) else model(example))
     finally:
         for module in trained:
             module.training = True
-    return [leaf.detach().clone() for leaf in private.pytree.tree_leaves(found) if isinstance(leaf, Tensor)]
+    return [leaf.detach().clone() for leaf in private.pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
 
 
 def largest_difference(before: list[Tensor], after: list[Tensor]) -> tuple[float, float]:

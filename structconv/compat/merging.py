@@ -141,14 +141,14 @@ def _merged(one: Any, two: Any) -> nn.Module | str:
     if isinstance(one, _OURS) or isinstance(two, _OURS):
         if not (isinstance(one, _OURS) and isinstance(two, _OURS)):
             return "they are layers of two libraries"
-        found: nn.Module = compose(one, two)
-        costs = count_parameters(found), count_parameters(one) + count_parameters(two)
+        merged: nn.Module = compose(one, two)
+        costs = count_parameters(merged), count_parameters(one) + count_parameters(two)
     elif type(one) is nn.Linear and type(two) is nn.Linear:
         if one.out_features != two.in_features:
             return "their channels do not fit"
         p, q, r = one.in_features, one.out_features, two.out_features
         costs = p * r, p * q + q * r
-        found = _linear(one, two) if costs[0] < costs[1] else one
+        merged = _linear(one, two) if costs[0] < costs[1] else one
     elif type(one) in _TRANSPOSED and type(one) is type(two):
         reason = _apart(one, two)
         if reason is not None:
@@ -157,15 +157,15 @@ def _merged(one: Any, two: Any) -> nn.Module | str:
         size = _kernel_size(one, two)
         p, q, r = one.in_channels, one.out_channels, two.out_channels
         costs = math.prod(size) * p * r, math.prod(two.stride) * taps[0] * p * q + taps[1] * q * r
-        found = _convolution(one, two) if costs[0] < costs[1] else one
+        merged = _convolution(one, two) if costs[0] < costs[1] else one
     else:
         return "they are of two kinds"
     if costs[0] >= costs[1]:
         return f"merged they would cost {costs[0]:,} multiplications an output instead of {costs[1]:,}"
     parameter = next(iter((*one.parameters(), *two.parameters())), None)
     if parameter is not None:
-        found.requires_grad_(parameter.requires_grad)
-    return found.train(two.training)
+        merged.requires_grad_(parameter.requires_grad)
+    return merged.train(two.training)
 
 
 def _linear(one: nn.Linear, two: nn.Linear) -> nn.Linear:

@@ -95,10 +95,10 @@ class _GraphSAINT(_InducedLoader):
         node_counts, edge_counts = torch.zeros(self.num_nodes), torch.zeros(self.edge_index.shape[1])
         batches = total = 0
         while total < self.num_nodes * coverage:
-            found = self._subgraph(torch.tensor([0]), int(hash_bits(torch.tensor(seed), torch.tensor(batches))))
-            node_counts[found.nodes[PLAIN_NODE]] += 1
-            edge_counts[found.edges[PLAIN_EDGE]] += 1
-            batches, total = batches + 1, total + len(found.nodes[PLAIN_NODE])
+            sample = self._subgraph(torch.tensor([0]), int(hash_bits(torch.tensor(seed), torch.tensor(batches))))
+            node_counts[sample.nodes[PLAIN_NODE]] += 1
+            edge_counts[sample.edges[PLAIN_EDGE]] += 1
+            batches, total = batches + 1, total + len(sample.nodes[PLAIN_NODE])
         ratio = node_counts[self.edge_index[0]] / edge_counts
         return (batches / node_counts.clamp(min=0.1) / self.num_nodes,
                 ratio.clamp(max=1e4).masked_fill(ratio.isnan(), 0.1))
@@ -496,9 +496,9 @@ class HGTLoader(_InducedLoader):
         for number, (relation, edges) in enumerate(self.neighbor_sampler.relations.items()):
             source, _, target = relation
             ends = fresh[target].unique()
-            found, _, at = draw_neighbors(edges, ends, _MOST_NEIGHBORS, seed=seed, relation=number)
+            neighbors, _, at = draw_neighbors(edges, ends, _MOST_NEIGHBORS, seed=seed, relation=number)
             share = 1 / at.bincount(minlength=len(ends)).double()
-            known, inverse = torch.cat([budget[source][0], found]).unique(return_inverse=True)
+            known, inverse = torch.cat([budget[source][0], neighbors]).unique(return_inverse=True)
             sums = torch.zeros(len(known), dtype=torch.float64).index_add(
                 0, inverse, torch.cat([budget[source][1], share[at]]))
             budget[source] = known, sums

@@ -117,13 +117,13 @@ def blocks(batch: Any) -> list[Graph]:
     whole = batch.graph if isinstance(batch, NeighborBatch) else batch
     weight, attr = getattr(whole, "edge_weight", None), getattr(whole, "edge_attr", None)
     lead = -2 if attr is not None and attr.dim() > 1 else -1
-    found = []
+    graphs = []
     for hop in range(len(edges), 0, -1):
         count = sum(edges[:hop])
-        found.append(Graph(whole.edge_index[:, :count], num_inputs=sum(nodes[:hop + 1]), num_outputs=sum(nodes[:hop]),
+        graphs.append(Graph(whole.edge_index[:, :count], num_inputs=sum(nodes[:hop + 1]), num_outputs=sum(nodes[:hop]),
                            edge_weight=None if weight is None else weight[..., :count],
                            edge_attr=None if attr is None else attr.narrow(lead, 0, count)))
-    return found
+    return graphs
 
 
 class Source:

@@ -100,9 +100,9 @@ class AdditiveScores(NamedTuple):
     def _as_one_node(self, source: Tensor, target: Tensor, r: Tensor, call: Call) -> Tensor | None:
         """`attend_additive` where a kernel can read the tensors of the call, else `None`."""
         vector, edges = self.vector(call.basis), self.edges
-        if edges is None or (found := edges.sorted_for(call, r, source, target, vector)) is None:
+        if edges is None or (edges_of_call := edges.sorted_for(call, r, source, target, vector)) is None:
             return None
-        graph, adjacency, check = found
+        graph, adjacency, check = edges_of_call
         kind, parameter, amplitude = as_logistic(self.activation, self.slope)
         p, seed = edges.dropout.p, edges.dropout.seed_of(call.basis)
 
@@ -159,10 +159,10 @@ class AdditiveScores(NamedTuple):
         assert self.edges is not None
         source, target = tensor(self.source(call.basis)), tensor(self.target(call.basis))
         batch = self._folded(source, target, broadcast(source.shape[:-3], target.shape[:-3]), call)
-        found = additive_weights(*batch.layouts, batch.rows(target), batch.rows(source),
+        entries = additive_weights(*batch.layouts, batch.rows(target), batch.rows(source),
                                  batch.by_head(self.vector(call.basis)), activation=self.activation,
                                  slope=self.slope, **self.edges.options(call.basis))
-        return batch.weights(found).to(call.x.dtype)
+        return batch.weights(entries).to(call.x.dtype)
 
 
 def known(activation: Callable[[Tensor], Tensor]) -> tuple[str, float] | None:
@@ -171,7 +171,7 @@ def known(activation: Callable[[Tensor], Tensor]) -> tuple[str, float] | None:
         if activation.func is not F.leaky_relu or activation.args or set(activation.keywords) - {"negative_slope"}:
             return None
         return "leaky_relu", float(activation.keywords.get("negative_slope", 0.01))
-    return next((found for fn, found in _NAMED.items() if fn is activation), None)
+    return next((name for fn, name in _NAMED.items() if fn is activation), None)
 
 
 class AdditiveAttention(Applied):

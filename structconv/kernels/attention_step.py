@@ -43,8 +43,8 @@ class AttentionStep(ScaledDotProduct):
             return None
         basis = cast(Normalized, problem.basis)
         bias = product_and_bias(unmasked(basis.child), _is_by_offset)[1]
-        found = None if problem.relative is not None else matched(basis, bias)
-        return found if found is not None and not (found.existing.masked or found.existing.causal) else None
+        match = None if problem.relative is not None else matched(basis, bias)
+        return match if match is not None and not (match.existing.masked or match.existing.causal) else None
 
     def paths(self, match: Attended, problem: Problem) -> tuple[str, ...]:
         return ("between",)

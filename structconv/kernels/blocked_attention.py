@@ -62,14 +62,14 @@ class Blocked(NamedTuple):
 
     def apply(self, r: Tensor, call: Call) -> Tensor:
         """(..., K or 1, M, C) -> (..., K, N, C)."""
-        found = self._attend(r, call, None)
-        return call.materialized().apply(r) if found is None else found[0]
+        attended = self._attend(r, call, None)
+        return call.materialized().apply(r) if attended is None else attended[0]
 
     def shares(self, r: Tensor, clip: int, call: Call) -> tuple[Tensor, Tensor]:
         """A^T r and s_knl, the sum of the weights of n's pairs at the relative position l, in one pass if it can be."""
-        found = self._attend(r, call, clip)
-        if found is not None:
-            return found
+        attended = self._attend(r, call, clip)
+        if attended is not None:
+            return attended
         return self.apply(r, call), shares_of(call, clip)
 
     def _attend(self, r: Tensor, call: Call, clip: int | None) -> tuple[Tensor, Tensor] | None:
@@ -123,12 +123,12 @@ class BlockedAttention(Applied):
         weights, dropout = undropped(problem.basis)
         if not isinstance(weights, Normalized) or (weights.over != "inputs" and weights.kind != "sigmoid"):
             return None
-        found = mapped(weights)
-        terms = None if found is None else summands(found[3])
-        if found is None or terms is None or not fitting(terms) or listed(weights.child):
+        parts = mapped(weights)
+        terms = None if parts is None else summands(parts[3])
+        if parts is None or terms is None or not fitting(terms) or listed(weights.child):
             return None
         existing = Existing.of(weights.child.support(), weights.num_inputs, weights.num_outputs)
-        return None if existing is None else Blocked(filled(terms), *found[:3], dropout, existing, weights.size)
+        return None if existing is None else Blocked(filled(terms), *parts[:3], dropout, existing, weights.size)
 
     def application_cost(self, match: Any, problem: Problem, channels: int, mode: str) -> Cost:
         return application(problem.basis, problem.sizes, channels, mode).repeated(FUSED_SHARE)

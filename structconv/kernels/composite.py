@@ -75,15 +75,15 @@ class PerPart(Kernel):
     def match(self, problem: Problem) -> tuple[Part, ...] | None:
         if problem.relative is not None or (problem.projected and not problem.theta.sums_heads):
             return None
-        found: list[Part] = []
+        parts: list[Part] = []
         for number, part in enumerate(cast(Concat, problem.basis).parts):
-            at = found[-1].stop if found else 0
+            at = parts[-1].stop if parts else 0
             theta = problem.theta.slice(at, at + part.size)
             if problem.projected and not theta.sums_heads:
                 return None  # what is projected are the channels of y, not those between two factors
             plan = decide(problem.part(part, theta))
-            found.append(Part(number, plan, at, at + part.size))
-        return tuple(found)
+            parts.append(Part(number, plan, at, at + part.size))
+        return tuple(parts)
 
     def cost(self, match: tuple[Part, ...], problem: Problem, path: str) -> Cost:
         total = Cost()
@@ -110,13 +110,13 @@ class PerInput(PerPart):
     name, types, by_heads, separate = "parts of their own x, summed", (Mixture,), False, True
 
     def match(self, problem: Problem) -> tuple[Part, ...] | None:
-        found: list[Part] = []
+        parts: list[Part] = []
         thetas, xs = cast(MixtureWeights, problem.theta).parts, cast(PartInputs, problem.x).parts
         for number, part in enumerate(cast(Mixture, problem.basis).parts):
-            at = found[-1].stop if found else 0
+            at = parts[-1].stop if parts else 0
             plan = decide(problem.part(part, thetas[number], xs[number]))
-            found.append(OwnPart(number, plan, at, at + part.size))
-        return tuple(found)
+            parts.append(OwnPart(number, plan, at, at + part.size))
+        return tuple(parts)
 
     def weights(self, match: tuple[Part, ...], problem: Problem) -> Run:
         return lambda call: tuple(part.plan.weights(part.of(call, None)) for part in match)  # type: ignore[return-value]

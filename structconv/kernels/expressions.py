@@ -88,15 +88,15 @@ def pairs_list(support: Support | None) -> Callable[[Any, int, int, torch.device
         graph_of = getter(support.graph)
 
         def graph(basis: Any, inputs: int, outputs: int, device: torch.device) -> Graph:
-            found: Graph = graph_of(basis)
-            return found if listed_edges(found)[0].device == device else found.to(device)
+            edges: Graph = graph_of(basis)
+            return edges if listed_edges(edges)[0].device == device else edges.to(device)
 
         return graph
     fill = materializer(support)
 
-    def found(basis: Any, inputs: int, outputs: int, device: torch.device) -> Graph:
+    def pairs(basis: Any, inputs: int, outputs: int, device: torch.device) -> Graph:
         graph, exact = fill(basis).listing(inputs, outputs, device)
         assert graph is not None and exact
         return graph
 
-    return found
+    return pairs

@@ -197,14 +197,14 @@ class FlexAttention(Applied):
             return None
         if problem.relative is not None or math.prod(problem.sizes.entries(basis)) < max(LEAST_PAIRS, 1):
             return None
-        found = mapped(basis) if triton.working(device) else None
-        terms = None if found is None else summands(found[3])
+        parts = mapped(basis) if triton.working(device) else None
+        terms = None if parts is None else summands(parts[3])
         present = Present.of(basis.child.support())
-        if found is None or terms is None or present is None or not fitting(terms):
+        if parts is None or terms is None or present is None or not fitting(terms):
             return None
         depth = sum(leaf.depth if isinstance(leaf, Bilinear) else 2 for leaf, _ in terms
                     if isinstance(leaf, Bilinear | Affine))
-        return FlexScores(filled(terms), found[1], found[2], present, basis.size, depth,
+        return FlexScores(filled(terms), parts[1], parts[2], present, basis.size, depth,
                           BlockedAttention().match(problem))
 
     def application_cost(self, match: FlexScores, problem: Problem, channels: int, mode: str) -> Cost:

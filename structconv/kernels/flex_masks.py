@@ -105,10 +105,10 @@ def _key(support: Support) -> Hashable:
 
 def _found(parts: tuple[Support, ...], inputs: int, outputs: int, device: torch.device) -> BlockMask:
     def keep(b: Tensor, h: Tensor, n: Tensor, m: Tensor) -> Tensor:
-        found = m >= 0
+        kept_pairs = m >= 0
         for part in parts:
-            found = found & part.contains(m, n)
-        return found
+            kept_pairs = kept_pairs & part.contains(m, n)
+        return kept_pairs
 
     pairs = _counts(parts, inputs, outputs, device)
     full = pairs == SIDE * SIDE
@@ -126,11 +126,11 @@ def _counts(parts: tuple[Support, ...], inputs: int, outputs: int, device: torch
     """Pairs in each block of SIDE outputs and SIDE inputs; those beyond the last entry do not exist."""
     rows, columns = -(-outputs // SIDE), -(-inputs // SIDE)
     m = torch.arange(columns * SIDE, device=device).unsqueeze(-1)
-    step, found = max(1, BOOLEANS // (columns * SIDE * SIDE)), []
+    step, counts = max(1, BOOLEANS // (columns * SIDE * SIDE)), []
     for first in range(0, rows, step):
         n = torch.arange(first * SIDE, min(first + step, rows) * SIDE, device=device).unsqueeze(0)
         keep = (m < inputs) & (n < outputs)
         for part in parts:
             keep = keep & part.contains(m, n)
-        found.append(keep.view(columns, SIDE, -1, SIDE).sum((1, 3)).mT)
-    return torch.cat(found)
+        counts.append(keep.view(columns, SIDE, -1, SIDE).sum((1, 3)).mT)
+    return torch.cat(counts)

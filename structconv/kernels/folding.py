@@ -68,11 +68,11 @@ class Folding(NamedTuple):
         each = values.expand(*self.lead, self.size, values.shape[-1])
         return each.movedim(-2, 0).flatten(1) if self.copies else each.flatten(0, -2)
 
-    def weights(self, found: Tensor) -> Tensor:
+    def weights(self, entries: Tensor) -> Tensor:
         """Numbers of edges (K, B E) or (B K, E) -> (..., K, E)."""
         if not self.copies:
-            return found.unflatten(0, (*self.lead, self.size))
-        return found.unflatten(1, (*self.lead, found.shape[1] // self.samples)).movedim(0, -2)
+            return entries.unflatten(0, (*self.lead, self.size))
+        return entries.unflatten(1, (*self.lead, entries.shape[1] // self.samples)).movedim(0, -2)
 
 
 def folded(graph: Graph, lead: tuple[int, ...], size: int, *, dropout: float = 0.0) -> Folding:

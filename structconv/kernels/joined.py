@@ -32,9 +32,9 @@ class Joined(NamedTuple):
 
         def joined(call: Call) -> Tensor:
             own = [part_of(call, number) for number in range(len(ways))]
-            found = [way(one.x, one) for way, one in zip(ways, own, strict=True)]
-            lead = broadcast(*(rows.shape[:-2] for rows in found))
-            return torch.cat([rows.expand(*lead, *rows.shape[-2:]) for rows in found], -1)
+            parts = [way(one.x, one) for way, one in zip(ways, own, strict=True)]
+            lead = broadcast(*(rows.shape[:-2] for rows in parts))
+            return torch.cat([rows.expand(*lead, *rows.shape[-2:]) for rows in parts], -1)
 
         return joined
 
@@ -49,10 +49,10 @@ class JoinedInputs(Kernel):
         if not all(isinstance(theta, Full) and theta.size == 1 for theta in thetas):
             return None
         own = [problem.part(*part) for part in zip(cast(Mixture, problem.basis).parts, thetas, xs, strict=True)]
-        found, total = [cheapest(part, part.theta.in_channels, "analysis") for part in own], Cost()
-        for (_, cost), part in zip(found, own, strict=True):
+        chosen, total = [cheapest(part, part.theta.in_channels, "analysis") for part in own], Cost()
+        for (_, cost), part in zip(chosen, own, strict=True):
             total = total + cost.repeated(1 + part.x_grad)
-        return Joined(tuple([applied for applied, _ in found]), total)
+        return Joined(tuple([applied for applied, _ in chosen]), total)
 
     def cost(self, match: Joined, problem: Problem, path: str) -> Cost:
         theta, rows = problem.theta, problem.bytes(problem.outputs * problem.theta.in_channels)
@@ -71,8 +71,8 @@ class JoinedInputs(Kernel):
 
     def weights(self, match: Joined, problem: Problem) -> Run:
         entries = super().weights(match, problem)
-        found = [applied.weights or entries for applied in match.applications]
-        return lambda call: tuple(of(part_of(call, number)) for number, of in enumerate(found))  # type: ignore[return-value]
+        functions = [applied.weights or entries for applied in match.applications]
+        return lambda call: tuple(of(part_of(call, number)) for number, of in enumerate(functions))  # type: ignore[return-value]
 
 
 register(JoinedInputs())

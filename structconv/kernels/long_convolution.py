@@ -84,8 +84,8 @@ class LongConvolution(Kernel):
         transforms = one * (batch * (theta.in_channels + theta.out_channels) + pairs)
         products = 4 * batch * points * pairs
         moved = 8 * problem.sizes.itemsize * points * (batch * (theta.in_channels + theta.out_channels) + pairs)
-        found = Cost(transforms + products, moved, wasted=transforms * (1 / TRANSFORM_SHARE - 1), calls=CALLS)
-        return found.repeated(1 + problem.x_grad + problem.theta_grad) + Cost(peak_bytes=moved)
+        once = Cost(transforms + products, moved, wasted=transforms * (1 / TRANSFORM_SHARE - 1), calls=CALLS)
+        return once.repeated(1 + problem.x_grad + problem.theta_grad) + Cost(peak_bytes=moved)
 
     def compile(self, match: Circle, problem: Problem, path: str) -> Run:
         direct = GridConvolution()

@@ -38,10 +38,10 @@ class WithSelf(PerPart):
         usual = own is not None and len(parts) == 2 and isinstance(problem.theta, Full) and problem.x.dim() == 2
         if own is None or not usual or problem.projected or not isinstance(near := parts[1 - own], Sparse):
             return None
-        found, both = matrices(near, problem.x), super().match(problem)
-        if both is None or not found.single or not is_lazy(near) or both[1 - own].plan.path != "structure_first":
+        adjacency, both = matrices(near, problem.x), super().match(problem)
+        if both is None or not adjacency.single or not is_lazy(near) or both[1 - own].plan.path != "structure_first":
             return None
-        return _Match(both, found, own)
+        return _Match(both, adjacency, own)
 
     def cost(self, match: _Match, problem: Problem, path: str) -> Cost:  # type: ignore[override]
         return super().cost(match.both, problem, path)

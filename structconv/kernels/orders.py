@@ -198,8 +198,8 @@ def shares_of(call: Call, clip: int) -> Tensor:
     assert table is not None
     shifts: Basis = ClippedShifts(table, clip, basis.num_inputs, basis.num_outputs)
     shifts = shifts if call.output_positions is None else placed(shifts, call.output_positions, basis.num_outputs)
-    found = basis.outer(shifts).analysis(table.new_ones(basis.num_inputs, 1)).squeeze(-1)
-    return found.unflatten(-2, (basis.size, 2 * clip + 1)).mT
+    shares = basis.outer(shifts).analysis(table.new_ones(basis.num_inputs, 1)).squeeze(-1)
+    return shares.unflatten(-2, (basis.size, 2 * clip + 1)).mT
 
 
 _ORDERS: dict[str, Callable[[Application, Problem], Run]] = {
@@ -267,8 +267,8 @@ class Primitives(Applied):
         return True
 
     def application_cost(self, match: Any, problem: Problem, channels: int, mode: str) -> Cost:
-        found = application(problem.basis, problem.sizes, channels, mode) + rows_gathered(problem.basis, problem.sizes)
-        return found + Cost(calls=NODE_CALLS * (len(list(nodes(problem.basis))) - 1))
+        cost = application(problem.basis, problem.sizes, channels, mode) + rows_gathered(problem.basis, problem.sizes)
+        return cost + Cost(calls=NODE_CALLS * (len(list(nodes(problem.basis))) - 1))
 
     def application(self, match: Any, problem: Problem) -> Application:
         return Application(lambda r, call: call.materialized().apply(r),

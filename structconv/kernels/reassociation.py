@@ -82,12 +82,12 @@ class _Factors(NamedTuple):
     causal: bool
 
     @classmethod
-    def of(cls, found: Reassociated, call: Call) -> _Factors:
+    def of(cls, match: Reassociated, call: Call) -> _Factors:
         """Return the factors of this call, with the scale in the query."""
-        query, key, scale = products(found.terms(call.basis))
+        query, key, scale = products(match.terms(call.basis))
         query, key = _wide(query), _wide(key)
         query = query if scale == 1.0 else query * scale
-        return cls(query, key, found.existing.padding(call.basis), found.kind, found.over, found.existing.causal)
+        return cls(query, key, match.existing.padding(call.basis), match.kind, match.over, match.existing.causal)
 
     def present(self, t: Tensor) -> Tensor:
         """(..., K, M, C) with zeros where there is padding."""

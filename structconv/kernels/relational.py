@@ -102,13 +102,13 @@ class PerRelation(Kernel):
 
 
 def _by_pairs(x: Tensor, typed: Typed, theta: Weight) -> Tensor:
-    found = counts(typed)
-    of_outputs = found.outputs <= IN_FAVOR * found.inputs
+    count = counts(typed)
+    of_outputs = count.outputs <= IN_FAVOR * count.inputs
     lead, batch = x.shape[:-2], math.prod(x.shape[:-2])
     x_MC = x.movedim(-2, 0).reshape(x.shape[-2], batch * x.shape[-1])
     wide = batch * (theta.in_channels + theta.out_channels) * x.element_size()
     entries = typed.num_outputs if of_outputs else typed.num_inputs
-    spans = blocks_of(entries, _power_of_two(min(found) * wide / BLOCK_BYTES))
+    spans = blocks_of(entries, _power_of_two(min(count) * wide / BLOCK_BYTES))
     values = None if typed.values is None else alike("Typed", x, typed.values)
     pairs = distinct_pairs(typed, of_outputs, len(spans))
     made = Blocks(pairs, spans, of_outputs, batch, typed.num_outputs, _fixed_weights(typed, of_outputs, pairs))
@@ -160,8 +160,8 @@ class Stacked(Primitives):
         return materializer(problem.basis) if whole and fixed and usable(x, 0) is not None else None
 
     def cost(self, match: Any, problem: Problem, path: str) -> Cost:
-        found = super().cost(match, problem, path)
-        return dataclasses.replace(found, calls=SPARSE_CALLS) if path == "structure_first" else found
+        cost = super().cost(match, problem, path)
+        return dataclasses.replace(cost, calls=SPARSE_CALLS) if path == "structure_first" else cost
 
     def compile(self, match: Callable[[Any], Typed], problem: Problem, path: str) -> Run:
         otherwise = super().compile(match, problem, path)

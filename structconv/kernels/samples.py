@@ -86,10 +86,10 @@ class Samplewise(NamedTuple):
         cut = [self.keeps and (numbers <= BLOCK_ELEMENTS or len(complete(basis)) == 2) for numbers, _ in groups]
         plain = [group for (_, group), again in zip(groups, cut, strict=True) if not again]
         blocks = _blocks([group for group, again in zip(groups, cut, strict=True) if again])
-        found = [run(plain, *tensors)] if plain else []
-        found += [recompute_blocks(run, tensors, blocks, reduce="cat")] if blocks else []
+        parts = [run(plain, *tensors)] if plain else []
+        parts += [recompute_blocks(run, tensors, blocks, reduce="cat")] if blocks else []
         order = [number for block in (plain, *blocks) for group in block for number in group]
-        return _in_order(torch.cat(found, -2) if len(found) > 1 else found[0], order, samples.sizes()[1])
+        return _in_order(torch.cat(parts, -2) if len(parts) > 1 else parts[0], order, samples.sizes()[1])
 
     def _of_group(self, basis: Basis, to: Restriction, r: Tensor, relative: Tensor | None) -> Tensor:
         """Compute the outputs of the group, sample after sample."""
@@ -129,7 +129,7 @@ class _Match(NamedTuple):
         rates, itemsize = machine.rates(self.problem.x.device), self.problem.sizes.itemsize
         costs = [(kernel, kernel.application_cost(match, self.problem, channels, "apply"))
                  for kernel, match in self.kernels]
-        return min(costs, key=lambda found: found[1].seconds(rates, itemsize))
+        return min(costs, key=lambda match: match[1].seconds(rates, itemsize))
 
     def calls(self) -> int:
         """The number of calls: one for each sample, or one for each size if samples stack, estimated from the sums of

@@ -127,9 +127,9 @@ class AffineEdges(NamedTuple):
         source, target = tensor(self.source(call.basis)), tensor(self.target(call.basis))
         lead = broadcast(source.shape[:-2], target.shape[:-2])
         batch = self.edges.folded(call.basis, source.shape[-1], target.shape[-1], source, lead)
-        found = affine_weights(*batch.layouts, *_terms(source, target, batch), slope=self.slope,
+        entries = affine_weights(*batch.layouts, *_terms(source, target, batch), slope=self.slope,
                                **self.edges.options(call.basis))
-        return batch.weights(found).to(call.x.dtype)
+        return batch.weights(entries).to(call.x.dtype)
 
     def _attend(self, source: Tensor, target: Tensor, r: Tensor, call: Call) -> Tensor:
         lead = broadcast(r.shape[:-3], source.shape[:-2], target.shape[:-2])
@@ -200,8 +200,8 @@ class BilinearEdges(NamedTuple):
     def apply(self, r: Tensor, call: Call) -> Tensor:
         """A_k^T r_k."""
         query, key = tensor(self.query(call.basis)), tensor(self.key(call.basis))
-        if (found := self._over_new_edges(query, key, r, call)) is not None:
-            return found
+        if (result := self._over_new_edges(query, key, r, call)) is not None:
+            return result
         lead = broadcast(r.shape[:-3], query.shape[:-3], key.shape[:-3])
         batch = self.edges.folded(call.basis, key.shape[-2], query.shape[-2], r, lead)
         q, k, v = map(batch.rows, (query, key, r))
@@ -212,9 +212,9 @@ class BilinearEdges(NamedTuple):
     def _over_new_edges(self, query: Tensor, key: Tensor, r: Tensor, call: Call) -> Tensor | None:
         """`attend_bilinear` where a kernel can read the tensors of the call, else `None`."""
         edges, scale = self.edges, self.scale
-        if self.bias is not None or (found := edges.sorted_for(call, r, key, query)) is None:
+        if self.bias is not None or (edges_of_call := edges.sorted_for(call, r, key, query)) is None:
             return None
-        graph, adjacency, check = found
+        graph, adjacency, check = edges_of_call
         options = edges.options(call.basis)
 
         def composed(q: Tensor, k: Tensor, v: Tensor, bias: None) -> Tensor:
@@ -229,9 +229,9 @@ class BilinearEdges(NamedTuple):
         query, key = tensor(self.query(call.basis)), tensor(self.key(call.basis))
         batch = self.edges.folded(call.basis, key.shape[-2], query.shape[-2], query,
                                   broadcast(query.shape[:-3], key.shape[:-3]))
-        found = bilinear_weights(*batch.layouts, batch.rows(query), batch.rows(key), self._bias(batch, call),
+        entries = bilinear_weights(*batch.layouts, batch.rows(query), batch.rows(key), self._bias(batch, call),
                                  scale=self.scale, **self.edges.options(call.basis))
-        return batch.weights(found).to(call.x.dtype)
+        return batch.weights(entries).to(call.x.dtype)
 
     def joint(self, otherwise: Run, problem: Problem) -> Run:
         """`between` with queries, keys and values in one product, where all are projections of one x (M, P)."""
@@ -280,10 +280,10 @@ class BilinearEdges(NamedTuple):
         tensors = x, query.weight, query.bias, key.weight, key.bias, value, bias
         if not fitting or nodes * x.shape[1] * width > FEW_PRODUCTS or not is_direct(*tensors):
             return None
-        found = sorted_edges(self.edges.pairs(call.basis, nodes, nodes, x.device), nodes, nodes)
-        if found is None:
+        edges_of_call = sorted_edges(self.edges.pairs(call.basis, nodes, nodes, x.device), nodes, nodes)
+        if edges_of_call is None:
             return None
-        graph, adjacency, check = found
+        graph, adjacency, check = edges_of_call
         options, depth = self.edges.options(call.basis), query.weight.shape[0] // query.heads
 
         def composed(x: Tensor, query: Tensor, query_bias: Tensor | None, key: Tensor, key_bias: Tensor | None,
@@ -314,10 +314,10 @@ class EdgeAttention(Applied):
     name, types = "structconv.edge_attention", (Normalized, Dropped)
 
     def match(self, problem: Problem) -> AffineEdges | BilinearEdges | None:
-        found = softmax_over_inputs(problem.basis)
-        if found is None:
+        parts = softmax_over_inputs(problem.basis)
+        if parts is None:
             return None
-        weights, dropout = found
+        weights, dropout = parts
         support = weights.child.support()
         pairs = pairs_list(support)
         if pairs is None:
@@ -334,10 +334,10 @@ class EdgeAttention(Applied):
         return fused_application(problem.basis, problem.sizes, channels, mode)
 
     def cost(self, match: AffineEdges | BilinearEdges, problem: Problem, path: str) -> Cost:
-        found = super().cost(match, problem, path)
+        cost = super().cost(match, problem, path)
         if path != "between" or not isinstance(match, BilinearEdges) or not match.is_one_node(problem):
-            return found
-        return dataclasses.replace(found, calls=min(found.calls, SPARSE_CALLS))  # products with Theta are part of it
+            return cost
+        return dataclasses.replace(cost, calls=min(cost.calls, SPARSE_CALLS))  # products with Theta are part of it
 
     def application(self, match: AffineEdges | BilinearEdges, problem: Problem) -> Application:
         return Application(match.apply, biased=match.biased if isinstance(match, AffineEdges) else None,

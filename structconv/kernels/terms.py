@@ -52,11 +52,11 @@ def filled(terms: Sequence[Summand]) -> Callable[[Any], tuple[Term, ...]]:
 
 def products(terms: Sequence[Term]) -> tuple[Tensor, Tensor, float]:
     """(query, key, c) with c <query_kn, key_km> the sum of the terms that are products: one after the other in D."""
-    found = [(leaf, factor) for leaf, factor in terms if isinstance(leaf, PRODUCTS)]
-    first, factor = found[0]
-    if len(found) == 1 and isinstance(first, Bilinear) and not isinstance(factor, Tensor):
+    leaves = [(leaf, factor) for leaf, factor in terms if isinstance(leaf, PRODUCTS)]
+    first, factor = leaves[0]
+    if len(leaves) == 1 and isinstance(first, Bilinear) and not isinstance(factor, Tensor):
         return first.query, first.key, factor
-    queries, keys = zip(*(_vectors(leaf, factor) for leaf, factor in found), strict=True)
+    queries, keys = zip(*(_vectors(leaf, factor) for leaf, factor in leaves), strict=True)
     return concatenate(queries, -1), concatenate(keys, -1), 1.0
 
 
@@ -83,8 +83,8 @@ def tables(terms: Sequence[tuple[Basis, Any]]) -> list[Lookup]:
 
 def table_rows(terms: Sequence[Term]) -> Tensor | None:
     """Return the sum of the terms by output and bucket, (..., K or 1, N, L)."""
-    found = tables(terms)
-    rows = [leaf.table * by_head(factor, 2) for leaf, factor in terms if leaf in found]
+    leaves = tables(terms)
+    rows = [leaf.table * by_head(factor, 2) for leaf, factor in terms if leaf in leaves]
     return torch.stack(torch.broadcast_tensors(*rows)).sum(0) if rows else None
 
 

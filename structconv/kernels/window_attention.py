@@ -141,10 +141,10 @@ class WindowAttention(Applied):
             return None
         weights, dropout = softmax
         product, bias = product_and_bias(unmasked(weights.child), _by_offset)
-        found = _window(weights.child.support(), bias)
-        if found is None or (found[2] is None and weights.num_inputs != weights.num_outputs):
+        parts = _window(weights.child.support(), bias)
+        if parts is None or (parts[2] is None and weights.num_inputs != weights.num_outputs):
             return None
-        window, causal, samples = found
+        window, causal, samples = parts
         grid = None if window is None else window.grid
         if isinstance(bias, GridLookup) and (grid is None or grid.shape != bias.grid.shape
                                              or (dropout.p == 0 and held_bias(weights) is not None)):

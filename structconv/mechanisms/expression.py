@@ -289,13 +289,13 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         """
         if torch.compiler.is_compiling():
             return None
-        found = self.__dict__.get("_options_key")
-        if found is None:
+        key = self.__dict__.get("_options_key")
+        if key is None:
             held = options(self)
-            found = type(self), static(held)
+            key = type(self), static(held)
             if not any(map(may_change, held.values())):
-                self.__dict__["_options_key"] = found
-        return cast(Hashable, found)
+                self.__dict__["_options_key"] = key
+        return cast(Hashable, key)
 
     def __setattr__(self, name: str, value: Any) -> None:
         held = self.__dict__
@@ -369,8 +369,8 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
 
 def _count(structure: Any, name: str) -> int | None:
     """Return the number of inputs or outputs of a structure; `None` for a mask without sizes."""
-    found: int | None = getattr(structure, name, None)
-    return getattr(structure, "num_entries", None) if found is None else found
+    count: int | None = getattr(structure, name, None)
+    return getattr(structure, "num_entries", None) if count is None else count
 
 
 def check_mechanism(owner: str, module: Any) -> None:

@@ -68,8 +68,8 @@ class MatrixMechanism(GraphMechanism):
 
     def _parts(self, structure: Any, dtype: torch.dtype) -> tuple[Graph | None, torch.Tensor | None]:
         """The edges, `None` for the structure's own, and the values."""
-        found = self.matrix(self.checked(structure), dtype)
-        return None if found.graph is structure else with_listed_edges(found.graph), found.values
+        matrix = self.matrix(self.checked(structure), dtype)
+        return None if matrix.graph is structure else with_listed_edges(matrix.graph), matrix.values
 
 
 class Adjacency(GraphMechanism):

@@ -259,8 +259,8 @@ def _ends(index: Tensor, count: int, keep: Tensor | None = None) -> Tensor:
     """Booleans (..., count): True at the numbers in `index` (E,), of the edges in `keep` (..., E)."""
     if keep is None:
         return torch.zeros(count, dtype=torch.bool, device=index.device).index_fill_(0, index.long(), True)
-    found = torch.zeros((*keep.shape[:-1], count), dtype=torch.uint8, device=index.device)
-    return found.index_reduce_(-1, index.long(), keep.to(torch.uint8), "amax") > 0
+    counted = torch.zeros((*keep.shape[:-1], count), dtype=torch.uint8, device=index.device)
+    return counted.index_reduce_(-1, index.long(), keep.to(torch.uint8), "amax") > 0
 
 
 def reached_by(mask: Any, num_inputs: int, num_outputs: int, device: torch.device) -> Tensor:
@@ -270,12 +270,12 @@ def reached_by(mask: Any, num_inputs: int, num_outputs: int, device: torch.devic
     graph, exact = mask.listing(num_inputs, num_outputs, device)
     if graph is not None:
         return _ends(graph.source, num_inputs, None if exact else mask.contains(graph.source, graph.target))
-    m, found = torch.arange(num_inputs, device=device).unsqueeze(-1), None
+    m, reached = torch.arange(num_inputs, device=device).unsqueeze(-1), None
     for start in range(0, num_outputs, COLUMNS):
         n = torch.arange(start, min(start + COLUMNS, num_outputs), device=device)
         some = mask.contains(m, n).any(-1)
-        found = some if found is None else found | some
-    return torch.zeros(num_inputs, dtype=torch.bool, device=device) if found is None else found
+        reached = some if reached is None else reached | some
+    return torch.zeros(num_inputs, dtype=torch.bool, device=device) if reached is None else reached
 
 
 def _positions(mask: Any) -> list[nn.Module]:
@@ -283,7 +283,7 @@ def _positions(mask: Any) -> list[nn.Module]:
     if not isinstance(mask, Support):
         return []
     held = [getattr(mask, field.name) for field in dataclasses.fields(mask)]  # type: ignore[arg-type]
-    return [found for field in held for found in ([field] if isinstance(field, nn.Module) else _positions(field))]
+    return [module for field in held for module in ([field] if isinstance(field, nn.Module) else _positions(field))]
 
 
 def _at_positions(mask: Any, modules: Any, inputs: Any) -> Any:

@@ -282,14 +282,14 @@ class Operation(Mechanism):
         return pairs.transpose() if self._turned and type(structure) is not NamedStructures else pairs
 
     def _may_mask_inputs(self, structure: Any, others: bool = False) -> int:
-        named, found = type(structure) is NamedStructures, 0
+        named, sides = type(structure) is NamedStructures, 0
         for part in (self.__dict__.get("_known_parts") or self._parts_now()).masking:
             if type(part) is Mask and not part._buffers and (structure is None or type(structure) is Graph):
                 reflexive = part._reflexive
                 if (structure is None or covers_inputs(structure)) if reflexive is None else (reflexive and not others):
                     continue  # edges and windows leave out pairs, and here no input: each is in a pair with itself
-            found |= part._may_mask_inputs(part._own(structure) if named else structure, others)
-        return found
+            sides |= part._may_mask_inputs(part._own(structure) if named else structure, others)
+        return sides
 
     def _visible_inputs(self, inputs: Inputs, masks: Masks) -> tuple[InputSet, InputSet]:
         operands = self.mechanisms()[:1 if self.join == "compose" else None]
@@ -333,14 +333,14 @@ class Operation(Mechanism):
             between = [EVERY_INPUT] if "content" in second.reads else []
             return [*first._needed_inputs(first._own_inputs(inputs), masks, masks.whatever_output(needed)), *between]
         scores = self.join != "add" or any(part.has_scores for part in operands)
-        found: list[InputSet] = []
+        sets: list[InputSet] = []
         for operand in operands:
             own = needed
             if self.join in ("add", "multiply", "outer") and scores:  # a pair exists where both do; 0 times a is 0
                 beside, which = [part for part in operands if part is not operand], int(self.join != "add")
                 own = own.union(*[part._visible_inputs(part._own_inputs(inputs), masks)[which] for part in beside])
-            found += operand._needed_inputs(operand._own_inputs(inputs), masks, own)
-        return found
+            sets += operand._needed_inputs(operand._own_inputs(inputs), masks, own)
+        return sets
 
     def _held_by_step(self) -> list[tuple[Step, nn.Module | None]]:
         """The steps, each with the module that it reads."""
@@ -377,12 +377,12 @@ class Operation(Mechanism):
 
     def _outputs_are(self, structure: Any, num_inputs: int) -> str | None:
         first, *others = self.mechanisms()
-        found = [first._outputs_are(first._own(structure), num_inputs)]
+        origins = [first._outputs_are(first._own(structure), num_inputs)]
         led = first._leads(structure) if self.join == "compose" else structure
-        found += [other._outputs_are(other._own(led), num_inputs) for other in others]
+        origins += [other._outputs_are(other._own(led), num_inputs) for other in others]
         if self.join == "compose":
-            return found[0] if found[1] == "x" else found[1]
-        whose = next((whose for whose in ("z", "x") if whose in found), None)
+            return origins[0] if origins[1] == "x" else origins[1]
+        whose = next((whose for whose in ("z", "x") if whose in origins), None)
         return "x" if self._turned and whose is not None else whose
 
     def _samples_of_outputs(self, structure: Any) -> Any:
@@ -405,16 +405,16 @@ class Operation(Mechanism):
 
     def _places(self, structures: NamedStructures) -> list[Place]:
         first, *others = self.mechanisms()
-        found = first._places(structures)
+        places = first._places(structures)
         if self.join == "compose":
             after = others[0]._places(first._leads(structures))
-            found = behind(found, after) if found or first._keeps_entries() else []
+            places = behind(places, after) if places or first._keeps_entries() else []
         else:
-            found = [*found, *(place for other in others for place in other._places(structures))]
+            places = [*places, *(place for other in others for place in other._places(structures))]
         if self._turned:
-            return [Place(name, samples.turned()) for name, samples in found[:1]]
-        found += [place for mask in self._masks() if isinstance(mask, Mask) for place in mask._places(structures)]
-        return [Place(found[0].name, agreed(found))] if found else []
+            return [Place(name, samples.turned()) for name, samples in places[:1]]
+        places += [place for mask in self._masks() if isinstance(mask, Mask) for place in mask._places(structures)]
+        return [Place(places[0].name, agreed(places))] if places else []
 
     def _keeps_entries(self) -> bool:
         return all(operand._keeps_entries() for operand in self.mechanisms())

@@ -518,8 +518,8 @@ class OfPair(FrozenValue):
         pair = torch.cat([source.expand(*lead, -1), target.expand(*lead, -1)], -1)
         module: Any = self.function.module
         names = [name for name, _ in module.named_parameters()]
-        found: Tensor = functional_call(module, dict(zip(names, parameters, strict=True)), (pair,))
-        return found
+        scores: Tensor = functional_call(module, dict(zip(names, parameters, strict=True)), (pair,))
+        return scores
 
 
 class Uniform(Score):

@@ -59,11 +59,11 @@ class StructureBuffer(nn.Module, Generic[S]):
 
 def _named(value: Any) -> list[tuple[str, Tensor]]:
     """Return the tensors of a value by field name; names of nested values follow the name of their field."""
-    found: list[tuple[str, Tensor]] = []
+    tensors: list[tuple[str, Tensor]] = []
     for name, field in zip(field_names(value), fields(value), strict=True):
         inside = [("", field)] if isinstance(field, Tensor) else []
         for i, part in enumerate(field if isinstance(field, tuple) else (field,)):
             nested = _named(part) if isinstance(part, FrozenValue) else []
             inside += [(f"{i}_{inner}" if isinstance(field, tuple) else inner, t) for inner, t in nested]
-        found += [(f"{name}_{inner}".rstrip("_"), t) for inner, t in inside]
-    return found
+        tensors += [(f"{name}_{inner}".rstrip("_"), t) for inner, t in inside]
+    return tensors

@@ -259,8 +259,8 @@ class Conv(Expressed):
         args, by_name = self._arguments(entries, others)
         y = self.forward(*args, **{**by_name, "structure": structure, **options})
         own, *weights = y if isinstance(y, tuple) else (y,)
-        found = packed(own, x if z is None else z, self.mechanism._samples_of_outputs(structures))
-        return (found, *weights) if weights else found
+        outputs = packed(own, x if z is None else z, self.mechanism._samples_of_outputs(structures))
+        return (outputs, *weights) if weights else outputs
 
     def _arguments(self, x: Any, z: Tensor | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """x and z, if there is one, as `forward` takes them."""
@@ -482,16 +482,16 @@ def _call_by_name(mixture: Any, theta: Weight, bias: Tensor | None, x: dict[str,
 
 def _output_positions(positions: Any, cache: Cache | None, z: Tensor, structure: Any) -> OutputPositions | None:
     """Return the positions of the outputs of a call among the existing inputs."""
-    found = OutputPositions.of(positions)
-    if found is not None:
-        found.check(z.shape[-2])
+    output_positions = OutputPositions.of(positions)
+    if output_positions is not None:
+        output_positions.check(z.shape[-2])
     if cache is None or not cache.dropped:
-        return found
-    if found is None:
+        return output_positions
+    if output_positions is None:
         raise ConfigError("Conv", "positions must be given where inputs are gone that no later output sees",
                           repr(cache), "Outputs that stand at the last inputs: layer.step(prepared, x).")
-    cache.check_reach(found.least(), structure)
-    return found.moved(cache.dropped)
+    cache.check_reach(output_positions.least(), structure)
+    return output_positions.moved(cache.dropped)
 
 
 def _autocast(mechanism: Mechanism, theta: Weight, x: Tensor) -> torch.dtype | None:
@@ -507,11 +507,11 @@ def _fits(entries: Tensor, sizes: tuple[int | None, int]) -> bool:
 
 def _structures(mechanism: Mechanism, structure: Any, axes: int) -> Any:
     """Return the structure of a call, or its structures by name."""
-    found = called_with(mechanism, None if axes and type(structure) is not dict else structure)
+    structures = called_with(mechanism, None if axes and type(structure) is not dict else structure)
     if axes and type(structure) is dict:
         raise ConfigError("Conv", "an image must have no structure beside its grid", ", ".join(map(repr, structure)),
                           "Call it on entries: layer(x, structure={name: Grid((H, W)), ...}).")
-    return found
+    return structures
 
 
 def _weight(weight: Weight | Sequence[Weight] | None, mechanism: Mechanism, channels: Any,

@@ -196,10 +196,10 @@ def _attend_edges(leaf: BiAffine, mask: Any, slope: float, p: float, layer: Any,
     if layer._added or not is_direct(x, theta, source, target, bias) or not _is_plain(
             layer, Normalized, leaf, mask, weight):
         return None
-    found = _edges(graph, x, channels, heads * depth)
-    if found is None:
+    prepared = _edges(graph, x, channels, heads * depth)
+    if prepared is None:
         return None
-    edges, layouts = found
+    edges, layouts = prepared
     drop = _drawn(p, layer, heads)
 
     def composed(x: Tensor, theta: Tensor, source: Tensor, target: Tensor, bias: Tensor | None) -> Tensor:
@@ -224,10 +224,10 @@ def _attend_pairs(leaf: Additive, mask: Any, slope: float, p: float, layer: Any,
     if not is_direct(x, theta, matrix, offset, vector, bias) or not _is_plain(
             layer, Normalized, leaf, mask, weight, to):
         return None
-    found = _edges(graph, x, channels, 2 * heads * depth)
-    if found is None:
+    prepared = _edges(graph, x, channels, 2 * heads * depth)
+    if prepared is None:
         return None
-    edges, layouts = found
+    edges, layouts = prepared
     drop = _drawn(p, layer, heads)
 
     def composed(x: Tensor, theta: Tensor, matrix: Tensor, offset: Tensor, vector: Tensor, bias: Tensor | None

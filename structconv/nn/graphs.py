@@ -280,14 +280,14 @@ class _AttentionLayer(Conv):
                             return_attention_weights=return_attention_weights)
         if structure is not None or type(graph) is not self.kind:
             graph = _checked(self, graph, structure)
-        found = cast(Graph, graph)
+        edges = cast(Graph, graph)
         if self.add_self_loops:
-            found = looped(found, self.fill_value)
+            edges = looped(edges, self.fill_value)
         if not (return_weights or return_attention_weights):
-            return super().forward(x, found, z=z)
-        y, weights = super().forward(x, found, z=z, return_weights=True)
+            return super().forward(x, edges, z=z)
+        y, weights = super().forward(x, edges, z=z, return_weights=True)
         weights = weights if self.concat else weights * self.heads
-        return (y, (found.edge_index, weights.mT)) if return_attention_weights else (y, weights)
+        return (y, (edges.edge_index, weights.mT)) if return_attention_weights else (y, weights)
 
     def plan(self, x: Tensor, graph: Graph | None = None, *, z: Tensor | None = None,  # type: ignore[override]
              structure: Graph | None = None) -> Plan:
@@ -300,8 +300,8 @@ class _AttentionLayer(Conv):
         return super().basis(x, self._looped(graph, structure), z=z)
 
     def _looped(self, graph: Graph | None, structure: Graph | None) -> Graph:
-        found: Graph = _checked(self, graph, structure)
-        return looped(found, self.fill_value) if self.add_self_loops else found
+        edges: Graph = _checked(self, graph, structure)
+        return looped(edges, self.fill_value) if self.add_self_loops else edges
 
 
 class GATConv(_AttentionLayer):

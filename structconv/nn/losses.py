@@ -104,12 +104,12 @@ def _slope(log_p: Tensor, place_M1: Tensor, scale: Tensor, smoothing: float) -> 
 
 def _slope_in_place(log_p: Tensor, place_M1: Tensor, scale: Tensor, smoothing: float) -> Tensor:
     """Compute the gradient in one table, in blocks that fit the caches."""
-    found = torch.empty_like(log_p)
+    slope = torch.empty_like(log_p)
     rows = max(1, _BLOCK // log_p.shape[1])
-    for out, own, place, by in zip(*(t.split(rows) for t in (found, log_p, place_M1, scale)), strict=True):
+    for out, own, place, by in zip(*(t.split(rows) for t in (slope, log_p, place_M1, scale)), strict=True):
         torch.exp(own, out=out)
         if smoothing:
             out -= smoothing / log_p.shape[1]
         out *= by
         out.scatter_add_(1, place, (smoothing - 1) * by)
-    return found
+    return slope

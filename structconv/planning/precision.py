@@ -37,12 +37,12 @@ def cast(value: T, dtype: torch.dtype | None) -> T:
         return value
     wanted = dtype
 
-    def changed(found: Any) -> Any:
-        if isinstance(found, Tensor):
-            return found.to(wanted) if _may_be_cast(found) else found
-        if type(found) is NormalizedWeights:
-            return found.compute(found.graph, found.normalize, wanted, found.weighted)
-        return Function(found.module, wanted, found.parameters) if type(found) is Function else found
+    def changed(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.to(wanted) if _may_be_cast(value) else value
+        if type(value) is NormalizedWeights:
+            return value.compute(value.graph, value.normalize, wanted, value.weighted)
+        return Function(value.module, wanted, value.parameters) if type(value) is Function else value
 
     made: T = map_tensors(value, changed, whole=(Structure,), also=(Function, NormalizedWeights))
     return made

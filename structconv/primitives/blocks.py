@@ -77,8 +77,8 @@ def _cat_blocks(pieces: Iterator[Tensor], blocks: Sequence[Any], dim: int) -> tu
     """The pieces together, and how long they are."""
     size, first = _covered(blocks), next(pieces)
     if size is None or first.shape[dim] != blocks[0].stop:
-        found = [first, *pieces]
-        return torch.cat(found, dim), [piece.shape[dim] for piece in found]
+        parts = [first, *pieces]
+        return torch.cat(parts, dim), [piece.shape[dim] for piece in parts]
     shape = list(first.shape)
     shape[dim] = size
     result = first.new_empty(shape)

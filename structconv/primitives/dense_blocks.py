@@ -235,16 +235,16 @@ class Blocks:
 
     def absent(self, span: Span) -> Absent:
         """Return the pairs of the block that do not exist, one item for each mask."""
-        found: Absent = []
+        absent: Absent = []
         device = self.q.device
         if self.options.causal and span.start + 1 < span.inputs:
             m = torch.arange(span.start, span.inputs, device=device)
             n = torch.arange(span.stop - 1, span.start - 1, -1, device=device).unsqueeze(-1)
-            found.append((span.start, m > n))
+            absent.append((span.start, m > n))
         keep = self.terms.keep
         if keep is not None:
-            found.append((0, self._dropped(keep, span)))
-        return found
+            absent.append((0, self._dropped(keep, span)))
+        return absent
 
     def _dropped(self, keep: Tensor, span: Span) -> Tensor:
         batch, heads = self._entries(span)

@@ -54,8 +54,8 @@ class _Fused(torch.autograd.Function):
         y, total = private.flash_attention(query, key, values, 0.0, causal, attn_mask=mask, scale=scale)
         ctx.save_for_backward(query, key, values, mask, y, total)
         ctx.causal, ctx.scale = causal, scale
-        found: Tensor = y
-        return found
+        result: Tensor = y
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -66,9 +66,9 @@ class _Fused(torch.autograd.Function):
                 return _all_pairs(q, k, v, mask, causal, scale)
 
             return *pulled_back(of, (query, key, values), ctx.needs_input_grad[:3], [grad]), None, None, None
-        found = private.flash_attention_backward(grad, query, key, values, y, total, 0.0, causal, attn_mask=mask,
+        grads = private.flash_attention_backward(grad, query, key, values, y, total, 0.0, causal, attn_mask=mask,
                                                  scale=scale)
-        return *found, None, None, None
+        return *grads, None, None, None
 
 
 _fused: Callable[..., Tensor] = private.bound_apply(_Fused)

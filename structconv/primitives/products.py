@@ -85,8 +85,8 @@ def linear(x: Tensor, w_QP: Tensor, bias: Tensor | None = None, *, relu: bool = 
         return y.relu() if relu else y
     rows = x.reshape(-1, x.shape[-1])
     _check_project(rows, w_QP.mT, bias)
-    found = (_project_relu if relu else _project)(rows, w_QP.mT, bias)
-    return found.reshape(*x.shape[:-1], w_QP.shape[0])
+    projected = (_project_relu if relu else _project)(rows, w_QP.mT, bias)
+    return projected.reshape(*x.shape[:-1], w_QP.shape[0])
 
 
 def outer(x: Tensor, y: Tensor) -> Tensor:
@@ -277,12 +277,12 @@ def _outer_like(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _project_tangent(arguments: Sequence[Any], tangents: Sequence[Any]) -> Tensor:
-    (x, w, _), (x_t, w_t, found) = arguments, tangents
+    (x, w, _), (x_t, w_t, tangent) = arguments, tangents
     for a, b in ((x_t, w), (x, w_t)):
         if a is not None and b is not None:
             part = torch.ops.structconv.project(a, b, None)
-            found = part if found is None else found + part
-    return found if found.dim() == 2 else found.expand(x.shape[0], -1)
+            tangent = part if tangent is None else tangent + part
+    return tangent if tangent.dim() == 2 else tangent.expand(x.shape[0], -1)
 
 
 def _project_relu_tangent(arguments: Sequence[Any], tangents: Sequence[Any]) -> Tensor:

@@ -275,8 +275,8 @@ def _out_channels(theta_KGPQ: Tensor) -> int:
     return theta_KGPQ.shape[1] * theta_KGPQ.shape[3]
 
 
-def _place(grad_values: Tensor, pairs: Pairs, found: Tensor) -> None:
+def _place(grad_values: Tensor, pairs: Pairs, grads: Tensor) -> None:
     if pairs.edges is None:
-        grad_values.copy_(found)
+        grad_values.copy_(grads)
     else:
-        grad_values.index_copy_(0, pairs.edges, found)
+        grad_values.index_copy_(0, pairs.edges, grads)

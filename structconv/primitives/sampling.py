@@ -195,9 +195,9 @@ def _padded(values: Tensor, first: Tensor, population: Tensor) -> Tensor:
         values.new_zeros(there.shape))
 
 
-def _draw(edges: InEdges, nodes: Tensor, groups: Tensor | None, found: tuple[Tensor, Tensor, Tensor], fanout: int,
+def _draw(edges: InEdges, nodes: Tensor, groups: Tensor | None, neighbors: tuple[Tensor, Tensor, Tensor], fanout: int,
           replace: bool, seed: int, relation: int, base: int) -> tuple[Tensor, Tensor, Tensor]:
-    first, population, offsets = found
+    first, population, offsets = neighbors
     draws = offsets.diff()
     most = int(draws.max()) if len(draws) else 0
     number = torch.arange(most)

@@ -156,8 +156,8 @@ def _softmax_grad(weights: Tensor, grad: Tensor, total: Any) -> Tensor:
 # -- in differentiable operators, for transforms and forward derivatives ------------------------------------------
 
 def _spelled_segments(scores: Tensor, keep: Tensor | None, index: Tensor, num: int) -> Tensor:
-    def spread(found: Tensor) -> Tensor:
-        return found.index_select(-1, index)
+    def spread(values: Tensor) -> Tensor:
+        return values.index_select(-1, index)
 
     return _spelled(scores, keep, lambda t: spread(segment_max(t, index, num)),
                     lambda t: spread(segment_sum(t, index, num)))

@@ -307,8 +307,8 @@ def _samples(graphs: Sequence[Graph | KnowledgeGraph]) -> Samples:
     return _joined_samples([_sizes_of_samples(graph) for graph in graphs])
 
 
-def _batch_samples(found: list[Samples]) -> Samples:
-    return _joined_samples([samples.sizes() for samples in found])
+def _batch_samples(members: list[Samples]) -> Samples:
+    return _joined_samples([samples.sizes() for samples in members])
 
 
 def _joined_samples(sizes: list[tuple[list[int], list[int]]]) -> Samples:

@@ -345,11 +345,11 @@ def _column(owner: str, frame: Any, name: str, remedy: str = "") -> Tensor:
 
 def _numbered(owner: str, column: Any, labels: Any) -> Tensor:
     """The positions of a column's labels among all labels."""
-    found = torch.tensor(require("pandas", owner).Index(labels).get_indexer(column))
-    if bool((found < 0).any()):
-        unknown = column[(found < 0).numpy()].iloc[0]
+    numbers = torch.tensor(require("pandas", owner).Index(labels).get_indexer(column))
+    if bool((numbers < 0).any()):
+        unknown = column[(numbers < 0).numpy()].iloc[0]
         raise StructureError(owner, "nodes must have every label of an edge", f"none for {unknown!r}")
-    return found
+    return numbers
 
 
 def _numbers(t: Tensor) -> Any:

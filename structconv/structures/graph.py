@@ -313,10 +313,10 @@ _CONVERSIONS = {"edge_index": "Graph.from_data(data)", "tocoo": "Graph.from_scip
 
 def _check_no_data(owner: str, expected: str, name: str, value: Any) -> None:
     """Raise `StructureError` if the value is plain data or another library's object, and no tensor or number."""
-    found = next((remedy for attribute, remedy in _CONVERSIONS.items() if hasattr(value, attribute)), None)
+    remedy_of_kind = next((remedy for attribute, remedy in _CONVERSIONS.items() if hasattr(value, attribute)), None)
     arrays = isinstance(value, (list, tuple)) or hasattr(value, "__array_interface__")
-    if arrays or found is not None or isinstance(value, _DATA):
-        remedy = "" if found is None else f"Convert it: {found}."
+    if arrays or remedy_of_kind is not None or isinstance(value, _DATA):
+        remedy = "" if remedy_of_kind is None else f"Convert it: {remedy_of_kind}."
         raise StructureError(owner, expected, type(value).__name__,
                              f"Convert it, for example torch.as_tensor({name})." if arrays else remedy)
 
@@ -442,23 +442,23 @@ def looped(graph: Graph, attr: float | str = 0.0) -> Graph:
     """`graph.with_self_loops(attr=attr)` inside of a layer, if changes of the edges are counted. They are listed when
     somebody reads them, for kernels do without. They follow the graph's own, so no user is given such a graph."""
     own = graph.__dict__
-    found: Graph | None = own.get("_looped")
-    if found is not None:
-        return found
+    graph_with_loops: Graph | None = own.get("_looped")
+    if graph_with_loops is not None:
+        return graph_with_loops
     bare = graph.edge_weight is None and graph.edge_attr is None and "_base" not in own
     square = graph.num_inputs == graph.num_outputs and (graph.samples is None or graph.samples.square)
     if not (bare and square and is_plain(graph.edge_index)):
         return graph.with_self_loops(attr=attr)
-    own["_looped"] = found = _with_lazy_loops(graph)
-    return found
+    own["_looped"] = graph_with_loops = _with_lazy_loops(graph)
+    return graph_with_loops
 
 
 def _with_lazy_loops(graph: Graph) -> Graph:
     """See `looped`."""
-    found = object.__new__(Graph)
-    found.__dict__.update(_base=graph.edge_index, num_inputs=graph.num_inputs, num_outputs=graph.num_outputs,
+    graph_with_loops = object.__new__(Graph)
+    graph_with_loops.__dict__.update(_base=graph.edge_index, num_inputs=graph.num_inputs, num_outputs=graph.num_outputs,
                           edge_weight=None, edge_attr=None, samples=graph.samples)
-    return found
+    return graph_with_loops
 
 
 def has_loops(index: Tensor) -> bool:

@@ -217,8 +217,8 @@ def _check_names(field: str, names: tuple[str, ...]) -> None:
         seen.add(name)
 
 
-def _numbering(found: Iterable[str], given: Sequence[str] | None) -> dict[str, int]:
-    return {name: i for i, name in enumerate(dict.fromkeys(found if given is None else given))}
+def _numbering(names: Iterable[str], given: Sequence[str] | None) -> dict[str, int]:
+    return {name: i for i, name in enumerate(dict.fromkeys(names if given is None else given))}
 
 
 def _look_up(kind: str, numbers: dict[str, int], name: str) -> int:

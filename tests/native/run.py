@@ -43,7 +43,7 @@ def pytest_configure() -> None:
     assert watched(tensor.data_ptr() + tensor.nbytes) and not watched(tensor.data_ptr())
     build.installed = lambda: Path(os.environ["STRUCTCONV_CHECKED_CORE"])
     core = loader.core()
-    assert core is not None and core.found.path == os.environ["STRUCTCONV_CHECKED_CORE"]
+    assert core is not None and core.status.path == os.environ["STRUCTCONV_CHECKED_CORE"]
 
 
 def main() -> int:

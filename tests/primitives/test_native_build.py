@@ -87,8 +87,8 @@ def test_built_in_the_cache_once_and_the_same_numbers(nowhere, monkeypatch):
     monkeypatch.setattr(loader, "_torch_level", lambda: "generic")
     monkeypatch.setattr(build, "FLAGS", tuple("-O0" if flag == "-O3" else flag for flag in build.FLAGS))
     (first, _), (second, _) = outcome(), outcome()
-    assert (first.found.origin, second.found.origin) == ("built now", "cache")
-    assert first.found.level == "generic" and first.found.path.startswith(str(nowhere))
+    assert (first.status.origin, second.status.origin) == ("built now", "cache")
+    assert first.status.level == "generic" and first.status.path.startswith(str(nowhere))
     source, target = torch.randint(50, (2, 600))
     inputs = [torch.randn(*shape, requires_grad=True) for shape in ((50, 4), (50, 4), (50, 4, 24))]
     found = []
@@ -138,7 +138,7 @@ def test_a_core_that_cannot_register_is_refused_and_torchs_operators_run(monkeyp
 
 
 def test_one_openmp_runtime_in_the_process():
-    if core() is None or core().found.runtime is None or sys.platform != "linux":
+    if core() is None or core().status.runtime is None or sys.platform != "linux":
         pytest.skip("no shared OpenMP runtime here")
     code = ("import torch\nfrom structconv.primitives.native import status\nassert status().available\n"
             "torch.randn(300, 300) @ torch.randn(300, 300)\n"

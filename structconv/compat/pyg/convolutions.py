@@ -189,8 +189,8 @@ class GINConv(Layer):
         if x_root is x and self._is_plain_sum():
             graph, x_root = looped(graph), None
         y = self._aggregated(x, adjacency(graph, None, x.dtype))
-        found: Tensor = self.nn(y if x_root is None else torch.addcmul(y, x_root, 1 + self.eps))
-        return found
+        out: Tensor = self.nn(y if x_root is None else torch.addcmul(y, x_root, 1 + self.eps))
+        return out
 
     def _is_plain_sum(self) -> bool:
         """Return True if y is the sum over the edges and one more loop at each entry."""

@@ -204,8 +204,8 @@ def _attributes(index: Tensor, graph: Graph, fill: Fill) -> Tensor | None:
     if isinstance(fill, Tensor):
         return torch.cat([attr, fill.to(attr).expand(count, *attr.shape[1:])])
     rows = max(graph.num_inputs, graph.num_outputs) + 1
-    found = Graph(index, num_nodes=rows, edge_attr=attr).with_self_loops(attr=fill).edge_attr
-    return None if found is None else found[:attr.shape[0] + count]
+    attributes = Graph(index, num_nodes=rows, edge_attr=attr).with_self_loops(attr=fill).edge_attr
+    return None if attributes is None else attributes[:attr.shape[0] + count]
 
 
 def group_count(index: Tensor) -> int:

@@ -91,13 +91,13 @@ class HGTConv(Layer):
         scores = Bilinear(self._heads(queries), torch.cat(keys, -2)).scaled(1 / math.sqrt(heads.shape[-1]))
         graph = Graph(joined, num_inputs=rows, num_outputs=total)
         y = attend(heads.transpose(0, 1).flatten(1), heads, scores, graph)[0]
-        found = self.out_lin({name: gelu(y[first:first + x_dict[name].shape[0]]) for name, first in firsts.items()
+        outputs = self.out_lin({name: gelu(y[first:first + x_dict[name].shape[0]]) for name, first in firsts.items()
                               if name in self.dst_node_types})
-        for name, out in found.items():
+        for name, out in outputs.items():
             if out.shape[-1] == x_dict[name].shape[-1]:
                 share = self.skip[parameter_key(name)].sigmoid()
-                found[name] = share * out + (1 - share) * x_dict[name]
-        return found
+                outputs[name] = share * out + (1 - share) * x_dict[name]
+        return outputs
 
     def _heads(self, flat: Tensor) -> Tensor:
         return EyeBlocks.of(self.heads, flat.shape[-1]).heads(flat)

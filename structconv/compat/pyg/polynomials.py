@@ -140,7 +140,7 @@ class ChebConv(_Polynomial):
         kind, forward = "row" if self.normalization == "rw" else self.normalization, self.flow == "source_to_target"
         turned = graph.reversed() if forward else graph
         if isinstance(bound, float | int) and self._is_sum():  # without loops where they are 0
-            found = scaled_laplacian(turned, kind, float(bound), dtype)
+            laplacian = scaled_laplacian(turned, kind, float(bound), dtype)
         else:
             twice = scaled_laplacian(turned, kind, 1.0, dtype)  # 2 L - I, loops behind the edges
             values = cast(Tensor, twice.values)
@@ -149,8 +149,8 @@ class ChebConv(_Polynomial):
             largest = entries.max() if bound is None else torch.as_tensor(bound).to(values)
             if batch is not None and largest.numel() > 1:
                 largest = largest[batch[twice.graph.target.long()]]
-            found = Sparse(twice.graph, entries / largest - loop)
-        return cast(Sparse, found.transpose()) if forward else found
+            laplacian = Sparse(twice.graph, entries / largest - loop)
+        return cast(Sparse, laplacian.transpose()) if forward else laplacian
 
 
 class SGConv(_Polynomial):

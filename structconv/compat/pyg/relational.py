@@ -59,18 +59,18 @@ class GINEConv(Layer):
             raise ConfigError("GINEConv", f"edge_attr must have the {x.shape[-1]} channels of x", edge_attr.shape[-1],
                               "Say edge_dim=, which maps it to them.")
         y = self._of_edges((gather(x, edges) + edge_attr).relu(), edges)
-        found: Tensor = self.nn(y if x_root is None else y + (1 + self.eps) * x_root)
-        return found
+        out: Tensor = self.nn(y if x_root is None else y + (1 + self.eps) * x_root)
+        return out
 
 
 def _width(owner: str, network: Any) -> int:
     """The channels that a network takes, by its first layer."""
     first = network[0] if isinstance(network, modules.Sequential) else network
-    found = getattr(first, "in_features", getattr(first, "in_channels", None))
-    if not isinstance(found, int):
+    width = getattr(first, "in_features", getattr(first, "in_channels", None))
+    if not isinstance(width, int):
         raise ConfigError(owner, "nn must say its in_features or in_channels where edge_dim is given",
                           type(first).__name__)
-    return found
+    return width
 
 
 class NNConv(Layer):

@@ -82,12 +82,12 @@ class _Sampling:
         """Nodes and edges of one type."""
         held = {_PLAIN: (theirs.colptr, theirs.row, theirs.edge_time, theirs.node_time, theirs.edge_weight)}
         sampler = self._sampler(theirs, held, {None: theirs.num_nodes}, theirs.num_neighbors.get_mapped_values())
-        found = sampler.sample({None: seed.long()}, _random(), None if seed_time is None else {None: seed_time})
-        rows, cols = _ends(theirs, found.rows, found.cols)
-        nodes, edges = found.num_sampled_nodes, found.num_sampled_edges
+        sample = sampler.sample({None: seed.long()}, _random(), None if seed_time is None else {None: seed_time})
+        rows, cols = _ends(theirs, sample.rows, sample.cols)
+        nodes, edges = sample.num_sampled_nodes, sample.num_sampled_edges
         return self.module.SamplerOutput(
-            node=found.nodes[None], row=rows[_PLAIN], col=cols[_PLAIN], edge=found.edges[_PLAIN],
-            batch=None if found.groups is None else found.groups[None],
+            node=sample.nodes[None], row=rows[_PLAIN], col=cols[_PLAIN], edge=sample.edges[_PLAIN],
+            batch=None if sample.groups is None else sample.groups[None],
             num_sampled_nodes=None if nodes is None else nodes[None],
             num_sampled_edges=None if edges is None else edges[_PLAIN])
 
@@ -103,16 +103,16 @@ class _Sampling:
         fanouts = theirs.num_neighbors.get_mapped_values(theirs.edge_types)
         sampler = self._sampler(theirs, held, {kind: theirs.num_nodes[kind] for kind in theirs.node_types},
                                 {theirs.to_edge_type[name]: numbers for name, numbers in fanouts.items()})
-        found = sampler.sample({kind: nodes.long() for kind, nodes in seed.items()}, _random(), seed_time)
-        rows, cols = _ends(theirs, found.rows, found.cols)
+        sample = sampler.sample({kind: nodes.long() for kind, nodes in seed.items()}, _random(), seed_time)
+        rows, cols = _ends(theirs, sample.rows, sample.cols)
         restored = getattr(theirs, "to_restored_edge_type", {})
 
         def renamed(values: Mapping[EdgeType, Any] | None) -> dict[EdgeType, Any] | None:
             return None if values is None else {restored.get(kind, kind): value for kind, value in values.items()}
 
         return self.module.HeteroSamplerOutput(
-            node=found.nodes, row=renamed(rows), col=renamed(cols), edge=renamed(found.edges), batch=found.groups,
-            num_sampled_nodes=found.num_sampled_nodes, num_sampled_edges=renamed(found.num_sampled_edges))
+            node=sample.nodes, row=renamed(rows), col=renamed(cols), edge=renamed(sample.edges), batch=sample.groups,
+            num_sampled_nodes=sample.num_sampled_nodes, num_sampled_edges=renamed(sample.num_sampled_edges))
 
     def _sampler(self, theirs: Any, held: Mapping[EdgeType, tuple[Any, ...]], num_nodes: Mapping[Any, int],
                  fanouts: Any) -> Sampler:

@@ -36,8 +36,8 @@ class PreparedLayer(library.CacheLayerMixin):
         call = {} if structure is None else {"structure": structure}
         if self.cache is None:
             self.cache, self.is_initialized = layer.prepare(x), True
-            found: Tensor = layer(self.cache, **call)
-            return found
+            y: Tensor = layer(self.cache, **call)
+            return y
         return cast(Tensor, layer.step(self.cache, x, **call))
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:

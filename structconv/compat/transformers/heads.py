@@ -219,7 +219,7 @@ class Heads(nn.ModuleList):
                 ) -> tuple[Tensor, Tensor | None]:
         """(B, K, N, C), and the weights (B, K, N, M) or `None`."""
         mask = Mask() if mask is None else mask
-        shared_by, found, at = query.shape[1] // key.shape[1], [], 0
+        shared_by, results, at = query.shape[1] // key.shape[1], [], 0
         if shared_by > 1 and len(self) > 1:
             key, value = (t.repeat_interleave(shared_by, 1) for t in (key, value))
         positions = _positions(mask, query.shape[-2], key.shape[-2])
@@ -229,8 +229,8 @@ class Heads(nn.ModuleList):
             own = (query, key, value) if len(self) == 1 else (query[:, span], key[:, span], value[:, span])
             keep, bias = (t if t is None or t.dim() < 3 or t.shape[-3] == 1 else t[..., span, :, :]
                           for t in (mask.keep, mask.bias))
-            found.append(group(*own, mask._replace(keep=keep, bias=bias), positions, **options))
-        y, weights = zip(*found, strict=True)
+            results.append(group(*own, mask._replace(keep=keep, bias=bias), positions, **options))
+        y, weights = zip(*results, strict=True)
         return torch.cat(y, 1), None if weights[0] is None else torch.cat(weights, 1)
 
 
@@ -333,9 +333,9 @@ def _refusal(path: str, module: nn.Module) -> str | None:
 def _sizes(module: nn.Module) -> tuple[int, int] | None:
     """How many heads an attention module has, and channels of each."""
     config = getattr(module, "config", None)
-    found = [next((value for place in (module, config) for name in names
+    sizes = [next((value for place in (module, config) for name in names
                    if type(value := getattr(place, name, None)) is int), None) for names in _SIZES]
-    return None if found[0] is None or found[1] is None else (found[0], found[1])
+    return None if sizes[0] is None or sizes[1] is None else (sizes[0], sizes[1])
 
 
 def _checked(heads: Any, size: int) -> list[dict[str, Any]]:

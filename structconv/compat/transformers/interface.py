@@ -112,9 +112,9 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
         key, value = key[:, :, :outputs], value[:, :, :outputs]
         position_bias = None if position_bias is None else position_bias[..., :outputs]
     known = attention_mask.support if isinstance(attention_mask, StructureMask) else attention_mask
-    found = None if known is position_bias is None and not causal else Mask.of(known, causal).joined(bias=position_bias)
+    mask = None if known is position_bias is None and not causal else Mask.of(known, causal).joined(bias=position_bias)
     compute: Any = attend if heads is None else heads
-    y, weights = compute(query, key, value, found, scale=scaling, dropout=dropout, softcap=softcap, sink=s_aux,
+    y, weights = compute(query, key, value, mask, scale=scaling, dropout=dropout, softcap=softcap, sink=s_aux,
                          weights=weights_wanted)
     return y.transpose(1, 2).contiguous(), weights
 
@@ -152,9 +152,9 @@ class StructureMask(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") == "__get__":  # shape, dtype, device, ... are those of the booleans
-            found = super().__torch_function__(func, types, args, kwargs)
-            if not isinstance(found, Tensor):
-                return found
+            result = super().__torch_function__(func, types, args, kwargs)
+            if not isinstance(result, Tensor):
+                return result
         return func(*_opened(args), **_opened(kwargs or {}))
 
 
@@ -189,10 +189,10 @@ def mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_o
             device = options.get("device", "cpu")
             return StructureMask.of(Causal() & Window(radius) if causal else Window(radius),
                                     (batch_size, 1, q_length, kv_length), device)
-    found: Tensor | None = sdpa_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
+    table: Tensor | None = sdpa_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
                                      kv_offset=kv_offset, mask_function=function, attention_mask=attention_mask,
                                      **options)
-    return found
+    return table
 
 
 def _window(function: Callable[..., Any]) -> tuple[bool, int | None]:

@@ -116,10 +116,10 @@ def _backward(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, y: Tensor, lse: T
     if (core := _usable(q, x)) is None:
         return None
     a, b, values, kind = _operands(q, k, x, kind, parameter, factor)
-    found: tuple[Tensor, ...] = core.additive_backward(
+    grads: tuple[Tensor, ...] = core.additive_backward(
         None, None, a, b, values, vector, y.to(values.dtype), lse, grad.to(values.dtype), kind, parameter, causal,
         *dispatch.drop_of(*dropout))
-    return found
+    return grads
 
 
 # -- by torch's operators ------------------------------------------------------------------------------------------

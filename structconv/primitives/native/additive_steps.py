@@ -93,8 +93,8 @@ def additive_step(q: Tensor, inputs: StepInputs) -> Tensor:
     Cost: N M B (3 D + 2 C) flops, where some |2 q| is above 80 an exponential for each of N M B D activations more.
     """
     if torch.is_grad_enabled() and private.any_requires_grad(q, inputs.k):
-        found: Tensor = private.bound_apply(_Step)(q, inputs.k, inputs.x, inputs.vector, inputs.numbers, inputs.left)
-        return found
+        y: Tensor = private.bound_apply(_Step)(q, inputs.k, inputs.x, inputs.vector, inputs.numbers, inputs.left)
+        return y
     return _forward(q, inputs.numbers)[0]
 
 
@@ -102,9 +102,9 @@ def additive_step(q: Tensor, inputs: StepInputs) -> Tensor:
 
 def _forward(q: Tensor, own: _Numbers) -> tuple[Tensor, Tensor]:
     """y, and the weights (B, N, M)."""
-    found: tuple[Tensor, Tensor] = own.kernels.additive_step(q, own.k, own.factor, own.x, own.vector, own.keep,
+    results: tuple[Tensor, Tensor] = own.kernels.additive_step(q, own.k, own.factor, own.x, own.vector, own.keep,
                                                              own.rate)
-    return found
+    return results
 
 
 def _backward(q: Tensor, weights: Tensor, grad: Tensor, own: _Numbers, sums: _Sums | None) -> Tensor:
@@ -159,15 +159,15 @@ class _Left:
         if not private.will_run(node):
             return None
         task = private.backward_task()
-        found = self._sums.get(task)
-        if found is None:
-            found = self._sums[task] = _Sums(self._numbers, self._wanted)
-        return found
+        sums = self._sums.get(task)
+        if sums is None:
+            sums = self._sums[task] = _Sums(self._numbers, self._wanted)
+        return sums
 
     def gradients(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return the sums of all steps of this pass."""
-        found = self._sums.pop(private.backward_task(), None)
-        return (None, None, None) if found is None else found.gradients(self._numbers.amplitude)
+        sums = self._sums.pop(private.backward_task(), None)
+        return (None, None, None) if sums is None else sums.gradients(self._numbers.amplitude)
 
 
 class _Joined(torch.autograd.Function):

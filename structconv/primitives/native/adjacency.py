@@ -40,10 +40,10 @@ class Adjacency:
 
     def by_source(self) -> Tensor:
         """Return the edges by source. O(E) once."""
-        found = self._by_source
-        if found is None:
-            found = self._by_source = self._core.transpose(self.by_target)
-        return found
+        layout = self._by_source
+        if layout is None:
+            layout = self._by_source = self._core.transpose(self.by_target)
+        return layout
 
     def sides(self) -> tuple[Tensor, Tensor]:
         """Return the edges by target and by source."""

@@ -81,9 +81,9 @@ def projected_attention(by_target: Csr, by_source: Csr, x: Tensor, of_source: Te
         y = affine_attention(by_target, by_source, source, target, x, slope=slope, dropout=dropout, seed=seed,
                              batch_heads=batch_heads)
         return y if bias is None else y + bias
-    found: Tensor = _projected(by_target, by_source, x, z, of_source, of_target, bias, slope, dropout, seed,
+    result: Tensor = _projected(by_target, by_source, x, z, of_source, of_target, bias, slope, dropout, seed,
                                batch_heads, trains(x, z, of_source, of_target, bias))[0]
-    return found
+    return result
 
 
 def affine_weights(by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, *, slope: float = 0.2,

@@ -84,11 +84,11 @@ def version(cxx: str) -> str:
 
 def digest(*more: str) -> str:
     """A name for what would be built: the sources, the flags, and whatever else matters."""
-    found = hashlib.sha256(repr((FLAGS, OPERATOR_FLAGS, LEVELS, more)).encode() + Path(__file__).read_bytes())
+    checksum = hashlib.sha256(repr((FLAGS, OPERATOR_FLAGS, LEVELS, more)).encode() + Path(__file__).read_bytes())
     for path in sorted(SOURCES.iterdir()):
         if path.suffix in (".cpp", ".h"):
-            found.update(path.name.encode() + path.read_bytes())
-    return found.hexdigest()[:16]
+            checksum.update(path.name.encode() + path.read_bytes())
+    return checksum.hexdigest()[:16]
 
 
 def kernels() -> tuple[str, ...]:
@@ -104,8 +104,8 @@ def headers() -> Path:
     """
     torch = importlib.util.find_spec("torch")
     for place in (torch.submodule_search_locations or ()) if torch else ():
-        if (found := Path(place) / "include").joinpath("torch", "csrc", "stable", "library.h").is_file():
-            return found
+        if (folder := Path(place) / "include").joinpath("torch", "csrc", "stable", "library.h").is_file():
+            return folder
     raise BuildError("the headers of torch were not found")
 
 

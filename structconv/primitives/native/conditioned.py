@@ -83,8 +83,8 @@ class _Edges(NamedTuple):
             core.conditioned_sums(edges_of(self.by_target, self.x.shape[0]), self.values, self.x, heads.start,
                                   heads.stop - heads.start, out)
             return
-        found = spmm(self.by_target, self.by_source, self.values[:, heads].mT, self.x)
-        out.view(self.outputs, len(found), self.x.shape[1]).copy_(found.movedim(0, 1))
+        sums = spmm(self.by_target, self.by_source, self.values[:, heads].mT, self.x)
+        out.view(self.outputs, len(sums), self.x.shape[1]).copy_(sums.movedim(0, 1))
 
     def adjoint(self, heads: slice, grads: Tensor, grad_values: Tensor | None, grad_x: Tensor | None) -> None:
         """The gradient of the values, written, and of x, added, by those of the sums."""

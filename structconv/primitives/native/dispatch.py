@@ -54,10 +54,10 @@ def edges_of(layout: Csr, columns: int) -> Tensor:
     Raises:
         StructureError: if it has more.
     """
-    found = sealed(layout)
-    if found.columns > columns:
-        raise StructureError("Csr", f"indices must be below {columns}", found.columns - 1)
-    return found.tensor
+    csr = sealed(layout)
+    if csr.columns > columns:
+        raise StructureError("Csr", f"indices must be below {columns}", csr.columns - 1)
+    return csr.tensor
 
 
 def dense(t: Tensor) -> Tensor:

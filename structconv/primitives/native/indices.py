@@ -101,12 +101,12 @@ def build(kernels: Core, index: Tensor, num_inputs: int, num_outputs: int) -> tu
     *tensors, bad = unseen(lambda: kernels.layouts(index, num_inputs, num_outputs))
     if bad >= 0:
         return int(bad)
-    found = []
+    layouts = []
     for tensor, rows, columns in zip(tensors, (num_outputs, num_inputs), (num_inputs, num_outputs), strict=True):
         layout = Csr(*_parts(tensor, rows + 1, index.shape[1]))
         derived(layout, "sealed", partial(Sealed, tensor, columns))
-        found.append(layout)
-    return found[0], found[1]
+        layouts.append(layout)
+    return layouts[0], layouts[1]
 
 
 def _parts(tensor: Tensor, *sizes: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -64,9 +64,9 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
     with_gradient, without = ((True,), (False,)) if flagged else ((), ())  # type: tuple[bool, ...], tuple[bool, ...]
 
     def ahead(ctx: Any, adjacency: Any, composed: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        found = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *with_gradient)
+        results = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *with_gradient)
                  if isinstance(forward, str) else forward(adjacency, *arguments))
-        y, *others = found if isinstance(found, tuple) else (found,)
+        y, *others = results if isinstance(results, tuple) else (results,)
         ctx.save_for_backward(*arguments[:count], *others)
         ctx.adjacency, ctx.composed, ctx.options = adjacency, composed, arguments[count:]
         ctx.result = Result(y) if reads_result else None
@@ -75,21 +75,21 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
 
     def again(ctx: Any, *tensors: Tensor | None) -> Tensor:
         kernel = getattr(Loaded.core, cast(str, forward))
-        found = kernel(ctx.adjacency.by_target, *tensors, *ctx.options, *with_gradient)
-        y: Tensor = found[0] if isinstance(found, tuple) else found
+        results = kernel(ctx.adjacency.by_target, *tensors, *ctx.options, *with_gradient)
+        y: Tensor = results[0] if isinstance(results, tuple) else results
         return y
 
     def back(ctx: Any, grad: Tensor) -> Gradients:
         saved, needed = ctx.saved_tensors, ctx.needs_input_grad[2:count + 2]
         if torch.is_grad_enabled() or private.is_wrapped(grad):
-            found = pulled_back(ctx.composed, saved[:count], needed, [grad])
+            gradients = pulled_back(ctx.composed, saved[:count], needed, [grad])
         elif isinstance(backward, str):
             if reads_result:
                 saved = (*saved[:count], ctx.result.take(partial(again, ctx, *saved[:count])), *saved[count:])
-            found = getattr(Loaded.core, backward)(*ctx.adjacency.sides(), *saved, grad, *ctx.options)
+            gradients = getattr(Loaded.core, backward)(*ctx.adjacency.sides(), *saved, grad, *ctx.options)
         else:
-            found = backward(ctx.adjacency, *saved, grad, needed, *ctx.options)
-        grads = (found,) if isinstance(found, Tensor) else found
+            gradients = backward(ctx.adjacency, *saved, grad, needed, *ctx.options)
+        grads = (gradients,) if isinstance(gradients, Tensor) else gradients
         return None, None, *grads, *(None,) * len(ctx.options)
 
     node = type(name, (torch.autograd.Function,), {"forward": staticmethod(ahead), "backward": staticmethod(back)})
@@ -99,9 +99,9 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
         if torch.is_grad_enabled() and private.any_requires_grad(*arguments):
             y: Tensor = apply(adjacency, composed, *arguments)
             return y
-        found = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *without)
+        results = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *without)
                  if isinstance(forward, str) else forward(adjacency, *arguments))
-        y = found[0] if isinstance(found, tuple) else found
+        y = results[0] if isinstance(results, tuple) else results
         return y
 
     return call
@@ -123,8 +123,8 @@ def _sums_backward(adjacency: Adjacency, x: Tensor, grad: Tensor, needed: Any) -
 
 def _spread(adjacency: Adjacency, grad: Tensor, more: Tensor | None = None) -> Tensor:
     """The sums over the reversed edges, plus `more`."""
-    found: Tensor = Loaded.core.sums(adjacency.by_source(), grad, more)  # type: ignore[union-attr]
-    return found
+    sums: Tensor = Loaded.core.sums(adjacency.by_source(), grad, more)  # type: ignore[union-attr]
+    return sums
 
 
 def _linear(adjacency: Adjacency, x: Tensor, weight: Tensor, root: Tensor | None, x_root: Tensor | None,
@@ -263,8 +263,8 @@ def _entries(_: Any, *arguments: Any) -> Any:
 def _entries_backward(_: Any, *arguments: Any) -> Gradients:
     *saved, heads, scale, causal = arguments
     *saved, _ = saved
-    found: Gradients = Loaded.core.attend_entries_backward(*saved, heads, scale, causal)  # type: ignore[union-attr]
-    return found
+    grads: Gradients = Loaded.core.attend_entries_backward(*saved, heads, scale, causal)  # type: ignore[union-attr]
+    return grads
 
 
 #: Multi-head attention of x (..., M, P) to itself, without an adjacency. Of x, weight (K D, P) and bias of queries,

@@ -64,8 +64,8 @@ class Status:
 class Core:
     """The loaded kernels: one attribute an operator of src/operators.cpp, called past the lookup of `torch.ops`."""
 
-    def __init__(self, library: ctypes.CDLL, level: str, found: Status) -> None:
-        self.found = found
+    def __init__(self, library: ctypes.CDLL, level: str, status: Status) -> None:
+        self.status = status
         register, self._named = library.structconv_register, library.structconv_operator
         register.restype = self._named.restype = ctypes.c_char_p
         register.argtypes, self._named.argtypes = [ctypes.c_char_p, ctypes.c_char_p], [ctypes.c_int64]
@@ -127,8 +127,8 @@ def status() -> Status:
     loaded, reason = _outcome()
     if loaded is None:
         return Status(False, reason)
-    threads = torch.get_num_threads() if loaded.found.runtime else 1
-    return Status(**{**vars(loaded.found), "threads": threads})
+    threads = torch.get_num_threads() if loaded.status.runtime else 1
+    return Status(**{**vars(loaded.status), "threads": threads})
 
 
 @cache
@@ -181,8 +181,8 @@ def _level(library: ctypes.CDLL, compiled: tuple[str, ...]) -> str:
 
 def _torch_level() -> str:
     """The level to build for, by what torch found the processor to be."""
-    found = {"AVX512": "avx512", "AVX2": "avx2"}.get(torch.backends.cpu.get_cpu_capability(), "generic")
-    return found if found in build.levels() else "generic"
+    level = {"AVX512": "avx512", "AVX2": "avx2"}.get(torch.backends.cpu.get_cpu_capability(), "generic")
+    return level if level in build.levels() else "generic"
 
 
 def _share_runtime() -> str | None:

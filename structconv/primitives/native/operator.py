@@ -233,11 +233,11 @@ def _function(name: str, forward: Callable[..., Any], backward: Callable[..., An
 def _batched(operator: Any) -> Callable[..., Any]:
     """The rule of `torch.vmap`: the members one after the other."""
     def members(info: Any, in_dims: Sequence[Any], *inputs: Any) -> Any:
-        found = [operator(*(_member(x, dim, i) for x, dim in zip(inputs, in_dims, strict=True)))
+        results = [operator(*(_member(x, dim, i) for x, dim in zip(inputs, in_dims, strict=True)))
                  for i in range(info.batch_size)]
-        if isinstance(found[0], Tensor):
-            return torch.stack(found), 0
-        return tuple(map(torch.stack, zip(*found, strict=True))), (0,) * len(found[0])
+        if isinstance(results[0], Tensor):
+            return torch.stack(results), 0
+        return tuple(map(torch.stack, zip(*results, strict=True))), (0,) * len(results[0])
 
     return members
 
@@ -321,13 +321,13 @@ class _Input(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> list[_Input]:
-        found = []
+        inputs = []
         for declared in text.split(", "):
             first, *words = declared.split()
             apart = first in ("any", "wide")
             name, *sizes = words if apart else (first, *words)
-            found.append(cls(name.rstrip("?"), tuple(sizes), name.endswith("?"), apart))
-        return found
+            inputs.append(cls(name.rstrip("?"), tuple(sizes), name.endswith("?"), apart))
+        return inputs
 
 
 def _names(schema: str) -> list[str]:
@@ -468,37 +468,38 @@ class _Operator:
 
     def _usable(self, usable: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """The kernels, if they can take inputs of the common dtype, of all numbers of channels."""
-        edges, found = arguments[1].shape[0], None
+        edges, layout = arguments[1].shape[0], None
         for at in self.tables:
-            if arguments[at] is not None and (found := usable(arguments[at], edges)) is None:
+            if arguments[at] is not None and (layout := usable(arguments[at], edges)) is None:
                 return None
-        return found
+        return layout
 
     def complete(self, forward: Callable[..., Any] | None) -> Callable[..., Any]:
         """The forward, composed where it has no result."""
         def compute(*arguments: Any) -> Any:
-            found = None if forward is None else forward(*arguments)
-            return self.decomposed(*arguments) if found is None else found
+            results = None if forward is None else forward(*arguments)
+            return self.decomposed(*arguments) if results is None else results
 
         return compute
 
     def complete_back(self, backward: Callable[..., Any] | None) -> Callable[..., Any]:
         """The backward, that of the composed form where it has no result. An operator returns no None: empty ones."""
         def compute(*arguments: Any) -> Any:
-            found = None if backward is None else backward(*arguments)
-            found = self.pulled(*arguments) if found is None else found
+            grads = None if backward is None else backward(*arguments)
+            grads = self.pulled(*arguments) if grads is None else grads
             return tuple(arguments[self.start].new_empty((0,)) if g is None or t is None else g.to(t.dtype)
-                         for g, t in zip(found, arguments[self.start:self.stop], strict=True))
+                         for g, t in zip(grads, arguments[self.start:self.stop], strict=True))
 
         return compute
 
     def decomposed(self, *arguments: Any) -> Any:
         """The composed form; a result that only a backward pass reads is NaN."""
         formula, inputs = self.formula(arguments, arguments[self.stop:self.end])
-        found, expected = _several(formula(*inputs)), _several(self.shapes(*arguments))
+        computed, expected = _several(formula(*inputs)), _several(self.shapes(*arguments))
         # a view made without gradients could not be changed in place
-        found = tuple(t.clone(memory_format=torch.contiguous_format) if t._is_view() else t.contiguous() for t in found)
-        results = *found, *(torch.full_like(t, torch.nan) for t in expected[len(found):])
+        computed = tuple(t.clone(memory_format=torch.contiguous_format) if t._is_view() else t.contiguous()
+                         for t in computed)
+        results = *computed, *(torch.full_like(t, torch.nan) for t in expected[len(computed):])
         return results if len(expected) > 1 else results[0]
 
     def pulled(self, *arguments: Any) -> list[Tensor | None]:
@@ -507,10 +508,10 @@ class _Operator:
         needed = [t is not None and (i not in self.told or arguments[self.at_needs + self.told[i]])
                   for i, t in enumerate(inputs)]
         with torch.no_grad():  # no second derivative
-            found = private.above_autograd(lambda: pulled_back(formula, inputs, needed,
+            grads = private.above_autograd(lambda: pulled_back(formula, inputs, needed,
                                                                arguments[self.at_grads:self.at_options]))
         return [None if not need else torch.zeros_like(t) if g is None else g.contiguous()
-                for t, g, need in zip(inputs, found, needed, strict=True)]
+                for t, g, need in zip(inputs, grads, needed, strict=True)]
 
     def formula(self, tensors: Sequence[Any], options: Sequence[Any]) -> tuple[Callable[..., Any], Sequence[Any]]:
         """The composed form as a function of the inputs, and these; inputs of 16 bits are computed with in 32."""
@@ -520,8 +521,8 @@ class _Operator:
             dtype = inputs[self.like - self.start].dtype
             if not self.inputs[0].sizes or dtype == sum_dtype(dtype):
                 return self.composed(*ends, *inputs, *options)
-            found = self.composed(*ends, *(t if t is None else t.to(sum_dtype(dtype)) for t in inputs), *options)
-            return found if self.results[0].apart else found.to(dtype)
+            y = self.composed(*ends, *(t if t is None else t.to(sum_dtype(dtype)) for t in inputs), *options)
+            return y if self.results[0].apart else y.to(dtype)
 
         return of, tensors[self.start:self.stop]
 
@@ -545,9 +546,9 @@ class _Operator:
             options[i] = t
         return saved[:count], options
 
-    def _placed(self, found: Sequence[Tensor | None], needed: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    def _placed(self, grads: Sequence[Tensor | None], needed: Sequence[bool]) -> tuple[Tensor | None, ...]:
         """Gradients of the inputs among those of all arguments."""
-        return (*(None,) * self.start, *(g if need else None for g, need in zip(found, needed[self.start:self.stop],
+        return (*(None,) * self.start, *(g if need else None for g, need in zip(grads, needed[self.start:self.stop],
                 strict=True)), *(None,) * (len(needed) - self.stop))
 
     def save(self, ctx: Any, arguments: tuple[Any, ...], results: Tensor | tuple[Tensor, ...]) -> None:
@@ -568,8 +569,8 @@ class _Operator:
             saved = (*inputs, y, *saved[self.stop + 1:])
         if given[0] is None:
             given = (torch.zeros_like(saved[self.stop]), *given[1:])
-        found = self.backward(*saved, *given, *options, *(needed[self.start + i] for i in self.told))
-        return self._placed(found, needed)
+        gradients = self.backward(*saved, *given, *options, *(needed[self.start + i] for i in self.told))
+        return self._placed(gradients, needed)
 
     def save_inputs(self, ctx: Any, arguments: tuple[Any, ...], _: Any) -> None:
         self._keep(ctx, arguments[:self.stop], arguments[self.stop:self.end])
@@ -590,19 +591,19 @@ class _Operator:
         formula, inputs = self.formula(saved, options)
         own, grads = slice(self.start, self.stop), slice(self.at_grads, self.at_options)
         asked = [c is not None for c in cotangents]
-        found = pulled_back(self._gradients(formula, asked), [*inputs, *saved[self.stop:]],
+        pulled = pulled_back(self._gradients(formula, asked), [*inputs, *saved[self.stop:]],
                             [*needed[own], *needed[grads]], [c for c in cotangents if c is not None])
         result: list[Tensor | None] = [None] * len(needed)
-        result[own], result[grads] = found[:len(inputs)], found[len(inputs):]
+        result[own], result[grads] = pulled[:len(inputs)], pulled[len(inputs):]
         return tuple(result)
 
     def _gradients(self, formula: Callable[..., Any], asked: Sequence[bool]) -> Callable[..., Any]:
         """(inputs, gradients of the results) -> the gradients of the inputs that require one."""
         def of(*tensors: Tensor) -> tuple[Tensor, ...]:
             inputs, grads = tensors[:len(self.inputs)], tensors[len(self.inputs):]
-            found = pulled_back(formula, inputs, asked, grads)
+            pulled = pulled_back(formula, inputs, asked, grads)
             return tuple(torch.zeros_like(t) if g is None else g
-                         for t, g, ask in zip(inputs, found, asked, strict=True) if ask)
+                         for t, g, ask in zip(inputs, pulled, asked, strict=True) if ask)
 
         return of
 
@@ -611,11 +612,11 @@ class _Operator:
     def ahead(self, plain: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         """The composed form of the results that have derivatives."""
         formula, inputs = self.formula(arguments, arguments[self.stop:self.end])
-        results, found = plain(*arguments), formula(*inputs)
+        results, computed = plain(*arguments), formula(*inputs)
         if isinstance(results, Tensor):
-            return found
-        found = _several(found)
-        return *found, *results[len(found):]
+            return computed
+        computed = _several(computed)
+        return *computed, *results[len(computed):]
 
     def ahead_again(self, plain: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         """The gradients are linear in those of the results, by which alone they are differentiated as they are.
@@ -641,5 +642,5 @@ class _Operator:
             raise NotImplementedError(f"structconv::{self.name}_backward has no forward derivative in its inputs "
                                       f"within a functional transform; structconv::{self.name} has")
         formula, _ = self.formula(arguments, arguments[self.at_options:self.at_needs])
-        found = pulled_back(formula, inputs, [t is not None for t in inputs], grads)
-        return tuple(arguments[self.start].new_empty((0,)) if g is None else g for g in found)
+        pulled = pulled_back(formula, inputs, [t is not None for t in inputs], grads)
+        return tuple(arguments[self.start].new_empty((0,)) if g is None else g for g in pulled)

@@ -135,12 +135,12 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 def _tangent(arguments: Sequence[Any], tangents: Sequence[Any]) -> Tensor:
     *layouts, values, x, _, alpha, beta = arguments
     values_t, x_t, z_t = tangents[6:9]
-    found = None if z_t is None else beta * z_t
+    tangent = None if z_t is None else beta * z_t
     for a, b, moves in ((values_t, x, values_t is not None), (values, x_t, x_t is not None)):
         if moves:
-            found = torch.ops.structconv.spmm_add(*layouts, a, b, found, alpha, 1.0)
-    assert found is not None
-    return found
+            tangent = torch.ops.structconv.spmm_add(*layouts, a, b, tangent, alpha, 1.0)
+    assert tangent is not None
+    return tangent
 
 
 define("spmm_add", f"{EDGES}, Tensor? values, Tensor x, Tensor? z, float alpha, float beta", by_layouts(_kernel), _fake,

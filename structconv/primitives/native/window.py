@@ -165,8 +165,8 @@ def _shifted(x: Tensor, offset: int, to: Tensor, of: Tensor) -> Tensor:
     position = torch.arange(sequence.shape[0]) - to[sequence] + offset
     there = (position >= 0) & (position < of.diff()[sequence])
     index = torch.where(there, of[sequence] + position, 0).to(x.device)
-    found = x.index_select(0, index) if x.shape[0] else x.new_zeros(index.shape[0], *x.shape[1:])
-    return torch.where(there.to(x.device).view(-1, *(1,) * (x.dim() - 1)), found, torch.zeros((), dtype=x.dtype))
+    rows = x.index_select(0, index) if x.shape[0] else x.new_zeros(index.shape[0], *x.shape[1:])
+    return torch.where(there.to(x.device).view(-1, *(1,) * (x.dim() - 1)), rows, torch.zeros((), dtype=x.dtype))
 
 
 # -- one operator after the other, an offset at a time -------------------------------------------------------------
@@ -180,11 +180,11 @@ def _keep(grid: _Grid, q: Tensor, table: Tensor) -> Tensor:
 
 def _scores(grid: _Grid, q: Tensor, k: Tensor, table: Tensor, keep: Tensor, scale: float) -> Tensor:
     """scale <q_n, k_(n + o)> + table_o of the pairs that exist, -inf at the others: (W, N, K)."""
-    found = []
+    scores = []
     for o, kept, bias in zip(grid.offsets(), keep, table.flatten(1).unbind(1), strict=True):
         near = torch.where(kept.unsqueeze(-1), grid.shifted(k, o), 0)
-        found.append(torch.where(kept, scale * (q * near).sum(-1) + bias, -torch.inf))
-    return torch.stack(found)
+        scores.append(torch.where(kept, scale * (q * near).sum(-1) + bias, -torch.inf))
+    return torch.stack(scores)
 
 
 def _composed(q: Tensor, k: Tensor, v: Tensor, table: Tensor, *options: Any) -> Tensor:
@@ -263,14 +263,14 @@ def _lines(shape: tuple[int, ...], below: tuple[int, ...], above: tuple[int, ...
     strides = torch.tensor([math.prod(shape[axis + 1:]) for axis in range(len(shape))], dtype=torch.int64)
     line = torch.arange(count).unsqueeze(-1) // strides % sizes
     offsets = torch.tensor(list(_Grid(shape, below, above, dilation).offsets()), dtype=torch.int64)
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for sign in (1, -1):
         near = line.unsqueeze(1) + sign * offsets.view(1, -1, len(shape))
         owner, combination = ((near >= 0) & (near < sizes)).all(-1).nonzero(as_tuple=True)
         entries = (near * strides).sum(-1)[owner, combination]
         indptr = torch.searchsorted(owner, torch.arange(count + 1))
-        found += [t.to(torch.int32).contiguous() for t in (indptr, entries, combination)]
-    return tuple(found)
+        tensors += [t.to(torch.int32).contiguous() for t in (indptr, entries, combination)]
+    return tuple(tensors)
 
 
 # -- the operator -------------------------------------------------------------------------------------------------
@@ -286,11 +286,11 @@ def _backward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, y: Tensor, lse: Te
               *options: Any) -> tuple[Tensor | None, ...] | None:
     if (kernels := _native(q, v)) is None:
         return None
-    *grads, found = kernels.window_backward(*_window(_Grid.of(options), table), q, k, v, options[6],
+    *grads, sums_of_bias = kernels.window_backward(*_window(_Grid.of(options), table), q, k, v, options[6],
                                             *dispatch.drop_of(*options[7:10]), y, lse, grad, options[10])
-    if found is None:
+    if sums_of_bias is None:
         return *grads, None
-    sums = found.sum(1)[..., _BORDER:-_BORDER].flip(-1)
+    sums = sums_of_bias.sum(1)[..., _BORDER:-_BORDER].flip(-1)
     return *grads, (sums.sum(0) if table.shape[0] == 1 else sums).reshape(table.shape)
 
 
