@@ -182,7 +182,7 @@ def _index_shapes(owner: str, phi: Tensor, axes: int | None) -> tuple[tuple[int,
         wanted = "(M, N, P, Q)" if axes is None else f"(*S, *T) with {axes} axes of S"
         raise ShapeError(owner, f"phi must be a floating-point tensor of shape {wanted}",
                          f"{tuple(phi.shape)} {phi.dtype}",
-                         "Other index shapes are told by axes=, the number of axes of S." if axes is None else "")
+                         "For other index shapes pass axes=, the number of axes of S." if axes is None else "")
     first = 2 if axes is None else axes
     return tuple(phi.shape[:first]), tuple(phi.shape[first:])
 

@@ -71,7 +71,7 @@ __all__ = [
 T = TypeVar("T")
 
 
-def _found(path: str, fallback: T) -> T:
+def _resolved(path: str, fallback: T) -> T:
     """Return torch's object under this path, or the fallback."""
     try:
         return reduce(getattr, path.split(".")[1:], torch)  # type: ignore[return-value]
@@ -141,11 +141,11 @@ NAMES: dict[str, tuple[str, Any]] = {
 }
 
 #: Return True if a functional transform (`torch.func`) is active.
-transforms_active: Callable[[], bool] = _found(*NAMES["transforms_active"])
+transforms_active: Callable[[], bool] = _resolved(*NAMES["transforms_active"])
 #: Return True if a gradient is a batch of gradients (`torch.autograd.grad` with `is_grads_batched`).
-is_batched: Callable[[Tensor], bool] = _found(*NAMES["is_batched"])
+is_batched: Callable[[Tensor], bool] = _resolved(*NAMES["is_batched"])
 #: Return True if a tensor belongs to a functional transform, or remained from one.
-is_functional: Callable[[Tensor], bool] = _found(*NAMES["is_functional"])
+is_functional: Callable[[Tensor], bool] = _resolved(*NAMES["is_functional"])
 
 
 def is_wrapped(t: Tensor) -> bool:
@@ -154,49 +154,49 @@ def is_wrapped(t: Tensor) -> bool:
 
 
 #: Return the number of active dispatch modes, and of function modes.
-dispatch_modes: Callable[[], int] = _found(*NAMES["dispatch_modes"])
-function_modes: Callable[[], int] = _found(*NAMES["function_modes"])
+dispatch_modes: Callable[[], int] = _resolved(*NAMES["dispatch_modes"])
+function_modes: Callable[[], int] = _resolved(*NAMES["function_modes"])
 #: Return True if a profiler records operators.
-profiling: Callable[[], bool] = _found(*NAMES["profiling"])
-any_requires_grad: Callable[..., bool] = _found(*NAMES["any_requires_grad"])
+profiling: Callable[[], bool] = _resolved(*NAMES["profiling"])
+any_requires_grad: Callable[..., bool] = _resolved(*NAMES["any_requires_grad"])
 #: A context in which operators skip autograd; `None` if torch has none.
-below_autograd: Any = _found(*NAMES["below_autograd"])
+below_autograd: Any = _resolved(*NAMES["below_autograd"])
 #: Excludes a dispatch key, or no longer; `None` if torch does not.
-exclude_key: Any = _found(*NAMES["exclude_key"])
+exclude_key: Any = _resolved(*NAMES["exclude_key"])
 #: A context in which an `autograd.Function` is one of the level that is being differentiated; `None` without.
-single_level: Any = _found(*NAMES["single_level"])
+single_level: Any = _resolved(*NAMES["single_level"])
 #: Return the state of the tracer, `None` if none is active.
-tracing: Callable[[], Any] = _found(*NAMES["tracing"])
+tracing: Callable[[], Any] = _resolved(*NAMES["tracing"])
 #: Return the level of forward derivatives; below 0 if there are none.
-forward_level: Callable[[], int] = (_level_unknown if _found(*NAMES["forward_level"]) is None
+forward_level: Callable[[], int] = (_level_unknown if _resolved(*NAMES["forward_level"]) is None
                                     else partial(getattr, torch.autograd.forward_ad, "_current_level"))
 #: A context that enables or disables them.
-forward_mode: Any = _found(*NAMES["forward_mode"])
-function_base: Any = _found(*NAMES["function_base"])
+forward_mode: Any = _resolved(*NAMES["forward_mode"])
+function_base: Any = _resolved(*NAMES["function_base"])
 #: True if an `autograd.Function` can follow functional transforms level by level; otherwise torch raises its error.
 follows_transforms: bool = None not in (below_autograd, single_level, forward_mode, function_base)
 #: Return True if hooks are registered for all modules.
-global_hooks: Callable[[], bool] = _found(*NAMES["global_hooks"])
+global_hooks: Callable[[], bool] = _resolved(*NAMES["global_hooks"])
 #: oneDNN's product x w^T + b; `None` where torch was built without it.
-linear_pointwise: Any = _found(*NAMES["linear_pointwise"]) if torch.backends.mkldnn.is_available() else None
+linear_pointwise: Any = _resolved(*NAMES["linear_pointwise"]) if torch.backends.mkldnn.is_available() else None
 #: The operator of attention on a CPU; `None` if torch has none.
-flash_attention: Any = _found(*NAMES["flash_attention"])
-flash_attention_backward: Any = _found(*NAMES["flash_attention_backward"])
+flash_attention: Any = _resolved(*NAMES["flash_attention"])
+flash_attention_backward: Any = _resolved(*NAMES["flash_attention_backward"])
 #: The backward of torch's softmax: (gradient, weights, axis, dtype) -> gradient of the scores.
-softmax_backward: Any = _found(*NAMES["softmax_backward"])
+softmax_backward: Any = _resolved(*NAMES["softmax_backward"])
 #: Return the operator that torch chooses for attention.
-fused_choice: Any = _found(*NAMES["fused_choice"])
-any_autocast: Callable[[], bool] = _found(*NAMES["any_autocast"])
-no_dispatch_modes: Any = _found(*NAMES["no_dispatch_modes"])
-no_transforms: Any = _found(*NAMES["no_transforms"])
-no_functions: Any = _found(*NAMES["no_functions"])
+fused_choice: Any = _resolved(*NAMES["fused_choice"])
+any_autocast: Callable[[], bool] = _resolved(*NAMES["any_autocast"])
+no_dispatch_modes: Any = _resolved(*NAMES["no_dispatch_modes"])
+no_transforms: Any = _resolved(*NAMES["no_transforms"])
+no_functions: Any = _resolved(*NAMES["no_functions"])
 #: The number of the backward pass under way, and whether it comes to a node of the graph; `None` where torch lacks it.
-backward_task: Any = _found(*NAMES["backward_task"])
-will_run: Any = _found(*NAMES["will_run"])
+backward_task: Any = _resolved(*NAMES["backward_task"])
+will_run: Any = _resolved(*NAMES["will_run"])
 #: Operator -> its form by others, which `torch.onnx.export` reads. A trace with dynamic sizes reads it too, except for
 #: operators in the second table; `None` where torch lacks them.
-decomposition_table: Any = _found(*NAMES["decomposition_table"])
-meta_table: Any = _found(*NAMES["meta_table"])
+decomposition_table: Any = _resolved(*NAMES["decomposition_table"])
+meta_table: Any = _resolved(*NAMES["meta_table"])
 #: True if a node can leave work to a later node of the same backward pass.
 defers: bool = None not in (backward_task, will_run)
 

@@ -37,5 +37,5 @@ def receptive_field(fn: Callable[[Tensor], Tensor], x: Tensor) -> int:
     generator = torch.Generator(y.device).manual_seed(0)
     weight = torch.randn(y.shape[-1], dtype=y.dtype, device=y.device, generator=generator)
     outputs = y @ weight
-    seen = [torch.autograd.grad(output, x, retain_graph=True)[0].abs().sum(-1).count_nonzero() for output in outputs]
-    return int(max(seen, default=torch.tensor(0)))
+    counts = [torch.autograd.grad(output, x, retain_graph=True)[0].abs().sum(-1).count_nonzero() for output in outputs]
+    return int(max(counts, default=torch.tensor(0)))

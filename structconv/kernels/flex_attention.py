@@ -91,8 +91,8 @@ class FlexScores(NamedTuple):
         held = (r, query, key)
         if any(t.dtype not in _STORED for t in held):
             return False
-        seen = self.present.reflexive and query.shape[-2] == key.shape[-2]
-        return self.present.everything or seen or all(map(finite, held))
+        on_diagonal = self.present.reflexive and query.shape[-2] == key.shape[-2]
+        return self.present.everything or on_diagonal or all(map(finite, held))
 
     def _otherwise(self, r: Tensor, call: Call) -> Tensor:
         """In blocks, or as the expression is written: deterministic, and apart from what is not finite."""

@@ -82,7 +82,7 @@ class Present(NamedTuple):
         if not self.parts:
             return None
         key = "block mask", tuple(map(_key, self.parts)), inputs, outputs, device
-        return derived(self.parts[0], key, lambda: _found(self.parts, inputs, outputs, device))
+        return derived(self.parts[0], key, lambda: _block_mask(self.parts, inputs, outputs, device))
 
 
 def _computable(support: Support) -> bool:
@@ -103,7 +103,7 @@ def _key(support: Support) -> Hashable:
     return type(support), *(_key(part) if isinstance(part, Support) else part for part in fields)
 
 
-def _found(parts: tuple[Support, ...], inputs: int, outputs: int, device: torch.device) -> BlockMask:
+def _block_mask(parts: tuple[Support, ...], inputs: int, outputs: int, device: torch.device) -> BlockMask:
     def keep(b: Tensor, h: Tensor, n: Tensor, m: Tensor) -> Tensor:
         kept_pairs = m >= 0
         for part in parts:

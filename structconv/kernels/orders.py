@@ -160,7 +160,7 @@ def _whole(problem: Problem) -> bool:
 
 
 def _between(applied: Application, problem: Problem) -> Run:
-    """x V_k, then A_k^T, then O_k, for Theta_k = V_k O_k of rank D: the structure sees D channels a head."""
+    """x V_k, then A_k^T, then O_k, for Theta_k = V_k O_k of rank D: the structure is applied to D channels a head."""
     if problem.relative is not None:
         return _with_relative_values(applied, problem)
     apply, biased, projected = applied.apply, applied.biased, problem.projected

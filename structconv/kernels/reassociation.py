@@ -29,7 +29,7 @@ from structconv.primitives.functions import sum_dtype
 
 __all__ = ["CHUNK", "Reassociation", "causal_product"]
 
-#: Consecutive outputs whose pairs among themselves are visited where an output sees what came before.
+#: Consecutive outputs whose pairs among themselves are visited where an output reads what came before.
 CHUNK = 128
 
 
@@ -105,7 +105,7 @@ class _Factors(NamedTuple):
         return query / torch.where(total == 0, 1, total), key
 
     def _seen(self, key: Tensor) -> Tensor:
-        """The sum of the keys that each output sees, (..., N or 1, D)."""
+        """The sum of the keys that each output reads, (..., N or 1, D)."""
         if not self.causal:
             return key.sum(-2, keepdim=True)
         last = torch.arange(self.query.shape[-2], device=key.device).clamp(max=key.shape[-2] - 1)

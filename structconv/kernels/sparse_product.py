@@ -37,18 +37,18 @@ class Matrices(NamedTuple):
 
     def product(self, r: Tensor, call: Call, sum_heads: bool = False) -> Tensor:
         """(..., K or 1, M, C) -> (..., K, N, C), or with the heads summed (..., N, C)."""
-        return spmm(*self._found(call), r, sum_heads=sum_heads)
+        return spmm(*self._operands(call), r, sum_heads=sum_heads)
 
     def one(self, x: Tensor, call: Call) -> Tensor:
         """(..., M, C) -> (..., N, C), of one matrix."""
-        ahead, back, values = self._found(call)
+        ahead, back, values = self._operands(call)
         return edge_product(*ahead, *back, values, x, 1) if x.dim() == 2 else spmm(ahead, back, values, x)
 
     def sorted(self, call: Call) -> Sorted | None:
         """One matrix of ones or of normalized weights, as a native kernel reads it; `None` where no kernel can."""
         return sorted_matrix(self.graph(call.basis), None if self.values is None else self.values(call.basis))
 
-    def _found(self, call: Call) -> tuple[Csr, Csr, Tensor | None]:
+    def _operands(self, call: Call) -> tuple[Csr, Csr, Tensor | None]:
         """The edges by target and by source, and the values."""
         values = None if self.values is None else tensor(self.values(call.basis))
         return *self.graph(call.basis).layouts(), values

@@ -124,7 +124,7 @@ class Mask(Named, nn.Module):
             mask = _on(mask, inputs.structure)
         sizes = inputs.x.shape[-2], inputs.z.shape[-2]
         if inputs.output_positions is not None:
-            mask = at_positions(mask, inputs.output_positions, *sizes, told=self._kept)
+            mask = at_positions(mask, inputs.output_positions, *sizes, or_none=self._kept)
         if samples is not None:
             mask, sizes = within(mask, inputs, samples), (samples.num_inputs, samples.num_outputs)
         if mask is not None and type(mask) is not Graph and isinstance(mask, Support):

@@ -331,7 +331,7 @@ class Cache:
         """Forget all entries from place `length` on, in place: what a draft had put there and was not accepted.
 
         Raises:
-            ConfigError: a length that is not there, or where an output would see what has been dropped since.
+            ConfigError: a length that is not there, or where an output would read what has been dropped since.
         """
         least = self.dropped if self.dropped == 0 or self._reach is None else self.dropped + self._reach
         if type(length) is not int or not least <= length <= self.length:
@@ -374,9 +374,9 @@ class Cache:
         """Raise `ConfigError` if an output at this position, or a mask of the call, reads inputs that are gone."""
         reach = self._reach if structure is self.structure else reach_of(self.layer.mechanism, structure)
         if reach is None or first - reach < self.dropped:
-            raise ConfigError("Cache", "outputs must see none of the inputs that are gone", repr(self),
-                              f"The first that are seen from place {first} would be from {reach} before it; of masks "
-                              "that see further x is to be prepared with them.")
+            raise ConfigError("Cache", "outputs must read none of the inputs that are gone", repr(self),
+                              f"Output {first} reads the inputs from {reach} before it on. For masks that reach "
+                              "further, make the cache from these inputs too.")
 
     def _compute_pending(self) -> None:
         """Make what is still to be made."""

@@ -488,7 +488,7 @@ def _output_positions(positions: Any, cache: Cache | None, z: Tensor, structure:
     if cache is None or not cache.dropped:
         return output_positions
     if output_positions is None:
-        raise ConfigError("Conv", "positions must be given where inputs are gone that no later output sees",
+        raise ConfigError("Conv", "positions must be given where inputs are gone that no later output reads",
                           repr(cache), "Outputs that stand at the last inputs: layer.step(prepared, x).")
     cache.check_reach(output_positions.least(), structure)
     return output_positions.moved(cache.dropped)

@@ -31,7 +31,7 @@ OPERATOR_CALLS = 10
 PADDED = 4
 #: Calls that dividing rows or columns by their sums takes, where products of queries and keys are reassociated.
 DIVIDED_CALLS = 4
-#: Calls that reassociated products take more where an output sees only what came before.
+#: Calls that reassociated products take more where an output reads only what came before.
 CAUSAL_CALLS = 8
 
 #: Calls that a sample of a batch takes beside its kernel's own where it has a plan of its own.

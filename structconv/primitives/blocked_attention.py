@@ -198,17 +198,17 @@ def _differentiated(problem: _Problem, blocks: Blocks, g: Tensor, gs: Tensor | N
                         for t, wanted in ((terms.diagonal, wants_diagonal), (terms.rows, wants_rows))))
     for span in blocks.spans():
         t, slope = blocks.weights(span, slope=True)
-        heads, seen, block_g = span.heads, slice(0, span.inputs), flipped(g, span)
-        d = torch.bmm(block_g, v[heads, seen].mT, out=blocks.buffer("gradient", span))
+        heads, inputs, block_g = span.heads, slice(0, span.inputs), flipped(g, span)
+        d = torch.bmm(block_g, v[heads, inputs].mT, out=blocks.buffer("gradient", span))
         if gs is not None:
             d.add_(blocks.spread(gs, span))
         dropped = blocks.dropped(span, t, d)
-        made.v[heads, seen].baddbmm_(dropped.mT, block_g)
+        made.v[heads, inputs].baddbmm_(dropped.mT, block_g)
         if mean is not None:
             d.sub_(flipped(mean, span))
         ds, rows = _scores(blocks, span, d, t, slope, wants_diagonal or wants_rows)
-        made.k[heads, seen].baddbmm_(ds.mT, blocks.query(span))
-        made.q[heads, span.rows] = torch.bmm(ds, k[heads, seen]).flip(1)
+        made.k[heads, inputs].baddbmm_(ds.mT, blocks.query(span))
+        made.q[heads, span.rows] = torch.bmm(ds, k[heads, inputs]).flip(1)
         if rows is not None and made.diagonal is not None:
             at, width = blocks.outputs - span.stop, rows.shape[1] + span.inputs - 1
             made.diagonal[heads, at:at + width] += rows[..., :width].sum(1)

@@ -108,8 +108,8 @@ class Blocks:
             last = min(first + self.group, self.q.shape[0])
             for start in range(0, self.outputs, self.step):
                 stop = min(start + self.step, self.outputs)
-                seen = min(stop, self.num_inputs) if self.options.causal else self.num_inputs
-                yield Span(first, last, start, stop, seen)
+                inputs = min(stop, self.num_inputs) if self.options.causal else self.num_inputs
+                yield Span(first, last, start, stop, inputs)
 
     def buffer(self, name: str, span: Span) -> Tensor:
         """(g, r, m) numbers of whatever was there."""

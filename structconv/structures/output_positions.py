@@ -114,13 +114,13 @@ class At(Support):
         return f"{self.support!r} at {first if positions is None else 'positions'}"
 
 
-def at_positions(mask: Any, output_positions: OutputPositions, inputs: int, outputs: int, told: bool = True) -> Any:
-    """Return the mask for outputs at these positions; `None` if it keeps all pairs and `told` is True.
+def at_positions(mask: Any, output_positions: OutputPositions, inputs: int, outputs: int, or_none: bool = True) -> Any:
+    """Return the mask for outputs at these positions; `None` if it keeps all pairs and `or_none`.
 
     A mask that was made for this number of outputs is returned unchanged.
     """
     result = _at(mask, output_positions, inputs, outputs)
-    return At(mask, output_positions) if result is None and mask is not None and not told else result
+    return At(mask, output_positions) if result is None and mask is not None and not or_none else result
 
 
 def _at(mask: Any, output_positions: OutputPositions, inputs: int, outputs: int) -> Any:
@@ -132,7 +132,7 @@ def _at(mask: Any, output_positions: OutputPositions, inputs: int, outputs: int)
         first, second = (_at(side, output_positions, inputs, outputs) for side in (mask.first, mask.second))
         return None if first is None or second is None else altered(mask, first=first, second=second)
     if isinstance(mask, Not):
-        return altered(mask, kept=at_positions(mask.kept, output_positions, inputs, outputs, told=False))
+        return altered(mask, kept=at_positions(mask.kept, output_positions, inputs, outputs, or_none=False))
     if not isinstance(mask, Support) or mask.num_inputs is not None or mask.num_outputs is not None:
         return mask
     if isinstance(mask, Causal) and output_positions.behind(inputs):

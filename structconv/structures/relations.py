@@ -209,12 +209,12 @@ def _inverted(name: str) -> str:
 
 
 def _check_names(field: str, names: tuple[str, ...]) -> None:
-    seen: set[str] = set()
+    earlier: set[str] = set()
     for name in names:
-        if not isinstance(name, str) or name in seen:
+        if not isinstance(name, str) or name in earlier:
             raise StructureError("KnowledgeGraph", f"{field} must be different names", f"{name!r}"
-                                 + (" twice" if name in seen else ""))
-        seen.add(name)
+                                 + (" twice" if name in earlier else ""))
+        earlier.add(name)
 
 
 def _numbering(names: Iterable[str], given: Sequence[str] | None) -> dict[str, int]:

@@ -118,7 +118,7 @@ def check_absent(specimen: Specimen) -> None:
             for each in compiled(clean):
                 if each.automatic:
                     same(each.run(dirty)[..., absent[entry], :], expected[..., absent[entry], :],
-                         f"{each.name}: outputs that do not see input {entry}, which is NaN")
+                         f"{each.name}: outputs that do not read input {entry}, which is NaN")
 
 
 def check_changes(specimen: Specimen) -> None:

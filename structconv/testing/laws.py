@@ -112,7 +112,7 @@ def rolled(x: Tensor, grid: Grid, axis: int) -> Tensor:
 
 
 def check_masking(specimen: Specimen) -> None:
-    """Outputs that see nothing are exactly zero, with zero gradients; NaN in inputs that nobody sees stays there, also
+    """Outputs that read nothing are exactly zero, with zero gradients; NaN in inputs that no output reads stays there, also
     in the gradients of parameters."""
     absent = absent_pairs(specimen.basis())
     hidden, blind = (absent.all(dim) for dim in (-1, -2))
@@ -130,10 +130,10 @@ def _check_blind(specimen: Specimen, blind: Tensor) -> None:
     basis = as_basis(subject)
     x = arguments(basis, heads=False)
     y = basis.analysis(x)[..., blind, :]
-    assert not y.any(), "an output that sees nothing is not exactly zero"
+    assert not y.any(), "an output that reads nothing is not exactly zero"
     if y.requires_grad:
         for gradient in torch.autograd.grad(y.sum(), [x, *leaves], allow_unused=True):
-            assert gradient is None or not gradient.any(), "an output that sees nothing has a gradient"
+            assert gradient is None or not gradient.any(), "an output that reads nothing has a gradient"
 
 
 def _seen(specimen: Specimen, hidden: Tensor, value: float) -> list[Tensor]:
@@ -155,7 +155,7 @@ def _seen(specimen: Specimen, hidden: Tensor, value: float) -> list[Tensor]:
                                     retain_graph=True)
     of_parameters = torch.autograd.grad(basis.analysis(arguments(basis, heads=False)).cos().sum(), parameters,
                                         allow_unused=True) if parameters else ()
-    seen = [gradient if position == 2 or gradient is None else gradient[..., ~hidden, :]
+    visible = [gradient if position == 2 or gradient is None else gradient[..., ~hidden, :]
             for position, gradient in enumerate(gradients)]
-    return [first.detach(), second.detach(), *(gradient for gradient in (*seen, *of_parameters)
+    return [first.detach(), second.detach(), *(gradient for gradient in (*visible, *of_parameters)
                                                if gradient is not None)]

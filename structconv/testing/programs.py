@@ -36,7 +36,7 @@ def check_dtypes(specimen: Specimen) -> None:
         y = basis.analysis(x)
         assert y.dtype == dtype, f"analysis of {dtype} gives {y.dtype}"
         if not y.numel() or not basis.num_inputs:
-            assert not y.any(), "what sees nothing is not zero"
+            assert not y.any(), "what reads nothing is not zero"
             continue
         a = exact.dense(F64)
         terms = basis.num_inputs + 2 * _width(low) + 8

@@ -31,7 +31,7 @@ TRAITS = {
     "resizes": "x, z and the graph may have any size",
     "compiles": "torch.compile(fullgraph=True) takes it whole",
     "exports": "torch.export takes it, with any numbers of entries and edges",
-    "masks": "some pairs are masked out; NaN in an input stays away from the outputs that do not see it",
+    "masks": "some pairs are masked out; NaN in an input stays away from the outputs that do not read it",
     "repeats": "its graph has duplicate edges, each a pair of its own",
 }
 

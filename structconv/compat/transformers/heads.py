@@ -245,8 +245,8 @@ def _positions(mask: Mask, outputs: int, inputs: int) -> Tensor | None:
     if table is None or table.shape[-2] != outputs:
         device = None if table is None else table.device
         return torch.arange(inputs - outputs, inputs, device=device)
-    seen = table.reshape(-1, *table.shape[-2:]).any(0)
-    return inputs - 1 - seen.flip(-1).int().argmax(-1)
+    readable = table.reshape(-1, *table.shape[-2:]).any(0)
+    return inputs - 1 - readable.flip(-1).int().argmax(-1)
 
 
 def _pairs(inputs: int, outputs: int, positions: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:

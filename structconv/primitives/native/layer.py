@@ -56,10 +56,10 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
     Args:
         name: of the node, as autograd shows it.
         count: of the tensors, some of which may be None.
-        forward, backward: names of kernels, or two functions, of which the second is told, after the gradient of y,
+        forward, backward: names of kernels, or two functions, of which the second takes, after the gradient of y,
             which gradients are needed.
         reads_result: whether the backward takes y.
-        flagged: whether the forward is told, as its last argument, if a gradient is needed.
+        flagged: whether the last argument of the forward says if a gradient is needed.
     """
     with_gradient, without = ((True,), (False,)) if flagged else ((), ())  # type: tuple[bool, ...], tuple[bool, ...]
 

@@ -274,11 +274,11 @@ def differentiable_operator(name: str, inputs: str, options: str, results: str, 
             NAME_forward(by_target, inputs, options, flags) and NAME_backward(by_target, by_source, inputs, results,
             gradients, options). Or, instead:
         forward, backward: of both operators, on their arguments; None where no kernel can take them. The second returns
-            None for an input that is None or, told so, not needed; gradients of results but the first may be None.
+            None for an input that is None or flagged as not needed; gradients of results but the first may be None.
         fake: of the first operator, where the sizes do not say it.
         check: raises an error for (Csr, Csr, inputs, options) that do not fit in other ways than sizes.
         edges: whether the two layouts, six tensors, come first.
-        needs: inputs of which the backward is told whether their gradient is wanted: "bias".
+        needs: inputs whose gradients the backward computes only if a flag says so: "bias".
 
     Returns:
         (Csr, Csr, inputs, options, flags) -> results: checked, and past the dispatcher as `register_gradient` says. For
@@ -359,7 +359,7 @@ class _Operator:
         listed = [option for option in options.split(", ") if option]
         self.held = [i for i, option in enumerate(listed) if option.startswith("Tensor")]
         names = [t.name for t in self.inputs]
-        self.told = {names.index(one): at for at, one in enumerate(needs.split(", ")) if one}
+        self.flag_at = {names.index(one): at for at, one in enumerate(needs.split(", ")) if one}
         self.start = EDGES.count(",") + 1 if edges else 0
         self.stop = self.start + len(self.inputs)
         self.end = self.stop + len(listed)
@@ -376,7 +376,7 @@ class _Operator:
         self.schema = ", ".join(filter(None, (*layouts, *tensors, options, flags)))
         self.schema_backward = ", ".join(filter(None, (
             *layouts, *tensors, *results_in, *grads_in, options,
-            *(f"bool needs_{self.inputs[i].name}" for i in self.told))))
+            *(f"bool needs_{self.inputs[i].name}" for i in self.flag_at))))
 
     # -- what is refused --
 
@@ -505,7 +505,7 @@ class _Operator:
     def pulled(self, *arguments: Any) -> list[Tensor | None]:
         """The backward of the composed form."""
         formula, inputs = self.formula(arguments, arguments[self.at_options:self.at_needs])
-        needed = [t is not None and (i not in self.told or arguments[self.at_needs + self.told[i]])
+        needed = [t is not None and (i not in self.flag_at or arguments[self.at_needs + self.flag_at[i]])
                   for i, t in enumerate(inputs)]
         with torch.no_grad():  # no second derivative
             grads = private.above_autograd(lambda: pulled_back(formula, inputs, needed,
@@ -530,7 +530,7 @@ class _Operator:
 
     def fake_backward(self, *arguments: Any) -> tuple[Tensor, ...]:
         return tuple(arguments[self.start].new_empty(
-            (0,) if t is None or (i in self.told and not arguments[self.at_needs + self.told[i]]) else t.shape,
+            (0,) if t is None or (i in self.flag_at and not arguments[self.at_needs + self.flag_at[i]]) else t.shape,
             dtype=None if t is None else t.dtype) for i, t in enumerate(arguments[self.start:self.stop]))
 
     def _keep(self, ctx: Any, tensors: Sequence[Any], options: Sequence[Any]) -> None:
@@ -569,7 +569,7 @@ class _Operator:
             saved = (*inputs, y, *saved[self.stop + 1:])
         if given[0] is None:
             given = (torch.zeros_like(saved[self.stop]), *given[1:])
-        gradients = self.backward(*saved, *given, *options, *(needed[self.start + i] for i in self.told))
+        gradients = self.backward(*saved, *given, *options, *(needed[self.start + i] for i in self.flag_at))
         return self._placed(gradients, needed)
 
     def save_inputs(self, ctx: Any, arguments: tuple[Any, ...], _: Any) -> None:

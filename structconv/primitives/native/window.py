@@ -136,8 +136,8 @@ class _Grid(NamedTuple):
     def known_counts(self, q: Tensor, k: Tensor) -> tuple[int, int]:
         """Return the known counts of outputs and inputs; those of q and k while a program is traced."""
         starts = self.outputs, self.inputs
-        told = all(t is None or is_plain(t) for t in starts) and not torch.compiler.is_compiling()
-        return self.counts() if told or None in starts else (q.shape[0], k.shape[0])
+        known = all(t is None or is_plain(t) for t in starts) and not torch.compiler.is_compiling()
+        return self.counts() if known or None in starts else (q.shape[0], k.shape[0])
 
     def offsets(self) -> Iterator[tuple[int, ...]]:
         """In entries along each axis, in the order of a flattened table."""
