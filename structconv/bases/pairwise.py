@@ -9,7 +9,6 @@ once.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from itertools import chain
 
@@ -24,7 +23,7 @@ from structconv.primitives.blocks import recompute_blocks
 from structconv.primitives.segments import segment_sum
 from structconv.structures.graph import Graph
 from structconv.structures.supports import EdgeSupport, Support
-from structconv.structures.values import field_names, map_tensors, tensors_in
+from structconv.structures.values import field_names, fields, map_tensors, tensors_in
 
 __all__ = ["Pairwise", "weights_at"]
 
@@ -149,10 +148,11 @@ def weights_at(basis: Basis, dtype: torch.dtype) -> Tensor:
 
 def children(basis: Basis) -> Iterator[Basis]:
     """The bases that a node of an expression holds."""
-    if dataclasses.is_dataclass(basis):
-        for field in dataclasses.fields(basis):
-            held = getattr(basis, field.name)
-            yield from (part for part in (held if isinstance(held, tuple) else (held,)) if isinstance(part, Basis))
+    for held in fields(basis):
+        if isinstance(held, tuple):
+            yield from (part for part in held if isinstance(part, Basis))
+        elif isinstance(held, Basis):
+            yield held
 
 
 def nodes(basis: Basis) -> Iterator[Basis]:

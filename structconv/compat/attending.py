@@ -130,7 +130,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
     if weights:  # the transposed basis is laid out as the weights are
         scores = _scores(key, query, bias, None if support is None else support.transpose(), scale, softcap, vector)
         table = _weights(scores, "outputs", sink, dropout).dense(query.dtype)
-        y, table = apply(Dense(table.mT), value), table.reshape(*lead, heads, outputs, inputs)
+        y, table = Dense(table.mT).apply(value), table.reshape(*lead, heads, outputs, inputs)
     else:
         scores = _scores(query, key, None if bias is None else bias.mT, support, scale, softcap, vector, term)
         y, table = apply(_weights(scores, "inputs", sink, dropout), value), None

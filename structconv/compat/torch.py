@@ -26,6 +26,7 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.grids import Cuboid, Pool
 from structconv.nn.conv import call_of
+from structconv.nn.direct import FEW_NUMBERS, direct_of
 from structconv.nn.grids import theta_of_kernel
 from structconv.nn.images import to_entries, to_image
 from structconv.nn.layer import recorded
@@ -323,11 +324,12 @@ def _share(module: nn.Module) -> None:
 # -- grids --------------------------------------------------------------------------------------------------------
 
 def _mechanism(layer: nn.Module, kind: Callable[..., Mechanism], *options: Any) -> Mechanism:
-    """The mechanism of these options; built again when they change."""
-    held = layer.__dict__.get("_mechanism")
-    if held is None or held[0] != options:
-        held = layer.__dict__["_mechanism"] = options, kind(*options).bound(1)
-    return cast(Mechanism, held[1])
+    """The mechanism of these options; built again when they change, with the direct call of small images."""
+    built = layer.__dict__.get("_mechanism")
+    if built is None or built[0] != options:
+        mechanism = kind(*options).bound(1)
+        built = layer.__dict__["_mechanism"] = options, mechanism, direct_of(mechanism)
+    return cast(Mechanism, built[1])
 
 
 def _computed(layer: nn.Module, mechanism: Mechanism, theta: Weight, bias: Tensor | None, image: Tensor, axes: int
@@ -352,10 +354,16 @@ class _Conv(_Layer):
         """(N, C, *S) or (C, *S) -> (N, C', *S') or (C', *S'); see torch's."""
         if type(input) is Proxy:
             return cast(Tensor, recorded(self, input))
+        mechanism = self._mechanism_of()
+        direct = self.__dict__["_mechanism"][2]
+        if direct is not None and type(input) is Tensor and not input.is_nested and input.numel() <= FEW_NUMBERS:
+            y = direct(self, input, None)
+            if y is not None:
+                return cast(Tensor, y)
         axes = len(self.kernel_size)
         _check_image(self, input, axes)
         theta = theta_of_kernel(self.weight, self.groups)
-        return _computed(self, self._mechanism_of(), theta, self.bias, input, axes)
+        return _computed(self, mechanism, theta, self.bias, input, axes)
 
     def _mechanism_of(self: Any) -> Mechanism:
         padding = self.padding if isinstance(self.padding, str) else tuple(self.padding)

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from structconv.bases.base import Basis
 from structconv.bases.entrywise import Dropped, LeakyReLU, Normalized
+from structconv.bases.pairs import Edges
+from structconv.bases.pairwise import complete, entries, weights_at
 from structconv.bases.scores import Affine, EdgeScore
-from structconv.bases.tree import Projected, Term, getter, tensor
+from structconv.bases.tree import Projected, Term, getter, materializer, tensor
 from structconv.kernels.expressions import (
     Dropout,
     pairs_list,
@@ -24,7 +26,7 @@ from structconv.kernels.expressions import (
 from structconv.kernels.folding import Folding, folded
 from structconv.kernels.orders import Application, Applied
 from structconv.planning.cost import Cost
-from structconv.planning.counts import fused_application
+from structconv.planning.counts import fused_application, nonzeros
 from structconv.planning.fitted import SPARSE_CALLS
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem, Run
@@ -300,6 +302,42 @@ class BilinearEdges(NamedTuple):
         return None if self.bias is None else batch.by_edge(self.bias(call.basis))
 
 
+class ScoredEdges(NamedTuple):
+    """softmax over edges of any scores, which are evaluated at the edges first."""
+
+    edges: AttentionEdges
+    scores: Callable[[Any], Any]
+
+    def apply(self, r: Tensor, call: Call) -> Tensor:
+        """A_k^T r_k."""
+        scores, graph = self._evaluated(call)
+        batch = self.edges.folded(call.basis, graph.num_inputs, graph.num_outputs, r,
+                                  broadcast(r.shape[:-3], scores.shape[:-2]))
+        q, k = (r.new_zeros(()).expand(*r.shape[:-3], self.edges.size, rows, 1)
+                for rows in (graph.num_outputs, graph.num_inputs))
+        y = bilinear_attention(*batch.layouts, batch.rows(q), batch.rows(k), batch.rows(r),
+                               batch.by_edge(scores.to(r.dtype)), **self.edges.options(call.basis))
+        return batch.heads(y)
+
+    def weights(self, call: Call) -> Tensor:
+        """(..., K, E) in the order of the edges."""
+        return weights_at(call.materialized(), call.x.dtype)
+
+    def _evaluated(self, call: Call) -> tuple[Tensor, Graph]:
+        """(..., K, E), and the edges."""
+        basis = self.scores(call.basis)
+        graph = self.edges.pairs(call.basis, basis.num_inputs, basis.num_outputs, call.x.device)
+        return entries(basis, Edges(graph, call.x.dtype)), graph
+
+
+def _scored(node: Basis, edges: AttentionEdges, support: Support | None) -> ScoredEdges | None:
+    """Scores that no part of the expression masks otherwise, or normalizes."""
+    own = node.support()
+    same = own is None or (isinstance(own, EdgeSupport) and isinstance(support, EdgeSupport)
+                           and own.graph.edge_index is support.graph.edge_index)
+    return ScoredEdges(edges, materializer(node)) if same and edges.graph and not complete(node) else None
+
+
 def _one_product(x: Tensor, parts: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
     """x w + b for every (w, b), b of zeros where it is None, one beside the other."""
     bias = None
@@ -308,12 +346,15 @@ def _one_product(x: Tensor, parts: Sequence[tuple[Tensor, Tensor | None]]) -> Te
     return product(x, torch.cat([w for w, _ in parts], 1), bias)
 
 
+Matched = AffineEdges | BilinearEdges | ScoredEdges
+
+
 class EdgeAttention(Applied):
     """The native kernels along a list of edges."""
 
     name, types = "structconv.edge_attention", (Normalized, Dropped)
 
-    def match(self, problem: Problem) -> AffineEdges | BilinearEdges | None:
+    def match(self, problem: Problem) -> Matched | None:
         parts = softmax_over_inputs(problem.basis)
         if parts is None:
             return None
@@ -326,24 +367,29 @@ class EdgeAttention(Applied):
                                getter(support.graph) if isinstance(support, EdgeSupport) else None)
         node = unmasked(weights.child)
         slope, inner = (node.negative_slope, unmasked(node.child)) if isinstance(node, LeakyReLU) else (1.0, node)
-        if isinstance(inner, Affine):
-            return AffineEdges(edges, getter(inner.source), getter(inner.target), slope) if slope >= 0 else None
-        return None if isinstance(node, LeakyReLU) else _bilinear(node, edges, support)
+        if isinstance(inner, Affine) and slope >= 0:
+            return AffineEdges(edges, getter(inner.source), getter(inner.target), slope)
+        bilinear = None if isinstance(node, LeakyReLU) else _bilinear(node, edges, support)
+        return _scored(node, edges, support) if bilinear is None else bilinear
 
     def application_cost(self, match: Any, problem: Problem, channels: int, mode: str) -> Cost:
-        return fused_application(problem.basis, problem.sizes, channels, mode)
+        fused = fused_application(problem.basis, problem.sizes, channels, mode)
+        if not isinstance(match, ScoredEdges):
+            return fused
+        numbers = match.edges.size * (nonzeros(problem.basis, problem.sizes) or 0)
+        return fused + Cost(bytes=problem.bytes(4 * numbers), calls=SPARSE_CALLS)
 
-    def cost(self, match: AffineEdges | BilinearEdges, problem: Problem, path: str) -> Cost:
+    def cost(self, match: Matched, problem: Problem, path: str) -> Cost:
         cost = super().cost(match, problem, path)
         if path != "between" or not isinstance(match, BilinearEdges) or not match.is_one_node(problem):
             return cost
         return dataclasses.replace(cost, calls=min(cost.calls, SPARSE_CALLS))  # products with Theta are part of it
 
-    def application(self, match: AffineEdges | BilinearEdges, problem: Problem) -> Application:
+    def application(self, match: Matched, problem: Problem) -> Application:
         return Application(match.apply, biased=match.biased if isinstance(match, AffineEdges) else None,
                            weights=match.weights)
 
-    def compile(self, match: AffineEdges | BilinearEdges, problem: Problem, path: str) -> Run:
+    def compile(self, match: Matched, problem: Problem, path: str) -> Run:
         run = super().compile(match, problem, path)
         if path != "between":
             return run
@@ -351,6 +397,8 @@ class EdgeAttention(Applied):
             return match.joint(run, problem)
         whole = isinstance(problem.theta, HeadBlocks | EyeBlocks) and problem.projected and problem.relative is None
         graph = match.edges.graph
+        if not isinstance(match, AffineEdges):
+            return run
         return run if graph is None or not whole or problem.x.dim() != 2 else match.as_one_node(run, graph)
 
 

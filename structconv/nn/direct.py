@@ -91,7 +91,7 @@ def _is_plain(layer: Any, basis: type, *parts: Any) -> bool:
     """Return True if the layer takes its own plan, for such a basis, and calls of its parts are their `forward`."""
     own = layer.__dict__
     planned = Autotuning.enabled or private.any_autocast() or (register.OF_USERS and _is_of_user(basis))
-    return (own["path"] is None and own["max_bytes"] is None and own["_modules"].get("relative_value") is None
+    return (own.get("path") is own.get("max_bytes") is own["_modules"].get("relative_value") is None
             and not planned and private.all_plain(*parts))
 
 

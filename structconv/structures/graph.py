@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Hashable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -425,15 +425,15 @@ def _selected(attr: Tensor, keep: Tensor) -> Tensor:
 _REDUCTIONS = {"mean": "mean", "add": "sum", "min": "amin", "max": "amax", "mul": "prod"}
 
 
-def _attributes_of_loops(graph: Graph, attr: float | str) -> Tensor:
-    """(..., N, A), or (N)."""
-    given = cast(Tensor, graph.edge_attr)
+def attributes_of_loops(given: Tensor, target: Tensor, nodes: int, attr: float | str) -> Tensor:
+    """Attributes (..., N, A) or (N) of loops, from those of the edges into each `target`; see `with_self_loops`."""
     axis = edge_axis(given)
-    shape = (*given.shape[:axis], graph.num_inputs, *given.shape[axis + 1:])
+    shape = (*given.shape[:axis], nodes, *given.shape[axis + 1:])
     if not isinstance(attr, str):
         return given.new_full((), attr).expand(shape)
+    check_choice("with_self_loops", "attr", attr, tuple(_REDUCTIONS))
     given = given if given.is_floating_point() or attr != "mean" else given.to(torch.get_default_dtype())
-    index = graph.target.long().view(*[1] * axis, -1, *[1] * (given.dim() - axis - 1)).expand(given.shape)
+    index = target.long().view(*[1] * axis, -1, *[1] * (given.dim() - axis - 1)).expand(given.shape)
     return given.new_full(shape, int(attr == "mul")).scatter_reduce(axis, index, given, _REDUCTIONS[attr],
                                                                     include_self=False)
 
@@ -491,6 +491,7 @@ def _with_self_loops(graph: Graph, weight: float, attr: float | str) -> Graph:
     if edge_weight is not None:
         edge_weight = torch.cat([edge_weight, edge_weight.new_full((*edge_weight.shape[:-1], nodes), weight)], -1)
     if edge_attr is not None:
-        edge_attr = torch.cat([edge_attr, _attributes_of_loops(graph, attr)], edge_axis(edge_attr))
+        edge_attr = torch.cat([edge_attr, attributes_of_loops(edge_attr, graph.target, nodes, attr)],
+                              edge_axis(edge_attr))
     return Graph(_edges_and_loops(index, nodes), num_nodes=nodes, edge_weight=edge_weight, edge_attr=edge_attr,
                  samples=graph.samples)

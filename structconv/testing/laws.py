@@ -112,8 +112,8 @@ def rolled(x: Tensor, grid: Grid, axis: int) -> Tensor:
 
 
 def check_masking(specimen: Specimen) -> None:
-    """Outputs that read nothing are exactly zero, with zero gradients; NaN in inputs that no output reads stays there, also
-    in the gradients of parameters."""
+    """Outputs that read nothing are exactly zero, with zero gradients; NaN in inputs that no output reads stays there,
+    also in the gradients of parameters."""
     absent = absent_pairs(specimen.basis())
     hidden, blind = (absent.all(dim) for dim in (-1, -2))
     assert absent.any(), "masks needs an input that some output does not see"

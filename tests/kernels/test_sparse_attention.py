@@ -9,8 +9,8 @@ from structconv import ops
 from structconv.bases import weights_at
 from structconv.bases.scores import Bilinear, EdgeScore
 from structconv.kernels import sparse_attention
-from structconv.kernels.sparse_attention import AffineEdges, BilinearEdges
-from structconv.mechanisms import STRUCTURE, Additive, BiAffine, DotProduct, EdgeBias, RelativeBias
+from structconv.kernels.sparse_attention import AffineEdges, BilinearEdges, ScoredEdges
+from structconv.mechanisms import STRUCTURE, BiAffine, DotProduct, EdgeBias, RelativeBias
 from structconv.nn import Conv
 from structconv.ops import conv
 from structconv.primitives.native.bilinear import packed_attention
@@ -43,15 +43,18 @@ FUSED = {
     "dot with edge bias": ((DOT + EdgeBias(3)).masked(keep=STRUCTURE).softmax(), BilinearEdges),
     "dot with edge bias alone": ((EdgeBias(3) + DOT).softmax(), BilinearEdges),
     "window": (DOT.masked(keep=Window(3)).softmax(), BilinearEdges),
+    "gat with edge bias": ((AFFINE + EdgeBias(3)).leaky_relu(0.2).masked(keep=STRUCTURE).softmax(), ScoredEdges),
+    "negative slope below zero": (AFFINE.leaky_relu(-0.2).masked(keep=STRUCTURE).softmax(), ScoredEdges),
+    "leaky dot with dropout": (DOT.leaky_relu(0.2).masked(keep=STRUCTURE).softmax().dropout(0.4), ScoredEdges),
+    "relative bias": ((DOT + RelativeBias(2)).masked(keep=STRUCTURE).softmax(), ScoredEdges),
 }
 OTHERS = {
     "causal": DOT.masked(keep=Causal()).softmax(),
-    "additive": Additive(4).masked(keep=STRUCTURE).softmax(),
     "over outputs": DOT.masked(keep=STRUCTURE).softmax(over="outputs"),
     "sum": AFFINE.masked(keep=STRUCTURE).normalize("sum"),
-    "relative bias": (DOT + RelativeBias(2)).masked(keep=STRUCTURE).softmax(),
-    "negative slope below zero": AFFINE.leaky_relu(-0.2).masked(keep=STRUCTURE).softmax(),
-    "leaky dot": DOT.leaky_relu(0.2).masked(keep=STRUCTURE).softmax(),
+    "window of scores": DOT.leaky_relu(0.2).masked(keep=Window(3)).softmax(),
+    "masked term": (AFFINE + DOT.masked(keep=Window(3))).masked(keep=STRUCTURE).softmax(),
+    "normalized term": (AFFINE + DOT.masked(keep=STRUCTURE).softmax()).masked(keep=STRUCTURE).softmax(),
 }
 
 

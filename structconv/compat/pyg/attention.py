@@ -20,7 +20,7 @@ from structconv.bases.tree import Term
 from structconv.compat.pyg.convolutions import channels
 from structconv.compat.pyg.edges import Fill, edges_to_outputs, gather, is_sparse, matrix_of, with_loops
 from structconv.compat.pyg.layer import Channels, Layer, Nodes, pair
-from structconv.compat.pyg.linear import Linear, project_together
+from structconv.compat.pyg.linear import Linear, is_plain, project_together
 from structconv.compat.pyg.operator import attend
 from structconv.errors import ConfigError, ShapeError
 from structconv.structures.graph import Graph
@@ -202,12 +202,19 @@ class GATConv(_Attention):
             heads = self._heads(values)
         scores: Any = Affine(cast(Any, Term(heads, self.att_src[0])), of_target)
         if edges.edge_attr is not None and self.lin_edge is not None:
-            along = Term(self._heads(self.lin_edge(edges.edge_attr)), self.att_edge[0])  # type: ignore[index]
-            scores = scores + EdgeScore(graph, along.tensor())
+            scores = scores + EdgeScore(graph, self._of_attributes(edges.edge_attr))
         y, alpha = self._attend(values, heads, scores.leaky_relu(self.negative_slope), graph, edges, mask=mask,
                                 bias=self.bias, weights=bool(return_attention_weights))
         y = y if residual is None else y + residual
         return _with_weights(self, y, edge_index, edges, alpha if return_attention_weights else None)
+
+    def _of_attributes(self, attr: Tensor) -> Tensor:
+        """<w_k, e U_k> of each edge, (K, E): e (U_k w_k), unless a hook or another module is to read e U_k."""
+        project, vector = cast(Linear, self.lin_edge), cast(Tensor, self.att_edge)[0]
+        if not is_plain(project):
+            return Term(self._heads(project(attr)), vector).tensor()
+        composed = project.weight.unflatten(0, vector.shape) * vector.unsqueeze(-1)
+        return (attr @ composed.sum(1).mT).mT
 
 
 class GATv2Conv(_Attention):

@@ -13,7 +13,7 @@ from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.operator import apply
 from structconv.derived import derived, forget_changed
 from structconv.errors import StructureError
-from structconv.structures.graph import Graph, has_loops, looped
+from structconv.structures.graph import Graph, attributes_of_loops, has_loops, looped
 from structconv.torch_compat import is_batched, is_functional
 from structconv.weights import Eye
 
@@ -204,8 +204,7 @@ def _attributes(index: Tensor, graph: Graph, fill: Fill) -> Tensor | None:
     if isinstance(fill, Tensor):
         return torch.cat([attr, fill.to(attr).expand(count, *attr.shape[1:])])
     rows = max(graph.num_inputs, graph.num_outputs) + 1
-    attributes = Graph(index, num_nodes=rows, edge_attr=attr).with_self_loops(attr=fill).edge_attr
-    return None if attributes is None else attributes[:attr.shape[0] + count]
+    return torch.cat([attr, attributes_of_loops(attr, index[1], rows, fill)[:count]])
 
 
 def group_count(index: Tensor) -> int:
