@@ -117,7 +117,7 @@ def cached(owner: Tensor, key: Hashable, build: Callable[[], T]) -> T:
         if version is None:
             return value
         entry = _ENTRIES[id(owner)] = _Entry(owner, version)
-    elif (known := entry.values.get(key)) is not None:
+    elif (known := entry.values.get(key)) is not None and not known[0]:  # what is derived of several tensors is another
         return cast(T, known[1])
     else:
         value = build()

@@ -58,11 +58,12 @@ def adjacency(graph: Graph, normalize: Normalize, dtype: torch.dtype, weighted: 
 def lazy_adjacency(graph: Graph, normalize: Normalize, dtype: torch.dtype, weighted: bool = True) -> Sparse:
     """`adjacency` with values that a kernel may make itself, where it can read the edges and no gradient is wanted."""
     weight = graph.edge_weight if weighted else None
-    usual = normalize in ("sym", "row") and dtype is torch.float32 and is_plain(listed_edges(graph)[0])
-    if not usual or not (weight is None or (weight.dim() == 1 and weight.dtype is dtype and is_plain(weight)
-                                            and not weight.requires_grad)):
+    known = normalize in ("sym", "row") if weight is None else (
+        normalize in (None, "sym", "row") and weight.dim() == 1 and weight.dtype is dtype and is_plain(weight)
+        and not weight.requires_grad)
+    if not (known and dtype is torch.float32 and is_plain(listed_edges(graph)[0])):
         return adjacency(graph, normalize, dtype, weighted)
-    return Sparse(graph, cast(Tensor, NormalizedWeights(graph, cast(str, normalize), weighted, dtype, _values)))
+    return Sparse(graph, cast(Tensor, NormalizedWeights(graph, cast(Any, normalize), weighted, dtype, _values)))
 
 
 def _values(graph: Graph, normalize: Normalize, dtype: torch.dtype, weighted: bool) -> Tensor:

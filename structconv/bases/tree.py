@@ -180,7 +180,7 @@ class NormalizedWeights:
     __slots__ = ("compute", "dtype", "graph", "normalize", "weighted")
     requires_grad = False
 
-    def __init__(self, graph: Graph, normalize: str, weighted: bool, dtype: torch.dtype,
+    def __init__(self, graph: Graph, normalize: str | None, weighted: bool, dtype: torch.dtype,
                  compute: Callable[..., Tensor]) -> None:
         self.graph, self.normalize, self.weighted, self.dtype, self.compute = graph, normalize, weighted, dtype, compute
 

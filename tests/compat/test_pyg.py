@@ -660,3 +660,14 @@ def test_a_write_to_weights_through_numpy_takes_effect():
     layer(x, EDGES, weight)
     weight.numpy()[1] = 9.0
     torch.testing.assert_close(layer(x, EDGES, weight), layer(x, EDGES.clone(), weight.clone()))
+
+
+@pytest.mark.parametrize("loops", [False, True])
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if "weight" in kind.inputs])
+def test_one_list_of_edges_serves_calls_with_and_without_weights(name, loops):
+    kind = KINDS[name]
+    options = {"add_self_loops": False} if "add_self_loops" in kind.options and not loops else {}
+    args = (2 if isinstance(value, st.SearchStrategy) else value for value in kind.args)
+    layer, x, edges = getattr(ours, name)(*args, **options), torch.randn(5, P), torch.randint(0, 5, (2, 8))
+    for weight in (torch.rand(8), None, torch.rand(8), None):
+        torch.testing.assert_close(layer(x, edges, weight), layer(x, edges.clone(), weight))

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from structconv.bases.matrices import laplacian_bound
+from structconv.bases.matrices import NORMALIZATIONS, laplacian_bound
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms import Adjacency
 from structconv.nn import (
@@ -301,3 +301,12 @@ def test_attributes_of_loops_of_each_kind():
                  lambda: GATConv(P, Q, edge_dim=2, fill_value=[1.0])):
         with pytest.raises(ConfigError, match="must be"):
             call()
+
+
+@pytest.mark.parametrize("loops", [False, True])
+@pytest.mark.parametrize("normalize", NORMALIZATIONS)
+def test_one_list_of_edges_serves_graphs_with_and_without_weights(normalize, loops):
+    layer, x, edges = Conv(Adjacency(normalize, self_loops=loops), P, Q), torch.randn(M, P), EDGES.clone()
+    for weight in (WEIGHTS.float(), None, WEIGHTS.float().flip(0), None):
+        y, other = (layer(x, Graph(index, num_nodes=M, edge_weight=weight)) for index in (edges, EDGES.clone()))
+        torch.testing.assert_close(y, other)

@@ -159,7 +159,7 @@ class GraphConv(Layer):
         """x (..., M, P), or (x_m, x_n), edges and their weights (E,) -> (..., N, Q)."""
         x, x_root = pair(x)
         graph = self._graph(edge_index, x, x_root, size, weight=edge_weight)
-        return self._aggregated(x, adjacency(graph, None, x.dtype), self.lin_rel, self.lin_root, x_root)
+        return self._aggregated(x, self._weighted(graph, x.dtype), self.lin_rel, self.lin_root, x_root)
 
 
 class GINConv(Layer):

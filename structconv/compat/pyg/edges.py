@@ -13,6 +13,7 @@ from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.operator import apply
 from structconv.derived import derived, forget_changed
 from structconv.errors import StructureError
+from structconv.nn.direct import FEW_NUMBERS
 from structconv.structures.graph import Graph, attributes_of_loops, has_loops, looped
 from structconv.torch_compat import is_batched, is_functional
 from structconv.weights import Eye
@@ -225,6 +226,8 @@ def edges_to_outputs(graph: Graph) -> Graph:
 
 def gather(x: Tensor, graph: Graph) -> Tensor:
     """The row of x (..., M, C) at the source of each edge: (..., E, C)."""
+    if not is_compiling() and graph.num_edges * x.shape[-1] <= FEW_NUMBERS:
+        return x.index_select(-2, graph.source)
     joined = derived(graph.edge_index, "inputs to edges", lambda: numbered(graph.source).flip(0))
     to_edges = Graph(joined, num_inputs=graph.num_inputs, num_outputs=graph.num_edges)
     return apply(x, Sparse(to_edges), Eye.of(1, x.shape[-1]))

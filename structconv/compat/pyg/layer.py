@@ -17,7 +17,7 @@ from structconv import torch_compat as private
 from structconv.arguments import check_arguments, explained
 from structconv.bases.base import Basis
 from structconv.bases.dense import Identity
-from structconv.bases.matrices import lazy_adjacency
+from structconv.bases.matrices import adjacency, lazy_adjacency
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.aggregations import aggregate, aggregation, shares
 from structconv.compat.pyg.edges import edges_to_outputs, graph_of, replaced_loops, without_edges
@@ -184,6 +184,11 @@ class Layer(MessagePassing):
     def _replaced(self, graph: Graph) -> Tensor | None:
         """The edges of a graph with remaining loops that take no part, where that counts; see `without_edges`."""
         return replaced_loops(graph) if is_compiling() and not self._is_sum() else None
+
+    def _weighted(self, graph: Graph, dtype: torch.dtype) -> Sparse:
+        """The matrix of the edges' weights, which a kernel may read itself if nothing else multiplies them."""
+        alone = self._is_sum() and not self.explain and not is_compiling()
+        return lazy_adjacency(graph, None, dtype) if alone else adjacency(graph, None, dtype)
 
     def _masked(self, messages: Sparse) -> Sparse:
         """The factors of the edges, multiplied by an explainer's mask."""

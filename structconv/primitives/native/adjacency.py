@@ -88,7 +88,7 @@ def adjacency_of(index: Tensor, inputs: int, outputs: int, *, loops: bool = Fals
     kernels = dispatch.Loaded.core if dispatch.Loaded.asked else dispatch.kernels()
     if kernels is None:
         return None
-    key = "adjacency", inputs, outputs, loops, square, normalize
+    key = "adjacency", inputs, outputs, loops, square, normalize, weights is None
 
     build = partial(build_adjacency, kernels, index, inputs, outputs, loops=loops, square=square, normalize=normalize,
                     weights=weights)
