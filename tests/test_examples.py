@@ -25,14 +25,17 @@ REFERENCE = "\n".join(page.read_text(encoding="utf-8")
 
 
 def public() -> Iterator[tuple[str, Any]]:
-    """The names of the packages, and those that the reference describes beside them."""
+    """The names of the packages, and those that the reference describes; of the systems those that it lists."""
     modules = {home.__name__: home for home in HOMES}
     described = re.findall(r"automodule:: (structconv\.[\w.]+)$", REFERENCE, re.MULTILINE)
     modules |= {name: import_module(name) for name in described}
     for home, module in modules.items():
         yield from ((f"{home}.{name}", getattr(module, name)) for name in module.__all__)
-    for home, name in re.findall(r"auto(?:class|function):: (structconv\.[\w.]+)\.(\w+)$", REFERENCE, re.MULTILINE):
-        yield f"{home}.{name}", getattr(import_module(home), name)
+    named = re.findall(r"auto(?:class|function):: (structconv\.[\w.]+)\.(\w+)$", REFERENCE, re.MULTILINE)
+    systems = re.findall(r"automodule:: (structconv_systems\.[\w.]+)\n +:members:(.*)$", REFERENCE, re.MULTILINE)
+    for home, members in systems:
+        named += [(home, name) for name in re.findall(r"\w+", members) or import_module(home).__all__]
+    yield from ((f"{home}.{name}", getattr(import_module(home), name)) for home, name in named)
 
 
 NAMES = dict(public())

@@ -24,6 +24,13 @@ class Alphabet:
 
     Raises:
         ConfigError: a character comes twice.
+
+    Example:
+
+        >>> from structconv_systems.data.characters import Alphabet
+        >>> alphabet = Alphabet.of("banana")
+        >>> alphabet.characters, alphabet.encode("nab").tolist(), alphabet.decode([1, 0])
+        ('abn', [2, 0, 1], 'ba')
     """
 
     characters: str
@@ -101,6 +108,15 @@ class Characters:
     Attributes:
         alphabet: the characters of the whole text, sorted.
         train, validation, test: (N,), int64, one behind the other in the text.
+
+    Example:
+
+        >>> from structconv_systems.data.characters import Alphabet, Characters
+        >>> alphabet = Alphabet.of("banana")
+        >>> train, validation, test = alphabet.encode("banana").split(2)
+        >>> text = Characters(alphabet=alphabet, train=train, validation=validation, test=test)
+        >>> text.alphabet.decode(text.test)
+        'na'
     """
 
     alphabet: Alphabet
@@ -119,6 +135,18 @@ def read_characters(path: str | Path, held_out: float = 0.1, alphabet: Alphabet 
         ConfigError: held_out is not above 0 and below 1/2.
         DataError: `read_text` cannot read the file, or it is too short to have three parts, or has characters
             that the alphabet lacks.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> folder = TemporaryDirectory()
+        >>> from structconv_systems.data.characters import read_characters
+        >>> path = Path(folder.name, "text.txt")
+        >>> _ = path.write_text("to be or not to be")
+        >>> text = read_characters(path, held_out=0.2)
+        >>> [text.alphabet.decode(part) for part in (text.train, text.validation, text.test)]
+        ['to be or n', 'ot t', 'o be']
     """
     if not 0 < held_out < 0.5:
         raise ConfigError("read_characters", "held_out must be above 0 and below 1/2", held_out)

@@ -32,6 +32,14 @@ class Sentence:
         relations: the relation of each word to its head, for example ``"nsubj"``.
 
     Columns that a treebank leaves open hold ``"_"``.
+
+    Example:
+
+        >>> from structconv_systems.data.conllu import Sentence
+        >>> sentence = Sentence(forms=("Dogs", "bark"), lemmas=("dog", "bark"), upos=("NOUN", "VERB"), xpos=("_", "_"),
+        ...                     heads=(2, 0), relations=("nsubj", "root"))
+        >>> len(sentence), sentence.forms[sentence.heads[0] - 1]
+        (2, 'bark')
     """
 
     forms: tuple[str, ...]
@@ -46,7 +54,7 @@ class Sentence:
 
 
 def read_conllu(path: str | Path) -> list[Sentence]:
-    """Read the sentences of a CoNLL-U file, plain or gzipped, each a tree with one root.
+    r"""Read the sentences of a CoNLL-U file, plain or gzipped, each a tree with one root.
 
     Comments, multiword tokens (1-2) and empty nodes (1.1) are skipped. Cost: O(words).
 
@@ -54,6 +62,18 @@ def read_conllu(path: str | Path) -> list[Sentence]:
         DataError: with its line, where a word has other than ten columns or an empty one, is not numbered after the one
             before, or has a head that is no number or no word of its sentence; where a sentence has no root, several
             roots, or a cycle; where the file has no sentence; or `read_lines` cannot read it.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> folder = TemporaryDirectory()
+        >>> from structconv_systems.data.conllu import read_conllu
+        >>> path = Path(folder.name, "dogs.conllu")
+        >>> _ = path.write_text("1\tDogs\tdog\tNOUN\t_\t_\t2\tnsubj\t_\t_\n2\tbark\tbark\tVERB\t_\t_\t0\troot\t_\t_\n")
+        >>> sentence, = read_conllu(path)
+        >>> sentence.forms, sentence.heads
+        (('Dogs', 'bark'), (2, 0))
     """
     sentences = [_sentence(path, rows) for rows in _blocks(path)]
     if not sentences:

@@ -25,7 +25,15 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Digits:
-    """The three parts of the data set; `shape` is that of the pixel grid."""
+    """The three parts of the data set; `shape` is that of the pixel grid.
+
+    Example:
+
+        >>> from structconv_systems.data.digits import load_digits
+        >>> digits = load_digits()
+        >>> digits.shape, digits.num_classes
+        ((8, 8), 10)
+    """
 
     train: Split
     validation: Split
@@ -42,6 +50,13 @@ def load_digits(*, validation: int = 200, test: int = 500, seed: int = 0) -> Dig
 
     Raises:
         ConfigError: the parts leave no image to train on.
+
+    Example:
+
+        >>> from structconv_systems.data.digits import load_digits
+        >>> digits = load_digits(validation=200, test=500)
+        >>> digits.train.images.shape, digits.test.labels.shape
+        (torch.Size([1097, 64, 1]), torch.Size([500]))
     """
     from sklearn.datasets import load_digits as bundled
 

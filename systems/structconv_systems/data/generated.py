@@ -28,6 +28,13 @@ class Labeled:
         inputs: tokens (S, N), int64, or entries (S, N, P), float32.
         labels: (S,), int64, below the number of classes.
         places: (S, R), positions of the entries that determine the label.
+
+    Example:
+
+        >>> from structconv_systems.data.generated import temporal_order
+        >>> data = temporal_order(100, 20, first=2, end=10, seed=0)
+        >>> data.inputs.shape, data.labels.max().item() + 1
+        (torch.Size([100, 20]), 4)
     """
 
     inputs: Tensor
@@ -51,6 +58,13 @@ def temporal_order(samples: int, length: int, *, first: int, end: int, seed: int
 
     Raises:
         ConfigError: there are fewer than two positions for the marks.
+
+    Example:
+
+        >>> from structconv_systems.data.generated import temporal_order
+        >>> data = temporal_order(100, 20, first=2, end=10, seed=0)
+        >>> data.places.shape                              # of both marks
+        torch.Size([100, 2])
     """
     if not 0 <= first <= end - 2 <= length - 2:
         raise ConfigError("temporal_order", f"two places must be in first ... end - 1, below length={length}",
@@ -77,6 +91,13 @@ def labeled_entries(question: str, samples: int, length: int, *, classes: int, s
 
     Raises:
         ConfigError: the question is unknown, or a sequence has fewer than four entries.
+
+    Example:
+
+        >>> from structconv_systems.data.generated import QUESTIONS, labeled_entries
+        >>> data = labeled_entries(QUESTIONS[0], 100, 10, classes=4, seed=0)
+        >>> data.inputs.shape[:2], data.labels.shape
+        (torch.Size([100, 10]), torch.Size([100]))
     """
     check_choice("labeled_entries", "question", question, QUESTIONS)
     if length < 4:

@@ -27,6 +27,17 @@ def read_idx(path: str | Path) -> Tensor:
     Raises:
         DataError: the header is wrong, a size is 0 or missing, the number of values does not match the sizes, or
             `read_bytes` cannot read the file.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> folder = TemporaryDirectory()
+        >>> from structconv_systems.data.idx import read_idx
+        >>> path = Path(folder.name, "labels-idx1-ubyte")
+        >>> _ = path.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 2, 1]))     # bytes, one axis, of size 3
+        >>> read_idx(path)
+        tensor([7, 2, 1], dtype=torch.uint8)
     """
     import numpy as np
 

@@ -23,6 +23,13 @@ class Images:
         inputs: (S, H, W), float32 between 0 and 1.
         labels: (S,), int64, below the number of names.
         names: names of the classes.
+
+    Example:
+
+        >>> from structconv_systems.data.images import Images
+        >>> images = Images(inputs=torch.zeros(3, 28, 28), labels=torch.tensor([0, 1, 1]), names=("shirt", "shoe"))
+        >>> images.names[images.labels[2]]
+        'shoe'
     """
 
     inputs: Tensor
@@ -45,6 +52,14 @@ def side_by_side(images: Images, count: int, seed: int) -> Images:
 
     Raises:
         DataError: images of one class alone.
+
+    Example:
+
+        >>> from structconv_systems.data.images import Images, side_by_side
+        >>> images = Images(inputs=torch.rand(10, 8, 8), labels=torch.arange(10) % 2, names=("zero", "one"))
+        >>> pairs = side_by_side(images, count=6, seed=0)
+        >>> pairs.inputs.shape
+        torch.Size([6, 8, 16])
     """
     classes = images.labels.unique()
     if len(classes) < 2:
@@ -73,6 +88,18 @@ def read_images(path: str | Path) -> Images:
 
     Raises:
         DataError: files that are missing, are not as above, or do not fit each other.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> folder = TemporaryDirectory()
+        >>> from structconv_systems.data.images import read_images
+        >>> images = bytes([0, 0, 8, 3, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 2, 0, 255, 255, 0])        # one, 2 x 2
+        >>> _ = Path(folder.name, "two-images-idx3-ubyte").write_bytes(images)
+        >>> _ = Path(folder.name, "two-labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 1, 4]))
+        >>> read_images(Path(folder.name, "two")).inputs.tolist()
+        [[[0.0, 1.0], [1.0, 0.0]]]
     """
     path = Path(path)
     return _of_folder(path) if path.is_dir() else _of_stem(path)

@@ -43,6 +43,15 @@ class Triples:
     Attributes:
         entities, relations: names, in the order of their numbers.
         parts: ``train``, ``valid`` and ``test``, each (T, 3), int64.
+
+    Example:
+
+        >>> from structconv_systems.data.knowledge import Triples
+        >>> facts = torch.tensor([[0, 0, 1], [1, 0, 2]])   # head, relation, tail
+        >>> parts = {"train": facts[:1], "valid": facts[1:], "test": facts[1:]}
+        >>> triples = Triples(entities=("Paris", "France", "Europe"), relations=("lies in",), parts=parts)
+        >>> triples.graph().num_triples                    # of the training part
+        1
     """
 
     entities: tuple[str, ...]
@@ -67,6 +76,17 @@ class Classes:
         graph: without inverses.
         classes: names of the classes.
         nodes, labels: for ``train`` and ``test``, (n,) entities and (n,) their classes.
+
+    Example:
+
+        >>> from structconv import KnowledgeGraph
+        >>> from structconv_systems.data.knowledge import Classes
+        >>> graph = KnowledgeGraph(torch.tensor([[0, 0, 1]]), 2, ("knows",))
+        >>> nodes = {"train": torch.tensor([0]), "test": torch.tensor([1])}
+        >>> labels = {"train": torch.tensor([0]), "test": torch.tensor([0])}
+        >>> data = Classes(graph=graph, classes=("person",), nodes=nodes, labels=labels)
+        >>> data.nodes["test"].tolist(), data.classes
+        ([1], ('person',))
     """
 
     graph: KnowledgeGraph
@@ -87,7 +107,7 @@ class _File(NamedTuple):
 
 
 def read_triples(path: str | Path, *, unseen: Literal["error", "admit"] = "error") -> Triples:
-    """Read the training, validation and test triples in a folder, or in a tar archive of it, packed or not.
+    r"""Read the training, validation and test triples in a folder, or in a tar archive of it, packed or not.
 
     Two forms are read. Names: files ``train``, ``valid`` (or ``val``, ``dev``) and ``test``, ending in .txt, .tsv, .dat
     or nothing, in a folder plain or gzipped; a line is ``head relation tail`` with tabs between, or white space where
@@ -104,6 +124,17 @@ def read_triples(path: str | Path, *, unseen: Literal["error", "admit"] = "error
         ConfigError: another `unseen`.
         DataError: with file and line: a line lacks three columns, a name of validation or test is unknown, a number is
             out of range, a part is missing, duplicate or empty, or the archive is truncated.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> folder = TemporaryDirectory()
+        >>> from structconv_systems.data.knowledge import read_triples
+        >>> for part in ("train", "valid", "test"):
+        ...     _ = Path(folder.name, f"{part}.txt").write_text("Paris\tlies in\tFrance\n")
+        >>> read_triples(folder.name).entities
+        ('Paris', 'France')
     """
     check_choice("read_triples", "unseen", unseen, ("error", "admit"))
     files = _files(Path(path))
@@ -271,7 +302,7 @@ def _bare(term: str) -> str:
 
 
 def read_classes(facts: str | Path, train: str | Path, test: str | Path, *, leaks: Sequence[str] = ()) -> Classes:
-    """Read an RDF graph and the classes of its entities, in the format of the published R-GCN data sets.
+    r"""Read an RDF graph and the classes of its entities, in the format of the published R-GCN data sets.
 
     Args:
         facts: N-Triples. Literals are entities too; duplicate facts are one edge.
@@ -283,6 +314,19 @@ def read_classes(facts: str | Path, train: str | Path, test: str | Path, *, leak
     Raises:
         DataError: with file and line: a line is malformed, an entity has no fact, has two classes or is in both files,
             a test class has no training entity, or no facts are left.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> folder = TemporaryDirectory()
+        >>> from structconv_systems.data.knowledge import read_classes
+        >>> facts, train, test = (Path(folder.name, name) for name in ("facts.nt", "train.tsv", "test.tsv"))
+        >>> _ = facts.write_text("<x:ann> <x:knows> <x:bob> .\n")
+        >>> _ = train.write_text("person\tlabel_role\nx:ann\tteacher\n")
+        >>> _ = test.write_text("person\tlabel_role\nx:bob\tteacher\n")
+        >>> read_classes(facts, train, test).classes
+        ('teacher',)
     """
     rows = [row for _, row in read_ntriples(facts) if not {row[1], re.split("[/#]", row[1])[-1]} & set(leaks)]
     if not rows:

@@ -45,6 +45,17 @@ class Molecules:
             after the bonds come pairs of atoms that are 2, 3, ... reach bonds apart.
         targets: (B,), float32.
         skipped: the lines whose SMILES cannot be read.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv_systems.data.molecules import ATOM_CHANNELS, Molecules
+        >>> bonds = Graph(torch.tensor([[0, 1], [1, 0]]), num_nodes=2, edge_attr=torch.ones(2, 4))
+        >>> atoms = torch.zeros(2, ATOM_CHANNELS)
+        >>> ethane = Molecules(smiles=("CC",), atoms=(atoms,), bonds=(bonds,), targets=torch.tensor([-1.4]))
+        >>> x, graph = ethane.batch([0, 0])
+        >>> x.shape[0], graph.num_edges
+        (4, 4)
     """
 
     smiles: tuple[str, ...]
@@ -66,7 +77,7 @@ class Molecules:
 
 def read_molecules(path: str | Path, *, smiles: str = "smiles", target: str, reach: int = 1,
                    skip_bad: bool = False) -> Molecules:
-    """Read a CSV file, plain or gzipped, whose first line names the columns. Needs rdkit.
+    r"""Read a CSV file, plain or gzipped, whose first line names the columns. Needs rdkit.
 
     Args:
         smiles, target: the names of the two columns that are read.
@@ -77,6 +88,18 @@ def read_molecules(path: str | Path, *, smiles: str = "smiles", target: str, rea
         ConfigError: rdkit is not installed, or `reach` is below 1.
         DataError: a column is missing or there twice; with the line, cells that are too few or too many, a SMILES that
             cannot be read, a target that is no finite number; no molecules; or `read_text` cannot read the file.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> folder = TemporaryDirectory()
+        >>> from structconv_systems.data.molecules import read_molecules
+        >>> path = Path(folder.name, "molecules.csv")
+        >>> _ = path.write_text("smiles,solubility\nCCO,1.1\nc1ccccc1,-1.6\n")
+        >>> molecules = read_molecules(path, target="solubility")
+        >>> [len(atoms) for atoms in molecules.atoms]      # without hydrogens
+        [3, 6]
     """
     check_positive("read_molecules", "reach", reach)
     chem, base = (require(f"rdkit.{module}", "read_molecules", "molecules") for module in ("Chem", "rdBase"))
@@ -108,6 +131,12 @@ def read_molecules(path: str | Path, *, smiles: str = "smiles", target: str, rea
 def fingerprints(smiles: Sequence[str], *, radius: int = 2, size: int = 2048) -> Any:
     """Count the neighborhoods of up to `radius` bonds in each molecule, as a NumPy array (B, size): folded Morgan
     fingerprints with counts. Needs rdkit.
+
+    Example:
+
+        >>> from structconv_systems.data.molecules import fingerprints
+        >>> fingerprints(["CCO", "CCN"], size=64).shape
+        (2, 64)
     """
     import numpy as np
 

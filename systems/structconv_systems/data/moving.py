@@ -25,6 +25,13 @@ class Videos:
         chosen: (F, D), numbers of the images in each video.
         positions: (F, D, T, 2), the row and column of their first pixels.
         size: rows and columns of a frame.
+
+    Example:
+
+        >>> from structconv_systems.data.moving import Videos
+        >>> videos = Videos.drawn(torch.rand(10, 8, 8), 3, frames=5, size=24, seed=0)
+        >>> videos.at(torch.tensor([0, 2])).shape          # two of them, drawn now
+        torch.Size([2, 5, 24, 24])
     """
 
     images: Tensor

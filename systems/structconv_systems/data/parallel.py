@@ -13,7 +13,15 @@ __all__ = ["Parallel", "in_a_row", "read_parallel"]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Parallel:
-    """Sentences, and at the same places their translations."""
+    """Sentences, and at the same places their translations.
+
+    Example:
+
+        >>> from structconv_systems.data.parallel import Parallel
+        >>> text = Parallel(source=("a dog", "a cat"), target=("ein Hund", "eine Katze"))
+        >>> text, len(text)
+        (Parallel(2 pairs of sentences), 2)
+    """
 
     source: tuple[str, ...]
     target: tuple[str, ...]
@@ -26,7 +34,7 @@ class Parallel:
 
 
 def read_parallel(stem: str | Path, source: str, target: str) -> Parallel:
-    """Read two files of sentences that translate each other line by line, plain or gzipped.
+    r"""Read two files of sentences that translate each other line by line, plain or gzipped.
 
     Those of ``read_parallel("multi30k/train", "en", "de")`` are ``multi30k/train.en`` or ``multi30k/train.en.gz``, and
     ``multi30k/train.de`` or ``multi30k/train.de.gz``. White space around a sentence is left out. Each line must hold a
@@ -36,6 +44,17 @@ def read_parallel(stem: str | Path, source: str, target: str) -> Parallel:
     Raises:
         DataError: neither file of a language is there, or both are; the files have unequal numbers of lines; a line is
             blank; or `read_lines` cannot read one.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> folder = TemporaryDirectory()
+        >>> from structconv_systems.data.parallel import read_parallel
+        >>> _ = Path(folder.name, "train.en").write_text("a dog\na cat\n")
+        >>> _ = Path(folder.name, "train.de").write_text("ein Hund\neine Katze\n")
+        >>> read_parallel(Path(folder.name, "train"), "en", "de").target
+        ('ein Hund', 'eine Katze')
     """
     paths = [_find(stem, language) for language in (source, target)]
     sides = [[line.strip() for line in read_lines(path)] for path in paths]
@@ -52,7 +71,15 @@ def read_parallel(stem: str | Path, source: str, target: str) -> Parallel:
 
 def in_a_row(text: Parallel, count: int) -> Parallel:
     """Each `count` neighbors as one sentence, a space between them, and their translations as its; fewer at the end
-    are left out. No sentence is in two: S sentences make S // count."""
+    are left out. No sentence is in two: S sentences make S // count.
+
+    Example:
+
+        >>> from structconv_systems.data.parallel import Parallel, in_a_row
+        >>> text = Parallel(source=("a dog", "a cat", "a bird"), target=("ein Hund", "eine Katze", "ein Vogel"))
+        >>> in_a_row(text, 2).source                       # the third is left out
+        ('a dog a cat',)
+    """
     source, target = (tuple(" ".join(side[first:first + count]) for first in range(0, len(side) - count + 1, count))
                       for side in (text.source, text.target))
     return Parallel(source=source, target=target)

@@ -48,6 +48,18 @@ class Planetoid:
         edge_index: int64 (2, 2 x undirected edges): both directions, no duplicates, no self-loops, sorted by row 0
             then row 1.
         num_classes: number of labels.
+
+    Example:
+
+        >>> from scipy.sparse import csr_matrix
+        >>> from structconv_systems.data.planetoid import Planetoid
+        >>> first, second, third = torch.arange(3).split(1)
+        >>> words, edges = csr_matrix([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), torch.tensor([[0, 1], [1, 0]])
+        >>> labels = torch.tensor([0, 1, 0])
+        >>> data = Planetoid(name="tiny", features=words, labels=labels, edge_index=edges, num_classes=2, train=first,
+        ...                  validation=second, test=third)
+        >>> data.num_nodes, data.num_features, data.num_undirected_edges
+        (3, 2, 1)
     """
 
     name: str
@@ -91,6 +103,13 @@ def read_planetoid(folder: str | Path, name: str = "cora", *, verify: bool = Tru
 
     Raises:
         DataError: a file is missing, has another hash, names a forbidden type, or does not fit the others.
+
+    Example:
+
+        >>> from structconv_systems.data.planetoid import read_planetoid
+        >>> read_planetoid("no/such/folder", "cora")
+        Traceback (most recent call last):
+        structconv.errors.DataError: no/such/folder/ind.cora.x: expected this file; got no such file....
     """
     paths = _find(Path(folder), name, verify)
     x, tx, allx = (_matrix(paths[part]) for part in ("x", "tx", "allx"))

@@ -20,7 +20,7 @@ _PLACES = ("sensor_id", "longitude", "latitude")
 
 
 def read_adjacency(path: str | Path, names: tuple[str, ...]) -> Graph:
-    """The graph of S sensors, from a matrix: the number in line m and column n is the weight of the edge from sensor m
+    r"""The graph of S sensors, from a matrix: the number in line m and column n is the weight of the edge from sensor m
     to sensor n; where it is 0 there is no edge.
 
     Args:
@@ -31,6 +31,18 @@ def read_adjacency(path: str | Path, names: tuple[str, ...]) -> Graph:
     Raises:
         DataError: a number that is negative or not finite, another number of sensors, or a sensor that the pickle does
             not know.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> folder = TemporaryDirectory()
+        >>> from structconv_systems.data.sensors import read_adjacency
+        >>> path = Path(folder.name, "adjacency.csv")
+        >>> _ = path.write_text("0,0.5\n1,0\n")
+        >>> graph = read_adjacency(path, ("north", "south"))
+        >>> graph.edge_index.tolist(), graph.edge_weight.tolist()
+        ([[0, 1], [1, 0]], [0.5, 1.0])
     """
     matrix = _pickled(path, names) if Path(path).suffix == ".pkl" else _listed(path, names)
     index = matrix.nonzero().T.contiguous()
@@ -38,11 +50,22 @@ def read_adjacency(path: str | Path, names: tuple[str, ...]) -> Graph:
 
 
 def read_locations(path: str | Path, names: tuple[str, ...]) -> Tensor:
-    """Longitude and latitude of the sensors, (S, 2) float32, from a CSV file whose first line names its columns:
+    r"""Longitude and latitude of the sensors, (S, 2) float32, from a CSV file whose first line names its columns:
     ``sensor_id``, ``latitude`` and ``longitude`` among them; it may know more sensors, in any order.
 
     Raises:
         DataError: a column or a sensor is not there, a sensor is there twice, or a cell holds no finite number.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> folder = TemporaryDirectory()
+        >>> from structconv_systems.data.sensors import read_locations
+        >>> path = Path(folder.name, "locations.csv")
+        >>> _ = path.write_text("sensor_id,latitude,longitude\nsouth,34,-118\nnorth,35,-119\n")
+        >>> read_locations(path, ("north", "south")).tolist()
+        [[-119.0, 35.0], [-118.0, 34.0]]
     """
     rows = read_rows(path)
     line, head = next(rows)

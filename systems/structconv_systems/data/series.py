@@ -30,6 +30,14 @@ class Series:
         observed: (T, S), bool.
         names: of the sensors.
         graph: which sensors influence which, or none.
+
+    Example:
+
+        >>> from structconv_systems.data.series import Series
+        >>> readings = torch.tensor([[1.0, 5.0], [2.0, 0.0]])
+        >>> series = Series(values=readings, observed=readings > 0, names=("north", "south"))
+        >>> series.observed.sum(0).tolist()                # readings of each sensor
+        [2, 1]
     """
 
     values: Tensor
@@ -44,7 +52,7 @@ class Series:
 
 def read_series(path: str | Path, adjacency: str | Path | None = None, *,
                 missing: Literal["nan", "zero", "none"] = "nan") -> Series:
-    """Read a CSV file, plain or gzipped, whose first line names the sensors and whose others hold a reading of each.
+    r"""Read a CSV file, plain or gzipped, whose first line names the sensors and whose others hold a reading of each.
 
     Args:
         path: the readings, one time a line, in order.
@@ -57,6 +65,18 @@ def read_series(path: str | Path, adjacency: str | Path | None = None, *,
         DataError: with line and column: a cell is not a finite number, or a line has too few or too many cells; names
             are missing or duplicate; nothing is observed; the adjacency has other sensors; or `read_lines` cannot read
             a file.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> folder = TemporaryDirectory()
+        >>> from structconv_systems.data.series import read_series
+        >>> path = Path(folder.name, "series.csv")
+        >>> _ = path.write_text("north,south\n1,5\n2,\n")  # the last reading is missing
+        >>> series = read_series(path)
+        >>> series.values.tolist(), series.observed.tolist()
+        ([[1.0, 5.0], [2.0, 0.0]], [[True, True], [True, False]])
     """
     check_choice("read_series", "missing", missing, ("nan", "zero", "none"))
     rows = read_rows(path)
@@ -84,6 +104,14 @@ class Part(NamedTuple):
 
     Args:
         values, observed: (T, S), including the horizon after the last origin.
+
+    Example:
+
+        >>> from structconv_systems.data.series import Part
+        >>> values = torch.arange(10.0).view(5, 2)
+        >>> part = Part(values, torch.ones(5, 2, dtype=torch.bool), first=1, end=4)
+        >>> list(part.origins), part.known.shape
+        ([1, 2], torch.Size([8]))
     """
 
     values: Tensor
@@ -130,6 +158,12 @@ def ends_of_parts(count: int, train: float, valid: float) -> dict[str, int]:
     """Return the ends of ``train``, ``val`` and ``test``, in this order; the first two are shares of all samples.
 
     Of T samples, the first floor(train T) train, those up to floor((train + valid) T) validate, and the rest tests.
+
+    Example:
+
+        >>> from structconv_systems.data.series import ends_of_parts
+        >>> ends_of_parts(10, train=0.7, valid=0.1)
+        {'train': 7, 'val': 8, 'test': 10}
     """
     ends = {"train": train * count, "val": (train + valid) * count}
     return {**{part: int(round(end, 6)) for part, end in ends.items()}, "test": count}
@@ -153,6 +187,13 @@ def gaps(shape: tuple[int, int], share: float, length: int, generator: torch.Gen
 
     Returns:
         (B, T) booleans.
+
+    Example:
+
+        >>> from structconv_systems.data.series import gaps
+        >>> missing = gaps((2, 1000), share=0.2, length=10, generator=torch.Generator().manual_seed(0))
+        >>> missing.shape, round(missing.float().mean().item(), 1)
+        (torch.Size([2, 1000]), 0.2)
     """
     begins = torch.rand(shape[0], shape[1] + length - 1, generator=generator) < 1 - (1 - share) ** (1 / length)
     return F.max_pool1d(begins.float(), length, 1).bool()

@@ -34,6 +34,14 @@ class Subwords:
 
     Raises:
         ConfigError: `tokenizers` is not installed; a merge is of a piece that no merge before it makes.
+
+    Example:
+
+        >>> from structconv_systems.data.subwords import Subwords
+        >>> subwords = Subwords.train(["low lower lowest"] * 3, size=265)      # four numbers, 256 bytes and five merges
+        >>> numbers = subwords.encode("lowest")
+        >>> subwords.pieces(numbers), subwords.decode(numbers)
+        ([' lowe', 'st'], 'lowest')
     """
 
     merges: tuple[tuple[str, str], ...]

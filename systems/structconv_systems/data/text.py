@@ -16,13 +16,24 @@ _GZIP = b"\x1f\x8b"
 
 
 def read_text(path: str | Path) -> str:
-    """Read the text of a file in UTF-8, plain or gzipped, recognized by its first two bytes.
+    r"""Read the text of a file in UTF-8, plain or gzipped, recognized by its first two bytes.
 
     Line ends are unchanged, a byte order mark is removed. Cost: one read of the file.
 
     Raises:
         DataError: the file is missing or cannot be read, a gzip is truncated, a line (named in the error) is not UTF-8,
             or the text is blank.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> folder = TemporaryDirectory()
+        >>> from structconv_systems.data.text import read_text
+        >>> path = Path(folder.name, "text.txt")
+        >>> _ = path.write_text("Ein Satz.\n")
+        >>> read_text(path)
+        'Ein Satz.\n'
     """
     return decoded(path, read_bytes(path))
 
@@ -45,12 +56,23 @@ def decoded(path: str | Path, content: bytes) -> str:
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """The lines of a file, as `read_text` reads it, without their ends.
+    r"""The lines of a file, as `read_text` reads it, without their ends.
 
     A line ends with LF or CRLF, as editors and `wc -l` count; other separators of Unicode are part of it.
 
     Raises:
         DataError: as of `read_text`.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> folder = TemporaryDirectory()
+        >>> from structconv_systems.data.text import read_lines
+        >>> path = Path(folder.name, "text.txt")
+        >>> _ = path.write_text("one\ntwo\n")
+        >>> read_lines(path)
+        ['one', 'two']
     """
     return lines_of(read_text(path))
 
@@ -65,6 +87,17 @@ def read_json(path: str | Path) -> Any:
 
     Raises:
         DataError: as of `read_text`, or it is no JSON; the line is named.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> folder = TemporaryDirectory()
+        >>> from structconv_systems.data.text import read_json
+        >>> path = Path(folder.name, "words.json")
+        >>> _ = path.write_text('["one", "two"]')
+        >>> read_json(path)
+        ['one', 'two']
     """
     text = read_text(path)
     try:

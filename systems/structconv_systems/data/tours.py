@@ -21,12 +21,26 @@ _LEAST = 1e-9
 
 
 def uniform(samples: int, nodes: int, seed: int) -> Tensor:
-    """Points (B, N, 2), float32, drawn uniformly in the unit square."""
+    """Points (B, N, 2), float32, drawn uniformly in the unit square.
+
+    Example:
+
+        >>> from structconv_systems.data.tours import uniform
+        >>> uniform(samples=2, nodes=5, seed=0).shape
+        torch.Size([2, 5, 2])
+    """
     return torch.rand(samples, nodes, 2, generator=torch.Generator().manual_seed(seed))
 
 
 def distances(points: Tensor) -> Tensor:
-    """Return the distances between points (B, N, 2), (B, N, N), in float64."""
+    """Return the distances between points (B, N, 2), (B, N, N), in float64.
+
+    Example:
+
+        >>> from structconv_systems.data.tours import distances
+        >>> distances(torch.tensor([[[0.0, 0.0], [3.0, 4.0]]])).tolist()
+        [[[0.0, 5.0], [5.0, 0.0]]]
+    """
     points = points.double()
     return (points.unsqueeze(-2) - points.unsqueeze(-3)).norm(dim=-1)
 
@@ -36,6 +50,13 @@ def lengths(table: Tensor, tours: Tensor) -> Tensor:
 
     Raises:
         ShapeError: a tour does not have each node once.
+
+    Example:
+
+        >>> from structconv_systems.data.tours import distances, lengths
+        >>> square = torch.tensor([[[0.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 0.0]]])
+        >>> lengths(distances(square), torch.tensor([[0, 1, 2, 3]])).tolist()  # back to the first node
+        [4.0]
     """
     nodes = torch.arange(table.shape[-1], device=tours.device)
     if tours.shape[-1] != table.shape[-1] or not bool((tours.sort(-1).values == nodes).all()):
@@ -58,6 +79,14 @@ def exact(table: Tensor) -> Tensor:
 
     Raises:
         ShapeError: another table, or one that is not symmetric. ConfigError: the solver gave up.
+
+    Example:
+
+        >>> from structconv_systems.data.tours import distances, exact, lengths
+        >>> square = torch.tensor([[[0.0, 0.0], [1.0, 1.0], [0.0, 1.0], [1.0, 0.0]]])
+        >>> table = distances(square)[0]
+        >>> lengths(table, exact(table)).item()
+        4.0
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import coo_array, vstack
@@ -111,6 +140,14 @@ def local_search(table: Tensor, *, kicks: int = 20, seed: int = 0) -> Tensor:
 
     Raises:
         ShapeError: other tables. ConfigError: a negative number of kicks.
+
+    Example:
+
+        >>> from structconv_systems.data.tours import distances, lengths, local_search
+        >>> square = torch.tensor([[[0.0, 0.0], [1.0, 1.0], [0.0, 1.0], [1.0, 0.0]]])
+        >>> table = distances(square)
+        >>> lengths(table, local_search(table)).tolist()
+        [4.0]
     """
     check_natural("local_search", "kicks", kicks)
     batch, nodes = check_distances("local_search", table)
@@ -134,6 +171,14 @@ def farthest_insertion(table: Tensor) -> Tensor:
 
     Raises:
         ShapeError: other tables.
+
+    Example:
+
+        >>> from structconv_systems.data.tours import distances, farthest_insertion, lengths
+        >>> square = torch.tensor([[[0.0, 0.0], [1.0, 1.0], [0.0, 1.0], [1.0, 0.0]]])
+        >>> table = distances(square)
+        >>> lengths(table, farthest_insertion(table)).tolist()
+        [4.0]
     """
     batch, nodes = check_distances("farthest_insertion", table)
     table, rows = table.double(), torch.arange(batch)
@@ -158,7 +203,16 @@ def farthest_insertion(table: Tensor) -> Tensor:
 
 def two_opt(table: Tensor, tours: Tensor) -> Tensor:
     """Each tour (B, N) after the best reversals of a part, one after the other, until none makes it shorter (Croes
-    1958), by symmetric distances (B, N, N)."""
+    1958), by symmetric distances (B, N, N).
+
+    Example:
+
+        >>> from structconv_systems.data.tours import distances, lengths, two_opt
+        >>> square = torch.tensor([[[0.0, 0.0], [1.0, 1.0], [0.0, 1.0], [1.0, 0.0]]])
+        >>> table, crossing = distances(square), torch.tensor([[0, 1, 2, 3]])
+        >>> lengths(table, two_opt(table, crossing)).tolist()
+        [4.0]
+    """
     check_distances("two_opt", table)
     return tours if tours.shape[-1] < 4 else _mended(table.double(), tours, longest=0)
 

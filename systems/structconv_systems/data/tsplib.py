@@ -32,6 +32,14 @@ class Problem:
         name: in the file.
         points: (N, 2), float64, in the unit of the file; none where it has distances alone.
         distances: (N, N), float64: whole numbers, by the file's rule of rounding.
+
+    Example:
+
+        >>> from structconv_systems.data.tours import lengths
+        >>> from structconv_systems.data.tsplib import Problem
+        >>> square = Problem(name="square", points=None, distances=torch.tensor([[0, 1, 2], [1, 0, 1], [2, 1, 0]]))
+        >>> lengths(square.distances, torch.tensor([0, 1, 2])).item()
+        4
     """
 
     name: str
@@ -40,11 +48,23 @@ class Problem:
 
 
 def read_problem(path: str | Path) -> Problem:
-    """Read NAME.tsp: EDGE_WEIGHT_TYPE EUC_2D, CEIL_2D, MAN_2D, MAX_2D, ATT, GEO, or EXPLICIT in any format of TSPLIB.
+    r"""Read NAME.tsp: EDGE_WEIGHT_TYPE EUC_2D, CEIL_2D, MAN_2D, MAX_2D, ATT, GEO, or EXPLICIT in any format of TSPLIB.
 
     Raises:
         DataError: with its line: TYPE, EDGE_WEIGHT_TYPE or EDGE_WEIGHT_FORMAT is not supported, a number is malformed
             or missing, nodes are not 1 ... N, each once; or `read_lines` cannot read the file.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> folder = TemporaryDirectory()
+        >>> from structconv_systems.data.tsplib import read_problem
+        >>> path = Path(folder.name, "line.tsp")
+        >>> header = "NAME: line\nTYPE: TSP\nDIMENSION: 2\nEDGE_WEIGHT_TYPE: EUC_2D\n"
+        >>> _ = path.write_text(header + "NODE_COORD_SECTION\n1 0 0\n2 3 4\nEOF\n")
+        >>> read_problem(path).distances.tolist()
+        [[0.0, 5.0], [5.0, 0.0]]
     """
     file = _File.read(path)
     file.check("TYPE", ("TSP",))
@@ -61,10 +81,21 @@ def read_problem(path: str | Path) -> Problem:
 
 
 def read_tour(path: str | Path, *, nodes: int) -> Tensor:
-    """Read NAME.opt.tour, a tour through so many nodes: (N,), from 0 on.
+    r"""Read NAME.opt.tour, a tour through so many nodes: (N,), from 0 on.
 
     Raises:
         DataError: with its line, what is no number of a node or comes twice; there are fewer or more.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> folder = TemporaryDirectory()
+        >>> from structconv_systems.data.tsplib import read_tour
+        >>> path = Path(folder.name, "line.opt.tour")
+        >>> _ = path.write_text("TYPE: TOUR\nDIMENSION: 3\nTOUR_SECTION\n1\n3\n2\n-1\nEOF\n")
+        >>> read_tour(path, nodes=3).tolist()
+        [0, 2, 1]
     """
     file = _File.read(path)
     file.check("TYPE", ("TOUR",))

@@ -23,6 +23,13 @@ class Vocabulary:
 
     Raises:
         ConfigError: a word comes twice.
+
+    Example:
+
+        >>> from structconv_systems.data.words import Vocabulary
+        >>> words = Vocabulary.of([["a", "dog"], ["a", "cat"]])
+        >>> words.encode(["a", "bird"]), words.decode([4])
+        ([4, 3], ['a'])
     """
 
     words: tuple[str, ...]

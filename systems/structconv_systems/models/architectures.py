@@ -43,6 +43,12 @@ def layer_of(architecture: str, channels: int, *, kernel: int = 5, heads: int = 
 
     Raises:
         ConfigError: an unknown one, or heads that do not divide the channels.
+
+    Example:
+
+        >>> from structconv_systems.models.architectures import layer_of
+        >>> [layer_of(name, 8)(torch.randn(2, 20, 8)).shape for name in ("convolution", "recurrence")]
+        [torch.Size([2, 20, 8]), torch.Size([2, 20, 8])]
     """
     check_choice("layer_of", "architecture", architecture, ARCHITECTURES)
     if architecture in ("convolution", "dilated"):
@@ -66,6 +72,13 @@ class SequenceClassifier(nn.Module):
     L (k - 1) + 1 tokens alone, on k^L where they are dilated; with GRUs or attention on all.
 
     Zhang et al., Dive into Deep Learning, section 10.6; Vaswani et al. (2017), section 4.
+
+    Example:
+
+        >>> from structconv_systems.models.architectures import SequenceClassifier
+        >>> model = SequenceClassifier("attention", vocabulary=10, classes=4, channels=8)
+        >>> model(torch.randint(0, 10, (3, 20))).shape
+        torch.Size([3, 4])
     """
 
     def __init__(self, architecture: str, vocabulary: int, classes: int, *, channels: int = 64, layers: int = 2,
@@ -99,6 +112,12 @@ class Cost:
         flops: flops of its products; a multiplication and an addition count as two.
         sequential: number of products that must run one after the other.
         path: number of layers, or steps within one, between the first and the last entry.
+
+    Example:
+
+        >>> from structconv_systems.models.architectures import predicted
+        >>> predicted("attention", 50, 64, kernel=5).path, predicted("recurrence", 50, 64, kernel=5).path
+        (1, 50)
     """
 
     flops: int
@@ -110,6 +129,12 @@ def predicted(architecture: str, entries: int, channels: int, *, kernel: int) ->
     """Predict the cost as in table 1 of Vaswani et al. (2017), with the constants of `layer_of`: O(k n d^2) of
     both convolutions, O(n d^2) and O(n^2 d) flops, O(1), O(n) and O(1) sequential products, paths of O(n / k),
     O(log_k n) where dilated, O(n) and O(1).
+
+    Example:
+
+        >>> from structconv_systems.models.architectures import predicted
+        >>> predicted("attention", 100, 8, kernel=5).flops > predicted("attention", 10, 8, kernel=5).flops
+        True
     """
     check_choice("predicted", "architecture", architecture, ARCHITECTURES)
     if kernel < 2:

@@ -26,7 +26,16 @@ ROOM = 64
 
 
 def attention(made: Mechanism | Conv, channels: int, dim: int) -> Conv:
-    """Return the layer of a mechanism with `dim` channels for each head; a layer is returned unchanged."""
+    """Return the layer of a mechanism with `dim` channels for each head; a layer is returned unchanged.
+
+    Example:
+
+        >>> from structconv import DotProduct
+        >>> from structconv_systems.models.blocks import attention
+        >>> layer = attention(DotProduct(2, 4).scaled().softmax(), channels=8, dim=4)
+        >>> layer(torch.randn(5, 8)).shape
+        torch.Size([5, 8])
+    """
     return made if isinstance(made, Conv) else Conv(made, channels, channels, weight=LowRank(dim))
 
 
@@ -58,6 +67,15 @@ class Block(nn.Module):
 
     Raises:
         ConfigError: the norm is unknown.
+
+    Example:
+
+        >>> from structconv import Causal, DotProduct
+        >>> from structconv_systems.models.blocks import Block, attention
+        >>> causal = attention(DotProduct(2, 4).scaled().masked(keep=Causal()).softmax(), channels=8, dim=4)
+        >>> block = Block(causal, None, hidden=16, dropout=0.0, norm="pre")
+        >>> block(torch.randn(5, 8)).shape
+        torch.Size([5, 8])
     """
 
     def __init__(self, attention: Conv, source: Conv | None, *, hidden: int, dropout: float, norm: str) -> None:
@@ -100,6 +118,18 @@ class Stack(nn.Module):
 
     Args:
         recompute: store only the input of each block, and compute it again in the backward pass (Chen et al. 2016).
+
+    Example:
+
+        >>> from structconv import Causal, DotProduct
+        >>> from structconv_systems.models.blocks import Block, Stack, attention
+        >>> causal = attention(DotProduct(2, 4).scaled().masked(keep=Causal()).softmax(), channels=8, dim=4)
+        >>> stack = Stack([Block(causal, None, hidden=16, dropout=0.0, norm="pre")])
+        >>> x = torch.randn(1, 5, 8)
+        >>> caches = stack.prepare(x[:, :0])               # of no entries
+        >>> steps = [stack.step(caches, entry) for entry in x.split(1, 1)]
+        >>> torch.allclose(torch.cat(steps, 1), stack(x), atol=1e-5)
+        True
     """
 
     def __init__(self, blocks: list[Block], *, recompute: bool = False) -> None:
@@ -136,6 +166,13 @@ class Tokens(nn.Module):
     Raises:
         ConfigError: the kind of positions is unknown.
         ShapeError: there are more positions than learned ones.
+
+    Example:
+
+        >>> from structconv_systems.models.blocks import Tokens
+        >>> tokens = Tokens(20, 8, positions="sinusoidal", dropout=0.0)
+        >>> tokens(torch.tensor([5, 6, 2]), tokens.table(3)).shape
+        torch.Size([3, 8])
     """
 
     def __init__(self, vocabulary: int, channels: int, *, positions: str, dropout: float, length: int = 512) -> None:

@@ -32,6 +32,13 @@ class CharacterModel(nn.Module):
 
     Raises:
         ConfigError: the heads do not divide the channels, D is odd, there are no layers, or the window is below 1.
+
+    Example:
+
+        >>> from structconv_systems.models.characters import CharacterModel
+        >>> model = CharacterModel(30, channels=8, layers=1, heads=2, hidden=16).eval()
+        >>> model(torch.randint(0, 30, (2, 12))).shape     # logits of the character that follows each
+        torch.Size([2, 12, 30])
     """
 
     def __init__(self, vocabulary: int, *, channels: int = 192, layers: int = 6, heads: int = 6, hidden: int = 768,

@@ -18,7 +18,19 @@ __all__ = ["CitationNetwork", "chebyshev", "gat", "gcn", "perceptron"]
 
 
 class CitationNetwork(nn.Module):
-    """Dropout, sparse first layer, activation, dropout, second layer: words (P -> M) and a graph -> logits (M, Q)."""
+    """Dropout, sparse first layer, activation, dropout, second layer: words (P -> M) and a graph -> logits (M, Q).
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.bases import Sparse
+        >>> from structconv_systems.models.citation import gcn
+        >>> words = Sparse(Graph(torch.tensor([[0, 4, 2], [0, 1, 2]]), num_inputs=5, num_outputs=3), torch.ones(3))
+        >>> graph = Graph(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
+        >>> model = gcn(5, 2).eval()                       # three papers, five words, two classes
+        >>> model(words, graph).shape, type(model).__name__
+        (torch.Size([3, 2]), 'CitationNetwork')
+    """
 
     def __init__(self, first: SparseConv, second: Conv, *, dropout: float, activation: Callable[[Tensor], Tensor],
                  self_loops: bool = False) -> None:
@@ -35,20 +47,53 @@ class CitationNetwork(nn.Module):
 
 
 def gcn(words: int, classes: int, *, hidden: int = 16, dropout: float = 0.5) -> CitationNetwork:
-    """Kipf and Welling (2017), eq. 9: symmetrically normalized adjacency with self-loops; no bias."""
+    """Kipf and Welling (2017), eq. 9: symmetrically normalized adjacency with self-loops; no bias.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.bases import Sparse
+        >>> from structconv_systems.models.citation import gcn
+        >>> words = Sparse(Graph(torch.tensor([[0, 4, 2], [0, 1, 2]]), num_inputs=5, num_outputs=3), torch.ones(3))
+        >>> graph = Graph(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
+        >>> gcn(5, 2).eval()(words, graph).shape   # three papers, two classes
+        torch.Size([3, 2])
+    """
     adjacency = Adjacency(normalize="sym", self_loops=True)
     return _glorot(CitationNetwork(SparseConv(adjacency, words, hidden), Conv(adjacency, hidden, classes, bias=False),
                                    dropout=dropout, activation=F.relu))
 
 
 def perceptron(words: int, classes: int, *, hidden: int = 16, dropout: float = 0.5) -> CitationNetwork:
-    """The network of `gcn` without a graph: each paper is classified by its own words."""
+    """The network of `gcn` without a graph: each paper is classified by its own words.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.bases import Sparse
+        >>> from structconv_systems.models.citation import perceptron
+        >>> words = Sparse(Graph(torch.tensor([[0, 4, 2], [0, 1, 2]]), num_inputs=5, num_outputs=3), torch.ones(3))
+        >>> graph = Graph(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
+        >>> perceptron(5, 2).eval()(words, graph).shape   # three papers, two classes
+        torch.Size([3, 2])
+    """
     return _glorot(CitationNetwork(SparseConv(Identity(), words, hidden),
                                    Conv(Identity(), hidden, classes, bias=False), dropout=dropout, activation=F.relu))
 
 
 def chebyshev(words: int, classes: int, *, hidden: int = 16, order: int = 2, dropout: float = 0.5) -> CitationNetwork:
-    """Defferrard et al. (2016) as in Kipf and Welling (2017), eq. 5: T_0 to T_order of the Laplacian; no bias."""
+    """Defferrard et al. (2016) as in Kipf and Welling (2017), eq. 5: T_0 to T_order of the Laplacian; no bias.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.bases import Sparse
+        >>> from structconv_systems.models.citation import chebyshev
+        >>> words = Sparse(Graph(torch.tensor([[0, 4, 2], [0, 1, 2]]), num_inputs=5, num_outputs=3), torch.ones(3))
+        >>> graph = Graph(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
+        >>> chebyshev(5, 2).eval()(words, graph).shape   # three papers, two classes
+        torch.Size([3, 2])
+    """
     polynomials = Chebyshev(order=order)
     return _glorot(CitationNetwork(SparseConv(polynomials, words, hidden),
                                    Conv(polynomials, hidden, classes, bias=False), dropout=dropout,
@@ -56,7 +101,18 @@ def chebyshev(words: int, classes: int, *, hidden: int = 16, order: int = 2, dro
 
 
 def gat(words: int, classes: int, *, heads: int = 8, hidden: int = 8, dropout: float = 0.6) -> CitationNetwork:
-    """Velickovic et al. (2018), section 3.3: `heads` heads side by side, ELU, one head; each node sees itself too."""
+    """Velickovic et al. (2018), section 3.3: `heads` heads side by side, ELU, one head; each node sees itself too.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.bases import Sparse
+        >>> from structconv_systems.models.citation import gat
+        >>> words = Sparse(Graph(torch.tensor([[0, 4, 2], [0, 1, 2]]), num_inputs=5, num_outputs=3), torch.ones(3))
+        >>> graph = Graph(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
+        >>> gat(5, 2).eval()(words, graph).shape   # three papers, two classes
+        torch.Size([3, 2])
+    """
     def attention(heads: int) -> Mechanism:
         scores = BiAffine(heads=heads, bilinear=False, on="projected").leaky_relu(0.2)
         return scores.masked(keep=STRUCTURE).softmax().dropout(dropout)

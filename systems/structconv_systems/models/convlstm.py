@@ -36,6 +36,13 @@ class ConvLSTM(nn.Module):
 
     Unlike the paper: peephole weights are a channel's, not a channel's in a place, so that all places are alike; the
     forecaster reads what it said.
+
+    Example:
+
+        >>> from structconv_systems.models.convlstm import ConvLSTM
+        >>> model = ConvLSTM(size=16, ahead=3, patch=4, hidden=4, layers=1).eval()
+        >>> model(torch.rand(2, 5, 16, 16)).shape          # logits of three frames after five
+        torch.Size([2, 3, 16, 16])
     """
 
     def __init__(self, *, size: int, ahead: int, patch: int = 4, kernel: int = 3, hidden: int = 48,
@@ -84,7 +91,15 @@ class ConvLSTM(nn.Module):
 
 
 class MeanFrame(nn.Module):
-    """The mean of frames (..., size, size) as a forecast, independent of the input; called like `ConvLSTM`."""
+    """The mean of frames (..., size, size) as a forecast, independent of the input; called like `ConvLSTM`.
+
+    Example:
+
+        >>> from structconv_systems.models.convlstm import MeanFrame
+        >>> frames = torch.rand(2, 5, 16, 16)
+        >>> MeanFrame(frames, ahead=3)(frames).shape
+        torch.Size([2, 3, 16, 16])
+    """
 
     def __init__(self, frames: Tensor, ahead: int) -> None:
         super().__init__()

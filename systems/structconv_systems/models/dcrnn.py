@@ -19,7 +19,14 @@ __all__ = ["DCRNN", "Persistence", "diffusion", "sampled_share", "width_without_
 
 def diffusion(order: int) -> Mechanism:
     """The walks along the edges and against them, of at most `order` steps, the one without a step once: K = 2 order
-    + 1."""
+    + 1.
+
+    Example:
+
+        >>> from structconv_systems.models.dcrnn import diffusion
+        >>> diffusion(2).size                              # one step and two, in both directions, and none
+        5
+    """
     walks: Mechanism = Powers(order, walk="forward")
     return walks | Powers(order, walk="backward", first=1) if order else walks
 
@@ -44,6 +51,15 @@ class DCRNN(nn.Module):
     `share`, the wanted one. T + horizon steps, one after the other.
 
     The paper's initial state of the decoder is the encoder's last, as here; all cells have a bias.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv_systems.models.dcrnn import DCRNN, diffusion
+        >>> graph = Graph(torch.tensor([[0, 1, 2], [1, 2, 0]]), num_nodes=3, edge_weight=torch.tensor([0.5, 1.0, 0.2]))
+        >>> model = DCRNN(diffusion(2), horizon=4, hidden=8).eval()
+        >>> model(torch.randn(2, 12, 3), graph).shape   # of 12 readings of 3 sensors
+        torch.Size([2, 4, 3])
     """
 
     def __init__(self, mechanism: Mechanism, *, horizon: int, hidden: int = 64, layers: int = 2, known: int = 0,
@@ -76,7 +92,14 @@ class DCRNN(nn.Module):
 
 
 class Persistence(nn.Module):
-    """The last reading, at all of `horizon` steps to come; called as `DCRNN` is."""
+    """The last reading, at all of `horizon` steps to come; called as `DCRNN` is.
+
+    Example:
+
+        >>> from structconv_systems.models.dcrnn import Persistence
+        >>> Persistence(horizon=2)(torch.tensor([[1.0], [2.0], [3.0]])).tolist()
+        [[3.0], [3.0]]
+    """
 
     def __init__(self, horizon: int) -> None:
         super().__init__()

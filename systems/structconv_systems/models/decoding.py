@@ -34,6 +34,16 @@ def greedy(decoding: Decoding, batch: int, *, begin: int | Tensor, end: int | No
 
     Raises:
         ConfigError: numbers that are out of range, a prompt of another batch, logits that are not finite.
+
+    Example:
+
+        >>> from structconv_systems.models.decoding import greedy
+        >>> from structconv_systems.models.transformer import Transformer
+        >>> model = Transformer(20, channels=8, hidden=16, layers=1, heads=2).eval()
+        >>> source = torch.tensor([[5, 6, 2], [7, 2, 0]])
+        >>> tokens = greedy(model.begin(source), 2, begin=1, end=2, most=5)
+        >>> len(tokens), max(map(len, tokens)) <= 5
+        (2, True)
     """
     return _followed(decoding, batch, lambda logits: logits.argmax(-1), begin, end, most)
 
@@ -56,6 +66,17 @@ def sample(decoding: Decoding, batch: int, *, begin: int | Tensor, end: int | No
 
     Raises:
         ConfigError: numbers that are out of range, a prompt of another batch, logits that are not finite.
+
+    Example:
+
+        >>> from structconv_systems.models.decoding import sample
+        >>> from structconv_systems.models.transformer import Transformer
+        >>> model = Transformer(20, channels=8, hidden=16, layers=1, heads=2).eval()
+        >>> source = torch.tensor([[5, 6, 2], [7, 2, 0]])
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> tokens = sample(model.begin(source), 2, begin=1, end=2, most=5, top_k=3, generator=generator)
+        >>> len(tokens), max(map(len, tokens)) <= 5
+        (2, True)
     """
     if not temperature > 0:
         raise ConfigError("sample", "temperature must be above 0", temperature,
@@ -98,6 +119,16 @@ def beam(decoding: Decoding, batch: int, *, width: int, begin: int | Tensor, end
 
     Raises:
         ConfigError: numbers that are out of range, a prompt of another batch, logits that are not finite.
+
+    Example:
+
+        >>> from structconv_systems.models.decoding import beam, greedy
+        >>> from structconv_systems.models.transformer import Transformer
+        >>> model = Transformer(20, channels=8, hidden=16, layers=1, heads=2).eval()
+        >>> source = torch.tensor([[5, 6, 2], [7, 2, 0]])
+        >>> one = beam(model.begin(source), 2, width=1, begin=1, end=2, most=5)
+        >>> one == greedy(model.begin(source), 2, begin=1, end=2, most=5)
+        True
     """
     check_positive("beam", "width", width)
     check_choice("beam", "normalization", normalization, ("gnmt", "length"))

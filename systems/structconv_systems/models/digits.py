@@ -24,6 +24,13 @@ class Variant:
     """A way of relating pixels: the mechanism and weight of every layer, and the structure they read.
 
     `learned` says that the basis depends on the image.
+
+    Example:
+
+        >>> from structconv import Identity
+        >>> from structconv_systems.models.digits import Variant
+        >>> Variant(title="each pixel alone", mechanism=Identity).mechanism()
+        Identity()
     """
 
     title: str
@@ -63,6 +70,13 @@ class PixelNetwork(nn.Module):
         classes: how many logits.
 
     Calling it: images (B, M, 1) -> logits (B, classes).
+
+    Example:
+
+        >>> from structconv_systems.models.digits import VARIANTS, PixelNetwork
+        >>> model = PixelNetwork(VARIANTS["shifts"], (8, 8), channels=8, classes=10).eval()
+        >>> model(torch.rand(2, 64, 1)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(self, variant: Variant, shape: tuple[int, ...], *, channels: int, classes: int) -> None:

@@ -18,6 +18,15 @@ class LinearForecast(nn.Module):
     """y_n = last + sum_m w_mn (x_m - last) + b_n, the same weights for all series; fitted by least squares.
 
     Calling it: histories (..., T) without gaps -> (..., horizon).
+
+    Example:
+
+        >>> from structconv_systems.models.forecasts import LinearForecast
+        >>> rising = torch.arange(50.0).unfold(0, 8, 1)    # (B, T + horizon)
+        >>> history, later = rising[:, :6], rising[:, 6:]
+        >>> model = LinearForecast(6, 2).fit([(history, later, torch.ones_like(later, dtype=torch.bool))])
+        >>> torch.allclose(model(torch.arange(100.0, 106.0)[None]), torch.tensor([[106.0, 107.0]]), atol=0.1)
+        True
     """
 
     weight: Tensor
@@ -55,7 +64,14 @@ class LinearForecast(nn.Module):
 
 
 class SeasonalForecast(nn.Module):
-    """The reading one period before: histories (..., T) without gaps -> (..., horizon)."""
+    """The reading one period before: histories (..., T) without gaps -> (..., horizon).
+
+    Example:
+
+        >>> from structconv_systems.models.forecasts import SeasonalForecast
+        >>> SeasonalForecast(period=3, horizon=2)(torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]])).tolist()
+        [[4.0, 5.0]]
+    """
 
     def __init__(self, period: int, horizon: int) -> None:
         super().__init__()
@@ -69,7 +85,14 @@ class SeasonalForecast(nn.Module):
 
 
 class MeanForecast(nn.Module):
-    """The mean of what was observed of a history, (B, T) readings and booleans -> (B, horizon); 0 where nothing was."""
+    """The mean of what was observed of a history, (B, T) readings and booleans -> (B, horizon); 0 where nothing was.
+
+    Example:
+
+        >>> from structconv_systems.models.forecasts import MeanForecast
+        >>> MeanForecast(2)(torch.tensor([[1.0, 9.0, 3.0]]), torch.tensor([[True, False, True]])).tolist()
+        [[2.0, 2.0]]
+    """
 
     def __init__(self, horizon: int) -> None:
         super().__init__()
@@ -81,7 +104,14 @@ class MeanForecast(nn.Module):
 
 
 class ZeroForecast(nn.Module):
-    """0 at all of `horizon` steps: what an error is when nothing is forecast. Called as `MeanForecast` is."""
+    """0 at all of `horizon` steps: what an error is when nothing is forecast. Called as `MeanForecast` is.
+
+    Example:
+
+        >>> from structconv_systems.models.forecasts import ZeroForecast
+        >>> ZeroForecast(2)(torch.ones(1, 3), torch.ones(1, 3, dtype=torch.bool)).tolist()
+        [[0.0, 0.0]]
+    """
 
     def __init__(self, horizon: int) -> None:
         super().__init__()
@@ -99,6 +129,14 @@ class TimeOfDay(nn.Module):
         period: number of readings in a day.
 
     Calling it: as `DCRNN` is, with the time of day in [0, 1) as `known` (..., T, S, 1) -> (..., horizon, S).
+
+    Example:
+
+        >>> from structconv_systems.models.forecasts import TimeOfDay
+        >>> values = torch.tensor([1.0, 2.0, 3.0, 2.0]).unsqueeze(-1)                        # two days of two times
+        >>> model = TimeOfDay(values, torch.ones(4, 1, dtype=torch.bool), period=2, horizon=2)
+        >>> model(values[None], None, torch.tensor([0.0, 0.5, 0.0, 0.5]).view(1, 4, 1, 1)).flatten().tolist()
+        [2.0, 2.0]
     """
 
     def __init__(self, values: Tensor, observed: Tensor, period: int, horizon: int) -> None:

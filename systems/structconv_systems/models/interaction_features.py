@@ -27,6 +27,16 @@ class InteractionFeatures(abc.ABC):
 
     Args:
         interval: the time between two states.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv_systems.data.physics import Gravity
+        >>> from structconv_systems.models.interaction_features import InteractionFeatures, SpaceFeatures
+        >>> drawn = Gravity(bodies=3).simulate(1, times=2, seed=0)
+        >>> features: InteractionFeatures = SpaceFeatures(drawn.interval)
+        >>> features.pairs(drawn.states[:, 0], drawn.properties, Graph.complete(3)).shape
+        torch.Size([1, 6, 10])
     """
 
     #: C, of a body by itself, and how many still things are around.
@@ -93,7 +103,17 @@ class InteractionFeatures(abc.ABC):
 
 
 class SpaceFeatures(InteractionFeatures):
-    """Bodies that have a mass and no size, and nothing around them; `reach` is for distances of some tens."""
+    """Bodies that have a mass and no size, and nothing around them; `reach` is for distances of some tens.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv_systems.data.physics import Gravity
+        >>> from structconv_systems.models.interaction_features import SpaceFeatures
+        >>> drawn = Gravity(bodies=3).simulate(1, times=2, seed=0)
+        >>> SpaceFeatures(drawn.interval).pairs(drawn.states[:, 0], drawn.properties, Graph.complete(3)).shape
+        torch.Size([1, 6, 10])
+    """
 
     properties, reach = 1, 20.0
 
@@ -102,7 +122,17 @@ class SpaceFeatures(InteractionFeatures):
 
 
 class BoxFeatures(InteractionFeatures):
-    """Balls with mass and radius in a box of half side `box`; of two opposite walls the nearer one counts."""
+    """Balls with mass and radius in a box of half side `box`; of two opposite walls the nearer one counts.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv_systems.data.physics import Balls
+        >>> from structconv_systems.models.interaction_features import BoxFeatures
+        >>> drawn = Balls(bodies=3).simulate(1, times=2, seed=0)
+        >>> BoxFeatures(drawn.interval, box=1.0).outside(drawn.states[:, 0], drawn.properties).shape    # of the walls
+        torch.Size([1, 3, 12])
+    """
 
     properties, things, reach = 2, 2, 0.02
 
@@ -121,7 +151,18 @@ class BoxFeatures(InteractionFeatures):
 
 class StringFeatures(InteractionFeatures):
     """Bodies in a row, springs of rest length `length` between neighbors, who alone act on one another, and a disk of
-    radius `disk`. Properties are mass, 1 where a body is held, and the middle of the disk, x and y."""
+    radius `disk`. Properties are mass, 1 where a body is held, and the middle of the disk, x and y.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv_systems.data.physics import String
+        >>> from structconv_systems.models.interaction_features import StringFeatures
+        >>> drawn = String(bodies=3).simulate(1, times=2, seed=0)
+        >>> row = Graph(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
+        >>> StringFeatures(drawn.interval, length=0.2, disk=0.3).pairs(drawn.states[:, 0], drawn.properties, row).shape
+        torch.Size([1, 4, 10])
+    """
 
     properties, things, reach = 2, 1, 0.05
 

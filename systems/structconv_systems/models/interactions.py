@@ -29,6 +29,17 @@ class InteractionNetwork(nn.Module):
 
     Called with states (..., N, 4), position and velocity, properties (..., N, A) and the graph -> changes of velocity
     in a step, (..., N, 2), in the unit of velocities. O(E + N) rows as wide as the layers.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv_systems.data.physics import Gravity
+        >>> from structconv_systems.models.interaction_features import SpaceFeatures
+        >>> from structconv_systems.models.interactions import InteractionNetwork
+        >>> drawn = Gravity(bodies=3).simulate(1, times=2, seed=0)
+        >>> model = InteractionNetwork(SpaceFeatures(drawn.interval), hidden=8, effects=4, layers=2)
+        >>> model(drawn.states[:, 0], drawn.properties, Graph.complete(3)).shape                # changes of velocity
+        torch.Size([1, 3, 2])
     """
 
     pair_scale: Tensor

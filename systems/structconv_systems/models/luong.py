@@ -56,6 +56,14 @@ class Luong(nn.Module):
 
     Raises:
         ConfigError: options contradict each other.
+
+    Example:
+
+        >>> from structconv_systems.models.luong import Luong
+        >>> model = Luong(20, 20, embed=8, hidden=8).eval()
+        >>> source, target = torch.tensor([[5, 6, 2], [7, 2, 0]]), torch.tensor([[1, 8, 9, 5], [1, 9, 0, 0]])
+        >>> model(source, target).shape                    # logits of the word that follows each
+        torch.Size([2, 4, 20])
     """
 
     def __init__(self, source_words: int, target_words: int, *, embed: int = 256, hidden: int = 256, layers: int = 2,
@@ -157,6 +165,12 @@ def alignment(score: str, window: str = "global", *, radius: int | None = None, 
 
     Raises:
         ConfigError: an unknown score or window; a radius, a length or a dim too many, or too few.
+
+    Example:
+
+        >>> from structconv_systems.models.luong import alignment
+        >>> alignment("general", "local-m", radius=2)
+        General().masked(keep=STRUCTURE).masked(keep=Window(radius=2)).softmax(over='inputs')
     """
     check_choice("Luong", "score", score, SCORES)
     check_choice("Luong", "window", window, WINDOWS)

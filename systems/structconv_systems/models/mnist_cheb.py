@@ -19,7 +19,14 @@ __all__ = ["GraphLeNet", "GridLeNet", "pixel_graph"]
 
 
 def pixel_graph(height: int, width: int, neighbors: int = 8) -> Graph:
-    """The pixels of an image, each joined to its nearest ones with Gaussian weights; see `nearest_neighbors`."""
+    """The pixels of an image, each joined to its nearest ones with Gaussian weights; see `nearest_neighbors`.
+
+    Example:
+
+        >>> from structconv_systems.models.mnist_cheb import pixel_graph
+        >>> pixel_graph(8, 8, neighbors=4)
+        Graph(M=64, N=64, E=286, int64, weighted)
+    """
     return nearest_neighbors(Grid((height, width)).coordinates().float(), neighbors)
 
 
@@ -36,6 +43,13 @@ class GraphLeNet(nn.Module):
             these.
 
     Calling it: signals (B, N), or images (B, H, W) of N pixels -> (B, classes).
+
+    Example:
+
+        >>> from structconv_systems.models.mnist_cheb import GraphLeNet, pixel_graph
+        >>> model = GraphLeNet(pixel_graph(8, 8), classes=10, channels=(4, 8), order=3, hidden=16).eval()
+        >>> model(torch.rand(2, 8, 8)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(self, graph: Graph, classes: int, *, channels: Sequence[int] = (32, 64), order: int = 25,
@@ -65,6 +79,13 @@ class GridLeNet(nn.Module):
         shape: (H, W). kernel: pixels on a side of a filter, odd. classes, channels, hidden, dropout: see `GraphLeNet`.
 
     Calling it: images (B, H, W) -> (B, classes).
+
+    Example:
+
+        >>> from structconv_systems.models.mnist_cheb import GridLeNet
+        >>> model = GridLeNet((16, 16), classes=10, channels=(4, 8), kernel=3, hidden=16).eval()
+        >>> model(torch.rand(2, 16, 16)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(self, shape: tuple[int, int], classes: int, *, channels: Sequence[int] = (32, 64), kernel: int = 5,

@@ -30,6 +30,15 @@ class MessagePassing(nn.Module):
 
     Calling it: x (N, P) of the atoms and a graph, or a `batch` of B of them -> (B,). O(T N K C^2) flops, or
     O(T (U K + E) C^2) where bonds are of U kinds; never a matrix for each bond.
+
+    Example:
+
+        >>> from structconv import Graph, batch
+        >>> from structconv_systems.models.molecules import MessagePassing
+        >>> bond = Graph(torch.tensor([[0, 1], [1, 0]]), num_nodes=2, edge_attr=torch.ones(2, 3))
+        >>> model = MessagePassing(4, 3, channels=8, edge_hidden=8).eval()
+        >>> model(torch.randn(4, 4), batch([bond, bond])).shape                # one number a molecule
+        torch.Size([2])
     """
 
     def __init__(self, atom_channels: int, bond_channels: int, *, channels: int = 64, edge_hidden: int = 64,

@@ -29,6 +29,13 @@ class NonLocalNetwork(nn.Module):
             first has half of them. inner: channels within the block.
 
     Calling it: images (B, H, W) -> (B, classes). The block stands where pixels are H / 2 x W / 2.
+
+    Example:
+
+        >>> from structconv_systems.models.non_local import NonLocalNetwork
+        >>> model = NonLocalNetwork(classes=2, channels=8, inner=4).eval()
+        >>> model(torch.rand(2, 16, 16)).shape
+        torch.Size([2, 2])
     """
 
     def __init__(self, classes: int, *, function: str = "embedded_gaussian", channels: int = 32,

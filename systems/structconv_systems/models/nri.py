@@ -19,7 +19,18 @@ __all__ = ["Correlation", "Decoder", "Encoder", "Inferred", "RelationalInference
 
 
 class Inferred(NamedTuple):
-    """States to come, (B, W, H, N, C), and the logits of the edges' types, (B, E, K)."""
+    """States to come, (B, W, H, N, C), and the logits of the edges' types, (B, E, K).
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv_systems.models.nri import RelationalInference
+        >>> graph, x = Graph.complete(3), torch.randn(2, 10, 3, 4)
+        >>> model = RelationalInference.paper(times=10, channels=4, hidden=8).eval()
+        >>> inferred = model(x, graph, torch.tensor([0, 5]), 2)
+        >>> inferred.states.shape, inferred.logits.shape
+        (torch.Size([2, 2, 2, 3, 4]), torch.Size([2, 6, 2]))
+    """
 
     states: Tensor
     logits: Tensor
@@ -38,6 +49,15 @@ class RelationalInference(nn.Module):
 
     Called with trajectories (B, T, N, C), a graph of all pairs that may act on one another, say `Graph.complete(N)`,
     where rollouts begin, (W,) indices into T, and their length H -> `Inferred`. Kipf et al. (2018), eq. 4 to 13.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv_systems.models.nri import RelationalInference
+        >>> graph, x = Graph.complete(3), torch.randn(2, 10, 3, 4)
+        >>> model = RelationalInference.paper(times=10, channels=4, hidden=8).eval()
+        >>> model(x, graph, starts=torch.tensor([0, 5]), horizon=2).states.shape
+        torch.Size([2, 2, 2, 3, 4])
     """
 
     def __init__(self, encoder: nn.Module, decoder: nn.Module, *, times: int, types: int = 2,
@@ -91,6 +111,14 @@ class Encoder(nn.Module):
     e = f_1([h_s, h_r]), h' = g(mean of e), logits = f_2([h'_s, h'_r, e]), h_n being a network of body n's states.
 
     A `GraphNetwork` and another, so that what all edges read is projected at the nodes. Norms over the batch between.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv_systems.models.nri import Encoder
+        >>> graph, x = Graph.complete(3), torch.randn(2, 10, 3, 4)
+        >>> Encoder(times=10, channels=4, types=2, hidden=8).eval()(x, graph).shape             # logits of six pairs
+        torch.Size([2, 6, 2])
     """
 
     def __init__(self, times: int, channels: int, types: int, *, hidden: int = 256, dropout: float = 0.0) -> None:
@@ -116,6 +144,15 @@ class Decoder(nn.Module):
     projected. With `messages=1` they are relu(W_k [x_m, x_n]); the paper has a second layer there, which costs as much
     as all the rest. W x, which it has not, lets a body that is alone go on as it does from the first steps on, and g
     begins at 0: what is left to learn is what acts.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv_systems.models.nri import Decoder
+        >>> graph, x = Graph.complete(3), torch.randn(2, 10, 3, 4)
+        >>> edges = torch.nn.functional.one_hot(torch.randint(0, 2, (2, 6)), 2).float()
+        >>> Decoder(4, 2, hidden=8)(x, graph, edges, 1).shape                  # one step from each of ten states
+        torch.Size([2, 10, 1, 3, 4])
     """
 
     def __init__(self, channels: int, types: int, *, still: bool = True, hidden: int = 256, messages: int = 1) -> None:
@@ -155,7 +192,17 @@ class Decoder(nn.Module):
 
 class Correlation(nn.Module):
     """A pair is joined where the mean over the channels of its trajectories' correlation lies above, or below, a
-    threshold, chosen on known graphs by `fit` (the baseline "Corr. (path)"). Logits of two types, (B, E, 2)."""
+    threshold, chosen on known graphs by `fit` (the baseline "Corr. (path)"). Logits of two types, (B, E, 2).
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv_systems.models.nri import Correlation
+        >>> graph, x = Graph.complete(3), torch.randn(2, 10, 3, 4)
+        >>> joined = torch.tensor([[1.0, 0.0, 1.0, 0.0, 0.0, 0.0]] * 2)        # of the six pairs
+        >>> Correlation().fit(x, graph, joined)(x, graph).shape
+        torch.Size([2, 6, 2])
+    """
 
     threshold: Tensor
     sign: Tensor

@@ -63,7 +63,16 @@ class Space(nn.Module, abc.ABC):
 
 
 class Plane(Space):
-    """Bodies with position and velocity in the plane, C = 4."""
+    """Bodies with position and velocity in the plane, C = 4.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv_systems.models.nri_pairs import PairEncoder, Plane
+        >>> graph, x = Graph.complete(3), torch.randn(2, 10, 3, 4)
+        >>> PairEncoder(Plane(), types=2, hidden=8).eval()(x, graph).shape
+        torch.Size([2, 6, 2])
+    """
 
     channels, node_features, pair_features = 4, 6, 5
 
@@ -85,7 +94,16 @@ class Plane(Space):
 
 
 class Circle(Space):
-    """Oscillators with states [d phi / dt, sin phi, cos phi, w], C = 4."""
+    """Oscillators with states [d phi / dt, sin phi, cos phi, w], C = 4.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv_systems.models.nri_pairs import Circle, PairEncoder
+        >>> graph, x = Graph.complete(3), torch.randn(2, 10, 3, 4)
+        >>> PairEncoder(Circle(), types=2, hidden=8).eval()(x, graph).shape
+        torch.Size([2, 6, 2])
+    """
 
     channels, node_features, pair_features = 4, 5, 2
 
@@ -122,6 +140,15 @@ class PairEncoder(nn.Module):
     Args:
         space: what is read of the states. types: K. hidden: channels of all layers. rounds: of updates.
         symmetric: average the logits of an edge and of its reverse, for graphs that are known to be undirected.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv_systems.models.nri_pairs import PairEncoder, Plane
+        >>> graph, x = Graph.complete(3), torch.randn(2, 10, 3, 4)
+        >>> encoder = PairEncoder(Plane(), types=2, hidden=8).eval()
+        >>> encoder(x, graph).shape                        # logits of the types of six pairs
+        torch.Size([2, 6, 2])
     """
 
     def __init__(self, space: Space, types: int, *, hidden: int = 64, rounds: int = 3, symmetric: bool = True) -> None:
@@ -176,6 +203,15 @@ class ForceDecoder(_Scaled):
 
     Args:
         types: K. still: the first type sends nothing and has no network. hidden: channels of phi and g.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv_systems.models.nri_pairs import ForceDecoder
+        >>> graph, x = Graph.complete(3), torch.randn(2, 10, 3, 4)
+        >>> edges = torch.nn.functional.one_hot(torch.randint(0, 2, (2, 6)), 2).float()
+        >>> ForceDecoder(2, hidden=8)(x, graph, edges, 1).shape
+        torch.Size([2, 10, 1, 3, 4])
     """
 
     def __init__(self, types: int, *, still: bool = True, hidden: int = 64) -> None:
@@ -219,6 +255,15 @@ class TurningDecoder(_Scaled):
 
     Args:
         types: K. still: the first type sends nothing and has no network. hidden: channels of all layers.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv_systems.models.nri_pairs import TurningDecoder
+        >>> graph, x = Graph.complete(3), torch.randn(2, 10, 3, 4)
+        >>> edges = torch.nn.functional.one_hot(torch.randint(0, 2, (2, 6)), 2).float()
+        >>> TurningDecoder(2, hidden=8)(x, graph, edges, 1).shape
+        torch.Size([2, 10, 1, 3, 4])
     """
 
     def __init__(self, types: int, *, still: bool = True, hidden: int = 64) -> None:

@@ -42,6 +42,15 @@ class Parser(nn.Module):
 
     Dozat and Manning (2017), sections 2.1 and 2.2, table 1 (3 layers of 400, perceptrons of 500 and 100, dropout 0.33).
     Unlike them: no pretrained vectors; letters; no dropout between the steps of an LSTM; no orthogonal draws.
+
+    Example:
+
+        >>> from structconv_systems.models.parser import Parser
+        >>> model = Parser(20, 5, 3, embed=8, hidden=8, layers=1, arc=8, label=4).eval()
+        >>> words, tags = torch.tensor([[4, 7, 9]]), torch.tensor([[1, 2, 1]])
+        >>> heads, relations = model(words, tags)
+        >>> heads.shape, relations.shape                   # M = 4: the root and three words
+        (torch.Size([1, 4, 3]), torch.Size([1, 3, 4, 3]))
     """
 
     def __init__(self, words: int, tags: int | None, relations: int, *, characters: int | None = None,

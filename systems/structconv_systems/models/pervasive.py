@@ -51,6 +51,14 @@ class Pervasive(nn.Module):
 
     Raises:
         ConfigError: a size is out of range, or the kernel is even.
+
+    Example:
+
+        >>> from structconv_systems.models.pervasive import Pervasive
+        >>> model = Pervasive(20, 20, embed=8, channels=8, layers=1, growth=4, hidden=8, kernel=3).eval()
+        >>> source, target = torch.tensor([[5, 6, 2], [7, 2, 0]]), torch.tensor([[1, 8, 9, 5], [1, 9, 0, 0]])
+        >>> model(source, target).shape                    # logits of the word that follows each
+        torch.Size([2, 4, 20])
     """
 
     def __init__(self, source_words: int, target_words: int, *, embed: int = 128, channels: int = 64, layers: int = 6,

@@ -25,6 +25,14 @@ def pooling(name: str, length: int, *, dim: int = 32) -> Mechanism:
 
     Raises:
         ConfigError: an unknown one.
+
+    Example:
+
+        >>> from structconv_systems.models.pooling import POOLINGS, pooling
+        >>> POOLINGS
+        ('spatial', 'context', 'self-attention')
+        >>> pooling(POOLINGS[0], length=10)
+        Learned(10, 1).softmax(over='inputs')
     """
     check_choice("pooling", "name", name, POOLINGS)
     if name == "spatial":
@@ -47,6 +55,13 @@ class PoolingClassifier(nn.Module):
     the order of the entries.
 
     Fleuret, EE-559 Deep learning, lecture 13.1.
+
+    Example:
+
+        >>> from structconv_systems.models.pooling import PoolingClassifier
+        >>> model = PoolingClassifier("context", length=10, in_channels=6, classes=3, channels=8, dim=4).eval()
+        >>> model(torch.randn(2, 10, 6)).shape
+        torch.Size([2, 3])
     """
 
     def __init__(self, name: str, length: int, in_channels: int, classes: int, *, channels: int = 64,

@@ -16,6 +16,19 @@ class Decoding(Protocol):
 
     There is no base class: any object with the two methods works. It has a state, and serves one search. A step must
     return the logits that the full pass has at that position.
+
+    Example:
+
+        >>> from structconv_systems.models.decoding import greedy
+        >>> class Counting:                                # any object with these methods
+        ...     def __init__(self, last):
+        ...         self.last = last
+        ...     def step(self, tokens):                    # the next number is the likeliest, up to the last
+        ...         return torch.eye(10)[(tokens + 1).where(tokens + 1 < self.last, 0)]
+        ...     def reorder(self, samples):
+        ...         self.last = self.last[samples]
+        >>> greedy(Counting(torch.tensor([4, 6])), 2, begin=1, end=0, most=8)
+        [[2, 3], [2, 3, 4, 5]]
     """
 
     def step(self, tokens: Tensor) -> Tensor:

@@ -25,6 +25,15 @@ class Recurrent(nn.Module):
     Calling it: x (B, L, C), keep (B, L) booleans -> states (B, L, H or 2 H), zero in padding, and the last states of
     layers and directions (layers or 2 layers, B, H), of an LSTM the pair (h, c): those behind the last of the L
     entries, padding included, and for the backward direction behind the first.
+
+    Example:
+
+        >>> from structconv_systems.models.recurrent import Recurrent
+        >>> encoder = Recurrent(torch.nn.LSTM, 6, 8, bidirectional=True)
+        >>> keep = torch.arange(5) < torch.tensor([[5], [3]])                  # entries of two sequences
+        >>> states, _ = encoder(torch.randn(2, 5, 6), keep)
+        >>> states.shape                                   # of both directions
+        torch.Size([2, 5, 16])
     """
 
     def __init__(self, kind: type[nn.GRU] | type[nn.LSTM], in_channels: int, hidden: int, *, layers: int = 1,

@@ -35,6 +35,14 @@ class EntityTable(nn.Module):
 
     Raises:
         StructureError: in a call, a graph of other numbers of entities or relations, or with a pair that has no row.
+
+    Example:
+
+        >>> from structconv import KnowledgeGraph
+        >>> from structconv_systems.models.rgcn import EntityTable
+        >>> graph = KnowledgeGraph(torch.tensor([[0, 0, 1], [1, 1, 2]]), 3, ("knows", "likes"))
+        >>> EntityTable(graph, channels=4)(graph).shape
+        torch.Size([3, 4])
     """
 
     def __init__(self, graph: KnowledgeGraph, channels: int) -> None:
@@ -83,6 +91,14 @@ class EntityClassifier(nn.Module):
         dropout: probability of dropout on the hidden units.
 
     Calling it: the graph -> logits (N, Q).
+
+    Example:
+
+        >>> from structconv import KnowledgeGraph
+        >>> from structconv_systems.models.rgcn import EntityClassifier
+        >>> graph = KnowledgeGraph(torch.tensor([[0, 0, 1], [1, 1, 2]]), 3, ("knows", "likes"))
+        >>> EntityClassifier(graph, hidden=8, classes=2).eval()(graph).shape
+        torch.Size([3, 2])
     """
 
     def __init__(self, graph: KnowledgeGraph, hidden: int, classes: int, *, num_bases: int | None = None,
@@ -109,6 +125,15 @@ class LinkPredictor(nn.Module):
 
     Calling it: the graph that is known, queries (B, 2) of a head m and a relation r -> scores (B, N) of all tails.
     O(layers (T D + N K D^2 / num_blocks) + B N D).
+
+    Example:
+
+        >>> from structconv import KnowledgeGraph
+        >>> from structconv_systems.models.rgcn import LinkPredictor
+        >>> graph = KnowledgeGraph(torch.tensor([[0, 0, 1], [1, 1, 2]]), 3, ("knows", "likes"))
+        >>> model = LinkPredictor(entities=3, relations=2, channels=8).eval()
+        >>> model(graph, torch.tensor([[0, 1]])).shape     # scores of all tails of (entity 0, "likes", ?)
+        torch.Size([1, 3])
     """
 
     def __init__(self, entities: int, relations: int, channels: int, *, layers: int = 0, num_blocks: int | None = None,

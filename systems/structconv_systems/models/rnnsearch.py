@@ -40,6 +40,14 @@ class RNNsearch(nn.Module):
     Bahdanau et al. (2015), sections 3.1, 3.2, A.1.2 and A.2 (1000 states, words of 620, a maxout of 500); Cho et al.
     (2014), section 2.2. Unlike them: the reset gate is after the product, as in torch; the encoder is bidirectional
     without attention too; the maxout reads s_i (eq. 4), not s_(i-1) (A.2.2); no orthogonal initialization.
+
+    Example:
+
+        >>> from structconv_systems.models.rnnsearch import RNNsearch
+        >>> model = RNNsearch(20, 20, embed=8, hidden=8).eval()
+        >>> source, target = torch.tensor([[5, 6, 2], [7, 2, 0]]), torch.tensor([[1, 8, 9, 5], [1, 9, 0, 0]])
+        >>> model(source, target).shape                    # logits of the word that follows each
+        torch.Size([2, 4, 20])
     """
 
     def __init__(self, source_words: int, target_words: int, *, embed: int = 256, hidden: int = 256,

@@ -25,6 +25,13 @@ class Sentences(NamedTuple):
         keep: booleans (B, L), True for tokens that exist.
         rows: positions of the T tokens among the B L.
         samples: the sentences as samples.
+
+    Example:
+
+        >>> from structconv_systems.models.sentences import Sentences
+        >>> sentences = Sentences.of(torch.tensor([[5, 6, 2], [7, 2, 0]]), packed=True)
+        >>> sentences.tokens.tolist(), sentences.samples.num_samples
+        ([5, 6, 2, 7, 2], 2)
     """
 
     tokens: Tensor

@@ -27,6 +27,13 @@ class History(NamedTuple):
         filled: (B, T), with each missing reading replaced by the last one before it, or 0.
         observed: (B, T) booleans.
         gap: (B, T), steps since the last observed reading: 0 for observed ones.
+
+    Example:
+
+        >>> from structconv_systems.models.series import History
+        >>> history = History.of(torch.tensor([[3.0, 0.0, 5.0]]), torch.tensor([[True, False, True]]))
+        >>> history.filled.tolist(), history.gap.tolist()
+        ([[3.0, 3.0, 5.0]], [[0, 1, 0]])
     """
 
     filled: Tensor
@@ -43,7 +50,14 @@ class History(NamedTuple):
 
 
 class LastValue(nn.Module):
-    """The last observed reading, at all of `horizon` steps to come (persistence)."""
+    """The last observed reading, at all of `horizon` steps to come (persistence).
+
+    Example:
+
+        >>> from structconv_systems.models.series import LastValue
+        >>> LastValue(2)(torch.tensor([[3.0, 5.0, 0.0]]), torch.tensor([[True, True, False]])).tolist()
+        [[5.0, 5.0]]
+    """
 
     def __init__(self, horizon: int) -> None:
         super().__init__()
@@ -83,6 +97,14 @@ class Forecaster(nn.Module):
 
     Raises:
         ConfigError: options contradict each other.
+
+    Example:
+
+        >>> from structconv_systems.models.series import Forecaster
+        >>> model = Forecaster(history=12, horizon=4, hidden=8, heads=2).eval()
+        >>> values, observed = torch.randn(2, 12), torch.ones(2, 12, dtype=torch.bool)
+        >>> model(values, observed).shape
+        torch.Size([2, 4])
     """
 
     def __init__(self, *, history: int, horizon: int, attention: str = "period", patch: int = 1, hidden: int = 64,

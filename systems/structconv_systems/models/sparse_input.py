@@ -24,6 +24,15 @@ def drop_values(words: Sparse, p: float, training: bool) -> Sparse:
     """Dropout on the stored values: zero each with probability p, scale the others by 1 / (1 - p).
 
     The same distribution as dropout on the dense features, since a zero stays zero.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.bases import Sparse
+        >>> from structconv_systems.models.sparse_input import drop_values
+        >>> words = Sparse(Graph(torch.tensor([[0, 4, 2], [0, 1, 2]]), num_inputs=5, num_outputs=3), torch.ones(3))
+        >>> set(drop_values(words, 0.5, training=True).values.tolist()) <= {0.0, 2.0}
+        True
     """
     if not training or p == 0 or words.values is None:
         return words
@@ -43,6 +52,16 @@ class SparseConv(Expressed):
         concat: put the K heads side by side, (N, K Q), instead of adding them, (N, Q).
 
     Theta and A's parameters are initialized by Glorot and Bengio (2010), as in the published models.
+
+    Example:
+
+        >>> from structconv import Adjacency, Graph
+        >>> from structconv.bases import Sparse
+        >>> from structconv_systems.models.sparse_input import SparseConv
+        >>> words = Sparse(Graph(torch.tensor([[0, 4, 2], [0, 1, 2]]), num_inputs=5, num_outputs=3), torch.ones(3))
+        >>> graph = Graph(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
+        >>> SparseConv(Adjacency(), 5, 4)(words, graph).shape
+        torch.Size([3, 4])
     """
 
     def __init__(self, mechanism: Mechanism, in_channels: int, out_channels: int, *, bias: bool = False,

@@ -37,6 +37,14 @@ class TourModel(nn.Module):
     of the points a tour has the same log p.
 
     Kool, van Hoof and Welling (2019), section 3 (P = 128, 3 layers, K = 8, hidden 512, C = 10).
+
+    Example:
+
+        >>> from structconv_systems.models.tours import TourModel
+        >>> model = TourModel(channels=8, layers=1, heads=2, hidden=16).eval()
+        >>> points, tours = torch.rand(2, 5, 2), torch.arange(5).expand(2, 5)
+        >>> model(points, tours).shape                     # log p of each node at its step
+        torch.Size([2, 5])
     """
 
     def __init__(self, *, channels: int = 128, layers: int = 3, heads: int = 8, hidden: int = 512,

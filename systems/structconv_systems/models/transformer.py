@@ -57,6 +57,14 @@ class Transformer(nn.Module):
             or the decoder is not causal.
         ShapeError: in the call, the numbers of sources and targets differ, or a sentence is longer than `length` with
             learned positions.
+
+    Example:
+
+        >>> from structconv_systems.models.transformer import Transformer
+        >>> model = Transformer(20, channels=8, hidden=16, layers=1, heads=2).eval()
+        >>> source, target = torch.tensor([[5, 6, 2], [7, 2, 0]]), torch.tensor([[1, 8, 9, 5], [1, 9, 0, 0]])
+        >>> model(source, target).shape                    # logits of the word that follows each
+        torch.Size([2, 4, 20])
     """
 
     def __init__(self, vocabulary: int, *, target_vocabulary: int | None = None, channels: int = 256, layers: int = 3,

@@ -31,6 +31,14 @@ def best_trees(scores: Tensor, lengths: Tensor) -> Tensor:
 
     Raises:
         ConfigError: networkx is needed and is not installed.
+
+    Example:
+
+        >>> from structconv_systems.models.trees import best_trees
+        >>> scores = torch.zeros(1, 3, 2)                  # the root and two words as heads, two words
+        >>> scores[0, 2, 0] = scores[0, 0, 1] = 5.0
+        >>> best_trees(scores, torch.tensor([2])).tolist()
+        [[2, 0]]
     """
     scores, lengths = scores.detach().double().cpu(), lengths.cpu()
     words = torch.arange(scores.shape[-1])
@@ -45,7 +53,14 @@ def best_trees(scores: Tensor, lengths: Tensor) -> Tensor:
 
 
 def are_trees(heads: Tensor, lengths: Tensor) -> Tensor:
-    """Return booleans (B): True if heads (B, N) form a tree with one word below the root."""
+    """Return booleans (B): True if heads (B, N) form a tree with one word below the root.
+
+    Example:
+
+        >>> from structconv_systems.models.trees import are_trees
+        >>> are_trees(torch.tensor([[2, 0, 2], [2, 1, 0]]), torch.tensor([3, 3])).tolist()      # the second has a cycle
+        [True, False]
+    """
     exist = torch.arange(heads.shape[1], device=heads.device) < lengths.unsqueeze(-1)
     above = torch.cat([heads.new_zeros(len(heads), 1), heads * exist], 1)
     single = ((heads == 0) & exist).sum(1) == (lengths > 0).to(lengths.dtype)

@@ -50,6 +50,15 @@ class WalkScores(nn.Module):
 
     Raises:
         StructureError: in a call, a graph of another number of relations, or too large a one.
+
+    Example:
+
+        >>> from structconv import KnowledgeGraph
+        >>> from structconv_systems.models.walks import WalkScores
+        >>> graph = KnowledgeGraph(torch.tensor([[0, 0, 1], [1, 1, 2]]), 3, ("parent", "sibling"))
+        >>> model = WalkScores(relations=2, length=2)
+        >>> model(graph, torch.tensor([[0, 1]])).shape     # scores of all tails of (entity 0, "sibling", ?)
+        torch.Size([1, 3])
     """
 
     def __init__(self, relations: int, *, length: int = 2) -> None:

@@ -31,6 +31,13 @@ class Batches:
 
     Raises:
         ConfigError: there are no samples.
+
+    Example:
+
+        >>> from structconv_systems.train.batches import Batches
+        >>> batches = Batches([3, 5, 2, 4], cost=10, seed=0)                   # samples by their lengths
+        >>> len(batches), sorted(batches.at(1) + batches.at(2))[:2]
+        (2, [0, 1])
     """
 
     def __init__(self, lengths: Sequence[int], *, cost: int, seed: int) -> None:
@@ -77,6 +84,13 @@ class Windows:
 
     Raises:
         ConfigError: the sequence is too short for one.
+
+    Example:
+
+        >>> from structconv_systems.train.batches import Windows
+        >>> windows = Windows(100, size=4, seed=0)
+        >>> len(windows.at(1)), windows.at(1) == windows.at(1)
+        (4, True)
     """
 
     def __init__(self, places: int, *, size: int, seed: int) -> None:

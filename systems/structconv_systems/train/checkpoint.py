@@ -32,6 +32,16 @@ class Checkpoint:
         state: everything else as a tree of dictionaries, lists, scalars and tensors: optimizer, generators, stopping
             rule, best weights.
         final: the training is over and `weights` are the ones it chose.
+
+    Example:
+
+        >>> from tempfile import TemporaryDirectory
+        >>> from structconv_systems.train.checkpoint import Checkpoint, Checkpoints
+        >>> folder = TemporaryDirectory()
+        >>> checkpoints = Checkpoints(folder.name)
+        >>> _ = checkpoints.save(Checkpoint(step=10, weights={"bias": torch.zeros(2)}, state={"rate": 0.1}))
+        >>> checkpoints.latest(print).weights
+        {'bias': tensor([0., 0.])}
     """
 
     step: int
@@ -50,6 +60,16 @@ class Checkpoints:
     Args:
         folder: created when the first checkpoint is saved.
         keep: how many are kept; older ones are removed after a new one is in place.
+
+    Example:
+
+        >>> from tempfile import TemporaryDirectory
+        >>> from structconv_systems.train.checkpoint import Checkpoint, Checkpoints
+        >>> folder = TemporaryDirectory()
+        >>> checkpoints = Checkpoints(folder.name)
+        >>> _ = checkpoints.save(Checkpoint(step=10, weights={"bias": torch.zeros(2)}, state={"rate": 0.1}))
+        >>> checkpoints.latest(print).step
+        10
     """
 
     def __init__(self, folder: Path, *, keep: int = 2) -> None:

@@ -25,6 +25,19 @@ def option(default: Any, help: str, *, minimum: float | None = None, below: floa
     """A dataclass field with its help line and, for numbers, bounds: minimum <= value < below; for texts, its choices.
 
     A `fixed` one is not for users to set: it is part of what a run writes down.
+
+    Example:
+
+        >>> from dataclasses import dataclass
+        >>> from structconv_systems.train.config import option
+        >>> from structconv_systems.train.options import Measured
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Line(Measured):
+        ...     name = "line"
+        ...     presets = {"quick": {"slope": 1.0}}
+        ...     slope: float = option(2.0, "Slope of the line.", minimum=0)
+        >>> Line().slope
+        2.0
     """
     return dataclasses.field(default=default, metadata={"help": help, "minimum": minimum, "below": below,
                                                         "choices": choices, "fixed": fixed})
@@ -46,6 +59,21 @@ class Recipe:
 
     Raises:
         ConfigError: a value has the wrong type or lies outside its bounds.
+
+    Example:
+
+        >>> from dataclasses import dataclass
+        >>> from structconv_systems.train.config import Recipe, option
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Line(Recipe):
+        ...     name = "line"
+        ...     presets = {"quick": {"slope": 1.0}}
+        ...     slope: float = option(2.0, "Slope of the line.", minimum=0)
+        >>> Line(slope=3).slope
+        3.0
+        >>> Line(slope=-1)
+        Traceback (most recent call last):
+        structconv.errors.ConfigError: line: slope must be at least 0; got -1.0.
     """
 
     name: ClassVar[str]
@@ -85,7 +113,21 @@ class Option:
 
 
 def options(recipe: type[Recipe]) -> list[Option]:
-    """The keys of a recipe, in the order of its class body."""
+    """The keys of a recipe, in the order of its class body.
+
+    Example:
+
+        >>> from dataclasses import dataclass
+        >>> from structconv_systems.train.config import option, options
+        >>> from structconv_systems.train.options import Measured
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Line(Measured):
+        ...     name = "line"
+        ...     presets = {"quick": {"slope": 1.0}}
+        ...     slope: float = option(2.0, "Slope of the line.", minimum=0)
+        >>> [each.key for each in options(Line)]
+        ['threads', 'seeds', 'slope']
+    """
     return [Option(field.name, getattr(field.type, "__name__", str(field.type)), field.default,
                    field.metadata.get("help", ""))
             for field in dataclasses.fields(recipe) if not field.metadata.get("fixed")]
@@ -102,6 +144,22 @@ def resolve(recipe: type[R], overrides: Iterable[str] | Mapping[str, Any] = (), 
 
     Raises:
         ConfigError: an unknown preset or key (the nearest known one is suggested), a key given twice, or a bad value.
+
+    Example:
+
+        >>> from dataclasses import dataclass
+        >>> from structconv_systems.train.config import option, resolve
+        >>> from structconv_systems.train.options import Measured
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Line(Measured):
+        ...     name = "line"
+        ...     presets = {"quick": {"slope": 1.0}}
+        ...     slope: float = option(2.0, "Slope of the line.", minimum=0)
+        >>> resolve(Line, ["slope=3"], preset="quick")
+        Line(threads=1, preset='quick', seeds=1, slope=3.0)
+        >>> resolve(Line, ["slop=3"])
+        Traceback (most recent call last):
+        structconv.errors.ConfigError: line: a key must be one of the recipe's; got 'slop'. Did you mean 'slope'?
     """
     pairs = list(overrides.items()) if isinstance(overrides, Mapping) else [_split(recipe, o) for o in overrides]
     known = [field.name for field in dataclasses.fields(recipe)
@@ -119,7 +177,21 @@ def resolve(recipe: type[R], overrides: Iterable[str] | Mapping[str, Any] = (), 
 
 
 def to_json(recipe: Recipe) -> str:
-    """A recipe and its name as a JSON object, indented."""
+    """A recipe and its name as a JSON object, indented.
+
+    Example:
+
+        >>> from dataclasses import dataclass
+        >>> from structconv_systems.train.config import from_json, option, to_json
+        >>> from structconv_systems.train.options import Measured
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Line(Measured):
+        ...     name = "line"
+        ...     presets = {"quick": {"slope": 1.0}}
+        ...     slope: float = option(2.0, "Slope of the line.", minimum=0)
+        >>> from_json(Line, to_json(Line(slope=3)))
+        Line(threads=1, preset='default', seeds=1, slope=3.0)
+    """
     return json.dumps({"recipe": recipe.name, **dataclasses.asdict(recipe)}, indent=2) + "\n"
 
 
@@ -134,6 +206,19 @@ def from_json(recipe: type[R], text: str) -> R:
 
     Raises:
         ConfigError: not a JSON object, another recipe's, or unknown or bad keys.
+
+    Example:
+
+        >>> from dataclasses import dataclass
+        >>> from structconv_systems.train.config import from_json, option, to_json
+        >>> from structconv_systems.train.options import Measured
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Line(Measured):
+        ...     name = "line"
+        ...     presets = {"quick": {"slope": 1.0}}
+        ...     slope: float = option(2.0, "Slope of the line.", minimum=0)
+        >>> from_json(Line, to_json(Line(slope=3))).slope
+        3.0
     """
     try:
         values = json.loads(text)
@@ -145,7 +230,21 @@ def from_json(recipe: type[R], text: str) -> R:
 
 
 def presets(recipe: type[Recipe]) -> dict[str, Mapping[str, Any]]:
-    """Return the options that each preset changes, ``default`` included."""
+    """Return the options that each preset changes, ``default`` included.
+
+    Example:
+
+        >>> from dataclasses import dataclass
+        >>> from structconv_systems.train.config import option, presets
+        >>> from structconv_systems.train.options import Measured
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Line(Measured):
+        ...     name = "line"
+        ...     presets = {"quick": {"slope": 1.0}}
+        ...     slope: float = option(2.0, "Slope of the line.", minimum=0)
+        >>> presets(Line)
+        {'default': {}, 'quick': {'slope': 1.0}}
+    """
     return {"default": {}, **recipe.presets}
 
 

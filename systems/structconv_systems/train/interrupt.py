@@ -21,6 +21,13 @@ class Interrupted(Stop):
 
     Args:
         message: what stopped and where. run: the folder of its run, if known.
+
+    Example:
+
+        >>> from structconv_systems.train.interrupt import Interrupted
+        >>> raise Interrupted("line/seed-0: stopped after step 1")
+        Traceback (most recent call last):
+        structconv_systems.train.interrupt.Interrupted: line/seed-0: stopped after step 1
     """
 
     exit_code = EXIT_INTERRUPTED
@@ -35,7 +42,15 @@ class Interrupted(Stop):
 
 
 class Diverged(Stop):
-    """Losses or gradients of a training were not finite too often."""
+    """Losses or gradients of a training were not finite too often.
+
+    Example:
+
+        >>> from structconv_systems.train.interrupt import Diverged
+        >>> raise Diverged("line: the loss was not finite in 10 steps")
+        Traceback (most recent call last):
+        structconv_systems.train.interrupt.Diverged: line: the loss was not finite in 10 steps
+    """
 
     exit_code = EXIT_DIVERGED
 
@@ -48,6 +63,15 @@ class Interrupt:
 
     Args:
         notify: called with one line when the first signal comes.
+
+    Example:
+
+        >>> import signal
+        >>> from structconv_systems.train.interrupt import Interrupt
+        >>> with Interrupt() as interrupt:
+        ...     signal.raise_signal(signal.SIGINT)         # as Ctrl-C
+        ...     interrupt.requested
+        True
     """
 
     def __init__(self, notify: Callable[[str], None] = lambda text: None) -> None:

@@ -39,6 +39,27 @@ class Task(Protocol):
     A checkpoint holds the `state_dict` of the model and of the optimizer, and the states of Python's, numpy's and
     torch's global generators. All else that a step depends on must follow from its number, or be part of the
     optimizer's state. Then a resumed training equals one that was not interrupted.
+
+    Example:
+
+        >>> from structconv_systems.train.batches import Batches
+        >>> from structconv_systems.train.options import Trained
+        >>> from structconv_systems.train.task import BatchTask
+        >>> class Line(Trained):
+        ...     name = "line"
+        >>> class LineTask(BatchTask):                     # y = 3 x
+        ...     metric, higher = "val_loss", False
+        ...     def __init__(self):
+        ...         self.x = torch.linspace(-1, 1, 40).unsqueeze(-1)
+        ...         super().__init__(torch.nn.Linear(1, 1), Line(learning_rate=0.1), Batches([1] * 40, cost=10, seed=0))
+        ...     def loss(self, samples):
+        ...         error = self.model(self.x[samples]) - 3 * self.x[samples]
+        ...         return error.square().sum(), float(len(samples))
+        ...     def figures(self, part):
+        ...         return {f"{part}_loss": (self.model(self.x) - 3 * self.x).square().mean().item()}
+        >>> task = LineTask()                                  # a `BatchTask` is a `Task`
+        >>> task.train_step(1).keys()
+        dict_keys(['loss'])
     """
 
     model: nn.Module
@@ -70,6 +91,14 @@ class Schedule:
             result.
         validate_every: number of steps between validations; the last step is validated too.
         checkpoint_every: number of steps between checkpoints.
+
+    Example:
+
+        >>> from structconv_systems.train.loop import Schedule
+        >>> from structconv_systems.train.stopping import Best
+        >>> schedule = Schedule(steps=200, seed=0, validate_every=10, stopping=Best("val_loss", patience=3))
+        >>> schedule.steps, schedule.checkpoint_every
+        (200, 100)
     """
 
     steps: int
@@ -158,6 +187,36 @@ def fit(make: Callable[[], Task], schedule: Schedule, *, run: Run, job: str, int
     Raises:
         Interrupted: `interrupt` was requested; the state is saved.
         Diverged: losses were not finite; the checkpoint before stays.
+
+    Example:
+
+        >>> from tempfile import TemporaryDirectory
+        >>> from structconv_systems.train.interrupt import Interrupt
+        >>> from structconv_systems.train.loop import Schedule, fit
+        >>> from structconv_systems.train.progress import Quiet
+        >>> from structconv_systems.train.run import Run
+        >>> from structconv_systems.train.stopping import Last
+        >>> from structconv_systems.train.batches import Batches
+        >>> from structconv_systems.train.options import Trained
+        >>> from structconv_systems.train.task import BatchTask
+        >>> class Line(Trained):
+        ...     name = "line"
+        >>> class LineTask(BatchTask):                     # y = 3 x
+        ...     metric, higher = "val_loss", False
+        ...     def __init__(self):
+        ...         self.x = torch.linspace(-1, 1, 40).unsqueeze(-1)
+        ...         super().__init__(torch.nn.Linear(1, 1), Line(learning_rate=0.1), Batches([1] * 40, cost=10, seed=0))
+        ...     def loss(self, samples):
+        ...         error = self.model(self.x[samples]) - 3 * self.x[samples]
+        ...         return error.square().sum(), float(len(samples))
+        ...     def figures(self, part):
+        ...         return {f"{part}_loss": (self.model(self.x) - 3 * self.x).square().mean().item()}
+        >>> folder = TemporaryDirectory()
+        >>> run = Run.create(f"{folder.name}/line", Line())
+        >>> schedule = Schedule(steps=60, seed=0, validate_every=20, stopping=Last())
+        >>> result = fit(LineTask, schedule, run=run, job="line", interrupt=Interrupt(), progress=Quiet())
+        >>> result["steps"], result["test_loss"] < 0.1
+        (60, True)
     """
     checkpoints = Checkpoints(run.checkpoint_folder(job))
     saved = checkpoints.latest(progress.note)

@@ -29,6 +29,18 @@ class Optimization:
         model: the model to train.
         options: the options of training.
         higher: if True, a greater validation figure is better, for the plateau.
+
+    Example:
+
+        >>> from structconv_systems.train.optimization import Optimization
+        >>> from structconv_systems.train.options import Trained
+        >>> class Line(Trained):
+        ...     name = "line"
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimization = Optimization(model, Line(learning_rate=0.1))
+        >>> loss = model(torch.ones(4, 2)).square().sum()
+        >>> sorted(optimization.step(1, [(loss, 4.0)]))
+        ['loss']
     """
 
     def __init__(self, model: nn.Module, options: Trained, *, higher: bool = False) -> None:

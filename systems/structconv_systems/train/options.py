@@ -25,6 +25,14 @@ class Measured(Recipe):
         effect: the gain that the paper claims; None if no baseline is trained.
         folder: the folder of its files inside the folder with all data; empty if it needs none.
         where: the source of the files; a sentence.
+
+    Example:
+
+        >>> from structconv_systems.train.options import Measured
+        >>> class Line(Measured):
+        ...     name = "line"
+        >>> Line(seeds=3).preset
+        'default'
     """
 
     published: ClassVar[str]
@@ -59,6 +67,17 @@ class Trained(Measured):
 
     A step is `accumulate` batches, whose losses are divided by what all of them count; their gradient is clipped to the
     norm `clip`, and the rate is `learning_rate` times what `schedule` says of the step.
+
+    Example:
+
+        >>> from structconv_systems.train.options import Trained
+        >>> class Line(Trained):
+        ...     name = "line"
+        >>> Line(steps=20).optimizer
+        'adam'
+        >>> Line(steps=-1)
+        Traceback (most recent call last):
+        structconv.errors.ConfigError: line: steps must be at least 1; got -1.
     """
 
     threads: int = option(2, "threads of torch", minimum=1)

@@ -14,7 +14,15 @@ _FINAL: ContextVar[bool] = ContextVar("final evaluation", default=False)
 
 
 class TestReadEarly(RuntimeError):
-    """The test part was read while a model was trained or chosen."""
+    """The test part was read while a model was trained or chosen.
+
+    Example:
+
+        >>> from structconv_systems.train.parts import Parts
+        >>> Parts({"train": [1, 2], "test": [3]})["test"]
+        Traceback (most recent call last):
+        structconv_systems.train.parts.TestReadEarly: the part 'test' is read before the final evaluation
+    """
 
     __test__ = False  # pytest collects classes by such names
 
@@ -27,6 +35,16 @@ class Parts(Mapping[str, V]):
     Args:
         parts: the data by part.
         tests: the names of the parts that test.
+
+    Example:
+
+        >>> from structconv_systems.train.parts import Parts, final_evaluation
+        >>> parts = Parts({"train": [1, 2], "val": [3], "test": [4]})
+        >>> parts["val"]
+        [3]
+        >>> with final_evaluation():
+        ...     parts["test"]
+        [4]
     """
 
     def __init__(self, parts: Mapping[str, V], tests: Collection[str] = ("test",)) -> None:
@@ -46,7 +64,16 @@ class Parts(Mapping[str, V]):
 
 @contextmanager
 def final_evaluation() -> Iterator[None]:
-    """Within it the parts that test may be read: the weights are chosen."""
+    """Within it the parts that test may be read: the weights are chosen.
+
+    Example:
+
+        >>> from structconv_systems.train.parts import Parts, final_evaluation
+        >>> parts = Parts({"train": [1, 2], "test": [3]})
+        >>> with final_evaluation():
+        ...     parts["test"]
+        [3]
+    """
     token = _FINAL.set(True)
     try:
         yield

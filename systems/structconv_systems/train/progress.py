@@ -17,7 +17,19 @@ _PULSE_SECONDS, _SLOWEST_PULSE = 1.5, 60.0
 
 
 class Progress(Protocol):
-    """The progress of a run: `phase` and `job` begin a part, `advance` counts steps, `note` prints a line."""
+    """The progress of a run: `phase` and `job` begin a part, `advance` counts steps, `note` prints a line.
+
+    Example:
+
+        >>> import sys
+        >>> from structconv_systems.train.progress import Progress, Quiet
+        >>> with Quiet() as progress:
+        ...     progress.jobs(1)
+        ...     progress.job("line", 2)
+        ...     progress.advance(1, {"loss": 0.5})
+        ...     progress.job_done("loss 0.5")
+        ...     progress.note("done")
+    """
 
     def __enter__(self) -> Self: ...
 
@@ -38,7 +50,15 @@ class Progress(Protocol):
 
 
 def progress_for(stream: IO[str] | None = None) -> Progress:
-    """Live bars if `stream` (by default stderr) is a terminal, plain lines if not."""
+    """Live bars if `stream` (by default stderr) is a terminal, plain lines if not.
+
+    Example:
+
+        >>> import io
+        >>> from structconv_systems.train.progress import progress_for
+        >>> type(progress_for(io.StringIO())).__name__     # no terminal
+        'Lines'
+    """
     stream = stream or sys.stderr
     return Live(stream) if stream.isatty() else Lines(stream)
 
@@ -66,7 +86,14 @@ class Pace:
 
 
 class Quiet:
-    """Reports nothing; for tests and for callers that have their own display."""
+    """Reports nothing; for tests and for callers that have their own display.
+
+    Example:
+
+        >>> from structconv_systems.train.progress import Quiet
+        >>> with Quiet() as progress:
+        ...     progress.note("nobody reads this")
+    """
 
     def __enter__(self) -> Self:
         return self
@@ -95,7 +122,21 @@ class Quiet:
 
 
 class Lines(Quiet):
-    """Plain lines; while nothing else is printed, a thread prints the present state, ever less often."""
+    """Plain lines; while nothing else is printed, a thread prints the present state, ever less often.
+
+    Example:
+
+        >>> import sys
+        >>> from structconv_systems.train.progress import Lines
+        >>> with Lines(sys.stdout) as progress:
+        ...     progress.jobs(1)
+        ...     progress.job("line", 2)
+        ...     progress.advance(1, {"loss": 0.5})
+        ...     progress.job_done("loss 0.5")
+        ...     progress.note("done")
+        [1/1] loss 0.5
+        done
+    """
 
     def __init__(self, stream: IO[str]) -> None:
         self.stream = stream
@@ -150,7 +191,15 @@ class Lines(Quiet):
 
 
 class Live(Quiet):
-    """Bars by rich: one for the trainings, one for the steps of the present one; notes scroll above them."""
+    """Bars by rich: one for the trainings, one for the steps of the present one; notes scroll above them.
+
+    Example:
+
+        >>> import io
+        >>> from structconv_systems.train.progress import Live
+        >>> with Live(io.StringIO()) as progress:
+        ...     progress.note("done")
+    """
 
     def __init__(self, stream: IO[str]) -> None:
         from rich.console import Console

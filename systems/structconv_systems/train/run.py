@@ -31,6 +31,20 @@ class Metrics:
 
     After a resume no step is there twice: `truncate` drops what came after the checkpoint. A line that a crash cut
     short, or that has other bytes than UTF-8, is dropped, too. A number that is not finite is null.
+
+    Example:
+
+        >>> from tempfile import TemporaryDirectory
+        >>> from structconv_systems.train.options import Trained
+        >>> from structconv_systems.train.run import Run
+        >>> class Line(Trained):
+        ...     name = "line"
+        >>> folder = TemporaryDirectory()
+        >>> run = Run.create(f"{folder.name}/line", Line(steps=20))
+        >>> run.metrics.append("line/seed-0", 10, {"val_loss": 0.5})
+        >>> run.metrics.flush()
+        >>> list(run.metrics)
+        [{'job': 'line/seed-0', 'step': 10, 'val_loss': 0.5}]
     """
 
     def __init__(self, path: Path) -> None:
@@ -92,6 +106,20 @@ class Run:
 
     Use `create` for a new one (after the recipe is resolved, so that a bad key leaves no folder) and `open` for one
     that exists.
+
+    Example:
+
+        >>> from tempfile import TemporaryDirectory
+        >>> from structconv_systems.train.options import Trained
+        >>> from structconv_systems.train.run import Run
+        >>> class Line(Trained):
+        ...     name = "line"
+        >>> folder = TemporaryDirectory()
+        >>> run = Run.create(f"{folder.name}/line", Line(steps=20))
+        >>> sorted(path.name for path in run.folder.iterdir())
+        ['config.json', 'environment.json', 'files.json']
+        >>> run.trained
+        False
     """
 
     def __init__(self, folder: Path, *, fresh: bool = False, made: bool = False) -> None:

@@ -35,6 +35,12 @@ def rate(schedule: str, step: int, steps: int, warmup: int) -> float:
 
     Raises:
         ConfigError: there is no such schedule.
+
+    Example:
+
+        >>> from structconv_systems.train.schedules import rate
+        >>> [rate("cosine", step, steps=100, warmup=10) for step in (5, 10, 100)]
+        [0.5, 1.0, 0.0]
     """
     if schedule not in SCHEDULES:
         raise ConfigError("rate", f"schedule must be one of {', '.join(SCHEDULES)}", repr(schedule))
@@ -42,7 +48,17 @@ def rate(schedule: str, step: int, steps: int, warmup: int) -> float:
 
 
 class Plateau:
-    """The rate is multiplied by `factor` after `patience` validations without a better figure."""
+    """The rate is multiplied by `factor` after `patience` validations without a better figure.
+
+    Example:
+
+        >>> from structconv_systems.train.schedules import Plateau
+        >>> plateau = Plateau(factor=0.5, patience=2)
+        >>> for loss in (1.0, 1.1, 1.2):
+        ...     plateau.update(loss)
+        >>> plateau.share
+        0.5
+    """
 
     def __init__(self, *, factor: float = 0.5, patience: int = 3, higher: bool = False) -> None:
         self.factor, self.share = factor, 1.0

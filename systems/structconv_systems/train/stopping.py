@@ -13,14 +13,37 @@ __all__ = ["Best", "BestAccuracy", "Last", "LossWindow", "Patience", "Stopping",
 
 @dataclass(frozen=True)
 class Verdict:
-    """`keep`: these weights are the ones to return so far; `stop`: no more steps."""
+    """`keep`: these weights are the ones to return so far; `stop`: no more steps.
+
+    Example:
+
+        >>> from structconv_systems.train.stopping import Verdict
+        >>> Verdict(keep=True, stop=False)
+        Verdict(keep=True, stop=False)
+    """
 
     keep: bool
     stop: bool
 
 
 class Stopping(Protocol):
-    """Sees what each validation measured; its state is a dictionary of plain values."""
+    """Sees what each validation measured; its state is a dictionary of plain values.
+
+    Example:
+
+        >>> from structconv_systems.train.stopping import Verdict
+        >>> class Below:                                   # any object with these methods
+        ...     def __init__(self, aim):
+        ...         self.aim = aim
+        ...     def update(self, metrics):
+        ...         return Verdict(keep=True, stop=metrics["val_loss"] < self.aim)
+        ...     def state(self):
+        ...         return {}
+        ...     def load(self, state):
+        ...         pass
+        >>> Below(0.5).update({"val_loss": 0.4}).stop
+        True
+    """
 
     def update(self, metrics: dict[str, float]) -> Verdict: ...
 
@@ -40,7 +63,16 @@ class _Remembers:
 
 
 class Last(_Remembers):
-    """Never stops early and keeps the last weights: the number of steps is known beforehand."""
+    """Never stops early and keeps the last weights: the number of steps is known beforehand.
+
+    Example:
+
+        >>> from structconv_systems.train.stopping import Last
+        >>> stopping = Last()
+        >>> verdicts = [stopping.update({"val_loss": loss, "val_accuracy": 0.5}) for loss in (1.0, 0.9, 0.95, 0.96)]
+        >>> [verdict.keep for verdict in verdicts], [verdict.stop for verdict in verdicts]
+        ([False, False, False, False], [False, False, False, False])
+    """
 
     def update(self, metrics: dict[str, float]) -> Verdict:
         return Verdict(keep=False, stop=False)
@@ -50,6 +82,14 @@ class LossWindow(_Remembers):
     """Kipf and Welling (2017): after `window` validations, stop when the loss exceeds the mean of the last `window`.
 
     The last weights are kept.
+
+    Example:
+
+        >>> from structconv_systems.train.stopping import LossWindow
+        >>> stopping = LossWindow(window=2)
+        >>> verdicts = [stopping.update({"val_loss": loss, "val_accuracy": 0.5}) for loss in (1.0, 0.9, 0.95, 0.96)]
+        >>> [verdict.keep for verdict in verdicts], [verdict.stop for verdict in verdicts]
+        ([False, False, False, False], [False, False, False, True])
     """
 
     def __init__(self, window: int = 10) -> None:
@@ -69,6 +109,14 @@ class Patience(_Remembers):
     """Velickovic et al. (2018): stop after `patience` validations in which neither loss nor accuracy was best.
 
     The weights kept are the last ones that reached both bests at once.
+
+    Example:
+
+        >>> from structconv_systems.train.stopping import Patience
+        >>> stopping = Patience(patience=2)
+        >>> verdicts = [stopping.update({"val_loss": loss, "val_accuracy": 0.5}) for loss in (1.0, 0.9, 0.95, 0.96)]
+        >>> [verdict.keep for verdict in verdicts], [verdict.stop for verdict in verdicts]
+        ([True, True, False, False], [False, False, False, False])
     """
 
     def __init__(self, patience: int = 100) -> None:
@@ -86,7 +134,16 @@ class Patience(_Remembers):
 
 
 class BestAccuracy(_Remembers):
-    """Never stops early; keeps the weights of the best validation accuracy, of the lower loss where two are equal."""
+    """Never stops early; keeps the weights of the best validation accuracy, of the lower loss where two are equal.
+
+    Example:
+
+        >>> from structconv_systems.train.stopping import BestAccuracy
+        >>> stopping = BestAccuracy()
+        >>> verdicts = [stopping.update({"val_loss": loss, "val_accuracy": 0.5}) for loss in (1.0, 0.9, 0.95, 0.96)]
+        >>> [verdict.keep for verdict in verdicts], [verdict.stop for verdict in verdicts]
+        ([True, True, False, False], [False, False, False, False])
+    """
 
     def __init__(self) -> None:
         self.best: list[float] = [-math.inf, -math.inf]
@@ -100,7 +157,16 @@ class BestAccuracy(_Remembers):
 
 
 class Best(_Remembers):
-    """Keeps the weights of the best figure; stops after `patience` validations without a better one, if it is not 0."""
+    """Keeps the weights of the best figure; stops after `patience` validations without a better one, if it is not 0.
+
+    Example:
+
+        >>> from structconv_systems.train.stopping import Best
+        >>> stopping = Best("val_loss", patience=2)
+        >>> verdicts = [stopping.update({"val_loss": loss, "val_accuracy": 0.5}) for loss in (1.0, 0.9, 0.95, 0.96)]
+        >>> [verdict.keep for verdict in verdicts], [verdict.stop for verdict in verdicts]
+        ([True, True, False, False], [False, False, False, True])
+    """
 
     def __init__(self, metric: str, *, higher: bool = False, patience: int = 0) -> None:
         self.metric, self.patience, self.sign = metric, patience, 1.0 if higher else -1.0

@@ -66,6 +66,16 @@ class Study:
             is the one the recipe is about.
         finish: (recipe, finished) -> what else the summary says; it may write pictures and samples into the run.
         use: see `Runner`.
+
+    Example:
+
+        >>> from structconv_systems.recipes.register import entry_named
+        >>> from structconv_systems.train.config import resolve
+        >>> architectures = entry_named("architectures")
+        >>> recipe = resolve(architectures.recipe, {"seeds": 2}, preset="quick")
+        >>> jobs = architectures.runner().jobs(recipe, None)
+        >>> len(jobs), jobs[-1].name
+        (16, 'attention-near/seed-1')
     """
 
     jobs: Callable[[Any, Run | None], list[Job]]
@@ -146,7 +156,18 @@ def _figures(effect: Effect, groups: Mapping[str, Sequence[Mapping[str, Any]]]) 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A training by its name in the run: what makes the task, and how long it goes on."""
+    """A training by its name in the run: what makes the task, and how long it goes on.
+
+    Example:
+
+        >>> from structconv_systems.recipes.register import entry_named
+        >>> from structconv_systems.train.config import resolve
+        >>> architectures = entry_named("architectures")
+        >>> recipe = resolve(architectures.recipe, {"seeds": 2}, preset="quick")
+        >>> jobs = architectures.runner().jobs(recipe, None)
+        >>> jobs[0].name, jobs[0].schedule().steps
+        ('convolution-far/seed-0', 400)
+    """
 
     name: str
     make: Callable[[], Task]
@@ -229,7 +250,24 @@ def train_all(jobs: Sequence[Job], run: Run, interrupt: Interrupt, progress: Pro
 
 
 def trained(job: Job, run: Run, progress: Progress) -> Any:
-    """The `Task` of a finished training, with the weights that it chose; `ConfigError` if it is not finished."""
+    """The `Task` of a finished training, with the weights that it chose; `ConfigError` if it is not finished.
+
+    Example:
+
+        >>> from tempfile import TemporaryDirectory
+        >>> from structconv_systems.recipes.register import entry_named
+        >>> from structconv_systems.train.config import resolve
+        >>> from structconv_systems.train.progress import Quiet
+        >>> from structconv_systems.train.run import Run
+        >>> from structconv_systems.train.study import trained
+        >>> architectures = entry_named("architectures")
+        >>> recipe = resolve(architectures.recipe, preset="quick")
+        >>> folder = TemporaryDirectory()
+        >>> run = Run.create(f"{folder.name}/architectures", recipe)
+        >>> trained(architectures.runner().jobs(recipe, None)[0], run, Quiet())
+        Traceback (most recent call last):
+        structconv.errors.ConfigError: Checkpoints: the training in ... must be finished; got no final checkpoint...
+    """
     task = job.make()
     loaded(task.model, job.name, run, progress)
     return task

@@ -25,6 +25,30 @@ class BatchTask(Task):
         model: what is trained.
         options: how.
         batches: which samples a step sees.
+
+    Example:
+
+        >>> from structconv_systems.train.batches import Batches
+        >>> from structconv_systems.train.options import Trained
+        >>> from structconv_systems.train.task import BatchTask
+        >>> class Line(Trained):
+        ...     name = "line"
+        >>> class LineTask(BatchTask):                     # y = 3 x
+        ...     metric, higher = "val_loss", False
+        ...     def __init__(self):
+        ...         self.x = torch.linspace(-1, 1, 40).unsqueeze(-1)
+        ...         super().__init__(torch.nn.Linear(1, 1), Line(learning_rate=0.1), Batches([1] * 40, cost=10, seed=0))
+        ...     def loss(self, samples):
+        ...         error = self.model(self.x[samples]) - 3 * self.x[samples]
+        ...         return error.square().sum(), float(len(samples))
+        ...     def figures(self, part):
+        ...         return {f"{part}_loss": (self.model(self.x) - 3 * self.x).square().mean().item()}
+        >>> task = LineTask()
+        >>> before = task.figures("val")["val_loss"]
+        >>> for number in range(1, 51):
+        ...     _ = task.train_step(number)
+        >>> task.figures("val")["val_loss"] < before
+        True
     """
 
     #: The validation figure by which weights are chosen, and whether a greater one is better.
