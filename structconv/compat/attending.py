@@ -94,7 +94,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
     Returns:
         (..., K, N, C), and (..., K, N, M) or `None`.
     """
-    heads, outputs, inputs = query.shape[-3], query.shape[-2], key.shape[-2]
+    (heads, outputs, depth), inputs = query.shape[-3:], key.shape[-2]
     if outputs == 1 and softcap is sink is vector is term is None and not (dropout or weights):
         y = step(query, key, value, mask, scale)
         if y is not None:
@@ -128,6 +128,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
         support = (Padding(keep.squeeze(-2).expand(*keep.shape[:-2], inputs)) if keep.shape[-2] == 1 else
                    DenseMask(keep.expand(*keep.shape[:-2], outputs, inputs).mT))
     if weights:  # the transposed basis is laid out as the weights are
+        if vector is None and depth < inputs:  # fewer numbers than the scores
+            query, scale = query * (depth ** -0.5 if scale is None else scale), 1.0
         scores = _scores(key, query, bias, None if support is None else support.transpose(), scale, softcap, vector)
         table = _weights(scores, "outputs", sink, dropout).dense(query.dtype)
         y, table = Dense(table.mT).apply(value), table.reshape(*lead, heads, outputs, inputs)
@@ -208,8 +210,9 @@ def _with_sink(query: Tensor, key: Tensor, value: Tensor, mask: Mask, sink: Tens
 def _scores(query: Tensor, key: Tensor, bias: Tensor | None, support: Support | None, scale: float | None,
             softcap: float | None, vector: Tensor | None = None, term: Basis | None = None) -> Basis:
     """softcap(scale <query_kn, key_km>) + bias_kmn, at the pairs of the support; additive with a vector."""
-    scores: Basis = (Scaled(Bilinear(query, key), query.shape[-1] ** -0.5 if scale is None else scale)
-                     if vector is None else Additive(key, query, vector))
+    scores: Basis = Bilinear(query, key) if vector is None else Additive(key, query, vector)
+    if vector is None and scale != 1.0:
+        scores = Scaled(scores, query.shape[-1] ** -0.5 if scale is None else scale)
     scores = scores if softcap is None else scores.softcap(softcap)
     scores = scores if term is None else Sum(scores, term)
     scores = scores if bias is None else Sum(scores, Dense(bias.unsqueeze(0) if bias.dim() == 2 else bias))
