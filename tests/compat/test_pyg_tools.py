@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import pickle
 from pathlib import Path
 
@@ -174,11 +175,17 @@ def test_heterogeneous_models(name, convert):
 
 # -- functions ----------------------------------------------------------------------------------------------------
 
+def with_gradient(x, name, args, options):
+    """What the function of `torch_geometric.utils` gives for x now, patched or not, and a gradient."""
+    return value_and_gradient(x, getattr(importlib.import_module("torch_geometric.utils"), name)(x, *args, **options))
+
+
+def value_and_gradient(x, y):
+    return [y, torch.autograd.grad((y * torch.linspace(-1, 1, y.numel()).view(y.shape)).sum(), x)[0]]
+
+
 def equal_with_gradients(x, *functions):
-    found = []
-    for function in functions:
-        y = function(x)
-        found.append([y, torch.autograd.grad((y * torch.linspace(-1, 1, y.numel()).view(y.shape)).sum(), x)[0]])
+    found = [value_and_gradient(x, function(x)) for function in functions]
     torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
 
 
@@ -199,13 +206,16 @@ def of_both(name, *args, **options):
                                         ((7, 0), 0)])
 def test_functions_of_groups(shape, dim):
     x = (torch.randn(shape).double().round() + 0.25).requires_grad_()  # with equal maxima
-    index = torch.tensor([0, 2, 2, 0, 3, 2, 2])
-    for reduce in ("sum", "add", "mean", "max", "min"):
-        for size in (None, 6):
-            equal_with_gradients(x, *of_both("scatter", None, index, dim, dim_size=size, reduce=reduce))
-    for options in ({"index": index}, {"index": index, "num_nodes": 6}, {"ptr": torch.tensor([0, 2, 2, 5, 7])}):
-        if "ptr" not in options or dim == 0:  # theirs needs torch-scatter otherwise
-            equal_with_gradients(x, *of_both("softmax", None, dim=dim, **options))
+    index, starts = torch.tensor([0, 2, 2, 0, 3, 2, 2]), torch.tensor([0, 2, 2, 5, 7])
+    calls = [("scatter", (index, dim), {"dim_size": size, "reduce": reduce})
+             for reduce in ("sum", "add", "mean", "max", "min") for size in (None, 6)]
+    calls += [("softmax", (), {"dim": dim, **options})
+              for options in ({"index": index}, {"index": index, "num_nodes": 6}, {"ptr": starts})
+              if "ptr" not in options or dim == 0]  # theirs needs torch-scatter otherwise
+    with ours.patch() as report:
+        found = [with_gradient(x, *call) for call in calls]
+    assert report.taken["scatter"] == 10 and report.taken["softmax"] == len(calls) - 10 and not report.left
+    torch.testing.assert_close(found, [with_gradient(x, *call) for call in calls], rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.filterwarnings("ignore:Converting sparse tensor to CSR", "ignore:Sparse")

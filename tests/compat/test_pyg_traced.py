@@ -106,7 +106,7 @@ def test_every_layer_is_here():
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_trace_computes_the_same_of_other_numbers(name):
     layer, others = made(name), arguments(name, 1)
-    traced = torch.jit.trace(layer, arguments(name, 0))
+    traced = torch.jit.trace(layer, arguments(name, 0), check_trace=False)  # which traces once more
     torch.testing.assert_close(traced(*others), layer(*others), rtol=1e-5, atol=1e-6)
 
 
