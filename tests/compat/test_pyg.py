@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import random
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ import structconv.compat.pyg as ours
 from structconv.errors import ConfigError
 from structconv.primitives.native.loader import core
 from tests.support import layers
+from tests.support.drawn import drawn as some
 from tests.support.own_calls import own_calls
 
 theirs = pytest.importorskip("torch_geometric.nn")
@@ -671,3 +673,29 @@ def test_one_list_of_edges_serves_calls_with_and_without_weights(name, loops):
     layer, x, edges = getattr(ours, name)(*args, **options), torch.randn(5, P), torch.randint(0, 5, (2, 8))
     for weight in (torch.rand(8), None, torch.rand(8), None):
         torch.testing.assert_close(layer(x, edges, weight), layer(x, edges.clone(), weight))
+
+
+@pytest.mark.parametrize("seed", some(range(12), 4))
+def test_calls_in_any_order_equal_calls_with_fresh_edges(seed):
+    """What is remembered of edges serves no other call: of other weights, layers, dtypes, modes or changed edges."""
+    chance, edges, x = random.Random(seed), torch.randint(0, 9, (2, 30)), torch.randn(9, P)
+    values = {"weight": [torch.rand(30), torch.rand(30)], "attr": [torch.randn(30, A), torch.randn(30, A)]}
+    layers_and_values = []
+    for name in ("GCNConv", "GraphConv", "GATConv", "TAGConv", "ChebConv", "APPNP", "SGConv"):
+        options = {each: chance.random() < 0.5 for each in ("add_self_loops", "normalize", "cached")
+                   if each in KINDS[name].options}
+        kind = "attr" if name == "GATConv" else "weight"
+        args = (2 if isinstance(value, st.SearchStrategy) else value for value in KINDS[name].args)
+        layer = getattr(ours, name)(*args, **options, **({"edge_dim": A} if kind == "attr" else {}))
+        layers_and_values.append((layer, values[kind]))
+    for _ in range(60):
+        layer, known = chance.choice(layers_and_values)
+        dtype, change = chance.choice([torch.float32, torch.float32, torch.float64]), chance.random()
+        if change < 0.1:
+            (edges[:, 3:5].random_(9) if change < 0.05 else chance.choice(known)[:5].uniform_())
+        value = chance.choice([None, *known])
+        value = value if value is None or dtype is torch.float32 else value.to(dtype)
+        with chance.choice([torch.enable_grad, torch.no_grad])():
+            y = layer.to(dtype)(x.to(dtype), edges, value)
+            fresh = copy.deepcopy(layer)(x.to(dtype), edges.clone(), None if value is None else value.clone())
+        torch.testing.assert_close(y, fresh)
