@@ -21,16 +21,20 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from structconv.arguments import suggesting
+from structconv.bases.entrywise import Normalized
 from structconv.compat.attending import Mask, attend
 from structconv.errors import ConfigError, ShapeError
+from structconv.kernels.small_attention import MOST_ENTRIES, composed_attention
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.grids import Cuboid, Pool
 from structconv.nn.conv import call_of
-from structconv.nn.direct import FEW_NUMBERS, direct_of
+from structconv.nn.direct import FEW_NUMBERS, direct_of, is_plain
 from structconv.nn.grids import theta_of_kernel
 from structconv.nn.images import to_entries, to_image
 from structconv.nn.layer import recorded
 from structconv.planning.plan import plan_for
+from structconv.primitives.native.dispatch import kernels
+from structconv.primitives.native.layer import attend_entries, is_direct
 from structconv.primitives.products import linear
 from structconv.shapes import check_tensor
 from structconv.structures.grid import Grid
@@ -133,6 +137,10 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
         if type(query) is Proxy:
             return cast(Any, recorded(self, query, key, value, key_padding_mask, need_weights, attn_mask,
                                       average_attn_weights, is_causal))
+        if query is key is value and not need_weights and key_padding_mask is attn_mask is None and not is_causal:
+            y = self._directly(query)
+            if y is not None:
+                return y, None
         self._check(query, key, value, attn_mask, is_causal)
         batched, first = query.dim() == 3, 0 if self.batch_first and query.dim() == 3 else -3
         q, k, v = (self._by_heads(t, first) for t in self._projected(query, key, value))
@@ -145,6 +153,22 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
         if weights is not None and average_attn_weights:
             weights = weights.mean(-3)
         return y, weights
+
+    def _directly(self, x: Tensor) -> Tensor | None:
+        """Attention of few entries to themselves, by the kernel that a plan would choose; `None` for other calls."""
+        if type(x) is not Tensor or x.is_nested or x.dim() != 3 or not self.batch_first or x.shape[1] > MOST_ENTRIES:
+            return None
+        if (self.in_proj_weight is None or self.bias_k is not None or self.add_zero_attn or x.shape[2] != self.embed_dim
+                or (self.training and self.dropout) or kernels() is None or not is_plain(self, Normalized)):
+            return None
+        query, key, value = self.in_proj_weight.chunk(3)
+        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        heads, scale = self.num_heads, self.head_dim ** -0.5
+        added = None if biases[2] is None else biases[2].view(heads, -1)
+        tensors = x, query, biases[0], key, biases[1], value, added, self.out_proj.weight, self.out_proj.bias
+        if not is_direct(*tensors):
+            return None
+        return attend_entries(None, composed_attention(heads, scale, False), *tensors, heads, scale, False)
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool) -> None:
         owner = "MultiheadAttention"

@@ -42,7 +42,7 @@ from structconv.structures.supports import Causal
 from structconv.weights import Full, HeadBlocks, LowRank
 from structconv.weights.base import Factor, plus
 
-__all__ = ["FEW_NUMBERS", "Direct", "direct_of"]
+__all__ = ["FEW_NUMBERS", "Direct", "direct_of", "is_plain"]
 
 #: (layer, x, structure) -> y, or `None` where the usual way must be taken.
 Direct = Callable[[Any, Tensor, Any], Tensor | None]
@@ -87,7 +87,7 @@ def direct_of(root: Any) -> Direct | None:
     return partial(_attend_entries, leaf, mask, scale, p) if known else None
 
 
-def _is_plain(layer: Any, basis: type, *parts: Any) -> bool:
+def is_plain(layer: Any, basis: type, *parts: Any) -> bool:
     """Return True if the layer takes its own plan, for such a basis, and calls of its parts are their `forward`."""
     own = layer.__dict__
     planned = Autotuning.enabled or private.any_autocast() or (register.OF_USERS and _is_of_user(basis))
@@ -112,7 +112,7 @@ def _project(leaf: Identity, layer: Any, x: Tensor, structure: Any) -> Tensor | 
         return None
     if x.dim() != 2 or x.shape[1] != theta.shape[1] or x.shape[0] * max(theta.shape) > FEW_NUMBERS:
         return None
-    if layer._added or not is_direct(x, theta, bias) or not _is_plain(layer, dense.Identity, leaf, weight):
+    if layer._added or not is_direct(x, theta, bias) or not is_plain(layer, dense.Identity, leaf, weight):
         return None
     theta = theta.squeeze(0)
     return x @ theta if bias is None else torch.addmm(bias, x, theta)
@@ -124,7 +124,7 @@ def _convolve_image(leaf: Cuboid, padding: list[int], layer: Any, image: Tensor,
     kernel, bias = parameters.get("weight"), _bias(layer)
     if kernel is None or image.dim() != len(padding) + 2:
         return None
-    if image.shape[1] != layer.in_channels or not is_direct(image, kernel, bias) or not _is_plain(layer, Shift, leaf):
+    if image.shape[1] != layer.in_channels or not is_direct(image, kernel, bias) or not is_plain(layer, Shift, leaf):
         return None
     return _CONVOLUTIONS[len(padding)](image, kernel, bias, leaf.stride, padding, leaf.dilation, layer.groups)
 
@@ -140,7 +140,7 @@ def _convolve(leaf: Adjacency, layer: Any, x: Tensor, graph: Any) -> Tensor | No
         return None
     size, channels, outputs = theta.shape
     fits = size == 1 and x.shape == (graph.num_inputs, channels) and x.shape[0] * max(channels, outputs) <= FEW_NUMBERS
-    if not fits or layer._added or not is_direct(x, theta, bias) or not _is_plain(layer, Sparse, leaf, weight):
+    if not fits or layer._added or not is_direct(x, theta, bias) or not is_plain(layer, Sparse, leaf, weight):
         return None
     graph = looped(graph) if leaf.self_loops else graph
     index, loops = listed_edges(graph)
@@ -193,7 +193,7 @@ def _attend_edges(leaf: BiAffine, mask: Any, slope: float, p: float, layer: Any,
     if theta is None or type(getattr(weight, "kind", None)) is not HeadBlocks or source is None or target is None:
         return None
     heads, channels, depth = theta.shape
-    if layer._added or not is_direct(x, theta, source, target, bias) or not _is_plain(
+    if layer._added or not is_direct(x, theta, source, target, bias) or not is_plain(
             layer, Normalized, leaf, mask, weight):
         return None
     prepared = _edges(graph, x, channels, heads * depth)
@@ -221,7 +221,7 @@ def _attend_pairs(leaf: Additive, mask: Any, slope: float, p: float, layer: Any,
     if theta is None or vector is None or matrix is None or offset is None:
         return None
     heads, channels, depth = theta.shape
-    if not is_direct(x, theta, matrix, offset, vector, bias) or not _is_plain(
+    if not is_direct(x, theta, matrix, offset, vector, bias) or not is_plain(
             layer, Normalized, leaf, mask, weight, to):
         return None
     prepared = _edges(graph, x, channels, 2 * heads * depth)
@@ -262,7 +262,7 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
         return None
     if not x.shape[-1] == held[0].shape[1] == held[1].shape[1] or kernels() is None or not is_direct(*tensors):
         return None
-    if not _is_plain(layer, Normalized, leaf, weight, query, key, value, output, *(() if mask is None else (mask,))):
+    if not is_plain(layer, Normalized, leaf, weight, query, key, value, output, *(() if mask is None else (mask,))):
         return None
     causal = structure is not None or (mask is not None and type(mask._mask) is Causal)
     heads = leaf.heads

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from structconv.compat import torch as compat
 from structconv.errors import ConfigError, ShapeError
+from structconv.primitives.native.dispatch import kernels
 from tests.support.layers import EVERY, drawn
 
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -102,6 +103,15 @@ def attention_calls(draw: Any) -> tuple[Any, ...]:
 def test_attention_is_torchs(call: tuple[Any, ...]) -> None:
     dtype, embed, heads, options, tensors, calls = call
     _alike(*_pair("MultiheadAttention", dtype, embed, heads, **options), tensors, **calls)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_attention_of_few_entries_is_one_node(bias: bool) -> None:
+    original, ours = _pair("MultiheadAttention", torch.float32, 8, 2, bias=bias, batch_first=True)
+    x = torch.randn(3, 5, 8)
+    _alike(original, ours, (x, x, x), need_weights=False)
+    node = type(ours(x, x, x, need_weights=False)[0].grad_fn).__name__
+    assert node == "_AttendEntriesBackward" or kernels() is None
 
 
 @pytest.mark.parametrize("longer", [False, True])
