@@ -50,7 +50,9 @@ copybutton_prompt_is_regexp = True
 # Messages of errors are part of the examples, so they are compared, too.
 doctest_default_flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
-# An example in a page is a ```{doctest} block; each page starts from the same seed.
+# An example in a page is a ```{doctest} block; each page starts from the same seed. Examples of docstrings, which are
+# not part of the story of the page that shows them, run by themselves in tests/test_examples.py.
+doctest_test_doctest_blocks = ""
 doctest_global_setup = """
 import torch
 

@@ -39,7 +39,10 @@ def public() -> Iterator[tuple[str, Any]]:
 
 
 NAMES = dict(public())
-EXAMPLES = {name: held for name, held in {id(held): (name, held) for name, held in NAMES.items()}.values()
+OBJECTS = {name: held for name, held in {id(held): (name, held) for name, held in NAMES.items()}.values()}
+METHODS = {f"{name}.{part}": getattr(held, part) for name, held in OBJECTS.items() if inspect.isclass(held)
+           for part in vars(held) if inspect.isroutine(getattr(held, part)) and not part.startswith("_")}
+EXAMPLES = {name: held for name, held in {**OBJECTS, **METHODS}.items()
             if ">>>" in (held.__doc__ or "") and not getattr(held, "__module__", "").startswith("torch.")}
 #: Values and types of annotations, which have no docstring of their own.
 NO_EXAMPLE = {"STRUCTURE", "STRUCTURE_IF_GIVEN", "NAME", "AnyStructure", "Structure"}

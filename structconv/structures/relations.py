@@ -99,6 +99,7 @@ class KnowledgeGraph(Structure):
 
         Example:
 
+            >>> from structconv import KnowledgeGraph
             >>> from types import SimpleNamespace
             >>> data = SimpleNamespace(edge_index=torch.tensor([[0, 1], [1, 2]]), edge_type=torch.tensor([0, 1]))
             >>> KnowledgeGraph.from_data(data, ["cites", "likes"])
