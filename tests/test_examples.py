@@ -39,7 +39,7 @@ def public() -> Iterator[tuple[str, Any]]:
 
 
 NAMES = dict(public())
-OBJECTS = {name: held for name, held in {id(held): (name, held) for name, held in NAMES.items()}.values()}
+OBJECTS = dict({id(held): (name, held) for name, held in NAMES.items()}.values())
 METHODS = {f"{name}.{part}": getattr(held, part) for name, held in OBJECTS.items() if inspect.isclass(held)
            for part in vars(held) if inspect.isroutine(getattr(held, part)) and not part.startswith("_")}
 EXAMPLES = {name: held for name, held in {**OBJECTS, **METHODS}.items()

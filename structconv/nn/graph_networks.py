@@ -142,7 +142,7 @@ class GraphNetwork(Composite):
             "globals": _Part("globals", Identity())})
         move(self, device, dtype)
 
-    def forward(self, nodes: Tensor, graph: Graph, edges: Tensor | None = None, globals: Tensor | None = None, *,
+    def forward(self, nodes: Tensor | None, graph: Graph, edges: Tensor | None = None, globals: Tensor | None = None, *,
                 receivers: Tensor | None = None) -> Attributes:
         """The updated attributes."""
         x = {"nodes": nodes, "receivers": nodes if receivers is None else receivers, "edges": edges, "globals": globals}

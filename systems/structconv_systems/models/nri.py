@@ -9,13 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from structconv.errors import ConfigError
 from structconv.mechanisms import Adjacency, Identity, Incidence, Mechanism
-from structconv.nn import Conv, GraphNetwork, Linear
+from structconv.nn import Conv, Conv1d, GraphNetwork, Linear
 from structconv.structures import Graph
 from structconv.structures.groups import edges_to_receivers
 from structconv_systems.models.nri_pairs import ForceDecoder, PairEncoder, Plane, Space, TurningDecoder
 
-__all__ = ["Correlation", "Decoder", "Encoder", "Inferred", "RelationalInference"]
+__all__ = ["Correlation", "Decoder", "Encoder", "Inferred", "RecurrentDecoder", "RelationalInference", "SeriesEncoder"]
+
+#: Times that a kernel of `SeriesEncoder` spans, and over which the maximum is taken between its two layers.
+_KERNEL, _POOLED = 5, 2
 
 
 class Inferred(NamedTuple):
@@ -44,7 +48,8 @@ class RelationalInference(nn.Module):
 
     Args:
         encoder: (trajectories (B, times, N, C), graph) -> logits (B, E, K).
-        decoder: (states (B, W, N, C), graph, types (B, E, K), H) -> the H states after each, (B, W, H, N, C).
+        decoder: (trajectories (B, T, N, C), graph, types (B, E, K), H, starts (W,)) -> the H states after each start,
+            (B, W, H, N, C).
         times: number of times that the encoder reads. types: K. temperature: temperature of the relaxation.
 
     Called with trajectories (B, T, N, C), a graph of all pairs that may act on one another, say `Graph.complete(N)`,
@@ -68,17 +73,28 @@ class RelationalInference(nn.Module):
 
     @classmethod
     def paper(cls, *, times: int, channels: int, types: int = 2, still: bool = True, hidden: int = 256,
-              messages: int = 1, temperature: float = 0.5, dropout: float = 0.0) -> RelationalInference:
-        """The paper's MLP encoder and MLP decoder.
+              messages: int = 1, temperature: float = 0.5, dropout: float = 0.0, encoder: str = "mlp",
+              decoder: str = "mlp") -> RelationalInference:
+        """The paper's networks.
 
         Args:
             times, channels: of what the encoder reads.
             still: the first type is "no edge", which sends nothing and has no network.
             hidden: width of all layers. messages: layers of a message (2 in the paper).
+            encoder: "mlp" (`Encoder`) or "cnn" (`SeriesEncoder`).
+            decoder: "mlp" (`Decoder`) or "rnn" (`RecurrentDecoder`).
+
+        Raises:
+            ConfigError: `times` is less than a `SeriesEncoder` needs.
         """
-        return cls(Encoder(times, channels, types, hidden=hidden, dropout=dropout),
-                   Decoder(channels, types, still=still, hidden=hidden, messages=messages), times=times, types=types,
-                   temperature=temperature)
+        if encoder == "cnn" and times < SeriesEncoder.least:
+            raise ConfigError("RelationalInference", f"times must be at least {SeriesEncoder.least} for encoder='cnn'",
+                              times)
+        reader = (Encoder(times, channels, types, hidden=hidden, dropout=dropout) if encoder == "mlp"
+                  else SeriesEncoder(channels, types, hidden=hidden, dropout=dropout))
+        mover = Decoder if decoder == "mlp" else RecurrentDecoder
+        return cls(reader, mover(channels, types, still=still, hidden=hidden, messages=messages), times=times,
+                   types=types, temperature=temperature)
 
     @classmethod
     def structured(cls, space: Space, *, times: int, types: int = 2, still: bool = True, hidden: int = 64,
@@ -96,7 +112,7 @@ class RelationalInference(nn.Module):
 
     def forward(self, x: Tensor, graph: Graph, starts: Tensor, horizon: int) -> Inferred:
         logits = self.encoder(x[:, :self.times], graph)
-        return Inferred(self.decoder(x[:, starts], graph, self.edges(logits), horizon), logits)
+        return Inferred(self.decoder(x, graph, self.edges(logits), horizon, starts), logits)
 
     def edges(self, logits: Tensor) -> Tensor:
         """z, (..., E, K)."""
@@ -136,6 +152,53 @@ class Encoder(nn.Module):
         return logits
 
 
+class SeriesEncoder(nn.Module):
+    """Trajectories (B, T, N, C) and a graph -> logits (B, E, K) (the paper's CNN encoder).
+
+    e = f_1(sum_t a_t W c_t), a = softmax over time of v c_t, c = conv(max of two times of conv([x_s, x_r])), both of
+    kernel 5; h = g(mean of e), logits = f_2([h_s, h_r, e]). T is at least `least`.
+
+    The first convolution is a `GraphNetwork` of the bodies' windows, so that each body is projected once.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv_systems.models.nri import SeriesEncoder
+        >>> graph, x = Graph.complete(3), torch.randn(2, 14, 3, 4)
+        >>> SeriesEncoder(channels=4, types=2, hidden=8).eval()(x, graph).shape                # logits of six pairs
+        torch.Size([2, 6, 2])
+    """
+
+    least = _POOLED * _KERNEL + _KERNEL - 1
+
+    def __init__(self, channels: int, types: int, *, hidden: int = 256, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.first, self.second = GraphNetwork(_KERNEL * channels, edge=hidden), Conv1d(hidden, hidden, _KERNEL)
+        self.first_norm, self.second_norm = nn.BatchNorm1d(hidden), nn.BatchNorm1d(hidden)
+        self.value, self.score = Linear(hidden, hidden), Linear(hidden, 1)
+        self.embed = nn.Sequential(Linear(hidden, hidden), nn.ELU(), Linear(hidden, hidden), _Norm(hidden, dropout))
+        self.nodes = GraphNetwork(0, hidden, node=(hidden, hidden), node_reads=("edges",), aggregate="mean",
+                                  activation=nn.ELU)
+        self.node_norm = _Norm(hidden, dropout)
+        self.read = GraphNetwork(hidden, hidden, edge=(hidden, hidden, types), activation=nn.ELU)
+
+    def forward(self, x: Tensor, graph: Graph) -> Tensor:
+        windows = x.unfold(1, _KERNEL, 1).flatten(-2)
+        edges = self.embed(self._over_time(self.first(windows, graph).edges.relu()))
+        nodes = self.node_norm(self.nodes(None, graph, edges).nodes)
+        logits: Tensor = self.read(nodes, graph, edges).edges
+        return logits
+
+    def _over_time(self, edges: Tensor) -> Tensor:
+        """(B, T', E, H) -> (B, E, H)."""
+        series = edges.movedim(1, -1)                                   # (B, E, H, T')
+        c = F.max_pool1d(F.dropout(self.first_norm(series.flatten(0, 1)), self.dropout, self.training), _POOLED)
+        c = self.second_norm(self.second(c).relu()).mT
+        pooled: Tensor = (self.score(c).softmax(1) * self.value(c)).sum(1)
+        return pooled.unflatten(0, series.shape[:2])
+
+
 class Decoder(nn.Module):
     """x_(t+1) = x_t + W x_t + g(sum_k sum_(e: m -> n) z_ek f_k([x_m, x_n]), x_n) (eq. 10 to 12; its MLP decoder).
 
@@ -162,21 +225,17 @@ class Decoder(nn.Module):
         self.messages = nn.ModuleList(Conv(ends, channels, hidden) for _ in self.acting)
         self.deeper = nn.ModuleList(nn.Sequential(*(part for _ in range(messages - 1) for part in (
             Linear(hidden, hidden), nn.ReLU()))) for _ in self.acting)
-        update: Mechanism = Identity().of("nodes")
-        for k in self.acting:
-            update = update | Adjacency(normalize=None, structure=f"type {k}").of(f"type {k}")
-        self.update = Conv(update, {"nodes": channels, **{f"type {k}": hidden for k in self.acting}}, hidden)
+        self.update = _update(channels, self.acting, hidden, hidden)
         self.rest = nn.Sequential(nn.ReLU(), Linear(hidden, hidden), nn.ReLU(), Linear(hidden, channels))
         self.drift = Linear(channels, channels)
         for parameter in (*self.rest[-1].parameters(), *self.drift.parameters()):
             nn.init.zeros_(parameter)
 
-    def forward(self, x: Tensor, graph: Graph, edges: Tensor, horizon: int) -> Tensor:
-        """States (B, W, N, C), and the edges' types (B, E, K) -> those of H steps after each, (B, W, H, N, C)."""
-        into = edges_to_receivers(graph)
-        weighted = {f"type {k}": dataclasses.replace(into, edge_weight=edges[..., k].unsqueeze(-2))
-                    for k in self.acting}
-        states = []
+    def forward(self, x: Tensor, graph: Graph, edges: Tensor, horizon: int, starts: Tensor | None = None) -> Tensor:
+        """States (B, T, N, C), the edges' types (B, E, K), and from where rollouts begin, (W,), from each state where
+        absent -> the H states after each, (B, W, H, N, C)."""
+        weighted, states = _weighted(graph, edges, self.acting), []
+        x = x if starts is None else x[:, starts]
         for _ in range(horizon):
             x = x + self.drift(x) + self._change(x, graph, weighted)
             states.append(x)
@@ -188,6 +247,59 @@ class Decoder(nn.Module):
             given[name] = deeper(first(x, structure=graph).relu())
         change: Tensor = self.rest(self.update(given, structure=weighted or None))
         return change
+
+
+class RecurrentDecoder(nn.Module):
+    """h_(t+1) = GRU([sum_k sum_(e: m -> n) z_ek f_k([h_m, h_n]), x_n], h_n), x_(t+1) = x_t + g(h_(t+1)) (section 3.5).
+
+    f_k are networks with tanh. What a GRU multiplies by its input weights is one `Conv`, of the state and of what each
+    type sends, as in `Decoder`. A rollout first reads all true states up to its start; g begins at 0.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv_systems.models.nri import RecurrentDecoder
+        >>> graph, x = Graph.complete(3), torch.randn(2, 10, 3, 4)
+        >>> edges = torch.nn.functional.one_hot(torch.randint(0, 2, (2, 6)), 2).float()
+        >>> RecurrentDecoder(4, 2, hidden=8)(x, graph, edges, 3, starts=torch.tensor([4, 6])).shape
+        torch.Size([2, 2, 3, 3, 4])
+    """
+
+    def __init__(self, channels: int, types: int, *, still: bool = True, hidden: int = 256, messages: int = 1) -> None:
+        super().__init__()
+        self.hidden, self.acting = hidden, tuple(range(1 if still else 0, types))
+        ends = Incidence("sender") | Incidence("receiver")
+        self.messages = nn.ModuleList(Conv(ends, hidden, hidden) for _ in self.acting)
+        self.deeper = nn.ModuleList(nn.Sequential(nn.Tanh(), *(part for _ in range(messages - 1) for part in (
+            Linear(hidden, hidden), nn.Tanh()))) for _ in self.acting)
+        self.inputs, self.state = _update(channels, self.acting, hidden, 3 * hidden), Linear(hidden, 3 * hidden)
+        self.rest = nn.Sequential(Linear(hidden, hidden), nn.ReLU(), Linear(hidden, hidden), nn.ReLU(),
+                                  Linear(hidden, channels))
+        for parameter in self.rest[-1].parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, x: Tensor, graph: Graph, edges: Tensor, horizon: int, starts: Tensor | None = None) -> Tensor:
+        """As `Decoder`."""
+        weighted = _weighted(graph, edges, self.acting)
+        starts = torch.arange(x.shape[1]) if starts is None else starts
+        h, read = x.new_zeros(*x[:, :1].shape[:-1], self.hidden), []
+        for t in range(int(starts.max()) + 1):
+            h = self._step(h, x[:, t:t + 1], graph, weighted)
+            read.append(h)
+        h, x, states = torch.cat(read, 1)[:, starts], x[:, starts], []
+        for ahead in range(horizon):
+            h = self._step(h, x, graph, weighted) if ahead else h
+            x = x + self.rest(h)
+            states.append(x)
+        return torch.stack(states, 2)
+
+    def _step(self, h: Tensor, x: Tensor, graph: Graph, weighted: dict[str, Graph]) -> Tensor:
+        given = {"nodes": x, **{name: deeper(first(h, structure=graph)) for name, first, deeper in zip(
+            weighted, self.messages, self.deeper, strict=True)}}
+        reset, keep, new = self.inputs(given, structure=weighted or None).chunk(3, -1)
+        own_reset, own_keep, own = self.state(h).chunk(3, -1)
+        candidate = (new + (reset + own_reset).sigmoid() * own).tanh()
+        return torch.lerp(candidate, h, (keep + own_keep).sigmoid())
 
 
 class Correlation(nn.Module):
@@ -234,6 +346,21 @@ class Correlation(nn.Module):
         self.sign.fill_(1.0 - 2.0 * side)
         self.threshold.copy_(found[place:place + 2].mean())
         return self
+
+
+def _update(channels: int, acting: tuple[int, ...], hidden: int, outputs: int) -> Conv:
+    """A layer of the bodies' states, "nodes", and of what each type that acts sends along its edges, "type k"."""
+    update: Mechanism = Identity().of("nodes")
+    for k in acting:
+        update = update | Adjacency(normalize=None, structure=f"type {k}").of(f"type {k}")
+    return Conv(update, {"nodes": channels, **{f"type {k}": hidden for k in acting}}, outputs)
+
+
+def _weighted(graph: Graph, edges: Tensor, acting: tuple[int, ...]) -> dict[str, Graph]:
+    """The graphs from edges to the bodies that they reach, with the types (B, E, K) as weights for states (B, W, N, C).
+    """
+    into = edges_to_receivers(graph)
+    return {f"type {k}": dataclasses.replace(into, edge_weight=edges[..., k].unsqueeze(-2)) for k in acting}
 
 
 class _Norm(nn.BatchNorm1d):

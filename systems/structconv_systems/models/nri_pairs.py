@@ -223,8 +223,10 @@ class ForceDecoder(_Scaled):
         for parameter in (*self.drift.parameters(), *self.walls[-1].parameters()):
             nn.init.zeros_(parameter)
 
-    def forward(self, x: Tensor, graph: Graph, edges: Tensor, horizon: int) -> Tensor:
-        """States (B, W, N, 4) and types (B, E, K) -> the states of H steps after each, (B, W, H, N, 4)."""
+    def forward(self, x: Tensor, graph: Graph, edges: Tensor, horizon: int, starts: Tensor | None = None) -> Tensor:
+        """States (B, T, N, 4), types (B, E, K), and from where rollouts begin, (W,), from each state where absent ->
+        the H states after each, (B, W, H, N, 4)."""
+        x = x if starts is None else x[:, starts]
         weighted, states = _weighted(graph, edges[:, None, None], self.acting), []
         for _ in range(horizon):
             moved = self.drift(x)
@@ -277,8 +279,10 @@ class TurningDecoder(_Scaled):
         for parameter in (*self.rest[-1].parameters(), *self.drift.parameters()):
             nn.init.zeros_(parameter)
 
-    def forward(self, x: Tensor, graph: Graph, edges: Tensor, horizon: int) -> Tensor:
-        """States (B, W, N, 4) and types (B, E, K) -> the states of H steps after each, (B, W, H, N, 4)."""
+    def forward(self, x: Tensor, graph: Graph, edges: Tensor, horizon: int, starts: Tensor | None = None) -> Tensor:
+        """States (B, T, N, 4), types (B, E, K), and from where rollouts begin, (W,), from each state where absent ->
+        the H states after each, (B, W, H, N, 4)."""
+        x = x if starts is None else x[:, starts]
         weighted, states = _weighted(graph, edges[:, None], self.acting), []
         for _ in range(horizon):
             x = _turned(x, self.drift(x))

@@ -113,7 +113,8 @@ def network(recipe: options.RelationalInference, motion: Motion) -> RelationalIn
     if recipe.model == "paper":
         return RelationalInference.paper(times=recipe.times, channels=states.shape[-1], still=still,
                                          hidden=recipe.hidden, messages=recipe.messages,
-                                         temperature=recipe.temperature, dropout=recipe.dropout)
+                                         temperature=recipe.temperature, dropout=recipe.dropout,
+                                         encoder=recipe.encoder, decoder=recipe.decoder)
     space = Circle() if recipe.system == "kuramoto" else Plane()
     space.fit(states)
     return RelationalInference.structured(space, times=recipe.times, still=still, hidden=recipe.hidden,
@@ -181,7 +182,7 @@ class UnsupervisedTask(BatchTask):
         """The negative log likelihood of a coordinate one step after each state, by which weights are chosen."""
         starts, total, count = torch.arange(self.recipe.times - 1), 0.0, 0
         for states, found in zip(self.motion.states[part].split(_MANY), logits.split(_MANY), strict=True):
-            predicted = self.model.decoder(states[:, starts], self.motion.graph, self.model.edges(found), 1)
+            predicted = self.model.decoder(states, self.motion.graph, self.model.edges(found), 1, starts)
             error = predicted - _ahead(states, starts, 1)
             total, count = total + float(self._surprise(error)), count + error.numel()
         return total / count
@@ -190,7 +191,7 @@ class UnsupervisedTask(BatchTask):
         """Mean squared errors by steps ahead, (rollout,)."""
         horizon, total = self.recipe.rollout, []
         for states, found in zip(self.motion.states[part].split(_MANY), logits.split(_MANY), strict=True):
-            predicted = self.model.decoder(states[:, starts], self.motion.graph, self.model.edges(found), horizon)
+            predicted = self.model.decoder(states, self.motion.graph, self.model.edges(found), horizon, starts)
             total.append((predicted - _ahead(states, starts, horizon)).square().mean((1, 3, 4)))
         return torch.cat(total).mean(0)
 
@@ -312,7 +313,7 @@ def _draw(run: Run, task: UnsupervisedTask, place: int, probable: Tensor) -> Non
     found = task.model.edges(motion.logits(task.model.encoder, "test")[place:place + 1])
     start = torch.tensor([recipe.times - 1])
     ways = {"true": states[0, recipe.times:, :, :2],
-            "predicted": task.model.decoder(states[:, start], graph, found, recipe.times)[0, 0, :, :, :2]}
+            "predicted": task.model.decoder(states, graph, found, recipe.times, start)[0, 0, :, :, :2]}
     run.draw(f"motion-{place}", pictures.paths(ways))
     if place == 0:
         run.write("pictures/motion.gif", pictures.motion_gif(ways))

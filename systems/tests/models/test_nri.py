@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from structconv.errors import ConfigError
 from structconv.structures import Graph
 from structconv_systems.data.physics import Springs
-from structconv_systems.models.nri import Correlation, Decoder, RelationalInference
+from structconv_systems.models.nri import Correlation, Decoder, RecurrentDecoder, RelationalInference, SeriesEncoder
 from systems.tests.models.sequences import trained
 
-GRAPH, T, HORIZON = Graph.complete(4), 12, 4
+GRAPH, T, HORIZON = Graph.complete(4), 14, 4
 STARTS = torch.tensor([0, 6])
 
 
@@ -23,8 +24,8 @@ def made(seed=0, **options):
     return model.eval()
 
 
-def drawn(count=5, bodies=4, seed=0):
-    return torch.randn(count, T, bodies, 4, generator=torch.Generator().manual_seed(seed))
+def drawn(count=5, bodies=4, seed=0, times=T):
+    return torch.randn(count, times, bodies, 4, generator=torch.Generator().manual_seed(seed))
 
 
 def test_a_decoder_that_is_told_the_graph_learns_springs():
@@ -57,9 +58,64 @@ def test_the_motion_is_that_of_the_formula():
     torch.testing.assert_close(decoder(x, GRAPH, edges, 1)[:, :, 0], x + decoder.drift(x) + decoder.rest(total))
 
 
+def test_a_recurrent_decoder_is_a_gru_of_what_edges_send():
+    """Written out with torch's GRUCell: true states are read up to each start, predicted ones from there on."""
+    torch.manual_seed(0)
+    decoder, x, edges = RecurrentDecoder(4, 3, hidden=8, messages=2).eval(), drawn(), torch.rand(5, 12, 3)
+    torch.nn.init.normal_(decoder.rest[-1].weight)
+    cell = torch.nn.GRUCell(4 + 2 * 8, 8)
+    with torch.no_grad():
+        cell.weight_ih.copy_(torch.cat([part.theta[0] for part in decoder.inputs.weight.weights]).T)
+        cell.bias_ih.copy_(decoder.inputs.bias)
+        cell.weight_hh.copy_(decoder.state.weight)
+        cell.bias_hh.copy_(decoder.state.bias)
+
+    def step(h, states):
+        reached = [torch.zeros(5, 4, 8) for _ in range(2)]
+        for place, (m, n) in enumerate(GRAPH.edge_index.T.tolist()):
+            for k, (first, deeper) in enumerate(zip(decoder.messages, decoder.deeper, strict=True)):
+                message = deeper(h[:, m] @ first.weight.theta[0] + h[:, n] @ first.weight.theta[1] + first.bias)
+                reached[k][:, n] += edges[:, place, k + 1:k + 2] * message
+        return cell(torch.cat([states, *reached], -1).flatten(0, 1), h.flatten(0, 1)).unflatten(0, (5, 4))
+
+    found = decoder(x, GRAPH, edges, 3, torch.tensor([4, 2]))
+    for place, start in enumerate([4, 2]):
+        h = torch.zeros(5, 4, 8)
+        for t in range(start + 1):
+            h = step(h, x[:, t])
+        state = x[:, start]
+        for ahead in range(3):
+            state = state + decoder.rest(h)
+            torch.testing.assert_close(found[:, place, ahead], state, rtol=1e-4, atol=1e-5)
+            h = step(h, state)
+
+
+def test_an_encoder_of_series_convolves_each_pair_over_time():
+    """Written out with torch's convolutions of [x_s, x_r]."""
+    torch.manual_seed(0)
+    encoder, x = SeriesEncoder(4, 2, hidden=8).eval(), drawn(times=15)
+    series = torch.cat([x[:, :, GRAPH.source], x[:, :, GRAPH.target]], -1).movedim(1, -1).flatten(0, 1)  # (B E, 8, T)
+    first = encoder.first.edge.first
+    sender, receiver = (part.theta[0].view(4, 5, 8) for part in first.weight.weights)
+    kernel = torch.cat([sender, receiver]).permute(2, 0, 1)
+    c = encoder.first_norm(F.conv1d(series, kernel, first.bias).relu())
+    c = F.conv1d(F.max_pool1d(c, 2), encoder.second.weight, encoder.second.bias)
+    c = encoder.second_norm(c.relu()).mT
+    pooled = ((c @ encoder.score.weight.T).softmax(1) * (c @ encoder.value.weight.T + encoder.value.bias)).sum(1)
+    torch.testing.assert_close(encoder._over_time(encoder.first(
+        x.unfold(1, 5, 1).flatten(-2), GRAPH).edges.relu()), pooled.unflatten(0, (5, 12)), rtol=1e-4, atol=1e-5)
+
+
+def test_an_encoder_of_series_needs_enough_times():
+    with pytest.raises(ConfigError, match="times must be at least 14 for encoder='cnn'; got 13"):
+        RelationalInference.paper(times=13, channels=4, encoder="cnn")
+    assert SeriesEncoder(4, 2, hidden=8)(drawn(), GRAPH).shape == (5, 12, 2)
+
+
+@pytest.mark.parametrize("decoder", ["mlp", "rnn"])
 @pytest.mark.parametrize("still", [True, False])
-def test_a_type_that_sends_nothing_has_no_network(still):
-    model, x = made(still=still), drawn()[:, :1]
+def test_a_type_that_sends_nothing_has_no_network(still, decoder):
+    model, x = made(still=still, decoder=decoder), drawn()[:, :1]
     nothing = torch.tensor([1.0, 0.0]).expand(5, 12, 2)
     alone = model.decoder(x[:, :, :1], Graph.complete(1), torch.zeros(5, 0, 2), 3)
     together = model.decoder(x, GRAPH, nothing, 3)
@@ -67,8 +123,9 @@ def test_a_type_that_sends_nothing_has_no_network(still):
     assert len(model.decoder.messages) == (1 if still else 2)
 
 
-def test_bodies_may_come_in_any_order():
-    model, x, order = made(), drawn(), torch.tensor([2, 0, 3, 1])
+@pytest.mark.parametrize(("encoder", "decoder"), [("mlp", "mlp"), ("cnn", "rnn")])
+def test_bodies_may_come_in_any_order(encoder, decoder):
+    model, x, order = made(encoder=encoder, decoder=decoder), drawn(), torch.tensor([2, 0, 3, 1])
     found, other = model(x, GRAPH, STARTS, HORIZON), model(x[:, :, order], GRAPH, STARTS, HORIZON)
     torch.testing.assert_close(other.states, found.states[..., order, :], rtol=1e-4, atol=1e-4)
     matrix = torch.zeros(2, 5, 4, 4, 2)

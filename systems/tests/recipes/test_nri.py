@@ -45,6 +45,20 @@ def test_other_systems_train(system, tmp_path):
     assert (system == "charged") is (tmp_path / "run" / "pictures").exists()
 
 
+def test_the_papers_networks_train_on_oscillators(tmp_path):
+    words = [*set(TINY) - {"times=12"}, "times=14", "system=kuramoto", "model=paper", "encoder=cnn", "decoder=rnn"]
+    assert main(["train", "nri", *words, "--out", str(tmp_path / "run")]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert list(summary["groups"]) == ["unsupervised", "supervised", "correlation"]
+
+
+def test_networks_of_the_paper_are_options_of_its_model(tmp_path, capsys):
+    for words, said in ((["encoder=cnn"], "options of model=paper"), (["decoder=rnn"], "options of model=paper"),
+                        (["model=paper", "encoder=cnn"], "times must be at least 14")):
+        assert main(["train", "nri", *TINY, *words, "--out", str(tmp_path / "run")]) == 2
+        assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("wrong", ["system=strings", "horizon=12", "rollout=12", "bodies=1"])
 def test_bad_options_are_refused(wrong, tmp_path, capsys):
     words = [word for word in TINY if word.partition("=")[0] != wrong.partition("=")[0]]

@@ -14,7 +14,7 @@ from structconv_systems.train.options import Trained
 __all__ = ["RelationalInference"]
 
 _SYSTEMS = ("springs", "charged", "kuramoto")
-#: The paper's networks: MLP encoder, MLP decoder, Gaussian of fixed variance, ten steps from a state.
+#: The paper's networks, Gaussian of fixed variance, ten steps from a state.
 _PAPER: dict[str, Any] = {"model": "paper", "symmetric": False, "horizon": 10, "windows": 1}
 
 
@@ -36,7 +36,9 @@ class RelationalInference(Trained):
                   "clip": 0.0, "steps": 195_000, "supervised_steps": 39_000, "validate_every": 500}}
     system: str = option("springs", f"simulated system: {', '.join(_SYSTEMS)}", choices=_SYSTEMS)
     model: str = option("structured", "structured: encoder of pairs over time, decoder of forces or phases; "
-                        "paper: the paper's MLP encoder and MLP decoder", choices=("structured", "paper"))
+                        "paper: the paper's networks", choices=("structured", "paper"))
+    encoder: str = option("mlp", "encoder of the paper's model: mlp or cnn", choices=("mlp", "cnn"))
+    decoder: str = option("mlp", "decoder of the paper's model: mlp or rnn", choices=("mlp", "rnn"))
     symmetric: bool = option(True, "both directions of a pair have equal logits in the structured model")
     bodies: int = option(5, "bodies in a simulation", minimum=2)
     samples: int = option(20_000, "training simulations", minimum=1)
@@ -68,6 +70,8 @@ class RelationalInference(Trained):
             if getattr(self, name) >= self.times:
                 raise ConfigError(self.name, f"{name} must be less than times", f"{getattr(self, name)} and "
                                   f"{self.times}")
+        if self.model != "paper" and (self.encoder, self.decoder) != ("mlp", "mlp"):
+            raise ConfigError(self.name, "encoder and decoder are options of model=paper", f"model={self.model}")
 
     @property
     def heavy_tails(self) -> bool:
