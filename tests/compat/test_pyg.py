@@ -611,6 +611,42 @@ def test_a_layer_is_one_node_and_so_are_its_derivatives(make, targets, sizes):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.skipif(core() is None, reason="there are no native kernels")
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("targets", [None, 3])
+def test_messages_with_attributes_are_one_node_and_so_are_their_derivatives(targets, dtype):
+    layer, x = ours.GINEConv(nn.Linear(4, 3), eps=0.5), torch.randn(6, 4, requires_grad=True)
+    edges = torch.tensor([[0, 1, 2, 3, 4, 5, 0, 0], [1, 2, 0, 1, 2, 0, 2, 2]], dtype=dtype)
+    attr = torch.randn(8, 4, requires_grad=True)
+    given = (x, torch.randn(targets, 4)) if targets else x
+
+    def results():
+        y = layer(given, edges, attr)
+        leaves = (x, attr, *layer.parameters())
+        first = torch.autograd.grad(y.square().sum(), leaves, retain_graph=True)
+        again = torch.autograd.grad(y.square().sum(), leaves, create_graph=True)
+        return y, *first, *again, *torch.autograd.grad(sum(g.square().sum() for g in again), leaves)
+
+    found = results()
+    assert any("_Messages" in node for node in _nodes(found[0].grad_fn))
+    with BaseTorchFunctionMode():
+        expected = results()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(given, edges, attr), found[0])
+    y = layer(given, edges, attr)
+    edges[0, 0] = 4
+    with pytest.raises(RuntimeError, match="edge_index was changed"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+    torch.testing.assert_close(layer(given, edges, attr), layer(given, edges.clone(), attr))
+
+
+def _nodes(fn):
+    """The names of all nodes that a gradient goes through."""
+    return {fn.name()}.union(*(_nodes(after) for after, _ in fn.next_functions if after is not None))
+
+
 class Net(nn.Module):
     """Two layers and a readout."""
 

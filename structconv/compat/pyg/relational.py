@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch import nn as modules
 
+from structconv import torch_compat as private
 from structconv.bases.dense import Identity
 from structconv.bases.matrices import adjacency
 from structconv.bases.sparse import Sparse
@@ -19,6 +20,8 @@ from structconv.compat.pyg.linear import Linear
 from structconv.compat.pyg.operator import apply
 from structconv.derived import derived
 from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.primitives.native.adjacency import unchanged
+from structconv.primitives.native.layer import gather_messages, is_direct, message_edges
 from structconv.structures.graph import Graph
 from structconv.weights import Full, Grouped, Separable, Weight, WeightList
 
@@ -58,9 +61,23 @@ class GINEConv(Layer):
         if edge_attr.shape[-1] != x.shape[-1]:
             raise ConfigError("GINEConv", f"edge_attr must have the {x.shape[-1]} channels of x", edge_attr.shape[-1],
                               "Say edge_dim=, which maps it to them.")
-        y = self._of_edges((gather(x, edges) + edge_attr).relu(), edges)
+        y = self._sums(x, edge_attr, edges)
         out: Tensor = self.nn(y if x_root is None else y + (1 + self.eps) * x_root)
         return out
+
+    def _sums(self, x: Tensor, attr: Tensor, edges: Graph) -> Tensor:
+        """The aggregated messages relu(x_m + e_mn), as one node of autograd where a kernel can."""
+        check = unchanged(edges.edge_index)
+
+        def composed(x: Tensor, attr: Tensor) -> Tensor:
+            check()
+            return self._of_edges((gather(x, edges) + attr).relu(), edges)
+
+        alone = self._is_sum() and not self.explain and x.dim() == attr.dim() == 2 and not private.any_autocast()
+        if not alone or attr.shape[0] != edges.num_edges or not is_direct(x, attr):
+            return composed(x, attr)
+        ends = message_edges(edges.edge_index, edges.num_inputs, edges.num_outputs)
+        return composed(x, attr) if ends is None else gather_messages(ends, composed, x, attr)
 
 
 def _width(owner: str, network: Any) -> int:

@@ -15,17 +15,18 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from structconv import torch_compat as private
+from structconv.derived import cached
 from structconv.errors import ShapeError
 from structconv.primitives.functions import Result, pulled_back
 from structconv.primitives.native import dispatch
-from structconv.primitives.native.adjacency import Adjacency
+from structconv.primitives.native.adjacency import Adjacency, adjacency_of
 from structconv.primitives.native.dispatch import Loaded
 from structconv.primitives.native.indices import LIMIT
 from structconv.primitives.products import FULL_WIDTH, LEAST_NUMBERS, LEAST_PRODUCTS, outer, product
 
 __all__ = ["attend_additive", "attend_affine", "attend_bilinear", "attend_dots", "attend_entries", "attend_layer",
-           "attend_pairs", "convolve", "convolve_linear", "convolve_with_self", "gather_maxima", "gather_sums",
-           "group_starts", "is_direct", "pool_groups"]
+           "attend_pairs", "convolve", "convolve_linear", "convolve_with_self", "gather_maxima", "gather_messages",
+           "gather_sums", "group_starts", "is_direct", "message_edges", "pool_groups"]
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _POOLINGS = {"sum": 0, "mean": 1, "max": 2}  # see Pooling in src/operators.cpp
@@ -236,6 +237,45 @@ convolve_linear = as_node("_ConvolveLinear", 5, _linear, _linear_backward, reads
 #: The sums, or the maxima, of x (M, C) over the edges into each output: (N, C), zero without any.
 gather_sums = as_node("_Sums", 1, _sums, _sums_backward, reads_result=False)
 gather_maxima = as_node("_Maxima", 1, "maxima", "maxima_backward")
+
+
+# -- messages -----------------------------------------------------------------------------------------------------
+
+class MessageEdges(NamedTuple):
+    """Both ends of edges (2, E), and the edges as entries that lead to their targets, and to their sources."""
+
+    source: Tensor
+    target: Tensor
+    to_targets: Adjacency
+    to_sources: Adjacency
+
+
+def message_edges(index: Tensor, inputs: int, outputs: int) -> MessageEdges | None:
+    """The ends of edges (2, E), remembered for as long as they stay; `None` where no kernel can read them."""
+    def find() -> MessageEdges | None:
+        edges = torch.arange(index.shape[1], dtype=index.dtype)
+        to_sources, to_targets = (adjacency_of(torch.stack([edges, ends]), index.shape[1], count)
+                                  for ends, count in zip(index, (inputs, outputs), strict=True))
+        if to_sources is None or to_targets is None:
+            return None
+        return MessageEdges(index[0], index[1], to_targets, to_sources)
+
+    return cached(index, ("messages", inputs, outputs), find)
+
+
+def _messages(edges: MessageEdges, x: Tensor, attributes: Tensor) -> Tensor:
+    return _sums(edges.to_targets, x.index_select(0, edges.source).add_(attributes).relu_())
+
+
+def _messages_backward(edges: MessageEdges, x: Tensor, attributes: Tensor, grad: Tensor, needed: tuple[bool, ...]
+                       ) -> Gradients:
+    sums = x.index_select(0, edges.source).add_(attributes)  # made again: kept, they would take as much as attributes
+    grads = torch.ops.aten.threshold_backward(grad.index_select(0, edges.target), sums, 0)
+    return _sums(edges.to_sources, grads) if needed[0] else None, grads if needed[1] else None
+
+
+#: y_n = sum over the edges m -> n of relu(x_m + a_e), of x (M, C) and a (E, C), by `message_edges`: (N, C).
+gather_messages = as_node("_Messages", 2, _messages, _messages_backward, reads_result=False)
 
 # -- attention; its options end with p, seed and heads of one batch entry, see `dispatch.drop_of` ------------------
 
