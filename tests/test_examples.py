@@ -43,7 +43,7 @@ OBJECTS = dict({id(held): (name, held) for name, held in NAMES.items()}.values()
 METHODS = {f"{name}.{part}": getattr(held, part) for name, held in OBJECTS.items() if inspect.isclass(held)
            for part in vars(held) if inspect.isroutine(getattr(held, part)) and not part.startswith("_")}
 EXAMPLES = {name: held for name, held in {**OBJECTS, **METHODS}.items()
-            if ">>>" in (held.__doc__ or "") and not getattr(held, "__module__", "").startswith("torch.")}
+            if ">>>" in (held.__doc__ or "") and getattr(held, "__module__", "").startswith("structconv")}
 #: Values and types of annotations, which have no docstring of their own.
 NO_EXAMPLE = {"STRUCTURE", "STRUCTURE_IF_GIVEN", "NAME", "AnyStructure", "Structure"}
 
