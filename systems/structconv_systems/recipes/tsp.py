@@ -259,7 +259,7 @@ def _drawing(task: TourTask, one: Instances) -> Drawing:
     tours = {"greedy": said(task.model, one.points),
              f"best of {task.recipe.samples}": best_of(task.model, one, task.recipe.samples), "shortest": one.best}
     lengths = {name: one.lengths(tour) for name, tour in tours.items()}
-    titles = {name: f"{name}: {float(length):.4g} (+{float(_gap(length, lengths['shortest'])):.1f} %)"
+    titles = {name: f"{name}: {float(length):.4g} ({round(float(_gap(length, lengths['shortest'])), 1) + 0.0:+.1f} %)"
               for name, length in lengths.items()}
     return graphs(one.points[0], {titles[name]: torch.stack([tour[0], tour[0].roll(-1)])
                                   for name, tour in tours.items()})
