@@ -29,7 +29,7 @@ def test_the_readme_counts_the_states_of_the_default_presets() -> None:
     states = Counter(row["state"] for row in default)
     readme = " ".join((DOCS.parent / "README.md").read_text(encoding="utf-8").split())
     counts = [states[state] for state in ("reproduced", "partly", "not shown", "not run since the change")]
-    counted = ("At default size {} show the effect of their paper, {} shows it in part, {} do not show it, and {} wait "
+    counted = ("At default size {} show the effect of their paper, {} in part, {} do not show it, and {} wait "
                "for a new run").format(*counts)
     assert f"{len(SYSTEMS)} recipes [train](docs/training.md) published systems" in readme and counted in readme
 
