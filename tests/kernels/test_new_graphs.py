@@ -20,6 +20,7 @@ from structconv.primitives.native.loader import core
 from structconv.structures import Graph, batch
 from structconv.structures.groups import rows_to_groups
 from structconv.weights import Eye, Full, HeadBlocks
+from tests.support.derivatives import autograd_nodes, derivatives
 from tests.support.own_calls import own_calls
 
 pytestmark = pytest.mark.skipif(core() is None, reason="there are no native kernels")
@@ -46,11 +47,6 @@ def matrix(graph, normalize, loops):
     if normalize == "sym":
         return root(rows)[:, None] * a * root(columns)
     return a * inverse(columns) if normalize == "row" else a
-
-
-def nodes(fn):
-    """The names of all nodes that a gradient goes through."""
-    return {fn.name()}.union(*(nodes(after) for after, _ in fn.next_functions if after is not None))
 
 
 CASES = [(normalize, loops, options) for normalize in ("sym", "row", None) for loops, options in (
@@ -98,7 +94,7 @@ def test_attention_of_a_new_graph_is_that_of_the_operators(loops, bias, dropout)
     leaves = (x, *layer.parameters())
     for order in (1, 2):
         found = results(order)
-        assert "_AttendLayerBackward" in nodes(found[0].grad_fn)
+        assert "_AttendLayerBackward" in autograd_nodes(found[0].grad_fn)
         with BaseTorchFunctionMode():
             expected = results(order)
         for one, other in zip(found, expected, strict=True):
@@ -140,16 +136,13 @@ def test_attention_by_products_and_additive_scores_is_one_node(kind, dtype):
 
     def results():
         torch.manual_seed(1)
-        y = layer(x, given)
-        first = torch.autograd.grad(y.square().sum(), leaves, retain_graph=True)
-        again = torch.autograd.grad(y.square().sum(), leaves, create_graph=True)
-        return y, *first, *again, *torch.autograd.grad(sum(g.square().sum() for g in again), leaves)
+        return derivatives(layer(x, given), leaves)
 
     found = results()
-    assert name in nodes(found[0].grad_fn)
+    assert name in autograd_nodes(found[0].grad_fn)
     with BaseTorchFunctionMode():
         expected = results()
-    assert name not in nodes(expected[0].grad_fn)
+    assert name not in autograd_nodes(expected[0].grad_fn)
     scale = max(float(t.detach().abs().max()) for t in expected)  # of what cancels in the gradient of the keys' bias
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=3e-6 * scale)
@@ -180,13 +173,10 @@ def test_neighbors_and_self_are_one_node(normalize, turned, eye):
     leaves = (x, *layer.parameters())
 
     def results():
-        y = layer(x, given)
-        first = torch.autograd.grad(y.square().sum(), leaves, retain_graph=True)
-        again = torch.autograd.grad(y.square().sum(), leaves, create_graph=True)
-        return y, *first, *again, *torch.autograd.grad(sum(g.square().sum() for g in again), leaves)
+        return derivatives(layer(x, given), leaves)
 
     found = results()
-    assert nodes(found[0].grad_fn) & {"_ConvolveWithSelfBackward", "_SumsBackward"}
+    assert autograd_nodes(found[0].grad_fn) & {"_ConvolveWithSelfBackward", "_SumsBackward"}
     with BaseTorchFunctionMode():
         expected = results()
     for one, other in zip(found, expected, strict=True):
@@ -203,13 +193,8 @@ def test_relations_side_by_side_are_one_node(weighted, small, monkeypatch):
                   torch.randn(EDGES) if weighted else None)
     x, theta = torch.randn(NODES, 3, requires_grad=True), torch.randn(4, 3, 6, requires_grad=True)
 
-    def derivatives(y, leaves):
-        first = torch.autograd.grad(y.square().sum(), leaves, retain_graph=True)
-        again = torch.autograd.grad(y.square().sum(), leaves, create_graph=True)
-        return y, *first, *again, *torch.autograd.grad(sum(g.square().sum() for g in again), leaves)
-
     y = conv(x, basis, Full.of(theta), path="structure_first")
-    assert "_ConvolveBackward" in nodes(y.grad_fn)
+    assert "_ConvolveBackward" in autograd_nodes(y.grad_fn)
     doubles = tuple(t.detach().double().requires_grad_() for t in (x, theta))
     expected = torch.einsum("kmn,mp,kpq->nq", basis.dense(torch.float64), *doubles)
     for one, other in zip(derivatives(y, (x, theta)), derivatives(expected, doubles), strict=True):
@@ -287,15 +272,11 @@ def test_pooling_is_that_of_the_operators(kind, form):
         joined = rows_to_groups(torch.tensor([0, 2, 2, 1, 0, 2, 4, 4, 4]), 6)
 
     def results():
-        y = pool(x, joined)
-        (grad,) = torch.autograd.grad(y.square().sum(), x, retain_graph=True)
-        (again,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
-        (second,) = torch.autograd.grad(again.square().sum(), x)
-        return y, grad, again, second
+        return derivatives(pool(x, joined), [x])
 
     found = results()
     along = "_MaximaBackward" if kind == "max" else "_SumsBackward"
-    assert ("_PoolBackward" if form == "samples" else along) in nodes(found[0].grad_fn)
+    assert ("_PoolBackward" if form == "samples" else along) in autograd_nodes(found[0].grad_fn)
     with BaseTorchFunctionMode():
         expected = results()
     for one, other in zip(found, expected, strict=True):

@@ -11,15 +11,17 @@ from torch.compiler import is_compiling
 
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.operator import apply
-from structconv.derived import derived, forget_changed
+from structconv.derived import cached, derived, forget_changed
 from structconv.errors import StructureError
 from structconv.nn.direct import FEW_NUMBERS
+from structconv.primitives.native.adjacency import adjacency_of
+from structconv.primitives.native.layer import MessageEdges
 from structconv.structures.graph import Graph, attributes_of_loops, has_loops, looped
 from structconv.torch_compat import is_batched, is_functional
 from structconv.weights import Eye
 
-__all__ = ["Fill", "edges_to_outputs", "gather", "graph_of", "group_count", "is_sparse", "matrix_of", "numbered",
-           "replaced_loops", "with_loops", "with_remaining_loops", "without_edges", "without_loops"]
+__all__ = ["Fill", "edges_to_outputs", "gather", "graph_of", "group_count", "is_sparse", "matrix_of", "message_edges",
+           "numbered", "replaced_loops", "with_loops", "with_remaining_loops", "without_edges", "without_loops"]
 
 Fill = float | str | Tensor
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
@@ -222,6 +224,21 @@ def edges_to_outputs(graph: Graph) -> Graph:
     """The graph whose inputs are the edges, each joined to its target: E entries to N."""
     joined = derived(graph.edge_index, "edges to outputs", lambda: numbered(graph.target))
     return Graph(joined, num_inputs=graph.num_edges, num_outputs=graph.num_outputs)
+
+
+def message_edges(graph: Graph) -> MessageEdges | None:
+    """The ends of a graph's edges, remembered for as long as they stay; `None` where no kernel can read them."""
+    index, sizes = graph.edge_index, (graph.num_inputs, graph.num_outputs)
+
+    def find() -> MessageEdges | None:
+        source, target = index.clone()      # a gradient under way is that of the edges that were
+        to_sources, to_targets = (adjacency_of(numbered(ends), len(ends), size)
+                                  for ends, size in zip((source, target), sizes, strict=True))
+        if to_sources is None or to_targets is None:
+            return None
+        return MessageEdges(source, target, to_targets, to_sources)
+
+    return cached(index, ("messages", *sizes), find)
 
 
 def gather(x: Tensor, graph: Graph) -> Tensor:

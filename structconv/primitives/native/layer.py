@@ -15,18 +15,17 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from structconv import torch_compat as private
-from structconv.derived import cached
 from structconv.errors import ShapeError
 from structconv.primitives.functions import Result, pulled_back
 from structconv.primitives.native import dispatch
-from structconv.primitives.native.adjacency import Adjacency, adjacency_of
+from structconv.primitives.native.adjacency import Adjacency
 from structconv.primitives.native.dispatch import Loaded
 from structconv.primitives.native.indices import LIMIT
 from structconv.primitives.products import FULL_WIDTH, LEAST_NUMBERS, LEAST_PRODUCTS, outer, product
 
-__all__ = ["attend_additive", "attend_affine", "attend_bilinear", "attend_dots", "attend_entries", "attend_layer",
-           "attend_pairs", "convolve", "convolve_linear", "convolve_with_self", "gather_maxima", "gather_messages",
-           "gather_sums", "group_starts", "is_direct", "message_edges", "pool_groups"]
+__all__ = ["MessageEdges", "attend_additive", "attend_affine", "attend_bilinear", "attend_dots", "attend_entries",
+           "attend_layer", "attend_pairs", "convolve", "convolve_linear", "convolve_with_self", "gather_maxima",
+           "gather_messages", "gather_sums", "group_starts", "is_direct", "pool_groups"]
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _POOLINGS = {"sum": 0, "mean": 1, "max": 2}  # see Pooling in src/operators.cpp
@@ -242,25 +241,12 @@ gather_maxima = as_node("_Maxima", 1, "maxima", "maxima_backward")
 # -- messages -----------------------------------------------------------------------------------------------------
 
 class MessageEdges(NamedTuple):
-    """Both ends of edges (2, E), and the edges as entries that lead to their targets, and to their sources."""
+    """Copies of both ends of edges, (E,), and the edges as entries that lead to their targets, and to their sources."""
 
     source: Tensor
     target: Tensor
     to_targets: Adjacency
     to_sources: Adjacency
-
-
-def message_edges(index: Tensor, inputs: int, outputs: int) -> MessageEdges | None:
-    """The ends of edges (2, E), remembered for as long as they stay; `None` where no kernel can read them."""
-    def find() -> MessageEdges | None:
-        edges = torch.arange(index.shape[1], dtype=index.dtype)
-        to_sources, to_targets = (adjacency_of(torch.stack([edges, ends]), index.shape[1], count)
-                                  for ends, count in zip(index, (inputs, outputs), strict=True))
-        if to_sources is None or to_targets is None:
-            return None
-        return MessageEdges(index[0], index[1], to_targets, to_sources)
-
-    return cached(index, ("messages", inputs, outputs), find)
 
 
 def _messages(edges: MessageEdges, x: Tensor, attributes: Tensor) -> Tensor:
@@ -274,7 +260,7 @@ def _messages_backward(edges: MessageEdges, x: Tensor, attributes: Tensor, grad:
     return _sums(edges.to_sources, grads) if needed[0] else None, grads if needed[1] else None
 
 
-#: y_n = sum over the edges m -> n of relu(x_m + a_e), of x (M, C) and a (E, C), by `message_edges`: (N, C).
+#: y_n = sum over the edges m -> n of relu(x_m + a_e), of x (M, C) and a (E, C), with `MessageEdges`: (N, C).
 gather_messages = as_node("_Messages", 2, _messages, _messages_backward, reads_result=False)
 
 # -- attention; its options end with p, seed and heads of one batch entry, see `dispatch.drop_of` ------------------
@@ -282,7 +268,8 @@ gather_messages = as_node("_Messages", 2, _messages, _messages_backward, reads_r
 #: `projected_attention` among the inputs, of x (M, K, C), of_source and of_target (K, C), a bias (K, C) or none, and
 #: the slope: (M, K, C).
 attend_affine = as_node("_AttendAffine", 4, "attend_forward", "attend_backward", flagged=True)
-#: The same of x Theta_k: of x (M, P), Theta (K, P, C), of_source, of_target, a bias (K C) or none: (M, K C).
+#: The same with x Theta_k in the place of x. Of x (M, P), Theta (K, P, C), of_source, of_target and a bias (K C) or
+#: none: (M, K C).
 attend_layer = as_node("_AttendLayer", 5, "attend_layer_forward", "attend_layer_backward", flagged=True)
 #: `bilinear_attention` of q, k, v, no bias, and the scale.
 attend_bilinear = as_node("_AttendBilinear", 4, "bilinear_forward", "bilinear_backward")
@@ -313,7 +300,7 @@ def _entries_backward(_: Any, *arguments: Any) -> Gradients:
 attend_entries = as_node("_AttendEntries", 9, _entries, _entries_backward, reads_result=False)
 
 
-# -- groups of rows that lie one after the other -------------------------------------------------------------------
+# -- groups of consecutive rows -------------------------------------------------------------------------------------
 
 class _Groups(NamedTuple):
     """The first row of each group and the number of all, in the place of an adjacency."""
@@ -350,5 +337,5 @@ def group_starts(groups: Tensor, count: int) -> Tensor | None:
 
 
 def _readable(index: Tensor) -> Any:
-    """The kernels, if they can read an index as it lies."""
+    """The kernels, or `None` if the index has another device, dtype or layout than they read."""
     return dispatch.kernels() if index.is_cpu and index.dtype is torch.int64 and index.is_contiguous() else None
