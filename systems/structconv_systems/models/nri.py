@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 import torch
@@ -10,11 +9,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from structconv.errors import ConfigError
-from structconv.mechanisms import Adjacency, Identity, Incidence, Mechanism
+from structconv.mechanisms import Incidence
 from structconv.nn import Conv, Conv1d, GraphNetwork, Linear
 from structconv.structures import Graph
-from structconv.structures.groups import edges_to_receivers
-from structconv_systems.models.nri_pairs import ForceDecoder, PairEncoder, Plane, Space, TurningDecoder
+from structconv_systems.models.nri_pairs import (
+    ForceDecoder,
+    PairEncoder,
+    Plane,
+    Space,
+    TurningDecoder,
+    acting_types,
+    update_of,
+    weighted,
+    windows,
+)
 
 __all__ = ["Correlation", "Decoder", "Encoder", "Inferred", "RecurrentDecoder", "RelationalInference", "SeriesEncoder"]
 
@@ -184,8 +192,7 @@ class SeriesEncoder(nn.Module):
         self.read = GraphNetwork(hidden, hidden, edge=(hidden, hidden, types), activation=nn.ELU)
 
     def forward(self, x: Tensor, graph: Graph) -> Tensor:
-        windows = x.unfold(1, _KERNEL, 1).flatten(-2)
-        edges = self.embed(self._over_time(self.first(windows, graph).edges.relu()))
+        edges = self.embed(self._over_time(self.first(windows(x, _KERNEL, 1), graph).edges.relu()))
         nodes = self.node_norm(self.nodes(None, graph, edges).nodes)
         logits: Tensor = self.read(nodes, graph, edges).edges
         return logits
@@ -220,12 +227,12 @@ class Decoder(nn.Module):
 
     def __init__(self, channels: int, types: int, *, still: bool = True, hidden: int = 256, messages: int = 1) -> None:
         super().__init__()
-        self.acting = tuple(range(1 if still else 0, types))
+        self.acting = acting_types(types, still)
         ends = Incidence("sender") | Incidence("receiver")
         self.messages = nn.ModuleList(Conv(ends, channels, hidden) for _ in self.acting)
         self.deeper = nn.ModuleList(nn.Sequential(*(part for _ in range(messages - 1) for part in (
             Linear(hidden, hidden), nn.ReLU()))) for _ in self.acting)
-        self.update = _update(channels, self.acting, hidden, hidden)
+        self.update = update_of(channels, self.acting, hidden, hidden)
         self.rest = nn.Sequential(nn.ReLU(), Linear(hidden, hidden), nn.ReLU(), Linear(hidden, channels))
         self.drift = Linear(channels, channels)
         for parameter in (*self.rest[-1].parameters(), *self.drift.parameters()):
@@ -234,18 +241,18 @@ class Decoder(nn.Module):
     def forward(self, x: Tensor, graph: Graph, edges: Tensor, horizon: int, starts: Tensor | None = None) -> Tensor:
         """States (B, T, N, C), the edges' types (B, E, K), and from where rollouts begin, (W,), from each state where
         absent -> the H states after each, (B, W, H, N, C)."""
-        weighted, states = _weighted(graph, edges, self.acting), []
+        graphs, states = weighted(graph, edges[:, None], self.acting), []
         x = x if starts is None else x[:, starts]
         for _ in range(horizon):
-            x = x + self.drift(x) + self._change(x, graph, weighted)
+            x = x + self.drift(x) + self._change(x, graph, graphs)
             states.append(x)
         return torch.stack(states, 2)
 
-    def _change(self, x: Tensor, graph: Graph, weighted: dict[str, Graph]) -> Tensor:
+    def _change(self, x: Tensor, graph: Graph, graphs: dict[str, Graph]) -> Tensor:
         given = {"nodes": x}
-        for name, first, deeper in zip(weighted, self.messages, self.deeper, strict=True):
+        for name, first, deeper in zip(graphs, self.messages, self.deeper, strict=True):
             given[name] = deeper(first(x, structure=graph).relu())
-        change: Tensor = self.rest(self.update(given, structure=weighted or None))
+        change: Tensor = self.rest(self.update(given, structure=graphs or None))
         return change
 
 
@@ -267,12 +274,12 @@ class RecurrentDecoder(nn.Module):
 
     def __init__(self, channels: int, types: int, *, still: bool = True, hidden: int = 256, messages: int = 1) -> None:
         super().__init__()
-        self.hidden, self.acting = hidden, tuple(range(1 if still else 0, types))
+        self.hidden, self.acting = hidden, acting_types(types, still)
         ends = Incidence("sender") | Incidence("receiver")
         self.messages = nn.ModuleList(Conv(ends, hidden, hidden) for _ in self.acting)
         self.deeper = nn.ModuleList(nn.Sequential(nn.Tanh(), *(part for _ in range(messages - 1) for part in (
             Linear(hidden, hidden), nn.Tanh()))) for _ in self.acting)
-        self.inputs, self.state = _update(channels, self.acting, hidden, 3 * hidden), Linear(hidden, 3 * hidden)
+        self.inputs, self.state = update_of(channels, self.acting, hidden, 3 * hidden), Linear(hidden, 3 * hidden)
         self.rest = nn.Sequential(Linear(hidden, hidden), nn.ReLU(), Linear(hidden, hidden), nn.ReLU(),
                                   Linear(hidden, channels))
         for parameter in self.rest[-1].parameters():
@@ -280,23 +287,23 @@ class RecurrentDecoder(nn.Module):
 
     def forward(self, x: Tensor, graph: Graph, edges: Tensor, horizon: int, starts: Tensor | None = None) -> Tensor:
         """As `Decoder`."""
-        weighted = _weighted(graph, edges, self.acting)
-        starts = torch.arange(x.shape[1]) if starts is None else starts
+        graphs = weighted(graph, edges[:, None], self.acting)
+        starts = torch.arange(x.shape[1], device=x.device) if starts is None else starts
         h, read = x.new_zeros(*x[:, :1].shape[:-1], self.hidden), []
         for t in range(int(starts.max()) + 1):
-            h = self._step(h, x[:, t:t + 1], graph, weighted)
+            h = self._step(h, x[:, t:t + 1], graph, graphs)
             read.append(h)
         h, x, states = torch.cat(read, 1)[:, starts], x[:, starts], []
         for ahead in range(horizon):
-            h = self._step(h, x, graph, weighted) if ahead else h
+            h = self._step(h, x, graph, graphs) if ahead else h
             x = x + self.rest(h)
             states.append(x)
         return torch.stack(states, 2)
 
-    def _step(self, h: Tensor, x: Tensor, graph: Graph, weighted: dict[str, Graph]) -> Tensor:
+    def _step(self, h: Tensor, x: Tensor, graph: Graph, graphs: dict[str, Graph]) -> Tensor:
         given = {"nodes": x, **{name: deeper(first(h, structure=graph)) for name, first, deeper in zip(
-            weighted, self.messages, self.deeper, strict=True)}}
-        reset, keep, new = self.inputs(given, structure=weighted or None).chunk(3, -1)
+            graphs, self.messages, self.deeper, strict=True)}}
+        reset, keep, new = self.inputs(given, structure=graphs or None).chunk(3, -1)
         own_reset, own_keep, own = self.state(h).chunk(3, -1)
         candidate = (new + (reset + own_reset).sigmoid() * own).tanh()
         return torch.lerp(candidate, h, (keep + own_keep).sigmoid())
@@ -346,21 +353,6 @@ class Correlation(nn.Module):
         self.sign.fill_(1.0 - 2.0 * side)
         self.threshold.copy_(found[place:place + 2].mean())
         return self
-
-
-def _update(channels: int, acting: tuple[int, ...], hidden: int, outputs: int) -> Conv:
-    """A layer of the bodies' states, "nodes", and of what each type that acts sends along its edges, "type k"."""
-    update: Mechanism = Identity().of("nodes")
-    for k in acting:
-        update = update | Adjacency(normalize=None, structure=f"type {k}").of(f"type {k}")
-    return Conv(update, {"nodes": channels, **{f"type {k}": hidden for k in acting}}, outputs)
-
-
-def _weighted(graph: Graph, edges: Tensor, acting: tuple[int, ...]) -> dict[str, Graph]:
-    """The graphs from edges to the bodies that they reach, with the types (B, E, K) as weights for states (B, W, N, C).
-    """
-    into = edges_to_receivers(graph)
-    return {f"type {k}": dataclasses.replace(into, edge_weight=edges[..., k].unsqueeze(-2)) for k in acting}
 
 
 class _Norm(nn.BatchNorm1d):

@@ -18,7 +18,8 @@ from structconv.nn import Conv, GraphNetwork, Linear
 from structconv.structures import Graph
 from structconv.structures.groups import edges_to_receivers
 
-__all__ = ["Circle", "ForceDecoder", "PairEncoder", "Plane", "Space", "TurningDecoder", "reversed_edges"]
+__all__ = ["Circle", "ForceDecoder", "PairEncoder", "Plane", "Space", "TurningDecoder", "acting_types", "name_of",
+           "reversed_edges", "update_of", "weighted", "windows"]
 
 #: Times that a window of the encoder spans, and from one window to the next.
 _WINDOW, _STRIDE = 3, 2
@@ -164,7 +165,7 @@ class PairEncoder(nn.Module):
 
     def forward(self, x: Tensor, graph: Graph) -> Tensor:
         """Trajectories (B, T, N, C) -> logits (B, E, K)."""
-        nodes, pairs = (_windows(part) for part in self.space(x, graph))
+        nodes, pairs = (windows(part, _WINDOW, _STRIDE) for part in self.space(x, graph))
         edges = self.pairs(nodes, graph, pairs).edges.relu().mean(1)
         hidden = self.bodies(nodes).relu().mean(1)
         for at_nodes, at_edges in zip(self.nodes, self.edges, strict=True):
@@ -216,9 +217,10 @@ class ForceDecoder(_Scaled):
 
     def __init__(self, types: int, *, still: bool = True, hidden: int = 64) -> None:
         super().__init__(4)
-        self.acting = _acting(types, still)
+        self.acting = acting_types(types, still)
         self.laws = nn.ModuleList(_network(1, hidden, 1) for _ in self.acting)
-        self.sum = Conv(_by_type(self.acting), dict.fromkeys(map(_type, self.acting), 1), 2, bias=False)
+        self.sum = Conv(reduce(or_, map(_along, self.acting)), dict.fromkeys(map(name_of, self.acting), 1), 2,
+                        bias=False)
         self.drift, self.walls = Linear(4, 4), _network(4, hidden, 4)
         for parameter in (*self.drift.parameters(), *self.walls[-1].parameters()):
             nn.init.zeros_(parameter)
@@ -227,13 +229,13 @@ class ForceDecoder(_Scaled):
         """States (B, T, N, 4), types (B, E, K), and from where rollouts begin, (W,), from each state where absent ->
         the H states after each, (B, W, H, N, 4)."""
         x = x if starts is None else x[:, starts]
-        weighted, states = _weighted(graph, edges[:, None, None], self.acting), []
+        graphs, states = weighted(graph, edges[:, None, None], self.acting), []
         for _ in range(horizon):
             moved = self.drift(x)
             unit, distance = directions(x + moved / 2, graph)
-            forces = {_type(k): (unit * law(distance.log())).mT.unsqueeze(-1)
+            forces = {name_of(k): (unit * law(distance.log())).mT.unsqueeze(-1)
                       for k, law in zip(self.acting, self.laws, strict=True)}
-            pushed = self.sum(forces, structure=weighted).movedim(-3, -1).flatten(-2)
+            pushed = self.sum(forces, structure=graphs).movedim(-3, -1).flatten(-2)
             x = x + moved + self.walls(x) + pushed
             states.append(x)
         return torch.stack(states, 2)
@@ -270,10 +272,9 @@ class TurningDecoder(_Scaled):
 
     def __init__(self, types: int, *, still: bool = True, hidden: int = 64) -> None:
         super().__init__(4)
-        self.acting = _acting(types, still)
+        self.acting = acting_types(types, still)
         self.messages = nn.ModuleList(GraphNetwork(4, 2, edge=(hidden, hidden)) for _ in self.acting)
-        self.update = Conv(Identity().of("nodes") | _by_type(self.acting),
-                           {"nodes": 4, **dict.fromkeys(map(_type, self.acting), hidden)}, hidden)
+        self.update = update_of(4, self.acting, hidden, hidden)
         self.rest = nn.Sequential(nn.SiLU(), Linear(hidden, hidden), nn.SiLU(), Linear(hidden, 2))
         self.drift = Linear(4, 2)
         for parameter in (*self.rest[-1].parameters(), *self.drift.parameters()):
@@ -283,13 +284,13 @@ class TurningDecoder(_Scaled):
         """States (B, T, N, 4), types (B, E, K), and from where rollouts begin, (W,), from each state where absent ->
         the H states after each, (B, W, H, N, 4)."""
         x = x if starts is None else x[:, starts]
-        weighted, states = _weighted(graph, edges[:, None], self.acting), []
+        graphs, states = weighted(graph, edges[:, None], self.acting), []
         for _ in range(horizon):
             x = _turned(x, self.drift(x))
             between = differences(x, graph)
-            given = {"nodes": x, **{_type(k): message(x, graph, between).edges.relu()
+            given = {"nodes": x, **{name_of(k): message(x, graph, between).edges.relu()
                                     for k, message in zip(self.acting, self.messages, strict=True)}}
-            x = _turned(x, self.rest(self.update(given, structure=weighted)))
+            x = _turned(x, self.rest(self.update(given, structure=graphs)))
             states.append(x)
         return torch.stack(states, 2)
 
@@ -315,29 +316,37 @@ def reversed_edges(graph: Graph) -> Tensor:
     return derived(graph.edge_index, "reversed edges", find)
 
 
-def _windows(x: Tensor) -> Tensor:
-    """(B, T, N, F) -> three times side by side, (B, W, N, 3 F)."""
-    return x.unfold(1, _WINDOW, _STRIDE).flatten(-2)
+def windows(x: Tensor, times: int, stride: int) -> Tensor:
+    """(B, T, N, F) -> so many times side by side, (B, W, N, F times)."""
+    return x.unfold(1, times, stride).flatten(-2)
 
 
 def _network(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(Linear(inputs, hidden), nn.SiLU(), Linear(hidden, hidden), nn.SiLU(), Linear(hidden, outputs))
 
 
-def _acting(types: int, still: bool) -> tuple[int, ...]:
+def acting_types(types: int, still: bool) -> tuple[int, ...]:
+    """The types that send anything: all, but not the first if it is `still`."""
     return tuple(range(1 if still else 0, types))
 
 
-def _type(k: int) -> str:
+def name_of(k: int) -> str:
+    """The name of the inputs, and of the structure, of a type."""
     return f"type {k}"
 
 
-def _by_type(acting: tuple[int, ...]) -> Mechanism:
-    """From the edges to the bodies that they reach, for each type that acts."""
-    return reduce(or_, (Adjacency(normalize=None, structure=_type(k)).of(_type(k)) for k in acting))
+def update_of(channels: int, acting: tuple[int, ...], hidden: int, outputs: int) -> Conv:
+    """A layer of the bodies' states, "nodes", and of what each type that acts sends along its edges."""
+    mechanism = reduce(or_, map(_along, acting), Identity().of("nodes"))
+    return Conv(mechanism, {"nodes": channels, **dict.fromkeys(map(name_of, acting), hidden)}, outputs)
 
 
-def _weighted(graph: Graph, edges: Tensor, acting: tuple[int, ...]) -> dict[str, Graph]:
-    """The graphs that `_by_type` reads, with the types (..., E, K) as weights."""
+def _along(k: int) -> Mechanism:
+    """From the edges of a type to the bodies that they reach."""
+    return Adjacency(normalize=None, structure=name_of(k)).of(name_of(k))
+
+
+def weighted(graph: Graph, edges: Tensor, acting: tuple[int, ...]) -> dict[str, Graph]:
+    """The graphs from edges to the bodies that they reach, by type, with the types (..., E, K) as weights."""
     into = edges_to_receivers(graph)
-    return {_type(k): replace(into, edge_weight=edges[..., k]) for k in acting}
+    return {name_of(k): replace(into, edge_weight=edges[..., k]) for k in acting}

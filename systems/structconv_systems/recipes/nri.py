@@ -37,7 +37,7 @@ _MANY = 256
 _DRAWN = 3
 #: Degrees of freedom of Student's t.
 _FREEDOM = 2.0
-#: What the panels of learned laws are called, by system and type.
+#: Titles of the panels of learned laws, by system and type.
 _TITLES = {"springs": {1: "joined by a spring"}, "charged": {0: "unlike charges", 1: "like charges"}}
 
 
@@ -60,7 +60,7 @@ class Motion:
 
     @classmethod
     def simulated(cls, recipe: options.RelationalInference) -> Motion:
-        """Those of the recipe, by the seeds 0, 1 and 2."""
+        """Simulate the recipe's three parts, with the seeds 0, 1 and 2."""
         return cls.scaled(recipe, simulations_of(recipe))
 
     @classmethod
@@ -90,7 +90,7 @@ class Motion:
         return self.mirrored(states) if mirrored else states, self.types["train"][chosen]
 
     def logits(self, encoder: nn.Module, part: str, first: int = 0) -> Tensor:
-        """What an encoder finds in the T states from `first` on, (S, E, K)."""
+        """The logits of an encoder that reads T states, from `first` on: (S, E, K)."""
         seen = self.states[part][:, first:first + self.recipe.times]
         return torch.cat([encoder(states, self.graph) for states in seen.split(_MANY)])
 
@@ -270,7 +270,7 @@ def _jobs(recipe: options.RelationalInference, run: Run | None) -> list[Job]:
 
 @torch.no_grad()
 def _finish(recipe: options.RelationalInference, finished: Finished) -> dict[str, Any]:
-    """Of a few test simulations the inferred graph and the predicted motion, beside the true ones."""
+    """Draw the inferred graph and the predicted motion of a few test simulations, beside the true ones."""
     task: UnsupervisedTask = finished.task(_ALONE)
     motion, model = task.motion, task.model
     probable = motion.logits(model.encoder, "test")[:_DRAWN].softmax(-1)[..., task._names().argsort()[1]]

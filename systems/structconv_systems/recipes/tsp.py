@@ -69,8 +69,8 @@ class Instances:
 
     @classmethod
     def read(cls, path: str) -> Instances:
-        """That of a TSPLIB file, put into the unit square, with the tour of NAME.opt.tour beside NAME.tsp if there is
-        one; `DataError` where it has no coordinates."""
+        """Read a TSPLIB file, scaled to the unit square, and the shortest tour in NAME.opt.tour beside NAME.tsp if
+        there is one; `DataError` if the file has no coordinates."""
         problem = read_problem(path)
         if problem.points is None:
             raise DataError(path, "coordinates, which the model reads", "distances alone")
@@ -91,7 +91,7 @@ class Instances:
         return torch.cat([local_search(table, kicks=_KICKS) for table in self.table.split(_ROWS)])
 
     def lengths(self, tours: Tensor) -> Tensor:
-        """Of tours (B, N), or of several of each instance, (B, S, N)."""
+        """Return the lengths of tours (B, N), or of several tours of each instance, (B, S, N)."""
         table = self.table if tours.dim() == 2 else self.table.unsqueeze(1).expand(-1, tours.shape[1], -1, -1)
         return lengths(table, tours)
 

@@ -75,7 +75,7 @@ class RelationalInference(Trained):
 
     @property
     def heavy_tails(self) -> bool:
-        """Whether errors are Student's t: of charges, of which few steps hold most of the change."""
+        """Whether errors have Student's t: for charges, whose velocity changes mostly in a few steps."""
         return self.model == "structured" and self.system == "charged"
 
     def as_paper(self) -> Self:
@@ -84,6 +84,6 @@ class RelationalInference(Trained):
 
     @property
     def expected(self) -> Effect:
-        """That of the system."""
+        """The published effect of the system."""
         published = {"springs": 99.9 - 52.4, "charged": 82.1 - 55.8, "kuramoto": 96.0 - 62.8}[self.system]
         return dataclasses.replace(self.effect, published=published)
