@@ -88,8 +88,8 @@ def application(kernel: Applied, basis: Basis, channels: int = 3, mode: str = "a
     call, problem = posed(basis, Eye.of(basis.size, channels))
     match = kernel.match(problem)
     assert match is not None, f"{kernel.name} does not take {basis!r}"
-    found = kernel.application(match, problem)
-    take = {"apply": found.apply, "analysis": found.analyze(), "synthesis": found.synthesize()}[mode]
+    result = kernel.application(match, problem)
+    take = {"apply": result.apply, "analysis": result.analyze(), "synthesis": result.synthesize()}[mode]
     given = call.x if mode == "analysis" else torch.stack([call.x] * basis.size)
     return lambda: take(given, call)
 

@@ -80,13 +80,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             times = measured[experiment.name] = timed(experiment, args.quick)
             fits += fits_of(experiment, times)
         progress.phase("rates of the machine")
-        found = record(args.quick, fits, measured)
+        result = record(args.quick, fits, measured)
     if args.out is not None:
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
     if args.json:
-        print_json(found)
+        print_json(result)
     else:
-        _print(found, fits)
+        _print(result, fits)
     return 0
 
 
@@ -144,13 +144,13 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def _print(found: dict[str, Any], fits: Sequence[Fit]) -> None:
+def _print(result: dict[str, Any], fits: Sequence[Fit]) -> None:
     print_table(HEADERS, [fit.row() for fit in fits], texts=2)
-    machine = found["machine"]
-    print(f"{machine['processor']}, {found['threads']} threads of {machine['cores']} cores; torch "
-          f"{found['versions']['torch']}; {found['date']}")
-    if found["other_load"] > BUSY:
-        print(f"Other processes kept up to {found['other_load']:.1f} cores busy meanwhile: measure again on a quiet "
+    machine = result["machine"]
+    print(f"{machine['processor']}, {result['threads']} threads of {machine['cores']} cores; torch "
+          f"{result['versions']['torch']}; {result['date']}")
+    if result["other_load"] > BUSY:
+        print(f"Other processes kept up to {result['other_load']:.1f} cores busy meanwhile: measure again on a quiet "
               "machine.")
 
 

@@ -83,8 +83,8 @@ def main() -> int:
         for case in (*cases(graph, dtype), *dense_cases(args.length, dtype)):
             if args.only not in case.name:
                 continue
-            for found in measured(case, common["copy_gbs"] * 1e9, args.repeats):
-                line = json.dumps({**common, "dtype": str(dtype).removeprefix("torch."), **found})
+            for result in measured(case, common["copy_gbs"] * 1e9, args.repeats):
+                line = json.dumps({**common, "dtype": str(dtype).removeprefix("torch."), **result})
                 print(line, flush=True)
                 if args.out:
                     with args.out.open("a") as file:
@@ -251,15 +251,15 @@ def medians(calls: list[Callable[[], object]], repeats: int) -> list[float]:
     """Milliseconds of each, in turns, by the device's clock."""
     times: list[list[float]] = [[] for _ in calls]
     for turn in range(repeats + 3):
-        for call, found in zip(calls, times, strict=True):
+        for call, result in zip(calls, times, strict=True):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             call()
             end.record()
             end.synchronize()
             if turn >= 3:
-                found.append(start.elapsed_time(end))
-    return [statistics.median(found) for found in times]
+                result.append(start.elapsed_time(end))
+    return [statistics.median(result) for result in times]
 
 
 def copy_bandwidth(repeats: int) -> float:

@@ -64,12 +64,12 @@ class Session:
             if not fnmatch.filter([case.name for case in listed], pattern):
                 raise ConfigError("benchmarks", "--case must match a case of the suites", repr(pattern),
                                   "python -m benchmarks --list shows them.")
-        found = [case for case in listed if any(fnmatch.fnmatch(case.name, pattern) for pattern in self.patterns)
+        result = [case for case in listed if any(fnmatch.fnmatch(case.name, pattern) for pattern in self.patterns)
                  and (case.headline or not self.settings.quick or case.name in self.patterns)]
-        if not found:
+        if not result:
             raise ConfigError("benchmarks", "--case must match a headline case in a quick run",
                               ", ".join(map(repr, self.patterns)), "Name it in full, or leave --quick out.")
-        return found
+        return result
 
     def sizes(self, case: Case | Probe) -> tuple[int | None, ...]:
         """The numbers of edges to run a case at; `None` is its own."""
@@ -161,9 +161,9 @@ def _print(lines: Sequence[Line]) -> None:
 
 
 def _print_environment(lines: Sequence[Line]) -> None:
-    found = rates.summary()
-    print(f"{found['threads']} threads; copies {found['copy_gbs']} GB/s, gathers of 256-byte rows "
-          f"{found['gather_gbs']} GB/s, matrix products {found['gflops']} GFLOP/s")
+    result = rates.summary()
+    print(f"{result['threads']} threads; copies {result['copy_gbs']} GB/s, gathers of 256-byte rows "
+          f"{result['gather_gbs']} GB/s, matrix products {result['gflops']} GFLOP/s")
     print(", ".join(f"{name} {version}" for name, version in peers.versions().items())
           + f"; memory by {memory.method()}")
     busy = max((line.other_load or 0.0 for line in lines), default=0.0)

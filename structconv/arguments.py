@@ -235,5 +235,5 @@ def _fits(value: Any, hint: Any) -> bool:
 def _kind(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
-    held = sorted({type(item).__name__ for item in value}) if isinstance(value, (list, tuple)) else []
-    return type(value).__name__ + (f" of {', '.join(held)}" if held else "")
+    types = sorted({type(item).__name__ for item in value}) if isinstance(value, (list, tuple)) else []
+    return type(value).__name__ + (f" of {', '.join(types)}" if types else "")

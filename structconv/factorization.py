@@ -179,8 +179,8 @@ def _index_shapes(owner: str, phi: Tensor, axes: int | None) -> tuple[tuple[int,
     if axes is not None and (type(axes) is not int or axes < 0):
         raise ConfigError(owner, "axes must be an integer >= 0, the number of axes of S", repr(axes))
     if not phi.is_floating_point() or (phi.dim() != 4 if axes is None else phi.dim() < axes):
-        wanted = "(M, N, P, Q)" if axes is None else f"(*S, *T) with {axes} axes of S"
-        raise ShapeError(owner, f"phi must be a floating-point tensor of shape {wanted}",
+        expected = "(M, N, P, Q)" if axes is None else f"(*S, *T) with {axes} axes of S"
+        raise ShapeError(owner, f"phi must be a floating-point tensor of shape {expected}",
                          f"{tuple(phi.shape)} {phi.dtype}",
                          "For other index shapes pass axes=, the number of axes of S." if axes is None else "")
     first = 2 if axes is None else axes

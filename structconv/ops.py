@@ -129,12 +129,12 @@ def compose_pairs(first: Pair, second: Pair) -> Pair:
         ShapeError: if the outputs or channels of the first are not the inputs of the second.
     """
     (basis, theta), (after, weight) = (first[0], as_weight(first[1])), (second[0], as_weight(second[1]))
-    for name, given, wanted, one, other in (
+    for name, count, expected, one, other in (
             ("entries", basis.num_outputs, after.num_inputs, "N", "M"),
             ("channels", theta.out_channels, weight.in_channels, "Q", "P")):
-        if given != wanted:
-            raise ShapeError("compose", f"second must take the {one}={given} output {name} of first",
-                             f"{other}={wanted}")
+        if count != expected:
+            raise ShapeError("compose", f"second must take the {one}={count} output {name} of first",
+                             f"{other}={expected}")
     for pair_basis, pair_theta in ((basis, theta), (after, weight)):
         _check_size("compose", pair_basis, pair_theta)
     merged = _shift_product(basis, after) if isinstance(basis, Shift) and isinstance(after, Shift) else None

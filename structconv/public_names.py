@@ -10,5 +10,5 @@ __all__ = ["public_names"]
 
 def public_names(namespace: dict[str, Any]) -> list[str]:
     """The names that `from module import *` has put into the namespace of a package, in order, for its `__all__`."""
-    return sorted(name for name, held in namespace.items()
-                  if not (name.startswith("_") or isinstance(held, ModuleType) or held is public_names))
+    return sorted(name for name, value in namespace.items()
+                  if not (name.startswith("_") or isinstance(value, ModuleType) or value is public_names))

@@ -209,9 +209,9 @@ PLAIN: list[Any] = [CALL]
 
 def _all_plain(*modules: torch.nn.Module) -> bool:
     for module in modules:
-        held = module.__dict__
-        if (held["_forward_hooks"] or held["_forward_pre_hooks"] or held["_backward_hooks"]
-                or held["_backward_pre_hooks"] or "forward" in held or "_compiled_call_impl" in held
+        attrs = module.__dict__
+        if (attrs["_forward_hooks"] or attrs["_forward_pre_hooks"] or attrs["_backward_hooks"]
+                or attrs["_backward_pre_hooks"] or "forward" in attrs or "_compiled_call_impl" in attrs
                 or type(module).__call__ not in PLAIN):
             return False
     return torch.nn.Module.__call__ is CALL and not global_hooks()
@@ -221,15 +221,15 @@ class PlainCalls:
     """True, for these modules, as long as a call of each is its `forward`: `all_plain` for many calls."""
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
-        self._held = [module.__dict__ for module in modules]
-        self._hooks = [held[name] for held in self._held for name in _HOOKS if name in held]
+        self._attributes = [module.__dict__ for module in modules]
+        self._hooks = [attrs[name] for attrs in self._attributes for name in _HOOKS if name in attrs]
         self._kinds = {type(module) for module in modules}
 
     def __bool__(self) -> bool:
         if not PLAIN_CALLS or any(self._hooks) or global_hooks() or torch.nn.Module.__call__ is not CALL:
             return False
-        for held in self._held:
-            if "forward" in held or "_compiled_call_impl" in held:
+        for attrs in self._attributes:
+            if "forward" in attrs or "_compiled_call_impl" in attrs:
                 return False
         return all(kind.__call__ in PLAIN for kind in self._kinds)
 
@@ -259,9 +259,9 @@ class _Parameter:
     def __get__(self, module: torch.nn.Module | None, owner: type | None = None) -> Any:
         if module is None:
             return self
-        held = module.__dict__.get("_parameters", ())
-        if self.name in held:
-            return held[self.name]
+        parameters = module.__dict__.get("_parameters", ())
+        if self.name in parameters:
+            return parameters[self.name]
         raise AttributeError(self.name)
 
 
@@ -278,9 +278,9 @@ def calls_forward(call: Any) -> Any:
 
 def called(module: torch.nn.Module, *args: Any, **options: Any) -> Any:
     """Return `module(*args, **options)`, calling `forward` directly if the module has no hooks."""
-    held = module.__dict__
-    if (PLAIN_CALLS and not (held["_forward_hooks"] or held["_forward_pre_hooks"] or held["_backward_hooks"]
-                              or held["_backward_pre_hooks"] or "forward" in held or "_compiled_call_impl" in held)
+    attrs = module.__dict__
+    if (PLAIN_CALLS and not (attrs["_forward_hooks"] or attrs["_forward_pre_hooks"] or attrs["_backward_hooks"]
+                              or attrs["_backward_pre_hooks"] or "forward" in attrs or "_compiled_call_impl" in attrs)
             and type(module).__call__ in PLAIN and torch.nn.Module.__call__ is CALL and not global_hooks()):
         return module.forward(*args, **options)
     return module(*args, **options)

@@ -52,9 +52,9 @@ def replicated(name: str) -> bool:
     y = use()
     expected = torch.autograd.grad(y.square().sum(), list(trained.values()), allow_unused=True)
     layer = DistributedDataParallel(use.layer, find_unused_parameters=True)
-    found = use.run(layer)
-    torch.testing.assert_close(found, y, msg=lambda text: f"{name}: {text}")
-    (found.square().sum() * (1 + distributed.get_rank())).backward()
+    actual = use.run(layer)
+    torch.testing.assert_close(actual, y, msg=lambda text: f"{name}: {text}")
+    (actual.square().sum() * (1 + distributed.get_rank())).backward()
     for (key, p), grad in zip(trained.items(), expected, strict=True):
         if grad is not None:
             torch.testing.assert_close(p.grad, 1.5 * grad, msg=lambda text, key=key: f"{name}, {key}: {text}")

@@ -66,8 +66,8 @@ def steps_over_what_was_prepared():
     x, z = torch.randn(2, 30, 6, requires_grad=True), torch.randn(2, 3, 5, requires_grad=True)
     cache = layer.prepare(x)
     steps = torch.cat([layer(cache, z=z[:, t:t + 1]) for t in range(3)], 1)
-    found, wanted = (torch.autograd.grad(y.sin().sum(), [x, z, *layer.parameters()]) for y in (steps, layer(x, z=z)))
-    for a, b in zip(found, wanted, strict=True):
+    actual, expected = (torch.autograd.grad(y.sin().sum(), [x, z, *layer.parameters()]) for y in (steps, layer(x, z=z)))
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 

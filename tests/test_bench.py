@@ -68,9 +68,9 @@ def test_peak_memory_sees_what_is_held_only_for_a_while():
 
 
 def test_both_phases_are_compared_with_every_field():
-    found = lines_of(comparison())
-    assert [(line.phase, line.peer) for line in found] == [(FORWARD, "peer"), (BOTH, "peer")]
-    for line in found:
+    actual = lines_of(comparison())
+    assert [(line.phase, line.peer) for line in actual] == [(FORWARD, "peer"), (BOTH, "peer")]
+    for line in actual:
         fields = json.loads(json.dumps(line.as_json()))
         assert fields.keys() >= FIELDS
         assert fields["max_error"] == 0.0
@@ -99,9 +99,9 @@ def test_a_peer_that_disagrees_stops_or_needs_too_much_is_not_timed():
     named = tuple(dataclasses.replace(peer, name=name) for name, peer in peers.items())
     lines = lines_of(Comparison(ours=comparison().ours, peers=named, size=""))
     for name, (failed, note) in expected.items():
-        found = [line for line in lines if line.peer == name]
-        assert [line.failed for line in found] == failed
-        assert all(note in line.note and line.ratio is None for line in found if line.failed or note == "left out")
+        actual = [line for line in lines if line.peer == name]
+        assert [line.failed for line in actual] == failed
+        assert all(note in line.note and line.ratio is None for line in actual if line.failed or note == "left out")
 
 
 def small_cases() -> list[Case]:
@@ -133,9 +133,9 @@ def test_ours_gives_the_peers_numbers(case):
 def test_the_verb_prints_an_object_a_line(capsys):
     words = ["--quick", "--suite", "dispatch", "--case", "linear", "--repeats", "1", "--seconds", "0.01"]
     assert main([*words, "--json"]) == 0
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(line["phase"], line["peer"]) for line in found] == [(FORWARD, "torch linear"), (BOTH, "torch linear")]
-    for line in found:
+    actual = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["phase"], line["peer"]) for line in actual] == [(FORWARD, "torch linear"), (BOTH, "torch linear")]
+    for line in actual:
         assert line.keys() >= FIELDS | {"machine", "versions"}
         assert line["overhead_us"] is not None
         assert line["versions"]["torch"] == torch.__version__

@@ -57,10 +57,10 @@ def faults(browser: Browser, page: Path, formulas: int = 0) -> list[str]:
     """What is wrong with a page; `formulas` is how many it has at least."""
     browser.open(page.as_uri())
     assert browser.evaluate("window.innerWidth") == WIDTH
-    found = browser.evaluate(FAULTS)
+    actual = browser.evaluate(FAULTS)
     count = browser.evaluate("document.querySelectorAll('math').length")
     short = [f"{count} of {formulas} formulas are MathML"] if count < formulas else []
-    return [*browser.complaints, *found, *short]
+    return [*browser.complaints, *actual, *short]
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -72,14 +72,14 @@ def test_page(browser, name) -> None:
 
 def test_search_finds_a_page(browser) -> None:
     browser.open((BUILT / "search.html").as_uri() + "?q=attention")
-    found = browser.evaluate("""new Promise((done) => {
+    actual = browser.evaluate("""new Promise((done) => {
         const look = (left) => {
             const count = document.querySelectorAll("#search-results li a").length;
             count || !left ? done(count) : setTimeout(look, 100, left - 1);
         };
         look(200);
     })""")
-    assert found and not browser.complaints
+    assert actual and not browser.complaints
 
 
 def test_dark_mode(browser) -> None:

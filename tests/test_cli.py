@@ -14,7 +14,7 @@ from structconv.commands import plugins
 
 
 @pytest.fixture
-def alone(monkeypatch):
+def single(monkeypatch):
     """No other distribution brings verbs."""
     monkeypatch.setattr(plugins, "plugins", lambda: ())
 
@@ -46,7 +46,7 @@ def test_bad_usage_is_one_line_code_two_and_no_run_folder(tmp_path, monkeypatch,
     assert not list(tmp_path.iterdir())
 
 
-def test_list_is_readable_by_programs(capsys, alone):
+def test_list_is_readable_by_programs(capsys, single):
     assert main(["list", "--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {"basis"} == {line["kind"] for line in lines}
@@ -55,7 +55,7 @@ def test_list_is_readable_by_programs(capsys, alone):
 
 @pytest.mark.parametrize("words", [["compare", "digits"], ["train", "cora-gat", "--help"], ["resume", "run"],
                                    ["sample"], ["reproduce", "--all", "--json"]])
-def test_a_verb_of_systems_names_the_distribution_to_install(words, capsys, alone):
+def test_a_verb_of_systems_names_the_distribution_to_install(words, capsys, single):
     assert main(words) == 2
     captured = capsys.readouterr()
     assert captured.err == (f"structconv: structconv {words[0]}: the distribution structconv-systems must be "
@@ -63,7 +63,7 @@ def test_a_verb_of_systems_names_the_distribution_to_install(words, capsys, alon
     assert bool(captured.out) == ("--json" in words)
 
 
-def test_help_lists_no_verb_that_is_not_installed(capsys, alone):
+def test_help_lists_no_verb_that_is_not_installed(capsys, single):
     assert main(["--help"]) == 0
     said = capsys.readouterr().out
     assert "doctor" in said and "train" not in said
@@ -82,10 +82,10 @@ def test_a_plug_in_adds_verbs_and_what_is_listed(capsys, monkeypatch):
 
 def test_doctor(capsys):
     assert main(["doctor", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["torch_threads"] >= 1
-    assert found["safetensors"]
-    assert "triton" in found["gpu_kernels"].lower() or "torch operators" in found["gpu_kernels"]
+    actual = json.loads(capsys.readouterr().out)
+    assert actual["torch_threads"] >= 1
+    assert actual["safetensors"]
+    assert "triton" in actual["gpu_kernels"].lower() or "torch operators" in actual["gpu_kernels"]
     assert main(["doctor"]) == 0
     assert "cache folder" in capsys.readouterr().out
 

@@ -118,10 +118,10 @@ def test_beams_are_reordered_and_drafts_taken_back():
         layer.step(draft, x[:, 5:].flip(0))
         best = torch.tensor([2, 2, 0])
         draft.truncate(5).reorder(best)
-        found = layer.step(draft, x[:, 5:])
+        actual = layer.step(draft, x[:, 5:])
         torch.testing.assert_close(layer.step(cache, x[:, 5:]), layer(x, keep=Causal())[:, 5:])
     mixed = torch.cat([x[best, :5], x[:, 5:]], 1)
-    torch.testing.assert_close(found, layer(mixed, keep=Causal())[:, 5:])
+    torch.testing.assert_close(actual, layer(mixed, keep=Causal())[:, 5:])
 
 
 @pytest.mark.parametrize(("outputs", "channels"), [(1, 5), (3, 16), (8, 70), (1, 70)])
@@ -133,9 +133,9 @@ def test_few_outputs_of_additive_attention_have_the_numbers_of_many(outputs, cha
     twin = layer.double()
     expected = torch.autograd.grad(twin(wide[0], z=wide[1]).cos().sum(), [*wide, *twin.parameters()])
     layer = layer.float()
-    for found, wanted in zip(torch.autograd.grad(layer(x, z=z).cos().sum(), [x, z, *layer.parameters()]), expected,
+    for actual, reference in zip(torch.autograd.grad(layer(x, z=z).cos().sum(), [x, z, *layer.parameters()]), expected,
                              strict=True):
-        torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(actual.double(), reference, rtol=1e-4, atol=1e-5)
 
 
 def test_sliding_windows_hold_what_a_later_step_sees():
@@ -243,9 +243,9 @@ def test_what_is_appended_without_gradients_takes_none_from_what_was_there():
     cache = layer.prepare(x)
     with torch.no_grad():
         cache.append(more)
-    found, = torch.autograd.grad(layer(cache, z=more, positions=5).square().sum(), x, retain_graph=True)
-    wanted, = torch.autograd.grad(layer(torch.cat([x, more], 1), z=more, positions=5).square().sum(), x)
-    torch.testing.assert_close(found, wanted)
+    actual, = torch.autograd.grad(layer(cache, z=more, positions=5).square().sum(), x, retain_graph=True)
+    reference, = torch.autograd.grad(layer(torch.cat([x, more], 1), z=more, positions=5).square().sum(), x)
+    torch.testing.assert_close(actual, reference)
     cache.truncate(0)
     with torch.no_grad():
         cache.append(more)
@@ -295,8 +295,8 @@ def test_what_a_structure_has_for_each_sample_is_reordered_with_it(name, index):
     own = type(structure)(keep[index]) if keep is not None else structure
     if name == "both":
         own = Causal() & Padding(structure.second.keep[index])
-    found = layer(z, layer.prepare(x, structure).reorder(index), positions=4)
-    torch.testing.assert_close(found, layer(z, x[index], structure=own, positions=4))
+    actual = layer(z, layer.prepare(x, structure).reorder(index), positions=4)
+    torch.testing.assert_close(actual, layer(z, x[index], structure=own, positions=4))
 
 
 def test_weights_of_each_sample_are_reordered_with_it():
@@ -321,8 +321,8 @@ def test_a_draft_behind_a_window_is_taken_back_as_far_as_it_can_be():
         layer.step(cache, x[:, t:t + 1])
     with pytest.raises(ConfigError, match=r"prepared\.copy"):
         cache.truncate(6)
-    found = layer.step(cache.truncate(7), x[:, 8:])
-    torch.testing.assert_close(found, layer(torch.cat([x[:, :7], x[:, 8:]], 1), structure=window)[:, 7:])
+    actual = layer.step(cache.truncate(7), x[:, 8:])
+    torch.testing.assert_close(actual, layer(torch.cat([x[:, :7], x[:, 8:]], 1), structure=window)[:, 7:])
 
 
 def test_what_is_made_of_prepared_inputs_is_named():

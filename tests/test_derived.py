@@ -63,21 +63,21 @@ def in_fake_mode(build):
 
 
 def in_vmap(build):
-    found = []
-    torch.func.vmap(lambda x: (found.append(build()), x)[1])(torch.ones(3))
-    return found[0]
+    actual = []
+    torch.func.vmap(lambda x: (actual.append(build()), x)[1])(torch.ones(3))
+    return actual[0]
 
 
 def in_jvp(build):
-    found = []
-    torch.func.jvp(lambda x: (found.append(build()), x)[1], (torch.ones(3),), (torch.ones(3),))
-    return found[0]
+    actual = []
+    torch.func.jvp(lambda x: (actual.append(build()), x)[1], (torch.ones(3),), (torch.ones(3),))
+    return actual[0]
 
 
 def in_grad(build):
-    found = []
-    torch.func.grad(lambda x: (found.append(build()), x)[1])(torch.tensor(1.0))
-    return found[0]
+    actual = []
+    torch.func.grad(lambda x: (actual.append(build()), x)[1])(torch.tensor(1.0))
+    return actual[0]
 
 
 def in_dual_level(build):
@@ -104,10 +104,10 @@ def test_what_is_derived_is_free_of_the_mode_of_its_first_caller(mode, public, m
     if public:
         monkeypatch.setattr(private, "no_transforms", None)
     owner = torch.eye(2)
-    found = mode(lambda: derived(owner, "product", lambda: owner @ owner + torch.zeros(2, 2)))
-    assert not found.is_inference() and not private.is_wrapped(found) and not found.is_meta
-    assert found.dtype == torch.float32 and torch.equal(found, torch.eye(2))
-    assert derived(owner, "product", Counter()) is found
+    actual = mode(lambda: derived(owner, "product", lambda: owner @ owner + torch.zeros(2, 2)))
+    assert not actual.is_inference() and not private.is_wrapped(actual) and not actual.is_meta
+    assert actual.dtype == torch.float32 and torch.equal(actual, torch.eye(2))
+    assert derived(owner, "product", Counter()) is actual
 
 
 def test_an_error_in_another_thread_is_raised(monkeypatch):
@@ -145,10 +145,10 @@ def test_what_a_bias_keeps_does_not_grow_with_the_lengths_that_were_seen(bias):
         return sum(t.numel() for t in gc.get_objects() if type(t) is torch.Tensor)
 
     layer = Conv((DotProduct(2, 4).scaled() + bias).softmax(), 8, 8)
-    found = []
+    actual = []
     with torch.no_grad():
         for lengths in (range(98, 101), range(101, 111)):  # of one class of sizes
             for length in lengths:
                 layer(torch.zeros(1, length, 8), z=torch.zeros(1, 209 - length, 8))
-            found.append(numbers())
-    assert found[1] - found[0] < 3 * 112 * 112
+            actual.append(numbers())
+    assert actual[1] - actual[0] < 3 * 112 * 112

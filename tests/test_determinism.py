@@ -78,11 +78,11 @@ def deterministic():
 def test_runs_and_threads_change_no_bit(name):
     torch.manual_seed(2)
     layer, x, *more = LAYERS[name]()
-    found = []
+    actual = []
     for threads in (1, 2, 2, 1):
         torch.set_num_threads(threads)
         given = x.clone().requires_grad_()
         y = layer(given, *more)
-        found.append((y, *torch.autograd.grad(y.square().sum(), [given, *layer.parameters()])))
-    for again in found[1:]:
-        assert [torch.equal(a, b) for a, b in zip(found[0], again, strict=True)] == [True] * len(again)
+        actual.append((y, *torch.autograd.grad(y.square().sum(), [given, *layer.parameters()])))
+    for again in actual[1:]:
+        assert [torch.equal(a, b) for a, b in zip(actual[0], again, strict=True)] == [True] * len(again)

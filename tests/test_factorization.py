@@ -37,9 +37,9 @@ def test_a_complete_basis_is_exact(phi):
 @pytest.mark.parametrize(("s", "t"), [((), ()), ((6,), (2,)), ((2, 3, 2), ()), ((2, 1, 3), (2, 2, 5)), ((0,), (3,))])
 def test_any_shapes_of_indices(s, t):
     basis, theta = torch.randn(2 if s else 1, *s, dtype=F64), torch.randn(2 if s else 1, *t, dtype=F64)
-    found = decompose(compose(basis, theta), basis)
-    assert found.theta.shape == theta.shape
-    torch.testing.assert_close(compose(basis, found.theta), compose(basis, theta), rtol=1e-10, atol=1e-10)
+    actual = decompose(compose(basis, theta), basis)
+    assert actual.theta.shape == theta.shape
+    torch.testing.assert_close(compose(basis, actual.theta), compose(basis, theta), rtol=1e-10, atol=1e-10)
 
 
 def test_an_incomplete_basis_gives_least_squares(phi):
@@ -121,9 +121,9 @@ def test_a_tensor_over_any_index_shapes_is_factorized(s, t):
 
 def test_linear_maps_with_more_than_two_axes_of_indices():
     basis, theta = torch.randn(2, 3, 2, 4, dtype=F64), torch.randn(2, 2, 3, dtype=F64)
-    found = factorize(compose(basis, theta), size=2, axes=3)
-    assert found.residual < 1e-12
-    torch.testing.assert_close(compose(found.basis, found.theta), compose(basis, theta), rtol=1e-10, atol=1e-10)
+    actual = factorize(compose(basis, theta), size=2, axes=3)
+    assert actual.residual < 1e-12
+    torch.testing.assert_close(compose(actual.basis, actual.theta), compose(basis, theta), rtol=1e-10, atol=1e-10)
     with pytest.raises(ShapeError, match=r"\(M, N, P, Q\); got \(3, 2, 4, 2, 3\).* axes="):
         factorize(compose(basis, theta), size=2)
     with pytest.raises(ShapeError, match=r"\(\*S, \*T\) with 6 axes of S"):

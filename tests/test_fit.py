@@ -21,15 +21,16 @@ def test_a_quick_fit_of_everything(tmp_path, capsys):
     source, out = Path(fitted.__file__).read_bytes(), tmp_path / "fit.json"
     assert fit.main(["--quick", "--json", "--out", str(out)]) == 0
     printed = capsys.readouterr()
-    found = json.loads(printed.out)
-    assert json.loads(out.read_text()) == found
-    assert {"date", "quick", "machine", "threads", "versions", "other_load", "constants", "experiments"} == found.keys()
-    assert {line["constant"]: line["present"] for line in found["constants"]} == CONSTANTS
-    for line in found["constants"]:
+    report = json.loads(printed.out)
+    assert json.loads(out.read_text()) == report
+    assert report.keys() == {"date", "quick", "machine", "threads", "versions", "other_load", "constants",
+                             "experiments"}
+    assert {line["constant"]: line["present"] for line in report["constants"]} == CONSTANTS
+    for line in report["constants"]:
         low, high = line["quartiles"]
         assert low <= line["fitted"] <= high and all(map(math.isfinite, line["seen"]))
         assert line["samples"] == len(line["seen"]) >= 3
-    for each in found["experiments"]:
+    for each in report["experiments"]:
         assert each["threads"] == 1
         assert all(len(seconds) == 3 and min(seconds) > 0 for seconds in each["seconds"].values())
     assert all(each.name in printed.err for each in experiments.EXPERIMENTS)

@@ -68,7 +68,7 @@ parsed = cache(ast.parse)
 @cache
 def importing(source: str, *, types: bool = False) -> list[ast.AST]:
     """The nodes of a module that may import; without `types` but for those under `if TYPE_CHECKING:`."""
-    pending, found = list(parsed(source).body), []
+    pending, actual = list(parsed(source).body), []
     while pending:
         node = pending.pop()
         if (isinstance(node, ast.If) and not types and isinstance(node.test, ast.Name | ast.Attribute)
@@ -76,9 +76,9 @@ def importing(source: str, *, types: bool = False) -> list[ast.AST]:
             pending.extend(node.orelse)
             continue
         if isinstance(node, ast.Import | ast.ImportFrom | ast.Call):
-            found.append(node)
+            actual.append(node)
         pending.extend(ast.iter_child_nodes(node))
-    return found
+    return actual
 
 
 def names_of(node: ast.AST, module: str) -> list[str]:
@@ -100,15 +100,15 @@ def climbs(source: str, module: str) -> list[str]:
     """The imports of a module that lead to a higher floor, one line of text each."""
     own, package = floor(module), module.split(".")[0]
     assert own is not None
-    found = []
+    actual = []
     for node in importing(source):
         for name in names_of(node, module):
             # `from structconv import Graph`: what is no module comes from the top
             other = FLOORS["__init__"] if floor(name) is None else floor(name)
             if name.split(".")[0] == package and other > own:
                 at = f"{module.replace('.', '/')}.py:{node.lineno}"
-                found.append(f"{at} (floor {own}) imports {name} (floor {other})")
-    return found
+                actual.append(f"{at} (floor {own}) imports {name} (floor {other})")
+    return actual
 
 
 def circles(texts: dict[str, str], *, types: bool = False) -> list[str]:
@@ -154,24 +154,24 @@ def test_every_module_has_a_floor():
 
 
 def test_no_import_climbs():
-    found = [line for module, source in sources().items() if floor(module) is not None
+    actual = [line for module, source in sources().items() if floor(module) is not None
              for line in climbs(source, module)]
-    assert not found, report(found)
+    assert not actual, report(actual)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_package_imports_what_stands_on_it(package):
     _, refused = PACKAGES[package]
-    found = [f"{module} imports {name}" for module, source in sources(package).items()
+    actual = [f"{module} imports {name}" for module, source in sources(package).items()
              for node in importing(source, types=True) for name in names_of(node, module)
              if name.split(".")[0] in refused]
-    assert not found, report(found)
+    assert not actual, report(actual)
 
 
 @pytest.mark.parametrize("types", [False, True], ids=["floor", "folder"])
 def test_no_circle_within_a_floor_or_a_folder(types):
-    found = circles(sources(), types=types)
-    assert not found, report(found)
+    actual = circles(sources(), types=types)
+    assert not actual, report(actual)
 
 
 def test_every_module_says_what_is_public():

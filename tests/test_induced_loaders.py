@@ -64,10 +64,10 @@ def likely(counts, chances):
 
 def counts_of(loader, draws=3000):
     """How often each node is in a batch."""
-    found = torch.zeros(NODES)
+    actual = torch.zeros(NODES)
     for seed in range(draws):
-        found[loader._draw(seed)] += 1
-    return found
+        actual[loader._draw(seed)] += 1
+    return actual
 
 
 def test_nodes_are_drawn_by_their_edges():
@@ -216,7 +216,7 @@ def test_the_loaders_of_pyg_are_these_under_a_patch():
         typed["author", "writes", "paper"].edge_index = torch.tensor([[0, 1, 4], [0, 0, 2]])
         typed = next(iter(loaders.HGTLoader(typed, num_samples=[2, 2], input_nodes=("paper", None), batch_size=1)))
         assert torch.equal(typed["paper"].n_id[:1], torch.tensor([0]))
-        assert report.taken == {"ClusterData": 1, "ClusterLoader": 1, "GraphSAINTNodeSampler": 1,
+        assert report.replaced == {"ClusterData": 1, "ClusterLoader": 1, "GraphSAINTNodeSampler": 1,
                                 "GraphSAINTEdgeSampler": 1, "GraphSAINTRandomWalkSampler": 1, "HGTLoader": 1}
     assert loaders.ClusterData is original
     assert len(batches) == 3 + 3 + 2 + 1

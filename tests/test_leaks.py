@@ -162,5 +162,5 @@ def test_the_backward_of_many_samples_that_are_asked_one_by_one_is_linear_in_the
 def test_a_readout_counts_its_own_entries():
     for end in ("sample", "sender", "receiver"):
         layer = Conv(Incidence(end).normalize("count").map(torch.cos), P, P)
-        alone = [layer(x, structure=graph) for x, graph in zip(X.split([3, 2]), parts_of(COMPLETE), strict=True)]
-        torch.testing.assert_close(layer(X, structure=COMPLETE), torch.cat(alone))
+        single = [layer(x, structure=graph) for x, graph in zip(X.split([3, 2]), parts_of(COMPLETE), strict=True)]
+        torch.testing.assert_close(layer(X, structure=COMPLETE), torch.cat(single))

@@ -29,9 +29,9 @@ def held(layer: torch.nn.Module, end: str) -> Tensor:
     """The one parameter whose name ends so; a factor of a low rank weight with its axes."""
     if end in ("value", "output"):
         return getattr(layer.weight(), end)
-    found = {id(p): p for name, p in layer.named_parameters() if f".{name}".endswith(f".{end}")}
-    assert len(found) == 1, (end, [name for name, _ in layer.named_parameters()])
-    return next(iter(found.values()))
+    actual = {id(p): p for name, p in layer.named_parameters() if f".{name}".endswith(f".{end}")}
+    assert len(actual) == 1, (end, [name for name, _ in layer.named_parameters()])
+    return next(iter(actual.values()))
 
 
 def doubled(value: Any) -> Any:

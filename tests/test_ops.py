@@ -103,12 +103,12 @@ def test_composition_is_exact(name):
     first, second = COMPOSED[name][0](), COMPOSED[name][1]()
     theta, weight = numbers(first.size, 3, 4), numbers(second.size, 4, 2)
     x = numbers(2, first.num_inputs, 3)
-    wanted = conv(conv(x, first, theta), second, weight)
+    expected = conv(conv(x, first, theta), second, weight)
     basis, product = compose_pairs((first, theta), (second, weight))
     assert (basis.size, product.size) == (COMPOSED[name][2],) * 2
-    torch.testing.assert_close(conv(x, basis, product), wanted, rtol=0, atol=1e-10)
+    torch.testing.assert_close(conv(x, basis, product), expected, rtol=0, atol=1e-10)
     dense = torch.einsum("kmn,lno->klmo", first.dense(torch.float64), second.dense(torch.float64)).flatten(0, 1)
-    torch.testing.assert_close(conv(x, Dense(dense), (theta.unsqueeze(1) @ weight).flatten(0, 1)), wanted,
+    torch.testing.assert_close(conv(x, Dense(dense), (theta.unsqueeze(1) @ weight).flatten(0, 1)), expected,
                                rtol=0, atol=1e-10)
 
 

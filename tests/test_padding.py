@@ -67,10 +67,10 @@ def test_a_padded_sequence_gives_what_it_gives_alone(name, end):
     padded = Conv(ENDS[end](SCORES[name], keep), P, P).double()
     y = padded(x)
     for i, t in enumerate(own):
-        alone = Conv(ENDS[end](SCORES[name], torch.ones(len(t), dtype=torch.bool)), P, P).double()
+        single = Conv(ENDS[end](SCORES[name], torch.ones(len(t), dtype=torch.bool)), P, P).double()
         state = {key: value for key, value in padded.state_dict().items() if not MASK.search(key)}
-        alone.load_state_dict(state, strict=False)
-        torch.testing.assert_close(y[i, :len(t)], alone(t))
+        single.load_state_dict(state, strict=False)
+        torch.testing.assert_close(y[i, :len(t)], single(t))
 
 
 @pytest.mark.parametrize(("name", "end"), zip(SCORES, itertools.cycle(ENDS)))
@@ -79,11 +79,11 @@ def test_entries_that_are_masked_out_of_a_batch_of_samples_do_not_count(name, en
     keep = torch.cat([torch.arange(len(t)) < len(t) - 1 for t in own])
     layer = Conv(ENDS[end](SCORES[name], keep), P, P).double()
     y = layer(torch.cat(own), structure=Samples(LENGTHS)).split(LENGTHS)
-    for found, t in zip(y, own, strict=True):
-        alone = Conv(ENDS[end](SCORES[name], torch.arange(len(t)) < len(t) - 1), P, P).double()
+    for actual, t in zip(y, own, strict=True):
+        single = Conv(ENDS[end](SCORES[name], torch.arange(len(t)) < len(t) - 1), P, P).double()
         state = {key: value for key, value in layer.state_dict().items() if not MASK.search(key)}
-        alone.load_state_dict(state, strict=False)
-        torch.testing.assert_close(found, alone(t))
+        single.load_state_dict(state, strict=False)
+        torch.testing.assert_close(actual, single(t))
 
 
 def test_booleans_of_a_batch_as_long_as_the_sequence_are_a_mask_of_inputs_in_a_call_and_refused_in_an_expression():
@@ -111,8 +111,8 @@ def test_nested_tensors_give_nested_tensors():
     x = torch.nested.as_nested_tensor(own, layout=torch.jagged)
     for layer in (MultiheadAttention(P, 2).double(), Conv(DOT.masked(keep=Causal()).softmax(), P, P).double()):
         y = layer(x)
-        for found, t in zip(y.unbind(), own, strict=True):
-            torch.testing.assert_close(found, layer(t))
+        for actual, t in zip(y.unbind(), own, strict=True):
+            torch.testing.assert_close(actual, layer(t))
         assert (x + y).shape == x.shape
         y.values().sum().backward()
     with pytest.raises(ConfigError, match="both be nested"):
@@ -137,8 +137,8 @@ def test_nested_outputs_know_the_length_of_the_longest(expression):
     """As torch's layers, which padding makes as long as that, and as wide as the samples alone."""
     own = [t.detach() for t in sequences()]
     x, layer = torch.nested.as_nested_tensor(own, layout=torch.jagged), Conv(expression, P, Q).double()
-    alone = [layer(t, structure=Samples([len(t)])) for t in own]
-    torch.testing.assert_close(layer(x).to_padded_tensor(0.0), nn.utils.rnn.pad_sequence(alone, batch_first=True))
+    single = [layer(t, structure=Samples([len(t)])) for t in own]
+    torch.testing.assert_close(layer(x).to_padded_tensor(0.0), nn.utils.rnn.pad_sequence(single, batch_first=True))
 
 
 def test_edges_of_a_batch_of_nested_nodes_are_nested():
@@ -146,8 +146,8 @@ def test_edges_of_a_batch_of_nested_nodes_are_nested():
     x = torch.nested.as_nested_tensor(sequences(), layout=torch.jagged)
     layer = Conv(Incidence("sender"), P, Q).double()
     y = layer(x, structure=batch(graphs))
-    for found, t, graph in zip(y.unbind(), sequences(), graphs, strict=True):
-        torch.testing.assert_close(found, layer(t, structure=graph))
+    for actual, t, graph in zip(y.unbind(), sequences(), graphs, strict=True):
+        torch.testing.assert_close(actual, layer(t, structure=graph))
 
 
 def test_nested_tensors_are_prepared_as_entries_of_samples():
@@ -170,14 +170,14 @@ def test_what_is_prepared_of_padded_entries_passes_no_gradient_of_them(name, pla
     expression = expression | (0.5 * SCORES[name]).masked(keep=mask).softmax() if place[:3] == "two" else expression
     layer = Conv(expression, P, P).double()
     z = x.nan_to_num(1.0)
-    found = []
+    actual = []
     for call in (lambda: layer(x, given, z=z), lambda: layer(layer.prepare(x, given), z=z)):
         layer.zero_grad()
         call().sum().backward()
-        found.append([parameter.grad for parameter in layer.parameters() if parameter.grad is not None])
-    for ours, wanted in zip(*found, strict=True):
+        actual.append([parameter.grad for parameter in layer.parameters() if parameter.grad is not None])
+    for ours, expected in zip(*actual, strict=True):
         assert ours.isfinite().all()
-        torch.testing.assert_close(ours, wanted)
+        torch.testing.assert_close(ours, expected)
 
 
 def tables():
@@ -199,15 +199,15 @@ MET = {
 def test_an_input_that_masks_together_leave_to_no_output_may_be_anything(how, name):
     layer = Conv(MET[how](SCORES[name]), P, P, other_channels=P).double()
     x, z = torch.randn(5, P, dtype=torch.float64), torch.randn(6, P, dtype=torch.float64)
-    found = []
+    actual = []
     for hidden in (0.0, torch.nan):
         x[4] = hidden
         layer.zero_grad()
         y = layer(x, z=z)
         y.sum().backward()
-        found.append([y.detach(), *[p.grad for p in layer.parameters() if p.grad is not None]])
-    for ours, wanted in zip(*found, strict=True):
-        torch.testing.assert_close(ours, wanted)
+        actual.append([y.detach(), *[p.grad for p in layer.parameters() if p.grad is not None]])
+    for ours, expected in zip(*actual, strict=True):
+        torch.testing.assert_close(ours, expected)
 
 
 def test_masks_before_and_after_a_composition_have_outputs_of_their_own():

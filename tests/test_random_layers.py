@@ -73,7 +73,7 @@ class Both:
 def leaves(x):
     """Scores of x itself, through one of three functions, a table that ignores x, or ones."""
     def strategy(m, n):
-        def made(kind, seed):
+        def make(kind, seed):
             if kind == "given":
                 table = torch.randn(1, n, n, dtype=F64, generator=torch.Generator().manual_seed(seed))
                 raw, mechanism = table, Given(table)
@@ -86,7 +86,7 @@ def leaves(x):
             basis = mechanism.bound(P).basis(x)
             return Drawn(Both(mechanism, basis), raw, torch.ones(1, n, n, dtype=torch.bool), True)
 
-        return st.builds(made, st.sampled_from(["plain", "tanh", "square", "given", "uniform"]), st.integers(0, 99))
+        return st.builds(make, st.sampled_from(["plain", "tanh", "square", "given", "uniform"]), st.integers(0, 99))
 
     return strategy
 
@@ -106,8 +106,8 @@ def test_a_random_layer_is_the_einsum_that_it_means(data, n, seed):
     same(y, expected, repr(layer.mechanism))
     if not expected.requires_grad:
         return
-    found, right = (torch.autograd.grad(out, [x, theta], g, allow_unused=True) for out in (y, expected))
-    for own, other, at in zip(found, right, (x, theta), strict=True):
+    actual, right = (torch.autograd.grad(out, [x, theta], g, allow_unused=True) for out in (y, expected))
+    for own, other, at in zip(actual, right, (x, theta), strict=True):
         own, other = (torch.zeros_like(at) if gradient is None else gradient for gradient in (own, other))
         same(own, other, f"a gradient of {layer.mechanism!r}")
 
@@ -130,13 +130,13 @@ def test_what_hidden_inputs_hold_does_not_matter(name):
     torch.manual_seed(0)
     keep = Padding(torch.tensor([True, True, True, False]))
     layer = Conv(UNREAD[name](DotProduct(dim=3), None, keep), P, P).double()
-    z, found = torch.randn(2, P, dtype=F64), []
+    z, actual = torch.randn(2, P, dtype=F64), []
     for hidden in (0.5, torch.nan):
         x = torch.randn(4, P, dtype=F64, generator=torch.Generator().manual_seed(1))
         x[3] = hidden
         y = layer(x, z=z)
-        found.append([y, *torch.autograd.grad(y.sum(), list(layer.parameters()), materialize_grads=True)])
-    for own, other in zip(*found, strict=True):
+        actual.append([y, *torch.autograd.grad(y.sum(), list(layer.parameters()), materialize_grads=True)])
+    for own, other in zip(*actual, strict=True):
         same(own, other, name)
 
 

@@ -76,10 +76,10 @@ def test_gradients(name):
     x, r = numbers(5, P), numbers(K, 5, P)
     rebuilt = rebuild(theta, iter(held))
     dense = rebuilt.dense()
-    for value, wanted in ((rebuilt.expand(x), x @ dense), (rebuilt.contract(r), (r @ dense).sum(0))):
+    for value, expected in ((rebuilt.expand(x), x @ dense), (rebuilt.contract(r), (r @ dense).sum(0))):
         seed = numbers(*value.shape)
         ours = torch.autograd.grad((value * seed).sum(), held, retain_graph=True)
-        theirs = torch.autograd.grad((wanted * seed).sum(), held, retain_graph=True)
+        theirs = torch.autograd.grad((expected * seed).sum(), held, retain_graph=True)
         for a, b in zip(ours, theirs, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
 

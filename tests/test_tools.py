@@ -83,8 +83,8 @@ def test_functional_call_takes_a_state(name):
     use = LAYERS[name]()
     expected, state = use().detach(), use.layer.state_dict()
     twin = cleared(use)
-    found = twin.run(lambda *args, **options: functional_call(twin.layer, state, args, options, strict=True))
-    torch.testing.assert_close(found.detach(), expected, rtol=1e-9, atol=1e-9)
+    actual = twin.run(lambda *args, **options: functional_call(twin.layer, state, args, options, strict=True))
+    torch.testing.assert_close(actual.detach(), expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", drawn(MATRIX["state dicts of DCP"], 6))

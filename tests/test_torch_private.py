@@ -54,7 +54,7 @@ def hidden(name):
 def test_private_names_of_torch_stand_in_one_module():
     """But for the suite's own checks, which put tensors of every kind before a layer."""
     root = Path(structconv.__file__).parent
-    found = [f"{path.relative_to(root)}:{line} {name}" for path in sorted(root.rglob("*.py"))
+    actual = [f"{path.relative_to(root)}:{line} {name}" for path in sorted(root.rglob("*.py"))
              if path.name != "torch_compat.py" and "testing" not in path.parts
              for line, name in private_names(path.read_text())]
-    assert not found, "\n".join(found)
+    assert not actual, "\n".join(actual)

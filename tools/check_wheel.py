@@ -54,11 +54,11 @@ def main() -> None:
              ("multi-head attention", heads, (torch.randn(2, 50, 32),))]
     for name, layer, arguments in cases:
         called.clear()
-        found = results(layer, *arguments)
+        result = results(layer, *arguments)
         used = sorted(set(called))
         expected = results(layer.double(), arguments[0].double(), *arguments[1:])
         error = max(float((a - b).abs().max() / b.abs().max().clamp_min(1))
-                    for a, b in zip(found, expected, strict=True))
+                    for a, b in zip(result, expected, strict=True))
         print(f"{name}: {error:.1e} from float64, by {', '.join(used) or 'no native operator'}")
         assert error < 1e-5, name
         assert used or layer is heads, f"{name} ran no native operator"  # torch.sdpa is the cheapest there

@@ -62,10 +62,10 @@ def run(matrix: Mapping[str, Sequence[str]], tests: Mapping[str, str]) -> int:
     failed: dict[str, list[str]] = {}
     missing = []
     for tool, names in matrix.items():
-        found = {name: seen.of.get(f"{tests[tool]}[{name}]", seen.of.get(tests[tool], "not run")) for name in names}
-        if set(found.values()) == {"skipped"}:
+        result = {name: seen.of.get(f"{tests[tool]}[{name}]", seen.of.get(tests[tool], "not run")) for name in names}
+        if set(result.values()) == {"skipped"}:
             missing.append(tool)
-        failed[tool] = [name for name, outcome in found.items() if outcome not in ("passed", "skipped")]
+        failed[tool] = [name for name, outcome in result.items() if outcome not in ("passed", "skipped")]
     print("\n" + table(matrix, failed, missing))
     bad = {tool: names for tool, names in failed.items() if names}
     for tool, names in bad.items():

@@ -29,8 +29,8 @@ COLUMNS = ("CPU, native", "CPU, torch", "CUDA", "forward", "backward", "double b
 Function = Callable[..., Tensor]
 
 
-def _close(found: Tensor, expected: Tensor, tolerance: float = 1e-5) -> bool:
-    return found.shape == expected.shape and torch.allclose(found.double(), expected.double(), tolerance, tolerance)
+def _close(result: Tensor, expected: Tensor, tolerance: float = 1e-5) -> bool:
+    return result.shape == expected.shape and torch.allclose(result.double(), expected.double(), tolerance, tolerance)
 
 
 def _leaves(tensors: list[Tensor]) -> list[Tensor]:
@@ -143,13 +143,13 @@ def _calls(fn: Function, tensors: list[Tensor]) -> tuple[bool, bool]:
 
 def measure() -> dict[str, dict[str, Any]]:
     """What became of every operator and mode in this process, with the result of the plain call."""
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     for name, (fn, tensors) in _cases().items():
         print(name, file=sys.stderr)
         native, triton = _calls(fn, tensors)
-        found[name] = {"native": native, "triton": triton, "result": fn(*tensors).double().tolist(),
+        result[name] = {"native": native, "triton": triton, "result": fn(*tensors).double().tolist(),
                        "modes": {mode: passes(mode, fn, tensors) for mode in MODES}}
-    return found
+    return result
 
 
 def run(native: str) -> dict[str, dict[str, Any]]:

@@ -39,16 +39,16 @@ def _sdpa(causal: bool, batch: int, heads: int, dim: int, size: Size) -> Compari
         basis: Basis = scores.Bilinear(q, k) * dim**-0.5
         return ops.apply((basis.masked(keep=Causal()) if causal else basis).softmax(over="inputs"), v)
 
-    found = []
+    result = []
     entries: list[Any] = [("torch sdpa", partial(F.scaled_dot_product_attention, is_causal=causal), False)]
     if compiler() is not None:  # without one `torch.compile` stops on a CPU
         entries.append(("flex attention", _flex(causal), True))
     for name, operator, slow in entries:
         leaves = tuple(tensor.detach() for tensor in _qkv(*shape)) if slow else _qkv(*shape)
-        found.append(Entrant(name=name, run=partial(operator, *leaves), inputs=() if slow else leaves,
+        result.append(Entrant(name=name, run=partial(operator, *leaves), inputs=() if slow else leaves,
                              full_only=slow, phases=(FORWARD,) if slow else PHASES))
     products = 4.0 * batch * heads * length**2 * dim / (2 if causal else 1)
-    return Comparison(ours=Entrant(name="ours", run=run, inputs=(q, k, v)), peers=tuple(found),
+    return Comparison(ours=Entrant(name="ours", run=run, inputs=(q, k, v)), peers=tuple(result),
                       size=f"B={batch}, {heads} heads of {dim}, N={length}",
                       least={"forward": Work(flops=products), "both": Work(flops=3.5 * products)})
 

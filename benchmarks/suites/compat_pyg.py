@@ -69,14 +69,14 @@ def _more(kind: str, edges: int) -> tuple[Tensor, ...]:
 def _compared(make: Callable[[Any], nn.Module], run: Callable[[nn.Module, list[Tensor]], Tensor],
               inputs: Callable[[], list[Tensor]], size: str, edges: int, needs: float = 0.0) -> Comparison:
     """Our module and theirs, which `needs` so many bytes, with the same parameters; `run` calls one with its inputs."""
-    ours, found = make(pyg), []
+    ours, result = make(pyg), []
     xs = inputs()
     if (library := peers.geometric()) is not None:
         theirs, others = make(library), inputs()
         theirs.load_state_dict(ours.state_dict())
-        found.append(entrant("pyg", theirs, lambda: run(theirs, others), *others, needs=needs))
+        result.append(entrant("pyg", theirs, lambda: run(theirs, others), *others, needs=needs))
     own: Entrant = entrant("ours", ours, lambda: run(ours, xs), *xs)
-    return Comparison(ours=own, peers=tuple(found), size=size, edges=edges, tolerance=2e-3)
+    return Comparison(ours=own, peers=tuple(result), size=size, edges=edges, tolerance=2e-3)
 
 
 def _layer(name: str, edges: int, size: Size) -> Comparison:
@@ -99,12 +99,12 @@ def _net(name: str, graphs: int, nodes: int, channels: int, size: Size) -> Compa
         return Net(make(library, channels), make(library, channels), nn.Linear(channels, 8),
                    lambda x, data: library.global_mean_pool(x, data.batch), lambda data: data.edge_index)
 
-    ours, found = net(pyg), []
+    ours, result = net(pyg), []
     if (library := peers.geometric()) is not None:
         theirs = net(library)
         theirs.load_state_dict(ours.state_dict())
-        found.append(entrant_of("pyg", theirs, theirs, batches, channels))
-    return comparison(entrant_of("ours", ours, ours, batches, channels), found, batches, f"two layers of {channels}")
+        result.append(entrant_of("pyg", theirs, theirs, batches, channels))
+    return comparison(entrant_of("ours", ours, ours, batches, channels), result, batches, f"two layers of {channels}")
 
 
 CASES = (

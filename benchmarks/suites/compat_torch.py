@@ -28,15 +28,15 @@ Run = Callable[[nn.Module, Tensor], Tensor]
 def _layers(name: str, args: tuple[Any, ...], options: dict[str, Any], shape: tuple[int, ...], run: Run, _: Size
             ) -> Comparison:
     """Our layer and torch's, with the same parameters, in training mode without dropout."""
-    found: list[Entrant] = []
+    result: list[Entrant] = []
     state: dict[str, Tensor] | None = None
     for who, module in (("ours", compat), ("torch", nn)):
         layer, x = getattr(module, name)(*args, **options), leaf(*shape)
         if state is not None:
             layer.load_state_dict(state)
         state = layer.state_dict()
-        found.append(Entrant(name=who, run=partial(run, layer, x), inputs=(x,), parameters=tuple(layer.parameters())))
-    return Comparison(ours=found[0], peers=(found[1],), size=f"{name}{args} on {shape}")
+        result.append(Entrant(name=who, run=partial(run, layer, x), inputs=(x,), parameters=tuple(layer.parameters())))
+    return Comparison(ours=result[0], peers=(result[1],), size=f"{name}{args} on {shape}")
 
 
 def _called(layer: nn.Module, x: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def _model(config: dict[str, Any], family: str, batch: int, length: int, generat
 
     register()
     words = torch.randint(3, config["vocab_size"], (batch, length), generator=torch.Generator().manual_seed(1))
-    found: list[Entrant] = []
+    result: list[Entrant] = []
     for who, implementation in (("ours", "structconv"), ("transformers sdpa", "sdpa")):
         torch.manual_seed(0)
         model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**config))
@@ -65,12 +65,12 @@ def _model(config: dict[str, Any], family: str, batch: int, length: int, generat
         if generated:
             run = partial(model.generate, words, max_new_tokens=generated, do_sample=False, pad_token_id=0,
                           eos_token_id=None)
-            found.append(entrant(who, model, run, phases=(FORWARD,)))
+            result.append(entrant(who, model, run, phases=(FORWARD,)))
         else:
-            found.append(entrant(who, model, partial(_logits, model, words), phases=PHASES))
+            result.append(entrant(who, model, partial(_logits, model, words), phases=PHASES))
     made = f"{family}, {config['num_hidden_layers']} layers of {config['hidden_size']}"
     tokens = f", {generated} tokens generated" if generated else ""
-    return Comparison(ours=found[0], peers=(found[1],), size=f"{made}, B={batch}, N={length}{tokens}")
+    return Comparison(ours=result[0], peers=(result[1],), size=f"{made}, B={batch}, N={length}{tokens}")
 
 
 def _logits(model: nn.Module, words: Tensor) -> Tensor:
@@ -79,10 +79,10 @@ def _logits(model: nn.Module, words: Tensor) -> Tensor:
 
 
 def _cases() -> list[Case]:
-    found = []
+    result = []
 
     def add(name: str, size: str, build: Callable[[Size], Comparison]) -> None:
-        found.append(Case(suite="compat", name=f"{name}-{size}", build=build, headline=size == "medium"))
+        result.append(Case(suite="compat", name=f"{name}-{size}", build=build, headline=size == "medium"))
 
     for size, (batch, length, channels, heads) in _SEQUENCES.items():
         shape, options = (batch, length, channels), {"batch_first": True}
@@ -103,7 +103,7 @@ def _cases() -> list[Case]:
         config = {"vocab_size": 500, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
                   "num_attention_heads": 8, "num_key_value_heads": 2, "sliding_window": 64}
         add("mistral-window-64", "large", partial(_model, config, "Mistral", 1, 2048, 0))
-    return found
+    return result
 
 
 CASES = tuple(_cases())

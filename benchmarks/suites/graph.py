@@ -42,10 +42,10 @@ def build_gcn(graph: Graph, in_channels: int, channels: int) -> Comparison:
     ours: Any = GCNConv(in_channels, channels)
     theta = ours.weight.theta.detach()[0]
     x = leaf(graph.num_nodes, in_channels)
-    found = [_torch_gcn(graph, theta, x.shape), *_geometric_gcn(graph, theta, x.shape),
+    result = [_torch_gcn(graph, theta, x.shape), *_geometric_gcn(graph, theta, x.shape),
              *_dgl_gcn(graph, theta, x.shape)]
     edges = graph.num_edges + graph.num_nodes
-    return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(found),
+    return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(result),
                       edges=graph.num_edges, size=_size(graph, in_channels, channels),
                       least=_least(edges, graph.num_nodes, min(in_channels, channels), in_channels * channels))
 
@@ -90,17 +90,17 @@ def build_gat(graph: Graph, in_channels: int, heads: int, channels: int) -> Comp
     score = next(part for part in ours.modules() if getattr(part, "vector_source", None) is not None)
     source, target = score.vector_source.detach(), score.vector_target.detach()
     rows, x = heads_to_rows(ours.weight.theta), leaf(graph.num_nodes, in_channels)
-    wide, found = heads * channels, []
+    wide, result = heads * channels, []
     if (library := peers.geometric()) is not None:
         pyg, x_pyg = library.GATConv(in_channels, channels, heads, add_self_loops=False), leaf(*x.shape)
         copied(pyg.lin.weight, rows)
         copied(pyg.att_src, source[None])
         copied(pyg.att_dst, target[None])
         needs = _GATHERED * 4 * graph.num_edges * wide
-        found.append(entrant("pyg", pyg, lambda: pyg(x_pyg, graph.edge_index), x_pyg, needs=needs))
+        result.append(entrant("pyg", pyg, lambda: pyg(x_pyg, graph.edge_index), x_pyg, needs=needs))
         if compiler() is not None:  # without one `torch.compile` stops on a CPU
             compiled, x_compiled = torch.compile(pyg), leaf(*x.shape)
-            found.append(entrant("pyg compiled", pyg, lambda: compiled(x_compiled, graph.edge_index), x_compiled,
+            result.append(entrant("pyg compiled", pyg, lambda: compiled(x_compiled, graph.edge_index), x_compiled,
                                  needs=needs, full_only=True))
     if (library := peers.dgl()) is not None:
         dgl = library.nn.pytorch.GATConv(in_channels, channels, heads, allow_zero_in_degree=True)
@@ -108,8 +108,8 @@ def build_gat(graph: Graph, in_channels: int, heads: int, channels: int) -> Comp
         copied(dgl.fc.weight, rows)
         copied(dgl.attn_l, source[None])
         copied(dgl.attn_r, target[None])
-        found.append(entrant("dgl", dgl, lambda: dgl(g, x_dgl).flatten(1), x_dgl))
-    return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(found), edges=graph.num_edges,
+        result.append(entrant("dgl", dgl, lambda: dgl(g, x_dgl).flatten(1), x_dgl))
+    return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(result), edges=graph.num_edges,
                       size=_size(graph, in_channels, f"{heads}x{channels}"),
                       least=_least(graph.num_edges, graph.num_nodes, wide, in_channels * wide))
 
@@ -134,14 +134,14 @@ def _gatv2(in_channels: int, heads: int, channels: int, size: Size) -> Compariso
     score: Any = next(part for part in ours.modules() if isinstance(part, Additive))
     nn.init.zeros_(score.target.bias)
     rows = heads_to_rows(ours.weight.theta)
-    x, found = leaf(graph.num_nodes, in_channels), []
+    x, result = leaf(graph.num_nodes, in_channels), []
     if (library := peers.geometric()) is not None:
         pyg = library.GATv2Conv(in_channels, channels, heads, add_self_loops=False, bias=False)
         x_pyg = leaf(*x.shape)
         copied(pyg.lin_l.weight, rows)
         copied(pyg.lin_r.weight, score.target.weight)
         copied(pyg.att, score.vector[None])
-        found.append(entrant("pyg", pyg, lambda: pyg(x_pyg, graph.edge_index), x_pyg,
+        result.append(entrant("pyg", pyg, lambda: pyg(x_pyg, graph.edge_index), x_pyg,
                              needs=2 * _GATHERED * 4 * graph.num_edges * wide))
     if (library := peers.dgl()) is not None:
         dgl = library.nn.pytorch.GATv2Conv(in_channels, channels, heads, bias=False, allow_zero_in_degree=True)
@@ -149,9 +149,9 @@ def _gatv2(in_channels: int, heads: int, channels: int, size: Size) -> Compariso
         copied(dgl.fc_src.weight, rows)
         copied(dgl.fc_dst.weight, score.target.weight)
         copied(dgl.attn, score.vector[None])
-        found.append(entrant("dgl", dgl, lambda: dgl(g, x_dgl).flatten(1), x_dgl, needs=_GATHERED * 4
+        result.append(entrant("dgl", dgl, lambda: dgl(g, x_dgl).flatten(1), x_dgl, needs=_GATHERED * 4
                              * graph.num_edges * wide))
-    return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(found),
+    return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(result),
                       edges=graph.num_edges, size=_size(graph, in_channels, f"{heads}x{channels}"),
                       least=_least(graph.num_edges, graph.num_nodes, wide, 2 * in_channels * wide))
 
@@ -163,19 +163,19 @@ def _dot_product(in_channels: int, heads: int, channels: int, size: Size) -> Com
     ours: Any = Conv(attention, in_channels, wide, weight=HeadBlocks(), bias=False)
     score: Any = next(part for part in ours.modules() if isinstance(part, DotProduct))
     query, key = score.query.weight.detach(), score.key.weight.detach()
-    rows, x, found = heads_to_rows(ours.weight.theta), leaf(graph.num_nodes, in_channels), []
+    rows, x, result = heads_to_rows(ours.weight.theta), leaf(graph.num_nodes, in_channels), []
     if (library := peers.geometric()) is not None:
         pyg, x_pyg = library.TransformerConv(in_channels, channels, heads, root_weight=False), leaf(*x.shape)
         for part, weight in ((pyg.lin_query, query), (pyg.lin_key, key), (pyg.lin_value, rows)):
             copied(part.weight, weight, part.bias)
         used = [part for name, part in pyg.named_parameters() if "skip" not in name and "beta" not in name]
-        found.append(Entrant(name="pyg", run=lambda: pyg(x_pyg, graph.edge_index), inputs=(x_pyg,),
+        result.append(Entrant(name="pyg", run=lambda: pyg(x_pyg, graph.edge_index), inputs=(x_pyg,),
                              parameters=tuple(used), needs=2 * _GATHERED * 4 * graph.num_edges * wide))
     if (library := peers.dgl()) is not None:
         layer, x_dgl = Projections(in_channels, heads, channels, (query, key, rows)), leaf(*x.shape)
         g = dgl_graph(library, graph)
-        found.append(entrant("dgl", layer, lambda: dgl_projected(library, g, layer, x_dgl), x_dgl))
-    return Comparison(ours=entrant("ours", ours, lambda: ours(x, structure=graph), x), peers=tuple(found),
+        result.append(entrant("dgl", layer, lambda: dgl_projected(library, g, layer, x_dgl), x_dgl))
+    return Comparison(ours=entrant("ours", ours, lambda: ours(x, structure=graph), x), peers=tuple(result),
                       edges=graph.num_edges, size=_size(graph, in_channels, f"{heads}x{channels}"),
                       least=_least(2 * graph.num_edges, graph.num_nodes, wide, 3 * in_channels * wide))
 
@@ -187,16 +187,16 @@ def _dot_kernel(heads: int, channels: int, size: Size) -> Comparison:
     def inputs() -> tuple[Tensor, ...]:
         return tuple(leaf(graph.num_nodes, heads, channels, seed=seed) for seed in range(3))
 
-    ours, found = inputs(), []
+    ours, result = inputs(), []
     if (library := peers.geometric()) is not None:
         pyg, of_pyg = library.TransformerConv(wide, channels, heads, root_weight=False), inputs()
-        found.append(Entrant(name="pyg", run=lambda: geometric_attention(pyg, graph.edge_index, *of_pyg), inputs=of_pyg,
-                             needs=2 * _GATHERED * 4 * graph.num_edges * wide))
+        result.append(Entrant(name="pyg", run=lambda: geometric_attention(pyg, graph.edge_index, *of_pyg),
+                              inputs=of_pyg, needs=2 * _GATHERED * 4 * graph.num_edges * wide))
     if (library := peers.dgl()) is not None:
         g, of_dgl = dgl_graph(library, graph), inputs()
-        found.append(Entrant(name="dgl", run=lambda: dgl_attention(library, g, *of_dgl), inputs=of_dgl))
+        result.append(Entrant(name="dgl", run=lambda: dgl_attention(library, g, *of_dgl), inputs=of_dgl))
     run = partial(bilinear_attention, graph.by_target(), graph.by_source(), *ours, scale=channels**-0.5)
-    return Comparison(ours=Entrant(name="ours", run=run, inputs=ours), peers=tuple(found), edges=graph.num_edges,
+    return Comparison(ours=Entrant(name="ours", run=run, inputs=ours), peers=tuple(result), edges=graph.num_edges,
                       size=_size(graph, "", f"{heads}x{channels}"),
                       least=_least(2 * graph.num_edges, graph.num_nodes, wide, 0))
 
@@ -204,20 +204,20 @@ def _dot_kernel(heads: int, channels: int, size: Size) -> Comparison:
 def build_chebyshev(graph: Graph, in_channels: int, channels: int, terms: int) -> Comparison:
     """Chebyshev polynomials of the symmetric Laplacian; the graph comes with its reverse edges."""
     ours: Any = ChebConv(in_channels, channels, terms)
-    theta, x, found = ours.weight.theta.detach(), leaf(graph.num_nodes, in_channels), []
+    theta, x, result = ours.weight.theta.detach(), leaf(graph.num_nodes, in_channels), []
     if (library := peers.geometric()) is not None:
         pyg, x_pyg = library.ChebConv(in_channels, channels, terms), leaf(*x.shape)
         for part, weight in zip(pyg.lins, theta, strict=True):
             copied(part.weight, weight.mT)
-        found.append(entrant("pyg", pyg, lambda: pyg(x_pyg, graph.edge_index), x_pyg,
+        result.append(entrant("pyg", pyg, lambda: pyg(x_pyg, graph.edge_index), x_pyg,
                              needs=2 * 4 * graph.num_edges * in_channels))
     if (library := peers.dgl()) is not None:
         dgl, x_dgl, g = library.nn.pytorch.ChebConv(in_channels, channels, terms, activation=None), \
             leaf(*x.shape), dgl_graph(library, graph)
         copied(dgl.linear.weight, theta.flatten(0, 1).mT, dgl.linear.bias)
-        found.append(entrant("dgl", dgl, lambda: _dgl_cheb(dgl, g, x_dgl), x_dgl))
+        result.append(entrant("dgl", dgl, lambda: _dgl_cheb(dgl, g, x_dgl), x_dgl))
     narrow = min(in_channels, channels)
-    return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(found), edges=graph.num_edges,
+    return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(result), edges=graph.num_edges,
                       size=f"{_size(graph, in_channels, channels)}, K={terms}",
                       least=_least((terms - 1) * graph.num_edges, graph.num_nodes, narrow,
                                    terms * in_channels * channels))
@@ -239,12 +239,12 @@ def _spmm(channels: int, size: Size) -> Comparison:
     graph = power_law(size.pick(_QUICK, _FULL))
     values = torch.rand(graph.num_edges, generator=torch.Generator().manual_seed(3))
     x, x_torch, matrix = leaf(graph.num_nodes, channels), leaf(graph.num_nodes, channels), csr(graph, values)
-    found = [Entrant(name="torch csr", run=lambda: matrix @ x_torch, inputs=(x_torch,))]
+    result = [Entrant(name="torch csr", run=lambda: matrix @ x_torch, inputs=(x_torch,))]
     if (library := peers.dgl()) is not None:
         x_dgl, g, column = leaf(*x.shape), dgl_graph(library, graph), values[:, None]
-        found.append(Entrant(name="dgl", run=lambda: library.ops.u_mul_e_sum(g, x_dgl, column), inputs=(x_dgl,)))
+        result.append(Entrant(name="dgl", run=lambda: library.ops.u_mul_e_sum(g, x_dgl, column), inputs=(x_dgl,)))
     ours = Entrant(name="ours", run=lambda: spmm(graph.by_target(), graph.by_source(), values, x), inputs=(x,))
-    return Comparison(ours=ours, peers=tuple(found), edges=graph.num_edges, size=_size(graph, "", channels),
+    return Comparison(ours=ours, peers=tuple(result), edges=graph.num_edges, size=_size(graph, "", channels),
                       least=_least(graph.num_edges, graph.num_nodes, channels, 0))
 
 

@@ -56,13 +56,13 @@ def _irregular(size: Size) -> Comparison:
     ours: Any = OnGrid(Conv(Shifts(OFFSETS), channels, channels), 2)
     theta, bias = ours.conv.weight.theta.detach(), ours.conv.bias.detach()
     shape = (batch, channels, side, side)
-    x, found = leaf(*shape), []
+    x, result = leaf(*shape), []
     for name, run in (("torch embedded", _embedded), ("torch slices", _slices)):
         x_peer = leaf(*shape)
         own = theta.clone().requires_grad_(), bias.clone().requires_grad_()
-        found.append(Entrant(name=name, run=partial(run, x_peer, *own), inputs=(x_peer,), parameters=own))
+        result.append(Entrant(name=name, run=partial(run, x_peer, *own), inputs=(x_peer,), parameters=own))
     flops = 2.0 * batch * side**2 * theta.numel()
-    return Comparison(ours=entrant("ours", ours, lambda: ours(x), x), peers=tuple(found),
+    return Comparison(ours=entrant("ours", ours, lambda: ours(x), x), peers=tuple(result),
                       size=f"{batch}x{channels}x{side}x{side} to {channels}, {len(OFFSETS)} offsets of radius "
                            f"{_RADIUS}",
                       least={"forward": Work(flops=flops), "both": Work(flops=3 * flops)})

@@ -35,12 +35,12 @@ class _Concatenated(nn.Module):
             copied(layer.bias, update.bias)
 
     def effect(self, edges: Tensor, senders: Tensor, receivers: Tensor) -> Tensor:
-        found: Tensor = self.deeper(self.first(torch.cat([edges, senders, receivers], -1)))
-        return found
+        result: Tensor = self.deeper(self.first(torch.cat([edges, senders, receivers], -1)))
+        return result
 
     def update(self, reached: Tensor, nodes: Tensor) -> Tensor:
-        found: Tensor = self.rest(self.node(torch.cat([reached, nodes], -1)))
-        return found
+        result: Tensor = self.rest(self.node(torch.cat([reached, nodes], -1)))
+        return result
 
 
 class _Plain(nn.Module):

@@ -33,7 +33,7 @@ def build_network(size: Size) -> Comparison:
                                         samples=Samples([one.num_nodes for one in part])))
                           for x, graph, kind, part in zip(xs, graphs, attributes, parts, strict=True)])
 
-    found = []
+    result = []
     if (library := peers.geometric()) is not None:
         peer = _GeometricNetwork(library, ours, channels)
         own = [leaf(graph.num_nodes, atoms) for graph in graphs]
@@ -43,9 +43,9 @@ def build_network(size: Size) -> Comparison:
             return torch.cat([peer(x, graph.edge_index.clone(), kind.clone(), member)
                               for x, graph, kind, member in zip(own, graphs, attributes, members, strict=True)])
 
-        found.append(entrant("pyg", peer, run_peer, *own))
+        result.append(entrant("pyg", peer, run_peer, *own))
     nodes, edges = sum(graph.num_nodes for graph in graphs), sum(graph.num_edges for graph in graphs)
-    return Comparison(ours=entrant("ours", ours, run, *xs), peers=tuple(found), edges=edges,
+    return Comparison(ours=entrant("ours", ours, run, *xs), peers=tuple(result), edges=edges,
                       size=f"4 batches of {count} graphs, {nodes:,} nodes, {edges:,} edges of {_BONDS} "
                            f"attributes, {channels} channels and hidden units, 3 messages, set2set")
 

@@ -39,12 +39,12 @@ def _citation(gat: bool, size: Size) -> Comparison:
     layers: list[nn.Module] = ([GATConv(words, 8, 8, add_self_loops=False), GATConv(64, classes, add_self_loops=False)]
                                if gat else [GCNConv(words, 16), GCNConv(16, classes)])
     activation = nn.functional.elu if gat else nn.functional.relu
-    ours, x, found = _Stack(layers, activation), leaf(graph.num_nodes, words), []
+    ours, x, result = _Stack(layers, activation), leaf(graph.num_nodes, words), []
     if (library := peers.geometric()) is not None:
         others = list(_geometric(library, layers, gat))
         peer, x_peer = _Stack(others, activation), leaf(graph.num_nodes, words)
-        found.append(entrant("pyg", peer, lambda: peer(x_peer, graph.edge_index), x_peer))
-    return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(found), edges=graph.num_edges,
+        result.append(entrant("pyg", peer, lambda: peer(x_peer, graph.edge_index), x_peer))
+    return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(result), edges=graph.num_edges,
                       size=f"{graph.num_nodes:,} nodes, {graph.num_edges:,} edges, {words} to {classes}")
 
 

@@ -165,39 +165,39 @@ def _network(kind: str, count: int, nodes: int, channels: int, size: Size) -> Co
     batches = [random_batch(count, nodes, seed) for seed in range(BATCHES)]
     first, second, head = _ours(kind, channels, channels), _ours(kind, channels, channels), nn.Linear(channels, 8)
     ours = Net(first, second, head, layers.GraphPool(channels, "mean"), Graph.from_data)
-    found = []
+    result = []
     if (library := peers.geometric()) is not None:
         twin = nn.Linear(channels, 8)
         twin.load_state_dict(head.state_dict())
         both = [_peer(library, kind, layer, channels, channels) for layer in (first, second)]
         peer = Net(both[0], both[1], twin, lambda x, data: library.global_mean_pool(x, data.batch),
                     lambda data: data.edge_index)
-        found.append(entrant_of("pyg", peer, peer, batches, channels))
-    return comparison(entrant_of("ours", ours, ours, batches, channels), found, batches, f"two layers of {channels}")
+        result.append(entrant_of("pyg", peer, peer, batches, channels))
+    return comparison(entrant_of("ours", ours, ours, batches, channels), result, batches, f"two layers of {channels}")
 
 
 def _layer(kind: str, count: int, channels: int, size: Size) -> Comparison:
     """One layer on batches of so many molecules."""
     batches = [_of_molecules(count, seed) for seed in range(BATCHES)]
     ours = _ours(kind, channels, channels)
-    found = []
+    result = []
     if (library := peers.geometric()) is not None:
         peer = _peer(library, kind, ours, channels, channels)
-        found.append(entrant_of("pyg", peer, lambda x, data: peer(x, data.edge_index), batches, channels))
+        result.append(entrant_of("pyg", peer, lambda x, data: peer(x, data.edge_index), batches, channels))
     own = entrant_of("ours", ours, lambda x, data: ours(x, Graph.from_data(data)), batches, channels)
-    return comparison(own, found, batches, f"{channels} to {channels}")
+    return comparison(own, result, batches, f"{channels} to {channels}")
 
 
 def _pool(kind: str, count: int, nodes: int, channels: int, size: Size) -> Comparison:
     """The pooling of each graph of a new batch."""
     batches = [random_batch(count, nodes, seed) for seed in range(BATCHES)]
     ours = layers.GraphPool(channels, kind)
-    found = []
+    result = []
     if (library := peers.geometric()) is not None:
         pool = getattr(library, f"global_{'add' if kind == 'sum' else kind}_pool")
-        found.append(entrant_of("pyg", nn.Module(), lambda x, data: pool(x, data.batch), batches, channels))
+        result.append(entrant_of("pyg", nn.Module(), lambda x, data: pool(x, data.batch), batches, channels))
     own = entrant_of("ours", ours, lambda x, data: ours(x, Graph.from_data(data)), batches, channels)
-    return comparison(own, found, batches, f"{channels} channels")
+    return comparison(own, result, batches, f"{channels} channels")
 
 
 def entrant_of(name: str, layer: nn.Module, call: Call, batches: Sequence[_Batch], channels: int) -> Entrant:
@@ -210,11 +210,11 @@ def entrant_of(name: str, layer: nn.Module, call: Call, batches: Sequence[_Batch
     return entrant(name, layer, run, *xs)
 
 
-def comparison(ours: Entrant, found: Sequence[Entrant], batches: Sequence[_Batch], channels: str) -> Comparison:
+def comparison(ours: Entrant, result: Sequence[Entrant], batches: Sequence[_Batch], channels: str) -> Comparison:
     """The entrants on the same batches, with the sizes in words."""
     graphs, nodes, edges = (sum(counts) for counts in zip(*(
         (len(batch.sizes), batch.nodes, batch.edges.shape[1]) for batch in batches), strict=True))
-    return Comparison(ours=ours, peers=tuple(found), edges=edges,
+    return Comparison(ours=ours, peers=tuple(result), edges=edges,
                       size=f"{len(batches)} batches, {graphs} graphs, {nodes:,} nodes, {edges:,} edges, {channels}")
 
 

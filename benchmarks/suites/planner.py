@@ -75,11 +75,11 @@ class Path(NamedTuple):
 
 
 def _measure(kind: str, settings: Settings) -> Iterator[Line]:
-    found = []
+    result = []
     for number in range(_CONFIGURATIONS[settings.quick]):
-        found.append(configuration_line(kind, number, settings))
-        yield found[-1]
-    yield summary(kind, found)
+        result.append(configuration_line(kind, number, settings))
+        yield result[-1]
+    yield summary(kind, result)
 
 
 def configuration_line(kind: str, number: int, settings: Settings) -> Line:
@@ -174,9 +174,9 @@ def _work(given: Configuration, run: Run) -> Callable[[], Tensor]:
 
 def _error(results: dict[str, Tensor], reference: str) -> float:
     """The largest difference from the chosen path's result, over its largest entry."""
-    wanted = results[reference].detach()
-    top = wanted.abs().max().clamp(min=1e-30)
-    return max(float((result.detach() - wanted).abs().max() / top) for result in results.values())
+    expected = results[reference].detach()
+    top = expected.abs().max().clamp(min=1e-30)
+    return max(float((result.detach() - expected).abs().max() / top) for result in results.values())
 
 
 def _label(plan: Plan) -> str:

@@ -27,11 +27,11 @@ def _rgcn(channels: int, options: dict[str, int], size: Size) -> Comparison:
     ours: Any = RelationalConv(channels, channels, _RELATIONS, **options)  # type: ignore[arg-type]
     nn.init.normal_(ours.bias)
     x = leaf(graph.num_entities, channels)
-    found = [*_geometric(ours, graph, channels, options), *([] if options else _dgl(ours, graph, channels))]
+    result = [*_geometric(ours, graph, channels, options), *([] if options else _dgl(ours, graph, channels))]
     products = 2.0 * channels * channels * graph.num_entities
     least = {phase: Work(rows=times * graph.num_triples, row_bytes=4 * channels, table_rows=graph.num_entities,
                          flops=factor * products) for phase, times, factor in (("forward", 1, 1), ("both", 2, 3))}
-    return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(found),
+    return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(result),
                       edges=graph.num_triples,
                       size=f"{graph.num_entities:,} entities, {graph.num_triples:,} triples, {_RELATIONS} relations, "
                            f"{channels} to {channels}", least=least)
@@ -43,15 +43,15 @@ def _geometric(ours: Any, graph: KnowledgeGraph, channels: int, options: dict[st
     if library is None:
         return []
     edges, kinds = graph.triples[:, ::2].T.contiguous(), graph.triples[:, 1].contiguous()
-    found = []
+    result = []
     for name, kind, gathered in (("pyg", "RGCNConv", 4.0), ("pyg fast", "FastRGCNConv", 2.0 * channels)):
         if gathered > 8 and "num_blocks" in options:
             continue
         layer, x = getattr(library, kind)(channels, channels, _RELATIONS, **options), leaf(graph.num_entities, channels)
         _fill(layer, ours)
-        found.append(entrant(name, layer, partial(layer, x, edges, kinds), x,
+        result.append(entrant(name, layer, partial(layer, x, edges, kinds), x,
                              full_only=gathered > 8, needs=gathered * 4 * graph.num_triples * channels))
-    return found
+    return result
 
 
 def _fill(layer: Any, ours: Any) -> None:

@@ -46,8 +46,8 @@ def _by_sorting(indptr: Tensor, sources: Tensor, seeds: Tensor) -> tuple[int, in
 
 
 def _by_pyg_lib(sampler: Any, inputs: Any, seeds: Tensor) -> tuple[int, int]:
-    found = sampler.sample_from_nodes(inputs(None, seeds))
-    return len(found.row), len(found.node)
+    result = sampler.sample_from_nodes(inputs(None, seeds))
+    return len(result.row), len(result.node)
 
 
 def _entrant(name: str, counts: Counts, region: Tensor) -> Entrant:
@@ -73,8 +73,8 @@ def _sampling(edges: int, region: int | None, size: Size) -> Comparison:
     indptr, sources, members = relation.indptr.long(), relation.sources.long(), number[:region]
 
     def ours(seeds: Tensor) -> tuple[int, int]:
-        found = sampler.sample({None: seeds}, int(seeds.sum()))
-        return len(found.edges[None, None, None]), len(found.nodes[None])
+        result = sampler.sample({None: seeds}, int(seeds.sum()))
+        return len(result.edges[None, None, None]), len(result.nodes[None])
 
     rivals = [_entrant("torch", partial(_by_sorting, indptr, sources), members)]
     if (library := peers.pyg_lib()) is not None:

@@ -30,10 +30,10 @@ def embedding(own: nn.Embedding) -> nn.Embedding:
 def step(name: str, model: nn.Module, held: nn.Embedding, *given: Tensor,
          entropy: Callable[..., Tensor] = F.cross_entropy) -> Entrant:
     """The loss of a model, whose gradient to `held` is compared; the last that is given is what it is to tell."""
-    *others, wanted = given
+    *others, expected = given
 
     def loss() -> Tensor:
-        return entropy(model(*others).flatten(0, 1), wanted.flatten(), ignore_index=0)
+        return entropy(model(*others).flatten(0, 1), expected.flatten(), ignore_index=0)
 
     return by_loss(name, model, held, loss)
 

@@ -76,13 +76,13 @@ def _relative(sides: tuple[int, int], radius: int | None, batch: int, size: Size
 def _peers(grid: Grid, radius: int, length: int) -> list[Entrant]:
     leaves = _tables(1, HEADS, length, DIM)
     near = (grid.coordinates().unsqueeze(0) - grid.coordinates().unsqueeze(1)).abs().amax(-1) <= radius
-    found = [Entrant(name="torch sdpa", run=partial(F.scaled_dot_product_attention, *leaves, near), inputs=leaves,
+    result = [Entrant(name="torch sdpa", run=partial(F.scaled_dot_product_attention, *leaves, near), inputs=leaves,
                      needs=12.0 * HEADS * length**2)]
     unfolded = _tables(1, HEADS, length, DIM)
     offsets = (2 * radius + 1)**grid.ndim
-    found.append(Entrant(name="torch unfold", run=partial(_unfold, grid, radius, *unfolded), inputs=unfolded,
+    result.append(Entrant(name="torch unfold", run=partial(_unfold, grid, radius, *unfolded), inputs=unfolded,
                          needs=20.0 * HEADS * length * offsets * DIM))
-    return found
+    return result
 
 
 def _unfold(grid: Grid, radius: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -40,8 +40,8 @@ def layer_bases(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, list[B
     result: dict[str, list[Basis]] = {}
 
     def note(name: str, layer: Any, args: Any, kwargs: Any) -> None:
-        given = {key: value for key, value in kwargs.items() if not key.startswith("return_")}
-        result.setdefault(name, []).append(layer.basis(*args, **given))
+        arguments = {key: value for key, value in kwargs.items() if not key.startswith("return_")}
+        result.setdefault(name, []).append(layer.basis(*args, **arguments))
 
     with watched(_outermost(model), note):
         model(*args, **kwargs)

@@ -27,7 +27,7 @@ from structconv.bases.entrywise import (
     check_sizes,
 )
 from structconv.bases.linear import Composed, Concat, LinearSum, Repeated, Scaled, Transposed
-from structconv.bases.logdomain import taken_apart
+from structconv.bases.logdomain import mask_and_table
 from structconv.bases.mixing import Mixed
 from structconv.bases.normalizations import LogSoftmax, NormalizedBy, SinkSoftmax, normalization
 from structconv.bases.pairs import NORMALIZATIONS
@@ -105,7 +105,7 @@ def add(first: Basis, second: Basis | Tensor | Support | Graph) -> Basis:
     -inf outside it.
     """
     if not isinstance(second, Basis):
-        mask, table = taken_apart("bases", second)
+        mask, table = mask_and_table("bases", second)
         _check_masks_scores(first.has_scores, mask, first)
         first = first if mask is None else masked(first, keep=mask)
         return first if table is None else add(first, Dense(table))
@@ -219,13 +219,13 @@ def check_mask(keep: Any, drop: Any, *names: type) -> Any:
 
 def as_support(basis: Basis | Sizes, keep: Any, drop: Any) -> Support:
     """The support that `masked(keep=...)` or `masked(drop=...)` means for a basis of M inputs and N outputs."""
-    given = check_mask(keep, drop)
-    if isinstance(given, Tensor) and given.dim() > 1 and (
-            tuple(given.shape[-2:]) == (basis.num_inputs, basis.num_outputs)):
-        raise StructureError("masked", "a boolean mask must be one of inputs, (..., M)", tuple(given.shape),
+    argument = check_mask(keep, drop)
+    if isinstance(argument, Tensor) and argument.dim() > 1 and (
+            tuple(argument.shape[-2:]) == (basis.num_inputs, basis.num_outputs)):
+        raise StructureError("masked", "a boolean mask must be one of inputs, (..., M)", tuple(argument.shape),
                              "Say which it is: DenseMask(mask) for pairs (..., M, N), Padding(mask) for a batch.")
-    mask: Support = EdgeSupport(given) if isinstance(given, Graph) else Padding(given) if isinstance(
-        given, Tensor) else given
+    mask: Support = EdgeSupport(argument) if isinstance(argument, Graph) else Padding(argument) if isinstance(
+        argument, Tensor) else argument
     mask.check("masked", basis.num_inputs, basis.num_outputs)
     return mask if drop is None else inverted(mask)
 

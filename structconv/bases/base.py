@@ -346,8 +346,8 @@ class Basis(FrozenValue, ScoreMaps["Basis"], abc.ABC):
 
     def _static(self) -> Hashable:
         if field_names(self):
-            held = [id(t) for t in tensors_in(self)]  # a tensor held twice has one `Leaf` in a spec
-            same = tuple(map(held.index, held)) if len(set(held)) < len(held) else ()
+            ids = [id(t) for t in tensors_in(self)]  # a tensor held twice has one `Leaf` in a spec
+            same = tuple(map(ids.index, ids)) if len(set(ids)) < len(ids) else ()
             return self.size, super()._static(), same
         own: list[Any] = [(name, key_of(value)) for name, value in vars(self).items() if name not in NOTED]
         return type(self), *own, self.size, *map(size_class, (self.num_inputs, self.num_outputs, *self.batch_shape))

@@ -15,10 +15,10 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.structures.graph import Graph
 from structconv.structures.supports import DenseMask, Support
 
-__all__ = ["taken_apart"]
+__all__ = ["mask_and_table"]
 
 
-def taken_apart(kind: str, added: Any) -> tuple[Any, Tensor | None]:
+def mask_and_table(kind: str, added: Any) -> tuple[Any, Tensor | None]:
     """The mask, and the finite table (..., K or 1, M, N), that something added to scores stands for.
 
     Args:

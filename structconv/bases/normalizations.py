@@ -288,8 +288,8 @@ class _Slots(NamedTuple):
     """Stacked groups of similar sizes: the edge of each slot (G, W), which slots are used, and the groups' numbers."""
 
     edges: Tensor
-    taken: Tensor
-    places: Tensor
+    filled: Tensor
+    positions: Tensor
 
 
 def _along_edges(node: GroupWise, scores: Tensor, keep: Tensor, graph: Graph) -> Tensor:
@@ -298,9 +298,9 @@ def _along_edges(node: GroupWise, scores: Tensor, keep: Tensor, graph: Graph) ->
     layout, order = derived(graph, ("groups", node.over), lambda: _laid_out(graph, node.over))
     result = []
     for slots in layout:
-        there = _at(keep, slots.edges) & slots.taken
+        there = _at(keep, slots.edges) & slots.filled
         weights = node.of_group(torch.where(there, _at(scores, slots.edges), 0), there, -1)
-        result.append(weights.flatten(-2).index_select(-1, slots.places))
+        result.append(weights.flatten(-2).index_select(-1, slots.positions))
     return torch.cat(result, -1).index_select(-1, order)
 
 
@@ -317,11 +317,11 @@ def _laid_out(graph: Graph, over: str) -> tuple[tuple[_Slots, ...], Tensor]:
     while least < int(sizes.max()):
         groups = ((sizes > least) & (sizes <= width)).nonzero().squeeze(-1)
         place = torch.arange(width, device=index.device)
-        taken = place < sizes[groups].unsqueeze(-1)
-        edges = by_group[torch.where(taken, start[groups].unsqueeze(-1) + place, 0)]
-        layout.append(_Slots(edges, taken, taken.flatten().nonzero().squeeze(-1)))
+        filled = place < sizes[groups].unsqueeze(-1)
+        edges = by_group[torch.where(filled, start[groups].unsqueeze(-1) + place, 0)]
+        layout.append(_Slots(edges, filled, filled.flatten().nonzero().squeeze(-1)))
         least, width = width, 2 * width
-    order = torch.cat([slots.edges[slots.taken] for slots in layout]).argsort()
+    order = torch.cat([slots.edges[slots.filled] for slots in layout]).argsort()
     return tuple(layout), order
 
 

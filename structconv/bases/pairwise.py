@@ -68,9 +68,9 @@ class Pairwise(Basis):
     @property
     def dtype(self) -> torch.dtype | None:
         """The floating dtype of the tensors that the entries are made of; `None` where there are none."""
-        held = (t.dtype for t in tensors_in(self) if t.is_floating_point())
+        dtypes = (t.dtype for t in tensors_in(self) if t.is_floating_point())
         below = (getattr(child, "dtype", None) for child in children(self))
-        return next((dtype for dtype in chain(held, below) if dtype is not None), None)
+        return next((dtype for dtype in chain(dtypes, below) if dtype is not None), None)
 
     def reach(self) -> Support | None:
         """The pairs outside which a mask makes every entry zero; `None` where no mask says so."""
@@ -148,11 +148,11 @@ def weights_at(basis: Basis, dtype: torch.dtype) -> Tensor:
 
 def children(basis: Basis) -> Iterator[Basis]:
     """The bases that a node of an expression holds."""
-    for held in fields(basis):
-        if isinstance(held, tuple):
-            yield from (part for part in held if isinstance(part, Basis))
-        elif isinstance(held, Basis):
-            yield held
+    for field in fields(basis):
+        if isinstance(field, tuple):
+            yield from (part for part in field if isinstance(part, Basis))
+        elif isinstance(field, Basis):
+            yield field
 
 
 def nodes(basis: Basis) -> Iterator[Basis]:

@@ -113,18 +113,18 @@ class Selected(_Placed):
     """The outputs of `child` at the given positions, in their order; computes all of them first."""
 
     def apply(self, r: Tensor) -> Tensor:
-        return self._taken(self.child.apply(r), -2, heads=True)
+        return self._select(self.child.apply(r), -2, heads=True)
 
     def analysis(self, x: Tensor) -> Tensor:
-        return self._taken(self.child.analysis(x), -2, heads=True)
+        return self._select(self.child.analysis(x), -2, heads=True)
 
     def synthesis(self, r: Tensor) -> Tensor:
-        return self._taken(self.child.synthesis(r), -2, heads=False)
+        return self._select(self.child.synthesis(r), -2, heads=False)
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
-        return self._taken(self.child.dense(dtype), -1, heads=True)
+        return self._select(self.child.dense(dtype), -1, heads=True)
 
-    def _taken(self, y: Tensor, axis: int, heads: bool) -> Tensor:
+    def _select(self, y: Tensor, axis: int, heads: bool) -> Tensor:
         """The outputs there, of all that lie along an axis."""
         if self.output_positions.positions is None:
             return y.narrow(axis, self.output_positions.first, self.outputs)

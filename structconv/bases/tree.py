@@ -68,7 +68,7 @@ __all__ = [
 #: The basis of a call -> a part of it.
 Get = Callable[[Any], Any]
 #: Values whose part of the spec is made already, by identity, each with that part.
-_Made = dict[int, tuple[Any, Any]]
+_Specs = dict[int, tuple[Any, Any]]
 
 
 def _not_computed(product: Any, name: str) -> Any:
@@ -246,10 +246,10 @@ class Function(FrozenValue):
         module = self.module
         assert module is not None
         named = list(module.named_parameters()) if isinstance(module, torch.nn.Module) else []
-        if all(own is given for (_, own), given in zip(named, self.parameters, strict=True)):
+        if all(own is values for (_, own), values in zip(named, self.parameters, strict=True)):
             return module(entries)
-        given = {name: t for (name, _), t in zip(named, self.parameters, strict=True)}
-        y: Tensor = functional_call(module, given, (entries,))  # type: ignore[arg-type]
+        values = {name: t for (name, _), t in zip(named, self.parameters, strict=True)}
+        y: Tensor = functional_call(module, values, (entries,))  # type: ignore[arg-type]
         return y
 
     def __repr__(self) -> str:
@@ -355,9 +355,9 @@ def tree_key(basis: Any) -> tuple[Hashable, ...]:
             fields = _fields(value, facts, met, pending)
         else:
             facts.append(kind)
-        held = value.__dict__ if fields else {}
+        attrs = value.__dict__ if fields else {}
         for name, counts in fields:
-            part = held[name]
+            part = attrs[name]
             kind = type(part)
             if kind in _PLAIN:
                 facts.append(size_class(part) if counts and kind is int and part > EXACT else part)
@@ -418,24 +418,24 @@ def _fields(value: Any, facts: list[Any], met: list[int], pending: list[Any]) ->
     return ()
 
 
-def tree_spec(value: Any, get: Get, made: _Made | None = None) -> Any:
+def tree_spec(value: Any, get: Get, specs: _Specs | None = None) -> Any:
     """Return the value with a `Leaf` in place of each tensor; `get` finds the value in the basis of a call.
 
     A part that occurs twice in the value becomes one part of the spec.
     """
-    made = {} if made is None else made
-    if id(value) not in made:
-        made[id(value)] = value, _stand_in(value, get, made)
-    return made[id(value)][1]
+    specs = {} if specs is None else specs
+    if id(value) not in specs:
+        specs[id(value)] = value, _stand_in(value, get, specs)
+    return specs[id(value)][1]
 
 
-def _stand_in(value: Any, get: Get, made: _Made) -> Any:
+def _stand_in(value: Any, get: Get, specs: _Specs) -> Any:
     if isinstance(value, Tensor | Leaf):
         return Leaf(get, value, value.shape)
     if type(value) in LAZY:
         return Leaf(get, value.x, value.shape, lazy=True)
     if isinstance(value, tuple | list):
-        items = [tree_spec(item, _item(get, i), made) for i, item in enumerate(value)]
+        items = [tree_spec(item, _item(get, i), specs) for i, item in enumerate(value)]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if not isinstance(value, FrozenValue):
         return value
@@ -443,15 +443,15 @@ def _stand_in(value: Any, get: Get, made: _Made) -> Any:
         stub = Function(None)
         stub.__dict__["_get"] = get
         return stub
-    return _spec_over(value, {}, get, made)
+    return _spec_over(value, {}, get, specs)
 
 
-def _spec_over(value: Any, changed: dict[str, Any], get: Get, made: _Made) -> Any:
+def _spec_over(value: Any, changed: dict[str, Any], get: Get, specs: _Specs) -> Any:
     """The spec of a value with some fields changed; `get` finds the value in a basis."""
     spec = object.__new__(_GraphSpec) if type(value) is Graph else copy.copy(value)
-    held = dict(zip(field_names(value), fields(value), strict=True)) if field_names(value) else vars(value)
-    for name, field in {**held, **changed}.items():
-        spec.__dict__[name] = tree_spec(field, _attribute(get, name), made)
+    by_name = dict(zip(field_names(value), fields(value), strict=True)) if field_names(value) else vars(value)
+    for name, field in {**by_name, **changed}.items():
+        spec.__dict__[name] = tree_spec(field, _attribute(get, name), specs)
     spec.__dict__["_get"] = get
     return spec
 
@@ -490,8 +490,8 @@ def materializer(spec: Any) -> Get:
         return lambda basis: spec
     named = zip(field_names(spec), fields(spec), strict=True)
     parts = {name: materializer(field) for name, field in named if _holds(field)}
-    made = alterer(spec)
-    return lambda basis: made({name: fill(basis) for name, fill in parts.items()})
+    alter = alterer(spec)
+    return lambda basis: alter({name: fill(basis) for name, fill in parts.items()})
 
 
 def _computing(spec: Any, known: Get) -> Get:
@@ -505,11 +505,11 @@ def _computing(spec: Any, known: Get) -> Get:
         return lambda basis: materialized(known(basis))
 
     def computed(basis: Any) -> Any:
-        held, new = known(basis).__dict__, object.__new__(kind)
+        attrs, new = known(basis).__dict__, object.__new__(kind)
         for name in lazy:
-            new.__dict__[name] = tensor(held[name])
+            new.__dict__[name] = tensor(attrs[name])
         for name in others:
-            new.__dict__[name] = held[name]
+            new.__dict__[name] = attrs[name]
         return new
 
     return computed

@@ -305,8 +305,8 @@ class TransformerEncoder(_Layer, nn.TransformerEncoder):
 
     @_built_as(nn.TransformerEncoder.__init__)
     def __init__(self, *args: Any, **options: Any) -> None:
-        given = inspect.signature(super().__init__).bind(*args, **options).arguments
-        super().__init__(**{**given, "enable_nested_tensor": False})
+        settings = inspect.signature(super().__init__).bind(*args, **options).arguments
+        super().__init__(**{**settings, "enable_nested_tensor": False})
 
 
 class Transformer(_Layer, nn.Transformer):
@@ -324,12 +324,12 @@ class Transformer(_Layer, nn.Transformer):
 
     @_built_as(nn.Transformer.__init__)
     def __init__(self, *args: Any, **options: Any) -> None:
-        given = inspect.signature(super().__init__).bind(*args, **options).arguments
+        settings = inspect.signature(super().__init__).bind(*args, **options).arguments
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "enable_nested_tensor is True")
-            super().__init__(**given)
+            super().__init__(**settings)
         for part, custom in ((self.encoder, "custom_encoder"), (self.decoder, "custom_decoder")):
-            if given.get(custom) is None:
+            if settings.get(custom) is None:
                 _share(part)
 
 

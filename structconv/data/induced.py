@@ -302,12 +302,12 @@ def _moved(part: Tensor, both: Tensor, room: int, num_parts: int, grown: bool, s
     node, label = pairs // num_parts, pairs % num_parts
     here = torch.zeros_like(part).index_add(0, node, count * (label == part[node]))
     gain = count - here[node]
-    wanted = (gain > 0) & (label != part[node])
+    moving = (gain > 0) & (label != part[node])
     if grown:  # neighbors that move at once would trade places: half of the nodes rest
-        wanted &= hash_bits(torch.tensor(seed), node) % 2 == 0
+        moving &= hash_bits(torch.tensor(seed), node) % 2 == 0
     else:
-        wanted &= part[node] < 0
-    node, label, gain = node[wanted], label[wanted], gain[wanted]
+        moving &= part[node] < 0
+    node, label, gain = node[moving], label[moving], gain[moving]
     rising = gain.argsort(stable=True)
     best = torch.full((len(part),), -1).scatter_reduce(0, node[rising], torch.arange(len(node)), "amax")
     best = rising[best[best >= 0].sort(descending=True).values]  # the best move of each node, the best of all first

@@ -347,17 +347,17 @@ class LinkNeighborLoader(Loader):
                 setattr(self.source.store(batch, owner), name, value)
 
 
-def input_nodes_of(source: Source, given: Any, input_id: Tensor | None) -> tuple[NodeType, Tensor, Tensor | None]:
+def input_nodes_of(source: Source, seeds: Any, input_id: Tensor | None) -> tuple[NodeType, Tensor, Tensor | None]:
     """Type, seeds, and what each batch names them by."""
     kind = PLAIN_NODE
     if source.typed:
-        kind, given = (given, None) if isinstance(given, str) else given or (None, None)
+        kind, seeds = (seeds, None) if isinstance(seeds, str) else seeds or (None, None)
         if kind not in source.node_types:
             raise ConfigError(_OWNER, f"input_nodes must be a type out of {source.node_types}, or a pair of a type and "
                               "nodes", kind)
-    if given is None:
+    if seeds is None:
         return kind, torch.arange(source.num_nodes(kind)), input_id
-    nodes = _as_indices("input_nodes", given).cpu()
+    nodes = _as_indices("input_nodes", seeds).cpu()
     if nodes.dim() != 1:
         raise ShapeError(_OWNER, "input_nodes must have one dimension", tuple(nodes.shape))
     if nodes.dtype is torch.bool:
@@ -374,17 +374,17 @@ def _as_indices(name: str, value: Any) -> Tensor:
         raise ConfigError(_OWNER, f"{name} must be a tensor or a list of indices", type(value).__name__) from error
 
 
-def _input_edges(source: Source, given: Any) -> tuple[EdgeType, Tensor]:
+def _input_edges(source: Source, edges: Any) -> tuple[EdgeType, Tensor]:
     """Type and pairs (2, L)."""
     kind = PLAIN_EDGE
     if source.typed:
-        if given and isinstance(given[0], str):
-            given = given, None
-        if not given or not set(kind := tuple(given[0])) or {kind[0], kind[-1]} - {*source.node_types}:
+        if edges and isinstance(edges[0], str):
+            edges = edges, None
+        if not edges or not set(kind := tuple(edges[0])) or {kind[0], kind[-1]} - {*source.node_types}:
             raise ConfigError("LinkNeighborLoader", f"edge_label_index must be a type out of {source.edge_types}, or a "
-                              "pair of a type and edges", given)
-        given = given[1]
-    pairs = source.edge_index(kind) if given is None else given
+                              "pair of a type and edges", edges)
+        edges = edges[1]
+    pairs = source.edge_index(kind) if edges is None else edges
     pairs = torch.Tensor.as_subclass(_as_indices("edge_label_index", pairs), Tensor)
     if pairs.dim() != 2 or pairs.shape[0] != 2:
         raise ShapeError("LinkNeighborLoader", "edge_label_index must have shape (2, L)", tuple(pairs.shape))

@@ -20,14 +20,15 @@ class Negatives:
     """The kind and the number of negative samples.
 
     Args:
-        given: "binary", "triplet", a mapping with the keys mode, amount, src_weight and dst_weight, or PyTorch
+        sampling: "binary", "triplet", a mapping with the keys mode, amount, src_weight and dst_weight, or PyTorch
             Geometric's `NegativeSampling`.
     """
 
-    def __init__(self, given: Any) -> None:
-        if isinstance(given, str):
-            given = {"mode": given}
-        read = given.get if isinstance(given, Mapping) else lambda name, default=None: getattr(given, name, default)
+    def __init__(self, sampling: Any) -> None:
+        if isinstance(sampling, str):
+            sampling = {"mode": sampling}
+        read = (sampling.get if isinstance(sampling, Mapping)
+                else lambda name, default=None: getattr(sampling, name, default))
         mode = read("mode")
         self.mode, self.amount = str(getattr(mode, "value", mode)), read("amount", 1)
         self.weights = read("src_weight"), read("dst_weight")

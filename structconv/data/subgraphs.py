@@ -269,17 +269,17 @@ def _make_bidirectional(subgraph: Subgraph) -> None:
     subgraph.num_sampled_nodes = subgraph.num_sampled_edges = None
 
 
-def _fanouts(given: Any, relations: Mapping[EdgeType, InEdges]) -> dict[EdgeType, list[int]]:
+def _fanouts(fanouts: Any, relations: Mapping[EdgeType, InEdges]) -> dict[EdgeType, list[int]]:
     """Return the numbers of neighbors of each relation; also takes PyTorch Geometric's `NumNeighbors`."""
-    given = getattr(given, "values", given) if not isinstance(given, Mapping) else given
-    if isinstance(given, Mapping):
-        unknown = [kind for kind in given if kind not in relations]
+    fanouts = getattr(fanouts, "values", fanouts) if not isinstance(fanouts, Mapping) else fanouts
+    if isinstance(fanouts, Mapping):
+        unknown = [kind for kind in fanouts if kind not in relations]
         if unknown:
             raise ConfigError("NeighborLoader", f"num_neighbors must name types of edges out of {list(relations)}",
                               unknown)
-        lists = {kind: [int(n) for n in given.get(kind, ())] for kind in relations}
+        lists = {kind: [int(n) for n in fanouts.get(kind, ())] for kind in relations}
     else:
-        lists = {kind: [int(n) for n in given] for kind in relations}
+        lists = {kind: [int(n) for n in fanouts] for kind in relations}
     wrong = [numbers for numbers in lists.values() if any(n < -1 for n in numbers)]
     if wrong:
         raise ConfigError("NeighborLoader", "num_neighbors must be -1 (all) or a number of edges for each hop",

@@ -56,7 +56,7 @@ class AttentionStep(ScaledDotProduct):
             step, keys = _Step.of(match, call), match.key(call.basis)
             if step is None:
                 return apart(call.settled())
-            y = step.taken(_rows(keys), _rows(call.projected))
+            y = step.attend(_rows(keys), _rows(call.projected))
             call.pending.mark_written()
             return y
 
@@ -71,7 +71,7 @@ class AttentionStep(ScaledDotProduct):
         def run(x: Tensor, position: int) -> Tensor | None:
             if private.watched() or x.shape != step.shape or core_for(x, step.output) is None:
                 return None
-            return step.taken(keys.entries(), values.entries(), x, position)
+            return step.attend(keys.entries(), values.entries(), x, position)
 
         return run
 
@@ -111,13 +111,13 @@ class _Step(NamedTuple):
         moved: Any = None if match.bias is None else match.bias(call.basis)
         if moved is not None and moved.output_positions.first != keys.shape[-2] - 1:
             return None
-        asked, made = match.query(call.basis), pending.computed(keys)
+        query_leaf, embedded = match.query(call.basis), pending.computed(keys)
         turn, position = Turn(), pending.start
-        if type(asked) is type(made) is Rotated and int(asked.positions) == position:
-            turn = Turn(made.rates, made.gain, made.halves)
+        if type(query_leaf) is type(embedded) is Rotated and int(query_leaf.positions) == position:
+            turn = Turn(embedded.rates, embedded.gain, embedded.halves)
         else:  # at other places they are rotated here
-            asked, made = (leaf.tensor() if type(leaf) is Rotated else leaf for leaf in (asked, made))
-        query, key = _heads(asked), _heads(made)
+            query_leaf, embedded = (leaf.tensor() if type(leaf) is Rotated else leaf for leaf in (query_leaf, embedded))
+        query, key = _heads(query_leaf), _heads(embedded)
         value, output = Heads(x, theta.value.mT.flatten(0, 1)), theta.output.flatten(0, 1).mT
         core = core_for(*query, *key, *value, output, call.bias)
         if core is None or not (_alike(query, x, match.size) and _alike(key, x, keys.shape[-3])):
@@ -129,7 +129,7 @@ class _Step(NamedTuple):
         """Return True if query, key and value are projections of this entry."""
         return all(heads.weight is not None and heads.x is x for heads in (self.query, self.key, self.value))
 
-    def taken(self, keys: Tensor, values: Tensor, x: Tensor | None = None, position: int = 0) -> Tensor:
+    def attend(self, keys: Tensor, values: Tensor, x: Tensor | None = None, position: int = 0) -> Tensor:
         """y = sum_k softmax_m(scale <q_k, key_km> + term_km) value_km O_k + b, of another entry x at a position, where
         query, key and value are projections.
 

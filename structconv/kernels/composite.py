@@ -160,8 +160,8 @@ class Nested(Applied):
 
     def match(self, problem: Problem) -> dict[str, Any] | None:
         """Return the application of each operand."""
-        held = problem.basis.__dict__
-        return {name: _applied(held[name], problem) for name in ("child", "first", "second", "parts") if name in held}
+        attrs = problem.basis.__dict__
+        return {name: _applied(attrs[name], problem) for name in ("child", "first", "second", "parts") if name in attrs}
 
     def application_cost(self, match: dict[str, Any], problem: Problem, channels: int, mode: str) -> Cost:
         count = 1 + sum(len(operand) if isinstance(operand[0], tuple) else 1 for operand in match.values())

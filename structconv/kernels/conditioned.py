@@ -40,14 +40,14 @@ class BlocksOfHeads(Kernel):
         theta, edges = problem.theta, problem.sizes.edges(cast(Sparse, problem.basis).graph.num_edges)
         heads, inner, itemsize = theta.size, theta.in_channels, problem.sizes.itemsize
         step = heads_of_block(problem.outputs, heads, inner, itemsize)
-        held = problem.outputs * step * inner * itemsize
+        peak = problem.outputs * step * inner * itemsize
         along = Cost(2 * heads * edges * inner, itemsize * (heads * edges + problem.outputs * inner))
         across = Cost(2 * problem.outputs * heads * inner * theta.out_channels,
                       itemsize * (heads * inner * theta.out_channels + problem.outputs * theta.out_channels))
         calls = Cost(calls=2 * -(-heads // step))
         backward = problem.x_grad + problem.theta_grad
         return ((along + calls).repeated(1 + 2 * bool(backward)) + across.repeated(1 + backward)
-                + Cost(peak_bytes=held))
+                + Cost(peak_bytes=peak))
 
     def compile(self, match: Matrices, problem: Problem, path: str) -> Run:
         graph, values = match.graph, match.values

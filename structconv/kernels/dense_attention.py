@@ -32,7 +32,7 @@ from structconv.primitives.fused_attention import fused_attention
 from structconv.shapes import broadcast
 from structconv.structures.values import class_volume
 
-__all__ = ["Attended", "ScaledDotProduct", "held_bias"]
+__all__ = ["Attended", "ScaledDotProduct", "whole_bias"]
 
 Held = Dense | GridLookup | Lookup | Distance
 #: Weights of all pairs up to which a bias is held whole for torch's operator.
@@ -80,9 +80,10 @@ class Attended(NamedTuple):
             query, key, values = (F.pad(t, (0, max(depth, channels) - t.shape[-1])) for t in (query, key, values))
         added = None if mask is None else mask.mT
         if self.bias is not None:
-            held = self.bias(basis).by_outputs(inputs, outputs, query.dtype, self.owner)
-            held = held if held.shape[:-3] == (1,) else held.expand(*lead, *held.shape[-3:]).flatten(0, -4)
-            added = held if added is None else held.masked_fill(~added, -torch.inf)
+            bias = self.bias(basis).by_outputs(inputs, outputs, query.dtype, self.owner)
+            if bias.shape[:-3] != (1,):
+                bias = bias.expand(*lead, *bias.shape[-3:]).flatten(0, -4)
+            added = bias if added is None else bias.masked_fill(~added, -torch.inf)
         y = fused_attention(query, key, values, added, causal, self.scale)
         y = y if depth <= channels else y[..., :channels]
         y = y if len(lead) == 1 else y.reshape(*lead, *y.shape[-3:])
@@ -119,7 +120,7 @@ class ScaledDotProduct(Applied):
         if problem.relative is not None:
             return None  # the weights are wanted too
         basis = cast(Normalized, problem.basis)
-        return matched(basis, held_bias(basis, problem.sizes.nominal))
+        return matched(basis, whole_bias(basis, problem.sizes.nominal))
 
     def application_cost(self, match: Attended, problem: Problem, channels: int, mode: str) -> Cost:
         fused = application(problem.basis, problem.sizes, channels, mode).repeated(FUSED_SHARE)
@@ -173,7 +174,7 @@ def matched(basis: Normalized, bias: Held | Moved | None) -> Attended | None:
                     None if bias is None else materializer(bias), Owner())
 
 
-def held_bias(weights: Normalized, nominal: bool = False) -> Held | None:
+def whole_bias(weights: Normalized, nominal: bool = False) -> Held | None:
     """The bias that is a table of all pairs, or that is small enough to hold at all pairs where no mask is."""
     bias = cast("Held | None", product_and_bias(unmasked(weights.child), lambda part: isinstance(part, Held))[1])
     if bias is None or isinstance(bias, Dense):

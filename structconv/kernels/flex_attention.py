@@ -88,19 +88,19 @@ class FlexScores(NamedTuple):
         """Return True if Flex supports these dtypes, and masked inputs are finite: absent pairs are multiplied by zero.
         Another entry reads an input that order or a window hides, so that the result shows if it is not finite.
         """
-        held = (r, query, key)
-        if any(t.dtype not in _STORED for t in held):
+        operands = (r, query, key)
+        if any(t.dtype not in _STORED for t in operands):
             return False
         on_diagonal = self.present.reflexive and query.shape[-2] == key.shape[-2]
-        return self.present.everything or on_diagonal or all(map(finite, held))
+        return self.present.everything or on_diagonal or all(map(finite, operands))
 
     def _otherwise(self, r: Tensor, call: Call) -> Tensor:
         """In blocks, or as the expression is written: deterministic, and apart from what is not finite."""
         return call.materialized().apply(r) if self.otherwise is None else self.otherwise.apply(r, call)
 
-    def _attend(self, r: Tensor, call: Call, lead: torch.Size, given: tuple[Tensor, Tensor, float],
+    def _attend(self, r: Tensor, call: Call, lead: torch.Size, operands: tuple[Tensor, Tensor, float],
                 along: Tensor | None, rows: Tensor | None, terms: tuple[Term, ...]) -> Tensor:
-        query, key, scale = given
+        query, key, scale = operands
         inputs, outputs, channels = key.shape[-2], query.shape[-2], r.shape[-1]
 
         def flat(t: Tensor) -> Tensor:
@@ -178,11 +178,11 @@ def _attention(device: torch.device, kind: Hashable) -> Callable[..., Tensor]:
     """
     if device.type in UNCOMPILED:
         return _whole
-    made = _COMPILED.get(kind)
-    if made is None:
+    compiled = _COMPILED.get(kind)
+    if compiled is None:
         own = types.FunctionType(_whole.__code__.replace(co_name=f"flex_{len(_COMPILED)}"), globals())
-        made = _COMPILED[kind] = torch.compile(own, fullgraph=True, backend=BACKEND)
-    return made
+        compiled = _COMPILED[kind] = torch.compile(own, fullgraph=True, backend=BACKEND)
+    return compiled
 
 
 class FlexAttention(Applied):

@@ -102,18 +102,18 @@ class LongConvolution(Kernel):
 def _transformed(circle: Circle, call: Call) -> Tensor:
     theta = call.theta
     whole = isinstance(theta, Full)
-    held: Tensor = theta.theta if whole else theta.depthwise  # type: ignore[attr-defined]
+    window: Tensor = theta.theta if whole else theta.depthwise  # type: ignore[attr-defined]
     axes = len(circle.shape)
     x = call.x.unflatten(-2, circle.shape)
     over = tuple(range(-1 - axes, -1))
     spectrum = torch.fft.rfftn(x, circle.sizes, over)
-    flat_offsets = torch.tensor(circle.flat_offsets, device=held.device)
-    own = held if len(circle.read) == held.shape[0] else held[list(circle.read)]
-    taps = held.new_zeros(math.prod(circle.sizes), *held.shape[1:]).index_add(0, flat_offsets, own)
+    flat_offsets = torch.tensor(circle.flat_offsets, device=window.device)
+    own = window if len(circle.read) == window.shape[0] else window[list(circle.read)]
+    taps = window.new_zeros(math.prod(circle.sizes), *window.shape[1:]).index_add(0, flat_offsets, own)
     response = torch.fft.rfftn(taps.unflatten(0, circle.sizes), None, tuple(range(axes)))
     if whole:
         lead = spectrum.shape[:-1 - axes]
-        by_frequency = spectrum.reshape(math.prod(lead), -1, held.shape[1]).transpose(0, 1)
+        by_frequency = spectrum.reshape(math.prod(lead), -1, window.shape[1]).transpose(0, 1)
         y = (by_frequency @ response.flatten(0, -3)).transpose(0, 1).reshape(*lead, *response.shape[:-2], -1)
     else:
         y = (spectrum.unsqueeze(-1) * response).flatten(-2)

@@ -221,9 +221,9 @@ def _structure_first_cost(problem: Problem, structure: Structure) -> Cost:
     theta = problem.theta
     channels = problem.channel_product(theta.contract_flops(), problem.outputs, theta.size, theta.out_channels,
                                        theta.in_channels, theta.out_channels, products=theta.factors)
-    held = problem.bytes(theta.size * problem.outputs * theta.in_channels)
+    peak = problem.bytes(theta.size * problem.outputs * theta.in_channels)
     around = structure(theta.in_channels, "analysis").repeated(1 + problem.x_grad)
-    return around + channels + Cost(peak_bytes=held)
+    return around + channels + Cost(peak_bytes=peak)
 
 
 def _channels_first_cost(problem: Problem, structure: Structure) -> Cost:
@@ -231,8 +231,8 @@ def _channels_first_cost(problem: Problem, structure: Structure) -> Cost:
     channels = problem.channel_product(theta.expand_flops(), problem.inputs, heads, theta.in_channels,
                                        theta.out_channels, heads * theta.out_channels, products=theta.factors)
     around = structure(theta.out_channels, "synthesis").repeated(1 + (problem.x_grad or problem.theta_grad))
-    held = 0 if isinstance(theta, Eye) else problem.bytes(heads * problem.inputs * theta.out_channels)
-    return around if problem.projected else channels + around + Cost(peak_bytes=held)
+    peak = 0 if isinstance(theta, Eye) else problem.bytes(heads * problem.inputs * theta.out_channels)
+    return around if problem.projected else channels + around + Cost(peak_bytes=peak)
 
 
 def _between_cost(problem: Problem, structure: Structure) -> Cost:
@@ -248,8 +248,8 @@ def _between_cost(problem: Problem, structure: Structure) -> Cost:
     around = structure(dim, "apply").repeated(1 + (problem.x_grad or problem.theta_grad))
     if problem.projected:
         return around + outer + Cost(peak_bytes=problem.bytes(theta.size * dim * problem.outputs))
-    held = problem.bytes(theta.size * dim * (problem.inputs + problem.outputs))
-    return inner + around + outer + Cost(peak_bytes=held)
+    peak = problem.bytes(theta.size * dim * (problem.inputs + problem.outputs))
+    return inner + around + outer + Cost(peak_bytes=peak)
 
 
 _COSTS: dict[str, Callable[[Problem, Structure], Cost]] = {
@@ -336,12 +336,12 @@ class DenseOperator(Kernel):
         for size in problem.basis.batch_shape:
             batch *= size
         operator = inputs * outputs * theta.in_channels * theta.out_channels
-        held = batch * (operator + theta.size * inputs * outputs) * problem.sizes.itemsize
+        peak = batch * (operator + theta.size * inputs * outputs) * problem.sizes.itemsize
         moved = problem.bytes(inputs * theta.in_channels + outputs * theta.out_channels)
-        build = Cost(2 * batch * theta.size * operator, 2 * held, calls=OPERATOR_CALLS).repeated(1 + problem.theta_grad)
-        use = Cost(2 * problem.sizes.batch * operator, held + moved, calls=CHANNEL_CALLS)
+        build = Cost(2 * batch * theta.size * operator, 2 * peak, calls=OPERATOR_CALLS).repeated(1 + problem.theta_grad)
+        use = Cost(2 * problem.sizes.batch * operator, peak + moved, calls=CHANNEL_CALLS)
         use = use.repeated(1 + problem.x_grad + problem.theta_grad)
-        return build + use + Cost(peak_bytes=held)
+        return build + use + Cost(peak_bytes=peak)
 
     def compile(self, match: Any, problem: Problem, path: str) -> Run:
         return _by_operator

@@ -101,10 +101,10 @@ class _Factors(NamedTuple):
         if self.over == "outputs":
             total = self._count(key) if self.kind == "count" else (key * query.sum(-2, keepdim=True)).sum(-1, True)
             return query, key / torch.where(total == 0, 1, total)
-        total = self._count(query) if self.kind == "count" else (query * self._seen(key)).sum(-1, keepdim=True)
+        total = self._count(query) if self.kind == "count" else (query * self._key_sum(key)).sum(-1, keepdim=True)
         return query / torch.where(total == 0, 1, total), key
 
-    def _seen(self, key: Tensor) -> Tensor:
+    def _key_sum(self, key: Tensor) -> Tensor:
         """The sum of the keys that each output reads, (..., N or 1, D)."""
         if not self.causal:
             return key.sum(-2, keepdim=True)
@@ -115,7 +115,7 @@ class _Factors(NamedTuple):
         """Return the number of pairs in each row."""
         if self.over == "outputs":
             return like.new_full((1, 1), self.query.shape[-2])
-        return self._seen(self.present(like.new_ones((1, self.key.shape[-2], 1))))
+        return self._key_sum(self.present(like.new_ones((1, self.key.shape[-2], 1))))
 
 
 def _wide(t: Tensor) -> Tensor:

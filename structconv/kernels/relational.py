@@ -82,7 +82,7 @@ class PerRelation(Kernel):
         basis, theta = cast(Typed, problem.basis), problem.theta
         p, q, edges = theta.in_channels, theta.out_channels, problem.sizes.edges(basis.graph.num_edges)
         pairs = min(_expected(edges, problem.outputs * basis.count), _expected(edges, problem.inputs * basis.count))
-        once, held = problem.bytes(1), min(problem.bytes(pairs * (p + q)), 2 * BLOCK_BYTES)
+        once, peak = problem.bytes(1), min(problem.bytes(pairs * (p + q)), 2 * BLOCK_BYTES)
         onto = Cost(2 * edges * p * problem.sizes.batch, once * (problem.inputs + pairs) * p, once * edges * p)
         off = Cost(2 * pairs * q * problem.sizes.batch, once * (problem.outputs + pairs) * q, once * pairs * q)
         theta_bytes = theta.size * p * q * problem.sizes.itemsize
@@ -91,7 +91,7 @@ class PerRelation(Kernel):
         through = problem.x_grad or problem.theta_grad
         middle = middle + Cost(calls=CHANNEL_CALLS * theta.size)
         return (onto.repeated(1 + problem.x_grad + problem.theta_grad) + off.repeated(1 + through)
-                + middle.repeated(1 + problem.x_grad + problem.theta_grad) + Cost(peak_bytes=held))
+                + middle.repeated(1 + problem.x_grad + problem.theta_grad) + Cost(peak_bytes=peak))
 
     def compile(self, match: Callable[[Any], Typed], problem: Problem, path: str) -> Run:
         def run(call: Call) -> Tensor:
@@ -111,8 +111,8 @@ def _by_pairs(x: Tensor, typed: Typed, theta: Weight) -> Tensor:
     spans = blocks_of(entries, _power_of_two(min(count) * wide / BLOCK_BYTES))
     values = None if typed.values is None else alike("Typed", x, typed.values)
     pairs = distinct_pairs(typed, of_outputs, len(spans))
-    made = Blocks(pairs, spans, of_outputs, batch, typed.num_outputs, _fixed_weights(typed, of_outputs, pairs))
-    y_NC = relational_product(made, x_MC, _matrices(theta).to(x.dtype), values)
+    blocks = Blocks(pairs, spans, of_outputs, batch, typed.num_outputs, _fixed_weights(typed, of_outputs, pairs))
+    y_NC = relational_product(blocks, x_MC, _matrices(theta).to(x.dtype), values)
     return y_NC.reshape(typed.num_outputs, *lead, theta.out_channels).movedim(0, -2)
 
 
@@ -140,9 +140,9 @@ def _power_of_two(ratio: float) -> int:
     return 1 << math.ceil(math.log2(ratio)) if ratio > 1 else 1
 
 
-def _expected(edges: int, places: int) -> int:
-    """Return the expected number of `places` that randomly spread edges occupy."""
-    return math.ceil(-places * math.expm1(-edges / places)) if places else 0
+def _expected(edges: int, cells: int) -> int:
+    """Return the expected number of `cells` that randomly spread edges occupy."""
+    return math.ceil(-cells * math.expm1(-edges / cells)) if cells else 0
 
 
 class Stacked(Primitives):

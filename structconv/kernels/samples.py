@@ -72,7 +72,7 @@ class Samplewise(NamedTuple):
         if not groups or basis.restricted(Restriction(samples, groups[0][1], len(lead), Pieces())) is None:
             y = basis.apply(r)
             return y if relative is None else y + shares_of(call, relative.shape[0] // 2) @ relative
-        held, rank = _held(basis), len(lead)
+        tensors_of_basis, rank = _tensors_of(basis), len(lead)
 
         def run(block: list[_Group], rows: Tensor, *tensors: Tensor) -> Tensor:
             supply, pieces = iter(tensors), Pieces()
@@ -82,7 +82,7 @@ class Samplewise(NamedTuple):
                               for group in block], -2)
 
         # Pairs of more than a block are evaluated again by the sample's own plan already.
-        tensors = [r, *held, *(() if relative is None else (relative,))]
+        tensors = [r, *tensors_of_basis, *(() if relative is None else (relative,))]
         cut = [self.keeps and (numbers <= BLOCK_ELEMENTS or len(complete(basis)) == 2) for numbers, _ in groups]
         plain = [group for (_, group), again in zip(groups, cut, strict=True) if not again]
         blocks = _blocks([group for group, again in zip(groups, cut, strict=True) if again])
@@ -150,10 +150,10 @@ class SampleBySample(Applied):
         samples = None if problem.sizes.nominal else _samples_of(problem.basis)
         if samples is None or samples.num_samples < 2:
             return None  # a program that is traced for any number of entries cannot be cut at some
-        alone, several = (problem.basis.restricted(_OfSpec(samples, problem.basis, lead)) for lead in (None, 0))
-        if alone is None:
+        single, several = (problem.basis.restricted(_OfSpec(samples, problem.basis, lead)) for lead in (None, 0))
+        if single is None:
             return None
-        spec, theta = tree_spec(alone, itself), Apart.of(problem.basis.size, problem.theta.head_channels)
+        spec, theta = tree_spec(single, itself), Apart.of(problem.basis.size, problem.theta.head_channels)
         lead = problem.x.shape[:-2] if problem.image is None else (problem.sizes.batch,)
         x = problem.x.new_empty(()).expand(*lead, spec.num_inputs, theta.channels)
         inner = dataclasses.replace(problem.part(spec, theta), x=x, projected=True, theta_grad=False,
@@ -225,7 +225,7 @@ class _OfSpec(Restriction):
     def from_first_input(self, t: Any) -> Any:
         return t
 
-    def _taken(self, t: Any, axis: int, own: int, side: bool) -> Any:
+    def _select(self, t: Any, axis: int, own: int, side: bool) -> Any:
         shape = list(t.shape)
         shape[axis] = self.outputs if side != self._turned else self.inputs
         return Leaf(_nowhere, t, tuple(shape))
@@ -242,16 +242,16 @@ def _nowhere(basis: Sequence[Any]) -> Any:
 
 # -- a call -------------------------------------------------------------------------------------------------------
 
-def _held(basis: Basis) -> list[Tensor]:
+def _tensors_of(basis: Basis) -> list[Tensor]:
     """The tensors of a basis, but for those of its structures."""
-    held: list[Tensor] = []
+    result: list[Tensor] = []
 
     def note(t: Tensor) -> Tensor:
-        held.append(t)
+        result.append(t)
         return t
 
     map_tensors(basis, note, whole=(Structure,))
-    return held
+    return result
 
 
 def _groups(samples: Samples, numbers: int, stacks: bool) -> list[tuple[int, _Group]]:
@@ -277,13 +277,13 @@ def _groups(samples: Samples, numbers: int, stacks: bool) -> list[tuple[int, _Gr
 def _blocks(groups: list[tuple[int, _Group]]) -> list[list[_Group]]:
     """Groups whose pairs one block holds."""
     blocks: list[list[_Group]] = []
-    held = BLOCK_ELEMENTS + 1
+    elements = BLOCK_ELEMENTS + 1
     for numbers, group in groups:
-        if held + numbers > BLOCK_ELEMENTS:
+        if elements + numbers > BLOCK_ELEMENTS:
             blocks.append([])
-            held = 0
+            elements = 0
         blocks[-1].append(group)
-        held += numbers
+        elements += numbers
     return blocks
 
 

@@ -115,12 +115,12 @@ def _unstrided(shift: Shift) -> bool:
     return isinstance(shift.grid, Grid) and all(step == 1 for step in shift.stride)
 
 
-def _laid(image: Tensor, padding: str, made: Frame) -> Tensor:
+def _laid(image: Tensor, padding: str, frame: Frame) -> Tensor:
     """(B, S..., P) on its frame."""
     if padding in ("zeros", "none"):
-        amounts = [n for ends in zip(reversed(made.before), reversed(made.after), strict=True) for n in ends]
+        amounts = [n for ends in zip(reversed(frame.before), reversed(frame.after), strict=True) for n in ends]
         return functional.pad(image, (0, 0, *amounts)) if any(amounts) else image
-    for axis, (low, high) in enumerate(zip(made.before, made.after, strict=True)):
+    for axis, (low, high) in enumerate(zip(frame.before, frame.after, strict=True)):
         if low or high:
             size = image.shape[axis + 1]
             image = image.index_select(axis + 1, _positions(size, low, high, padding, image.device))

@@ -19,7 +19,7 @@ from structconv.bases.entrywise import Dropped, Normalized
 from structconv.bases.positions import Distance, GridLookup, Lookup, bucket
 from structconv.bases.scores import Bilinear
 from structconv.bases.tree import getter, materializer, tensor
-from structconv.kernels.dense_attention import held_bias
+from structconv.kernels.dense_attention import whole_bias
 from structconv.kernels.expressions import (
     Dropout,
     product_and_bias,
@@ -147,7 +147,7 @@ class WindowAttention(Applied):
         window, causal, samples = parts
         grid = None if window is None else window.grid
         if isinstance(bias, GridLookup) and (grid is None or grid.shape != bias.grid.shape
-                                             or (dropout.p == 0 and held_bias(weights) is not None)):
+                                             or (dropout.p == 0 and whole_bias(weights) is not None)):
             return None
         scale, scores = scaled_product(product)
         if not isinstance(scores, Bilinear) or not _stored(scores):
@@ -184,8 +184,8 @@ def _window(support: Support | None, bias: Basis | None) -> tuple[Window | None,
     if window is None:
         return None if samples is None else (None, Causal in kinds, samples)
     plain = window.center is None and not (window.grid is not None and window.grid.periodic)
-    alone = len(kinds) == 1 or (len(window.axes()) == 1 and (samples is None or window.axes()[0][1] == 1))
-    return (window, Causal in kinds, samples) if plain and alone else None
+    single = len(kinds) == 1 or (len(window.axes()) == 1 and (samples is None or window.axes()[0][1] == 1))
+    return (window, Causal in kinds, samples) if plain and single else None
 
 
 def _work(match: Windowed, samples: Samples | None, outputs: int) -> float:

@@ -54,4 +54,4 @@ def _led(first: Mechanism, second: Mechanism, structure: Any, to_z: bool) -> Any
             led = led._replace(samples=samples.of_outputs())
         elif led is samples or "structure" not in second.reads:
             led = samples.of_outputs()
-    return led.at(second._places(led)) if named else led
+    return led.at(second._samples_of(led)) if named else led

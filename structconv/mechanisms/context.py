@@ -95,10 +95,10 @@ class Context(Score):
             return super()._leads(structure)
         return structure._replace(samples=self.output_structure(structure.samples))
 
-    def _places(self, structures: NamedStructures) -> list[Place]:
+    def _samples_of(self, structures: NamedStructures) -> list[Place]:
         if self.score is None:
-            return super()._places(structures)
-        return [Place(name, self._pairs_of(samples)) for name, samples in self.score._places(structures)]
+            return super()._samples_of(structures)
+        return [Place(name, self._pairs_of(samples)) for name, samples in self.score._samples_of(structures)]
 
     def _pairs_of(self, structure: Any) -> Samples:
         return super()._pairs_of(structure.samples if type(structure) is NamedStructures else structure)

@@ -191,10 +191,10 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
             bases = [private.called(self, part) for part in each_sample(inputs)]
             basis: Any = BlockDiagonal(tuple([each if is_basis(each) else self._as_basis(each) for each in bases]))
         else:
-            held = self.__dict__
-            if (private.PLAIN_CALLS and not (held["_forward_hooks"] or held["_forward_pre_hooks"]
-                                             or held["_backward_hooks"] or held["_backward_pre_hooks"]
-                                             or "forward" in held or "_compiled_call_impl" in held)
+            attrs = self.__dict__
+            if (private.PLAIN_CALLS and not (attrs["_forward_hooks"] or attrs["_forward_pre_hooks"]
+                                             or attrs["_backward_hooks"] or attrs["_backward_pre_hooks"]
+                                             or "forward" in attrs or "_compiled_call_impl" in attrs)
                     and type(self).__call__ in private.PLAIN and nn.Module.__call__ is private.CALL
                     and not private.global_hooks()):
                 basis = self.forward(inputs)  # `private.called`, for each node of each call
@@ -291,15 +291,15 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
             return None
         key = self.__dict__.get("_options_key")
         if key is None:
-            held = options(self)
-            key = type(self), static(held)
-            if not any(map(may_change, held.values())):
+            settings = options(self)
+            key = type(self), static(settings)
+            if not any(map(may_change, settings.values())):
                 self.__dict__["_options_key"] = key
         return cast(Hashable, key)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        held = self.__dict__
-        if "_bound" in held and name in held and name[0] != "_" and name not in KEPT and not isinstance(value, Tensor):
+        own = self.__dict__
+        if "_bound" in own and name in own and name[0] != "_" and name not in KEPT and not isinstance(value, Tensor):
             raise ConfigError(type(self).__name__, f"{name} is fixed once a layer has bound its mechanism", repr(value),
                               "Make a new layer.")
         self.__dict__.pop("_options_key", None)

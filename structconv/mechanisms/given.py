@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from structconv.bases.base import Basis
 from structconv.bases.dense import Dense
-from structconv.bases.logdomain import taken_apart
+from structconv.bases.logdomain import mask_and_table
 from structconv.derived import derived
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism
@@ -54,7 +54,7 @@ class Given(Mechanism):
         if not isinstance(basis, Basis):
             raise ConfigError("Given", "it must be given a basis or a tensor (K, M, N)", type(basis).__name__)
         _check_fields(basis)
-        self._given = basis
+        self._basis = basis
         for number, tensor in enumerate(tensors_in(basis)):
             if isinstance(tensor, nn.Parameter):
                 self.register_parameter(f"tensor{number}", tensor)
@@ -65,27 +65,27 @@ class Given(Mechanism):
 
     @property
     def size(self) -> int:
-        return self._given.size
+        return self._basis.size
 
     @property
     def has_scores(self) -> bool:  # type: ignore[override]
-        return self._given.has_scores
+        return self._basis.has_scores
 
     def forward(self, inputs: Inputs) -> Basis:
         if not torch.compiler.is_compiling():
             own = self._sizes()[0]
             if own != inputs.num_inputs:
                 raise ShapeError("Given", f"x must have M={own} entries, as the basis", tuple(inputs.x.shape))
-        held = (getattr(self, f"tensor{number}") for number in range(self._count))
-        given: Basis = map_tensors(self._given, lambda t: next(held))
-        given = refreshed(given)
-        if given is not self._given:  # one and the same object until a tensor is replaced
-            self._given = given
-        return given.transpose() if self._turned else given
+        tensors = (getattr(self, f"tensor{number}") for number in range(self._count))
+        basis: Basis = map_tensors(self._basis, lambda t: next(tensors))
+        basis = refreshed(basis)
+        if basis is not self._basis:  # one and the same object until a tensor is replaced
+            self._basis = basis
+        return basis.transpose() if self._turned else basis
 
     def transpose(self) -> Given:
         """The transposed basis, over the same tensors."""
-        turned = Given(self._given)
+        turned = Given(self._basis)
         turned._turned = not self._turned
         return turned
 
@@ -100,11 +100,11 @@ class Given(Mechanism):
 
     def _sizes(self) -> tuple[int, int]:
         """M and N."""
-        sizes = self._given.num_inputs, self._given.num_outputs
+        sizes = self._basis.num_inputs, self._basis.num_outputs
         return sizes[::-1] if self._turned else sizes
 
     def extra_repr(self) -> str:
-        return f"{self._given!r}{'.transpose()' if self._turned else ''}"
+        return f"{self._basis!r}{'.transpose()' if self._turned else ''}"
 
 
 def _check_fields(value: Any) -> None:
@@ -215,7 +215,7 @@ def added(first: Mechanism, term: Any) -> Mechanism:
     if isinstance(term, Basis):
         return first + Given(term)
     later = any(term is named for named in (STRUCTURE, STRUCTURE_IF_GIVEN))
-    mask, table = (term, None) if later else taken_apart("mechanisms", term)
+    mask, table = (term, None) if later else mask_and_table("mechanisms", term)
     if mask is not None and not first.has_scores:
         raise ConfigError("a + b", "a mask in the log domain must be added to scores", repr(first),
                           "Of a matrix leave pairs out by a.masked(keep=mask).")

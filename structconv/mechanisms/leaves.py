@@ -34,15 +34,15 @@ def leaves_of(expression: nn.Module) -> list[nn.Module]:
     while pending:
         part = pending.pop()
         if is_node(part):
-            pending.extend(reversed([child for _, children in _held(part) for child in children]))
+            pending.extend(reversed([child for _, children in _child_lists(part) for child in children]))
         else:
             result.setdefault(id(part), part)
     return list(result.values())
 
 
-def _held(node: nn.Module) -> list[tuple[str, list[Any]]]:
+def _child_lists(node: nn.Module) -> list[tuple[str, list[Any]]]:
     """The lists of modules that a node has, by name; one module may stand in two places."""
-    return [(name, list(held._modules.values())) for name, held in node._modules.items() if held is not None]
+    return [(name, list(parts._modules.values())) for name, parts in node._modules.items() if parts is not None]
 
 
 def role_of(leaf: nn.Module) -> str:
@@ -102,15 +102,15 @@ def link(leaves: Sequence[tuple[str, nn.Module]]) -> tuple[Link, ...]:
 
 def over_leaves(expression: Any, leaves: Mapping[int, nn.Module | None], training: bool) -> Any:
     """The expression over other leaves, given by the `id` of those that it has. Its nodes are new, and in this mode."""
-    made: dict[int, nn.Module | None] = dict(leaves)
+    copies: dict[int, nn.Module | None] = dict(leaves)
 
     def over(part: Any) -> Any:
-        if id(part) not in made:
+        if id(part) not in copies:
             node = object.__new__(type(part))
-            made[id(part)] = node
-            held = {name: nn.ModuleList(map(over, children)) for name, children in _held(part)}
-            node.__dict__.update({**part.__dict__, "_modules": held, "training": training, "_known_in_layer": True})
+            copies[id(part)] = node
+            new = {name: nn.ModuleList(map(over, children)) for name, children in _child_lists(part)}
+            node.__dict__.update({**part.__dict__, "_modules": new, "training": training, "_known_in_layer": True})
             node.__dict__.pop("_known_parts", None)
-        return made[id(part)]
+        return copies[id(part)]
 
     return over(expression)

@@ -110,11 +110,13 @@ class Mask(Named, nn.Module):
         """The support, or the graph, of a call with these inputs; `None` for all pairs. Of a batch, which inputs and
         outputs are of one of its `samples`."""
         mask: Any = self._mask
-        given = inputs.structure
-        if type(given) is NamedStructures:
-            given, inputs = self._given_by_name(inputs)
+        called = inputs.structure
+        if type(called) is NamedStructures:
+            called, inputs = self._called_by_name(inputs)
         if isinstance(mask, CalledWith):
-            mask = given if type(given) is Graph or (given is None and mask is not STRUCTURE) else self._given(given)
+            if not (type(called) is Graph or (called is None and mask is not STRUCTURE)):
+                called = self._mask_of(called)
+            mask = called
         elif self._buffers:
             mask = self._moved()
         if self._predicts:
@@ -132,7 +134,7 @@ class Mask(Named, nn.Module):
             _check_batch(mask, inputs)
         return mask
 
-    def _given_by_name(self, inputs: Any) -> tuple[Any, Any]:
+    def _called_by_name(self, inputs: Any) -> tuple[Any, Any]:
         """Return its own one of several structures, and the inputs with it, or with the samples if it has none."""
         structures = inputs.structure
         own = self._own(structures)
@@ -143,15 +145,15 @@ class Mask(Named, nn.Module):
         """How it may hide an input from all outputs: by its tensors or those of the structure, and, for a gradient, by
         its pairs, of entries with themselves or with `others`."""
         called = isinstance(self._mask, CalledWith)
-        given = called and isinstance(structure, Support) and structure.may_mask_inputs
-        by_inputs = BY_INPUTS if self._buffers or given else 0
-        mask = self._given(structure) if called else self._mask
+        masks_inputs = called and isinstance(structure, Support) and structure.may_mask_inputs
+        by_inputs = BY_INPUTS if self._buffers or masks_inputs else 0
+        mask = self._mask_of(structure) if called else self._mask
         if mask is None or self._predicts or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return by_inputs
         if isinstance(mask, Graph) and self._kept:
             return by_inputs | hidden_by(mask)
-        hides = others or not (_is_reflexive(mask, self._kept) if called else self._reflexive)
-        return by_inputs | BY_PAIRS if hides and not isinstance(mask, Padding | DenseMask) else by_inputs
+        may_exclude = others or not (_is_reflexive(mask, self._kept) if called else self._reflexive)
+        return by_inputs | BY_PAIRS if may_exclude and not isinstance(mask, Padding | DenseMask) else by_inputs
 
     def reached(self, inputs: Any) -> Tensor | None:
         """The pairs that the mask leaves, (..., M, N), or of many their inputs (..., M, 1); `None` for all. A pass
@@ -172,10 +174,10 @@ class Mask(Named, nn.Module):
     def pairs(self, inputs: Any) -> Tensor | None:
         """The pairs that the mask leaves, (..., M, N or 1): cheap masks only, a graph's isolated inputs are not looked
         for; `None` for all."""
-        given = self._own(inputs.structure)
-        if isinstance(self._mask, CalledWith) and given is None:
+        called = self._own(inputs.structure)
+        if isinstance(self._mask, CalledWith) and called is None:
             return None  # of what is still to be prepared, or of a call that is refused
-        mask = self._given(given) if isinstance(self._mask, CalledWith) else self._moved()
+        mask = self._mask_of(called) if isinstance(self._mask, CalledWith) else self._moved()
         if not isinstance(mask, Support):
             return None
         if not self._predicts:  # `prepare` asks before there is any z
@@ -184,7 +186,7 @@ class Mask(Named, nn.Module):
                 _check_batch(mask, inputs)
         return _table(mask, self._kept)
 
-    def _given(self, structure: Any) -> Graph | Support | None:
+    def _mask_of(self, structure: Any) -> Graph | Support | None:
         if isinstance(structure, Graph | Support) and not isinstance(structure, Samples):
             return structure
         junk = structure is not None and not isinstance(structure, FrozenValue)
@@ -195,16 +197,16 @@ class Mask(Named, nn.Module):
 
     def _moved(self) -> Any:
         """Return the mask over the current buffers: the same object until a buffer is replaced."""
-        held = iter(list(self._buffers.values()))
-        self._mask = map_tensors(self._mask, lambda t: next(held))
+        buffers = iter(list(self._buffers.values()))
+        self._mask = map_tensors(self._mask, lambda t: next(buffers))
         return self._mask
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load as any module does. Masks that a file lacks stay, and those that it has beside them are left out."""
         own = {prefix + name: buffer for name, buffer in self._buffers.items()}
-        given = {key: t for key, t in state_dict.items() if key in own or not re.fullmatch(
+        entries_of_mask = {key: t for key, t in state_dict.items() if key in own or not re.fullmatch(
             r"mask\d+", key.removeprefix(prefix))}
-        super()._load_from_state_dict({**own, **given}, prefix, *args)
+        super()._load_from_state_dict({**own, **entries_of_mask}, prefix, *args)
 
     def __repr__(self) -> str:
         return repr(self._mask if self._structure_name is None or self._mask is not STRUCTURE else self._structure_name)
@@ -238,9 +240,9 @@ def _is_reflexive(mask: Any, kept: bool) -> bool:
 
 def covers_inputs(graph: Graph) -> bool:
     """Return True if each input is known to have an edge: by its self-loops, or because `hidden_by` found it so."""
-    held = graph.__dict__
-    return "_base" in held or (
-        not torch.compiler.is_compiling() and "_covered" in held and held["_covered"] == graph.edge_index._version)
+    attrs = graph.__dict__
+    return "_base" in attrs or (
+        not torch.compiler.is_compiling() and "_covered" in attrs and attrs["_covered"] == graph.edge_index._version)
 
 
 def hidden_by(graph: Graph) -> int:
@@ -282,17 +284,17 @@ def _positions(mask: Any) -> list[nn.Module]:
     """The modules in the fields of a support."""
     if not isinstance(mask, Support):
         return []
-    held = [getattr(mask, field.name) for field in dataclasses.fields(mask)]  # type: ignore[arg-type]
-    return [module for field in held for module in ([field] if isinstance(field, nn.Module) else _positions(field))]
+    values = [getattr(mask, field.name) for field in dataclasses.fields(mask)]  # type: ignore[arg-type]
+    return [module for field in values for module in ([field] if isinstance(field, nn.Module) else _positions(field))]
 
 
 def _at_positions(mask: Any, modules: Any, inputs: Any) -> Any:
     """The support with what its modules predict in their places."""
     if not isinstance(mask, Support):
         return mask
-    held = {field.name: getattr(mask, field.name) for field in dataclasses.fields(mask)}  # type: ignore[arg-type]
+    values = {field.name: getattr(mask, field.name) for field in dataclasses.fields(mask)}  # type: ignore[arg-type]
     changed = {name: positions(next(modules), inputs) if isinstance(field, nn.Module) else new
-               for name, field in held.items() if
+               for name, field in values.items() if
                isinstance(field, nn.Module) or (new := _at_positions(field, modules, inputs)) is not field}
     return dataclasses.replace(cast(Any, mask), **changed) if changed else mask
 
@@ -305,8 +307,8 @@ def _on(mask: Any, grid: Grid) -> Any:
         return mask if fixed else derived(mask, ("on", grid), lambda: mask.on(grid))
     if not isinstance(mask, And | Or | Not):
         return mask
-    held = {field.name: getattr(mask, field.name) for field in dataclasses.fields(mask)}
-    changed = {name: new for name, field in held.items() if (new := _on(field, grid)) is not field}
+    values = {field.name: getattr(mask, field.name) for field in dataclasses.fields(mask)}
+    changed = {name: new for name, field in values.items() if (new := _on(field, grid)) is not field}
     return altered(mask, **changed) if changed else mask
 
 

@@ -178,9 +178,9 @@ def mixed(name: str, *operands: Any) -> Mixture | None:
     return None
 
 
-def _counts(argument: str, names: tuple[str, ...], given: Mapping[str, int] | int) -> Mapping[str, int]:
+def _counts(argument: str, names: tuple[str, ...], counts: Mapping[str, int] | int) -> Mapping[str, int]:
     """Channel counts by the names of x."""
-    return by_name("Conv", argument, names, given) if isinstance(given, Mapping) else dict.fromkeys(names, given)
+    return by_name("Conv", argument, names, counts) if isinstance(counts, Mapping) else dict.fromkeys(names, counts)
 
 
 def _part_inputs(part: Mechanism, x: Tensor, z: Tensor | None, structure: Any) -> tuple[Inputs, Tensor]:
@@ -203,8 +203,8 @@ def _place(part: Mechanism, structure: Any) -> tuple[Any, Place | None]:
         return None, None
     if type(structure) is not NamedStructures:
         return structure, Place("structure", part._pairs_of(structure))
-    places = part._places(structure)
-    return part._own(structure.at(places)), places[0] if places else None
+    named_samples = part._samples_of(structure)
+    return part._own(structure.at(named_samples)), named_samples[0] if named_samples else None
 
 
 def _free(part: Mechanism) -> bool:
@@ -213,9 +213,9 @@ def _free(part: Mechanism) -> bool:
                                             if isinstance(inner, Mechanism) and not inner._passes_structures)
 
 
-def _check_alike(places: list[Place]) -> None:
-    for place in places[1:]:
-        if not same_samples(places[0].samples, place.samples):
+def _check_alike(named_samples: list[Place]) -> None:
+    for place in named_samples[1:]:
+        if not same_samples(named_samples[0].samples, place.samples):
             raise StructureError("|", "parts must speak of the same samples of their outputs, and of an x that they "
-                                 "share", f"{places[0].samples!r} and {place.samples!r}",
+                                 "share", f"{named_samples[0].samples!r} and {place.samples!r}",
                                  "Name one for each, whose samples are those of its x: expression.on(NAME).")

@@ -64,15 +64,15 @@ class Named:
 
     def _at_its_place(self, structures: NamedStructures) -> NamedStructures:
         """Return the structures of a call, with the samples that its own structure sets."""
-        return structures.at(self._places(structures))
+        return structures.at(self._samples_of(structures))
 
-    def _places(self, structures: NamedStructures) -> list[Place]:
+    def _samples_of(self, structures: NamedStructures) -> list[Place]:
         """Return the samples of inputs and outputs that its structure sets, if it is a batch."""
-        untold = self._structure_name is None and len(structures.held) > 1
-        own = None if untold else self._own(structures)
+        ambiguous = self._structure_name is None and len(structures.by_name) > 1
+        own = None if ambiguous else self._own(structures)
         if getattr(own, "samples", None) is None:
             return []
-        return [Place(self._structure_name or next(iter(structures.held)), self._pairs_of(own))]
+        return [Place(self._structure_name or next(iter(structures.by_name)), self._pairs_of(own))]
 
     def _pairs_of(self, structure: Any) -> Samples:
         """Return the samples whose pairs (m, n) exist."""
@@ -109,17 +109,17 @@ def called_with(mechanism: Any, structure: Any) -> Any:
         StructureError: a name in the expression that the call does not give, or one of the call that nothing reads.
     """
     readers = _readers(mechanism)
-    given = structure if type(structure) is dict else {}
-    if not readers and (structure is not given or len(given) == 1):
-        return next(iter(given.values()), structure)
-    if readers.keys() != given.keys():
+    by_name = structure if type(structure) is dict else {}
+    if not readers and (structure is not by_name or len(by_name) == 1):
+        return next(iter(by_name.values()), structure)
+    if readers.keys() != by_name.keys():
         raise StructureError("Conv", "structure must have what the expression names, "
-                             f"{listed_names(readers)}", listed_names(given) if structure is given
-                             else type(structure).__name__, _remedy(list(readers), list(given)))
+                             f"{listed_names(readers)}", listed_names(by_name) if structure is by_name
+                             else type(structure).__name__, _remedy(list(readers), list(by_name)))
     for name, read in readers.items():
         if not read:
-            check_unread(given[name])
-    named = NamedStructures.of(given)
+            check_unread(by_name[name])
+    named = NamedStructures.of(by_name)
     return mechanism._own(mechanism._at_its_place(named) if named.batched else named)
 
 
@@ -155,7 +155,7 @@ def _readers(mechanism: Any) -> dict[str, bool]:
     return result
 
 
-def _remedy(named: list[str], given: list[str]) -> str:
-    missing, left = ([name for name in one if name not in other] for one, other in ((named, given), (given, named)))
+def _remedy(named: list[str], called: list[str]) -> str:
+    missing, left = ([name for name in one if name not in other] for one, other in ((named, called), (called, named)))
     return (f"Missing: {listed_names(missing)}; left over: {listed_names(left)}. "
             "Parts have names by structure=NAME or expression.on(NAME), calls by structure={NAME: graph, ...}.")

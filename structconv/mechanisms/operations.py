@@ -56,10 +56,11 @@ def operation(name: str, first: Mechanism, *others: Any, **options: Any) -> Mech
     if name in ("concat", "compose", "outer"):
         raise ConfigError(f"Mechanism.{name}", "both operands must be mechanisms", type(others[0]).__name__,
                           class_remedy(others[0]) or "A basis or a tensor (..., K, M, N) becomes one by Given(basis).")
-    join, operands, steps, held = (first.join, first.mechanisms(), first.steps, list(first.held)) if isinstance(
-        first, Operation) else (None, (first,), (), [])
+    join, operands, steps, modules = (
+        (first.join, first.mechanisms(), first.steps, list(first.step_modules)) if isinstance(first, Operation)
+        else (None, (first,), (), []))
     step, module = _step(name, first, others, options)
-    return Operation(join, tuple(operands), (*steps, step), [*held, *([] if module is None else [module])])
+    return Operation(join, tuple(operands), (*steps, step), [*modules, *([] if module is None else [module])])
 
 
 def _step(name: str, operand: Mechanism, others: tuple[Any, ...], options: dict[str, Any]
@@ -144,7 +145,7 @@ class Operation(Mechanism):
     Args:
         join: "concat", "compose", "add", "multiply" or "outer" of two operands; `None` for one operand.
         steps: the operators on the joined basis, in order.
-        held: the modules that steps read (masks, factors, mixings, functions), in the order of their steps.
+        step_modules: the modules that steps read (masks, factors, mixings, functions), in the order of their steps.
 
     Example:
 
@@ -158,10 +159,10 @@ class Operation(Mechanism):
     _passes_structures = True
 
     def __init__(self, join: str | None, operands: tuple[Mechanism, ...], steps: tuple[Step, ...] = (),
-                 held: list[nn.Module] | None = None) -> None:
+                 step_modules: list[nn.Module] | None = None) -> None:
         super().__init__()
         self.operands = nn.ModuleList(_adopted(join, operands))
-        self.held = nn.ModuleList(held or [])
+        self.step_modules = nn.ModuleList(step_modules or [])
         self.join, self.steps = join, steps
         mechanisms = self.mechanisms()
         self._joined_size = _size(join, [operand.size for operand in mechanisms])
@@ -190,12 +191,12 @@ class Operation(Mechanism):
 
     @property
     def _reads_sizes(self) -> bool:  # type: ignore[override]
-        return bool(self.held) or any(operand._reads_sizes for operand in self.mechanisms())
+        return bool(self.step_modules) or any(operand._reads_sizes for operand in self.mechanisms())
 
     def _parts_now(self) -> _Parts:
         """The parts of this node. They stay in the node of a layer, which makes new nodes when a part is replaced."""
-        operands, held = self.mechanisms(), iter(self._held())
-        program = [(builder(step), next(held) if step.reads else self, *node_of(step)) for step in self.steps]
+        operands, own = self.mechanisms(), iter(self._step_modules())
+        program = [(builder(step), next(own) if step.reads else self, *node_of(step)) for step in self.steps]
         masks = self._masks()
         masking: list[Any] = [part for part in masks if isinstance(part, Mask)]
         for part in operands:
@@ -215,39 +216,39 @@ class Operation(Mechanism):
         """The operands."""
         return list(self._modules["operands"]._modules.values())  # type: ignore[union-attr, arg-type]
 
-    def _held(self) -> list[nn.Module]:
+    def _step_modules(self) -> list[nn.Module]:
         """Return the modules that the steps read."""
-        return list(self._modules["held"]._modules.values())  # type: ignore[union-attr, arg-type]
+        return list(self._modules["step_modules"]._modules.values())  # type: ignore[union-attr, arg-type]
 
     def _masks(self) -> list[nn.Module]:
         """The masks, or the modules that replaced them."""
         readers = [step.name for step in self.steps if step.reads]
-        return [held for name, held in zip(readers, self._held(), strict=True) if name == "masked"]
+        return [module for name, module in zip(readers, self._step_modules(), strict=True) if name == "masked"]
 
     def forward(self, inputs: Inputs) -> Basis:
         if inputs.output_positions is not None:
-            self._check_places()
+            self._check_order()
         closed, samples = self.join not in _ENTRYWISE_JOINS, getattr(inputs[2], "samples", None)
         parts = self.__dict__.get("_known_parts") or self._parts_now()
         basis = (parts.operands[0].evaluate(inputs, closed) if self.join is None
                  else self._joined(parts.operands, inputs, closed))
         if samples is None:
-            for build, held, node, options in parts.program:
-                basis = (build(basis, held, inputs, None) if node is None or type(basis) is Concat
+            for build, module, node, options in parts.program:
+                basis = (build(basis, module, inputs, None) if node is None or type(basis) is Concat
                          else node(basis, *options))
             return basis
         before = parts.closings[samples.square][0]
         pairs = self._pairs_joined(inputs.structure) if before or parts.masked else None
-        for i, (build, held, node, options) in enumerate(parts.program):
+        for i, (build, module, node, options) in enumerate(parts.program):
             if i in before:
                 basis = left_out(basis, cast(Any, pairs))
-            basis = (build(basis, held, inputs, pairs) if node is None or type(basis) is Concat
+            basis = (build(basis, module, inputs, pairs) if node is None or type(basis) is Concat
                      else node(basis, *options))
             if pairs is not None and self.steps[i].name == "transpose":
                 pairs = pairs.transpose()
         return basis
 
-    def _check_places(self) -> None:
+    def _check_order(self) -> None:
         """Raise `ConfigError` where some outputs alone are not what they are among all."""
         if self.join == "compose" or self._turned:
             raise ConfigError("positions", "positions must be left out where outputs do not stand among the inputs, "
@@ -305,11 +306,11 @@ class Operation(Mechanism):
             reaching = existing if scores else masks.any(reached)
         else:
             existing, reaching = EVERY_INPUT.union(*exist), EVERY_INPUT.union(*reached)
-        for step, held in self._held_by_step():
+        for step, module in self._modules_by_step():
             if step.name == "transpose":
                 return EVERY_INPUT, EVERY_INPUT
-            if isinstance(held, Mask):
-                kept = masks.keeps(held, inputs)
+            if isinstance(module, Mask):
+                kept = masks.keeps(module, inputs)
                 existing, reaching = existing | kept, reaching | kept
             elif step.name in NORMALIZING:  # what did not exist is a zero that does; shares of zero are zero
                 shares = dict(step.options).get("kind") in ("sum", "count")
@@ -319,14 +320,14 @@ class Operation(Mechanism):
         return existing, reaching
 
     def _needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
-        for step, held in reversed(self._held_by_step()):
+        for step, module in reversed(self._modules_by_step()):
             options = dict(step.options)
             mixes = step.name in ("softmax_with_sink", "log_softmax") or (
                 step.name == "normalize" and options["kind"] not in ("count", "sigmoid", "none"))
             if step.name == "transpose" or (mixes and options["over"] == "inputs"):
                 needed = EVERY_INPUT
-            elif isinstance(held, Mask):
-                needed = needed | masks.keeps(held, inputs)
+            elif isinstance(module, Mask):
+                needed = needed | masks.keeps(module, inputs)
         operands = self.mechanisms()
         if self.join == "compose":
             first, second = operands  # the masks of the second are of the entries between them
@@ -342,10 +343,10 @@ class Operation(Mechanism):
             sets += operand._needed_inputs(operand._own_inputs(inputs), masks, own)
         return sets
 
-    def _held_by_step(self) -> list[tuple[Step, nn.Module | None]]:
+    def _modules_by_step(self) -> list[tuple[Step, nn.Module | None]]:
         """The steps, each with the module that it reads."""
-        held = iter(self._held())
-        return [(step, next(held) if step.reads else None) for step in self.steps]
+        own = iter(self._step_modules())
+        return [(step, next(own) if step.reads else None) for step in self.steps]
 
     def _input_entries(self, structure: Any) -> int | None:
         if self._turned or type(structure) is NamedStructures:
@@ -403,17 +404,17 @@ class Operation(Mechanism):
             structure = operand._leads(structure) if named else operand.output_structure(structure)
         return structure
 
-    def _places(self, structures: NamedStructures) -> list[Place]:
+    def _samples_of(self, structures: NamedStructures) -> list[Place]:
         first, *others = self.mechanisms()
-        places = first._places(structures)
+        places = first._samples_of(structures)
         if self.join == "compose":
-            after = others[0]._places(first._leads(structures))
+            after = others[0]._samples_of(first._leads(structures))
             places = behind(places, after) if places or first._keeps_entries() else []
         else:
-            places = [*places, *(place for other in others for place in other._places(structures))]
+            places = [*places, *(place for other in others for place in other._samples_of(structures))]
         if self._turned:
             return [Place(name, samples.turned()) for name, samples in places[:1]]
-        places += [place for mask in self._masks() if isinstance(mask, Mask) for place in mask._places(structures)]
+        places += [place for mask in self._masks() if isinstance(mask, Mask) for place in mask._samples_of(structures)]
         return [Place(places[0].name, agreed(places))] if places else []
 
     def _keeps_entries(self) -> bool:
@@ -446,9 +447,9 @@ class Operation(Mechanism):
         if others:
             text = (f"({text} {_SIGNS[self.join]} {others[0]})" if self.join in _SIGNS
                     else f"{text}.{self.join}({others[0]})")
-        held = iter(self.held)
+        own = iter(self.step_modules)
         for step in self.steps:
-            text = shown(text, step, next(held) if step.reads else None)
+            text = shown(text, step, next(own) if step.reads else None)
         return text
 
 

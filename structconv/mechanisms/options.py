@@ -28,8 +28,8 @@ def options(module: nn.Module) -> dict[str, Any]:
     Tensors are not options: pruning, weight norms and replicas set one in the place of a parameter at each call.
     Neither is a module that is a child of another module.
     """
-    return {name: held for name, held in module.__dict__.items()
-            if name not in KEPT and not isinstance(held, Tensor | nn.Module)}
+    return {name: value for name, value in module.__dict__.items()
+            if name not in KEPT and not isinstance(value, Tensor | nn.Module)}
 
 
 def may_change(option: Any) -> bool:

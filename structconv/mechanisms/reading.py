@@ -55,18 +55,18 @@ def called_on(mechanism: Any, x: Any) -> Any:
         return x
     if not reads and len(x) == 1:
         return next(iter(x.values()))
-    given = by_name("Conv", "x", reads, x)
-    return given if mechanism._reads_by_name else next(iter(given.values()))
+    inputs = by_name("Conv", "x", reads, x)
+    return inputs if mechanism._reads_by_name else next(iter(inputs.values()))
 
 
-def by_name(owner: str, argument: str, reads: Iterable[str], given: Mapping[str, T] | Any) -> Mapping[str, T]:
+def by_name(owner: str, argument: str, reads: Iterable[str], values: Mapping[str, T] | Any) -> Mapping[str, T]:
     """Return the arguments by name, after a check that the names are exactly those of the expression."""
     names = dict.fromkeys(reads)
-    if not names or not isinstance(given, Mapping) or given.keys() != names.keys():
-        held = given if isinstance(given, Mapping) else ()
-        missing, left = [n for n in names if n not in held], [n for n in held if n not in names]
+    if not names or not isinstance(values, Mapping) or values.keys() != names.keys():
+        present = values if isinstance(values, Mapping) else ()
+        missing, left = [n for n in names if n not in present], [n for n in present if n not in names]
         raise ConfigError(owner, f"{argument} must be a dict of what the expression names, {listed_names(names)}",
-                          listed_names(held) if isinstance(given, Mapping) else type(given).__name__,
+                          listed_names(present) if isinstance(values, Mapping) else type(values).__name__,
                           f"Missing: {listed_names(missing)}; left over: {listed_names(left)}. Parts of | have names "
                           f"by expression.of(NAME), calls and layers by {argument}={{NAME: ...}}.")
-    return given
+    return values

@@ -24,8 +24,8 @@ __all__ = ["NORMALIZING", "closings", "each_sample", "left_out", "positions", "w
 
 def each_sample(inputs: Any) -> list[Any]:
     """Return the inputs of each sample."""
-    all_x, all_z, given, of_entries, sibling, exists, *_ = inputs
-    samples: Samples = given.samples
+    all_x, all_z, batch, of_entries, sibling, exists, *_ = inputs
+    samples: Samples = batch.samples
     sources, targets = samples.sizes()
     x = _split("x", "M", all_x, sources)
     z = x if all_z is all_x else _split("z", "N", all_z, targets)
@@ -34,7 +34,7 @@ def each_sample(inputs: Any) -> list[Any]:
         of_x, of_z = of_entries
         projected = list(zip(of_x.split(sources, -2), of_z.split(targets, -2), strict=True))
     existing = [None] * len(x) if exists is None else exists.split(sources, -1)
-    structures = given.parts() if isinstance(given, NamedStructures) else parts_of(given)
+    structures = batch.parts() if isinstance(batch, NamedStructures) else parts_of(batch)
     return [type(inputs)(own, other, structure, after, sibling, exist)
             for own, other, structure, after, exist in zip(x, z, structures, projected, existing, strict=True)]
 

@@ -127,15 +127,15 @@ _OWN: dict[str, Callable[[dict[str, Any], Any], Build]] = {
     "softmax_with_sink": _with_sink}
 
 
-def shown(text: str, step: Step, held: Any) -> str:
+def shown(text: str, step: Step, module: Any) -> str:
     """The step in the text of an expression."""
     options = {key: option for key, option in step.options if option is not None}
     if step.name == "multiply":
         return f"({text} * {options.get('factor', 'factor')})"
     if step.name == "masked":
-        return f"{text}.masked({'keep' if options['kept'] else 'drop'}={held!r})"
+        return f"{text}.masked({'keep' if options['kept'] else 'drop'}={module!r})"
     if step.name == "map":
-        return f"{text}.map({as_text(options.get('fn', held))})"
+        return f"{text}.map({as_text(options.get('fn', module))})"
     if step.name == "mix":
         return f"{text}.mix({options['heads']})"
     if step.name == "softmax_with_sink":

@@ -41,7 +41,7 @@ class GrowingTensor:
 
     def _hold(self, entries: Tensor) -> None:
         """Have only these, without room for more."""
-        self._held, self._inference = entries, entries.is_inference()
+        self._storage, self._inference = entries, entries.is_inference()
         self._view: Tensor | None = entries
         self._start, self._stop = 0, entries.shape[self._axis]
 
@@ -51,18 +51,18 @@ class GrowingTensor:
     def entries(self) -> Tensor:
         """All that are there."""
         if self._view is None:
-            self._view = self._held.narrow(self._axis, self._start, len(self))
+            self._view = self._storage.narrow(self._axis, self._start, len(self))
         return self._view
 
     @property
     def room(self) -> Tensor:
         """The memory in which they lie, with more along the axis."""
-        return self._held
+        return self._storage
 
     @property
     def joined(self) -> bool:
         """Return True if appending makes a new tensor, because the stored one has a gradient."""
-        return torch.is_grad_enabled() or self._held.requires_grad
+        return torch.is_grad_enabled() or self._storage.requires_grad
 
     def append(self, entries: Tensor) -> None:
         """Put these behind."""
@@ -75,14 +75,14 @@ class GrowingTensor:
 
     def reserve(self, count: int) -> None:
         """Have so many more, of which the numbers are to be filled in."""
-        if self._stop + count > self._held.shape[self._axis] or self._inference != torch.is_inference_mode_enabled():
+        if self._stop + count > self._storage.shape[self._axis] or self._inference != torch.is_inference_mode_enabled():
             self._grow(count)
         self._stop, self._view = self._stop + count, None
 
     def fill(self, entries: Tensor) -> None:
         """The numbers of the last."""
         count = entries.shape[self._axis]
-        self._held.narrow(self._axis, self._stop - count, count).copy_(entries)
+        self._storage.narrow(self._axis, self._stop - count, count).copy_(entries)
 
     def drop(self, count: int) -> None:
         """Forget so many of the first."""
@@ -98,16 +98,16 @@ class GrowingTensor:
 
     def reorder(self, index: Tensor) -> None:
         """Return the rows of other samples of the batch, with the reserved room."""
-        self._held, self._view = self._held.index_select(0, index), None
-        self._inference = self._held.is_inference()
+        self._storage, self._view = self._storage.index_select(0, index), None
+        self._inference = self._storage.is_inference()
 
     def _grow(self, count: int) -> None:
         live = self.entries()
         shape = list(live.shape)
         shape[self._axis] = 2 * (len(self) + count)
-        held = live.new_empty(shape)
-        held.narrow(self._axis, 0, len(self)).copy_(live)
-        self._held, self._inference, self._start, self._stop = held, held.is_inference(), 0, len(self)
+        storage = live.new_empty(shape)
+        storage.narrow(self._axis, 0, len(self)).copy_(live)
+        self._storage, self._inference, self._start, self._stop = storage, storage.is_inference(), 0, len(self)
 
 
 class CachedEntries(NamedTuple):
@@ -131,8 +131,8 @@ class PendingEntries:
 
     def computed(self, kept: Tensor) -> Any:
         """What belongs at the end of a stored tensor, as its method makes it; where heads share rows, theirs."""
-        made = self._entries_of(kept).make(self.x, self.start)
-        return made.x if type(made) is Shared else made
+        result = self._entries_of(kept).make(self.x, self.start)
+        return result.x if type(result) is Shared else result
 
     def holds(self, kept: Tensor) -> bool:
         """Return True if this tensor is stored, with room for the last rows."""
@@ -422,8 +422,8 @@ def _key(make: Any) -> tuple[int, str]:
 
 def _of(make: Make, x: Tensor, start: int, dtype: torch.dtype | None) -> tuple[Tensor, int]:
     """Compute the results of x in the dtype, and how many heads share each."""
-    made = cast(make(x, start), dtype)
-    return (tensor(made.x), made.repeats) if type(made) is Shared else (tensor(made), 1)
+    result = cast(make(x, start), dtype)
+    return (tensor(result.x), result.repeats) if type(result) is Shared else (tensor(result), 1)
 
 
 class BoundStep:
@@ -435,18 +435,18 @@ class BoundStep:
 
     def __init__(self, layer: Any, run: BoundRun) -> None:
         self._run, self._layer, self._plans_version = run, layer, plans_version()
-        self._held = layer.path, layer.max_bytes
+        self._limits = layer.path, layer.max_bytes
         modules = {module: None for module in (*layer.modules(), *layer.mechanism.modules())
                    if not isinstance(module, nn.ModuleList)}
         self._plain, self._modules = private.PlainCalls(modules), [(module, module.training) for module in modules]
-        self._places = [(module._modules, name, part) for module in layer.modules()
+        self._children = [(module._modules, name, part) for module in layer.modules()
                         for name, part in module._modules.items()]
 
     @classmethod
     def of(cls, layer: Any, plan: Plan, call: Call, structure: Any, reach: int | None) -> Self | None:
         """Bind such a step; return `None` if a mask may exclude pairs of a later one, or its kernel cannot."""
-        alone = type(layer).forward is type(layer).computes
-        if plan.bind is None or not alone or not reads_all_inputs(layer.mechanism, structure, reach):
+        unchanged_forward = type(layer).forward is type(layer).computes
+        if plan.bind is None or not unchanged_forward or not reads_all_inputs(layer.mechanism, structure, reach):
             return None
         run = plan.bind(call)
         return None if run is None else cls(layer, run)
@@ -454,12 +454,12 @@ class BoundStep:
     def __call__(self, x: Tensor, position: int) -> Tensor | None:
         """y (..., 1, Q) of the entry x at a position, which is pending; `None` where it is to be computed as any call.
         """
-        if self._plans_version != plans_version() or (self._layer.path, self._layer.max_bytes) != self._held:
+        if self._plans_version != plans_version() or (self._layer.path, self._layer.max_bytes) != self._limits:
             return None
         if not self._plain:
             return None
-        for held, name, part in self._places:
-            if held.get(name) is not part:
+        for children, name, part in self._children:
+            if children.get(name) is not part:
                 return None
         for module, training in self._modules:
             if module.training is not training:

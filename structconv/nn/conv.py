@@ -39,7 +39,7 @@ from structconv.nn.inputs import (
     variance_of,
     x_by_name,
 )
-from structconv.nn.layer import Device, copy_parameters, made_on, move, name_owner, named, recorded
+from structconv.nn.layer import Device, copy_parameters, move, name_owner, named, on_device, recorded
 from structconv.nn.nested import check_named, is_nested, packed, unpacked
 from structconv.nn.relative import RelativeValue
 from structconv.planning import Plan
@@ -119,7 +119,7 @@ class Conv(Expressed):
         self.out_channels = check_positive("Conv", "out_channels", out_channels)
         self.other_channels = self.in_channels if other_channels is None else other_channels
         check_options(mechanism, relative_value)
-        with made_on(device):
+        with on_device(device):
             self.weight = _weight(weight, mechanism, self.in_channels, out_channels)
             self.mechanism = mechanism.bound(self.in_channels, self.weight().head_channels, other_channels)
             self.relative_value = None if relative_value is None else relative_value.bound(self.weight())
@@ -304,9 +304,9 @@ class Conv(Expressed):
             cache, x, structure = x, *self._of_prepared(x, structure, axes)
         mechanism, relative = self.mechanism, modules.get("relative_value")
         if cache is None:
-            held = self._parameters
+            parameters = self._parameters
             theta: Weight = private.called(modules["weight"])
-            bias: Tensor | None = held["bias"] if "bias" in held else self.bias  # noqa: SIM401 - lazy
+            bias: Tensor | None = parameters["bias"] if "bias" in parameters else self.bias  # noqa: SIM401 - lazy
             if self._added is not None:
                 bias = self._added(theta, bias)
         else:

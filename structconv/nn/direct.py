@@ -61,12 +61,12 @@ def direct_of(root: Any) -> Direct | None:
         return partial(_convolve_image, root, padding) if len(padding) == root.ndim else None
     if type(root) is not Operation or root.join is not None or "_names" in root.__dict__ or "_reads" in root.__dict__:
         return None
-    leaf, held = root.mechanisms()[0], root._held()
+    leaf, modules = root.mechanisms()[0], root._step_modules()
     names, options = [step.name for step in root.steps], {step.name: dict(step.options) for step in root.steps}
     p = options["dropout"]["p"] if names[-1:] == ["dropout"] else 0.0
     names = names[:-1] if names[-1:] == ["dropout"] else names
-    mask: Any = held[0] if held else None
-    if len(held) > 1 or names[-1:] != ["normalize"] or options["normalize"] != {"kind": "softmax", "over": "inputs"}:
+    mask: Any = modules[0] if modules else None
+    if len(modules) > 1 or names[-1:] != ["normalize"] or options["normalize"] != {"kind": "softmax", "over": "inputs"}:
         return None
     reads = None if mask is None else getattr(mask, "_mask", None)
     if mask is not None and (type(mask) is not Mask or mask._structure_name is not None or not mask._kept):
@@ -188,8 +188,8 @@ def _attend_edges(leaf: BiAffine, mask: Any, slope: float, p: float, layer: Any,
                   ) -> Tensor | None:
     """GAT's attention among the entries of a graph, the heads side by side."""
     weight, bias = layer._modules["weight"], _bias(layer)
-    theta, held = weight._parameters.get("theta"), leaf._parameters
-    source, target = held.get("vector_source"), held.get("vector_target")
+    theta, parameters = weight._parameters.get("theta"), leaf._parameters
+    source, target = parameters.get("vector_source"), parameters.get("vector_target")
     if theta is None or type(getattr(weight, "kind", None)) is not HeadBlocks or source is None or target is None:
         return None
     heads, channels, depth = theta.shape
@@ -255,16 +255,16 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
         return None
     if structure is not None and (type(structure) is not Causal or mask is None or type(mask._mask) is Causal):
         return None
-    held: list[Any] = [part._parameters.get("weight") for part in (query, key, value, output)]
+    weights: list[Any] = [part._parameters.get("weight") for part in (query, key, value, output)]
     offsets = [part._parameters.get("bias") for part in (query, key)]
-    tensors = x, held[0], offsets[0], held[1], offsets[1], held[2], added, held[3], bias
-    if any(weight is None for weight in held) or (layer._added and added is None and layer.value_bias is not None):
+    tensors = x, weights[0], offsets[0], weights[1], offsets[1], weights[2], added, weights[3], bias
+    if any(weight is None for weight in weights) or (layer._added and added is None and layer.value_bias is not None):
         return None
-    if not x.shape[-1] == held[0].shape[1] == held[1].shape[1] or kernels() is None or not is_direct(*tensors):
+    if not x.shape[-1] == weights[0].shape[1] == weights[1].shape[1] or kernels() is None or not is_direct(*tensors):
         return None
     if not is_plain(layer, Normalized, leaf, weight, query, key, value, output, *(() if mask is None else (mask,))):
         return None
     causal = structure is not None or (mask is not None and type(mask._mask) is Causal)
     heads = leaf.heads
-    number = (held[0].shape[0] // heads) ** -0.5 if scale is None else scale
+    number = (weights[0].shape[0] // heads) ** -0.5 if scale is None else scale
     return attend_entries(None, composed_attention(heads, number, causal), *tensors, heads, number, causal)

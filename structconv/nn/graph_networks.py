@@ -244,12 +244,12 @@ class _Update(nn.Module):
             raise ConfigError("GraphNetwork", "an update must have one width or more", widths)
         pools, channels, mechanisms = {}, {}, []
         for name, part in parts.items():
-            given = part.x
+            source = part.x
             if part.pool:
                 pools[name] = GroupPool(counts[part.x], part.pool)
-                given = f"pooled {name}"
-            channels[given] = counts[part.x]
-            mechanisms.append(part.mechanism.of(given))
+                source = f"pooled {name}"
+            channels[source] = counts[part.x]
+            mechanisms.append(part.mechanism.of(source))
         self._parts, self._reads, self.pools = parts, tuple(channels), nn.ModuleDict(pools)
         self.first = Conv(reduce(or_, mechanisms), channels, sizes[0],
                           other_channels=None if outputs is None else counts["nodes"])
@@ -261,14 +261,14 @@ class _Update(nn.Module):
         self.out_channels = sizes[-1]
 
     def forward(self, x: dict[str, Tensor], graph: Graph) -> Tensor:
-        given = dict(x)
+        inputs = dict(x)
         for name, pool in self.pools.items():
             part = self._parts[name]
-            given[f"pooled {name}"] = pool(x[part.x], cast(Callable[[Graph], Graph], part.groups)(graph))
+            inputs[f"pooled {name}"] = pool(x[part.x], cast(Callable[[Graph], Graph], part.groups)(graph))
         reads = self._reads_structure or (self._attends and graph.samples is not None)  # attention within samples
         structure = graph if reads else None
         z = None if self._outputs is None else x[self._outputs]
-        y: Tensor = self.rest(self.first({name: given[name] for name in self._reads}, structure, z=z))
+        y: Tensor = self.rest(self.first({name: inputs[name] for name in self._reads}, structure, z=z))
         return y
 
 

@@ -48,7 +48,7 @@ def to_image(entries: Tensor, grid: Grid) -> Tensor:
     return entries.mT.unflatten(-1, grid.shape)
 
 
-def grid_of(image: Tensor, ndim: int, given: Any = None) -> Grid:
+def grid_of(image: Tensor, ndim: int, grid: Any = None) -> Grid:
     """The grid of an image's pixels: the one that is given, a periodic one say, if it has their shape.
 
     Raises:
@@ -57,9 +57,9 @@ def grid_of(image: Tensor, ndim: int, given: Any = None) -> Grid:
     if image.dim() <= ndim:
         raise ShapeError("to_entries", f"image must have shape (..., C, *S) with {ndim} axes S", tuple(image.shape))
     shape = image.shape[-ndim:]
-    if given is None:
+    if grid is None:
         return Grid(shape) if torch.compiler.is_compiling() else _known(shape)
-    if not isinstance(given, Grid) or given.shape != shape:
+    if not isinstance(grid, Grid) or grid.shape != shape:
         raise StructureError("Conv", f"structure must be a Grid of the image's shape {tuple(shape)}, or left out",
-                             repr(given), "Another structure goes with entries: layer(x, structure=...), without axes.")
-    return given
+                             repr(grid), "Another structure goes with entries: layer(x, structure=...), without axes.")
+    return grid

@@ -42,17 +42,17 @@ class CallNames(NamedTuple):
     structured: str
 
 
-def channels_of(mechanism: Mechanism, given: Any) -> Any:
+def channels_of(mechanism: Mechanism, channels: Any) -> Any:
     """Return P, or the P of each x by name for a mixture."""
     names = all_named(mechanism) if mechanism._reads_by_name else names_of_x(mechanism)
-    if isinstance(given, Mapping):
+    if isinstance(channels, Mapping):
         if None in names:
             raise ConfigError("Conv", "in_channels must be a number, for no part of the mechanism names an x",
-                              repr(dict(given)), "Parts of | have names by expression.of(NAME).")
-        by: Mapping[str, int] = by_name("Conv", "in_channels", filter(None, names), given)
+                              repr(dict(channels)), "Parts of | have names by expression.of(NAME).")
+        by: Mapping[str, int] = by_name("Conv", "in_channels", filter(None, names), channels)
         counts = {name: check_positive("Conv", f"in_channels[{name!r}]", own) for name, own in by.items()}
         return counts if mechanism._reads_by_name else next(iter(counts.values()))
-    count: int = check_positive("Conv", "in_channels", given)
+    count: int = check_positive("Conv", "in_channels", channels)
     return dict.fromkeys(filter(None, names), count) if mechanism._reads_by_name else count
 
 
@@ -134,8 +134,8 @@ def fits(layer: Any, x: dict[str, Tensor], structure: Any) -> bool:
     call.
     """
     for part, name, own in [] if structure is None else _parts(layer.mechanism, structure):
-        wanted = part._input_entries(own)
-        if wanted is not None and wanted != x[name].shape[-2]:
+        expected = part._input_entries(own)
+        if expected is not None and expected != x[name].shape[-2]:
             return False
     counts, (first, *_) = layer.in_channels, x.values()
     return not any(t.shape[-1] != counts[name] or t.dtype is not first.dtype or t.is_nested for name, t in x.items())

@@ -93,7 +93,7 @@ def recorded(layer: nn.Module, x: Any, *others: Any, **options: Any) -> Any:
     return x.tracer.create_proxy("call_module", path, (x, *others), options)
 
 
-def made_on(device: Device) -> AbstractContextManager[Any]:
+def on_device(device: Device) -> AbstractContextManager[Any]:
     """A context in which new tensors are on a device."""
     return nullcontext() if device is None else torch.device(device)
 
@@ -120,9 +120,9 @@ def kind(module: Any) -> str:
 @torch.no_grad()
 def copy_parameters(drawn: nn.Module, module: nn.Module) -> None:
     """Put the parameters of one module in those of another of the same names."""
-    held, new = dict(module.named_parameters()), dict(drawn.named_parameters())
-    if held.keys() != new.keys():
+    parameters, new = dict(module.named_parameters()), dict(drawn.named_parameters())
+    if parameters.keys() != new.keys():
         raise ConfigError("reset_parameters", "parameters must be those that the layer was made with",
-                          ", ".join(sorted(held.keys() ^ new.keys())), "Make a new layer.")
-    for name, parameter in held.items():
+                          ", ".join(sorted(parameters.keys() ^ new.keys())), "Make a new layer.")
+    for name, parameter in parameters.items():
         parameter.copy_(new[name])

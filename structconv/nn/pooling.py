@@ -171,9 +171,9 @@ def _table(by_group: Csr, rows: int) -> Tensor | None:
     edges = by_group.indices.shape[0]
     if int(counts.min()) == 0 or width * len(counts) > _SPREAD * edges:
         return None
-    places = ends[:-1, None] + torch.arange(width)
-    members = by_group.indices.long()[places.clamp(max=edges - 1)]
-    return members.masked_fill(places >= ends[1:, None], rows)
+    positions = ends[:-1, None] + torch.arange(width)
+    members = by_group.indices.long()[positions.clamp(max=edges - 1)]
+    return members.masked_fill(positions >= ends[1:, None], rows)
 
 
 class GraphPool(GroupPool):

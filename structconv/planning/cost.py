@@ -70,7 +70,7 @@ def lost_flops(flops: float, columns: int, filled: bool = False) -> float:
     """
     if columns < 2:
         return 0.0
-    taken = -(-columns // FULL_COLUMNS) * FULL_COLUMNS
+    equivalent = -(-columns // FULL_COLUMNS) * FULL_COLUMNS
     if columns < FULL_COLUMNS and not filled:
-        taken = FEW_TAKEN if columns <= FEW_COLUMNS else NARROW_TAKEN
-    return flops * (taken / columns - 1)
+        equivalent = FEW_TAKEN if columns <= FEW_COLUMNS else NARROW_TAKEN
+    return flops * (equivalent / columns - 1)

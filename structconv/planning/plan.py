@@ -85,7 +85,7 @@ def plan_for(call: Call, path: str | None = None, max_bytes: int | None = None, 
     except TypeError:
         _check_limits(path, max_bytes)
         raise
-    return _made(key, call, path, max_bytes, image) if plan is None else plan
+    return _choose(key, call, path, max_bytes, image) if plan is None else plan
 
 
 def plans_version() -> Hashable:
@@ -93,7 +93,7 @@ def plans_version() -> Hashable:
     return registrations(), Autotuning.enabled, machine.Measured.times
 
 
-def _made(key: Hashable, call: Call, path: str | None, max_bytes: int | None, image: Image | None) -> Plan:
+def _choose(key: Hashable, call: Call, path: str | None, max_bytes: int | None, image: Image | None) -> Plan:
     _check_limits(path, max_bytes)
     if torch.jit.is_tracing() and any(not (t.dim() or t.is_floating_point()) for t in tensors_in(call.basis)):
         raise ConfigError("plan", "an expression must be exported or compiled", "torch.jit.trace",
@@ -133,8 +133,8 @@ def decide(problem: Problem, path: str | None = None, call: Call | None = None, 
     fastest is taken.
     """
     weighed = _weigh(problem, path)
-    asked = [w for w in weighed if path is None or w.path == path]
-    allowed = [w for w in asked if w.kernel.automatic(w.match, problem, w.path)] or asked
+    of_path = [w for w in weighed if path is None or w.path == path]
+    allowed = [w for w in of_path if w.kernel.automatic(w.match, problem, w.path)] or of_path
     fitting = [w for w in allowed if problem.max_bytes is None or w.cost.peak_bytes <= problem.max_bytes]
     chosen = _least(fitting, [w.seconds for w in fitting]) if fitting else _smallest(allowed)
     if is_compiling():
@@ -320,10 +320,10 @@ def _rejection(weighed: _Weighed, chosen: _Weighed, problem: Problem, path: str 
 
 def _words(problem: Problem, call: Call | None) -> str:
     basis, theta, x = problem.basis, problem.theta, problem.x
-    held = tensors_in(call.basis) if call is not None and torch.is_grad_enabled() else ()
-    basis_grad = any(t.requires_grad for t in held)
-    grads = [name for name, wanted in (("x", problem.x_grad), ("theta", problem.theta_grad), ("the basis", basis_grad))
-             if wanted]
+    tensors = tensors_in(call.basis) if call is not None and torch.is_grad_enabled() else ()
+    basis_grad = any(t.requires_grad for t in tensors)
+    grads = [name for name, needed in (("x", problem.x_grad), ("theta", problem.theta_grad), ("the basis", basis_grad))
+             if needed]
     phase = f"forward and backward to {' and '.join(grads)}" if grads else "forward"
     return (f"{type(basis).__name__} (K={basis.size}, M={basis.num_inputs}, N={basis.num_outputs}), {theta!r}, "
             f"x {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')} on {x.device}, {phase}")

@@ -35,17 +35,17 @@ def cast(value: T, dtype: torch.dtype | None) -> T:
     scores run as autocast has them run."""
     if dtype is None:
         return value
-    wanted = dtype
+    target = dtype
 
     def changed(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return value.to(wanted) if _may_be_cast(value) else value
+            return value.to(target) if _may_be_cast(value) else value
         if type(value) is NormalizedWeights:
-            return value.compute(value.graph, value.normalize, wanted, value.weighted)
-        return Function(value.module, wanted, value.parameters) if type(value) is Function else value
+            return value.compute(value.graph, value.normalize, target, value.weighted)
+        return Function(value.module, target, value.parameters) if type(value) is Function else value
 
-    made: T = map_tensors(value, changed, whole=(Structure,), also=(Function, NormalizedWeights))
-    return made
+    result: T = map_tensors(value, changed, whole=(Structure,), also=(Function, NormalizedWeights))
+    return result
 
 
 def cast_call(call: Call, dtype: torch.dtype | None) -> Call:

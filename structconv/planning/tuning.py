@@ -131,7 +131,7 @@ def _timed(runs: dict[str, Run], call: Call) -> Seconds:
         work = {name: _work(run, call) for name, run in runs.items()}
         for _ in range(2):  # the first run sorts edges, compiles and fills caches
             first = {name: _seconds(run, wait, 1) for name, run in work.items()}
-        repeats = {name: max(1, int(SAMPLE_SECONDS / max(taken, 1e-7))) for name, taken in first.items()}
+        repeats = {name: max(1, int(SAMPLE_SECONDS / max(elapsed, 1e-7))) for name, elapsed in first.items()}
         for _ in range(ROUNDS if max(first.values()) < LONG_SECONDS else 1):
             for name, run in work.items():
                 times.setdefault(name, []).append(_seconds(run, wait, repeats[name]))
@@ -152,13 +152,13 @@ def _seconds(run: Callable[[], None], wait: Callable[[], None], repeats: int) ->
 
 def _work(run: Run, call: Call) -> Callable[[], None]:
     """The path on tensors of its own, and the gradients of those that want one."""
-    given: tuple[Any, ...] = call.x, call.basis, call.theta, call.bias, call.projected, call.relative
+    arguments: tuple[Any, ...] = call.x, call.basis, call.theta, call.bias, call.projected, call.relative
     leaves: list[Tensor] = []
     if torch.is_grad_enabled():
         copies: dict[int, Tensor] = {}
-        given = map_tensors(given, lambda t: copies.setdefault(id(t), _detached(t)))
+        arguments = map_tensors(arguments, lambda t: copies.setdefault(id(t), _detached(t)))
         leaves = [t for t in copies.values() if t.requires_grad]
-    x, basis, theta, bias, projected, relative = given
+    x, basis, theta, bias, projected, relative = arguments
     own = Call(x, basis, theta, bias, projected, relative, call.output_positions, part=call.part)
 
     def forward() -> None:
@@ -221,7 +221,7 @@ def _valid(entries: Any) -> dict[str, Seconds]:
     if not isinstance(entries, dict):
         return {}
     return {digest: seconds for digest, seconds in entries.items() if isinstance(seconds, dict)
-            and all(isinstance(taken, int | float) and taken > 0 for taken in seconds.values())}
+            and all(isinstance(elapsed, int | float) and elapsed > 0 for elapsed in seconds.values())}
 
 
 def _remember(path: Path, environment: str, digest: str, seconds: Seconds) -> None:

@@ -177,9 +177,9 @@ def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
             divisor = _divisor(total)
             g, gs = g / divisor, None if gs is None else gs / divisor
             mean = None if mean is None else torch.where(total.unsqueeze(-1) == 0, 0, mean) / divisor
-        made = _differentiated(problem, blocks, g, gs, mean, wants_diagonal, wants_rows)
+        grads = _differentiated(problem, blocks, g, gs, mean, wants_diagonal, wants_rows)
     like = (problem.q, problem.k, problem.v, problem.terms.diagonal, problem.terms.rows)
-    return tuple(None if g is None or t is None else g.to(t.dtype) for g, t in zip(made, like, strict=True))
+    return tuple(None if g is None or t is None else g.to(t.dtype) for g, t in zip(grads, like, strict=True))
 
 
 def _mean(problem: _Problem, y: Tensor, shares: Tensor, g: Tensor, gs: Tensor | None) -> Tensor | None:
@@ -193,9 +193,9 @@ def _mean(problem: _Problem, y: Tensor, shares: Tensor, g: Tensor, gs: Tensor | 
 def _differentiated(problem: _Problem, blocks: Blocks, g: Tensor, gs: Tensor | None, mean: Tensor | None,
                     wants_diagonal: bool, wants_rows: bool) -> _Gradients:
     v, terms, (q, k) = problem.v.to(g.dtype), blocks.terms, (blocks.q, blocks.k)
-    made = _Gradients(torch.empty_like(q), torch.zeros_like(k), v.new_zeros(v.shape),
-                      *(t.new_zeros(t.shape) if t is not None and wanted else None
-                        for t, wanted in ((terms.diagonal, wants_diagonal), (terms.rows, wants_rows))))
+    grads = _Gradients(torch.empty_like(q), torch.zeros_like(k), v.new_zeros(v.shape),
+                      *(t.new_zeros(t.shape) if t is not None and needed else None
+                        for t, needed in ((terms.diagonal, wants_diagonal), (terms.rows, wants_rows))))
     for span in blocks.spans():
         t, slope = blocks.weights(span, slope=True)
         heads, inputs, block_g = span.heads, slice(0, span.inputs), flipped(g, span)
@@ -203,19 +203,19 @@ def _differentiated(problem: _Problem, blocks: Blocks, g: Tensor, gs: Tensor | N
         if gs is not None:
             d.add_(blocks.spread(gs, span))
         dropped = blocks.dropped(span, t, d)
-        made.v[heads, inputs].baddbmm_(dropped.mT, block_g)
+        grads.v[heads, inputs].baddbmm_(dropped.mT, block_g)
         if mean is not None:
             d.sub_(flipped(mean, span))
         ds, rows = _scores(blocks, span, d, t, slope, wants_diagonal or wants_rows)
-        made.k[heads, inputs].baddbmm_(ds.mT, blocks.query(span))
-        made.q[heads, span.rows] = torch.bmm(ds, k[heads, inputs]).flip(1)
-        if rows is not None and made.diagonal is not None:
+        grads.k[heads, inputs].baddbmm_(ds.mT, blocks.query(span))
+        grads.q[heads, span.rows] = torch.bmm(ds, k[heads, inputs]).flip(1)
+        if rows is not None and grads.diagonal is not None:
             at, width = blocks.outputs - span.stop, rows.shape[1] + span.inputs - 1
-            made.diagonal[heads, at:at + width] += rows[..., :width].sum(1)
-        if rows is not None and made.rows is not None:
-            made.rows[heads, span.rows] = blocks.collect(rows, span, made.rows.shape[-1])
-    made.q.mul_(problem.options.scale)
-    return made
+            grads.diagonal[heads, at:at + width] += rows[..., :width].sum(1)
+        if rows is not None and grads.rows is not None:
+            grads.rows[heads, span.rows] = blocks.collect(rows, span, grads.rows.shape[-1])
+    grads.q.mul_(problem.options.scale)
+    return grads
 
 
 def _scores(blocks: Blocks, span: Span, d: Tensor, t: Tensor, slope: Tensor | None,

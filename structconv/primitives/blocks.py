@@ -113,8 +113,8 @@ class _Blocks(torch.autograd.Function):
         ctx.fn, ctx.blocks, ctx.dim, ctx.lengths = fn, blocks, dim, None
         ctx.autocast = _autocast_state(tensors)
         ctx.save_for_backward(*tensors)
-        pieces = (fn(block, *tensors) if made is None else made
-                  for block, made in itertools.zip_longest(blocks, _handed_over(first)))
+        pieces = (fn(block, *tensors) if ready is None else ready
+                  for block, ready in itertools.zip_longest(blocks, _handed_over(first)))
         if reduce == "sum":
             return _sum_blocks(pieces)
         result, ctx.lengths = _cat_blocks(pieces, blocks, dim)
@@ -133,10 +133,10 @@ class _Blocks(torch.autograd.Function):
         return None, None, None, None, None, *sums
 
 
-def _handed_over(made: list[Tensor | None]) -> Iterator[Tensor | None]:
+def _handed_over(ready: list[Tensor | None]) -> Iterator[Tensor | None]:
     """Yield the items of a list and remove them from it."""
-    while made:
-        yield made.pop()
+    while ready:
+        yield ready.pop()
 
 
 def _accumulate(total: Tensor | None, new: Tensor | None, again: bool) -> Tensor | None:

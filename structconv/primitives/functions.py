@@ -81,16 +81,16 @@ def pulled_back(fn: Callable[..., Any], tensors: Sequence[Tensor | None], needed
     result: list[Tensor | None] = [None] * len(tensors)
     if not at or all(g is None for g in grads):
         return result
-    wanted = [tensors[i] for i in at]
+    inputs = [tensors[i] for i in at]
 
     def of(*chosen: Tensor) -> tuple[Tensor, ...]:
-        given = list(tensors)
+        inputs = list(tensors)
         for i, t in zip(at, chosen, strict=True):
-            given[i] = t
-        results = fn(*given)
+            inputs[i] = t
+        results = fn(*inputs)
         return (results,) if isinstance(results, Tensor) else tuple(results)
 
-    for i, grad in zip(at, _way(*tensors, *grads)(of, wanted, grads), strict=True):
+    for i, grad in zip(at, _way(*tensors, *grads)(of, inputs, grads), strict=True):
         result[i] = grad
     return result
 
@@ -101,16 +101,16 @@ def _way(*tensors: Tensor | None) -> Callable[..., Sequence[Tensor | None]]:
     return _pull_again if torch.is_grad_enabled() or _watched(*tensors) else _pull
 
 
-def _pull(of: Callable[..., tuple[Tensor, ...]], wanted: Sequence[Any],
+def _pull(of: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Any],
           grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-    leaves = [t.detach().requires_grad_() for t in wanted]
+    leaves = [t.detach().requires_grad_() for t in inputs]
     with torch.enable_grad():
         return _gradients(of(*leaves), leaves, grads, recorded=False)
 
 
-def _pull_recorded(of: Callable[..., tuple[Tensor, ...]], wanted: Sequence[Any],
+def _pull_recorded(of: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Any],
                    grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-    aliases = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in wanted]
+    aliases = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in inputs]
     return _gradients(of(*aliases), aliases, grads, recorded=True)
 
 
@@ -123,7 +123,7 @@ def _gradients(results: Sequence[Tensor], leaves: Sequence[Tensor], grads: Seque
                                create_graph=recorded)
 
 
-def _pull_again(of: Callable[..., tuple[Tensor, ...]], wanted: Sequence[Any],
+def _pull_again(of: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Any],
                 grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
     used = [i for i, g in enumerate(grads) if g is not None]
 
@@ -131,5 +131,5 @@ def _pull_again(of: Callable[..., tuple[Tensor, ...]], wanted: Sequence[Any],
         results = of(*leaves)
         return tuple(results[i] for i in used)
 
-    pull: Callable[..., Any] = torch.func.vjp(chosen, *wanted)[1]
+    pull: Callable[..., Any] = torch.func.vjp(chosen, *inputs)[1]
     return pull(tuple(grads[i] for i in used))

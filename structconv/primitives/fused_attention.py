@@ -40,8 +40,8 @@ def _by_hand(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, ca
         return False
     if None in (private.flash_attention, private.flash_attention_backward, private.fused_choice):
         return False
-    wanted = query.requires_grad or key.requires_grad or values.requires_grad
-    choice = wanted and private.fused_choice(query, key, values, mask, 0.0, causal, scale=scale)
+    needs_grad = query.requires_grad or key.requires_grad or values.requires_grad
+    choice = needs_grad and private.fused_choice(query, key, values, mask, 0.0, causal, scale=scale)
     return bool(choice == SDPBackend.FLASH_ATTENTION.value)
 
 

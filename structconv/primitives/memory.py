@@ -46,7 +46,7 @@ def new_empty(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = 
     size = math.prod(shape) * dtype.itemsize
     if size < LEAST or not _SUPPORTED or not like.is_cpu:
         return like.new_empty(shape, dtype=dtype)
-    block = _taken(-(-size // _PAGE) * _PAGE)
+    block = _acquire(-(-size // _PAGE) * _PAGE)
     lease = (ctypes.c_char * size).from_buffer(block.mapping, block.start)
     weakref.finalize(lease, _give_back, block).atexit = False
     return torch.frombuffer(lease, dtype=dtype).view(shape)
@@ -120,7 +120,7 @@ def _usual_limit() -> int:
     return min(memory // _SHARE_RESERVED, _MOST_RESERVED)
 
 
-def _taken(size: int) -> _Block:
+def _acquire(size: int) -> _Block:
     try:
         return _reserved.blocks[size].pop()
     except (KeyError, IndexError):

@@ -253,8 +253,8 @@ def _backward(blocks: Blocks, x_MC: Tensor, theta_KGPQ: Tensor, values: Tensor |
         if grad_theta is not None:
             add_group_outer(grad_theta, rows_UP, rows_UQ, blocks.bounds(pairs))
         if grad_values is not None and not of_outputs:
-            made = group_products(rows_UP, theta_KGPQ, blocks.bounds(pairs)).view(back_UQ.shape)
-            _place(grad_values, pairs, sddmm(*pairs.off, grad, made))
+            products = group_products(rows_UP, theta_KGPQ, blocks.bounds(pairs)).view(back_UQ.shape)
+            _place(grad_values, pairs, sddmm(*pairs.off, grad, products))
         if grad_x is None and (grad_values is None or not of_outputs):
             continue
         write_group_products(rows_UP, rows_UQ, theta_KGPQ.mT, blocks.bounds(pairs))

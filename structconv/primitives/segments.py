@@ -57,25 +57,25 @@ def segment_max(values: Tensor, index: Tensor, num: int, *, empty: float = 0.0, 
     if rows:
         return _max_of_rows(values, index, num, empty)
     _check_segments("segment_max", values, index)
-    places = index.long()
+    positions = index.long()
     # NaN equals nothing: torch shares the gradient with what was there before, left out or not, if that is a maximum
     start = values.new_full((*values.shape[:-1], num), torch.nan)
-    result = start.scatter_reduce(-1, places.expand(values.shape), values, "amax", include_self=False)
-    return result.masked_fill(_absent(places, num), empty)
+    result = start.scatter_reduce(-1, positions.expand(values.shape), values, "amax", include_self=False)
+    return result.masked_fill(_absent(positions, num), empty)
 
 
 def _max_of_rows(values: Tensor, index: Tensor, num: int, empty: float) -> Tensor:
     """The maxima of rows, without a transpose: torch scatters whole rows several times faster."""
     _check_segments("segment_max", values.mT, index)
-    places = index.long()
+    positions = index.long()
     start = values.new_full((*values.shape[:-2], num, values.shape[-1]), torch.nan)  # NaN: see `segment_max`
-    result = start.scatter_reduce(-2, places.unsqueeze(-1).expand(values.shape), values, "amax", include_self=False)
-    return result.masked_fill(_absent(places, num).unsqueeze(-1), empty)
+    result = start.scatter_reduce(-2, positions.unsqueeze(-1).expand(values.shape), values, "amax", include_self=False)
+    return result.masked_fill(_absent(positions, num).unsqueeze(-1), empty)
 
 
-def _absent(places: Tensor, num: int) -> Tensor:
+def _absent(positions: Tensor, num: int) -> Tensor:
     """Return booleans, True for segments without entries."""
-    return torch.ones(num, dtype=torch.bool, device=places.device).index_fill(0, places, 0)
+    return torch.ones(num, dtype=torch.bool, device=positions.device).index_fill(0, positions, 0)
 
 
 def segment_softmax(scores: Tensor, index: Tensor, num: int, *, keep: Tensor | None = None) -> Tensor:

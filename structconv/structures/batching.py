@@ -166,11 +166,11 @@ def _batch_own(kind: Any, parts: list[Any]) -> Any:
             raise StructureError("batch", f"{kind.__name__} must have a classmethod batched(structures), for its "
                                  "structures are batches", "none")
         return StructureBatch(tuple(parts))
-    made = kind.batched(parts)
-    if not isinstance(getattr(made, "samples", None), Samples):
+    batch = kind.batched(parts)
+    if not isinstance(getattr(batch, "samples", None), Samples):
         raise StructureError(f"{kind.__name__}.batched", "the batch must have samples, its Samples",
-                             type(made).__name__)
-    return made
+                             type(batch).__name__)
+    return batch
 
 
 def _counts_of(structure: Any) -> tuple[int, int]:

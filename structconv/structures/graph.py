@@ -83,8 +83,8 @@ class Graph(Exchange, Structure):
         return _edges_and_loops(base, self.num_inputs)
 
     def __getstate__(self) -> dict[str, Any]:
-        held = super().__getstate__()
-        return held if "_base" not in self.__dict__ else {**held, "edge_index": self.edge_index}
+        state = super().__getstate__()
+        return state if "_base" not in self.__dict__ else {**state, "edge_index": self.edge_index}
 
     def __init__(self, edge_index: Tensor, *, num_nodes: int | None = None, edge_weight: Tensor | None = None,
                  edge_attr: Tensor | None = None, num_inputs: int | None = None,
@@ -263,8 +263,8 @@ class Graph(Exchange, Structure):
 
 def listed_edges(graph: Graph) -> tuple[Tensor, bool]:
     """The edges of a graph that are listed, and whether a loop at each entry comes after them."""
-    held: dict[str, Any] = graph.__dict__
-    base = held.get("_base")
+    attrs: dict[str, Any] = graph.__dict__
+    base = attrs.get("_base")
     return (graph.edge_index, False) if base is None else (base, True)
 
 
@@ -425,16 +425,17 @@ def _selected(attr: Tensor, keep: Tensor) -> Tensor:
 _REDUCTIONS = {"mean": "mean", "add": "sum", "min": "amin", "max": "amax", "mul": "prod"}
 
 
-def attributes_of_loops(given: Tensor, target: Tensor, nodes: int, attr: float | str) -> Tensor:
+def attributes_of_loops(edge_attr: Tensor, target: Tensor, nodes: int, attr: float | str) -> Tensor:
     """Attributes (..., N, A) or (N) of loops, from those of the edges into each `target`; see `with_self_loops`."""
-    axis = edge_axis(given)
-    shape = (*given.shape[:axis], nodes, *given.shape[axis + 1:])
+    axis = edge_axis(edge_attr)
+    shape = (*edge_attr.shape[:axis], nodes, *edge_attr.shape[axis + 1:])
     if not isinstance(attr, str):
-        return given.new_full((), attr).expand(shape)
+        return edge_attr.new_full((), attr).expand(shape)
     check_choice("with_self_loops", "attr", attr, tuple(_REDUCTIONS))
-    given = given if given.is_floating_point() or attr != "mean" else given.to(torch.get_default_dtype())
-    index = target.long().view(*[1] * axis, -1, *[1] * (given.dim() - axis - 1)).expand(given.shape)
-    return given.new_full(shape, int(attr == "mul")).scatter_reduce(axis, index, given, _REDUCTIONS[attr],
+    if attr == "mean" and not edge_attr.is_floating_point():
+        edge_attr = edge_attr.to(torch.get_default_dtype())
+    index = target.long().view(*[1] * axis, -1, *[1] * (edge_attr.dim() - axis - 1)).expand(edge_attr.shape)
+    return edge_attr.new_full(shape, int(attr == "mul")).scatter_reduce(axis, index, edge_attr, _REDUCTIONS[attr],
                                                                     include_self=False)
 
 

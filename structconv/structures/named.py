@@ -26,35 +26,37 @@ class NamedStructures(NamedTuple):
     """Several structures of one call.
 
     Args:
-        held: each structure by its name.
+        by_name: each structure by its name.
         samples: which entries are of one sample at this place of the expression, where the structures are batches.
     """
 
-    held: Mapping[str, Any]
+    by_name: Mapping[str, Any]
     samples: Samples | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Self:
+    def of(cls, by_name: Mapping[str, Any]) -> Self:
         """Collect the structures of a call. If some are batches, a single graph or grid is shared by all samples.
 
         Raises:
             StructureError: a value is not a structure, batches differ in their number of samples, or a structure beside
                 them cannot be shared.
         """
-        for name, structure in given.items():
+        for name, structure in by_name.items():
             if not isinstance(structure, FrozenValue):
                 raise StructureError("structure", f"{name!r} must be a structure", type(structure).__name__,
                                      "A structure is a Graph, a Grid, a KnowledgeGraph, a batch of them or a Support.")
-        counts = {name: structure.samples.num_samples for name, structure in given.items() if _is_batch(structure)}
+        counts = {name: structure.samples.num_samples for name, structure in by_name.items() if _is_batch(structure)}
         if len(set(counts.values())) > 1:
             raise StructureError("structure", "named structures must be batches of as many samples", repr(counts))
-        return cls({name: _for_each(name, structure, next(iter(counts.values()))) for name, structure in given.items()}
-                   if counts else given)
+        if not counts:
+            return cls(by_name)
+        batch = next(iter(counts.values()))
+        return cls({name: _for_each(name, structure, batch) for name, structure in by_name.items()})
 
     @property
     def batched(self) -> bool:
         """True if at least one structure is a batch."""
-        return any(map(_is_batch, self.held.values()))
+        return any(map(_is_batch, self.by_name.values()))
 
     def named(self, owner: str, name: str | None, reads: bool) -> Any:
         """The structure of this name. Without a name it is the only one there is; else what reads none gets the samples
@@ -64,47 +66,47 @@ class NamedStructures(NamedTuple):
             StructureError: no name where there are several.
         """
         if name is not None:
-            return self.held[name]
-        if len(self.held) == 1:
-            return next(iter(self.held.values()))
+            return self.by_name[name]
+        if len(self.by_name) == 1:
+            return next(iter(self.by_name.values()))
         if reads:
             raise StructureError(owner, "it must name the structure that it reads, where a call has several",
-                                 listed_names(self.held), f"Say {owner}(..., structure=NAME), masked(keep=NAME) or "
+                                 listed_names(self.by_name), f"Say {owner}(..., structure=NAME), masked(keep=NAME) or "
                                  "expression.on(NAME).")
         return self.samples
 
     def leading(self, name: str | None, led: Any) -> Self:
         """Return the structures after a part that maps from the structure `name` to `led`.
         """
-        name = next(iter(self.held)) if name is None and len(self.held) == 1 else name
-        held = self.held if name is None else {**self.held, name: led}
+        name = next(iter(self.by_name)) if name is None and len(self.by_name) == 1 else name
+        by_name = self.by_name if name is None else {**self.by_name, name: led}
         samples = getattr(led, "samples", None)
-        return self._replace(held=held, samples=self.samples if samples is None else samples)
+        return self._replace(by_name=by_name, samples=self.samples if samples is None else samples)
 
     def merged(self, others: Iterable[Self]) -> Self:
         """These, each as the first of the others has it that has another."""
-        held, samples = dict(self.held), self.samples
+        by_name, samples = dict(self.by_name), self.samples
         for other in reversed(list(others)):
-            held.update({name: led for name, led in other.held.items() if led is not self.held[name]})
+            by_name.update({name: led for name, led in other.by_name.items() if led is not self.by_name[name]})
             samples = samples if other.samples is self.samples else other.samples
-        same = samples is self.samples and all(held[name] is own for name, own in self.held.items())
-        return self if same else type(self)(held, samples)
+        same = samples is self.samples and all(by_name[name] is own for name, own in self.by_name.items())
+        return self if same else type(self)(by_name, samples)
 
-    def at(self, places: list[Place]) -> Self:
-        """Return the structures at a node whose samples are `places`.
+    def at(self, named_samples: list[Place]) -> Self:
+        """Return the structures at a node whose samples are `named_samples`.
 
         Raises:
             StructureError: the structures are batches and none determines the samples, or they differ.
         """
         if not self.batched:
             return self
-        if places:
-            result = agreed(places)
+        if named_samples:
+            result = agreed(named_samples)
             known = self.samples is not None and same_samples(result, self.samples)
             return self if known else self._replace(samples=result)
         if self.samples is None:
             raise StructureError("structure", "where structures are batches, one that some part names must tell the "
-                                 "samples of x", listed_names(self.held), "Say expression.on(NAME).")
+                                 "samples of x", listed_names(self.by_name), "Say expression.on(NAME).")
         return self
 
     def parts(self) -> list[Self]:
@@ -112,13 +114,13 @@ class NamedStructures(NamedTuple):
         assert self.samples is not None
         count = self.samples.num_samples
         apart = [parts_of(structure) if _is_batch(structure) else (structure,) * count
-                 for structure in self.held.values()]
-        return [type(self)(dict(zip(self.held, own, strict=True))) for own in zip(*apart, strict=True)]
+                 for structure in self.by_name.values()]
+        return [type(self)(dict(zip(self.by_name, own, strict=True))) for own in zip(*apart, strict=True)]
 
 
-def agreed(places: list[Place]) -> Samples:
+def agreed(named_samples: list[Place]) -> Samples:
     """Return the samples on which all these agree, or raise `StructureError`."""
-    first, *others = places
+    first, *others = named_samples
     for other in others:
         if not same_samples(first.samples, other.samples):
             raise _differing(first, other, first.samples.sizes(), other.samples.sizes())

@@ -49,9 +49,9 @@ class OutputPositions(Structure):
                 return cls(0, positions)
         elif (type(positions) is int and positions > 0) or isinstance(positions, torch.SymInt):
             return cls(positions)
-        given = f"{positions.dtype} {tuple(positions.shape)}" if isinstance(positions, Tensor) else repr(positions)
+        received = f"{positions.dtype} {tuple(positions.shape)}" if isinstance(positions, Tensor) else repr(positions)
         raise StructureError("positions", "positions must be that of the first output, an integer >= 0, or those of "
-                             "all, an integer tensor (..., N)", given)
+                             "all, an integer tensor (..., N)", received)
 
     @property
     def batch_shape(self) -> tuple[int, ...]:

@@ -110,8 +110,8 @@ class KnowledgeGraph(Structure):
                 raise StructureError("KnowledgeGraph.from_data", f"data must have an {name}", type(data).__name__)
         index, kind, samples = data.edge_index, data.edge_type, samples_of(data)
         if relations is None:
-            held = getattr(data, "num_relations", None)
-            relations = int(kind.max()) + 1 if held is None and kind.numel() else held or 0
+            declared = getattr(data, "num_relations", None)
+            relations = int(kind.max()) + 1 if declared is None and kind.numel() else declared or 0
         names = tuple(map(str, range(relations))) if isinstance(relations, int) else relations
         nodes = getattr(data, "num_nodes", None)
         if nodes is None:
@@ -218,8 +218,8 @@ def _check_names(field: str, names: tuple[str, ...]) -> None:
         earlier.add(name)
 
 
-def _numbering(names: Iterable[str], given: Sequence[str] | None) -> dict[str, int]:
-    return {name: i for i, name in enumerate(dict.fromkeys(names if given is None else given))}
+def _numbering(names: Iterable[str], order: Sequence[str] | None) -> dict[str, int]:
+    return {name: i for i, name in enumerate(dict.fromkeys(names if order is None else order))}
 
 
 def _look_up(kind: str, numbers: dict[str, int], name: str) -> int:

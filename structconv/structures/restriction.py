@@ -17,14 +17,14 @@ class Pieces:
     """Tensors of a batch cut at the borders of its samples, each once: its gradient is put together once too."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[int, int, bool], tuple[Tensor, tuple[Tensor, ...]]] = {}
+        self._pieces: dict[tuple[int, int, bool], tuple[Tensor, tuple[Tensor, ...]]] = {}
 
     def of(self, t: Tensor, axis: int, sizes: list[int], side: bool) -> tuple[Tensor, ...]:
         """Cut t into the pieces of the samples; t is held so that its id is not reused."""
         key = id(t), axis, side
-        if key not in self._made:
-            self._made[key] = t, t.split(sizes, axis)
-        return self._made[key][1]
+        if key not in self._pieces:
+            self._pieces[key] = t, t.split(sizes, axis)
+        return self._pieces[key][1]
 
 
 class Restriction:
@@ -62,11 +62,11 @@ class Restriction:
 
     def of_inputs(self, t: Any, axis: int, own: int) -> Any:
         """The rows of these samples of t, whose `own` last axes are no leading dimensions and `axis` its inputs."""
-        return self._taken(t, axis, own, self._turned)
+        return self._select(t, axis, own, self._turned)
 
     def of_outputs(self, t: Any, axis: int, own: int) -> Any:
         """Cut t along `axis`, the axis of outputs."""
-        return self._taken(t, axis, own, not self._turned)
+        return self._select(t, axis, own, not self._turned)
 
     def from_first_input(self, t: Any) -> Any:
         """Numbers of inputs, (..., n) as these samples have them, as places in their own samples."""
@@ -91,7 +91,7 @@ class Restriction:
         """Return True if no pair of the support joins two samples."""
         return any(isinstance(term, Samples) for term in joined_by_and(support))
 
-    def _taken(self, t: Tensor, axis: int, own: int, side: bool) -> Tensor:
+    def _select(self, t: Tensor, axis: int, own: int, side: bool) -> Tensor:
         sizes = self.sizes[side]
         if self.lead is None:
             return self._pieces.of(t, axis, sizes, side)[self.numbers[0]]

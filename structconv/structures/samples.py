@@ -171,15 +171,15 @@ class Samples(Support):
 class _InPlaces(Support):
     """A support over the entries of a batch, by their positions in their samples."""
 
-    places: Samples
+    layout: Samples
 
     @property
     def num_inputs(self) -> int:
-        return self.places.num_inputs
+        return self.layout.num_inputs
 
     @property
     def num_outputs(self) -> int:
-        return self.places.num_outputs
+        return self.layout.num_outputs
 
 
 @structure()
@@ -187,17 +187,17 @@ class Within(_InPlaces):
     """The pairs whose positions in their samples are in `support`: for masks that depend on positions."""
 
     support: Support
-    places: Samples
+    layout: Samples
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
-        inputs, outputs = self.places.positions(m.device)
+        inputs, outputs = self.layout.positions(m.device)
         return self.support._contains(inputs[m], outputs[n])
 
     def _restricted(self, to: Any) -> list[Support] | None:
-        return [self.support] if to.same(self.places) else None
+        return [self.support] if to.same(self.layout) else None
 
     def __repr__(self) -> str:
-        return f"{self.support!r} within {self.places!r}"
+        return f"{self.support!r} within {self.layout!r}"
 
 
 @structure()
@@ -205,20 +205,20 @@ class EachWithin(_InPlaces):
     """The pairs of each sample that are in that sample's own support, by their positions in the sample."""
 
     supports: tuple[Support | None, ...]
-    places: Samples
+    layout: Samples
 
     @property
     def samples(self) -> Samples:
-        return self.places
+        return self.layout
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
         return broadcast(*(() if support is None else support.batch_shape for support in self.supports))
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
-        (of_m, of_n), (inputs, outputs) = self.places.members(m.device), self.places.positions(m.device)
+        (of_m, of_n), (inputs, outputs) = self.layout.members(m.device), self.layout.positions(m.device)
         result = torch.zeros((), dtype=torch.bool, device=m.device)
-        for number, (support, *sizes) in enumerate(zip(self.supports, *self.places.sizes(), strict=True)):
+        for number, (support, *sizes) in enumerate(zip(self.supports, *self.layout.sizes(), strict=True)):
             inside = (of_m[m] == number) & (of_n[n] == number)
             if support is not None and min(sizes) > 0:
                 own = (place.clamp(max=size - 1) for place, size in zip((inputs[m], outputs[n]), sizes, strict=True))
@@ -227,7 +227,7 @@ class EachWithin(_InPlaces):
         return result
 
     def _restricted(self, to: Any) -> list[Support] | None:
-        if to.number is None or not to.same(self.places):
+        if to.number is None or not to.same(self.layout):
             return None
         own = self.supports[to.number]
         return [] if own is None else [own]

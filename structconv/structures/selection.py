@@ -33,13 +33,13 @@ def of_samples(structure: Any, index: Tensor, lead: int) -> Any:
         return {name: of_samples(own, index, lead) for name, own in structure.items()}
     if not isinstance(structure, FrozenValue):
         return structure
-    held = dict(zip(field_names(structure), fields(structure), strict=True))
+    values = dict(zip(field_names(structure), fields(structure), strict=True))
     ranks = _RANKS.get(type(structure))
     if ranks is not None:
-        own = {name: held[name] for name, rank in ranks.items() if _has_parts(held[name], rank, lead)}
+        own = {name: values[name] for name, rank in ranks.items() if _has_parts(values[name], rank, lead)}
         new = {name: t.index_select(0, index.to(t.device)) for name, t in own.items()}
         return altered(structure, **new) if new else structure
-    inside = {name: value for name, value in held.items() if isinstance(value, FrozenValue)}
+    inside = {name: value for name, value in values.items() if isinstance(value, FrozenValue)}
     shape: tuple[int, ...] = getattr(structure, "batch_shape", ())
     if not inside and len(shape) == lead and shape[0] != 1:
         raise StructureError(type(structure).__name__, "a structure with a part for each element of a batch must be "
@@ -49,6 +49,6 @@ def of_samples(structure: Any, index: Tensor, lead: int) -> Any:
     return altered(structure, **changed) if any(changed[name] is not inside[name] for name in inside) else structure
 
 
-def _has_parts(held: Any, rank: int, lead: int) -> bool:
+def _has_parts(values: Any, rank: int, lead: int) -> bool:
     """Return True if the tensor has a part for each element of the batch."""
-    return isinstance(held, Tensor) and held.dim() - rank == lead and held.shape[0] != 1
+    return isinstance(values, Tensor) and values.dim() - rank == lead and values.shape[0] != 1

@@ -75,9 +75,9 @@ class FrozenValue:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields for a copy or a file, without cached properties and notes."""
-        held = self.__dict__.copy()  # at once: another thread may note something meanwhile
+        attrs = self.__dict__.copy()  # at once: another thread may note something meanwhile
         kind = type(self)
-        return {name: value for name, value in held.items()
+        return {name: value for name, value in attrs.items()
                 if name not in NOTED and type(getattr(kind, name, None)) is not cached_property}
 
 
@@ -138,16 +138,16 @@ def static(value: Any, within: tuple[int, ...] = ()) -> Hashable:
 
 def _contents(value: Any, inside: tuple[int, ...]) -> tuple[Hashable, ...]:
     """Return the contents of an object; its identity if it may have contents that cannot be read."""
-    held = tuple((name, static(value, inside)) for name, value in getattr(value, "__dict__", {}).items())
+    attrs = tuple((name, static(value, inside)) for name, value in getattr(value, "__dict__", {}).items())
     if isinstance(value, list | tuple):
-        return held, *(static(item, inside) for item in value)
+        return attrs, *(static(item, inside) for item in value)
     if isinstance(value, set | frozenset):
-        return held, frozenset(static(item, inside) for item in value)
+        return attrs, frozenset(static(item, inside) for item in value)
     if type(value) is dict:
-        return held, *((static(name, inside), static(value, inside)) for name, value in value.items())
+        return attrs, *((static(name, inside), static(value, inside)) for name, value in value.items())
     if type(value) is FunctionType and value.__closure__ is None:
-        return held, value
-    return held, mark(value)
+        return attrs, value
+    return attrs, mark(value)
 
 
 def field_names(value: Any) -> tuple[str, ...]:
@@ -218,22 +218,22 @@ def altered(value: Any, /, **changed: Any) -> Any:
 
 def alterer(value: Any) -> Callable[[dict[str, Any]], Any]:
     """(other fields by name) -> `altered(value, ...)`, for many calls."""
-    kind, held, names = type(value), value.__getstate__(), field_names(value)
-    beside = [name for name in held if name not in names] if names and len(held) > len(names) else []
+    kind, attrs, names = type(value), value.__getstate__(), field_names(value)
+    beside = [name for name in attrs if name not in names] if names and len(attrs) > len(names) else []
 
-    def made(changed: dict[str, Any]) -> Any:
+    def alter(changed: dict[str, Any]) -> Any:
         new = object.__new__(kind)
-        new.__dict__.update(held)
+        new.__dict__.update(attrs)
         new.__dict__.update(changed)
         if beside:
             if hasattr(new, "__post_init__"):
                 new.__post_init__()
-            elif any(tensors_in(held[name]) for name in beside):
+            elif any(tensors_in(attrs[name]) for name in beside):
                 raise ConfigError(kind.__name__, "tensors must be in its fields", ", ".join(beside),
                                   "Make what is derived from the fields a functools.cached_property.")
         return new
 
-    return made
+    return alter
 
 
 def refreshed(value: Any) -> Any:
@@ -252,13 +252,13 @@ def frozen(cls: type, *, eq: bool, init: bool) -> Any:
         raise ConfigError(cls.__name__, "the class must derive from a Basis, a Score or a FrozenValue",
                           f"{cls.__mro__[1].__name__ if cls.__mro__[1:] else 'object'}",
                           "The Score of a basis is structconv.bases.Score; structconv.mechanisms.Score is a module.")
-    made: Any = dataclasses.dataclass(frozen=True, eq=eq, repr=False, init=init)(cls)
+    result: Any = dataclasses.dataclass(frozen=True, eq=eq, repr=False, init=init)(cls)
     name = f"{cls.__module__}.{cls.__qualname__}"
-    if made.NAMES or made.DERIVED:
-        _register(made, name)
+    if result.NAMES or result.DERIVED:
+        _register(result, name)
     else:
-        torch.export.register_dataclass(made, serialized_type_name=name)
-    return made
+        torch.export.register_dataclass(result, serialized_type_name=name)
+    return result
 
 
 def _register(cls: Any, name: str) -> None:
@@ -275,8 +275,8 @@ def _register(cls: Any, name: str) -> None:
         return [(pytree.GetAttrKey(field), part) for field, part in zip(context[0], parts, strict=True)], context
 
     def unflatten(parts: Iterable[Any], context: Any) -> Any:
-        held = dict.fromkeys(leaves) | dict(zip(context[0], parts, strict=True))
-        return cls(**held, **dict(zip(cls.NAMES, context[1], strict=True)))
+        values = dict.fromkeys(leaves) | dict(zip(context[0], parts, strict=True))
+        return cls(**values, **dict(zip(cls.NAMES, context[1], strict=True)))
 
     pytree.register_pytree_node(cls, flatten, unflatten, serialized_type_name=name, to_dumpable_context=list,
                                 from_dumpable_context=lambda read: (tuple(read[0]), tuple(map(tuple, read[1]))),
@@ -292,11 +292,11 @@ def structure(*, eq: bool = False, init: bool = True) -> Callable[[C], C]:
     constructors check plain tensors and plain integers only. `eq=False` compares by identity: right for a value that
     holds tensors.
     """
-    def made(cls: C) -> C:
+    def decorate(cls: C) -> C:
         cls.is_structure = True  # type: ignore[attr-defined]
         result = frozen(cls, eq=eq, init=init)
         if "__init__" in result.__dict__:
             result.__init__ = explained(result.__init__)
         return cast("C", result)
 
-    return made
+    return decorate

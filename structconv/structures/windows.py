@@ -148,10 +148,10 @@ class Window(Support):
 
     def _check_axes(self) -> None:
         axes = 1 if self.grid is None else self.grid.ndim
-        for name, given in (("radius", self.radius), ("dilation", self.dilation)):
-            if isinstance(given, tuple) and len(given) != axes:
+        for name, value in (("radius", self.radius), ("dilation", self.dilation)):
+            if isinstance(value, tuple) and len(value) != axes:
                 where = "a sequence" if self.grid is None else repr(self.grid)
-                raise StructureError("Window", f"{name} must have one number for each axis of {where}", given,
+                raise StructureError("Window", f"{name} must have one number for each axis of {where}", value,
                                      "A window on several axes needs their grid: window.on(grid).")
 
 

@@ -39,19 +39,19 @@ def check_samples(use: Use) -> None:
         StructureError: the layer refuses such a batch.
     """
     use = dataclasses.replace(use, layer=use.layer.eval())
-    alone = use, larger(use)
-    together = side_by_side(*alone)
-    results = [_results(each) for each in alone]
+    single = use, larger(use)
+    together = side_by_side(*single)
+    results = [_results(each) for each in single]
     result = _results(together)
     for own, (first, second) in zip(result, zip(*results, strict=True), strict=True):
         same(own, torch.cat([first, second], -2), "a batch of two samples")
     parameters = [p for p in use.layer.parameters() if p.requires_grad]
     if not parameters or not result[0].requires_grad:
         return
-    wanted, gradients = (
+    expected_gradients, gradients = (
         torch.autograd.grad([y.cos().sum() for y in outcome], parameters, allow_unused=True)
         for outcome in ([y for each in results for y in each], result))
-    for own, expected in zip(gradients, wanted, strict=True):
+    for own, expected in zip(gradients, expected_gradients, strict=True):
         same(torch.zeros(()) if own is None else own, torch.zeros(()) if expected is None else expected,
              "the gradient of a batch of two samples")
 

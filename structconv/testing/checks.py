@@ -64,8 +64,8 @@ def same_gradients(actual: Tensor, expected: Tensor, inputs: Sequence[Tensor], w
     """Assert equal values, and equal gradients of one random linear function of them with respect to `inputs`."""
     same(actual.detach(), expected.detach(), what)
     weight = torch.randn(expected.shape, dtype=expected.dtype, generator=torch.Generator().manual_seed(1))
-    result, wanted = (_gradients(y, weight, inputs) for y in (actual, expected))
-    for position, (one, other) in enumerate(zip(result, wanted, strict=True)):
+    result, expected_gradients = (_gradients(y, weight, inputs) for y in (actual, expected))
+    for position, (one, other) in enumerate(zip(result, expected_gradients, strict=True)):
         same(one, other, f"{what}: gradient of input {position}, of shape {tuple(other.shape)}")
 
 

@@ -35,13 +35,13 @@ def check_positions(use: Use) -> None:
         ConfigError, StructureError: the layer does not take positions.
     """
     layer: Any = use.layer.eval()
-    x, z, given = _parted(use)
-    given.pop("return_weights", None)
+    x, z, others = _parted(use)
+    others.pop("return_weights", None)
     z = x if z is None else z
 
     def of(outputs: Tensor, **options: Any) -> Any:
         args, by_name = layer._arguments(x, outputs)
-        return layer(*args, **by_name, **given, **options)
+        return layer(*args, **by_name, **others, **options)
 
     whole, count = of(z), z.shape[-2]
     for first in range(1, count, max(count - 2, 1)):
@@ -54,12 +54,12 @@ def check_positions(use: Use) -> None:
 def check_prepared(use: Use) -> None:
     """A call of prepared inputs gives what the call gives, the second one too, gradients included."""
     layer: Any = use.layer
-    x, z, given = _parted(use)
+    x, z, others = _parted(use)
     expected = use()
 
     def of(cache: Any) -> Use:
         args, by_name = layer._arguments(cache, z)
-        return dataclasses.replace(use, args=args, kwargs={**by_name, **given})
+        return dataclasses.replace(use, args=args, kwargs={**by_name, **others})
 
     def run() -> Tensor:
         return use.run(lambda *args, **kwargs: of(layer.prepare(x))())
@@ -73,8 +73,8 @@ def check_prepared(use: Use) -> None:
 
 def _parted(use: Use) -> tuple[Any, Any, dict[str, Any]]:
     """x and z of a call of a `Conv`, by whichever names its layer has for them, and the other arguments."""
-    given: dict[str, Any] = dict(inspect.signature(use.layer.forward).bind(*use.args, **use.kwargs).arguments)
+    others: dict[str, Any] = dict(inspect.signature(use.layer.forward).bind(*use.args, **use.kwargs).arguments)
     if isinstance(use.layer, MultiheadAttention):
-        x, z = use.layer._inputs(given.pop("query"), given.pop("key_value", None))
-        return x, z, given
-    return given.pop("x"), given.pop("z", None), given
+        x, z = use.layer._inputs(others.pop("query"), others.pop("key_value", None))
+        return x, z, others
+    return others.pop("x"), others.pop("z", None), others

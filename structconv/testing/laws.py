@@ -32,11 +32,11 @@ def check_batching(specimen: Specimen) -> None:
 
 
 def _check_batched_content(setup: Setup) -> None:
-    alone = [setup, dataclasses.replace(setup, x=setup.x.flip(-1) * 0.5, z=None if setup.z is None else setup.z.neg())]
-    x = torch.stack([each.x for each in alone])
-    z = None if setup.z is None else torch.stack([each.z for each in alone if each.z is not None])
+    setups = [setup, dataclasses.replace(setup, x=setup.x.flip(-1) * 0.5, z=None if setup.z is None else setup.z.neg())]
+    x = torch.stack([each.x for each in setups])
+    z = None if setup.z is None else torch.stack([each.z for each in setups if each.z is not None])
     together = dataclasses.replace(setup, x=x, z=z).basis()
-    for i, each in enumerate(alone):
+    for i, each in enumerate(setups):
         basis = each.basis()
         a = together.dense(F64)
         same(a[i] if together.batch_shape else a, basis.dense(F64), f"element {i} of a batch of content")
@@ -49,8 +49,8 @@ def check_blockwise(specimen: Specimen) -> None:
     assert isinstance(setup, Setup) and setup.structure is not None, "blockwise needs a mechanism on a structure"
     second = dataclasses.replace(setup, x=setup.x.flip(-1) * 0.5, z=None if setup.z is None else setup.z.neg())
     together = twice(setup, second)
-    alone = [each.basis().analysis(each.x) for each in (setup, second)]
-    same(together.basis().analysis(together.x), torch.cat(alone, -2), "a block-diagonal batch")
+    setups = [each.basis().analysis(each.x) for each in (setup, second)]
+    same(together.basis().analysis(together.x), torch.cat(setups, -2), "a block-diagonal batch")
 
 
 def twice(first: Setup, second: Setup) -> Setup:
@@ -119,7 +119,7 @@ def check_masking(specimen: Specimen) -> None:
     assert absent.any(), "masks needs an input that some output does not see"
     _check_blind(specimen, blind)
     if hidden.any():
-        clean, dirty = (_seen(specimen, hidden, value) for value in (0.5, torch.nan))
+        clean, dirty = (_results_with(specimen, hidden, value) for value in (0.5, torch.nan))
         names = ["analysis", "synthesis", *(f"gradient {position}" for position in range(len(clean) - 2))]
         for name, one, other in zip(names, dirty, clean, strict=True):
             same(one, other, f"{name} with NaN in masked-out inputs")
@@ -136,7 +136,7 @@ def _check_blind(specimen: Specimen, blind: Tensor) -> None:
             assert gradient is None or not gradient.any(), "an output that reads nothing has a gradient"
 
 
-def _seen(specimen: Specimen, hidden: Tensor, value: float) -> list[Tensor]:
+def _results_with(specimen: Specimen, hidden: Tensor, value: float) -> list[Tensor]:
     """Results and gradients with `value` in the hidden inputs of content and values; the outputs' own content stays."""
     subject = specimen.subject()
     tensors: list[Tensor] = []

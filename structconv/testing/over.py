@@ -24,25 +24,25 @@ P, Q = 4, 3
 
 def check_samples(specimen: Specimen) -> None:
     """A batch of two samples of different sizes gives what each gives by itself, or is refused."""
-    _held(specimen, batches.takes_samples, batches.check_samples)
+    _check(specimen, batches.takes_samples, batches.check_samples)
 
 
 def check_prepared(specimen: Specimen) -> None:
     """Cache inputs give what the inputs give, also entry by entry, or are refused."""
-    _held(specimen, decoding.takes_prepared, decoding.check_prepared)
+    _check(specimen, decoding.takes_prepared, decoding.check_prepared)
 
 
 def check_output_positions(specimen: Specimen) -> None:
     """Check that outputs at given positions equal those of the whole call, or that the layer refuses positions."""
-    _held(specimen, decoding.takes_positions, decoding.check_positions)
+    _check(specimen, decoding.takes_positions, decoding.check_positions)
 
 
-def _held(specimen: Specimen, applies: Callable[[Use], bool], check: Callable[[Use], None]) -> None:
-    made = seeded(lambda: layer_over(specimen))()
-    if not applies(made):
+def _check(specimen: Specimen, applies: Callable[[Use], bool], check: Callable[[Use], None]) -> None:
+    use_of_layer = seeded(lambda: layer_over(specimen))()
+    if not applies(use_of_layer):
         return
     try:
-        check(made)
+        check(use_of_layer)
     except (ConfigError, ShapeError, StructureError):
         return  # said, and so no wrong number
 

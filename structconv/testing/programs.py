@@ -186,10 +186,10 @@ def _edges_free(structure: Any, axis: int = -1) -> Any:
         return [_edges_free(part, -2 if name == "edge_attr" and part.dim() > 1 else -1)
                 for name, part in parts.items() if part is not None]  # exporters leave out fields that are None
     of_value = isinstance(structure, FrozenValue)
-    held = [part for part in fields(structure) if part is not None] if of_value else structure
-    if not isinstance(held, tuple | list):
+    values = [part for part in fields(structure) if part is not None] if of_value else structure
+    if not isinstance(values, tuple | list):
         return None
-    return type(held)(_edges_free(part, -1 if i == 0 else 0) for i, part in enumerate(held))
+    return type(values)(_edges_free(part, -1 if i == 0 else 0) for i, part in enumerate(values))
 
 
 def _others(setup: Setup) -> list[Setup]:

@@ -195,8 +195,8 @@ def _mapped(value: Any, fn: Callable[[Tensor], Tensor], copies: dict[int, Any]) 
                 tensors.update({name: mapped(t, fn, copies) for name, t in tensors.items() if t is not None})
         return module
     if isinstance(value, Basis) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
-        held = vars(value).copy()  # at once: another thread may note something meanwhile
-        changed = {name: new for name, old in held.items() if (new := mapped(old, fn, copies)) is not old}
+        attrs = vars(value).copy()  # at once: another thread may note something meanwhile
+        changed = {name: new for name, old in attrs.items() if (new := mapped(old, fn, copies)) is not old}
         return _replaced(value, changed) if changed else value
     return value
 

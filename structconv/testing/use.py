@@ -44,7 +44,7 @@ class Use:
     @property
     def arguments(self) -> list[Tensor]:
         """The floating tensors among the arguments that are no part of a structure."""
-        return [t for t in self._held() if isinstance(t, Tensor) and t.is_floating_point()]
+        return [t for t in self._values() if isinstance(t, Tensor) and t.is_floating_point()]
 
     @property
     def variables(self) -> list[Tensor]:
@@ -55,7 +55,7 @@ class Use:
         """Return the layer with mapped arguments; tensors inside structures are not mapped."""
         def of(t: Any) -> Any:
             if isinstance(t, dict):
-                return {name: of(held) for name, held in t.items()}
+                return {name: of(item) for name, item in t.items()}
             return fn(t) if isinstance(t, Tensor) else t
 
         return replace(self, args=tuple(map(of, self.args)), kwargs={name: of(t) for name, t in self.kwargs.items()})
@@ -64,7 +64,7 @@ class Use:
         """Return the layer with fn applied to each structure among the arguments."""
         def of(value: Any) -> Any:
             if isinstance(value, dict):
-                return {name: of(held) for name, held in value.items()}
+                return {name: of(item) for name, item in value.items()}
             return value if value is None or isinstance(value, Tensor) else fn(value)
 
         return replace(self, args=tuple(map(of, self.args)), kwargs={name: of(v) for name, v in self.kwargs.items()})
@@ -72,12 +72,12 @@ class Use:
     @property
     def structures(self) -> list[Any]:
         """The arguments that are structures."""
-        return [held for held in self._held() if held is not None and not isinstance(held, Tensor)]
+        return [item for item in self._values() if item is not None and not isinstance(item, Tensor)]
 
-    def _held(self) -> list[Any]:
+    def _values(self) -> list[Any]:
         """The arguments, those by name too."""
-        given = (*self.args, *self.kwargs.values())
-        return [held for value in given for held in (value.values() if isinstance(value, dict) else (value,))]
+        arguments = (*self.args, *self.kwargs.values())
+        return [item for value in arguments for item in (value.values() if isinstance(value, dict) else (value,))]
 
     def copied(self) -> Use:
         """A deep copy of the layer on the same arguments."""

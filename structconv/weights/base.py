@@ -56,10 +56,10 @@ class _Held(FrozenValue):
         fields = cls.FIELDS = tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
 
         def flatten(theta: Any) -> tuple[list[Any], Any]:
-            held = theta.__dict__
-            present = tuple([name for name in fields if name in held])
-            options = tuple([(name, held[name]) for name in held if name not in present])
-            return [held[name] for name in present], (present, options)
+            attrs = theta.__dict__
+            present = tuple([name for name in fields if name in attrs])
+            options = tuple([(name, attrs[name]) for name in attrs if name not in present])
+            return [attrs[name] for name in present], (present, options)
 
         def flatten_with_keys(theta: Any) -> tuple[list[Any], Any]:
             parts, context = flatten(theta)
@@ -74,10 +74,10 @@ class _Held(FrozenValue):
                                     from_dumpable_context=lambda read: (tuple(read[0]), tuple(map(tuple, read[1]))))
 
     @classmethod
-    def _over(cls, held: Mapping[str, Any]) -> Self:
+    def _over(cls, attrs: Mapping[str, Any]) -> Self:
         """The value with these fields, unchecked: a plan for it checks, once."""
         theta = object.__new__(cls)
-        theta.__dict__.update(held)
+        theta.__dict__.update(attrs)
         return theta
 
     @property
@@ -311,10 +311,10 @@ class BoundWeight(nn.Module):
         if modules and derived and (called := kind._of_modules(self)) is not None:
             return called
         theta = object.__new__(type(kind))
-        held = theta.__dict__
-        held.update(self._fixed)
+        attrs = theta.__dict__
+        attrs.update(self._fixed)
         for name in kind.LETTERS:
-            held[name] = (parameters[name] if name in parameters else
+            attrs[name] = (parameters[name] if name in parameters else
                           modules[name].tensor() if name in modules else getattr(self, name))  # type: ignore
         return theta if kind._derived is None or not derived else kind._derived(theta, self.in_channels)
 
@@ -403,11 +403,11 @@ def repeat_head(x: Tensor, size: int) -> Tensor:
 
 def energies_of(energy: Energy, size: int) -> Tensor:
     """e_k for each k, float64 (K,)."""
-    given = torch.as_tensor(1.0 if energy is None else energy, dtype=torch.float64, device="cpu").detach()
-    if given.shape not in ((), (1,), (size,), (size, size)):
+    metric = torch.as_tensor(1.0 if energy is None else energy, dtype=torch.float64, device="cpu").detach()
+    if metric.shape not in ((), (1,), (size,), (size, size)):
         raise ShapeError("reset_parameters", f"energy must be a number or have shape (K={size},) or (K, K)",
-                         tuple(given.shape))
-    return given.diagonal() if given.dim() == 2 else given.expand(size)
+                         tuple(metric.shape))
+    return metric.diagonal() if metric.dim() == 2 else metric.expand(size)
 
 
 def total_energy(energy: Energy, size: int) -> float:

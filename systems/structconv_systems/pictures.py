@@ -34,12 +34,12 @@ def graphs(positions_N2: ArrayLike, edges: Mapping[str, ArrayLike]) -> Drawing:
     positions = np.asarray(positions_N2, dtype=float)
     figure, axes = _figure(len(edges))
     size = min(18.0, max(1.5, 1000 / max(len(positions), 1)))
-    for axis, (title, given) in zip(axes, edges.items(), strict=True):
-        found = np.asarray(given)
-        listed = found.dtype.kind in "iu"
-        pairs = found if listed else np.stack(np.nonzero(found > 0))
+    for axis, (title, values) in zip(axes, edges.items(), strict=True):
+        array = np.asarray(values)
+        listed = array.dtype.kind in "iu"
+        pairs = array if listed else np.stack(np.nonzero(array > 0))
         for m, n in pairs.T:
-            axis.plot(*positions[[m, n]].T, color="C0", alpha=1.0 if listed else float(found[m, n]), zorder=1,
+            axis.plot(*positions[[m, n]].T, color="C0", alpha=1.0 if listed else float(array[m, n]), zorder=1,
                       linewidth=0.35 * size**0.5)
         axis.scatter(*positions.T, s=size, linewidths=0, color="C1", zorder=2)
         _equal(axis, title)
@@ -83,13 +83,13 @@ def agreement(pairs: Mapping[str, tuple[ArrayLike, ArrayLike]], *, x_label: str 
 
     numbers = {title: np.stack([np.asarray(part, dtype=float) for part in pair], -1) for title, pair in pairs.items()}
     figure, axes = _figure(len(numbers), 2.6)
-    low, high = (reduced([bound(found) for found in numbers.values()])
+    low, high = (reduced([bound(points) for points in numbers.values()])
                  for reduced, bound in ((min, np.min), (max, np.max)))
-    for axis, (title, found) in zip(axes, numbers.items(), strict=True):
-        root = float(np.sqrt(np.square(found[:, 0] - found[:, 1]).mean()))
+    for axis, (title, points) in zip(axes, numbers.items(), strict=True):
+        root = float(np.sqrt(np.square(points[:, 0] - points[:, 1]).mean()))
         axis.plot((low, high), (low, high), color=_INK, linewidth=0.8, zorder=1)
-        axis.scatter(*found.T, s=6, alpha=0.5, linewidths=0, zorder=2)
-        _equal(axis, f"{title}: {len(found)}, RMSE {root:.2f}", np.full(2, low), np.full(2, high))
+        axis.scatter(*points.T, s=6, alpha=0.5, linewidths=0, zorder=2)
+        _equal(axis, f"{title}: {len(points)}, RMSE {root:.2f}", np.full(2, low), np.full(2, high))
         axis.set_xlabel(x_label, fontsize=7, color=_INK)
     axes[0].set_ylabel(y_label, fontsize=7, color=_INK)
     return _drawn(figure)

@@ -10,7 +10,7 @@ from structconv.errors import ShapeError
 __all__ = ["KnownAnswers", "filtered_ranks", "ranking_figures"]
 
 
-def filtered_ranks(scores: Tensor, wanted: Tensor, known: Tensor) -> Tensor:
+def filtered_ranks(scores: Tensor, answers: Tensor, known: Tensor) -> Tensor:
     """Return the rank of each wanted answer, from 1, among the answers that are not known to be right.
 
         rank = 1 + (how many score more) + (how many others score the same) / 2
@@ -28,11 +28,11 @@ def filtered_ranks(scores: Tensor, wanted: Tensor, known: Tensor) -> Tensor:
     Raises:
         ShapeError: sizes do not match.
     """
-    if scores.shape != known.shape or wanted.shape != scores.shape[:1]:
+    if scores.shape != known.shape or answers.shape != scores.shape[:1]:
         raise ShapeError("filtered_ranks", "scores and known must be (B, N), wanted (B,)",
-                         f"{tuple(scores.shape)}, {tuple(known.shape)}, {tuple(wanted.shape)}")
-    own = scores.gather(-1, wanted.unsqueeze(-1))
-    others = ~known.scatter(-1, wanted.unsqueeze(-1), True)
+                         f"{tuple(scores.shape)}, {tuple(known.shape)}, {tuple(answers.shape)}")
+    own = scores.gather(-1, answers.unsqueeze(-1))
+    others = ~known.scatter(-1, answers.unsqueeze(-1), True)
     above = (scores > own) | (own.isnan() & ~scores.isnan())
     equal = (scores == own) | (own.isnan() & scores.isnan())
     return 1 + (above & others).sum(-1) + (equal & others).sum(-1, dtype=torch.float64) / 2
@@ -55,18 +55,18 @@ class KnownAnswers:
 
     def __init__(self, triples: Tensor, num_entities: int, num_relations: int) -> None:
         self._sizes = num_entities, num_relations
-        self._asked, order = self._number(triples).sort()
+        self._questions, order = self._number(triples).sort()
         self._answers = triples[order, 2]
 
     def __call__(self, queries: Tensor) -> Tensor:
         """Map queries (B, 2 or more), whose first two columns count, to booleans (B, N)."""
         numbers = self._number(queries)
-        first, behind = (torch.searchsorted(self._asked, numbers, right=right) for right in (False, True))
+        first, behind = (torch.searchsorted(self._questions, numbers, right=right) for right in (False, True))
         counts = behind - first
         rows = torch.arange(len(queries)).repeat_interleave(counts)
-        places = torch.arange(len(rows)) - (counts.cumsum(0) - counts - first)[rows]
+        answer_positions = torch.arange(len(rows)) - (counts.cumsum(0) - counts - first)[rows]
         known = torch.zeros(len(queries), self._sizes[0], dtype=torch.bool)
-        known[rows, self._answers[places]] = True
+        known[rows, self._answers[answer_positions]] = True
         return known
 
     def _number(self, triples: Tensor) -> Tensor:

@@ -104,7 +104,7 @@ def alternate(works: Mapping[str, Work], *, repeats: int = 7, seconds: float = 1
         rounds[_furthest(rounds)] = _round(works, calls, timer, len(rounds) + repeated)
         repeated += 1
     other = load.other_cores()
-    return {name: Times(tuple(taken[name] for taken in rounds), repeated, other) for name in works}
+    return {name: Times(tuple(one_round[name] for one_round in rounds), repeated, other) for name in works}
 
 
 def _calls(first: float, work: Work, timer: Callable[[Work, int], float]) -> int:
@@ -124,15 +124,15 @@ def _round(works: Mapping[str, Work], calls: dict[str, int], timer: Callable[[Wo
 
 
 def _widest(rounds: list[dict[str, float]]) -> float:
-    return max(Times(tuple(taken[name] for taken in rounds)).spread for name in rounds[0])
+    return max(Times(tuple(one_round[name] for one_round in rounds)).spread for name in rounds[0])
 
 
 def _furthest(rounds: list[dict[str, float]]) -> int:
     """The round with the sample that is most above, or below, the median of its kind."""
-    medians = {name: statistics.median(taken[name] for taken in rounds) for name in rounds[0]}
+    medians = {name: statistics.median(one_round[name] for one_round in rounds) for name in rounds[0]}
 
-    def distance(taken: dict[str, float]) -> float:
-        return max(abs(math.log(max(taken[name], 1e-12) / max(medians[name], 1e-12))) for name in taken)
+    def distance(one_round: dict[str, float]) -> float:
+        return max(abs(math.log(max(one_round[name], 1e-12) / max(medians[name], 1e-12))) for name in one_round)
 
     return max(range(len(rounds)), key=lambda index: distance(rounds[index]))
 

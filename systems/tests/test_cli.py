@@ -138,9 +138,9 @@ def test_a_finished_run_trains_on(quick, tmp_path, capsys):
     assert main(["resume", str(run), "--steps", "4"]) == 0
     assert main([*SMALL, "--epochs", "4", "--out", str(straight)]) == 0
     assert (run / "config.json").read_bytes() == (straight / "config.json").read_bytes()
-    own, wanted = (sorted((line["job"], line["step"]) for line in Metrics(folder / "metrics.jsonl"))
+    own, expected = (sorted((line["job"], line["step"]) for line in Metrics(folder / "metrics.jsonl"))
                    for folder in (run, straight))
-    assert own == wanted
+    assert own == expected
 
 
 def test_interruption_saves_exits_75_and_resume_gives_the_same_weights(tmp_path):

@@ -30,12 +30,12 @@ class Twice(nn.Module):
 
 def test_a_basis_for_each_call_by_the_layers_name():
     x, graph, model = torch.randn(4, 8), Graph(torch.tensor([[0, 1, 2], [1, 2, 3]]), num_nodes=4), Twice()
-    found = layer_bases(model, x, graph=graph)
-    assert {name: len(bases) for name, bases in found.items()} == {"attention": 2, "graph": 1}
+    actual = layer_bases(model, x, graph=graph)
+    assert {name: len(bases) for name, bases in actual.items()} == {"attention": 2, "graph": 1}
     between = model.attention(x)
-    torch.testing.assert_close(found["attention"][0].dense(), model.attention.basis(x).dense())
-    torch.testing.assert_close(found["attention"][1].dense(), model.attention.basis(between).dense())
-    torch.testing.assert_close(found["graph"][0].dense(), model.graph.basis(between, structure=graph).dense())
+    torch.testing.assert_close(actual["attention"][0].dense(), model.attention.basis(x).dense())
+    torch.testing.assert_close(actual["attention"][1].dense(), model.attention.basis(between).dense())
+    torch.testing.assert_close(actual["graph"][0].dense(), model.graph.basis(between, structure=graph).dense())
 
 
 @pytest.mark.parametrize("layer", [Conv(Shifts([0, 1]), 8, 5), MultiheadAttention(8, 2), GATConv(8, 4, 2)])
@@ -69,7 +69,7 @@ def test_the_transformers_alignment_is_what_its_last_block_applies():
 def test_every_layer_says_what_it_applies(name):
     """By the arguments of its call; recurrent cells by the layers that they are made of."""
     used = PLANNED[name]()
-    found = layer_bases(used.layer, *used.args, **used.kwargs)
-    assert found
-    for basis in (basis for bases in found.values() for basis in bases):
+    actual = layer_bases(used.layer, *used.args, **used.kwargs)
+    assert actual
+    for basis in (basis for bases in actual.values() for basis in bases):
         assert basis.dense().shape[-3] == basis.size

@@ -55,13 +55,13 @@ def test_a_matrix_has_no_absent_pairs_and_a_basis_of_ones_own_needs_no_argument(
 def test_the_logarithm_of_a_softmax(mask, over):
     basis = scores() * 40.0
     basis = basis if mask is None else basis.masked(keep=mask)
-    found = basis.log_softmax(over)
+    actual = basis.log_softmax(over)
     raw, dim = basis.dense(absent=-INF), -2 if over == "inputs" else -1
     expected = raw.log_softmax(dim)
-    close(found.dense(absent=-INF), torch.where(raw == -INF, -INF, expected))
-    close(found.exp().dense(), basis.softmax(over).dense())
-    close(found.softmax(over).dense(), basis.softmax(over).dense())
-    assert found.has_scores and torch.isfinite(found.dense()).all()
+    close(actual.dense(absent=-INF), torch.where(raw == -INF, -INF, expected))
+    close(actual.exp().dense(), basis.softmax(over).dense())
+    close(actual.softmax(over).dense(), basis.softmax(over).dense())
+    assert actual.has_scores and torch.isfinite(actual.dense()).all()
 
 
 def test_added_tables_masks_and_both():
@@ -84,9 +84,9 @@ def test_added_tables_masks_and_both():
 def test_parts_of_a_concatenation_take_a_table_each():
     basis = scores(1) | scores(2)
     table = torch.randn(1, M, N, dtype=F64)
-    found = basis + table
-    assert isinstance(found, Concat)
-    close(found.dense(), basis.dense() + table)
+    actual = basis + table
+    assert isinstance(actual, Concat)
+    close(actual.dense(), basis.dense() + table)
 
 
 @pytest.mark.parametrize(("added", "error"), [

@@ -59,13 +59,13 @@ EXPECTED = {"sparsemax": lambda s: bisected(s, 2.0), "entmax": lambda s: bisecte
 def test_each_group_by_itself(kind, over):
     for mask in MASKS.values():
         basis = scores() if mask is None else scores().masked(keep=mask)
-        found = basis.normalize(kind, over).dense()
+        actual = basis.normalize(kind, over).dense()
         for at, s in groups(basis, over):
             exists = ~s.isnan()
             expected = torch.zeros_like(s)
             if exists.any():
                 expected[exists] = EXPECTED[kind](s[exists])
-            torch.testing.assert_close(found[at], expected, rtol=0, atol=1e-9)
+            torch.testing.assert_close(actual[at], expected, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("over", ["inputs", "outputs"])

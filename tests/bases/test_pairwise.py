@@ -80,10 +80,10 @@ def test_along_edges_as_over_a_table(number, scores, head, in_blocks):
     tensors = [t for t in tree_leaves(a) if isinstance(t, torch.Tensor)]
     along = HEADS_OF[head](a.masked(keep=support))
     over = HEADS_OF[head](a.masked(keep=table(support)))
-    found, expected = results(along, tensors), results(over, tensors)
+    actual, expected = results(along, tensors), results(over, tensors)
     in_blocks()
     pieces = results(over, tensors)
-    for one, two, three in zip(found, expected, pieces, strict=True):
+    for one, two, three in zip(actual, expected, pieces, strict=True):
         close(one, two)
         close(three, two)
 
@@ -241,8 +241,8 @@ def test_a_module_of_entries_is_trained_also_where_they_are_evaluated_in_blocks(
 
     whole = gradients()
     in_blocks()
-    for found, wanted in zip(gradients(), whole, strict=True):
-        close(found, wanted)
+    for actual, expected in zip(gradients(), whole, strict=True):
+        close(actual, expected)
     names = [name for name, _ in layer.named_parameters()]
     assert sum(name.endswith((".a", ".b")) and bool(grad) for name, grad in zip(names, whole, strict=True)) == 2
 

@@ -71,10 +71,10 @@ def test_edges_by_the_fused_recurrence(dtype, kind, order, first):
     nodes, size = basis.num_inputs, basis.size
     x = torch.randn(2, nodes, 5, generator=generator, dtype=F64).to(dtype).requires_grad_()
     r = torch.randn(2, size, nodes, 5, generator=generator, dtype=F64).to(dtype).requires_grad_()
-    for given, run, wanted in ((x, basis.analysis, lambda t: dense.mT @ t.unsqueeze(-3)),
+    for given, run, reference in ((x, basis.analysis, lambda t: dense.mT @ t.unsqueeze(-3)),
                                (r, basis.synthesis, lambda t: (dense.mT @ t).sum(-3))):
         copy = given.detach().double().requires_grad_()
-        y, expected = run(given), wanted(copy)
+        y, expected = run(given), reference(copy)
         seed = torch.randn(expected.shape, generator=generator, dtype=F64).to(dtype)
         expected.backward(seed.double())
         y.backward(seed)
@@ -93,10 +93,10 @@ def test_samples_of_few_channels_are_those_alone(kind, channels):
     r = torch.randn(3, 4, 40, channels, dtype=F64, requires_grad=True)
     for run, given in ((basis.analysis, x), (basis.synthesis, r)):
         y = run(given)
-        alone = torch.stack([run(part) for part in (given.flatten(0, -4) if run == basis.analysis else given)])
-        torch.testing.assert_close(y.reshape(alone.shape), alone, rtol=0, atol=1e-12)
+        single = torch.stack([run(part) for part in (given.flatten(0, -4) if run == basis.analysis else given)])
+        torch.testing.assert_close(y.reshape(single.shape), single, rtol=0, atol=1e-12)
         seed = torch.randn_like(y)
-        ours, theirs = (torch.autograd.grad(found, given, seed.reshape(found.shape))[0] for found in (y, alone))
+        ours, theirs = (torch.autograd.grad(actual, given, seed.reshape(actual.shape))[0] for actual in (y, single))
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
     assert torch.autograd.gradgradcheck(basis.analysis, torch.randn(2, 40, 1, dtype=F64, requires_grad=True),
                                         fast_mode=True)

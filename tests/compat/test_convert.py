@@ -64,8 +64,8 @@ MODELS = {"Transformer": transformer, "ResNet": resnet, "BERT": lambda: _tiny("B
 
 
 def outputs(model: nn.Module, example: Any) -> torch.Tensor:
-    found = model(**example) if isinstance(example, dict) else model(example)
-    return getattr(found, "logits", found)
+    actual = model(**example) if isinstance(example, dict) else model(example)
+    return getattr(actual, "logits", actual)
 
 
 def trained(model: nn.Module, example: Any) -> dict[str, torch.Tensor]:
@@ -257,8 +257,8 @@ def test_the_report_is_plain_and_its_expressions_build() -> None:
     assert json.loads(json.dumps(report.dict()))["converted"][0]["expression"] == repr(mechanisms.Cuboid(
         (3, 3), stride=2, padding="valid"))
     for _, after, expression in report.converted.values():
-        found = eval(expression, {name: getattr(mechanisms, name) for name in mechanisms.__all__})
-        assert isinstance(found, mechanisms.Mechanism) and expression in str(report) and after in str(report)
+        actual = eval(expression, {name: getattr(mechanisms, name) for name in mechanisms.__all__})
+        assert isinstance(actual, mechanisms.Mechanism) and expression in str(report) and after in str(report)
     with_difference = Report(difference=float("nan"), scale=1.0)
     assert "nan" in str(with_difference)
 

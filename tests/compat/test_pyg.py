@@ -158,8 +158,8 @@ class Setup:
         right, farthest = again(), None
         for number in range(4):
             with OtherRoundings(number):
-                found = again()
-            apart = [(a - b).abs().max() if a.numel() else a.sum() for a, b in zip(found, right, strict=True)]
+                actual = again()
+            apart = [(a - b).abs().max() if a.numel() else a.sum() for a, b in zip(actual, right, strict=True)]
             farthest = apart if farthest is None else [max(pair) for pair in zip(farthest, apart, strict=True)]
         return farthest
 
@@ -168,15 +168,15 @@ class Setup:
 
         The variance of one neighbor is zero but for roundings, for example, and normalizing these gives any vector.
         """
-        found, expected = (self.call(layer, gradients=gradients) for layer in (self.layer, self.peer))
+        actual, expected = (self.call(layer, gradients=gradients) for layer in (self.layer, self.peer))
         tolerance = TOLERANCE[expected[0].dtype]
         apart = [float((got - want).abs().max()) if want.numel() else 0.0
-                 for got, want in zip(found, expected, strict=True)]
+                 for got, want in zip(actual, expected, strict=True)]
         bounds = [tolerance * max(1.0, float(want.abs().max())) if want.numel() else 0.0 for want in expected]
         if not all(map(operator.le, apart, bounds)):  # NaN, too
             bounds = [bound + 3 * float(more) for bound, more in zip(bounds, self.uncertain(gradients=gradients),
                                                                           strict=True)]
-            for got, want, bound in zip(found, expected, bounds, strict=True):
+            for got, want, bound in zip(actual, expected, bounds, strict=True):
                 torch.testing.assert_close(got, want, rtol=0, atol=bound)
 
 
@@ -601,11 +601,11 @@ def test_a_layer_is_one_node_and_so_are_its_derivatives(make, targets, sizes):
     def results():
         return derivatives(layer(given, edges), leaves)
 
-    found = results()
-    assert found[0].grad_fn.name() == "_ConvolveLinearBackward"
+    actual = results()
+    assert actual[0].grad_fn.name() == "_ConvolveLinearBackward"
     with BaseTorchFunctionMode():
         expected = results()
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
@@ -621,14 +621,14 @@ def test_messages_with_attributes_are_one_node_and_so_are_their_derivatives(targ
     def results():
         return derivatives(layer(given, edges, attr), (x, attr, *layer.parameters()))
 
-    found = results()
-    assert "_MessagesBackward" in autograd_nodes(found[0].grad_fn)
+    actual = results()
+    assert "_MessagesBackward" in autograd_nodes(actual[0].grad_fn)
     with BaseTorchFunctionMode():
         expected = results()
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     with torch.no_grad():
-        torch.testing.assert_close(layer(given, edges, attr), found[0])
+        torch.testing.assert_close(layer(given, edges, attr), actual[0])
     y = layer(given, edges, attr)
     before = torch.autograd.grad(y.sum(), [x, attr], retain_graph=True)
     edges[:, :2] = torch.tensor([[4, 5], [0, 0]])

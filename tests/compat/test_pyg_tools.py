@@ -57,7 +57,7 @@ def test_a_program_runs_on_our_layers_and_is_given_back():
         assert all(isinstance(conv, Layer) and isinstance(conv, theirs.GCNConv) for conv in net.convs)
         close(net(x, EDGES), plain(x, EDGES))
         close(theirs.global_mean_pool(x, batch), ours.global_mean_pool(x, batch))
-    assert report.taken["GCNConv"] == 2 and report.taken["global_mean_pool"] == 1 and not report.left
+    assert report.replaced["GCNConv"] == 2 and report.replaced["global_mean_pool"] == 1 and not report.left
     assert not isinstance(theirs.GCNConv(4, 8), Layer) and theirs.global_mean_pool is not ours.global_mean_pool
     for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
         close(twin(x, EDGES), plain(x, EDGES))
@@ -74,7 +74,7 @@ def test_what_is_not_supported_stays_theirs_and_is_reported():
     assert not isinstance(other, Layer) and not isinstance(halved, Layer) and isinstance(own, Layer)
     x = torch.randn(5, 4)
     assert halved(x, EDGES).shape == (5, 3)
-    assert set(report.left) == {"SAGEConv", "Halved"} and report.taken == {"SAGEConv": 1}
+    assert set(report.left) == {"SAGEConv", "Halved"} and report.replaced == {"SAGEConv": 1}
     assert "node_dim must be" in str(report) and "SAGEConv: 1 made" in str(report)
 
 
@@ -97,15 +97,15 @@ def test_the_documented_examples_run_with_another_import_and_under_a_patch():
         net = getattr(plain, name)
         expected, accuracy = plain.train(net, data, 8)
         assert expected[-1] < expected[0] and accuracy > 0.5
-        for found in (plain.train(changed[name], data, 8), patched(plain.train, net, data, 8)):
-            assert found == (pytest.approx(expected, rel=1e-4), pytest.approx(accuracy, abs=0.01))
+        for actual in (plain.train(changed[name], data, 8), patched(plain.train, net, data, 8)):
+            assert actual == (pytest.approx(expected, rel=1e-4), pytest.approx(accuracy, abs=0.01))
 
 
 def patched(function, *args):
     with ours.patch() as report:
-        found = function(*args)
-    assert sum(report.taken.values()) == 2 and not report.left
-    return found
+        actual = function(*args)
+    assert sum(report.replaced.values()) == 2 and not report.left
+    return actual
 
 
 # -- tools --------------------------------------------------------------------------------------------------------
@@ -115,14 +115,14 @@ def test_explainers_mask_the_edges(name):
     """An edge's mask multiplies its message; gradients reach it."""
     from torch_geometric.explain.algorithm.utils import clear_masks, set_masks
 
-    nets, x, found = pair_of_nets(name), torch.randn(5, 4), []
+    nets, x, actual = pair_of_nets(name), torch.randn(5, 4), []
     for net in nets:
         mask = torch.linspace(-1, 1, EDGES.shape[1], requires_grad=True)
         set_masks(net, mask, EDGES)
         y = net(x, EDGES)
-        found.append((y.detach(), torch.autograd.grad(y.square().sum(), mask)[0]))
+        actual.append((y.detach(), torch.autograd.grad(y.square().sum(), mask)[0]))
         clear_masks(net)
-    close(*found)
+    close(*actual)
     close(*(net(x, EDGES) for net in nets))
 
 
@@ -133,15 +133,15 @@ def test_explainers_mask_the_edges(name):
     ("GATConv", (4, 3), (torch.ones(8, 2),))])
 def test_masks_of_other_layers(name, args, more):
     options = {"edge_dim": 2} if name == "GATConv" else {}
-    x, found, state = torch.randn(5, 4), [], None
+    x, actual, state = torch.randn(5, 4), [], None
     for library in (ours, theirs):
         layer = getattr(library, name)(*copy.deepcopy(args), **options)
         layer.load_state_dict(state := layer.state_dict() if state is None else state)
         layer.explain, layer._edge_mask, layer._loop_mask = True, torch.linspace(-1, 1, 8), EDGES[0] != EDGES[1]
         layer._apply_sigmoid = True
-        found.append(layer(x, EDGES, *more))
+        actual.append(layer(x, EDGES, *more))
         layer._edge_mask = None
-    close(*found)
+    close(*actual)
 
 
 def test_summary_and_sequential():
@@ -160,7 +160,7 @@ def test_heterogeneous_models(name, convert):
     xs = {"paper": torch.randn(5, 4), "author": torch.randn(3, 6)}
     edges = {kinds[1][0]: EDGES, kinds[1][1]: torch.tensor([[0, 2, 1], [4, 0, 0]]),
              kinds[1][2]: torch.tensor([[4, 0, 0], [0, 2, 1]])}
-    options, found, state = {"add_self_loops": False} if name.startswith("GAT") else {}, [], None
+    options, actual, state = {"add_self_loops": False} if name.startswith("GAT") else {}, [], None
     for library in (ours, theirs):
         make = getattr(library, name)
         if convert == "to_hetero":
@@ -169,8 +169,8 @@ def test_heterogeneous_models(name, convert):
             net = theirs.HeteroConv({kind: make((-1, -1), 3, **options) for kind in kinds[1]})
         net(xs, edges)
         net.load_state_dict(state := net.state_dict() if state is None else state)
-        found.append(net(xs, edges))
-    close(*found)
+        actual.append(net(xs, edges))
+    close(*actual)
 
 
 # -- functions ----------------------------------------------------------------------------------------------------
@@ -185,8 +185,8 @@ def value_and_gradient(x, y):
 
 
 def equal_with_gradients(x, *functions):
-    found = [value_and_gradient(x, function(x)) for function in functions]
-    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
+    actual = [value_and_gradient(x, function(x)) for function in functions]
+    torch.testing.assert_close(*actual, rtol=1e-10, atol=1e-10)
 
 
 def of_both(name, *args, **options):
@@ -196,7 +196,7 @@ def of_both(name, *args, **options):
     def ours_on(x):
         with ours.patch() as report:
             y = getattr(utils, name)(*[x if one is None else one for one in args], **options)
-        assert report.taken[name] == 1 and not report.left
+        assert report.replaced[name] == 1 and not report.left
         return y
 
     return ours_on, lambda x: getattr(utils, name)(*[x if one is None else one for one in args], **options)
@@ -213,9 +213,9 @@ def test_functions_of_groups(shape, dim):
               for options in ({"index": index}, {"index": index, "num_nodes": 6}, {"ptr": starts})
               if "ptr" not in options or dim == 0]  # theirs needs torch-scatter otherwise
     with ours.patch() as report:
-        found = [with_gradient(x, *call) for call in calls]
-    assert report.taken["scatter"] == 10 and report.taken["softmax"] == len(calls) - 10 and not report.left
-    torch.testing.assert_close(found, [with_gradient(x, *call) for call in calls], rtol=1e-10, atol=1e-10)
+        actual = [with_gradient(x, *call) for call in calls]
+    assert report.replaced["scatter"] == 10 and report.replaced["softmax"] == len(calls) - 10 and not report.left
+    torch.testing.assert_close(actual, [with_gradient(x, *call) for call in calls], rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.filterwarnings("ignore:Converting sparse tensor to CSR", "ignore:Sparse")
@@ -234,7 +234,7 @@ def test_functions_that_are_not_supported_stay_theirs():
     with ours.patch() as report:
         assert utils.scatter(counts, counts, reduce="mul").tolist() == [1, 1, 2]
         assert utils.scatter(counts.float(), counts, reduce="any").tolist() == [0, 1, 2]
-    assert set(report.left) == {"scatter"} and not report.taken
+    assert set(report.left) == {"scatter"} and not report.replaced
     assert "structconv" not in utils.scatter.__module__ and utils.scatter(counts.float(), counts).tolist() == [0, 2, 2]
 
 
@@ -253,9 +253,9 @@ def test_a_program_computes_the_same_under_a_patch(make):
 
     expected = program()
     with ours.patch() as report:
-        found = program()
-    close(found, expected)
-    assert report.taken
+        actual = program()
+    close(actual, expected)
+    assert report.replaced
 
 
 # -- classes of PyTorch Geometric on our layers -------------------------------------------------------------------
@@ -264,14 +264,14 @@ def test_a_program_computes_the_same_under_a_patch(make):
     lambda library: theirs.SAGPooling(4, 0.6, GNN=library.GraphConv), lambda library: theirs.TopKPooling(4, 0.6),
     lambda library: theirs.SAGPooling(4, 0.6, GNN=library.GATConv)])
 def test_pooling_of_nodes(make):
-    found = []
+    actual = []
     for library in (ours, theirs):
         torch.manual_seed(0)
         conv, pool = library.GraphConv(4, 4), make(library)
         x, edges, _, batch, *_ = pool(conv(torch.linspace(-1, 1, 20).view(5, 4), EDGES), EDGES,
                                       batch=torch.tensor([0, 0, 1, 1, 1]))
-        found.append(conv(x, edges))
-    close(*found)
+        actual.append(conv(x, edges))
+    close(*actual)
     assert batch.tolist() == [0, 0, 1, 1]
 
 
@@ -285,7 +285,7 @@ def test_classes_that_hold_our_layers_are_theirs():
         expected = readout(x, index)
         with ours.patch() as report:  # their softmax and sums
             close(readout(x, index), expected)
-        assert report.taken["softmax"]
+        assert report.replaced["softmax"]
 
 
 @pytest.mark.parametrize("name", ATTENTION)
@@ -311,15 +311,15 @@ LINEAR = [lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), la
 @pytest.mark.parametrize("name, child", [("GCNConv", "lin"), ("SGConv", "lin"), ("SSGConv", "lin"), ("GATConv", "lin"),
                                          ("SAGEConv", "lin_l"), ("GraphConv", "lin_rel"), ("FeaStConv", "lin")])
 def test_a_replaced_linear_layer_computes_the_same(name, child, make):
-    x, found = torch.randn(5, 4), []
+    x, actual = torch.randn(5, 4), []
     torch.manual_seed(0)
     lin = make()
     for library in (ours, theirs):
         torch.manual_seed(1)
         layer = getattr(library, name)(4, 3, *((0.1,) if name == "SSGConv" else ()))
         setattr(layer, child, lin)
-        found.append(layer(x, EDGES))
-    close(*found)
+        actual.append(layer(x, EDGES))
+    close(*actual)
 
 
 @pytest.mark.parametrize("name, args, options", [
@@ -332,14 +332,14 @@ def test_a_replaced_linear_layer_computes_the_same(name, child, make):
     ("AGNNConv", (), {"add_self_loops": False}), ("GraphConv", (4, 3), {"flow": "target_to_source"}),
     ("ARMAConv", (4, 3), {"act": None})])
 def test_options_that_are_set_later(name, args, options):
-    x, weight, found = torch.randn(5, 4), (torch.rand(8),) if name in ("GCNConv", "TAGConv") else (), []
+    x, weight, actual = torch.randn(5, 4), (torch.rand(8),) if name in ("GCNConv", "TAGConv") else (), []
     for library in (ours, theirs):
         torch.manual_seed(1)
         layer = getattr(library, name)(*args)
         for option, value in options.items():
             setattr(layer, option, value)
-        found.append(layer(x, EDGES, *weight))
-    close(*found)
+        actual.append(layer(x, EDGES, *weight))
+    close(*actual)
 
 
 @pytest.mark.parametrize("widths", [-1, 4, {"paper": 4, "author": 6, "key": 5}])
@@ -363,13 +363,13 @@ def test_attention_between_types(widths, dtype, tolerance):
     if widths == -1:  # the first x draws in another order
         peer.load_state_dict(layer.state_dict())
     for _ in range(2):
-        found = []
+        actual = []
         for one in made:
             ys = one(xs, edges)
             total = sum((y * torch.linspace(-1, 1, y.numel(), dtype=dtype).view(y.shape)).sum() for y in ys.values())
-            found.append([ys, torch.autograd.grad(total, [*xs.values(), *one.parameters()], allow_unused=True,
+            actual.append([ys, torch.autograd.grad(total, [*xs.values(), *one.parameters()], allow_unused=True,
                                                   materialize_grads=True)])
-        torch.testing.assert_close(*found, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(*actual, rtol=tolerance, atol=tolerance)
         for parameter in layer.parameters():
             nn.init.normal_(parameter)
         peer.load_state_dict(layer.state_dict())

@@ -92,7 +92,7 @@ def arguments(name, number):
     return tuple(EDGES[number] if type(one) is str else one for one in LAYERS[name][1]())
 
 
-def made(name):
+def make(name):
     torch.manual_seed(0)
     return LAYERS[name][0]()
 
@@ -105,26 +105,26 @@ def test_every_layer_is_here():
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_trace_computes_the_same_of_other_numbers(name):
-    layer, others = made(name), arguments(name, 1)
+    layer, others = make(name), arguments(name, 1)
     traced = torch.jit.trace(layer, arguments(name, 0), check_trace=False)  # which traces once more
     torch.testing.assert_close(traced(*others), layer(*others), rtol=1e-5, atol=1e-6)
 
 
 def test_a_trace_is_saved_and_trained():
-    layer, others = made("a net"), arguments("a net", 1)
+    layer, others = make("a net"), arguments("a net", 1)
     traced = torch.jit.trace(layer, arguments("a net", 0))
     file = io.BytesIO()
     torch.jit.save(traced, file)
     file.seek(0)
     loaded = torch.jit.load(file)
     torch.testing.assert_close(loaded(*others), layer(*others))
-    found, expected = (torch.autograd.grad(model(*others).square().sum(), list(model.parameters()))
+    actual, expected = (torch.autograd.grad(model(*others).square().sum(), list(model.parameters()))
                        for model in (loaded, layer))
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_trace_refuses_other_sizes():
-    traced = torch.jit.trace(made("GCNConv"), arguments("GCNConv", 0))
+    traced = torch.jit.trace(make("GCNConv"), arguments("GCNConv", 0))
     with pytest.raises(Exception, match=r"GCNConv: a tensor must have the shape of the trace, \[5, 4\]; got \[6, 4\]"):
         traced(torch.randn(N + 1, P), EDGES[0], torch.rand(E))
 
@@ -146,12 +146,12 @@ def test_a_trace_of_an_aggregation():
 @pytest.mark.parametrize("name", LAYERS)
 def test_torchscript_is_refused_with_what_to_use(name):
     with pytest.raises(ConfigError, match=r"torch.compile or torch.export; got torch.jit.script. Or .*to_pyg\(model\)"):
-        torch.jit.script(nn.Sequential(made(name)))
+        torch.jit.script(nn.Sequential(make(name)))
 
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if name not in ("HGTConv", "a net")])
 def test_a_layer_becomes_theirs(name):
-    layer, others = made(name), arguments(name, 1)
+    layer, others = make(name), arguments(name, 1)
     y = layer(*others)
     model, report = to_pyg(nn.ModuleList([layer]))
     assert type(model[0]) is getattr(theirs, name.split(",")[0].split(" ")[0]), report

@@ -22,18 +22,18 @@ TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 def _alike(original: Any, ours: Any, inputs: tuple[Tensor, ...], **options: Any) -> None:
     """Both modules give the same values, and the same gradients of inputs and parameters."""
-    found = []
+    actual = []
     for module in (original, ours):
         shared: dict[int, Tensor] = {}  # one tensor that is passed twice stays one
         own = [shared.setdefault(id(t), t.detach().clone().requires_grad_()) for t in inputs]
         results = module(*own, **options)
         results = [t for t in (results if isinstance(results, tuple) else (results,)) if t is not None]
-        wanted = [*shared.values(), *(p for p in module.parameters() if p.requires_grad)]
+        reference = [*shared.values(), *(p for p in module.parameters() if p.requires_grad)]
         loss = sum((t * torch.linspace(-1, 1, t.numel(), dtype=t.dtype).view(t.shape)).sum() for t in results)
-        found.append([*results, *torch.autograd.grad(loss, wanted, allow_unused=True)])
+        actual.append([*results, *torch.autograd.grad(loss, reference, allow_unused=True)])
     tolerance = TOLERANCES[inputs[0].dtype]
-    assert len(found[0]) == len(found[1])
-    for expected, own in zip(*found, strict=True):
+    assert len(actual[0]) == len(actual[1])
+    for expected, own in zip(*actual, strict=True):
         assert (expected is None) == (own is None)
         if expected is not None:
             assert own.shape == expected.shape and own.dtype == expected.dtype
@@ -66,12 +66,12 @@ def attention_calls(draw: Any) -> tuple[Any, ...]:
     dtype = draw(st.sampled_from(list(TOLERANCES)))
     heads, dim, batch = draw(st.integers(1, 3)), draw(st.sampled_from((2, 3))), draw(st.integers(1, 3))
     outputs, inputs = draw(st.integers(1, 5)), draw(st.integers(1, 5))
-    first, batched, alone = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
+    first, batched, single = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
     embed = heads * dim
-    kdim, vdim = (embed, embed) if alone else (draw(st.sampled_from((embed, 5))), draw(st.sampled_from((embed, 3))))
+    kdim, vdim = (embed, embed) if single else (draw(st.sampled_from((embed, 5))), draw(st.sampled_from((embed, 3))))
     options = {"bias": draw(st.booleans()), "add_bias_kv": draw(st.booleans()), "add_zero_attn": draw(st.booleans()),
                "kdim": kdim, "vdim": vdim, "batch_first": first}
-    inputs = outputs if alone else inputs
+    inputs = outputs if single else inputs
     generator = torch.Generator().manual_seed(draw(st.integers(0, 100)))
 
     def normal(length: int, channels: int) -> Tensor:
@@ -79,7 +79,7 @@ def attention_calls(draw: Any) -> tuple[Any, ...]:
         return torch.randn(shape, dtype=dtype, generator=generator)
 
     query = normal(outputs, embed)
-    tensors = (query, query, query) if alone else (query, normal(inputs, kdim), normal(inputs, vdim))
+    tensors = (query, query, query) if single else (query, normal(inputs, kdim), normal(inputs, vdim))
     kind, batch = draw(st.sampled_from((None, "bool", "float", "-inf"))), batch if batched else 1
     masks: dict[str, Any] = {"key_padding_mask": None, "attn_mask": None}
     if kind is not None:
@@ -234,8 +234,8 @@ def test_the_whole_transformer(recwarn: pytest.WarningsRecorder) -> None:
     _alike(original, ours, (source, target), **masks)
     with torch.no_grad():  # where torch would take its fused inference
         padded = {name: mask for name, mask in masks.items() if name != "tgt_mask"}
-        found, expected = ours.eval()(source, target, **padded), original.train()(source, target, **padded)
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+        actual, expected = ours.eval()(source, target, **padded), original.train()(source, target, **padded)
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
     recwarn.clear()
     encoder = compat.TransformerEncoder(compat.TransformerEncoderLayer(8, 2), 2, enable_nested_tensor=True)
     assert not recwarn and isinstance(encoder, nn.TransformerEncoder)
@@ -301,8 +301,8 @@ def test_compiled_and_exported(name: str) -> None:
     programs = [torch.compile(layer, fullgraph=True, backend="aot_eager"),
                 torch.export.export(layer, inputs, options).module()]
     for program in programs:
-        found = program(*inputs, **options)
-        torch.testing.assert_close(found[0] if isinstance(found, tuple) else found, expected)
+        actual = program(*inputs, **options)
+        torch.testing.assert_close(actual[0] if isinstance(actual, tuple) else actual, expected)
     torch.testing.assert_close(copy.deepcopy(layer)(*inputs, **options), layer(*inputs, **options))
     traced = torch.fx.symbolic_trace(nn.Sequential(layer)) if name == "Conv2d" else None
     if traced is not None:

@@ -119,10 +119,10 @@ def _results(name: str, model: Any) -> dict[str, Any]:
         return {"padded": model(input_ids=words, pixel_values=image, attention_mask=keep).logits_per_image}
     given: dict[str, Any] = ({"input_features": sound} if kind == "speech" else
                              {"input_ids": words, "attention_mask": keep})
-    found = model(**given, decoder_input_ids=_words(5), output_attentions=True)
+    actual = model(**given, decoder_input_ids=_words(5), output_attentions=True)
     plain = model(**given, decoder_input_ids=_words(5))
     greedy |= {"decoder_input_ids": _words(1)} if kind == "speech" else {}
-    return {"logits" if kind == "speech" else "padded": plain.logits, "weights": torch.stack(found.cross_attentions),
+    return {"logits" if kind == "speech" else "padded": plain.logits, "weights": torch.stack(actual.cross_attentions),
             "greedy": model.generate(**given, **greedy)}
 
 
@@ -134,15 +134,15 @@ def test_families_give_what_eager_gives(capsys: Any, monkeypatch: Any, registrat
     columns = ("logits", "padded", "weights", "greedy", "static cache")
     rows, failed = [], []
     for name in drawn(FAMILIES, 3):
-        model, found = _model(name), []
+        model, actual = _model(name), []
         for implementation in ("eager", "structconv"):
             model.set_attn_implementation(implementation)
             calls.clear()
-            found.append(_results(name, model))
+            actual.append(_results(name, model))
             assert bool(calls) == (implementation == "structconv"), name
         cells = {}
-        for column, expected in found[0].items():
-            own = found[1][column]
+        for column, expected in actual[0].items():
+            own = actual[1][column]
             if own.is_floating_point():
                 error = float((own - expected).abs().max()) / max(1.0, float(expected.abs().max()))
                 good, cells[column] = error <= TOLERANCE, f"{error:.0e}"
@@ -159,15 +159,15 @@ def test_families_give_what_eager_gives(capsys: Any, monkeypatch: Any, registrat
 
 @pytest.mark.parametrize("name", ["mistral", "gemma2", "gpt_oss", "t5"])
 def test_gradients_are_those_of_eager(name: str) -> None:
-    found = []
+    actual = []
     for implementation in ("eager", "structconv"):
         model = _model(name)
         model.set_attn_implementation(implementation)
         given = {"decoder_input_ids": _words(5)} if FAMILIES[name][0] == "both" else {}
         model(_words(), **given)[0].square().mean().backward()
-        found.append([p.grad for p in model.parameters() if p.grad is not None])
-    assert len(found[0]) == len(found[1])
-    for expected, own in zip(*found, strict=True):
+        actual.append([p.grad for p in model.parameters() if p.grad is not None])
+    assert len(actual[0]) == len(actual[1])
+    for expected, own in zip(*actual, strict=True):
         torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-5 * max(1.0, float(expected.abs().max())))
 
 
@@ -184,12 +184,12 @@ def test_masks_of_ones_own(kind: str) -> None:
         least = torch.finfo(torch.float32).min
         added = torch.zeros(allowed.shape).masked_fill(~allowed, least)
         options["attention_mask"] = allowed if kind == "prefix" else added
-    found = []
+    actual = []
     for implementation in ("sdpa", "structconv"):
         model.set_attn_implementation(implementation)
-        found.append(model(words, **options).logits)
-    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
-    assert not torch.allclose(found[0], model(words, use_cache=False).logits, atol=1e-2)
+        actual.append(model(words, **options).logits)
+    torch.testing.assert_close(*actual, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(actual[0], model(words, use_cache=False).logits, atol=1e-2)
 
 
 @pytest.mark.parametrize("case", ["whole", "table", "by head", "window", "soft cap"])
@@ -215,9 +215,10 @@ def test_sinks(case: str, weights: bool) -> None:
     if own is not None:
         torch.testing.assert_close(own, expected)
     assert (own is not None) == weights
-    found, wanted = y, (expected @ value.repeat_interleave(2, 1)).transpose(1, 2)
-    grads = [torch.autograd.grad(t.sin().sum(), (query, key, value, sink), retain_graph=True) for t in (found, wanted)]
-    torch.testing.assert_close((found, *grads[0]), (wanted, *grads[1]), rtol=1e-10, atol=1e-10)
+    actual, reference = y, (expected @ value.repeat_interleave(2, 1)).transpose(1, 2)
+    grads = [torch.autograd.grad(t.sin().sum(), (query, key, value, sink), retain_graph=True)
+             for t in (actual, reference)]
+    torch.testing.assert_close((actual, *grads[0]), (reference, *grads[1]), rtol=1e-10, atol=1e-10)
 
 
 def test_a_model_is_saved_and_loaded(tmp_path: Any) -> None:

@@ -121,9 +121,9 @@ def same(got, expected, leaves, tolerance):
     """Equal values, and equal gradients of a random linear function of them; what is not reached has zeros."""
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
     cotangent = torch.randn_like(expected)
-    wanted, found = (torch.autograd.grad(y, leaves, cotangent, retain_graph=True, materialize_grads=True)
+    reference, actual = (torch.autograd.grad(y, leaves, cotangent, retain_graph=True, materialize_grads=True)
                      for y in (expected, got))
-    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(actual, reference, rtol=tolerance, atol=tolerance)
 
 
 class LargestTensor(TorchDispatchMode):

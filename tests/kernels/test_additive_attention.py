@@ -72,13 +72,13 @@ def test_activations_are_recognized_by_what_they_are(activation, expected):
     (torch.nn.Tanh(), ("tanh", 0.0)), (torch.nn.GELU(), None),
 ])
 def test_modules_are_recognized_unless_somebody_changes_their_call(activation, expected):
-    def found():
+    def actual():
         match = match_of(KERNEL, on_a_graph(Additive(8, 4, activation=activation).softmax())[2])
         return None if match is None else (match.activation, match.slope)
 
-    assert found() == expected
+    assert actual() == expected
     handle = activation.register_forward_hook(lambda module, args, y: 2 * y)
-    assert found() is None
+    assert actual() is None
     handle.remove()
 
 

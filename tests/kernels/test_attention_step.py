@@ -23,11 +23,11 @@ def whole(layer: Conv, x: Tensor) -> Tensor:
 def stepped(layer: Conv, x: Tensor, start: int, **options) -> tuple[Tensor, str]:
     """The outputs from `start` on, one by one, and by which kernel the last was computed."""
     cache = layer.prepare(x[..., :start, :], Causal())
-    found = [layer.step(cache, x[..., t:t + 1, :], **options) for t in range(start, x.shape[-2])]
+    actual = [layer.step(cache, x[..., t:t + 1, :], **options) for t in range(start, x.shape[-2])]
     cache.truncate(x.shape[-2] - 1)
     cache.reserve(x[..., -1:, :])
     args, by_name = layer._arguments(cache, x[..., -1:, :])
-    return torch.cat(found, -2), layer.plan(*args, **by_name, positions=x.shape[-2] - 1).kernel
+    return torch.cat(actual, -2), layer.plan(*args, **by_name, positions=x.shape[-2] - 1).kernel
 
 
 def conv(heads: int, dim: int, channels: int, others: int | None = None, *, bias_of=None, **options) -> Conv:
@@ -41,8 +41,8 @@ def conv(heads: int, dim: int, channels: int, others: int | None = None, *, bias
     ((), 3, 5, 6), ((1,), 4, 64, 96), ((2,), 1, 70, 272), ((4,), 2, 16, 33), ((7,), 1, 1, 1), ((7,), 4, 64, 96)])
 def test_equals_the_whole_call(batch, heads, dim, channels):
     layer, x = conv(heads, dim, channels), torch.randn(*batch, 9, channels)
-    found, kernel = stepped(layer, x, 4)
-    torch.testing.assert_close(found, whole(layer, x)[..., 4:, :], rtol=1e-4, atol=1e-5)
+    actual, kernel = stepped(layer, x, 4)
+    torch.testing.assert_close(actual, whole(layer, x)[..., 4:, :], rtol=1e-4, atol=1e-5)
     assert kernel == NAME
 
 
@@ -50,8 +50,8 @@ def test_equals_the_whole_call(batch, heads, dim, channels):
 @pytest.mark.parametrize("length", [511, 512, 513, 1100])
 def test_more_entries_than_a_chunk(length):
     layer, x = MultiheadAttention(8, 2).eval(), 3 * torch.randn(2, length + 2, 8)
-    found, kernel = stepped(layer, x, length)
-    torch.testing.assert_close(found, whole(layer, x)[:, -2:], rtol=1e-4, atol=1e-5)
+    actual, kernel = stepped(layer, x, length)
+    torch.testing.assert_close(actual, whole(layer, x)[:, -2:], rtol=1e-4, atol=1e-5)
     assert kernel == NAME
 
 
@@ -72,8 +72,8 @@ def test_of_each_kind_of_projection(name):
     layer, x = LAYERS[name]().eval(), torch.randn(2, 8, 12)
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.5)
-    found, kernel = stepped(layer, x, 3)
-    torch.testing.assert_close(found, whole(layer, x)[:, 3:], rtol=1e-4, atol=1e-5)
+    actual, kernel = stepped(layer, x, 3)
+    torch.testing.assert_close(actual, whole(layer, x)[:, 3:], rtol=1e-4, atol=1e-5)
     assert kernel == NAME
     cache = layer.prepare(x[:, :3], Causal())
     layer.step(cache, x[:, 3:4])
@@ -90,9 +90,9 @@ def test_in_bfloat16(name):
              if name == "scores of x" else LAYERS[name]()).eval().to(torch.bfloat16)
     x = torch.randn(2, 9, 12).to(torch.bfloat16)
     exact = copy.deepcopy(layer).double()
-    found, kernel = stepped(layer, x, 3)
-    assert found.dtype is torch.bfloat16 and kernel == NAME
-    torch.testing.assert_close(found.double(), whole(exact, x.double())[:, 3:], rtol=2e-2, atol=2e-2)
+    actual, kernel = stepped(layer, x, 3)
+    assert actual.dtype is torch.bfloat16 and kernel == NAME
+    torch.testing.assert_close(actual.double(), whole(exact, x.double())[:, 3:], rtol=2e-2, atol=2e-2)
 
 
 @torch.no_grad()
@@ -100,9 +100,9 @@ def test_in_bfloat16(name):
 def test_terms_by_offset_in_a_long_sequence(structure):
     layer, x = LAYERS["relative"](), torch.randn(2, 30, 12)
     cache = layer.prepare(x[:, :3], structure)
-    found = [layer.step(cache, x[:, t:t + 1]) for t in range(3, 30)]
+    actual = [layer.step(cache, x[:, t:t + 1]) for t in range(3, 30)]
     assert cache._bound is not None
-    torch.testing.assert_close(torch.cat(found, 1), layer(x, structure=structure)[:, 3:], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.cat(actual, 1), layer(x, structure=structure)[:, 3:], rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
@@ -112,8 +112,8 @@ def test_terms_of_minus_infinity(length, visible):
     layer, x = LAYERS["relative"](), torch.randn(2, length + 1, 12)
     table = next(part for part in layer.modules() if isinstance(part, RelativeBias)).table
     table[..., :5 - visible] = -torch.inf  # the entries far before an output, all of them where none is visible
-    found, kernel = stepped(layer, x, length)
-    torch.testing.assert_close(found, whole(layer, x)[:, length:], rtol=1e-4, atol=1e-5)
+    actual, kernel = stepped(layer, x, length)
+    torch.testing.assert_close(actual, whole(layer, x)[:, length:], rtol=1e-4, atol=1e-5)
     assert kernel == NAME
 
 
@@ -122,9 +122,9 @@ def test_queries_at_other_positions_than_the_last():
     layer, x = LAYERS["rotary_halves"](), torch.randn(2, 8, 12)
     cache = layer.prepare(x[:, :7], Causal())
     layer.step(cache, x[:, 7:])
-    found = layer(cache, z=x[:, 2:4], positions=torch.tensor([3, 9]))
+    actual = layer(cache, z=x[:, 2:4], positions=torch.tensor([3, 9]))
     expected = layer(x, structure=Causal(), z=x[:, 2:4], positions=torch.tensor([3, 9]))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
@@ -143,17 +143,17 @@ def test_what_is_kept_is_what_would_have_been_made():
 def test_what_is_not_a_number_stays_in_its_sample():
     layer, x = MultiheadAttention(8, 2).eval(), torch.randn(2, 5, 8)
     x[0, 1, 3] = torch.nan
-    found, _ = stepped(layer, x, 4)
-    assert found[0].isnan().all()
-    torch.testing.assert_close(found[1], stepped(layer, x[1:], 4)[0][0])
+    actual, _ = stepped(layer, x, 4)
+    assert actual[0].isnan().all()
+    torch.testing.assert_close(actual[1], stepped(layer, x[1:], 4)[0][0])
 
 
 @torch.no_grad()
 def test_queries_from_elsewhere():
     layer, x, z = conv(2, 4, 6, others=3), torch.randn(2, 5, 6), torch.randn(2, 1, 3)
     cache = layer.prepare(x[:, :4])
-    found = layer.step(cache, x[:, 4:], z=z)
-    torch.testing.assert_close(found, layer(x, z=z, positions=4))
+    actual = layer.step(cache, x[:, 4:], z=z)
+    torch.testing.assert_close(actual, layer(x, z=z, positions=4))
 
 
 @torch.no_grad()
@@ -178,10 +178,10 @@ def test_whatever_it_does_not_take_is_right_too(change):
     elif change == "grouped z":
         token = x[:, 6:].contiguous()
     cache = layer.prepare(x[:, :7 - count], structure)
-    found = layer.step(cache, token, **options)
+    actual = layer.step(cache, token, **options)
     keep = options.get("keep")
     expected = layer(x, structure=structure, **({} if keep is None else {"keep": keep}))[:, -count:]
-    torch.testing.assert_close(found[0] if change == "weights" else found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual[0] if change == "weights" else actual, expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(cache.heads(), layer.prepare(x).heads()[..., -cache.x.shape[-2]:, :])
 
 
@@ -189,10 +189,10 @@ def test_whatever_it_does_not_take_is_right_too(change):
 def test_a_hook_of_a_projection_is_told():
     layer, x, seen = MultiheadAttention(8, 2).eval(), torch.randn(2, 5, 8), []
     dot = next(part for part in layer.modules() if isinstance(part, DotProduct))
-    dot.key.register_forward_hook(lambda module, given, found: seen.append(given[0].shape[-2]) or 2 * found)
-    found, _ = stepped(layer, x, 4)
+    dot.key.register_forward_hook(lambda module, given, actual: seen.append(given[0].shape[-2]) or 2 * actual)
+    actual, _ = stepped(layer, x, 4)
     assert seen[:2] == [4, 1]
-    torch.testing.assert_close(found, whole(layer, x)[:, 4:], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual, whole(layer, x)[:, 4:], rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
@@ -209,9 +209,9 @@ def test_in_other_memory_than_that_of_the_default():
 
 def test_with_gradients_it_goes_another_way():
     layer, x = MultiheadAttention(8, 2), torch.randn(2, 5, 8, requires_grad=True)
-    found, kernel = stepped(layer, x, 4)
+    actual, kernel = stepped(layer, x, 4)
     assert kernel != NAME
-    (grad,) = torch.autograd.grad(found.sum(), x)
+    (grad,) = torch.autograd.grad(actual.sum(), x)
     torch.testing.assert_close(grad, torch.autograd.grad(whole(layer, x)[:, 4:].sum(), x)[0], rtol=1e-4, atol=1e-5)
 
 
@@ -223,8 +223,8 @@ def test_the_same_on_any_number_of_threads(threads):
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        found = stepped(layer, x, 38)[0]
+        actual = stepped(layer, x, 38)[0]
         torch.set_num_threads(1)
-        assert torch.equal(found, stepped(layer, x, 38)[0])
+        assert torch.equal(actual, stepped(layer, x, 38)[0])
     finally:
         torch.set_num_threads(before)

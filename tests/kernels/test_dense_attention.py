@@ -137,8 +137,8 @@ def test_a_table_of_numbers_goes_to_torch_with_its_mask(heads):
     assert plan(r.flatten(0, 1)[0], basis, Eye.of(4, P)).kernel == FUSED
     held = query, key, table, r
     y, expected = ops.apply(basis, r), basis.dense().mT @ r
-    grads, wanted = (torch.autograd.grad(t.sin().sum(), held, retain_graph=True) for t in (y, expected))
-    torch.testing.assert_close((y, *grads), (expected, *wanted), rtol=1e-10, atol=1e-10)
+    grads, reference = (torch.autograd.grad(t.sin().sum(), held, retain_graph=True) for t in (y, expected))
+    torch.testing.assert_close((y, *grads), (expected, *reference), rtol=1e-10, atol=1e-10)
     assert y[:, :, 5].eq(0).all()
 
 
@@ -192,11 +192,11 @@ def test_a_batch_of_values_shares_the_dropout_of_the_weights():
 def test_weights_by_offset_are_those_of_the_outer_product(name, sizes):
     basis, (r, *leaves), call = built(BLOCKED[name])
     call = call._replace(relative=torch.randn(5, 6, dtype=r.dtype))
-    y, found = application_of(BLOCKED_KERNEL, call).shares(r, 2, call)
+    y, actual = application_of(BLOCKED_KERNEL, call).shares(r, 2, call)
     shifts = ClippedShifts(2).bound(P).basis(leaves[0])
     expected = basis.outer(shifts).analysis(leaves[0].new_ones(N, 1)).squeeze(-1).unflatten(-2, (basis.size, 5)).mT
     torch.testing.assert_close(y, basis.apply(r), rtol=1e-10, atol=1e-10)
-    same(found, expected, leaves, 1e-10)
+    same(actual, expected, leaves, 1e-10)
 
 
 def problem(heads=2, dtype=torch.float64, *, weights="softmax", p=0.0):
@@ -274,8 +274,8 @@ def test_what_comes_later_does_not_leak(backend, sizes, bad):
 
 
 def test_torch_fuses_causal_attention_without_a_table():
-    found = built(DOT.masked(keep=Causal()).softmax())
-    match = match_of(FUSED, found[2])
+    actual = built(DOT.masked(keep=Causal()).softmax())
+    match = match_of(FUSED, actual[2])
     assert match.existing.causal
     assert not match.existing.masked
-    check_computes_the_same(found, FUSED, 1e-10)
+    check_computes_the_same(actual, FUSED, 1e-10)

@@ -115,12 +115,12 @@ def test_the_planner_offers_it_on_a_gpu_alone_and_for_what_is_large(name, value,
 @pytest.mark.parametrize("mask", [Causal(), Window(9), ~Window(3) & Causal(), Blocks(7) | Window(2)])
 def test_blocks_are_those_that_torch_finds(mask):
     inputs, outputs = 37, 29
-    found = Present.of(mask).block_mask(inputs, outputs, DEVICE)
+    actual = Present.of(mask).block_mask(inputs, outputs, DEVICE)
     expected = torch_flex.create_block_mask(lambda b, h, n, m: mask.contains(m, n), None, None, outputs, inputs,
                                             device=DEVICE, BLOCK_SIZE=flex_masks.SIDE)
     for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks", "q_indices"):
-        assert torch.equal(getattr(found, name), getattr(expected, name)), name
-    assert Present.of(mask).block_mask(inputs, outputs, DEVICE) is found
+        assert torch.equal(getattr(actual, name), getattr(expected, name)), name
+    assert Present.of(mask).block_mask(inputs, outputs, DEVICE) is actual
 
 
 def test_what_is_not_finite_stays_with_its_pairs(monkeypatch):

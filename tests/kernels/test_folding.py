@@ -58,12 +58,12 @@ def test_samples_are_as_alone(name, lead, graph, copied):
     x = torch.randn(*lead, 5, 6, dtype=torch.float64, requires_grad=True)
     for samples in (x, x[:1].detach().requires_grad_(), x):
         y, weights, grad, own = results(layer, samples, graph)
-        alone = [results(layer, one.detach().requires_grad_(), graph) for one in samples.flatten(0, -3)]
-        for found, parts in ((y, 0), (weights, 1), (grad, 2)):
-            torch.testing.assert_close(found.flatten(0, -3), torch.stack([one[parts] for one in alone]))
-        for number, found in enumerate(own):
-            if found is not None:
-                torch.testing.assert_close(found, sum(one[3][number] for one in alone))
+        single = [results(layer, one.detach().requires_grad_(), graph) for one in samples.flatten(0, -3)]
+        for actual, parts in ((y, 0), (weights, 1), (grad, 2)):
+            torch.testing.assert_close(actual.flatten(0, -3), torch.stack([one[parts] for one in single]))
+        for number, actual in enumerate(own):
+            if actual is not None:
+                torch.testing.assert_close(actual, sum(one[3][number] for one in single))
     assert set(copied) == {len(x.flatten(0, -3)), len(x[:1].flatten(0, -3))} - {1}
 
 
@@ -93,9 +93,9 @@ def test_a_traced_program_keeps_one_graph(graph, copied):
     x, layer = torch.randn(3, 5, 6), LAYERS["additive"]()
     graph = Graph(graph.edge_index, num_nodes=5)
     compiled = torch.compile(layer, fullgraph=True, backend="eager", dynamic=True)
-    found = [compiled(x[:samples], graph) for samples in (3, 2)]
+    actual = [compiled(x[:samples], graph) for samples in (3, 2)]
     assert not copied
-    for y in found:
+    for y in actual:
         torch.testing.assert_close(y, layer(x[:len(y)], graph))
 
 
@@ -103,8 +103,8 @@ def test_a_traced_program_keeps_one_graph(graph, copied):
 def test_copies_are_the_layouts_of_disjoint_graphs(edges):
     one = Graph(edges, num_inputs=5, num_outputs=6)
     together = batch([one] * 4)
-    for found, expected in zip(folding.side_by_side(one, 4), layouts(together.edge_index, 20, 24), strict=True):
-        for a, b in zip(found, expected, strict=True):
+    for actual, expected in zip(folding.side_by_side(one, 4), layouts(together.edge_index, 20, 24), strict=True):
+        for a, b in zip(actual, expected, strict=True):
             assert a.dtype is b.dtype and torch.equal(a, b)
 
 

@@ -44,9 +44,9 @@ def test_global_entries_see_all_and_are_seen_by_all(entries):
     torch.testing.assert_close(y, expected)
     weights = torch.randn_like(y)
     leaves = [x, *of.parameters()]
-    for found, wanted in zip(torch.autograd.grad((y * weights).sum(), leaves),
+    for actual, reference in zip(torch.autograd.grad((y * weights).sum(), leaves),
                              torch.autograd.grad((expected * weights).sum(), leaves), strict=True):
-        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(actual, reference)
 
 
 def test_causal_and_padded():

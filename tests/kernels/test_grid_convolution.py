@@ -33,21 +33,21 @@ def test_equals_the_definition(shape, kernel, dilation, offset, padding, stride,
     basis = Shift(Grid(shape), cuboid_offsets(kernel, dilation, offset), padding, stride, grow)
     x, theta = numbers(2, basis.num_inputs, 4).requires_grad_(), numbers(basis.size, 4, 3).requires_grad_()
     assert plan(x, basis, theta).kernel == "torch.conv"
-    y, wanted = conv(x, basis, theta), by_definition(x, basis, theta)
-    torch.testing.assert_close(y, wanted, rtol=0, atol=1e-10)
+    y, expected = conv(x, basis, theta), by_definition(x, basis, theta)
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-10)
     seed = numbers(*y.shape)
     for ours, theirs in zip(torch.autograd.grad((y * seed).sum(), [x, theta]),
-                            torch.autograd.grad((wanted * seed).sum(), [x, theta]), strict=True):
+                            torch.autograd.grad((expected * seed).sum(), [x, theta]), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
 
 def test_equals_conv2d():
     """In the layout of torch: kernel (Q, P, 3, 2), stride and dilation as there, Delta = padding - j dilation."""
     x, kernel = numbers(2, 4, 8, 9), numbers(5, 4, 3, 2)
-    wanted = functional.conv2d(x, kernel, stride=(2, 1), padding=(1, 2), dilation=(1, 3))
+    expected = functional.conv2d(x, kernel, stride=(2, 1), padding=(1, 2), dilation=(1, 3))
     basis = Shift(Grid((8, 9)), cuboid_offsets((3, 2), (1, 3), (1, 2)), "zeros", (2, 1), (2 - 2, 4 - 3))
     y = conv(x.flatten(2).mT, basis, kernel.flatten(2).permute(2, 1, 0))
-    torch.testing.assert_close(y.mT.unflatten(-1, wanted.shape[2:]), wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(y.mT.unflatten(-1, expected.shape[2:]), expected, rtol=0, atol=1e-12)
 
 
 def test_order_of_offsets_does_not_matter():
@@ -65,9 +65,9 @@ def test_groups_are_groups():
     for theta, kernel, groups in (
             (Depthwise.of(numbers(9, 6, 2)), lambda t: t.depthwise.permute(1, 2, 0).flatten(0, 1).unsqueeze(1), 6),
             (Grouped.of(numbers(9, 3, 2, 2)), lambda t: t.theta.permute(1, 3, 2, 0).flatten(0, 1), 3)):
-        wanted = functional.conv2d(x, kernel(theta).unflatten(-1, (3, 3)), padding=1, groups=groups)
+        expected = functional.conv2d(x, kernel(theta).unflatten(-1, (3, 3)), padding=1, groups=groups)
         y = conv(x.flatten(2).mT, Shift(Grid((5, 5)), cuboid_offsets((3, 3), 1, 1), "zeros"), theta)
-        torch.testing.assert_close(y.mT.unflatten(-1, (5, 5)), wanted, rtol=0, atol=1e-12)
+        torch.testing.assert_close(y.mT.unflatten(-1, (5, 5)), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("basis", [

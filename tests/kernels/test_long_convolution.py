@@ -44,9 +44,9 @@ def test_transforms_compute_the_convolution(case, dtype, tolerance, weight):
     ours, theirs = (each(x, structure=grid) for each in (layer, direct))
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance * float(theirs.detach().abs().max()))
     weights = torch.randn_like(ours)
-    for found, wanted in zip(torch.autograd.grad((ours * weights).sum(), [x, *layer.parameters()]),
+    for actual, expected in zip(torch.autograd.grad((ours * weights).sum(), [x, *layer.parameters()]),
                              torch.autograd.grad((theirs * weights).sum(), [x, *direct.parameters()]), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance * float(wanted.abs().max()))
+        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("case", ["causal", "image"])

@@ -68,14 +68,14 @@ def test_values_and_derivatives_are_those_of_the_matrix(normalize, loops, option
     expected = matrix(given, normalize, loops).mT @ doubles[0] @ theta[0] + bias
     torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(layer(x, given), y, rtol=0, atol=0)
-    first, wanted = (torch.autograd.grad(t.square().sum(), of) for t, of in ((y, leaves), (expected, doubles)))
+    first, reference = (torch.autograd.grad(t.square().sum(), of) for t, of in ((y, leaves), (expected, doubles)))
     again = torch.autograd.grad(layer(x, given).square().sum(), leaves, create_graph=True)
     second = torch.autograd.grad(sum(g.square().sum() for g in again), leaves)
     wanted_again = torch.autograd.grad((matrix(given, normalize, loops).mT @ doubles[0] @ theta[0]
                                         + bias).square().sum(), doubles, create_graph=True)
     wanted_second = torch.autograd.grad(sum(g.square().sum() for g in wanted_again), doubles)
-    for found, right in ((first, wanted), (again, wanted_again), (second, wanted_second)):
-        for one, other in zip(found, right, strict=True):
+    for actual, right in ((first, reference), (again, wanted_again), (second, wanted_second)):
+        for one, other in zip(actual, right, strict=True):
             torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-3)
 
 
@@ -93,11 +93,11 @@ def test_attention_of_a_new_graph_is_that_of_the_operators(loops, bias, dropout)
 
     leaves = (x, *layer.parameters())
     for order in (1, 2):
-        found = results(order)
-        assert "_AttendLayerBackward" in autograd_nodes(found[0].grad_fn)
+        actual = results(order)
+        assert "_AttendLayerBackward" in autograd_nodes(actual[0].grad_fn)
         with BaseTorchFunctionMode():
             expected = results(order)
-        for one, other in zip(found, expected, strict=True):
+        for one, other in zip(actual, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(layer.eval()(x, given), layer(x.detach(), given))
 
@@ -138,13 +138,13 @@ def test_attention_by_products_and_additive_scores_is_one_node(kind, dtype):
         torch.manual_seed(1)
         return derivatives(layer(x, given), leaves)
 
-    found = results()
-    assert name in autograd_nodes(found[0].grad_fn)
+    actual = results()
+    assert name in autograd_nodes(actual[0].grad_fn)
     with BaseTorchFunctionMode():
         expected = results()
     assert name not in autograd_nodes(expected[0].grad_fn)
     scale = max(float(t.detach().abs().max()) for t in expected)  # of what cancels in the gradient of the keys' bias
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=3e-6 * scale)
     layer.eval()
     torch.testing.assert_close(layer(x.detach(), given), layer(x, given).detach(), rtol=0, atol=0)
@@ -175,11 +175,11 @@ def test_neighbors_and_self_are_one_node(normalize, turned, eye):
     def results():
         return derivatives(layer(x, given), leaves)
 
-    found = results()
-    assert autograd_nodes(found[0].grad_fn) & {"_ConvolveWithSelfBackward", "_SumsBackward"}
+    actual = results()
+    assert autograd_nodes(actual[0].grad_fn) & {"_ConvolveWithSelfBackward", "_SumsBackward"}
     with BaseTorchFunctionMode():
         expected = results()
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
@@ -274,14 +274,14 @@ def test_pooling_is_that_of_the_operators(kind, form):
     def results():
         return derivatives(pool(x, joined), [x])
 
-    found = results()
+    actual = results()
     along = "_MaximaBackward" if kind == "max" else "_SumsBackward"
-    assert ("_PoolBackward" if form == "samples" else along) in autograd_nodes(found[0].grad_fn)
+    assert ("_PoolBackward" if form == "samples" else along) in autograd_nodes(actual[0].grad_fn)
     with BaseTorchFunctionMode():
         expected = results()
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other)
-    assert not found[0][1 if form == "samples" else 3 if form == "groups" else 11].any()
+    assert not actual[0][1 if form == "samples" else 3 if form == "groups" else 11].any()
     with torch.no_grad():
         torch.testing.assert_close(pool(x, joined), expected[0])
     nan = x.detach().clone()

@@ -95,16 +95,16 @@ def test_every_path_equals_the_definition(name, theta_name):
     basis = BASES[name]()
     theta, leaves = with_leaves(THETAS[theta_name](basis.size))
     x = numbers(2, M, P).requires_grad_()
-    wanted = by_definition(x, basis, theta)
-    seed = numbers(*wanted.shape)
-    wanted_grads = torch.autograd.grad((wanted * seed).sum(), [x, *leaves])
+    expected = by_definition(x, basis, theta)
+    seed = numbers(*expected.shape)
+    wanted_grads = torch.autograd.grad((expected * seed).sum(), [x, *leaves])
     paths = {path for _, _, path in matching(problem_of(convolution_of(x, basis, theta)))}
     assert {"channels_first", "structure_first", "operator_first"} <= paths
     assert ("between" in paths) == (theta_name in ("low rank", "concatenated heads"))
     assert ("per_part" in paths) == (name == "concat")
     for path in (None, *sorted(paths)):
         y = conv(x, basis, theta, path=path)
-        torch.testing.assert_close(y, wanted, rtol=0, atol=1e-10, msg=lambda m, path=path: f"{path}: {m}")
+        torch.testing.assert_close(y, expected, rtol=0, atol=1e-10, msg=lambda m, path=path: f"{path}: {m}")
         for ours, theirs in zip(torch.autograd.grad((y * seed).sum(), [x, *leaves]), wanted_grads, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10, msg=lambda m, path=path: f"{path}: {m}")
 

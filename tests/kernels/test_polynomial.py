@@ -29,9 +29,9 @@ def small(monkeypatch):
 @pytest.fixture
 def calls(monkeypatch):
     """How often the backward in place ran."""
-    found, inner = [], polynomials._backward
-    monkeypatch.setattr(polynomials, "_backward", lambda *given: (found.append(1), inner(*given))[1])
-    return found
+    actual, inner = [], polynomials._backward
+    monkeypatch.setattr(polynomials, "_backward", lambda *given: (actual.append(1), inner(*given))[1])
+    return actual
 
 
 def problem(kind, order, first, dtype=F64):
@@ -57,9 +57,9 @@ def test_values_and_gradients(kind, order, first, dtype, calls):
     seed = torch.randn(M, Q, dtype=F64).to(dtype)
     kept = seed.clone()
     bound = 1e-10 if dtype is F64 else 1e-4
-    wanted = torch.autograd.grad(expected, copies, seed.to(F64))
-    found = torch.autograd.grad(y, [x, theta], seed)
-    for ours, theirs in ((y, expected), *zip(found, wanted, strict=True)):
+    reference = torch.autograd.grad(expected, copies, seed.to(F64))
+    actual = torch.autograd.grad(y, [x, theta], seed)
+    for ours, theirs in ((y, expected), *zip(actual, reference, strict=True)):
         torch.testing.assert_close(ours.to(F64), theirs, rtol=bound, atol=bound)
     assert torch.equal(x, before) and torch.equal(seed, kept) and calls == [1]
 
@@ -109,9 +109,9 @@ def test_values_that_learn_after_others_did_not(path, calls):
     calls.clear()
     values = basis.operator.values.clone().requires_grad_()
     learned = Polynomial(Sparse(basis.operator.graph, values), 4)
-    wanted = torch.autograd.grad(dense(x, learned, theta).sin().sum(), [x, theta, values])
-    found = torch.autograd.grad(conv(x, learned, theta, path=path).sin().sum(), [x, theta, values])
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)
+    reference = torch.autograd.grad(dense(x, learned, theta).sin().sum(), [x, theta, values])
+    actual = torch.autograd.grad(conv(x, learned, theta, path=path).sin().sum(), [x, theta, values])
+    torch.testing.assert_close(actual, reference, rtol=0, atol=1e-10)
     assert not calls
 
 

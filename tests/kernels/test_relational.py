@@ -57,8 +57,8 @@ def parts(basis, values):
 
 
 def paths(theta):
-    found = ["per_relation"] if not isinstance(theta, Shared | Eye) else []
-    return [*found, "mixed_first"] if isinstance(theta, Separable | Shared | Eye) else found
+    actual = ["per_relation"] if not isinstance(theta, Shared | Eye) else []
+    return [*actual, "mixed_first"] if isinstance(theta, Separable | Shared | Eye) else actual
 
 
 @pytest.mark.parametrize(("name", "theta_name", "blocks"), [
@@ -74,13 +74,13 @@ def test_values_and_gradients(name, theta_name, blocks, monkeypatch):
     for lead in ((), (2,)):
         x = torch.randn(*lead, basis.num_inputs, P, dtype=F64, requires_grad=True)
         other = parts(given, values)
-        wanted = by_definition(x, other, theta)
-        torch.testing.assert_close(conv(x, other, theta), wanted, rtol=0, atol=1e-10)
-        seed = torch.randn_like(wanted)
-        expected = torch.autograd.grad((wanted * seed).sum(), [x, *leaves])
+        reference = by_definition(x, other, theta)
+        torch.testing.assert_close(conv(x, other, theta), reference, rtol=0, atol=1e-10)
+        seed = torch.randn_like(reference)
+        expected = torch.autograd.grad((reference * seed).sum(), [x, *leaves])
         for path in (*paths(theta), None):
             y = conv(x, basis, theta, path=path)
-            torch.testing.assert_close(y, wanted, rtol=0, atol=1e-10)
+            torch.testing.assert_close(y, reference, rtol=0, atol=1e-10)
             for ours, theirs in zip(torch.autograd.grad((y * seed).sum(), [x, *leaves]), expected, strict=True):
                 torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
@@ -115,20 +115,20 @@ def test_an_empty_batch(name):
     assert x.grad.shape == x.shape and not theta.grad.any()
 
 
-@pytest.mark.parametrize("wanted", [(True, False, False), (False, True, False), (False, False, True)])
+@pytest.mark.parametrize("needed", [(True, False, False), (False, True, False), (False, False, True)])
 @pytest.mark.parametrize("name", ["few inputs", "few outputs"])
-def test_one_gradient_at_a_time(name, wanted, monkeypatch):
+def test_one_gradient_at_a_time(name, needed, monkeypatch):
     monkeypatch.setattr(relational, "BLOCK_BYTES", 256)
     given = CASES[name]()
     tensors = [torch.randn(given.num_inputs, P, dtype=F64), torch.randn(given.count, P, 3, dtype=F64), given.values]
-    for tensor, need in zip(tensors, wanted, strict=True):
+    for tensor, need in zip(tensors, needed, strict=True):
         tensor.requires_grad_(need)
     x, theta, values = tensors
     y = conv(x, Typed(given.graph, given.kind, given.count, values), theta, path="per_relation")
     expected = by_definition(x, parts(given, values), theta)
-    needed = [t for t in tensors if t.requires_grad]
-    for ours, theirs in zip(torch.autograd.grad(y.sin().sum(), needed),
-                            torch.autograd.grad(expected.sin().sum(), needed), strict=True):
+    leaves = [t for t in tensors if t.requires_grad]
+    for ours, theirs in zip(torch.autograd.grad(y.sin().sum(), leaves),
+                            torch.autograd.grad(expected.sin().sum(), leaves), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
 

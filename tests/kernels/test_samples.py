@@ -83,10 +83,10 @@ def test_samples_of_some_size_have_plans_of_their_own(name, sizes, lead):
     assert plan.kernel == "samples, each alone"
     assert plan.parts[0].kernel in KERNELS.get(name, ("value, apply, output",))
     read = [x, *layer.parameters()]
-    y, alone = result(layer, x, Samples(sizes)), torch.cat([result(layer, each) for each in x.split(sizes, -2)], -2)
-    torch.testing.assert_close(y, alone)
-    for own, wanted in zip(*(torch.autograd.grad(t.cos().sum(), read) for t in (y, alone)), strict=True):
-        torch.testing.assert_close(own, wanted)
+    y, single = result(layer, x, Samples(sizes)), torch.cat([result(layer, each) for each in x.split(sizes, -2)], -2)
+    torch.testing.assert_close(y, single)
+    for own, reference in zip(*(torch.autograd.grad(t.cos().sum(), read) for t in (y, single)), strict=True):
+        torch.testing.assert_close(own, reference)
 
 
 @pytest.mark.parametrize("name", sorted(layers()))
@@ -152,12 +152,12 @@ def test_masks_positions_and_dropout_are_those_of_the_whole_batch(inputs, output
              (Dropped(scores.softmax(over="outputs"), 0.5, torch.tensor(3)), r)]
     for basis, values in cases:
         name, y = applied(basis, values)
-        wanted = basis.dense().mT @ values
+        reference = basis.dense().mT @ values
         assert name == "samples, each alone"
-        torch.testing.assert_close(y, wanted)
-        for found, expected in zip(*(torch.autograd.grad(t.sin().sum(), [values, q, k]) for t in (y, wanted)),
+        torch.testing.assert_close(y, reference)
+        for actual, expected in zip(*(torch.autograd.grad(t.sin().sum(), [values, q, k]) for t in (y, reference)),
                                    strict=True):
-            torch.testing.assert_close(found, expected)
+            torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("name", ["sink", "location", "over_outputs", "relative_key"])
@@ -197,11 +197,11 @@ def test_relative_values_are_those_of_each_sample():
     sizes = [150, 210, 180]
     x = torch.randn(sum(sizes), 8, dtype=torch.float64, requires_grad=True)
     assert layer.plan(x, structure=Samples(sizes)).kernel == "samples, each alone"
-    y, alone = result(layer, x, Samples(sizes)), torch.cat([result(layer, each) for each in x.split(sizes)])
-    torch.testing.assert_close(y, alone)
+    y, single = result(layer, x, Samples(sizes)), torch.cat([result(layer, each) for each in x.split(sizes)])
+    torch.testing.assert_close(y, single)
     read = [x, *layer.parameters()]
-    for own, wanted in zip(*(torch.autograd.grad(t.cos().sum(), read) for t in (y, alone)), strict=True):
-        torch.testing.assert_close(own, wanted)
+    for own, reference in zip(*(torch.autograd.grad(t.cos().sum(), read) for t in (y, single)), strict=True):
+        torch.testing.assert_close(own, reference)
 
 
 def test_many_small_samples_have_no_plans_of_their_own_and_equal_ones_have_one():
@@ -216,12 +216,12 @@ def test_many_small_samples_have_no_plans_of_their_own_and_equal_ones_have_one()
 
 
 def test_samples_of_equal_sizes_are_computed_together(preferred, monkeypatch):
-    sizes, found = [4, 6, 4, 4, 6], []
+    sizes, actual = [4, 6, 4, 4, 6], []
     restrict = kernel.Restriction
-    monkeypatch.setattr(kernel, "Restriction", lambda *args: found.append(args[1]) or restrict(*args))
+    monkeypatch.setattr(kernel, "Restriction", lambda *args: actual.append(args[1]) or restrict(*args))
     layer = layers()["sink"].double()
     result(layer, torch.randn(sum(sizes), 8, dtype=torch.float64), Samples(sizes))
-    assert set(found) == {(0, 2, 3), (1, 4)}
+    assert set(actual) == {(0, 2, 3), (1, 4)}
 
 
 def test_what_is_normalized_over_more_than_a_sample_has_no_plan_for_each():

@@ -51,11 +51,11 @@ def test_equals_the_definition(name, padding, grow):
     if not taken(x, basis, theta):
         assert basis.as_cuboid() is not None
         pytest.skip("a cuboid after all")
-    y, wanted = by_slices(x, basis, theta), by_definition(x, basis, theta)
-    torch.testing.assert_close(y, wanted, rtol=0, atol=1e-10)
+    y, expected = by_slices(x, basis, theta), by_definition(x, basis, theta)
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-10)
     seed = numbers(*y.shape)
     for got, right in zip(torch.autograd.grad((y * seed).sum(), [x, theta]),
-                          torch.autograd.grad((wanted * seed).sum(), [x, theta]), strict=True):
+                          torch.autograd.grad((expected * seed).sum(), [x, theta]), strict=True):
         torch.testing.assert_close(got, right, rtol=0, atol=1e-10)
 
 

@@ -87,14 +87,14 @@ def test_a_bias_along_other_edges_has_another_plan():
 @pytest.fixture
 def tables(monkeypatch):
     """The shapes of the tables that joint products make."""
-    found = []
+    actual = []
 
     def noted(by_target, by_source, table, *args, **options):
-        found.append(tuple(table.shape))
+        actual.append(tuple(table.shape))
         return packed_attention(by_target, by_source, table, *args, **options)
 
     monkeypatch.setattr(sparse_attention, "packed_attention", noted)
-    return found
+    return actual
 
 
 def layer_and_inputs(mechanism, weight, other=None, path="between", dtype=torch.float64):
@@ -124,10 +124,10 @@ def test_projections_of_the_same_entries_are_one_product(mechanism, weight, othe
     torch.testing.assert_close(y, expected)
     leaves = [x, *([] if z is None else [z]), *layer.parameters()]
     cotangent = torch.randn_like(y)
-    found, wanted = (torch.autograd.grad(t, leaves, cotangent, create_graph=True) for t in (y, expected))
-    torch.testing.assert_close(found, wanted)
+    actual, reference = (torch.autograd.grad(t, leaves, cotangent, create_graph=True) for t in (y, expected))
+    torch.testing.assert_close(actual, reference)
     slopes = [torch.autograd.grad(sum(g.square().sum() for g in grads), leaves, materialize_grads=True)
-              for grads in (found, wanted)]
+              for grads in (actual, reference)]
     torch.testing.assert_close(*slopes)
 
 

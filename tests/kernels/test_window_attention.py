@@ -76,8 +76,8 @@ def check(basis, leaves, wide_basis, wide_leaves, tolerance):
     expected = wide_basis.dense(F64).mT @ wide_leaves[-1]
     torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
     cotangent = torch.randn_like(expected)
-    wanted = torch.autograd.grad(expected, wide_leaves, cotangent)
-    for a, b in zip(torch.autograd.grad(got, leaves, cotangent.to(got.dtype)), wanted, strict=True):
+    reference = torch.autograd.grad(expected, wide_leaves, cotangent)
+    for a, b in zip(torch.autograd.grad(got, leaves, cotangent.to(got.dtype)), reference, strict=True):
         summed = 100 if b.dim() == 1 else 1  # the gradient of a slope adds up all pairs, times their distances
         torch.testing.assert_close(a.double(), b, rtol=tolerance, atol=summed * tolerance)
 
@@ -121,7 +121,7 @@ def test_a_bias_on_all_of_a_grid(monkeypatch, shape, held, lead):
     """Every window of Swin is a small grid, all of which is seen."""
     monkeypatch.setattr(dense_attention, "HELD_WEIGHTS", held)
     kernel = "torch.sdpa" if held else KERNEL
-    grid, found = Grid(shape), []
+    grid, actual = Grid(shape), []
     for dtype in (torch.float32, F64):
         generator = torch.Generator().manual_seed(5)
         leaves = [torch.randn(4, 2, grid.num_entries, 6, generator=generator).to(dtype) for _ in range(3)]
@@ -129,8 +129,8 @@ def test_a_bias_on_all_of_a_grid(monkeypatch, shape, held, lead):
         q, k, v, table = (t.requires_grad_() for t in leaves)
         basis = (Bilinear(q, k) * 0.4 + GridLookup(table, grid)).softmax(over="inputs")
         y = applied(basis, v, kernel) if dtype == torch.float32 else basis.dense(F64).mT @ v
-        found.append((y.double(), *(g.double() for g in torch.autograd.grad(y.square().sum(), leaves))))
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+        actual.append((y.double(), *(g.double() for g in torch.autograd.grad(y.square().sum(), leaves))))
+    torch.testing.assert_close(*actual, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("depth", [1, 20, 64, 200])
@@ -139,13 +139,13 @@ def test_any_number_of_channels_in_either_storage(depth):
         _, leaves = scores_of("image", (), F64, None, depth)
         stored = [t.detach().to(dtype).requires_grad_() for t in leaves]
         wide = [t.detach().double().requires_grad_() for t in stored]
-        found = []
+        actual = []
         for q, k, r in (stored, wide):
             basis = (Bilinear(q, k) * depth**-0.5).masked(keep=WINDOWS["image"][1]).softmax(over="inputs")
             y = by_the_kernel(basis, r) if dtype == q.dtype else basis.apply(r)
             assert y.dtype == q.dtype
-            found.append((y, *torch.autograd.grad(y, (q, k, r), torch.ones_like(y) / 7)))
-        for a, b in zip(*found, strict=True):
+            actual.append((y, *torch.autograd.grad(y, (q, k, r), torch.ones_like(y) / 7)))
+        for a, b in zip(*actual, strict=True):
             torch.testing.assert_close(a.double(), b, rtol=tolerance, atol=tolerance)
 
 
@@ -159,8 +159,8 @@ def test_dropout_falls_where_the_pair_says(monkeypatch, dtype):
     got = by_the_kernel(dropped, r)
     tolerance = 1e-10 if dtype == F64 else 2e-5
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
-    wanted = torch.autograd.grad(expected.square().sum(), leaves)
-    torch.testing.assert_close(torch.autograd.grad(got.square().sum(), leaves), wanted, rtol=10 * tolerance,
+    reference = torch.autograd.grad(expected.square().sum(), leaves)
+    torch.testing.assert_close(torch.autograd.grad(got.square().sum(), leaves), reference, rtol=10 * tolerance,
                                atol=10 * tolerance)
 
 
@@ -214,15 +214,15 @@ def test_the_numbers_do_not_depend_on_threads():
     if core() is None:
         pytest.skip("the native core cannot be built here")
     basis, leaves = scores_of("many chunks", (2,), torch.float32, "clip")
-    before, found = torch.get_num_threads(), []
+    before, actual = torch.get_num_threads(), []
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
             y = by_the_kernel(basis, leaves[-1])
-            found.append((y, *torch.autograd.grad(y.square().sum(), leaves)))
+            actual.append((y, *torch.autograd.grad(y.square().sum(), leaves)))
     finally:
         torch.set_num_threads(before)
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(*actual, strict=True))
 
 
 def test_scores_that_are_no_scaled_product_with_a_bias_by_offset():
@@ -288,19 +288,19 @@ def test_sequences_of_different_lengths_and_numbers_of_inputs(dtype):
         (sum(outputs), 2, 8), (sum(inputs), 2, 8), (sum(inputs), 2, 5), (2, 65)))
     y = native.window_attention(q, k, v, table, shape=(33,), below=(32,), above=(32,), dilation=(1,),
                                 outputs=starts[0], inputs=starts[1], scale=0.3)
-    found = []
+    actual = []
     for q_, k_, v_ in zip(q.split(outputs), k.split(inputs), v.split(inputs), strict=True):
         offset = torch.arange(len(k_)) - torch.arange(len(q_)).unsqueeze(-1) + 32
         weights = (0.3 * torch.einsum("nkd,mkd->knm", q_, k_) + table[:, offset]).softmax(-1)
-        found.append(torch.einsum("knm,mkc->nkc", weights, v_))
+        actual.append(torch.einsum("knm,mkc->nkc", weights, v_))
     close = {"rtol": 1e-4, "atol": 1e-5}
-    torch.testing.assert_close(y, torch.cat(found), **close)
+    torch.testing.assert_close(y, torch.cat(actual), **close)
     cotangent = torch.randn(y.shape, generator=generator).to(dtype)
-    own, wanted = (torch.autograd.grad(result, (q, k, v, table), cotangent, create_graph=True)
-                   for result in (y, torch.cat(found)))
-    torch.testing.assert_close(own, wanted, **close)
+    own, reference = (torch.autograd.grad(result, (q, k, v, table), cotangent, create_graph=True)
+                   for result in (y, torch.cat(actual)))
+    torch.testing.assert_close(own, reference, **close)
     again, expected = (torch.autograd.grad(sum(g.square().sum() for g in grads), (q, k, v, table))
-                       for grads in (own, wanted))
+                       for grads in (own, reference))
     torch.testing.assert_close(again, expected, rtol=1e-3, atol=1e-3)
 
 

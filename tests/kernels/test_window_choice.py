@@ -28,7 +28,7 @@ def attention(window, length, heads=1):
     return Bilinear(q, q).masked(keep=window).softmax(over="inputs"), q
 
 
-def made(window, length):
+def make(window, length):
     return decide(problem_of(call_of(*attention(window, length))))
 
 
@@ -37,9 +37,9 @@ def test_no_pairs_are_listed(monkeypatch):
     theta, x = Eye.of(3, 6), torch.randn(300, 6)
     monkeypatch.setattr(Window, "edges", lambda *_: pytest.fail("pairs were listed"))
     monkeypatch.setattr(Window, "listing", lambda *_: pytest.fail("pairs were listed"))
-    found = plan(x, basis, theta)
-    assert found.kernel == KERNEL and "sdpa" not in str(found) and "blocked" not in str(found)
-    assert ops.conv(x, basis, theta, plan=found).shape == (300, 6)
+    actual = plan(x, basis, theta)
+    assert actual.kernel == KERNEL and "sdpa" not in str(actual) and "blocked" not in str(actual)
+    assert ops.conv(x, basis, theta, plan=actual).shape == (300, 6)
     assert ops.apply(basis, torch.randn(3, 300, 5)).shape == (3, 300, 5)
 
 
@@ -72,7 +72,7 @@ def test_the_choice_follows_the_machine(monkeypatch):
     chosen = {}
     for name, machine in MACHINES.items():
         monkeypatch.setattr(machines, "_KNOWN", {"cpu": machine})
-        chosen[name] = [made(window, length).kernel for window, length in WINDOWS]
+        chosen[name] = [make(window, length).kernel for window, length in WINDOWS]
     counts = {name: kernels.count(KERNEL) for name, kernels in chosen.items()}
     assert counts["slow to gather"] > counts["typical"] > counts["slow to multiply"]
 
@@ -82,7 +82,7 @@ def test_the_choice_follows_the_machine(monkeypatch):
                          ids=["sequence", "causal", "image"])
 def test_the_wider_the_window_the_less_its_list(window_of):
     """A narrow window is listed; from some width on none is, and none wider."""
-    unlisted = [made(window_of(radius), 1024).kernel == KERNEL for radius in (1, 2, 4, 8, 16, 31, 200)]
+    unlisted = [make(window_of(radius), 1024).kernel == KERNEL for radius in (1, 2, 4, 8, 16, 31, 200)]
     assert unlisted == sorted(unlisted) and not unlisted[0] and unlisted[-1]
 
 
@@ -105,14 +105,14 @@ def test_a_traced_program_lists_no_window():
         return ops.apply(basis, q)
 
     q = torch.randn(2, 40, 4)
-    found = []
+    actual = []
 
     def backend(graph, inputs):
-        found.extend(str(node.target) for node in graph.graph.nodes)
+        actual.extend(str(node.target) for node in graph.graph.nodes)
         return graph.forward
 
     torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend=backend)(q), layer(q))
-    assert any("window_attention" in name for name in found)
+    assert any("window_attention" in name for name in actual)
 
 
 @pytest.mark.parametrize(("structure", "given"), [(None, None), (Grid(6), None), (None, Grid(6))])

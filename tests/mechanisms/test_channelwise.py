@@ -31,8 +31,8 @@ def test_a_maximum_with_its_gradient(lead, dtype):
     y = layer(x, structure=graph)
     torch.testing.assert_close(y, expected)
     weights = torch.randn_like(y)
-    found, wanted = (torch.autograd.grad((out * weights).sum(), x)[0] for out in (y, expected))
-    torch.testing.assert_close(found, wanted)
+    actual, reference = (torch.autograd.grad((out * weights).sum(), x)[0] for out in (y, expected))
+    torch.testing.assert_close(actual, reference)
 
 
 def test_an_output_without_neighbors_is_zero_and_negative_numbers_are_kept():

@@ -72,7 +72,7 @@ def test_behind_incidence_are_the_edges():
 def test_a_batch_leads_to_the_entries_of_z_of_each_sample():
     composed, x, z = drawn(DotProduct(dim=3).softmax() @ DotProduct(dim=3).softmax()), entries(9), entries(8, 1)
     parts = zip(x.split([4, 5]), z.split([6, 2]), strict=True)
-    alone = torch.block_diag(*(composed.basis(own, z=other).dense()[0] for own, other in parts))
+    single = torch.block_diag(*(composed.basis(own, z=other).dense()[0] for own, other in parts))
     both = batch([Graph(torch.zeros(2, 1, dtype=torch.long), num_inputs=m, num_outputs=n) for m, n in ((4, 6), (5, 2))])
     for structure in (Samples([4, 5], outputs=[6, 2]), both):
-        torch.testing.assert_close(composed.basis(x, structure, z=z).dense()[0], alone, rtol=0, atol=1e-12)
+        torch.testing.assert_close(composed.basis(x, structure, z=z).dense()[0], single, rtol=0, atol=1e-12)

@@ -24,8 +24,8 @@ def same(ours, theirs, leaves):
     """Values, and gradients of a random linear function of them."""
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
     weights = torch.randn_like(ours)
-    found, expected = (torch.autograd.grad((y * weights).sum(), leaves) for y in (ours, theirs))
-    for g, e in zip(found, expected, strict=True):
+    actual, expected = (torch.autograd.grad((y * weights).sum(), leaves) for y in (ours, theirs))
+    for g, e in zip(actual, expected, strict=True):
         torch.testing.assert_close(g, e, rtol=1e-8, atol=1e-8)
         assert e.abs().max() > 0
 

@@ -99,9 +99,9 @@ def test_padding_of_any_content_changes_nothing(keep):
         layer.zero_grad()
         y = layer(x)[:, :4]
         y.square().sum().backward()
-        found = [y.detach(), x.grad[:, :4], *(p.grad for p in layer.parameters())]
-        expected = found if expected is None else expected
-        for one, other in zip(found, expected, strict=True):
+        actual = [y.detach(), x.grad[:, :4], *(p.grad for p in layer.parameters())]
+        expected = actual if expected is None else expected
+        for one, other in zip(actual, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
 
 

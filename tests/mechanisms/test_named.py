@@ -91,24 +91,24 @@ def test_each_part_reads_its_own_structure(case):
     expression, parts, structures = CASES[case]
     x, given, layer = numbers(M, P), structures(M), conv(expression)
     held = joined(layer.mechanism)
-    for (alone, name), part in zip(parts, held, strict=True):
-        twin = alone.bound(P).to(F64)
+    for (single, name), part in zip(parts, held, strict=True):
+        twin = single.bound(P).to(F64)
         twin.load_state_dict(part.state_dict())
-        wanted = twin.basis(x, structure=None if name is None else given[name]).dense(F64)
+        expected = twin.basis(x, structure=None if name is None else given[name]).dense(F64)
         only = {key: given[key] for key in given if key == name}
-        same(part.basis(x, structure=only or None).dense(F64), wanted, repr(part))
-    wanted = torch.cat([part.basis(x, structure={k: s for k, s in given.items() if k == name} or None).dense(F64)
+        same(part.basis(x, structure=only or None).dense(F64), expected, repr(part))
+    expected = torch.cat([part.basis(x, structure={k: s for k, s in given.items() if k == name} or None).dense(F64)
                         for part, (_, name) in zip(held, parts, strict=True)])
-    same(layer.basis(x, structure=given).dense(F64), wanted, "the whole")
-    same(layer(x, structure=given), torch.einsum("kmn,mp,kpq->nq", wanted, x, layer.weight.theta) + layer.bias, "y")
+    same(layer.basis(x, structure=given).dense(F64), expected, "the whole")
+    same(layer(x, structure=given), torch.einsum("kmn,mp,kpq->nq", expected, x, layer.weight.theta) + layer.bias, "y")
     assert layer.plan(x, structure=given) is layer.plan(x, structure=dict(reversed(given.items())))
 
 
 def test_what_a_grid_pools_a_graph_joins():
     layer = conv(Pool(2, structure="line") @ Adjacency("row", structure="coarse"))
     x, coarse = numbers(2, M, P), ring(3)
-    wanted = conv(Adjacency("row"))(x.unflatten(1, (3, 2)).mean(2), structure=coarse)
-    same(layer(x, structure={"line": Grid(M), "coarse": coarse}), wanted, "pooled, then joined")
+    expected = conv(Adjacency("row"))(x.unflatten(1, (3, 2)).mean(2), structure=coarse)
+    same(layer(x, structure={"line": Grid(M), "coarse": coarse}), expected, "pooled, then joined")
     again = conv(Pool(2, structure="line") @ Shifts([1], structure="line") @ Adjacency("row", structure="coarse"))
     shifted = torch.cat([torch.zeros(2, 1, P, dtype=F64), x.unflatten(1, (3, 2)).mean(2)[:, :-1]], 1)
     same(again(x, structure={"line": Grid(M), "coarse": coarse}), conv(Adjacency("row"))(shifted, structure=coarse),
@@ -119,8 +119,8 @@ def test_a_structure_that_is_no_batch_is_that_of_each_sample():
     layer = conv(CASES["heads"][0])
     x, line = numbers(2 * M, P), Grid(M)
     given = {"line": line, "bonds": batch([ring(M), ring(M)])}
-    wanted = [layer(part, structure={"line": line, "bonds": ring(M)}) for part in x.split(M)]
-    same(layer(x, structure=given), torch.cat(wanted), "one line for both")
+    expected = [layer(part, structure={"line": line, "bonds": ring(M)}) for part in x.split(M)]
+    same(layer(x, structure=given), torch.cat(expected), "one line for both")
     with pytest.raises(StructureError, match="as many entries in 'line' as in 'bonds'"):
         layer(x, structure={"line": line, "bonds": batch([ring(M + 1), ring(M - 1)])})
     with pytest.raises(StructureError, match=r"as many samples; got \{'line': 3, 'bonds': 2\}"):
@@ -132,10 +132,10 @@ def test_padding_by_name_leaves_inputs_out_beside_a_graph():
     keep, x, small = torch.arange(M) < 4, numbers(M, P), ring(4)
     bonds = Graph(small.edge_index, num_nodes=M, edge_weight=small.edge_weight)
     y = layer(x, structure={"padding": Padding(keep), "bonds": bonds})
-    alone = layer(x[:4], structure={"padding": Padding(keep[:4]), "bonds": small})
-    same(y[:4], alone, "padded")
+    single = layer(x[:4], structure={"padding": Padding(keep[:4]), "bonds": small})
+    same(y[:4], single, "padded")
     x[4:] = torch.nan
-    same(layer(x, structure={"padding": Padding(keep), "bonds": bonds})[:4], alone, "nothing leaks")
+    same(layer(x, structure={"padding": Padding(keep), "bonds": bonds})[:4], single, "nothing leaks")
     both = batch([small, ring(2)])
     with_padding = layer(numbers(M, P), structure={"padding": Padding(keep), "bonds": both})
     same(with_padding[:4], layer(numbers(M, P)[:4], structure={"padding": Padding(keep[:4]), "bonds": small}),
@@ -146,9 +146,9 @@ def test_a_mask_of_positions_by_name_starts_anew_in_each_sample():
     layer = conv(DOT.masked(keep="order").softmax() | Adjacency(structure="bonds"))
     xs = [numbers(size, P) for size in (3, 5)]
     for mask in (Causal(), Window(1)):
-        alone = [layer(x, structure={"order": mask, "bonds": ring(len(x))}) for x in xs]
+        single = [layer(x, structure={"order": mask, "bonds": ring(len(x))}) for x in xs]
         both = {"order": mask, "bonds": batch([ring(3), ring(5)])}
-        same(layer(torch.cat(xs), structure=both), torch.cat(alone), repr(mask))
+        same(layer(torch.cat(xs), structure=both), torch.cat(single), repr(mask))
 
 
 def test_names_that_do_not_fit_are_told():

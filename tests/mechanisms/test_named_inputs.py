@@ -67,10 +67,10 @@ def test_the_update_of_edges_reads_both_ends_and_the_edge(lead):
     x = inputs(structure, *lead)
     for t in x.values():
         t.requires_grad_()
-    y, wanted = layer(x, structure=structure), looped(layer, x, structure)
-    same(y, wanted, "edge by edge")
+    y, expected = layer(x, structure=structure), looped(layer, x, structure)
+    same(y, expected, "edge by edge")
     variables = [*x.values(), *layer.parameters()]
-    for own, other in zip(*(torch.autograd.grad(t.sin().sum(), variables) for t in (y, wanted)), strict=True):
+    for own, other in zip(*(torch.autograd.grad(t.sin().sum(), variables) for t in (y, expected)), strict=True):
         same(own, other, "gradients")
 
 
@@ -86,13 +86,13 @@ def test_few_channels_of_all_parts_are_joined_for_one_product():
     x = inputs(structure)
     shared = {"nodes": torch.randn(3, 6, 4, dtype=F64, requires_grad=True), "edges": x["edges"]}
     for given in (x, shared):
-        found = []
+        actual = []
         for layer.path in ("structure_first", "per_part"):
             plan, y = layer.plan(given, structure=structure), layer(given, structure=structure)
             leaves = (*given.values(), *layer.parameters())
-            found.append((y, *torch.autograd.grad(y.square().sum(), [t for t in leaves if t.requires_grad])))
+            actual.append((y, *torch.autograd.grad(y.square().sum(), [t for t in leaves if t.requires_grad])))
             assert plan.path == layer.path
-        for joined, apart in zip(*found, strict=True):
+        for joined, apart in zip(*actual, strict=True):
             same(joined, apart, "joined")
     layer.path = None
     assert layer.plan(x, structure=structure).path == "structure_first"
@@ -106,10 +106,10 @@ def test_attention_among_edges_names_their_samples():
     with pytest.raises(StructureError, match="the same samples of their outputs"):
         unnamed(both, structure=batch(graphs))
     layer = conv(ENDS.on("graph") | DOT.softmax().of("edges").on("rows") | Identity().of("edges"))
-    alone = torch.cat([layer(x, structure={"graph": each, "rows": Samples([each.num_edges])})
+    single = torch.cat([layer(x, structure={"graph": each, "rows": Samples([each.num_edges])})
                        for x, each in zip(xs, graphs, strict=True)])
     given = {"graph": batch(graphs), "rows": Samples([11, 5])}
-    same(layer(both, structure=given), alone, "batched")
+    same(layer(both, structure=given), single, "batched")
     with pytest.raises(StructureError, match="the same samples of their outputs"):
         layer(both, structure={**given, "rows": Samples([10, 6])})
     with pytest.raises(StructureError, match="some part names must tell"):
@@ -123,19 +123,19 @@ def test_keys_of_a_named_x_and_queries_that_are_given():
     structure, z = graph(6, 11), numbers(7, 2)
     x = inputs(structure)
     one, two = layer.mechanism.operands
-    wanted = layer.bias
+    expected = layer.bias
     for part, name, theta in zip((one, two), COUNTS, thetas(layer), strict=True):
         a = part.basis({name: x[name]}, z=z).dense(F64)
-        wanted = wanted + torch.einsum("kmn,mp,kpq->nq", a, x[name], theta)
-    same(layer(x, z=z), wanted, "queries given")
+        expected = expected + torch.einsum("kmn,mp,kpq->nq", a, x[name], theta)
+    same(layer(x, z=z), expected, "queries given")
     with pytest.raises(ShapeError, match="z must be given"):
         layer(x)
     with pytest.raises(ConfigError, match=r"other_channels must be given .*P'=2 for \[3, 4\]"):
         conv(attention.of("nodes") | attention.of("edges"))(x, z=z)
-    alone = conv(attention.of("nodes") | TO_NODES)
-    same(alone(x, structure, z=x["nodes"]), alone(x, structure=structure), "z is the x that is read")
+    single = conv(attention.of("nodes") | TO_NODES)
+    same(single(x, structure, z=x["nodes"]), single(x, structure=structure), "z is the x that is read")
     with pytest.raises(ShapeError, match=r"same outputs N; got N=5 of .* and N=6 of Incidence"):
-        alone(x, structure, z=x["nodes"][:5])
+        single(x, structure, z=x["nodes"][:5])
 
 
 def test_padding_of_one_input_leaves_the_others():
@@ -143,10 +143,10 @@ def test_padding_of_one_input_leaves_the_others():
     small = graph(4, 5)
     large = Graph(small.edge_index, num_nodes=6)
     x, keep = inputs(large), torch.arange(6) < 4
-    alone = layer({"nodes": x["nodes"][:4], "edges": x["edges"]},
+    single = layer({"nodes": x["nodes"][:4], "edges": x["edges"]},
                   structure={"padding": Padding(keep[:4]), "graph": small})
     x["nodes"][4:] = torch.nan
-    same(layer(x, structure={"padding": Padding(keep), "graph": large})[:4], alone, "nothing leaks")
+    same(layer(x, structure={"padding": Padding(keep), "graph": large})[:4], single, "nothing leaks")
 
 
 def test_structures_by_name_too():
@@ -156,8 +156,8 @@ def test_structures_by_name_too():
     given = {"bonds": structure, "line": Grid(11)}
     (sender,), (own, before) = thetas(layer)
     moved = torch.cat([torch.zeros(1, A, dtype=F64), x["edges"][:-1]])
-    wanted = x["nodes"][structure.source] @ sender + x["edges"] @ own + moved @ before + layer.bias
-    same(layer(x, structure=given), wanted, "both by name")
+    expected = x["nodes"][structure.source] @ sender + x["edges"] @ own + moved @ before + layer.bias
+    same(layer(x, structure=given), expected, "both by name")
     with pytest.raises(StructureError, match="Missing: 'line'"):
         layer(x, structure={"bonds": structure})
 
@@ -167,8 +167,8 @@ def test_weights_of_each_part():
     x = inputs(structure)
     layer = conv(EDGE_UPDATE, outputs=P, weight=[Eye(), Depthwise(), Full()])
     assert set(layer.state_dict()) == {"bias", "weight.1.depthwise", "weight.2.theta"}
-    wanted = x["nodes"][structure.source] + x["nodes"][structure.target] * layer.weight.weights[1].depthwise.flatten()
-    same(layer(x, structure=structure), wanted + x["edges"] @ thetas(layer)[2][0] + layer.bias, "three kinds")
+    expected = x["nodes"][structure.source] + x["nodes"][structure.target] * layer.weight.weights[1].depthwise.flatten()
+    same(layer(x, structure=structure), expected + x["edges"] @ thetas(layer)[2][0] + layer.bias, "three kinds")
     assert [tuple(theta.shape) for theta in thetas(conv(EDGE_UPDATE, weight=HeadBlocks()))] == [
         (1, P, Q), (1, P, Q), (1, A, Q)]
     with pytest.raises(ConfigError, match="weights must be 3"):

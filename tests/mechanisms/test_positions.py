@@ -82,11 +82,11 @@ def t5_bucket(offset, buckets, bidirectional, furthest=128):
 @pytest.mark.parametrize(("kind", "clip", "buckets", "both"), [("log", 16, 32, True), ("log_causal", 32, 32, False)])
 def test_logarithmic_buckets_are_t5s(kind, clip, buckets, both):
     positions = torch.arange(300)
-    found = bucket(kind, clip, positions[:, None], positions)
+    actual = bucket(kind, clip, positions[:, None], positions)
     expected = torch.tensor([[t5_bucket(i - j, buckets, both) for j in range(300)] for i in range(0, 300, 37)])
-    wrong = (found[::37] != expected).sum()
+    wrong = (actual[::37] != expected).sum()
     assert wrong == 0, f"{wrong} buckets differ"
-    assert bucket_count(kind, clip) == buckets and found.max() == buckets - 1 and found.min() == 0
+    assert bucket_count(kind, clip) == buckets and actual.max() == buckets - 1 and actual.min() == 0
 
 
 def test_windows_around_predicted_positions_are_of_the_line_whatever_the_grid():
@@ -126,8 +126,8 @@ def test_attributes_of_a_batch_on_one_graph_give_what_each_sample_gives_alone():
     x = torch.randn(3, M, P, dtype=F64)
     for layer in (GATConv(P, 5, heads=2, edge_dim=2).to(F64),
                   Conv((DotProduct(heads=2, dim=3) + EdgeBias(2)).softmax(), P, 5).to(F64)):
-        alone = [layer(x[i], structure=dataclasses.replace(graph, edge_attr=graph.edge_attr[i])) for i in range(3)]
-        close(layer(x, structure=graph), torch.stack(alone))
+        single = [layer(x[i], structure=dataclasses.replace(graph, edge_attr=graph.edge_attr[i])) for i in range(3)]
+        close(layer(x, structure=graph), torch.stack(single))
         with pytest.raises(StructureError, match=r"of edge_attr must broadcast to \(\), those of x and z; got \(3, "):
             layer(x[0], structure=graph)
         with pytest.raises(StructureError, match="leading dimensions of edge_attr"):

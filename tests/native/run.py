@@ -30,9 +30,9 @@ LEFT_OUT = "not triton and not compile and not program and not native_build and 
 
 def runtimes(cxx: str) -> str | None:
     """The sanitizers' libraries, to be loaded before all others; None where the compiler has none."""
-    found = [subprocess.run([*cxx.split(), f"-print-file-name={name}"], capture_output=True, text=True,
+    actual = [subprocess.run([*cxx.split(), f"-print-file-name={name}"], capture_output=True, text=True,
                             check=True).stdout.strip() for name in ("libasan.so", "libubsan.so")]
-    return " ".join(found) if all(map(os.path.isabs, found)) else None
+    return " ".join(actual) if all(map(os.path.isabs, actual)) else None
 
 
 def pytest_configure() -> None:

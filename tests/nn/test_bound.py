@@ -38,8 +38,8 @@ class Steps:
         return self.cache._bound
 
     def check(self, **options):
-        found = self.step()
-        torch.testing.assert_close(found, self.expected(**options), rtol=1e-4, atol=1e-5)
+        actual = self.step()
+        torch.testing.assert_close(actual, self.expected(**options), rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +105,7 @@ def test_an_exchanged_module_is_called():
     linear = nn.Linear(8, 8)
     dot.query = linear
     steps.check()
-    dot.query.register_forward_hook(lambda module, given, found: 2 * found)
+    dot.query.register_forward_hook(lambda module, given, actual: 2 * actual)
     steps.check()
 
 
@@ -124,8 +124,8 @@ def test_steps_behind_a_mask_are_bound_where_it_can_hide_nothing_that_is_left(st
     layer, x = MultiheadAttention(8, 2).eval(), torch.randn(2, 9, 8)
     cache = layer.prepare(x[:, :first], structure)
     for t in range(first, 9):
-        found = layer.step(cache, x[:, t:t + 1])
-        torch.testing.assert_close(found, layer(x[:, :t + 1], structure=structure)[:, -1:], rtol=1e-4, atol=1e-5)
+        actual = layer.step(cache, x[:, t:t + 1])
+        torch.testing.assert_close(actual, layer(x[:, :t + 1], structure=structure)[:, -1:], rtol=1e-4, atol=1e-5)
     assert (cache._bound is not None) is bound
 
 
@@ -135,8 +135,8 @@ def test_options_and_other_outputs_go_the_whole_way():
     assert weights.shape[-2] == 6
     torch.testing.assert_close(y, steps.expected(), rtol=1e-4, atol=1e-5)
     z = torch.randn(2, 1, 8)
-    found = steps.layer.step(steps.cache, steps.x[:, 6:7], query=z)
-    torch.testing.assert_close(found, steps.layer(z, steps.x[:, :7]), rtol=1e-4, atol=1e-5)
+    actual = steps.layer.step(steps.cache, steps.x[:, 6:7], query=z)
+    torch.testing.assert_close(actual, steps.layer(z, steps.x[:, :7]), rtol=1e-4, atol=1e-5)
     steps.at += 1
     keep = Padding(torch.rand(2, 8) < 0.7)
     torch.testing.assert_close(steps.step(keep=keep), steps.layer(steps.x[:, :8], keep=keep)[:, -1:], rtol=1e-4,
@@ -147,13 +147,13 @@ def test_options_and_other_outputs_go_the_whole_way():
 def test_entries_in_other_memory_or_of_other_sizes():
     steps = Steps()
     wide = torch.randn(2, 1, 16)[..., ::2]
-    found = steps.layer.step(steps.cache, wide)
+    actual = steps.layer.step(steps.cache, wide)
     x = torch.cat([steps.x[:, :5], wide], 1)
-    torch.testing.assert_close(found, steps.layer(x, structure=Causal())[:, -1:], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual, steps.layer(x, structure=Causal())[:, -1:], rtol=1e-4, atol=1e-5)
     more = torch.randn(2, 2, 8)
-    found = steps.layer.step(steps.cache, more)
+    actual = steps.layer.step(steps.cache, more)
     expected = steps.layer(torch.cat([x, more], 1), structure=Causal())[:, -2:]
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_copies_beams_and_other_batches_go_on():
@@ -192,9 +192,9 @@ def test_modes_see_what_is_computed():
 
     steps = Steps()
     with Seen() as seen:
-        found = steps.step()
+        actual = steps.step()
     assert seen.count > 6
-    torch.testing.assert_close(found, steps.expected(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual, steps.expected(), rtol=1e-4, atol=1e-5)
 
 
 def test_autocast_is_refused_as_before():

@@ -37,7 +37,7 @@ CASES = {
 }
 
 
-def made(name):
+def make(name):
     """A layer with nonzero parameters, in evaluation, x, and the other arguments."""
     torch.manual_seed(3)
     build, shape, others = CASES[name]
@@ -67,7 +67,7 @@ def numbers(layer, x, others, second=False):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("second", [False, True], ids=["first", "second"])
 def test_values_and_derivatives_are_those_of_double_precision(name, second):
-    layer, x, others = made(name)
+    layer, x, others = make(name)
     double = copy.deepcopy(layer).double()
     graphs = [Graph(g.edge_index, num_nodes=5, edge_weight=None if g.edge_weight is None else g.edge_weight.double())
               for g in others]
@@ -79,7 +79,7 @@ def test_values_and_derivatives_are_those_of_double_precision(name, second):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_call_is_one_node(name):
-    layer, x, others = made(name)
+    layer, x, others = make(name)
     node = layer(x, *others).grad_fn
     above = {type(parent).__name__ for parent, _ in node.next_functions if parent is not None}
     assert above <= {"AccumulateGrad", "SqueezeBackward1"}, node
@@ -87,7 +87,7 @@ def test_a_call_is_one_node(name):
 
 @pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("linear")])
 def test_transforms_compilers_autocast_and_double_precision_take_a_plan(name):
-    layer, x, others = made(name)
+    layer, x, others = make(name)
     expected = layer(x, *others)
     tangent = torch.randn_like(x)
     _, forward = torch.func.jvp(lambda x: layer(x, *others), (x.detach(),), (tangent,))
@@ -106,7 +106,7 @@ class Twice(nn.Module):
 def test_hooks_parametrizations_and_pruned_parameters_count():
     seen = []
     for name in CASES:
-        layer, x, others = made(name)
+        layer, x, others = make(name)
         whole = layer(x, *others)
         leaves = [module for module in layer.modules() if module is not layer]
         handles = [module.register_forward_hook(seen.append) for module in leaves]
@@ -126,14 +126,14 @@ def test_hooks_parametrizations_and_pruned_parameters_count():
 
 
 def test_a_replaced_projection_is_called():
-    layer, x, _ = made("attention")
+    layer, x, _ = make("attention")
     layer.attention.query = nn.Linear(6, 6)
     torch.testing.assert_close(layer(x), planned(layer, x))
 
 
 @pytest.mark.parametrize("name", ["gat", "gatv2"])
 def test_dropout_draws_as_a_plan_does(name):
-    layer, x, (graph,) = made(name)
+    layer, x, (graph,) = make(name)
     dropped = (GATConv if name == "gat" else GATv2Conv)(6, 3, heads=2, dropout=0.5)
     dropped.load_state_dict(layer.state_dict())
     results = []
@@ -150,7 +150,7 @@ def test_dropout_draws_as_a_plan_does(name):
 
 def test_changed_edges_are_read_again_and_stop_a_second_derivative():
     for name in ("gcn", "gat", "gatv2"):
-        layer, x, _ = made(name)
+        layer, x, _ = make(name)
         edges = EDGES.clone()
         graph = Graph(edges, num_nodes=5)
         y = layer(x, graph)
@@ -164,11 +164,11 @@ def test_changed_edges_are_read_again_and_stop_a_second_derivative():
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("limit", [None, 1 << 40], ids=["direct", "planned"])
 def test_a_result_may_be_changed_in_place_and_differentiated_twice(name, limit):
-    layer, x, others = made(name)
+    layer, x, others = make(name)
     layer.max_bytes = limit
     expected = torch.autograd.grad(layer(x, *others).relu().square().sum(), [x, *layer.parameters()])
     y = layer(x, *others).relu_()
     for _ in range(2):
-        found = torch.autograd.grad(y.square().sum(), [x, *layer.parameters()], retain_graph=True)
-        for own, other in zip(found, expected, strict=True):
+        actual = torch.autograd.grad(y.square().sum(), [x, *layer.parameters()], retain_graph=True)
+        for own, other in zip(actual, expected, strict=True):
             torch.testing.assert_close(own, other)

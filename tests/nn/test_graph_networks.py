@@ -38,7 +38,7 @@ BLOCKS = {
 EACH = pytest.mark.parametrize("name", BLOCKS)
 
 
-def made(name):
+def make(name):
     torch.manual_seed(0)
     block = BLOCKS[name]().to(F64)
     with torch.no_grad():
@@ -68,8 +68,8 @@ def mlp(update, parts):
 def matrices(update):
     """Theta of each part, by its role."""
     held = dict(update.first.named_parameters())
-    found = [value for name, value in held.items() if name.startswith("weight.")]
-    return [theta for value in found for theta in value.unbind(0)]
+    actual = [value for name, value in held.items() if name.startswith("weight.")]
+    return [theta for value in actual for theta in value.unbind(0)]
 
 
 def pooled(rows, kind, pool, channels):
@@ -113,13 +113,13 @@ def loop(block, graph, nodes, edges, globals):
     return own
 
 
-def close(ours, wanted):
-    torch.testing.assert_close(ours, wanted, rtol=1e-9, atol=1e-9)
+def close(ours, expected):
+    torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
 
 
-def alike(ours, wanted):
+def alike(ours, expected):
     """Each attribute, or its absence."""
-    for own, other in zip(ours, wanted, strict=True):
+    for own, other in zip(ours, expected, strict=True):
         assert (own is None) is (other is None)
         if own is not None:
             close(own, other)
@@ -128,17 +128,17 @@ def alike(ours, wanted):
 @pytest.mark.parametrize("name", [name for name in BLOCKS if name != "non-local"])
 @pytest.mark.parametrize("graph", GRAPHS[:2], ids=["five edges", "one edge"])
 def test_a_block_is_the_loop(name, graph):
-    block = made(name)
+    block = make(name)
     x = given(block, graph)
-    ours, wanted = told(block, graph, x), loop(block, graph, **x)
+    ours, expected = told(block, graph, x), loop(block, graph, **x)
     for own, name in zip(ours, Attributes._fields, strict=True):
         if own is not None:
-            other = wanted[name]
+            other = expected[name]
             close(own, other.unsqueeze(0) if name == "globals" else torch.stack(other))
 
 
 def test_the_non_local_block_is_attention_along_the_graph():
-    block, graph = made("non-local"), GRAPHS[0]
+    block, graph = make("non-local"), GRAPHS[0]
     x = given(block, graph)["nodes"]
     scores = next(part for part in block.modules() if type(part).__name__ == "DotProduct")
     query, key = (part(x).unflatten(-1, (2, -1)).transpose(0, 1) for part in (scores.query, scores.key))
@@ -151,43 +151,43 @@ def test_the_non_local_block_is_attention_along_the_graph():
 
 @EACH
 def test_a_batch_is_each_graph_alone(name):
-    block = made(name)
+    block = make(name)
     x = given(block)
     whole, at = told(block, WHOLE, x), {"nodes": 0, "edges": 0, "globals": 0}
     for graph in GRAPHS:
         counts = {"nodes": graph.num_inputs, "edges": graph.num_edges, "globals": 1}
         own = {key: None if t is None else t[at[key]:at[key] + counts[key]] for key, t in x.items()}
-        for field, alone, together in zip(Attributes._fields, told(block, graph, own), whole, strict=True):
-            if alone is not None:
-                close(together[at[field]:at[field] + counts[field]], alone)
+        for field, single, together in zip(Attributes._fields, told(block, graph, own), whole, strict=True):
+            if single is not None:
+                close(together[at[field]:at[field] + counts[field]], single)
         at = {key: at[key] + counts[key] for key in at}
 
 
 @EACH
 def test_samples_may_share_the_graph(name):
-    block = made(name)
+    block = make(name)
     x, other = given(block), given(block, seed=2)
     both = {key: None if t is None else torch.stack([t, other[key]]) for key, t in x.items()}
-    for together, *alone in zip(*(told(block, WHOLE, some) for some in (both, x, other)), strict=True):
+    for together, *single in zip(*(told(block, WHOLE, some) for some in (both, x, other)), strict=True):
         if together is not None:
-            close(together, torch.stack(alone))
+            close(together, torch.stack(single))
 
 
 @EACH
 def test_no_order_of_nodes_or_edges_counts(name):
-    block, graph = made(name), GRAPHS[0]
+    block, graph = make(name), GRAPHS[0]
     x = given(block, graph)
     nodes, edges = torch.randperm(4), torch.randperm(5)
     place = nodes.argsort()
     other = Graph(place[graph.edge_index[:, edges]], num_nodes=4)
     turned = {"nodes": x["nodes"][nodes], "edges": None if x["edges"] is None else x["edges"][edges],
               "globals": x["globals"]}
-    ours, wanted = told(block, other, turned), told(block, graph, x)
-    close(ours.nodes, wanted.nodes[nodes])
-    if wanted.edges is not None:
-        close(ours.edges, wanted.edges[edges])
-    if wanted.globals is not None:
-        close(ours.globals, wanted.globals)
+    ours, expected = told(block, other, turned), told(block, graph, x)
+    close(ours.nodes, expected.nodes[nodes])
+    if expected.edges is not None:
+        close(ours.edges, expected.edges[edges])
+    if expected.globals is not None:
+        close(ours.globals, expected.globals)
 
 
 def test_edges_to_other_nodes():
@@ -195,12 +195,12 @@ def test_edges_to_other_nodes():
     graph = Graph(torch.tensor([[0, 4, 1], [1, 0, 1]]), num_inputs=5, num_outputs=2)
     block = GraphNetwork(4, 3, 2, edge=(8, 7), node=6, globals=5, bipartite=True).to(F64)
     x, z, e, u = (torch.randn(*shape, dtype=F64) for shape in ((5, 4), (2, 4), (3, 3), (1, 2)))
-    found = block(x, graph, e, u, receivers=z)
+    actual = block(x, graph, e, u, receivers=z)
     sent = mlp(block.edge, (e, x[graph.source], z[graph.target], u.expand(3, 2)))
-    close(found.edges, sent)
+    close(actual.edges, sent)
     reached = torch.stack([sent[1], sent[0] + sent[2]])
-    close(found.nodes, mlp(block.node, (reached, z)))
-    close(found.globals, mlp(block.globals, (sent.sum(0, keepdim=True), u)))
+    close(actual.nodes, mlp(block.node, (reached, z)))
+    close(actual.globals, mlp(block.globals, (sent.sum(0, keepdim=True), u)))
     with pytest.raises(ConfigError, match="receivers= must be given"):
         block(x, graph, e, u)
 
@@ -208,8 +208,8 @@ def test_edges_to_other_nodes():
 @pytest.mark.parametrize("scores", [DotProduct(2, 3), DotProduct(2, 3).masked(keep=STRUCTURE), Additive(3)], ids=repr)
 def test_neighbors_are_those_of_the_same_graph(scores):
     block, x = GraphNetwork(4, node=(9, 6), neighbors=scores.softmax()).to(F64), torch.randn(7, 4, dtype=F64)
-    alone = [block(part, graph).nodes for part, graph in zip(x.split([4, 2, 1]), GRAPHS, strict=True)]
-    close(block(x, WHOLE).nodes, torch.cat(alone))
+    single = [block(part, graph).nodes for part, graph in zip(x.split([4, 2, 1]), GRAPHS, strict=True)]
+    close(block(x, WHOLE).nodes, torch.cat(single))
 
 
 def test_receivers_attend_to_senders():
@@ -218,12 +218,13 @@ def test_receivers_attend_to_senders():
     block = GraphNetwork(4, node=6, node_reads=("neighbors",), neighbors=attention, bipartite=True).to(F64)
     senders, receivers = torch.randn(3, 4, dtype=F64), torch.randn(2, 4, dtype=F64)
     first = block.node.first
-    found = first.basis({"nodes": senders}, graph, z=receivers).dense()[0]
+    actual = first.basis({"nodes": senders}, graph, z=receivers).dense()[0]
     scores = next(part for part in block.modules() if isinstance(part, DotProduct))
     expected = scores.key(senders) @ scores.query(receivers).mT
     expected[[1, 2], 0] = -torch.inf
-    close(found, expected.softmax(0))
-    close(block(senders, graph, receivers=receivers).nodes, found.mT @ senders @ first.weight().dense()[0] + first.bias)
+    close(actual, expected.softmax(0))
+    close(block(senders, graph, receivers=receivers).nodes,
+          actual.mT @ senders @ first.weight().dense()[0] + first.bias)
 
 
 def test_activations_are_drawn_anew_too():
@@ -269,11 +270,11 @@ def test_pooling_is_of_each_graph_in_any_order(kind):
     whole = pool(x, WHOLE)
     assert whole.shape == (3, pool.out_channels)
     parts = zip(x.split([4, 2, 1]), GRAPHS, strict=True)
-    alone = [pool(part[torch.randperm(len(part))], graph) for part, graph in parts]
-    close(whole, torch.cat(alone))
+    single = [pool(part[torch.randperm(len(part))], graph) for part, graph in parts]
+    close(whole, torch.cat(single))
     close(pool(torch.stack([x, 2 * x]), WHOLE)[0], whole)
     if kind in ("sum", "mean", "max"):
-        assert torch.equal(alone[2], x[6:])
+        assert torch.equal(single[2], x[6:])
 
 
 @pytest.mark.parametrize("kind", POOLINGS)
@@ -291,7 +292,7 @@ def test_maxima_of_groups_that_are_even_uneven_and_empty(targets):
     expected = torch.stack([x[:, own].amax(-2) if own else 0 * x[:, 0] for own in rows], 1)
     y, seed = pool(x, groups), torch.randn_like(expected)
     close(y, expected)
-    close(*(torch.autograd.grad(found, x, seed)[0] for found in (y, expected)))
+    close(*(torch.autograd.grad(actual, x, seed)[0] for actual in (y, expected)))
     assert torch.autograd.gradgradcheck(lambda x: pool(x, groups), torch.randn(2, 7, 2, dtype=F64, requires_grad=True),
                                         fast_mode=True)
     close(torch.export.export(pool, (x.detach(), groups)).module()(x, groups), expected)
@@ -318,7 +319,7 @@ def test_set2set_is_its_recurrence():
 def test_saved_exported_and_learned(name, tmp_path):
     from safetensors.torch import load_file, save_file
 
-    block, other = made(name), BLOCKS[name]().to(F64)
+    block, other = make(name), BLOCKS[name]().to(F64)
     save_file(block.state_dict(), tmp_path / "block.safetensors")
     other.load_state_dict(load_file(tmp_path / "block.safetensors"))
     x = given(block)
@@ -336,7 +337,7 @@ OTHERS = batch([Graph(torch.tensor([[4, 0, 3, 3], [0, 0, 1, 2]]), num_nodes=5), 
 @pytest.mark.parametrize("name", ["deep sets", "message-passing", "relation"])
 def test_a_batch_is_compiled_whole(name):
     torch.compiler.reset()
-    block = made(name)
+    block = make(name)
     compiled = torch.compile(block, backend="eager", fullgraph=True)
     for graph in (WHOLE, OTHERS):
         x = given(block, graph)
@@ -345,7 +346,7 @@ def test_a_batch_is_compiled_whole(name):
 
 @pytest.mark.parametrize("name", drawn(["non-local", "max-softmax"], 2))
 def test_a_batch_is_exported_with_any_numbers_of_graphs_nodes_and_edges(name):
-    block, free = made(name).eval(), Dim.DYNAMIC
+    block, free = make(name).eval(), Dim.DYNAMIC
     samples = [{0: free}, {0: free}, free, free, free, free, None, None]
     x = given(block)
     rows = {key: None if t is None else {0: free} for key, t in x.items()}

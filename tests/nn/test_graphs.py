@@ -123,9 +123,9 @@ def test_edge_conditioned(x, kinds, kernel, aggr):
         share = 1.0 if aggr == "add" else 1 / int(counts[n])
         expected[n] = expected[n] + share * x[m] @ (matrices[0] + torch.einsum("k,kpq->pq", hidden, matrices[1:]))
     close(layer(x, edges), expected)
-    wanted = torch.autograd.grad(expected.square().sum(), list(layer.parameters()))
-    found = torch.autograd.grad(layer(x, edges).square().sum(), list(layer.parameters()))
-    for a, b in zip(found, wanted, strict=True):
+    reference = torch.autograd.grad(expected.square().sum(), list(layer.parameters()))
+    actual = torch.autograd.grad(layer(x, edges).square().sum(), list(layer.parameters()))
+    for a, b in zip(actual, reference, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
     assert kernel in str(layer.plan(x, edges))
 
@@ -210,15 +210,15 @@ def test_each_sample_has_its_own_weights_on_one_graph(name):
     weights = torch.stack([WEIGHTS, WEIGHTS.flip(0), WEIGHTS.square()]).requires_grad_()
     x = torch.randn(3, M, P, dtype=F64)
     shared = Graph(EDGES, num_nodes=M, edge_weight=weights)
-    alone = [dataclasses.replace(shared, edge_weight=own) for own in weights]
-    y, each = layer(x, structure=shared), torch.stack([layer(t, structure=g) for t, g in zip(x, alone, strict=True)])
+    single = [dataclasses.replace(shared, edge_weight=own) for own in weights]
+    y, each = layer(x, structure=shared), torch.stack([layer(t, structure=g) for t, g in zip(x, single, strict=True)])
     close(y, each)
     close(*(torch.autograd.grad(t.cos().sum(), weights)[0] for t in (y, each)))
-    close(layer(x[0], structure=shared)[1], layer(x[0], structure=alone[1]))
+    close(layer(x[0], structure=shared)[1], layer(x[0], structure=single[1]))
     twice = batch([shared, shared])
     close(layer(torch.cat([x, x.flip(1)], 1), structure=twice)[:, :M], y)
     few = torch.arange(4)
-    close(layer(x, structure=shared.select(few))[2], layer(x[2], structure=alone[2].select(few)))
+    close(layer(x, structure=shared.select(few))[2], layer(x[2], structure=single[2].select(few)))
     with pytest.raises(ShapeError, match="must broadcast"):
         layer(x[:2], structure=shared)
 
@@ -228,8 +228,8 @@ def test_the_largest_eigenvalue_is_that_of_all_samples():
     shared = Graph(EDGES, num_nodes=M, edge_weight=weights)
     large = Graph(torch.arange(600).repeat(2, 1), num_nodes=600, edge_weight=torch.ones(2, 600, dtype=F64))
     a = [matrix(), 4 * matrix()]
-    wanted = max(float(torch.linalg.eigvals(torch.diag(one.sum(0)) - one).abs().max()) for one in a)
-    assert laplacian_bound(shared, None) == pytest.approx(wanted)
+    reference = max(float(torch.linalg.eigvals(torch.diag(one.sum(0)) - one).abs().max()) for one in a)
+    assert laplacian_bound(shared, None) == pytest.approx(reference)
     assert laplacian_bound(large, "row") == 2.0, "L = I - I is zero"
 
 

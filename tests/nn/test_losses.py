@@ -37,9 +37,9 @@ def both(function, *args, **options):
 def test_values_and_gradients_are_torchs(size, reduction, smoothing):
     for dtype in (torch.float32, torch.float64):
         options = {"ignore_index": 1, "reduction": reduction, "label_smoothing": smoothing}
-        for found, wanted in zip(*(both(f, *given(*size, dtype), **options) for f in (cross_entropy, F.cross_entropy)),
-                                 strict=True):
-            torch.testing.assert_close(found, wanted)
+        pairs = (both(f, *given(*size, dtype), **options) for f in (cross_entropy, F.cross_entropy))
+        for actual, expected in zip(*pairs, strict=True):
+            torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
@@ -102,9 +102,9 @@ def test_nothing_to_tell_is_torchs_nothing(size):
     x, _ = given(*size)
     none = torch.full(size[:1], -100)
     for reduction in ("mean", "sum"):
-        for found, wanted in zip(*(both(f, x, none, reduction=reduction) for f in (cross_entropy, F.cross_entropy)),
+        for actual, expected in zip(*(both(f, x, none, reduction=reduction) for f in (cross_entropy, F.cross_entropy)),
                                  strict=True):
-            torch.testing.assert_close(found, wanted, equal_nan=True)
+            torch.testing.assert_close(actual, expected, equal_nan=True)
     broken = x.detach().clone()
     broken[1] = torch.nan  # of a row that is left out
     target = none.clone()
@@ -115,21 +115,21 @@ def test_nothing_to_tell_is_torchs_nothing(size):
 @pytest.mark.parametrize("size", SIZES)
 def test_a_second_backward_and_a_recomputed_block(size):
     x, target = given(*size)
-    wanted = both(F.cross_entropy, x, target)[1] / 1.7
+    expected = both(F.cross_entropy, x, target)[1] / 1.7
     loss = cross_entropy(x, target)
     for _ in range(2):
-        torch.testing.assert_close(torch.autograd.grad(loss, x, retain_graph=True)[0], wanted)
+        torch.testing.assert_close(torch.autograd.grad(loss, x, retain_graph=True)[0], expected)
     again = checkpoint(cross_entropy, x, target, use_reentrant=False)
-    torch.testing.assert_close(torch.autograd.grad(again, x)[0], wanted)
+    torch.testing.assert_close(torch.autograd.grad(again, x)[0], expected)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_programs_and_batches_of_gradients(size):
     x, target = given(*size)
-    wanted = both(F.cross_entropy, x, target)[1] / 1.7
+    expected = both(F.cross_entropy, x, target)[1] / 1.7
     loss, rows = cross_entropy(x, target), torch.tensor([1.0, -2.0])
     (batched,) = torch.autograd.grad(loss, x, rows, is_grads_batched=True, retain_graph=True)
-    torch.testing.assert_close(batched, rows.view(2, 1, 1) * wanted)
+    torch.testing.assert_close(batched, rows.view(2, 1, 1) * expected)
     traced = make_fx(lambda x, target: cross_entropy(x, target))(x, target)
     torch.testing.assert_close(traced(2 * x, target), F.cross_entropy(2 * x, target))
     rows = torch.export.Dim("rows", min=2, max=10_000)

@@ -55,8 +55,8 @@ def test_recomputed_on_the_first_call_with_each_graph(name):
     for _ in range(2):
         given = structure()
         for turn in ("first", "second", "third"):
-            found = gradients(layer, checkpoint(layer, x, given, use_reentrant=False))
-            for a, b in zip(found, gradients(layer, layer(x, given)), strict=True):
+            actual = gradients(layer, checkpoint(layer, x, given, use_reentrant=False))
+            for a, b in zip(actual, gradients(layer, layer(x, given)), strict=True):
                 torch.testing.assert_close(a, b, msg=lambda text, turn=turn: f"{turn} call: {text}")
 
 

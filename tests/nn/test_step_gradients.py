@@ -41,7 +41,7 @@ class Decoder:
         cache = self.layer.prepare(self.x, self.structure) if cache is None else cache
         return [self.layer(cache, z=self.z[..., t:t + 1, :]) for t in range(STEPS)]
 
-    def wanted(self, loss=lambda y: y.cos().sum()):
+    def reference(self, loss=lambda y: y.cos().sum()):
         return torch.autograd.grad(loss(self.layer(self.x, z=self.z, structure=self.structure)), self.leaves)
 
 
@@ -49,8 +49,8 @@ def loss_of(steps):
     return torch.cat(steps, -2).cos().sum()
 
 
-def close(found, wanted, **tolerance):
-    for a, b in zip(found, wanted, strict=True):
+def close(actual, reference, **tolerance):
+    for a, b in zip(actual, reference, strict=True):
         torch.testing.assert_close(a, b, **(tolerance or {"rtol": 1e-4, "atol": 1e-5}))
 
 
@@ -70,7 +70,7 @@ def taken(monkeypatch):
     {"mechanism": Additive(20, activation=torch.sigmoid).softmax()}], ids=repr)
 def test_gradients_are_those_of_the_whole_call(options, taken):
     decoder = Decoder(**options)
-    close(torch.autograd.grad(loss_of(decoder.steps()), decoder.leaves), decoder.wanted())
+    close(torch.autograd.grad(loss_of(decoder.steps()), decoder.leaves), decoder.reference())
     assert len(taken) == STEPS
 
 
@@ -86,7 +86,7 @@ def test_gradients_of_padded_samples_are_those_of_the_whole_call(heads, taken):
     decoder = padded(heads)
     steps, whole = decoder.steps(), decoder.layer(decoder.x, z=decoder.z, structure=decoder.structure)
     close([torch.cat(steps, 1)], [whole])
-    close(torch.autograd.grad(loss_of(steps), decoder.leaves), decoder.wanted())
+    close(torch.autograd.grad(loss_of(steps), decoder.leaves), decoder.reference())
     assert len(taken) == STEPS
 
 
@@ -96,47 +96,47 @@ def test_padded_samples_in_another_order():
         decoder.x[~decoder.structure.keep] = torch.nan
         cache = decoder.layer.prepare(decoder.x, decoder.structure)
         decoder.layer(cache, z=decoder.z[:, :1])
-        found = decoder.layer(cache.reorder(order), z=decoder.z[:, 1:2])
+        actual = decoder.layer(cache.reorder(order), z=decoder.z[:, 1:2])
         own = Padding(decoder.structure.keep[order])
-        torch.testing.assert_close(found, decoder.layer(decoder.x[order], z=decoder.z[:, 1:2], structure=own))
+        torch.testing.assert_close(actual, decoder.layer(decoder.x[order], z=decoder.z[:, 1:2], structure=own))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_dtypes_leave_nothing(dtype, taken):
     decoder = Decoder(dtype=dtype)
-    close(torch.autograd.grad(loss_of(decoder.steps()), decoder.leaves), decoder.wanted(),
+    close(torch.autograd.grad(loss_of(decoder.steps()), decoder.leaves), decoder.reference(),
           **({"rtol": 0.1, "atol": 0.1} if dtype is torch.bfloat16 else {"rtol": 1e-10, "atol": 1e-10}))
     assert not taken
 
 
 def test_a_graph_that_is_retained_gives_the_same_again():
     decoder = Decoder()
-    loss, wanted = loss_of(decoder.steps()), decoder.wanted()
+    loss, reference = loss_of(decoder.steps()), decoder.reference()
     for last in (False, False, True):
-        close(torch.autograd.grad(loss, decoder.leaves, retain_graph=not last), wanted)
+        close(torch.autograd.grad(loss, decoder.leaves, retain_graph=not last), reference)
 
 
 @pytest.mark.parametrize("first", ["z", "x", "vector", "target"])
 def test_passes_for_some_leave_nothing_for_later_ones(first):
     decoder = Decoder()
     cache = decoder.layer.prepare(decoder.x)
-    loss, wanted = loss_of(decoder.steps(cache)), decoder.wanted()
+    loss, reference = loss_of(decoder.steps(cache)), decoder.reference()
     names = ["x", "z", *[name for name, _ in decoder.layer.named_parameters()]]
     at = next(i for i, name in enumerate(names) if first in name)
     for _ in range(2):
-        close(torch.autograd.grad(loss, decoder.leaves[at], retain_graph=True), wanted[at:at + 1])
+        close(torch.autograd.grad(loss, decoder.leaves[at], retain_graph=True), reference[at:at + 1])
     assert not cache.reused._last[2].left._sums
-    close(torch.autograd.grad(loss, decoder.leaves), wanted)
+    close(torch.autograd.grad(loss, decoder.leaves), reference)
 
 
 @pytest.mark.parametrize("make", [Decoder, padded])
 def test_second_derivatives(make):
-    found = []
+    actual = []
     for dtype in (torch.float32, torch.float64):
         decoder = make(dtype=dtype)
         grads = torch.autograd.grad(loss_of(decoder.steps()), decoder.leaves, create_graph=True)
-        found.append(torch.autograd.grad(sum(g.square().sum() for g in grads[:3]), decoder.leaves))
-    close([t.double() for t in found[0]], found[1], rtol=1e-3, atol=1e-4)
+        actual.append(torch.autograd.grad(sum(g.square().sum() for g in grads[:3]), decoder.leaves))
+    close([t.double() for t in actual[0]], actual[1], rtol=1e-3, atol=1e-4)
 
 
 def test_forward_derivatives_of_gradients():
@@ -144,8 +144,8 @@ def test_forward_derivatives_of_gradients():
     y, v, t = torch.cat(decoder.steps(), 1), *torch.randn(2, 3, STEPS, 6)
     expected = [torch.autograd.grad(y, decoder.leaves, g, retain_graph=True) for g in (v, t)]
     with forward_ad.dual_level():
-        found = torch.autograd.grad(y, decoder.leaves, forward_ad.make_dual(v, t))
-        pairs = [forward_ad.unpack_dual(g) for g in found]
+        actual = torch.autograd.grad(y, decoder.leaves, forward_ad.make_dual(v, t))
+        pairs = [forward_ad.unpack_dual(g) for g in actual]
         close([pair.primal for pair in pairs], expected[0])
         close([pair.tangent for pair in pairs], expected[1])
 
@@ -158,7 +158,7 @@ def test_functional_gradients():
         cache = layer.prepare(x)
         return loss_of([layer(cache, z=z[:, t:t + 1]) for t in range(STEPS)])
 
-    close(torch.func.grad(loss, (0, 1))(decoder.x, decoder.z), decoder.wanted()[:2])
+    close(torch.func.grad(loss, (0, 1))(decoder.x, decoder.z), decoder.reference()[:2])
 
 
 @pytest.mark.parametrize(("reentrant", "prepared_within"), [(True, True), (False, True), (False, False)])
@@ -173,7 +173,7 @@ def test_checkpoints_around_steps(reentrant, prepared_within):
 
     parts = [checkpoint(run, decoder.x, z, use_reentrant=reentrant) for z in decoder.z.split(2, 1)]
     torch.cat(parts, 1).cos().sum().backward()
-    close([t.grad for t in decoder.leaves], decoder.wanted())
+    close([t.grad for t in decoder.leaves], decoder.reference())
 
 
 def test_a_pass_within_a_pass_keeps_to_itself():
@@ -190,10 +190,10 @@ def test_a_pass_within_a_pass_keeps_to_itself():
         inner.append(torch.autograd.grad(loss, leaves))
 
     steps = decoder.steps(cache)
-    wanted = [torch.autograd.grad(loss, leaves, retain_graph=True) for loss in (loss_of(steps), loss_of(steps[:1]))]
+    reference = [torch.autograd.grad(loss, leaves, retain_graph=True) for loss in (loss_of(steps), loss_of(steps[:1]))]
     steps[2].register_hook(within)
-    close(torch.autograd.grad(loss_of(steps), leaves), wanted[0])
-    close(inner[0], wanted[1])
+    close(torch.autograd.grad(loss_of(steps), leaves), reference[0])
+    close(inner[0], reference[1])
 
 
 @pytest.mark.parametrize("frozen", ["x", "source", "vector", "target", "x source", "x source vector", "x z target"])
@@ -201,7 +201,7 @@ def test_what_is_frozen(frozen):
     decoder = Decoder()
     for name, t in (("x", decoder.x), ("z", decoder.z), *decoder.layer.named_parameters()):
         t.requires_grad_(not any(part in name.split(".") for part in frozen.split()))
-    close(torch.autograd.grad(loss_of(decoder.steps()), decoder.leaves), decoder.wanted())
+    close(torch.autograd.grad(loss_of(decoder.steps()), decoder.leaves), decoder.reference())
 
 
 def test_modes_of_gradients_in_turn():
@@ -209,7 +209,7 @@ def test_modes_of_gradients_in_turn():
     cache, whole = decoder.layer.prepare(decoder.x), decoder.layer(decoder.x, z=decoder.z)
     with no_grad:
         close(decoder.steps(cache), whole.split(1, 1))
-    close(torch.autograd.grad(loss_of(decoder.steps(cache)), decoder.leaves), decoder.wanted())
+    close(torch.autograd.grad(loss_of(decoder.steps(cache)), decoder.leaves), decoder.reference())
     with no_grad:
         held = decoder.layer.prepare(decoder.x)
     for _ in range(2):
@@ -252,22 +252,22 @@ def test_copies(twin_of):
     first = decoder.layer(cache, z=decoder.z[:, :1])
     twin = twin_of(cache)
     rest = [decoder.layer(twin if t % 2 else cache, z=decoder.z[:, t:t + 1]) for t in range(1, STEPS)]
-    close(torch.autograd.grad(loss_of([first, *rest]), decoder.leaves), decoder.wanted())
+    close(torch.autograd.grad(loss_of([first, *rest]), decoder.leaves), decoder.reference())
 
 
 def test_two_losses_of_one_prepared():
     decoder = Decoder()
-    steps, wanted = decoder.steps(), decoder.wanted()
+    steps, reference = decoder.steps(), decoder.reference()
     first, second = loss_of(steps[:2]), loss_of(steps[1:])
-    found = [torch.autograd.grad(loss, decoder.leaves, retain_graph=True, allow_unused=True)
+    actual = [torch.autograd.grad(loss, decoder.leaves, retain_graph=True, allow_unused=True)
              for loss in (first, second)]
     overlap = torch.autograd.grad(loss_of(steps[1:2]), decoder.leaves)
-    close([a + b - c for a, b, c in zip(*found, overlap, strict=True)], wanted)
+    close([a + b - c for a, b, c in zip(*actual, overlap, strict=True)], reference)
 
 
 def test_a_pass_that_fails_leaves_later_ones_right():
     decoder = Decoder()
-    steps, wanted = decoder.steps(), decoder.wanted()
+    steps, reference = decoder.steps(), decoder.reference()
 
     def fail(_):
         raise ValueError("in between")
@@ -276,7 +276,7 @@ def test_a_pass_that_fails_leaves_later_ones_right():
     with pytest.raises(ValueError, match="in between"):
         torch.autograd.grad(loss_of(steps), decoder.leaves, retain_graph=True)
     failing.remove()
-    close(torch.autograd.grad(loss_of(steps), decoder.leaves), wanted)
+    close(torch.autograd.grad(loss_of(steps), decoder.leaves), reference)
 
 
 @pytest.mark.parametrize("changed", ["keys", "x", "vector"])
@@ -313,8 +313,8 @@ def test_numbers_of_which_no_factor_is_made(scale, of):
     expected = decoder.layer(decoder.x, z=decoder.z)
     steps = torch.cat(decoder.steps(), 1)
     torch.testing.assert_close(steps, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
-    found = torch.autograd.grad(steps.cos().sum(), decoder.leaves[:2])
-    for a, b in zip(found, decoder.wanted()[:2], strict=True):
+    actual = torch.autograd.grad(steps.cos().sum(), decoder.leaves[:2])
+    for a, b in zip(actual, decoder.reference()[:2], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
@@ -323,7 +323,7 @@ def test_several_outputs_a_step(outputs):
     decoder = Decoder()
     cache = decoder.layer.prepare(decoder.x)
     steps = [decoder.layer(cache, z=part) for part in decoder.z.split(outputs, 1)]
-    close(torch.autograd.grad(loss_of(steps), decoder.leaves), decoder.wanted())
+    close(torch.autograd.grad(loss_of(steps), decoder.leaves), decoder.reference())
 
 
 @pytest.mark.parametrize("of", ["x", "z"])

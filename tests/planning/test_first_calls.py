@@ -47,8 +47,8 @@ def test_the_first_call_of_a_class_decides_nothing(name):
     for first in (97, 99, 105, 112):
         torch.manual_seed(0)
         plans._PLANS.clear()
-        found = layer.plan(*arguments(first))
-        seen.add((found.path, found.kernel, found.cost))
+        actual = layer.plan(*arguments(first))
+        seen.add((actual.path, actual.kernel, actual.cost))
     assert len(seen) == 1
 
 
@@ -66,14 +66,14 @@ def test_a_model_gives_the_same_bits_whatever_it_met_before():
     model = Transformer(50, channels=32, layers=1, heads=2, hidden=32, dropout=0.0)
     generator = torch.Generator().manual_seed(1)
     batches = [batch_of_sentences(generator) for _ in range(12)]
-    found, seen = [], []
+    actual, seen = [], []
     for warm in (batches, batches[-3:], batches[::-1]):
         plans._PLANS.clear()
         for each in warm:
             model(*each)
         loss = model(*batches[-1]).square().sum()
-        found.append(torch.autograd.grad(loss, list(model.parameters())))
+        actual.append(torch.autograd.grad(loss, list(model.parameters())))
         seen.append({key: (plan.path, plan.kernel, plan.cost) for key, plan in plans._PLANS.items()})
-    for grads, known in zip(found[1:], seen[1:], strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(found[0], grads, strict=True))
+    for grads, known in zip(actual[1:], seen[1:], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(actual[0], grads, strict=True))
         assert all(known[key] == seen[0][key] for key in known.keys() & seen[0].keys())

@@ -212,8 +212,8 @@ WITHIN = [lambda own: own, lambda own: own @ own, lambda own: (own | own) * 2, l
 def test_forward_may_read_anything_of_a_call(read, within):
     class Reads(Own):
         def forward(self, inputs):
-            found = read(inputs)
-            return super().forward(inputs) * (2.0 if found is not None and torch.as_tensor(found).any() else 1.0)
+            actual = read(inputs)
+            return super().forward(inputs) * (2.0 if actual is not None and torch.as_tensor(actual).any() else 1.0)
 
     layer = Conv(within(Reads()), 4, 4)
     check(layer, torch.randn(5, 4), structure=Grid(5))

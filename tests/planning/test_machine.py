@@ -27,14 +27,14 @@ def test_typical_until_measured(folder, monkeypatch):
 
 
 def test_measured_rates_are_stored_and_used(folder):
-    found = measure("cpu", seconds=0.01)
-    assert min(found.gflops, found.copy_gbs, found.gather_gbs) > 0
-    assert machines.rates("cpu") is found
-    assert load("cpu") == found
+    actual = measure("cpu", seconds=0.01)
+    assert min(actual.gflops, actual.copy_gbs, actual.gather_gbs) > 0
+    assert machines.rates("cpu") is actual
+    assert load("cpu") == actual
     assert load("cuda") is None
     assert [path.name for path in folder.iterdir()] == ["machine.json"]
     machines._KNOWN.clear()
-    assert machines.rates("cpu") == found
+    assert machines.rates("cpu") == actual
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"cpu": 3}', '{"cpu": {"gflops": 1}}',

@@ -229,9 +229,9 @@ def test_narrow_products_cost_what_they_take():
 def test_calls_count_on_small_inputs():
     """Three steps take longer than two where there is nothing to compute; of large inputs fewer channels are moved."""
     theta = HeadBlocks.of(torch.zeros(2, 64, 4))
-    found = [plan(torch.zeros(size, 64), sparse(size, 5 * size, size=2), theta) for size in (20, 20_000)]
-    assert [made.path for made in found] == ["channels_first", "between"]
-    for made in found:
+    actual = [plan(torch.zeros(size, 64), sparse(size, 5 * size, size=2), theta) for size in (20, 20_000)]
+    assert [made.path for made in actual] == ["channels_first", "between"]
+    for made in actual:
         calls = {c.path: c.cost.calls for c in made.candidates}
         assert calls["between"] > calls["channels_first"] > 0
 
@@ -302,10 +302,11 @@ def test_measuring_again_makes_new_plans(tmp_path, monkeypatch):
     graph = Graph(torch.randint(0, 500, (2, 3000)), num_nodes=500)
     before = layer.plan(x, graph)
     assert layer.plan(x, graph) is before
-    found = machines.measure("cpu", seconds=0.001)
+    actual = machines.measure("cpu", seconds=0.001)
     after = layer.plan(x, graph)
     assert after is not before and layer.plan(x, graph) is after
-    assert after.seconds == after.cost.seconds(found) and before.seconds == before.cost.seconds(machines.TYPICAL["cpu"])
+    assert after.seconds == after.cost.seconds(actual)
+    assert before.seconds == before.cost.seconds(machines.TYPICAL["cpu"])
 
 
 def test_the_choice_changes_with_the_machine(tmp_path, monkeypatch):
@@ -349,12 +350,12 @@ def test_new_structures_and_masks_in_every_call_make_no_new_plan(name, remembere
 def test_every_layer_is_held_to_a_path(name):
     """Any path that its plan weighed, with the same numbers; another is an error."""
     use = USES[name]()
-    expected, found = called(use)
-    paths = set.intersection(*({candidate.path for candidate in made.candidates} for made in found))
+    expected, actual = called(use)
+    paths = set.intersection(*({candidate.path for candidate in made.candidates} for made in actual))
     assert paths
     for path in paths:
         y, asked = called(use, path=path)
-        assert {(made.path, made.reason) for made in asked} == {(path, "asked for")} and len(asked) == len(found)
+        assert {(made.path, made.reason) for made in asked} == {(path, "asked for")} and len(asked) == len(actual)
         torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
     with pytest.raises(ConfigError, match="path must be one of"):
         called(use, path="sideways")
@@ -364,8 +365,8 @@ def test_every_layer_is_held_to_a_path(name):
 def test_every_layer_is_held_to_its_bytes(name):
     """What fits and is fastest is taken, or what holds least; the numbers stay."""
     use = USES[name]()
-    expected, found = called(use)
-    for limit in {int(candidate.cost.peak_bytes) for made in found for candidate in made.candidates} | {0}:
+    expected, actual = called(use)
+    for limit in {int(candidate.cost.peak_bytes) for made in actual for candidate in made.candidates} | {0}:
         y, limited = called(use, max_bytes=limit)
         torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
         for made in limited:

@@ -33,9 +33,9 @@ def test_results_have_the_dtype_of_torchs_layers(dtype, given):
              (AvgPool2d(2), nn.AvgPool2d(2), (image,), (image,))]
     with autocast(dtype):
         for ours, theirs, own, others in pairs:
-            found = theirs(*others)
-            wanted = found[0] if isinstance(found, tuple) else found
-            assert ours(*own).dtype == wanted.dtype, type(ours).__name__
+            actual = theirs(*others)
+            expected = actual[0] if isinstance(actual, tuple) else actual
+            assert ours(*own).dtype == expected.dtype, type(ours).__name__
 
 
 @pytest.mark.parametrize("dtype", LOW)

@@ -73,9 +73,9 @@ def test_precedence_beats_cost():
 def test_precedence_is_a_matter_of_each_path():
     """On a path that the kernel does not have, those behind it are weighed."""
     register(named("first", "primitives", "one product"))
-    found = ops.plan(torch.randn(3, 2), Identity(3), Eye.of(1, 2)).candidates
-    assert {c.kernel for c in found if c.path == "channels_first"} == {"first"}
-    assert {c.kernel for c in found if c.path == "structure_first"} == {"analysis, contract"}
+    actual = ops.plan(torch.randn(3, 2), Identity(3), Eye.of(1, 2)).candidates
+    assert {c.kernel for c in actual if c.path == "channels_first"} == {"first"}
+    assert {c.kernel for c in actual if c.path == "structure_first"} == {"analysis, contract"}
 
 
 def test_whatever_order_they_are_registered_in():

@@ -99,12 +99,12 @@ class Operator(NamedTuple):
 
     def tensors(self, edges: Edges, heads: int, channels: int, depth: int, dtype: torch.dtype) -> list[Tensor]:
         """Its arguments: random numbers, scaled so that products of rows are of the size of one."""
-        found = []
+        actual = []
         for number, shape in enumerate(self.shapes(edges, heads, channels, depth)):
             size = shape[-1]**-0.25 if len(shape) > 1 and shape[-1] == depth else 1.0
             size = 0.2 if self.constant and number == 0 else size
-            found.append((size * torch.randn(shape)).to(dtype).requires_grad_(not (self.constant and number == 0)))
-        return found
+            actual.append((size * torch.randn(shape)).to(dtype).requires_grad_(not (self.constant and number == 0)))
+        return actual
 
 
 def _affine(slope: float) -> Operator:
@@ -134,8 +134,8 @@ def _projected(*more: str, slope: float = 0.2) -> Operator:
 
 
 def _product_scores(g: Edges, q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
-    found = 0.7 * (q[g.target] * k[g.source]).sum(-1).t()
-    return found if bias is None else found + bias
+    actual = 0.7 * (q[g.target] * k[g.source]).sum(-1).t()
+    return actual if bias is None else actual + bias
 
 
 def _bilinear(biased: bool) -> Operator:
@@ -197,8 +197,8 @@ def _additive_weights(activation: str, slope: float) -> Operator:
 def _sums(g: Edges, a: Tensor, x: Tensor, z: Tensor | None = None) -> Tensor:
     """2 A^T x - z / 2, or A^T x."""
     messages = a.unsqueeze(-1) * x[..., g.source, :]
-    found = messages.new_zeros(*messages.shape[:-2], g.n, x.shape[-1]).index_add(-2, g.target, messages)
-    return found if z is None else 2 * found - 0.5 * z
+    actual = messages.new_zeros(*messages.shape[:-2], g.n, x.shape[-1]).index_add(-2, g.target, messages)
+    return actual if z is None else 2 * actual - 0.5 * z
 
 
 def _degrees(g: Edges, a: Tensor, r: Tensor) -> Tensor:

@@ -97,8 +97,8 @@ def with_backwards(dtype):
     for name, arguments in list(calls.items()):
         leaves = [t.detach().requires_grad_() if isinstance(t, Tensor) and t.is_floating_point() else t
                   for t in arguments]
-        found = getattr(torch.ops.structconv, name)(*leaves)
-        first = found if isinstance(found, Tensor) else found[0]
+        actual = getattr(torch.ops.structconv, name)(*leaves)
+        first = actual if isinstance(actual, Tensor) else actual[0]
         if first.requires_grad:
             with Recorded() as recorded:
                 first.sum().backward()
@@ -183,15 +183,15 @@ def attempt(name, arguments):
     """Whether the call raised an exception; what is wrong is printed."""
     operator = getattr(torch.ops.structconv, name)
     try:
-        found = operator(*arguments)
+        actual = operator(*arguments)
     except Exception:
         return True
     try:
-        wanted = operator(*map(plain, arguments))
+        expected = operator(*map(plain, arguments))
     except Exception as error:
         print(f"wrong: {name} takes a view of what it refuses: {error}")
         return False
-    if not same(found, wanted):
+    if not same(actual, expected):
         print(f"wrong: {name} has another answer for views: {list(map(said, arguments))}")
     return False
 

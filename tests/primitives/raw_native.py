@@ -55,7 +55,7 @@ def recorded(native):
     of_x = x, r(K, 3, 4), r(K, 4), r(K, 4), r(K * 4)
     results = native.attend_layer_forward(side, *of_x, 0.2, *drop, True)
     scored = x, r(K, 3, 4), r(K * 4, 3), r(K * 4), r(K, 4), r(K * 4)
-    found = native.attend_pairs_forward(side, *scored, 0.2, *drop)
+    actual = native.attend_pairs_forward(side, *scored, 0.2, *drop)
     entries = r(2, 3, 5), r(K * 2, 5), r(K * 2), r(K * 2, 5), None, r(K * 4, 5), r(K * 4), r(6, K * 4), r(6)
     y_of, *kept = native.attend_entries_forward(*entries, K, 0.5, True)
     _, weights = native.additive_step(r(2, K, 4), r(M, K, 4), torch.rand(M, K, 4), heads, r(K, 4), None, 2.0)
@@ -74,7 +74,7 @@ def recorded(native):
         "attend_layer_forward": (side, *of_x, 0.2, *drop, True),
         "attend_layer_backward": (side, back, *of_x, *results, results[0], 0.2, *drop),
         "attend_pairs_forward": (side, *scored, 0.2, *drop),
-        "attend_pairs_backward": (side, back, *scored, *found, found[0], 0.2, *drop),
+        "attend_pairs_backward": (side, back, *scored, *actual, actual[0], 0.2, *drop),
         "attend_dots_forward": (side, *dots, 0.5, *drop, True),
         "attend_dots_backward": (side, back, *dots, y, table, lse, y, 0.5, *drop),
         "attend_entries_forward": (*entries, K, 0.5, True),
@@ -113,7 +113,7 @@ def attempt(name, operator, arguments, poison):
     poison(0xff)  # NaN, and -1
     begin = time.perf_counter()
     try:
-        found = operator(*arguments)
+        actual = operator(*arguments)
     except Exception:
         return True
     finally:
@@ -121,7 +121,7 @@ def attempt(name, operator, arguments, poison):
             print(f"wrong: {name} took {seconds:.0f} s: {list(map(said, arguments))}")
     poison(0x3c)  # 0.0115, and 10^9
     with contextlib.suppress(Exception):  # a copy may be refused for what it is no more: empty, expanded
-        if found is not None and not same(found, operator(*map(plain, copies))) and name not in (
+        if actual is not None and not same(actual, operator(*map(plain, copies))) and name not in (
                 "layouts", "verify", "number"):  # the second call of `number` finds what the first has entered
             print(f"wrong: {name} has another answer for views: {list(map(said, arguments))}")
     return False

@@ -126,15 +126,15 @@ def test_many_samples_of_a_small_graph_are_shared_among_threads(channels):
     edges = Edges(7, 5, 20)
     values, x = operands((3000, 1), (3000, 2, 7, channels), 20, torch.float32)
     q = torch.randn(3000, 2, 5, channels)
-    threads, found = torch.get_num_threads(), []
+    threads, actual = torch.get_num_threads(), []
     try:
         for number in (1, 2, 3):
             torch.set_num_threads(number)
-            found.append((spmm(*edges.layouts, values, x), sddmm(*edges.layouts, q, x)))
+            actual.append((spmm(*edges.layouts, values, x), sddmm(*edges.layouts, q, x)))
     finally:
         torch.set_num_threads(threads)
-    y, s = found[0]
-    assert all(torch.equal(y, other) and torch.equal(s, more) for other, more in found[1:])
+    y, s = actual[0]
+    assert all(torch.equal(y, other) and torch.equal(s, more) for other, more in actual[1:])
     for i in (0, 1499, 2999):
         assert torch.equal(y[i, 1], spmm(*edges.layouts, values[i, 0], x[i, 1]))
         assert torch.equal(s[i, 1], sddmm(*edges.layouts, q[i, 1], x[i, 1]))

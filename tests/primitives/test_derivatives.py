@@ -114,8 +114,8 @@ def leaves(tensors):
     return [t.clone().requires_grad_() for t in tensors]
 
 
-def close(found, wanted, tol=1e-8):
-    torch.testing.assert_close(found, wanted, rtol=tol, atol=tol)
+def close(actual, expected, tol=1e-8):
+    torch.testing.assert_close(actual, expected, rtol=tol, atol=tol)
 
 
 def test_no_operator_is_left_out():
@@ -126,11 +126,11 @@ def test_no_operator_is_left_out():
 @pytest.mark.parametrize("name", ALL)
 def test_gradients_of_transforms_are_those_of_autograd(name, dtype, tol):
     fn, tensors, every = case(name, dtype)
-    wanted = torch.autograd.grad(fn(*(inputs := leaves(tensors))), inputs)
-    close(grad(fn, every)(*tensors), wanted, tol)
+    expected = torch.autograd.grad(fn(*(inputs := leaves(tensors))), inputs)
+    close(grad(fn, every)(*tensors), expected, tol)
     value, pull = vjp(fn, *tensors)
     close(value, fn(*tensors), tol)
-    close(pull(torch.tensor(2.0, dtype=dtype)), tuple(2 * w for w in wanted), 2 * tol)
+    close(pull(torch.tensor(2.0, dtype=dtype)), tuple(2 * w for w in expected), 2 * tol)
 
 
 def differences(fn, tensors, tangents, step=1e-6):
@@ -146,9 +146,9 @@ def double_backward(fn, tensors, tangents):
     """The gradient of <gradient of fn, tangents>."""
     inputs = leaves(tensors)
     first = torch.autograd.grad(fn(*inputs), inputs, create_graph=True)
-    found = torch.autograd.grad(sum((g * d).sum() for g, d in zip(first, tangents, strict=True)), inputs,
+    actual = torch.autograd.grad(sum((g * d).sum() for g, d in zip(first, tangents, strict=True)), inputs,
                                 allow_unused=True)
-    return [torch.zeros_like(t) if h is None else h for h, t in zip(found, inputs, strict=True)]
+    return [torch.zeros_like(t) if h is None else h for h, t in zip(actual, inputs, strict=True)]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -159,10 +159,10 @@ def test_forward_derivatives_are_those_of_differences(name):
     close(value, fn(*tensors))
     close(tangent, differences(fn, tensors, tangents), 1e-6)
     for i, one in enumerate(tangents):
-        alone = [one if i == j else torch.zeros_like(d) for j, d in enumerate(tangents)]
-        _, found = jvp(lambda t, i=i: fn(*tensors[:i], t, *tensors[i + 1:]), (tensors[i],), (one,))
-        assert found.abs().max() > 0
-        close(found, differences(fn, tensors, alone), 1e-6)
+        single = [one if i == j else torch.zeros_like(d) for j, d in enumerate(tangents)]
+        _, actual = jvp(lambda t, i=i: fn(*tensors[:i], t, *tensors[i + 1:]), (tensors[i],), (one,))
+        assert actual.abs().max() > 0
+        close(actual, differences(fn, tensors, single), 1e-6)
     with forward.dual_level():
         dual = fn(*(forward.make_dual(t, d) for t, d in zip(tensors, tangents, strict=True)))
         close(forward.unpack_dual(dual).tangent, tangent)
@@ -175,17 +175,17 @@ def test_forward_derivatives_are_those_of_differences(name):
 def test_gradients_in_a_direction_in_every_order_of_modes(name):
     fn, tensors, every = case(name)
     tangents = directions(tensors)
-    wanted = double_backward(fn, tensors, tangents)
-    close(list(jvp(lambda *t: grad(fn, every)(*t), tuple(tensors), tuple(tangents))[1]), wanted)
-    close(list(grad(lambda *t: jvp(fn, t, tuple(tangents))[1], every)(*tensors)), wanted)
+    expected = double_backward(fn, tensors, tangents)
+    close(list(jvp(lambda *t: grad(fn, every)(*t), tuple(tensors), tuple(tangents))[1]), expected)
+    close(list(grad(lambda *t: jvp(fn, t, tuple(tangents))[1], every)(*tensors)), expected)
     inputs = leaves(tensors)
     with forward.dual_level():
         number = fn(*(forward.make_dual(t, d) for t, d in zip(inputs, tangents, strict=True)))
-        found = torch.autograd.grad(forward.unpack_dual(number).tangent, inputs, retain_graph=True, allow_unused=True)
+        actual = torch.autograd.grad(forward.unpack_dual(number).tangent, inputs, retain_graph=True, allow_unused=True)
         close([torch.zeros_like(t) if f is None else forward.unpack_dual(f).primal
-               for f, t in zip(found, inputs, strict=True)], wanted)
-        found = [forward.unpack_dual(g).tangent for g in torch.autograd.grad(number, inputs)]
-        close([torch.zeros_like(t) if f is None else f for f, t in zip(found, inputs, strict=True)], wanted)
+               for f, t in zip(actual, inputs, strict=True)], expected)
+        actual = [forward.unpack_dual(g).tangent for g in torch.autograd.grad(number, inputs)]
+        close([torch.zeros_like(t) if f is None else f for f, t in zip(actual, inputs, strict=True)], expected)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -197,9 +197,9 @@ def test_second_derivatives_in_every_order(name):
         return fn(tensors[0] + (t @ ways).view_as(tensors[0]), *tensors[1:])
 
     start = torch.randn(4, dtype=F64) / 8
-    wanted = torch.autograd.functional.hessian(number, start)
+    expected = torch.autograd.functional.hessian(number, start)
     for order in drawn(ORDERS.values(), 2):
-        close(order(number)(start), wanted)
+        close(order(number)(start), expected)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -211,17 +211,17 @@ def test_gradients_are_linear_in_those_of_the_result(name):
     close(jvp(pull, (cotangent,), (moved,)), (pull(cotangent), pull(moved)))
     y = fn(*(inputs := leaves(tensors)))
     with forward.dual_level():
-        found = torch.autograd.grad(y, inputs, forward.make_dual(cotangent, moved))
-        close([forward.unpack_dual(g).tangent for g in found], list(pull(moved)))
+        actual = torch.autograd.grad(y, inputs, forward.make_dual(cotangent, moved))
+        close([forward.unpack_dual(g).tangent for g in actual], list(pull(moved)))
 
 
 @pytest.mark.parametrize("name", drawn(ALL, 2))
 def test_batches(name):
     fn, tensors, _ = case(name)
     op, many = ALL[name][0], [torch.stack([t, 2 * t, -t]) for t in tensors]
-    wanted = torch.stack([op(*(t[i] for t in many)) for i in range(3)])
-    close(vmap(op)(*many), wanted)
-    close(vmap(op, in_dims=-1)(*(t.movedim(0, -1) for t in many)), wanted)
+    expected = torch.stack([op(*(t[i] for t in many)) for i in range(3)])
+    close(vmap(op)(*many), expected)
+    close(vmap(op, in_dims=-1)(*(t.movedim(0, -1) for t in many)), expected)
     first = vmap(grad(fn), in_dims=(0, *(None,) * (len(many) - 1)))(many[0], *tensors[1:])
     close(first, torch.stack([grad(fn)(t, *tensors[1:]) for t in many[0]]))
     second = vmap(grad(lambda t: grad(fn)(t, *tensors[1:]).square().sum()))(many[0])
@@ -240,11 +240,11 @@ def test_second_derivatives_of_all_arguments(name):
         return sum(g.square().sum() for g in grads)
 
     first = torch.autograd.grad(fn(*inputs), inputs, create_graph=True)
-    wanted = torch.autograd.grad(squares(first), inputs, retain_graph=True)
-    close(grad(lambda *t: squares(grad(fn, every)(*t)), every)(*tensors), wanted)
-    close(torch.autograd.grad(squares(grad(fn, every)(*inputs)), inputs), wanted)
+    expected = torch.autograd.grad(squares(first), inputs, retain_graph=True)
+    close(grad(lambda *t: squares(grad(fn, every)(*t)), every)(*tensors), expected)
+    close(torch.autograd.grad(squares(grad(fn, every)(*inputs)), inputs), expected)
     _, pull = vjp(fn, *inputs)
-    close(torch.autograd.grad(squares(pull(torch.ones((), dtype=F64))), inputs), wanted)
+    close(torch.autograd.grad(squares(pull(torch.ones((), dtype=F64))), inputs), expected)
     for other in every[1:]:
         mixed, = torch.autograd.grad(first[other].square().sum(), inputs[0], retain_graph=True, materialize_grads=True)
         inner = grad(lambda t, at=other: grad(lambda *u: fn(t, *u), at - 1)(*tensors[1:]).square().sum())

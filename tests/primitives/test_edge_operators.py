@@ -42,10 +42,10 @@ def gradients(y, tensors):
     return torch.autograd.grad(y, wanting(tensors), grad, materialize_grads=True)
 
 
-def close(found, exact, tol, relative=None):
+def close(actual, exact, tol, relative=None):
     """To `tol`, relative to the largest number; and `relative` to each."""
     largest = max(1.0, float(exact.detach().abs().max())) if exact.numel() else 1.0
-    torch.testing.assert_close(found.double(), exact, rtol=relative or tol, atol=tol * largest)
+    torch.testing.assert_close(actual.double(), exact, rtol=relative or tol, atol=tol * largest)
 
 
 def compare(got, expected, inputs, exact, tol=2e-5):
@@ -117,22 +117,22 @@ def test_a_hub_has_the_same_numbers_on_any_number_of_threads(name):
         pytest.skip("the native core cannot be built here")
     operator = OPERATORS[name]
     edges = hub() if operator.pairs in ("listed", "square") else operator.edges(400, 300)
-    inputs, before, found = operator.tensors(edges, 2, 16, 8, F32), torch.get_num_threads(), []
+    inputs, before, actual = operator.tensors(edges, 2, 16, 8, F32), torch.get_num_threads(), []
     if name.startswith("recurrence"):
         inputs = [inputs[0] / 50, inputs[1]]  # of a matrix with a row of 20,000
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
             y = operator.call(edges, *inputs)
-            found.append((y, *gradients(y, inputs)))
+            actual.append((y, *gradients(y, inputs)))
     finally:
         torch.set_num_threads(before)
     if name not in ("relational", "conditioned"):  # whose products of rows are torch's
-        first, second = (one[:1] if name.startswith("weights") else one for one in found)  # gradients by torch too
+        first, second = (one[:1] if name.startswith("weights") else one for one in actual)  # gradients by torch too
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     exact = doubles(inputs)
     y = operator.call(edges, *exact)  # by torch's operators
-    for a, b in zip(found[0], (y, *gradients(y, exact)), strict=True):
+    for a, b in zip(actual[0], (y, *gradients(y, exact)), strict=True):
         close(a, b, 1e-4, 2e-4)
 
 
@@ -198,11 +198,11 @@ def test_second_derivatives_after_a_native_forward(path, name):
     edges = operator.edges()
     inputs = operator.tensors(edges, 2, 8, 4, F32)
     exact = doubles(inputs)
-    found = []
+    actual = []
     for run, tensors in ((operator.call, inputs), (operator.reference, exact)):
         first = torch.autograd.grad(run(edges, *tensors).square().sum(), wanting(tensors), create_graph=True)
-        found.append(torch.autograd.grad(sum(g.square().sum() for g in first), wanting(tensors)))
-    for a, b in zip(*found, strict=True):
+        actual.append(torch.autograd.grad(sum(g.square().sum() for g in first), wanting(tensors)))
+    for a, b in zip(*actual, strict=True):
         close(a, b, 1e-4, 1e-3)
 
 

@@ -26,11 +26,11 @@ STORED = [name for name, operator in OPERATORS.items() if 16 in operator.bits]
 
 def jacobian(y: Tensor, t: Tensor) -> Tensor:
     """(numbers of y, numbers of t)."""
-    found = []
+    actual = []
     for rows in torch.eye(y.numel(), dtype=y.dtype).view(-1, *y.shape).split(64):
         part = torch.autograd.grad(y, t, rows, is_grads_batched=True, retain_graph=True, allow_unused=True)[0]
-        found.append(y.new_zeros(len(rows), t.numel()) if part is None else part.flatten(1))
-    return torch.cat(found)
+        actual.append(y.new_zeros(len(rows), t.numel()) if part is None else part.flatten(1))
+    return torch.cat(actual)
 
 
 def pulled(y: Tensor, t: Tensor, terms: Tensor) -> Tensor:
@@ -72,10 +72,10 @@ def of_attention(operator: Operator, edges: Edges, inputs: list[Tensor], grad: T
         forward, of_weights = weights, grad
     means = torch.zeros(len(weights), edges.n, dtype=grad.dtype).index_add(1, edges.target, weights * of_weights)
     of_scores = weights * (of_weights + means[:, edges.target])
-    found = [pulled(scores, t, of_scores) for t in inputs]
+    actual = [pulled(scores, t, of_scores) for t in inputs]
     if "values" in seen:
-        found = [a + pulled(seen["values"], t, of_values) for a, t in zip(found, inputs, strict=True)]
-    return [forward, *found]
+        actual = [a + pulled(seen["values"], t, of_values) for a, t in zip(actual, inputs, strict=True)]
+    return [forward, *actual]
 
 
 def roundings(name: str, dtype: torch.dtype, shift: float, shape: tuple[int, int, int],
@@ -92,9 +92,9 @@ def roundings(name: str, dtype: torch.dtype, shift: float, shape: tuple[int, int
     grad = (torch.randn(y.shape) + shift).to(dtype)
     terms = (of_attention(operator, edges, exact, grad.double(), monkeypatch) if operator.drops
              else of_products(operator, edges, exact, grad.double()))
-    found = operator.call(edges, *inputs)
+    actual = operator.call(edges, *inputs)
     kept = [number for number, t in enumerate(inputs) if t.requires_grad]
-    got = [found, *torch.autograd.grad(found, [inputs[at] for at in kept], grad.to(found.dtype),
+    got = [actual, *torch.autograd.grad(actual, [inputs[at] for at in kept], grad.to(actual.dtype),
                                        materialize_grads=True)]
     right = [y, *torch.autograd.grad(y, [exact[at] for at in kept], grad.double(), materialize_grads=True)]
     unit, least = torch.finfo(dtype).eps / 2, torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
@@ -107,8 +107,8 @@ def test_an_error_is_a_few_roundings_of_the_terms(path, name, monkeypatch):
     """Also of terms of one sign, of which a sum in 16 bits loses most."""
     number = STORED.index(name)
     for dtype, shift in ((torch.bfloat16, number % 2), (torch.float16, 1 - number % 2)):
-        found = roundings(name, dtype, float(shift), SHAPES[number % 2], monkeypatch)
-        assert max(found) <= (OF_STEPS if name.startswith("recurrence") else ROUNDINGS)
+        actual = roundings(name, dtype, float(shift), SHAPES[number % 2], monkeypatch)
+        assert max(actual) <= (OF_STEPS if name.startswith("recurrence") else ROUNDINGS)
 
 
 @pytest.mark.parametrize("shift", [0.0, 1.0])

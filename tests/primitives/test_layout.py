@@ -39,10 +39,10 @@ def test_grouped_as_a_stable_sort_groups(way, sizes, dtype):
     index = edges(*sizes, dtype)
     for given in (index, index.t().contiguous().t(), torch.stack([index, index], -1)[..., 0]):
         ahead, back = layouts(given, inputs, outputs)
-        for found, rows, columns, number in ((ahead, index[1], index[0], outputs), (back, index[0], index[1], inputs)):
+        for actual, rows, columns, number in ((ahead, index[1], index[0], outputs), (back, index[0], index[1], inputs)):
             expected = compress(rows, columns, number)
-            assert all(t.dtype is torch.int32 for t in found)
-            assert all(torch.equal(a.long(), b.long()) for a, b in zip(found, expected, strict=True))
+            assert all(t.dtype is torch.int32 for t in actual)
+            assert all(torch.equal(a.long(), b.long()) for a, b in zip(actual, expected, strict=True))
 
 
 @pytest.mark.parametrize("value", [-1, 5, 10**9, -(2**31)])

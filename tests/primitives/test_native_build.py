@@ -33,14 +33,14 @@ def test_the_environment_turns_it_off(monkeypatch):
     monkeypatch.setenv("STRUCTCONV_NATIVE", "0")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found, reason = outcome()
-    assert found is None and "STRUCTCONV_NATIVE" in reason
+        actual, reason = outcome()
+    assert actual is None and "STRUCTCONV_NATIVE" in reason
 
 
 def test_without_a_compiler_one_warning(nowhere, monkeypatch):
     monkeypatch.setattr(build, "compiler", lambda: None)
-    found, reason = outcome()
-    assert found is None and "compiler" in reason
+    actual, reason = outcome()
+    assert actual is None and "compiler" in reason
 
 
 def test_missing_kernels_are_said_once():
@@ -55,8 +55,8 @@ def test_missing_kernels_are_said_once():
 
 def test_a_broken_compiler_is_named(nowhere, monkeypatch):
     monkeypatch.setenv("CXX", "/bin/false")
-    found, reason = outcome()
-    assert found is None and "false" in reason
+    actual, reason = outcome()
+    assert actual is None and "false" in reason
 
 
 def test_a_source_that_does_not_compile_leaves_nothing(nowhere, monkeypatch):
@@ -91,15 +91,15 @@ def test_built_in_the_cache_once_and_the_same_numbers(nowhere, monkeypatch):
     assert first.status.level == "generic" and first.status.path.startswith(str(nowhere))
     source, target = torch.randint(50, (2, 600))
     inputs = [torch.randn(*shape, requires_grad=True) for shape in ((50, 4), (50, 4), (50, 4, 24))]
-    found = []
+    actual = []
     monkeypatch.setattr(dispatch.Loaded, "asked", True)
     for kernels in (core(), second):
         monkeypatch.setattr(indices, "core", lambda kernels=kernels: kernels)
         monkeypatch.setattr(dispatch.Loaded, "core", kernels)
         layouts = compress(target, source, 50), compress(source, target, 50)  # each core proves them itself
         y = affine_attention(*layouts, *inputs)
-        found.append((y, *torch.autograd.grad(y.square().sum(), inputs)))
-    for a, b in zip(*found, strict=True):
+        actual.append((y, *torch.autograd.grad(y.square().sum(), inputs)))
+    for a, b in zip(*actual, strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -127,9 +127,9 @@ def test_a_core_that_cannot_register_is_refused_and_torchs_operators_run(monkeyp
     arguments = compress(target, source, 50), compress(source, target, 50), torch.rand(600), torch.randn(1, 50, 8)
     expected = spmm(*arguments)
     monkeypatch.setattr(loader, "_NUMBER", iter([0]))  # the namespace of the core that there is
-    found, reason = outcome()
-    assert found is None and "refused" in reason and "\n" not in reason
-    monkeypatch.setattr(loader, "_outcome", lambda: (found, reason))
+    actual, reason = outcome()
+    assert actual is None and "refused" in reason and "\n" not in reason
+    monkeypatch.setattr(loader, "_outcome", lambda: (actual, reason))
     monkeypatch.setattr(dispatch.Loaded, "asked", False)
     monkeypatch.setattr(dispatch.Loaded, "core", None)
     loader._say.cache_clear()
@@ -143,16 +143,16 @@ def test_one_openmp_runtime_in_the_process():
     code = ("import torch\nfrom structconv.primitives.native import status\nassert status().available\n"
             "torch.randn(300, 300) @ torch.randn(300, 300)\n"
             "print(*{l.split()[-1] for l in open('/proc/self/maps') if 'omp' in l.rsplit('/', 1)[-1]}, sep='\\n')")
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert len(found) == 1, found
+    actual = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert len(actual) == 1, actual
 
 
 def test_status_tells_what_is_used():
-    found = status()
-    assert found.available == (core() is not None) and (found.reason is None) == found.available
-    if found.available:
-        assert found.level in build.LEVELS and found.threads >= 1
-        assert found.origin in ("installed", "cache", "built now")
+    actual = status()
+    assert actual.available == (core() is not None) and (actual.reason is None) == actual.available
+    if actual.available:
+        assert actual.level in build.LEVELS and actual.threads >= 1
+        assert actual.origin in ("installed", "cache", "built now")
 
 
 def test_only_what_the_kernels_take_goes_to_them():

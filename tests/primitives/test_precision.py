@@ -16,17 +16,17 @@ LISTED = [name for name, operator in OPERATORS.items() if operator.pairs in ("li
 
 def with_gradients(operator, edges, inputs):
     y = operator.call(edges, *inputs)
-    wanted = [t for t in inputs if t.requires_grad]
+    expected = [t for t in inputs if t.requires_grad]
     grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(3)).to(y.dtype)
-    return [t.detach().double() for t in (y, *torch.autograd.grad(y, wanted, grad, materialize_grads=True))]
+    return [t.detach().double() for t in (y, *torch.autograd.grad(y, expected, grad, materialize_grads=True))]
 
 
 def exactly(operator, edges, inputs):
     return with_gradients(operator, edges, [t.detach().double().requires_grad_(t.requires_grad) for t in inputs])
 
 
-def distances(found, exact):
-    return [float((a - b).square().mean().sqrt()) for a, b in zip(found, exact, strict=True)]
+def distances(actual, exact):
+    return [float((a - b).square().mean().sqrt()) for a, b in zip(actual, exact, strict=True)]
 
 
 @pytest.mark.parametrize("name", drawn(LISTED, 4))
@@ -40,8 +40,8 @@ def test_hubs_are_as_exact_as_in_plain_float32(name, monkeypatch):
     torch.manual_seed(0)
     inputs = operator.tensors(edges, 2, 8, 8, torch.float32)
     exact = exactly(operator, edges, inputs)
-    found = distances(with_gradients(operator, edges, inputs), exact)
+    actual = distances(with_gradients(operator, edges, inputs), exact)
     monkeypatch.setattr(dispatch, "usable", lambda x, edges: None)
     plain = distances(with_gradients(operator, edges, inputs), exact)
-    for ours, others, numbers in zip(found, plain, exact, strict=True):
+    for ours, others, numbers in zip(actual, plain, exact, strict=True):
         assert ours <= 3 * (others + 2.0**-24 * float(numbers.abs().max()))

@@ -25,13 +25,13 @@ from tests.support.drawn import EVERY, drawn
 def test_equal_to_the_plain_product(columns, shape, grad):
     x = torch.randn(shape, requires_grad=grad == "both")
     w = torch.randn(shape[-1], columns, requires_grad=grad != "none")
-    wanted = [t for t in (x, w) if t.requires_grad]
+    expected = [t for t in (x, w) if t.requires_grad]
     y, plain = product(x, w), (x.double() @ w.double())
     assert y.shape == plain.shape and y.is_contiguous() and y.dtype == torch.float32
     torch.testing.assert_close(y, plain.float(), rtol=1e-4, atol=1e-4)
-    if wanted:
+    if expected:
         up = torch.randn_like(y)
-        for ours, theirs in zip(torch.autograd.grad(y, wanted, up), torch.autograd.grad(plain, wanted, up.double()),
+        for ours, theirs in zip(torch.autograd.grad(y, expected, up), torch.autograd.grad(plain, expected, up.double()),
                                 strict=True):
             torch.testing.assert_close(ours, theirs.float(), rtol=1e-4, atol=1e-3)
 
@@ -67,10 +67,10 @@ def test_a_linear_layer_has_the_numbers_of_torchs(activation):
         ours, x = Linear(128, 256, activation=activation), torch.randn(*rows, 128, requires_grad=True)
         theirs = nn.Sequential(nn.Linear(128, 256), nn.Identity() if activation is None else nn.ReLU())
         theirs[0].load_state_dict(ours.state_dict())
-        found, expected = (torch.autograd.grad(layer(x).square().sum(), [x, *layer.parameters()])
+        actual, expected = (torch.autograd.grad(layer(x).square().sum(), [x, *layer.parameters()])
                            for layer in (ours, theirs))
         torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-4)
-        for a, b in zip(found, expected, strict=True):
+        for a, b in zip(actual, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-2)
 
 
@@ -110,8 +110,8 @@ def test_a_linear_layer_of_every_size_goes_where_torchs_goes(rows, columns):
     plain = nn.Sequential(nn.Linear(128, columns), nn.ReLU())
     plain[0].load_state_dict(layer.state_dict())
     expected, = torch.autograd.grad(plain(x).square().sum(), plain[0].weight)
-    found, = torch.autograd.grad(checkpoint(layer, x, use_reentrant=False).square().sum(), layer.weight)
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-2)
+    actual, = torch.autograd.grad(checkpoint(layer, x, use_reentrant=False).square().sum(), layer.weight)
+    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-2)
     compiled = torch.compile(layer, backend="aot_eager", dynamic=True)
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(x).dtype == compiled(x).dtype == torch.bfloat16
@@ -163,11 +163,11 @@ def test_every_branch_has_the_numbers_of_the_plain_product(every_branch, sizes, 
     y, plain = product(*tensors), doubles[0] @ doubles[1] + (doubles[2] if bias else 0)
     torch.testing.assert_close(y.double(), plain, rtol=1e-5, atol=1e-4)
     up = torch.randn_like(y)
-    found = torch.autograd.grad(y, tensors, up, create_graph=True)
+    actual = torch.autograd.grad(y, tensors, up, create_graph=True)
     expected = torch.autograd.grad(plain, doubles, up.double(), create_graph=True)
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-3)
-    again = torch.autograd.grad(sum(t.square().sum() for t in found[:2]), tensors[:2])
+    again = torch.autograd.grad(sum(t.square().sum() for t in actual[:2]), tensors[:2])
     exact = torch.autograd.grad(sum(t.square().sum() for t in expected[:2]), doubles[:2])
     x, w, u = (t.detach().double().abs().flatten(0, -2) for t in (*doubles[:2], up))
     sizes_of_terms = u @ (x.mT @ u).mT, w @ (u.mT @ u)  # of 2 u (x^T u)^T and 2 w u^T u
@@ -209,28 +209,28 @@ def test_compiled_with_gradients(every_branch, columns):
     compiled = torch.compile(product, fullgraph=True, backend="aot_eager", dynamic=True)
     for rows in (10, 300):
         x, w = torch.randn(rows, 64, requires_grad=True), torch.randn(64, columns, requires_grad=True)
-        found = torch.autograd.grad(compiled(x, w).square().sum(), (x, w))
-        for a, b in zip(found, torch.autograd.grad((x @ w).square().sum(), (x, w)), strict=True):
+        actual = torch.autograd.grad(compiled(x, w).square().sum(), (x, w))
+        for a, b in zip(actual, torch.autograd.grad((x @ w).square().sum(), (x, w)), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-2)
 
 
 @pytest.fixture
 def asked(monkeypatch):
     """Which native kernels ran."""
-    found, kernels = [], core()
+    actual, kernels = [], core()
     if kernels is None:
         pytest.skip("the native core cannot be built here")
 
     def counted(name, run):
         def call(*args):
-            found.append(name)
+            actual.append(name)
             return run(*args)
 
         return call
 
     for name in ("project", "outer"):
         monkeypatch.setattr(gemm, name, counted(name, getattr(gemm, name)))
-    return found
+    return actual
 
 
 def test_the_native_kernels_run_where_the_rule_says(asked):
@@ -262,8 +262,8 @@ def test_native_kernels(asked, rows, inputs, columns):
     near(gemm.outer(core(), x, g), x.double().t() @ g.double(), x.abs().t() @ g.abs())
 
 
-def near(found, expected, size):
-    assert found.shape == expected.shape and ((found.double() - expected).abs() <= 2e-6 * size).all()
+def near(actual, expected, size):
+    assert actual.shape == expected.shape and ((actual.double() - expected).abs() <= 2e-6 * size).all()
 
 
 def test_rows_that_collide_in_the_cache_and_large_w(asked):
@@ -274,19 +274,19 @@ def test_rows_that_collide_in_the_cache_and_large_w(asked):
 
 def test_results_do_not_depend_on_threads(asked):
     x, w, g = torch.randn(40_000, 70), torch.randn(70, 128), torch.randn(40_000, 90)
-    before, found = torch.get_num_threads(), []
+    before, actual = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append((gemm.project(core(), x, w, None), gemm.outer(core(), x, g)))
+            actual.append((gemm.project(core(), x, w, None), gemm.outer(core(), x, g)))
     finally:
         torch.set_num_threads(before)
-    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+    assert all(torch.equal(a, b) for other in actual[1:] for a, b in zip(actual[0], other, strict=True))
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_what_is_not_finite_goes_where_mm_puts_it(asked, bad):
     x, w, g = torch.randn(100, 40), torch.randn(40, 37), torch.randn(100, 37)
     x[17, 3], w[5, 36], g[40, 0] = bad, bad, bad
-    for found, expected in ((gemm.project(core(), x, w, None), x @ w), (gemm.outer(core(), x, g), x.t() @ g)):
-        torch.testing.assert_close(found, expected, equal_nan=True, rtol=1e-4, atol=1e-4)
+    for actual, expected in ((gemm.project(core(), x, w, None), x @ w), (gemm.outer(core(), x, g), x.t() @ g)):
+        torch.testing.assert_close(actual, expected, equal_nan=True, rtol=1e-4, atol=1e-4)

@@ -66,9 +66,9 @@ def kernels(monkeypatch, working):
     """Every operator runs the kernels, also on a CPU. Yields their module."""
     monkeypatch.setattr(dispatch, "usable", lambda x, edges: None)
     monkeypatch.setattr(choice, "DEVICES", ("cuda", "cpu"))
-    found, reason = choice._probe(DEVICE)
-    assert found is not None, reason
-    return found
+    actual, reason = choice._probe(DEVICE)
+    assert actual is not None, reason
+    return actual
 
 
 @pytest.fixture(params=[1024, 8], ids=["whole", "split"])
@@ -130,9 +130,9 @@ def test_dropout_drops_what_the_cpu_drops():
     edges, seed = random_edges(12, 12, 60), torch.tensor(77)
     x = torch.eye(12).unsqueeze(1).repeat(1, 2, 1)
     inputs = [t.to(DEVICE) for t in (torch.randn(12, 2), torch.randn(12, 2), x)]
-    found = affine_attention(*edges.layouts, *inputs, dropout=0.5, seed=seed)
+    actual = affine_attention(*edges.layouts, *inputs, dropout=0.5, seed=seed)
     expected = affine_attention(*edges.layouts, *(t.double() for t in inputs), dropout=0.5, seed=seed)
-    assert torch.equal(found == 0, expected == 0) and (found == 0).any()
+    assert torch.equal(actual == 0, expected == 0) and (actual == 0).any()
 
 
 def test_strides_are_read_as_they_are():

@@ -18,9 +18,9 @@ def negated(t):
     """The same numbers as the negative of what lies in memory."""
     if not isinstance(t, Tensor) or t.dtype is not torch.float32:
         return t
-    found = torch.complex(torch.zeros_like(t), -t).conj().imag
-    assert found.is_neg() and torch.equal(found, t)
-    return found
+    actual = torch.complex(torch.zeros_like(t), -t).conj().imag
+    assert actual.is_neg() and torch.equal(actual, t)
+    return actual
 
 
 def bit(t):
@@ -36,8 +36,8 @@ def test_operators_read_what_a_tensor_means(name, dtype):
     assert same(getattr(torch.ops.structconv, name)(*map(change, arguments)), expected)
     assert same(OPERATORS[name](*map(change, arguments)), expected)  # past the dispatcher
     for i, t in enumerate(arguments):
-        alone = [*arguments[:i], change(t), *arguments[i + 1:]]
-        assert same(getattr(torch.ops.structconv, name)(*alone), expected), i
+        single = [*arguments[:i], change(t), *arguments[i + 1:]]
+        assert same(getattr(torch.ops.structconv, name)(*single), expected), i
 
 
 def graph():

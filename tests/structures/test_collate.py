@@ -62,12 +62,12 @@ def same(one, other):
 def test_samples_of_graphs(form):
     made = {"namedtuple": lambda s: s, "tuple": tuple, "list": list, "dict": lambda s: s._asdict(),
             "nested": lambda s: (s.x, {"graph": s.graph, "label": [s.label]})}[form]
-    found = next(iter(DataLoader([made(s) for s in SAMPLES], batch_size=3, collate_fn=collate)))
+    actual = next(iter(DataLoader([made(s) for s in SAMPLES], batch_size=3, collate_fn=collate)))
     if form == "nested":
-        x, whole, label = found[0], found[1]["graph"], found[1]["label"][0]
+        x, whole, label = actual[0], actual[1]["graph"], actual[1]["label"][0]
     else:
-        x, whole, label = found.values() if form == "dict" else found
-    assert type(found) is type(made(SAMPLES[0]))
+        x, whole, label = actual.values() if form == "dict" else actual
+    assert type(actual) is type(made(SAMPLES[0]))
     same(whole, batch([s.graph for s in SAMPLES]))
     assert torch.equal(x, torch.cat([s.x for s in SAMPLES])) and label.shape == (3,)
     layer = GCNConv(P, 2)
@@ -93,9 +93,9 @@ def test_what_is_stacked_can_be_said():
 def test_one_structure_for_all_is_named(shared, size):
     n = 3 if shared is KNOWN else 4
     samples = [{"x": torch.randn(n, P), "on": copy.deepcopy(shared)} for _ in range(size)]
-    found = collate(samples, shared=("on",))
-    assert found["x"].shape == (size, n, P)
-    same(found["on"], shared)
+    actual = collate(samples, shared=("on",))
+    assert actual["x"].shape == (size, n, P)
+    same(actual["on"], shared)
     other = {Graph: graph(4), Grid: Grid(5), KnowledgeGraph: KnowledgeGraph.from_labels([("a", "r", "b")])}
     with pytest.raises(StructureError, match="shared structures must be the same in all samples, at 'on'"):
         collate([*samples, {"x": torch.randn(n, P), "on": other[type(shared)]}], shared=("on",))

@@ -86,8 +86,8 @@ def test_a_batch_equals_single_calls(name, kind):
         return layer(x, structure={"tree": tree} if name == "named" else tree)
 
     together = batch(trees)
-    for found, x, tree in zip(unbatch(called(torch.cat(xs), together), trees), xs, trees, strict=True):
-        torch.testing.assert_close(found, called(x, tree))
+    for actual, x, tree in zip(unbatch(called(torch.cat(xs), together), trees), xs, trees, strict=True):
+        torch.testing.assert_close(actual, called(x, tree))
     assert isinstance(together, StructureBatch if kind is Tree else Forest)
     assert together.samples.sizes() == ([4, 2, 3], [4, 2, 3])
     assert membership(trees).tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 2]

@@ -85,9 +85,9 @@ def _relative(table: Tensor, inputs: int, outputs: int) -> Tensor:
 def check_now(use: Use, what: str, expected: Use | None = None) -> None:
     """The layer gives now, gradients included, what eq. 8 gives; both times it is called, cached and not."""
     with as_written():
-        wanted = (use if expected is None else expected)()
+        reference = (use if expected is None else expected)()
     for turn in ("", ", called again"):
-        same_gradients(use(), wanted, use.variables if expected is None else use.arguments, f"{what}{turn}")
+        same_gradients(use(), reference, use.variables if expected is None else use.arguments, f"{what}{turn}")
 
 
 def with_tensors(layer: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:

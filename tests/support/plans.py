@@ -63,8 +63,8 @@ def check_plans_hold_no_tensor(call: Callable[[], Any]) -> None:
         call()
     assert ran, "no plan ran"
     for plan in ran:
-        found = list(held_by(plan, (Tensor, nn.Module)))
-        assert not found, f"{', '.join(found)} in\n{plan}"
+        actual = list(held_by(plan, (Tensor, nn.Module)))
+        assert not actual, f"{', '.join(actual)} in\n{plan}"
 
 
 def held_by(value: Any, kinds: tuple[type, ...]) -> Iterator[str]:

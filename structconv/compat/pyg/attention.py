@@ -125,12 +125,12 @@ class _Attention(Layer):
         return y if bias is None else y + bias, alpha
 
 
-def _with_weights(layer: Layer, y: Tensor, given: Any, edges: Graph, alpha: Tensor | None) -> Any:
+def _with_weights(layer: Layer, y: Tensor, connectivity: Any, edges: Graph, alpha: Tensor | None) -> Any:
     """y, and the weights if there are some, with the edges as they were given: a list, or a sparse matrix."""
     if alpha is None:
         return y
-    if isinstance(given, Tensor) and is_sparse(given):
-        matrix = matrix_of(alpha, edges, given.layout)
+    if isinstance(connectivity, Tensor) and is_sparse(connectivity):
+        matrix = matrix_of(alpha, edges, connectivity.layout)
         return y, (matrix, matrix.values())
     index = edges.edge_index
     if edges.edge_weight is not None:  # without the edges that take no part

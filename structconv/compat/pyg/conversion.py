@@ -110,17 +110,17 @@ def _built(kind: Any, layer: Any) -> Any:
     if "nn" in options:
         options["nn"] = copy.deepcopy(options["nn"]).to("meta")  # its parameters would be drawn again
     with torch.device("meta"):
-        made = kind.__new__(kind)
-        inspect.unwrap(kind.__init__)(made, **options)  # theirs, if it is patched
-        if hasattr(made, "aggr"):
-            made.aggr = layer.aggr  # the name, where a module was given
-        for path, lin in list(made.named_modules()):
+        layer_of_pyg = kind.__new__(kind)
+        inspect.unwrap(kind.__init__)(layer_of_pyg, **options)  # theirs, if it is patched
+        if hasattr(layer_of_pyg, "aggr"):
+            layer_of_pyg.aggr = layer.aggr  # the name, where a module was given
+        for path, lin in list(layer_of_pyg.named_modules()):
             if isinstance(getattr(lin, "weight", None), UninitializedParameter):
                 _materialize(lin, layer.get_submodule(path).weight.shape[-1])
-        for name, parameter in made.named_parameters():
+        for name, parameter in layer_of_pyg.named_parameters():
             if isinstance(parameter, UninitializedParameter):
                 parameter.materialize(layer.get_parameter(name).shape)
-    return made
+    return layer_of_pyg
 
 
 def _materialize(lin: Any, width: int) -> None:
@@ -160,20 +160,20 @@ def _become(old: Any, new: Any, pristine: Any) -> None:
     """Give `old` the class of `new`; its parameters, hooks, children and what a user has set on it stay."""
     if type(old) is type(new):  # it has two names in the layer
         return
-    held = old.__dict__
+    attrs = old.__dict__
     linear, modules = {Linear, _library().Linear}, dict(old.named_modules())
     for path, child in new.named_modules():
         own = modules.get(path)
         if path and {type(own), type(child)} <= linear:
             _become(own, child, pristine.get_submodule(path))
     for name in new._modules:
-        new._modules[name] = held["_modules"].get(name) or new._modules[name]
-    kept = {name: held[name] for name in ("_parameters", "_buffers", "training", *_HOOKS) if name in held}
-    kept["_parameters"] = {**{name: None for name, p in new._parameters.items() if p is None}, **held["_parameters"]}
-    users = {name: value for name, value in held.items() if name not in pristine.__dict__ and name not in
+        new._modules[name] = attrs["_modules"].get(name) or new._modules[name]
+    shared = {name: attrs[name] for name in ("_parameters", "_buffers", "training", *_HOOKS) if name in attrs}
+    shared["_parameters"] = {**{name: None for name, p in new._parameters.items() if p is None}, **attrs["_parameters"]}
+    users = {name: value for name, value in attrs.items() if name not in pristine.__dict__ and name not in
              new.__dict__ and not name.startswith("_cached")}
     old.__class__ = type(new)
-    old.__dict__ = {**new.__dict__, **users, **kept}
+    old.__dict__ = {**new.__dict__, **users, **shared}
 
 
 # -- what a layer is in the algebra -------------------------------------------------------------------------------
@@ -214,5 +214,5 @@ _EXPRESSIONS: dict[str, Callable[[Any], str]] = {
 
 def expression(layer: Any) -> str:
     """The structure that a layer applies, as an expression of the library; "" where it is not one."""
-    made = _EXPRESSIONS.get(type(layer).__name__)
-    return "" if made is None or layer.aggr not in ("add", "sum", "mean") else made(layer)
+    writer = _EXPRESSIONS.get(type(layer).__name__)
+    return "" if writer is None or layer.aggr not in ("add", "sum", "mean") else writer(layer)

@@ -140,18 +140,18 @@ def with_remaining_loops(graph: Graph, fill: float, summed: bool = False, fixed_
     if weight is None or parts is None:
         return bare.with_self_loops(fill) if weight is not None else looped(bare)
     loops = parts[2]
-    given = weight[loops] + fill if summed else weight[loops]
-    own = weight.new_full((graph.num_inputs,), fill).index_put((graph.source[loops].long(),), given)
+    loop_weight = weight[loops] + fill if summed else weight[loops]
+    own = weight.new_full((graph.num_inputs,), fill).index_put((graph.source[loops].long(),), loop_weight)
     square = dataclasses.replace(bare, edge_weight=None).with_self_loops()
     return dataclasses.replace(square, edge_weight=torch.cat([weight[parts[0]], own]))
 
 
 def _of_fixed_size(graph: Graph, fill: float, summed: bool) -> Graph:
     """See `with_remaining_loops`."""
-    given, loop, entries = graph.edge_weight, graph.source == graph.target, graph.num_inputs
-    weight = torch.ones(loop.shape, device=loop.device) if given is None else given
-    own = weight.new_full((entries + 1,), 1.0 if given is None else fill)  # the last is of edges that are no loops
-    if given is not None:
+    edge_weight, loop, entries = graph.edge_weight, graph.source == graph.target, graph.num_inputs
+    weight = torch.ones(loop.shape, device=loop.device) if edge_weight is None else edge_weight
+    own = weight.new_full((entries + 1,), 1.0 if edge_weight is None else fill)  # the last: edges that are no loops
+    if edge_weight is not None:
         own = own.index_put((torch.where(loop, graph.source.long(), entries),), weight + fill if summed else weight)
     square = dataclasses.replace(graph, edge_weight=None).with_self_loops()
     return dataclasses.replace(square, edge_weight=torch.cat([weight.masked_fill(loop, 0.0), own[:entries]]))

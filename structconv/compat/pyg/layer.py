@@ -187,8 +187,8 @@ class Layer(MessagePassing):
 
     def _weighted(self, graph: Graph, dtype: torch.dtype) -> Sparse:
         """The matrix of the edges' weights, which a kernel may read itself if nothing else multiplies them."""
-        alone = self._is_sum() and not self.explain and not is_compiling()
-        return lazy_adjacency(graph, None, dtype) if alone else adjacency(graph, None, dtype)
+        plain_sum = self._is_sum() and not self.explain and not is_compiling()
+        return lazy_adjacency(graph, None, dtype) if plain_sum else adjacency(graph, None, dtype)
 
     def _masked(self, messages: Sparse) -> Sparse:
         """The factors of the edges, multiplied by an explainer's mask."""

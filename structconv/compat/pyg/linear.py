@@ -118,8 +118,8 @@ class LinearByType(nn.Module):
 
 def parameter_key(name: str) -> str:
     """The name of a type as a parameter, as PyTorch Geometric writes it."""
-    taken = hasattr(nn.ModuleDict, name) or hasattr(nn.ParameterDict, name)
-    return (f"<{name}>" if taken else name).replace(".", "#")
+    reserved = hasattr(nn.ModuleDict, name) or hasattr(nn.ParameterDict, name)
+    return (f"<{name}>" if reserved else name).replace(".", "#")
 
 
 def project(x: Tensor, basis: Basis, lin: nn.Module | None, bias: Tensor | None = None,

@@ -40,13 +40,13 @@ class Patch:
         >>> from torch_geometric.nn import GCNConv
         >>> with patch() as report:
         ...     model = GCNConv(8, 4)
-        >>> report.taken["GCNConv"]
+        >>> report.replaced["GCNConv"]
         1
     """
 
     def __init__(self, library: Any, utils: Any, loader: Any) -> None:
         #: How many layers were made ours, or calls were, by name.
-        self.taken: Counter[str] = Counter()
+        self.replaced: Counter[str] = Counter()
         #: The layers that are PyTorch Geometric's own, each with the reason.
         self.left: dict[str, str] = {}
         self.names = [name for name in _OURS if hasattr(library, name)] + [*_FUNCTIONS]
@@ -58,10 +58,10 @@ class Patch:
                 self._set(original, "__init__", self._maker(name, replacement, original))
             else:
                 self._set_everywhere(name, original, self._counted(name, replacement, original))
-        sampling.take_over(self._set, self.taken)
+        sampling.take_over(self._set, self.replaced)
         for name in sampling.LOADERS:
             original = getattr(loader, name)
-            self._set_everywhere(name, original, sampling.loader(original, self.taken))
+            self._set_everywhere(name, original, sampling.loader(original, self.replaced))
 
     def _maker(self, name: str, ours: Any, original: Any) -> Callable[..., None]:
         """An `__init__` for their class, which makes a new instance one of ours."""
@@ -78,7 +78,7 @@ class Patch:
                     layer.__dict__.clear()
                     self.left[name] = str(error)
                 else:
-                    self.taken[name] += 1
+                    self.replaced[name] += 1
                     return
             elif not isinstance(layer, ours):
                 self.left[type(layer).__name__] = f"it is derived from {name}, whose methods it may use"
@@ -97,7 +97,7 @@ class Patch:
                 y = original(*args, **options)  # which raises its own error where the arguments are wrong
                 self.left[name] = str(error)
                 return y
-            self.taken[name] += 1
+            self.replaced[name] += 1
             return y
 
         called.__dict__["__prepare_scriptable__"] = lambda: original  # what torch.jit.script compiles
@@ -129,7 +129,7 @@ class Patch:
         lines = [f"structconv computes {len(self.names)} layers and functions of torch_geometric:",
                  "  " + ", ".join(self.names)]
         lines += [f"  {name}: {count} {'calls' if name in _CALLED else 'made'}"
-                  for name, count in sorted(self.taken.items())]
+                  for name, count in sorted(self.replaced.items())]
         lines += [f"  {name} is PyTorch Geometric's own: {reason}" for name, reason in self.left.items()]
         return "\n".join(lines)
 

@@ -73,8 +73,8 @@ class GINEConv(Layer):
             check()
             return self._of_edges((gather(x, edges) + attr).relu(), edges)
 
-        alone = self._is_sum() and not self.explain and x.dim() == attr.dim() == 2 and not private.any_autocast()
-        if not alone or attr.shape[0] != edges.num_edges or not is_direct(x, attr):
+        plain_sum = self._is_sum() and not self.explain and x.dim() == attr.dim() == 2 and not private.any_autocast()
+        if not plain_sum or attr.shape[0] != edges.num_edges or not is_direct(x, attr):
             return composed(x, attr)
         ends = message_edges(edges)
         return composed(x, attr) if ends is None else gather_messages(ends, composed, x, attr)

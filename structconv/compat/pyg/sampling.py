@@ -30,8 +30,8 @@ _UNUSED = frozenset(("save_dir", "filename", "log", "recursive", "sparse_format"
 _PLAIN: EdgeType = (None, None, None)
 
 
-def take_over(replace: Callable[[Any, str, Any], None], taken: Counter[str]) -> None:
-    """Replace how neighbors are drawn by `replace(owner, name, value)`; `taken` counts the samplers."""
+def take_over(replace: Callable[[Any, str, Any], None], counts: Counter[str]) -> None:
+    """Replace how neighbors are drawn by `replace(owner, name, value)`; `counts` counts the samplers."""
     module = importlib.import_module("torch_geometric.sampler.neighbor_sampler")
     typing = importlib.import_module("torch_geometric.typing")
     ours = _Sampling(module)
@@ -42,7 +42,7 @@ def take_over(replace: Callable[[Any, str, Any], None], taken: Counter[str]) -> 
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*without a 'pyg-lib' installation", category=UserWarning)
             initialize(sampler, *args, **options)
-        taken["NeighborSampler"] += 1
+        counts["NeighborSampler"] += 1
 
     def sample(sampler: Any, seed: Any, seed_time: Any = None, **_: Any) -> Any:
         return ours.typed(sampler, seed, seed_time) if isinstance(seed, dict) else ours.plain(sampler, seed, seed_time)
@@ -53,19 +53,19 @@ def take_over(replace: Callable[[Any, str, Any], None], taken: Counter[str]) -> 
         replace(typing, name, True)
 
 
-def loader(original: type, taken: Counter[str]) -> type:
-    """Our loader of this name, with the arguments of theirs; `taken` counts those that are made."""
+def loader(original: type, counts: Counter[str]) -> type:
+    """Our loader of this name, with the arguments of theirs; `counts` counts those that are made."""
     ours, signature = getattr(data, original.__name__), inspect.signature(original)
 
     class Taken(ours):  # type: ignore[misc, valid-type]
         def __init__(self, *args: Any, **options: Any) -> None:
-            given = signature.bind(*args, **options).arguments
-            others = given.pop("kwargs", {})
-            for name in [name for name in given if name not in inspect.signature(ours).parameters]:
-                if (value := given.pop(name)) != signature.parameters[name].default and name not in _UNUSED:
+            options = signature.bind(*args, **options).arguments
+            others = options.pop("kwargs", {})
+            for name in [name for name in options if name not in inspect.signature(ours).parameters]:
+                if (value := options.pop(name)) != signature.parameters[name].default and name not in _UNUSED:
                     raise ConfigError(original.__name__, f"{name} must be left out under patch()", repr(value))
-            super().__init__(**given, **others)
-            taken[original.__name__] += 1
+            super().__init__(**options, **others)
+            counts[original.__name__] += 1
 
     Taken.__name__ = Taken.__qualname__ = original.__name__
     return Taken
@@ -80,8 +80,8 @@ class _Sampling:
 
     def plain(self, theirs: Any, seed: Tensor, seed_time: Tensor | None) -> Any:
         """Nodes and edges of one type."""
-        held = {_PLAIN: (theirs.colptr, theirs.row, theirs.edge_time, theirs.node_time, theirs.edge_weight)}
-        sampler = self._sampler(theirs, held, {None: theirs.num_nodes}, theirs.num_neighbors.get_mapped_values())
+        graphs = {_PLAIN: (theirs.colptr, theirs.row, theirs.edge_time, theirs.node_time, theirs.edge_weight)}
+        sampler = self._sampler(theirs, graphs, {None: theirs.num_nodes}, theirs.num_neighbors.get_mapped_values())
         sample = sampler.sample({None: seed.long()}, _random(), None if seed_time is None else {None: seed_time})
         rows, cols = _ends(theirs, sample.rows, sample.cols)
         nodes, edges = sample.num_sampled_nodes, sample.num_sampled_edges
@@ -95,13 +95,13 @@ class _Sampling:
               ) -> Any:
         """Nodes and edges of several types."""
         times, weights = theirs.edge_time or {}, theirs.edge_weight or {}
-        held = {}
+        graphs = {}
         for kind in theirs.edge_types:
             name = theirs.to_rel_type[kind]
-            held[kind] = (theirs.colptr_dict[name], theirs.row_dict[name], times.get(name),
+            graphs[kind] = (theirs.colptr_dict[name], theirs.row_dict[name], times.get(name),
                           (theirs.node_time or {}).get(kind[0]), weights.get(name))
         fanouts = theirs.num_neighbors.get_mapped_values(theirs.edge_types)
-        sampler = self._sampler(theirs, held, {kind: theirs.num_nodes[kind] for kind in theirs.node_types},
+        sampler = self._sampler(theirs, graphs, {kind: theirs.num_nodes[kind] for kind in theirs.node_types},
                                 {theirs.to_edge_type[name]: numbers for name, numbers in fanouts.items()})
         sample = sampler.sample({kind: nodes.long() for kind, nodes in seed.items()}, _random(), seed_time)
         rows, cols = _ends(theirs, sample.rows, sample.cols)
@@ -114,12 +114,12 @@ class _Sampling:
             node=sample.nodes, row=renamed(rows), col=renamed(cols), edge=renamed(sample.edges), batch=sample.groups,
             num_sampled_nodes=sample.num_sampled_nodes, num_sampled_edges=renamed(sample.num_sampled_edges))
 
-    def _sampler(self, theirs: Any, held: Mapping[EdgeType, tuple[Any, ...]], num_nodes: Mapping[Any, int],
+    def _sampler(self, theirs: Any, graphs: Mapping[EdgeType, tuple[Any, ...]], num_nodes: Mapping[Any, int],
                  fanouts: Any) -> Sampler:
-        tensors = tuple(value for values in held.values() for value in values)
+        tensors = tuple(value for values in graphs.values() for value in values)
         known = self._edges.get(theirs)
         if known is None or any(a is not b for a, b in zip(known[0], tensors, strict=True)):
-            known = tensors, {kind: _in_edges(*values) for kind, values in held.items()}
+            known = tensors, {kind: _in_edges(*values) for kind, values in graphs.items()}
             self._edges[theirs] = known
         kind = theirs.subgraph_type.value
         return Sampler(known[1], num_nodes, fanouts, replace=theirs.replace, disjoint=theirs.disjoint,

@@ -35,10 +35,10 @@ def traceable(function: Callable[..., Any]) -> Callable[..., Any]:
 def record(function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Call a function, or the `forward` of a module, within a trace."""
     signature = inspect.signature(function)
-    given = signature.bind(*args, **options).args
+    arguments = signature.bind(*args, **options).args
     if next(iter(signature.parameters)) == "self":
-        return _record(given[0], given[1:])
-    return _record(_Call(function), given)
+        return _record(arguments[0], arguments[1:])
+    return _record(_Call(function), arguments)
 
 
 class _Call(nn.Module):
@@ -69,11 +69,11 @@ def _record(module: nn.Module, args: tuple[Any, ...]) -> Any:
     except Exception as error:
         raise ConfigError(owner, "the call must be one that torch.export takes", "torch.jit.trace",
                           "Use torch.compile, or call the layer untraced.") from error
-    given = iter([_of_size(leaf, list(leaf.shape), owner) if isinstance(leaf, Tensor) and leaf.dim() else leaf
+    values = iter([_of_size(leaf, list(leaf.shape), owner) if isinstance(leaf, Tensor) and leaf.dim() else leaf
                   for leaf in leaves])
-    held = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers()),
+    tensors = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers()),
             **program.constants}
-    inputs = [next(given) if one.kind is InputKind.USER_INPUT else held[one.target]
+    inputs = [next(values) if one.kind is InputKind.USER_INPUT else tensors[one.target]
               for one in program.graph_signature.input_specs]
     return private.pytree.tree_unflatten(program.graph_module(*inputs), program.call_spec.out_spec)
 

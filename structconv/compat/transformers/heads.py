@@ -315,10 +315,10 @@ def _install(model: nn.Module, chosen: Mapping[str, Sequence[Mapping[str, Any]]]
     for path, groups in chosen.items():
         module = model.get_submodule(path)
         _, dim = _sizes(module)  # type: ignore[misc]
-        made = Heads(Group(dim=dim, kind=group["kind"], heads=group["heads"],
+        heads_of_group = Heads(Group(dim=dim, kind=group["kind"], heads=group["heads"],
                            options={name: group[name] for name in KINDS[group["kind"]]}) for group in groups)
         like = next(p for p in module.parameters() if p.is_floating_point())
-        setattr(module, CHILD, made.to(like.device, like.dtype).train(module.training))
+        setattr(module, CHILD, heads_of_group.to(like.device, like.dtype).train(module.training))
 
 
 def _refusal(path: str, module: nn.Module) -> str | None:
@@ -346,8 +346,8 @@ def _checked(heads: Any, size: int) -> list[dict[str, Any]]:
         raise ConfigError("replace", "heads must be the name of a kind or a list of mappings", repr(heads),
                           f'Say heads=[{{"kind": "additive", "heads": {size}}}].')
     groups = []
-    for given in heads:
-        group = dict(given)
+    for entry in heads:
+        group = dict(entry)
         kind = group.pop("kind", None)
         check_choice("replace", "kind", kind, tuple(KINDS))
         count = check_positive("replace", "heads", group.pop("heads", size if len(heads) == 1 else None))

@@ -100,8 +100,8 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
         s_aux: (K), the sinks.
     """
     outputs, heads = query.shape[2], module._modules.get("structured_heads")
-    weights_wanted = _weights_wanted(options)
-    plain = heads is attention_mask is position_bias is softcap is s_aux is None and not (dropout or weights_wanted)
+    need_weights = _needs_weights(options)
+    plain = heads is attention_mask is position_bias is softcap is s_aux is None and not (dropout or need_weights)
     if outputs == 1 and plain:
         last = step(query, key, value, None, scaling)
         if last is not None:
@@ -115,7 +115,7 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
     mask = None if known is position_bias is None and not causal else Mask.of(known, causal).joined(bias=position_bias)
     compute: Any = attend if heads is None else heads
     y, weights = compute(query, key, value, mask, scale=scaling, dropout=dropout, softcap=softcap, sink=s_aux,
-                         weights=weights_wanted)
+                         weights=need_weights)
     return y.transpose(1, 2).contiguous(), weights
 
 
@@ -139,9 +139,9 @@ class StructureMask(Tensor):
     @classmethod
     def of(cls, support: Support, shape: tuple[int, ...], device: Any) -> StructureMask:
         """The mask of a structure."""
-        made = torch.zeros((), dtype=torch.bool, device=device).expand(shape).as_subclass(cls)
-        made.support = support
-        return made
+        mask = torch.zeros((), dtype=torch.bool, device=device).expand(shape).as_subclass(cls)
+        mask.support = support
+        return mask
 
     def table(self) -> Tensor:
         """The booleans."""
@@ -199,16 +199,16 @@ def _window(function: Callable[..., Any]) -> tuple[bool, int | None]:
     """Return (causal, radius) of a mask function that is a window; `None` for any other function."""
     from transformers import masking_utils as known
 
-    parts: Any = _held(function, known.and_masks, "mask_functions") or ()
+    parts: Any = _closure_value(function, known.and_masks, "mask_functions") or ()
     for of_order, overlay, last in ((known.causal_mask_function, known.sliding_window_overlay, 1),
                                     (known.bidirectional_mask_function, known.sliding_window_bidirectional_overlay, 0)):
-        size = _held(parts[0], overlay, "sliding_window") if len(parts) == 2 and parts[1] is of_order else None
+        size = _closure_value(parts[0], overlay, "sliding_window") if len(parts) == 2 and parts[1] is of_order else None
         if type(size) is int and size >= last:
             return bool(last), size - last
     return False, None
 
 
-def _held(function: Any, maker: Callable[..., Any], name: str) -> Any:
+def _closure_value(function: Any, maker: Callable[..., Any], name: str) -> Any:
     """The variable that a function made by `maker` holds; `None` of any other function."""
     code = getattr(function, "__code__", None)
     if code is None or code not in maker.__code__.co_consts:
@@ -216,7 +216,7 @@ def _held(function: Any, maker: Callable[..., Any], name: str) -> Any:
     return inspect.getclosurevars(function).nonlocals.get(name)
 
 
-def _weights_wanted(options: dict[str, Any]) -> bool:
+def _needs_weights(options: dict[str, Any]) -> bool:
     """Return True if the caller collects the attention weights: by the argument, or by hooks on the modules."""
     if options.get("output_attentions"):
         return True

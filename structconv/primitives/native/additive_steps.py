@@ -120,10 +120,10 @@ def _backward(q: Tensor, weights: Tensor, grad: Tensor, own: _Numbers, sums: _Su
 class _Sums:
     """The sums of the steps of one backward pass: the gradients of k and v so far, and the parts of that of x."""
 
-    def __init__(self, own: _Numbers, wanted: tuple[bool, bool, bool]) -> None:
-        self._k = dispatch.empty(own.k, own.k.shape) if wanted[0] else None
-        self._vector = torch.empty_like(own.vector) if wanted[2] else None
-        self._of_x = wanted[1]
+    def __init__(self, own: _Numbers, needed: tuple[bool, bool, bool]) -> None:
+        self._k = dispatch.empty(own.k, own.k.shape) if needed[0] else None
+        self._vector = torch.empty_like(own.vector) if needed[2] else None
+        self._of_x = needed[1]
         self._grads: list[Tensor] = []
         self._weights: list[Tensor] = []
         self._first = True
@@ -150,8 +150,8 @@ class _Sums:
 class _Left:
     """The sums of the backward passes that are under way, by their numbers: one may start within another."""
 
-    def __init__(self, numbers: _Numbers, wanted: tuple[bool, bool, bool]) -> None:
-        self._numbers, self._wanted = numbers, wanted
+    def __init__(self, numbers: _Numbers, needed: tuple[bool, bool, bool]) -> None:
+        self._numbers, self._needed = numbers, needed
         self._sums: dict[int, _Sums] = {}
 
     def sums(self, node: Any) -> _Sums | None:
@@ -161,7 +161,7 @@ class _Left:
         task = private.backward_task()
         sums = self._sums.get(task)
         if sums is None:
-            sums = self._sums[task] = _Sums(self._numbers, self._wanted)
+            sums = self._sums[task] = _Sums(self._numbers, self._needed)
         return sums
 
     def gradients(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

@@ -144,16 +144,16 @@ def build(target: Path, chosen: Sequence[str], *, openmp: bool = True, cxx: str 
             list(pool.map(lambda unit: _run([*cxx.split(), *unit[2], "-c", SOURCES / f"{unit[0]}.cpp",
                                              "-o", work / f"{unit[1]}.o"]), units))
         open_symbols = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-Wl,--as-needed"]
-        made = work / target.name
+        built = work / target.name
         torch = [f"-L{headers().parent / 'lib'}", "-ltorch_cpu"] if chosen else []  # where its symbols are looked up
         objects = [work / f"{unit[1]}.o" for unit in units]
-        _run([*cxx.split(), "-shared", *open_symbols, *objects, *torch, "-lm", "-o", made])
-        with made.open("rb") as file:
+        _run([*cxx.split(), "-shared", *open_symbols, *objects, *torch, "-lm", "-o", built])
+        with built.open("rb") as file:
             os.fsync(file.fileno())  # no name for what a crash may lose
         checked = work / "checksum"
-        checked.write_text(_sha256(made))
+        checked.write_text(_sha256(built))
         os.replace(checked, target.with_suffix(".sha256"))
-        os.replace(made, target)
+        os.replace(built, target)
 
 
 def build_own() -> Path:

@@ -26,17 +26,17 @@ def check_numbers(owner: str, first: Tensor, *others: Tensor | None) -> None:
             raise ShapeError(owner, f"tensors must be on one device, {first.device}", t.device)
 
 
-def check_like(owner: str, name: str, given: Tensor, expected: Tensor) -> None:
+def check_like(owner: str, name: str, tensor: Tensor, expected: Tensor) -> None:
     """Raise `ShapeError` unless a tensor has the shape and dtype of another."""
-    if given.shape != expected.shape or given.dtype != expected.dtype:
+    if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
         raise ShapeError(owner, f"{name} must have shape {tuple(expected.shape)} and dtype {expected.dtype}",
-                         f"{tuple(given.shape)} and {given.dtype}")
+                         f"{tuple(tensor.shape)} and {tensor.dtype}")
 
 
-def check_scalar(owner: str, name: str, given: Tensor) -> None:
+def check_scalar(owner: str, name: str, tensor: Tensor) -> None:
     """Raise `ShapeError` unless a tensor is one integer."""
-    if given.dim() or given.is_floating_point() or given.is_complex() or given.dtype is torch.bool:
-        raise ShapeError(owner, f"{name} must be an integer scalar tensor", f"{tuple(given.shape)} of {given.dtype}")
+    if tensor.dim() or tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool:
+        raise ShapeError(owner, f"{name} must be an integer scalar tensor", f"{tuple(tensor.shape)} of {tensor.dtype}")
 
 
 def check_dropout(owner: str, dropout: float, seed: Tensor | None, batch_heads: int | None = None) -> None:

@@ -107,9 +107,9 @@ def layout_ordered(values: Tensor, order: Tensor) -> Tensor | None:
     """
     if order.shape[0] < FEW or values.requires_grad:
         return None
-    asked = derived((values, order), "asked for", lambda: [False])
-    if not asked[0]:
-        asked[0] = True
+    again = derived((values, order), "asked for", lambda: [False])
+    if not again[0]:
+        again[0] = True
         return None
     return derived((values, order), "in the order of the layout", lambda: values.index_select(-1, order))
 

@@ -199,8 +199,8 @@ def _dispatched(name: str, operator: Any, backward: Callable[..., Any], save: Ca
     apply = private.bound_apply(_function(name, forward, backward, jvp))
 
     def differentiable(*inputs: Any) -> Any:
-        ahead, wanted = private.forward_level() >= 0, torch.is_grad_enabled() and private.any_requires_grad(*inputs)
-        if not wanted and not (ahead and any(map(_moves, inputs))):
+        ahead, needs_grad = private.forward_level() >= 0, torch.is_grad_enabled() and private.any_requires_grad(*inputs)
+        if not needs_grad and not (ahead and any(map(_moves, inputs))):
             return plain(*inputs)
         if ahead and composed is not None and (results := composed(plain, inputs)) is not None:
             return results
@@ -301,8 +301,8 @@ def differentiable_operator(name: str, inputs: str, options: str, results: str, 
         call = register_gradient(name, of.differentiate_composed, of.save_inputs, composed=of.ahead)
 
     def run(*arguments: Any) -> Any:
-        given = (*arguments[0], *arguments[1], *arguments[2:]) if edges else arguments
-        return call(*of.checked(given))
+        flat = (*arguments[0], *arguments[1], *arguments[2:]) if edges else arguments
+        return call(*of.checked(flat))
 
     return run
 
@@ -357,7 +357,7 @@ class _Operator:
         self.inputs, self.results = _Input.of(inputs), _Input.of(results)
         self.flags, self.dropout = bool(flags), options.endswith(DROPOUT)
         listed = [option for option in options.split(", ") if option]
-        self.held = [i for i, option in enumerate(listed) if option.startswith("Tensor")]
+        self.tensor_options = [i for i, option in enumerate(listed) if option.startswith("Tensor")]
         names = [t.name for t in self.inputs]
         self.flag_at = {names.index(one): at for at, one in enumerate(needs.split(", ")) if one}
         self.start = EDGES.count(",") + 1 if edges else 0
@@ -426,10 +426,10 @@ class _Operator:
         results, grads = arguments[self.stop:self.at_grads], arguments[self.at_grads:self.at_options]
         expected = _several(self.shapes(*forward))
         check_numbers(self.name, arguments[self.start], *results, *grads)
-        for declared, given, like in zip((*self.results, *self.results), (*results, *grads), (*expected, *expected),
-                                         strict=False):
-            if given is not None:
-                check_like(f"{self.name}_backward", declared.name, given, like)
+        for declared, grad, like in zip((*self.results, *self.results), (*results, *grads), (*expected, *expected),
+                                        strict=False):
+            if grad is not None:
+                check_like(f"{self.name}_backward", declared.name, grad, like)
 
     # -- what is computed --
 
@@ -536,13 +536,13 @@ class _Operator:
     def _keep(self, ctx: Any, tensors: Sequence[Any], options: Sequence[Any]) -> None:
         ctx.options = [None if isinstance(option, Tensor) else option for option in options]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, *(options[i] for i in self.held))
+        ctx.save_for_backward(*tensors, *(options[i] for i in self.tensor_options))
 
     def _kept(self, ctx: Any) -> tuple[Sequence[Any], list[Any]]:
         """The tensors and the options of `_keep`."""
         saved, options = ctx.saved_tensors, list(ctx.options)
-        count = len(saved) - len(self.held)
-        for i, t in zip(self.held, saved[count:], strict=True):
+        count = len(saved) - len(self.tensor_options)
+        for i, t in zip(self.tensor_options, saved[count:], strict=True):
             options[i] = t
         return saved[:count], options
 
@@ -559,17 +559,17 @@ class _Operator:
         self._keep(ctx, kept, arguments[self.stop:self.end])
 
     def differentiate(self, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        given, needed = grads[:self.grads], ctx.needs_input_grad
-        if not any(grad is not None for grad in given):
+        cotangents, needed = grads[:self.grads], ctx.needs_input_grad
+        if not any(grad is not None for grad in cotangents):
             return (None,) * len(needed)
         saved, options = self._kept(ctx)
         if ctx.result is not None:
             inputs = saved[:self.stop]
             y = ctx.result.take(lambda: _several(OPERATORS[self.name](*inputs, *options, *(True,) * self.flags))[0])
             saved = (*inputs, y, *saved[self.stop + 1:])
-        if given[0] is None:
-            given = (torch.zeros_like(saved[self.stop]), *given[1:])
-        gradients = self.backward(*saved, *given, *options, *(needed[self.start + i] for i in self.flag_at))
+        if cotangents[0] is None:
+            cotangents = (torch.zeros_like(saved[self.stop]), *cotangents[1:])
+        gradients = self.backward(*saved, *cotangents, *options, *(needed[self.start + i] for i in self.flag_at))
         return self._placed(gradients, needed)
 
     def save_inputs(self, ctx: Any, arguments: tuple[Any, ...], _: Any) -> None:
@@ -590,20 +590,20 @@ class _Operator:
         (saved, options), needed = self._kept(ctx), ctx.needs_input_grad
         formula, inputs = self.formula(saved, options)
         own, grads = slice(self.start, self.stop), slice(self.at_grads, self.at_options)
-        asked = [c is not None for c in cotangents]
-        pulled = pulled_back(self._gradients(formula, asked), [*inputs, *saved[self.stop:]],
+        nonzero = [c is not None for c in cotangents]
+        pulled = pulled_back(self._gradients(formula, nonzero), [*inputs, *saved[self.stop:]],
                             [*needed[own], *needed[grads]], [c for c in cotangents if c is not None])
         result: list[Tensor | None] = [None] * len(needed)
         result[own], result[grads] = pulled[:len(inputs)], pulled[len(inputs):]
         return tuple(result)
 
-    def _gradients(self, formula: Callable[..., Any], asked: Sequence[bool]) -> Callable[..., Any]:
+    def _gradients(self, formula: Callable[..., Any], nonzero: Sequence[bool]) -> Callable[..., Any]:
         """(inputs, gradients of the results) -> the gradients of the inputs that require one."""
         def of(*tensors: Tensor) -> tuple[Tensor, ...]:
             inputs, grads = tensors[:len(self.inputs)], tensors[len(self.inputs):]
-            pulled = pulled_back(formula, inputs, asked, grads)
+            pulled = pulled_back(formula, inputs, nonzero, grads)
             return tuple(torch.zeros_like(t) if g is None else g
-                         for t, g, ask in zip(inputs, pulled, asked, strict=True) if ask)
+                         for t, g, ask in zip(inputs, pulled, nonzero, strict=True) if ask)
 
         return of
 
@@ -633,8 +633,8 @@ class _Operator:
         primals, tangents = ([None if d is None else d[part] for d in duals] for part in (0, 1))
         if tangents[0] is None:
             tangents[0] = torch.zeros_like(grads[0])
-        results, moved = (self.backward(*arguments[:self.at_grads], *given, *arguments[self.at_options:])
-                          for given in (primals, tangents))
+        results, moved = (self.backward(*arguments[:self.at_grads], *parts, *arguments[self.at_options:])
+                          for parts in (primals, tangents))
         return tuple(y if t is None else make_dual(y, d) for t, y, d in zip(inputs, results, moved, strict=True))
 
     def _composed_again(self, arguments: Sequence[Any], inputs: Sequence[Any], grads: Sequence[Any]) -> Any:

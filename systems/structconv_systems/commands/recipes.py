@@ -101,16 +101,16 @@ def _try(entry: Entry, recipe: Recipe, as_json: bool) -> int:
         assert runner.jobs is not None, "whatever has the option can be tried"
         jobs = runner.jobs(recipe, None)
         progress.phase("trying a few steps of each kind of training")
-        found = {"recipe": json.loads(to_json(recipe)), **tried_all(jobs)}
+        report = {"recipe": json.loads(to_json(recipe)), **tried_all(jobs)}
     if as_json:
-        print_json(found)
+        print_json(report)
     else:
         print(to_json(recipe), end="")
         print_table(("training", "number", "parameters", "flops a step", "MiB", "ms a step", "steps", "min each"), [
             (name, str(row["trainings"]), f"{row['parameters']:,}", f"{row['flops_per_step']:.3g}",
              f"{row['bytes'] / 2**20:,.0f}", f"{1e3 * row['seconds_per_step']:.0f}", f"{row['steps']:,}",
-             f"{row['seconds'] / 60:.1f}") for name, row in found["groups"].items()])
-        print(f"{len(jobs)} trainings: {found['seconds'] / 60:.1f} min without validation and test; MiB without what "
+             f"{row['seconds'] / 60:.1f}") for name, row in report["groups"].items()])
+        print(f"{len(jobs)} trainings: {report['seconds'] / 60:.1f} min without validation and test; MiB without what "
               "torch itself takes")
     return 0
 
@@ -127,7 +127,7 @@ def _resume(args: argparse.Namespace, rest: list[str]) -> int:
 
 def _longer_run(run: Run, recipe: Recipe) -> Run:
     """Return the run with more steps in its configuration."""
-    with run.held():
+    with run.exclusive():
         return run.configured(recipe)
 
 
@@ -159,7 +159,7 @@ def carried_out(entry: Entry, recipe: Recipe, open_run: Callable[[], Run], inter
     run = open_run()
     progress.note(f"run folder: {run.folder}")
     try:
-        with run.held():
+        with run.exclusive():
             run.check_files(recipe)
             return runner.execute(recipe, run, interrupt, progress)
     except Interrupted as stopped:
@@ -225,16 +225,16 @@ def _runner(entry: Entry, recipe: Recipe) -> Runner:
 
 def _overrides(entry: Entry, args: argparse.Namespace, rest: list[str]) -> list[str]:
     """All overrides as ``key=value``: known options, then what argparse did not know."""
-    given = [f"{name.removeprefix('key_')}={value}" for name, value in vars(args).items()
+    overrides = [f"{name.removeprefix('key_')}={value}" for name, value in vars(args).items()
              if name.startswith("key_") and value is not None]
     words = iter(rest)
     for word in words:
         if word.startswith("--"):
             key, equals, value = word[2:].partition("=")
-            given.append(f"{key}={value if equals else next(words, '')}")
+            overrides.append(f"{key}={value if equals else next(words, '')}")
         elif "=" in word:
-            given.append(word)
+            overrides.append(word)
         else:
             raise ConfigError(f"structconv {entry.verb} {entry.recipe.name}", "an override must read key=value or "
                               "--key value", repr(word))
-    return given
+    return overrides

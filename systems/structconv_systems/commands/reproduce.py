@@ -140,9 +140,9 @@ def _reproduced(entry: Entry, recipe: Any, args: argparse.Namespace, overrides: 
     environment = json.loads((folder / "environment.json").read_bytes())
     data = ["--data DIR"] if recipe.folder else []
     command = " ".join(["structconv reproduce", recipe.name, *overrides, *data, f"--preset {recipe.preset}"])
-    found = outcome(summary, environment, recipe.overrides, command)
-    record(Path(args.record) if args.record else Path(args.out) / "results.json", found)
-    return found
+    row = outcome(summary, environment, recipe.overrides, command)
+    record(Path(args.record) if args.record else Path(args.out) / "results.json", row)
+    return row
 
 
 def _place(args: argparse.Namespace, recipe: Any) -> Path:

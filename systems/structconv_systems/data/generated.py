@@ -39,7 +39,7 @@ class Labeled:
 
     inputs: Tensor
     labels: Tensor
-    places: Tensor
+    positions: Tensor
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -63,7 +63,7 @@ def temporal_order(samples: int, length: int, *, first: int, end: int, seed: int
 
         >>> from structconv_systems.data.generated import temporal_order
         >>> data = temporal_order(100, 20, first=2, end=10, seed=0)
-        >>> data.places.shape                              # of both marks
+        >>> data.positions.shape                              # of both marks
         torch.Size([100, 2])
     """
     if not 0 <= first <= end - 2 <= length - 2:
@@ -72,10 +72,10 @@ def temporal_order(samples: int, length: int, *, first: int, end: int, seed: int
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(NOISE, (samples, length), generator=generator)
     drawn = torch.rand(samples, end - first, generator=generator).argsort(-1)[:, :2]
-    places = first + drawn.sort(-1).values
+    positions = first + drawn.sort(-1).values
     marks = torch.randint(MARKS, (samples, 2), generator=generator)
-    tokens.scatter_(1, places, NOISE + marks)
-    return Labeled(inputs=tokens, labels=MARKS * marks[:, 0] + marks[:, 1], places=places)
+    tokens.scatter_(1, positions, NOISE + marks)
+    return Labeled(inputs=tokens, labels=MARKS * marks[:, 0] + marks[:, 1], positions=positions)
 
 
 def labeled_entries(question: str, samples: int, length: int, *, classes: int, seed: int) -> Labeled:
@@ -105,13 +105,13 @@ def labeled_entries(question: str, samples: int, length: int, *, classes: int, s
     generator, rows = torch.Generator().manual_seed(seed), torch.arange(samples)
     values = torch.randint(classes, (samples, length), generator=generator)
     keys, order = (torch.rand(samples, length, generator=generator).argsort(-1) for _ in range(2))
-    place = torch.full((samples,), length // 3)
-    marked, asking, asked = (order[order != place[:, None]].view(samples, -1)[:, :3]).unbind(-1)
+    position = torch.full((samples,), length // 3)
+    marked, asking, related = (order[order != position[:, None]].view(samples, -1)[:, :3]).unbind(-1)
     one = F.one_hot(asking, length).unsqueeze(-1)
     parts = [F.one_hot(values, classes) * (1 - one), F.one_hot(keys, length) * (1 - one),
-             F.one_hot(keys[rows, asked], length).unsqueeze(1) * one, F.one_hot(marked, length).unsqueeze(-1)]
-    decides = {"place": place, "content": marked, "relation": asked}[question]
-    return Labeled(inputs=torch.cat(parts, -1).float(), labels=values[rows, decides], places=decides.unsqueeze(-1))
+             F.one_hot(keys[rows, related], length).unsqueeze(1) * one, F.one_hot(marked, length).unsqueeze(-1)]
+    decides = {"place": position, "content": marked, "relation": related}[question]
+    return Labeled(inputs=torch.cat(parts, -1).float(), labels=values[rows, decides], positions=decides.unsqueeze(-1))
 
 
 def entry_channels(length: int, classes: int) -> int:

@@ -51,9 +51,9 @@ def read_idx(path: str | Path) -> Tensor:
     if len(content) < start or 0 in sizes:
         raise DataError(path, f"{axes} sizes above 0, four bytes each", f"{len(content) - 4} bytes, {sizes}")
     kind = np.dtype(_TYPES[content[2]])
-    wanted = math.prod(sizes) * kind.itemsize
-    if len(content) - start != wanted:
-        raise DataError(path, f"{wanted} bytes of numbers, for {' x '.join(map(str, sizes))} of {kind.itemsize} each",
+    expected = math.prod(sizes) * kind.itemsize
+    if len(content) - start != expected:
+        raise DataError(path, f"{expected} bytes of numbers, for {' x '.join(map(str, sizes))} of {kind.itemsize} each",
                         len(content) - start, remedy="Fetch it again.")
     numbers = np.frombuffer(content, kind, offset=start).astype(kind.newbyteorder("="))
     return torch.from_numpy(numbers.reshape(sizes))

@@ -116,10 +116,10 @@ def _of_stem(path: Path) -> Images:
 def _array(stem: Path, part: str, axes: int) -> Tensor:
     """The bytes in one of the two files."""
     files = stem_files(stem, part)
-    found = next((file for file in files if file.is_file()), files[0])
-    array = read_idx(found)
+    file = next((file for file in files if file.is_file()), files[0])
+    array = read_idx(file)
     if array.dim() != axes or array.dtype != torch.uint8:
-        raise DataError(found, f"an array of bytes with {axes} axes", f"{array.dtype} {tuple(array.shape)}")
+        raise DataError(file, f"an array of bytes with {axes} axes", f"{array.dtype} {tuple(array.shape)}")
     return array
 
 

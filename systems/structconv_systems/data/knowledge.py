@@ -161,10 +161,10 @@ def _named(path: str | Path, files: Mapping[str, _File], admit: bool) -> Triples
 
 def _part(path: str | Path, files: Mapping[str, _File], part: str) -> _File:
     """The one file of a part."""
-    found = [files[name + ending] for name in _PARTS[part] for ending in _ENDINGS if name + ending in files]
-    if len(found) != 1:
-        raise DataError(path, f"one file {part}.txt", ", ".join(file.name for file in found) or "none")
-    return found[0]
+    matches = [files[name + ending] for name in _PARTS[part] for ending in _ENDINGS if name + ending in files]
+    if len(matches) != 1:
+        raise DataError(path, f"one file {part}.txt", ", ".join(file.name for file in matches) or "none")
+    return matches[0]
 
 
 def _rows(file: _File) -> Iterator[tuple[int, _Row]]:
@@ -213,12 +213,12 @@ def _counted(file: _File, columns: int) -> Iterator[tuple[int, list[str]]]:
 def _listed(file: _File) -> tuple[str, ...]:
     """The names in the order of their numbers."""
     names: dict[int, str] = {}
-    seen: set[str] = set()
+    numbered: set[str] = set()
     for line, (name, number) in _counted(file, 2):
-        if int(number) in names or name in seen:
+        if int(number) in names or name in numbered:
             raise DataError(file.name, "names and numbers that come once", f"{name!r} {number}", line=line)
         names[int(number)] = name
-        seen.add(name)
+        numbered.add(name)
     if sorted(names) != list(range(len(names))):
         raise DataError(file.name, f"the numbers 0 to {len(names) - 1}", f"one up to {max(names)}")
     return tuple(names[number] for number in range(len(names)))
@@ -244,36 +244,36 @@ def _files(path: Path) -> dict[str, _File]:
     """The files of a folder or an archive by their names without .gz."""
     if not path.is_dir():
         return _archived(path)
-    found: dict[str, _File] = {}
+    files: dict[str, _File] = {}
     for file in sorted(path.iterdir()):
         if file.is_file():
-            _add(found, path, file.name.removesuffix(".gz"), _File(str(file), partial(read_lines, file)))
-    return found
+            _add(files, path, file.name.removesuffix(".gz"), _File(str(file), partial(read_lines, file)))
+    return files
 
 
 def _archived(path: Path) -> dict[str, _File]:
-    found: dict[str, _File] = {}
+    files: dict[str, _File] = {}
     packed = io.BytesIO(read_bytes(path))
     try:
         with tarfile.open(fileobj=packed, mode="r:*") as archive:
             for member in archive:
-                held = archive.extractfile(member) if member.isreg() else None
+                stream = archive.extractfile(member) if member.isreg() else None
                 name = PurePosixPath(member.name).name
-                if held is not None and not name.startswith("."):
-                    _add(found, path, name, _File(f"{path}:{name}", partial(_lines, f"{path}:{name}", held.read())))
+                if stream is not None and not name.startswith("."):
+                    _add(files, path, name, _File(f"{path}:{name}", partial(_lines, f"{path}:{name}", stream.read())))
     except (tarfile.TarError, EOFError, OSError, lzma.LZMAError, zlib.error) as error:
         raise DataError(path, "a folder, or a whole tar archive", error, remedy="Fetch it again.") from None
-    return found
+    return files
 
 
 def _lines(name: str, content: bytes) -> list[str]:
     return lines_of(decoded(name, content))
 
 
-def _add(found: dict[str, _File], path: Path, name: str, file: _File) -> None:
-    if name in found:
-        raise DataError(path, f"one file {name}", f"{found[name].name} and {file.name}")
-    found[name] = file
+def _add(files: dict[str, _File], path: Path, name: str, file: _File) -> None:
+    if name in files:
+        raise DataError(path, f"one file {name}", f"{files[name].name} and {file.name}")
+    files[name] = file
 
 
 def read_ntriples(path: str | Path) -> list[tuple[int, _Row]]:
@@ -336,9 +336,9 @@ def read_classes(facts: str | Path, train: str | Path, test: str | Path, *, leak
     classes: dict[str, int] = {}
     nodes: dict[str, Tensor] = {}
     labels: dict[str, Tensor] = {}
-    seen: set[int] = set()
+    labeled: set[int] = set()
     for part, file in (("train", train), ("test", test)):
-        found: list[tuple[int, int]] = []
+        pairs: list[tuple[int, int]] = []
         for line, entity, label in _labeled(file):
             if part == "train":
                 classes.setdefault(label, len(classes))
@@ -346,11 +346,11 @@ def read_classes(facts: str | Path, train: str | Path, test: str | Path, *, leak
                                       (label, classes, "a class of the training entities")):
                 if name not in known:
                     raise DataError(file, what, repr(name), line=line)
-            if entities[entity] in seen:
+            if entities[entity] in labeled:
                 raise DataError(file, "entities that have one class, in one file", f"{entity!r} again", line=line)
-            seen.add(entities[entity])
-            found.append((entities[entity], classes[label]))
-        nodes[part], labels[part] = torch.tensor(found, dtype=torch.int64).unbind(-1)
+            labeled.add(entities[entity])
+            pairs.append((entities[entity], classes[label]))
+        nodes[part], labels[part] = torch.tensor(pairs, dtype=torch.int64).unbind(-1)
     return Classes(graph=graph, classes=tuple(classes), nodes=nodes, labels=labels)
 
 

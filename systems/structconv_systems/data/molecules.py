@@ -70,9 +70,9 @@ class Molecules:
     def __repr__(self) -> str:
         return f"Molecules({len(self)} of {sum(map(len, self.atoms))} atoms, {len(self.skipped)} lines skipped)"
 
-    def batch(self, places: Sequence[int]) -> tuple[Tensor, Graph]:
+    def batch(self, samples: Sequence[int]) -> tuple[Tensor, Graph]:
         """The atoms (N, ATOM_CHANNELS) and the bonds of some of them, side by side."""
-        return torch.cat([self.atoms[place] for place in places]), batch([self.bonds[place] for place in places])
+        return torch.cat([self.atoms[sample] for sample in samples]), batch([self.bonds[sample] for sample in samples])
 
 
 def read_molecules(path: str | Path, *, smiles: str = "smiles", target: str, reach: int = 1,
@@ -124,8 +124,8 @@ def read_molecules(path: str | Path, *, smiles: str = "smiles", target: str, rea
     if not known:
         raise DataError(path, "molecules after the line of names", f"{len(skipped)} that cannot be read" if skipped
                         else "no other line")
-    found, atoms, bonds, numbers = zip(*known, strict=True)
-    return Molecules(smiles=found, atoms=atoms, bonds=bonds, targets=torch.tensor(numbers), skipped=tuple(skipped))
+    texts, atoms, bonds, numbers = zip(*known, strict=True)
+    return Molecules(smiles=texts, atoms=atoms, bonds=bonds, targets=torch.tensor(numbers), skipped=tuple(skipped))
 
 
 def fingerprints(smiles: Sequence[str], *, radius: int = 2, size: int = 2048) -> Any:

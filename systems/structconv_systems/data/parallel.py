@@ -89,10 +89,10 @@ def _find(stem: str | Path, language: str) -> Path:
     """The one file of a language."""
     plain = Path(f"{stem}.{language}")
     zipped = Path(f"{plain}.gz")
-    found = [path for path in (plain, zipped) if path.exists()]
-    if len(found) == 1:
-        return found[0]
-    if found:
+    existing = [path for path in (plain, zipped) if path.exists()]
+    if len(existing) == 1:
+        return existing[0]
+    if existing:
         raise DataError(plain, f"either this file or {zipped}", "both", remedy="Remove or rename one of them.")
     raise DataError(plain, f"this file or {zipped}", "neither",
                     remedy=f"The path is given without the language: x for x.{language}.")

@@ -123,10 +123,10 @@ class Newtonian(System):
         """The bodies of a simulation lie apart in memory, the same body in all simulations side by side."""
         couplings, properties = (table.double().permute(1, 2, 0).contiguous()
                                  for table in (start.couplings, start.properties.mT))
-        seen = [start.states[:, -1].double().permute(2, 1, 0).contiguous()]
+        recorded = [start.states[:, -1].double().permute(2, 1, 0).contiguous()]
         for _ in range(times - 1):
-            seen.append(self.evolve(seen[-1], couplings, properties))
-        return torch.stack(seen).float().permute(3, 0, 2, 1).contiguous()
+            recorded.append(self.evolve(recorded[-1], couplings, properties))
+        return torch.stack(recorded).float().permute(3, 0, 2, 1).contiguous()
 
     def evolve(self, state: Tensor, couplings: Tensor, properties: Tensor) -> Tensor:
         """(4, N, S) -> the same, `every` steps later; couplings (N, N, S), properties (A, N, S)."""
@@ -283,7 +283,7 @@ class Oscillators(System):
         couplings = _joined(simulations, self.bodies, self.probability, generator)
         own, phase = torch.rand(2, simulations, self.bodies, generator=generator)
         properties = torch.stack([1 + 9 * own, 2 * math.pi * phase], -1)
-        state = self._seen(properties[..., 1].T, properties[..., 0].T, couplings.permute(1, 2, 0))
+        state = self._observed(properties[..., 1].T, properties[..., 0].T, couplings.permute(1, 2, 0))
         return Simulations(states=state.permute(2, 1, 0).unsqueeze(1), couplings=couplings, properties=properties,
                            interval=self.step * self.every)
 
@@ -294,8 +294,8 @@ class Oscillators(System):
         phases = [phase]
         for _ in range(times - 1):
             phases.append(self._evolved(phases[-1], own, couplings))
-        seen = torch.stack([self._seen(phase, own, couplings) for phase in phases])
-        return seen.float().permute(3, 0, 2, 1).contiguous()
+        observed = torch.stack([self._observed(phase, own, couplings) for phase in phases])
+        return observed.float().permute(3, 0, 2, 1).contiguous()
 
     def _evolved(self, phase: Tensor, own: Tensor, couplings: Tensor) -> Tensor:
         for _ in range(self.every):
@@ -309,7 +309,7 @@ class Oscillators(System):
     def _slope(phase: Tensor, own: Tensor, couplings: Tensor) -> Tensor:
         return own + (couplings * (phase.unsqueeze(0) - phase.unsqueeze(1)).sin()).sum(0)
 
-    def _seen(self, phase: Tensor, own: Tensor, couplings: Tensor) -> Tensor:
+    def _observed(self, phase: Tensor, own: Tensor, couplings: Tensor) -> Tensor:
         circle = [phase.sin(), phase.cos()] if self.cosine else [phase.sin()]
         return torch.stack([self._slope(phase, own, couplings), *circle, own])
 
@@ -390,10 +390,10 @@ class Balls(Newtonian):
         mass, radius, angle, speed, x, y = torch.rand(6, simulations, self.bodies, generator=generator)
         radius = (0.1 + 0.1 * radius).clamp(max=0.45 * cell)
         middle = torch.stack([order % side, order // side], -1) * cell + cell / 2 - self.box
-        places = middle + (2 * torch.stack([x, y], -1) - 1) * (cell / 2 - radius.unsqueeze(-1))
+        positions = middle + (2 * torch.stack([x, y], -1) - 1) * (cell / 2 - radius.unsqueeze(-1))
         speed, angle = 0.5 + 1.5 * speed, 2 * math.pi * angle
         velocities = torch.stack([speed * angle.cos(), speed * angle.sin()], -1)
-        return Simulations(states=torch.cat([places, velocities], -1).unsqueeze(1), couplings=torch.ones(
+        return Simulations(states=torch.cat([positions, velocities], -1).unsqueeze(1), couplings=torch.ones(
             simulations, self.bodies, self.bodies) - torch.eye(self.bodies), interval=self.step * self.every,
             properties=torch.stack([0.75 + 0.5 * mass, radius], -1))
 
@@ -484,9 +484,9 @@ SYSTEMS: dict[str, type[System]] = {"springs": Springs, "charged": Charges, "kur
 
 def _padded(block: Simulations) -> Simulations:
     """With its last one repeated until the vectors of a processor are full."""
-    places = torch.arange(-(-len(block) // _LANES) * _LANES).clamp(max=len(block) - 1)
-    return replace(block, states=block.states[places], couplings=block.couplings[places],
-                   properties=block.properties[places])
+    rows = torch.arange(-(-len(block) // _LANES) * _LANES).clamp(max=len(block) - 1)
+    return replace(block, states=block.states[rows], couplings=block.couplings[rows],
+                   properties=block.properties[rows])
 
 
 def _sum_over_first(pairs: Tensor) -> Tensor:

@@ -179,10 +179,10 @@ def _check_fit(paths: dict[str, Path], features: tuple[Any, ...], labels: tuple[
     if len(test) != tx.shape[0] or len(test.unique()) != len(test) or first != allx.shape[0]:
         raise DataError(path, f"numbers of the {tx.shape[0]} rows of tx, each once, from {allx.shape[0]} up",
                         f"{len(test)} numbers from {first}")
-    places = last + 1 - allx.shape[0]
-    if places > 2 * len(test):
+    span = last + 1 - allx.shape[0]
+    if span > 2 * len(test):
         raise DataError(path, f"at most half of the numbers from {allx.shape[0]} to its highest left out",
-                        f"{len(test)} of {places}, the highest {last}",
+                        f"{len(test)} of {span}, the highest {last}",
                         remedy="Each number left out becomes a node without features.")
 
 

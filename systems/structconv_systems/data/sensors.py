@@ -72,18 +72,18 @@ def read_locations(path: str | Path, names: tuple[str, ...]) -> Tensor:
     absent = next((column for column in _PLACES if column not in head), None)
     if absent is not None:
         raise DataError(path, f"the columns {', '.join(_PLACES)}", f"no {absent}", line=line)
-    places: dict[str, list[float]] = {}
+    coordinates: dict[str, list[float]] = {}
     for line, cells in rows:
         if len(cells) != len(head):
             raise DataError(path, f"{len(head)} cells, one a column", len(cells), line=line)
         sensor, *point = (cells[head.index(column)] for column in _PLACES)
-        if sensor in places:
+        if sensor in coordinates:
             raise DataError(path, "each sensor once", f"{sensor!r} again", line=line)
-        places[sensor] = read_numbers(path, line, point, _PLACES[1:])
-        if not np.isfinite(places[sensor]).all():
+        coordinates[sensor] = read_numbers(path, line, point, _PLACES[1:])
+        if not np.isfinite(coordinates[sensor]).all():
             raise DataError(path, f"longitude and latitude of the sensor {sensor!r}", "an open cell", line=line)
-    _check_known(path, names, places)
-    return torch.tensor([places[name] for name in names], dtype=torch.float32)
+    _check_known(path, names, coordinates)
+    return torch.tensor([coordinates[name] for name in names], dtype=torch.float32)
 
 
 def _listed(path: str | Path, names: tuple[str, ...]) -> Tensor:
@@ -105,7 +105,7 @@ def _pickled(path: str | Path, names: tuple[str, ...]) -> Tensor:
     if not Path(path).is_file():
         raise DataError(path, "a file", "no such file")
     match read_array_pickle(Path(path)):
-        case [list(), dict(places), np.ndarray(shape=(rows, columns), dtype=kind) as matrix] if rows == columns:
+        case [list(), dict(coordinates), np.ndarray(shape=(rows, columns), dtype=kind) as matrix] if rows == columns:
             pass
         case other:
             raise DataError(path, "[names of S sensors, the place of each, a matrix (S, S)]", type(other).__name__)
@@ -113,8 +113,8 @@ def _pickled(path: str | Path, names: tuple[str, ...]) -> Tensor:
         weights = matrix.astype(np.float32) if kind.kind in "fiu" else None
     if weights is None or not (np.isfinite(weights) & (weights >= 0)).all():
         raise DataError(path, "a matrix of weights, finite in float32 and at least 0", f"others, of {kind}")
-    _check_known(path, names, places)
-    chosen = [places[name] for name in names]
+    _check_known(path, names, coordinates)
+    chosen = [coordinates[name] for name in names]
     wrong = next((place for place in chosen if type(place) not in (int, np.int64) or not 0 <= place < rows), None)
     if wrong is not None:
         raise DataError(path, f"a place below {rows} of each sensor", repr(wrong))

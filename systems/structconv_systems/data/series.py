@@ -147,11 +147,11 @@ def checked_parts(path: object, parts: Mapping[str, Part], other: tuple[object, 
     Raises:
         DataError: a part has no observed reading to forecast.
     """
-    found = {name: (path, part) for name, part in parts.items()} | ({} if other is None else {"test": other})
-    for name, (file, part) in found.items():
+    files = {name: (path, part) for name, part in parts.items()} | ({} if other is None else {"test": other})
+    for name, (file, part) in files.items():
         if not part.observed[part.first + 1:part.end].any():
             raise DataError(file, f"a reading to forecast in {name}", "missing ones alone")
-    return {name: part for name, (_, part) in found.items()}
+    return {name: part for name, (_, part) in files.items()}
 
 
 def ends_of_parts(count: int, train: float, valid: float) -> dict[str, int]:
@@ -173,8 +173,8 @@ def at_twelfths(name: str, errors: Tensor, twelfths: Sequence[int]) -> dict[str,
     """Select from the errors at each step of a horizon, (horizon,), the first steps that reach the given twelfths of
     it, as ``NAME_3_of_12``.
     """
-    places = {twelfth: -(-twelfth * len(errors) // 12) - 1 for twelfth in twelfths}
-    return {f"{name}_{twelfth}_of_12": float(errors[place]) for twelfth, place in places.items()}
+    ranks = {twelfth: -(-twelfth * len(errors) // 12) - 1 for twelfth in twelfths}
+    return {f"{name}_{twelfth}_of_12": float(errors[rank]) for twelfth, rank in ranks.items()}
 
 
 def gaps(shape: tuple[int, int], share: float, length: int, generator: torch.Generator | None = None) -> Tensor:

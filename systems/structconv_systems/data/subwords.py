@@ -141,9 +141,9 @@ def _is_pair(merge: object) -> bool:
 
 def _first_wrong(merges: Any) -> int | None:
     """The place of the first merge of a piece that is not made before it."""
-    made = set(_letters(_library()))
+    pieces = set(_letters(_library()))
     for place, (first, second) in enumerate(merges):
-        if first not in made or second not in made:
+        if first not in pieces or second not in pieces:
             return place
-        made.add(first + second)
+        pieces.add(first + second)
     return None

@@ -102,11 +102,11 @@ def exact(table: Tensor) -> Tensor:
     rows = coo_array((np.ones(2 * len(edges)), (ends.ravel(), np.tile(edges, 2))), shape=(nodes, len(edges))).tocsr()
     least, most = np.full(nodes, 2.0), np.full(nodes, 2.0)
     while True:
-        found = milp(costs, constraints=LinearConstraint(rows, least, most), bounds=Bounds(0, 1),
+        solution = milp(costs, constraints=LinearConstraint(rows, least, most), bounds=Bounds(0, 1),
                      integrality=np.ones(len(edges)), options={"mip_rel_gap": 0.0})
-        if found.x is None or found.status != 0:
-            raise ConfigError("exact", "the solver must find an optimum", found.message)
-        chosen = ends[:, found.x > 0.5]
+        if solution.x is None or solution.status != 0:
+            raise ConfigError("exact", "the solver must find an optimum", solution.message)
+        chosen = ends[:, solution.x > 0.5]
         rings, ring = connected_components(coo_array((np.ones(nodes), (chosen[0], chosen[1])), shape=(nodes, nodes)),
                                            directed=False)
         if rings == 1:
@@ -191,11 +191,11 @@ def farthest_insertion(table: Tensor) -> Tensor:
         node = near.masked_fill(inside, -torch.inf).argmax(-1)
         after = tours.roll(-1, -1)
         way = rows.unsqueeze(-1)
-        place = (table[way, tours, node.unsqueeze(-1)] + table[way, node.unsqueeze(-1), after]
+        position = (table[way, tours, node.unsqueeze(-1)] + table[way, node.unsqueeze(-1), after]
                  - table[way, tours, after]).argmin(-1, keepdim=True)
-        places = torch.arange(tours.shape[1] + 1)
-        kept = tours.gather(1, (places - (places > place).long()).clamp(max=tours.shape[1] - 1))
-        tours = torch.where(places == place + 1, node.unsqueeze(-1), kept)
+        positions = torch.arange(tours.shape[1] + 1)
+        kept = tours.gather(1, (positions - (positions > position).long()).clamp(max=tours.shape[1] - 1))
+        tours = torch.where(positions == position + 1, node.unsqueeze(-1), kept)
         inside[rows, node] = True
         near = torch.minimum(near, table[rows, node])
     return tours
@@ -228,11 +228,11 @@ class _Move(NamedTuple):
 
 def _moved(tours: Tensor, move: _Move) -> Tensor:
     """Return tours (B, N) after one move each, starting after the old place of the part."""
-    places, nodes = torch.arange(tours.shape[-1]).expand_as(tours), tours.shape[-1]
+    positions, nodes = torch.arange(tours.shape[-1]).expand_as(tours), tours.shape[-1]
     start, size, after, reverse = (part.unsqueeze(-1) for part in move)
-    within = places - after
+    within = positions - after
     part = torch.where(reverse, size - 1 - within, within)
-    order = torch.where(within < 0, places + size, torch.where(within < size, part, places))
+    order = torch.where(within < 0, positions + size, torch.where(within < size, part, positions))
     return tours.gather(-1, (start + order) % nodes)
 
 
@@ -285,13 +285,13 @@ def _insertions(near: Tensor, edge: Tensor, size: int, reverse: bool) -> Tensor:
     """Return the gains of moving the `size` nodes from i between j and j + 1, (B, i, j)."""
     nodes = near.shape[-1]
     closed = near.roll(1, -2).roll(-size, -1).diagonal(0, -2, -1)  # from i - 1 to i + size
-    taken = edge.roll(1, -1) + edge.roll(1 - size, -1) - closed
+    removed = edge.roll(1, -1) + edge.roll(1 - size, -1) - closed
     last = near.roll(1 - size, -2)  # row i: from place i + size - 1
     ends = (last, near) if reverse else (near, last)
     added = ends[0] + ends[1].roll(-1, -1) - edge.unsqueeze(-2)
-    places = torch.arange(nodes)
-    offset = (places - places.unsqueeze(-1)) % nodes
-    return (taken.unsqueeze(-1) - added).masked_fill((offset < size) | (offset == nodes - 1), -torch.inf)
+    positions = torch.arange(nodes)
+    offset = (positions - positions.unsqueeze(-1)) % nodes
+    return (removed.unsqueeze(-1) - added).masked_fill((offset < size) | (offset == nodes - 1), -torch.inf)
 
 
 def check_distances(owner: str, table: Tensor) -> tuple[int, int]:

@@ -99,17 +99,17 @@ def read_tour(path: str | Path, *, nodes: int) -> Tensor:
     """
     file = _File.read(path)
     file.check("TYPE", ("TOUR",))
-    found: dict[int, int] = {}
+    lines: dict[int, int] = {}
     for line, text in _numbers_of(file, "TOUR_SECTION"):
         if text == "-1":
             break
         node = int(text) if is_natural(text) else 0
-        if not 1 <= node <= nodes or node in found:
+        if not 1 <= node <= nodes or node in lines:
             raise DataError(path, f"a node of 1 ... {nodes} that has not come yet", repr(text), line=line)
-        found[node] = line
-    if len(found) != nodes:
-        raise DataError(path, f"a tour through {nodes} nodes", len(found))
-    return torch.tensor(list(found)) - 1
+        lines[node] = line
+    if len(lines) != nodes:
+        raise DataError(path, f"a tour through {nodes} nodes", len(lines))
+    return torch.tensor(list(lines)) - 1
 
 
 class _Line(NamedTuple):
@@ -180,17 +180,17 @@ def _numbers_of(file: _File, section: str) -> Iterator[tuple[int, str]]:
 
 def _points(file: _File, section: str, size: int) -> Tensor:
     """The coordinates (N, 2) of nodes 1 ... N, a line each: NUMBER X Y."""
-    found: dict[int, list[float]] = {}
+    positions: dict[int, list[float]] = {}
     for line in file.sections[section]:
         cells = line.text.split()
         node = int(cells[0]) if is_natural(cells[0]) else 0
-        if len(cells) != 3 or not 1 <= node <= size or node in found:
+        if len(cells) != 3 or not 1 <= node <= size or node in positions:
             raise DataError(file.path, f"a node of 1 ... {size} that has not come yet, and its two coordinates",
                             repr(line.text), line=line.number)
-        found[node] = [_number(file, line.number, cell) for cell in cells[1:]]
-    if len(found) != size:
-        raise DataError(file.path, f"DIMENSION={size} nodes in {section}", len(found))
-    return torch.tensor([found[node] for node in range(1, size + 1)], dtype=torch.float64)
+        positions[node] = [_number(file, line.number, cell) for cell in cells[1:]]
+    if len(positions) != size:
+        raise DataError(file.path, f"DIMENSION={size} nodes in {section}", len(positions))
+    return torch.tensor([positions[node] for node in range(1, size + 1)], dtype=torch.float64)
 
 
 def _number(file: _File, line: int, text: str) -> float:
@@ -247,21 +247,21 @@ _FORMATS = {"UPPER_ROW": ("upper", 1), "LOWER_ROW": ("lower", 1), "UPPER_DIAG_RO
 def _explicit(file: _File, size: int) -> Tensor:
     """The distances (N, N) that stand in EDGE_WEIGHT_SECTION."""
     layout = file.check("EDGE_WEIGHT_FORMAT", ("FULL_MATRIX", *_FORMATS))
-    found = torch.tensor([_number(file, line, text) for line, text in _numbers_of(file, "EDGE_WEIGHT_SECTION")],
+    numbers = torch.tensor([_number(file, line, text) for line, text in _numbers_of(file, "EDGE_WEIGHT_SECTION")],
                          dtype=torch.float64)
     half, apart = _FORMATS.get(layout, ("", 0))
-    wanted = size * (size + 1 - 2 * apart) // 2 if half else size * size
-    if len(found) != wanted:
-        raise DataError(file.path, f"{wanted} numbers in EDGE_WEIGHT_SECTION, as {layout} has for DIMENSION={size}",
-                        len(found))
+    expected = size * (size + 1 - 2 * apart) // 2 if half else size * size
+    if len(numbers) != expected:
+        raise DataError(file.path, f"{expected} numbers in EDGE_WEIGHT_SECTION, as {layout} has for DIMENSION={size}",
+                        len(numbers))
     if not half:
-        table = found.view(size, size)
+        table = numbers.view(size, size)
         if not torch.equal(table, table.mT):
             raise DataError(file.path, "symmetric distances, as TYPE : TSP has", "others")
         return table.clone().fill_diagonal_(0)
     rows, columns = (torch.triu_indices(size, size, apart) if half == "upper"
                      else torch.tril_indices(size, size, -apart))
     table = torch.zeros(size, size, dtype=torch.float64)
-    table[rows, columns] = found
-    table[columns, rows] = found
+    table[rows, columns] = numbers
+    table[columns, rows] = numbers
     return table.fill_diagonal_(0)

@@ -67,24 +67,24 @@ class Beams(NamedTuple):
         scores, going = scores.masked_fill(ended, -torch.inf).topk(width)
         beams, tokens = beams.gather(1, going), tokens.gather(1, going)
         best = scores[:, 0].tolist()
-        kept = [row for row, search in enumerate(self.searches) if not search.over(best[row])]
-        rows = torch.tensor(kept, dtype=torch.int64, device=tokens.device)
+        open_rows = [row for row, search in enumerate(self.searches) if not search.over(best[row])]
+        rows = torch.tensor(open_rows, dtype=torch.int64, device=tokens.device)
         came = (rows[:, None] * width + beams[rows]).flatten()
-        if came.tolist() != [*range(batch * width)] and kept:
+        if came.tolist() != [*range(batch * width)] and open_rows:
             decoding.reorder(came)
-        before = self.tokens.flatten(0, 1)[came].unflatten(0, (len(kept), width))
-        return Beams([self.searches[row] for row in kept], scores[rows],
+        before = self.tokens.flatten(0, 1)[came].unflatten(0, (len(open_rows), width))
+        return Beams([self.searches[row] for row in open_rows], scores[rows],
                       torch.cat([before, tokens[rows].unsqueeze(-1)], -1))
 
     def _collect(self, ended: Tensor, scores: Tensor, beams: Tensor) -> None:
         """Give each search the beams of it that end."""
         rows, ranks = ended.nonzero(as_tuple=True)
-        found = self.tokens[rows, beams[rows, ranks], 1:].tolist()
-        for row, score, tokens in zip(rows.tolist(), scores[rows, ranks].tolist(), found, strict=True):
+        sequences = self.tokens[rows, beams[rows, ranks], 1:].tolist()
+        for row, score, tokens in zip(rows.tolist(), scores[rows, ranks].tolist(), sequences, strict=True):
             self.searches[row].add(score, len(tokens) + 1, tokens)
 
     def close(self) -> None:
         """Turn unfinished beams into results."""
-        scores, found = self.scores.flatten().tolist(), self.tokens[..., 1:].flatten(0, 1).tolist()
-        for row, (score, tokens) in enumerate(zip(scores, found, strict=True)):
+        scores, sequences = self.scores.flatten().tolist(), self.tokens[..., 1:].flatten(0, 1).tolist()
+        for row, (score, tokens) in enumerate(zip(scores, sequences, strict=True)):
             self.searches[row // self.scores.shape[-1]].add(score, len(tokens), tokens)

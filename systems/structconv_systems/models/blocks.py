@@ -25,7 +25,7 @@ __all__ = ["Block", "DecoderCache", "Stack", "StackDecoding", "Tokens", "attenti
 ROOM = 64
 
 
-def attention(made: Mechanism | Conv, channels: int, dim: int) -> Conv:
+def attention(mechanism: Mechanism | Conv, channels: int, dim: int) -> Conv:
     """Return the layer of a mechanism with `dim` channels for each head; a layer is returned unchanged.
 
     Example:
@@ -36,7 +36,9 @@ def attention(made: Mechanism | Conv, channels: int, dim: int) -> Conv:
         >>> layer(torch.randn(5, 8)).shape
         torch.Size([5, 8])
     """
-    return made if isinstance(made, Conv) else Conv(made, channels, channels, weight=LowRank(dim))
+    if isinstance(mechanism, Conv):
+        return mechanism
+    return Conv(mechanism, channels, channels, weight=LowRank(dim))
 
 
 class DecoderCache(NamedTuple):

@@ -49,8 +49,8 @@ class CharacterModel(nn.Module):
         check_choice("CharacterModel", "positions", positions, ("rotary", "sinusoidal", "learned"))
         dim = check_divides("CharacterModel", "heads", heads, "channels", channels)
         scores = DotProduct(heads, dim, rotary=Rotary(layout="half") if positions == "rotary" else None).scaled()
-        seen = Causal() if window is None else Window(check_positive("CharacterModel", "window", window) - 1) & Causal()
-        causal = scores.masked(keep=seen).softmax()
+        mask = Causal() if window is None else Window(check_positive("CharacterModel", "window", window) - 1) & Causal()
+        causal = scores.masked(keep=mask).softmax()
         self.tokens = Tokens(vocabulary, channels, positions="none" if positions == "rotary" else positions,
                              dropout=dropout, length=length)
         self.stack = Stack([Block(attention(causal, channels, dim), None, hidden=hidden, dropout=dropout, norm="pre")

@@ -63,12 +63,12 @@ class ConvLSTM(nn.Module):
         states = self._next(self.encoder, x[..., 0, :, :], [None] * len(self.encoder))
         for entry in x.unbind(-3)[1:]:
             states = self._next(self.encoder, entry, states)
-        entry, said = x[..., -1, :, :], []
+        entry, outputs = x[..., -1, :, :], []
         for _ in range(self.ahead):
             states = self._next(self.forecaster, entry, states)
-            said.append(self.readout(torch.cat([h for h, _ in states], -1)))
-            entry = said[-1].sigmoid()
-        return self.frames(torch.stack(said, -3))
+            outputs.append(self.readout(torch.cat([h for h, _ in states], -1)))
+            entry = outputs[-1].sigmoid()
+        return self.frames(torch.stack(outputs, -3))
 
     def patches(self, frames: Tensor) -> Tensor:
         """Frames (..., size, size) -> entries (..., M, patch^2)."""

@@ -47,7 +47,7 @@ class DCRNN(nn.Module):
         mean, deviation: constants that standardize the readings.
 
     Calling it: readings (..., T, M), a graph, known (..., T, M, E) -> (..., horizon, M), in the unit of the readings.
-    With `wanted` (..., horizon, M), what the decoder sees in step n > 1 is its own reading or, with probability
+    With `target` (..., horizon, M), what the decoder sees in step n > 1 is its own reading or, with probability
     `share`, the wanted one. T + horizon steps, one after the other.
 
     The paper's initial state of the decoder is the encoder's last, as here; all cells have a bias.
@@ -74,18 +74,18 @@ class DCRNN(nn.Module):
         self.readout = Linear(hidden, 1)
 
     def forward(self, readings: Tensor, graph: Graph | None = None, known: Tensor | None = None, *,
-                wanted: Tensor | None = None, share: float = 0.0) -> Tensor:
+                target: Tensor | None = None, share: float = 0.0) -> Tensor:
         x = self._standard(readings).unsqueeze(-1)
         states: list[Tensor | None] = [None] * len(self.encoder)
         for entry in (x if known is None else torch.cat([x, known], -1)).unbind(-3):
             _, states = _next(self.encoder, entry, states, graph)
-        truth = [] if wanted is None else self._standard(wanted).unsqueeze(-1).unbind(-3)
-        seen, said = torch.zeros_like(x[..., 0, :, :]), []
+        truth = [] if target is None else self._standard(target).unsqueeze(-1).unbind(-3)
+        reading, outputs = torch.zeros_like(x[..., 0, :, :]), []
         for step in range(self.horizon):
-            h, states = _next(self.decoder, seen, states, graph)
-            said.append(self.readout(h))
-            seen = truth[step] if truth and torch.rand(()) < share else said[-1]
-        return torch.cat(said, -1).mT * cast(Tensor, self.deviation) + cast(Tensor, self.mean)
+            h, states = _next(self.decoder, reading, states, graph)
+            outputs.append(self.readout(h))
+            reading = truth[step] if truth and torch.rand(()) < share else outputs[-1]
+        return torch.cat(outputs, -1).mT * cast(Tensor, self.deviation) + cast(Tensor, self.mean)
 
     def _standard(self, readings: Tensor) -> Tensor:
         return (readings - cast(Tensor, self.mean)) / cast(Tensor, self.deviation)

@@ -93,7 +93,7 @@ class InteractionFeatures(abc.ABC):
         """Return direction (..., N, 2) and gap (..., N, 1) of each fixed object from bodies at (..., N, 2)."""
         return []
 
-    def held(self, properties: Tensor) -> Tensor | None:
+    def fixed(self, properties: Tensor) -> Tensor | None:
         """1 where a body never moves, (..., N, 1), if there are such."""
         return None
 
@@ -179,7 +179,7 @@ class StringFeatures(InteractionFeatures):
     def around(self, positions: Tensor, properties: Tensor) -> list[Gap]:
         return [_gap(properties[..., 2:] - positions, self.disk)]
 
-    def held(self, properties: Tensor) -> Tensor:
+    def fixed(self, properties: Tensor) -> Tensor:
         return properties[..., 1:2]
 
     def graph(self, bodies: int) -> Graph:

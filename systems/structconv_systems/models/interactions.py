@@ -86,8 +86,8 @@ class InteractionNetwork(nn.Module):
         if self.outside is not None:
             outside = self._around(states, properties) / self.outside_scale
             first = first + self.outside(torch.cat([outside, own], -1))
-        change, held = self.rest(first), self.features.held(properties)
-        return change if held is None else change * (1 - held), effects
+        change, fixed = self.rest(first), self.features.fixed(properties)
+        return change if fixed is None else change * (1 - fixed), effects
 
     def _around(self, states: Tensor, properties: Tensor) -> Tensor:
         """What h reads beside what a body is."""
@@ -99,14 +99,14 @@ class InteractionNetwork(nn.Module):
         """Return the states after (..., N, 4): (..., steps, N, 4). In a step a body moves by the interval times the
         mean of its velocities before and after.
         """
-        found = []
+        trajectory = []
         for _ in range(steps):
             change = self(states, properties, graph)
             positions, velocities = states.split(2, -1)
             positions = positions + self.features.interval * (velocities + change / 2)
             states = torch.cat([positions, velocities + change], -1)
-            found.append(states)
-        return torch.stack(found, -3)
+            trajectory.append(states)
+        return torch.stack(trajectory, -3)
 
 
 def _network(channels: int, hidden: int, layers: int) -> nn.Sequential:
@@ -116,9 +116,9 @@ def _network(channels: int, hidden: int, layers: int) -> nn.Sequential:
                          Linear(hidden, hidden))
 
 
-def _greatest(seen: Tensor) -> Tensor:
+def _greatest(x: Tensor) -> Tensor:
     """Return the greater of |5 %| and |95 %| of each channel of rows (..., C); 1 if both are 0."""
-    rows = seen.flatten(0, -2)
+    rows = x.flatten(0, -2)
     ends = [rows.kthvalue(max(1, round(share * len(rows))), 0).values.abs() for share in (0.05, 0.95)]
     greatest = torch.maximum(*ends)
     return greatest.where(greatest > 1e-9, torch.ones_like(greatest))

@@ -137,8 +137,8 @@ class LuongDecoding:
         """All h_t and a_t (B, N, H) over words (B, N)."""
         model, words = self.model, self.model.dropout(self.model.target(target))
         if model.input_feeding:
-            states, found = zip(*((self.advance(word), self.attentional) for word in words.unbind(1)), strict=True)
-            return torch.stack(states, 1), torch.stack(found, 1)
+            states, outputs = zip(*((self.advance(word), self.attentional) for word in words.unbind(1)), strict=True)
+            return torch.stack(states, 1), torch.stack(outputs, 1)
         states, (self.h, self.c) = model.decoder(words, (self.h, self.c))
         return states, model.attentional(self.context, states, 0)
 
@@ -181,7 +181,7 @@ def alignment(score: str, window: str = "global", *, radius: int | None = None, 
         if radius is not None:
             raise ConfigError("Luong", "radius must be left out with window='global'", radius)
         return scores.softmax()
-    near = _given("radius", radius, f"window={window!r}")
+    near = _required("radius", radius, f"window={window!r}")
     if window == "local-m":
         return scores.masked(keep=Window(near)).softmax()
     center: Any = PredictedPosition()
@@ -190,13 +190,13 @@ def alignment(score: str, window: str = "global", *, radius: int | None = None, 
 
 def _scores(score: str, length: int | None, dim: int | None) -> Mechanism:
     if score == "location":
-        return Location(_given("length", length, "score='location'"))
+        return Location(_required("length", length, "score='location'"))
     if score == "additive":
-        return Additive(_given("dim", dim, "score='additive'"))
+        return Additive(_required("dim", dim, "score='additive'"))
     return DotProduct() if score == "dot" else General()
 
 
-def _given(name: str, value: int | None, option: str) -> int:
+def _required(name: str, value: int | None, option: str) -> int:
     if value is None:
         raise ConfigError("Luong", f"{name} must be given with {option}", "none")
     return check_positive("Luong", name, value)

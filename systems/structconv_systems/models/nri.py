@@ -155,8 +155,8 @@ class Encoder(nn.Module):
         self.read = GraphNetwork(hidden, hidden, edge=(hidden, hidden, types), activation=nn.ELU)
 
     def forward(self, x: Tensor, graph: Graph) -> Tensor:
-        found = self.pairs(self.embed(x.transpose(1, 2).flatten(2)), graph)
-        logits: Tensor = self.read(self.node_norm(found.nodes), graph, self.edge_norm(found.edges)).edges
+        hidden = self.pairs(self.embed(x.transpose(1, 2).flatten(2)), graph)
+        logits: Tensor = self.read(self.node_norm(hidden.nodes), graph, self.edge_norm(hidden.edges)).edges
         return logits
 
 
@@ -249,10 +249,10 @@ class Decoder(nn.Module):
         return torch.stack(states, 2)
 
     def _change(self, x: Tensor, graph: Graph, graphs: dict[str, Graph]) -> Tensor:
-        given = {"nodes": x}
+        messages = {"nodes": x}
         for name, first, deeper in zip(graphs, self.messages, self.deeper, strict=True):
-            given[name] = deeper(first(x, structure=graph).relu())
-        change: Tensor = self.rest(self.update(given, structure=graphs or None))
+            messages[name] = deeper(first(x, structure=graph).relu())
+        change: Tensor = self.rest(self.update(messages, structure=graphs or None))
         return change
 
 
@@ -301,9 +301,9 @@ class RecurrentDecoder(nn.Module):
         return torch.stack(states, 2)
 
     def _step(self, h: Tensor, x: Tensor, graph: Graph, graphs: dict[str, Graph]) -> Tensor:
-        given = {"nodes": x, **{name: deeper(first(h, structure=graph)) for name, first, deeper in zip(
+        messages = {"nodes": x, **{name: deeper(first(h, structure=graph)) for name, first, deeper in zip(
             graphs, self.messages, self.deeper, strict=True)}}
-        reset, keep, new = self.inputs(given, structure=graphs or None).chunk(3, -1)
+        reset, keep, new = self.inputs(messages, structure=graphs or None).chunk(3, -1)
         own_reset, own_keep, own = self.state(h).chunk(3, -1)
         candidate = (new + (reset + own_reset).sigmoid() * own).tanh()
         return torch.lerp(candidate, h, (keep + own_keep).sigmoid())
@@ -344,14 +344,14 @@ class Correlation(nn.Module):
 
     def fit(self, x: Tensor, graph: Graph, joined: Tensor) -> Correlation:
         """The threshold and the side of it that are right most often; joined (B, E), of 0 and 1."""
-        found, order = self.correlation(x, graph).flatten().sort()
+        values, order = self.correlation(x, graph).flatten().sort()
         joined = joined.flatten()[order]
         below = joined.cumsum(-1)
-        apart = torch.arange(1, len(found) + 1) - below
+        apart = torch.arange(1, len(values) + 1) - below
         right = torch.stack([apart + below[-1] - below, below + apart[-1] - apart])
-        side, place = divmod(int(right.argmax()), len(found))
+        side, place = divmod(int(right.argmax()), len(values))
         self.sign.fill_(1.0 - 2.0 * side)
-        self.threshold.copy_(found[place:place + 2].mean())
+        self.threshold.copy_(values[place:place + 2].mean())
         return self
 
 

@@ -288,9 +288,9 @@ class TurningDecoder(_Scaled):
         for _ in range(horizon):
             x = _turned(x, self.drift(x))
             between = differences(x, graph)
-            given = {"nodes": x, **{name_of(k): message(x, graph, between).edges.relu()
+            messages = {"nodes": x, **{name_of(k): message(x, graph, between).edges.relu()
                                     for k, message in zip(self.acting, self.messages, strict=True)}}
-            x = _turned(x, self.rest(self.update(given, structure=graphs)))
+            x = _turned(x, self.rest(self.update(messages, structure=graphs)))
             states.append(x)
         return torch.stack(states, 2)
 

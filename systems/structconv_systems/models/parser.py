@@ -76,8 +76,8 @@ class Parser(nn.Module):
         x = dropped_parts(embedded, self.dropout, self.training)
         states, _ = self.encoder(torch.cat([self.root.expand(x.shape[0], 1, -1), x], 1), exist)
         states = self.perceptrons(shared_dropout(states, self.dropout, self.training))
-        made = shared_dropout(F.leaky_relu(states, 0.1), self.dropout, self.training)
-        head, word, head_of, word_of = made.split(self.sizes, -1)
+        features = shared_dropout(F.leaky_relu(states, 0.1), self.dropout, self.training)
+        head, word, head_of, word_of = features.split(self.sizes, -1)
         arcs = self.arcs.basis(head, z=word[:, 1:]).dense().squeeze(1)
         labels = self.labels.basis(head_of, z=word_of[:, 1:]).dense()
         return arcs.masked_fill(~exist.unsqueeze(-1), -torch.inf), labels
@@ -114,8 +114,8 @@ class Letters(nn.Module):
 
     def forward(self, letters: Tensor) -> Tensor:
         missing = (letters == PAD).unsqueeze(-1)
-        found = self.conv(self.characters(letters).masked_fill(missing, 0))
-        return F.relu(found.masked_fill(missing, -torch.inf).max(-2).values)  # keeps places where amax keeps the table
+        features = self.conv(self.characters(letters).masked_fill(missing, 0))
+        return F.relu(features.masked_fill(missing, -torch.inf).max(-2).values)  # stores positions, amax the table
 
 
 def dropped_parts(parts: list[Tensor], p: float, training: bool) -> Tensor:

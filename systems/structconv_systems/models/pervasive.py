@@ -106,9 +106,9 @@ class Pervasive(nn.Module):
         words = self.source(source, self.source.table(source.shape[1]))
         return (source != PAD)[:, None, :, None], self.columns(words).unsqueeze(1)
 
-    def pairs(self, columns: Tensor, target: Tensor, places: Tensor | None) -> Tensor:
+    def pairs(self, columns: Tensor, target: Tensor, positions: Tensor | None) -> Tensor:
         """f_0 (B, N, M, C) of these words of the target."""
-        return columns + self.rows(self.target(target, places)).unsqueeze(2)
+        return columns + self.rows(self.target(target, positions)).unsqueeze(2)
 
     def _network(self, keep: Tensor, columns: Tensor, target: Tensor) -> Tensor:
         """All f, (B, N, M, C'), of words of the target (B, N)."""
@@ -139,7 +139,7 @@ class PairLayer(nn.Module):
         self.narrow = nn.Sequential(Linear(channels, hidden), nn.LayerNorm(hidden), nn.ReLU(inplace=True))
         sides = (self.before, self.before)
         self.conv = Conv(Cuboid((self.before + 1, kernel), padding=((self.before, 0), sides)), hidden, growth)
-        self.made = nn.Sequential(nn.LayerNorm(growth), nn.ReLU(inplace=True), nn.Dropout(dropout))
+        self.bottleneck = nn.Sequential(nn.LayerNorm(growth), nn.ReLU(inplace=True), nn.Dropout(dropout))
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
         return self._with(x, self._inner(x, keep))
@@ -159,7 +159,7 @@ class PairLayer(nn.Module):
         """x, the last rows of these, and what the convolution makes of all."""
         shape = inner.shape[1:3]
         y = self.conv(inner.flatten(1, 2), structure=Grid(shape)).unflatten(1, shape)
-        return torch.cat([x, self.made(y[:, shape[0] - x.shape[1]:])], -1)
+        return torch.cat([x, self.bottleneck(y[:, shape[0] - x.shape[1]:])], -1)
 
 
 class PervasiveDecoding:

@@ -41,8 +41,8 @@ class Recurrent(nn.Module):
         super().__init__()
         self.out_channels, self.dropout = hidden * (1 + bidirectional), dropout
         sizes = [in_channels, *[self.out_channels] * (layers - 1)]
-        made = _LSTM if kind is nn.LSTM else kind
-        self.layers = nn.ModuleList(made(size + 1, hidden, bias=False, batch_first=True, bidirectional=bidirectional)
+        make = _LSTM if kind is nn.LSTM else kind
+        self.layers = nn.ModuleList(make(size + 1, hidden, bias=False, batch_first=True, bidirectional=bidirectional)
                                     for size in sizes)
 
     def forward(self, x: Tensor, keep: Tensor) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]]:

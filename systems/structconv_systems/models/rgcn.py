@@ -152,8 +152,8 @@ class LinkPredictor(nn.Module):
 
     def forward(self, graph: KnowledgeGraph, queries: Tensor) -> Tensor:
         h = self.encoded(graph)
-        asked = h[queries[:, 0]] * self.relations(queries[:, 1])
-        return self.scores.basis(h, z=asked).dense().squeeze(-3).mT
+        queries_of_entities = h[queries[:, 0]] * self.relations(queries[:, 1])
+        return self.scores.basis(h, z=queries_of_entities).dense().squeeze(-3).mT
 
     def encoded(self, graph: KnowledgeGraph) -> Tensor:
         """h of the entities, (N, D)."""

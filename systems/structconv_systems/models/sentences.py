@@ -66,7 +66,7 @@ class Sentences(NamedTuple):
         """Return the mask for causal attention, which needs no padding mask."""
         return self.samples
 
-    def seen_from(self, others: Sentences) -> Support:
+    def mask_for(self, others: Sentences) -> Support:
         """Return the mask for attention from other sentences to these, pair by pair."""
         if self.samples is None or others.samples is None:
             return Padding(self.keep)

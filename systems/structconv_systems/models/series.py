@@ -43,10 +43,10 @@ class History(NamedTuple):
     @classmethod
     def of(cls, values: Tensor, observed: Tensor) -> History:
         """Build the history of readings (B, T); readings that are not observed may be any number."""
-        places = torch.arange(values.shape[-1], device=values.device)
-        last = torch.where(observed, places, -1).cummax(-1).values
+        times = torch.arange(values.shape[-1], device=values.device)
+        last = torch.where(observed, times, -1).cummax(-1).values
         filled = values.gather(-1, last.clamp(min=0)).masked_fill(last < 0, 0.0)
-        return cls(filled, observed, places - last)
+        return cls(filled, observed, times - last)
 
 
 class LastValue(nn.Module):
@@ -145,16 +145,16 @@ class Forecaster(nn.Module):
         state = self.first(states[:, -1]).tanh()
         states = self.faded(states, history) if self.attention == "period" else states
         cache: Any = self.context.prepare(states) if self.attention != "none" else None
-        changes, seen = [values.new_zeros(values.shape[0], self.patch)], []
+        changes, weights = [values.new_zeros(values.shape[0], self.patch)], []
         for place in range(states.shape[1], states.shape[1] + self.steps):
             query = state.unsqueeze(1)
             if look:
-                seen.append(self.context.basis(cache, z=query, positions=place).dense())
+                weights.append(self.context.basis(cache, z=query, positions=place).dense())
             context = states[:, -1] if cache is None else self.context(cache, z=query, positions=place).squeeze(1)
             state = self.decoder(torch.cat([changes[-1], context], -1), state)
             changes.append(self.readout(self.dropout(torch.cat([state, context], -1))))
         y = history.filled[:, -1:] + cast(Tensor, self.deviation) * torch.cat(changes[1:], -1)
-        return y, torch.cat(seen, -1).mT if look else None
+        return y, torch.cat(weights, -1).mT if look else None
 
     def encoded(self, history: History) -> Tensor:
         """h_m of the entries, (B, T / patch, H)."""

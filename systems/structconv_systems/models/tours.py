@@ -55,8 +55,8 @@ class TourModel(nn.Module):
         self.embedding = Linear(2, channels)
         self.encoder = nn.Sequential(*(EncoderBlock(channels, heads, hidden) for _ in range(layers)))
         self.before = nn.Parameter(torch.empty(2 * channels).uniform_(-1, 1))
-        seen = DotProduct(heads, dim).scaled().masked(keep=STRUCTURE_IF_GIVEN).softmax()
-        self.glimpse = Conv(seen, channels, channels, weight=LowRank(dim), bias=False, other_channels=3 * channels)
+        attention = DotProduct(heads, dim).scaled().masked(keep=STRUCTURE_IF_GIVEN).softmax()
+        self.glimpse = Conv(attention, channels, channels, weight=LowRank(dim), bias=False, other_channels=3 * channels)
         # softcap(C) is C tanh(u / C); the basis is read itself, and the layer is there to prepare its keys
         scores = General().scaled(clip * channels ** -0.5).softcap(clip)
         self.pointer = Conv(scores, channels, channels, weight=Eye(), bias=False)
@@ -92,7 +92,7 @@ class TourDecoding:
 
     def __init__(self, model: TourModel, nodes: Tensor) -> None:
         self.model, self.nodes, self.mean = model, nodes, nodes.mean(1, keepdim=True)
-        self.seen, self.choice = model.glimpse.prepare(nodes), model.pointer.prepare(nodes)
+        self.nodes_of_glimpse, self.choice = model.glimpse.prepare(nodes), model.pointer.prepare(nodes)
         self.left = torch.ones(nodes.shape[:2], dtype=torch.bool, device=nodes.device)
         self.first: Tensor | None = None
 
@@ -100,13 +100,13 @@ class TourDecoding:
         """The newest nodes (B,) -> the logits (B, N) of the next ones, -inf of those that were visited."""
         self.left = self.left & (torch.arange(self.left.shape[1], device=tokens.device) != tokens.unsqueeze(-1))
         context = _context(self.mean, self._ends(tokens).unsqueeze(1))
-        glimpse = self.model.glimpse(self.seen, Padding(self.left), z=context)
+        glimpse = self.model.glimpse(self.nodes_of_glimpse, Padding(self.left), z=context)
         logits = self.model.pointer.basis(self.choice, z=glimpse).dense()
         return logits.flatten(1).masked_fill(~self.left, -torch.inf)
 
     def reorder(self, samples: Tensor) -> None:
         self.nodes, self.mean, self.left = self.nodes[samples], self.mean[samples], self.left[samples]
-        self.seen, self.choice = self.seen.reorder(samples), self.choice.reorder(samples)
+        self.nodes_of_glimpse, self.choice = self.nodes_of_glimpse.reorder(samples), self.choice.reorder(samples)
         self.first = None if self.first is None else self.first[samples]
 
     def _ends(self, tokens: Tensor) -> Tensor:

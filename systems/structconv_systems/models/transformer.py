@@ -81,11 +81,12 @@ class Transformer(nn.Module):
         if target_vocabulary is not None or not tied:
             vocabularies.insert(0, vocabulary)
 
-        def made(chosen: Attention, layer: int) -> Conv:
+        def attention_layer(chosen: Attention, layer: int) -> Conv:
             return attention(chosen if isinstance(chosen, Mechanism) else chosen(layer), channels, dim)
 
         def stack(chosen: Attention, to_source: Attention | None) -> Stack:
-            return Stack([Block(made(chosen, layer), None if to_source is None else made(to_source, layer),
+            return Stack([Block(attention_layer(chosen, layer),
+                                None if to_source is None else attention_layer(to_source, layer),
                                 hidden=hidden, dropout=dropout, norm=norm) for layer in range(layers)],
                          recompute=recompute)
 
@@ -105,9 +106,10 @@ class Transformer(nn.Module):
         if source.shape[0] != target.shape[0]:
             raise ShapeError("Transformer", f"target must be (B={source.shape[0]}, N), as many as there are sources",
                              tuple(target.shape))
-        given, wanted = (Sentences.of(tokens, packed=self.packed) for tokens in (source, target))
-        h = self.decoder(_embedded(self.tokens[-1], wanted), wanted.causal, self.encode(given), given.seen_from(wanted))
-        return self._logits(wanted.padded(h))
+        sources, targets = (Sentences.of(tokens, packed=self.packed) for tokens in (source, target))
+        h = self.decoder(_embedded(self.tokens[-1], targets), targets.causal, self.encode(sources),
+                         sources.mask_for(targets))
+        return self._logits(targets.padded(h))
 
     def encode(self, source: Sentences) -> Tensor:
         """The entries of the source, (T, C), or (B, M, C) where they are padded."""
@@ -116,8 +118,9 @@ class Transformer(nn.Module):
     @torch.no_grad()
     def begin(self, source: Tensor) -> StackDecoding:
         """The decoding of sources (B, M), whose keys and values are made once; of a model in evaluation mode."""
-        given = Sentences.of(source, packed=self.packed)
-        entries, pairs = given.padded(self.encode(given)), None if bool(given.keep.all()) else Padding(given.keep)
+        sources = Sentences.of(source, packed=self.packed)
+        entries = sources.padded(self.encode(sources))
+        pairs = None if bool(sources.keep.all()) else Padding(sources.keep)
         caches = self.decoder.prepare(entries[:, :0], entries, pairs)
         return StackDecoding(cast(Tokens, self.tokens[-1]), self.decoder, caches, self._logits, len(source))
 
@@ -145,8 +148,8 @@ def _check_causal(layer: Conv) -> None:
     x, training = torch.ones(3, cast(int, layer.in_channels)), layer.training
     if not is_plain(x):
         return
-    seen = layer.eval().mechanism.basis(x, structure=Samples([3])).dense()
+    weights = layer.eval().mechanism.basis(x, structure=Samples([3])).dense()
     layer.train(training)
-    if bool((seen.tril(-1) != 0).any()):
+    if bool((weights.tril(-1) != 0).any()):
         raise ConfigError("Transformer", "decoder_mechanism must be causal", repr(layer.mechanism),
                           "Write it as scores.masked(keep=Causal()).softmax().")

@@ -97,5 +97,5 @@ def _arborescence(scores: Tensor, edges: Tensor) -> Tensor:
     graph = networkx.DiGraph()
     graph.add_weighted_edges_from(zip(*(edges.nonzero() + torch.tensor([0, 1])).T.tolist(), scores[edges].tolist(),
                                       strict=True))
-    found = {word: head for head, word in networkx.maximum_spanning_arborescence(graph).edges}
-    return torch.tensor([found[n + 1] for n in range(scores.shape[1])])
+    heads = {word: head for head, word in networkx.maximum_spanning_arborescence(graph).edges}
+    return torch.tensor([heads[n + 1] for n in range(scores.shape[1])])

@@ -67,7 +67,7 @@ def measured_costs(recipe: Architectures, progress: Progress) -> dict[str, Any]:
     layers = {name: layer_of(name, recipe.channels, kernel=recipe.kernel, heads=recipe.heads).eval()
               for name in ARCHITECTURES}
     lengths = halves(recipe.longest, _SHORTEST)
-    found: dict[str, dict[str, list[float]]] = {
+    measured: dict[str, dict[str, list[float]]] = {
         name: {"seconds": [], "flops": [], "predicted_flops": [], "sequential": [], "path": []} for name in layers}
     other_load = []
     for length in lengths:
@@ -79,10 +79,10 @@ def measured_costs(recipe: Architectures, progress: Progress) -> dict[str, Any]:
             row = {"seconds": times[name].median, "flops": forward_flops(layer, x), "predicted_flops": cost.flops,
                    "sequential": cost.sequential, "path": cost.path}
             for key, number in row.items():
-                found[name][key].append(number)
+                measured[name][key].append(number)
         other_load.append(times[ARCHITECTURES[0]].other_load)
     return {"lengths": lengths, "channels": recipe.channels, "kernel": recipe.kernel, "other_load": other_load,
-            "layers": {name: {**row, "exponents": _exponents(lengths, row)} for name, row in found.items()}}
+            "layers": {name: {**row, "exponents": _exponents(lengths, row)} for name, row in measured.items()}}
 
 
 def _exponents(lengths: list[int], row: dict[str, list[float]]) -> dict[str, float]:

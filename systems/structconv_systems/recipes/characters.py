@@ -59,8 +59,8 @@ class CharactersTask(BatchTask):
         return {f"{part}_loss": mean_loss(map(self._loss, batches))}
 
     def _loss(self, window: Tensor) -> tuple[Tensor, float]:
-        logits, wanted = self.model(window[:, :-1]), window[:, 1:]
-        return cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum"), float(wanted.numel())
+        logits, target = self.model(window[:, :-1]), window[:, 1:]
+        return cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="sum"), float(target.numel())
 
 
 class Writer:

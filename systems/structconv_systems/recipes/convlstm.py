@@ -87,8 +87,8 @@ class VideoTask(BatchTask):
 
     def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
         frames = self.videos["train"].at(torch.tensor(samples))
-        logits, wanted = self.model(frames[:, :self.history]), frames[:, self.history:]
-        return F.binary_cross_entropy_with_logits(logits, wanted, reduction="sum"), wanted.shape[0] * wanted.shape[1]
+        logits, target = self.model(frames[:, :self.history]), frames[:, self.history:]
+        return F.binary_cross_entropy_with_logits(logits, target, reduction="sum"), target.shape[0] * target.shape[1]
 
     def figures(self, part: str) -> dict[str, float]:
         return _figures(self.videos, self.history, self.model, part)
@@ -100,9 +100,9 @@ def _figures(videos: Parts[Videos], history: int, model: nn.Module, part: str) -
     sums: Any = 0
     for chosen in torch.arange(len(videos[part])).split(_MANY):
         frames = videos[part].at(chosen)
-        logits, wanted = model(frames[:, :history]), frames[:, history:]
-        entropy = F.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
-        error = (logits.sigmoid() - wanted).square()
+        logits, target = model(frames[:, :history]), frames[:, history:]
+        entropy = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+        error = (logits.sigmoid() - target).square()
         sums = sums + torch.stack([entropy, error]).double().sum((1, 3, 4))
     entropy, error = sums / len(videos[part])
     if part == "val":
@@ -125,10 +125,11 @@ def _finish(recipe: MovingDigits, finished: Finished) -> dict[str, Any]:
     models = {name: finished.task(name).model for name in (_CONVOLUTION, _WITHOUT)}
     videos = videos_of(recipe)["test"]
     frames = videos.at(torch.arange(min(_SHOWN, len(videos))))
-    seen = frames[:, :recipe.history]
-    shown = {"came": frames, **{name: torch.cat([seen, model(seen).sigmoid()], 1) for name, model in models.items()}}
+    history = frames[:, :recipe.history]
+    forecasts = {name: torch.cat([history, model(history).sigmoid()], 1) for name, model in models.items()}
+    shown = {"came": frames, **forecasts}
     first = {name: video[0, recipe.history:] for name, video in shown.items()}
-    finished.run.draw("frames", pictures.videos({"seen": seen[0], **first}))
+    finished.run.draw("frames", pictures.videos({"seen": history[0], **first}))
     whole = {name: video.flatten(0, 1) for name, video in shown.items()}
     finished.run.write("pictures/videos.gif", pictures.images_gif(whole))
     return {"parameters": {name: parameters_of(task) for name, task in finished.tasks().items()}}

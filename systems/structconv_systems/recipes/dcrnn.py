@@ -54,7 +54,7 @@ class Batch:
 
     readings: Tensor
     known: Tensor | None
-    wanted: Tensor
+    target: Tensor
     counted: Tensor
 
 
@@ -88,10 +88,10 @@ class Sensors:
         """Samples of a part; what lies behind it is not counted."""
         part, recipe = self.parts[name], self.recipe
         times = origins.unsqueeze(-1) + torch.arange(1 - recipe.history, recipe.horizon + 1)
-        readings, wanted = part.values[times].split((recipe.history, recipe.horizon), 1)
+        readings, target = part.values[times].split((recipe.history, recipe.horizon), 1)
         later = times[:, recipe.history:]
         counted = part.observed[later] & (later < part.end).unsqueeze(-1)
-        return Batch(readings=readings, known=self._time_of_day(times[:, :recipe.history]), wanted=wanted,
+        return Batch(readings=readings, known=self._time_of_day(times[:, :recipe.history]), target=target,
                      counted=counted)
 
     def _time_of_day(self, times: Tensor) -> Tensor | None:
@@ -107,7 +107,7 @@ class Sensors:
         sums = torch.zeros(3, self.recipe.horizon, len(self.names), dtype=torch.float64)
         for origins in torch.tensor(self.parts[name].origins[::stride]).split(_MANY):
             batch = self.batch(name, origins)
-            error = (model(batch.readings, self.graph, batch.known) - batch.wanted).double() * batch.counted
+            error = (model(batch.readings, self.graph, batch.known) - batch.target).double() * batch.counted
             sums += torch.stack([error.abs().sum(0), error.square().sum(0), batch.counted.sum(0)])
         absolute, squared, counts = sums
         return absolute, squared, counts
@@ -172,8 +172,8 @@ class DCRNNTask(BatchTask):
 
     def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
         batch = self.sensors.batch("train", torch.tensor(samples) + self.sensors.parts["train"].first)
-        y = self.model(batch.readings, self.sensors.graph, batch.known, wanted=batch.wanted, share=self.share)
-        return ((y - batch.wanted).abs() * batch.counted).sum(), float(batch.counted.sum())
+        y = self.model(batch.readings, self.sensors.graph, batch.known, target=batch.target, share=self.share)
+        return ((y - batch.target).abs() * batch.counted).sum(), float(batch.counted.sum())
 
     def figures(self, part: str) -> dict[str, float]:
         return self.sensors.figures(self.model, part)
@@ -187,8 +187,8 @@ class Linear(nn.Module):
         self.forecast = forecast
 
     def forward(self, readings: Tensor, graph: Graph | None = None, known: Tensor | None = None) -> Tensor:
-        found: Tensor = self.forecast(readings.mT)
-        return found.mT
+        y: Tensor = self.forecast(readings.mT)
+        return y.mT
 
     @classmethod
     def fit(cls, recipe: Traffic, sensors: Sensors) -> Linear:
@@ -196,7 +196,7 @@ class Linear(nn.Module):
         batches = (sensors.batch("train", origins)
                    for origins in torch.tensor(sensors.parts["train"].origins).split(_MANY))
         return cls(LinearForecast(recipe.history, recipe.horizon).fit(
-            (batch.readings.mT.flatten(0, 1), batch.wanted.mT.flatten(0, 1), batch.counted.mT.flatten(0, 1))
+            (batch.readings.mT.flatten(0, 1), batch.target.mT.flatten(0, 1), batch.counted.mT.flatten(0, 1))
             for batch in batches))
 
 

@@ -57,10 +57,10 @@ class Steps:
     def __len__(self) -> int:
         return len(self.simulations) * (self.simulations.states.shape[1] - 1)
 
-    def at(self, places: Tensor) -> Seen:
+    def at(self, rows: Tensor) -> Seen:
         """Some of them."""
         times = self.simulations.states.shape[1] - 1
-        simulation, time = places // times, places % times
+        simulation, time = rows // times, rows % times
         before, after = (self.simulations.states[simulation, at] for at in (time, time + 1))
         return Seen(before, self.simulations.properties[simulation], (after - before)[..., 2:])
 
@@ -71,8 +71,8 @@ class Steps:
     def figures(self, model: InteractionNetwork) -> tuple[float, float]:
         """Mean squared errors of a velocity's coordinate after a step: of the model, and of constant velocity."""
         sums: Any = 0
-        for places in torch.arange(len(self)).split(_MANY):
-            states, properties, changes = self.at(places)
+        for rows in torch.arange(len(self)).split(_MANY):
+            states, properties, changes = self.at(rows)
             error = model(states, properties, self.graph) - changes
             sums = sums + torch.stack([error, changes]).double().square().mean((2, 3)).sum(1)
         error, constant = (sums / len(self)).tolist()
@@ -178,8 +178,8 @@ class InteractionTask(BatchTask):
         return figures if part == "val" else {**figures, **self._other_bodies(), **self._long()}
 
     def _other_bodies(self) -> dict[str, float]:
-        found = {part: self.motion.steps[part].figures(self.model) for part in ("fewer", "more")}
-        return {f"test_{part}": constant / error for part, (error, constant) in found.items()}
+        errors = {part: self.motion.steps[part].figures(self.model) for part in ("fewer", "more")}
+        return {f"test_{part}": constant / error for part, (error, constant) in errors.items()}
 
     def _long(self) -> dict[str, float]:
         motion = self.motion

@@ -56,10 +56,10 @@ class Facts:
         if recipe.test:
             path = recipe.path(recipe.test)
             other = read_triples(path, unseen=unseen)
-            relations = _places(path, "relation", other.relations, data.relations)
+            relations = _numbers_in(path, "relation", other.relations, data.relations)
             entities = torch.arange(len(other.entities))
             if own_entities:
-                entities = _places(path, "entity", other.entities, data.entities)
+                entities = _numbers_in(path, "entity", other.entities, data.entities)
             parts = {part: torch.stack([entities[rows[:, 0]], relations[rows[:, 1]], entities[rows[:, 2]]], 1)
                      for part, rows in other.parts.items()}
             known = torch.cat(list(parts.values()))
@@ -92,7 +92,7 @@ def both_ways(triples: Tensor, graph: KnowledgeGraph) -> Tensor:
     return torch.cat([triples, turned])
 
 
-def _places(path: object, kind: str, names: Sequence[str], known: Sequence[str]) -> Tensor:
+def _numbers_in(path: object, kind: str, names: Sequence[str], known: Sequence[str]) -> Tensor:
     """The number of each name among those that are known."""
     numbers = {name: number for number, name in enumerate(known)}
     unknown = next((name for name in names if name not in numbers), None)
@@ -119,12 +119,12 @@ class LinkTask(BatchTask):
 
     def trained(self, questions: Tensor) -> Tensor:
         """Scores (B, N) of questions (B, 3) whose answer is part of the graph."""
-        return self.asked(questions)
+        return self.score(questions)
 
-    def asked(self, questions: Tensor) -> Tensor:
+    def score(self, questions: Tensor) -> Tensor:
         """Scores (B, N), whatever the answer."""
         scores: Tensor = self.model(self.facts.graph, questions[:, :2])
         return scores
 
     def figures(self, part: str) -> dict[str, float]:
-        return self.facts.figures(self.asked, part)
+        return self.facts.figures(self.score, part)

@@ -51,7 +51,7 @@ class Table:
             raise DataError(recipe.path(recipe.file), "molecules for training, validation and the test", len(molecules))
         return table
 
-    def places(self, seed: int) -> Parts[list[int]]:
+    def rows(self, seed: int) -> Parts[list[int]]:
         """Which molecules train, validate and test with this seed."""
         return Parts(self._split(seed))
 
@@ -81,16 +81,16 @@ class MoleculesTask(BatchTask):
     model: MessagePassing
 
     def __init__(self, recipe: Molecules, table: Table, seed: int) -> None:
-        self.table, self.places = table, table.places(seed)
+        self.table, self.rows = table, table.rows(seed)
         self._measured_at: dict[str, list[tuple[Tensor, Graph, Tensor]]] = {}
-        train = self.places["train"]
+        train = self.rows["train"]
         super().__init__(network(recipe, table.molecules.targets[train]), recipe,
                          Batches([1] * len(train), cost=recipe.batch_size, seed=seed))
 
     def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
-        places = [self.places["train"][sample] for sample in samples]
-        found, wanted = self.model(*self.table.molecules.batch(places)), self.table.molecules.targets[places]
-        return F.mse_loss(found, wanted, reduction="sum") / self.model.variance, float(len(samples))
+        rows = [self.rows["train"][sample] for sample in samples]
+        output, target = self.model(*self.table.molecules.batch(rows)), self.table.molecules.targets[rows]
+        return F.mse_loss(output, target, reduction="sum") / self.model.variance, float(len(samples))
 
     def figures(self, part: str) -> dict[str, float]:
         return errors(*self.predicted(part), part)
@@ -100,14 +100,14 @@ class MoleculesTask(BatchTask):
         """What the model says of a part, and what was measured."""
         batches = self._batches(part)
         return (torch.cat([self.model(x, graph) for x, graph, _ in batches]),
-                torch.cat([wanted for _, _, wanted in batches]))
+                torch.cat([target for _, _, target in batches]))
 
     def _batches(self, part: str) -> list[tuple[Tensor, Graph, Tensor]]:
         """A part in batches that are kept, for it is measured again and again."""
         if part not in self._measured_at:
             other = self.table.other if part == "test" else None
-            data, places = (self.table.molecules, self.places[part]) if other is None else (other, range(len(other)))
-            cuts = [places[first:first + _MANY] for first in range(0, len(places), _MANY)]
+            data, rows = (self.table.molecules, self.rows[part]) if other is None else (other, range(len(other)))
+            cuts = [rows[first:first + _MANY] for first in range(0, len(rows), _MANY)]
             self._measured_at[part] = [(*data.batch(cut), data.targets[list(cut)]) for cut in cuts]
         return self._measured_at[part]
 
@@ -123,8 +123,8 @@ class Forest(nn.Module):
         from sklearn.ensemble import RandomForestRegressor
 
         super().__init__()
-        data, places = table.molecules, table.places(seed)
-        train, val = (places[part] for part in ("train", "val"))
+        data, rows = table.molecules, table.rows(seed)
+        train, val = (rows[part] for part in ("train", "val"))
         counts, targets = fingerprints(data.smiles), data.targets.double().numpy()
         best = float("inf")
         for share in (0.05, 0.2, 1.0):
@@ -140,13 +140,13 @@ class Forest(nn.Module):
 
 def _forest_figures(table: Table, seed: int, model: nn.Module, part: str) -> dict[str, float]:
     other = table.other if part == "test" else None
-    data, places = (table.molecules, table.places(seed)[part]) if other is None else (other, list(range(len(other))))
-    return errors(model([data.smiles[place] for place in places]), data.targets[places], part)
+    data, rows = (table.molecules, table.rows(seed)[part]) if other is None else (other, list(range(len(other))))
+    return errors(model([data.smiles[row] for row in rows]), data.targets[rows], part)
 
 
-def errors(found: Tensor, wanted: Tensor, part: str) -> dict[str, float]:
+def errors(output: Tensor, target: Tensor, part: str) -> dict[str, float]:
     """Root mean square and mean absolute error of numbers (B,)."""
-    error = found.double() - wanted.double()
+    error = output.double() - target.double()
     root = float(error.square().mean().sqrt())
     return {"val_loss": root} if part == "val" else {f"{part}_rmse": root, f"{part}_mae": float(error.abs().mean())}
 
@@ -172,7 +172,7 @@ def _finish(recipe: Molecules, finished: Finished) -> dict[str, Any]:
     """How many molecules were skipped; and what the first training says beside what was measured, in a picture."""
     task: MoleculesTask = finished.task(recipe.name)
     shown = {title: task.predicted(part) for title, part in (("training", "train"), ("test", "test"))}
-    finished.run.draw("predicted", agreement({title: (wanted, found) for title, (found, wanted) in shown.items()}))
+    finished.run.draw("predicted", agreement({title: (target, output) for title, (output, target) in shown.items()}))
     return {"skipped": task.table.skipped}
 
 

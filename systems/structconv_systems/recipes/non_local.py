@@ -54,7 +54,7 @@ def measured_costs(recipe: NonLocal, progress: Progress) -> dict[str, Any]:
               for name, function in zip(_BLOCKS, NonLocalBlock.FUNCTIONS, strict=True)}
     sides = halves(recipe.longest, _SHORTEST)
     pixels, other_load = [side * side for side in sides], []
-    found: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "flops": [], "bytes": []} for name in blocks}
+    measured: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "flops": [], "bytes": []} for name in blocks}
     for side in sides:
         progress.phase(f"timing blocks over {side} x {side} pixels")
         image = torch.randn(1, recipe.channels, side, side, generator=torch.Generator().manual_seed(0))
@@ -64,11 +64,11 @@ def measured_costs(recipe: NonLocal, progress: Progress) -> dict[str, Any]:
         for name, block in blocks.items():
             cost = block.plan(image).cost
             for key, number in (("seconds", times[name].median), ("flops", cost.flops), ("bytes", cost.peak_bytes)):
-                found[name][key].append(number)
+                measured[name][key].append(number)
     half = (len(pixels) - 1) // 2
     return {"pixels": pixels, "channels": recipe.channels, "other_load": other_load, "blocks": {
         name: {**row, "exponents": {key: exponent(pixels[half:], costs[half:]) for key, costs in row.items()}}
-        for name, row in found.items()}}
+        for name, row in measured.items()}}
 
 
 def _finish(recipe: NonLocal, finished: Finished) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _row(name: str, row: dict[str, Any]) -> tuple[str, ...]:
     def ends(key: str, scale: float) -> str:
         return f"{scale * row[key][0]:.3g} ... {scale * row[key][-1]:.3g}"
 
-    exponents = {key: f"{found:.2f}" for key, found in row["exponents"].items()}
+    exponents = {key: f"{exponent:.2f}" for key, exponent in row["exponents"].items()}
     return (name, ends("seconds", 1e3), exponents["seconds"], ends("flops", 1e-6), exponents["flops"],
             ends("bytes", 1 / 1024), exponents["bytes"])
 

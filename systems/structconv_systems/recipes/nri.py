@@ -66,14 +66,14 @@ class Motion:
     @classmethod
     def scaled(cls, recipe: options.RelationalInference, simulations: Mapping[str, Simulations]) -> Motion:
         """Simulations as the recipe's model reads them: the paper's oscillators have no cosine."""
-        states = {part: found.states for part, found in simulations.items()}
+        states = {part: simulation.states for part, simulation in simulations.items()}
         if recipe.system == "kuramoto" and recipe.model == "paper":
-            states = {part: found[..., [0, 1, 3]] for part, found in states.items()}
+            states = {part: simulation[..., [0, 1, 3]] for part, simulation in states.items()}
         graph, scale = Graph.complete(recipe.bodies), _scale(recipe, states["train"])
         return cls(recipe=recipe, graph=graph, scale=scale,
-                   states=Parts({part: found / scale for part, found in states.items()}),
-                   types=Parts({part: (found.couplings[:, graph.source, graph.target] > 0).long()
-                                for part, found in simulations.items()}))
+                   states=Parts({part: simulation / scale for part, simulation in states.items()}),
+                   types=Parts({part: (simulation.couplings[:, graph.source, graph.target] > 0).long()
+                                for part, simulation in simulations.items()}))
 
     def mirrored(self, states: Tensor) -> Tensor:
         """Each simulation (B, T, N, 4) turned by quarters and mirrored at random: x, y exchanged, or a sign."""
@@ -91,12 +91,12 @@ class Motion:
 
     def logits(self, encoder: nn.Module, part: str, first: int = 0) -> Tensor:
         """The logits of an encoder that reads T states, from `first` on: (S, E, K)."""
-        seen = self.states[part][:, first:first + self.recipe.times]
-        return torch.cat([encoder(states, self.graph) for states in seen.split(_MANY)])
+        window = self.states[part][:, first:first + self.recipe.times]
+        return torch.cat([encoder(states, self.graph) for states in window.split(_MANY)])
 
-    def accuracy(self, found: Tensor, part: str) -> float:
+    def accuracy(self, predicted: Tensor, part: str) -> float:
         """Percent of pairs whose type (S, E) is right."""
-        return 100 * float((found == self.types[part]).float().mean())
+        return 100 * float((predicted == self.types[part]).float().mean())
 
 
 def simulations_of(recipe: options.RelationalInference) -> dict[str, Simulations]:
@@ -141,10 +141,10 @@ class UnsupervisedTask(BatchTask):
 
     def _bound(self, states: Tensor, starts: Tensor) -> Tensor:
         recipe, horizon = self.recipe, self.recipe.horizon
-        found = self.model(states, self.motion.graph, starts, horizon)
-        error = found.states - _ahead(states, starts, horizon)
+        output = self.model(states, self.motion.graph, starts, horizon)
+        error = output.states - _ahead(states, starts, horizon)
         share = (recipe.times - 1) / (len(starts) * horizon)
-        log_q = found.logits.log_softmax(-1)
+        log_q = output.logits.log_softmax(-1)
         return share * self._surprise(error) + (log_q.exp() * log_q).sum()
 
     def _surprise(self, error: Tensor) -> Tensor:
@@ -160,29 +160,29 @@ class UnsupervisedTask(BatchTask):
 
     def figures(self, part: str) -> dict[str, float]:
         motion, model = self.motion, self.model
-        found = motion.logits(model.encoder, part)
-        accuracy = motion.accuracy(self._names()[found.argmax(-1)], part)
+        logits = motion.logits(model.encoder, part)
+        accuracy = motion.accuracy(self._names()[logits.argmax(-1)], part)
         ahead = self.recipe.rollout
         starts = torch.arange(0, self.recipe.times - ahead, ahead)
-        errors = self._errors(part, found, starts)
-        figures = {f"{part}_loss": self._one_step(part, found), f"{part}_accuracy": accuracy,
+        errors = self._errors(part, logits, starts)
+        figures = {f"{part}_loss": self._one_step(part, logits), f"{part}_accuracy": accuracy,
                    f"{part}_mse_1": float(errors[0]), f"{part}_mse_{ahead}": float(errors[-1])}
-        return figures if part == "val" else {**figures, **self._later(found)}
+        return figures if part == "val" else {**figures, **self._later(logits)}
 
     def _names(self) -> Tensor:
         """Which type is called which: one that sends nothing is known, others as they fit best in validation."""
         types = self.model.types
         if self.recipe.system != "charged":
             return torch.arange(types)
-        found = self.motion.logits(self.model.encoder, "val").argmax(-1)
+        inferred = self.motion.logits(self.model.encoder, "val").argmax(-1)
         return max((torch.tensor(order) for order in permutations(range(types))),
-                   key=lambda names: self.motion.accuracy(names[found], "val"))
+                   key=lambda names: self.motion.accuracy(names[inferred], "val"))
 
     def _one_step(self, part: str, logits: Tensor) -> float:
         """The negative log likelihood of a coordinate one step after each state, by which weights are chosen."""
         starts, total, count = torch.arange(self.recipe.times - 1), 0.0, 0
-        for states, found in zip(self.motion.states[part].split(_MANY), logits.split(_MANY), strict=True):
-            predicted = self.model.decoder(states, self.motion.graph, self.model.edges(found), 1, starts)
+        for states, chunk in zip(self.motion.states[part].split(_MANY), logits.split(_MANY), strict=True):
+            predicted = self.model.decoder(states, self.motion.graph, self.model.edges(chunk), 1, starts)
             error = predicted - _ahead(states, starts, 1)
             total, count = total + float(self._surprise(error)), count + error.numel()
         return total / count
@@ -190,8 +190,8 @@ class UnsupervisedTask(BatchTask):
     def _errors(self, part: str, logits: Tensor, starts: Tensor) -> Tensor:
         """Mean squared errors by steps ahead, (rollout,)."""
         horizon, total = self.recipe.rollout, []
-        for states, found in zip(self.motion.states[part].split(_MANY), logits.split(_MANY), strict=True):
-            predicted = self.model.decoder(states, self.motion.graph, self.model.edges(found), horizon, starts)
+        for states, chunk in zip(self.motion.states[part].split(_MANY), logits.split(_MANY), strict=True):
+            predicted = self.model.decoder(states, self.motion.graph, self.model.edges(chunk), horizon, starts)
             total.append((predicted - _ahead(states, starts, horizon)).square().mean((1, 3, 4)))
         return torch.cat(total).mean(0)
 
@@ -235,19 +235,19 @@ def _correlation(recipe: options.RelationalInference, motion: Motion) -> Correla
 
 
 def _correlated(motion: Motion, model: nn.Module, part: str) -> dict[str, float]:
-    found = motion.logits(model, part).argmax(-1)
-    return {f"{part}_loss": 0.0, f"{part}_accuracy": motion.accuracy(found, part)}
+    scale = motion.logits(model, part).argmax(-1)
+    return {f"{part}_loss": 0.0, f"{part}_accuracy": motion.accuracy(scale, part)}
 
 
 def _scale(recipe: options.RelationalInference, states: Tensor) -> Tensor:
     """The unit of each channel; the coordinates of a position, or of a velocity, have one, and a phase has none."""
-    found = states.abs().amax((0, 1, 2)) if recipe.model == "paper" else states.std((0, 1, 2))
+    scale = states.abs().amax((0, 1, 2)) if recipe.model == "paper" else states.std((0, 1, 2))
     if recipe.system != "kuramoto":
-        return found.view(2, 2).square().mean(-1).sqrt().repeat_interleave(2) if recipe.model != "paper" else (
-            found.view(2, 2).amax(-1).repeat_interleave(2))
+        return scale.view(2, 2).square().mean(-1).sqrt().repeat_interleave(2) if recipe.model != "paper" else (
+            scale.view(2, 2).amax(-1).repeat_interleave(2))
     if recipe.model != "paper":
-        found[1:3] = 1.0
-    return found
+        scale[1:3] = 1.0
+    return scale
 
 
 def _ahead(states: Tensor, starts: Tensor, horizon: int) -> Tensor:
@@ -258,11 +258,11 @@ def _ahead(states: Tensor, starts: Tensor, horizon: int) -> Tensor:
 def _jobs(recipe: options.RelationalInference, run: Run | None) -> list[Job]:
     simulations = simulations_of(recipe)
     motion = Motion.scaled(recipe, simulations)
-    told = dataclasses.replace(recipe, steps=recipe.supervised_steps)
+    supervised = dataclasses.replace(recipe, steps=recipe.supervised_steps)
     paper = recipe.as_paper()
     beside = motion if recipe.model == "paper" else Motion.scaled(paper, simulations)
     jobs = [*jobs_of(recipe, _ALONE, partial(UnsupervisedTask, recipe, motion), UnsupervisedTask),
-            *jobs_of(told, _TOLD, partial(SupervisedTask, told, motion), SupervisedTask)]
+            *jobs_of(supervised, _TOLD, partial(SupervisedTask, supervised, motion), SupervisedTask)]
     if recipe.model != "paper":
         jobs += jobs_of(paper, _MLP, partial(UnsupervisedTask, paper, beside), UnsupervisedTask)
     return [*jobs, untrained_job(_CORRELATION, _correlation(recipe, beside), partial(_correlated, beside))]
@@ -310,10 +310,10 @@ def _draw(run: Run, task: UnsupervisedTask, place: int, probable: Tensor) -> Non
     matrices = {title: torch.zeros(recipe.bodies, recipe.bodies).index_put((graph.source, graph.target), values)
                 for title, values in edges.items()}
     run.draw(f"graph-{place}", pictures.graphs(states[0, recipe.times - 1, :, :2], matrices))
-    found = task.model.edges(motion.logits(task.model.encoder, "test")[place:place + 1])
+    inferred = task.model.edges(motion.logits(task.model.encoder, "test")[place:place + 1])
     start = torch.tensor([recipe.times - 1])
     ways = {"true": states[0, recipe.times:, :, :2],
-            "predicted": task.model.decoder(states, graph, found, recipe.times, start)[0, 0, :, :, :2]}
+            "predicted": task.model.decoder(states, graph, inferred, recipe.times, start)[0, 0, :, :, :2]}
     run.draw(f"motion-{place}", pictures.paths(ways))
     if place == 0:
         run.write("pictures/motion.gif", pictures.motion_gif(ways))
@@ -322,12 +322,12 @@ def _draw(run: Run, task: UnsupervisedTask, place: int, probable: Tensor) -> Non
 def _show(recipe: options.RelationalInference, summary: dict[str, Any]) -> None:
     """The accuracies, and how well the decoder predicts."""
     _STUDY.show(recipe, summary)
-    found = next(row for name, row in summary["results"].items() if name.startswith(_ALONE))
+    learned = next(row for name, row in summary["results"].items() if name.startswith(_ALONE))
     print_table(("mean squared error of", "units of the model"), [
-        ("1 step", f"{found['test_mse_1']:.2e}"),
-        (f"{recipe.rollout} steps", f"{found[f'test_mse_{recipe.rollout}']:.2e}"),
-        ("later, edges found once", f"{found['test_mse_static']:.2e}"),
-        ("later, edges found anew", f"{found['test_mse_dynamic']:.2e}")])
+        ("1 step", f"{learned['test_mse_1']:.2e}"),
+        (f"{recipe.rollout} steps", f"{learned[f'test_mse_{recipe.rollout}']:.2e}"),
+        ("later, edges found once", f"{learned['test_mse_static']:.2e}"),
+        ("later, edges found anew", f"{learned['test_mse_dynamic']:.2e}")])
 
 
 _STUDY = Study(jobs=_jobs, columns={"test_accuracy": "edge accuracy, %"}, finish=_finish)

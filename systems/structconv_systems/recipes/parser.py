@@ -96,9 +96,9 @@ class ParserTask(BatchTask):
         right, both, count = 0, 0, 0
         for first in range(0, len(sentences), 64):
             words, tags, letters, heads, relations = _padded(sentences[first:first + 64])
-            found, labels = self.model.parse(words, tags, letters)
+            predicted, labels = self.model.parse(words, tags, letters)
             exist = words != PAD
-            hit = (found == heads) & exist
+            hit = (predicted == heads) & exist
             right, both = right + int(hit.sum()), both + int((hit & (labels == relations)).sum())
             count += int(exist.sum())
         return {f"{part}_uas": 100 * right / count, f"{part}_las": 100 * both / count}
@@ -150,8 +150,8 @@ def _picture(task: ParserTask) -> bytes:
     chosen = next((sentence for sentence in sentences if 9 <= len(sentence.words) <= 14), sentences[0])
     words, tags, letters, heads, _ = _padded([chosen])
     scores, _ = task.model(words, tags, letters)
-    found, _ = task.model.parse(words, tags, letters)
-    trees = [F.one_hot(tree[0], scores.shape[1]).mT for tree in (found, heads)]
+    predicted, _ = task.model.parse(words, tags, letters)
+    trees = [F.one_hot(tree[0], scores.shape[1]).mT for tree in (predicted, heads)]
     return basis_png(torch.stack([scores[0].softmax(0), *trees]), ["heads, by probability", "best tree", "treebank"])
 
 

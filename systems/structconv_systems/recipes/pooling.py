@@ -41,7 +41,7 @@ class PoolingTask(Classification):
     def figures(self, part: str) -> dict[str, float]:
         data = self.parts[part]
         weights = torch.cat([self.model.weights(inputs) for inputs in data.inputs.split(256)])
-        return {**super().figures(part), f"{part}_weight": 100 * weights.gather(1, data.places).mean().item()}
+        return {**super().figures(part), f"{part}_weight": 100 * weights.gather(1, data.positions).mean().item()}
 
 
 def _jobs(recipe: Pooling, run: Run | None) -> list[Job]:
@@ -67,8 +67,8 @@ def _picture(recipe: Pooling, tasks: dict[str, PoolingTask]) -> bytes:
     """Which entries decide, and how much weight each pooling gives them: a row a place, a column one of as many test
     sequences; and in the last panel how each entry of the first sequence (a column) attends to each."""
     data, count = tasks[POOLINGS[0]].parts["test"], recipe.length
-    x, places = data.inputs[:count], data.places[:count]
-    panels = [torch.zeros(x.shape[:2]).scatter(1, places, 1.0), *(task.model.weights(x) for task in tasks.values())]
+    x, positions = data.inputs[:count], data.positions[:count]
+    panels = [torch.zeros(x.shape[:2]).scatter(1, positions, 1.0), *(task.model.weights(x) for task in tasks.values())]
     attention = tasks["self-attention"].model.attention(x[0])
     return basis_png(torch.stack([*(panel.mT for panel in panels), attention]),
                      ["decides", *POOLINGS, "attention of one"])

@@ -49,7 +49,7 @@ class Batch:
 
     values: Tensor
     observed: Tensor
-    wanted: Tensor
+    target: Tensor
     counted: Tensor
 
 
@@ -81,10 +81,10 @@ class Histories:
         times = origins.unsqueeze(-1) + torch.arange(1 - recipe.history, recipe.horizon + 1)
         values, observed = (table[times, sensors.unsqueeze(-1)] for table in (of.values, of.observed))
         observed = observed & (times < of.end)
-        (known, wanted), (seen, counted) = (table.split((recipe.history, recipe.horizon), -1)
+        (known, target), (visible, counted) = (table.split((recipe.history, recipe.horizon), -1)
                                             for table in (values, observed))
-        seen = seen if missing is None else seen & ~missing
-        return Batch(values=known * seen, observed=seen, wanted=wanted, counted=counted)
+        visible = visible if missing is None else visible & ~missing
+        return Batch(values=known * visible, observed=visible, target=target, counted=counted)
 
     @torch.no_grad()
     def errors(self, model: nn.Module, part: str, stride: int, share: float = 0.0) -> Tensor:
@@ -97,7 +97,7 @@ class Histories:
         for origin, sensor in (rows.unbind(-1) for rows in samples.split(_MANY)):
             missing = self.missing(len(origin), share, generator) if share else None
             batch = self.batch(part, origin, sensor, missing)
-            error = (model(batch.values, batch.observed) - batch.wanted).abs() * batch.counted
+            error = (model(batch.values, batch.observed) - batch.target).abs() * batch.counted
             total, count = total + error.double().sum(0), count + batch.counted.sum(0)
         return total / count
 
@@ -154,7 +154,7 @@ class SeriesTask(BatchTask):
         chosen, sensors = torch.tensor([divmod(sample, part.values.shape[1]) for sample in samples]).unbind(-1)
         missing = histories.missing(count, histories.recipe.gaps) & (torch.rand(count, 1) < 0.5)
         batch = histories.batch("train", chosen + part.first, sensors, missing)
-        error = (self.model(batch.values, batch.observed) - batch.wanted).abs() * batch.counted
+        error = (self.model(batch.values, batch.observed) - batch.target).abs() * batch.counted
         return error.sum(), float(batch.counted.sum())
 
     def figures(self, part: str) -> dict[str, float]:
@@ -169,8 +169,8 @@ class Filled(nn.Module):
         self.forecast = forecast
 
     def forward(self, values: Tensor, observed: Tensor) -> Tensor:
-        found: Tensor = self.forecast(History.of(values, observed).filled)
-        return found
+        y: Tensor = self.forecast(History.of(values, observed).filled)
+        return y
 
 
 def _linear(histories: Histories) -> Filled:
@@ -179,7 +179,7 @@ def _linear(histories: Histories) -> Filled:
     samples = torch.cartesian_prod(torch.tensor(part.origins[::recipe.stride]), torch.arange(part.values.shape[1]))
     batches = (histories.batch("train", *rows.unbind(-1)) for rows in samples.split(_MANY))
     return Filled(LinearForecast(recipe.history, recipe.horizon).fit(
-        (History.of(batch.values, batch.observed).filled, batch.wanted, batch.counted) for batch in batches))
+        (History.of(batch.values, batch.observed).filled, batch.target, batch.counted) for batch in batches))
 
 
 def _simple(recipe: Series, histories: Histories) -> dict[str, nn.Module]:
@@ -214,10 +214,10 @@ def _picture(task: SeriesTask) -> bytes:
     sensor = part.values[:part.end].std(0).argmax().unsqueeze(0)
     missing = histories.missing(1, histories.recipe.gaps, torch.Generator().manual_seed(0))
     batch = histories.batch("test", torch.tensor([part.origins[len(part.origins) // 2]]), sensor, missing)
-    y, last = (found(batch.values, batch.observed)[0] for found in (model, LastValue(histories.recipe.horizon)))
-    wanted = batch.wanted.masked_fill(~batch.counted, torch.nan)[0]
+    y, last = (forecast(batch.values, batch.observed)[0] for forecast in (model, LastValue(histories.recipe.horizon)))
+    target = batch.target.masked_fill(~batch.counted, torch.nan)[0]
     return forecast_png(batch.values.masked_fill(~batch.observed, torch.nan)[0],
-                        {"observed later": wanted, "forecast": y, "last value": last},
+                        {"observed later": target, "forecast": y, "last value": last},
                         model.weights(batch.values, batch.observed)[0].flatten(0, 1), y_label="reading")
 
 

@@ -62,10 +62,10 @@ def read_corpus(recipe: Translation, run: Run | None = None) -> Corpus:
     if recipe.sentences:
         texts["train"] = Parallel(source=texts["train"].source[:recipe.sentences],
                                   target=texts["train"].target[:recipe.sentences])
-    subwords, alone = _subwords(recipe, texts["train"], run), len(texts["train"])
+    subwords, num_alone = _subwords(recipe, texts["train"], run), len(texts["train"])
     texts["train"] = _with_rows(texts["train"], recipe.in_a_row)
     parts = {part: _encoded(text, subwords) for part, text in texts.items()}
-    return Corpus(subwords=subwords, parts=Parts({**parts, "train": _shorter(recipe, parts["train"], alone)}))
+    return Corpus(subwords=subwords, parts=Parts({**parts, "train": _shorter(recipe, parts["train"], num_alone)}))
 
 
 def _with_rows(text: Parallel, most: int) -> Parallel:
@@ -105,10 +105,10 @@ class TranslationTask(BatchTask):
         pairs = self.corpus.parts[part]
         count = len(pairs.text)
         loss = mean_loss(self._loss(pairs, range(first, min(first + 64, count)), 0.0) for first in range(0, count, 64))
-        found = {f"{part}_loss": loss, f"{part}_perplexity": math.exp(min(loss, 700.0))}
+        result = {f"{part}_loss": loss, f"{part}_perplexity": math.exp(min(loss, 700.0))}
         if part == "test":
-            found["test_bleu"] = bleu(self.translator.translate(pairs.text.source), pairs.text.target)[0]
-        return found
+            result["test_bleu"] = bleu(self.translator.translate(pairs.text.source), pairs.text.target)[0]
+        return result
 
     @property
     def translator(self) -> Translator:
@@ -118,10 +118,10 @@ class TranslationTask(BatchTask):
     def _loss(self, pairs: Pairs, samples: Sequence[int], smoothing: float) -> tuple[Tensor, float]:
         source = pad_sequence([pairs.sources[sample] for sample in samples], batch_first=True, padding_value=PAD)
         target = pad_sequence([pairs.targets[sample] for sample in samples], batch_first=True, padding_value=PAD)
-        logits, wanted = self.model(source, target[:, :-1]), target[:, 1:]
-        loss = cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=PAD, reduction="sum",
+        logits, expected = self.model(source, target[:, :-1]), target[:, 1:]
+        loss = cross_entropy(logits.flatten(0, 1), expected.flatten(), ignore_index=PAD, reduction="sum",
                              label_smoothing=smoothing)
-        return loss, float((wanted != PAD).sum())
+        return loss, float((expected != PAD).sum())
 
 
 def translation_jobs(recipe: Translation, run: Run | None, networks: Mapping[str, Callable[[int], nn.Module]],
@@ -163,13 +163,13 @@ class Translator:
     def translate(self, lines: Sequence[str]) -> list[str]:
         """Their translations, decoded in batches of like length; a blank line's is blank."""
         sources = [_source(self._subwords, line) for line in lines]
-        order = sorted((place for place, line in enumerate(lines) if line.strip()),
-                       key=lambda place: len(sources[place]))
+        order = sorted((index for index, line in enumerate(lines) if line.strip()),
+                       key=lambda index: len(sources[index]))
         output = [""] * len(lines)
         for first in range(0, len(order), 32):
-            places = order[first:first + 32]
-            for place, tokens in zip(places, self._decoded([sources[place] for place in places]), strict=True):
-                output[place] = self._subwords.decode(tokens)
+            indices = order[first:first + 32]
+            for index, tokens in zip(indices, self._decoded([sources[index] for index in indices]), strict=True):
+                output[index] = self._subwords.decode(tokens)
         return output
 
     @torch.no_grad()
@@ -179,10 +179,10 @@ class Translator:
         Raises:
             ConfigError: it looks nowhere in particular.
         """
-        given = _source(self._subwords, source)
-        wanted = _target(self._subwords, target)
-        pieces = (self._subwords.pieces(tokens.tolist()) for tokens in (given, wanted[1:]))
-        return alignment_png(self._model.alignment(given, wanted[:-1]), *pieces)
+        source_tokens = _source(self._subwords, source)
+        target_tokens = _target(self._subwords, target)
+        pieces = (self._subwords.pieces(tokens.tolist()) for tokens in (source_tokens, target_tokens[1:]))
+        return alignment_png(self._model.alignment(source_tokens, target_tokens[:-1]), *pieces)
 
     def _decoded(self, sources: list[Tensor]) -> list[list[int]]:
         recipe, source = self._recipe, pad_sequence(sources, batch_first=True, padding_value=PAD)
@@ -198,12 +198,12 @@ def translator(network: Callable[[Any, int], nn.Module], job: str, recipe: Trans
     return Translator(model, subwords, recipe if beam is None else dataclasses.replace(recipe, beam=beam))
 
 
-def bleu(output: Sequence[str], wanted: Sequence[str]) -> tuple[float, str]:
+def bleu(output: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
     """Corpus BLEU (Papineni et al. 2002) of detokenized text by sacrebleu (Post 2018), and its signature."""
     import sacrebleu
 
     metric = sacrebleu.metrics.BLEU()
-    return float(metric.corpus_score(list(output), [list(wanted)]).score), str(metric.get_signature())
+    return float(metric.corpus_score(list(output), [list(references)]).score), str(metric.get_signature())
 
 
 def _encoded(text: Parallel, subwords: Subwords) -> Pairs:
@@ -219,17 +219,17 @@ def _target(subwords: Subwords, line: str) -> Tensor:
     return torch.tensor([BEGIN, *subwords.encode(line), END])
 
 
-def _shorter(recipe: Translation, pairs: Pairs, alone: int) -> Pairs:
+def _shorter(recipe: Translation, pairs: Pairs, num_alone: int) -> Pairs:
     """Without the pairs that have a side longer than the recipe allows; the first ones are those of the files, and a
     user is told of them."""
-    kept = [place for place in range(len(pairs.text))
-            if max(len(pairs.sources[place]), len(pairs.targets[place]) - 1) <= recipe.longest]
-    if not kept:
+    indices = [index for index in range(len(pairs.text))
+            if max(len(pairs.sources[index]), len(pairs.targets[index]) - 1) <= recipe.longest]
+    if not indices:
         raise DataError(recipe.path(recipe.train), f"sentences of at most longest={recipe.longest} subwords", "none")
-    if (left := alone - sum(place < alone for place in kept)):
-        warnings.warn(f"{recipe.path(recipe.train)}: {left} of {alone} pairs are left out, for they have "
+    if (left := num_alone - sum(index < num_alone for index in indices)):
+        warnings.warn(f"{recipe.path(recipe.train)}: {left} of {num_alone} pairs are left out, for they have "
                       f"more than longest={recipe.longest} subwords", stacklevel=2)
-    text = Parallel(source=tuple(pairs.text.source[place] for place in kept),
-                    target=tuple(pairs.text.target[place] for place in kept))
-    return Pairs(text=text, sources=[pairs.sources[place] for place in kept],
-                 targets=[pairs.targets[place] for place in kept])
+    text = Parallel(source=tuple(pairs.text.source[index] for index in indices),
+                    target=tuple(pairs.text.target[index] for index in indices))
+    return Pairs(text=text, sources=[pairs.sources[index] for index in indices],
+                 targets=[pairs.targets[index] for index in indices])

@@ -36,7 +36,7 @@ from structconv_systems.train.study import Finished, Job, Study, jobs_of
 from structconv_systems.train.task import BatchTask
 from structconv_systems.train.untrained import untrained_job
 
-__all__ = ["RUNNER", "Instances", "TourTask", "best_of", "network", "said"]
+__all__ = ["RUNNER", "Instances", "TourTask", "best_of", "greedy_tours", "network"]
 
 #: Seeds of training batches are below, those of all else from here on.
 _OTHERS = 2 ** 31
@@ -62,7 +62,7 @@ class Instances:
     optimum: Tensor | None = None
 
     @classmethod
-    def made(cls, samples: int, nodes: int, seed: int) -> Instances:
+    def drawn(cls, samples: int, nodes: int, seed: int) -> Instances:
         """Uniform ones."""
         points = uniform(samples, nodes, seed)
         return cls(points, distances(points))
@@ -97,7 +97,7 @@ class Instances:
 
 
 @torch.no_grad()
-def said(model: TourModel, points: Tensor) -> Tensor:
+def greedy_tours(model: TourModel, points: Tensor) -> Tensor:
     """The tours (B, N) whose nodes are the likeliest at each step."""
     return torch.cat([torch.tensor(greedy(model.begin(part), len(part), begin=BEGIN, end=None, most=part.shape[1]))
                       for part in points.split(_ROWS)])
@@ -106,18 +106,18 @@ def said(model: TourModel, points: Tensor) -> Tensor:
 @torch.no_grad()
 def drawn(model: TourModel, points: Tensor, samples: int, generator: torch.Generator) -> Tensor:
     """Tours (B, samples, N) of the model's distribution; the points are encoded once."""
-    found = []
+    tours = []
     for part in points.split(max(_ROWS // samples, 1)):
         decoding = model.begin(part)
         decoding.reorder(torch.arange(len(part)).repeat_interleave(samples))
         rows = sample(decoding, len(part) * samples, begin=BEGIN, end=None, most=part.shape[1], generator=generator)
-        found.append(torch.tensor(rows).unflatten(0, (-1, samples)))
-    return torch.cat(found)
+        tours.append(torch.tensor(rows).unflatten(0, (-1, samples)))
+    return torch.cat(tours)
 
 
 def best_of(model: TourModel, instances: Instances, samples: int) -> Tensor:
     """The shortest (B, N) of so many tours of each instance, always the same ones; the likeliest tour is the first."""
-    tours = said(model, instances.points).unsqueeze(1)
+    tours = greedy_tours(model, instances.points).unsqueeze(1)
     if samples > 1:
         others = drawn(model, instances.points, samples - 1, torch.Generator().manual_seed(0))
         tours = torch.cat([tours, others], 1)
@@ -132,8 +132,8 @@ def network(recipe: TSP) -> TourModel:
 
 
 def measure(model: TourModel, points: Tensor) -> Tensor:
-    """The lengths of what is `said`, (B,)."""
-    return ways(points, said(model, points))
+    """The lengths of what is `greedy_tours`, (B,)."""
+    return ways(points, greedy_tours(model, points))
 
 
 def baseline(recipe: TSP, model: TourModel, seed: int) -> Baseline:
@@ -190,21 +190,21 @@ class TourTask(BatchTask):
             nodes, points = nodes.repeat_interleave(copies, 0), points.repeat_interleave(copies, 0)
         decoding = TourDecoding(self.model, nodes.detach())
         tours = torch.tensor(sample(decoding, count, begin=BEGIN, end=None, most=self.recipe.nodes))
-        found = ways(points, tours)
-        self.length = float(found.mean())
-        advantage = found - self.baseline.value(points, found)
+        lengths = ways(points, tours)
+        self.length = float(lengths.mean())
+        advantage = lengths - self.baseline.value(points, lengths)
         return (advantage * self.model.log_p(nodes, tours).sum(-1)).sum(), float(count)
 
     def figures(self, part: str) -> dict[str, float]:
         """The mean length; of ``test`` also by how many percent tours are longer than the shortest ones."""
         instances = self.parts[part]
-        found = instances.lengths(said(self.model, instances.points))
+        lengths = instances.lengths(greedy_tours(self.model, instances.points))
         if part == "val":
-            return {"val_length": float(found.mean())}
+            return {"val_length": float(lengths.mean())}
         shortest = instances.lengths(instances.best)
         sampled = instances.lengths(best_of(self.model, instances, self.recipe.samples))
-        return {"test_gap": float(_gap(found, shortest).mean()),
-                "test_gap_samples": float(_gap(sampled, shortest).mean()), "test_length": float(found.mean()),
+        return {"test_gap": float(_gap(lengths, shortest).mean()),
+                "test_gap_samples": float(_gap(sampled, shortest).mean()), "test_length": float(lengths.mean()),
                 "test_length_samples": float(sampled.mean()), "test_shortest": float(shortest.mean())}
 
 
@@ -227,18 +227,18 @@ class Heuristic(nn.Module):
 def _by_rule(parts: Parts[Instances], model: nn.Module, part: str) -> dict[str, float]:
     """The figures of `TourTask` of tours that are the same in each sample."""
     instances = parts[part]
-    found = instances.lengths(model(instances.table))
+    lengths = instances.lengths(model(instances.table))
     if part == "val":
-        return {"val_loss": float(found.mean())}
+        return {"val_loss": float(lengths.mean())}
     shortest = instances.lengths(instances.best)
-    gap, length = float(_gap(found, shortest).mean()), float(found.mean())
+    gap, length = float(_gap(lengths, shortest).mean()), float(lengths.mean())
     return {"test_gap": gap, "test_gap_samples": gap, "test_length": length, "test_length_samples": length,
             "test_shortest": float(shortest.mean())}
 
 
 def _jobs(recipe: TSP, run: Run | None) -> list[Job]:
-    test = Instances.read(recipe.test) if recipe.test else Instances.made(recipe.instances, recipe.nodes, _TEST)
-    parts = Parts({"val": Instances.made(recipe.instances, recipe.nodes, _VALIDATION), "test": test})
+    test = Instances.read(recipe.test) if recipe.test else Instances.drawn(recipe.instances, recipe.nodes, _TEST)
+    parts = Parts({"val": Instances.drawn(recipe.instances, recipe.nodes, _VALIDATION), "test": test})
     rules = {"farthest-insertion": Heuristic(improve=False), "insertion-2-opt": Heuristic(improve=True)}
     return [*jobs_of(recipe, "attention", partial(TourTask, recipe, parts), TourTask),
             *(untrained_job(name, rule, partial(_by_rule, parts)) for name, rule in rules.items())]
@@ -256,7 +256,7 @@ def _finish(recipe: TSP, finished: Finished) -> dict[str, Any]:
 
 def _drawing(task: TourTask, one: Instances) -> Drawing:
     """The tours of one instance, each with its length, and by how much it is longer than the shortest."""
-    tours = {"greedy": said(task.model, one.points),
+    tours = {"greedy": greedy_tours(task.model, one.points),
              f"best of {task.recipe.samples}": best_of(task.model, one, task.recipe.samples), "shortest": one.best}
     lengths = {name: one.lengths(tour) for name, tour in tours.items()}
     titles = {name: f"{name}: {float(length):.4g} ({round(float(_gap(length, lengths['shortest'])), 1) + 0.0:+.1f} %)"

@@ -55,14 +55,14 @@ def _saved(run: Run, name: str, png: bytes) -> bytes:
 
 def _curves(run: Run, titles: dict[str, str]) -> dict[str, tuple[list[float], list[float]]]:
     """Mean validation accuracy over seeds by step, for each basis."""
-    seen: dict[str, dict[int, list[float]]] = {name: defaultdict(list) for name in titles}
+    curves: dict[str, dict[int, list[float]]] = {name: defaultdict(list) for name in titles}
     for line in run.metrics:
         name = line["job"].partition("/")[0]
-        if "val_accuracy" in line and name in seen:
-            seen[name][line["step"]].append(line["val_accuracy"])
+        if "val_accuracy" in line and name in curves:
+            curves[name][line["step"]].append(line["val_accuracy"])
     return {titles[name]: ([float(step) for step in by_step],
                            [100 * sum(values) / len(values) for values in by_step.values()])
-            for name, by_step in seen.items()}
+            for name, by_step in curves.items()}
 
 
 def _basis_figures(run: Run, titles: dict[str, str], models: dict[str, PixelNetwork],

@@ -55,7 +55,7 @@ def outcome(summary: Mapping[str, Any], environment: Mapping[str, Any], override
             "commit": environment["commit"], "date": environment["started"][:10], "command": command}
 
 
-def record(path: Path, found: dict[str, Any]) -> None:
+def record(path: Path, row: dict[str, Any]) -> None:
     """Put an outcome into a file of JSON, in the place of the one before it, and write its pages beside it: the table,
     and a folder with a page for each recipe.
 
@@ -67,7 +67,7 @@ def record(path: Path, found: dict[str, Any]) -> None:
     known = read_json(path) if path.is_file() else []
     if not isinstance(known, list) or not all(isinstance(row, dict) and "recipe" in row for row in known):
         raise DataError(path, "a list of outcomes", type(known).__name__)
-    rows = sorted([*(row for row in known if _key(row) != _key(found)), found], key=_key)
+    rows = sorted([*(other for other in known if _key(other) != _key(row)), row], key=_key)
     write_atomically(path, json_text(rows, indent=1) + "\n")
     write_atomically(path.with_suffix(".md"), render(rows, path.stem))
     folder = path.with_suffix("")

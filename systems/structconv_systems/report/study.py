@@ -29,14 +29,14 @@ def sentence(head: Mapping[str, Any]) -> str:
     """A headline for people, with a full stop."""
     if not head["effect"]:
         within = "" if head["low"] is None else f" [{head['low']:.3f}, {head['high']:.3f}]"
-        found = number(head["value"]) + within
+        value_text = number(head["value"]) + within
     else:
-        found = effect_text(head["ratio"], head["value"], head["low"], head["high"])
+        value_text = effect_text(head["ratio"], head["value"], head["low"], head["high"])
     published = head["published"]
     if head["published_effect"] is not None:
         published = f"{effect_text(head['ratio'], head['published_effect'])} ({published})"
     reason = f", {head['reason']}" if head["reason"] else ""
-    return f"{head['label']}: {found}; published: {published}; {head['state']}{reason}."
+    return f"{head['label']}: {value_text}; published: {published}; {head['state']}{reason}."
 
 
 def group_rows(groups: Mapping[str, Mapping[str, Mapping[str, Any]]], columns: Mapping[str, str]
@@ -83,16 +83,16 @@ def _trainings(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _curves(run: Run) -> list[str]:
     """Each validation figure over steps."""
-    found: dict[str, dict[str, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    curves: dict[str, dict[str, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     jobs = {line["job"] for line in run.metrics}
     for line in run.metrics:
         name = line["job"] if len(jobs) <= _CURVES else line["job"].partition("/")[0]
         for metric, value in line.items():
             if metric.startswith("val_") and value is not None:
-                found[metric][name][line["step"]].append(value)
+                curves[metric][name][line["step"]].append(value)
     many = ", mean over seeds" if len(jobs) > _CURVES else ""
     pictures = []
-    for metric, groups in found.items():
+    for metric, groups in curves.items():
         label = metric.replace("_", " ")
         lines = {name: ([float(step) for step in steps], [sum(values) / len(values) for values in steps.values()])
                  for name, steps in groups.items() if len(steps) > 1}
@@ -105,8 +105,8 @@ def _evaluations(run: Run, columns: Mapping[str, str]) -> list[str]:
     """Return the results of `evaluate --test`, one table for each test set."""
     pieces = []
     for path in sorted((run.folder / "evaluations").glob("*.json")):
-        found = json.loads(path.read_bytes())
-        hashes = ", ".join(f"{Path(name).name}: {value}" for name, value in found["test"]["files"].items())
-        pieces += [paragraph(f"Test data: {found['test']['name']}" + (f" ({hashes})" if hashes else "")),
-                   table(("group", *columns.values()), group_rows(found["groups"], columns))]
+        evaluation = json.loads(path.read_bytes())
+        hashes = ", ".join(f"{Path(name).name}: {value}" for name, value in evaluation["test"]["files"].items())
+        pieces += [paragraph(f"Test data: {evaluation['test']['name']}" + (f" ({hashes})" if hashes else "")),
+                   table(("group", *columns.values()), group_rows(evaluation["groups"], columns))]
     return pieces

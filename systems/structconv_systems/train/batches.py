@@ -80,7 +80,7 @@ class Windows:
     """OutputPositions at which the samples of a step begin in a long sequence, drawn anew for each step.
 
     Args:
-        places: how many there are to begin at. size: samples in a batch. seed: of the draws.
+        starts: how many there are to begin at. size: samples in a batch. seed: of the draws.
 
     Raises:
         ConfigError: the sequence is too short for one.
@@ -93,12 +93,12 @@ class Windows:
         (4, True)
     """
 
-    def __init__(self, places: int, *, size: int, seed: int) -> None:
-        if places < 1:
-            raise ConfigError("Windows", "the sequence must be longer than a sample", f"{places} places to begin at")
-        self._places, self._size, self._seed = places, size, seed
+    def __init__(self, starts: int, *, size: int, seed: int) -> None:
+        if starts < 1:
+            raise ConfigError("Windows", "the sequence must be longer than a sample", f"{starts} places to begin at")
+        self._starts, self._size, self._seed = starts, size, seed
 
     def at(self, step: int) -> list[int]:
         """Return the numbers of the samples of step `step`, counted from 1."""
-        places: list[int] = torch.randint(self._places, (self._size,), generator=generator(self._seed, step)).tolist()
-        return places
+        starts: list[int] = torch.randint(self._starts, (self._size,), generator=generator(self._seed, step)).tolist()
+        return starts

@@ -87,7 +87,7 @@ class Checkpoints:
             shutil.rmtree(place)
         os.replace(partial, place)
         flush_folder(self.folder)
-        for old in self.found()[:-self.keep]:
+        for old in self.files()[:-self.keep]:
             shutil.rmtree(old)
         return place
 
@@ -96,20 +96,20 @@ class Checkpoints:
         self.save(checkpoint)
         shutil.rmtree(self.folder / _name(checkpoint.step, True))
 
-    def found(self) -> list[Path]:
+    def files(self) -> list[Path]:
         """The folders of the checkpoints, oldest first, unverified."""
         final = self.folder / "final"
         return sorted(self.folder.glob("step-*")) + ([final] if final.is_dir() else [])
 
     def latest(self, warn: Callable[[str], None]) -> Checkpoint | None:
         """The newest sound checkpoint, or None; each corrupt one on the way is named through `warn`."""
-        found = self.found()
-        for place in reversed(found):
+        files = self.files()
+        for place in reversed(files):
             try:
                 return load(place)
             except StructureError as error:
                 warn(f"{error} It is passed over.")
-        if found:
+        if files:
             warn(f"No checkpoint in {self.folder} is sound.")
         return None
 

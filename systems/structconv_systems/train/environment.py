@@ -42,6 +42,6 @@ def _commit() -> str | None:
     top = git("rev-parse", "--show-toplevel")
     if top is None:
         return None
-    places = [str(place) for place in (source, library) if place.is_relative_to(top)]  # a library elsewhere is no part
-    commit = git("log", "-1", "--format=%h", "--", *places)
-    return commit + ("+" if git("status", "--porcelain", "--", *places) else "") if commit else None
+    paths = [str(place) for place in (source, library) if place.is_relative_to(top)]  # a library elsewhere is no part
+    commit = git("log", "-1", "--format=%h", "--", *paths)
+    return commit + ("+" if git("status", "--porcelain", "--", *paths) else "") if commit else None

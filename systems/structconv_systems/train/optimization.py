@@ -107,11 +107,11 @@ class Optimization:
 
     def _gradients(self, share: float) -> Tensor:
         """Multiply the gradients by `share`, clip them; their norm before."""
-        found = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         if share != 1:
-            for gradient in found:
+            for gradient in gradients:
                 gradient.mul_(share)
-        norm = nn.utils.get_total_norm(found)
+        norm = nn.utils.get_total_norm(gradients)
         if self.options.clip:
             nn.utils.clip_grads_with_norm_(self.parameters, self.options.clip, norm)
         return norm

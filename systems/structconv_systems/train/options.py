@@ -57,8 +57,8 @@ class Measured(Recipe):
         """Options by which a result differs from that of the preset, with their values."""
         own = {field.name: field.default for field in dataclasses.fields(self)}
         own.update(self.presets.get(self.preset, {}))
-        return {key: found for key, value in own.items()
-                if key not in _NOT_A_RESULT and (found := getattr(self, key)) != value}
+        return {key: current for key, value in own.items()
+                if key not in _NOT_A_RESULT and (current := getattr(self, key)) != value}
 
 
 @dataclass(frozen=True, kw_only=True)

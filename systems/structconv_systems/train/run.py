@@ -74,8 +74,8 @@ class Metrics:
         self.flush(wait=False)
         if not self.path.exists():
             return
-        kept = [line for line in self if line["job"] != job or line["step"] <= step]
-        text = "".join(json_text(line) + "\n" for line in kept)
+        lines = [line for line in self if line["job"] != job or line["step"] <= step]
+        text = "".join(json_text(line) + "\n" for line in lines)
         if text.encode() != self.path.read_bytes():
             write_atomically(self.path, text)
 
@@ -122,8 +122,8 @@ class Run:
         False
     """
 
-    def __init__(self, folder: Path, *, fresh: bool = False, made: bool = False) -> None:
-        self.folder, self._fresh, self._made = Path(folder), fresh, made
+    def __init__(self, folder: Path, *, fresh: bool = False, created: bool = False) -> None:
+        self.folder, self._fresh, self._created = Path(folder), fresh, created
         self.metrics = Metrics(self.folder / "metrics.jsonl")
 
     @classmethod
@@ -138,12 +138,12 @@ class Run:
         """
         check_new(folder)
         place = Path(folder) if folder else _fresh(Path("runs"), recipe.name)
-        made = not place.exists()
+        created = not place.exists()
         try:
             place.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError("Run", f"{place} must be a folder that can be made", error.strerror or error) from error
-        run = cls(place, fresh=True, made=made)
+        run = cls(place, fresh=True, created=created)
         run.write("environment.json", json.dumps(environment(), indent=2) + "\n")
         run.write(_FILES, json.dumps({str(file): sha256_of(file) for file in recipe.files()}, indent=2) + "\n")
         return run.configured(recipe)  # the last: with it the folder is a run
@@ -197,7 +197,7 @@ class Run:
                             remedy="Put it back, or begin a new run.")
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """A context that locks the folder; `ConfigError` if another process works in it.
 
         If an error of the library ends a new run before any training, its folder is removed, so that the same command
@@ -221,7 +221,7 @@ class Run:
             return
         for path in self.folder.iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        if self._made:
+        if self._created:
             self.folder.rmdir()
 
     def checkpoint_folder(self, job: str) -> Path:

@@ -94,14 +94,14 @@ class LossWindow(_Remembers):
 
     def __init__(self, window: int = 10) -> None:
         self.window = window
-        self.seen = 0
+        self.steps = 0
         self.losses: list[float] = []
 
     def update(self, metrics: dict[str, float]) -> Verdict:
         loss, before = metrics["val_loss"], self.losses
-        stop = self.seen > self.window and loss > sum(before) / len(before)
+        stop = self.steps > self.window and loss > sum(before) / len(before)
         self.losses = [*before, loss][-self.window:]
-        self.seen += 1
+        self.steps += 1
         return Verdict(keep=False, stop=stop)
 
 

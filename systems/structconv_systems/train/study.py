@@ -135,23 +135,23 @@ class Study:
         if effect is None:
             figure, label = next(iter(self.columns.items()))
             value, low, high = interval([one[figure] for one in next(iter(groups.values()))])
-            found = Contrast(value=value, low=low, high=high, seeds=recipe.seeds, reason=NO_BASELINE)
+            contrast = Contrast(value=value, low=low, high=high, seeds=recipe.seeds, reason=NO_BASELINE)
             about = {"label": label, "effect": False, "ratio": False, "published_effect": None}
         else:
-            found = effect.measured(_figures(effect, groups))
+            contrast = effect.measured(_figures(effect, groups))
             about = {"label": effect.claim, "effect": True, "ratio": effect.ratio,
                      "published_effect": effect.published}
-        return {**about, **dataclasses.asdict(found), "published": recipe.paper}
+        return {**about, **dataclasses.asdict(contrast), "published": recipe.paper}
 
 
 def _figures(effect: Effect, groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[float]]:
     """By the names in the effect's pairs, the figures over seeds; ``GROUP:FIGURE`` is another figure of a group."""
-    found = {}
+    values = {}
     for name in {name for pair in effect.pairs for name in pair}:
         group, _, figure = name.partition(":")
         if group in groups:
-            found[name] = [one[figure or effect.figure] for one in groups[group]]
-    return found
+            values[name] = [one[figure or effect.figure] for one in groups[group]]
+    return values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,10 +203,10 @@ def _group_of(name: str) -> str:
 
 def _firsts(jobs: Sequence[Job]) -> dict[str, Job]:
     """Return the first training of each group."""
-    found: dict[str, Job] = {}
+    first: dict[str, Job] = {}
     for job in jobs:
-        found.setdefault(_group_of(job.name), job)
-    return found
+        first.setdefault(_group_of(job.name), job)
+    return first
 
 
 def parameters_of(task: Task) -> int:
@@ -243,9 +243,9 @@ def train_all(jobs: Sequence[Job], run: Run, interrupt: Interrupt, progress: Pro
         if missing := [name for name in figures if name not in measures]:
             raise ConfigError("Study", f"columns must be of what test measures, {', '.join(measures)}",
                               ", ".join(missing))
-        found = ", ".join(f"{name.removeprefix('test_')} {value:.4g}" for name, value in measures.items()
+        text = ", ".join(f"{name.removeprefix('test_')} {value:.4g}" for name, value in measures.items()
                           if name != "seconds")
-        progress.job_done(f"{job.name}: {found}; {results[job.name]['seconds']:.0f} s")
+        progress.job_done(f"{job.name}: {text}; {results[job.name]['seconds']:.0f} s")
     return results
 
 

@@ -13,9 +13,9 @@ def test_marks_stand_between_the_bounds_and_make_the_label():
     data = temporal_order(2000, 20, first=3, end=9, seed=0)
     assert data.inputs.shape == (2000, 20)
     marked = (data.inputs >= NOISE).nonzero()[:, 1].view(2000, 2)
-    assert torch.equal(marked, data.places)
+    assert torch.equal(marked, data.positions)
     assert (marked[:, 0] < marked[:, 1]).all() and marked.min() == 3 and marked.max() == 8
-    marks = data.inputs.gather(1, data.places) - NOISE
+    marks = data.inputs.gather(1, data.positions) - NOISE
     assert torch.equal(data.labels, 2 * marks[:, 0] + marks[:, 1])
     assert (data.labels.bincount(minlength=4) > 400).all()
 
@@ -43,7 +43,7 @@ def test_the_labels_of_the_questions_are_read_off_the_same_entries():
     answering = (keys * key.unsqueeze(1)).sum(-1).argmax(-1)
     for question, place in (("place", torch.full((500,), 2)), ("content", marked), ("relation", answering)):
         own = data[question]
-        assert torch.equal(own.places.squeeze(-1), place)
+        assert torch.equal(own.positions.squeeze(-1), place)
         assert torch.equal(values[torch.arange(500), place].argmax(-1), own.labels)
         assert (values[torch.arange(500), place].sum(-1) == 1).all()
     assert (mark.sum((1, 2)) == 1).all() and (asked.sum((1, 2)) == 1).all()

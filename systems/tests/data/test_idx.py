@@ -37,9 +37,9 @@ def test_every_type_is_read(kind, numbers, dtype, tmp_path):
     array = np.arange(-3, 9).reshape(3, 4).clip(0 if numbers == "u1" else -3, None).astype(numbers)
     for content in (idx(array, kind), gzip.compress(idx(array, kind))):
         (tmp_path / "file").write_bytes(content)
-        found = read_idx(tmp_path / "file")
-        assert found.dtype == dtype
-        assert found.tolist() == array.tolist()
+        actual = read_idx(tmp_path / "file")
+        assert actual.dtype == dtype
+        assert actual.tolist() == array.tolist()
 
 
 @pytest.mark.parametrize(("content", "said"), [
@@ -68,10 +68,10 @@ def test_a_torn_or_missing_file_is_named(tmp_path):
 def test_images_and_labels_of_a_stem(packed, tmp_path):
     pixels = np.arange(24).reshape(2, 3, 4) * 10
     write_mnist(tmp_path, "some", pixels, [1, 3], packed)
-    found = read_images(tmp_path / "some")
-    torch.testing.assert_close(found.inputs, torch.from_numpy(pixels).float() / 255)
-    assert (found.labels.tolist(), found.names) == ([1, 3], ("0", "1", "2", "3"))
-    assert repr(found[1:]) == "Images(1 of 3 x 4, 4 classes)"
+    actual = read_images(tmp_path / "some")
+    torch.testing.assert_close(actual.inputs, torch.from_numpy(pixels).float() / 255)
+    assert (actual.labels.tolist(), actual.names) == ([1, 3], ("0", "1", "2", "3"))
+    assert repr(actual[1:]) == "Images(1 of 3 x 4, 4 classes)"
     assert len(files_of(tmp_path / "some")) == 2
 
 
@@ -97,10 +97,10 @@ def write_folder(path, sizes):
 def test_a_folder_of_classes(tmp_path):
     write_folder(tmp_path, {"cat": [(4, 3)], "ant": [(4, 3), (4, 3)]})
     (tmp_path / "ant" / "notes.txt").write_text("no image")
-    found = read_images(tmp_path)
-    assert found.inputs.shape == (3, 3, 4)
-    assert (found.names, found.labels.tolist()) == (("ant", "cat"), [0, 0, 1])
-    torch.testing.assert_close(found.inputs[:, 0, 0] * 255, torch.tensor([50.0, 50.0, 0.0]))
+    actual = read_images(tmp_path)
+    assert actual.inputs.shape == (3, 3, 4)
+    assert (actual.names, actual.labels.tolist()) == (("ant", "cat"), [0, 0, 1])
+    torch.testing.assert_close(actual.inputs[:, 0, 0] * 255, torch.tensor([50.0, 50.0, 0.0]))
     assert len(files_of(tmp_path)) == 3
 
 
@@ -121,10 +121,10 @@ def test_mnist(data_dir):
     folder = data_dir / "mnist"
     if not folder.is_dir():
         pytest.skip("no mnist in the folder of data sets")
-    found = read_images(folder / "t10k")
-    assert found.inputs.shape == (10_000, 28, 28)
-    assert found.labels[:5].tolist() == [7, 2, 1, 0, 4]
-    assert found.labels.bincount().tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    actual = read_images(folder / "t10k")
+    assert actual.inputs.shape == (10_000, 28, 28)
+    assert actual.labels[:5].tolist() == [7, 2, 1, 0, 4]
+    assert actual.labels.bincount().tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
 
 
 def test_grey_of_16_bits_is_that_of_8(tmp_path):

@@ -30,44 +30,44 @@ def test_esol_has_its_published_counts(data_dir):
     folder = data_dir / "molecules"
     if not folder.is_dir():
         pytest.skip("no molecules in the folder of data sets")
-    found = read_molecules(folder / "delaney-processed.csv", target="measured log solubility in mols per litre")
-    assert len(found) == 1128 and not found.skipped
-    assert (found.targets.min(), found.targets.max()) == (pytest.approx(-11.6), pytest.approx(1.58))
-    assert found.smiles[1] == "Cc1occc1C(=O)Nc2ccccc2" and found.targets[1] == pytest.approx(-3.3)
-    assert len(found.atoms[1]) == 15 and found.bonds[1].num_edges == 2 * 16
+    actual = read_molecules(folder / "delaney-processed.csv", target="measured log solubility in mols per litre")
+    assert len(actual) == 1128 and not actual.skipped
+    assert (actual.targets.min(), actual.targets.max()) == (pytest.approx(-11.6), pytest.approx(1.58))
+    assert actual.smiles[1] == "Cc1occc1C(=O)Nc2ccccc2" and actual.targets[1] == pytest.approx(-3.3)
+    assert len(actual.atoms[1]) == 15 and actual.bonds[1].num_edges == 2 * 16
     groups = (13, 6, 6, 4, 4)
-    for group in torch.cat(found.atoms)[:, :sum(groups)].split(groups, 1):
+    for group in torch.cat(actual.atoms)[:, :sum(groups)].split(groups, 1):
         assert torch.equal(group.sum(1), torch.ones(len(group)))
 
 
 def test_what_is_read_of_atoms_and_bonds(tmp_path):
     """C#N with a charged end, and benzene."""
-    found = read(write(tmp_path, HEAD + "a,C#[NH+],1.5\nb,c1ccccc1,-2e1\n"))
-    assert repr(found) == "Molecules(2 of 8 atoms, 0 lines skipped)" and found.targets.tolist() == [1.5, -20]
-    carbon, nitrogen = found.atoms[0].unbind()
-    assert found.atoms[0].shape == (2, ATOM_CHANNELS) and carbon.sum() == nitrogen.sum() == 5
+    actual = read(write(tmp_path, HEAD + "a,C#[NH+],1.5\nb,c1ccccc1,-2e1\n"))
+    assert repr(actual) == "Molecules(2 of 8 atoms, 0 lines skipped)" and actual.targets.tolist() == [1.5, -20]
+    carbon, nitrogen = actual.atoms[0].unbind()
+    assert actual.atoms[0].shape == (2, ATOM_CHANNELS) and carbon.sum() == nitrogen.sum() == 5
     _, degrees, hydrogens, charges, orbitals, ring = nitrogen.split((13, 6, 6, 4, 4, 2))
     assert nitrogen.argmax() == 2 and carbon.argmax() == 1
     assert (degrees.argmax(), hydrogens.argmax(), charges.argmax(), orbitals.argmax()) == (1, 1, 2, 0)
     assert not ring.any()
-    assert found.bonds[0].edge_index.tolist() == [[0, 1], [1, 0]]
-    assert found.bonds[0].edge_attr.tolist() == [[0, 0, 1, 0, 0, 0, 0]] * 2
-    assert found.atoms[1][:, -2:].all() and found.bonds[1].edge_attr.shape == (12, BOND_CHANNELS)
-    assert torch.equal(found.bonds[1].edge_attr, torch.tensor([0.0, 0, 0, 1, 0, 1, 1]).expand(12, -1))
+    assert actual.bonds[0].edge_index.tolist() == [[0, 1], [1, 0]]
+    assert actual.bonds[0].edge_attr.tolist() == [[0, 0, 1, 0, 0, 0, 0]] * 2
+    assert actual.atoms[1][:, -2:].all() and actual.bonds[1].edge_attr.shape == (12, BOND_CHANNELS)
+    assert torch.equal(actual.bonds[1].edge_attr, torch.tensor([0.0, 0, 0, 1, 0, 1, 1]).expand(12, -1))
 
 
 def test_atoms_of_any_element_and_without_bonds(tmp_path):
-    found = read(write(tmp_path, HEAD + "salt,[Na+].[Cl-],0\nmethane,C,1\n"))
-    assert found.atoms[0][:, 12].tolist() == [1, 0] and [graph.num_edges for graph in found.bonds] == [0, 0]
-    x, graph = found.batch([1, 0, 1])
+    actual = read(write(tmp_path, HEAD + "salt,[Na+].[Cl-],0\nmethane,C,1\n"))
+    assert actual.atoms[0][:, 12].tolist() == [1, 0] and [graph.num_edges for graph in actual.bonds] == [0, 0]
+    x, graph = actual.batch([1, 0, 1])
     assert x.shape == (4, ATOM_CHANNELS) and graph.samples.sizes()[0] == [1, 2, 1] and graph.num_edges == 0
 
 
 def test_pairs_that_are_further_apart_are_edges_if_asked_for(tmp_path):
     """Butane and a separate ion: pairs by their bonds apart, none between the parts."""
     path = write(tmp_path, HEAD + "a,CCCC.[Na+],0\nb,O,1\n")
-    (graph, alone), (bonds, _) = read(path, reach=3).bonds, read(path).bonds
-    assert graph.num_edges == 2 * (3 + 2 + 1) and alone.edge_attr.shape == (0, BOND_CHANNELS + 2)
+    (graph, single), (bonds, _) = read(path, reach=3).bonds, read(path).bonds
+    assert graph.num_edges == 2 * (3 + 2 + 1) and single.edge_attr.shape == (0, BOND_CHANNELS + 2)
     assert torch.equal(graph.edge_index[:, :6], bonds.edge_index)
     assert torch.equal(graph.edge_attr[:6, :BOND_CHANNELS], bonds.edge_attr) and not graph.edge_attr[:6, -2:].any()
     for (m, n), apart in zip(graph.edge_index[:, 6:].T.tolist(), graph.edge_attr[6:].tolist(), strict=True):
@@ -77,9 +77,9 @@ def test_pairs_that_are_further_apart_are_edges_if_asked_for(tmp_path):
 
 
 def test_a_batch_is_its_molecules_side_by_side(tmp_path):
-    found = read(write(tmp_path, HEAD + "a,CC,0\nb,C=CO,1\n"))
-    x, graph = found.batch([1, 0])
-    assert torch.equal(x, torch.cat([found.atoms[1], found.atoms[0]]))
+    actual = read(write(tmp_path, HEAD + "a,CC,0\nb,C=CO,1\n"))
+    x, graph = actual.batch([1, 0])
+    assert torch.equal(x, torch.cat([actual.atoms[1], actual.atoms[0]]))
     assert isinstance(graph, Graph) and graph.edge_index.tolist() == [[0, 1, 1, 2, 3, 4], [1, 2, 0, 1, 4, 3]]
 
 
@@ -93,8 +93,8 @@ def test_cells_with_commas_and_lines_and_gzip(tmp_path):
 
 def test_bad_molecules_are_skipped_if_asked_for(tmp_path, capfd):
     path = write(tmp_path, HEAD + "a,CC,0\nb,C(,x\nc,,3\nd,C1CC,3\ne,CCC,5\n")
-    found = read(path, skip_bad=True)
-    assert found.skipped == (3, 4, 5) and found.targets.tolist() == [0, 5]
+    actual = read(path, skip_bad=True)
+    assert actual.skipped == (3, 4, 5) and actual.targets.tolist() == [0, 5]
     assert capfd.readouterr().err == ""
 
 

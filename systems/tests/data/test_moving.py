@@ -28,10 +28,10 @@ def test_images_are_whole_and_stand_in_their_positions():
 
 def test_of_two_the_brighter_pixel_is_seen():
     videos = drawn()
-    alone = [Videos(images=IMAGES, chosen=videos.chosen[:, i:i + 1], positions=videos.positions[:, i:i + 1], size=16)
+    single = [Videos(images=IMAGES, chosen=videos.chosen[:, i:i + 1], positions=videos.positions[:, i:i + 1], size=16)
              for i in range(2)]
     chosen = torch.tensor([4, 2])
-    assert torch.equal(videos.at(chosen), torch.maximum(*(own.at(chosen) for own in alone)))
+    assert torch.equal(videos.at(chosen), torch.maximum(*(own.at(chosen) for own in single)))
 
 
 def test_ways_are_straight_and_bounce_off_the_sides():

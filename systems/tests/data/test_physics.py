@@ -51,12 +51,12 @@ def test_energy_is_kept(name):
     """To 1e-6 of the mean kinetic energy by springs and balls, half of the time to 1e-4 under gravity, where bodies may
     pass close to one another."""
     system = SYSTEMS[name]()
-    found = drift(system, system.simulate(100, 49, seed=0))
+    actual = drift(system, system.simulate(100, 49, seed=0))
     if name == "gravity":
-        assert found.median() < 1e-4
-        assert found.max() < 0.1
+        assert actual.median() < 1e-4
+        assert actual.max() < 0.1
     else:
-        assert found.max() < 1e-6
+        assert actual.max() < 1e-6
 
 
 def test_energy_is_kept_between_charges_that_repel_and_halving_the_step_loses_a_quarter():
@@ -130,8 +130,8 @@ def test_oscillators_that_are_not_joined_turn_at_their_own_frequency():
     slope, sine, given = simulations.states.unbind(-1)
     t = 0.1 * torch.arange(20).view(1, -1, 1)
     assert torch.equal(slope, given)
-    wanted = (phase.squeeze(-1)[:, None] + own.squeeze(-1)[:, None] * t).sin()
-    torch.testing.assert_close(sine, wanted, rtol=0, atol=1e-5)
+    expected = (phase.squeeze(-1)[:, None] + own.squeeze(-1)[:, None] * t).sin()
+    torch.testing.assert_close(sine, expected, rtol=0, atol=1e-5)
 
 
 def test_couplings_are_those_of_the_paper():

@@ -92,6 +92,6 @@ def test_json(tmp_path):
 
 
 def test_json_knows_no_number_that_is_not_finite():
-    found = json_text({"a": float("nan"), "b": [float("inf"), 1.5, (-float("inf"), True, "NaN")], "c": {"d": 2}})
-    assert json.loads(found, parse_constant=pytest.fail) == {"a": None, "b": [None, 1.5, [None, True, "NaN"]],
+    actual = json_text({"a": float("nan"), "b": [float("inf"), 1.5, (-float("inf"), True, "NaN")], "c": {"d": 2}})
+    assert json.loads(actual, parse_constant=pytest.fail) == {"a": None, "b": [None, 1.5, [None, True, "NaN"]],
                                                              "c": {"d": 2}}

@@ -30,8 +30,8 @@ def of_all(table):
 def test_all_find_the_best_of_all_permutations(nodes):
     table = distances(uniform(5, nodes, 0))
     known = of_all(table)
-    for found in (local_search(table, kicks=10), torch.stack([exact(own) for own in table])):
-        torch.testing.assert_close(lengths(table, found), known)
+    for actual in (local_search(table, kicks=10), torch.stack([exact(own) for own in table])):
+        torch.testing.assert_close(lengths(table, actual), known)
 
 
 def test_local_search_is_within_a_percent_of_twenty_nodes_and_kicks_help():

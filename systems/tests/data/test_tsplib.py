@@ -29,10 +29,10 @@ def test_optimal_tours_have_their_published_lengths(data_dir, name):
     folder = data_dir / "tsplib"
     if not folder.is_dir():
         pytest.skip("no tsplib in the folder of data sets")
-    found = read_problem(folder / f"{name}.tsp")
-    tour = read_tour(folder / f"{name}.opt.tour", nodes=len(found.points))
-    assert found.name.startswith(name) and torch.equal(found.distances, found.distances.mT)
-    assert lengths(found.distances, tour) == OPTIMA[name]
+    actual = read_problem(folder / f"{name}.tsp")
+    tour = read_tour(folder / f"{name}.opt.tour", nodes=len(actual.points))
+    assert actual.name.startswith(name) and torch.equal(actual.distances, actual.distances.mT)
+    assert lengths(actual.distances, tour) == OPTIMA[name]
 
 
 @pytest.mark.parametrize("kind, expected", [
@@ -58,8 +58,8 @@ def test_geographical_distances(tmp_path):
     ("LOWER_COL", "1 2 3"), ("UPPER_DIAG_COL", "0 1 0 2 3 0"), ("LOWER_DIAG_COL", "0 1 2 0 3 0")])
 def test_explicit_distances(tmp_path, layout, numbers):
     text = f"EDGE_WEIGHT_FORMAT : {layout}\nEDGE_WEIGHT_SECTION\n{numbers}\nEOF\n"
-    found = problem(tmp_path, "EXPLICIT", text)
-    assert found.distances.tolist() == [[0, 1, 2], [1, 0, 3], [2, 3, 0]] and found.points is None
+    actual = problem(tmp_path, "EXPLICIT", text)
+    assert actual.distances.tolist() == [[0, 1, 2], [1, 0, 3], [2, 3, 0]] and actual.points is None
 
 
 def test_explicit_distances_may_have_points_to_show(tmp_path):

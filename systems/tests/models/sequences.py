@@ -34,7 +34,7 @@ def trained(model, loss, steps, rate=1e-2, until=0.0):
         optimizer.zero_grad()
         losses[-1].backward()
         optimizer.step()
-    return [found.item() for found in losses]
+    return [actual.item() for actual in losses]
 
 
 def check_learns(model, loss, steps, rate=1e-2, until=0.1, stop=None):
@@ -52,8 +52,8 @@ def check_overfits(model, source, target, steps=150, stop=None):
 def check_says_what_it_learned(model, source, target):
     """It overfits, and its most probable words are then those of the batch."""
     check_overfits(model, source, target, stop=0.03)
-    found = greedy(model, source, target.shape[1] - 1)
-    assert torch.equal(found[target != 0], target[target != 0])
+    actual = greedy(model, source, target.shape[1] - 1)
+    assert torch.equal(actual[target != 0], target[target != 0])
 
 
 def check_exported_with_any_batch(model):
@@ -98,8 +98,8 @@ def check_steps(model, source, target):
             torch.testing.assert_close(decoding.step(target[:, t]), whole[:, t], rtol=1e-5, atol=1e-5)
         decoding.reorder(order)
         for t in range(2, target.shape[1]):
-            found = decoding.step(target[order, t])
-            torch.testing.assert_close(found, whole[order, t], rtol=1e-5, atol=1e-5)
+            actual = decoding.step(target[order, t])
+            torch.testing.assert_close(actual, whole[order, t], rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from structconv_systems.models.architectures import ARCHITECTURES, SequenceClass
 EACH = pytest.mark.parametrize("architecture", ARCHITECTURES)
 
 
-def made(architecture, seed=0, **options):
+def make(architecture, seed=0, **options):
     torch.manual_seed(seed)
     return SequenceClassifier(architecture, NOISE + MARKS, 4, channels=16, **{"kernel": 3, **options})
 
@@ -31,7 +31,7 @@ def seen(fn, x):
 
 
 def test_convolutions_see_no_further_than_they_reach():
-    model, (given, _) = made("convolution", layers=3), tokens()
+    model, (given, _) = make("convolution", layers=3), tokens()
     other, near = given.clone(), given.clone()
     other[:, :-7] = (other[:, :-7] + 1) % 6
     near[:, -7] = (near[:, -7] + 1) % 6
@@ -41,7 +41,7 @@ def test_convolutions_see_no_further_than_they_reach():
 
 @pytest.mark.parametrize(("architecture", "layers"), [("dilated", 3), ("recurrence", 2), ("attention", 2)])
 def test_the_others_see_everything(architecture, layers):
-    model, (given, _) = made(architecture, layers=layers), tokens()
+    model, (given, _) = make(architecture, layers=layers), tokens()
     other = given.clone()
     other[:, 0] = (other[:, 0] + 1) % 6
     assert not torch.allclose(model(other), model(given), rtol=1e-6, atol=1e-7)

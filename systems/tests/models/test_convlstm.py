@@ -12,7 +12,7 @@ from structconv_systems.models.convlstm import ConvLSTM, MeanFrame, width_withou
 SIZE, SEEN, AHEAD = 8, 3, 2
 
 
-def made(seed=0, **options):
+def make(seed=0, **options):
     torch.manual_seed(seed)
     return ConvLSTM(**{"size": SIZE, "ahead": AHEAD, "patch": 2, "hidden": 8, **options})
 
@@ -24,7 +24,7 @@ def drawn(count=3, seed=0):
 
 
 def test_a_patch_is_an_entry():
-    model, frames = made(), torch.arange(2.0 * 5 * SIZE**2).view(2, 5, SIZE, SIZE)
+    model, frames = make(), torch.arange(2.0 * 5 * SIZE**2).view(2, 5, SIZE, SIZE)
     patches = model.patches(frames)
     assert patches.shape == (2, 5, 16, 4) and torch.equal(model.frames(patches), frames)
     assert patches[0, 0, 5].tolist() == frames[0, 0, 2:4, 2:4].flatten().tolist()
@@ -32,15 +32,15 @@ def test_a_patch_is_an_entry():
 
 def test_what_moves_by_a_patch_is_forecast_a_patch_further():
     """Where the zeros around a frame are not seen: two steps of 3 x 3 reach two patches far."""
-    model, frames = made(size=40, layers=1, ahead=1), torch.zeros(1, 1, 40, 40)
+    model, frames = make(size=40, layers=1, ahead=1), torch.zeros(1, 1, 40, 40)
     frames[..., 18:22, 18:22] = torch.rand(4, 4)
-    found, moved = (model(video) for video in (frames, frames.roll((2, -2), (-2, -1))))
-    torch.testing.assert_close(moved[..., 6:-6, 6:-6], found.roll((2, -2), (-2, -1))[..., 6:-6, 6:-6])
+    actual, moved = (model(video) for video in (frames, frames.roll((2, -2), (-2, -1))))
+    torch.testing.assert_close(moved[..., 6:-6, 6:-6], actual.roll((2, -2), (-2, -1))[..., 6:-6, 6:-6])
 
 
 def test_a_whole_frame_as_a_patch_is_an_lstm():
     """Step by step torch's LSTM cell, peephole weights being zero at first."""
-    model, (seen, _) = made(patch=SIZE, kernel=1, layers=1), drawn()
+    model, (seen, _) = make(patch=SIZE, kernel=1, layers=1), drawn()
     cells = []
     for (cell,) in (model.encoder, model.forecaster):
         own = nn.LSTMCell(SIZE**2, 8)
@@ -64,11 +64,11 @@ def test_a_whole_frame_as_a_patch_is_an_lstm():
 @pytest.mark.parametrize(("patch", "kernel", "hidden", "layers"), [(4, 3, 24, 1), (2, 5, 8, 2)])
 def test_without_a_grid_it_has_as_many_parameters(patch, kernel, hidden, layers):
     width = width_without_grid(16, patch, kernel, hidden, layers)
-    aim, below, found, above = (
-        sum(parameter.numel() for parameter in made(size=16, **options, layers=layers).parameters()) for options in
+    aim, below, actual, above = (
+        sum(parameter.numel() for parameter in make(size=16, **options, layers=layers).parameters()) for options in
         ({"patch": patch, "kernel": kernel, "hidden": hidden},
          *({"patch": 16, "kernel": 1, "hidden": max(width + by, 1)} for by in (-1, 0, 1))))
-    assert abs(found - aim) <= min(abs(below - aim), abs(above - aim)) and abs(found - aim) < 0.1 * aim
+    assert abs(actual - aim) <= min(abs(below - aim), abs(above - aim)) and abs(actual - aim) < 0.1 * aim
 
 
 def test_the_mean_frame_is_said_whatever_was_seen():
@@ -82,4 +82,4 @@ def test_the_mean_frame_is_said_whatever_was_seen():
 def test_options_that_do_not_fit():
     for options in ({"patch": 3}, {"ahead": 0}, {"layers": 0}):
         with pytest.raises(ConfigError):
-            made(**options)
+            make(**options)

@@ -11,7 +11,7 @@ from structconv_systems.models.dcrnn import DCRNN, Persistence, diffusion, sampl
 T, HORIZON = 4, 3
 
 
-def made(seed=0, mechanism=None, **options):
+def make(seed=0, mechanism=None, **options):
     torch.manual_seed(seed)
     return DCRNN(mechanism or diffusion(2), horizon=HORIZON,
                  **{"hidden": 8, "known": 1, "mean": 3.0, "deviation": 2.0, **options})
@@ -38,13 +38,13 @@ def test_the_basis_is_both_walks_and_their_powers():
     graph = ring(4)
     weights = graph.to_torch_sparse().to_dense()
     forward, backward = weights / weights.sum(1, keepdim=True), weights.T / weights.T.sum(1, keepdim=True)
-    dense = made().encoder[0].gates.basis(torch.zeros(4, 10), structure=graph).dense()
+    dense = make().encoder[0].gates.basis(torch.zeros(4, 10), structure=graph).dense()
     expected = torch.stack([torch.eye(4), forward, forward @ forward, backward, backward @ backward])
     torch.testing.assert_close(dense, expected)
 
 
 def test_a_forecast_has_no_order_of_sensors():
-    model, graph, (readings, known, _) = made(), ring(6), drawn(6)
+    model, graph, (readings, known, _) = make(), ring(6), drawn(6)
     order = torch.tensor([3, 0, 5, 1, 4, 2])
     turned = Graph(order.argsort()[graph.edge_index], num_nodes=6, edge_weight=graph.edge_weight)
     torch.testing.assert_close(model(readings[..., order], turned, known[:, :, order]),
@@ -52,23 +52,23 @@ def test_a_forecast_has_no_order_of_sensors():
 
 
 def test_graphs_side_by_side_have_what_they_have_alone():
-    model, graphs, samples = made(), (ring(3), ring(5)), (drawn(3), drawn(5, seed=1))
+    model, graphs, samples = make(), (ring(3), ring(5)), (drawn(3), drawn(5, seed=1))
     readings, known = torch.cat([own[0] for own in samples], -1), torch.cat([own[1] for own in samples], -2)
     together = model(readings, batch(graphs), known).split((3, 5), -1)
-    for found, graph, own in zip(together, graphs, samples, strict=True):
-        torch.testing.assert_close(found, model(own[0], graph, own[1]))
+    for actual, graph, own in zip(together, graphs, samples, strict=True):
+        torch.testing.assert_close(actual, model(own[0], graph, own[1]))
     torch.testing.assert_close(model(readings[:1], batch(graphs), known[:1]), torch.cat(together, -1)[:1])
 
 
 def test_the_decoder_sees_what_it_is_told_to():
-    model, graph, (readings, known, wanted) = made(), ring(5), drawn(5)
-    own, other = model(readings, graph, known), wanted + 1
-    assert torch.equal(model(readings, graph, known, wanted=wanted, share=0.0), own)
-    taught = [model(readings, graph, known, wanted=seen, share=1.0) for seen in (wanted, other)]
+    model, graph, (readings, known, expected) = make(), ring(5), drawn(5)
+    own, other = model(readings, graph, known), expected + 1
+    assert torch.equal(model(readings, graph, known, target=expected, share=0.0), own)
+    taught = [model(readings, graph, known, target=seen, share=1.0) for seen in (expected, other)]
     assert torch.equal(taught[0][:, 0], own[:, 0]) and not torch.allclose(taught[0][:, 1], taught[1][:, 1])
-    last = torch.cat([wanted[:, :-1], other[:, -1:]], 1)
-    assert torch.equal(model(readings, graph, known, wanted=last, share=1.0), taught[0])
-    torch.testing.assert_close(model(readings, graph, known, wanted=own, share=1.0), own)  # it sees what it said
+    last = torch.cat([expected[:, :-1], other[:, -1:]], 1)
+    assert torch.equal(model(readings, graph, known, target=last, share=1.0), taught[0])
+    torch.testing.assert_close(model(readings, graph, known, target=own, share=1.0), own)  # it sees what it said
 
 
 def test_it_sees_less_and_less_of_what_was_observed():
@@ -83,8 +83,8 @@ def test_without_a_graph_it_has_as_many_parameters(hidden, layers, known, order)
     counts = [sum(parameter.numel() for parameter in DCRNN(mechanism, horizon=1, hidden=size, layers=layers,
                                                            known=known).parameters())
               for mechanism, size in ((diffusion(order), hidden), *((Identity(), width + by) for by in (-1, 0, 1)))]
-    aim, below, found, above = counts
-    assert abs(found - aim) <= min(abs(below - aim), abs(above - aim)) and abs(found - aim) < 0.05 * aim
+    aim, below, actual, above = counts
+    assert abs(actual - aim) <= min(abs(below - aim), abs(above - aim)) and abs(actual - aim) < 0.05 * aim
 
 
 def test_persistence_says_the_last_reading():
@@ -95,4 +95,4 @@ def test_persistence_says_the_last_reading():
 def test_no_edge_is_no_error():
     lonely = Graph(torch.zeros(2, 0, dtype=torch.int64), num_nodes=3)
     readings, known, _ = drawn(3)
-    assert made()(readings, lonely, known).isfinite().all()
+    assert make()(readings, lonely, known).isfinite().all()

@@ -55,8 +55,8 @@ def sequences():
 
 
 def best(table, penalty):
-    found = max(sequences(), key=lambda tokens: score(table, tokens) / penalty(len(tokens)))
-    return [token for token in found if token != END]
+    actual = max(sequences(), key=lambda tokens: score(table, tokens) / penalty(len(tokens)))
+    return [token for token in actual if token != END]
 
 
 @pytest.mark.parametrize(("normalization", "power"), [("gnmt", 0.6), ("gnmt", 0.0), ("length", 1.0), ("length", 2.0)])
@@ -64,25 +64,25 @@ def best(table, penalty):
 def test_a_wide_beam_finds_the_best_of_all_sequences(normalization, power, seed):
     own = tables(seed)
     penalties = {"gnmt": lambda size: ((5 + size) / 6) ** power, "length": lambda size: size ** power}
-    found = beam(Table(own, torch.arange(3)), 3, width=VOCABULARY ** MOST, begin=BEGIN, end=END, most=MOST,
+    actual = beam(Table(own, torch.arange(3)), 3, width=VOCABULARY ** MOST, begin=BEGIN, end=END, most=MOST,
                  length_penalty=power, normalization=normalization)
-    assert found == [best(table, penalties[normalization]) for table in own]
+    assert actual == [best(table, penalties[normalization]) for table in own]
 
 
 @pytest.mark.parametrize("most", [0, 1, 9])
 @pytest.mark.parametrize("seed", range(5))
 def test_one_beam_is_greedy(seed, most):
     own, sources = tables(seed, 8), torch.arange(8)
-    found = beam(Table(own, sources), 8, width=1, begin=BEGIN, end=END, most=most)
-    assert found == greedy(Table(own, sources), 8, begin=BEGIN, end=END, most=most)
+    actual = beam(Table(own, sources), 8, width=1, begin=BEGIN, end=END, most=most)
+    assert actual == greedy(Table(own, sources), 8, begin=BEGIN, end=END, most=most)
 
 
 def test_wider_beams_find_likelier_sequences():
     own, sources = tables(7, 40, 1.0), torch.arange(40)
     means = []
     for width in (1, 2, 4):
-        found = beam(Table(own, sources), 40, width=width, begin=BEGIN, end=END, most=MOST, length_penalty=0.0)
-        ended = [tokens + [END] * (len(tokens) < MOST) for tokens in found]
+        actual = beam(Table(own, sources), 40, width=width, begin=BEGIN, end=END, most=MOST, length_penalty=0.0)
+        ended = [tokens + [END] * (len(tokens) < MOST) for tokens in actual]
         means.append(sum(map(score, own, ended)))
     assert means[0] < means[1] < means[2]
 
@@ -91,9 +91,9 @@ def test_a_sample_is_decoded_as_it_is_alone():
     own = tables(11, 6)
     together = [beam(Table(own, torch.arange(6)), 6, width=3, begin=BEGIN, end=END, most=9),
                 greedy(Table(own, torch.arange(6)), 6, begin=BEGIN, end=END, most=9)]
-    alone = [[beam(Table(own, torch.tensor([i])), 1, width=3, begin=BEGIN, end=END, most=9)[0] for i in range(6)],
+    single = [[beam(Table(own, torch.tensor([i])), 1, width=3, begin=BEGIN, end=END, most=9)[0] for i in range(6)],
              [greedy(Table(own, torch.tensor([i])), 1, begin=BEGIN, end=END, most=9)[0] for i in range(6)]]
-    assert together == alone
+    assert together == single
     assert len({len(tokens) for tokens in together[1]}) > 1
 
 
@@ -125,18 +125,18 @@ def test_samples_that_have_ended_leave_the_batch():
 def test_samples_are_drawn_as_often_as_they_are_likely(options, likely):
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log().expand(1, VOCABULARY, VOCABULARY, VOCABULARY)
     draws = 4000
-    found = sample(Table(logits, torch.zeros(draws).long()), draws, begin=BEGIN, end=None, most=5,
+    actual = sample(Table(logits, torch.zeros(draws).long()), draws, begin=BEGIN, end=None, most=5,
                    generator=torch.Generator().manual_seed(0), **options)
-    share = torch.tensor(found).flatten().bincount(minlength=VOCABULARY) / (5 * draws)
+    share = torch.tensor(actual).flatten().bincount(minlength=VOCABULARY) / (5 * draws)
     torch.testing.assert_close(share, torch.tensor(likely).float(), atol=0.012, rtol=0)
     assert not share[torch.tensor(likely) == 0].any()
 
 
 def test_samples_are_those_of_their_generator():
     own = tables(0)
-    found = [sample(Table(own, torch.arange(3)), 3, begin=BEGIN, end=END, most=9,
+    actual = [sample(Table(own, torch.arange(3)), 3, begin=BEGIN, end=END, most=9,
                     generator=torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
-    assert found[0] == found[1] != found[2]
+    assert actual[0] == actual[1] != actual[2]
 
 
 @pytest.mark.parametrize(("decode", "options", "match"), [

@@ -17,7 +17,7 @@ SYSTEMS = {"gravity": (Gravity(bodies=4, softening=5.0), SpaceFeatures(1e-3)),
 EACH = pytest.mark.parametrize("name", SYSTEMS)
 
 
-def made(name, seed=0):
+def make(name, seed=0):
     """With effects, which are at first 0."""
     torch.manual_seed(seed)
     model = InteractionNetwork(SYSTEMS[name][1], hidden=32, effects=8, layers=2)
@@ -36,7 +36,7 @@ def drawn(name, count=6, bodies=4, seed=0):
 def fitted(name):
     states, properties, graph, changes = drawn(name)
     changes = torch.randn(changes.shape, generator=torch.Generator().manual_seed(1))
-    return made(name).fit(states, properties, graph, changes), states, properties, graph, changes
+    return make(name).fit(states, properties, graph, changes), states, properties, graph, changes
 
 
 @EACH
@@ -67,8 +67,8 @@ def test_the_change_is_that_of_the_formula(name):
 def test_bodies_may_come_in_any_order(name):
     model, states, properties, graph, _ = fitted(name)
     order = torch.tensor([2, 0, 3, 1])
-    found = model(states, properties, graph)
-    torch.testing.assert_close(model(states[:, order], properties[:, order], graph), found[:, order], rtol=1e-4,
+    actual = model(states, properties, graph)
+    torch.testing.assert_close(model(states[:, order], properties[:, order], graph), actual[:, order], rtol=1e-4,
                                atol=1e-5)
 
 
@@ -85,9 +85,9 @@ def test_a_string_may_be_numbered_otherwise():
 def test_it_works_on_other_numbers_of_bodies(name, bodies):
     model, *_ = fitted(name)
     states, properties, graph, _ = drawn(name, 3, bodies)
-    found = model.rollout(states, properties, graph, 4)
-    assert found.shape == (3, 4, bodies, 4)
-    assert found.isfinite().all()
+    actual = model.rollout(states, properties, graph, 4)
+    assert actual.shape == (3, 4, bodies, 4)
+    assert actual.isfinite().all()
 
 
 def test_it_is_the_same_elsewhere_and_while_all_move():
@@ -103,16 +103,16 @@ def test_without_relations_a_body_is_what_it_is_alone(name):
     model = InteractionNetwork(SYSTEMS[name][1], hidden=8, relations=False)
     torch.nn.init.normal_(model.network.edge.rest[-1].weight)
     model.fit(states, properties, graph, torch.randn_like(changes))
-    found = model(states, properties, graph)
-    torch.testing.assert_close(model(states[:, 1:2], properties[:, 1:2], Graph.complete(1)), found[:, 1:2])
-    assert not torch.equal(model(states + 0.01, properties, graph), found)
+    actual = model(states, properties, graph)
+    torch.testing.assert_close(model(states[:, 1:2], properties[:, 1:2], Graph.complete(1)), actual[:, 1:2])
+    assert not torch.equal(model(states + 0.01, properties, graph), actual)
 
 
 def test_one_body_in_space_is_alone():
     model, *_ = fitted("gravity")
-    found = model(torch.randn(2, 1, 4), torch.ones(2, 1, 1), Graph.complete(1))
-    assert found.isfinite().all()
-    assert torch.equal(found[0], found[1])
+    actual = model(torch.randn(2, 1, 4), torch.ones(2, 1, 1), Graph.complete(1))
+    assert actual.isfinite().all()
+    assert torch.equal(actual[0], actual[1])
 
 
 def test_what_is_held_stays_where_it_is():

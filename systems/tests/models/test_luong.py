@@ -18,7 +18,7 @@ def options_of(score, window):
             "length": 9 if score == "location" else None}
 
 
-def made(score="general", window="global", feeding=True, seed=0):
+def make(score="general", window="global", feeding=True, seed=0):
     torch.manual_seed(seed)
     return Luong(WORDS, WORDS, embed=12, hidden=16, input_feeding=feeding, **options_of(score, window))
 
@@ -30,10 +30,10 @@ def test_windows_bound_what_a_word_sees(feeding):
     exists = (source != 0).unsqueeze(1)
     m, n = torch.arange(source.shape[1]), torch.arange(target.shape[1]).unsqueeze(1)
     near = exists & ((m - n).abs() <= 2)
-    of_places = made("dot", "local-m", feeding).alignment(source, target)
+    of_places = make("dot", "local-m", feeding).alignment(source, target)
     assert torch.equal(of_places > 0, near)
     torch.testing.assert_close(of_places.sum(-1), near.any(-1).float())
-    predicted = made("dot", "local-p", feeding).alignment(source, target)
+    predicted = make("dot", "local-p", feeding).alignment(source, target)
     assert ((predicted > 0).sum(-1) > 0).all() and ((predicted > 0).sum(-1) <= 5).all()
     assert (predicted.sum(-1) < 1).all()
     assert not predicted[~exists.expand_as(predicted)].any()
@@ -41,7 +41,7 @@ def test_windows_bound_what_a_word_sees(feeding):
 
 def test_local_p_is_equations_9_and_10():
     """Of one sentence, with the numbers of its parameters: p = S sigmoid(v tanh(W h)), a = softmax near p, bumped."""
-    model, (source, target) = made("general", "local-p"), pairs()
+    model, (source, target) = make("general", "local-p"), pairs()
     own, words = source[:1], target[1:2]
     decoding = model.begin(own)
     h, _ = decoding.advanced(words)
@@ -58,7 +58,7 @@ def test_local_p_is_equations_9_and_10():
 @pytest.mark.parametrize("window", WINDOWS)
 def test_a_source_beyond_the_length_weighs_nothing_there(window):
     """Words behind `length` are read by the encoder and get no weight."""
-    model, target = made("location", window).eval(), torch.tensor([[1, 4, 5, 6]])
+    model, target = make("location", window).eval(), torch.tensor([[1, 4, 5, 6]])
     source = torch.randint(4, WORDS, (1, 15))
     weights = model.alignment(source, target)
     assert weights.shape == (1, 4, 15)

@@ -17,7 +17,7 @@ SIZES = {"channels": (4, 8), "hidden": 16, "dropout": 0.0}
 EACH = pytest.mark.parametrize("kind", ["graph", "grid"])
 
 
-def made(kind, seed=0, **options):
+def make(kind, seed=0, **options):
     torch.manual_seed(seed)
     if kind == "graph":
         return GraphLeNet(pixel_graph(SIDE, SIDE), CLASSES, order=4, **{**SIZES, **options})
@@ -36,7 +36,7 @@ def test_they_are_of_the_same_size():
 
 def test_the_numbers_are_those_of_the_paper():
     """Eq. 4 by dense polynomials of the scaled Laplacian, ReLU, and the maximum of each cluster."""
-    model, (images, _) = made("graph", channels=(4,)).double(), drawn()
+    model, (images, _) = make("graph", channels=(4,)).double(), drawn()
     x, graph = images.double().flatten(1), model.graphs[0]()
     a = torch.zeros(SIDE ** 2, SIDE ** 2, dtype=torch.float64)
     a[graph.source, graph.target] = graph.edge_weight
@@ -54,7 +54,7 @@ def test_the_numbers_are_those_of_the_paper():
 
 def test_filters_do_not_know_the_numbers_of_pixels():
     """Where pixels, edges and clusters are numbered anew, so is what the filters and the pool give."""
-    model, (images, _) = made("graph"), drawn()
+    model, (images, _) = make("graph"), drawn()
     graph, clusters = model.graphs[0](), model.clusters[0]()
     order = torch.randperm(SIDE ** 2, generator=torch.Generator().manual_seed(0))
     places = order.argsort()

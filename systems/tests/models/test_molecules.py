@@ -17,7 +17,7 @@ ATOMS, BONDS = 5, 3
 READOUTS = pytest.mark.parametrize("readout", ["sum", "mean", "max", "softmax", "set2set"])
 
 
-def made(seed=0, **options):
+def make(seed=0, **options):
     torch.manual_seed(seed)
     return MessagePassing(ATOMS, BONDS, **{"channels": 8, "edge_hidden": 6, "mean": 2.0, "deviation": 3.0, **options})
 
@@ -34,13 +34,13 @@ def molecule(atoms, seed):
 
 def several():
     """Molecules of five sizes, one of them an atom without bonds, and all of them as one."""
-    alone = [molecule(atoms, seed) for seed, atoms in enumerate((5, 1, 9, 2, 6))]
-    return alone, (torch.cat([x for x, _ in alone]), batch([graph for _, graph in alone]))
+    single = [molecule(atoms, seed) for seed, atoms in enumerate((5, 1, 9, 2, 6))]
+    return single, (torch.cat([x for x, _ in single]), batch([graph for _, graph in single]))
 
 
 def test_it_is_the_equations_of_the_paper():
     """Message by message, bond by bond, in float64."""
-    model = made(readout="sum", message_steps=2).double()
+    model = make(readout="sum", message_steps=2).double()
     x, graph = molecule(6, 0)
     x, bonds = x.double(), graph.edge_attr.double()
     network, theta = model.messages.mechanism.network, model.messages.weight().dense()
@@ -56,21 +56,21 @@ def test_it_is_the_equations_of_the_paper():
 
 
 def test_it_overfits():
-    model, (_, (x, graph)) = made(), several()
-    wanted = torch.tensor([1.0, -2.0, 4.0, 0.5, 3.0])
-    check_learns(model, lambda: F.mse_loss(model(x, graph), wanted), 60, 2e-2)
+    model, (_, (x, graph)) = make(), several()
+    expected = torch.tensor([1.0, -2.0, 4.0, 0.5, 3.0])
+    check_learns(model, lambda: F.mse_loss(model(x, graph), expected), 60, 2e-2)
 
 
 @READOUTS
 def test_a_molecule_alone_and_in_a_batch_are_the_same(readout):
-    model, (alone, together) = made(readout=readout), several()
-    found = torch.cat([model(*one) for one in alone])
-    torch.testing.assert_close(model(*together), found, rtol=1e-5, atol=1e-5)
+    model, (single, together) = make(readout=readout), several()
+    actual = torch.cat([model(*one) for one in single])
+    torch.testing.assert_close(model(*together), actual, rtol=1e-5, atol=1e-5)
 
 
 @READOUTS
 def test_the_order_of_atoms_and_of_bonds_says_nothing(readout):
-    model, (x, graph) = made(readout=readout), molecule(9, 3)
+    model, (x, graph) = make(readout=readout), molecule(9, 3)
     atoms, bonds = torch.randperm(9), torch.randperm(graph.num_edges)
     places = atoms.argsort()
     other = Graph(places[graph.edge_index][:, bonds], num_nodes=9, edge_attr=graph.edge_attr[bonds])
@@ -78,7 +78,7 @@ def test_the_order_of_atoms_and_of_bonds_says_nothing(readout):
 
 
 def test_bonds_and_their_kinds_matter():
-    model, (x, graph) = made(), molecule(6, 1)
+    model, (x, graph) = make(), molecule(6, 1)
     without = Graph(graph.edge_index[:, 2:], num_nodes=6, edge_attr=graph.edge_attr[2:])
     others = Graph(graph.edge_index, num_nodes=6, edge_attr=graph.edge_attr.roll(1, -1))
     for changed in (without, others):
@@ -87,29 +87,29 @@ def test_bonds_and_their_kinds_matter():
 
 def test_atoms_without_bonds_alone():
     """A batch of methane and water has no edge at all."""
-    alone = [molecule(1, seed) for seed in range(3)]
-    y = made()(torch.cat([x for x, _ in alone]), batch([graph for _, graph in alone]))
+    single = [molecule(1, seed) for seed in range(3)]
+    y = make()(torch.cat([x for x, _ in single]), batch([graph for _, graph in single]))
     assert y.shape == (3,) and y.isfinite().all()
 
 
 def test_every_parameter_has_a_gradient():
-    model, (_, (x, graph)) = made(), several()
+    model, (_, (x, graph)) = make(), several()
     model(x, graph).square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
 def test_filters_are_made_once_a_kind_of_bond():
-    model, (x, graph) = made(channels=32, edge_hidden=32), molecule(200, 0)
+    model, (x, graph) = make(channels=32, edge_hidden=32), molecule(200, 0)
     assert "mixed filters" in str(model.messages.plan(model.embed(x), graph))
 
 
 def test_a_saved_model():
-    check_saved(made(), made(seed=1), *several()[1])
+    check_saved(make(), make(seed=1), *several()[1])
 
 
 @slow
 def test_export_with_any_numbers_of_molecules_atoms_and_bonds():
-    model, (_, (x, graph)), free = made().eval(), several(), Dim.DYNAMIC
+    model, (_, (x, graph)), free = make().eval(), several(), Dim.DYNAMIC
     samples = [{0: free}, {0: free}, free, free, free, free, None, None]
     shapes = {"x": {0: free}, "graph": [{1: free}, free, free, {0: free}, samples]}
     program = torch.export.export(model, (x, graph), dynamic_shapes=shapes).module()
@@ -121,4 +121,4 @@ def test_export_with_any_numbers_of_molecules_atoms_and_bonds():
 def test_options_that_do_not_fit():
     for options in ({"readout": "median"}, {"message_steps": 0}, {"edge_hidden": 0}):
         with pytest.raises(ConfigError):
-            made(**options)
+            make(**options)

@@ -13,14 +13,14 @@ EACH = pytest.mark.parametrize("function", FUNCTIONS)
 BLOCKS = pytest.mark.parametrize("function", FUNCTIONS[1:])
 
 
-def made(function, seed=0):
+def make(function, seed=0):
     torch.manual_seed(seed)
     return NonLocalNetwork(3, function=function, channels=8, inner=4)
 
 
 def stirred(function):
     """As after training: the block, which begins as zeros, has its share."""
-    model = made(function)
+    model = make(function)
     torch.manual_seed(2)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -30,7 +30,7 @@ def stirred(function):
 
 @BLOCKS
 def test_a_new_block_changes_nothing(function):
-    model, plain = made(function), made("none", seed=1)
+    model, plain = make(function), make("none", seed=1)
     plain.load_state_dict({name: value for name, value in model.state_dict().items() if "block" not in name})
     assert torch.equal(model(drawn()[0]), plain(drawn()[0]))
 
@@ -64,6 +64,6 @@ def test_where_it_looks(function):
 
 def test_options_that_do_not_fit():
     with pytest.raises(ConfigError, match="the model must have a block"):
-        made("none").looks(drawn()[0][0], (0, 0))
+        make("none").looks(drawn()[0][0], (0, 0))
     with pytest.raises(ConfigError, match="function"):
-        made("cosine")
+        make("cosine")

@@ -16,7 +16,7 @@ GRAPH, T, HORIZON = Graph.complete(4), 14, 4
 STARTS = torch.tensor([0, 6])
 
 
-def made(seed=0, **options):
+def make(seed=0, **options):
     torch.manual_seed(seed)
     model = RelationalInference.paper(times=T, channels=4, hidden=16, **options)
     with torch.no_grad():
@@ -46,7 +46,7 @@ def test_a_decoder_that_is_told_the_graph_learns_springs():
 
 def test_the_motion_is_that_of_the_formula():
     """x + W x + g(sum over edges of z relu(W [x_m, x_n]), x_n), written out."""
-    model, x, edges = made(messages=2, types=3), drawn()[:, :2], torch.rand(5, 12, 3)
+    model, x, edges = make(messages=2, types=3), drawn()[:, :2], torch.rand(5, 12, 3)
     decoder, reached = model.decoder, [torch.zeros(5, 2, 4, 16) for _ in range(2)]
     for place, (m, n) in enumerate(GRAPH.edge_index.T.tolist()):
         for k in range(2):
@@ -78,7 +78,7 @@ def test_a_recurrent_decoder_is_a_gru_of_what_edges_send():
                 reached[k][:, n] += edges[:, place, k + 1:k + 2] * message
         return cell(torch.cat([states, *reached], -1).flatten(0, 1), h.flatten(0, 1)).unflatten(0, (5, 4))
 
-    found = decoder(x, GRAPH, edges, 3, torch.tensor([4, 2]))
+    actual = decoder(x, GRAPH, edges, 3, torch.tensor([4, 2]))
     for place, start in enumerate([4, 2]):
         h = torch.zeros(5, 4, 8)
         for t in range(start + 1):
@@ -86,7 +86,7 @@ def test_a_recurrent_decoder_is_a_gru_of_what_edges_send():
         state = x[:, start]
         for ahead in range(3):
             state = state + decoder.rest(h)
-            torch.testing.assert_close(found[:, place, ahead], state, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(actual[:, place, ahead], state, rtol=1e-4, atol=1e-5)
             h = step(h, state)
 
 
@@ -115,27 +115,27 @@ def test_an_encoder_of_series_needs_enough_times():
 @pytest.mark.parametrize("decoder", ["mlp", "rnn"])
 @pytest.mark.parametrize("still", [True, False])
 def test_a_type_that_sends_nothing_has_no_network(still, decoder):
-    model, x = made(still=still, decoder=decoder), drawn()[:, :1]
+    model, x = make(still=still, decoder=decoder), drawn()[:, :1]
     nothing = torch.tensor([1.0, 0.0]).expand(5, 12, 2)
-    alone = model.decoder(x[:, :, :1], Graph.complete(1), torch.zeros(5, 0, 2), 3)
+    single = model.decoder(x[:, :, :1], Graph.complete(1), torch.zeros(5, 0, 2), 3)
     together = model.decoder(x, GRAPH, nothing, 3)
-    assert torch.allclose(together[:, :, :, :1], alone, atol=1e-5) is still
+    assert torch.allclose(together[:, :, :, :1], single, atol=1e-5) is still
     assert len(model.decoder.messages) == (1 if still else 2)
 
 
 @pytest.mark.parametrize(("encoder", "decoder"), [("mlp", "mlp"), ("cnn", "rnn")])
 def test_bodies_may_come_in_any_order(encoder, decoder):
-    model, x, order = made(encoder=encoder, decoder=decoder), drawn(), torch.tensor([2, 0, 3, 1])
-    found, other = model(x, GRAPH, STARTS, HORIZON), model(x[:, :, order], GRAPH, STARTS, HORIZON)
-    torch.testing.assert_close(other.states, found.states[..., order, :], rtol=1e-4, atol=1e-4)
+    model, x, order = make(encoder=encoder, decoder=decoder), drawn(), torch.tensor([2, 0, 3, 1])
+    actual, other = model(x, GRAPH, STARTS, HORIZON), model(x[:, :, order], GRAPH, STARTS, HORIZON)
+    torch.testing.assert_close(other.states, actual.states[..., order, :], rtol=1e-4, atol=1e-4)
     matrix = torch.zeros(2, 5, 4, 4, 2)
-    for place, logits in enumerate((found.logits, other.logits)):
+    for place, logits in enumerate((actual.logits, other.logits)):
         matrix[place][:, GRAPH.source, GRAPH.target] = logits
     torch.testing.assert_close(matrix[1], matrix[0][:, order][:, :, order], rtol=1e-4, atol=1e-4)
 
 
 def test_edges_are_drawn_while_it_trains_and_chosen_else():
-    model, logits = made(), torch.tensor([[[0.0, 1.0], [3.0, -1.0]]])
+    model, logits = make(), torch.tensor([[[0.0, 1.0], [3.0, -1.0]]])
     assert model.edges(logits).tolist() == [[[0, 1], [1, 0]]]
     model.train()
     drawn = torch.stack([model.edges(logits.expand(400, 2, 2)) for _ in range(2)])

@@ -38,10 +38,10 @@ def model_of(space, **options):
 @SPACES
 def test_bodies_may_come_in_any_order(space):
     model, x, order = model_of(space), states_of(space), torch.tensor([2, 0, 3, 1])
-    found, other = model(x, GRAPH, STARTS, 2), model(x[:, :, order], GRAPH, STARTS, 2)
-    torch.testing.assert_close(other.states, found.states[..., order, :], rtol=1e-4, atol=1e-4)
+    actual, other = model(x, GRAPH, STARTS, 2), model(x[:, :, order], GRAPH, STARTS, 2)
+    torch.testing.assert_close(other.states, actual.states[..., order, :], rtol=1e-4, atol=1e-4)
     matrix = torch.zeros(2, 5, 4, 4, 2)
-    for place, logits in enumerate((found.logits, other.logits)):
+    for place, logits in enumerate((actual.logits, other.logits)):
         matrix[place][:, GRAPH.source, GRAPH.target] = logits
     torch.testing.assert_close(matrix[1], matrix[0][:, order][:, :, order], rtol=1e-4, atol=1e-4)
 

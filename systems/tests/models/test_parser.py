@@ -20,7 +20,7 @@ TAGS, RELATIONS, CHARACTERS = 6, 5, 11
 LENGTHS = (7, 1, 5)
 
 
-def made(characters=True, seed=0, dropout=0.0):
+def make(characters=True, seed=0, dropout=0.0):
     torch.manual_seed(seed)
     return Parser(13, TAGS, RELATIONS, characters=CHARACTERS if characters else None, embed=8, hidden=12, layers=2,
                   arc=10, label=6, dropout=dropout)
@@ -67,31 +67,31 @@ def test_a_parser_without_tags_learns_with_both_scores(scores):
 
 
 def test_its_layers_may_be_watched():
-    model, seen = made(), []
+    model, seen = make(), []
     for module in model.modules():
         if module is not model:
             module.register_full_backward_hook(lambda *_: None)
-    model.perceptrons.register_forward_hook(lambda module, given, found: seen.append((found, found.clone())))
+    model.perceptrons.register_forward_hook(lambda module, given, actual: seen.append((actual, actual.clone())))
     model.loss(*inputs()[:2], *trees(), inputs()[2]).backward()
     assert torch.equal(*seen[0])
 
 
 @pytest.mark.parametrize("characters", [True, False])
 def test_it_learns_trees_and_their_relations(characters):
-    model, given, (heads, relations) = made(characters), inputs(characters), trees()
+    model, given, (heads, relations) = make(characters), inputs(characters), trees()
     check_learns(model, lambda: model.loss(*given[:2], heads, relations, *given[2:]), 80, stop=0.03)
-    for found, wanted in zip(model.parse(*given), (heads, relations), strict=True):
-        assert torch.equal(found, wanted)
+    for actual, expected in zip(model.parse(*given), (heads, relations), strict=True):
+        assert torch.equal(actual, expected)
 
 
 def test_a_sentence_alone_has_the_scores_and_the_loss_of_the_padded_batch():
-    model, given, gold = made(), inputs(), trees()
+    model, given, gold = make(), inputs(), trees()
     arcs, labels = model(*given)
     losses = []
     for i, length in enumerate(LENGTHS):
         own = [t[i:i + 1, :length] for t in given]
-        alone, of_relations = model(*own)
-        torch.testing.assert_close(arcs[i, :length + 1, :length], alone[0], rtol=1e-5, atol=1e-5)
+        single, of_relations = model(*own)
+        torch.testing.assert_close(arcs[i, :length + 1, :length], single[0], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(labels[i, :, :length + 1, :length], of_relations[0], rtol=1e-5, atol=1e-5)
         assert torch.isneginf(arcs[i, length + 1:]).all()
         losses.append(model.loss(*own[:2], *(t[i:i + 1, :length] for t in gold), own[2]) * length)
@@ -104,17 +104,17 @@ def test_a_sentence_alone_has_the_scores_and_the_loss_of_the_padded_batch():
 
 
 def test_heads_in_padding_do_not_matter():
-    model, (words, tags, letters), (heads, relations) = made(), inputs(), trees()
+    model, (words, tags, letters), (heads, relations) = make(), inputs(), trees()
     loss = model.loss(words, tags, heads, relations, letters)
     assert torch.equal(loss, model.loss(words, tags, heads.masked_fill(words == 0, -100), relations, letters))
 
 
 def test_labels_are_scored_at_the_heads():
-    model, given, (heads, _) = made(), inputs(), trees()
+    model, given, (heads, _) = make(), inputs(), trees()
     _, labels = model(*given)
-    found = at_heads(labels, heads)
-    assert torch.equal(found[0, :, 4], labels[0, :, 6, 4])
-    assert torch.equal(found[2, :, 2], labels[2, :, 0, 2])
+    actual = at_heads(labels, heads)
+    assert torch.equal(actual[0, :, 4], labels[0, :, 6, 4])
+    assert torch.equal(actual[2, :, 2], labels[2, :, 0, 2])
 
 
 def test_a_saved_parser():
@@ -126,24 +126,24 @@ def test_a_saved_parser():
         def forward(self, *given):
             return self.model(*given)[0]
 
-    check_saved(Arcs(made()), Arcs(made(seed=1)), *inputs())
+    check_saved(Arcs(make()), Arcs(make(seed=1)), *inputs())
 
 
 @slow
 def test_export_with_any_batch():
     """Of sentences padded to the length of the example, for which torch's LSTM is exported."""
-    model, given = made().eval(), inputs()
+    model, given = make().eval(), inputs()
     samples = torch.export.Dim("samples")
     program = torch.export.export(model, given, dynamic_shapes=({0: samples},) * 3).module()
-    for found, wanted in zip(program(*(t[:2] for t in given)), model(*(t[:2] for t in given)), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    for actual, expected in zip(program(*(t[:2] for t in given)), model(*(t[:2] for t in given)), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_parts_of_a_word_make_up_for_each_other():
     torch.manual_seed(0)
-    found = dropped_parts([torch.ones(50, 40, 3), torch.ones(50, 40, 3)], 0.33, training=True).unflatten(-1, (2, 3))
-    assert set(found[..., 0].flatten(0, 1).unique(dim=0).flatten().tolist()) == {0.0, 1.0, 2.0}
-    both = found[..., 0].sum(-1)
+    actual = dropped_parts([torch.ones(50, 40, 3), torch.ones(50, 40, 3)], 0.33, training=True).unflatten(-1, (2, 3))
+    assert set(actual[..., 0].flatten(0, 1).unique(dim=0).flatten().tolist()) == {0.0, 1.0, 2.0}
+    both = actual[..., 0].sum(-1)
     assert set(both.unique().tolist()) == {0.0, 2.0}
     assert (both == 0).float().mean() == pytest.approx(0.33**2, abs=0.02)
 
@@ -155,9 +155,9 @@ def test_the_best_tree_of_all(length, spread, monkeypatch):
     monkeypatch.setattr(trees_module, "FEW", 1 if spread < 1 else 4)
     torch.manual_seed(length)
     scores = spread * torch.randn(12, length + 1, length)
-    found = best_trees(scores, torch.full((12,), length))
+    actual = best_trees(scores, torch.full((12,), length))
     for i in range(12):
-        assert torch.equal(found[i], best_by_hand(scores[i].double()))
+        assert torch.equal(actual[i], best_by_hand(scores[i].double()))
 
 
 def test_one_word_is_below_the_root_though_more_would_score_higher():
@@ -170,11 +170,11 @@ def test_one_word_is_below_the_root_though_more_would_score_higher():
 def test_trees_of_padded_sentences_are_those_alone():
     torch.manual_seed(0)
     scores, lengths = torch.randn(20, 9, 8), torch.randint(1, 9, (20,))
-    found = best_trees(scores, lengths)
-    assert are_trees(found, lengths).all()
-    for own, heads, length in zip(scores, found, lengths.tolist(), strict=True):
-        alone = best_trees(own[None, :length + 1, :length], torch.tensor([length]))
-        assert torch.equal(alone[0], heads[:length])
+    actual = best_trees(scores, lengths)
+    assert are_trees(actual, lengths).all()
+    for own, heads, length in zip(scores, actual, lengths.tolist(), strict=True):
+        single = best_trees(own[None, :length + 1, :length], torch.tensor([length]))
+        assert torch.equal(single[0], heads[:length])
         assert not heads[length:].any()
 
 

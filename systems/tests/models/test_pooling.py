@@ -14,7 +14,7 @@ EACH = pytest.mark.parametrize("name", POOLINGS)
 BY_CONTENT = pytest.mark.parametrize("name", ["context", "self-attention"])
 
 
-def made(name, seed=0):
+def make(name, seed=0):
     torch.manual_seed(seed)
     return PoolingClassifier(name, LENGTH, entry_channels(LENGTH, CLASSES), CLASSES, channels=16, dim=8)
 
@@ -25,7 +25,7 @@ def data(question="content", samples=12):
 
 @EACH
 def test_the_output_is_the_mean_by_the_weights(name):
-    model, x = made(name), data().inputs
+    model, x = make(name), data().inputs
     weights = model.weights(x)
     assert weights.shape == (12, LENGTH)
     torch.testing.assert_close(weights.sum(-1), torch.ones(12))
@@ -35,14 +35,14 @@ def test_the_output_is_the_mean_by_the_weights(name):
 
 
 def test_weights_by_place_are_the_same_for_all_sequences():
-    model, x = made("spatial"), data().inputs
+    model, x = make("spatial"), data().inputs
     assert torch.equal(model.weights(x), model.weights(x.flip(0)))
     assert len(model.weights(x).unique(dim=0)) == 1
 
 
 @BY_CONTENT
 def test_weights_by_content_go_with_their_entries(name):
-    model, x = made(name), data().inputs
+    model, x = make(name), data().inputs
     order = torch.randperm(LENGTH, generator=torch.Generator().manual_seed(3))
     torch.testing.assert_close(model.weights(x[:, order]), model.weights(x)[:, order])
     torch.testing.assert_close(model(x[:, order]), model(x))
@@ -57,12 +57,12 @@ def test_a_query_scores_an_entry_whatever_stands_beside_it():
         return model.weights(x)[:, 0] / model.weights(x)[:, 1]
 
     for name, alike in (("context", True), ("self-attention", False)):
-        model = made(name)
+        model = make(name)
         assert torch.allclose(ratio(model, x), ratio(model, other), rtol=1e-4) is alike
 
 
 def test_the_weights_of_self_attention_are_the_mean_over_those_who_ask():
-    model, x = made("self-attention"), data().inputs
+    model, x = make("self-attention"), data().inputs
     attention = model.attention(x)
     assert attention.shape == (12, LENGTH, LENGTH)
     torch.testing.assert_close(attention.sum(1), torch.ones(12, LENGTH))
@@ -71,4 +71,4 @@ def test_the_weights_of_self_attention_are_the_mean_over_those_who_ask():
 
 def test_unknown_poolings_are_refused():
     with pytest.raises(ConfigError, match="name"):
-        made("maximum")
+        make("maximum")

@@ -19,12 +19,12 @@ def test_the_lstm_is_torchs_without_biases(bidirectional, dtype):
     peer.load_state_dict(copy.deepcopy(layer).state_dict())
     x = torch.randn(3, 4, 7, dtype=dtype)
     for _ in range(2):
-        found = []
+        actual = []
         for module in (layer, peer):
             y, (h, c) = module(x)
-            found.append((y, h, c, *torch.autograd.grad(y.square().sum() + c.sum(), module.parameters())))
-        for own, wanted in zip(*found, strict=True):
-            torch.testing.assert_close(own, wanted)
+            actual.append((y, h, c, *torch.autograd.grad(y.square().sum() + c.sum(), module.parameters())))
+        for own, expected in zip(*actual, strict=True):
+            torch.testing.assert_close(own, expected)
 
 
 @pytest.mark.parametrize("x", [torch.ones(3, 4, 8), torch.ones(3, 4, 6), torch.ones(3, 4, 7, dtype=torch.float64)])

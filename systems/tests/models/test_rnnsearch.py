@@ -13,13 +13,13 @@ from systems.tests.models.sequences import (
 )
 
 
-def made(attention=True, seed=0):
+def make(attention=True, seed=0):
     torch.manual_seed(seed)
     return RNNsearch(WORDS, WORDS, embed=12, hidden=16, attention=attention)
 
 
 def test_alignments_are_weights_over_the_words_of_a_source():
-    model, (source, target) = made(), pairs()
+    model, (source, target) = make(), pairs()
     whole = model.alignment(source, target)
     assert whole.shape == (3, target.shape[1], source.shape[1])
     torch.testing.assert_close(whole.sum(-1), torch.ones(3, target.shape[1]))
@@ -27,12 +27,12 @@ def test_alignments_are_weights_over_the_words_of_a_source():
     own, words = source[1, :3], target[1]
     torch.testing.assert_close(model.alignment(own, words), whole[1, :, :3], rtol=1e-5, atol=1e-6)
     with pytest.raises(ConfigError, match="attention"):
-        made(attention=False).alignment(source, target)
+        make(attention=False).alignment(source, target)
 
 
 def test_alignments_are_those_of_the_contexts():
     """The context that a step takes is the mean of the states by the row of the alignment."""
-    model, (source, target) = made(), pairs()
+    model, (source, target) = make(), pairs()
     decoding = model.begin(source)
     states = decoding.context.x
     y = model.context(decoding.context, z=decoding.state.unsqueeze(1)).squeeze(1)

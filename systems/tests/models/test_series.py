@@ -14,7 +14,7 @@ ALL = pytest.mark.parametrize("attention", ATTENTION)
 T, HORIZON = 24, 4
 
 
-def made(attention="period", seed=0, **options):
+def make(attention="period", seed=0, **options):
     torch.manual_seed(seed)
     return Forecaster(history=T, horizon=HORIZON, attention=attention, hidden=16, heads=2,
                       **{"patch": 2, "mean": 1.0, "deviation": 2.0, **options})
@@ -37,15 +37,15 @@ def test_a_period_is_found_by_its_distance():
 
     errors = {}
     for attention in ("content", "period"):
-        model = made(attention, patch=1, mean=0.0, deviation=1.0)
+        model = make(attention, patch=1, mean=0.0, deviation=1.0)
         optimizer = torch.optim.Adam(model.parameters(), 2e-2)
         for seed in range(120):
-            values, observed, wanted = batch(seed)
+            values, observed, expected = batch(seed)
             optimizer.zero_grad()
-            F.l1_loss(model(values, observed), wanted).backward()
+            F.l1_loss(model(values, observed), expected).backward()
             optimizer.step()
-        values, observed, wanted = batch(1000)
-        errors[attention] = F.l1_loss(model(values, observed), wanted).item()
+        values, observed, expected = batch(1000)
+        errors[attention] = F.l1_loss(model(values, observed), expected).item()
     assert errors["period"] < 0.6 * errors["content"]
     furthest = model.weights(values, observed).mean(0).argmax(-1)
     assert ((torch.arange(T, T + HORIZON) - furthest) % 10 == 0).any(0).all()
@@ -54,7 +54,7 @@ def test_a_period_is_found_by_its_distance():
 @ALL
 def test_what_is_missing_has_no_share(attention):
     """What stands where nothing was observed changes nothing, even if it is no number."""
-    model, (values, observed, _) = made(attention), drawn()
+    model, (values, observed, _) = make(attention), drawn()
     y = model(values, observed)
     assert torch.equal(model(values.masked_fill(~observed, torch.nan), observed), y)
     other = torch.where(observed, values, -values)
@@ -73,7 +73,7 @@ def test_a_history_goes_on_with_its_last_reading():
 def test_states_fade_behind_a_gap():
     """With period-aware attention the states of entries are scaled by exp(-mu gap), and by nothing where all is there.
     """
-    model, (values, _, _) = made(), drawn()
+    model, (values, _, _) = make(), drawn()
     whole = torch.ones_like(values, dtype=torch.bool)
     holed = whole.clone()
     holed[:, 8:12] = False
@@ -87,7 +87,7 @@ def test_states_fade_behind_a_gap():
 
 @pytest.mark.parametrize("attention", ["content", "period"])
 def test_weights_sum_to_one_over_the_history(attention):
-    model, (values, observed, _) = made(attention), drawn()
+    model, (values, observed, _) = make(attention), drawn()
     looks = model.weights(values, observed)
     assert looks.shape == (5, 2 if attention == "period" else 1, HORIZON // 2, T // 2)
     torch.testing.assert_close(looks.sum(-1), torch.ones(looks.shape[:-1]))
@@ -95,10 +95,10 @@ def test_weights_sum_to_one_over_the_history(attention):
 
 def test_options_that_do_not_fit():
     with pytest.raises(ConfigError, match="weights"):
-        made("none").weights(*drawn()[:2])
+        make("none").weights(*drawn()[:2])
     for options in ({"patch": 5}, {"patch": 3}, {"attention": "self"}):
         with pytest.raises(ConfigError):
-            made(**options)
+            make(**options)
 
 
 def test_gaps_have_their_share_and_their_length():

@@ -82,6 +82,6 @@ def test_networks_train_every_parameter_and_are_still_in_eval(words, graph, make
 
 def test_gat_lets_every_node_see_itself(words):
     network = gat(9, 5).double().eval()
-    alone = Graph(torch.zeros(2, 0, dtype=torch.int64), num_nodes=12)
-    y = network(words, alone)
+    single = Graph(torch.zeros(2, 0, dtype=torch.int64), num_nodes=12)
+    y = network(words, single)
     assert not torch.allclose(y[0], y[1])

@@ -22,49 +22,49 @@ SOURCE, TARGET = pairs()
 PACKED = pytest.mark.parametrize("packed", [True, False])
 
 
-def made(name="transformer", **options):
+def make(name="transformer", **options):
     torch.manual_seed(0)
     return TRANSFORMERS[name](**options)
 
 
 @pytest.mark.parametrize("name", [name for name in TRANSFORMERS if name != "transformer, shifts"])
 def test_padded_sentences_are_those_side_by_side(name):
-    model = made(name).eval()
+    model = make(name).eval()
     model.packed = True
-    wanted = model(SOURCE, TARGET)
+    expected = model(SOURCE, TARGET)
     model.packed = False
-    torch.testing.assert_close(model(SOURCE, TARGET), wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model(SOURCE, TARGET), expected, atol=1e-5, rtol=1e-5)
 
 
 @PACKED
 def test_no_sentences_have_no_logits_and_padding_has_no_gradient(packed):
-    assert made(packed=packed)(SOURCE[:0], TARGET[:0]).shape == (0, TARGET.shape[1], WORDS)
+    assert make(packed=packed)(SOURCE[:0], TARGET[:0]).shape == (0, TARGET.shape[1], WORDS)
     grads = []
     for extra in (0, 3):
-        model = made(packed=packed)
+        model = make(packed=packed)
         source, target = F.pad(SOURCE, (0, extra)), F.pad(TARGET, (0, extra))
         loss = F.cross_entropy(model(source, target[:, :-1]).flatten(0, 1), target[:, 1:].flatten(), ignore_index=0)
         loss.backward()
         grads.append([parameter.grad for parameter in model.parameters()])
-    for found, wanted in zip(*grads, strict=True):
-        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+    for actual, expected in zip(*grads, strict=True):
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
 
 
 def test_cached_decoding_finds_what_full_passes_find():
-    model = made("transformer, rotary").eval()
+    model = make("transformer, rotary").eval()
     target = torch.ones(3, 1).long()
     for _ in range(8):
         with torch.no_grad():
             target = torch.cat([target, model(SOURCE, target)[:, -1:].argmax(-1)], 1)
     assert greedy(model.begin(SOURCE), 3, begin=1, end=None, most=8) == target[:, 1:].tolist()
-    found = beam(model.begin(SOURCE), 3, width=3, begin=1, end=2, most=8)
-    alone = [beam(model.begin(row[row != 0][None]), 1, width=3, begin=1, end=2, most=8)[0] for row in SOURCE]
-    assert found == alone
+    actual = beam(model.begin(SOURCE), 3, width=3, begin=1, end=2, most=8)
+    single = [beam(model.begin(row[row != 0][None]), 1, width=3, begin=1, end=2, most=8)[0] for row in SOURCE]
+    assert actual == single
 
 
 @pytest.mark.parametrize("name", ["plain", "rotary"])
 def test_steps_run_in_one_kernel(name):
-    model = made(f"transformer, {name}").eval()
+    model = make(f"transformer, {name}").eval()
     layer = model.decoder.blocks[0].attention
     x = torch.randn(2, 5, C)
     with torch.no_grad():
@@ -75,33 +75,33 @@ def test_steps_run_in_one_kernel(name):
 
 
 def test_vocabularies_are_tied_as_told():
-    count = {key: len({id(p) for p in made(**options).parameters() if p.shape[0] in (WORDS, WORDS + 5)})
+    count = {key: len({id(p) for p in make(**options).parameters() if p.shape[0] in (WORDS, WORDS + 5)})
              for key, options in {"one": {}, "two": {"target_vocabulary": WORDS + 5}, "apart": {"tied": False}}.items()}
     assert count == {"one": 1, "two": 2, "apart": 3}
-    assert made(target_vocabulary=WORDS + 5)(SOURCE, TARGET).shape == (3, TARGET.shape[1], WORDS + 5)
+    assert make(target_vocabulary=WORDS + 5)(SOURCE, TARGET).shape == (3, TARGET.shape[1], WORDS + 5)
 
 
 def test_recomputed_blocks_have_the_gradients_of_those_that_are_kept():
     grads = []
     for recompute in (False, True):
-        model = made(dropout=0.5, recompute=recompute)
+        model = make(dropout=0.5, recompute=recompute)
         torch.manual_seed(1)
         model(SOURCE, TARGET).square().sum().backward()
         grads.append([parameter.grad for parameter in model.parameters()])
-    for found, wanted in zip(*grads, strict=True):
-        torch.testing.assert_close(found, wanted)
+    for actual, expected in zip(*grads, strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 def test_what_attends_like_torch_gives_what_torch_gives():
-    model = made(norm="pre", positions="none").double()
+    model = make(norm="pre", positions="none").double()
     peer = nn.Transformer(C, K, 2, 2, 32, 0.0, batch_first=True, norm_first=True).double()
     _copy(model, peer)
     missing, e = SOURCE == 0, model.tokens[0].embedding.weight * C ** 0.5
     mask = nn.Transformer.generate_square_subsequent_mask(TARGET.shape[1], dtype=torch.float64)
     h = peer(e[SOURCE], e[TARGET], tgt_mask=mask, src_key_padding_mask=missing, memory_key_padding_mask=missing)
     exist = TARGET != 0
-    wanted = h @ model.tokens[0].embedding.weight.mT
-    torch.testing.assert_close(model(SOURCE, TARGET)[exist], wanted[exist])
+    expected = h @ model.tokens[0].embedding.weight.mT
+    torch.testing.assert_close(model(SOURCE, TARGET)[exist], expected[exist])
 
 
 @torch.no_grad()
@@ -121,7 +121,7 @@ def _copy(model, peer):
 
 @pytest.mark.parametrize("packed", drawn([True, False], 2))
 def test_exported_for_any_batch_and_length(packed):
-    model = made(packed=packed, layers=1).eval()
+    model = make(packed=packed, layers=1).eval()
     samples, inputs, outputs = (torch.export.Dim(name, min=2, max=64) for name in ("samples", "inputs", "outputs"))
     program = torch.export.export(model, (SOURCE, TARGET), dynamic_shapes=(
         {0: samples, 1: inputs}, {0: samples, 1: outputs}))
@@ -132,7 +132,7 @@ def test_exported_for_any_batch_and_length(packed):
 
 @slow
 def test_compiled_whole():
-    model = made().eval()
+    model = make().eval()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(SOURCE, TARGET), model(SOURCE, TARGET), atol=1e-5, rtol=1e-5)
 
@@ -141,13 +141,13 @@ def test_what_has_no_meaning_is_told():
     with pytest.raises(ConfigError, match="heads must divide"):
         Transformer(WORDS, channels=10, heads=3)
     with pytest.raises(ConfigError, match="norm"):
-        made(norm="none")
+        make(norm="none")
     with pytest.raises(ConfigError, match="positions"):
-        made(positions="rotary")
+        make(positions="rotary")
     with pytest.raises(ConfigError, match="layers"):
-        made(layers=0)
+        make(layers=0)
     with pytest.raises(ShapeError, match="length=5"):
-        made(positions="learned", length=5)(SOURCE, TARGET)
+        make(positions="learned", length=5)(SOURCE, TARGET)
 
 
 # -- characters -----------------------------------------------------------------------------------------------------
@@ -189,11 +189,11 @@ def test_characters_to_come_change_nothing_and_steps_are_the_full_pass(options):
 
 def test_texts_go_on_behind_a_prompt():
     model = characters().eval()
-    found = greedy(model.begin(3), 3, begin=TEXT, end=None, most=5)
+    actual = greedy(model.begin(3), 3, begin=TEXT, end=None, most=5)
     whole = TEXT
     for _ in range(5):
         whole = torch.cat([whole, model(whole)[:, -1:].argmax(-1)], 1)
-    assert found == whole[:, 12:].tolist()
+    assert actual == whole[:, 12:].tolist()
     texts = sample(model.begin(3), 3, begin=TEXT, end=None, most=5, top_k=3, generator=torch.Generator().manual_seed(0))
     assert [len(text) for text in texts] == [5] * 3
 

@@ -89,24 +89,24 @@ FOUR = [f"luong, {name}" for name in ("location, global", "dot, local-m", "gener
 SOME = [name for name in MODELS if name not in LUONGS or name in FOUR]
 
 
-def made(name, seed=0):
+def make(name, seed=0):
     torch.manual_seed(seed)
     return MODELS[name]()
 
 
 @pytest.mark.parametrize("name", [name for name in SOME if name in RECURRENT] if EVERY else TWO)
 def test_it_says_what_it_learned(name):
-    check_says_what_it_learned(made(name), *pairs())
+    check_says_what_it_learned(make(name), *pairs())
 
 
 @pytest.mark.parametrize("name", drawn(list(TRANSFORMERS)[:4], 4))
 def test_it_learns(name):
-    check_overfits(made(name), *pairs(), steps=120)
+    check_overfits(make(name), *pairs(), steps=120)
 
 
 @pytest.mark.parametrize("name", drawn(MODELS, 2))
 def test_a_sentence_alone_the_future_and_steps(name):
-    model = made(name).eval()
+    model = make(name).eval()
     check_alone(model, *pairs())
     check_causal(model, *pairs())
     check_steps(model, batch((7, 3, 5)), batch((4, 4, 4), begin=True, seed=1))
@@ -114,15 +114,15 @@ def test_a_sentence_alone_the_future_and_steps(name):
 
 @pytest.mark.parametrize("name", drawn(RECURRENT, 2))
 def test_padding_has_no_gradient(name):
-    model = made(name)
+    model = make(name)
     check_padding_has_no_gradient(model, *pairs(), getattr(model.source, "embedding", model.source))
 
 
 @pytest.mark.parametrize("name", drawn(SOME, 2))
 def test_a_saved_model(name):
-    check_saved(made(name).eval(), made(name, seed=1).eval(), *pairs())
+    check_saved(make(name).eval(), make(name, seed=1).eval(), *pairs())
 
 
 @pytest.mark.parametrize("name", [name for name in SOME if name in RECURRENT] if EVERY else TWO[:1])
 def test_export_with_any_batch(name):
-    check_exported_with_any_batch(made(name).eval())
+    check_exported_with_any_batch(make(name).eval())

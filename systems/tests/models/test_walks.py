@@ -48,29 +48,29 @@ def test_scores_are_those_of_the_expression(length):
         y = y + Walks(walks).mix(weights).bound(1).basis(x, structure=known).dense(x.dtype)
     else:
         assert walks == []
-    found = scores(known, every(known)).view(N, 2 * K, N)
-    torch.testing.assert_close(found, y.movedim(0, 1), rtol=1e-10, atol=1e-10)
+    actual = scores(known, every(known)).view(N, 2 * K, N)
+    torch.testing.assert_close(actual, y.movedim(0, 1), rtol=1e-10, atol=1e-10)
 
 
 def test_of_one_relation_walks_of_two_steps_are_not_those_of_one():
     known, scores = KnowledgeGraph(torch.tensor([[0, 0, 1], [1, 0, 2]]), 3, ("a",)), WalkScores(1)
     torch.nn.init.ones_(scores.singles)
     torch.nn.init.ones_(scores.pairs)
-    wanted = torch.tensor([[0.0, 1, 1], [0, 0, 1], [0, 0, 0]])
-    torch.testing.assert_close(scores(known, every(known)), wanted)
+    expected = torch.tensor([[0.0, 1, 1], [0, 0, 1], [0, 0, 0]])
+    torch.testing.assert_close(scores(known, every(known)), expected)
 
 
 @pytest.mark.parametrize("length", [1, 2])
 def test_a_triple_says_nothing_of_itself(length):
     own, scores = facts(), model(length=length)
     known, count = own.with_inverses(), own.num_triples
-    found, checked = scores(known, known.triples[:, :2], known.triples[:, 2]), 0
+    actual, checked = scores(known, known.triples[:, :2], known.triples[:, 2]), 0
     for place, triple in enumerate(known.triples):
         if triple[0] == triple[2]:
             continue
         others = torch.arange(count) != place % count
         without = KnowledgeGraph(own.triples[others], N, own.relations).with_inverses()
-        torch.testing.assert_close(found[place:place + 1], scores(without, triple[None, :2]), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(actual[place:place + 1], scores(without, triple[None, :2]), rtol=1e-10, atol=1e-10)
         checked += 1
     assert checked > 40
 

@@ -40,22 +40,22 @@ def check_fair_and_blind(run):
     """System and baseline of each pair get the same steps, batches and choice of weights; and no group reads the test
     part before the final evaluation."""
     entry, recipe = recipe_of(Run.open(run))
-    found = {}
+    actual = {}
     for job in entry.runner().jobs(recipe, Run.open(run)):
-        if job.name.partition("/")[0] not in found:
+        if job.name.partition("/")[0] not in actual:
             seed_everything(0)
-            found[job.name.partition("/")[0]] = job.make(), job.schedule()
-    for task, _ in found.values():
+            actual[job.name.partition("/")[0]] = job.make(), job.schedule()
+    for task, _ in actual.values():
         task.validate()
         with pytest.raises(TestReadEarly):
             task.test()
     if recipe.expected is None:
         return
     pairs = [[name.partition(":")[0] for name in pair] for pair in recipe.expected.pairs]
-    pairs = [pair for pair in pairs if set(pair) <= found.keys()]
+    pairs = [pair for pair in pairs if set(pair) <= actual.keys()]
     assert pairs, "the groups of the effect are not those that are trained"
     for system, baseline in pairs:
-        (own, schedule), (other, beside) = found[system], found[baseline]
+        (own, schedule), (other, beside) = actual[system], actual[baseline]
         if isinstance(other, Untrained):
             continue
         assert (schedule.steps, schedule.validate_every) == (beside.steps, beside.validate_every)

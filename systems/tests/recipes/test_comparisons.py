@@ -28,11 +28,11 @@ EACH = pytest.mark.parametrize("name", list(TRAINED))
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """A finished run of each recipe, and what it printed."""
-    root, found = tmp_path_factory.mktemp("runs"), {}
+    root, actual = tmp_path_factory.mktemp("runs"), {}
     for name, options in TRAINED.items():
-        found[name] = root / name
-        assert main(["train", name, *options, "--out", str(found[name]), "--json"]) == 0
-    return found
+        actual[name] = root / name
+        assert main(["train", name, *options, "--out", str(actual[name]), "--json"]) == 0
+    return actual
 
 
 @EACH
@@ -73,9 +73,9 @@ def test_exponents_are_those_of_powers():
 def test_trying_writes_nothing(tmp_path, name, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["train", name, *TRAINED[name], "--dry-run", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert all(row["flops_per_step"] > 0 for row in found["groups"].values())
-    assert found["trainings"] == 2 * (8 if name == "architectures" else 9)
+    actual = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert all(row["flops_per_step"] > 0 for row in actual["groups"].values())
+    assert actual["trainings"] == 2 * (8 if name == "architectures" else 9)
     assert not list(tmp_path.iterdir())
 
 

@@ -41,9 +41,9 @@ def words_of(folder, *more):
 
 @pytest.fixture(scope="module")
 def run(folder, tmp_path_factory):
-    found = tmp_path_factory.mktemp("runs") / "run"
-    assert main(words_of(folder, "--out", str(found))) == 0
-    return found
+    actual = tmp_path_factory.mktemp("runs") / "run"
+    assert main(words_of(folder, "--out", str(actual))) == 0
+    return actual
 
 
 def test_a_run_keeps_the_laws_says_its_figure_and_draws_videos(run, tmp_path, capsys):
@@ -57,9 +57,9 @@ def test_a_run_keeps_the_laws_says_its_figure_and_draws_videos(run, tmp_path, ca
 
 def test_a_run_is_measured_on_other_images(run, tmp_path, capsys):
     other = images(tmp_path / "other.gz", 7, seed=2, sides=(9, 9))
-    found = evaluated(run, capsys, "--test", str(other))
-    assert found["groups"] != json.loads((run / "summary.json").read_text())["groups"]
-    assert found["test"]["name"] == str(other) and list(found["test"]["files"]) == [str(other)]
+    actual = evaluated(run, capsys, "--test", str(other))
+    assert actual["groups"] != json.loads((run / "summary.json").read_text())["groups"]
+    assert actual["test"]["name"] == str(other) and list(actual["test"]["files"]) == [str(other)]
     assert main(["evaluate", str(run), "--test", "absent"]) == 3
     assert "absent" in capsys.readouterr().err
 

@@ -42,9 +42,9 @@ def words_of(folder, *more):
 
 @pytest.fixture(scope="module")
 def run(folder, tmp_path_factory):
-    found = tmp_path_factory.mktemp("runs") / "run"
-    assert main(words_of(folder, "--out", str(found))) == 0
-    return found
+    actual = tmp_path_factory.mktemp("runs") / "run"
+    assert main(words_of(folder, "--out", str(actual))) == 0
+    return actual
 
 
 def test_a_run_keeps_the_laws_says_its_figure_and_draws_a_map(run, tmp_path, capsys):
@@ -57,9 +57,9 @@ def test_a_run_keeps_the_laws_says_its_figure_and_draws_a_map(run, tmp_path, cap
 
 def test_a_run_is_measured_on_another_file(run, folder, tmp_path, capsys):
     other = written(tmp_path, lines=20, shift=5.0, name="other.csv")
-    found = evaluated(run, capsys, "--test", str(other))
-    assert found["groups"] != json.loads((run / "summary.json").read_text())["groups"]
-    assert found["test"]["name"] == str(other)
+    actual = evaluated(run, capsys, "--test", str(other))
+    assert actual["groups"] != json.loads((run / "summary.json").read_text())["groups"]
+    assert actual["test"]["name"] == str(other)
     for bad, said in ((written(tmp_path, head="a,b,d", name="x.csv"), "3 without 'c'"),
                       (written(tmp_path, lines=2, name="y.csv"), "history=3 times at least, and horizon="),
                       ("absent.csv", "no such file")):

@@ -40,11 +40,11 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, data):
     """A finished run of each recipe."""
-    root, found = tmp_path_factory.mktemp("runs"), {}
+    root, actual = tmp_path_factory.mktemp("runs"), {}
     for name, options in OPTIONS.items():
-        found[name] = root / name
-        assert main(["train", name, "--data", str(data), *options, "--out", str(found[name]), "--json"]) == 0
-    return found
+        actual[name] = root / name
+        assert main(["train", name, "--data", str(data), *options, "--out", str(actual[name]), "--json"]) == 0
+    return actual
 
 
 @EACH
@@ -63,11 +63,11 @@ def test_other_images_are_measured(runs, name, data, tmp_path, capsys, monkeypat
     for label in ("0", "1", "2"):
         (tmp_path / "own" / label).mkdir(parents=True)
         Image.new("L", (8, 8), 80).save(tmp_path / "own" / label / "a.png")
-    found = []
+    actual = []
     for test in ("other", "own"):
-        found.append(evaluated(runs[name], capsys, "--test", test))
-    assert [summary["test"]["name"] for summary in found] == ["other", "own"]
-    first = next(iter(found[1]["groups"].values()))
+        actual.append(evaluated(runs[name], capsys, "--test", test))
+    assert [summary["test"]["name"] for summary in actual] == ["other", "own"]
+    first = next(iter(actual[1]["groups"].values()))
     if name == "mnist-cheb":  # three images, one of each class
         assert first["test_accuracy"]["mean"] == pytest.approx(100 / 3)
 
@@ -91,7 +91,7 @@ def test_the_costs_of_blocks(runs, capsys):
     exponents = {name: row["exponents"] for name, row in cost["blocks"].items()}
     assert exponents["dot-product"]["flops"] == pytest.approx(1, abs=0.01)
     assert all(exponents[name]["flops"] > 1.8 for name in exponents if name != "dot-product")
-    assert all(found["bytes"] == pytest.approx(1, abs=0.01) for found in exponents.values())
+    assert all(actual["bytes"] == pytest.approx(1, abs=0.01) for actual in exponents.values())
     assert all(min(row["seconds"]) > 0 for row in cost["blocks"].values())
     assert main(["resume", str(runs["nonlocal"])]) == 0
     assert "over n=196 ... 3136 pixels" in capsys.readouterr().out

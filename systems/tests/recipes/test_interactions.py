@@ -30,9 +30,9 @@ def test_a_run_keeps_the_laws_says_its_figures_and_draws(run, tmp_path, capsys):
     summary = check_laws(run, tmp_path, capsys)
     systems = ["gravity", "balls", "string"]
     assert list(summary["groups"]) == [group for name in systems for group in (name, f"{name}-independent")]
-    found = summary["results"]
-    ratio = min(min(found[f"{name}/seed-0"]["test_constant"], found[f"{name}-independent/seed-0"]["test_loss"])
-                / found[f"{name}/seed-0"]["test_loss"] for name in systems[:2])
+    actual = summary["results"]
+    ratio = min(min(actual[f"{name}/seed-0"]["test_constant"], actual[f"{name}-independent/seed-0"]["test_loss"])
+                / actual[f"{name}/seed-0"]["test_loss"] for name in systems[:2])
     assert summary["headline"]["value"] == pytest.approx(ratio)
     for name in systems:
         for picture in (f"paths-{name}.png", f"paths-{name}.svg", f"motion-{name}.gif"):
@@ -42,11 +42,11 @@ def test_a_run_keeps_the_laws_says_its_figures_and_draws(run, tmp_path, capsys):
 
 def test_a_run_is_measured_on_another_number_of_bodies(run, capsys):
     groups = json.loads((run / "summary.json").read_text())["groups"]
-    found = evaluated(run, capsys, "--test", "4")
-    for name, group in found["groups"].items():
+    actual = evaluated(run, capsys, "--test", "4")
+    for name, group in actual["groups"].items():
         assert group["test_ratio"] != groups[name]["test_ratio"]
         assert group["test_more"] == groups[name]["test_more"]
-    assert found["test"]["name"] == "4"
+    assert actual["test"]["name"] == "4"
     assert main(["evaluate", str(run), "--test", "many"]) == 2
     assert "test must be an integer" in capsys.readouterr().err
 
@@ -72,11 +72,11 @@ def motion(request):
 def test_a_step_is_a_state_and_the_change_that_follows(motion):
     steps, states = motion.steps["val"], motion.steps["val"].simulations.states
     assert len(steps) == 4 * 5
-    found = steps.at(torch.tensor([7, 19]))
+    actual = steps.at(torch.tensor([7, 19]))
     for place, (simulation, time) in enumerate(((1, 2), (3, 4))):
-        assert torch.equal(found.states[place], states[simulation, time])
-        assert torch.equal(found.changes[place], (states[simulation, time + 1] - states[simulation, time])[:, 2:])
-        assert torch.equal(found.properties[place], steps.simulations.properties[simulation])
+        assert torch.equal(actual.states[place], states[simulation, time])
+        assert torch.equal(actual.changes[place], (states[simulation, time + 1] - states[simulation, time])[:, 2:])
+        assert torch.equal(actual.properties[place], steps.simulations.properties[simulation])
 
 
 @final_evaluation()
@@ -112,7 +112,7 @@ def test_energy_is_kept_by_the_simulators_and_not_by_straight_lines(motion):
     shifted = begin.clone()
     shifted[..., 2:] *= 2
     wrong = motion.long.states.clone()
-    wrong[:, -1:] = shifted if motion.features.held(motion.long.properties) is None else shifted + 1
+    wrong[:, -1:] = shifted if motion.features.fixed(motion.long.properties) is None else shifted + 1
     faster = type(motion.long)(states=wrong, couplings=motion.long.couplings, properties=motion.long.properties,
                                interval=motion.long.interval)
     assert motion.drift(faster) > 10

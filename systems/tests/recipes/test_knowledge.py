@@ -45,11 +45,11 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def runs(data, tmp_path_factory):
     """A finished run of each recipe."""
-    root, found = tmp_path_factory.mktemp("runs"), {}
+    root, actual = tmp_path_factory.mktemp("runs"), {}
     for name, options in TRAINED.items():
-        found[name] = root / name
-        assert main(["train", name, *options, "--data", str(data), "--out", str(found[name]), "--json"]) == 0
-    return found
+        actual[name] = root / name
+        assert main(["train", name, *options, "--data", str(data), "--out", str(actual[name]), "--json"]) == 0
+    return actual
 
 
 def summary(run):
@@ -64,22 +64,22 @@ def test_a_run_keeps_the_laws(runs, name, tmp_path, capsys):
 @pytest.mark.parametrize(("name", "test"), [("walks", "others"), ("rgcn-links", "family")])
 def test_other_triples_are_ranked(runs, name, test, data, capsys):
     """The other family is the same but for the names, which walks do not know."""
-    found = evaluated(runs[name], capsys, "--test", str(data / test))
-    assert found["test"]["name"] == str(data / test) and len(found["test"]["files"]) == (3 if test == "others" else 0)
-    kept = json.loads((runs[name] / found["test"]["file"]).read_text())
-    assert (kept["groups"], kept["test"]) == (found["groups"], found["test"])
+    actual = evaluated(runs[name], capsys, "--test", str(data / test))
+    assert actual["test"]["name"] == str(data / test) and len(actual["test"]["files"]) == (3 if test == "others" else 0)
+    kept = json.loads((runs[name] / actual["test"]["file"]).read_text())
+    assert (kept["groups"], kept["test"]) == (actual["groups"], actual["test"])
     assert str(data / test) in (runs[name] / "report.html").read_text()
-    assert found["groups"] == summary(runs[name])["groups"]
+    assert actual["groups"] == summary(runs[name])["groups"]
 
 
-def accuracy(found):
-    return found["groups"]["rgcn-entities"]["test_accuracy"]["mean"]
+def accuracy(actual):
+    return actual["groups"]["rgcn-entities"]["test_accuracy"]["mean"]
 
 
 def test_other_classes_are_measured(runs, data, capsys):
     run = runs["rgcn-entities"]
-    found = evaluated(run, capsys, "--test", str(data / "turned.tsv"))
-    assert accuracy(found) == 100 - accuracy(summary(run))
+    actual = evaluated(run, capsys, "--test", str(data / "turned.tsv"))
+    assert accuracy(actual) == 100 - accuracy(summary(run))
 
 
 def test_a_model_of_entities_knows_no_others(runs, data, capsys):

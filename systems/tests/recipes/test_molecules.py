@@ -65,8 +65,8 @@ def test_it_is_measured_on_another_file(run, tmp_path, folder, capsys, monkeypat
     monkeypatch.chdir(tmp_path)
     summary = summary_of(run)
     (tmp_path / "c.csv").write_text(rows(5, 20))
-    found = evaluated(run, capsys, "--test", "c.csv")["groups"]["molecules"]["test_rmse"]["mean"]
-    assert found != summary["groups"]["molecules"]["test_rmse"]["mean"]
+    actual = evaluated(run, capsys, "--test", "c.csv")["groups"]["molecules"]["test_rmse"]["mean"]
+    assert actual != summary["groups"]["molecules"]["test_rmse"]["mean"]
     assert summary_of(run) == summary
     assert main(["evaluate", str(run), "--test", "absent.csv"]) == 3
     assert "absent.csv" in capsys.readouterr().err
@@ -76,16 +76,16 @@ def test_it_is_measured_on_another_file(run, tmp_path, folder, capsys, monkeypat
 def test_what_is_measured_is_the_error_of_the_test_part(folder):
     recipe = Molecules(data=str(folder), file="a.csv", target="carbons", channels=8)
     table = Table.read(recipe)
-    places = [table.places(seed) for seed in (0, 1)]
+    places = [table.rows(seed) for seed in (0, 1)]
     for one in places:
         assert [len(part) for part in one.values()] == [32, 4, 4]
         assert sorted(place for part in one.values() for place in part) == list(range(COUNT))
-    assert places[0] != places[1] and places[0] == table.places(0)
+    assert places[0] != places[1] and places[0] == table.rows(0)
     task = MoleculesTask(recipe, table, 0)
-    figures, wanted = task.test(), table.molecules.targets[places[0]["test"]]
-    found = torch.cat([task.model(*table.molecules.batch([place])) for place in places[0]["test"]])
-    assert figures["test_rmse"] == pytest.approx((found - wanted).square().mean().sqrt().item(), rel=1e-5)
-    assert figures["test_mae"] == pytest.approx((found - wanted).abs().mean().item(), rel=1e-5)
+    figures, expected = task.test(), table.molecules.targets[places[0]["test"]]
+    actual = torch.cat([task.model(*table.molecules.batch([place])) for place in places[0]["test"]])
+    assert figures["test_rmse"] == pytest.approx((actual - expected).square().mean().sqrt().item(), rel=1e-5)
+    assert figures["test_mae"] == pytest.approx((actual - expected).abs().mean().item(), rel=1e-5)
     train = table.molecules.targets[places[0]["train"]]
     assert task.model.mean == train.mean() and task.model.variance == pytest.approx(train.var(correction=0).item())
 

@@ -29,8 +29,8 @@ def run(tmp_path_factory):
 def test_a_run_keeps_the_laws_says_its_figures_and_draws(run, tmp_path, capsys):
     summary = check_laws(run, tmp_path, capsys)
     assert list(summary["groups"]) == ["unsupervised", "supervised", "mlp", "correlation"]
-    found = summary["results"]["unsupervised/seed-0"]
-    assert {"test_mse_1", "test_mse_3", "test_mse_static", "test_mse_dynamic"} <= found.keys()
+    actual = summary["results"]["unsupervised/seed-0"]
+    assert {"test_mse_1", "test_mse_3", "test_mse_static", "test_mse_dynamic"} <= actual.keys()
     for name in ("graph-0.png", "graph-0.svg", "motion-2.png", "motion.gif", "law.svg"):
         assert (run / "pictures" / name).stat().st_size > 1000
     assert "edges found anew" in capsys.readouterr().out
@@ -95,5 +95,5 @@ def test_types_without_a_name_are_called_as_fits_validation_best():
     recipe = RelationalInference(**SMALL, system="charged")
     task = UnsupervisedTask(recipe, Motion.simulated(recipe), 0)
     task.model.eval()
-    found = task.motion.logits(task.model.encoder, "val").argmax(-1)
-    assert task.motion.accuracy(task._names()[found], "val") >= 50
+    actual = task.motion.logits(task.model.encoder, "val").argmax(-1)
+    assert task.motion.accuracy(task._names()[actual], "val") >= 50

@@ -73,11 +73,11 @@ def test_an_effect_that_no_figure_can_miss_is_refused(options, said):
 
 def test_the_effect_is_the_least_over_pairs_with_its_interval():
     effect = Effect(claim="gain", figure="test_bleu", pairs=(("a", "b"), ("a", "once")), published=8.0)
-    found = effect.measured({"a": [10.0, 12.0, 14.0], "b": [9.0, 8.0, 13.0], "once": [8.0]})
-    assert found.value == pytest.approx(2.0)  # of 1, 4 and 1
+    actual = effect.measured({"a": [10.0, 12.0, 14.0], "b": [9.0, 8.0, 13.0], "once": [8.0]})
+    assert actual.value == pytest.approx(2.0)  # of 1, 4 and 1
     half = 4.302653 * 3 ** 0.5 / 3 ** 0.5
-    assert (found.low, found.high) == pytest.approx((2 - half, 2 + half), rel=1e-5)
-    assert (found.state, found.reason) == (NOT_SHOWN, "the interval includes no effect")
+    assert (actual.low, actual.high) == pytest.approx((2 - half, 2 + half), rel=1e-5)
+    assert (actual.state, actual.reason) == (NOT_SHOWN, "the interval includes no effect")
     assert effect.measured({"a": [1.0]}).value is None
 
 

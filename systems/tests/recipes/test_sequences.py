@@ -106,10 +106,10 @@ def test_a_run_is_measured_on_other_files(runs, folder, tmp_path, name, other, c
     (tmp_path / "b.txt").write_text("\n".join(sentences(40, 2)))
     (tmp_path / "b.csv").write_text("z\n" + "\n".join(str(30 + time % 7) for time in range(60)))
     summary = json.loads((runs[name] / "summary.json").read_text())
-    found = evaluated(runs[name], capsys, "--test", other)
-    assert found["groups"].keys() == summary["groups"].keys()
-    assert found["groups"] != summary["groups"]
-    assert found["test"]["name"] == other
+    actual = evaluated(runs[name], capsys, "--test", other)
+    assert actual["groups"].keys() == summary["groups"].keys()
+    assert actual["groups"] != summary["groups"]
+    assert actual["test"]["name"] == other
     assert json.loads((runs[name] / "summary.json").read_text()) == summary
     assert main(["evaluate", str(runs[name]), "--test", "absent"]) == 3
     assert "absent" in capsys.readouterr().err
@@ -129,10 +129,10 @@ def test_a_test_sentence_longer_than_those_of_training_is_measured(runs, tmp_pat
 def test_trying_writes_nothing(folder, tmp_path, name, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(words_of(name, folder, "--dry-run", "--json")) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    trained = [row for row in found["groups"].values() if row["steps"] > 1]
+    actual = json.loads(capsys.readouterr().out.splitlines()[-1])
+    trained = [row for row in actual["groups"].values() if row["steps"] > 1]
     assert trained and all(row["parameters"] > 0 and row["flops_per_step"] > 0 for row in trained)
-    assert found["recipe"]["steps"] == 6
+    assert actual["recipe"]["steps"] == 6
     assert not list(tmp_path.iterdir())
 
 
@@ -383,22 +383,22 @@ def test_reproducing_records_outcomes_and_continues(folder, tmp_path, capsys, mo
     assert "`structconv reproduce characters --data DIR --preset quick`" in own
     assert main([*words[:2], "steps=2", "heads=1", *words[2:]]) == 0
     rows = json.loads((tmp_path / "kept.json").read_text())
-    assert [found["overrides"] for found in rows] == [{}, {"heads": 1, "steps": 2}]
+    assert [actual["overrides"] for actual in rows] == [{}, {"heads": 1, "steps": 2}]
     assert rows[0] == row
     assert "| [characters](kept/characters.md) heads=1 steps=2 | nats" in (tmp_path / "kept.md").read_text()
     assert "## quick heads=1 steps=2" in (tmp_path / "kept" / "characters.md").read_text()
     assert main([*words, "--budget", "0"]) == 0
     assert len(json.loads(capsys.readouterr().out.splitlines()[-1])["outcomes"]) == 1
     assert main([*words, "--budget", "0", "--out", str(tmp_path / "new")]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (found["outcomes"], found["left_out"]) == ([], ["characters"])
+    actual = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (actual["outcomes"], actual["left_out"]) == ([], ["characters"])
     assert main([*words, "--budget", "nan"]) == 2
     known = {name: entry_named(name) for name in ("molecules", "characters")}
     monkeypatch.setattr("structconv_systems.commands.reproduce.RECIPES", known)
     assert main([*words[:1], "--all", *words[2:]]) == 0
     out, err = capsys.readouterr()
-    found = json.loads(out.splitlines()[-1])
-    assert ([row["recipe"] for row in found["outcomes"]], found["left_out"]) == (["characters"], ["molecules"])
+    actual = json.loads(out.splitlines()[-1])
+    assert ([row["recipe"] for row in actual["outcomes"]], actual["left_out"]) == (["characters"], ["molecules"])
     assert "molecules is left out" in err and "data must be a folder" in err
 
 

@@ -33,7 +33,7 @@ def test_what_is_forecast_lies_in_its_part(histories):
         assert origins[0] == max(first, 11)
         batch = histories.batch(part, origins, torch.zeros_like(origins))
         assert torch.equal(batch.values[:, -1].long(), origins)
-        counted = batch.wanted[batch.counted]
+        counted = batch.target[batch.counted]
         assert (counted.min(), counted.max()) == (max(first, 11) + 1, histories.parts[part].end - 1)
     assert histories.parts["train"].known.max() == 1069
 
@@ -61,7 +61,7 @@ def test_readings_that_are_all_the_same_have_a_scale():
 def test_only_what_was_observed_counts(histories):
     sensor = torch.ones(1, dtype=torch.int64)
     batch = histories.batch("test", torch.tensor([82]), sensor)
-    assert batch.wanted[0, :1].tolist() == [1083] and batch.counted.tolist() == [[True, False, True]]
+    assert batch.target[0, :1].tolist() == [1083] and batch.counted.tolist() == [[True, False, True]]
     assert batch.observed[0].tolist() == [time % 7 != 0 for time in range(71, 83)]
     missing = torch.zeros(1, 12, dtype=torch.bool)
     missing[0, -3:] = True

@@ -11,7 +11,7 @@ from structconv_systems.data.tours import distances, uniform
 from structconv_systems.models.tours import TourModel
 from structconv_systems.recipes.baselines import Exponential, Rollout, Shared, better
 from structconv_systems.recipes.options.tsp import TSP
-from structconv_systems.recipes.tsp import Instances, best_of, measure, said
+from structconv_systems.recipes.tsp import Instances, best_of, greedy_tours, measure
 from structconv_systems.train.config import resolve
 from systems.tests.recipes.runs import check_laws, evaluated
 from tests.support.drawn import drawn
@@ -99,18 +99,18 @@ def test_nodes_at_one_place_leave_no_gap(run, tmp_path, capsys):
 def test_points_of_a_file_lie_in_the_unit_square(tmp_path):
     path = tmp_path / "square.tsp"
     path.write_text(SQUARE)
-    found = Instances.read(str(path))
-    torch.testing.assert_close(found.points, torch.tensor([[[0, 0], [0.8, 0.8], [0, 0.8], [0.8, 0], [0.4, 1]]]))
-    torch.testing.assert_close(found.table, (250 * distances(found.points)).round())
+    actual = Instances.read(str(path))
+    torch.testing.assert_close(actual.points, torch.tensor([[[0, 0], [0.8, 0.8], [0, 0.8], [0.8, 0], [0.4, 1]]]))
+    torch.testing.assert_close(actual.table, (250 * distances(actual.points)).round())
 
 
 def test_the_best_of_samples_is_no_longer_than_most(small):
-    instances = Instances.made(5, 7, 0)
+    instances = Instances.drawn(5, 7, 0)
     one, many = (instances.lengths(best_of(small, instances, samples)) for samples in (1, 40))
     assert (many <= one + 1e-9).all() and many.mean() < one.mean()
     assert torch.equal(best_of(small, instances, 4), best_of(small, instances, 4))
-    said_lengths = instances.lengths(said(small, instances.points))
-    torch.testing.assert_close(measure(small, instances.points).double(), said_lengths, rtol=1e-6, atol=1e-6)
+    greedy_lengths = instances.lengths(greedy_tours(small, instances.points))
+    torch.testing.assert_close(measure(small, instances.points).double(), greedy_lengths, rtol=1e-6, atol=1e-6)
 
 
 def test_the_exponential_mean_begins_with_the_first():

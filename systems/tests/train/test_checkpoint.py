@@ -64,9 +64,9 @@ def test_the_last_two_are_kept_and_final_comes_last(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     for step in (5, 10, 15):
         checkpoints.save(at(step))
-    assert [place.name for place in checkpoints.found()] == ["step-00000010", "step-00000015"]
+    assert [place.name for place in checkpoints.files()] == ["step-00000010", "step-00000015"]
     checkpoints.save(at(15, final=True))
-    assert [place.name for place in checkpoints.found()] == ["step-00000015", "final"]
+    assert [place.name for place in checkpoints.files()] == ["step-00000015", "final"]
     assert checkpoints.latest(pytest.fail).final
 
 
@@ -136,7 +136,7 @@ def test_a_crash_while_writing_leaves_nothing_that_is_found(tmp_path):
     checkpoints.save(at(5))
     (tmp_path / ".step-00000010.partial").mkdir()
     (tmp_path / ".step-00000010.partial" / "weights.safetensors").write_bytes(b"half")
-    assert [place.name for place in checkpoints.found()] == ["step-00000005"]
+    assert [place.name for place in checkpoints.files()] == ["step-00000005"]
     checkpoints.save(at(10))
     assert not list(tmp_path.glob(".*"))
 

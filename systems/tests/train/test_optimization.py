@@ -299,11 +299,11 @@ def test_a_batch_with_nothing_to_count_changes_nothing():
 
 def test_trying_says_what_a_training_would_take():
     recipe = plain()
-    found = tried(jobs_of(recipe, "sums", lambda seed: SumsTask(recipe, seed), SumsTask)[0])
-    assert found["parameters"] == 4 * 6 + 6 + 6 + 1
-    assert found["flops_per_step"] > 0
-    assert found["seconds"] == pytest.approx(found["seconds_per_step"] * 12)
-    assert found["bytes"] > 4 * 4 * found["parameters"]
+    actual = tried(jobs_of(recipe, "sums", lambda seed: SumsTask(recipe, seed), SumsTask)[0])
+    assert actual["parameters"] == 4 * 6 + 6 + 6 + 1
+    assert actual["flops_per_step"] > 0
+    assert actual["seconds"] == pytest.approx(actual["seconds_per_step"] * 12)
+    assert actual["bytes"] > 4 * 4 * actual["parameters"]
 
 
 def test_trying_all_counts_each_kind_of_training():
@@ -311,12 +311,12 @@ def test_trying_all_counts_each_kind_of_training():
     short, long = plain(seeds=2), plain(steps=48, seeds=3)
     jobs = [job for recipe, name in ((short, "short"), (long, "long"))
             for job in jobs_of(recipe, name, lambda seed: SumsTask(short, seed), SumsTask)]
-    found = tried_all(jobs)
-    assert {name: (row["steps"], row["trainings"]) for name, row in found["groups"].items()} == {
+    actual = tried_all(jobs)
+    assert {name: (row["steps"], row["trainings"]) for name, row in actual["groups"].items()} == {
         "short": (12, 2), "long": (48, 3)}
-    each = {name: row["seconds_per_step"] * row["steps"] for name, row in found["groups"].items()}
-    assert found["seconds"] == pytest.approx(2 * each["short"] + 3 * each["long"])
-    assert found["trainings"] == 5
+    each = {name: row["seconds_per_step"] * row["steps"] for name, row in actual["groups"].items()}
+    assert actual["seconds"] == pytest.approx(2 * each["short"] + 3 * each["long"])
+    assert actual["trainings"] == 5
 
 
 def test_event_files_are_written_where_tensorboard_is(tmp_path):
@@ -337,5 +337,5 @@ def test_bad_options_are_refused():
 
 def test_the_environment_names_commit_packages_and_machine(tmp_path):
     run = Run.create(tmp_path / "run", plain())
-    found = json.loads((run.folder / "environment.json").read_text())
-    assert {"commit", "packages", "processor", "torch", "threads", "started"} <= found.keys()
+    actual = json.loads((run.folder / "environment.json").read_text())
+    assert {"commit", "packages", "processor", "torch", "threads", "started"} <= actual.keys()

@@ -48,8 +48,8 @@ def replicas(use: Use) -> None:
     with torch.no_grad():
         for _ in range(2):
             again = _replica(use.layer, {name: -p for name, p in given.items()}, "", {})
-            wanted = with_tensors(use.layer, {name: -p for name, p in given.items()})
-            same(dataclasses.replace(use, layer=again)(), dataclasses.replace(use, layer=wanted)().detach(),
+            reference = with_tensors(use.layer, {name: -p for name, p in given.items()})
+            same(dataclasses.replace(use, layer=again)(), dataclasses.replace(use, layer=reference)().detach(),
                  "a new replica")
     check_now(use, "the original of replicas")
 

@@ -86,9 +86,9 @@ def layouts_of_arguments(use: Use) -> None:
             expected = plain()
         same(one().detach(), expected.detach(), f"arguments laid out as {name}")
         if one().requires_grad:
-            found, wanted = (torch.autograd.grad(y.square().sum(), each.arguments, allow_unused=True)
+            actual, reference = (torch.autograd.grad(y.square().sum(), each.arguments, allow_unused=True)
                              for y, each in ((one(), one), (expected, plain)))
-            for g, h in zip(found, wanted, strict=True):
+            for g, h in zip(actual, reference, strict=True):
                 if h is not None:
                     same(torch.zeros_like(h) if g is None else g, h, f"gradients of arguments laid out as {name}")
     for structure in use.structures:

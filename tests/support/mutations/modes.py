@@ -113,8 +113,8 @@ def autocast_on_and_off(use: Use) -> None:
 def a_result_in_place(use: Use) -> None:
     """A function in the place of the result, as an activation with `inplace=True`, leaves all gradients as they are."""
     expected = _gradients(use().clamp(min=-0.1), use)
-    for found, grad in zip(_gradients(use().clamp_(min=-0.1), use), expected, strict=True):
-        same(found, grad, "a gradient with the result changed in place")
+    for actual, grad in zip(_gradients(use().clamp_(min=-0.1), use), expected, strict=True):
+        same(actual, grad, "a gradient with the result changed in place")
 
 
 @mutation()
@@ -158,8 +158,8 @@ def _unseeded(use: Use) -> Tensor:
 def _gradients(y: Tensor, use: Use) -> list[Tensor]:
     if not use.variables:
         return []
-    found = torch.autograd.grad(y.square().sum(), use.variables, allow_unused=True)
-    return [torch.zeros_like(t) if g is None else g for g, t in zip(found, use.variables, strict=True)]
+    actual = torch.autograd.grad(y.square().sum(), use.variables, allow_unused=True)
+    return [torch.zeros_like(t) if g is None else g for g, t in zip(actual, use.variables, strict=True)]
 
 
 def without_numbers(use: Use) -> bool:

@@ -111,9 +111,9 @@ def the_bias_is_taken_away(use: Use) -> None:
 @mutation(trains)
 def requires_grad_toggled(use: Use) -> None:
     use()
-    for wanted in (False, True):
-        use.layer.requires_grad_(wanted)
-        check_now(use, f"requires_grad = {wanted}")
+    for expected in (False, True):
+        use.layer.requires_grad_(expected)
+        check_now(use, f"requires_grad = {expected}")
     for module, name in owners(use.layer)[::2]:
         getattr(module, name).requires_grad_(False)
     check_now(use, "some parameters are frozen")

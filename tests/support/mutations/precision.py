@@ -59,8 +59,8 @@ class Chain(nn.Module):
 
 
 def _first(x: Any) -> Tensor:
-    found: Tensor = next(iter(x.values())) if isinstance(x, dict) else x
-    return found
+    actual: Tensor = next(iter(x.values())) if isinstance(x, dict) else x
+    return actual
 
 
 def _with_first(x: Any, first: Tensor) -> Any:
@@ -84,7 +84,7 @@ class Rounded(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         y = func(*args, **(kwargs or {}))
-        shares = any(found.alias_info is not None for found in func._schema.returns)
+        shares = any(actual.alias_info is not None for actual in func._schema.returns)
         return y if shares else pytree.tree_map_only(Tensor, self.moved, y)
 
     def moved(self, t: Tensor) -> Tensor:
@@ -110,8 +110,8 @@ def roundings(use: Use, dtype: torch.dtype, times: int = RUNS) -> tuple[list[Ten
     with as_written():
         exact = _results(use)
         runs = [_moved(use, Rounded(UNITS * limits.eps, seed)) for seed in range(times)]
-    return exact, [max(limits.tiny, *(_distance(t, other) for t in found))
-                   for other, *found in zip(exact, *runs, strict=True)]
+    return exact, [max(limits.tiny, *(_distance(t, other) for t in actual))
+                   for other, *actual in zip(exact, *runs, strict=True)]
 
 
 def _moved(use: Use, mode: Rounded) -> list[Tensor]:
@@ -130,8 +130,8 @@ def _results(use: Use) -> list[Tensor]:
     if not y.requires_grad:
         return [y, *(torch.zeros_like(t) for t in use.variables)]
     weight = torch.randn(y.shape, dtype=F64, generator=torch.Generator().manual_seed(1))
-    found = torch.autograd.grad((y.to(F64) * weight).sum(), use.variables, allow_unused=True)
-    return [y.detach(), *(torch.zeros_like(t) if g is None else g for g, t in zip(found, use.variables, strict=True))]
+    actual = torch.autograd.grad((y.to(F64) * weight).sum(), use.variables, allow_unused=True)
+    return [y.detach(), *(torch.zeros_like(t) if g is None else g for g, t in zip(actual, use.variables, strict=True))]
 
 
 def _distance(one: Tensor, other: Tensor) -> float:
@@ -152,13 +152,13 @@ def between_layers_under_autocast(use: Use) -> None:
     for dtype, (exact, allowed) in bounds.items():
         with _autocast(dtype):
             y = low()
-            found = _results(low)
+            actual = _results(low)
         assert y.dtype == _dtype(use, dtype), f"{y.dtype} under autocast to {dtype}"
-        for gradient, variable in zip(found[1:], low.variables, strict=True):
+        for gradient, variable in zip(actual[1:], low.variables, strict=True):
             assert gradient.dtype == variable.dtype, f"a gradient in {gradient.dtype} under autocast to {dtype}"
-        if any(_distance(one, other) > far for one, other, far in zip(found, exact, allowed, strict=True)):
+        if any(_distance(one, other) > far for one, other, far in zip(actual, exact, allowed, strict=True)):
             exact, allowed = roundings(between, dtype, 4 * RUNS)  # the furthest of few runs is not the furthest
-        for i, (one, other, far) in enumerate(zip(found, exact, allowed, strict=True)):
+        for i, (one, other, far) in enumerate(zip(actual, exact, allowed, strict=True)):
             what = "the result" if i == 0 else f"gradient {i}"
             same(one, other, f"{what} under autocast to {dtype}", torch.full((), far, dtype=F64))
 
@@ -173,17 +173,17 @@ def _dtype(use: Use, dtype: torch.dtype) -> torch.dtype:
 def autocast_in_any_order(use: Use) -> None:
     """What a layer gave in one precision is nothing to what it gives in the next, whatever was first."""
     low = cast(use, torch.float32)
-    alone = {}
+    single = {}
     for dtype in (None, *DTYPES):
         with forgotten(), _autocast(dtype):
-            alone[dtype] = low.copied()().detach()
+            single[dtype] = low.copied()().detach()
     for dtype in (torch.bfloat16, None, torch.float16, torch.bfloat16, torch.float16, None, torch.bfloat16):
         with _autocast(dtype):
-            assert torch.equal(low().detach(), alone[dtype]), f"another result under autocast to {dtype}"
+            assert torch.equal(low().detach(), single[dtype]), f"another result under autocast to {dtype}"
             with torch.no_grad():
-                same(low(), alone[dtype], f"without gradients under autocast to {dtype}", 2.0**-4)
+                same(low(), single[dtype], f"without gradients under autocast to {dtype}", 2.0**-4)
             with torch.autocast("cpu", enabled=False):
-                assert torch.equal(low().detach(), alone[None]), "another result where autocast is off"
+                assert torch.equal(low().detach(), single[None]), "another result where autocast is off"
 
 
 @mutation()
@@ -216,5 +216,5 @@ def meta_tensors_under_autocast(use: Use) -> None:
     y, linear = meta(), nn.Linear(1, 1, device="meta")
     for dtype in DTYPES:
         with _autocast(dtype):
-            found, wanted = meta(), linear(torch.empty(1, 1, device="meta")).dtype
-        assert (found.shape, found.dtype) == (y.shape, wanted), f"{found.dtype} on meta under autocast to {dtype}"
+            actual, expected = meta(), linear(torch.empty(1, 1, device="meta")).dtype
+        assert (actual.shape, actual.dtype) == (y.shape, expected), f"{actual.dtype} on meta under autocast to {dtype}"

@@ -205,8 +205,8 @@ def _tables(use: Use) -> list[tuple[Tensor, Callable[[Tensor], Use]]]:
 
     own = [(t, held(module, name)) for module in use.layer.modules() if isinstance(module, Mask)
            for name, t in module._buffers.items() if t is not None]
-    found = own + [(t, given(t)) for s in use.structures if isinstance(s, Support) for t in tensors_in(s)]
-    return [(t, put) for t, put in found if t.dtype == torch.bool]
+    actual = own + [(t, given(t)) for s in use.structures if isinstance(s, Support) for t in tensors_in(s)]
+    return [(t, put) for t, put in actual if t.dtype == torch.bool]
 
 
 @mutation(lambda use: bool(_tables(use)))

@@ -19,9 +19,9 @@ __all__ = ["cast", "compare", "has_graph", "has_masks", "has_random_numbers", "m
 
 def owners(layer: nn.Module) -> list[tuple[nn.Module, str]]:
     """The module and the name of every parameter, each once."""
-    found = {id(p): (module, name) for module in layer.modules() for name, p in module._parameters.items()
+    actual = {id(p): (module, name) for module in layer.modules() for name, p in module._parameters.items()
              if p is not None}
-    return list(found.values())
+    return list(actual.values())
 
 
 def trains(use: Use) -> bool:

@@ -135,8 +135,8 @@ def vmap_over_parameters(use: Use) -> None:
     same(vmap(member, in_dims=-1, randomness="same")(*(t.movedim(0, -1) for t in many)), expected,
          "vmap over the last axis of parameters")
     for i, name in enumerate(names):
-        alone = vmap(lambda p, i=i: member(*(p if i == j else t[0] for j, t in enumerate(many))), randomness="same")
-        same(alone(many[i])[1], member(*(t[1] if i == j else t[0] for j, t in enumerate(many))),
+        single = vmap(lambda p, i=i: member(*(p if i == j else t[0] for j, t in enumerate(many))), randomness="same")
+        same(single(many[i])[1], member(*(t[1] if i == j else t[0] for j, t in enumerate(many))),
              f"vmap over {name}")
 
 
@@ -150,22 +150,22 @@ def vmap_over_arguments(use: Use) -> None:
         expected = torch.stack([function(*(t[i] for t in many), *tensors[count:]) for i in range(3)])
     mapped = vmap(function, in_dims=(*(0,) * count, *(None,) * (len(tensors) - count)))
     same(mapped(*many, *tensors[count:]), expected, "vmap over arguments")
-    found = vmap(torch.func.grad(lambda t: function(t, *tensors[1:]).square().sum()))(many[0])
+    actual = vmap(torch.func.grad(lambda t: function(t, *tensors[1:]).square().sum()))(many[0])
     with as_written():
         one = torch.func.grad(lambda t: function(t, *tensors[1:]).square().sum())(many[0][1])
-    same(found[1], one, "vmap over a gradient")
+    same(actual[1], one, "vmap over a gradient")
 
 
 @mutation(lambda use: smooth(use) and trains(use))
 def batches_of_gradients(use: Use) -> None:
     """Several gradients of a result pulled back at once are those of each."""
-    wanted = [p for p in use.layer.parameters() if p.requires_grad]
+    expected = [p for p in use.layer.parameters() if p.requires_grad]
     y = use()
     rows = torch.stack([torch.ones_like(y), *tangents([y])])
-    found = torch.autograd.grad(y, wanted, rows, is_grads_batched=True, retain_graph=True, allow_unused=True)
+    actual = torch.autograd.grad(y, expected, rows, is_grads_batched=True, retain_graph=True, allow_unused=True)
     for i, row in enumerate(rows):
-        alone = torch.autograd.grad(y, wanted, row, retain_graph=True, allow_unused=True)
-        for several, one in zip(found, alone, strict=True):
+        single = torch.autograd.grad(y, expected, row, retain_graph=True, allow_unused=True)
+        for several, one in zip(actual, single, strict=True):
             if one is not None:
                 same(several[i], one, "of gradients in a batch")
     check_now(use, "after gradients in a batch")

@@ -45,12 +45,12 @@ class InFolder(Measured):
     def from_here(self, name: str) -> str:
         """The whole path of a file in the current directory, if it is there; else the name as it is."""
         path = Path(name).absolute()
-        return str(path) if self._found(path) else name
+        return str(path) if self._files_at(path) else name
 
     def files(self) -> list[Path]:
         named = [name for key in self.reads if (name := getattr(self, key))]
-        return [file for name in named for file in self._found(self.path(name))]
+        return [file for name in named for file in self._files_at(self.path(name))]
 
-    def _found(self, path: Path) -> list[Path]:
+    def _files_at(self, path: Path) -> list[Path]:
         """The files that there are of what has this path."""
         return [path] if path.is_file() else []

@@ -33,7 +33,7 @@ class OnImages(OnFiles):
     warmup: int = 100
     clip: float = 5.0
 
-    def _found(self, path: Path) -> list[Path]:
+    def _files_at(self, path: Path) -> list[Path]:
         return files_of(path)
 
     def from_here(self, name: str) -> str:

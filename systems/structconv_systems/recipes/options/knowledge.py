@@ -60,8 +60,8 @@ class Links(OnFiles):
         if self.unseen not in ("error", "admit"):
             raise ConfigError(self.name, "unseen must be error or admit", repr(self.unseen))
 
-    def _found(self, path: Path) -> list[Path]:
-        return sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else super()._found(path)
+    def _files_at(self, path: Path) -> list[Path]:
+        return sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else super()._files_at(path)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,10 +45,10 @@ class Translation(OnFiles):
     channels: int = option(256, "channels of the hidden layers", minimum=1)
     dropout: float = option(0.1, "share of hidden units dropped", minimum=0, below=1)
 
-    def _found(self, path: Path) -> list[Path]:
+    def _files_at(self, path: Path) -> list[Path]:
         names = [f"{path}.{language}{packed}" for language in (self.from_language, self.to_language)
                  for packed in ("", ".gz")]
-        return [file for name in names for file in super(Translation, self)._found(Path(name))]
+        return [file for name in names for file in super(Translation, self)._files_at(Path(name))]
 
 
 @dataclass(frozen=True, kw_only=True)
