@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from structconv_systems.train.study import Finished, Job, Study, jobs_of
 from structconv_systems.train.task import BatchTask
 from structconv_systems.train.untrained import untrained_job
 
-__all__ = ["RUNNER", "Instances", "TourTask", "best_of", "greedy_tours", "network"]
+__all__ = ["RUNNER", "Instances", "TourTask", "best_of", "greedy_tours", "network", "turned_tours"]
 
 #: Seeds of training batches are below, those of all else from here on.
 _OTHERS = 2 ** 31
@@ -95,12 +96,25 @@ class Instances:
         table = self.table if tours.dim() == 2 else self.table.unsqueeze(1).expand(-1, tours.shape[1], -1, -1)
         return lengths(table, tours)
 
+    def shortest(self, tours: Tensor) -> Tensor:
+        """Return the shortest (B, N) of several tours of each instance, (B, S, N)."""
+        return tours[torch.arange(len(tours)), self.lengths(tours).argmin(-1)]
+
 
 @torch.no_grad()
 def greedy_tours(model: TourModel, points: Tensor) -> Tensor:
     """The tours (B, N) whose nodes are the likeliest at each step."""
     return torch.cat([torch.tensor(greedy(model.begin(part), len(part), begin=BEGIN, end=None, most=part.shape[1]))
                       for part in points.split(_ROWS)])
+
+
+def turned_tours(model: TourModel, instances: Instances) -> Tensor:
+    """The shortest (B, N) of the `greedy_tours` of the eight turns and reflections of the square (Kwon et al. 2020,
+    POMO, section 4.2); the first is that of the points themselves."""
+    both = instances.points, instances.points.flip(-1)
+    turns = [torch.where(torch.tensor(mirrored), 1 - points, points)
+             for points in both for mirrored in product((False, True), repeat=2)]
+    return instances.shortest(torch.stack([greedy_tours(model, points) for points in turns], 1))
 
 
 @torch.no_grad()
@@ -121,8 +135,7 @@ def best_of(model: TourModel, instances: Instances, samples: int) -> Tensor:
     if samples > 1:
         others = drawn(model, instances.points, samples - 1, torch.Generator().manual_seed(0))
         tours = torch.cat([tours, others], 1)
-    shortest = instances.lengths(tours).argmin(-1)
-    return tours[torch.arange(len(tours)), shortest]
+    return instances.shortest(tours)
 
 
 def network(recipe: TSP) -> TourModel:
@@ -202,8 +215,10 @@ class TourTask(BatchTask):
         if part == "val":
             return {"val_length": float(lengths.mean())}
         shortest = instances.lengths(instances.best)
+        turned = instances.lengths(turned_tours(self.model, instances))
         sampled = instances.lengths(best_of(self.model, instances, self.recipe.samples))
         return {"test_gap": float(_gap(lengths, shortest).mean()),
+                "test_gap_turned": float(_gap(turned, shortest).mean()),
                 "test_gap_samples": float(_gap(sampled, shortest).mean()), "test_length": float(lengths.mean()),
                 "test_length_samples": float(sampled.mean()), "test_shortest": float(shortest.mean())}
 
@@ -232,8 +247,8 @@ def _by_rule(parts: Parts[Instances], model: nn.Module, part: str) -> dict[str, 
         return {"val_loss": float(lengths.mean())}
     shortest = instances.lengths(instances.best)
     gap, length = float(_gap(lengths, shortest).mean()), float(lengths.mean())
-    return {"test_gap": gap, "test_gap_samples": gap, "test_length": length, "test_length_samples": length,
-            "test_shortest": float(shortest.mean())}
+    return {"test_gap": gap, "test_gap_turned": gap, "test_gap_samples": gap, "test_length": length,
+            "test_length_samples": length, "test_shortest": float(shortest.mean())}
 
 
 def _jobs(recipe: TSP, run: Run | None) -> list[Job]:
@@ -270,6 +285,7 @@ def _gap(lengths: Tensor, shortest: Tensor) -> Tensor:
     return 100 * (lengths - shortest) / shortest.clamp(min=torch.finfo(shortest.dtype).tiny)
 
 
-RUNNER = Study(jobs=_jobs, columns={"test_gap": "gap, %", "test_gap_samples": "of samples, %", "test_length": "length",
+RUNNER = Study(jobs=_jobs, columns={"test_gap": "gap, %", "test_gap_turned": "of eight turns, %",
+                                    "test_gap_samples": "of samples, %", "test_length": "length",
                                     "test_length_samples": "of samples", "test_shortest": "shortest"},
                finish=_finish).runner

@@ -13,7 +13,7 @@ from structconv_systems.train.options import Trained
 
 __all__ = ["TSP"]
 
-_BASELINES = ("rollout", "exponential", "shared")
+_BASELINES = ("shared", "rollout", "exponential")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +27,12 @@ class TSP(Trained):
         claim="gap of farthest insertion over the network's, points", figure="test_gap", higher=False,
         pairs=(("attention", "farthest-insertion"),), published=2.36 - 0.34)
     presets: ClassVar = {
-        "quick": {"seeds": 1, "channels": 64, "layers": 2, "heads": 4, "hidden": 256, "batch_size": 256, "steps": 400,
-                  "warmup": 20, "challenge_every": 50, "validate_every": 100, "checkpoint_every": 100,
-                  "instances": 200, "samples": 16},
-        "paper": {"seeds": 1, "channels": 128, "layers": 3, "heads": 8, "hidden": 512, "batch_size": 512,
-                  "steps": 250_000, "learning_rate": 1e-4, "schedule": "constant", "warmup": 0, "challenge_every": 2500,
-                  "challengers": 10_000, "validate_every": 2500, "checkpoint_every": 500, "instances": 10_000,
-                  "samples": 1280}}
+        "quick": {"seeds": 1, "channels": 64, "layers": 2, "heads": 4, "hidden": 256, "batch_size": 320, "steps": 400,
+                  "warmup": 20, "validate_every": 100, "checkpoint_every": 100, "instances": 200, "samples": 16},
+        "paper": {"seeds": 1, "channels": 128, "layers": 3, "heads": 8, "hidden": 512, "baseline": "rollout",
+                  "batch_size": 512, "steps": 250_000, "learning_rate": 1e-4, "schedule": "constant", "warmup": 0,
+                  "challenge_every": 2500, "challengers": 10_000, "validate_every": 2500, "checkpoint_every": 500,
+                  "instances": 10_000, "samples": 1280}}
     nodes: int = option(20, "points of a training instance, and of a generated validation or test instance", minimum=2)
     test: str = option("", "TSPLIB file for testing; its optimum is read from NAME.opt.tour if present; empty: "
                        "generated instances")
@@ -44,10 +43,10 @@ class TSP(Trained):
     heads: int = option(8, "attention heads of the encoder and of the glimpse; divides channels", minimum=1)
     hidden: int = option(256, "hidden channels of the feed-forward parts", minimum=1)
     logits: float = option(10.0, "greatest logit C", minimum=0.1)
-    batch_size: int = option(256, "tours in a batch", minimum=2)
-    baseline: str = option("rollout", f"baseline of REINFORCE: {', '.join(_BASELINES)}",
+    batch_size: int = option(640, "tours in a batch", minimum=2)
+    baseline: str = option("shared", f"baseline of REINFORCE: {', '.join(_BASELINES)}",
                            choices=_BASELINES)
-    copies: int = option(8, "tours of an instance, for baseline=shared; divides batch_size", minimum=2)
+    copies: int = option(20, "tours of an instance, for baseline=shared; divides batch_size", minimum=2)
     decay: float = option(0.8, "decay of the exponential baseline, and of rollout before its first challenge",
                           minimum=0, below=1)
     challenge_every: int = option(200, "steps between challenges of the rollout baseline's model", minimum=1)
@@ -55,7 +54,7 @@ class TSP(Trained):
     alpha: float = option(0.05, "significance level of the paired t-test that decides a challenge", minimum=0, below=1)
     threads: int = 1
     seeds: int = 3
-    steps: int = 3000
+    steps: int = 2000
     learning_rate: float = 1e-3
     schedule: str = "cosine"
     warmup: int = 100
