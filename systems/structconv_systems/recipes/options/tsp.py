@@ -54,7 +54,7 @@ class TSP(Trained):
     alpha: float = option(0.05, "significance level of the paired t-test that decides a challenge", minimum=0, below=1)
     threads: int = 1
     seeds: int = 3
-    steps: int = 2000
+    steps: int = 1500
     learning_rate: float = 1e-3
     schedule: str = "cosine"
     warmup: int = 100
