@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from torch.func import functional_call, grad, stack_module_state, vmap
 
-from structconv import Adjacency, Causal, Conv, DotProduct, Eye, Graph, LowRank, Mechanism, Window
-from structconv.bases import Bilinear, Score, value
+from structconv import Adjacency, Causal, Conv, DotProduct, Eye, Graph, LowRank, Mechanism, Padding, Window
+from structconv.bases import Bilinear, Dense, Score, value
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms import General, Given
 from structconv.nn import StructureBuffer
-from structconv.structures import EdgeSupport
+from structconv.structures import DenseMask, EdgeSupport
 
 EDGES = torch.tensor([[0, 1], [1, 2]])
 
@@ -188,3 +191,97 @@ def test_a_graph_is_combined_as_the_supports_of_the_docs():
         assert torch.equal(layer.basis(torch.randn(3, 4)).dense()[0] != 0, expected)
     with pytest.raises(TypeError):
         graph & 3
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5])
+@pytest.mark.parametrize("shape", [(7, 4), (2, 7, 4)])
+def test_causal_attention_of_any_scale_equals_that_by_a_table(scale, shape):
+    """torch's own kernel for causal pairs gives NaN where the scale is 0 or below."""
+    torch.manual_seed(0)
+    layer = Conv(DotProduct(heads=2, dim=2).scaled(scale).masked(keep=Causal()).softmax(), 4, 4)
+    table = Conv(DotProduct(heads=2, dim=2).scaled(scale).masked(
+        keep=DenseMask(torch.ones(7, 7, dtype=torch.bool).triu())).softmax(), 4, 4)
+    table.load_state_dict(layer.state_dict(), strict=False)
+    results = []
+    for each in (layer, table):
+        x = torch.linspace(-1, 1, 56)[:torch.Size(shape).numel()].view(shape).requires_grad_()
+        y = each(x)
+        results.append([y.detach(), *torch.autograd.grad(y.square().sum(), [x, *each.parameters()])])
+        with torch.no_grad():
+            torch.testing.assert_close(each(x), y)
+    torch.testing.assert_close(*results)
+
+
+def test_a_divisor_has_a_gradient():
+    """On bases; a mechanism, which would have to own it, refuses a parameter."""
+    scores = Dense(torch.randn(2, 3, 3))
+    for divisor in (torch.tensor(2.0, requires_grad=True), torch.tensor([2.0, 4.0], requires_grad=True)):
+        dense = (scores / divisor).dense()
+        torch.testing.assert_close(dense, scores.dense() / divisor.view(-1, 1, 1))
+        (got,) = torch.autograd.grad(dense.square().sum(), divisor)
+        (expected,) = torch.autograd.grad((scores.dense() / divisor.view(-1, 1, 1)).square().sum(), divisor)
+        torch.testing.assert_close(got, expected)
+    with pytest.raises(ConfigError, match=r"a / b: .* got an nn.Parameter. Learn the factor"):
+        DotProduct(2, 4) / torch.nn.Parameter(torch.ones(2))
+    torch.testing.assert_close(Conv((DotProduct(2, 4) / torch.tensor([2.0, 4.0])).softmax(), 3, 3)(
+        torch.zeros(5, 3)), torch.zeros(5, 3))
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (2, 6, 6)])
+def test_parameters_are_added_to_scores_and_subtracted_from_them(shape):
+    torch.manual_seed(0)
+    x, table = torch.randn(6, 5), torch.nn.Parameter(torch.randn(shape))
+    scores, results = DotProduct(2, 4), []
+    for term in (scores + table, table + scores, scores - table, scores + Given(table)):
+        layer = Conv(term.softmax(), 5, 5)
+        own = {name: p for name, p in layer.named_parameters() if "tensor0" in name}
+        assert [p.numel() for p in own.values()] == [table.numel()]
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                if all(parameter is not p for p in own.values()):
+                    parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter))
+        y = layer(x)
+        assert torch.autograd.grad(y.square().sum(), list(own.values()))[0].abs().sum() > 0
+        results.append(y.detach())
+    torch.testing.assert_close(results[0], results[1])
+    torch.testing.assert_close(results[0], results[3])
+    assert not torch.allclose(results[0], results[2])
+
+
+@pytest.mark.parametrize("heads", [3, 4])
+def test_scores_of_other_heads_than_they_say_are_refused(heads):
+    """(B, M, N) without an axis of heads, or another number of them, would be read as other heads."""
+    @value
+    class Near(Score):
+        places: torch.Tensor
+        size = 2
+        num_inputs = num_outputs = property(lambda self: self.places.shape[-1])
+
+        def evaluate(self, pairs):
+            return -(pairs.source(self.places) - pairs.target(self.places)).abs()
+
+    for places in (torch.rand(heads, 6), torch.rand(5, heads, 6)):
+        for structured in (lambda basis: basis, lambda basis: basis.masked(keep=Graph(EDGES, num_nodes=6))):
+            with pytest.raises(ShapeError, match=r"Near: evaluate must return \(\.\.\., K"):
+                Conv(Given(structured(Near(places)).softmax()), 3, 3)(torch.randn(6, 3))
+    one = Conv(Given(Near(torch.rand(1, 6)).softmax()), 3, 3)(torch.randn(6, 3))  # one for all heads
+    assert one.shape == (6, 3)
+
+
+@pytest.mark.parametrize("make", [lambda: Given(torch.nn.Parameter(torch.randn(2, 6, 6))),
+                                  lambda: DotProduct(2, 4).masked(keep=Padding(torch.arange(6) < 4)).softmax()])
+def test_a_layer_keeps_no_tensors_of_a_functional_call(make):
+    x, layers = torch.randn(3, 6, 8), [Conv(make(), 8, 8) for _ in range(2)]
+    layer = layers[0]
+    expected, state = layer(x), {name: p.detach().clone() for name, p in layer.named_parameters()}
+
+    def ensemble():
+        stacked = stack_module_state(layers)
+        vmap(lambda p, b: functional_call(layer, (p, b), (x,)))(*stacked)
+
+    def adapted():
+        functional_call(layer, {name: p.requires_grad_() * 1 for name, p in state.items()}, (x,))
+
+    for call in (lambda: grad(lambda p: functional_call(layer, p, (x,)).sum())(state), ensemble, adapted):
+        call()
+        torch.testing.assert_close(copy.deepcopy(layer)(x), expected)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast, datacla
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from structconv.arguments import explained
 from structconv.errors import ShapeError
@@ -122,11 +123,13 @@ class Algebra(Generic[T]):
     def __neg__(self) -> T:
         return self._operate("multiply", self, -1.0)
 
-    def __sub__(self, other: T) -> T:
-        return self + (-other)  # type: ignore[operator]
+    def __sub__(self, other: T | Tensor) -> T:
+        if isinstance(other, Parameter):  # its negative would be none
+            return self._operate("multiply", self._operate("add", -self, other), -1.0)
+        return self._operate("add", self, -other)
 
-    def __truediv__(self, divisor: float) -> T:
-        return self._operate("multiply", self, 1.0 / float(divisor))
+    def __truediv__(self, divisor: float | Tensor) -> T:
+        return self._operate("multiply", self, 1.0 / divisor)
 
     @explained
     def outer(self, other: T) -> T:

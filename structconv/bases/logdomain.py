@@ -15,7 +15,7 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.structures.graph import Graph
 from structconv.structures.supports import DenseMask, Support
 
-__all__ = ["mask_and_table"]
+__all__ = ["mask_and_table", "with_heads"]
 
 
 def mask_and_table(kind: str, added: Any) -> tuple[Any, Tensor | None]:
@@ -39,8 +39,16 @@ def mask_and_table(kind: str, added: Any) -> tuple[Any, Tensor | None]:
     if added.dim() < 2:
         raise ShapeError("a + b", "a tensor that is added must have shape (M, N) or (..., K or 1, M, N)",
                          tuple(added.shape))
-    table = added.unsqueeze(0) if added.dim() == 2 else added
-    return _split(table, isinstance(added, torch.nn.Parameter))
+    return _split(with_heads(added), isinstance(added, torch.nn.Parameter))
+
+
+def with_heads(table: Tensor) -> Tensor:
+    """A table (M, N) as (1, M, N), others as they are; of a parameter a parameter."""
+    if table.dim() != 2:
+        return table
+    if isinstance(table, torch.nn.Parameter):
+        return torch.nn.Parameter(table.detach().unsqueeze(0), requires_grad=table.requires_grad)
+    return table.unsqueeze(0)
 
 
 def _split(table: Tensor, trained: bool) -> tuple[Any, Tensor | None]:

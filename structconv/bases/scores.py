@@ -81,7 +81,8 @@ def _expanded(evaluate: Callable[[Any, Pairs], Tensor]) -> Callable[[Any, Pairs]
     Raises:
         ShapeError: the scores do not have the shape of the pairs.
     """
-    known = (evaluate.__module__ or "").startswith("structconv.")
+    own = (evaluate.__module__ or "").startswith("structconv.")
+    known = own
 
     @functools.wraps(evaluate)
     def expanded(self: Any, pairs: Pairs) -> Tensor:
@@ -95,18 +96,20 @@ def _expanded(evaluate: Callable[[Any, Pairs], Tensor]) -> Callable[[Any, Pairs]
         if isinstance(a, Tensor) and not a.is_floating_point() and not a.is_complex():
             raise ConfigError(type(self).__name__, "evaluate must return floating numbers", a.dtype,
                               "Convert them: .to(dtype).")
-        if isinstance(a, Tensor) and a.shape[-len(tail):] == tail and a.dim() > len(tail):
+        rank = len(tail)
+        whole = isinstance(a, Tensor) and a.shape[-rank:] == tail and a.dim() > rank
+        if whole and (own or a.shape[-rank - 1] == self.size):
             return a
         sizes = tuple(a.shape) if isinstance(a, Tensor) else ()
-        rank = len(tail)
-        if len(sizes) <= rank or any(own not in (1, size) for own, size in zip(sizes[-rank:], tail, strict=True)):
+        full = (self.size, *tail)
+        if len(sizes) <= rank or any(n not in (1, size) for n, size in zip(sizes[-rank - 1:], full, strict=True)):
             letters = "(..., K, M, N)" if len(tail) == 2 else "(..., K, E)"
             raise ShapeError(type(self).__name__, f"evaluate must return {letters} at these pairs, (..., "
                              f"K={self.size}, {', '.join(map(str, tail))})",
                              sizes if isinstance(a, Tensor) else type(a).__name__, "It computes a part of all pairs. "
                              "pairs.source takes a tensor (..., K, M) there, pairs.target one (..., K, N). For vectors "
                              "(..., K, M, D) use pairs.combine(fn, source, target).")
-        return a.expand(*sizes[:-rank], *tail)
+        return a.expand(*sizes[:-rank - 1], *full)
 
     return expanded
 

@@ -363,6 +363,12 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         of = "" if self._input_name is None else f".of({self._input_name!r})"
         return f"{type(self).__name__}({', '.join([*filter(None, [own]), *named])}){of}"
 
+    def __truediv__(self, divisor: float | Tensor) -> Mechanism:
+        if isinstance(divisor, nn.Parameter):
+            raise ConfigError("a / b", "a mechanism must be divided by a number or a tensor", "an nn.Parameter",
+                              "Learn the factor: scores * nn.Parameter(1 / b).")
+        return super().__truediv__(divisor)
+
     def _operate(self, name: str, *args: Any, **options: Any) -> Mechanism:
         return Mechanism._operation(name, *args, **options)
 

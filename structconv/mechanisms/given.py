@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from structconv.bases.base import Basis
 from structconv.bases.dense import Dense
-from structconv.bases.logdomain import mask_and_table
+from structconv.bases.logdomain import mask_and_table, with_heads
 from structconv.derived import derived
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism
-from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN
+from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN, borrowed
 from structconv.shapes import check_positive
 from structconv.structures.samples import Samples
 from structconv.structures.values import FrozenValue, field_names, fields, map_tensors, refreshed, tensors_in
@@ -50,7 +50,7 @@ class Given(Mechanism):
     def __init__(self, basis: Basis | Tensor) -> None:
         super().__init__()
         if isinstance(basis, Tensor):
-            basis = Dense(basis.unsqueeze(0) if basis.dim() == 2 else basis)
+            basis = Dense(with_heads(basis))
         if not isinstance(basis, Basis):
             raise ConfigError("Given", "it must be given a basis or a tensor (K, M, N)", type(basis).__name__)
         _check_fields(basis)
@@ -79,7 +79,7 @@ class Given(Mechanism):
         tensors = (getattr(self, f"tensor{number}") for number in range(self._count))
         basis: Basis = map_tensors(self._basis, lambda t: next(tensors))
         basis = refreshed(basis)
-        if basis is not self._basis:  # one and the same object until a tensor is replaced
+        if basis is not self._basis and not borrowed(self):  # one and the same object until a tensor is replaced
             self._basis = basis
         return basis.transpose() if self._turned else basis
 

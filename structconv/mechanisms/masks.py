@@ -33,8 +33,9 @@ from structconv.structures.supports import (
     Window,
 )
 from structconv.structures.values import FrozenValue, altered, map_tensors, tensors_in
+from structconv.torch_compat import is_wrapped
 
-__all__ = ["STRUCTURE", "STRUCTURE_IF_GIVEN"]
+__all__ = ["STRUCTURE", "STRUCTURE_IF_GIVEN", "borrowed"]
 
 #: Outputs that a pass over all pairs takes at a time, and the pairs of which a table may be held.
 COLUMNS, TABLE = 256, 1 << 22
@@ -198,8 +199,10 @@ class Mask(Named, nn.Module):
     def _moved(self) -> Any:
         """Return the mask over the current buffers: the same object until a buffer is replaced."""
         buffers = iter(list(self._buffers.values()))
-        self._mask = map_tensors(self._mask, lambda t: next(buffers))
-        return self._mask
+        mask = map_tensors(self._mask, lambda t: next(buffers))
+        if mask is not self._mask and not borrowed(self):
+            self._mask = mask
+        return mask
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load as any module does. Masks that a file lacks stay, and those that it has beside them are left out."""
@@ -210,6 +213,12 @@ class Mask(Named, nn.Module):
 
     def __repr__(self) -> str:
         return repr(self._mask if self._structure_name is None or self._mask is not STRUCTURE else self._structure_name)
+
+
+def borrowed(module: nn.Module) -> bool:
+    """Whether its tensors are those of one call alone: of a transform of `torch.func`, or results that have a graph."""
+    return any(is_wrapped(t) or not t.is_leaf for t in (*module._parameters.values(), *module._buffers.values())
+               if t is not None)
 
 
 def _check_batch(mask: Support, inputs: Any) -> None:

@@ -23,10 +23,13 @@ def fused_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | N
     Args:
         query, key, values: (B, K, N, D), (B, K, M, D), (B, K, M, D).
         mask: booleans or numbers, broadcast to (B, K, N, M), or none.
-        causal: pairs m <= n alone, where there is no mask.
+        causal: pairs m <= n alone, where there is no mask. A scale of 0 or below is then multiplied into the query:
+            torch's kernels multiply the -inf of the other pairs by it, which gives NaN.
 
     On a CPU a backward that is itself differentiated computes all pairs again, in O(M N) memory.
     """
+    if causal and scale <= 0:
+        query, scale = query * scale, 1.0
     if not torch.is_grad_enabled() or not _by_hand(query, key, values, mask, causal, scale):
         return F.scaled_dot_product_attention(query, key, values, mask, is_causal=causal, scale=scale)
     if mask is not None and mask.dtype == torch.bool:

@@ -1,0 +1,97 @@
+"""The device of a training: chosen by name, and tasks moved to it."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from structconv.errors import ConfigError
+
+__all__ = ["chosen", "factories_on", "moved"]
+
+#: In the order in which `auto` looks for them.
+_ACCELERATORS = ("cuda", "mps")
+
+
+def chosen(name: str) -> str:
+    """The device that an option names; of ``auto`` the first of ``cuda``, ``mps`` and ``cpu`` that this machine has.
+
+    Raises:
+        ConfigError: the machine has no such device, or its torch was built without it.
+
+    Example:
+
+        >>> from structconv_systems.train.device import chosen
+        >>> chosen("cpu")
+        'cpu'
+    """
+    if name == "auto":
+        return next((each for each in _ACCELERATORS if _present(each)), "cpu")
+    if name != "cpu" and not _present(name):
+        raise ConfigError("device", f"{name} must be there", f"torch {torch.__version__}, which finds none",
+                          "Name another with --device, or use auto.")
+    return name
+
+
+def factories_on(device: str) -> Any:
+    """A context in which new tensors lie on the device; where that is the CPU, one that does nothing."""
+    return nullcontext() if device == "cpu" else torch.device(device)
+
+
+def moved(task: Any, device: str) -> Any:
+    """A task whose model, and whose copy of its data, lie on a device: the same object where that is the CPU.
+
+    The model and its parameters stay the same objects, so that the optimizer keeps them. Tensors, structures, and what
+    holds them are copied: data that several tasks share stay where they are.
+
+    Example:
+
+        >>> from structconv_systems.train.device import moved
+        >>> class Task:
+        ...     model = torch.nn.Linear(2, 1)
+        >>> task = Task()
+        >>> moved(task, "cpu") is task
+        True
+    """
+    if device == "cpu":
+        return task
+    task.model.to(device)
+    return _moved(task, device, {}, type(task).__module__.partition(".")[0])
+
+
+def _moved(value: Any, device: str, done: dict[int, Any], package: str) -> Any:
+    """`value` on the device; `done` has by identity what was moved before, with what it was, so that it is not freed."""
+    if isinstance(value, nn.Parameter) or value is None or isinstance(value, (str, int, float)):
+        return value
+    if id(value) in done:
+        return done[id(value)][1]
+    if isinstance(value, nn.Module):
+        result = value.to(device)
+    elif isinstance(value, Tensor) or _is_structure(value):
+        result = value.to(device)
+    elif isinstance(value, dict):
+        result = {key: _moved(item, device, done, package) for key, item in value.items()}
+    elif type(value) in (list, tuple):
+        result = type(value)(_moved(item, device, done, package) for item in value)
+    elif type(value).__module__.partition(".")[0] in (package, "structconv_systems") and hasattr(value, "__dict__"):
+        result = copy.copy(value)
+        done[id(value)] = value, result
+        for key, item in vars(value).items():
+            object.__setattr__(result, key, _moved(item, device, done, package))
+        return result
+    else:
+        return value
+    done[id(value)] = value, result
+    return result
+
+
+def _is_structure(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "structconv" and hasattr(value, "to")
+
+
+def _present(name: str) -> bool:
+    return bool(torch.get_device_module(name).is_available())
