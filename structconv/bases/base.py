@@ -126,7 +126,7 @@ class Algebra(Generic[T]):
     def __sub__(self, other: T | Tensor) -> T:
         if isinstance(other, Parameter):  # its negative would be none
             return self._operate("multiply", self._operate("add", -self, other), -1.0)
-        return self._operate("add", self, -other)
+        return self._operate("add", self, -other)  # type: ignore[operator]
 
     def __truediv__(self, divisor: float | Tensor) -> T:
         return self._operate("multiply", self, 1.0 / divisor)

@@ -280,6 +280,7 @@ class EdgeSupport(Support):
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         keys = derived(self.graph.edge_index, ("pair keys", self.graph.num_outputs), lambda: _pair_keys(self.graph))
         sought = m.long() * self.graph.num_outputs + n.long()
+        keys = keys.to(sought.device)
         return keys[torch.searchsorted(keys, sought)] == sought
 
     def edges(self, num_inputs: int, num_outputs: int, device: Device = None) -> Graph:

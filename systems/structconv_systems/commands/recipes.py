@@ -21,7 +21,7 @@ from structconv_systems.data.text import read_json
 from structconv_systems.recipes.register import RECIPES, Entry, entry_named, recipe_of
 from structconv_systems.train.config import Recipe, options, presets, resolve, to_json
 from structconv_systems.train.interrupt import Interrupt, Interrupted
-from structconv_systems.train.options import Trained
+from structconv_systems.train.options import Measured
 from structconv_systems.train.progress import Progress, progress_for
 from structconv_systems.train.run import Run, check_new
 
@@ -65,7 +65,7 @@ def _add_recipe(names: Any, entry: Entry, shared: argparse.ArgumentParser) -> No
     parser.add_argument("--out", metavar="DIR", default=None, help="folder of the run, a new one (default: in runs/)")
     parser.add_argument("--preset", metavar="NAME", default="default",
                         help=f"values of the other options: {', '.join(presets(entry.recipe))} (default: default)")
-    if issubclass(entry.recipe, Trained):
+    if issubclass(entry.recipe, Measured):
         parser.add_argument("--dry-run", action="store_true",
                             help="train a few steps and print how long the whole would take")
     for key in options(entry.recipe):
@@ -87,7 +87,7 @@ def _start(args: argparse.Namespace, rest: list[str]) -> int:
     if getattr(args, "dry_run", False):
         return _try(entry, recipe, args.json)
     check_new(args.out)
-    return _execute(entry, recipe, lambda: Run.create(args.out, recipe), args.json)
+    return _execute(entry, recipe, partial(Run.create, args.out), args.json)
 
 
 def _try(entry: Entry, recipe: Recipe, as_json: bool) -> int:
@@ -95,6 +95,7 @@ def _try(entry: Entry, recipe: Recipe, as_json: bool) -> int:
     recipe.check()
     with progress_for() as progress:
         progress.phase("loading torch and reading the data")
+        recipe = _placed(recipe)
         runner = _runner(entry, recipe)
         from structconv_systems.train.study import tried_all
 
@@ -120,9 +121,8 @@ def _resume(args: argparse.Namespace, rest: list[str]) -> int:
     run = Run.open(args.folder)
     entry, recipe = recipe_of(run)
     if args.steps is None:
-        return _execute(entry, recipe, lambda: run, args.json)
-    recipe = _longer(recipe, args.steps)
-    return _execute(entry, recipe, partial(_longer_run, run, recipe), args.json)
+        return _execute(entry, recipe, lambda recipe: run, args.json)
+    return _execute(entry, _longer(recipe, args.steps), partial(_longer_run, run), args.json)
 
 
 def _longer_run(run: Run, recipe: Recipe) -> Run:
@@ -142,7 +142,7 @@ def _longer(recipe: Any, steps: str) -> Any:
     return longer
 
 
-def _execute(entry: Entry, recipe: Recipe, open_run: Callable[[], Run], as_json: bool) -> int:
+def _execute(entry: Entry, recipe: Recipe, open_run: Callable[[Recipe], Run], as_json: bool) -> int:
     progress = progress_for()
     with progress, Interrupt(progress.note) as interrupt:
         summary = carried_out(entry, recipe, open_run, interrupt, progress)
@@ -150,13 +150,14 @@ def _execute(entry: Entry, recipe: Recipe, open_run: Callable[[], Run], as_json:
     return 0
 
 
-def carried_out(entry: Entry, recipe: Recipe, open_run: Callable[[], Run], interrupt: Interrupt,
+def carried_out(entry: Entry, recipe: Recipe, open_run: Callable[[Recipe], Run], interrupt: Interrupt,
                 progress: Progress) -> dict[str, Any]:
     """Do, or continue, a run; its summary."""
     recipe.check()
     progress.phase("loading torch")
+    recipe = _placed(recipe)
     runner = _runner(entry, recipe)
-    run = open_run()
+    run = open_run(recipe)
     progress.note(f"run folder: {run.folder}")
     try:
         with run.exclusive():
@@ -213,6 +214,13 @@ def _report(entry: Entry, recipe: Recipe, summary: dict[str, Any], as_json: bool
         print_json(summary)
     else:
         entry.runner().show(recipe, summary)
+
+
+def _placed(recipe: Recipe) -> Recipe:
+    """The recipe with the device that its name stands for on this machine."""
+    from structconv_systems.train.device import chosen
+
+    return dataclasses.replace(recipe, device=chosen(recipe.device))
 
 
 def _runner(entry: Entry, recipe: Recipe) -> Runner:

@@ -8,6 +8,7 @@ import json
 import re
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ def _estimate(entry: Entry, recipe: Any, progress: Progress) -> float:
 def _reproduced(entry: Entry, recipe: Any, args: argparse.Namespace, overrides: list[str],
                 interrupt: Interrupt, progress: Progress) -> dict[str, Any]:
     folder = _place(args, recipe)
-    summary = carried_out(entry, recipe, lambda: _open(folder, recipe), interrupt, progress)
+    summary = carried_out(entry, recipe, partial(_open, folder), interrupt, progress)
     from structconv_systems.report.results import outcome, record
 
     environment = json.loads((folder / "environment.json").read_bytes())

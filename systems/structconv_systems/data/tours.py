@@ -29,7 +29,7 @@ def uniform(samples: int, nodes: int, seed: int) -> Tensor:
         >>> uniform(samples=2, nodes=5, seed=0).shape
         torch.Size([2, 5, 2])
     """
-    return torch.rand(samples, nodes, 2, generator=torch.Generator().manual_seed(seed))
+    return torch.rand(samples, nodes, 2, generator=torch.Generator().manual_seed(seed), device="cpu")
 
 
 def distances(points: Tensor) -> Tensor:

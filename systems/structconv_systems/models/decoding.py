@@ -59,7 +59,7 @@ def sample(decoding: Decoding, batch: int, *, begin: int | Tensor, end: int | No
         top_k: draw among the k likeliest (Fan et al. 2018, section 5.4).
         top_p: draw among the fewest of the likeliest that have this share together (nucleus sampling, Holtzman et al.
             2020, section 3.1); of those that `top_k` leaves, where both are given.
-        generator: of the random numbers, on the device of the logits; torch's own where absent.
+        generator: of the random numbers, on any device; torch's own where absent.
 
     Returns:
         As of `greedy`.
@@ -89,7 +89,8 @@ def sample(decoding: Decoding, batch: int, *, begin: int | Tensor, end: int | No
     def drawn(logits: Tensor) -> Tensor:
         below = (logits - logits.amax(-1, keepdim=True)).double()
         likely = _likely(below / temperature, top_k, top_p)
-        return torch.multinomial(likely.softmax(-1), 1, generator=generator).squeeze(-1)
+        place = logits.device if generator is None else generator.device
+        return torch.multinomial(likely.softmax(-1).to(place), 1, generator=generator).squeeze(-1).to(logits.device)
 
     return _followed(decoding, batch, drawn, begin, end, most)
 

@@ -111,7 +111,7 @@ def _jobs(recipe: Cora, run: Run | None) -> list[Job]:
 
 
 def _schedule(recipe: Cora, seed: int) -> Schedule:
-    return Schedule(steps=recipe.epochs, seed=seed, stopping=_stopping(recipe))
+    return Schedule(steps=recipe.epochs, seed=seed, stopping=_stopping(recipe), device=recipe.device)
 
 
 def _stopping(recipe: Cora) -> Stopping:

@@ -46,7 +46,7 @@ class DigitsTask(Task):
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.learning_rate * _rate((step - 1) / self.steps)
         epoch, place = divmod(step - 1, self.per_epoch)
-        order = torch.randperm(len(self.digits.train), generator=generator(self.seed, epoch))
+        order = torch.randperm(len(self.digits.train), generator=generator(self.seed, epoch), device="cpu")
         chosen = order[place * self.recipe.batch_size:(place + 1) * self.recipe.batch_size]
         self.optimizer.zero_grad()
         loss = F.cross_entropy(self.model(self.digits.train.images[chosen]), self.digits.train.labels[chosen])
@@ -89,7 +89,7 @@ def _jobs(recipe: CompareDigits, digits: Digits) -> list[Job]:
 
     def schedule(seed: int) -> Schedule:
         return Schedule(steps=recipe.epochs * per_epoch, seed=seed, stopping=BestAccuracy(), validate_every=per_epoch,
-                        checkpoint_every=5 * per_epoch)
+                        checkpoint_every=5 * per_epoch, device=recipe.device)
 
     return [Job(name=f"{basis}/seed-{seed}", make=partial(DigitsTask, recipe, digits, basis, seed),
                 schedule=partial(schedule, seed)) for basis in recipe.bases for seed in range(recipe.seeds)]

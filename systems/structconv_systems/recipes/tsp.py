@@ -87,9 +87,11 @@ class Instances:
         """
         if self.optimum is not None:
             return self.optimum
-        if self.points.shape[1] <= _PROVEN:
-            return torch.stack([exact(table) for table in self.table])
-        return torch.cat([local_search(table, kicks=_KICKS) for table in self.table.split(_ROWS)])
+        tables = self.table.cpu()
+        with torch.device("cpu"):
+            tours = (torch.stack([exact(table) for table in tables]) if self.points.shape[1] <= _PROVEN else
+                     torch.cat([local_search(table, kicks=_KICKS) for table in tables.split(_ROWS)]))
+        return tours.to(self.table.device)
 
     def lengths(self, tours: Tensor) -> Tensor:
         """Return the lengths of tours (B, N), or of several tours of each instance, (B, S, N)."""
@@ -197,7 +199,7 @@ class TourTask(BatchTask):
 
     def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
         count, copies = self.recipe.batch_size, self.baseline.copies
-        points = uniform(count // copies, self.recipe.nodes, samples[0])
+        points = uniform(count // copies, self.recipe.nodes, samples[0]).to(self.device)
         nodes = self.model.encode(points)
         if copies > 1:
             nodes, points = nodes.repeat_interleave(copies, 0), points.repeat_interleave(copies, 0)

@@ -43,8 +43,8 @@ class Batches:
     def __init__(self, lengths: Sequence[int], *, cost: int, seed: int) -> None:
         if not lengths:
             raise ConfigError("Batches", "there must be samples", "none")
-        self._lengths, self._seed = torch.tensor(lengths), seed
-        self._cuts = _cuts(self._lengths.sort().values.tolist(), cost)
+        self._lengths, self._seed = list(lengths), seed
+        self._cuts = _cuts(sorted(lengths), cost)
         self._pass: tuple[int, list[list[int]]] = (-1, [])
 
     def __len__(self) -> int:
@@ -60,9 +60,9 @@ class Batches:
 
     def _shuffled(self, number: int) -> list[list[int]]:
         random = generator(self._seed, number)
-        order = torch.randperm(len(self._lengths), generator=random)
-        samples: list[int] = order[self._lengths[order].argsort(stable=True)].tolist()
-        cuts = [self._cuts[batch] for batch in torch.randperm(len(self), generator=random).tolist()]
+        order: list[int] = torch.randperm(len(self._lengths), generator=random, device="cpu").tolist()
+        samples = sorted(order, key=self._lengths.__getitem__)
+        cuts = [self._cuts[batch] for batch in torch.randperm(len(self), generator=random, device="cpu").tolist()]
         return [samples[first:end] for first, end in cuts]
 
 
@@ -100,5 +100,6 @@ class Windows:
 
     def at(self, step: int) -> list[int]:
         """Return the numbers of the samples of step `step`, counted from 1."""
-        starts: list[int] = torch.randint(self._starts, (self._size,), generator=generator(self._seed, step)).tolist()
+        starts: list[int] = torch.randint(self._starts, (self._size,), generator=generator(self._seed, step),
+                                          device="cpu").tolist()
         return starts

@@ -17,6 +17,8 @@ __all__ = ["Recipe", "from_json", "option", "options", "presets", "resolve", "to
 
 R = TypeVar("R", bound="Recipe")
 
+#: Names of the option `device`.
+DEVICES = ("cpu", "cuda", "mps", "auto")
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
@@ -79,6 +81,8 @@ class Recipe:
     name: ClassVar[str]
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     threads: int = option(1, "threads of torch; more pay only for large layers, and on idle cores", minimum=1)
+    device: str = option("cpu", f"where models are trained: {', '.join(DEVICES)}; auto: cuda or mps where there is one",
+                         choices=DEVICES)
 
     def __init_subclass__(cls) -> None:
         inherited = {field.name: field.metadata for field in dataclasses.fields(cls)}

@@ -69,14 +69,14 @@ def _moved(value: Any, device: str, done: dict[int, Any], package: str) -> Any:
         return value
     if id(value) in done:
         return done[id(value)][1]
-    if isinstance(value, nn.Module):
-        result = value.to(device)
-    elif isinstance(value, Tensor) or _is_structure(value):
+    result: Any
+    if isinstance(value, nn.Module | Tensor) or _is_structure(value):
         result = value.to(device)
     elif isinstance(value, dict):
         result = {key: _moved(item, device, done, package) for key, item in value.items()}
-    elif type(value) in (list, tuple):
-        result = type(value)(_moved(item, device, done, package) for item in value)
+    elif isinstance(value, (list, tuple)):
+        items = [_moved(item, device, done, package) for item in value]
+        result = type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     elif type(value).__module__.partition(".")[0] in (package, "structconv_systems") and hasattr(value, "__dict__"):
         result = copy.copy(value)
         done[id(value)] = value, result

@@ -16,15 +16,24 @@ from structconv.commands.versions import PACKAGES, processor, version, versions
 __all__ = ["environment"]
 
 
-def environment() -> dict[str, Any]:
-    """Versions, threads and machine, for the record of a run; imports torch."""
+def environment(device: str = "cpu") -> dict[str, Any]:
+    """Versions, threads and machine, for the record of a run on a device; imports torch."""
     import torch
 
     return {"structconv": version("structconv"), "commit": _commit(), "packages": versions(PACKAGES),
             "python": platform.python_version(), "torch": torch.__version__,
-            "platform": platform.platform(), "processor": processor(), "cores": os.cpu_count(),
+            "platform": platform.platform(), "processor": _name(device), "cores": os.cpu_count(),
             "threads": torch.get_num_threads(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "command": ["structconv", *sys.argv[1:]]}
+
+
+def _name(device: str) -> str:
+    """The name of a processor or graphics card."""
+    if device == "cpu":
+        return processor()
+    import torch
+
+    return torch.cuda.get_device_name() if device == "cuda" else f"{processor()} ({device})"
 
 
 def _commit() -> str | None:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from structconv.errors import ConfigError
 from structconv_systems.train.checkpoint import Checkpoint, Checkpoints
+from structconv_systems.train.device import factories_on, moved
 from structconv_systems.train.events import Events
 from structconv_systems.train.interrupt import Diverged, Interrupt, Interrupted
 from structconv_systems.train.parts import final_evaluation
@@ -91,6 +92,7 @@ class Schedule:
             result.
         validate_every: number of steps between validations; the last step is validated too.
         checkpoint_every: number of steps between checkpoints.
+        device: where the task is trained and tested; it is made on the CPU, so that its first weights are the same.
 
     Example:
 
@@ -106,6 +108,7 @@ class Schedule:
     stopping: Stopping
     validate_every: int = 1
     checkpoint_every: int = 100
+    device: str = "cpu"
 
 
 @dataclass
@@ -226,16 +229,17 @@ def fit(make: Callable[[], Task], schedule: Schedule, *, run: Run, job: str, int
             return saved.state["result"]
         saved = _reopened(saved)
     seed_everything(schedule.seed)
-    training = _Training(task=make(), schedule=schedule)
+    training = _Training(task=moved(make(), schedule.device), schedule=schedule)
     if saved is not None:
         training.restore(saved)
         if finished:
             checkpoints.reopen(saved)
     run.metrics.truncate(job, training.step)
     progress.job(job, schedule.steps)
-    with closing(Events(run.folder / "events" / job, training.step)) as events:
-        _go_on(training, checkpoints, run=run, job=job, interrupt=interrupt, progress=progress, events=events)
-    return _finish(training, checkpoints, run)
+    with factories_on(schedule.device):
+        with closing(Events(run.folder / "events" / job, training.step)) as events:
+            _go_on(training, checkpoints, run=run, job=job, interrupt=interrupt, progress=progress, events=events)
+        return _finish(training, checkpoints, run)
 
 
 def _go_on(training: _Training, checkpoints: Checkpoints, *, run: Run, job: str, interrupt: Interrupt,

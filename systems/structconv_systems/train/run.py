@@ -144,7 +144,7 @@ class Run:
         except OSError as error:
             raise ConfigError("Run", f"{place} must be a folder that can be made", error.strerror or error) from error
         run = cls(place, fresh=True, created=created)
-        run.write("environment.json", json.dumps(environment(), indent=2) + "\n")
+        run.write("environment.json", json.dumps(environment(recipe.device), indent=2) + "\n")
         run.write(_FILES, json.dumps({str(file): sha256_of(file) for file in recipe.files()}, indent=2) + "\n")
         return run.configured(recipe)  # the last: with it the folder is a run
 

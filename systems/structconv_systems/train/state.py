@@ -74,6 +74,8 @@ def capture_generators() -> dict[str, Any]:
                        "has_gauss": int(has_gauss), "gauss": float(gauss)}}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
+    if torch.backends.mps.is_available():
+        state["mps"] = torch.mps.get_rng_state()
     return state
 
 
@@ -88,3 +90,5 @@ def restore_generators(state: dict[str, Any]) -> None:
                          numpy_state["has_gauss"], numpy_state["gauss"]))
     if "cuda" in state and torch.cuda.device_count() == len(state["cuda"]):
         torch.cuda.set_rng_state_all(state["cuda"])
+    if "mps" in state and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"])

@@ -19,6 +19,7 @@ from structconv.commands.table import print_table
 from structconv.errors import ConfigError
 from structconv_systems.report.study import group_rows, sentence, study_page
 from structconv_systems.train.checkpoint import Checkpoints
+from structconv_systems.train.device import factories_on, moved
 from structconv_systems.train.effect import NO_BASELINE, Contrast, Effect, interval
 from structconv_systems.train.interrupt import Interrupt
 from structconv_systems.train.loop import Schedule, Task, fit
@@ -222,7 +223,8 @@ def jobs_of(recipe: Trained, name: str, make: Callable[[int], BatchTask], kind: 
 
     def schedule(seed: int) -> Schedule:
         return Schedule(steps=recipe.steps, seed=seed, validate_every=recipe.validate_every,
-                        checkpoint_every=recipe.checkpoint_every, stopping=(stopping or best)())
+                        checkpoint_every=recipe.checkpoint_every, device=recipe.device,
+                        stopping=(stopping or best)())
 
     return [Job(name=f"{name}/seed-{seed}", make=partial(make, seed), schedule=partial(schedule, seed))
             for seed in range(recipe.seeds)]
@@ -303,15 +305,17 @@ def tried(job: Job, steps: int = 5) -> dict[str, Any]:
 
     Memory counts weights, gradients, optimizer state, and the tensors stored for the backward pass of a step.
     """
-    task, schedule = job.make(), job.schedule()
+    schedule = job.schedule()
+    task = moved(job.make(), schedule.device)
     kept = _Kept()
-    with FlopCounterMode(display=False, custom_mapping=counted()) as counter, kept:
-        task.train_step(1)
     seconds = []
-    for step in range(2, 2 + steps):
-        start = time.perf_counter()
-        task.train_step(step)
-        seconds.append(time.perf_counter() - start)
+    with factories_on(schedule.device):
+        with FlopCounterMode(display=False, custom_mapping=counted()) as counter, kept:
+            task.train_step(1)
+        for step in range(2, 2 + steps):
+            start = time.perf_counter()
+            task.train_step(step)
+            seconds.append(time.perf_counter() - start)
     usual = sorted(seconds)[steps // 2]
     weights = sum(p.numel() * p.element_size() for p in task.model.parameters())
     return {"job": job.name, "parameters": parameters_of(task), "flops_per_step": counter.get_total_flops(),

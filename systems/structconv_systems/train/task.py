@@ -67,6 +67,11 @@ class BatchTask(Task):
     def figures(self, part: str) -> dict[str, float]:
         """Measure ``val`` or ``test``, with names that begin with it; the model is in evaluation mode."""
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
     def train_step(self, step: int) -> dict[str, float]:
         self.model.train()
         return self.optimizer.step(step, self._losses(step))
@@ -85,10 +90,9 @@ class BatchTask(Task):
             return super().weights()
 
     def _losses(self, step: int) -> Iterator[tuple[Tensor, float]]:
-        device = next(self.model.parameters()).device.type
         for place in range(self.options.accumulate):
             samples = self.batches.at((step - 1) * self.options.accumulate + place + 1)
-            with torch.autocast(device, torch.bfloat16, enabled=self.options.precision == "bfloat16"):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.precision == "bfloat16"):
                 loss = self.loss(samples)
             yield loss
 
