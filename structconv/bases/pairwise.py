@@ -9,6 +9,7 @@ once.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterator
 from itertools import chain
 
@@ -61,9 +62,12 @@ class Pairwise(Basis):
 
     @property
     def device(self) -> torch.device:
-        """The device of the tensors that the entries are made of, or of the bases where these hold none."""
+        """The device of the tensors that the entries are made of, or of the bases if there are none; else the CPU."""
         tensor = next(iter(tensors_in(self)), None)
-        return next(children(self)).device if tensor is None else tensor.device
+        if tensor is not None:
+            return tensor.device
+        child = next(children(self), None)
+        return torch.device("cpu") if child is None else child.device
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -71,6 +75,10 @@ class Pairwise(Basis):
         dtypes = (t.dtype for t in tensors_in(self) if t.is_floating_point())
         below = (getattr(child, "dtype", None) for child in children(self))
         return next((dtype for dtype in chain(dtypes, below) if dtype is not None), None)
+
+    @abc.abstractmethod
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        """The entries at `pairs`, (..., K, *pairs.shape); arbitrary where `support` says that a pair is absent."""
 
     def reach(self) -> Support | None:
         """The pairs outside which a mask makes every entry zero; `None` where no mask says so."""
