@@ -51,14 +51,14 @@ class Pairwise(Basis):
     """
 
     @property
-    def width(self) -> int:
+    def _width(self) -> int:
         """Numbers held at one pair while it is evaluated, for one head."""
         return 1
 
     @property
-    def terms(self) -> int:
+    def _terms(self) -> int:
         """Products that are added up for one pair, for one head."""
-        return self.width
+        return self._width
 
     @property
     def device(self) -> torch.device:
@@ -235,7 +235,7 @@ def _blocks(basis: Pairwise, r: Tensor, by_rows: bool, whole: bool) -> list[Bloc
     batch = 1
     for size in torch.broadcast_shapes(basis.batch_shape, r.shape[:-3]):
         batch *= size
-    width = max((getattr(node, "width", 1) for node in nodes(basis)), default=1)
+    width = max((getattr(node, "_width", 1) for node in nodes(basis)), default=1)
     across, along = (size_n, size_m) if by_rows else (size_m, size_n)
     step = max(1, BLOCK_ELEMENTS // max(1, batch * basis.size * width * across))
     spans = [(start, min(start + step, along)) for start in range(0, along, step)] or [(0, 0)]
