@@ -109,6 +109,53 @@ def test_parameters_that_would_not_be_trained_are_refused(of):
     same_as_dense(Conv(Given(of(Diagonal(torch.arange(M) + 1.0))), P, Q).double(), x)
 
 
+def score_with(**fields):
+    annotations = {"__annotations__": {"s": Tensor, **dict.fromkeys(fields, object)}}
+    defaults = {name: default for name, default in fields.items() if default is not None}
+    sizes = {name: property(lambda self: self.s.shape[-1]) for name in ("num_inputs", "num_outputs")
+             if name not in fields}
+    return type("Gauss", (ScoreValue,), {
+        "__module__": __name__, **annotations, "size": 1, **sizes, **defaults,
+        "evaluate": lambda self, pairs: -(pairs.source(self.s) - pairs.target(self.s)).square() / self.width})
+
+
+@pytest.mark.parametrize("name", ["support", "pattern", "map", "device", "dtype", "normalizes", "flips", "to",
+                                  "changed", "num_inputs", "batch_shape", "static_key", "_present"])
+def test_a_field_does_not_have_the_name_of_an_attribute_of_the_base(name):
+    with pytest.raises(ConfigError, match=rf"Gauss: no field may have the name of .* class Score; got {name}\. Rename"):
+        value(score_with(**{name: None}))
+    with pytest.raises(ConfigError, match="Gauss: no field"):          # dataclasses find a default before s
+        value(score_with(**{name: None}, other=None))
+
+
+@pytest.mark.parametrize("name", ["support", "flips", "normalizes", "map"])
+def test_a_default_does_not_make_a_field_of_a_method_or_a_class_attribute(name):
+    with pytest.raises(ConfigError, match=rf"got {name}\. Rename the field\.$"):
+        value(score_with(**{name: 2.0}))
+
+
+def test_fields_whose_names_are_free():
+    s = torch.rand(1, M)
+    learned = value(score_with(width=None, terms=None))(s, nn.Parameter(torch.tensor(2.0)), 1)
+    torch.testing.assert_close(learned.dense()[0], -(s.T - s).square() / 2)
+    torch.testing.assert_close(conv(s.T, learned.softmax(), torch.ones(1, 1, 1)), learned.dense()[0].softmax(0).T @ s.T)
+
+    @value
+    class Ones(Basis):
+        entries: int = M
+        size: int = 1                                                  # a default in the place of a property
+        num_inputs = num_outputs = property(lambda self: self.entries)
+
+        def dense(self, dtype=None):
+            return torch.ones(self.size, self.entries, self.entries, dtype=dtype)
+
+    @value
+    class Twos(Ones):
+        size: int = 2                                                  # a field of the base with another default
+
+    assert Ones(3, 4).dense().shape == (4, 3, 3) and Twos().dense().shape == (2, M, M)
+
+
 @value
 class Decay(ScoreValue):
     """-rate_k |m - n|, which asks whether pairs are listed, as the package's own scores do."""

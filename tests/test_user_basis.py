@@ -8,7 +8,7 @@ import torch
 from structconv import Conv, DotProduct, Mechanism, conv
 from structconv.bases import Basis, Identity, Score, value
 from structconv.errors import ConfigError, ShapeError, StructureError
-from structconv.structures import Causal, Grid, Samples
+from structconv.structures import Causal, Grid, Samples, Window
 from structconv.testing import Setup, Specimen, suite
 
 F64 = torch.float64
@@ -208,6 +208,50 @@ def test_mistakes_that_would_train_silently_are_refused():
         Conv(DotProduct(heads=2).softmax().scaled(), 4, 4)(torch.randn(5, 4))
     with pytest.raises(StructureError, match=r"Say which it is: DenseMask\(mask\) for pairs"):
         DotProduct(heads=2).masked(keep=torch.ones(6, 6).tril().bool())
+
+
+def test_a_score_without_evaluate_is_abstract():
+    @value
+    class Typo(Score):
+        entries: int
+        size = 1
+        num_inputs = num_outputs = property(lambda self: self.entries)
+
+        def evalute(self, pairs):
+            return pairs.source_index() - pairs.target_index()
+
+    @value
+    class OfTheWholeMatrix(Score):
+        s: torch.Tensor
+        size = 1
+        num_inputs = num_outputs = property(lambda self: self.s.shape[-1])
+
+        def dense(self, dtype=None):
+            return self.s[None]
+
+    for make in (lambda: Typo(4), lambda: OfTheWholeMatrix(torch.eye(4))):
+        with pytest.raises(TypeError, match=r"(?i)abstract class (Typo|OfTheWholeMatrix) .*\bevaluate\b"):
+            make()
+
+
+@value
+class Gaps(Score):
+    """m - n, without any tensor."""
+
+    entries: int
+    size = 1
+    num_inputs = num_outputs = property(lambda self: self.entries)
+
+    def evaluate(self, pairs):
+        return (pairs.source_index() - pairs.target_index()).to(pairs.dtype).expand(1, *pairs.shape)
+
+
+def test_a_score_without_tensors_is_one_of_the_cpu():
+    n = torch.arange(4.0)
+    torch.testing.assert_close(Gaps(4).dense()[0], n[:, None] - n)
+    x, theta = torch.randn(4, 3), torch.randn(1, 3, 5)
+    basis = Gaps(4).masked(keep=Window(1)).softmax()
+    torch.testing.assert_close(conv(x, basis, theta), basis.dense()[0].mT @ x @ theta[0])
 
 
 def test_entries_of_another_shape_are_refused():

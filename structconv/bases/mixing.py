@@ -33,12 +33,12 @@ class Mixed(SamePattern):
         return self.matrix.shape[1]
 
     @property
-    def width(self) -> int:
+    def _width(self) -> int:
         """The heads of the child that are held for one of its own."""
         return -(-self.child.size // max(self.size, 1))
 
     @property
-    def terms(self) -> int:
+    def _terms(self) -> int:
         return self.child.size
 
     def apply(self, r: Tensor) -> Tensor:

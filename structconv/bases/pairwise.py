@@ -9,6 +9,7 @@ once.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterator
 from itertools import chain
 
@@ -50,20 +51,23 @@ class Pairwise(Basis):
     """
 
     @property
-    def width(self) -> int:
+    def _width(self) -> int:
         """Numbers held at one pair while it is evaluated, for one head."""
         return 1
 
     @property
-    def terms(self) -> int:
+    def _terms(self) -> int:
         """Products that are added up for one pair, for one head."""
-        return self.width
+        return self._width
 
     @property
     def device(self) -> torch.device:
-        """The device of the tensors that the entries are made of, or of the bases where these hold none."""
+        """The device of the tensors that the entries are made of, or of the bases if there are none; else the CPU."""
         tensor = next(iter(tensors_in(self)), None)
-        return next(children(self)).device if tensor is None else tensor.device
+        if tensor is not None:
+            return tensor.device
+        child = next(children(self), None)
+        return torch.device("cpu") if child is None else child.device
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -71,6 +75,10 @@ class Pairwise(Basis):
         dtypes = (t.dtype for t in tensors_in(self) if t.is_floating_point())
         below = (getattr(child, "dtype", None) for child in children(self))
         return next((dtype for dtype in chain(dtypes, below) if dtype is not None), None)
+
+    @abc.abstractmethod
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        """The entries at `pairs`, (..., K, *pairs.shape); arbitrary where `support` says that a pair is absent."""
 
     def reach(self) -> Support | None:
         """The pairs outside which a mask makes every entry zero; `None` where no mask says so."""
@@ -227,7 +235,7 @@ def _blocks(basis: Pairwise, r: Tensor, by_rows: bool, whole: bool) -> list[Bloc
     batch = 1
     for size in torch.broadcast_shapes(basis.batch_shape, r.shape[:-3]):
         batch *= size
-    width = max((getattr(node, "width", 1) for node in nodes(basis)), default=1)
+    width = max((getattr(node, "_width", 1) for node in nodes(basis)), default=1)
     across, along = (size_n, size_m) if by_rows else (size_m, size_n)
     step = max(1, BLOCK_ELEMENTS // max(1, batch * basis.size * width * across))
     spans = [(start, min(start + step, along)) for start in range(0, along, step)] or [(0, 0)]

@@ -126,7 +126,7 @@ class Products(Score):
         return self.query.shape[-1]
 
     @property
-    def terms(self) -> int:
+    def _terms(self) -> int:
         return self.depth
 
     def evaluate(self, pairs: Pairs) -> Tensor:
@@ -229,7 +229,7 @@ class Additive(SourceTarget, Score):
         return broadcast(self.source.shape[:-3], self.target.shape[:-3])
 
     @property
-    def width(self) -> int:
+    def _width(self) -> int:
         return self.vector.shape[-1]
 
     def restricted(self, to: Restriction) -> Additive:
@@ -237,7 +237,7 @@ class Additive(SourceTarget, Score):
                         self.activation)
 
     def evaluate(self, pairs: Pairs) -> Tensor:
-        shape = (self.size, self.width, 1) if isinstance(pairs, Edges) else (self.size, 1, self.width, 1)
+        shape = (self.size, self._width, 1) if isinstance(pairs, Edges) else (self.size, 1, self._width, 1)
         read = [self.vector, *tensors_in(self.activation)]
 
         def score(source: Tensor, target: Tensor, vector: Tensor, *trained: Tensor) -> Tensor:
@@ -281,7 +281,7 @@ class PairFunction(SourceTarget, Score):
         return broadcast(self.source.shape[:-2], self.target.shape[:-2])
 
     @property
-    def width(self) -> int:
+    def _width(self) -> int:
         return self.hidden
 
     def restricted(self, to: Restriction) -> PairFunction:

@@ -67,7 +67,7 @@ class Samplewise(NamedTuple):
         basis = call.materialized()
         samples, lead = _samples_of(basis), broadcast(r.shape[:-3], basis.batch_shape)
         assert samples is not None
-        width = max(getattr(node, "width", 1) for node in nodes(basis))
+        width = max(getattr(node, "_width", 1) for node in nodes(basis))
         groups = _groups(samples, math.prod(lead) * basis.size * width, self.stacks)
         if not groups or basis.restricted(Restriction(samples, groups[0][1], len(lead), Pieces())) is None:
             y = basis.apply(r)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Hashable
+from types import FunctionType
 from typing import Any, ClassVar, Self, cast
 
 import torch
@@ -298,12 +299,27 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         return cast(Hashable, key)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OF_EVERY_MECHANISM:
+            self._check_assigned(name, value)
         own = self.__dict__
         if "_bound" in own and name in own and name[0] != "_" and name not in KEPT and not isinstance(value, Tensor):
             raise ConfigError(type(self).__name__, f"{name} is fixed once a layer has bound its mechanism", repr(value),
                               "Make a new layer.")
         self.__dict__.pop("_options_key", None)
         super().__setattr__(name, value)
+
+    def _check_assigned(self, name: str, value: Any) -> None:
+        """Raise `ConfigError` if the attribute would hide a method, or be hidden by an attribute of the class."""
+        held, owner, got = getattr(type(self), name, None), type(self).__name__, type(value).__name__
+        if isinstance(held, property) and held.fset is None:
+            source = "heads" if name == "size" else f"own_{name}"
+            raise ConfigError(owner, f"{name} is a read-only property of a mechanism", got, "Assign another name and "
+                              f"define the property: {name} = property(lambda self: self.{source}).")
+        hidden = isinstance(value, nn.Module | nn.Parameter) and not isinstance(held, property)
+        if callable(held) or hidden:
+            kind = "a method" if callable(held) else "an attribute"
+            raise ConfigError(owner, f"{name} is {kind} of every mechanism, so nothing else may have this name", got,
+                              f"Choose another name, such as self.own_{name}.")
 
     def __delattr__(self, name: str) -> None:
         self.__dict__.pop("_options_key", None)
@@ -371,6 +387,13 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
 
     def _operate(self, name: str, *args: Any, **options: Any) -> Mechanism:
         return Mechanism._operation(name, *args, **options)
+
+
+#: The names of attributes that every mechanism has. `forward` is left out: torch and tools replace it in a module.
+_OF_EVERY_MECHANISM = frozenset(
+    name for kind in Mechanism.__mro__ if kind.__module__.startswith("structconv.") for name, held in vars(kind).items()
+    if isinstance(held, FunctionType | property) and not name.startswith("__")
+) - {"forward"} | {"has_scores", "reads", "batching", "sources"}
 
 
 def _count(structure: Any, name: str) -> int | None:

@@ -117,7 +117,7 @@ def fused_application(basis: Basis, sizes: Sizes, channels: int, mode: str) -> C
 def rows_gathered(basis: Basis, sizes: Sizes) -> Cost:
     """Return the cost of evaluating an expression along a list: gathering the rows of both entries of each pair."""
     pairs = nonzeros(basis, sizes) if isinstance(basis, Pairwise) else None
-    rows = sum(node.terms for node in nodes(basis) if isinstance(node, Pairwise) and node.terms > 1)
+    rows = sum(node._terms for node in nodes(basis) if isinstance(node, Pairwise) and node._terms > 1)
     return Cost(gathered=2 * sizes.batch * basis.size * (pairs or 0) * rows * sizes.itemsize)
 
 
@@ -160,7 +160,7 @@ def _evaluation(basis: Basis, pairs: int) -> int:
     """Flops of evaluating an expression at its pairs."""
     if not isinstance(basis, Pairwise):
         return 0
-    return 2 * pairs * sum(node.terms if isinstance(node, Pairwise) else 1 for node in nodes(basis))
+    return 2 * pairs * sum(node._terms if isinstance(node, Pairwise) else 1 for node in nodes(basis))
 
 
 def _registered(register: dict[type, Any], kind: type) -> Any:

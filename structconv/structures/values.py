@@ -246,19 +246,40 @@ def frozen(cls: type, *, eq: bool, init: bool) -> Any:
     """Make a class a frozen dataclass and register it with `torch.export.register_dataclass`.
 
     Raises:
-        ConfigError: a class that is no value.
+        ConfigError: a class that is no value, or a field that has the name of an attribute of a base class.
     """
     if not issubclass(cls, FrozenValue):
         raise ConfigError(cls.__name__, "the class must derive from a Basis, a Score or a FrozenValue",
                           f"{cls.__mro__[1].__name__ if cls.__mro__[1:] else 'object'}",
                           "The Score of a basis is structconv.bases.Score; structconv.mechanisms.Score is a module.")
-    result: Any = dataclasses.dataclass(frozen=True, eq=eq, repr=False, init=init)(cls)
+    try:
+        result: Any = dataclasses.dataclass(frozen=True, eq=eq, repr=False, init=init)(cls)
+    finally:  # such a field seems to have a default, so that fields after it may seem to be out of order
+        if dataclasses.is_dataclass(cls):
+            _check_names(cls)
     name = f"{cls.__module__}.{cls.__qualname__}"
     if result.NAMES or result.DERIVED:
         _register(result, name)
     else:
         torch.export.register_dataclass(result, serialized_type_name=name)
     return result
+
+
+def _check_names(cls: type) -> None:
+    """Raise `ConfigError` if a field hides an attribute of a base class, or is hidden by it.
+
+    A field with a default may stand for a property, for example `size: int = 1`.
+    """
+    inherited = {name for base in cls.__mro__[1:] for name in vars(base).get("__dataclass_fields__", ())}
+    for name in (field.name for field in dataclasses.fields(cls) if field.name not in inherited):
+        homes = [base for base in cls.__mro__[1:] if name in vars(base)]
+        first = vars(homes[-1])[name] if homes else None
+        if not homes or (name in vars(cls) and isinstance(first, property | torch.device)):
+            continue
+        base = next(base.__name__ for base in cls.__bases__ if hasattr(base, name))
+        raise ConfigError(cls.__name__, f"no field may have the name of an attribute of its base class {base}", name,
+                          "Rename the field" + (f", and define {name} = property(lambda self: ...)." if isinstance(
+                              first, property) else "."))
 
 
 def _register(cls: Any, name: str) -> None:

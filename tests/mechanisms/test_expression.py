@@ -59,6 +59,42 @@ def test_what_a_mechanism_reads_is_checked(reads):
         mechanism.bound(P)
 
 
+@pytest.mark.parametrize("name", ["mix", "map", "basis", "on", "of", "scaled", "evaluate", "bound", "tanh", "dropout",
+                                  "output_structure", "bind", "sources", "reads", "has_scores"])
+@pytest.mark.parametrize("make", [lambda: torch.nn.Linear(P, P), lambda: torch.nn.Parameter(torch.ones(P)),
+                                  lambda: torch.ones(P), lambda: 0.5])
+def test_an_attribute_does_not_hide_one_of_every_mechanism(name, make):
+    mechanism, attribute = Uniform(), make()
+    if callable(getattr(Mechanism, name)) or isinstance(attribute, torch.nn.Module | torch.nn.Parameter):
+        with pytest.raises(ConfigError, match=f"Uniform: {name} is an? .* every mechanism.*Choose another name"):
+            setattr(mechanism, name, attribute)
+    else:
+        setattr(mechanism, name, attribute)
+    setattr(mechanism, f"own_{name}", attribute)
+
+
+def test_the_size_is_a_property_of_the_class():
+    class Assigned(Mechanism):
+        def __init__(self, size):
+            super().__init__()
+            self.size = size
+
+    class Fixed(Assigned):
+        size = 2
+
+    class WithSetter(Assigned):
+        size = property(lambda self: self.heads, lambda self, heads: setattr(self, "heads", heads))
+
+    with pytest.raises(ConfigError, match=r"Assigned: size is a read-only .*; got int.* size = property\(lambda"):
+        Assigned(3)
+    assert Fixed(3).size == WithSetter(3).size == 3
+    with pytest.raises(ConfigError, match="Fixed: size is an attribute of every mechanism"):
+        Fixed(torch.nn.Linear(2, 2))
+    mechanism = Uniform()
+    mechanism.forward = lambda inputs: torch.full((M, M), 2.0)  # tools replace it
+    assert mechanism.bound(P).basis(torch.randn(M, P)).dense().unique().tolist() == [2.0]
+
+
 def test_the_structure_of_the_call_is_named_in_the_expression():
     m = DotProduct(dim=3).masked(keep=STRUCTURE).softmax().bound(P)
     x = torch.randn(M, P)

@@ -66,7 +66,7 @@ def test_pair(module):
     m = bound(Pair(module, heads=2))
     pair = torch.cat([X.unsqueeze(-2).expand(B, M, N, P), Z.unsqueeze(-3).expand(B, M, N, R)], -1)
     close(m, m.module(pair).movedim(-1, 1))
-    assert EDGE_BLOCK_ELEMENTS >= 1 and m.basis(X, z=Z).width == m.hidden + P + R
+    assert EDGE_BLOCK_ELEMENTS >= 1 and m.basis(X, z=Z)._width == m.hidden + P + R
 
 
 @pytest.mark.parametrize("make", [

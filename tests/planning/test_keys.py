@@ -337,14 +337,14 @@ class Weighed(Mechanism):
 
     def __init__(self, of):
         super().__init__()
-        self.of = of
+        self.factor_of = of
 
     def bind(self, channels):
         self.query = nn.Linear(channels.others, 3)
 
     def forward(self, inputs):
         query, key = self.query(inputs.x).unsqueeze(-3), self.query(inputs.z).unsqueeze(-3)
-        return Bilinear(query, key) * self.of(inputs.num_inputs)
+        return Bilinear(query, key) * self.factor_of(inputs.num_inputs)
 
 
 @pytest.mark.parametrize("of", [
