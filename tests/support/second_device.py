@@ -7,6 +7,7 @@ use it in a process of its own.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,8 +23,8 @@ aten = torch.ops.aten
 _ACROSS = {aten._to_copy.default, aten.copy_.default, aten.index.Tensor, aten.index_put.default,
            aten.index_put_.default, aten._index_put_impl_.default}
 #: Operators that make tensors from none: torch asks the device itself for them, not the class of a tensor.
-_FACTORIES = ("empty.memory_format", "empty_strided", "_to_copy", "arange", "arange.start_step", "full", "zeros", "ones",
-              "scalar_tensor", "randn", "rand", "randint", "randperm", "eye")
+_FACTORIES = ("empty.memory_format", "empty_strided", "_to_copy", "arange", "arange.start_step", "full", "zeros",
+              "ones", "scalar_tensor", "randn", "rand", "randint", "randperm", "eye")
 _LIBRARY = torch.library.Library("aten", "IMPL")
 
 
@@ -43,11 +44,11 @@ class _There(Tensor):
         there: _There = Tensor._make_wrapper_subclass(
             cls, numbers.shape, strides=numbers.stride() if strided else None,
             storage_offset=numbers.storage_offset() if strided else 0, dtype=numbers.dtype, layout=numbers.layout,
-            device=DEVICE, requires_grad=numbers.requires_grad)
+            device=torch.device(DEVICE), requires_grad=numbers.requires_grad)
         there.numbers = numbers
         return there
 
-    def __repr__(self, **options: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"{self.numbers}, device={DEVICE}"
 
     def numpy(self, **options: Any) -> Any:
@@ -63,7 +64,8 @@ class _There(Tensor):
         return self.numbers.tolist()
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _computed(func, *args, **(kwargs or {}))
 
 
@@ -74,7 +76,7 @@ def register() -> None:
     for name in _FACTORIES:
         packet, _, overload = name.partition(".")
         operator = getattr(getattr(aten, packet), overload or "default")
-        _LIBRARY.impl(name, lambda *args, operator=operator, **kwargs: _computed(operator, *args, **kwargs), "PrivateUse1")
+        _LIBRARY.impl(name, partial(_computed, operator), "PrivateUse1")
 
 
 def _computed(operator: Any, *args: Any, **kwargs: Any) -> Any:

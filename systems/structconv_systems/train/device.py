@@ -64,7 +64,7 @@ def moved(task: Any, device: str) -> Any:
 
 
 def _moved(value: Any, device: str, done: dict[int, Any], package: str) -> Any:
-    """`value` on the device; `done` has by identity what was moved before, with what it was, so that it is not freed."""
+    """`value` on the device; `done` has by identity what was moved before, beside what it was, so that this stays."""
     if isinstance(value, nn.Parameter) or value is None or isinstance(value, (str, int, float)):
         return value
     if id(value) in done:

@@ -102,7 +102,8 @@ class Optimization:
         if len(state["averages"]) != len(self.averages):
             raise ValueError(f"averages of {len(state['averages'])} weights, not of {len(self.averages)}")
         self.optimizer.load_state_dict(state["optimizer"])
-        self.averages = [average.to(own.device) for average, own in zip(state["averages"], self.parameters, strict=False)]
+        self.averages = [average.to(parameter.device)
+                         for average, parameter in zip(state["averages"], self.parameters, strict=False)]
         self.skipped = state["skipped"]
         self.plateau.load(state["plateau"])
 
