@@ -216,7 +216,7 @@ class Mask(Named, nn.Module):
 
 
 def borrowed(module: nn.Module) -> bool:
-    """Whether its tensors are those of one call alone: of a transform of `torch.func`, or results that have a graph."""
+    """Return True if tensors in it belong to one call: to a transform of `torch.func`, or to an autograd graph."""
     return any(is_wrapped(t) or not t.is_leaf for t in (*module._parameters.values(), *module._buffers.values())
                if t is not None)
 

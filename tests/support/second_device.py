@@ -48,7 +48,7 @@ class _There(Tensor):
         there.numbers = numbers
         return there
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, **options: Any) -> str:  # type: ignore[override]
         return f"{self.numbers}, device={DEVICE}"
 
     def numpy(self, **options: Any) -> Any:
