@@ -35,7 +35,7 @@ from structconv.structures.supports import (
 from structconv.structures.values import FrozenValue, altered, map_tensors, tensors_in
 from structconv.torch_compat import is_wrapped
 
-__all__ = ["STRUCTURE", "STRUCTURE_IF_GIVEN", "borrowed"]
+__all__ = ["STRUCTURE", "STRUCTURE_IF_GIVEN"]
 
 #: Outputs that a pass over all pairs takes at a time, and the pairs of which a table may be held.
 COLUMNS, TABLE = 256, 1 << 22

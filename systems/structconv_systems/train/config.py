@@ -81,7 +81,7 @@ class Recipe:
     name: ClassVar[str]
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     threads: int = option(1, "threads of torch; more pay only for large layers, and on idle cores", minimum=1)
-    device: str = option("cpu", f"where models are trained: {', '.join(DEVICES)}; auto: cuda or mps where there is one",
+    device: str = option("cpu", f"device of the trainings: {', '.join(DEVICES)}; auto: cuda or mps if present",
                          choices=DEVICES)
 
     def __init_subclass__(cls) -> None:
