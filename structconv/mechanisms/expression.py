@@ -261,14 +261,15 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
 
     def _note_names(self) -> None:
         """Check the parts of a bound expression, and note what they name."""
-        for module in self.modules():
-            if isinstance(module, Mechanism | Position):
-                owner = type(module).__name__
-                check_choice(owner, "batching", module.batching, _BATCHING)
-                if isinstance(module.reads, str):
-                    raise ConfigError(owner, "reads must be a tuple", repr(module.reads))
-                for fact in module.reads:
-                    check_choice(owner, "reads", fact, _READS)
+        parts = [module for module in self.modules() if isinstance(module, Mechanism | Position)]
+        for module in sorted(parts, key=lambda part: len(list(part.modules()))):  # operands before their operation
+            owner = type(module).__name__
+            check_choice(owner, "batching", module.batching, _BATCHING)
+            if isinstance(module.reads, str):
+                raise ConfigError(owner, "reads must be a tuple", repr(module.reads),
+                                  'A tuple of one word has a comma: reads = ("content",).')
+            for fact in module.reads:
+                check_choice(owner, "reads", fact, _READS)
             if isinstance(module, Mechanism):
                 module._check_sources()
                 module.__dict__["_bound"] = True

@@ -51,12 +51,17 @@ def test_sizes_are_known_before_there_is_input(expression, size):
     assert expression.bound(P).to(F64).basis(torch.randn(M, P, dtype=F64)).size == size
 
 
-@pytest.mark.parametrize("reads", ["content", ("contents",), ("projection",)])
-def test_what_a_mechanism_reads_is_checked(reads):
-    mechanism = Uniform()
-    mechanism.reads = reads
-    with pytest.raises(ConfigError, match="reads must be"):
-        mechanism.bound(P)
+@pytest.mark.parametrize("within", [lambda a: a, lambda a: a.softmax(), lambda a: a | IdentityMechanism(),
+                                    lambda a: (a + DotProduct(dim=3)).softmax() @ a.transpose()])
+@pytest.mark.parametrize(("name", "option"), [("reads", "content"), ("reads", ("contents",)),
+                                              ("reads", ("projection",)), ("batching", "pair")])
+def test_what_a_mechanism_reads_is_checked(within, name, option):
+    class Near(Uniform):
+        pass
+
+    setattr(Near, name, option)
+    with pytest.raises(ConfigError, match=f"Near: {name} must be"):
+        within(Near()).bound(P)
 
 
 @pytest.mark.parametrize("name", ["mix", "map", "basis", "on", "of", "scaled", "evaluate", "bound", "tanh", "dropout",
