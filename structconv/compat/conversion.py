@@ -339,11 +339,16 @@ def outputs_of(model: nn.Module, example: Any) -> list[Tensor]:
     return [leaf.detach().clone() for leaf in private.pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
 
 
+def wide(t: torch.Tensor) -> torch.Tensor:
+    """The tensor in float64, or complex128."""
+    return t.to(torch.complex128 if t.is_complex() else torch.float64)
+
+
 def largest_difference(before: list[Tensor], after: list[Tensor]) -> tuple[float, float]:
     """The largest absolute difference, and the largest number before. NaN where one of both is NaN, and inf as well."""
     if [t.shape for t in before] != [t.shape for t in after]:
         return float("inf"), 0.0
-    pairs = [(a.double(), b.double()) for a, b in zip(before, after, strict=True) if a.numel()]
+    pairs = [(wide(a), wide(b)) for a, b in zip(before, after, strict=True) if a.numel()]
     differences = [torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs()).max() for a, b in pairs]
     return (float(torch.stack(differences).max()) if differences else 0.0,
             float(torch.stack([a.nan_to_num().abs().max() for a, _ in pairs]).max()) if pairs else 0.0)

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from structconv import torch_compat as private
 from structconv.compat import torch as own
-from structconv.compat.conversion import Report, count_parameters, largest_difference, outputs_of
+from structconv.compat.conversion import Report, count_parameters, largest_difference, outputs_of, wide
 from structconv.errors import ConfigError, StructconvError
 from structconv.nn.composition import compose
 from structconv.nn.conv import Conv
@@ -171,7 +171,7 @@ def _merged(one: Any, two: Any) -> nn.Module | str:
 def _linear(one: nn.Linear, two: nn.Linear) -> nn.Linear:
     layer = nn.Linear(one.in_features, two.out_features, one.bias is not None or two.bias is not None,
                       device=one.weight.device, dtype=one.weight.dtype)
-    layer.weight.copy_(two.weight.double() @ one.weight.double())
+    layer.weight.copy_(wide(two.weight) @ wide(one.weight))
     _set_bias(layer, one, two, two.weight)
     return layer
 
@@ -179,9 +179,9 @@ def _linear(one: nn.Linear, two: nn.Linear) -> nn.Linear:
 def _set_bias(layer: Any, one: Any, two: Any, weight: torch.Tensor) -> None:
     """The bias of the second, and the first's times the weight (R, Q) of the second."""
     if layer.bias is not None:
-        bias = layer.bias.new_zeros(layer.bias.shape, dtype=torch.float64)
-        bias = bias if one.bias is None else weight.double() @ one.bias.double()
-        layer.bias.copy_(bias if two.bias is None else bias + two.bias.double())
+        bias = wide(torch.zeros_like(layer.bias))
+        bias = bias if one.bias is None else wide(weight) @ wide(one.bias)
+        layer.bias.copy_(bias if two.bias is None else bias + wide(two.bias))
 
 
 def _apart(one: Any, two: Any) -> str | None:
@@ -216,7 +216,7 @@ def _convolution(one: Any, two: Any) -> nn.Module:
                            tuple(a * b for a, b in zip(one.stride, two.stride, strict=True)), padded.padding, dilation,
                            1, one.bias is not None or two.bias is not None, padded.padding_mode,
                            device=one.weight.device, dtype=one.weight.dtype)
-    weight = _TRANSPOSED[type(one)](two.weight.double(), one.weight.double(), stride=1 if first else one.stride)
+    weight = _TRANSPOSED[type(one)](wide(two.weight), wide(one.weight), stride=1 if first else one.stride)
     layer.weight.copy_(weight)
     _set_bias(layer, one, two, two.weight.flatten(2).sum(-1))
     return layer

@@ -302,6 +302,17 @@ def test_merged_layers_compute_the_same(name: str) -> None:
     assert type(merged[1]) is nn.Identity and type(model[1]) is not nn.Identity
 
 
+def test_complex_layers_are_merged() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 9, dtype=torch.complex64), nn.Linear(9, 3, dtype=torch.complex64))
+    x = torch.randn(5, 4, dtype=torch.complex64)
+    merged, report = merge_linear(model, example=x)
+    assert report.difference is not None and report.difference < 1e-5
+    assert type(merged[1]) is nn.Identity
+    torch.testing.assert_close(merged(x), model(x))
+
+
+
 def test_named_pairs_and_chains() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
