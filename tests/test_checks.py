@@ -20,7 +20,7 @@ from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.scores import DotProduct
 from structconv.planning import Cost, register
 from structconv.structures import Graph, Grid
-from structconv.testing import CHECKS, Setup, Specimen, add
+from structconv.testing import CHECKS, TRAITS, Setup, Specimen, add, suite
 from tests.support.library import SPECIMENS
 from tests.support.registered import own_register
 
@@ -280,6 +280,22 @@ def test_names_and_traits_are_checked():
         add(next(iter(SPECIMENS)), Right)
     with pytest.raises(ConfigError, match="traits must be among"):
         Specimen("wrong", Right, frozenset({"flies"}))
+
+
+@pytest.mark.parametrize("trait", ["permutes", "blockwise", "resizes", "compiles", "exports"])
+def test_a_trait_of_mechanisms_is_refused_for_a_basis(trait):
+    assert TRAITS[trait].startswith("of a mechanism: ")
+    check = [*suite(Specimen("mine", Right, frozenset({trait})))][-1][1]
+    with pytest.raises(ConfigError, match=f"mine: the trait '{trait}' needs a mechanism with its inputs; got Right"):
+        check()
+
+
+@pytest.mark.parametrize(("trait", "make"), [("translates", FACTORS.make), ("translates", BY_ENTRY.make),
+                                             ("blockwise", BY_ENTRY.make)])
+def test_a_trait_of_a_structure_is_refused_without_it(trait, make):
+    *_, (_, check) = suite(Specimen("mine", make, frozenset({trait})))
+    with pytest.raises(ConfigError, match=f"mine: the trait '{trait}' needs a .*mechanism on a"):
+        check()
 
 
 def test_a_specimen_is_made_alike_each_time_and_leaves_the_generator_alone():

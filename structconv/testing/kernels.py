@@ -89,8 +89,7 @@ def check_kernels(specimen: Specimen) -> None:
 
 def check_sizes(specimen: Specimen) -> None:
     """Each kernel gives eq. 8 for numbers of entries that it was not compiled for: another two of the same class."""
-    setup = specimen.subject()
-    assert isinstance(setup, Setup), "resizes needs a mechanism"
+    setup = specimen.setup("resizes")
     for theta in THETAS[:2]:
         first, other = _of_one_plan(setup, theta)
         for each in compiled(first):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis
+from structconv.errors import ConfigError
 from structconv.structures import Graph, Grid, KnowledgeGraph, batch
 from structconv.testing.checks import F64, absent_pairs, arguments, same
 from structconv.testing.specimens import Setup, Specimen, as_basis, with_leaves
@@ -45,8 +46,10 @@ def _check_batched_content(setup: Setup) -> None:
 
 def check_blockwise(specimen: Specimen) -> None:
     """Two structures side by side in one block-diagonal structure give what they give by themselves."""
-    setup = specimen.subject()
-    assert isinstance(setup, Setup) and setup.structure is not None, "blockwise needs a mechanism on a structure"
+    setup = specimen.setup("blockwise")
+    if setup.structure is None:
+        raise ConfigError(specimen.name, "the trait 'blockwise' needs a mechanism on a structure", "no structure",
+                          "Leave the trait out, or let make return Setup(mechanism, x, structure=structure).")
     second = dataclasses.replace(setup, x=setup.x.flip(-1) * 0.5, z=None if setup.z is None else setup.z.neg())
     together = twice(setup, second)
     setups = [each.basis().analysis(each.x) for each in (setup, second)]
@@ -62,8 +65,7 @@ def twice(first: Setup, second: Setup) -> Setup:
 
 def check_permutation(specimen: Specimen) -> None:
     """A[order, order'] comes from entries, and a structure, in that order."""
-    setup = specimen.subject()
-    assert isinstance(setup, Setup), "permutes needs a mechanism"
+    setup = specimen.setup("permutes")
     a = setup.basis().dense(F64)
     generator = torch.Generator().manual_seed(3)
     source = torch.randperm(a.shape[-2], generator=generator)
@@ -99,7 +101,9 @@ def check_translation(specimen: Specimen) -> None:
     subject = specimen.subject()
     basis = as_basis(subject)
     grid = subject.structure if isinstance(subject, Setup) else getattr(subject, "grid", None)
-    assert isinstance(grid, Grid) and grid.periodic, "translates needs a basis or mechanism on a periodic grid"
+    if not isinstance(grid, Grid) or not grid.periodic:
+        raise ConfigError(specimen.name, "the trait 'translates' needs a basis or mechanism on a periodic grid",
+                          type(grid).__name__, "Leave the trait out, or take a Grid with periodic=True.")
     x = arguments(basis, heads=False).detach()
     for axis in range(grid.ndim):
         same(basis.analysis(rolled(x, grid, axis)), rolled(basis.analysis(x), grid, axis),

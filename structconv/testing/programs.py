@@ -143,8 +143,7 @@ def _whole(setup: Setup) -> Setup:
 
 def check_compile(specimen: Specimen) -> None:
     """One graph without breaks gives the eager numbers; other sizes cost one more graph, and no third."""
-    setup = specimen.subject()
-    assert isinstance(setup, Setup), "compiles needs a mechanism"
+    setup = specimen.setup("compiles")
     graphs: list[torch.fx.GraphModule] = []
 
     def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
@@ -166,8 +165,7 @@ def check_export(specimen: Specimen) -> None:
     With a graph the number of edges is free and the number of entries, an integer of the graph, is not; nor are they
     with a grid, which has its sizes.
     """
-    setup = specimen.subject()
-    assert isinstance(setup, Setup), "exports needs a mechanism"
+    setup = specimen.setup("exports")
     module, graph = Analysis(setup.mechanism), setup.structure
     free = None if isinstance(graph, Graph | Grid) else {-2 % setup.x.dim(): Dim.DYNAMIC}
     shapes = {"x": free, "z": None if setup.z is None else free, "structure": _edges_free(graph)}

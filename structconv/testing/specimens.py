@@ -25,12 +25,12 @@ __all__ = ["SPECIMENS", "TRAITS", "Setup", "Specimen", "Subject", "add", "as_bas
 
 #: The traits that a specimen may state beyond the laws of every basis; each names its check.
 TRAITS = {
-    "permutes": "relabeling the entries relabels the basis",
+    "permutes": "of a mechanism: relabeling the entries relabels the basis",
     "translates": "on a periodic grid, translating x translates the outputs",
-    "blockwise": "a block-diagonal batch of structures gives what each of them gives by itself",
-    "resizes": "x, z and the graph may have any size",
-    "compiles": "torch.compile(fullgraph=True) takes it whole",
-    "exports": "torch.export takes it, with any numbers of entries and edges",
+    "blockwise": "of a mechanism: a block-diagonal batch of structures gives what each of them gives by itself",
+    "resizes": "of a mechanism: x, z and the graph may have any size",
+    "compiles": "of a mechanism: torch.compile(fullgraph=True) takes it whole",
+    "exports": "of a mechanism: torch.export takes it, with any numbers of entries and edges",
     "masks": "some pairs are masked out; NaN in an input stays away from the outputs that do not read it",
     "repeats": "its graph has duplicate edges, each a pair of its own",
 }
@@ -79,7 +79,12 @@ class Specimen:
     Args:
         name: how the test is called.
         make: returns the subject, in float64 and of a few entries; called again for each check.
-        traits: some of `TRAITS`.
+        traits: some of `TRAITS`. "permutes", "blockwise", "resizes", "compiles" and "exports" need a mechanism: `make`
+            returns a `Setup`.
+
+    Raises:
+        ConfigError: `make` is not a function, or there is no such trait; a check of a trait that the subject of `make`
+            cannot have.
 
     Example:
 
@@ -112,6 +117,14 @@ class Specimen:
         """The subject, or the basis that it makes."""
         return as_basis(self.subject(seed))
 
+    def setup(self, trait: str) -> Setup:
+        """The subject, if it is a mechanism with its inputs, as the check of a trait needs it; else `ConfigError`."""
+        subject = self.subject()
+        if not isinstance(subject, Setup):
+            raise ConfigError(self.name, f"the trait {trait!r} needs a mechanism with its inputs",
+                              type(subject).__name__, "Leave the trait out, or let make return Setup(mechanism, x).")
+        return subject
+
     def __repr__(self) -> str:
         return self.name
 
@@ -125,11 +138,11 @@ def specimen(*traits: str, name: str | None = None) -> Callable[[Callable[[], Su
 
     Example:
 
-        >>> from structconv.bases import Dense
-        >>> from structconv.testing import SPECIMENS, specimen
+        >>> from structconv import Given
+        >>> from structconv.testing import SPECIMENS, Setup, specimen
         >>> @specimen("compiles")
         ... def three_by_three():
-        ...     return Dense(torch.randn(1, 3, 3, dtype=torch.float64))
+        ...     return Setup(Given(torch.randn(3, 3)).bound(2).double(), torch.randn(3, 2, dtype=torch.float64))
         >>> sorted(SPECIMENS.pop("three by three").traits)         # taken out again
         ['compiles']
     """
