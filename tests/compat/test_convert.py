@@ -16,6 +16,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from structconv import mechanisms
 from structconv.compat import Report, convert, merge_linear, to_pyg, to_torch
+from structconv.compat import pyg as compat_pyg
 from structconv.compat import torch as compat
 from structconv.errors import ConfigError
 from structconv.nn import Conv2d as OwnConv2d
@@ -162,6 +163,9 @@ PYG: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "SGConv": ((4, 6), {"K": 2, "bias": False}), "SSGConv": ((4, 6, 0.2), {"K": 2}), "MixHopConv": ((4, 6), {}),
     "APPNP": ((3, 0.2), {"add_self_loops": False}), "NNConv": ((4, 6, lambda: _mlp(3, 24)), {"aggr": "mean"}),
     "GINEConv": ((_mlp,), {"edge_dim": 3}), "RGCNConv": ((4, 6, 3), {"num_bases": 2, "root_weight": False}),
+    "ClusterGCNConv": ((4, 6), {"diag_lambda": 0.5, "bias": False}), "ARMAConv": ((4, 6, 2, 2), {"bias": False}),
+    "FeaStConv": ((4, 6), {"heads": 2, "bias": False}), "GMMConv": ((4, 6, 3, 2), {"separate_gaussians": True}),
+    "FAConv": ((4,), {"eps": 0.3}),
 }
 
 
@@ -172,8 +176,10 @@ def test_each_layer_of_pyg(name: str) -> None:
     torch.manual_seed(0)
     layer = getattr(library, name)(*(a() if callable(a) else a for a in args), **options)
     x, edges, attr = torch.randn(9, 4), torch.randint(9, (2, 20)), torch.randn(20, 3)
-    more = {"NNConv": (attr,), "GINEConv": (attr,), "RGCNConv": (torch.randint(3, (20,)),)}.get(name, ())
-    layer(x, edges, *more)  # unknown channels
+    more = {"RGCNConv": (torch.randint(3, (20,)),)}.get(
+        name, (attr,) if name in ("NNConv", "GINEConv", "GMMConv") else ())
+    edges = (x, edges) if name == "FAConv" else (edges,)
+    layer(x, *edges, *more)  # unknown channels
     calls = []
     handle = layer.register_forward_hook(lambda *_: calls.append(1))
     layer.note = "of a user"
@@ -186,12 +192,44 @@ def test_each_layer_of_pyg(name: str) -> None:
     assert type(ours["layer"]).__module__.startswith("structconv.compat.pyg")
     for one in (ours, back):
         calls.clear()
-        torch.testing.assert_close(one["layer"](x, edges, *more), layer(x, edges, *more), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(one["layer"](x, *edges, *more), layer(x, *edges, *more), rtol=1e-5, atol=1e-5)
         assert len(calls) == 2 and one["layer"].note == "of a user" and repr(one) == repr(model)
         assert [(n, p.requires_grad) for n, p in one.named_parameters()] == [
             (n, p.requires_grad) for n, p in model.named_parameters()]
         assert all(torch.equal(t, model.state_dict()[key]) for key, t in one.state_dict().items())
     handle.remove()
+
+
+@pytest.mark.parametrize("widths", [4, -1])
+def test_attention_between_types_is_converted(widths: int) -> None:
+    library = pytest.importorskip("torch_geometric.nn")
+    kinds = [("author", "cites", "paper"), ("paper", "rev.cites", "author"), ("author", "to", "author")]
+    layer = library.HGTConv(widths, 6, (["author", "paper"], kinds), heads=2)
+    x = {"author": torch.randn(9, 4), "paper": torch.randn(5, 4 if widths == 4 else 3)}
+    edges = {kind: torch.stack([torch.randint(len(x[kind[0]]), (12,)), torch.randint(len(x[kind[2]]), (12,))])
+             for kind in kinds}
+    layer(x, edges)  # unknown channels
+    model = nn.ModuleList([layer, nn.Conv1d(2, 2, 1)])
+    ours, there = convert(model)
+    back, report = to_pyg(ours)
+    assert set(there.converted) == {"0", "1"} and set(report.converted) == {"0"}
+    assert not there.refused and not report.refused
+    for kind, one in ((compat_pyg.HGTConv, ours[0]), (library.HGTConv, back[0]), (library.HGTConv, layer)):
+        y = one(x, edges)
+        assert type(one) is kind
+        for name, expected in layer(x, edges).items():
+            torch.testing.assert_close(y[name], expected, rtol=1e-5, atol=1e-5)
+        assert all(torch.equal(t, layer.state_dict()[key]) for key, t in one.state_dict().items())
+    assert {type(part) for part in back[0].modules()} == {type(part) for part in layer.modules()}
+
+
+def test_a_layer_that_cannot_be_built_again_is_refused() -> None:
+    library = pytest.importorskip("torch_geometric.nn")
+    broken = library.HGTConv(4, 4, (["a"], [("a", "to", "a")]))
+    del broken.node_types
+    ours, report = convert(nn.ModuleList([broken, library.GCNConv(4, 4)]))
+    assert list(report.refused) == ["0"] and list(report.converted) == ["1"] and type(ours[0]) is library.HGTConv
+    assert "HGTConv: it cannot be built again from its attributes: AttributeError: " in report.refused["0"]
 
 
 class Wider(nn.Conv1d):

@@ -14,8 +14,9 @@ from torch.nn.parameter import UninitializedParameter
 
 from structconv.compat.pyg import attention, convolutions, heterogeneous, mixtures, polynomials, relational
 from structconv.compat.pyg.aggregations import SIMPLE
+from structconv.compat.pyg.heterogeneous import Relations
 from structconv.compat.pyg.layer import Layer
-from structconv.compat.pyg.linear import Linear
+from structconv.compat.pyg.linear import Linear, LinearByType
 from structconv.errors import ConfigError
 
 __all__ = ["LAYERS", "counterpart", "expression", "is_layer", "turn"]
@@ -36,6 +37,7 @@ _ARGUMENTS: dict[str, Callable[[Any], Any]] = {
     "root_weight": lambda layer: layer.root is not None,
     "K": lambda layer: len(layer.lins),
     "decomposed_layers": lambda layer: getattr(layer, "_decomposed_layers", 1),
+    "metadata": lambda layer: (layer.node_types, layer.edge_types),
 }
 #: The linear layer whose bias is that of a layer, where the layer itself has none.
 _BIASED = {"ClusterGCNConv": "lin_out", "GraphConv": "lin_rel", "SAGEConv": "lin_l", "SGConv": "lin", "SSGConv": "lin",
@@ -85,9 +87,11 @@ def turn(layer: Any, more: bool = False) -> str | None:
         return "its aggregation is a module of the user's"
     try:
         pristine, new = _built(kind, layer), _built(other, layer)
+        changed = _difference(layer, pristine, more)
     except ConfigError as error:
         return str(error)
-    changed = _difference(layer, pristine, more)
+    except Exception as error:  # the other layers of a model are converted all the same
+        return f"it cannot be built again from its attributes: {type(error).__name__}: {error}"
     if changed is not None:
         return f"{changed} was changed after it was made"
     _become(layer, new, pristine)
@@ -97,7 +101,8 @@ def turn(layer: Any, more: bool = False) -> str | None:
 def _built(kind: Any, layer: Any) -> Any:
     """A new layer of this class with the options of `layer`, without numbers."""
     names, options = dict(inspect.signature(kind).parameters), dict[str, Any]()
-    for name in (*names, "aggr", "flow", "decomposed_layers"):
+    of_types = "metadata" in names  # HGTConv, which takes no aggregation
+    for name in (*names, *(() if of_types else ("aggr",)), "flow", "decomposed_layers"):
         if name == "bias":
             options[name] = getattr(layer, _BIASED.get(kind.__name__, ""), layer).bias is not None
         elif name in vars(layer) and name not in ("eps", "decomposed_layers"):
@@ -105,14 +110,17 @@ def _built(kind: Any, layer: Any) -> Any:
         elif name in _ARGUMENTS and (name in names or name == "decomposed_layers"):
             options[name] = _ARGUMENTS[name](layer)
     module = getattr(layer, "aggr_module", None)
-    if module is not None and options.get("aggr") not in SIMPLE:
+    if module is not None and not of_types and options.get("aggr") not in SIMPLE:
         options["aggr"] = copy.deepcopy(module).to("meta")
+    if of_types:
+        widths = [lin.weight.shape[-1] for lin in layer.kqv_lin.lins.values()]
+        options["in_channels"] = dict(zip(layer.kqv_lin.types, widths, strict=True))
     if "nn" in options:
         options["nn"] = copy.deepcopy(options["nn"]).to("meta")  # its parameters would be drawn again
     with torch.device("meta"):
         layer_of_pyg = kind.__new__(kind)
         inspect.unwrap(kind.__init__)(layer_of_pyg, **options)  # theirs, if it is patched
-        if hasattr(layer_of_pyg, "aggr"):
+        if "aggr" in options:
             layer_of_pyg.aggr = layer.aggr  # the name, where a module was given
         for path, lin in list(layer_of_pyg.named_modules()):
             if isinstance(getattr(lin, "weight", None), UninitializedParameter):
@@ -161,10 +169,10 @@ def _become(old: Any, new: Any, pristine: Any) -> None:
     if type(old) is type(new):  # it has two names in the layer
         return
     attrs = old.__dict__
-    linear, modules = {Linear, _library().Linear}, dict(old.named_modules())
+    modules = dict(old.named_modules())
     for path, child in new.named_modules():
         own = modules.get(path)
-        if path and {type(own), type(child)} <= linear:
+        if path and _are_counterparts(type(own), type(child)):
             _become(own, child, pristine.get_submodule(path))
     for name in new._modules:
         new._modules[name] = attrs["_modules"].get(name) or new._modules[name]
@@ -174,6 +182,14 @@ def _become(old: Any, new: Any, pristine: Any) -> None:
              new.__dict__ and not name.startswith("_cached")}
     old.__class__ = type(new)
     old.__dict__ = {**new.__dict__, **users, **shared}
+
+
+def _are_counterparts(own: type, other: type) -> bool:
+    """Return True for two classes of a part of a layer, PyTorch Geometric's and ours."""
+    library = _library()
+    pairs = (Linear, library.Linear), (LinearByType, library.HeteroDictLinear), (Relations, library.HeteroLinear)
+    dictionaries = issubclass(own, nn.ParameterDict) and issubclass(other, nn.ParameterDict)  # theirs renames keys
+    return dictionaries or any({own, other} <= {*pair} for pair in pairs)
 
 
 # -- what a layer is in the algebra -------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ class HGTConv(Layer):
         dim, kinds = out_channels // heads, heads * len(self.edge_types)
         self.kqv_lin = LinearByType(widths, 3 * out_channels)
         self.out_lin = LinearByType(dict.fromkeys(self.node_types, out_channels), out_channels)
-        self.k_rel, self.v_rel = _Relations(kinds, dim), _Relations(kinds, dim)
+        self.k_rel, self.v_rel = Relations(kinds, dim), Relations(kinds, dim)
         self.skip = nn.ParameterDict({parameter_key(name): nn.Parameter(torch.empty(1)) for name in self.node_types})
         self.p_rel = nn.ParameterDict()
         for kind in self.edge_types:  # one by one, as there: a dictionary would be sorted
@@ -106,7 +106,7 @@ class HGTConv(Layer):
         return f"HGTConv(-1, {self.out_channels}, heads={self.heads})"
 
 
-class _Relations(nn.Module):
+class Relations(nn.Module):
     """A square matrix (D, D) for each head and type of edges."""
 
     def __init__(self, kinds: int, dim: int) -> None:
