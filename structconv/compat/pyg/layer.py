@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import wraps
@@ -19,7 +20,7 @@ from structconv.bases.base import Basis
 from structconv.bases.dense import Identity
 from structconv.bases.matrices import adjacency, lazy_adjacency
 from structconv.bases.sparse import Sparse
-from structconv.compat.pyg.aggregations import aggregate, aggregation, shares
+from structconv.compat.pyg.aggregations import SIMPLE, aggregate, aggregation, shares
 from structconv.compat.pyg.edges import edges_to_outputs, graph_of, replaced_loops, without_edges
 from structconv.compat.pyg.linear import draw, glorot, project
 from structconv.compat.pyg.tracing import record
@@ -160,6 +161,14 @@ class Layer(MessagePassing):
                 if size[at] is not None and size[at] != rows:
                     raise ShapeError(owner, f"size must have {letter}={rows}, the number of {name}", tuple(size))
         return graph_of(owner, edges, inputs, outputs, self.flow, weight, attr)
+
+    def _without_values(self, graph: Graph, edges: Any) -> Graph:
+        """The graph of a layer without weights of edges, whose `edges` are a matrix: as in PyTorch Geometric, values
+        of torch's matrices count for the aggregations that it computes by a product with the matrix, and for no other.
+        """
+        if self.aggr in SIMPLE and not self.explain and isinstance(edges, Tensor):
+            return graph
+        return dataclasses.replace(graph, edge_weight=None)
 
     def _mask(self, graph: Graph) -> Tensor | None:
         """The factor of each edge that an explainer has set; 1 for loops that the layer has appended."""
