@@ -13,6 +13,7 @@ from torch import nn
 
 import structconv.compat.pyg as ours
 from structconv.compat.pyg.layer import Layer
+from structconv.errors import ConfigError
 
 theirs = pytest.importorskip("torch_geometric.nn")
 EDGES = torch.tensor([[0, 1, 2, 2, 3, 1, 4, 3], [1, 0, 3, 2, 3, 4, 0, 4]])  # with loops at 2 and 3
@@ -62,6 +63,20 @@ def test_a_program_runs_on_our_layers_and_is_given_back():
     for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
         close(twin(x, EDGES), plain(x, EDGES))
     assert repr(net) == repr(plain)
+
+
+@pytest.mark.parametrize("batch", [torch.tensor([0, 0, 1]), torch.tensor([1, 0, 1])])
+@pytest.mark.parametrize("name", ["global_add_pool", "global_mean_pool", "global_max_pool"])
+def test_readouts_of_integers_are_theirs_under_a_patch(name, batch):
+    x = torch.tensor([[1, 2], [5, 3], [4, 4]])
+    expected = getattr(theirs, name)(x, batch)
+    with pytest.raises(ConfigError, match=f"{name}: x must be floating; got torch.int64"):
+        getattr(ours, name)(x, batch)
+    with ours.patch() as report:
+        torch.testing.assert_close(getattr(theirs, name)(x, batch), expected)
+    assert name in report.left
+    with pytest.raises(ConfigError, match=r"SumAggregation: x must be floating"):
+        ours.SumAggregation()(x, batch)
 
 
 def test_what_is_not_supported_stays_theirs_and_is_reported():
