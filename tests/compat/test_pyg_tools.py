@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import importlib
 import pickle
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from torch import nn
 
 import structconv.compat.pyg as ours
+from structconv import data
 from structconv.compat.pyg.layer import Layer
 from structconv.errors import ConfigError
 
@@ -63,6 +66,22 @@ def test_a_program_runs_on_our_layers_and_is_given_back():
     for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
         close(twin(x, EDGES), plain(x, EDGES))
     assert repr(net) == repr(plain)
+
+
+def test_what_is_imported_under_another_name_is_replaced():
+    home = types.ModuleType("of_a_user")
+    exec("from torch_geometric.nn import global_max_pool as gmp\nfrom torch_geometric.utils import scatter as join\n"
+         "from torch_geometric.loader import HGTLoader as Loader", home.__dict__)
+    before, x, batch = dict(vars(home)), torch.randn(4, 3), torch.tensor([0, 0, 1, 1])
+    expected = [home.gmp(x, batch), home.join(x, batch)]
+    sys.modules[home.__name__] = home
+    try:
+        with ours.patch() as report:
+            close([home.gmp(x, batch), home.join(x, batch)], expected)
+            assert issubclass(home.Loader, data.HGTLoader)
+        assert report.replaced == {"global_max_pool": 1, "scatter": 1} and vars(home) == before
+    finally:
+        del sys.modules[home.__name__]
 
 
 @pytest.mark.parametrize("batch", [torch.tensor([0, 0, 1]), torch.tensor([1, 0, 1])])
