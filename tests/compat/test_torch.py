@@ -195,6 +195,14 @@ def test_layers_over_grids_are_torchs(layer: tuple[Any, ...]) -> None:
         _alike(*_pair(name, dtype, *args, **options), (image,))
 
 
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("name", ["Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d"])
+def test_one_output_channel_has_gradients(name: str, size: int) -> None:
+    axes = int(name[-2])
+    image = torch.randn(1, *(size,) * axes, 3, dtype=torch.float64).movedim(-1, 1)
+    _alike(*_pair(name, torch.float64, 3, 1, 2, **{} if "Transpose" in name else {"padding": 1}), (image,))
+
+
 def test_transposed_convolution_takes_an_output_size() -> None:
     original, ours = _pair("ConvTranspose2d", torch.float64, 3, 2, 3, stride=2)
     image = torch.randn(2, 3, 4, 5, dtype=torch.float64)
