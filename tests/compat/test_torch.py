@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from structconv.compat import torch as compat
 from structconv.errors import ConfigError, ShapeError
@@ -201,6 +203,33 @@ def test_one_output_channel_has_gradients(name: str, size: int) -> None:
     axes = int(name[-2])
     image = torch.randn(1, *(size,) * axes, 3, dtype=torch.float64).movedim(-1, 1)
     _alike(*_pair(name, torch.float64, 3, 1, 2, **{} if "Transpose" in name else {"padding": 1}), (image,))
+
+
+OVER_IMAGES: dict[str, Callable[[], nn.Module]] = {
+    "mean": lambda: compat.AvgPool1d(3, 2, 1),
+    "mean of entries": lambda: compat.AvgPool1d(3, 2, 1, count_include_pad=False),
+    "override": lambda: compat.AvgPool2d(2, divisor_override=3),
+    "conv": lambda: compat.Conv1d(4, 6, 3, padding=1, padding_mode="circular"),
+    "transposed": lambda: compat.ConvTranspose1d(4, 6, 3, 2, output_padding=1),
+    "groups": lambda: compat.ConvTranspose2d(4, 6, 3, 2, groups=2)}
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("name", OVER_IMAGES)
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_layers_over_grids_take_tensors_without_numbers_and_traces(name: str, warm: bool) -> None:
+    build, size = OVER_IMAGES[name], (6, 7) if name in ("override", "groups") else (7,)
+    image = torch.randn(2, 4, *size)
+    layer = build()
+    if warm:
+        layer(image)
+    traced = torch.jit.trace(layer, (image,))
+    for other in (image, torch.randn(3, 4, *(n + 4 for n in size))):
+        torch.testing.assert_close(traced(other), layer(other))
+    shape = layer(image).shape
+    with FakeTensorMode():
+        assert build()(torch.randn(image.shape)).shape == shape
+    assert build().to("meta")(image.to("meta")).shape == shape
 
 
 def test_transposed_convolution_takes_an_output_size() -> None:
