@@ -13,7 +13,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any, Self, cast
+from typing import Any, NoReturn, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,7 @@ from structconv.nn.conv import call_of
 from structconv.nn.direct import FEW_NUMBERS, direct_of, is_plain
 from structconv.nn.grids import theta_of_kernel
 from structconv.nn.images import to_entries, to_image
-from structconv.nn.layer import recorded
+from structconv.nn.layer import recorded, refuse_script
 from structconv.planning.plan import plan_for
 from structconv.primitives.native.dispatch import kernels
 from structconv.primitives.native.layer import attend_entries, is_direct
@@ -56,6 +56,10 @@ class _Layer:
         super().__init_subclass__(**options)
         if issubclass(cls, nn.Module):
             cls.__init__ = suggesting(cls.__init__)  # type: ignore[method-assign]
+
+    def __prepare_scriptable__(self: Any) -> NoReturn:
+        """Raise an error, where `torch.jit.script` asks for what it compiles."""
+        refuse_script(self, "Or script torch's layers: structconv.compat.to_torch(model).")
 
 
 # -- attention ----------------------------------------------------------------------------------------------------

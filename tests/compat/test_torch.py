@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from structconv.compat import torch as compat
 from structconv.errors import ConfigError, ShapeError
+from structconv.nn import Conv2d as OwnConv2d
 from structconv.primitives.native.dispatch import kernels
 from tests.support.layers import EVERY, drawn
 
@@ -344,6 +345,17 @@ def test_compiled_and_exported(name: str) -> None:
     traced = torch.fx.symbolic_trace(nn.Sequential(layer)) if name == "Conv2d" else None
     if traced is not None:
         torch.testing.assert_close(traced(*inputs), expected)
+
+
+@pytest.mark.parametrize("layer", [compat.Conv2d(3, 8, 3), compat.ConvTranspose1d(3, 4, 2), compat.AvgPool2d(2),
+                                   compat.MultiheadAttention(8, 2), compat.TransformerEncoderLayer(8, 2, 16),
+                                   OwnConv2d(3, 8, 3)], ids=lambda layer: type(layer).__name__)
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
+def test_a_script_is_refused(layer: nn.Module) -> None:
+    kind = type(layer).__name__
+    with pytest.raises(ConfigError, match=f"{kind}: the model must be compiled by torch.compile or torch.export; got "
+                                          "torch.jit.script"):
+        torch.jit.script(nn.Sequential(layer))
 
 
 def test_what_is_refused() -> None:

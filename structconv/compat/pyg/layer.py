@@ -25,6 +25,7 @@ from structconv.compat.pyg.edges import edges_to_outputs, graph_of, replaced_loo
 from structconv.compat.pyg.linear import draw, glorot, project
 from structconv.compat.pyg.tracing import record
 from structconv.errors import ConfigError, ShapeError, StructconvError
+from structconv.nn.layer import refuse_script
 from structconv.structures.graph import Graph
 
 try:  # where it is installed, its tools (explainers, to_hetero, summary) find our layers as its own
@@ -101,8 +102,7 @@ class Layer(MessagePassing):
 
     def __prepare_scriptable__(self) -> Any:
         """Raise an error, where `torch.jit.script` asks for what it compiles."""
-        raise ConfigError(type(self).__name__, "the model must be compiled by torch.compile or torch.export",
-                          "torch.jit.script", "Or script PyTorch Geometric's layers: structconv.compat.to_pyg(model).")
+        refuse_script(self, "Or script PyTorch Geometric's layers: structconv.compat.to_pyg(model).")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         nn.Module.__setstate__(self, state)
