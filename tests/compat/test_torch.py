@@ -125,6 +125,11 @@ def test_the_hint_takes_the_place_of_a_causal_mask(longer: bool) -> None:
     for need_weights in (False, True):
         torch.testing.assert_close(layer(x, x, x, attn_mask=mask, is_causal=True, need_weights=need_weights)[0],
                                    expected)
+    original = nn.MultiheadAttention(8, 2, add_bias_kv=longer, add_zero_attn=longer)
+    original.load_state_dict(layer.state_dict())
+    for need_weights, alike in ((True, True), (False, not longer)):  # there the hint hides the keys that are added
+        theirs, _ = original(x, x, x, attn_mask=mask, is_causal=True, need_weights=need_weights)
+        assert torch.allclose(theirs, expected, atol=1e-5) is alike
 
 
 @settings(max_examples=60 if EVERY else 15)
