@@ -241,12 +241,12 @@ class Shift(Basis):
         return functional.pad(x, (0, 0, 0, 1)) if self._gaps else x
 
     def _pattern(self) -> Graph:
-        table = self.table(self.device)
+        table = self.table("cpu" if self.device.type == "meta" else self.device)  # how many pairs depends on numbers
         target = torch.arange(table.shape[1], device=table.device).expand_as(table)
         exists = table >= 0
         key = torch.unique(target[exists] * self.num_inputs + table[exists])
         edges = torch.stack([key % max(self.num_inputs, 1), key // max(self.num_inputs, 1)])
-        return Graph(edges, num_inputs=self.num_inputs, num_outputs=self.num_outputs)
+        return Graph(edges.to(self.device), num_inputs=self.num_inputs, num_outputs=self.num_outputs)
 
 
 @value

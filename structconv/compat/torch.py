@@ -13,11 +13,12 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any, Self, cast
+from typing import Any, NoReturn, Self, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.fx import Proxy
 
 from structconv.arguments import suggesting
@@ -31,13 +32,14 @@ from structconv.nn.conv import call_of
 from structconv.nn.direct import FEW_NUMBERS, direct_of, is_plain
 from structconv.nn.grids import theta_of_kernel
 from structconv.nn.images import to_entries, to_image
-from structconv.nn.layer import recorded
+from structconv.nn.layer import recorded, refuse_script
 from structconv.planning.plan import plan_for
 from structconv.primitives.native.dispatch import kernels
 from structconv.primitives.native.layer import attend_entries, is_direct
 from structconv.primitives.products import linear
 from structconv.shapes import check_tensor
 from structconv.structures.grid import Grid
+from structconv.torch_compat import tracing
 from structconv.weights import Eye, Full, Grouped, Weight
 
 __all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d",
@@ -54,6 +56,10 @@ class _Layer:
         super().__init_subclass__(**options)
         if issubclass(cls, nn.Module):
             cls.__init__ = suggesting(cls.__init__)  # type: ignore[method-assign]
+
+    def __prepare_scriptable__(self: Any) -> NoReturn:
+        """Raise an error, where `torch.jit.script` asks for what it compiles."""
+        refuse_script(self, "Or script torch's layers: structconv.compat.to_torch(model).")
 
 
 # -- attention ----------------------------------------------------------------------------------------------------
@@ -371,6 +377,11 @@ def _check_image(layer: Any, image: Tensor, axes: int) -> None:
                          "N", tuple(image.shape))
 
 
+def _is_recorded(image: Tensor) -> bool:
+    """Return True within `torch.jit.trace`, which is to leave sizes open, and for tensors without numbers."""
+    return (type(image) not in (Tensor, nn.Parameter) or tracing() is not None) and not is_compiling()
+
+
 class _Conv(_Layer):
     """The forward pass of torch's convolutions."""
 
@@ -448,8 +459,10 @@ class _ConvTranspose(_Layer):
             return cast(Tensor, recorded(self, input, output_size))
         axes, groups = len(self.kernel_size), self.groups
         _check_image(self, input, axes)
-        more = self._output_padding(input, output_size, self.stride, self.padding, self.kernel_size, axes,
-                                    self.dilation)
+        if _is_recorded(input):
+            return cast(Tensor, cast(Any, super()).forward(input, output_size))
+        more = self.output_padding if output_size is None else self._output_padding(
+            input, output_size, self.stride, self.padding, self.kernel_size, axes, self.dilation)
         behind = [one // step for one, step in zip(more, self.stride, strict=True)]
         if any(behind):  # outputs beyond the last stride: they are those of zeros that follow the image
             input = F.pad(input, [size for zeros in reversed(behind) for size in (0, zeros)])
@@ -534,13 +547,15 @@ class _AvgPool(_Layer):
         if input.dim() not in (axes + 1, axes + 2):
             raise ShapeError(owner, f"input must have shape (N, C, *S) with {axes} axes S, or without N",
                              tuple(input.shape))
-        divisor = getattr(self, "divisor_override", None)
+        if _is_recorded(input):
+            return cast(Tensor, cast(Any, super()).forward(input))
+        divisor = self.__dict__.get("divisor_override")
         y = _computed(self, self._mechanism_of(), Eye.of(1, input.shape[-1 - axes]), None, input, axes)
         return y if divisor is None else y * (math.prod(_each(self.kernel_size, axes)) / divisor)
 
     def _mechanism_of(self: Any) -> Mechanism:
         sizes = (_each(t, self.axes) for t in (self.kernel_size, self.stride, self.padding))
-        all_count = self.count_include_pad or getattr(self, "divisor_override", None) is not None
+        all_count = self.count_include_pad or self.__dict__.get("divisor_override") is not None
         return _mechanism(self, _pooling, *sizes, all_count)
 
 

@@ -124,6 +124,8 @@ class ConvolutionWindow(NamedTuple):
         """(B, P, *S) -> (B, Q, *S') with Theta as (K, G, P / G, Q / G)."""
         blocks = blocks_KGPQ if self.order is None else blocks_KGPQ[self.order]
         kernel = blocks.permute(1, 3, 2, 0).flatten(0, 1).unflatten(-1, self.kernel_size)
+        if kernel.shape[0] == 1:  # torch has no gradient where it and the image have their channels last in memory
+            kernel = kernel.contiguous()
         return self.correlate(image, kernel, groups, bias)
 
     def correlate(self, image: Tensor, kernel: Tensor, groups: int, bias: Tensor | None) -> Tensor:
@@ -154,9 +156,11 @@ def _convolution(window: ConvolutionWindow, like: Weight) -> Convolve:
 def _whole(window: ConvolutionWindow, shape: tuple[int, ...]) -> Convolve:
     """Theta (K, P, Q) as a kernel (Q, P, *kernel_size), which it is already where it lies so (`Conv2d`)."""
     convolution, (stride, padding, dilation) = _CONVOLUTIONS[window.ndim - 1], window[2:5]
+    single = shape[0] == 1  # see `ConvolutionWindow.convolve`
 
     def convolve(image: Tensor, theta: Any, bias: Tensor | None) -> Tensor:
         kernel = theta.theta.permute(2, 1, 0).view(shape)
+        kernel = kernel.contiguous() if single else kernel
         if window.pads:
             return window.correlate(image, kernel, 1, bias)
         return convolution(image, kernel, bias, stride, padding, dilation)

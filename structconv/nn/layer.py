@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +60,16 @@ class Layer(nn.Module):
             raise ConfigError(type(self).__name__, f"{name} is fixed once the layer is made", repr(value),
                               "Make a new layer.")
         super().__setattr__(name, value)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Raise an error, where `torch.jit.script` asks for what it compiles."""
+        refuse_script(self)
+
+
+def refuse_script(layer: nn.Module, remedy: str = "") -> NoReturn:
+    """Raise the error of a layer that `torch.jit.script` is to compile."""
+    raise ConfigError(type(layer).__name__, "the model must be compiled by torch.compile or torch.export",
+                      "torch.jit.script", remedy)
 
 
 def named(method: F) -> F:

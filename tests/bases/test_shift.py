@@ -149,3 +149,10 @@ def test_errors_name_what_came():
         Shift(GridBatch((Grid(3), Grid((3, 3)))), [1])
     with pytest.raises(ShapeError, match="M=3"):
         Shift(Grid(3), [1]).analysis(torch.zeros(4, 1))
+
+
+@pytest.mark.parametrize("padding", ["zeros", "none", "circular"])
+def test_pairs_on_the_meta_device_are_as_many(padding):
+    edges, expected = (Shift(Grid(6), [0, 1, 2], padding, 2, device=device).pattern().edge_index
+                       for device in ("meta", "cpu"))
+    assert edges.is_meta and edges.shape == expected.shape and edges.dtype == expected.dtype

@@ -313,6 +313,62 @@ def both(name, *args, **options):
     return made
 
 
+MATRIX = torch.sparse_coo_tensor(EDGES.flip(0), torch.linspace(0.2, 1.8, 7).double(), (5, 5)).coalesce()
+BY_ROWS = MATRIX.indices().flip(0)
+
+
+@pytest.mark.parametrize("aggr", ["add", "mean", "max", "min", "std", "softmax", "powermean", "median", ["mean"],
+                                  ["mean", "max"]], ids=str)
+@pytest.mark.parametrize("name", ["SAGEConv", "GINConv", "GraphConv", "GCNConv"])
+@pytest.mark.filterwarnings("ignore:Converting sparse tensor to CSR")
+def test_values_of_a_sparse_matrix_count_where_they_do_there(name, aggr):
+    if name != "SAGEConv" and isinstance(aggr, list):
+        aggr = aggr[:1]  # more are more channels than the layer takes
+    layer, peer = both(name, *((nn.Linear(P, Q),) if name == "GINConv" else (P, Q)), aggr=aggr)
+    peer.load_state_dict(layer.state_dict())
+    x = torch.randn(5, P).double()
+    for matrix in (MATRIX, MATRIX.to_sparse_csr()):
+        torch.testing.assert_close(layer(x, matrix), peer(x, matrix), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.filterwarnings("ignore:Converting sparse tensor to CSR")
+def test_values_of_a_sparse_matrix_are_the_weights_of_signed_attention():
+    layer, peer = both("FAConv", P, normalize=False)
+    x = torch.randn(5, P).double()
+    for matrix in (MATRIX, MATRIX.to_sparse_csr()):
+        got, want = (one(x, x, matrix, return_attention_weights=True) for one in (layer, peer))
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+    with pytest.raises(ConfigError, match="edge_weight must be given with normalize=False"):
+        layer(x, x, EDGES)
+
+
+class SparseTensor:
+    """The part of torch_sparse's class that a layer reads."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def coo(self):
+        return *MATRIX.indices(), self.values
+
+    def size(self, axis):
+        return MATRIX.shape[axis]
+
+
+def test_values_of_a_sparse_tensor_are_weights_or_attributes():
+    x, weights, attr = torch.randn(5, P), MATRIX.values().float(), torch.randn(7, A)
+    for name, args in (("SAGEConv", (P, Q)), ("GINConv", (nn.Linear(P, Q),))):  # these read none
+        layer = getattr(ours, name)(*args)
+        torch.testing.assert_close(layer(x, SparseTensor(weights)), layer(x, BY_ROWS))
+    layer = ours.GraphConv(P, Q)
+    torch.testing.assert_close(layer(x, SparseTensor(weights)), layer(x, BY_ROWS, weights))
+    for kind in (ours.GATConv, ours.GATv2Conv, ours.TransformerConv):
+        for values in (weights, attr):
+            options = {} if kind is ours.TransformerConv else {"add_self_loops": False}
+            layer = kind(P, Q, 2, edge_dim=values[0].numel(), **options)
+            torch.testing.assert_close(layer(x, SparseTensor(values)), layer(x, BY_ROWS, values))
+
+
 @pytest.mark.parametrize("name, options", [("GATConv", {}), ("GATv2Conv", {}), ("TransformerConv", {}),
                                            ("GATConv", {"edge_dim": A, "concat": False}),
                                            ("GATv2Conv", {"edge_dim": A}),

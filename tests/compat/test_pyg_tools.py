@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import importlib
 import pickle
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,9 @@ import torch
 from torch import nn
 
 import structconv.compat.pyg as ours
+from structconv import data
 from structconv.compat.pyg.layer import Layer
+from structconv.errors import ConfigError
 
 theirs = pytest.importorskip("torch_geometric.nn")
 EDGES = torch.tensor([[0, 1, 2, 2, 3, 1, 4, 3], [1, 0, 3, 2, 3, 4, 0, 4]])  # with loops at 2 and 3
@@ -62,6 +66,36 @@ def test_a_program_runs_on_our_layers_and_is_given_back():
     for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
         close(twin(x, EDGES), plain(x, EDGES))
     assert repr(net) == repr(plain)
+
+
+def test_what_is_imported_under_another_name_is_replaced():
+    home = types.ModuleType("of_a_user")
+    exec("from torch_geometric.nn import global_max_pool as gmp\nfrom torch_geometric.utils import scatter as join\n"
+         "from torch_geometric.loader import HGTLoader as Loader", home.__dict__)
+    before, x, batch = dict(vars(home)), torch.randn(4, 3), torch.tensor([0, 0, 1, 1])
+    expected = [home.gmp(x, batch), home.join(x, batch)]
+    sys.modules[home.__name__] = home
+    try:
+        with ours.patch() as report:
+            close([home.gmp(x, batch), home.join(x, batch)], expected)
+            assert issubclass(home.Loader, data.HGTLoader)
+        assert report.replaced == {"global_max_pool": 1, "scatter": 1} and vars(home) == before
+    finally:
+        del sys.modules[home.__name__]
+
+
+@pytest.mark.parametrize("batch", [torch.tensor([0, 0, 1]), torch.tensor([1, 0, 1])])
+@pytest.mark.parametrize("name", ["global_add_pool", "global_mean_pool", "global_max_pool"])
+def test_readouts_of_integers_are_theirs_under_a_patch(name, batch):
+    x = torch.tensor([[1, 2], [5, 3], [4, 4]])
+    expected = getattr(theirs, name)(x, batch)
+    with pytest.raises(ConfigError, match=f"{name}: x must be floating; got torch.int64"):
+        getattr(ours, name)(x, batch)
+    with ours.patch() as report:
+        torch.testing.assert_close(getattr(theirs, name)(x, batch), expected)
+    assert name in report.left
+    with pytest.raises(ConfigError, match=r"SumAggregation: x must be floating"):
+        ours.SumAggregation()(x, batch)
 
 
 def test_what_is_not_supported_stays_theirs_and_is_reported():

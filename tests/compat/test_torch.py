@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from structconv.compat import torch as compat
 from structconv.errors import ConfigError, ShapeError
+from structconv.nn import Conv2d as OwnConv2d
 from structconv.primitives.native.dispatch import kernels
 from tests.support.layers import EVERY, drawn
 
@@ -122,6 +125,11 @@ def test_the_hint_takes_the_place_of_a_causal_mask(longer: bool) -> None:
     for need_weights in (False, True):
         torch.testing.assert_close(layer(x, x, x, attn_mask=mask, is_causal=True, need_weights=need_weights)[0],
                                    expected)
+    original = nn.MultiheadAttention(8, 2, add_bias_kv=longer, add_zero_attn=longer)
+    original.load_state_dict(layer.state_dict())
+    for need_weights, alike in ((True, True), (False, not longer)):  # there the hint hides the keys that are added
+        theirs, _ = original(x, x, x, attn_mask=mask, is_causal=True, need_weights=need_weights)
+        assert torch.allclose(theirs, expected, atol=1e-5) is alike
 
 
 @settings(max_examples=60 if EVERY else 15)
@@ -193,6 +201,41 @@ def test_layers_over_grids_are_torchs(layer: tuple[Any, ...]) -> None:
         _alike(getattr(nn, name)(*args, **options), getattr(compat, name)(*args, **options), (image,))
     else:
         _alike(*_pair(name, dtype, *args, **options), (image,))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("name", ["Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d"])
+def test_one_output_channel_has_gradients(name: str, size: int) -> None:
+    axes = int(name[-2])
+    image = torch.randn(1, *(size,) * axes, 3, dtype=torch.float64).movedim(-1, 1)
+    _alike(*_pair(name, torch.float64, 3, 1, 2, **{} if "Transpose" in name else {"padding": 1}), (image,))
+
+
+OVER_IMAGES: dict[str, Callable[[], nn.Module]] = {
+    "mean": lambda: compat.AvgPool1d(3, 2, 1),
+    "mean of entries": lambda: compat.AvgPool1d(3, 2, 1, count_include_pad=False),
+    "override": lambda: compat.AvgPool2d(2, divisor_override=3),
+    "conv": lambda: compat.Conv1d(4, 6, 3, padding=1, padding_mode="circular"),
+    "transposed": lambda: compat.ConvTranspose1d(4, 6, 3, 2, output_padding=1),
+    "groups": lambda: compat.ConvTranspose2d(4, 6, 3, 2, groups=2)}
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("name", OVER_IMAGES)
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_layers_over_grids_take_tensors_without_numbers_and_traces(name: str, warm: bool) -> None:
+    build, size = OVER_IMAGES[name], (6, 7) if name in ("override", "groups") else (7,)
+    image = torch.randn(2, 4, *size)
+    layer = build()
+    if warm:
+        layer(image)
+    traced = torch.jit.trace(layer, (image,))
+    for other in (image, torch.randn(3, 4, *(n + 4 for n in size))):
+        torch.testing.assert_close(traced(other), layer(other))
+    shape = layer(image).shape
+    with FakeTensorMode():
+        assert build()(torch.randn(image.shape)).shape == shape
+    assert build().to("meta")(image.to("meta")).shape == shape
 
 
 def test_transposed_convolution_takes_an_output_size() -> None:
@@ -307,6 +350,17 @@ def test_compiled_and_exported(name: str) -> None:
     traced = torch.fx.symbolic_trace(nn.Sequential(layer)) if name == "Conv2d" else None
     if traced is not None:
         torch.testing.assert_close(traced(*inputs), expected)
+
+
+@pytest.mark.parametrize("layer", [compat.Conv2d(3, 8, 3), compat.ConvTranspose1d(3, 4, 2), compat.AvgPool2d(2),
+                                   compat.MultiheadAttention(8, 2), compat.TransformerEncoderLayer(8, 2, 16),
+                                   OwnConv2d(3, 8, 3)], ids=lambda layer: type(layer).__name__)
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
+def test_a_script_is_refused(layer: nn.Module) -> None:
+    kind = type(layer).__name__
+    with pytest.raises(ConfigError, match=f"{kind}: the model must be compiled by torch.compile or torch.export; got "
+                                          "torch.jit.script"):
+        torch.jit.script(nn.Sequential(layer))
 
 
 def test_what_is_refused() -> None:

@@ -35,7 +35,7 @@ except ImportError:
 
 __all__ = ["SIMPLE", "MaxAggregation", "MeanAggregation", "MinAggregation", "MultiAggregation", "PowerMeanAggregation",
            "SoftmaxAggregation", "StdAggregation", "SumAggregation", "VarAggregation", "aggregate", "aggregation",
-           "pool_extreme", "shares"]
+           "check_floating", "pool_extreme", "shares"]
 
 #: Aggregations without options, which need no module.
 SIMPLE = ("add", "sum", "mean", "max", "min")
@@ -61,6 +61,7 @@ class _Aggregation(Base):
 
     @traceable
     def _of_rows(self, x: Tensor, index: Tensor | None, ptr: Tensor | None, dim_size: int | None, dim: int) -> Tensor:
+        check_floating(type(self).__name__, x)
         rows = x.movedim(dim, -2)
         count = rows.shape[-2]
         if index is None:
@@ -443,6 +444,12 @@ _RULES: dict[str, Callable[[Any, Tensor, Sparse, Known], Tensor]] = {
     "SumAggregation": _sum, "MeanAggregation": _mean, "MaxAggregation": _extreme("max"),
     "MinAggregation": _extreme("min"), "VarAggregation": _var, "StdAggregation": _std,
     "SoftmaxAggregation": _softmax, "PowerMeanAggregation": _power_mean, "MultiAggregation": _multi}
+
+
+def check_floating(owner: str, x: Tensor) -> None:
+    """Refuse integers, which no matrix of ours aggregates."""
+    if not (x.is_floating_point() or x.is_complex()):
+        raise ConfigError(owner, "x must be floating", x.dtype, "Convert it: x.float().")
 
 
 def shares(graph: Graph, dtype: torch.dtype) -> Tensor:

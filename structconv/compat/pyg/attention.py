@@ -57,8 +57,11 @@ class _Attention(Layer):
         graph = self._graph(edges, x, targets, size, attr=attr)
         attr = graph.edge_attr
         attr = attr.unsqueeze(-1) if attr is not None and attr.dim() == 1 else attr
-        if attr is None and self.edge_dim is not None and not self._edges_may_be_bare:
-            raise ConfigError(owner, f"edge_attr must be given, with edge_dim={self.edge_dim}", "none")
+        if attr is None and self.edge_dim is not None:
+            if graph.edge_weight is not None and not isinstance(edges, Tensor):  # the numbers of a `SparseTensor`
+                attr = graph.edge_weight.unsqueeze(-1)
+            elif not self._edges_may_be_bare:
+                raise ConfigError(owner, f"edge_attr must be given, with edge_dim={self.edge_dim}", "none")
         if attr is not None and self.edge_dim is None:
             if not self._edges_may_be_bare:
                 raise ConfigError(owner, "edge_dim must be given for a call with edge_attr", "none")

@@ -81,7 +81,9 @@ def _of_matrix(matrix: Any) -> Graph:
     if isinstance(matrix, Tensor):
         return derived(matrix, "graph", lambda: Graph.from_torch_sparse(matrix).reversed())
     row, col, value = matrix.coo()
-    return Graph(torch.stack([col, row]), num_inputs=matrix.size(1), num_outputs=matrix.size(0), edge_weight=value)
+    numbers = value is None or value.dim() == 1
+    return Graph(torch.stack([col, row]), num_inputs=matrix.size(1), num_outputs=matrix.size(0),
+                 edge_weight=value if numbers else None, edge_attr=None if numbers else value)
 
 
 def matrix_of(values: Tensor, graph: Graph, layout: torch.layout) -> Tensor:

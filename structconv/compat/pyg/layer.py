@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import wraps
@@ -19,11 +20,12 @@ from structconv.bases.base import Basis
 from structconv.bases.dense import Identity
 from structconv.bases.matrices import adjacency, lazy_adjacency
 from structconv.bases.sparse import Sparse
-from structconv.compat.pyg.aggregations import aggregate, aggregation, shares
+from structconv.compat.pyg.aggregations import SIMPLE, aggregate, aggregation, shares
 from structconv.compat.pyg.edges import edges_to_outputs, graph_of, replaced_loops, without_edges
 from structconv.compat.pyg.linear import draw, glorot, project
 from structconv.compat.pyg.tracing import record
 from structconv.errors import ConfigError, ShapeError, StructconvError
+from structconv.nn.layer import refuse_script
 from structconv.structures.graph import Graph
 
 try:  # where it is installed, its tools (explainers, to_hetero, summary) find our layers as its own
@@ -100,8 +102,7 @@ class Layer(MessagePassing):
 
     def __prepare_scriptable__(self) -> Any:
         """Raise an error, where `torch.jit.script` asks for what it compiles."""
-        raise ConfigError(type(self).__name__, "the model must be compiled by torch.compile or torch.export",
-                          "torch.jit.script", "Or script PyTorch Geometric's layers: structconv.compat.to_pyg(model).")
+        refuse_script(self, "Or script PyTorch Geometric's layers: structconv.compat.to_pyg(model).")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         nn.Module.__setstate__(self, state)
@@ -160,6 +161,14 @@ class Layer(MessagePassing):
                 if size[at] is not None and size[at] != rows:
                     raise ShapeError(owner, f"size must have {letter}={rows}, the number of {name}", tuple(size))
         return graph_of(owner, edges, inputs, outputs, self.flow, weight, attr)
+
+    def _without_values(self, graph: Graph, edges: Any) -> Graph:
+        """The graph of a layer without weights of edges, whose `edges` are a matrix: as in PyTorch Geometric, values
+        of torch's matrices count for the aggregations that it computes by a product with the matrix, and for no other.
+        """
+        if self.aggr in SIMPLE and not self.explain and isinstance(edges, Tensor):
+            return graph
+        return dataclasses.replace(graph, edge_weight=None)
 
     def _mask(self, graph: Graph) -> Tensor | None:
         """The factor of each edge that an explainer has set; 1 for loops that the layer has appended."""

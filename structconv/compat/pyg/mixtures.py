@@ -12,7 +12,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.convolutions import channels, normalized
-from structconv.compat.pyg.edges import gather, with_loops, without_edges
+from structconv.compat.pyg.edges import gather, is_sparse, matrix_of, with_loops, without_edges
 from structconv.compat.pyg.layer import Channels, Layer, Nodes, pair
 from structconv.compat.pyg.linear import Linear, draw, glorot, is_plain
 from structconv.compat.pyg.operator import apply
@@ -198,7 +198,8 @@ class FAConv(Layer):
         """
         messages = normalized(self, edge_index, x, edge_weight, loops=self.add_self_loops and self.normalize,
                               normalize=self.normalize)
-        if self.normalize is (edge_weight is not None) or messages.values is None:
+        weighted = edge_weight is not None or (not self.normalize and is_sparse(edge_index))
+        if self.normalize is weighted or messages.values is None:
             raise ConfigError("FAConv", f"edge_weight must {'not ' * self.normalize}be given with "
                               f"normalize={self.normalize}", "none" if edge_weight is None else "edge_weight")
         edges: Graph = messages.graph
@@ -207,4 +208,7 @@ class FAConv(Layer):
         y = self._aggregated(x, Sparse(edges, (dropped * messages.values).unsqueeze(-2)), absent=self._replaced(edges)
                              if self.add_self_loops and self.normalize else None)
         y = y + self.eps * x_0 if self.eps else y
+        if return_attention_weights is not None and isinstance(edge_index, Tensor) and is_sparse(edge_index):
+            matrix = matrix_of(alpha, edges, edge_index.layout)
+            return y, (matrix, matrix.values())
         return y if return_attention_weights is None else (y, (edges.edge_index, alpha))

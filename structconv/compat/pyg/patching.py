@@ -51,17 +51,19 @@ class Patch:
         self.left: dict[str, str] = {}
         self.names = [name for name in _OURS if hasattr(library, name)] + [*_FUNCTIONS]
         self._undo: list[tuple[Any, str, Any]] = []
+        replacements: list[tuple[Any, Any]] = []
         for name in self.names:
             module = utils if name in _FUNCTIONS else library
             original, replacement = getattr(module, name), {**_OURS, **_FUNCTIONS}[name]
             if isinstance(replacement, type):
                 self._set(original, "__init__", self._maker(name, replacement, original))
             else:
-                self._set_everywhere(name, original, self._counted(name, replacement, original))
+                replacements.append((original, self._counted(name, replacement, original)))
         sampling.take_over(self._set, self.replaced)
         for name in sampling.LOADERS:
             original = getattr(loader, name)
-            self._set_everywhere(name, original, sampling.loader(original, self.replaced))
+            replacements.append((original, sampling.loader(original, self.replaced)))
+        self._set_everywhere(replacements)
 
     def _maker(self, name: str, ours: Any, original: Any) -> Callable[..., None]:
         """An `__init__` for their class, which makes a new instance one of ours."""
@@ -103,11 +105,13 @@ class Patch:
         called.__dict__["__prepare_scriptable__"] = lambda: original  # what torch.jit.script compiles
         return called
 
-    def _set_everywhere(self, name: str, original: Any, value: Any) -> None:
-        """Replace what modules have imported under its name."""
+    def _set_everywhere(self, replacements: list[tuple[Any, Any]]) -> None:
+        """Replace each original by its value where modules have imported it, under its name or another."""
+        values = {id(original): value for original, value in replacements}
         for module in list(sys.modules.values()):
-            if getattr(module, "__dict__", {}).get(name) is original:
-                self._set(module, name, value)
+            for name, own in list(getattr(module, "__dict__", {}).items()):
+                if id(own) in values:
+                    self._set(module, name, values[id(own)])
 
     def _set(self, owner: Any, name: str, value: Any) -> None:
         self._undo.append((owner, name, owner.__dict__[name]))

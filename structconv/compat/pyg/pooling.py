@@ -8,7 +8,7 @@ from torch.compiler import is_compiling
 
 from structconv import torch_compat as private
 from structconv.bases.matrices import adjacency
-from structconv.compat.pyg.aggregations import pool_extreme
+from structconv.compat.pyg.aggregations import check_floating, pool_extreme
 from structconv.compat.pyg.edges import group_count, numbered
 from structconv.compat.pyg.linear import project
 from structconv.compat.pyg.tracing import traceable
@@ -90,6 +90,7 @@ _traced = traceable(pooled)
 
 def _of_members(x: Tensor, batch: Tensor, size: int | None, kind: str) -> Tensor:
     """The same by the graph from rows to groups."""
+    check_floating(f"global_{kind}_pool", x)
     size = group_count(batch) if size is None else size
     members = Graph(derived(batch, "members", lambda: numbered(batch)), num_inputs=x.shape[-2], num_outputs=size)
     if kind in ("max", "min"):
