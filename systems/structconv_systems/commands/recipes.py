@@ -28,7 +28,7 @@ from structconv_systems.train.run import Run, check_new
 if TYPE_CHECKING:
     from structconv_systems.train.study import Runner
 
-__all__ = ["add", "carried_out"]
+__all__ = ["add", "carried_out", "placed"]
 
 #: What argparse takes for a value though it begins with a dash: -1, and -1,0,1.
 _NUMBERS = re.compile(r"-[\d.][\d.,e+-]*$")
@@ -95,7 +95,7 @@ def _try(entry: Entry, recipe: Recipe, as_json: bool) -> int:
     recipe.check()
     with progress_for() as progress:
         progress.phase("loading torch and reading the data")
-        recipe = _placed(recipe)
+        recipe = placed(recipe)
         runner = _runner(entry, recipe)
         from structconv_systems.train.study import tried_all
 
@@ -155,7 +155,7 @@ def carried_out(entry: Entry, recipe: Recipe, open_run: Callable[[Recipe], Run],
     """Do, or continue, a run; its summary."""
     recipe.check()
     progress.phase("loading torch")
-    recipe = _placed(recipe)
+    recipe = placed(recipe)
     runner = _runner(entry, recipe)
     run = open_run(recipe)
     progress.note(f"run folder: {run.folder}")
@@ -216,8 +216,8 @@ def _report(entry: Entry, recipe: Recipe, summary: dict[str, Any], as_json: bool
         entry.runner().show(recipe, summary)
 
 
-def _placed(recipe: Recipe) -> Recipe:
-    """The recipe with the device that its name stands for on this machine."""
+def placed(recipe: Recipe) -> Recipe:
+    """The recipe with a device of this machine in the place of `auto`; `ConfigError` if there is no such device."""
     from structconv_systems.train.device import chosen
 
     return dataclasses.replace(recipe, device=chosen(recipe.device))

@@ -15,7 +15,7 @@ from typing import Any
 from structconv.commands.options import no_more
 from structconv.commands.output import print_json
 from structconv.errors import ConfigError
-from structconv_systems.commands.recipes import carried_out
+from structconv_systems.commands.recipes import carried_out, placed
 from structconv_systems.recipes.register import RECIPES, Entry, entry_named
 from structconv_systems.train.config import resolve, to_json, written
 from structconv_systems.train.effect import NOT_SHOWN, ONE_SEED
@@ -129,7 +129,7 @@ def _estimate(entry: Entry, recipe: Any, progress: Progress) -> float:
 
     jobs = entry.runner().jobs
     assert jobs is not None
-    return float(tried_all(jobs(recipe, None))["seconds"])
+    return float(tried_all(jobs(placed(recipe), None))["seconds"])
 
 
 def _reproduced(entry: Entry, recipe: Any, args: argparse.Namespace, overrides: list[str],

@@ -10,7 +10,9 @@ import torch
 
 from structconv.cli import main
 from structconv.errors import ConfigError
+from structconv_systems.recipes.options.tsp import TSP
 from structconv_systems.train import device
+from structconv_systems.train.config import resolve
 from structconv_systems.train.device import chosen, moved
 from structconv_systems.train.parts import Parts, final_evaluation
 
@@ -37,6 +39,13 @@ def test_a_run_writes_the_device_down_and_it_is_no_other_result(tmp_path, capsys
     assert main(["train", "tsp", *TINY, "--device", "auto", "--out", str(tmp_path / "run")]) == 0
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["device"] == chosen("auto")
+    assert resolve(TSP, {"device": "cuda"}).overrides == {}
+
+
+def test_time_is_estimated_on_the_device_that_auto_stands_for(tmp_path, capsys):
+    """As it is done for `--budget`."""
+    assert main(["reproduce", "tsp", *TINY, "device=auto", "--budget", "0", "--out", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["left_out"] == ["tsp"]
 
 
 def test_only_copies_of_data_move():
