@@ -1,10 +1,12 @@
 """Layers on a second device, beside themselves on the CPU: `python -m tests.on_second_device STEP` prints what differs.
 
-STEP is 1 for a `Conv` over every specimen, n for one of n."""
+STEP is 1 for a `Conv` over every specimen, n for one of n.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -42,14 +44,14 @@ def check(here: Use, there: Use, tolerance: float) -> None:
             torch.testing.assert_close(actual.cpu(), expected, rtol=tolerance, atol=tolerance)
 
 
+def checks(step: int) -> dict[str, Callable[[], None]]:
+    """Each layer in both precisions, by name."""
+    every: dict[str, Callable[[], None]] = {}
+    for name, make in drawn_uses(step).items():
+        every[f"{name}, float64"] = lambda make=make: check(make(), make(), 1e-9)
+        every[f"{name}, float32"] = lambda make=make: check(in_float32(make), in_float32(make), 1e-4)
+    return every
+
+
 if __name__ == "__main__":
-    second_device.register()
-    count = 0
-    for name, make in drawn_uses(int(sys.argv[1])).items():
-        for kind, made, tolerance in (("float64", make, 1e-9), ("float32", lambda make=make: in_float32(make), 1e-4)):
-            count += 1
-            try:
-                check(made(), made(), tolerance)
-            except Exception as error:
-                print(f"{name}, {kind}: {type(error).__name__}: {error}".partition("\n")[0])
-    print(f"{count} calls")
+    second_device.report(checks(int(sys.argv[1])))

@@ -350,7 +350,6 @@ def test_complex_layers_are_merged() -> None:
     torch.testing.assert_close(merged(x), model(x))
 
 
-
 def test_named_pairs_and_chains() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

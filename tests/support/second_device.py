@@ -2,11 +2,15 @@
 
 As on a graphics card, operators refuse tensors of two devices, `numpy` and `data_ptr` refuse tensors that are not on
 the CPU, and a generator of the CPU draws nothing there. `torch` has one place for such a device in a process, for good:
-use it in a process of its own.
+a module that calls `report` runs in a process of its own, by `faults_of`.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,7 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
-__all__ = ["DEVICE", "register"]
+__all__ = ["DEVICE", "faults_of", "report"]
 
 DEVICE = "spare:0"
 aten = torch.ops.aten
@@ -25,7 +29,7 @@ _ACROSS = {aten._to_copy.default, aten.copy_.default, aten.index.Tensor, aten.in
 #: Operators that make tensors from none: torch asks the device itself for them, not the class of a tensor.
 _FACTORIES = ("empty.memory_format", "empty_strided", "_to_copy", "arange", "arange.start_step", "full", "zeros",
               "ones", "scalar_tensor", "randn", "rand", "randint", "randperm", "eye")
-_LIBRARY = torch.library.Library("aten", "IMPL")
+_LIBRARIES: list[torch.library.Library] = []
 
 
 class _Backend(_DummyBackendModule):
@@ -69,14 +73,36 @@ class _There(Tensor):
         return _computed(func, *args, **(kwargs or {}))
 
 
-def register() -> None:
+def faults_of(module: str, *words: str) -> tuple[list[str], int]:
+    """What `report` prints in a process that runs a module: what failed, and the number of checks."""
+    done = subprocess.run([sys.executable, "-m", module, *words], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    *faults, count = done.stdout.splitlines()
+    return faults, int(count)
+
+
+def report(checks: Mapping[str, Callable[[], None]]) -> None:
+    """Do each check where the device `spare` is known; print a line for each that fails, then their number."""
+    _register()
+    for name, check in checks.items():
+        try:
+            check()
+        except Exception as error:
+            places = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
+            print(f"{name}: {type(error).__name__}: {' '.join(str(error).split())}; {' '.join(places[-4:])}")
+    print(len(checks))
+
+
+def _register() -> None:
     """Tell torch of the device `spare`."""
     _setup_privateuseone_for_python_backend("spare", backend_module=_Backend())
     torch.__future__.set_swap_module_params_on_conversion(True)  # parameters stay the same objects, as on a real device
+    library = torch.library.Library("aten", "IMPL")
+    _LIBRARIES.append(library)  # what it has registered lasts as long as it does
     for name in _FACTORIES:
         packet, _, overload = name.partition(".")
         operator = getattr(getattr(aten, packet), overload or "default")
-        _LIBRARY.impl(name, partial(_computed, operator), "PrivateUse1")
+        library.impl(name, partial(_computed, operator), "PrivateUse1")
 
 
 def _computed(operator: Any, *args: Any, **kwargs: Any) -> Any:

@@ -166,7 +166,7 @@ class Layer(MessagePassing):
         """The graph of a layer without weights of edges, whose `edges` are a matrix: as in PyTorch Geometric, values
         of torch's matrices count for the aggregations that it computes by a product with the matrix, and for no other.
         """
-        if self.aggr in SIMPLE and not self.explain and isinstance(edges, Tensor):
+        if graph.edge_weight is None or (self.aggr in SIMPLE and not self.explain and isinstance(edges, Tensor)):
             return graph
         return dataclasses.replace(graph, edge_weight=None)
 

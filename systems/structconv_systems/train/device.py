@@ -60,33 +60,33 @@ def moved(task: Any, device: str) -> Any:
     if device == "cpu":
         return task
     task.model.to(device)
-    return _moved(task, device, {}, type(task).__module__.partition(".")[0])
+    packages = ("structconv_systems", type(task).__module__.partition(".")[0])
+    done: dict[int, tuple[Any, Any]] = {}  # by identity what was moved, beside what it was, so that this stays
 
-
-def _moved(value: Any, device: str, done: dict[int, Any], package: str) -> Any:
-    """`value` on the device; `done` has by identity what was moved before, beside what it was, so that this stays."""
-    if isinstance(value, nn.Parameter) or value is None or isinstance(value, (str, int, float)):
-        return value
-    if id(value) in done:
-        return done[id(value)][1]
-    result: Any
-    if isinstance(value, nn.Module | Tensor) or _is_structure(value):
-        result = value.to(device)
-    elif isinstance(value, dict):
-        result = {key: _moved(item, device, done, package) for key, item in value.items()}
-    elif isinstance(value, (list, tuple)):
-        items = [_moved(item, device, done, package) for item in value]
-        result = type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    elif type(value).__module__.partition(".")[0] in (package, "structconv_systems") and hasattr(value, "__dict__"):
-        result = copy.copy(value)
+    def of(value: Any) -> Any:
+        if isinstance(value, nn.Parameter):
+            return value
+        if id(value) in done:
+            return done[id(value)][1]
+        result: Any
+        if isinstance(value, nn.Module | Tensor) or _is_structure(value):
+            result = value.to(device)
+        elif isinstance(value, dict):
+            result = {key: of(item) for key, item in value.items()}
+        elif isinstance(value, list | tuple):
+            items = map(of, value)
+            result = type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        elif type(value).__module__.partition(".")[0] in packages and hasattr(value, "__dict__"):
+            result = copy.copy(value)
+            done[id(value)] = value, result  # it may hold itself
+            for key, item in vars(value).items():
+                object.__setattr__(result, key, of(item))
+        else:
+            return value
         done[id(value)] = value, result
-        for key, item in vars(value).items():
-            object.__setattr__(result, key, _moved(item, device, done, package))
         return result
-    else:
-        return value
-    done[id(value)] = value, result
-    return result
+
+    return of(task)
 
 
 def _is_structure(value: Any) -> bool:

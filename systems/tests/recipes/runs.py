@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from unittest import mock
 
 import pytest
@@ -18,6 +16,7 @@ from structconv_systems.train.parts import TestReadEarly
 from structconv_systems.train.run import Run
 from structconv_systems.train.state import seed_everything
 from structconv_systems.train.untrained import Untrained
+from tests.support.second_device import faults_of
 
 #: Recipes that are checked on a second device; torch has a GRU of its own there, which the simulated device lacks.
 ON_SECOND_DEVICE = {"convlstm", "dcrnn", "nri", "pooling", "tsp"}
@@ -38,20 +37,15 @@ def check_laws(run, tmp_path, capsys):
     assert (again["headline"], again["groups"]) == (summary["headline"], summary["groups"])
     check_resumed_to_the_same_weights(run, tmp_path / "cut")
     check_fair_and_blind(run)
-    if json.loads((run / "config.json").read_text())["recipe"] in ON_SECOND_DEVICE:
+    if summary["recipe"] in ON_SECOND_DEVICE:
         check_trains_on_a_second_device(run)
     return summary
 
 
 def check_trains_on_a_second_device(run):
-    """A step, validation and test of each kind of training have there the figures that they have on the CPU; in a
-    process of its own, because a process has one such device for good."""
-    done = subprocess.run([sys.executable, "-m", "systems.tests.recipes.on_second_device", str(run)],
-                          capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    *faults, count = done.stdout.splitlines()
-    assert not faults, faults
-    assert count == "none" or int(count.removesuffix(" trainings")) > 0
+    """A step, validation and test of each kind of training have there the figures that they have on the CPU."""
+    faults, count = faults_of("systems.tests.recipes.on_second_device", str(run))
+    assert not faults and count > 0, faults
 
 
 def check_fair_and_blind(run):
