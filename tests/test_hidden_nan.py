@@ -15,6 +15,7 @@ from structconv import (
     Conv,
     DotProduct,
     Full,
+    Given,
     Graph,
     LowRank,
     Padding,
@@ -125,3 +126,10 @@ def test_padding_is_read_as_before_beside_a_window():
     expected = layer(x, z=z)
     x[[3, 10]] = torch.nan
     torch.testing.assert_close(layer(x, z=z), expected)
+
+
+@pytest.mark.parametrize("scores", [RelativeBias(2, heads=2), Given(torch.randn(2, M, M).double())])
+def test_of_scores_that_are_transposed_before_they_are_masked(scores):
+    mask = Graph(torch.arange(M - 1).repeat(2, 1), num_nodes=M)
+    layer = Conv(scores.transpose().masked(keep=mask).softmax(), P, P).double()
+    same_with_nan(layer, torch.randn(M, P).double().requires_grad_(), [M - 1])

@@ -307,9 +307,9 @@ class Operation(Mechanism):
         else:
             existing, reaching = EVERY_INPUT.union(*exist), EVERY_INPUT.union(*reached)
         for step, module in self._modules_by_step():
-            if step.name == "transpose":
-                return EVERY_INPUT, EVERY_INPUT
-            if isinstance(module, Mask):
+            if step.name == "transpose":  # what hid inputs until here hides outputs
+                existing = reaching = EVERY_INPUT
+            elif isinstance(module, Mask):
                 kept = masks.keeps(module, inputs)
                 existing, reaching = existing | kept, reaching | kept
             elif step.name in NORMALIZING:  # what did not exist is a zero that does; shares of zero are zero

@@ -6,6 +6,7 @@ find the plan with this key; run it. The layer stores nothing between calls, so 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -241,11 +242,12 @@ class Conv(Expressed):
         self.weight.reset_parameters()
         if self.bias is not None:
             self.bias.zero_()
-        drawn = self.mechanism.bound(self.in_channels, self.weight().head_channels, self.other_channels)
+        drawn = copy.deepcopy(self.mechanism)
         for part in drawn.modules():
             reset: Any = None if isinstance(part, Mechanism) else getattr(part, "reset_parameters", None)
             if reset is not None:
                 reset()
+        drawn = drawn.bound(self.in_channels, self.weight().head_channels, self.other_channels)
         copy_parameters(drawn, self.mechanism)
         if self.relative_value is not None:
             copy_parameters(self.relative_value.bound(self.weight()), self.relative_value)

@@ -20,6 +20,7 @@ from structconv.mechanisms import (
     Chebyshev,
     Context,
     Cuboid,
+    Deformable,
     DotProduct,
     EdgeBias,
     General,
@@ -208,6 +209,7 @@ LAYERS = {
     "SeparableConv2d": lambda **o: layers.SeparableConv2d(P, Q, 3, **o),
     "ConvLSTMCell": lambda **o: layers.ConvLSTMCell(Cuboid(3), P, Q, **o),
     "ConvGRUCell": lambda **o: layers.ConvGRUCell(Cuboid(3), P, Q, weight=Separable(2), **o),
+    "Deformable": lambda **o: Conv(Deformable(3), P, Q, **o),
     "ALiBi": lambda **o: Conv((DotProduct(heads=2) + ALiBi()).softmax(), P, Q, weight=Depthwise(2), **o),
 }
 
