@@ -106,6 +106,8 @@ def _applied(basis: Basis, r: Tensor, bias: Tensor | None) -> Call:
     """The call of a basis whose heads come as they are."""
     size, channels = basis.size, r.shape[-1]
     known = type(size) is type(channels) is int and not torch.compiler.is_compiling()
+    if not known and torch.jit.is_tracing():  # where sizes are tensors; a layer's heads and channels stay
+        size, channels = int(size), int(channels)
     theta = (_by_head if known else ByHead.of)(size, channels)
     return cast_call(Call(r.select(-3, 0), basis, theta, bias, r), autocast_dtype(r))
 

@@ -50,16 +50,29 @@ TransformerDecoder = nn.TransformerDecoder
 
 
 class _Layer:
-    """Its layers name the nearest argument where a constructor gets an unknown one."""
+    """Its layers name the nearest argument where a constructor gets an unknown one, and are nodes of `torch.fx`."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if issubclass(cls, nn.Module):
             cls.__init__ = suggesting(cls.__init__)  # type: ignore[method-assign]
+            if cls.forward.__module__.startswith("torch.nn"):
+                cls.forward = _recordable(cls.forward)
 
     def __prepare_scriptable__(self: Any) -> NoReturn:
         """Raise an error, where `torch.jit.script` asks for what it compiles."""
         refuse_script(self, "Or script torch's layers: structconv.compat.to_torch(model).")
+
+
+def _recordable(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's own forward pass of a layer, except where `torch.fx` traces it."""
+    @_named_as(forward)
+    def called(self: Any, *args: Any, **options: Any) -> Any:
+        if args and type(args[0]) is Proxy:
+            return recorded(self, *args, **options)
+        return forward(self, *args, **options)
+
+    return called
 
 
 # -- attention ----------------------------------------------------------------------------------------------------
@@ -91,19 +104,24 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
         >>> torch.allclose(scaled_dot_product_attention(q, k, v, is_causal=True), expected, atol=1e-5)
         True
     """
+    if type(query) is Proxy:
+        arguments = query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+        return cast(Tensor, query.tracer.create_proxy("call_function", scaled_dot_product_attention, arguments, {}))
     if is_causal and attn_mask is not None:
         raise ConfigError("scaled_dot_product_attention", "attn_mask must be left out with is_causal=True", "both")
     for name, own in (("query", query), ("key", key), ("value", value)):
         check_tensor("scaled_dot_product_attention", name, own)
         if own.dim() < 2:
             raise ShapeError("scaled_dot_product_attention", f"{name} must have shape (..., H, L, E)", tuple(own.shape))
-    heads = query.dim() > 2
+    heads = query.dim() > 2 and query.shape[-3] != 0
     if not enable_gqa and heads and key.shape[-3] != query.shape[-3] and 1 not in (key.shape[-3], query.shape[-3]):
         raise ShapeError("scaled_dot_product_attention", f"key must have the H={query.shape[-3]} heads of query",
                          tuple(key.shape), "Fewer heads of keys need enable_gqa=True.")
-    query, key, value = (t if heads else t.unsqueeze(0) for t in (query, key, value))
+    if not heads:  # then one, also of no sequences
+        query, key, value = (t.unsqueeze(-3) for t in (query, key, value))
+        attn_mask = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask.unsqueeze(-3)
     y, _ = attend(query, key, value, Mask.of(attn_mask, is_causal), scale=scale, dropout=dropout_p)
-    return y if heads else y.squeeze(0)
+    return y if heads else y.squeeze(-3)
 
 
 class MultiheadAttention(_Layer, nn.MultiheadAttention):
@@ -250,8 +268,8 @@ def _kept(mask: Tensor) -> Tensor:
     return ~mask if mask.dtype == torch.bool else mask
 
 
-def _built_as(original: Callable[..., None]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a constructor the signature of torch's."""
+def _named_as(original: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a method the signature of torch's."""
     return functools.wraps(original, assigned=("__doc__", "__name__", "__annotations__"))
 
 
@@ -271,7 +289,7 @@ class TransformerEncoderLayer(_Layer, nn.TransformerEncoderLayer):
         True
     """
 
-    @_built_as(nn.TransformerEncoderLayer.__init__)
+    @_named_as(nn.TransformerEncoderLayer.__init__)
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         _share(self)
@@ -291,7 +309,7 @@ class TransformerDecoderLayer(_Layer, nn.TransformerDecoderLayer):
         True
     """
 
-    @_built_as(nn.TransformerDecoderLayer.__init__)
+    @_named_as(nn.TransformerDecoderLayer.__init__)
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         _share(self)
@@ -309,7 +327,7 @@ class TransformerEncoder(_Layer, nn.TransformerEncoder):
         torch.Size([2, 5, 8])
     """
 
-    @_built_as(nn.TransformerEncoder.__init__)
+    @_named_as(nn.TransformerEncoder.__init__)
     def __init__(self, *args: Any, **options: Any) -> None:
         settings = inspect.signature(super().__init__).bind(*args, **options).arguments
         super().__init__(**{**settings, "enable_nested_tensor": False})
@@ -328,7 +346,7 @@ class Transformer(_Layer, nn.Transformer):
         torch.Size([2, 5, 8])
     """
 
-    @_built_as(nn.Transformer.__init__)
+    @_named_as(nn.Transformer.__init__)
     def __init__(self, *args: Any, **options: Any) -> None:
         settings = inspect.signature(super().__init__).bind(*args, **options).arguments
         with warnings.catch_warnings():

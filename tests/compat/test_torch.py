@@ -347,9 +347,50 @@ def test_compiled_and_exported(name: str) -> None:
         actual = program(*inputs, **options)
         torch.testing.assert_close(actual[0] if isinstance(actual, tuple) else actual, expected)
     torch.testing.assert_close(copy.deepcopy(layer)(*inputs, **options), layer(*inputs, **options))
-    traced = torch.fx.symbolic_trace(nn.Sequential(layer)) if name == "Conv2d" else None
-    if traced is not None:
-        torch.testing.assert_close(traced(*inputs), expected)
+
+
+class Twice(nn.Module):
+    """A module that hands its input to a layer or function as often as this takes tensors."""
+
+    def __init__(self, layer: Callable[..., Any], times: int) -> None:
+        super().__init__()
+        self.layer, self.times = layer, times
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(*[x] * self.times)
+
+
+_SIZES: Any = {"d_model": 8, "nhead": 2, "dim_feedforward": 16, "dropout": 0.0}
+_RECORDED: dict[str, tuple[Callable[..., Any], int]] = {
+    "Conv1d": (compat.Conv1d(8, 4, 3), 1), "ConvTranspose1d": (compat.ConvTranspose1d(8, 4, 3), 1),
+    "AvgPool1d": (compat.AvgPool1d(2), 1), "MultiheadAttention": (compat.MultiheadAttention(8, 2), 3),
+    "scaled_dot_product_attention": (compat.scaled_dot_product_attention, 3),
+    "encoder layer": (compat.TransformerEncoderLayer(**_SIZES), 1),
+    "decoder layer": (compat.TransformerDecoderLayer(**_SIZES), 2),
+    "encoder": (compat.TransformerEncoder(compat.TransformerEncoderLayer(**_SIZES), 2), 1),
+    "Transformer": (compat.Transformer(num_encoder_layers=1, num_decoder_layers=1, **_SIZES), 2)}
+
+
+@pytest.mark.parametrize("name", _RECORDED)
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_recorded_by_fx_and_by_a_trace(name: str) -> None:
+    model, x = Twice(*_RECORDED[name]), torch.randn(5, 8, 8)
+    symbolic = torch.fx.symbolic_trace(model)
+    assert len(list(symbolic.graph.nodes)) == 3
+    for training in (True, False):
+        traced = torch.jit.trace(model.train(training), (x,))
+        for program in (symbolic, traced):
+            torch.testing.assert_close(program(x), model(x))
+
+
+@pytest.mark.parametrize("lead", [(0,), (2, 0), (0, 2)])
+@pytest.mark.parametrize("mask", [None, torch.ones(5, 5).tril() > 0, torch.zeros(5, 5)])
+def test_attention_without_heads_or_samples(lead: tuple[int, ...], mask: Tensor | None) -> None:
+    x = torch.randn(*lead, 5, 8, requires_grad=True)
+    for own in (mask, None if mask is None else mask.expand(*lead, 5, 5)):
+        y = compat.scaled_dot_product_attention(x, x, x, own)
+        assert y.shape == x.shape
+        assert torch.autograd.grad(y.sum(), x)[0].shape == x.shape
 
 
 @pytest.mark.parametrize("layer", [compat.Conv2d(3, 8, 3), compat.ConvTranspose1d(3, 4, 2), compat.AvgPool2d(2),
