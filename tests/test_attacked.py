@@ -8,7 +8,20 @@ import pytest
 import torch
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from structconv import Adjacency, Causal, Conv, DotProduct, Eye, Graph, LowRank, Mechanism, Padding, Window
+from structconv import (
+    Adjacency,
+    ALiBi,
+    BiAffine,
+    Causal,
+    Conv,
+    DotProduct,
+    Eye,
+    Graph,
+    LowRank,
+    Mechanism,
+    Padding,
+    Window,
+)
 from structconv.bases import Bilinear, Dense, Score, value
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms import General, Given
@@ -285,3 +298,19 @@ def test_a_layer_keeps_no_tensors_of_a_functional_call(make):
     for call in (lambda: grad(lambda p: functional_call(layer, p, (x,)).sum())(state), ensemble, adapted):
         call()
         torch.testing.assert_close(copy.deepcopy(layer)(x), expected)
+
+
+@pytest.mark.parametrize("scores", [DotProduct(heads=2, dim=3).softcap(2.0), BiAffine(heads=2),
+                                    (DotProduct(heads=2, dim=3) + ALiBi()).masked(keep=Causal())])
+def test_third_derivatives(scores):
+    layer, x = Conv(scores.softmax(), 6, 4).double(), torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
+
+    def third(fn):
+        first, = torch.autograd.grad((fn(x) ** 3).sum(), x, create_graph=True)
+        second, = torch.autograd.grad(first.sin().sum(), x, create_graph=True)
+        return torch.autograd.grad(second.sin().sum(), x)[0]
+
+    def by_einsum(x):
+        return torch.einsum("kmn,mp,kpq->nq", layer.basis(x).dense(), x, layer.weight().dense()) + layer.bias
+
+    torch.testing.assert_close(third(layer), third(by_einsum))

@@ -243,6 +243,8 @@ def _swap(walk: Walk, name: str, module: Any, other: type) -> None:
         reason = "its forward was replaced"
     elif getattr(module, "ceil_mode", False):
         reason = "ceil_mode=True"
+    elif _pads_otherwise(module):
+        reason = "torch pads it as it was made, not by its padding"
     if reason is not None:
         walk.refused[name] = f"{_class_of(module).__name__}: {reason}"
         return
@@ -254,6 +256,13 @@ def _swap(walk: Walk, name: str, module: Any, other: type) -> None:
     is_ours = after in _BACK
     walk.converted[name] = (before.__name__ if is_ours else _full_name(before),
                             _full_name(after) if is_ours else after.__name__, _expression(module) if is_ours else "")
+
+
+def _pads_otherwise(module: Any) -> bool:
+    """Return True if the padding of a convolution that does not pad by zeros was changed, which torch does not read."""
+    if getattr(module, "padding_mode", "zeros") == "zeros" or not isinstance(module.padding, tuple):
+        return False
+    return list(module._reversed_padding_repeated_twice) != [n for n in reversed(module.padding) for _ in range(2)]
 
 
 def _expression(module: Any) -> str:
@@ -327,7 +336,8 @@ def count_parameters(model: nn.Module) -> int:
 
 @torch.no_grad()
 def outputs_of(model: nn.Module, example: Any) -> list[Tensor]:
-    """The tensors that a model returns for an example, in evaluation mode."""
+    """The tensors that a model returns for an example, in evaluation mode; what it changes in place is a copy."""
+    example = private.pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, example)
     trained = [module for module in model.modules() if module.training]
     model.eval()
     try:

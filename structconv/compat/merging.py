@@ -144,9 +144,9 @@ def _merged(one: Any, two: Any) -> nn.Module | str:
         merged: nn.Module = compose(one, two)
         costs = count_parameters(merged), count_parameters(one) + count_parameters(two)
     elif type(one) is nn.Linear and type(two) is nn.Linear:
-        if one.out_features != two.in_features:
+        (q, p), (r, between) = one.weight.shape, two.weight.shape
+        if q != between:
             return "their channels do not fit"
-        p, q, r = one.in_features, one.out_features, two.out_features
         costs = p * r, p * q + q * r
         merged = _linear(one, two) if costs[0] < costs[1] else one
     elif type(one) in _TRANSPOSED and type(one) is type(two):
@@ -169,7 +169,7 @@ def _merged(one: Any, two: Any) -> nn.Module | str:
 
 
 def _linear(one: nn.Linear, two: nn.Linear) -> nn.Linear:
-    layer = nn.Linear(one.in_features, two.out_features, one.bias is not None or two.bias is not None,
+    layer = nn.Linear(one.weight.shape[1], two.weight.shape[0], one.bias is not None or two.bias is not None,
                       device=one.weight.device, dtype=one.weight.dtype)
     layer.weight.copy_(wide(two.weight) @ wide(one.weight))
     _set_bias(layer, one, two, two.weight)
@@ -186,6 +186,10 @@ def _set_bias(layer: Any, one: Any, two: Any, weight: torch.Tensor) -> None:
 
 def _apart(one: Any, two: Any) -> str | None:
     """Why the product of two convolutions is not a convolution of this kind."""
+    if any(layer.weight.shape != (layer.out_channels, layer.in_channels // layer.groups, *layer.kernel_size)
+           or not all(isinstance(sizes, tuple | str) for sizes in (layer.stride, layer.dilation, layer.padding))
+           for layer in (one, two)):
+        return "attributes do not fit a weight that was replaced, or are no tuples"
     if one.out_channels != two.in_channels:
         return "their channels do not fit"
     if one.groups != 1 or two.groups != 1:

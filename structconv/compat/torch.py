@@ -390,9 +390,15 @@ def _computed(layer: nn.Module, mechanism: Mechanism, theta: Weight, bias: Tenso
 def _check_image(layer: Any, image: Tensor, axes: int) -> None:
     owner = type(layer).__name__
     check_tensor(owner, "input", image)
-    if image.dim() not in (axes + 1, axes + 2) or image.shape[-1 - axes] != layer.in_channels:
-        raise ShapeError(owner, f"input must have shape (N, C={layer.in_channels}, *S) with {axes} axes S, or without "
-                         "N", tuple(image.shape))
+    channels = layer.weight.shape[0] if layer.transposed else layer.weight.shape[1] * layer.groups
+    if image.dim() not in (axes + 1, axes + 2) or image.shape[-1 - axes] != channels:
+        raise ShapeError(owner, f"input must have shape (N, C={channels}, *S) with {axes} axes S, or without N",
+                         tuple(image.shape))
+
+
+def _laid_out(y: Tensor, image: Tensor) -> Tensor:
+    """A result in memory as torch's: its numbers in a row if those of the image are."""
+    return y.contiguous() if image.is_contiguous() else y
 
 
 def _is_recorded(image: Tensor) -> bool:
@@ -419,7 +425,7 @@ class _Conv(_Layer):
         return _computed(self, mechanism, theta, self.bias, input, axes)
 
     def _mechanism_of(self: Any) -> Mechanism:
-        padding = self.padding if isinstance(self.padding, str) else tuple(self.padding)
+        padding = tuple(self.padding) if isinstance(self.padding, list) else self.padding
         return _mechanism(self, Cuboid, self.kernel_size, self.stride, self.dilation, padding, self.padding_mode)
 
 
@@ -493,7 +499,7 @@ class _ConvTranspose(_Layer):
         theta = (Full.of(blocks_GPQK.squeeze(0).permute(2, 0, 1)) if groups == 1 else
                  Grouped.of(blocks_GPQK.permute(3, 0, 1, 2)))
         call, _ = call_of(self._mechanism_of(), theta, self.bias, entries, structure=finer)
-        return to_image(plan_for(call).run(call), finer)
+        return _laid_out(to_image(plan_for(call).run(call), finer), input)
 
     def _mechanism_of(self: Any) -> Mechanism:
         return _mechanism(self, _transposed, self.kernel_size, self.stride, self.dilation, self.padding)
@@ -568,7 +574,8 @@ class _AvgPool(_Layer):
         if _is_recorded(input):
             return cast(Tensor, cast(Any, super()).forward(input))
         divisor = self.__dict__.get("divisor_override")
-        y = _computed(self, self._mechanism_of(), Eye.of(1, input.shape[-1 - axes]), None, input, axes)
+        theta = Eye.of(1, input.shape[-1 - axes])
+        y = _laid_out(_computed(self, self._mechanism_of(), theta, None, input, axes), input)
         return y if divisor is None else y * (math.prod(_each(self.kernel_size, axes)) / divisor)
 
     def _mechanism_of(self: Any) -> Mechanism:

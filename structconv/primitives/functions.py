@@ -28,9 +28,12 @@ class Result:
         self.version = y._version
 
     def take(self, again: Callable[[], Tensor]) -> Tensor:
-        """Return the result as it was, perhaps computed `again`, and release it."""
+        """Return the result as it was, perhaps computed `again`, and release it: a number, without derivatives."""
         y, self.y = self.y, None
-        return y if y is not None and y._version == self.version else again()
+        if y is not None and y._version == self.version:
+            return y
+        with torch.no_grad():
+            return again()
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:

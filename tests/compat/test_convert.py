@@ -239,7 +239,10 @@ class Wider(nn.Conv1d):
 def test_what_is_refused_is_named() -> None:
     patched = nn.Conv1d(2, 2, 1)
     patched.forward = lambda x: x
-    model = nn.ModuleDict({"derived": Wider(2, 2, 1), "patched": patched, "ceil": nn.AvgPool1d(2, ceil_mode=True)})
+    repadded = nn.Conv1d(2, 2, 3, padding=1, padding_mode="circular")
+    repadded.padding = (0,)
+    model = nn.ModuleDict({"derived": Wider(2, 2, 1), "patched": patched, "ceil": nn.AvgPool1d(2, ceil_mode=True),
+                           "repadded": repadded})
     ours, report = convert(model)
     assert set(report.refused) == set(model) and not report.converted and type(ours["derived"]) is Wider
     with pytest.raises(ConfigError, match=r"model must be a torch.nn.Module; got Tensor"):
@@ -316,6 +319,21 @@ def test_a_difference_of_outputs_is_found() -> None:
     assert (report.difference, report.scale) == (3.0, 1.0)
 
 
+def test_layers_whose_weight_and_options_were_replaced() -> None:
+    gray, wider = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3)
+    gray.weight = nn.Parameter(gray.weight.detach().sum(1, keepdim=True))
+    wider.stride, wider.padding, wider.dilation = 1, 2, 2  # type: ignore[assignment]
+    _, report = convert(nn.Sequential(gray, wider), example=torch.randn(2, 1, 9, 9))
+    assert len(report.converted) == 2 and report.difference is not None and report.difference < 1e-5
+
+
+def test_an_example_is_not_changed() -> None:
+    x = torch.randn(2, 3)
+    model, before = nn.Sequential(nn.LeakyReLU(inplace=True), nn.Linear(3, 3)), x.clone()
+    for function in (convert, merge_linear):
+        assert function(model, example=x)[1].difference == 0 and torch.equal(x, before)
+
+
 # -- merge_linear -------------------------------------------------------------------------------------------------
 
 PAIRS: dict[str, tuple[Any, tuple[int, ...]]] = {
@@ -338,6 +356,10 @@ def test_merged_layers_compute_the_same(name: str) -> None:
     assert list(report.converted) == ["0", "1"] and report.difference < 1e-12 and report.scale > 0.1
     assert report.parameters[1] < report.parameters[0]
     assert type(merged[1]) is nn.Identity and type(model[1]) is not nn.Identity
+
+
+def test_layers_of_a_replaced_weight_are_merged() -> None:
+    assert merge_linear(replaced(nn.Linear), example=torch.randn(2, 5))[1].converted
 
 
 def test_complex_layers_are_merged() -> None:
@@ -384,11 +406,19 @@ def frozen() -> nn.Sequential:
     return model
 
 
+def replaced(kind: Any, option: int = 1) -> nn.Sequential:
+    """Two layers, the first with the weight of fewer inputs."""
+    model = nn.Sequential(kind(8, 64, option), kind(64, 4, option))
+    model[0].weight = nn.Parameter(model[0].weight.detach()[:, :5].clone())
+    return model
+
+
 KEPT = {
     "more than once": shared, "hooks": hooked, "frozen": frozen,
     "would cost": lambda: nn.Sequential(nn.Linear(40, 4), nn.Linear(4, 40)),
     "pads": lambda: nn.Sequential(nn.Conv1d(2, 50, 3), nn.Conv1d(50, 2, 3, padding=1)),
     "groups": lambda: nn.Sequential(nn.Conv1d(2, 50, 3), nn.Conv1d(50, 2, 1, groups=2)),
+    "replaced": lambda: replaced(nn.Conv1d),
     "dtypes": lambda: nn.Sequential(nn.Linear(4, 40), nn.Linear(40, 4).double()),
 }
 

@@ -197,10 +197,10 @@ def image_layers(draw: Any) -> tuple[Any, ...]:
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 def test_layers_over_grids_are_torchs(layer: tuple[Any, ...]) -> None:
     name, dtype, args, options, image = layer
-    if "Pool" in name:
-        _alike(getattr(nn, name)(*args, **options), getattr(compat, name)(*args, **options), (image,))
-    else:
-        _alike(*_pair(name, dtype, *args, **options), (image,))
+    both = ((getattr(nn, name)(*args, **options), getattr(compat, name)(*args, **options)) if "Pool" in name
+            else _pair(name, dtype, *args, **options))
+    _alike(*both, (image,))
+    assert both[1](image).is_contiguous()
 
 
 @pytest.mark.parametrize("size", [1, 3])
