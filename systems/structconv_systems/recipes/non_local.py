@@ -40,9 +40,10 @@ def _parts(recipe: NonLocal) -> dict[str, Images]:
 
 def _jobs(recipe: NonLocal, run: Run | None) -> list[Job]:
     parts = _parts(recipe)
-    return [job for function in FUNCTIONS for job in trainings(
-        recipe, function.replace("_", "-"), partial(NonLocalNetwork, len(parts["train"].names), function=function,
-                                                    channels=recipe.channels, inner=recipe.inner), parts)]
+    return [job for function in FUNCTIONS for name in (function.replace("_", "-"),)
+            if name in (_NONE, *recipe.blocks) for job in trainings(
+                recipe, name, partial(NonLocalNetwork, len(parts["train"].names), function=function,
+                                      channels=recipe.channels, inner=recipe.inner), parts)]
 
 
 @torch.no_grad()
@@ -73,22 +74,22 @@ def measured_costs(recipe: NonLocal, progress: Progress) -> dict[str, Any]:
 
 def _finish(recipe: NonLocal, finished: Finished) -> dict[str, Any]:
     tasks = finished.tasks()
-    finished.run.write("pictures/looks.png", _looks(tasks))
+    finished.run.write("pictures/looks.png", _looks(tasks, recipe.blocks))
     costs = measured_costs(recipe, finished.progress)
     finished.run.write("pictures/cost.png", growth_png(
         costs["pixels"], costs["blocks"], "flops", x_label="pixels n; dashed: by planned flops",
         y_label="ms of a block"))
     means = {name: figures["test_accuracy"]["mean"] for name, figures in finished.groups.items()}
-    return {"cost": costs, "gained": {name: means[name] - means[_NONE] for name in _BLOCKS},
+    return {"cost": costs, "gained": {name: means[name] - means[_NONE] for name in recipe.blocks},
             "parameters": {name: parameters_of(task) for name, task in tasks.items()}}
 
 
-def _looks(tasks: dict[str, Any]) -> bytes:
+def _looks(tasks: dict[str, Any], blocks: tuple[str, ...]) -> bytes:
     """The first test image, and the weights of its pixels for the one where it is brightest, by each block."""
     image = next(iter(tasks.values())).parts["test"].inputs[0]
     row, column = divmod(int(image.argmax()), image.shape[1])
     panels = {f"{row}, {column} of": image}
-    for name in _BLOCKS:
+    for name in blocks:
         panels[name] = tasks[name].model.looks(image, (row // 2, column // 2))
     return images_png(list(panels.values()), list(panels))
 

@@ -34,7 +34,7 @@ class Architectures(Generated):
         claim="accuracy of attention over convolution where marks are far, points", figure="test_accuracy",
         pairs=(("attention-far", "convolution-far"),))
     presets: ClassVar = {
-        "quick": {"length": 64, "channels": 32, "steps": 400, "validate_every": 200, "checkpoint_every": 100,
+        "quick": {"length": 64, "channels": 32, "steps": 300, "validate_every": 150, "checkpoint_every": 100,
                   "seeds": 1, "longest": 1024, "rounds": 5}}
     length: int = option(96, "entries of a training sequence", minimum=8)
     near: int = option(8, "both marks are among this many last entries, in the task of neighbors", minimum=2)

@@ -27,8 +27,8 @@ class MovingDigits(OnFiles):
         ratio=True, pairs=(("convlstm", "lstm"), ("convlstm", "lstm-wide"), ("convlstm", "mean-frame")),
         published=4832.49 / 3670.85)
     presets: ClassVar = {
-        "quick": {"seeds": 1, "hidden": 24, "wide": 256, "layers": 1, "steps": 400, "validate_every": 200,
-                  "checkpoint_every": 100, "held_out": 100, "learning_rate": 1e-2, "warmup": 10},
+        "quick": {"seeds": 1, "hidden": 24, "wide": 256, "layers": 1, "steps": 160, "validate_every": 80,
+                  "checkpoint_every": 80, "held_out": 100, "learning_rate": 1e-2, "warmup": 10},
         "paper": {"seeds": 1, "wide": 0, "size": 64, "side": 28, "patch": 4, "kernel": 5, "hidden": 128,
                   "held_out": 2000, "steps": 100000, "validate_every": 1000, "checkpoint_every": 1000}}
     images: str = option("train-images-idx3-ubyte.gz", "idx file of images, plain or gzipped; the last tenth is for "

@@ -81,7 +81,7 @@ class Transformer(Attending):
         pairs=(("transformer", "rnnsearch"),))
     presets: ClassVar = {
         "quick": {"seeds": 1, "sentences": 4000, "vocabulary": 2000, "channels": 128, "hidden": 256, "layers": 2,
-                  "steps": 400, "warmup": 100, "validate_every": 200, "checkpoint_every": 50, "beam": 1,
+                  "steps": 300, "warmup": 100, "validate_every": 150, "checkpoint_every": 50, "beam": 1,
                   "learning_rate": 3e-3, "recurrent_rate": 3e-3, "batch_tokens": 2048},
         "paper": {"seeds": 1, "channels": 512, "hidden": 2048, "layers": 6, "heads": 8, "steps": 100_000,
                   "warmup": 4000, "batch_tokens": 25_000, "learning_rate": 7e-4, "beam": 4, "length_penalty": 0.6,
@@ -167,7 +167,7 @@ class RelativePositions(Attending):
         claim="BLEU of clip 2 over clip 0", figure="test_bleu", pairs=(("clip-2", "clip-0"),), published=25.8 - 12.5)
     presets: ClassVar = {
         "quick": {"seeds": 1, "rows": ("clip-0", "clip-2"), "sentences": 6000, "vocabulary": 2000, "channels": 96,
-                  "hidden": 192, "layers": 2, "steps": 600, "warmup": 150, "validate_every": 200,
+                  "hidden": 192, "layers": 2, "steps": 350, "warmup": 100, "validate_every": 175,
                   "checkpoint_every": 50, "learning_rate": 3e-3},
         "paper": {"seeds": 1, "channels": 512, "hidden": 2048, "layers": 6, "heads": 8, "steps": 100_000,
                   "sentences": 0, "batch_tokens": 25_000, "warmup": 4000, "beam": 4,
@@ -230,7 +230,7 @@ class Pervasive(Translation):
         claim="BLEU of pervasive attention over RNNsearch", figure="test_bleu", pairs=(("pervasive", "rnnsearch"),))
     presets: ClassVar = {
         "quick": {"seeds": 1, "sentences": 3000, "vocabulary": 1500, "batch_tokens": 768, "channels": 96, "pairs": 32,
-                  "layers": 3, "growth": 16, "hidden": 48, "steps": 300, "warmup": 50, "validate_every": 150,
+                  "layers": 3, "growth": 16, "hidden": 48, "steps": 200, "warmup": 50, "validate_every": 100,
                   "checkpoint_every": 50, "beam": 1, "learning_rate": 3e-3},
         "paper": {"seeds": 1, "channels": 128, "pairs": 128, "layers": 24, "growth": 32, "hidden": 128, "kernel": 5,
                   "positions": "none", "sentences": 0, "steps": 50_000, "learning_rate": 5e-4}}
