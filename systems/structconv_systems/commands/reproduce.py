@@ -18,11 +18,12 @@ from structconv.errors import ConfigError
 from structconv_systems.commands.recipes import carried_out, placed
 from structconv_systems.recipes.register import RECIPES, Entry, entry_named
 from structconv_systems.train.config import resolve, to_json, written
-from structconv_systems.train.effect import NOT_SHOWN, ONE_SEED
+from structconv_systems.train.effect import LEARNED, NOT_SHOWN, ONE_SEED
 from structconv_systems.train.interrupt import Interrupt
 from structconv_systems.train.options import Measured
 from structconv_systems.train.progress import Progress, progress_for
 from structconv_systems.train.run import Run
+from structconv_systems.train.summary import share_left
 
 __all__ = ["add"]
 
@@ -79,12 +80,17 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
         print_json({"outcomes": rows, "left_out": left_out, "minutes": (time.monotonic() - began) / 60})
     else:
         for row in rows:
-            print(f"{row['recipe']}: {sentence(row)}")
+            learned = row["learned"]
+            print(f"{row['recipe']}: {sentence(row)}" + (
+                "" if learned is None else f" In training the figure of a step fell to x{learned:.2g}."))
     return 1 if any(_missed(row) for row in rows) else 0
 
 
 def _missed(row: Mapping[str, Any]) -> bool:
-    """Return True if a measured effect is not shown; for one seed, if its sign is wrong."""
+    """Return True if a measured effect is not shown; for one seed, if its sign is wrong; for a quick preset that is too
+    short for it, if the model did not learn."""
+    if row["learned"] is not None:
+        return bool(row["learned"] >= LEARNED)
     return bool(row["effect"] and row["value"] is not None and row["state"] == NOT_SHOWN and row["reason"] != ONE_SEED)
 
 
@@ -141,7 +147,10 @@ def _reproduced(entry: Entry, recipe: Any, args: argparse.Namespace, overrides: 
     environment = json.loads((folder / "environment.json").read_bytes())
     data = ["--data DIR"] if recipe.folder else []
     command = " ".join(["structconv reproduce", recipe.name, *overrides, *data, f"--preset {recipe.preset}"])
-    row = outcome(summary, environment, recipe.overrides, command)
+    learned = None
+    if recipe.preset == "quick" and recipe.learning:
+        learned = share_left(Run.open(folder).metrics, recipe.learning, {pair[0] for pair in recipe.effect.pairs})
+    row = outcome(summary, environment, recipe.overrides, command, learned)
     record(Path(args.record) if args.record else Path(args.out) / "results.json", row)
     return row
 

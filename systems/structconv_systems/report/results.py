@@ -12,7 +12,7 @@ from structconv.errors import DataError
 from structconv.files import write_atomically
 from structconv_systems.data.text import read_json
 from structconv_systems.train.config import written
-from structconv_systems.train.effect import effect_text
+from structconv_systems.train.effect import LEARNED, ONE_SEED, effect_text
 from structconv_systems.train.summary import counted, with_spread
 
 __all__ = ["outcome", "record", "render", "render_recipe"]
@@ -36,22 +36,27 @@ Minutes are those of the clock: they are longer where the machine had other work
 _RESULTS = "<!-- results: written by structconv reproduce --record -->\n"
 _HEADERS = ("system", "compared", "published", "here", "state", "minutes")
 _PARTS = (("Default presets", False), ("Quick presets", True))
-_QUICK = """A few minutes each, and one seed unless an interval is given. A row without an interval cannot be
-"reproduced": it shows that the recipe runs, and the sign of the effect.
+_QUICK = """About three minutes each, and one seed unless an interval is given. A row without an interval cannot be
+"reproduced".
+
+- **sign**: the effect has the sign of the published one.
+- **learns**: three minutes are too few for the effect; the figure of a training step falls to the given share.
 
 """
 
 
 def outcome(summary: Mapping[str, Any], environment: Mapping[str, Any], overrides: Mapping[str, Any],
-            command: str) -> dict[str, Any]:
+            command: str, learned: float | None = None) -> dict[str, Any]:
     """Return the record of a run: headline, cost, machine, date and command.
 
     Args:
         overrides: options that differ from the preset.
+        learned: the `share_left` of what must fall in a quick preset; see `Measured.learning`.
     """
     machine = f"{environment['processor']}, {counted(environment['threads'], 'thread')}, torch {environment['torch']}"
     return {"recipe": summary["recipe"], "preset": summary["preset"], "overrides": dict(overrides),
-            **summary["headline"], "groups": summary["groups"], "minutes": summary["seconds"] / 60, "machine": machine,
+            **summary["headline"], "learned": learned, "groups": summary["groups"],
+            "minutes": summary["seconds"] / 60, "machine": machine,
             "commit": environment["commit"], "date": environment["started"][:10], "command": command}
 
 
@@ -102,7 +107,15 @@ def _cells(row: Mapping[str, Any], folder: str) -> list[str]:
     name = f"[{row['recipe']}]({folder}/{row['recipe']}.md)" + (f" {_setting(row)}" if _setting(row) else "")
     published = effect_text(row["ratio"], row["published_effect"]) if row["published_effect"] is not None else (
         "direction only" if row["effect"] else row["published"])
-    return [name, row["label"], published, _here(row), row["state"], f"{row['minutes']:.1f}"]
+    return [name, row["label"], published, _here(row), _state(row), f"{row['minutes']:.1f}"]
+
+
+def _state(row: Mapping[str, Any]) -> str:
+    """The state of the effect; for a quick preset what it asserts."""
+    learned = row.get("learned")
+    if learned is not None:
+        return f"learns, x{learned:.2g}" if learned < LEARNED else f"does not learn, x{learned:.2g}"
+    return "sign" if row["preset"] == "quick" and row["reason"] == ONE_SEED else str(row["state"])
 
 
 def _here(row: Mapping[str, Any]) -> str:
@@ -123,6 +136,7 @@ def render_recipe(rows: Sequence[Mapping[str, Any]], page: str = "") -> str:
                  *(_line((name, *(with_spread(**group[figure]) for figure in figures)))
                    for name, group in row["groups"].items())]
         reason = f" ({row['reason']})" if row["reason"] else ""
+        reason += "" if row.get("learned") is None else f"; {_state(row)}"
         text += (f"\n### {_preset(row)}\n\n{row['label']}: {_here(row)}, {row['state']}{reason}.\n\n" + "\n".join(table)
                  + f"\n\n`{row['command']}`\n\n{counted(row['seeds'], 'seed')}, {row['minutes']:.1f} minutes, "
                  f"{row['date']}, commit {row['commit'] or 'none'}, {row['machine']}\n")

@@ -9,14 +9,16 @@ from dataclasses import dataclass
 
 from structconv.errors import ConfigError
 
-__all__ = ["NOT_SHOWN", "NO_BASELINE", "ONE_SEED", "PARTLY", "REPRODUCED", "Contrast", "Effect", "effect_text",
-           "interval"]
+__all__ = ["LEARNED", "NOT_SHOWN", "NO_BASELINE", "ONE_SEED", "PARTLY", "REPRODUCED", "Contrast", "Effect",
+           "effect_text", "interval"]
 
 REPRODUCED, PARTLY, NOT_SHOWN = "reproduced", "partly", "not shown"
 NO_BASELINE = "no baseline is trained beside it"
 ONE_SEED = "one seed has no interval"
 _LEFT_OUT = "its groups were not trained"
 _LEVEL = 0.95
+#: A model has learned if the figure of its training steps fell below this share.
+LEARNED = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)

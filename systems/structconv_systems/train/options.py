@@ -25,6 +25,8 @@ class Measured(Recipe):
         effect: the gain that the paper claims; None if no baseline is trained.
         folder: the folder of its files inside the folder with all data; empty if it needs none.
         where: the source of the files; a sentence.
+        learning: the figure of a training step that must fall in the quick preset, where three minutes are too few for
+            the sign of the effect; empty if the quick preset shows the sign.
 
     Example:
 
@@ -39,6 +41,7 @@ class Measured(Recipe):
     effect: ClassVar[Effect | None] = None
     folder: ClassVar[str] = ""
     where: ClassVar[str] = ""
+    learning: ClassVar[str] = ""
     preset: str = option("default", "the preset whose values these are", fixed=True)
     seeds: int = option(1, "trainings, with seeds 0, 1, ...", minimum=1)
 

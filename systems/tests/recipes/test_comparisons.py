@@ -13,7 +13,7 @@ from structconv_systems.models.architectures import ARCHITECTURES
 from structconv_systems.models.pooling import POOLINGS
 from structconv_systems.recipes.growth import exponent
 from structconv_systems.recipes.options.comparisons import Architectures, Pooling
-from structconv_systems.train.effect import ONE_SEED
+from structconv_systems.train.effect import LEARNED, ONE_SEED
 from systems.tests.recipes.runs import check_laws
 from tests.support.drawn import slow
 
@@ -93,6 +93,19 @@ def test_recipes_without_files_are_reproduced_without_a_folder(tmp_path, capsys,
     assert "structconv reproduce pooling --preset quick" in (tmp_path / "out" / "results" / "pooling.md").read_text()
     assert main([*words, "--budget", "0"]) == code
     assert len(json.loads(capsys.readouterr().out.splitlines()[-1])["outcomes"]) == 2
+
+
+@slow
+def test_a_quick_preset_that_is_too_short_for_the_effect_asserts_that_the_model_learns(tmp_path, capsys, monkeypatch):
+    values = dict(option.split("=") for option in TRAINED["pooling"] if not option.startswith("seeds"))
+    monkeypatch.setattr(Pooling, "presets", {"quick": {**values, "steps": 20, "seeds": 1}})
+    monkeypatch.setattr(Pooling, "learning", "loss")
+    words = ["reproduce", "pooling", "--preset", "quick", "--out", str(tmp_path / "out"), "--json"]
+    code = main(words)
+    learned = json.loads(capsys.readouterr().out.splitlines()[-1])["outcomes"][0]["learned"]
+    assert learned > 0 and code == (learned >= LEARNED)
+    word = "does not learn" if code else "learns"
+    assert f"| {word}, x{learned:.2g} |" in (tmp_path / "out" / "results.md").read_text()
 
 
 def test_recipes_with_files_ask_for_the_folder(tmp_path, capsys):

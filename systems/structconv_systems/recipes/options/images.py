@@ -49,6 +49,7 @@ class MnistCheb(OnImages):
     """Defferrard, Bresson and Vandergheynst (2016), section 5.1."""
 
     name = "mnist-cheb"
+    learning = "loss"
     published = "99.14 on MNIST (CNN: 99.33)"
     effect: ClassVar = Effect(
         claim="accuracy of the graph network over the CNN, points", figure="test_accuracy", pairs=(("graph", "cnn"),),

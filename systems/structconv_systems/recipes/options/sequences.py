@@ -225,6 +225,7 @@ class Pervasive(Translation):
     """Elbayad, Besacier and Verbeek (2018), beside RNNsearch on the same pairs."""
 
     name = "pervasive"
+    learning = "loss"
     published = "IWSLT DE-EN 34.18, EN-DE 27.99"
     effect: ClassVar = Effect(
         claim="BLEU of pervasive attention over RNNsearch", figure="test_bleu", pairs=(("pervasive", "rnnsearch"),))

@@ -22,6 +22,7 @@ class TSP(Trained):
 
     name = "tsp"
     # Table 1, from memory, unchecked.
+    learning = "length"
     published = "0.34 % greedy, 0.08 % best of 1280 samples, farthest insertion 2.36 % (TSP20)"
     effect: ClassVar = Effect(
         claim="gap of farthest insertion over the network's, points", figure="test_gap", higher=False,
