@@ -15,12 +15,12 @@ from structconv import __version__
 from structconv.commands import doctor, listing, plan, plugins, show
 from structconv.commands.output import print_json
 from structconv.commands.stop import Stop
-from structconv.errors import ConfigError, DataError, ShapeError, StructconvError
+from structconv.errors import ConfigError, DataError, ShapeError, StructconvError, StructureError
 
 __all__ = ["Parser", "execute", "main", "shared_options"]
 
 _EXIT_AT_ONCE = 130  # 128 and the number of SIGINT, as shells have it
-_CODES = {ConfigError: 2, ShapeError: 2, DataError: 3}
+_CODES = {ConfigError: 2, ShapeError: 2, DataError: 3, StructureError: 2}  # a DataError is a StructureError
 _DESCRIPTION = "Convolution and attention as one operator: y = sum_k A_k^T x Theta_k."
 
 

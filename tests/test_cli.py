@@ -32,6 +32,8 @@ def test_help_imports_no_heavy_library(words):
 @pytest.mark.parametrize(("words", "message"), [
     (["trian"], "invalid choice: 'trian'"),
     (["show", "shfit"], "Did you mean 'shift'?"),
+    (["show", "shift", "--out", "a.txt"], "--out must name a .png"),
+    (["plan", "cuboid", "--grid", "-3"], "must be"),
     (["show", "shift", "--grid", "8xa"], "--grid must be integers"),
     (["show", "shift", "--grid", "8", "--offset", "2,4"], "one number for each axis"),
     (["list", "--all"], "every argument must be known; got --all"),

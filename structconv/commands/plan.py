@@ -38,10 +38,11 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
 
     options, named = read_options(args), find(args.name)
     batch = check_positive("structconv plan", "--batch", args.batch)
+    structure = options.structure(named.on_graph)
     layer = Conv(named.build(options), args.in_channels, args.out_channels)
     x = torch.randn(batch, options.entries, args.in_channels, requires_grad=args.training)
     with torch.set_grad_enabled(args.training):
-        plan = layer.plan(x, structure=options.structure(named.on_graph))
+        plan = layer.plan(x, structure=structure)
     if args.json:
         print_json({"basis": args.name, "problem": plan.problem, "reason": plan.reason,
                     "candidates": [_described(candidate) for candidate in plan.candidates]})

@@ -34,6 +34,8 @@ def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace, rest: list[str]) -> int:
     no_more("show", rest)
     options = read_options(args)
+    if args.out and Path(args.out).suffix.lower() != ".png":
+        raise ConfigError("structconv show", "--out must name a .png", args.out)
     basis = _basis(args.name, options)
     _check_size(basis)
     dense_KMN = basis.dense().detach()
