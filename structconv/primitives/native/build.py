@@ -1,9 +1,9 @@
 """Compiles the native core: every kernel once for each instruction set, and once the operators that torch calls.
 
-Standard library only, and no import of the package: `setup.py` runs this file where torch may not be installed.
-The operators use headers of torch, those of its stable ABI, as of `TORCH_TARGET`: one binary serves every version from
-there on, and every version of Python. The OpenMP runtime and torch are those that are
-in the process already (see loader.py).
+Standard library only, and no import of the package: `tools/native_hook.py` runs this file where torch may not be
+installed. The operators use headers of torch, those of its stable ABI, as of `TORCH_TARGET`: one binary serves every
+version from there on, and every version of Python. The OpenMP runtime and torch are those that are in the process
+already (see loader.py).
 """
 
 from __future__ import annotations
