@@ -284,6 +284,29 @@ def test_what_does_not_use_the_interface_is_named(registration: compat.Registrat
     assert registration.check(mixed) == ["head.attention"]
 
 
+@pytest.mark.parametrize("name", ["xglm", "blip text", "git"])
+@torch.no_grad()
+def test_what_does_not_use_the_interface_stays_as_it_is(name: str) -> None:
+    """transformers takes the name for modules that add the mask to their scores themselves: it must be numbers then."""
+    config, cls = {
+        "xglm": (transformers.XGLMConfig(vocab_size=WORDS, d_model=32, num_layers=2, attention_heads=4, ffn_dim=40),
+                 transformers.XGLMForCausalLM),
+        "blip text": (transformers.BlipTextConfig(**SIZES, encoder_hidden_size=32), transformers.BlipTextModel),
+        "git": (transformers.GitConfig(**SIZES, vision_config=IMAGES), transformers.GitModel)}[name]
+    words, keep, results = _words(), torch.ones(2, LENGTH, dtype=torch.int64), []
+    keep[1, :4] = 0
+    for implementation in ("eager", "structconv"):
+        torch.manual_seed(0)
+        first = "eager" if name == "git" else implementation  # it can be set later only
+        model = cls._from_config(copy.deepcopy(config), attn_implementation=first).eval()
+        model.set_attn_implementation(implementation)
+        assert model.config._attn_implementation == implementation
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.4)
+        results.append([model(words, use_cache=False)[0], model(words, attention_mask=keep, use_cache=False)[0]])
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+
+
 def test_it_says_what_is_missing(monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ConfigError, match="pip install"):

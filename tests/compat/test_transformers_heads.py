@@ -124,6 +124,36 @@ def test_steps_are_the_whole_sequence(name: str, kind: str) -> None:
     assert torch.equal(static, expected)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["relative", "window", "graph"])
+@pytest.mark.parametrize("case", ["causal", "all", "prefix", "block", "hole", "padded"])
+def test_positions_in_a_static_cache_are_those_without_one(case: str, kind: str) -> None:
+    """The room of a static cache for more keys does not move the queries, whichever keys a table lets them read."""
+    model, _ = replace(_model("llama"), KINDS[kind], structure=_graph() if kind == "graph" else None)
+    model, words, room, half = _drawn(model), _words(), LENGTH + 5, 6
+    keep = torch.ones(2, 1, LENGTH, LENGTH, dtype=torch.bool)
+    keep = keep if case == "all" else keep.tril()
+    if case == "prefix":
+        keep[..., :4, :4] = True
+    elif case == "block":  # a picture within a text
+        keep[1, :, 7:10, 7:10] = True
+    elif case == "hole":
+        keep[0, :, :, 8] = False
+    elif case == "padded":  # on the right, in each row
+        keep[..., LENGTH - 2:] = False
+    expected = model(words, attention_mask=keep, use_cache=False).logits
+    table = torch.nn.functional.pad(keep, (0, room - LENGTH))
+    least = torch.finfo(torch.float32).min
+    for mask in (table, torch.zeros(table.shape).masked_fill(~table, least)):
+        for parts in ((LENGTH,),) if case == "all" else ((LENGTH,), (half, LENGTH - half)):
+            cache, at, actual = transformers.StaticCache(config=model.config, max_cache_len=room), 0, []
+            for size in parts:
+                span = slice(at, at + size)
+                actual.append(model(words[:, span], attention_mask=mask[:, :, span], cache=cache).logits)
+                at = span.stop
+            torch.testing.assert_close(torch.cat(actual, 1), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_t5_generates_and_trains() -> None:
     model, _ = replace(_model("t5"), MIXED)
     words = _words()

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from structconv.bases.positions import Lookup
@@ -235,8 +236,12 @@ class Heads(nn.ModuleList):
 
 
 def _positions(mask: Mask, outputs: int, inputs: int) -> Tensor | None:
-    """Where the queries stand among the keys, `None` for 0, 1, ...: at the last ones; in a static cache, which has room
-    for more, at the last ones that they see."""
+    """Where the queries are among the keys, `None` for 0, 1, ...: the last ones. A static cache has room for more keys.
+
+    There the table decides. A query that reads a key that no query before it reads is that key, or begins a block whose
+    queries read each other, so that the least difference of key and query is the number of keys before the first query.
+    Where all queries read the same keys, the last query is the last of them.
+    """
     if outputs == inputs:
         return None
     table = mask.keep
@@ -245,8 +250,14 @@ def _positions(mask: Mask, outputs: int, inputs: int) -> Tensor | None:
     if table is None or table.shape[-2] != outputs:
         device = None if table is None else table.device
         return torch.arange(inputs - outputs, inputs, device=device)
-    readable = table.reshape(-1, *table.shape[-2:]).any(0)
-    return inputs - 1 - readable.flip(-1).int().argmax(-1)
+    readable = table.reshape(-1, *table.shape[-2:])
+    if outputs == 1:
+        return inputs - 1 - readable.any(0).flip(-1).int().argmax(-1)
+    rows = torch.arange(outputs, device=table.device)
+    last = (readable * torch.arange(1, inputs + 1, device=table.device)).amax(-1) - 1
+    before = F.pad(last.cummax(-1).values[:, :-1], (1, 0), value=inputs)
+    first = torch.where(last > before, last - rows, inputs).amin()
+    return torch.where(first < inputs, first, (last.amax() + 1 - outputs).clamp(min=0)) + rows
 
 
 def _pairs(inputs: int, outputs: int, positions: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:

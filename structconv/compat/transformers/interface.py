@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -173,11 +174,15 @@ def mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_o
     """The mask function: booleans (B, 1, N, M), or `None`, as that of "sdpa".
 
     A window that hides something, of whole sequences without padding, is a `StructureMask` of `Causal() & Window(...)`,
-    or of a `Window`, of which only the pairs are computed.
+    or of a `Window`, of which only the pairs are computed. Models that compute attention without the interface get the
+    numbers that they add to their scores, as that of "eager".
     """
-    from transformers.masking_utils import causal_mask_function, sdpa_mask
+    from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
     function = causal_mask_function if mask_function is None else mask_function
+    if not _reads_interface(type(options.get("config"))):
+        return eager_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
+                          kv_offset=kv_offset, mask_function=function, attention_mask=attention_mask, **options)
     last = q_length == 1 and type(q_offset) is int and q_offset + 1 == kv_offset + kv_length and not is_compiling()
     if (last and function is causal_mask_function and options.get("allow_is_causal_skip", True)
             and (attention_mask is None or bool(attention_mask.all()))):
@@ -235,11 +240,48 @@ def _collector() -> Any:
 
 def _routes(kind: type) -> bool:
     """Return True if the forward pass of a class calls the interface."""
+    return "ALL_ATTENTION_FUNCTIONS" in _source(kind.forward)  # type: ignore[attr-defined]
+
+
+#: Configuration -> whether its models read the interface.
+_READERS: dict[type, bool] = {}
+
+
+def _reads_interface(config: type) -> bool:
+    """Return False if attention modules in the files of a configuration's models compute a softmax themselves.
+
+    In a file with modules of both kinds it is what the models declare to support.
+    """
+    if config not in _READERS:
+        from transformers import PreTrainedModel
+
+        models = [model for model in _subclasses(PreTrainedModel) if model.config_class is config]
+        files = {base.__module__ for model in models for base in model.__mro__
+                 if issubclass(base, PreTrainedModel) and base is not PreTrainedModel}
+        kinds = [kind for file in files for name, kind in getattr(sys.modules.get(file), "__dict__", {}).items()
+                 if "Attention" in name and isinstance(kind, type) and issubclass(kind, nn.Module)]
+        routed = [kind for kind in kinds if _routes(kind)]
+        apart = any("softmax" in _source(kind).lower() for kind in kinds if kind not in routed)
+        declared = any(model._supports_sdpa or model._supports_attention_backend for model in models)
+        _READERS[config] = not apart or bool(routed and declared)
+    return _READERS[config]
+
+
+setattr(_reads_interface, "_dynamo_marked_constant", True)  # noqa: B010 - see torch_compat
+
+
+def _subclasses(kind: Any) -> Iterator[Any]:
+    for own in kind.__subclasses__():
+        yield own
+        yield from _subclasses(own)
+
+
+def _source(part: Any) -> str:
+    """The source of a class or a function; empty where there is none."""
     try:
-        source = inspect.getsource(kind.forward)  # type: ignore[attr-defined]
+        return inspect.getsource(part)
     except (OSError, TypeError):
-        return False
-    return "ALL_ATTENTION_FUNCTIONS" in source
+        return ""
 
 
 def _encloses(outer: str, inner: str) -> bool:
