@@ -16,10 +16,13 @@ from structconv import (
     Conv,
     DotProduct,
     Eye,
+    Full,
     Graph,
     LowRank,
     Mechanism,
+    MultiheadAttention,
     Padding,
+    Shifts,
     Window,
 )
 from structconv.bases import Bilinear, Dense, Score, value
@@ -314,3 +317,52 @@ def test_third_derivatives(scores):
         return torch.einsum("kmn,mp,kpq->nq", layer.basis(x).dense(), x, layer.weight().dense()) + layer.bias
 
     torch.testing.assert_close(third(layer), third(by_einsum))
+
+
+class Adapter(torch.nn.Module):
+    """A module that adds what no matrix computes."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        y = self.inner(x)
+        return y + y.relu()
+
+
+PROJECTED = {"scores": lambda: Conv(DotProduct(heads=2, dim=8).scaled().softmax(), 16, 16, weight=LowRank(8)),
+             "shifts": lambda: Conv(Shifts([-1, 0, 1]), 16, 16, weight=LowRank(2)),
+             "two parts": lambda: Conv(Shifts([-1, 0]) | Shifts([1]), 16, 16, weight=LowRank(2)),
+             "own weight of each part": lambda: Conv(Shifts([0]) | DotProduct(heads=2, dim=8).softmax(), 16, 16,
+                                                     weight=[Full(), LowRank(2)]),
+             "heads": lambda: MultiheadAttention(16, 4), "no bias": lambda: MultiheadAttention(16, 4, bias=False)}
+
+
+@pytest.mark.parametrize("tokens", [3, 300])
+@pytest.mark.parametrize("name", PROJECTED)
+def test_a_module_in_the_place_of_a_projection_is_called_once_on_the_entries(name, tokens):
+    torch.manual_seed(0)
+    layer, x = PROJECTED[name]().double(), torch.randn(2, tokens, 16).double()
+    if name == "heads":
+        torch.nn.init.normal_(layer.value_bias)
+    weight = list(layer.weight.children())[1] if name.startswith("own") else layer.weight
+    plain, shapes = layer(x), []
+    hook = weight.output.register_forward_hook(lambda module, args, y: (shapes.append(args[0].shape), y + 1)[1])
+    torch.testing.assert_close(layer(x), plain + 1)
+    assert shapes == [(2, tokens, weight.output.in_features)]
+    hook.remove()
+    if not name.startswith("own"):
+        weight.output = Adapter(weight.output)
+        projected = plain if layer.bias is None else plain - layer.bias
+        torch.testing.assert_close(layer(x), plain + projected.relu())
+        assert not any(candidate.path != "between" for candidate in layer.plan(x).candidates)
+
+
+def test_projections_whose_parameters_are_loaded_in_their_call(tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    for name in ("scores", "heads"):
+        model, x = torch.nn.Sequential(PROJECTED[name]()).eval(), torch.randn(2, 3, 16)
+        expected = model(x)
+        offloaded = accelerate.disk_offload(model, tmp_path / name, execution_device=torch.device("cpu"))
+        torch.testing.assert_close(offloaded(x), expected)

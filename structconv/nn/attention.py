@@ -22,7 +22,9 @@ from structconv.planning import Plan
 from structconv.shapes import check_choice, check_divides
 from structconv.structures.graph import Graph
 from structconv.structures.supports import EdgeSupport, Padding, Support
+from structconv.structures.values import altered
 from structconv.weights import LowRank, Weight
+from structconv.weights.factored import Projections
 
 __all__ = ["MultiheadAttention", "NonLocalBlock"]
 
@@ -183,17 +185,20 @@ class MultiheadAttention(Conv):
         if self.value_bias is not None:
             self.value_bias.zero_()
 
-    def _added(self, theta: Weight, bias: Tensor | None) -> Tensor | None:
-        """b, and what attention to the values' bias adds to each output."""
+    def _added(self, theta: Weight, bias: Tensor | None) -> tuple[Weight, Tensor | None]:
+        """Theta, and b with what attention to the values' bias adds to each output; a module that is called for the
+        output is called once, on values with their bias."""
         own = self._parameters
         values: Tensor | None = own["value_bias"] if "value_bias" in own else self.value_bias  # noqa: SIM401 - lazy
         if values is None:
-            return bias
+            return theta, bias
         values = values if self.shared_by == 1 else values.repeat_interleave(self.shared_by, 0)
+        if isinstance(theta, Projections):
+            return altered(theta, value_bias=values.flatten()), bias
         if not isinstance(theta, LowRank):
-            return theta.join(values.unsqueeze(-2), bias).squeeze(-2)
+            return theta, theta.join(values.unsqueeze(-2), bias).squeeze(-2)
         flat, output = values.flatten(), theta.output.flatten(0, 1)
-        return flat @ output if bias is None else torch.addmv(bias, output.mT, flat)
+        return theta, flat @ output if bias is None else torch.addmv(bias, output.mT, flat)
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> Self:

@@ -310,7 +310,7 @@ class Conv(Expressed):
             theta: Weight = private.called(modules["weight"])
             bias: Tensor | None = parameters["bias"] if "bias" in parameters else self.bias  # noqa: SIM401 - lazy
             if self._added is not None:
-                bias = self._added(theta, bias)
+                theta, bias = self._added(theta, bias)
         else:
             theta, bias = cache.constants()
         reads, expected_inputs = mechanism.reads, None
@@ -345,13 +345,13 @@ class Conv(Expressed):
         cache.check()
         return cache.x, cache.structure if structure is None else structure
 
-    #: (Theta, b) -> what is added to each output, where it is not b.
-    _added: ClassVar[Callable[[Any, Weight, Tensor | None], Tensor | None] | None] = None
+    #: (Theta, b) -> Theta and what is added to each output, where they are others.
+    _added: ClassVar[Callable[[Any, Weight, Tensor | None], tuple[Weight, Tensor | None]] | None] = None
 
     def _constants(self) -> tuple[Weight, Tensor | None]:
         """Theta, and what is added to each output: what depends on no input."""
         theta: Weight = private.called(self._modules["weight"])  # type: ignore[arg-type]
-        return theta, self.bias if self._added is None else self._added(theta, self.bias)
+        return (theta, self.bias) if self._added is None else self._added(theta, self.bias)
 
     def _heads(self, x: Tensor, start: int = 0) -> Tensor | Shared:
         """x Theta_k, or x V_k where Theta_k = V_k O_k, (..., K, M, D), as a cache stores them."""

@@ -18,7 +18,7 @@ basis, without Theta, derives from `kernels.orders.Applied` and defines `applica
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, ClassVar
 
 from structconv.bases.base import Basis
@@ -215,17 +215,18 @@ def _circle(left: dict[str, Kernel]) -> list[str]:
     return chain[:chain.index(chain[0], 1) + 1]
 
 
-def matching(problem: Problem) -> Iterator[tuple[Kernel, Any, str]]:
-    """The kernels that may compute a problem, with what they recognized, on each path that no other comes before on."""
+def matching(problem: Problem, orders: Collection[str] = ()) -> Iterator[tuple[Kernel, Any, str]]:
+    """The kernels that may compute a problem, with what they recognized, on each path that no other comes before on;
+    with `orders`, on paths of these alone."""
     left_out: set[tuple[str, str]] = set()
     special = problem.projected or problem.relative is not None
     for kernel in _ORDERED:
         if not isinstance(problem.basis, kernel.types) or (special and not kernel.by_heads):
             continue
-        if kernel.separate is not problem.separate:
+        if kernel.separate is not problem.separate or (orders and not any(one in orders for one in kernel.orders)):
             continue
         match = kernel.match(problem)
         for path in () if match is None or match is False else kernel.paths(match, problem):
-            if (kernel.name, path) not in left_out:
+            if (kernel.name, path) not in left_out and (not orders or path in orders):
                 left_out.update((name, path) for name in kernel.before)
                 yield kernel, match, path

@@ -235,7 +235,7 @@ class _Weighed(NamedTuple):
 def _weigh(problem: Problem, path: str | None) -> list[_Weighed]:
     rates, itemsize = machine.rates(problem.x.device), problem.sizes.itemsize
     weighed = []
-    for kernel, match, one in matching(problem):
+    for kernel, match, one in [*matching(problem, problem.theta.orders)] or matching(problem):
         cost = kernel.cost(match, problem, one)
         weighed.append(_Weighed(kernel, match, one, cost, cost.seconds(rates, itemsize)))
     known = sorted({w.path for w in weighed})

@@ -134,6 +134,8 @@ class Weight(_Held, abc.ABC):
     rearranges_heads: ClassVar[bool] = False
     #: The number of factors by which `expand` and `contract` multiply, one after the other.
     factors: ClassVar[int] = 1
+    #: The orders of the products by which a plan may compute; all where there are none.
+    orders: ClassVar[tuple[str, ...]] = ()
     #: The tensors that a linear layer holds as its matrix (outputs, inputs), by the letters of both, "GD, P" say.
     LINEAR: ClassVar[Mapping[str, str]] = {}
 

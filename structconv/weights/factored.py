@@ -246,12 +246,14 @@ class Projections(Weight):
     """Theta_k = V_g(k) O_k of a `LowRank` whose factors are modules of another kind, or with hooks: they are called.
 
     That is what a value or an output projection becomes with an update of low rank, quantized or parametrized. `heads`
-    and `join` call the modules. All else multiplies with the matrices of both, which cost a call with P and with K D
+    and `join` call the modules, each once, on the entries, since a module or a hook may do what no matrix does; a plan
+    computes by these two alone. All else multiplies with the matrices of both, which cost a call with P and with K D
     entries.
 
     Args:
         value, output: the modules, without a bias. groups, dim: G and D.
         trained: whether a gradient of their parameters is wanted.
+        value_bias: (K D,), added to what the output's module is called with, or `None`.
     """
 
     value: Function
@@ -262,8 +264,10 @@ class Projections(Weight):
     in_channels: int = 1
     out_channels: int = 1
     trained: bool = False
+    value_bias: Tensor | None = None
     sums_heads = False
     factors = 2
+    orders = ("between",)
 
     @classmethod
     def by(cls, module: BoundWeight, shared_by: int, dim: int) -> Projections:
@@ -277,19 +281,21 @@ class Projections(Weight):
         value, output = map(Function, parts)
         return cls._over({"value": value, "output": output, "size": module.size, "groups": module.size // shared_by,
                           "dim": dim, "in_channels": module.in_channels, "out_channels": module.out_channels,
-                          "trained": trained})
+                          "trained": trained, "value_bias": None})
 
     def check(self) -> None:
         """Modules say themselves what they take."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The first parameter of each module, whose dtype x must have unless the module runs under autocast."""
-        return tuple(t for part in (self.value, self.output) if part.precision is None for t in part.parameters[:1])
+        """The first parameter of each module, whose dtype x must have unless the module runs under autocast, or loads
+        its parameters in its call, where they have no numbers."""
+        return tuple(t for part in (self.value, self.output) if part.precision is None for t in part.parameters[:1]
+                     if not t.is_meta)
 
     @property
     def requires_grad(self) -> bool:
-        return self.trained
+        return self.trained or (self.value_bias is not None and self.value_bias.requires_grad)
 
     @property
     def head_channels(self) -> int:
@@ -302,7 +308,8 @@ class Projections(Weight):
 
     def join(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
         """sum_k r_k O_k: (..., K, N, D) -> (..., N, Q)."""
-        return plus(self.output(r.transpose(-3, -2).flatten(-2)), bias)
+        entries = r.transpose(-3, -2).flatten(-2)
+        return plus(self.output(entries if self.value_bias is None else entries + self.value_bias), bias)
 
     def low_rank(self, like: Tensor | None = None) -> LowRank:
         """The matrices of both modules as they are."""

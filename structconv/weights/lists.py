@@ -56,6 +56,10 @@ class WeightList(Weight):
         return all(part.is_value for part in self.parts)
 
     @property
+    def orders(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("per_part",) if any(part.orders for part in self.parts) else ()
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple([tensor for part in self.parts for tensor in part.tensors])
 
