@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.nn.attention import MultiheadAttention
 from structconv.nn.conv import Conv
 from structconv.testing.checks import same, same_gradients
@@ -69,6 +70,14 @@ def check_prepared(use: Use) -> None:
     cache = layer.prepare(x)
     for turn in ("first", "second"):
         same(of(cache)(), expected, f"the {turn} call of one prepared")
+    try:
+        cache = layer.prepare(x[..., :2, :])
+        for entry in x[..., 2:, :].split(1, -2):
+            cache.append(entry)
+        appended = of(cache)()
+    except (ConfigError, ShapeError, StructureError):
+        return  # a structure of all entries, say
+    same(appended, expected, "entries that were appended one by one")
 
 
 def _parted(use: Use) -> tuple[Any, Any, dict[str, Any]]:

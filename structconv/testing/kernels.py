@@ -125,7 +125,9 @@ def check_changes(specimen: Specimen) -> None:
     range it is a `StructureError`."""
     setup = specimen.subject()
     assert isinstance(setup, Setup) and isinstance(setup.structure, Graph), "changes needs a mechanism on a graph"
-    graph, before = setup.structure, setup.structure.edge_index.clone()
+    before = setup.structure.edge_index
+    graph = dataclasses.replace(setup.structure, edge_index=before.clone())
+    setup = dataclasses.replace(setup, structure=graph)
     first = _call(setup, [], _full)[0]
     kernels = list(compiled(first))
     for each in kernels:

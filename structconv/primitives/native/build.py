@@ -64,7 +64,7 @@ def own_level() -> str:
 def compiler() -> str | None:
     """The C++ compiler: `$CXX`, else g++, c++ or clang++, whichever is found first."""
     for name in (os.environ.get("CXX"), "g++", "c++", "clang++"):
-        if name and shutil.which(name.split()[0]):
+        if name and name.strip() and shutil.which(name.split()[0]):
             return name
     return None
 
@@ -197,7 +197,7 @@ def _sha256(path: Path) -> str:
 def is_sound(path: Path) -> bool:
     """Return True if the object exists and has the checksum of its build."""
     try:
-        return path.with_suffix(".sha256").read_text() == _sha256(path)
+        return path.with_suffix(".sha256").read_bytes() == _sha256(path).encode()
     except OSError:
         return False
 
