@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 from torch.nn.utils.parametrize import is_parametrized
 
 from structconv import mechanisms
@@ -230,6 +230,39 @@ def test_a_layer_that_cannot_be_built_again_is_refused() -> None:
     ours, report = convert(nn.ModuleList([broken, library.GCNConv(4, 4)]))
     assert list(report.refused) == ["0"] and list(report.converted) == ["1"] and type(ours[0]) is library.HGTConv
     assert "HGTConv: it cannot be built again from its attributes: AttributeError: " in report.refused["0"]
+
+
+def test_children_buffers_and_hooks_on_a_layer_of_pyg_stay() -> None:
+    library = pytest.importorskip("torch_geometric.nn")
+    layer, calls = library.GCNConv(4, 3), list[str]()
+    layer.dropout = nn.Dropout(0.5)
+    layer.lin.scale = nn.ReLU()
+    layer.register_forward_hook(lambda module, _, y: module.dropout(module.lin.scale(y)))
+    layer.register_buffer("running", torch.ones(3), persistent=False)
+    layer.register_state_dict_pre_hook(lambda *_: calls.append("before save"))
+    layer.register_state_dict_post_hook(lambda *_: calls.append("save"))
+    layer.register_load_state_dict_pre_hook(lambda *_: calls.append("before load"))
+    layer.lin.register_load_state_dict_post_hook(lambda *_: calls.append("load"))
+    layer.register_full_backward_hook(lambda *_: calls.append("backward"))
+    x, edges = torch.randn(5, 4, requires_grad=True), torch.randint(5, (2, 9))
+    ours, report = convert(layer, example=(x, edges))
+    back, returned = to_pyg(ours, example=(x, edges))
+    assert not report.refused and not returned.refused and type(back) is library.GCNConv
+    for one in (ours, back):
+        assert [name for name, _ in one.named_modules()] == [name for name, _ in layer.named_modules()
+                                                             if name != "aggr_module" or one is back]
+        calls.clear()
+        one.load_state_dict(layer.state_dict())
+        one(x, edges).sum().backward()
+        assert calls == ["before save", "save", "before load", "load", "backward"]
+    assert report.difference is not None and report.difference < 1e-6 and returned.difference < 1e-6
+
+
+def test_a_pruned_layer_of_pyg_is_refused() -> None:
+    library = pytest.importorskip("torch_geometric.nn")
+    layer = library.GCNConv(4, 3)
+    prune.l1_unstructured(layer.lin, "weight", 0.5)
+    assert "its parameter 'lin.weight_orig' was changed" in convert(layer, inplace=True)[1].refused[""]
 
 
 class Wider(nn.Conv1d):
