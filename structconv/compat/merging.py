@@ -72,8 +72,9 @@ def merge_linear(model: M, *, pairs: Iterable[tuple[str, str]] = (), example: An
     before = None if example is None else outputs_of(model, example)
     count = count_parameters(model)
     model = model if inplace else copy.deepcopy(model)
-    uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
-    uses.update(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    parts: list[Any] = [part for named in (model.named_modules, model.named_parameters)
+                        for _, part in named(remove_duplicate=False)]
+    uses = Counter(map(id, parts))  # `parts` stays until the end, so that no merged layer gets one of these ids
     converted: dict[str, tuple[str, str, str]] = {}
     refused: dict[str, str] = {}
     for names in (*_chains(model), *pairs):
@@ -111,7 +112,6 @@ def _try(model: nn.Module, first: str, second: str, uses: Counter[int], converte
     expression = f"{type(one).__name__} @ {type(two).__name__}"
     model.set_submodule(first, merged)
     model.set_submodule(second, nn.Identity())
-    uses.update([id(merged), *map(id, merged.parameters())])
     converted[first] = converted.get(first, (type(one).__name__, "", ""))[0], type(merged).__name__, expression
     converted[second] = type(two).__name__, "Identity", ""
     return True

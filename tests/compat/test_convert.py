@@ -422,6 +422,13 @@ def test_named_pairs_and_chains() -> None:
         merge_linear(Net(), pairs=[("first", "none")])
 
 
+def test_chains_are_merged_as_a_whole() -> None:
+    for _ in range(20):  # new layers get the addresses of old ones at random
+        model = nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 32), nn.Linear(32, 16), nn.Linear(16, 2))
+        merged, report = merge_linear(model)
+        assert not report.refused and merged[0].weight.shape == (2, 8)
+
+
 def shared() -> nn.Sequential:
     layer = nn.Linear(9, 9)
     return nn.Sequential(layer, layer)
