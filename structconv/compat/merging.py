@@ -36,7 +36,8 @@ def merge_linear(model: M, *, pairs: Iterable[tuple[str, str]] = (), example: An
 
     Two maps with Theta', Theta'' and matrices A', A'' are one with Theta' Theta'' and A' A''. Outputs are equal up to
     rounding. Layers are neighbors if they follow each other in a `torch.nn.Sequential`, or if you name them in `pairs`.
-    The first of two becomes the composition and the second `torch.nn.Identity`, so that other names stay.
+    The first of two becomes the composition and the second `torch.nn.Identity`, so that other names stay. The identity
+    in place of a `Conv` takes its structure too.
 
     - `torch.nn.Linear` and `Linear`; P -> Q -> R costs P Q + Q R, merged P R.
     - torch's or `structconv.compat.torch`'s convolutions of one kind, without groups. The second must have no padding,
@@ -111,10 +112,22 @@ def _try(model: nn.Module, first: str, second: str, uses: Counter[int], converte
         return False
     expression = f"{type(one).__name__} @ {type(two).__name__}"
     model.set_submodule(first, merged)
-    model.set_submodule(second, nn.Identity())
+    model.set_submodule(second, _Identity() if type(two) is Conv else nn.Identity())
     converted[first] = converted.get(first, (type(one).__name__, "", ""))[0], type(merged).__name__, expression
     converted[second] = type(two).__name__, "Identity", ""
     return True
+
+
+class _Identity(nn.Identity):
+    """The identity, with the arguments of `Conv`."""
+
+    def forward(self, x: torch.Tensor, *_: Any, return_weights: bool = False,  # type: ignore[override]
+                **__: Any) -> torch.Tensor:
+        """Return x."""
+        if return_weights:
+            raise ConfigError("merge_linear", "return_weights must be False for a layer that was merged", "True",
+                              "Merge the model without this pair.")
+        return x
 
 
 def _is_linear(module: nn.Module) -> bool:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 from torch.nn.utils.parametrize import is_parametrized
 
-from structconv import mechanisms
+from structconv import Adjacency, Conv, Grid, mechanisms
 from structconv.compat import Report, convert, merge_linear, to_pyg, to_torch
 from structconv.compat import pyg as compat_pyg
 from structconv.compat import torch as compat
@@ -427,6 +427,23 @@ def test_chains_are_merged_as_a_whole() -> None:
         model = nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 32), nn.Linear(32, 16), nn.Linear(16, 2))
         merged, report = merge_linear(model)
         assert not report.refused and merged[0].weight.shape == (2, 8)
+
+
+def test_merged_layers_on_a_graph_take_its_structure() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = Conv(Adjacency("sym"), 8, 64, bias=False), Conv(Adjacency("row"), 64, 4)
+
+        def forward(self, x: torch.Tensor, graph: Any) -> torch.Tensor:
+            return self.second(x=self.first(x, graph), structure=graph) + 0 * self.second(self.first(x, graph), graph)
+
+    example = torch.randn(9, 8), Grid((3, 3)).graph()
+    merged, report = merge_linear(Net(), pairs=[("first", "second")], example=example)
+    assert report.difference is not None and report.difference < 1e-5 and isinstance(merged.second, nn.Identity)
+    assert torch.equal(pickle.loads(pickle.dumps(merged.second))(*example), example[0])
+    with pytest.raises(ConfigError, match="return_weights must be False for a layer that was merged"):
+        merged.second(*example, return_weights=True)
 
 
 def shared() -> nn.Sequential:
