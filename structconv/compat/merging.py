@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils.parametrize import is_parametrized
 
 from structconv import torch_compat as private
 from structconv.compat import torch as own
-from structconv.compat.conversion import Report, count_parameters, largest_difference, outputs_of, wide
+from structconv.compat.conversion import Report, class_of, count_parameters, largest_difference, outputs_of, wide
 from structconv.errors import ConfigError, StructconvError
 from structconv.nn.composition import compose
 from structconv.nn.conv import Conv
@@ -27,6 +28,8 @@ _TRANSPOSED: dict[type, Callable[..., torch.Tensor]] = {
     kind: function for function, *kinds in (
         (functional.conv_transpose1d, nn.Conv1d, own.Conv1d), (functional.conv_transpose2d, nn.Conv2d, own.Conv2d),
         (functional.conv_transpose3d, nn.Conv3d, own.Conv3d)) for kind in kinds}
+#: Hooks of `state_dict` and `load_state_dict`.
+_STATE_HOOKS = {name for name in vars(nn.Module()) if "state_dict" in name}
 _OURS = (Conv, Conv1d, Conv2d, Conv3d, OnGrid)
 
 
@@ -45,8 +48,9 @@ def merge_linear(model: M, *, pairs: Iterable[tuple[str, str]] = (), example: An
     - layers of `structconv` that `structconv.compose` takes.
 
     A pair stays as it is, with the reason in the report, if a layer or its parameters are used elsewhere too, if it has
-    hooks or a parametrization, if one of both is frozen, or if dtypes or devices differ. Merged layers train otherwise:
-    one map has its own gradient steps, and no longer the rank of a product. Merge before inference, or on purpose.
+    hooks, a parametrization, or buffers or children that were added, if one of both is frozen, or if dtypes or devices
+    differ. Merged layers train otherwise: one map has its own gradient steps, and no longer the rank of a product.
+    Merge before inference, or on purpose.
 
     Args:
         model: not changed, unless `inplace`.
@@ -103,16 +107,16 @@ def _try(model: nn.Module, first: str, second: str, uses: Counter[int], converte
         return False
     both = f"{first} and {second}"
     try:
-        merged, reason = _merged(one, two), _reason(one, two, uses)
+        merged = _reason(one, two, uses) or _merged(one, two)
     except StructconvError as error:
         refused[both] = str(error)
         return False
-    if isinstance(merged, str) or reason:
-        refused[both] = reason or str(merged)
+    if isinstance(merged, str):
+        refused[both] = merged
         return False
     expression = f"{type(one).__name__} @ {type(two).__name__}"
     model.set_submodule(first, merged)
-    model.set_submodule(second, _Identity() if type(two) is Conv else nn.Identity())
+    model.set_submodule(second, (_Identity if type(two) is Conv else nn.Identity)().train(two.training))
     converted[first] = converted.get(first, (type(one).__name__, "", ""))[0], type(merged).__name__, expression
     converted[second] = type(two).__name__, "Identity", ""
     return True
@@ -131,7 +135,8 @@ class _Identity(nn.Identity):
 
 
 def _is_linear(module: nn.Module) -> bool:
-    return type(module) is nn.Linear or type(module) in _TRANSPOSED or type(module) in _OURS
+    kind = class_of(module)
+    return kind is nn.Linear or kind in _TRANSPOSED or kind in _OURS
 
 
 def _reason(one: nn.Module, two: nn.Module, uses: Counter[int]) -> str | None:
@@ -139,8 +144,17 @@ def _reason(one: nn.Module, two: nn.Module, uses: Counter[int]) -> str | None:
     parameters = [p for layer in (one, two) for p in layer.parameters()]
     if any(uses[id(part)] > 1 for part in (one, two, *parameters)):
         return "a layer or a parameter is used more than once"
-    if not private.all_plain(one, two):
+    modules = [module for layer in (one, two) for module in layer.modules()]
+    if any(map(is_parametrized, modules)):
+        return "a layer has a parametrization"
+    if not private.all_plain(*modules) or any(hooks for module in modules for name, hooks in vars(module).items()
+                                              if name in _STATE_HOOKS):
         return "a layer has hooks"
+    for layer in (one, two):
+        children = () if isinstance(layer, _OURS) else layer._modules
+        added = [name for name in (*layer._parameters, *layer._buffers, *children) if name not in ("weight", "bias")]
+        if added:
+            return f"{added[0]!r} was added to a layer"
     if len({p.requires_grad for p in parameters}) > 1:
         return "one of them is frozen"
     if len({(p.dtype, p.device) for p in parameters}) > 1:
