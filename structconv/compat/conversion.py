@@ -181,12 +181,12 @@ def replaced(model: M, example: Any, inplace: bool, turn: Callable[[Walk, nn.Mod
 def _to_ours(walk: Walk, model: nn.Module) -> None:
     pyg = import_module("structconv.compat.pyg.conversion") if "torch_geometric.nn" in sys.modules else None
     for name, module in list(model.named_modules()):
-        kind = _class_of(module)
+        kind = class_of(module)
         if pyg is not None and pyg.is_layer(module):
             before, reason = type(module).__name__, pyg.turn(module)
             if reason is None:
                 walk.converted[name] = before, _full_name(type(module)), pyg.expression(module)
-            elif list(module.parameters()):
+            else:
                 walk.refused[name] = f"{before}: {reason}"
         elif kind in _TORCH:
             _swap(walk, name, module, _TORCH[kind])
@@ -200,7 +200,7 @@ def _to_ours(walk: Walk, model: nn.Module) -> None:
 
 def _to_torch(walk: Walk, model: nn.Module) -> None:
     for name, module in list(model.named_modules()):
-        kind = _class_of(module)
+        kind = class_of(module)
         if kind in _BACK:
             _swap(walk, name, module, _BACK[kind])
             module.__dict__.pop("_mechanism", None)
@@ -226,7 +226,7 @@ def _to_pyg(walk: Walk, model: nn.Module) -> None:
                 walk.refused[name] = f"{before}: {reason}"
 
 
-def _class_of(module: nn.Module) -> type:
+def class_of(module: nn.Module) -> type:
     """The class of a module; without the one that a parametrization has put before it."""
     return type(module).__bases__[0] if is_parametrized(module) else type(module)
 
@@ -246,9 +246,9 @@ def _swap(walk: Walk, name: str, module: Any, other: type) -> None:
     elif _pads_otherwise(module):
         reason = "torch pads it as it was made, not by its padding"
     if reason is not None:
-        walk.refused[name] = f"{_class_of(module).__name__}: {reason}"
+        walk.refused[name] = f"{class_of(module).__name__}: {reason}"
         return
-    before, after = _class_of(module), other
+    before, after = class_of(module), other
     if is_parametrized(module):
         members = {key: value for key, value in vars(type(module)).items() if key not in ("__dict__", "__weakref__")}
         other = type(type(module).__name__, (other,), members)

@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils.parametrize import is_parametrized
 
 from structconv import torch_compat as private
 from structconv.compat import torch as own
-from structconv.compat.conversion import Report, count_parameters, largest_difference, outputs_of, wide
+from structconv.compat.conversion import Report, class_of, count_parameters, largest_difference, outputs_of, wide
 from structconv.errors import ConfigError, StructconvError
 from structconv.nn.composition import compose
 from structconv.nn.conv import Conv
@@ -27,6 +28,8 @@ _TRANSPOSED: dict[type, Callable[..., torch.Tensor]] = {
     kind: function for function, *kinds in (
         (functional.conv_transpose1d, nn.Conv1d, own.Conv1d), (functional.conv_transpose2d, nn.Conv2d, own.Conv2d),
         (functional.conv_transpose3d, nn.Conv3d, own.Conv3d)) for kind in kinds}
+#: Hooks of `state_dict` and `load_state_dict`.
+_STATE_HOOKS = {name for name in vars(nn.Module()) if "state_dict" in name}
 _OURS = (Conv, Conv1d, Conv2d, Conv3d, OnGrid)
 
 
@@ -36,7 +39,8 @@ def merge_linear(model: M, *, pairs: Iterable[tuple[str, str]] = (), example: An
 
     Two maps with Theta', Theta'' and matrices A', A'' are one with Theta' Theta'' and A' A''. Outputs are equal up to
     rounding. Layers are neighbors if they follow each other in a `torch.nn.Sequential`, or if you name them in `pairs`.
-    The first of two becomes the composition and the second `torch.nn.Identity`, so that other names stay.
+    The first of two becomes the composition and the second `torch.nn.Identity`, so that other names stay. The identity
+    in place of a `Conv` takes its structure too.
 
     - `torch.nn.Linear` and `Linear`; P -> Q -> R costs P Q + Q R, merged P R.
     - torch's or `structconv.compat.torch`'s convolutions of one kind, without groups. The second must have no padding,
@@ -44,8 +48,9 @@ def merge_linear(model: M, *, pairs: Iterable[tuple[str, str]] = (), example: An
     - layers of `structconv` that `structconv.compose` takes.
 
     A pair stays as it is, with the reason in the report, if a layer or its parameters are used elsewhere too, if it has
-    hooks or a parametrization, if one of both is frozen, or if dtypes or devices differ. Merged layers train otherwise:
-    one map has its own gradient steps, and no longer the rank of a product. Merge before inference, or on purpose.
+    hooks, a parametrization, or buffers or children that were added, if one of both is frozen, or if dtypes or devices
+    differ. Merged layers train otherwise: one map has its own gradient steps, and no longer the rank of a product.
+    Merge before inference, or on purpose.
 
     Args:
         model: not changed, unless `inplace`.
@@ -72,8 +77,9 @@ def merge_linear(model: M, *, pairs: Iterable[tuple[str, str]] = (), example: An
     before = None if example is None else outputs_of(model, example)
     count = count_parameters(model)
     model = model if inplace else copy.deepcopy(model)
-    uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
-    uses.update(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    parts: list[Any] = [part for named in (model.named_modules, model.named_parameters)
+                        for _, part in named(remove_duplicate=False)]
+    uses = Counter(map(id, parts))  # `parts` stays until the end, so that no merged layer gets one of these ids
     converted: dict[str, tuple[str, str, str]] = {}
     refused: dict[str, str] = {}
     for names in (*_chains(model), *pairs):
@@ -101,24 +107,36 @@ def _try(model: nn.Module, first: str, second: str, uses: Counter[int], converte
         return False
     both = f"{first} and {second}"
     try:
-        merged, reason = _merged(one, two), _reason(one, two, uses)
+        merged = _reason(one, two, uses) or _merged(one, two)
     except StructconvError as error:
         refused[both] = str(error)
         return False
-    if isinstance(merged, str) or reason:
-        refused[both] = reason or str(merged)
+    if isinstance(merged, str):
+        refused[both] = merged
         return False
     expression = f"{type(one).__name__} @ {type(two).__name__}"
     model.set_submodule(first, merged)
-    model.set_submodule(second, nn.Identity())
-    uses.update([id(merged), *map(id, merged.parameters())])
+    model.set_submodule(second, (_Identity if type(two) is Conv else nn.Identity)().train(two.training))
     converted[first] = converted.get(first, (type(one).__name__, "", ""))[0], type(merged).__name__, expression
     converted[second] = type(two).__name__, "Identity", ""
     return True
 
 
+class _Identity(nn.Identity):
+    """The identity, with the arguments of `Conv`."""
+
+    def forward(self, x: torch.Tensor, *_: Any, return_weights: bool = False,  # type: ignore[override]
+                **__: Any) -> torch.Tensor:
+        """Return x."""
+        if return_weights:
+            raise ConfigError("merge_linear", "return_weights must be False for a layer that was merged", "True",
+                              "Merge the model without this pair.")
+        return x
+
+
 def _is_linear(module: nn.Module) -> bool:
-    return type(module) is nn.Linear or type(module) in _TRANSPOSED or type(module) in _OURS
+    kind = class_of(module)
+    return kind is nn.Linear or kind in _TRANSPOSED or kind in _OURS
 
 
 def _reason(one: nn.Module, two: nn.Module, uses: Counter[int]) -> str | None:
@@ -126,8 +144,17 @@ def _reason(one: nn.Module, two: nn.Module, uses: Counter[int]) -> str | None:
     parameters = [p for layer in (one, two) for p in layer.parameters()]
     if any(uses[id(part)] > 1 for part in (one, two, *parameters)):
         return "a layer or a parameter is used more than once"
-    if not private.all_plain(one, two):
+    modules = [module for layer in (one, two) for module in layer.modules()]
+    if any(map(is_parametrized, modules)):
+        return "a layer has a parametrization"
+    if not private.all_plain(*modules) or any(hooks for module in modules for name, hooks in vars(module).items()
+                                              if name in _STATE_HOOKS):
         return "a layer has hooks"
+    for layer in (one, two):
+        children = () if isinstance(layer, _OURS) else layer._modules
+        added = [name for name in (*layer._parameters, *layer._buffers, *children) if name not in ("weight", "bias")]
+        if added:
+            return f"{added[0]!r} was added to a layer"
     if len({p.requires_grad for p in parameters}) > 1:
         return "one of them is frozen"
     if len({(p.dtype, p.device) for p in parameters}) > 1:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 from torch.nn.utils.parametrize import is_parametrized
 
-from structconv import mechanisms
+from structconv import Adjacency, Conv, Grid, mechanisms
 from structconv.compat import Report, convert, merge_linear, to_pyg, to_torch
 from structconv.compat import pyg as compat_pyg
 from structconv.compat import torch as compat
@@ -232,6 +233,39 @@ def test_a_layer_that_cannot_be_built_again_is_refused() -> None:
     assert "HGTConv: it cannot be built again from its attributes: AttributeError: " in report.refused["0"]
 
 
+def test_children_buffers_and_hooks_on_a_layer_of_pyg_stay() -> None:
+    library = pytest.importorskip("torch_geometric.nn")
+    layer, calls = library.GCNConv(4, 3), list[str]()
+    layer.dropout = nn.Dropout(0.5)
+    layer.lin.scale = nn.ReLU()
+    layer.register_forward_hook(lambda module, _, y: module.dropout(module.lin.scale(y)))
+    layer.register_buffer("running", torch.ones(3), persistent=False)
+    layer.register_state_dict_pre_hook(lambda *_: calls.append("before save"))
+    layer.register_state_dict_post_hook(lambda *_: calls.append("save"))
+    layer.register_load_state_dict_pre_hook(lambda *_: calls.append("before load"))
+    layer.lin.register_load_state_dict_post_hook(lambda *_: calls.append("load"))
+    layer.register_full_backward_hook(lambda *_: calls.append("backward"))
+    x, edges = torch.randn(5, 4, requires_grad=True), torch.randint(5, (2, 9))
+    ours, report = convert(layer, example=(x, edges))
+    back, returned = to_pyg(ours, example=(x, edges))
+    assert not report.refused and not returned.refused and type(back) is library.GCNConv
+    for one in (ours, back):
+        assert [name for name, _ in one.named_modules()] == [name for name, _ in layer.named_modules()
+                                                             if name != "aggr_module" or one is back]
+        calls.clear()
+        one.load_state_dict(layer.state_dict())
+        one(x, edges).sum().backward()
+        assert calls == ["before save", "save", "before load", "load", "backward"]
+    assert report.difference is not None and report.difference < 1e-6 and returned.difference < 1e-6
+
+
+def test_a_pruned_layer_of_pyg_is_refused() -> None:
+    library = pytest.importorskip("torch_geometric.nn")
+    layer = library.GCNConv(4, 3)
+    prune.l1_unstructured(layer.lin, "weight", 0.5)
+    assert "its parameter 'lin.weight_orig' was changed" in convert(layer, inplace=True)[1].refused[""]
+
+
 class Wider(nn.Conv1d):
     """A class of a user's."""
 
@@ -260,9 +294,9 @@ def test_what_is_refused_of_pyg_is_named() -> None:
     changed.node_dim = 0
     hooked.register_message_forward_hook(lambda *_: None)
     model = nn.ModuleDict({"own": Own(4, 4), "changed": changed, "hooked": hooked, "lazy": library.GCNConv(-1, 4),
-                           "none": library.ResGatedGraphConv(4, 4)})
+                           "none": library.ResGatedGraphConv(4, 4), "no parameters": library.LGConv()})
     _, report = convert(model)
-    assert {"own", "changed", "hooked", "lazy", "none"} == set(report.refused) and not report.converted
+    assert set(model) == set(report.refused) and not report.converted
 
 
 def test_ties_hooks_parametrizations_and_modes_stay() -> None:
@@ -356,6 +390,7 @@ def test_merged_layers_compute_the_same(name: str) -> None:
     assert list(report.converted) == ["0", "1"] and report.difference < 1e-12 and report.scale > 0.1
     assert report.parameters[1] < report.parameters[0]
     assert type(merged[1]) is nn.Identity and type(model[1]) is not nn.Identity
+    assert not any(module.training for module in merge_linear(model.eval())[0].modules())
 
 
 def test_layers_of_a_replaced_weight_are_merged() -> None:
@@ -389,6 +424,30 @@ def test_named_pairs_and_chains() -> None:
         merge_linear(Net(), pairs=[("first", "none")])
 
 
+def test_chains_are_merged_as_a_whole() -> None:
+    for _ in range(20):  # new layers get the addresses of old ones at random
+        model = nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 32), nn.Linear(32, 16), nn.Linear(16, 2))
+        merged, report = merge_linear(model)
+        assert not report.refused and merged[0].weight.shape == (2, 8)
+
+
+def test_merged_layers_on_a_graph_take_its_structure() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = Conv(Adjacency("sym"), 8, 64, bias=False), Conv(Adjacency("row"), 64, 4)
+
+        def forward(self, x: torch.Tensor, graph: Any) -> torch.Tensor:
+            return self.second(x=self.first(x, graph), structure=graph) + 0 * self.second(self.first(x, graph), graph)
+
+    example = torch.randn(9, 8), Grid((3, 3)).graph()
+    merged, report = merge_linear(Net(), pairs=[("first", "second")], example=example)
+    assert report.difference is not None and report.difference < 1e-5 and isinstance(merged.second, nn.Identity)
+    assert torch.equal(pickle.loads(pickle.dumps(merged.second))(*example), example[0])
+    with pytest.raises(ConfigError, match="return_weights must be False for a layer that was merged"):
+        merged.second(*example, return_weights=True)
+
+
 def shared() -> nn.Sequential:
     layer = nn.Linear(9, 9)
     return nn.Sequential(layer, layer)
@@ -406,6 +465,12 @@ def frozen() -> nn.Sequential:
     return model
 
 
+def changed(change: Callable[[nn.Module], Any]) -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(4, 40), nn.Linear(40, 4))
+    change(model[0])
+    return model
+
+
 def replaced(kind: Any, option: int = 1) -> nn.Sequential:
     """Two layers, the first with the weight of fewer inputs."""
     model = nn.Sequential(kind(8, 64, option), kind(64, 4, option))
@@ -419,6 +484,10 @@ KEPT = {
     "pads": lambda: nn.Sequential(nn.Conv1d(2, 50, 3), nn.Conv1d(50, 2, 3, padding=1)),
     "groups": lambda: nn.Sequential(nn.Conv1d(2, 50, 3), nn.Conv1d(50, 2, 1, groups=2)),
     "replaced": lambda: replaced(nn.Conv1d),
+    "has hooks": lambda: changed(lambda layer: layer.register_state_dict_post_hook(lambda *_: None)),
+    "parametrization": lambda: changed(parametrizations.weight_norm),
+    "'extra' was added": lambda: changed(lambda layer: layer.register_buffer("extra", torch.ones(1))),
+    "'drop' was added": lambda: changed(lambda layer: layer.add_module("drop", nn.Dropout())),
     "dtypes": lambda: nn.Sequential(nn.Linear(4, 40), nn.Linear(40, 4).double()),
 }
 

@@ -42,9 +42,8 @@ _ARGUMENTS: dict[str, Callable[[Any], Any]] = {
 #: The linear layer whose bias is that of a layer, where the layer itself has none.
 _BIASED = {"ClusterGCNConv": "lin_out", "GraphConv": "lin_rel", "SAGEConv": "lin_l", "SGConv": "lin", "SSGConv": "lin",
            "TransformerConv": "lin_key"}
-#: Dictionaries of hooks that users register, which every call reads.
-_HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
-          "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook")
+#: The attributes of every module: parameters, buffers, hooks and the mode.
+_OF_MODULES = vars(nn.Module()).keys()
 _MESSAGE_HOOKS = tuple(f"_{name}_forward{when}_hooks" for name in ("propagate", "message", "aggregate",
                        "message_and_aggregate", "edge_update") for when in ("", "_pre"))
 
@@ -142,7 +141,7 @@ def _materialize(lin: Any, width: int) -> None:
 def _difference(layer: nn.Module, pristine: nn.Module, more: bool) -> str | None:
     """An attribute or a parameter that a layer of the same options does not have so."""
     for name, expected in vars(pristine).items():
-        if name == "training" or not _is_simple(expected):
+        if name in _OF_MODULES or not _is_simple(expected):
             continue
         value = vars(layer).get(name)
         if not _is_simple(value):  # a cached graph in the place of `None`
@@ -153,7 +152,8 @@ def _difference(layer: nn.Module, pristine: nn.Module, more: bool) -> str | None
             return f"its attribute {name!r}"
     if "forward" in vars(layer):
         return "its forward"
-    has, expects = ({name: t.shape for name, t in module.state_dict(keep_vars=True).items()}
+    has, expects = ({name: t.shape for name, t in (*module.named_parameters(remove_duplicate=False),
+                                                   *module.state_dict(keep_vars=True).items())}
                     for module in (layer, pristine))
     names = expects.keys() if more else has.keys() | expects.keys()
     differing = sorted(name for name in names if has.get(name) != expects.get(name))
@@ -174,10 +174,10 @@ def _become(old: Any, new: Any, pristine: Any) -> None:
         own = modules.get(path)
         if path and _are_counterparts(type(own), type(child)):
             _become(own, child, pristine.get_submodule(path))
-    for name in new._modules:
-        new._modules[name] = attrs["_modules"].get(name) or new._modules[name]
-    shared = {name: attrs[name] for name in ("_parameters", "_buffers", "training", *_HOOKS) if name in attrs}
+    shared = {name: attrs[name] for name in _OF_MODULES if name in attrs}
     shared["_parameters"] = {**{name: None for name, p in new._parameters.items() if p is None}, **attrs["_parameters"]}
+    shared["_modules"] = {**new._modules, **{name: child for name, child in attrs["_modules"].items() if name in
+                                             new._modules or name not in pristine._modules}}
     users = {name: value for name, value in attrs.items() if name not in pristine.__dict__ and name not in
              new.__dict__ and not name.startswith("_cached")}
     old.__class__ = type(new)
