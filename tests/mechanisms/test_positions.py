@@ -164,6 +164,39 @@ def test_learned_encoding():
     torch.testing.assert_close(encoding(torch.ones(2, M, P)), 1 + encoding.embedding[:M].expand(2, M, P))
 
 
+@pytest.mark.parametrize(("encoding", "shape", "positions", "message"), [
+    (LearnedEncoding(9, 6), (2, 1, 6), 9, r"LearnedEncoding: positions must be in \[0, length=9\); got 9 to 9"),
+    (LearnedEncoding(9, 6), (2, 3, 6), 8, r"\[0, length=9\); got 8 to 10"),
+    (LearnedEncoding(9, 6), (2, 1, 6), -1, r"\[0, length=9\); got -1 to -1"),
+    (LearnedEncoding(9, 6), (2, 2, 6), torch.tensor([-1, 20]), r"\[0, length=9\); got -1 to 20"),
+    (LearnedEncoding(1, 6), (9, 6), 0, r"\[0, length=1\); got 0 to 8"),
+    (LearnedEncoding(9, 1), (9, 6), 0, r"x must have shape \(..., M, P=1\); got \(9, 6\)"),
+    (LearnedEncoding(9, 6), (6,), 0, r"x must have shape \(..., M, P=6\); got \(6,\)"),
+    (LearnedEncoding(9, 6), (3, 6), torch.arange(3.0), "positions must be integers"),
+    (SinusoidalEncoding(6), (9, 1), 0, r"SinusoidalEncoding: x must have shape \(..., M, P=6\); got \(9, 1\)"),
+    (SinusoidalEncoding(6), (9, 6), torch.tensor(2), r"positions must have shape \(..., M=9\).*; got \(\)"),
+    (SinusoidalEncoding(6), (2, 9, 6), torch.zeros(3, 9), r"positions must have shape \(..., M=9\).*; got \(3, 9\)"),
+    (SinusoidalEncoding(6), (9, 6), 1.5, "positions must be that of the first entry"),
+    (SinusoidalEncoding(4, shape=(2, 3)), (9, 4), 0, r"x must have shape \(..., M=6, P=4\); got \(9, 4\)"),
+    (SinusoidalEncoding(4, shape=(2, 3)), (6, 4), 2, r"positions must be absent for a grid of shape=\(2, 3\); got 2")])
+def test_encodings_refuse_what_has_no_encoding(encoding, shape, positions, message):
+    with pytest.raises((ConfigError, ShapeError), match=message):
+        encoding(torch.zeros(shape), positions)
+
+
+@pytest.mark.parametrize("encoding", [SinusoidalEncoding(6), LearnedEncoding(9, 6)])
+def test_encodings_refuse_integers(encoding):
+    with pytest.raises(ShapeError, match="Encoding: x must be floating; got"):
+        encoding(torch.zeros(3, 6, dtype=torch.int64))
+
+
+def test_learned_encodings_are_exported_for_all_lengths_and_recorded_in_torch_fx():
+    encoding, x = LearnedEncoding(9, 6), torch.randn(2, 5, 6)
+    program = torch.export.export(encoding, (x,), dynamic_shapes={"x": {1: torch.export.Dim("M", max=9)}}).module()
+    torch.testing.assert_close(program(x[:, :3]), encoding(x[:, :3]))
+    torch.testing.assert_close(torch.fx.symbolic_trace(encoding, {"positions": 0})(x), encoding(x))
+
+
 @pytest.mark.parametrize(("wrong", "message"), [
     (lambda: RelativeBias(-1), "clip must be an integer >= 0"),
     (lambda: RelativeBias(0, buckets="log"), "clip must be a positive integer"),
