@@ -25,7 +25,7 @@ from structconv.mechanisms.projections import Projection, heads_of
 from structconv.mechanisms.samples import positions
 from structconv.mechanisms.scores import DotProduct, Score
 from structconv.mechanisms.visibility import InputSet, Masks
-from structconv.shapes import broadcast, check_choice, check_natural, check_positive, goes_into
+from structconv.shapes import broadcast, check_choice, check_natural, check_positive, converted, goes_into
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 from structconv.written import written
@@ -312,7 +312,7 @@ class EdgeBias(Term):
                                  tuple(graph.edge_attr.shape))
         if attributes.dim() > 2:
             _check_lead(attributes, inputs)
-        return EdgeScore(graph, self._scores(attributes.to(inputs.dtype)).mT)
+        return EdgeScore(graph, self._scores(converted("EdgeBias", "edge_attr", attributes, inputs.dtype)).mT)
 
     def _may_mask_inputs(self, structure: Any, others: bool = False) -> int:
         return hidden_by(structure) if isinstance(structure, Graph) and not covers_inputs(structure) else 0

@@ -10,6 +10,7 @@ import torch
 
 from structconv.bases.positions import bucket, bucket_count
 from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.mechanisms.edge_network import EdgeNetwork
 from structconv.mechanisms.encodings import LearnedEncoding, SinusoidalEncoding, sinusoidal
 from structconv.mechanisms.positions import (
     ALiBi,
@@ -104,6 +105,16 @@ def test_edge_bias():
         m.basis(X)
     with pytest.raises(StructureError, match=r"A=2 channels; got \(3,\)"):
         m.basis(X, Graph(graph.edge_index, num_nodes=M, edge_attr=torch.zeros(3)))
+
+
+@pytest.mark.parametrize("layer", [GATConv(2, 3, edge_dim=1), Conv((DotProduct(dim=2) + EdgeBias(1)).softmax(), 2, 3),
+                                   Conv(EdgeNetwork(1, 4), 2, 3)], ids=["GATConv", "EdgeBias", "EdgeNetwork"])
+@pytest.mark.parametrize("kinds", [1, 200])
+def test_complex_attributes_of_edges_are_refused(layer, kinds):
+    edges, numbers = torch.randint(3, (2, 200)), torch.randn(kinds, 1, dtype=torch.complex64)
+    graph = Graph(edges, num_nodes=3, edge_attr=numbers[torch.arange(200) % kinds])
+    with pytest.raises(ShapeError, match=r"edge_attr must be real; got torch\.complex64\. Pass both parts as channels"):
+        layer(torch.randn(3, 2), structure=graph)
 
 
 def test_edge_bias_by_any_module():
