@@ -80,7 +80,7 @@ def check_entries(owner: str, x: Tensor, *, entries: int | None = None, channels
     if fits and entries is not None:
         fits = x.shape[-2] == entries
     if not fits:
-        sizes = [letter if size is None else f"{letter}={size}"
+        sizes = [letter if size is None else f"{letter}={int(size)}"  # a compiler writes no unread argument
                  for letter, size in zip(letters, (entries, channels), strict=True)]
         raise ShapeError(owner, f"{name} must have shape (..., {', '.join(sizes)})", tuple(x.shape),
                          layout_hint(x, channels))

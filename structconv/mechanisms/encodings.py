@@ -149,8 +149,8 @@ def _check_range(length: int, x: Tensor, positions: int | Tensor) -> None:
     else:
         first, last = int(positions.min()), int(positions.max())
     if _is_true(first < 0) or _is_true(last >= length):
-        raise ShapeError("LearnedEncoding", f"positions must be in [0, length={length})", f"{first} to {last}",
-                         "Learn more positions: length=.")
+        raise ShapeError("LearnedEncoding", f"positions must be in [0, length={length})",
+                         f"{int(first)} to {int(last)}", "Learn more positions: length=.")
 
 
 def _is_true(condition: Any) -> bool:

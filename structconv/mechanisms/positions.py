@@ -307,7 +307,7 @@ class EdgeBias(Term):
             raise StructureError("EdgeBias", "the graph must have edge_attr", "none",
                                  f"Make it as Graph(edge_index, ..., edge_attr=...), (E, {self.attributes or 'A'}).")
         attributes = graph.edge_attr.unsqueeze(-1) if graph.edge_attr.dim() == 1 else graph.edge_attr
-        if self.attributes not in (None, attributes.shape[-1]):
+        if self.attributes is not None and attributes.shape[-1] != self.attributes:  # `in` fails for a symbolic size
             raise StructureError("EdgeBias", f"edge_attr must have A={self.attributes} channels",
                                  tuple(graph.edge_attr.shape))
         if attributes.dim() > 2:
