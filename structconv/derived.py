@@ -198,8 +198,15 @@ def is_plain(value: Any) -> bool:
 
 
 def values_known(*tensors: Tensor) -> bool:
-    """Return True if results may depend on the numbers in these tensors: no compiler or transform is active."""
-    return not private.transforms_active() and all(map(is_plain, tensors))
+    """Return True if results may depend on the numbers in these tensors: no compiler, tracer or transform is active."""
+    return (not private.transforms_active() and all(map(is_plain, tensors))
+            and not (private.dispatch_modes() and _recording()))
+
+
+def _recording() -> bool:
+    """Return True if `make_fx` or `torch.func.linearize` records operators, which refuse to give numbers."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode  # imports SymPy
+    return get_proxy_mode() is not None
 
 
 class _Rest:

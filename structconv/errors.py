@@ -57,7 +57,7 @@ class StructconvError(ValueError):
 
     def __init__(self, owner: str, expected: str, got: object, remedy: str = "") -> None:
         if IS_COMPILING():
-            _raise_now(type(self), owner, expected, got, remedy)
+            _raise_now(type(self), owner, expected, _written(got), remedy)
         super().__init__(_message(owner, expected, got, remedy))
         self.owner = owner
 
@@ -65,6 +65,13 @@ class StructconvError(ValueError):
         """Name another owner in the message."""
         self.args = (owner + self.args[0].removeprefix(self.owner),)
         self.owner = owner
+
+
+def _written(got: object) -> object:
+    """The value for `_raise_now`: a compiler writes symbolic sizes as text, but does not pass them to a function."""
+    if isinstance(got, tuple):
+        return f"({', '.join([f'{item!r}' for item in got])}{',' if len(got) == 1 else ''})"
+    return f"{got}" if isinstance(got, int) else got
 
 
 def _raise_now(kind: type[StructconvError], owner: str, expected: str, got: object, remedy: str) -> None:

@@ -13,7 +13,7 @@ from structconv.errors import ConfigError, ShapeError
 
 __all__ = ["NO_TENSORS", "Shape", "alike", "broadcast", "check_alike", "check_choice", "check_device", "check_divides",
            "check_entries", "check_finite", "check_leads", "check_natural", "check_number", "check_positive",
-           "check_seed", "check_tensor", "concatenate", "goes_into", "layout_hint", "mixes"]
+           "check_seed", "check_tensor", "concatenate", "converted", "goes_into", "layout_hint", "mixes"]
 
 Shape = tuple[int, ...]
 #: Types of arguments that are mistaken for tensors; a class may also hold a stand-in for a tensor.
@@ -80,7 +80,7 @@ def check_entries(owner: str, x: Tensor, *, entries: int | None = None, channels
     if fits and entries is not None:
         fits = x.shape[-2] == entries
     if not fits:
-        sizes = [letter if size is None else f"{letter}={size}"
+        sizes = [letter if size is None else f"{letter}={int(size)}"  # a compiler writes no unread argument
                  for letter, size in zip(letters, (entries, channels), strict=True)]
         raise ShapeError(owner, f"{name} must have shape (..., {', '.join(sizes)})", tuple(x.shape),
                          layout_hint(x, channels))
@@ -112,6 +112,16 @@ def alike(owner: str, x: Tensor, other: Tensor, *, name: str = "x", other_name: 
     if not mixed:
         check_alike(owner, x, other, name=name, other_name=other_name)
     return other.to(x.dtype) if mixed else other
+
+
+def converted(owner: str, name: str, t: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `t` in this dtype; `ShapeError` for complex numbers that would lose their imaginary part."""
+    if t.dtype is dtype:
+        return t
+    if t.is_complex() and not dtype.is_complex:
+        raise ShapeError(owner, f"{name} must be real", t.dtype, f"Pass both parts as channels, for example "
+                         f"torch.view_as_real({name}).flatten(-2), which doubles their number.")
+    return t.to(dtype)
 
 
 def mixes(x: Tensor, other: Tensor) -> bool:

@@ -8,9 +8,31 @@ import pytest
 import torch
 
 from structconv.bases import Dense
-from structconv.mechanisms import Context, Cuboid, DotProduct, Given, Incidence, RelativeBias
-from structconv.nn import Conv, MultiheadAttention
-from structconv.structures import Blocks, Causal, DenseMask, EdgeSupport, Global, Grid, Padding, Samples, Window, batch
+from structconv.mechanisms import (
+    STRUCTURE,
+    Context,
+    Cuboid,
+    DotProduct,
+    EdgeBias,
+    Given,
+    Incidence,
+    LearnedEncoding,
+    RelativeBias,
+)
+from structconv.nn import Conv, GATConv, GCNConv, MultiheadAttention
+from structconv.structures import (
+    Blocks,
+    Causal,
+    DenseMask,
+    EdgeSupport,
+    Global,
+    Graph,
+    Grid,
+    Padding,
+    Samples,
+    Window,
+    batch,
+)
 from structconv.testing.batches import larger, side_by_side, takes_samples
 from structconv.testing.checks import same
 from structconv.testing.use import Use
@@ -125,3 +147,23 @@ def test_a_window_exports_for_any_number_of_entries(mask, biased, dtype, strict)
     for entries in (2, 10, 64, 66, 150):
         x = torch.randn(2, entries, P, dtype=dtype)
         torch.testing.assert_close(program.module()(x), layer(x))
+
+
+@pytest.mark.parametrize("layer", [GATConv(6, 4, edge_dim=2), Conv((DotProduct(dim=3) + EdgeBias(2)).softmax(), 6, 4)])
+def test_attributes_of_edges_compile_with_dynamic_sizes(layer):
+    graph = Graph(Grid((3, 3)).graph().edge_index, num_nodes=9, edge_attr=torch.randn(24, 2))
+    x = torch.randn(9, 6)
+    y = torch.compile(layer, backend="eager", fullgraph=True, dynamic=True)(x, structure=graph)
+    torch.testing.assert_close(y, layer(x, structure=graph))
+
+
+@pytest.mark.parametrize(("layer", "args", "message"), [
+    (GCNConv(6, 4), (torch.randn(9, 5), Grid((3, 3)).graph()), r"x must have shape \(..., M=9, P=6\); got \(9, 5\)"),
+    (MultiheadAttention(6, 2), (torch.randn(1, 9, 5),), r"query must have shape \(..., M, P=6\); got \(1, 9, 5\)"),
+    (LearnedEncoding(9, 6), (torch.randn(6),), r"x must have shape \(..., M, P=6\); got \(6,\)"),
+    (LearnedEncoding(9, 6), (torch.randn(9, 6), 3), r"positions must be in \[0, length=9\); got 3 to 11"),
+    (Conv(DotProduct(dim=3).masked(keep=STRUCTURE).softmax(), 6, 4),
+     (torch.randn(9, 6), DenseMask(torch.ones(9, 8, dtype=torch.bool))), r"pairs must have shape .*; got \(9, 8\)")])
+def test_errors_of_programs_with_dynamic_sizes_keep_their_message(layer, args, message):
+    with pytest.raises(Exception, match=message):
+        torch.compile(layer, backend="eager", fullgraph=True, dynamic=True)(*args)

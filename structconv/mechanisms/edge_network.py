@@ -18,7 +18,7 @@ from structconv.derived import derived, is_plain
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.expression import Channels, Inputs
 from structconv.mechanisms.graphs import GraphMechanism
-from structconv.shapes import check_choice, check_positive
+from structconv.shapes import check_choice, check_positive, converted
 from structconv.structures.graph import Graph
 from structconv.written import written
 
@@ -76,11 +76,11 @@ class EdgeNetwork(GraphMechanism):
     def forward(self, inputs: Inputs) -> Basis:
         graph = self._checked(inputs)
         shares = None if self.normalize_by is None else adjacency(graph, "row", inputs.dtype, weighted=False).values
-        kinds = _kinds(graph.edge_attr)
+        owner, kinds = type(self).__name__, _kinds(graph.edge_attr)
         if kinds is not None:
-            kind, entries = kinds[0], self._entries(kinds[1].to(inputs.dtype))
+            kind, entries = kinds[0], self._entries(converted(owner, "edge_attr", kinds[1], inputs.dtype))
             return Mixed(Typed(graph, kind, entries.shape[0], shares), entries)
-        values = self._entries(_by_channels(graph.edge_attr).to(inputs.dtype)).mT
+        values = self._entries(converted(owner, "edge_attr", _by_channels(graph.edge_attr), inputs.dtype)).mT
         return Sparse(graph, values if shares is None else values * shares)
 
     def _entries(self, attributes: Tensor) -> Tensor:
@@ -119,6 +119,8 @@ def _kinds(attributes: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def _distinct(attributes: Tensor) -> tuple[Tensor, Tensor] | None:
+    if attributes.is_complex():
+        return None
     keys = attributes.double() @ torch.linspace(1, 2, attributes.shape[1], dtype=torch.float64,
                                                 device=attributes.device).exp()
     if _SHARED * torch.unique(keys[:_TRIED]).shape[0] > min(_TRIED, keys.shape[0]):

@@ -25,7 +25,7 @@ from structconv.mechanisms.projections import Projection, heads_of
 from structconv.mechanisms.samples import positions
 from structconv.mechanisms.scores import DotProduct, Score
 from structconv.mechanisms.visibility import InputSet, Masks
-from structconv.shapes import broadcast, check_choice, check_natural, check_positive, goes_into
+from structconv.shapes import broadcast, check_choice, check_natural, check_positive, converted, goes_into
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 from structconv.written import written
@@ -307,12 +307,12 @@ class EdgeBias(Term):
             raise StructureError("EdgeBias", "the graph must have edge_attr", "none",
                                  f"Make it as Graph(edge_index, ..., edge_attr=...), (E, {self.attributes or 'A'}).")
         attributes = graph.edge_attr.unsqueeze(-1) if graph.edge_attr.dim() == 1 else graph.edge_attr
-        if self.attributes not in (None, attributes.shape[-1]):
+        if self.attributes is not None and attributes.shape[-1] != self.attributes:  # `in` fails for a symbolic size
             raise StructureError("EdgeBias", f"edge_attr must have A={self.attributes} channels",
                                  tuple(graph.edge_attr.shape))
         if attributes.dim() > 2:
             _check_lead(attributes, inputs)
-        return EdgeScore(graph, self._scores(attributes.to(inputs.dtype)).mT)
+        return EdgeScore(graph, self._scores(converted("EdgeBias", "edge_attr", attributes, inputs.dtype)).mT)
 
     def _may_mask_inputs(self, structure: Any, others: bool = False) -> int:
         return hidden_by(structure) if isinstance(structure, Graph) and not covers_inputs(structure) else 0

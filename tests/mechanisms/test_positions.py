@@ -10,6 +10,7 @@ import torch
 
 from structconv.bases.positions import bucket, bucket_count
 from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.mechanisms.edge_network import EdgeNetwork
 from structconv.mechanisms.encodings import LearnedEncoding, SinusoidalEncoding, sinusoidal
 from structconv.mechanisms.positions import (
     ALiBi,
@@ -106,6 +107,16 @@ def test_edge_bias():
         m.basis(X, Graph(graph.edge_index, num_nodes=M, edge_attr=torch.zeros(3)))
 
 
+@pytest.mark.parametrize("layer", [GATConv(2, 3, edge_dim=1), Conv((DotProduct(dim=2) + EdgeBias(1)).softmax(), 2, 3),
+                                   Conv(EdgeNetwork(1, 4), 2, 3)], ids=["GATConv", "EdgeBias", "EdgeNetwork"])
+@pytest.mark.parametrize("kinds", [1, 200])
+def test_complex_attributes_of_edges_are_refused(layer, kinds):
+    edges, numbers = torch.randint(3, (2, 200)), torch.randn(kinds, 1, dtype=torch.complex64)
+    graph = Graph(edges, num_nodes=3, edge_attr=numbers[torch.arange(200) % kinds])
+    with pytest.raises(ShapeError, match=r"edge_attr must be real; got torch\.complex64\. Pass both parts as channels"):
+        layer(torch.randn(3, 2), structure=graph)
+
+
 def test_edge_bias_by_any_module():
     graph = Graph(torch.tensor([[0, 1, 2], [1, 0, 0]]), num_nodes=M, edge_attr=torch.randn(3, 2, dtype=F64))
     net = torch.nn.Sequential(torch.nn.Linear(2, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
@@ -162,6 +173,39 @@ def test_sinusoids_on_a_grid_split_the_channels_among_the_axes():
 def test_learned_encoding():
     encoding = LearnedEncoding(9, P)
     torch.testing.assert_close(encoding(torch.ones(2, M, P)), 1 + encoding.embedding[:M].expand(2, M, P))
+
+
+@pytest.mark.parametrize(("encoding", "shape", "positions", "message"), [
+    (LearnedEncoding(9, 6), (2, 1, 6), 9, r"LearnedEncoding: positions must be in \[0, length=9\); got 9 to 9"),
+    (LearnedEncoding(9, 6), (2, 3, 6), 8, r"\[0, length=9\); got 8 to 10"),
+    (LearnedEncoding(9, 6), (2, 1, 6), -1, r"\[0, length=9\); got -1 to -1"),
+    (LearnedEncoding(9, 6), (2, 2, 6), torch.tensor([-1, 20]), r"\[0, length=9\); got -1 to 20"),
+    (LearnedEncoding(1, 6), (9, 6), 0, r"\[0, length=1\); got 0 to 8"),
+    (LearnedEncoding(9, 1), (9, 6), 0, r"x must have shape \(..., M, P=1\); got \(9, 6\)"),
+    (LearnedEncoding(9, 6), (6,), 0, r"x must have shape \(..., M, P=6\); got \(6,\)"),
+    (LearnedEncoding(9, 6), (3, 6), torch.arange(3.0), "positions must be integers"),
+    (SinusoidalEncoding(6), (9, 1), 0, r"SinusoidalEncoding: x must have shape \(..., M, P=6\); got \(9, 1\)"),
+    (SinusoidalEncoding(6), (9, 6), torch.tensor(2), r"positions must have shape \(..., M=9\).*; got \(\)"),
+    (SinusoidalEncoding(6), (2, 9, 6), torch.zeros(3, 9), r"positions must have shape \(..., M=9\).*; got \(3, 9\)"),
+    (SinusoidalEncoding(6), (9, 6), 1.5, "positions must be that of the first entry"),
+    (SinusoidalEncoding(4, shape=(2, 3)), (9, 4), 0, r"x must have shape \(..., M=6, P=4\); got \(9, 4\)"),
+    (SinusoidalEncoding(4, shape=(2, 3)), (6, 4), 2, r"positions must be absent for a grid of shape=\(2, 3\); got 2")])
+def test_encodings_refuse_what_has_no_encoding(encoding, shape, positions, message):
+    with pytest.raises((ConfigError, ShapeError), match=message):
+        encoding(torch.zeros(shape), positions)
+
+
+@pytest.mark.parametrize("encoding", [SinusoidalEncoding(6), LearnedEncoding(9, 6)])
+def test_encodings_refuse_integers(encoding):
+    with pytest.raises(ShapeError, match="Encoding: x must be floating; got"):
+        encoding(torch.zeros(3, 6, dtype=torch.int64))
+
+
+def test_learned_encodings_are_exported_for_all_lengths_and_recorded_in_torch_fx():
+    encoding, x = LearnedEncoding(9, 6), torch.randn(2, 5, 6)
+    program = torch.export.export(encoding, (x,), dynamic_shapes={"x": {1: torch.export.Dim("M", max=9)}}).module()
+    torch.testing.assert_close(program(x[:, :3]), encoding(x[:, :3]))
+    torch.testing.assert_close(torch.fx.symbolic_trace(encoding, {"positions": 0})(x), encoding(x))
 
 
 @pytest.mark.parametrize(("wrong", "message"), [

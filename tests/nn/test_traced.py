@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from structconv import nn as layers
 from structconv.errors import ConfigError
 from structconv.mechanisms import DotProduct, RelativeBias
+from structconv.nn import Conv, MultiheadAttention
+from structconv.structures import Causal
 from tests.support.layers import LAYERS
 
 
@@ -76,3 +79,13 @@ def test_torchscript_traces_attention_or_says_what_to_do():
     with pytest.raises(ConfigError, match=r"got torch.jit.trace. Use torch.export.export\(layer"):
         torch.jit.trace(biased, (x,))
     torch.testing.assert_close(torch.export.export(biased, (x,)).module()(x), biased(x))
+
+
+@pytest.mark.parametrize("layer", [
+    Conv(DotProduct(heads=2, dim=3).softmax(), 6, 4), MultiheadAttention(6, 2),
+    Conv(DotProduct(heads=2, dim=3).masked(keep=Causal()).softmax(), 6, 4)])
+def test_make_fx_and_linearize_record_attention(layer):
+    x, t = torch.randn(2, 2, 7, 6, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(make_fx(layer)(x)(t), layer(t))
+    y, pushed = torch.func.linearize(layer, x)
+    torch.testing.assert_close((y, pushed(t)), torch.func.jvp(layer, (x,), (t,)))

@@ -50,7 +50,7 @@ def graph_of(owner: str, edges: Any, inputs: int, outputs: int | None, flow: str
             raise StructureError(owner, "flow must be 'source_to_target' for a sparse matrix", repr(flow),
                                  "Give the transposed matrix.")
         graph = _of_matrix(edges)
-        if graph.num_inputs != inputs or outputs not in (None, graph.num_outputs):
+        if graph.num_inputs != inputs or (outputs is not None and outputs != graph.num_outputs):
             raise StructureError(owner, f"the matrix must have shape (N, M={inputs})",
                                  (graph.num_outputs, graph.num_inputs), "Its rows are the targets of the edges.")
         return dataclasses.replace(graph, edge_weight=graph.edge_weight if weight is None else weight,
