@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 import torch
 
+from structconv.bases import Score, value
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms import (
     Additive,
@@ -16,6 +17,7 @@ from structconv.mechanisms import (
     DotProduct,
     GaussianWindow,
     Identity,
+    Mechanism,
     PredictedPosition,
     RelativeBias,
     RelativeKey,
@@ -23,6 +25,7 @@ from structconv.mechanisms import (
 )
 from structconv.nn import Conv, MultiheadAttention, RelativeValue
 from structconv.structures import Causal, DenseMask, Graph, Padding, Window
+from structconv.testing import Setup, Specimen, suite
 from structconv.testing.decoding import check_positions, check_prepared, takes_positions, takes_prepared
 from structconv.weights import LowRank
 from tests.support.layers import drawn, uses
@@ -333,3 +336,59 @@ def test_what_is_made_of_prepared_inputs_is_named():
     layer = Conv(Own(1, 4).softmax(), 4, 4)
     with pytest.raises(ConfigError, match="a method of the mechanism that its `sources` names"):
         layer(layer.prepare(torch.randn(5, 4)))
+
+
+@value
+class Nearness(Score):
+    """-|s_m - t_n| of one number of each entry."""
+
+    s: torch.Tensor
+    t: torch.Tensor
+    size = property(lambda self: self.s.shape[-2])
+    num_inputs = property(lambda self: self.s.shape[-1])
+    num_outputs = property(lambda self: self.t.shape[-1])
+    batch_shape = property(lambda self: self.s.shape[:-2])
+
+    def evaluate(self, pairs):
+        return -(pairs.source(self.s) - pairs.target(self.t)).abs()
+
+
+class Near(Mechanism):
+    """Entries whose numbers are near: `places` of the wrong shape, or with a count from the start of each call."""
+
+    has_scores, batching, sources = True, "pairs", ("places",)
+
+    def __init__(self, fault):
+        super().__init__()
+        self.fault = fault
+
+    def bind(self, channels):
+        self.place = torch.nn.Linear(channels.inputs, 1)
+
+    def places(self, x, start):
+        numbers = self.place(x) + (0.5 * start if self.fault == "start" else 0)
+        return numbers if self.fault == "shape" else numbers.mT
+
+    def forward(self, inputs):
+        numbers = inputs.of_x(self.places)
+        return Nearness(numbers.mT if self.fault == "shape" else numbers, self.place(inputs.z).mT)
+
+
+@pytest.mark.parametrize("mask", [Causal(), Window(1) & Causal()])
+def test_sources_of_another_shape_are_refused(mask):
+    layer = Conv(Near("shape").masked(keep=mask).softmax(), 4, 3)
+    with pytest.raises(ShapeError, match=r"Near: places must return \(..., K, M\) or \(..., K, M, D\) for M=2"):
+        layer.prepare(torch.randn(2, 4))
+
+
+def test_the_suite_appends_entries_one_by_one():
+    for fault in ("", "start"):
+        def make(fault=fault):
+            return Setup(Near(fault).masked(keep=Causal()).softmax().bound(4).double(), torch.randn(6, 4).double())
+
+        law = next(check for name, check in suite(Specimen("near", make)) if name.endswith("cache"))
+        if fault:
+            with pytest.raises(AssertionError, match="appended one by one"):
+                law()
+        else:
+            law()

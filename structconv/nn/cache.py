@@ -212,8 +212,8 @@ class Cache:
             axis = -2 if computed.dim() > x.dim() else -1
             if computed.shape[axis] != x.shape[-2]:
                 owner, method = type(make.__self__).__name__, make.__name__  # type: ignore[attr-defined]
-                raise ShapeError(owner, f"{method} must return (..., K, M) or (..., K, M, D) for M={x.shape[-2]} inputs",
-                                 tuple(computed.shape))
+                expected = f"{method} must return (..., K, M) or (..., K, M, D) for M={x.shape[-2]} inputs"
+                raise ShapeError(owner, expected, tuple(computed.shape))
             self._entries[_key(make)] = CachedEntries(make, GrowingTensor(computed, axis), repeats)
         self._versions: list[tuple[Any, str, Any, int | None]] = [
             (tensors, name, own, None if own is None or own.is_inference() else own._version)

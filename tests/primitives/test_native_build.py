@@ -59,6 +59,19 @@ def test_a_broken_compiler_is_named(nowhere, monkeypatch):
     assert actual is None and "false" in reason
 
 
+def test_a_blank_compiler_is_none(monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    expected = build.compiler()
+    monkeypatch.setenv("CXX", " ")
+    assert build.compiler() == expected
+
+
+def test_a_checksum_that_is_no_text_is_not_sound(tmp_path):
+    (tmp_path / "core.so").write_bytes(b"")
+    (tmp_path / "core.sha256").write_bytes(b"\xff\xfe")
+    assert not build.is_sound(tmp_path / "core.so")
+
+
 def test_a_source_that_does_not_compile_leaves_nothing(nowhere, monkeypatch):
     if build.compiler() is None:
         pytest.skip("no compiler")
