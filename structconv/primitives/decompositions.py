@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from structconv import torch_compat as private
+from structconv.primitives.functions import sum_dtype
 from structconv.primitives.native.edges import ends_of
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.operator import COMPOSED, EDGES, by_layouts
@@ -24,9 +27,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     """The table for `torch.export.ExportedProgram.run_decompositions`: each operator of a forward pass by torch's.
 
     `torch.onnx.export` uses it by itself. A program with dynamic sizes stays so. Attention along edges and sparse
-    products hold one row for each edge. Operators of a backward pass are not in it, nor are `group_products`,
-    `shift_products` and recurrences, which an exported program does not hold unless you call `structconv.primitives`
-    yourself.
+    products hold one row for each edge. Operators of a backward pass are not in it, nor are `group_products` and
+    recurrences, which an exported program does not hold unless you call `structconv.primitives` yourself.
 
     Example:
 
@@ -46,7 +48,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table: dict[Any, Callable[..., Any]] = {getattr(_OPS, name).default: form for name, form in COMPOSED.items()}
     table |= {
         _OPS.layouts.default: _layouts, _OPS.spmm.default: _spmm, _OPS.sddmm.default: _sddmm,
-        _OPS.spmm_add.default: _spmm_add, _OPS.project.default: _project, _OPS.outer.default: _outer,
+        _OPS.spmm_add.default: _spmm_add, _OPS.shift_products.default: _shift_products, _OPS.project.default: _project, _OPS.outer.default: _outer,
         **{getattr(_OPS, name).default: by_layouts(steps) for name, steps in STEPS.items()},
         _OPS.project_relu.default: lambda x, w, bias: _project(x, w, bias).relu(),
     }
@@ -99,6 +101,15 @@ def _spmm_add(*arguments: Any) -> Tensor:
     layouts, (values, x, z, alpha, beta) = arguments[:_LAYOUTS], arguments[_LAYOUTS:]
     y = alpha * _spmm(*layouts, values, x, x.shape[0])
     return y if z is None else y + beta * z
+
+
+def _shift_products(x: Tensor, theta: Tensor, shifts: Sequence[int], rows: int) -> Tensor:
+    """Products of slices of x with zeros around it, summed over the shifts."""
+    front = functools.reduce(torch.sym_max, [-shift for shift in shifts], 0)
+    back = functools.reduce(torch.sym_max, [shift + rows - x.shape[1] for shift in shifts], 0)
+    wide = F.pad(x, (0, 0, front, back)).to(sum_dtype(x.dtype))
+    terms = [wide.narrow(1, front + shift, rows) @ theta[k].to(wide.dtype) for k, shift in enumerate(shifts)]
+    return functools.reduce(torch.add, terms).to(x.dtype) if terms else x.new_zeros((x.shape[0], rows, theta.shape[2]))
 
 
 def _repeat(t: Tensor, rows: Any) -> Tensor:

@@ -421,8 +421,9 @@ def _selected(attr: Tensor, keep: Tensor) -> Tensor:
     return attr[(slice(None),) * edge_axis(attr) + (keep,)]
 
 
-#: The reductions of an entry's edge attributes to those of its loop, by torch's names.
-_REDUCTIONS = {"mean": "mean", "add": "sum", "min": "amin", "max": "amax", "mul": "prod"}
+#: The reductions of an entry's edge attributes to those of its loop, by torch's names; a mean is a sum to be divided,
+#: because ONNX translates torch's own mean wrongly.
+_REDUCTIONS = {"mean": "sum", "add": "sum", "min": "amin", "max": "amax", "mul": "prod"}
 
 
 def attributes_of_loops(edge_attr: Tensor, target: Tensor, nodes: int, attr: float | str) -> Tensor:
@@ -435,8 +436,12 @@ def attributes_of_loops(edge_attr: Tensor, target: Tensor, nodes: int, attr: flo
     if attr == "mean" and not edge_attr.is_floating_point():
         edge_attr = edge_attr.to(torch.get_default_dtype())
     index = target.long().view(*[1] * axis, -1, *[1] * (edge_attr.dim() - axis - 1)).expand(edge_attr.shape)
-    return edge_attr.new_full(shape, int(attr == "mul")).scatter_reduce(axis, index, edge_attr, _REDUCTIONS[attr],
-                                                                    include_self=False)
+    loops = edge_attr.new_full(shape, int(attr == "mul")).scatter_reduce(axis, index, edge_attr, _REDUCTIONS[attr],
+                                                                         include_self=False)
+    if attr != "mean":
+        return loops
+    counts = edge_attr.new_zeros(nodes).index_add(0, target.long(), edge_attr.new_ones(()).expand(target.shape))
+    return loops / counts.clamp(min=1).view(*[1] * axis, -1, *[1] * (edge_attr.dim() - axis - 1))
 
 
 def looped(graph: Graph, attr: float | str = 0.0) -> Graph:

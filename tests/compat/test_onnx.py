@@ -34,7 +34,7 @@ from structconv.primitives.native.operator import OPERATORS
 from tests.support.layers import drawn
 
 #: Operators that no layer puts into an exported forward pass, or that have no composed form.
-OUTSIDE = {"group_products", "group_outer", "shift_products", "shift_correlation"}
+OUTSIDE = {"group_products", "group_outer", "shift_correlation"}
 
 
 class OnGraph(nn.Module):
@@ -47,6 +47,19 @@ class OnGraph(nn.Module):
         for layer in self.layers:
             x = layer(x, graph).relu()
         return x
+
+
+class OnEdges(nn.Module):
+    """GAT with attributes of edges, whose loops get the mean of an entry's edges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = GATConv(8, 4, heads=2, edge_dim=2)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        attributes = x[edge_index[0], :2] - x[edge_index[1], :2]
+        y: Tensor = self.layer(x, Graph(edge_index, num_nodes=x.shape[-2], edge_attr=attributes))
+        return y
 
 
 class Encoder(nn.Module):
@@ -76,6 +89,8 @@ MODELS: dict[str, tuple[Any, Any]] = {
     "GAT": (lambda: OnGraph(GATConv(8, 8, heads=2), GATConv(16, 4)), NODES),
     "CNN": (lambda: nn.Sequential(Conv2d(3, 8, 3, padding=1), nn.ReLU(), compat.Conv2d(8, 4, 3, 2)), IMAGES),
     "Transformer": (lambda: nn.Sequential(Encoder(MultiheadAttention(8, 2)), Encoder(MultiheadAttention(8, 2))), WORDS),
+    "GAT with attributes": (OnEdges, NODES),
+    "shifts": (lambda: Encoder(Conv(Shifts([-1, 0, 2]), 8, 8)), WORDS),
     "GATv2": (lambda: OnGraph(GATv2Conv(8, 4, heads=2)), NODES),
     "Chebyshev": (lambda: OnGraph(ChebConv(8, 4, 3)), NODES),
     "dot product on edges": (lambda: OnGraph(Conv(dot.masked(keep=STRUCTURE).softmax(), 8, 8)), NODES),
@@ -85,7 +100,7 @@ MODELS: dict[str, tuple[Any, Any]] = {
     "additive": (lambda: Encoder(Conv(Additive(4, 2).softmax(), 8, 8)), WORDS),
 }
 #: Those that are written as ONNX, too.
-IN_ONNX = ("mixed heads", "GCN", "GAT", "CNN", "Transformer")
+IN_ONNX = ("mixed heads", "GCN", "GAT", "CNN", "Transformer", "GAT with attributes", "shifts")
 
 
 def exported(name: str) -> tuple[Any, Any, tuple[Tensor, ...]]:
