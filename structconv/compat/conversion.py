@@ -212,7 +212,8 @@ def _to_torch(walk: Walk, model: nn.Module) -> None:
         if module.config._attn_implementation == "structconv":
             former = module.__dict__.pop(_BEFORE, "sdpa" if getattr(module, "_supports_sdpa", False) else "eager")
             module.set_attn_implementation(former)
-            walk.converted[name] = type(module).__name__, f'attn_implementation="{former}"', ""
+            text = former if isinstance(former, dict) else f'"{former}"'
+            walk.converted[name] = type(module).__name__, f"attn_implementation={text}", ""
 
 
 def _to_pyg(walk: Walk, model: nn.Module) -> None:
@@ -315,12 +316,15 @@ def _to_structconv_attention(walk: Walk, name: str, model: Any) -> None:
     routed = registration.routed(model)
     if not routed:
         return
+    parts = {name: getattr(model.config, name, None) for name in getattr(model.config, "sub_configs", ())}
+    own = {name: part._attn_implementation for name, part in parts.items() if part is not None}
+    before = {"": former, **own} if own else former
     try:
         model.set_attn_implementation(NAME)
     except ValueError as error:  # transformers refuses it for models that it does not let choose
         walk.refused[name] = f"{type(model).__name__}: {error}"
         return
-    model.__dict__[_BEFORE] = former
+    model.__dict__[_BEFORE] = before
     for path in routed:
         module = model.get_submodule(path)
         walk.converted[prefix + path] = (type(module).__name__, f'attn_implementation="{NAME}"',

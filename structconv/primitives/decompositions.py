@@ -48,7 +48,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table: dict[Any, Callable[..., Any]] = {getattr(_OPS, name).default: form for name, form in COMPOSED.items()}
     table |= {
         _OPS.layouts.default: _layouts, _OPS.spmm.default: _spmm, _OPS.sddmm.default: _sddmm,
-        _OPS.spmm_add.default: _spmm_add, _OPS.shift_products.default: _shift_products, _OPS.project.default: _project, _OPS.outer.default: _outer,
+        _OPS.spmm_add.default: _spmm_add, _OPS.project.default: _project, _OPS.outer.default: _outer,
+        _OPS.shift_products.default: _shift_products,
         **{getattr(_OPS, name).default: by_layouts(steps) for name, steps in STEPS.items()},
         _OPS.project_relu.default: lambda x, w, bias: _project(x, w, bias).relu(),
     }

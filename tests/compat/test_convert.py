@@ -368,6 +368,19 @@ def test_an_example_is_not_changed() -> None:
         assert function(model, example=x)[1].difference == 0 and torch.equal(x, before)
 
 
+def test_each_part_of_a_composite_model_gets_its_former_attention() -> None:
+    transformers = pytest.importorskip("transformers")
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.CLIPConfig(text_config={"vocab_size": 50, "eos_token_id": 2, **small}, projection_dim=8,
+                                     vision_config={"image_size": 8, "patch_size": 4, **small})
+    model = transformers.CLIPModel(config)
+    model.set_attn_implementation({"text_config": "eager", "vision_config": "sdpa"})
+    ours, _ = convert(model)
+    assert ours.config.text_config._attn_implementation == "structconv"
+    back = to_torch(ours)[0].config
+    assert [part._attn_implementation for part in (back.text_config, back.vision_config)] == ["eager", "sdpa"]
+
+
 # -- merge_linear -------------------------------------------------------------------------------------------------
 
 PAIRS: dict[str, tuple[Any, tuple[int, ...]]] = {

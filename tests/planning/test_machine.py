@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -55,3 +56,17 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder() == tmp_path / ".cache" / "structconv"
+    monkeypatch.setenv("STRUCTCONV_CACHE", "~/own")
+    assert cache_folder() == tmp_path / "own"
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch):
+    def home():
+        raise RuntimeError("no home")
+
+    monkeypatch.delenv("STRUCTCONV_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    assert load("cpu") is None
+    with pytest.raises(OSError, match="structconv"):
+        machines._store("cpu", Machine(1.0, 1.0, 1.0))
