@@ -72,6 +72,7 @@ def _recordable(forward: Callable[..., Any]) -> Callable[..., Any]:
             return recorded(self, *args, **options)
         return forward(self, *args, **options)
 
+    called.__doc__ = "The arguments and results of torch's."
     return called
 
 

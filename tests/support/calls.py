@@ -22,6 +22,7 @@ from structconv.planning.plan import Plan, plan_for
 from structconv.planning.problem import Call, Image, PartInputs
 from structconv.testing.checks import same_gradients
 from structconv.testing.use import Use
+from structconv.weights.factored import Projections
 
 __all__ = ["as_written", "check_now", "forgotten", "with_tensors"]
 
@@ -57,6 +58,8 @@ def _dense_plan(call: Call, path: str | None = None, max_bytes: int | None = Non
         y = torch.einsum("...kmn,...mp,kpq->...nq", a, x, call.theta.dense().to(x.dtype))
         if call.relative is not None:
             y = y + call.theta.join(torch.einsum("...kmn,mnd->...knd", a, _relative(call.relative, *a.shape[-2:])))
+        if isinstance(call.theta, Projections) and call.theta.value_bias is not None:
+            y = y + call.theta.value_bias @ call.theta.low_rank(x).output.flatten(0, 1)
         y = y if call.bias is None else y + call.bias
         return y if image is None else y.mT.unflatten(-1, image.outputs())
 

@@ -167,7 +167,7 @@ class Job:
         >>> recipe = resolve(architectures.recipe, {"seeds": 2}, preset="quick")
         >>> jobs = architectures.runner().jobs(recipe, None)
         >>> jobs[0].name, jobs[0].schedule().steps
-        ('convolution-far/seed-0', 400)
+        ('convolution-far/seed-0', 300)
     """
 
     name: str
