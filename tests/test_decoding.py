@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 import torch
 
-from structconv.bases import Score, value
+from structconv.bases import Bilinear
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms import (
     Additive,
@@ -338,23 +338,8 @@ def test_what_is_made_of_prepared_inputs_is_named():
         layer(layer.prepare(torch.randn(5, 4)))
 
 
-@value
-class Nearness(Score):
-    """-|s_m - t_n| of one number of each entry."""
-
-    s: torch.Tensor
-    t: torch.Tensor
-    size = property(lambda self: self.s.shape[-2])
-    num_inputs = property(lambda self: self.s.shape[-1])
-    num_outputs = property(lambda self: self.t.shape[-1])
-    batch_shape = property(lambda self: self.s.shape[:-2])
-
-    def evaluate(self, pairs):
-        return -(pairs.source(self.s) - pairs.target(self.t)).abs()
-
-
 class Near(Mechanism):
-    """Entries whose numbers are near: `places` of the wrong shape, or with a count from the start of each call."""
+    """Products of one number of each entry: `places` of the wrong shape, or with a count from the start of a call."""
 
     has_scores, batching, sources = True, "pairs", ("places",)
 
@@ -367,11 +352,10 @@ class Near(Mechanism):
 
     def places(self, x, start):
         numbers = self.place(x) + (0.5 * start if self.fault == "start" else 0)
-        return numbers if self.fault == "shape" else numbers.mT
+        return numbers if self.fault == "shape" else numbers.unsqueeze(-3)
 
     def forward(self, inputs):
-        numbers = inputs.of_x(self.places)
-        return Nearness(numbers.mT if self.fault == "shape" else numbers, self.place(inputs.z).mT)
+        return Bilinear(self.place(inputs.z).unsqueeze(-3), inputs.of_x(self.places))
 
 
 @pytest.mark.parametrize("mask", [Causal(), Window(1) & Causal()])

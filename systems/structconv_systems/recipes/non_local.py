@@ -24,7 +24,9 @@ from structconv_systems.train.study import Finished, Job, Study, parameters_of
 
 __all__ = ["RUNNER", "measured_costs"]
 
-_NONE, *_BLOCKS = (name.replace("_", "-") for name in FUNCTIONS)
+#: The functions by the names of their trainings.
+_NAMED = {function.replace("_", "-"): function for function in FUNCTIONS}
+_NONE, *_BLOCKS = _NAMED
 _SHORTEST = 14
 _HEADERS = ("block", "ms", "exponent", "planned Mflop", "exponent", "planned KiB held", "exponent")
 
@@ -40,10 +42,9 @@ def _parts(recipe: NonLocal) -> dict[str, Images]:
 
 def _jobs(recipe: NonLocal, run: Run | None) -> list[Job]:
     parts = _parts(recipe)
-    return [job for function in FUNCTIONS for name in (function.replace("_", "-"),)
-            if name in (_NONE, *recipe.blocks) for job in trainings(
-                recipe, name, partial(NonLocalNetwork, len(parts["train"].names), function=function,
-                                      channels=recipe.channels, inner=recipe.inner), parts)]
+    return [job for name, function in _NAMED.items() if name in (_NONE, *recipe.blocks) for job in trainings(
+        recipe, name, partial(NonLocalNetwork, len(parts["train"].names), function=function, channels=recipe.channels,
+                              inner=recipe.inner), parts)]
 
 
 @torch.no_grad()
