@@ -7,12 +7,13 @@ a module that calls `report` runs in a process of its own, by `faults_of`.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -81,8 +82,11 @@ def faults_of(module: str, *words: str) -> tuple[list[str], int]:
     return faults, int(count)
 
 
-def report(checks: Mapping[str, Callable[[], None]]) -> None:
-    """Do each check where the device `spare` is known; print a line for each that fails, then their number."""
+def report(checks: Mapping[str, Callable[[], None]]) -> NoReturn:
+    """Do each check where the device `spare` is known; print a line for each that fails, then their number, and end the
+    process, without the interpreter's shutdown: autograd has a thread for the device, whose kernels are in Python, and
+    Python aborts the process at times when such a thread asks for the interpreter while it shuts down.
+    """
     _register()
     for name, check in checks.items():
         try:
@@ -90,7 +94,8 @@ def report(checks: Mapping[str, Callable[[], None]]) -> None:
         except Exception as error:
             places = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
             print(f"{name}: {type(error).__name__}: {' '.join(str(error).split())}; {' '.join(places[-4:])}")
-    print(len(checks))
+    print(len(checks), flush=True)
+    os._exit(0)
 
 
 def _register() -> None:
