@@ -285,6 +285,40 @@ def test_autocast_is_as_it_was_prepared():
         layer.step(cache, x[:, :1])
 
 
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("weight", [None, LowRank(4)])
+def test_steps_under_autocast_are_the_whole_call(weight, grad):
+    layer = Conv(DotProduct(4, 4).scaled().masked(keep=Causal()).softmax(), 8, 8, weight=weight)
+    x = torch.randn(2, 9, 8)
+    with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16):
+        cache = layer.prepare(x[:, :5])
+        steps = torch.cat([layer.step(cache, x[:, at:at + 1]) for at in range(5, 9)], 1)
+        assert steps.dtype == torch.bfloat16
+        torch.testing.assert_close(steps, layer(x)[:, 5:], atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("part", ["attention.key", "attention.query", "weight.value", "weight"])
+@pytest.mark.parametrize("call", ["step", "append"])
+@torch.no_grad()
+def test_a_step_in_which_a_part_fails_appends_nothing(part, call):
+    layer = Conv(DotProduct(4, 4).scaled().masked(keep=Causal()).softmax(), 8, 6, weight=LowRank(3),
+                 dtype=torch.float64)
+    x = torch.randn(2, 6, 8, dtype=torch.float64)
+    cache = layer.prepare(x[:, :3])
+
+    def fail(*_):
+        raise RuntimeError("out of memory, say")
+
+    with layer.get_submodule(part).register_forward_pre_hook(fail):
+        if call == "step" or part in ("attention.key", "weight.value"):
+            with pytest.raises(RuntimeError, match="out of memory"):
+                layer.step(cache, x[:, 3:4]) if call == "step" else cache.append(x[:, 3:4])
+            assert cache.length == 3
+    for at in range(cache.length, 6):
+        step = layer.step(cache, x[:, at:at + 1])
+        torch.testing.assert_close(step, layer(x[:, :at + 1])[:, at:])
+
+
 PER_SAMPLE = {"padding": lambda: Padding(torch.arange(5)[None] < torch.tensor([[5], [2]])),
               "both": lambda: Causal() & Padding(torch.arange(5)[None] < torch.tensor([[5], [2]])),
               "table": lambda: DenseMask(torch.rand(2, 5, 1) < 0.6), "shared": Causal}

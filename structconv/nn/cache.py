@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import MethodType
 from typing import Any, NamedTuple, Self
 
@@ -131,7 +132,8 @@ class PendingEntries:
 
     def computed(self, kept: Tensor) -> Any:
         """What belongs at the end of a stored tensor, as its method makes it; where heads share rows, theirs."""
-        result = self._entries_of(kept).make(self.x, self.start)
+        with self._as_appended():
+            result = self._entries_of(kept).make(self.x, self.start)
         return result.x if type(result) is Shared else result
 
     def holds(self, kept: Tensor) -> bool:
@@ -155,9 +157,14 @@ class PendingEntries:
     def compute(self) -> None:
         """Make it, and put it there, unless that has been done."""
         if not self._done:
-            for make, rows, _ in self._entries:
-                rows.fill(_of(make, self.x, self.start, self._dtype)[0])
+            with self._as_appended():
+                for make, rows, _ in self._entries:
+                    rows.fill(_of(make, self.x, self.start, self._dtype)[0])
             self._done = True
+
+    def _as_appended(self) -> AbstractContextManager[object]:
+        """Autocast as it was when x was appended: a plan, which computes pending entries too, runs without."""
+        return nullcontext() if self._dtype is None else torch.autocast(self.x.device.type, self._dtype)
 
 
 class Cache:
@@ -262,8 +269,13 @@ class Cache:
         Raises:
             ShapeError: x of other leading dimensions, channels or dtype. ConfigError: see `check`.
         """
+        first = self.length
         self.reserve(x)
-        self._compute_pending()
+        try:
+            self._compute_pending()
+        except BaseException:
+            self._cut(first)
+            raise
         return self
 
     def reserve(self, x: Tensor) -> Tensor:
@@ -345,7 +357,9 @@ class Cache:
         return self._cut(length)
 
     def _cut(self, length: int) -> Cache:
-        """`truncate` to a length that was there in this step."""
+        """`truncate` to a length that was there in this step; entries that are forgotten are not computed."""
+        if self.pending is not None and self.pending.start >= length:
+            self.pending = None
         for rows in self._rows():
             rows.cut(length - self.dropped)
         return self
