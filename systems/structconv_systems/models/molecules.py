@@ -1,8 +1,10 @@
-"""The message passing network of Gilmer et al. (2017): a number for each molecule from its atoms and bonds."""
+"""The message passing network of Gilmer et al. (2017), a number for each molecule from its atoms and bonds; and the mean
+of several networks."""
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +14,7 @@ from structconv.nn import EdgeConditionedConv, GraphPool, Linear
 from structconv.shapes import check_positive
 from structconv.structures import Graph
 
-__all__ = ["MessagePassing"]
+__all__ = ["Ensemble", "MessagePassing"]
 
 
 class MessagePassing(nn.Module):
@@ -67,3 +69,34 @@ class MessagePassing(nn.Module):
     def variance(self) -> float:
         """The variance of the targets."""
         return float(cast(Tensor, self.deviation)) ** 2
+
+
+class Ensemble(nn.Module):
+    """The mean of what models say that differ in their first weights (Hansen and Salamon 1990); in training what each
+    says, for each learns by itself.
+
+    Calling it: inputs of the models, which return (B,) -> (B,), or (M, B) of M models in training.
+
+    Raises:
+        ConfigError: there is no model.
+
+    Example:
+
+        >>> from structconv import Graph, batch
+        >>> from structconv_systems.models.molecules import Ensemble, MessagePassing
+        >>> bond = Graph(torch.tensor([[0, 1], [1, 0]]), num_nodes=2, edge_attr=torch.ones(2, 3))
+        >>> model = Ensemble(MessagePassing(4, 3, channels=8, edge_hidden=8) for _ in range(3))
+        >>> model(torch.randn(4, 4), batch([bond, bond])).shape
+        torch.Size([3, 2])
+        >>> model.eval()(torch.randn(4, 4), batch([bond, bond])).shape
+        torch.Size([2])
+    """
+
+    def __init__(self, members: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        check_positive("Ensemble", "members", len(self.members))
+
+    def forward(self, *inputs: Any) -> Tensor:
+        outputs = torch.stack([member(*inputs) for member in self.members])
+        return outputs if self.training else outputs.mean(0)

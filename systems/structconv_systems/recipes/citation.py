@@ -111,7 +111,8 @@ def _jobs(recipe: Cora, run: Run | None) -> list[Job]:
 
 
 def _schedule(recipe: Cora, seed: int) -> Schedule:
-    return Schedule(steps=recipe.epochs, seed=seed, stopping=_stopping(recipe), device=recipe.device)
+    return Schedule(steps=recipe.epochs, seed=seed, stopping=_stopping(recipe), device=recipe.device,
+                    compile=recipe.compile)
 
 
 def _stopping(recipe: Cora) -> Stopping:

@@ -89,7 +89,7 @@ def _jobs(recipe: CompareDigits, digits: Digits) -> list[Job]:
 
     def schedule(seed: int) -> Schedule:
         return Schedule(steps=recipe.epochs * per_epoch, seed=seed, stopping=BestAccuracy(), validate_every=per_epoch,
-                        checkpoint_every=5 * per_epoch, device=recipe.device)
+                        checkpoint_every=5 * per_epoch, device=recipe.device, compile=recipe.compile)
 
     return [Job(name=f"{basis}/seed-{seed}", make=partial(DigitsTask, recipe, digits, basis, seed),
                 schedule=partial(schedule, seed)) for basis in recipe.bases for seed in range(recipe.seeds)]

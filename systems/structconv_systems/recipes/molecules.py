@@ -6,18 +6,17 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from structconv.errors import DataError
 from structconv.structures import Graph
 from structconv_systems.data.molecules import ATOM_CHANNELS, BOND_CHANNELS, fingerprints, read_molecules
 from structconv_systems.data.molecules import Molecules as Data
 from structconv_systems.data.series import ends_of_parts
-from structconv_systems.models.molecules import MessagePassing
+from structconv_systems.models.molecules import Ensemble, MessagePassing
 from structconv_systems.pictures import agreement
 from structconv_systems.recipes.options.molecules import Molecules
 from structconv_systems.train.batches import Batches, generator
@@ -67,8 +66,12 @@ class Table:
         return sum(len(data.skipped) for data in (self.molecules, self.other) if data is not None)
 
 
-def network(recipe: Molecules, targets: Tensor) -> MessagePassing:
-    """The recipe's model of numbers like these."""
+def network(recipe: Molecules, targets: Tensor) -> Ensemble:
+    """The recipe's models of numbers like these."""
+    return Ensemble(_member(recipe, targets) for _ in range(recipe.members))
+
+
+def _member(recipe: Molecules, targets: Tensor) -> MessagePassing:
     return MessagePassing(ATOM_CHANNELS, BOND_CHANNELS + recipe.reach - 1, channels=recipe.channels,
                           edge_hidden=recipe.edge_hidden, message_steps=recipe.message_steps, readout=recipe.readout,
                           readout_steps=recipe.readout_steps, dropout=recipe.dropout, mean=float(targets.mean()),
@@ -76,9 +79,9 @@ def network(recipe: Molecules, targets: Tensor) -> MessagePassing:
 
 
 class MoleculesTask(BatchTask):
-    """Squared error in units of the deviation of the training molecules."""
+    """Squared error in units of the deviation of the training molecules, the mean of the models that learn."""
 
-    model: MessagePassing
+    model: Ensemble
 
     def __init__(self, recipe: Molecules, table: Table, seed: int) -> None:
         self.table, self.rows = table, table.rows(seed)
@@ -90,7 +93,8 @@ class MoleculesTask(BatchTask):
     def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
         rows = [self.rows["train"][sample] for sample in samples]
         output, target = self.model(*self.table.molecules.batch(rows)), self.table.molecules.targets[rows]
-        return F.mse_loss(output, target, reduction="sum") / self.model.variance, float(len(samples))
+        variance = cast(MessagePassing, self.model.members[0]).variance
+        return (output - target).square().mean(0).sum() / variance, float(len(samples))
 
     def figures(self, part: str) -> dict[str, float]:
         return errors(*self.predicted(part), part)

@@ -80,7 +80,7 @@ def _jobs(recipe: RGCNEntities, run: Run | None) -> list[Job]:
 
 def _schedule(recipe: RGCNEntities, seed: int) -> Schedule:
     return Schedule(steps=recipe.epochs, seed=seed, stopping=Last(), validate_every=recipe.epochs,
-                    device=recipe.device)
+                    device=recipe.device, compile=recipe.compile)
 
 
 RUNNER = Study(jobs=_jobs, columns={"test_accuracy": "test accuracy, %"}).runner

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
@@ -30,6 +30,7 @@ from structconv_systems.pictures import Drawing, graphs
 from structconv_systems.recipes.baselines import Baseline, Exponential, Rollout, Shared
 from structconv_systems.recipes.options.tsp import TSP
 from structconv_systems.train.batches import Windows
+from structconv_systems.train.device import compiled
 from structconv_systems.train.optimization import Optimization
 from structconv_systems.train.parts import Parts
 from structconv_systems.train.run import Run
@@ -44,6 +45,8 @@ _OTHERS = 2 ** 31
 _VALIDATION, _TEST, _CHALLENGES = _OTHERS, _OTHERS + 1, _OTHERS + 2
 #: Rows that are decoded at a time.
 _ROWS = 1024
+#: Turns and reflections of the square.
+_TURNS = 8
 #: Nodes up to which the shortest tours are proven to be.
 _PROVEN = 20
 #: Kicks of the local search where they are not.
@@ -193,6 +196,9 @@ class TourTask(BatchTask):
         self.optimizer = _Reinforced(self.model, recipe)
         self.baseline = self.optimizer.baseline = baseline(recipe, self.model, seed)
 
+    def compile(self) -> None:
+        compiled(self.model.encoder)
+
     def train_step(self, step: int) -> dict[str, float]:
         figures = super().train_step(step)
         return {**figures, "length": self.length, **self.baseline.stepped(step, self.model)}
@@ -226,19 +232,32 @@ class TourTask(BatchTask):
 
 
 class Heuristic(nn.Module):
-    """Tours of a rule without parameters, by distances (B, N, N).
+    """Tours (B, N) of a rule without parameters, by distances (B, N, N)."""
 
-    Args:
-        improve: mend the tours of farthest insertion by 2-opt.
-    """
-
-    def __init__(self, *, improve: bool) -> None:
+    def __init__(self, rule: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.improve = improve
+        self.rule = rule
 
     def forward(self, table: Tensor) -> Tensor:
-        tours = farthest_insertion(table)
-        return two_opt(table, tours) if self.improve else tours
+        return self.rule(table)
+
+
+def _mended(table: Tensor) -> Tensor:
+    return two_opt(table, farthest_insertion(table))
+
+
+def _restarted(table: Tensor) -> Tensor:
+    """The shortest of as many tours as `turned_tours` compares, each a random one after 2-opt."""
+    batch, nodes = table.shape[:2]
+    random = torch.Generator().manual_seed(0)
+    tours = [two_opt(table, torch.stack([torch.randperm(nodes, generator=random) for _ in range(batch)]))
+             for _ in range(_TURNS)]
+    shortest = torch.stack([lengths(table, each) for each in tours]).argmin(0)
+    return torch.stack(tours)[shortest, torch.arange(batch)]
+
+
+#: The rules that stand beside the network.
+_RULES = {"farthest-insertion": farthest_insertion, "insertion-2-opt": _mended, "2-opt-of-eight": _restarted}
 
 
 def _by_rule(parts: Parts[Instances], model: nn.Module, part: str) -> dict[str, float]:
@@ -256,9 +275,8 @@ def _by_rule(parts: Parts[Instances], model: nn.Module, part: str) -> dict[str, 
 def _jobs(recipe: TSP, run: Run | None) -> list[Job]:
     test = Instances.read(recipe.test) if recipe.test else Instances.drawn(recipe.instances, recipe.nodes, _TEST)
     parts = Parts({"val": Instances.drawn(recipe.instances, recipe.nodes, _VALIDATION), "test": test})
-    rules = {"farthest-insertion": Heuristic(improve=False), "insertion-2-opt": Heuristic(improve=True)}
     return [*jobs_of(recipe, "attention", partial(TourTask, recipe, parts), TourTask),
-            *(untrained_job(name, rule, partial(_by_rule, parts)) for name, rule in rules.items())]
+            *(untrained_job(name, Heuristic(rule), partial(_by_rule, parts)) for name, rule in _RULES.items())]
 
 
 def _finish(recipe: TSP, finished: Finished) -> dict[str, Any]:

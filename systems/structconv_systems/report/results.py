@@ -11,9 +11,10 @@ from structconv.commands.table import number
 from structconv.errors import DataError
 from structconv.files import write_atomically
 from structconv_systems.data.text import read_json
+from structconv_systems.report.study import group_rows
 from structconv_systems.train.config import written
 from structconv_systems.train.effect import LEARNED, ONE_SEED, effect_text
-from structconv_systems.train.summary import counted, with_spread
+from structconv_systems.train.summary import counted
 
 __all__ = ["outcome", "record", "render", "render_recipe"]
 
@@ -133,8 +134,7 @@ def render_recipe(rows: Sequence[Mapping[str, Any]], page: str = "") -> str:
     for row in rows:
         figures = list(dict.fromkeys(name for group in row["groups"].values() for name in group))
         table = [_line(("group", *figures)), _line(["---"] * (1 + len(figures))),
-                 *(_line((name, *(with_spread(**group[figure]) for figure in figures)))
-                   for name, group in row["groups"].items())]
+                 *(_line(cells) for cells in group_rows(row["groups"], dict.fromkeys(figures, "")))]
         reason = f" ({row['reason']})" if row["reason"] else ""
         reason += "" if row.get("learned") is None else f"; {_state(row)}"
         text += (f"\n### {_preset(row)}\n\n{row['label']}: {_here(row)}, {row['state']}{reason}.\n\n" + "\n".join(table)

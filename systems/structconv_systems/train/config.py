@@ -83,6 +83,7 @@ class Recipe:
     threads: int = option(1, "threads of torch; more pay only for large layers, and on idle cores", minimum=1)
     device: str = option("cpu", f"device of the trainings: {', '.join(DEVICES)}; auto: cuda or mps if present",
                          choices=DEVICES)
+    compile: bool = option(False, "torch.compile the model; pays for long trainings only, and needs a C++ compiler")
 
     def __init_subclass__(cls) -> None:
         inherited = {field.name: field.metadata for field in dataclasses.fields(cls)}

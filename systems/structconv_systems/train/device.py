@@ -1,4 +1,4 @@
-"""The device of a training: chosen by name, and tasks moved to it."""
+"""The device of a training, chosen by name; tasks moved to it, and models compiled for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from structconv.errors import ConfigError
 
-__all__ = ["chosen", "factories_on", "moved"]
+__all__ = ["chosen", "compiled", "factories_on", "moved"]
 
 #: In the order in which `auto` looks for them.
 _ACCELERATORS = ("cuda", "mps")
@@ -35,6 +35,12 @@ def chosen(name: str) -> str:
         raise ConfigError("device", f"{name} must be there", f"torch {torch.__version__}, which finds none",
                           "Name another with --device, or use auto.")
     return name
+
+
+def compiled(model: nn.Module) -> None:
+    """Compile the calls of a model, for inputs of any size, with the random numbers of eager mode; in place, so that
+    names and copies of the model stay as they are."""
+    model.compile(dynamic=True, options={"fallback_random": True})
 
 
 def factories_on(device: str) -> Any:

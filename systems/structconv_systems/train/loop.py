@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from structconv.errors import ConfigError
 from structconv_systems.train.checkpoint import Checkpoint, Checkpoints
-from structconv_systems.train.device import factories_on, moved
+from structconv_systems.train.device import compiled, factories_on, moved
 from structconv_systems.train.events import Events
 from structconv_systems.train.interrupt import Diverged, Interrupt, Interrupted
 from structconv_systems.train.parts import final_evaluation
@@ -75,6 +75,10 @@ class Task(Protocol):
     def test(self) -> dict[str, float]:
         """The figures of the chosen weights, ``test_accuracy`` say."""
 
+    def compile(self) -> None:
+        """Compile what training calls: the model, for inputs of any size, with the random numbers of eager mode."""
+        compiled(self.model)
+
     def weights(self) -> dict[str, Tensor]:
         """A copy of the weights that were validated."""
         return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
@@ -93,6 +97,7 @@ class Schedule:
         validate_every: number of steps between validations; the last step is validated too.
         checkpoint_every: number of steps between checkpoints.
         device: where the task is trained and tested; it is made on the CPU, so that its first weights are the same.
+        compile: whether the model is compiled (`Task.compile`).
 
     Example:
 
@@ -109,6 +114,7 @@ class Schedule:
     validate_every: int = 1
     checkpoint_every: int = 100
     device: str = "cpu"
+    compile: bool = False
 
 
 @dataclass
@@ -230,6 +236,8 @@ def fit(make: Callable[[], Task], schedule: Schedule, *, run: Run, job: str, int
         saved = _reopened(saved)
     seed_everything(schedule.seed)
     training = _Training(task=moved(make(), schedule.device), schedule=schedule)
+    if schedule.compile:
+        training.task.compile()
     if saved is not None:
         training.restore(saved)
         if finished:

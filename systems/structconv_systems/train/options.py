@@ -13,7 +13,7 @@ from structconv_systems.train.schedules import SCHEDULES
 __all__ = ["Measured", "Trained"]
 
 #: Options that change no result, apart from rounding: two runs that differ in these alone are the same experiment.
-_NOT_A_RESULT = frozenset(("preset", "threads", "device", "data", "checkpoint_every"))
+_NOT_A_RESULT = frozenset(("preset", "threads", "device", "compile", "data", "checkpoint_every"))
 
 
 @dataclass(frozen=True, kw_only=True)

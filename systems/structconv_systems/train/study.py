@@ -64,7 +64,7 @@ class Study:
     Attributes:
         jobs: (recipe, run or None) -> its trainings.
         columns: the figures of the table, by their names in what `Task.test` measures their names for people; the first
-            is the one the recipe is about.
+            is the one the recipe is about, which all groups have; of others a group may lack some.
         finish: (recipe, finished) -> what else the summary says; it may write pictures and samples into the run.
         use: see `Runner`.
 
@@ -94,7 +94,7 @@ class Study:
         """Train, or continue; the run's ``summary.json`` holds what is returned."""
         progress.phase("reading the data")
         jobs = self.jobs(recipe, run)
-        results = train_all(jobs, run, interrupt, progress, self.columns)
+        results = train_all(jobs, run, interrupt, progress, list(self.columns)[:1])
         progress.phase("measuring and drawing what was learned")
         summary = self._summary(recipe, run, results)
         finished = Finished(run=run, jobs=jobs, progress=progress, groups=summary["groups"])
@@ -125,7 +125,7 @@ class Study:
             groups.setdefault(_group_of(name), []).append(result)
         table: dict[str, dict[str, dict[str, Any]]] = {
             name: {metric: dict(zip(("mean", "std"), mean_and_std([one[metric] for one in group]), strict=True))
-                   for metric in self.columns} for name, group in groups.items()}
+                   for metric in self.columns if metric in group[0]} for name, group in groups.items()}
         return {"recipe": recipe.name, "preset": recipe.preset, "run": str(run.folder), "groups": table,
                 "headline": self._headline(recipe, groups), "results": results,
                 "seconds": sum(result["seconds"] for result in results.values())}
@@ -223,7 +223,7 @@ def jobs_of(recipe: Trained, name: str, make: Callable[[int], BatchTask], kind: 
 
     def schedule(seed: int) -> Schedule:
         return Schedule(steps=recipe.steps, seed=seed, validate_every=recipe.validate_every,
-                        checkpoint_every=recipe.checkpoint_every, device=recipe.device,
+                        checkpoint_every=recipe.checkpoint_every, device=recipe.device, compile=recipe.compile,
                         stopping=(stopping or best)())
 
     return [Job(name=f"{name}/seed-{seed}", make=partial(make, seed), schedule=partial(schedule, seed))
@@ -311,6 +311,9 @@ def tried(job: Job, steps: int = 5) -> dict[str, Any]:
     seconds = []
     with factories_on(schedule.device):
         with FlopCounterMode(display=False, custom_mapping=counted()) as counter, kept:
+            task.train_step(1)
+        if schedule.compile:
+            task.compile()
             task.train_step(1)
         for step in range(2, 2 + steps):
             start = time.perf_counter()

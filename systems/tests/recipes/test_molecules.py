@@ -15,7 +15,7 @@ from systems.tests.recipes.runs import check_laws, evaluated
 
 pytest.importorskip("rdkit")
 TINY = ["file=a.csv", "target=carbons", "steps=6", "validate_every=3", "checkpoint_every=2", "warmup=2", "channels=8",
-        "edge_hidden=6", "batch_size=8", "seeds=1", "readout_steps=2"]
+        "edge_hidden=6", "batch_size=8", "members=2", "seeds=1", "readout_steps=2"]
 COUNT = 40
 
 
@@ -87,7 +87,8 @@ def test_what_is_measured_is_the_error_of_the_test_part(folder):
     assert figures["test_rmse"] == pytest.approx((actual - expected).square().mean().sqrt().item(), rel=1e-5)
     assert figures["test_mae"] == pytest.approx((actual - expected).abs().mean().item(), rel=1e-5)
     train = table.molecules.targets[places[0]["train"]]
-    assert task.model.mean == train.mean() and task.model.variance == pytest.approx(train.var(correction=0).item())
+    for member in task.model.members:
+        assert member.mean == train.mean() and member.variance == pytest.approx(train.var(correction=0).item())
 
 
 def test_bad_molecules_end_a_run_or_are_counted(tmp_path, capsys):

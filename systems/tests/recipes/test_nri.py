@@ -6,10 +6,12 @@ import json
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from structconv.cli import main
 from structconv_systems.recipes.nri import Motion, UnsupervisedTask
 from structconv_systems.recipes.options.physics import RelationalInference
+from structconv_systems.train.config import resolve
 from structconv_systems.train.parts import final_evaluation
 from systems.tests.recipes.runs import check_laws
 from tests.support.drawn import drawn
@@ -33,7 +35,38 @@ def test_a_run_keeps_the_laws_says_its_figures_and_draws(run, tmp_path, capsys):
     assert {"test_mse_1", "test_mse_3", "test_mse_static", "test_mse_dynamic"} <= actual.keys()
     for name in ("graph-0.png", "graph-0.svg", "motion-2.png", "motion.gif", "law.svg"):
         assert (run / "pictures" / name).stat().st_size > 1000
-    assert "edges found anew" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "edges found anew" in said and "refined, %" in said
+    assert "test_accuracy_refined" not in summary["groups"]["supervised"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_refined_types_are_those_that_no_change_of_one_pair_makes_more_likely(symmetric):
+    torch.manual_seed(0)
+    recipe = resolve(RelationalInference, {"bodies": 3, "samples": 4, "held_out": 4, "times": 8, "hidden": 6,
+                                           "horizon": 1, "rollout": 2, "symmetric": symmetric})
+    task = UnsupervisedTask(recipe, Motion.simulated(recipe), 0)
+    task.model.decoder.log_scale.fill_(-2.0)
+    states, edges = task.motion.states["val"], task.motion.graph.edge_index.T.tolist()
+
+    def likelihood(types):
+        starts, known = torch.arange(7), F.one_hot(types, 2).float()
+        return -task._surprise(task.model.decoder(states[:, :8], task.motion.graph, known, 1, starts)
+                               - states[:, 1:8].unsqueeze(2)).sum((1, 2, 3, 4))
+
+    first = torch.ones(4, 6, dtype=torch.long)
+    types = task.refined("val", first)
+    best = likelihood(types)
+    assert (best >= likelihood(first)).all() and (types != first).any()
+    for number, (m, n) in enumerate(edges):
+        other = types.clone()
+        other[:, number] ^= 1
+        if symmetric:
+            back = edges.index([n, m])
+            assert (types[:, number] == types[:, back]).all()
+            other[:, back] ^= 1
+        assert (likelihood(other) <= best + 2e-3).all()
 
 
 @pytest.mark.parametrize("system", drawn(["kuramoto", "charged"], 2))

@@ -42,6 +42,7 @@ def test_a_run_keeps_the_laws_and_has_its_figures_and_its_pictures(run, tmp_path
     assert 0 <= figures["test_gap_samples"] <= figures["test_gap"] >= figures["test_gap_turned"] >= 0
     beside = {name: row["test_gap"]["mean"] for name, row in summary["groups"].items() if name != "attention"}
     assert beside["farthest-insertion"] >= beside["insertion-2-opt"] >= 0
+    assert beside["2-opt-of-eight"] == pytest.approx(0, abs=1e-5)  # five nodes
     assert summary["headline"]["value"] == pytest.approx(beside["farthest-insertion"] - figures["test_gap"])
     assert figures["test_shortest"] <= figures["test_length_samples"] <= figures["test_length"]
     assert (summary["headline"]["seeds"], summary["headline"]["state"]) == (1, "not shown")

@@ -6,6 +6,7 @@ import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -52,7 +53,8 @@ class Regression(Task):
         return {"test_accuracy": -self.validate()["val_loss"]}
 
 
-def train(run: Run, *, steps: int = 10, act=lambda step: None, progress=None, stopping=None, every: int = 3):
+def train(run: Run, *, steps: int = 10, act=lambda step: None, progress=None, stopping=None, every: int = 3,
+          compile: bool = False):
     made: list[Regression] = []
 
     def make() -> Regression:
@@ -61,7 +63,7 @@ def train(run: Run, *, steps: int = 10, act=lambda step: None, progress=None, st
 
     with Interrupt() as interrupt:
         result = fit(make, Schedule(steps=steps, seed=3, stopping=stopping or BestAccuracy(), validate_every=2,
-                                    checkpoint_every=every),
+                                    checkpoint_every=every, compile=compile),
                      run=run, job="toy/seed-3", interrupt=interrupt, progress=progress or Quiet())
     return result, made[0].model.state_dict() if made else None
 
@@ -72,6 +74,17 @@ def signal_at(number: int, when: int):
 
 def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(first[name], second[name]) for name in first | second)
+
+
+def test_a_compiled_training_has_the_numbers_of_one_that_is_not(tmp_path):
+    """Those of dropout too, and the names of its weights."""
+    result, weights = train(Run.create(tmp_path / "a", Toy()))
+    with mock.patch.object(nn.Module, "compile", autospec=True, side_effect=nn.Module.compile) as compiled:
+        again, others = train(Run.create(tmp_path / "b", Toy()), compile=True)
+    assert compiled.call_count == 1 and weights.keys() == others.keys()
+    assert again["test_accuracy"] == pytest.approx(result["test_accuracy"], rel=1e-4)
+    for name, weight in weights.items():
+        torch.testing.assert_close(others[name], weight, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("number", "when"), [(signal.SIGINT, 1), (signal.SIGTERM, 5), (signal.SIGINT, 10)])

@@ -46,6 +46,7 @@ class Molecules(OnFiles):
     message_steps: int = option(3, "rounds of messages", minimum=1)
     readout: str = option("set2set", f"readout of the atoms: {', '.join(_READOUTS)}", choices=_READOUTS)
     readout_steps: int = option(3, "steps of set2set", minimum=1)
+    members: int = option(1, "models that differ in their first weights, whose mean is the prediction", minimum=1)
     dropout: float = option(0.1, "share of hidden units dropped after the readout", minimum=0, below=1)
     batch_size: int = option(32, "molecules in a batch", minimum=1)
     threads: int = 1
