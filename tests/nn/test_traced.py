@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from structconv import nn as layers
 from structconv.errors import ConfigError
-from structconv.mechanisms import DotProduct, RelativeBias
+from structconv.mechanisms import DotProduct, RelativeBias, Shifts
 from structconv.nn import Conv, MultiheadAttention
 from structconv.structures import Causal
 from tests.support.layers import LAYERS
@@ -46,6 +46,32 @@ def test_a_layer_is_one_node(name):
     place = "whole.inner.0.conv" if "non_local" in name else "whole.inner.0"  # a block adds its input
     assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == [place]
     torch.testing.assert_close(traced(use.args[0]), Called()(use.args[0]))
+
+
+class Steps(nn.Module):
+    """Three steps of a recurrent cell, of states that it passes on."""
+
+    def __init__(self, cell):
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x):
+        state = self.cell(x)
+        for _ in range(2):
+            state = self.cell(x, state)
+        return state
+
+
+@pytest.mark.parametrize("cell", [layers.ConvGRUCell(Shifts([-1, 0]), 3, 4),
+                                  layers.ConvGRUCell(Shifts([-1, 0]), 3, 4, reset="after"),
+                                  layers.ConvLSTMCell(Shifts([-1, 0]), 3, 4, peephole=True)])
+def test_a_recurrent_cell_is_one_node_a_step(cell):
+    steps, x = Steps(cell), torch.randn(2, 5, 3)
+    traced = fx.symbolic_trace(steps)
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["cell"] * 3
+    torch.testing.assert_close(traced(x), steps(x))
+    with pytest.raises(ConfigError, match=r"Trace torch.nn.Sequential"):
+        fx.symbolic_trace(cell)
 
 
 class OnGraph(nn.Module):
