@@ -24,7 +24,7 @@ from structconv.nn.images import to_entries, to_image
 from structconv.structures import Graph, Grid, KnowledgeGraph, Padding
 from structconv.structures.batching import membership, unbatch
 from structconv.structures.supports import DenseMask, EdgeSupport
-from tests.support.layers import LAYERS, drawn_uses, uses
+from tests.support.layers import LAYERS, drawn_uses, in_float32, uses
 
 INDEX = torch.tensor([[0, 1], [1, 2]])
 GRAPH = Graph(INDEX)
@@ -77,6 +77,19 @@ def test_every_layer_answers_bad_inputs_in_one_line(name):
             in_one_line(use.layer, *args, **changed)
             if hasattr(use.layer, "plan"):
                 in_one_line(use.layer.plan, *args, **changed)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # native kernels are for float32
+def test_every_layer_refuses_a_scalar_and_a_vector(name, dtype):
+    use = in_float32(LAYERS[name]) if dtype is torch.float32 else LAYERS[name]()
+    first, *others = use.args
+    if isinstance(first, dict):
+        pytest.skip("its x goes by name")
+    scalar, vector = torch.tensor(1.0, dtype=dtype), torch.ones(first.shape[-1], dtype=dtype)
+    for x in (scalar,) if name.startswith("linear") else (scalar, vector):  # linear layers take vectors, as torch's do
+        with pytest.raises(ShapeError, match=r"; got \("):
+            use.layer(x, *others, **use.kwargs)
 
 
 #: Layers that take any number of channels.
