@@ -572,7 +572,7 @@ class _AvgPool(_Layer):
         if input.dim() not in (axes + 1, axes + 2):
             raise ShapeError(owner, f"input must have shape (N, C, *S) with {axes} axes S, or without N",
                              tuple(input.shape))
-        if _is_recorded(input):
+        if not input.is_floating_point() or _is_recorded(input):
             return cast(Tensor, cast(Any, super()).forward(input))
         divisor = self.__dict__.get("divisor_override")
         theta = Eye.of(1, input.shape[-1 - axes])
