@@ -17,6 +17,7 @@ from structconv.derived import derived, is_plain
 from structconv.errors import ShapeError, StructureError
 from structconv.primitives.csr import spmm
 from structconv.primitives.layout import Csr, compress
+from structconv.primitives.sorting import search
 from structconv.shapes import alike, check_positive
 from structconv.structures.graph import Graph, distinct
 from structconv.structures.relations import KnowledgeGraph
@@ -203,4 +204,4 @@ def _normalized(graph: Graph, kind: Tensor, count: int, normalize: str, dtype: t
 
 def _occurrences(ordered: Tensor, keys: Tensor) -> Tensor:
     """Return how often each key occurs in a sorted list."""
-    return torch.searchsorted(ordered, keys, right=True) - torch.searchsorted(ordered, keys)
+    return search(ordered, keys, right=True) - search(ordered, keys)

@@ -16,6 +16,7 @@ from structconv.primitives.native.dispatch import Loaded, kernels
 from structconv.primitives.native.indices import LIMIT, Csr, build, outside
 from structconv.primitives.native.loader import Core, loaded
 from structconv.primitives.native.operator import define
+from structconv.primitives.sorting import search, stable_sort
 
 __all__ = ["Csr", "check_bounds", "compress", "copies", "first_loop", "first_wrong_edge", "layouts"]
 
@@ -63,9 +64,9 @@ def compress(rows: Tensor, cols: Tensor, num_rows: int) -> Csr:
     Stable: O(E log E) time and O(E) memory. Shapes depend only on E and `num_rows`, never on values, so that
     the sort can be traced by `torch.compile` and `torch.export`.
     """
-    order = torch.argsort(rows, stable=True)
+    ordered, order = stable_sort(rows)
     starts = torch.arange(num_rows + 1, dtype=rows.dtype, device=rows.device)
-    indptr = torch.searchsorted(rows[order], starts, out_int32=rows.dtype == torch.int32)
+    indptr = search(ordered, starts).to(rows.dtype)
     return Csr(indptr, cols[order], order)
 
 
