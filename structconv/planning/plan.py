@@ -36,7 +36,7 @@ from structconv.planning.precision import without_autocast
 from structconv.planning.problem import Call, Image, PartInputs, Problem, Run
 from structconv.planning.tables import Candidate, Plan
 from structconv.planning.tuning import Autotuning
-from structconv.shapes import check_alike, layout_hint
+from structconv.shapes import check_alike, check_not_traced, layout_hint
 from structconv.structures.values import EXACT, class_volume, key_of, tensors_in
 
 __all__ = ["CAPACITY", "Candidate", "Plan", "check_path", "decide", "plan_for", "plans_version", "served"]
@@ -95,9 +95,8 @@ def plans_version() -> Hashable:
 
 def _choose(key: Hashable, call: Call, path: str | None, max_bytes: int | None, image: Image | None) -> Plan:
     _check_limits(path, max_bytes)
-    if torch.jit.is_tracing() and any(not (t.dim() or t.is_floating_point()) for t in tensors_in(call.basis)):
-        raise ConfigError("plan", "an expression must be exported or compiled", "torch.jit.trace",
-                          "Use torch.export.export(layer, (x,)) or torch.compile(layer).")
+    if torch.jit.is_tracing():
+        check_not_traced(*(t for t in tensors_in(call.basis) if not (t.dim() or t.is_floating_point())))
     problem = _problem(call, call.spec(), max_bytes, image, nominal=False)
     if len(_PLANS) >= CAPACITY:
         for old in list(_PLANS)[:CAPACITY // 2]:

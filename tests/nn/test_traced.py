@@ -8,10 +8,11 @@ from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from structconv import nn as layers
+from structconv.bases import TopK
 from structconv.errors import ConfigError
 from structconv.mechanisms import DotProduct, RelativeBias, Shifts
 from structconv.nn import Conv, MultiheadAttention
-from structconv.structures import Causal
+from structconv.structures import Causal, Window
 from tests.support.layers import LAYERS
 
 
@@ -101,10 +102,21 @@ def test_torchscript_traces_attention_or_says_what_to_do():
     traced = torch.jit.trace(layer, (x,))
     for each in (x, other):
         torch.testing.assert_close(traced(each), layer(each))
+    torch.testing.assert_close(torch.jit.trace(layer, (torch.randn(1, 100, 8),))(x), layer(x))
     biased = layers.Conv((DotProduct(2, 4) + RelativeBias(2)).softmax(), 8, 8)
     with pytest.raises(ConfigError, match=r"got torch.jit.trace. Use torch.export.export\(layer"):
         torch.jit.trace(biased, (x,))
     torch.testing.assert_close(torch.export.export(biased, (x,)).module()(x), biased(x))
+
+
+@pytest.mark.parametrize("mechanism", [
+    DotProduct(2, 4).masked(keep=Window(2)).softmax(), DotProduct(2, 4).masked(keep=Causal() & Window(2)).softmax(),
+    DotProduct(2, 4).normalize(TopK(3)), Shifts([-1, 0, 1]), DotProduct(2, 4).softmax() | Shifts([-1, 0, 1])])
+@pytest.mark.parametrize("entries", [3, 9, 100])
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit.trace:DeprecationWarning")
+def test_a_trace_that_would_keep_a_size_is_refused(mechanism, entries):
+    with pytest.raises(ConfigError, match=r"got torch.jit.trace. Use torch.export.export\(layer"):
+        torch.jit.trace(layers.Conv(mechanism, 8, 8), (torch.randn(2, entries, 8),), check_trace=False)
 
 
 @pytest.mark.parametrize("layer", [
