@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from structconv.errors import ConfigError, ShapeError
+from structconv.errors import ConfigError, ShapeError, text_of
 
 __all__ = ["NO_TENSORS", "Shape", "alike", "broadcast", "check_alike", "check_choice", "check_device", "check_divides",
            "check_entries", "check_finite", "check_leads", "check_natural", "check_not_traced", "check_number",
@@ -92,7 +92,7 @@ def check_leads(owner: str, x: Tensor, z: Tensor, *, name: str = "x", other_name
     try:
         broadcast(x.shape[:-2], z.shape[:-2])
     except RuntimeError:
-        expected = f"leading dimensions of {other_name} must broadcast with those of {name}, {tuple(x.shape[:-2])}"
+        expected = f"leading dimensions of {other_name} must broadcast with those of {name}, {text_of(x.shape[:-2])}"
         raise ShapeError(owner, expected,
                          tuple(z.shape), "Both are of one batch.") from None
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -506,3 +508,24 @@ def test_a_compiled_program_raises_the_error_of_the_call(layer, args, message):
     torch.compiler.reset()
     with pytest.raises(Exception, match=rf"^\w*(Shape|Structure)Error: {message}"):
         torch.compile(layer(), fullgraph=True, backend="eager")(*args)
+
+
+@pytest.mark.parametrize(("layer", "args", "message"), [
+    (lambda: layers.ConvGRUCell(sc.Shifts([-1, 0]), 3, 4), {"x": torch.randn(6, 3), "h": torch.randn(5, 4)},
+     r"ConvGRUCell: h must have shape \(6, 4\); got \(5, 4\)"),
+    (lambda: sc.Conv(sc.DotProduct().masked(keep=torch.ones(7, 5) > 0).softmax(), 8, 8), {"x": torch.randn(2, 5, 8)},
+     r"masked: leading dimensions of the mask must broadcast to \(2,\), those of x and z; got \(7,\)")])
+def test_a_compiled_program_of_any_sizes_writes_them_in_its_errors(layer, args, message):
+    torch.compiler.reset()
+    with pytest.raises(Exception, match=rf"^\w*(Shape|Structure)Error: {message}"):
+        torch.compile(layer(), fullgraph=True, backend="eager", dynamic=True)(**args)
+
+
+def test_no_error_writes_a_tuple_of_sizes():
+    """Of `f"{tuple(t.shape)}"` a compiler loses the message: `text_of(t.shape)`."""
+    wrong = [f"{path}:{node.lineno}" for path in Path(sc.__file__).parent.rglob("*.py")
+             for raised in ast.walk(ast.parse(path.read_text())) if isinstance(raised, ast.Raise)
+             for node in ast.walk(raised) if isinstance(node, ast.FormattedValue)
+             and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "tuple"
+             and "testing" not in path.parts]
+    assert not wrong

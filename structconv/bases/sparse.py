@@ -15,7 +15,7 @@ from structconv.bases.pairs import Edges, Pairs
 from structconv.bases.sizes import GraphValues
 from structconv.bases.tree import tensor
 from structconv.derived import derived
-from structconv.errors import ConfigError, ShapeError
+from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.primitives.csr import spmm
 from structconv.primitives.sorting import search, stable_sort
 from structconv.shapes import alike
@@ -59,7 +59,7 @@ class Sparse(GraphValues):
             return
         edges = self.graph.num_edges
         if values.dim() < 1 or values.shape[-1] != edges or not values.is_floating_point():
-            got = f"{tuple(values.shape)} of {values.dtype}"
+            got = f"{text_of(values.shape)} of {values.dtype}"
             raise ShapeError("Sparse", f"values must be floating, of shape (..., K, E={edges}) or (E={edges},)", got,
                              "One value an edge, in the graph's order.")
 

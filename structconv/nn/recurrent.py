@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from structconv.errors import ConfigError, ShapeError
+from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.mechanisms.expression import Mechanism
 from structconv.nn.composite import Composite
 from structconv.nn.conv import ERRORS, Conv
@@ -218,5 +218,5 @@ def _state(owner: str, name: str, state: Tensor | None, x: Tensor, channels: int
     if not isinstance(state, Tensor):
         raise ConfigError(owner, f"{name} must be a tensor", type(state).__name__, _BY_KEYWORD)
     if state.shape != shape:
-        raise ShapeError(owner, f"{name} must have shape {shape}", tuple(state.shape))
+        raise ShapeError(owner, f"{name} must have shape {text_of(shape)}", tuple(state.shape))
     return state

@@ -27,7 +27,7 @@ from torch.compiler import is_compiling
 from structconv import torch_compat as private
 from structconv.bases.base import Basis
 from structconv.bases.tree import shape_class, tree_key
-from structconv.errors import ConfigError, ShapeError
+from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.planning import machine, tuning
 from structconv.planning.cost import Cost
 from structconv.planning.counts import Sizes
@@ -185,8 +185,8 @@ def _lead(call: Call, basis: Basis, image: Image | None) -> torch.Size:
     x = call.x
     if image is None and x.shape[-2] != basis.num_inputs:
         raise ShapeError("Conv", f"the basis must have as many inputs as x has entries, M={x.shape[-2]}",
-                         f"M={basis.num_inputs} in {basis!r}", f"x has shape {tuple(x.shape)}, entries are dim -2; the "
-                         "basis is what the mechanism's forward returns.")
+                         f"M={basis.num_inputs} in {basis!r}", f"x has shape {text_of(x.shape)}, entries are dim -2; "
+                         "the basis is what the mechanism's forward returns.")
     lead = x.shape[:-2] if image is None else x.shape[:-1 - image.axes]
     try:
         return torch.broadcast_shapes(lead, basis.batch_shape)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from structconv.derived import is_plain
-from structconv.errors import ShapeError, StructureError
+from structconv.errors import ShapeError, StructureError, text_of
 from structconv.primitives.native import adjacency
 from structconv.primitives.native.dispatch import Loaded, kernels
 from structconv.primitives.native.indices import LIMIT, Csr, build, outside
@@ -155,7 +155,7 @@ def _first_outside(index: Tensor, sizes: Sequence[int]) -> int:
 def _check_index(index: Tensor) -> None:
     if index.dim() != 2 or index.shape[0] != 2 or index.dtype not in _INTEGERS or index.layout is not torch.strided:
         raise ShapeError("layouts", "edge_index must have shape (2, E) and dtype int32 or int64",
-                         f"{tuple(index.shape)} of {index.dtype}, {index.layout}")
+                         f"{text_of(index.shape)} of {index.dtype}, {index.layout}")
 
 
 def _check(index: Tensor, num_inputs: int, num_outputs: int) -> None:
