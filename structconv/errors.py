@@ -67,10 +67,16 @@ class StructconvError(ValueError):
         self.owner = owner
 
 
+def text_of(shape: Iterable[object]) -> str:
+    """A shape, as its tuple prints. A compiler writes symbolic sizes in a text of its own, but not those of a tuple."""
+    items = [f"{item!r}" for item in shape]
+    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+
+
 def _written(got: object) -> object:
     """The value for `_raise_now`: a compiler writes symbolic sizes as text, but does not pass them to a function."""
     if isinstance(got, tuple):
-        return f"({', '.join([f'{item!r}' for item in got])}{',' if len(got) == 1 else ''})"
+        return text_of(got)
     return f"{got}" if isinstance(got, int) else got
 
 

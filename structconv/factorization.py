@@ -15,7 +15,7 @@ from torch import Tensor
 
 from structconv.arguments import explained
 from structconv.bases.base import Basis
-from structconv.errors import ConfigError, ShapeError
+from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.primitives.functions import sum_dtype
 from structconv.shapes import check_alike, check_choice, check_positive
 
@@ -78,7 +78,7 @@ def decompose(phi: Tensor, basis: Basis | Tensor) -> Decomposition:
     """
     if not phi.is_floating_point():
         raise ShapeError("decompose", "phi must be a floating-point tensor of shape (*S, *T)",
-                         f"{tuple(phi.shape)} {phi.dtype}")
+                         f"{text_of(phi.shape)} {phi.dtype}")
     a_KS = basis.dense(phi.dtype).to(phi.device) if isinstance(basis, Basis) else basis
     check_alike("decompose", phi, a_KS, name="phi", other_name="basis")
     if isinstance(basis, Basis) and a_KS.dim() != 3:
@@ -87,7 +87,7 @@ def decompose(phi: Tensor, basis: Basis | Tensor) -> Decomposition:
     axes = a_KS.dim() - 1
     if axes < 0 or a_KS.shape[1:] != phi.shape[:axes]:
         raise ShapeError("decompose", "basis must have shape (K, *S) and phi (*S, *T), for a linear map (K, M, N) and "
-                         "(M, N, P, Q)", f"{tuple(a_KS.shape)} and {tuple(phi.shape)}")
+                         "(M, N, P, Q)", f"{text_of(a_KS.shape)} and {text_of(phi.shape)}")
     wide, dtype, (s_shape, t_shape) = sum_dtype(phi.dtype), phi.dtype, (phi.shape[:axes], phi.shape[axes:])
     flat = phi.to(wide).reshape(math.prod(s_shape), math.prod(t_shape))
     rows = a_KS.to(wide).reshape(a_KS.shape[0], math.prod(s_shape))
@@ -181,7 +181,7 @@ def _index_shapes(owner: str, phi: Tensor, axes: int | None) -> tuple[tuple[int,
     if not phi.is_floating_point() or (phi.dim() != 4 if axes is None else phi.dim() < axes):
         expected = "(M, N, P, Q)" if axes is None else f"(*S, *T) with {axes} axes of S"
         raise ShapeError(owner, f"phi must be a floating-point tensor of shape {expected}",
-                         f"{tuple(phi.shape)} {phi.dtype}",
+                         f"{text_of(phi.shape)} {phi.dtype}",
                          "For other index shapes pass axes=, the number of axes of S." if axes is None else "")
     first = 2 if axes is None else axes
     return tuple(phi.shape[:first]), tuple(phi.shape[first:])

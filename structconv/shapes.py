@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from structconv.errors import ConfigError, ShapeError
+from structconv.errors import ConfigError, ShapeError, text_of
 
 __all__ = ["NO_TENSORS", "Shape", "alike", "broadcast", "check_alike", "check_choice", "check_device", "check_divides",
-           "check_entries", "check_finite", "check_leads", "check_natural", "check_number", "check_positive",
-           "check_seed", "check_tensor", "concatenate", "converted", "goes_into", "layout_hint", "mixes"]
+           "check_entries", "check_finite", "check_leads", "check_natural", "check_not_traced", "check_number",
+           "check_positive", "check_seed", "check_tensor", "concatenate", "converted", "goes_into", "layout_hint",
+           "mixes"]
 
 Shape = tuple[int, ...]
 #: Types of arguments that are mistaken for tensors; a class may also hold a stand-in for a tensor.
@@ -91,9 +92,16 @@ def check_leads(owner: str, x: Tensor, z: Tensor, *, name: str = "x", other_name
     try:
         broadcast(x.shape[:-2], z.shape[:-2])
     except RuntimeError:
-        expected = f"leading dimensions of {other_name} must broadcast with those of {name}, {tuple(x.shape[:-2])}"
+        expected = f"leading dimensions of {other_name} must broadcast with those of {name}, {text_of(x.shape[:-2])}"
         raise ShapeError(owner, expected,
                          tuple(z.shape), "Both are of one batch.") from None
+
+
+def check_not_traced(*sizes: object) -> None:
+    """Raise `ConfigError` for a size that is a tensor: `torch.jit.trace` would make a constant of it."""
+    if any(isinstance(size, Tensor) for size in sizes):
+        raise ConfigError("plan", "an expression must be exported or compiled", "torch.jit.trace",
+                          "Use torch.export.export(layer, (x,)) or torch.compile(layer).")
 
 
 def check_alike(owner: str, x: Tensor, other: Tensor, *, name: str = "x", other_name: str = "theta") -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from structconv.arguments import explained
-from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.errors import ConfigError, ShapeError, StructureError, text_of
 from structconv.shapes import check_alike
 
 __all__ = ["compose", "flatten", "outer", "ravel", "take", "unflatten", "unravel"]
@@ -254,11 +254,11 @@ def compose(a: Tensor, b: Tensor, *, axes: int = 1, batch: int = 0) -> Tensor:
     check_alike("compose", a, b, name="a", other_name="b")
     if axes < 0 or a.dim() - batch < axes or b.dim() - batch < axes:
         raise ShapeError("compose", f"a and b must have {axes} axes to sum over after {batch} shared ones",
-                         f"{tuple(a.shape)} and {tuple(b.shape)}")
+                         f"{text_of(a.shape)} and {text_of(b.shape)}")
     cut = batch + axes
     k, i, j = a.shape[batch:cut], a.shape[cut:], b.shape[cut:]
     if k != b.shape[batch:cut]:
-        raise ShapeError("compose", f"b must start with the first axes of a, {tuple(k)}", tuple(b.shape[batch:cut]))
+        raise ShapeError("compose", f"b must start with the first axes of a, {text_of(k)}", tuple(b.shape[batch:cut]))
     left = a.reshape(*a.shape[:batch], math.prod(k), math.prod(i))
     right = b.reshape(*b.shape[:batch], math.prod(k), math.prod(j))
     return (left.mT @ right).reshape((*lead, *i, *j))
@@ -313,8 +313,8 @@ def _check_permutation(owner: str, beta: Tensor, group: int, sizes: list[int]) -
 def _check_batch(owner: str, a: Tensor, b: Tensor, batch: int) -> tuple[int, ...]:
     if not 0 <= batch <= min(a.dim(), b.dim()):
         raise ShapeError(owner, f"a and b must have {batch} shared leading axes",
-                         f"{tuple(a.shape)} and {tuple(b.shape)}")
+                         f"{text_of(a.shape)} and {text_of(b.shape)}")
     lead = list(zip(a.shape[:batch], b.shape[:batch], strict=True))
     if any(x != y and x != 1 and y != 1 for x, y in lead):
-        raise ShapeError(owner, "shared leading axes must broadcast", f"{tuple(a.shape)} and {tuple(b.shape)}")
+        raise ShapeError(owner, "shared leading axes must broadcast", f"{text_of(a.shape)} and {text_of(b.shape)}")
     return tuple(y if x == 1 else x for x, y in lead)

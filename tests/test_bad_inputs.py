@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -24,7 +26,7 @@ from structconv.nn.images import to_entries, to_image
 from structconv.structures import Graph, Grid, KnowledgeGraph, Padding
 from structconv.structures.batching import membership, unbatch
 from structconv.structures.supports import DenseMask, EdgeSupport
-from tests.support.layers import LAYERS, drawn_uses, uses
+from tests.support.layers import LAYERS, drawn_uses, in_float32, uses
 
 INDEX = torch.tensor([[0, 1], [1, 2]])
 GRAPH = Graph(INDEX)
@@ -77,6 +79,19 @@ def test_every_layer_answers_bad_inputs_in_one_line(name):
             in_one_line(use.layer, *args, **changed)
             if hasattr(use.layer, "plan"):
                 in_one_line(use.layer.plan, *args, **changed)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # native kernels are for float32
+def test_every_layer_refuses_a_scalar_and_a_vector(name, dtype):
+    use = in_float32(LAYERS[name]) if dtype is torch.float32 else LAYERS[name]()
+    first, *others = use.args
+    if isinstance(first, dict):
+        pytest.skip("its x goes by name")
+    scalar, vector = torch.tensor(1.0, dtype=dtype), torch.ones(first.shape[-1], dtype=dtype)
+    for x in (scalar,) if name.startswith("linear") else (scalar, vector):  # linear layers take vectors, as torch's do
+        with pytest.raises(ShapeError, match=r"; got \("):
+            use.layer(x, *others, **use.kwargs)
 
 
 #: Layers that take any number of channels.
@@ -493,3 +508,24 @@ def test_a_compiled_program_raises_the_error_of_the_call(layer, args, message):
     torch.compiler.reset()
     with pytest.raises(Exception, match=rf"^\w*(Shape|Structure)Error: {message}"):
         torch.compile(layer(), fullgraph=True, backend="eager")(*args)
+
+
+@pytest.mark.parametrize(("layer", "args", "message"), [
+    (lambda: layers.ConvGRUCell(sc.Shifts([-1, 0]), 3, 4), {"x": torch.randn(6, 3), "h": torch.randn(5, 4)},
+     r"ConvGRUCell: h must have shape \(6, 4\); got \(5, 4\)"),
+    (lambda: sc.Conv(sc.DotProduct().masked(keep=torch.ones(7, 5) > 0).softmax(), 8, 8), {"x": torch.randn(2, 5, 8)},
+     r"masked: leading dimensions of the mask must broadcast to \(2,\), those of x and z; got \(7,\)")])
+def test_a_compiled_program_of_any_sizes_writes_them_in_its_errors(layer, args, message):
+    torch.compiler.reset()
+    with pytest.raises(Exception, match=rf"^\w*(Shape|Structure)Error: {message}"):
+        torch.compile(layer(), fullgraph=True, backend="eager", dynamic=True)(**args)
+
+
+def test_no_error_writes_a_tuple_of_sizes():
+    """Of `f"{tuple(t.shape)}"` a compiler loses the message: `text_of(t.shape)`."""
+    wrong = [f"{path}:{node.lineno}" for path in Path(sc.__file__).parent.rglob("*.py")
+             for raised in ast.walk(ast.parse(path.read_text())) if isinstance(raised, ast.Raise)
+             for node in ast.walk(raised) if isinstance(node, ast.FormattedValue)
+             and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "tuple"
+             and "testing" not in path.parts]
+    assert not wrong

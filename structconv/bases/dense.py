@@ -10,7 +10,7 @@ from torch import Tensor
 from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Pairs
 from structconv.derived import derived
-from structconv.errors import ConfigError, ShapeError
+from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.shapes import NO_TENSORS, alike, check_device, check_positive
 from structconv.structures.graph import Graph
 
@@ -48,7 +48,7 @@ class Dense(Basis):
         if isinstance(self.a, NO_TENSORS):
             raise ConfigError("Dense", "a must be a floating tensor of shape (..., K, M, N)", type(self.a).__name__)
         if type(self.a) is Tensor and (self.a.dim() < 3 or not self.a.is_floating_point()):
-            got = f"{tuple(self.a.shape)} of {self.a.dtype}"
+            got = f"{text_of(self.a.shape)} of {self.a.dtype}"
             raise ShapeError("Dense", "a must be a floating tensor of shape (..., K, M, N)", got,
                              "For one matrix write Dense(a.unsqueeze(0)).")
 

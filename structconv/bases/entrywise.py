@@ -16,7 +16,7 @@ from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Pairs, normalized
 from structconv.bases.pairwise import Pairwise, both, complete, entries, listed_graph, reach
 from structconv.bases.sizes import AS_CHILD, OverChild, OverTwo, check_same_entries, sized
-from structconv.errors import ShapeError
+from structconv.errors import ShapeError, text_of
 from structconv.primitives.hashing import hash_uniform
 from structconv.shapes import broadcast
 from structconv.structures.graph import Graph, distinct
@@ -248,7 +248,7 @@ class Mapped(Unary):
         entries = self.child.evaluate(pairs)
         result = self.fn(entries)
         if not isinstance(result, Tensor) or result.shape != entries.shape:
-            raise ShapeError("map", f"fn must return a tensor of the shape of its argument, {tuple(entries.shape)}",
+            raise ShapeError("map", f"fn must return a tensor of the shape of its argument, {text_of(entries.shape)}",
                              tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__)
         return result
 

@@ -21,7 +21,7 @@ from structconv.derived import derived
 from structconv.errors import ConfigError
 from structconv.primitives.functions import sum_dtype
 from structconv.primitives.segments import masked_softmax
-from structconv.shapes import check_positive
+from structconv.shapes import check_not_traced, check_positive
 from structconv.structures.graph import Graph
 from structconv.structures.supports import Support
 from structconv.structures.values import FrozenValue, structure
@@ -116,6 +116,7 @@ class TopK(FrozenValue):
         check_positive("TopK", "k", self.k)
 
     def __call__(self, scores: Tensor, keep: Tensor, dim: int) -> Tensor:
+        check_not_traced(scores.shape[dim])
         largest = scores.masked_fill(~keep, -torch.inf).topk(min(self.k, scores.shape[dim]), dim).indices
         chosen = torch.zeros_like(keep).scatter(dim, largest, True)
         return masked_softmax(scores, chosen & keep, dim)

@@ -9,7 +9,7 @@ from structconv.bases.base import Basis, value
 from structconv.bases.dense import check_heads
 from structconv.bases.pairs import Pairs
 from structconv.bases.sparse import Sparse
-from structconv.errors import ConfigError, ShapeError
+from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.primitives.layout import Csr
 from structconv.primitives.native.recurrence import polynomial_analysis, polynomial_synthesis
 from structconv.shapes import alike, check_choice
@@ -56,7 +56,7 @@ class Polynomial(Basis):
             return
         sizes = (self.operator.size, self.operator.num_inputs, self.operator.num_outputs)
         if sizes[0] != 1 or sizes[1] != sizes[2]:
-            raise ShapeError("Polynomial", "operator must have K=1 and M=N", f"(K, M, N) = {sizes}")
+            raise ShapeError("Polynomial", "operator must have K=1 and M=N", f"(K, M, N) = {text_of(sizes)}")
         if not 0 <= self.first <= self.order:
             raise ConfigError("Polynomial", "degrees must satisfy 0 <= first <= order",
                               f"first={self.first}, order={self.order}")

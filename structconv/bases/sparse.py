@@ -15,8 +15,9 @@ from structconv.bases.pairs import Edges, Pairs
 from structconv.bases.sizes import GraphValues
 from structconv.bases.tree import tensor
 from structconv.derived import derived
-from structconv.errors import ConfigError, ShapeError
+from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.primitives.csr import spmm
+from structconv.primitives.sorting import search, stable_sort
 from structconv.shapes import alike
 from structconv.structures.graph import Graph
 
@@ -58,7 +59,7 @@ class Sparse(GraphValues):
             return
         edges = self.graph.num_edges
         if values.dim() < 1 or values.shape[-1] != edges or not values.is_floating_point():
-            got = f"{tuple(values.shape)} of {values.dtype}"
+            got = f"{text_of(values.shape)} of {values.dtype}"
             raise ShapeError("Sparse", f"values must be floating, of shape (..., K, E={edges}) or (E={edges},)", got,
                              "One value an edge, in the graph's order.")
 
@@ -150,14 +151,14 @@ class EdgeGroups(NamedTuple):
     @classmethod
     def by(cls, keys: Tensor) -> EdgeGroups:
         """Group edges by one key for each. O(E log E)."""
-        keys, order = torch.sort(keys, stable=True)
-        return cls(keys, order, torch.searchsorted(keys, keys))
+        keys, order = stable_sort(keys)
+        return cls(keys, order, search(keys, keys))
 
     def sums(self, values: Tensor, keys: Tensor) -> Tensor:
         """The sum of the values (..., E) of the edges with each key, (..., *keys.shape); 0 for a key without edges."""
         if not self.keys.shape[0]:
             return values.new_zeros(*values.shape[:-1], *keys.shape)
         totals = torch.zeros_like(values).index_add(-1, self.first, values.index_select(-1, self.order))
-        place = torch.searchsorted(self.keys, keys).clamp(max=self.keys.shape[0] - 1)
+        place = search(self.keys, keys).clamp(max=self.keys.shape[0] - 1)
         result = totals.index_select(-1, place.flatten()).unflatten(-1, keys.shape)
         return torch.where(self.keys[place] == keys, result, torch.zeros((), dtype=values.dtype, device=values.device))

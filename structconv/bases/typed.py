@@ -14,9 +14,10 @@ from structconv.bases.pairs import Pairs
 from structconv.bases.sizes import GraphValues
 from structconv.bases.sparse import EdgeGroups
 from structconv.derived import derived, is_plain
-from structconv.errors import ShapeError, StructureError
+from structconv.errors import ShapeError, StructureError, text_of
 from structconv.primitives.csr import spmm
 from structconv.primitives.layout import Csr, compress
+from structconv.primitives.sorting import search
 from structconv.shapes import alike, check_positive
 from structconv.structures.graph import Graph, distinct
 from structconv.structures.relations import KnowledgeGraph
@@ -68,10 +69,10 @@ class Typed(GraphValues):
         edges = self.graph.num_edges
         if tuple(kind.shape) != (edges,) or kind.dtype != torch.int64:
             raise ShapeError("Typed", f"kind must be int64 of shape (E={edges},)",
-                             f"{tuple(kind.shape)} of {kind.dtype}", "One type an edge, in the graph's order.")
+                             f"{text_of(kind.shape)} of {kind.dtype}", "One type an edge, in the graph's order.")
         if isinstance(values, Tensor) and (tuple(values.shape) != (edges,) or not values.is_floating_point()):
             raise ShapeError("Typed", f"values must be floating, of shape (E={edges},)",
-                             f"{tuple(values.shape)} of {values.dtype}", "One value an edge, in the graph's order.")
+                             f"{text_of(values.shape)} of {values.dtype}", "One value an edge, in the graph's order.")
         low, high = derived(kind, "bounds", lambda: _bounds(kind))
         if low < 0 or high >= self.count:
             raise StructureError("Typed", f"kind must be in [0, K={self.count})", f"{low} to {high}")
@@ -203,4 +204,4 @@ def _normalized(graph: Graph, kind: Tensor, count: int, normalize: str, dtype: t
 
 def _occurrences(ordered: Tensor, keys: Tensor) -> Tensor:
     """Return how often each key occurs in a sorted list."""
-    return torch.searchsorted(ordered, keys, right=True) - torch.searchsorted(ordered, keys)
+    return search(ordered, keys, right=True) - search(ordered, keys)

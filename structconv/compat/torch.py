@@ -24,7 +24,7 @@ from torch.fx import Proxy
 from structconv.arguments import suggesting
 from structconv.bases.entrywise import Normalized
 from structconv.compat.attending import Mask, attend
-from structconv.errors import ConfigError, ShapeError
+from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.kernels.small_attention import MOST_ENTRIES, composed_attention
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.grids import Cuboid, Pool
@@ -209,7 +209,7 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
             raise ShapeError(owner, f"{name} must have shape (L, {channels}), or that in a batch, as query",
                              tuple(own.shape))
         if key.shape[:-1] != value.shape[:-1]:
-            raise ShapeError(owner, f"value must have the entries of key, {tuple(key.shape[:-1])}",
+            raise ShapeError(owner, f"value must have the entries of key, {text_of(key.shape[:-1])}",
                              tuple(value.shape[:-1]))
         if is_causal and attn_mask is None:
             raise ConfigError(owner, "attn_mask must be given with is_causal=True, which says what it is", "none")
@@ -572,7 +572,7 @@ class _AvgPool(_Layer):
         if input.dim() not in (axes + 1, axes + 2):
             raise ShapeError(owner, f"input must have shape (N, C, *S) with {axes} axes S, or without N",
                              tuple(input.shape))
-        if _is_recorded(input):
+        if not input.is_floating_point() or _is_recorded(input):
             return cast(Tensor, cast(Any, super()).forward(input))
         divisor = self.__dict__.get("divisor_override")
         theta = Eye.of(1, input.shape[-1 - axes])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from structconv.data.subgraphs import EdgeType, NodeType, Subgraph, in_edges
-from structconv.errors import ConfigError, ShapeError
+from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.primitives.sampling import InEdges
 from structconv.structures import Graph
 
@@ -257,7 +257,7 @@ class _Entries(Source):
         for name, value in self.features.items():
             if value.shape[0] != data.num_nodes:
                 raise ShapeError("NeighborLoader", f"features must have the length N={data.num_nodes}",
-                                 f"{tuple(value.shape)} of {name!r}")
+                                 f"{text_of(value.shape)} of {name!r}")
 
     def num_nodes(self, kind: NodeType) -> int:
         return self.data.num_nodes

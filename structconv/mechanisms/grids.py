@@ -16,7 +16,7 @@ from structconv.bases.shift import PADDINGS, Shift
 from structconv.derived import derived
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.expression import Inputs, Mechanism
-from structconv.shapes import check_choice
+from structconv.shapes import check_choice, check_not_traced
 from structconv.structures.batching import GridBatch
 from structconv.structures.grid import Grid
 from structconv.structures.samples import Samples
@@ -43,7 +43,10 @@ def _shift(mechanism: str, *args: Any) -> Shift:
 
 def _line_of(size: int) -> Grid:
     """The grid of so many entries in a row."""
-    return _line(size) if type(size) is int and not torch.compiler.is_compiling() else Grid(size)
+    if type(size) is int and not torch.compiler.is_compiling():
+        return _line(size)
+    check_not_traced(size)
+    return Grid(size)
 
 
 def grids_of(grid: AnyGrid) -> tuple[Grid, ...]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from structconv.derived import cached, derived, values_known
-from structconv.errors import StructureError
+from structconv.errors import StructureError, text_of
 from structconv.mechanisms.naming import Named, reads_of
 from structconv.mechanisms.samples import positions, within
 from structconv.mechanisms.visibility import BY_INPUTS, BY_PAIRS
@@ -229,7 +229,7 @@ def _check_batch(mask: Support, inputs: Any) -> None:
     x, z = inputs.x.shape[:-2], inputs.z.shape[:-2]
     lead = broadcast(x, z)
     if not goes_into(batch, lead):
-        expected = f"leading dimensions of the mask must broadcast to {tuple(lead)}, those of x and z"
+        expected = f"leading dimensions of the mask must broadcast to {text_of(lead)}, those of x and z"
         raise StructureError("masked", expected, tuple(batch), "A table of pairs (..., M, N) goes as "
                              "DenseMask(table). All heads share a mask: one of shape (B, heads, M, N) as mask[:, 0].")
 

@@ -8,7 +8,7 @@ from typing import Any, Self, cast
 
 from torch import Tensor
 
-from structconv.errors import ConfigError, StructureError
+from structconv.errors import ConfigError, StructureError, text_of
 from structconv.structures.graph import Graph
 from structconv.structures.named import NamedStructures, Place, listed_names
 from structconv.structures.relations import KnowledgeGraph
@@ -128,7 +128,7 @@ def check_structure(owner: str, structure: Any, call: str) -> None:
     """
     if isinstance(structure, Tensor):
         raise StructureError(owner, "structure must be a structure, such as a Graph or a Grid",
-                             f"a tensor of shape {tuple(structure.shape)}",
+                             f"a tensor of shape {text_of(structure.shape)}",
                              f"The outputs (queries) go by keyword: {call}.")
 
 

@@ -16,7 +16,7 @@ from structconv.bases import positions as values
 from structconv.bases.base import Basis
 from structconv.bases.scores import EdgeScore
 from structconv.derived import Owner, derived, is_plain
-from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.errors import ConfigError, ShapeError, StructureError, text_of
 from structconv.mechanisms.encodings import sinusoidal
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism, Position
 from structconv.mechanisms.masks import covers_inputs, hidden_by, reached_by
@@ -342,8 +342,8 @@ def _check_lead(attributes: Tensor, inputs: Inputs) -> None:
     """Raise `StructureError` where attributes of a batch (..., E, A) would give outputs that x and z do not have."""
     lead = broadcast(inputs.x.shape[:-2], inputs.z.shape[:-2])
     if not goes_into(attributes.shape[:-2], lead):
-        raise StructureError("EdgeBias", f"leading dimensions of edge_attr must broadcast to {tuple(lead)}, those of x "
-                             "and z", tuple(attributes.shape), "Attributes of a batch need x of that batch.")
+        raise StructureError("EdgeBias", f"leading dimensions of edge_attr must broadcast to {text_of(lead)}, those of "
+                             "x and z", tuple(attributes.shape), "Attributes of a batch need x of that batch.")
 
 
 class GaussianWindow(Mechanism):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from structconv import torch_compat as private
 from structconv.bases.tree import Shared, tensor
 from structconv.derived import Reused
-from structconv.errors import ConfigError, ShapeError
+from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.masks import Mask
 from structconv.mechanisms.reach import reach_of, reads_all_inputs
@@ -289,7 +289,7 @@ class Cache:
         x = cast(x.contiguous(), self._dtype)
         if x.shape[:-2] != own.shape[:-2] or x.dtype != own.dtype:
             raise ShapeError("Cache.append", f"x must be {own.dtype} of shape ({', '.join(map(str, own.shape[:-2]))}"
-                             f"{', ' if own.dim() > 2 else ''}m, P={own.shape[-1]})", f"{x.dtype} {tuple(x.shape)}",
+                             f"{', ' if own.dim() > 2 else ''}m, P={own.shape[-1]})", f"{x.dtype} {text_of(x.shape)}",
                              "Entry t is x[..., t:t + 1, :].")
         start, kept = self.length, tuple(self._entries.values())
         joined = [_of(make, x, start, self._dtype)[0] for make, *_ in kept] if self._joins() else None

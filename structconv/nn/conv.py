@@ -19,7 +19,7 @@ from structconv import ops as _ops  # noqa: F401 - registers the kernels
 from structconv import torch_compat as private
 from structconv.bases.base import Basis
 from structconv.bases.tree import Shared
-from structconv.errors import ConfigError, ShapeError, StructconvError, class_remedy
+from structconv.errors import ConfigError, ShapeError, StructconvError, class_remedy, text_of
 from structconv.mechanisms.expression import Inputs, Mechanism, check_bound, check_mechanism
 from structconv.mechanisms.naming import called_with, check_structure, check_unread
 from structconv.mechanisms.reach import reach_of
@@ -402,7 +402,7 @@ class Conv(Expressed):
             owner, of_x, of_z, call, _ = self._names(z)
             expected = (f"{of_x} must be the inputs (keys), with P={inputs[1]} channels, and {of_z} the outputs "
                         f"(queries), with P'={outputs[1]}")
-            raise ShapeError(owner, expected, f"{tuple(x.shape)} and {tuple(z.shape)}",
+            raise ShapeError(owner, expected, f"{text_of(x.shape)} and {text_of(z.shape)}",
                              f"They are swapped: write {call}.")
 
     @named

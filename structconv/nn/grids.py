@@ -12,7 +12,7 @@ from torch.fx import Proxy
 from structconv import torch_compat as private
 from structconv.bases.base import Basis
 from structconv.bases.cuboid import Ints, per_axis
-from structconv.errors import ConfigError, ShapeError, StructconvError
+from structconv.errors import ConfigError, ShapeError, StructconvError, text_of
 from structconv.mechanisms.expression import check_mechanism
 from structconv.mechanisms.grids import Cuboid, GridMechanism, Pool
 from structconv.nn.conv import ERRORS, Conv, call_of
@@ -222,7 +222,7 @@ class _ConvNd(_ImageLayer):
             shape = tuple(self.weight.shape)
             if not isinstance(value, Tensor) or tuple(value.shape) != shape:
                 got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                raise ShapeError(type(self).__name__, f"weight must be a tensor of shape {shape}", got)
+                raise ShapeError(type(self).__name__, f"weight must be a tensor of shape {text_of(shape)}", got)
         super().__setattr__(name, value)
 
     def extra_repr(self) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from structconv.arguments import explained
-from structconv.errors import ShapeError, StructureError
+from structconv.errors import ShapeError, StructureError, text_of
 from structconv.shapes import check_entries
 from structconv.structures.grid import Grid
 
@@ -60,6 +60,6 @@ def grid_of(image: Tensor, ndim: int, grid: Any = None) -> Grid:
     if grid is None:
         return Grid(shape) if torch.compiler.is_compiling() else _known(shape)
     if not isinstance(grid, Grid) or grid.shape != shape:
-        raise StructureError("Conv", f"structure must be a Grid of the image's shape {tuple(shape)}, or left out",
+        raise StructureError("Conv", f"structure must be a Grid of the image's shape {text_of(shape)}, or left out",
                              repr(grid), "Another structure goes with entries: layer(x, structure=...), without axes.")
     return grid

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
-from structconv.errors import ConfigError, ShapeError
+from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.mechanisms.expression import Mechanism
 from structconv.nn.composite import Composite
 from structconv.nn.conv import ERRORS, Conv
-from structconv.nn.layer import Device
+from structconv.nn.layer import Device, recorded
 from structconv.planning.precision import autocast_dtype, cast
 from structconv.shapes import check_alike, check_choice, check_entries, check_positive, check_tensor
 from structconv.structures.batching import AnyStructure
@@ -68,6 +69,8 @@ class ConvGRUCell(Composite):
 
     def forward(self, x: Tensor, h: Tensor | None = None, structure: AnyStructure = None) -> Tensor:
         """h'."""
+        if type(x) is Proxy:
+            return recorded(self, x, h, structure)
         try:
             return self._next(x, h, structure)
         except ERRORS:
@@ -145,6 +148,8 @@ class ConvLSTMCell(Composite):
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None,
                 structure: AnyStructure = None) -> tuple[Tensor, Tensor]:
         """(h', c')."""
+        if type(x) is Proxy:
+            return recorded(self, x, state, structure)
         h, c = (None, None) if state is None else _pair(state)
         try:
             return self._next(x, h, c, structure)
@@ -213,5 +218,5 @@ def _state(owner: str, name: str, state: Tensor | None, x: Tensor, channels: int
     if not isinstance(state, Tensor):
         raise ConfigError(owner, f"{name} must be a tensor", type(state).__name__, _BY_KEYWORD)
     if state.shape != shape:
-        raise ShapeError(owner, f"{name} must have shape {shape}", tuple(state.shape))
+        raise ShapeError(owner, f"{name} must have shape {text_of(shape)}", tuple(state.shape))
     return state

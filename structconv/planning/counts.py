@@ -21,6 +21,7 @@ from structconv.bases.taps import Taps
 from structconv.bases.typed import Typed
 from structconv.planning.cost import Cost, lost_flops
 from structconv.planning.fitted import DENSE_CALLS, FUSED_SHARE, REPEAT_CALLS, SPARSE_CALLS
+from structconv.shapes import check_not_traced
 from structconv.structures.masks import joined_by_and
 from structconv.structures.samples import Samples
 from structconv.structures.values import size_class
@@ -53,7 +54,7 @@ class Sizes:
         """(M, N) of a basis."""
         if self.nominal:
             return NOMINAL_ENTRIES, NOMINAL_ENTRIES
-        return size_class(basis.num_inputs), size_class(basis.num_outputs)
+        return size_class(int(basis.num_inputs)), size_class(int(basis.num_outputs))  # tensors under torch.jit.trace
 
     def edges(self, count: int) -> int:
         """A number of edges, or of pairs."""
@@ -209,6 +210,8 @@ def _child(basis: Unary, sizes: Sizes) -> int | None:
 @nonzero_count(Masked)
 def _masked(basis: Masked, sizes: Sizes) -> int | None:
     bound = basis.mask.edge_bound(*sizes.entries(basis))
+    if bound is not None:  # its pairs are listed
+        check_not_traced(basis.num_inputs, basis.num_outputs)
     child = nonzeros(basis.child, sizes)
     if bound is None or child is None:
         return child if bound is None else sizes.edges(bound)

@@ -27,7 +27,7 @@ from torch.compiler import is_compiling
 from structconv import torch_compat as private
 from structconv.bases.base import Basis
 from structconv.bases.tree import shape_class, tree_key
-from structconv.errors import ConfigError, ShapeError
+from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.planning import machine, tuning
 from structconv.planning.cost import Cost
 from structconv.planning.counts import Sizes
@@ -36,7 +36,7 @@ from structconv.planning.precision import without_autocast
 from structconv.planning.problem import Call, Image, PartInputs, Problem, Run
 from structconv.planning.tables import Candidate, Plan
 from structconv.planning.tuning import Autotuning
-from structconv.shapes import check_alike, layout_hint
+from structconv.shapes import check_alike, check_not_traced, layout_hint
 from structconv.structures.values import EXACT, class_volume, key_of, tensors_in
 
 __all__ = ["CAPACITY", "Candidate", "Plan", "check_path", "decide", "plan_for", "plans_version", "served"]
@@ -95,9 +95,8 @@ def plans_version() -> Hashable:
 
 def _choose(key: Hashable, call: Call, path: str | None, max_bytes: int | None, image: Image | None) -> Plan:
     _check_limits(path, max_bytes)
-    if torch.jit.is_tracing() and any(not (t.dim() or t.is_floating_point()) for t in tensors_in(call.basis)):
-        raise ConfigError("plan", "an expression must be exported or compiled", "torch.jit.trace",
-                          "Use torch.export.export(layer, (x,)) or torch.compile(layer).")
+    if torch.jit.is_tracing():
+        check_not_traced(*(t for t in tensors_in(call.basis) if not (t.dim() or t.is_floating_point())))
     problem = _problem(call, call.spec(), max_bytes, image, nominal=False)
     if len(_PLANS) >= CAPACITY:
         for old in list(_PLANS)[:CAPACITY // 2]:
@@ -186,8 +185,8 @@ def _lead(call: Call, basis: Basis, image: Image | None) -> torch.Size:
     x = call.x
     if image is None and x.shape[-2] != basis.num_inputs:
         raise ShapeError("Conv", f"the basis must have as many inputs as x has entries, M={x.shape[-2]}",
-                         f"M={basis.num_inputs} in {basis!r}", f"x has shape {tuple(x.shape)}, entries are dim -2; the "
-                         "basis is what the mechanism's forward returns.")
+                         f"M={basis.num_inputs} in {basis!r}", f"x has shape {text_of(x.shape)}, entries are dim -2; "
+                         "the basis is what the mechanism's forward returns.")
     lead = x.shape[:-2] if image is None else x.shape[:-1 - image.axes]
     try:
         return torch.broadcast_shapes(lead, basis.batch_shape)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from structconv import torch_compat as private
-from structconv.errors import ShapeError
+from structconv.errors import ShapeError, text_of
 from structconv.primitives.dense_blocks import MAPS, WEIGHTS, Blocks, Maps, Options, Span, clear, flipped
 from structconv.primitives.functions import sum_dtype
 from structconv.primitives.hashing import hash_uniform
@@ -64,7 +64,7 @@ def _check(*arguments: Any) -> None:
     owner, (q, k, v, terms, options, buckets) = "blocked_attention", _Problem.of(arguments)
     if q.dim() != 3 or k.dim() != 3 or (q.shape[0], q.shape[2]) != (k.shape[0], k.shape[2]):
         raise ShapeError(owner, "q and k must have shapes (G, N, D) and (G, M, D)",
-                         f"{tuple(q.shape)} and {tuple(k.shape)}")
+                         f"{text_of(q.shape)} and {text_of(k.shape)}")
     if v.dim() != 3 or v.shape[:2] != k.shape[:2]:
         raise ShapeError(owner, f"v must have shape (G={k.shape[0]}, M={k.shape[1]}, C)", tuple(v.shape))
     check_choice(owner, "weights", options.weights, WEIGHTS)
@@ -86,13 +86,13 @@ def _check_terms(q: Tensor, k: Tensor, terms: Maps, options: Options, buckets: i
         raise ShapeError(owner, "bucket must say in which of L buckets each offset is", buckets)
     if terms.bucket is not None and (terms.bucket.shape != (offsets,) or terms.bucket.is_floating_point()):
         raise ShapeError(owner, f"bucket must have shape (N+M-1={offsets},), of integers",
-                         f"{tuple(terms.bucket.shape)} of {terms.bucket.dtype}")
+                         f"{text_of(terms.bucket.shape)} of {terms.bucket.dtype}")
     sizes = (q.shape[0] // options.batch_heads, options.batch_heads, k.shape[1], q.shape[1])
     keep = terms.keep
     if keep is not None and (keep.dtype is not torch.bool or keep.dim() != 4 or any(
             have not in (1, want) for have, want in zip(keep.shape, sizes, strict=True))):
-        raise ShapeError(owner, f"keep must be booleans that broadcast to (B, K, M, N) = {sizes}",
-                         f"{tuple(keep.shape)} of {keep.dtype}")
+        raise ShapeError(owner, f"keep must be booleans that broadcast to (B, K, M, N) = {text_of(sizes)}",
+                         f"{text_of(keep.shape)} of {keep.dtype}")
 
 
 class _Problem(NamedTuple):

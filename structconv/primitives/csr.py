@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from structconv import torch_compat as private
-from structconv.errors import ShapeError, StructureError
+from structconv.errors import ShapeError, StructureError, text_of
 from structconv.primitives import triton
 from structconv.primitives.functions import sum_dtype
 from structconv.primitives.native import dispatch
@@ -370,7 +370,7 @@ def _check_spmm(*arguments: Any) -> None:
     edges = by_target.indices.shape[0]
     if values is not None and (values.dim() not in (1, 2) or values.shape[-1] != edges or values.dtype != x.dtype):
         raise ShapeError("spmm", f"values must have shape (V, E={edges}) or (E={edges},) and dtype {x.dtype}",
-                         f"{tuple(values.shape)} and {values.dtype}")
+                         f"{text_of(values.shape)} and {values.dtype}")
     _check_repeats("spmm", count, _tables(values), x.shape[0] if x.dim() == 3 else 1, rows)
 
 
@@ -382,7 +382,7 @@ def _check_sddmm(*arguments: Any) -> None:
     _check_table("sddmm", "k", k, by_source.indptr.shape[0] - 1)
     if q.shape[2] != k.shape[2] or q.dtype != k.dtype:
         raise ShapeError("sddmm", "q and k must have the same channels and dtype",
-                         f"{tuple(q.shape)} of {q.dtype}, {tuple(k.shape)} of {k.dtype}")
+                         f"{text_of(q.shape)} of {q.dtype}, {text_of(k.shape)} of {k.dtype}")
     _check_repeats("sddmm", rows, q.shape[0], k.shape[0])
 
 

@@ -16,6 +16,7 @@ from structconv.primitives.native.edges import ends_of
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.operator import COMPOSED, EDGES, by_layouts
 from structconv.primitives.native.recurrence import STEPS
+from structconv.primitives.sorting import stable_order
 
 __all__ = ["decompositions", "enlist"]
 
@@ -72,8 +73,7 @@ def _layouts(edge_index: Tensor, num_inputs: int, num_outputs: int) -> tuple[Ten
 def _layout(row: Tensor, column: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
     count = row.new_zeros((rows,)).index_add(0, row, torch.ones_like(row))
     indptr = torch.cat([row.new_zeros((1,)), count.cumsum(0)])
-    # keys that differ keep the input order of one row, whatever the sort does with equal ones
-    order = torch.argsort(row * row.shape[0] + torch.arange(row.shape[0], device=row.device))
+    order = stable_order(row)
     return indptr.int(), column[order].int(), order.int()
 
 

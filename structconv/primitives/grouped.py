@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structconv.errors import ShapeError
+from structconv.errors import ShapeError, text_of
 from structconv.primitives.native.checks import check_numbers
 from structconv.primitives.native.operator import define, multilinear, register_gradient
 
@@ -65,7 +65,7 @@ def add_group_outer(z: Tensor, x: Tensor, y: Tensor, bounds: Sequence[int]) -> N
 def _check(owner: str, x: Tensor, bounds: Sequence[int], count: int) -> None:
     if x.dim() != 2 or len(bounds) != count + 1 or not bounds or bounds[0] != 0 or bounds[-1] != x.shape[0]:
         raise ShapeError(owner, f"rows must have shape (U={bounds[-1] if bounds else 0}, C), in K={count} groups",
-                         f"{tuple(x.shape)} in {len(bounds) - 1}")
+                         f"{text_of(x.shape)} in {len(bounds) - 1}")
     if any(stop < start for start, stop in pairwise(bounds)):
         raise ShapeError(owner, "bounds must not fall", list(bounds))
 
@@ -73,7 +73,7 @@ def _check(owner: str, x: Tensor, bounds: Sequence[int], count: int) -> None:
 def _check_products(x: Tensor, theta: Tensor, bounds: Sequence[int]) -> None:
     if theta.dim() != 4 or x.dim() != 2 or theta.shape[1] * theta.shape[2] != x.shape[1]:
         raise ShapeError("group_products", "x (U, P) must have the channels of theta (K, P, Q) or (K, G, P/G, Q/G)",
-                         f"{tuple(x.shape)} and {tuple(theta.shape)}")
+                         f"{text_of(x.shape)} and {text_of(theta.shape)}")
     _check("group_products", x, bounds, theta.shape[0])
 
 

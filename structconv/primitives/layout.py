@@ -10,12 +10,13 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from structconv.derived import is_plain
-from structconv.errors import ShapeError, StructureError
+from structconv.errors import ShapeError, StructureError, text_of
 from structconv.primitives.native import adjacency
 from structconv.primitives.native.dispatch import Loaded, kernels
 from structconv.primitives.native.indices import LIMIT, Csr, build, outside
 from structconv.primitives.native.loader import Core, loaded
 from structconv.primitives.native.operator import define
+from structconv.primitives.sorting import search, stable_sort
 
 __all__ = ["Csr", "check_bounds", "compress", "copies", "first_loop", "first_wrong_edge", "layouts"]
 
@@ -63,9 +64,9 @@ def compress(rows: Tensor, cols: Tensor, num_rows: int) -> Csr:
     Stable: O(E log E) time and O(E) memory. Shapes depend only on E and `num_rows`, never on values, so that
     the sort can be traced by `torch.compile` and `torch.export`.
     """
-    order = torch.argsort(rows, stable=True)
+    ordered, order = stable_sort(rows)
     starts = torch.arange(num_rows + 1, dtype=rows.dtype, device=rows.device)
-    indptr = torch.searchsorted(rows[order], starts, out_int32=rows.dtype == torch.int32)
+    indptr = search(ordered, starts).to(rows.dtype)
     return Csr(indptr, cols[order], order)
 
 
@@ -154,7 +155,7 @@ def _first_outside(index: Tensor, sizes: Sequence[int]) -> int:
 def _check_index(index: Tensor) -> None:
     if index.dim() != 2 or index.shape[0] != 2 or index.dtype not in _INTEGERS or index.layout is not torch.strided:
         raise ShapeError("layouts", "edge_index must have shape (2, E) and dtype int32 or int64",
-                         f"{tuple(index.shape)} of {index.dtype}, {index.layout}")
+                         f"{text_of(index.shape)} of {index.dtype}, {index.layout}")
 
 
 def _check(index: Tensor, num_inputs: int, num_outputs: int) -> None:

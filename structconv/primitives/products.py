@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from structconv import torch_compat as private
-from structconv.errors import ShapeError
+from structconv.errors import ShapeError, text_of
 from structconv.primitives.memory import new_empty
 from structconv.primitives.native import gemm
 from structconv.primitives.native.checks import check_numbers
@@ -227,17 +227,17 @@ def _check_project(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
     check_numbers("project", x, w, bias)
     if x.dim() != 2 or w.dim() != 2 or x.shape[1] != w.shape[0] or w.dtype != x.dtype:
         raise ShapeError("project", "x and w must have shapes (M, P) and (P, Q), of one dtype",
-                         f"{tuple(x.shape)} of {x.dtype}, {tuple(w.shape)} of {w.dtype}")
+                         f"{text_of(x.shape)} of {x.dtype}, {text_of(w.shape)} of {w.dtype}")
     if bias is not None and (bias.shape != w.shape[1:] or bias.dtype != x.dtype):
         raise ShapeError("project", f"bias must have shape (Q={w.shape[1]},) and dtype {x.dtype}",
-                         f"{tuple(bias.shape)} and {bias.dtype}")
+                         f"{text_of(bias.shape)} and {bias.dtype}")
 
 
 def _check_outer(x: Tensor, y: Tensor) -> None:
     check_numbers("outer", x, y)
     if x.dim() != 2 or y.dim() != 2 or x.shape[0] != y.shape[0] or y.dtype != x.dtype:
         raise ShapeError("outer", "x and y must have shapes (M, P) and (M, Q), of one dtype",
-                         f"{tuple(x.shape)} of {x.dtype}, {tuple(y.shape)} of {y.dtype}")
+                         f"{text_of(x.shape)} of {x.dtype}, {text_of(y.shape)} of {y.dtype}")
 
 
 def _project_fake(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:

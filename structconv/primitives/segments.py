@@ -13,7 +13,7 @@ from torch import Tensor
 
 from structconv import torch_compat as private
 from structconv.derived import values_known
-from structconv.errors import ShapeError
+from structconv.errors import ShapeError, text_of
 from structconv.primitives.functions import apply, finite, sum_dtype, transformed
 
 __all__ = ["masked_softmax", "segment_max", "segment_softmax", "segment_sum"]
@@ -127,7 +127,7 @@ def masked_softmax(scores: Tensor, keep: Tensor | None, dim: int) -> Tensor:
 def _check_segments(owner: str, values: Tensor, index: Tensor) -> None:
     if index.dim() != 1 or values.dim() < 1 or values.shape[-1] != index.shape[0]:
         raise ShapeError(owner, "values must have shape (..., E) and index (E,)",
-                         f"{tuple(values.shape)} and {tuple(index.shape)}")
+                         f"{text_of(values.shape)} and {text_of(index.shape)}")
 
 
 def _broadcast(owner: str, scores: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -135,7 +135,7 @@ def _broadcast(owner: str, scores: Tensor, keep: Tensor | None) -> tuple[Tensor,
         return scores, None
     sizes = list(zip(reversed(scores.shape), reversed(keep.shape), strict=False))
     if any(a != b and a != 1 and b != 1 for a, b in sizes):
-        raise ShapeError(owner, f"keep must broadcast against scores {tuple(scores.shape)}", tuple(keep.shape))
+        raise ShapeError(owner, f"keep must broadcast against scores {text_of(scores.shape)}", tuple(keep.shape))
     scores, keep = torch.broadcast_tensors(scores, keep)
     return scores, keep
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structconv.errors import ShapeError
+from structconv.errors import ShapeError, text_of
 from structconv.primitives.native.checks import check_numbers
 from structconv.primitives.native.operator import define, multilinear, register_gradient
 
@@ -44,7 +44,7 @@ def shift_products(x: Tensor, theta: Tensor, shifts: Sequence[int], rows: int | 
 def _check(x: Tensor, theta: Tensor, shifts: Sequence[int], rows: int) -> None:
     if x.dim() != 3 or theta.dim() != 3 or theta.shape[1] != x.shape[2]:
         raise ShapeError("shift_products", "x and theta must have shapes (B, M, P) and (K, P, Q)",
-                         f"{tuple(x.shape)} and {tuple(theta.shape)}")
+                         f"{text_of(x.shape)} and {text_of(theta.shape)}")
     if len(shifts) != theta.shape[0]:
         raise ShapeError("shift_products", f"shifts must be K={theta.shape[0]} integers", len(shifts))
     if rows < 0:
@@ -89,7 +89,7 @@ def _check_correlation(x: Tensor, g: Tensor, shifts: Sequence[int]) -> None:
     check_numbers("shift_correlation", x, g)
     if x.dim() != 3 or g.dim() != 3 or g.shape[0] != x.shape[0]:
         raise ShapeError("shift_correlation", "x and g must have shapes (B, M, P) and (B, N, Q)",
-                         f"{tuple(x.shape)} and {tuple(g.shape)}")
+                         f"{text_of(x.shape)} and {text_of(g.shape)}")
     _check_dtypes("shift_correlation", x, g)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from structconv.arguments import explained
 from structconv.derived import derived
 from structconv.errors import ShapeError, StructureError
+from structconv.primitives.sorting import numbered_by_count
 from structconv.structures.graph import Graph, check_samples, edge_axis
 from structconv.structures.grid import Grid
 from structconv.structures.groups import rows_to_groups
@@ -213,7 +214,7 @@ def membership(parts: Sequence[Structure | int], device: torch.device | str | No
         tensor([0, 0, 1, 1, 1])
     """
     sizes = torch.tensor(_output_sizes(parts), dtype=torch.int64, device=device)
-    return torch.repeat_interleave(sizes, output_size=sum(_output_sizes(parts)))
+    return numbered_by_count(sizes, sum(_output_sizes(parts)))
 
 
 def parts_of(structure: Structure) -> tuple[Any, ...]:
@@ -278,7 +279,7 @@ def _batch_graphs(graphs: list[Graph]) -> Graph:
     _check_alike("edge_index", index)
     joined, starts = torch.cat(index, 1), index[0].new_tensor([inputs[:-1], outputs[:-1]])
     counts = torch.tensor([t.shape[1] for t in index], device=joined.device)
-    moved = joined + starts.repeat_interleave(counts, 1, output_size=joined.shape[1])
+    moved = joined + starts.index_select(1, numbered_by_count(counts, joined.shape[1]))
     return Graph(moved, num_inputs=inputs[-1], num_outputs=outputs[-1],
                  edge_weight=_joined("edge_weight", [graph.edge_weight for graph in graphs], -1),
                  edge_attr=_joined("edge_attr", attributes, _axis(attributes[0])), samples=_samples(graphs))

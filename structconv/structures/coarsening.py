@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from structconv.errors import StructureError
+from structconv.errors import StructureError, text_of
 from structconv.structures.graph import Graph
 from structconv.structures.groups import rows_to_groups
 
@@ -47,7 +47,7 @@ def coarsened(graph: Graph, levels: int = 1) -> Coarsened:
     weight = torch.ones(graph.num_edges, device=graph.edge_index.device) if graph.edge_weight is None else (
         graph.edge_weight.detach())
     if weight.dim() != 1 or not bool((weight > 0).all()):
-        raise StructureError("coarsened", "weights must be positive, one for each edge", f"{tuple(weight.shape)}")
+        raise StructureError("coarsened", "weights must be positive, one for each edge", f"{text_of(weight.shape)}")
     cluster = torch.arange(graph.num_nodes, device=weight.device)
     index, weight = _merged(graph.edge_index.long(), weight)
     for _ in range(levels):

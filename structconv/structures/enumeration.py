@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from structconv.primitives.sorting import numbered_by_count
+
 __all__ = ["Pairs", "at_most", "block_count", "block_pairs", "circle_offsets", "circle_pairs", "cross_pairs",
            "near_pairs", "product_pairs", "ranges", "window_count", "window_pairs"]
 
@@ -16,8 +18,7 @@ Pairs = tuple[Tensor, Tensor]
 
 def ranges(start: Tensor, count: Tensor, step: int, total: int) -> Pairs:
     """The pairs (start[n] + step i, n) for 0 <= i < count[n], ordered by n; `total` is the sum of `count`."""
-    outputs = torch.arange(start.shape[0], device=start.device)
-    target = torch.repeat_interleave(outputs, count, output_size=total)
+    target = numbered_by_count(count, total)
     position = torch.arange(total, device=start.device) - (count.cumsum(0) - count)[target]
     return start[target] + step * position, target
 

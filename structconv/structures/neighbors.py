@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from structconv.errors import StructureError
+from structconv.errors import StructureError, text_of
 from structconv.shapes import check_positive
 from structconv.structures.graph import Graph
 
@@ -32,7 +32,7 @@ def nearest_neighbors(points: Tensor, neighbors: int) -> Graph:
     """
     if points.dim() != 2 or not points.is_floating_point():
         raise StructureError("nearest_neighbors", "points must be floating, (N, L)",
-                             f"{points.dtype} {tuple(points.shape)}")
+                             f"{points.dtype} {text_of(points.shape)}")
     if not check_positive("nearest_neighbors", "neighbors", neighbors) < len(points):
         raise StructureError("nearest_neighbors", f"neighbors must be less than N={len(points)}", neighbors)
     distances = (points.unsqueeze(1) - points).square().sum(-1).fill_diagonal_(torch.inf)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from structconv.derived import values_known
-from structconv.errors import StructureError
+from structconv.errors import StructureError, text_of
 from structconv.structures.masks import And, Device, Not, Or, Support
 from structconv.structures.supports import Causal
 from structconv.structures.values import Structure, altered, key_of, structure
@@ -49,7 +49,7 @@ class OutputPositions(Structure):
                 return cls(0, positions)
         elif (type(positions) is int and positions > 0) or isinstance(positions, torch.SymInt):
             return cls(positions)
-        received = f"{positions.dtype} {tuple(positions.shape)}" if isinstance(positions, Tensor) else repr(positions)
+        received = f"{positions.dtype} {text_of(positions.shape)}" if isinstance(positions, Tensor) else repr(positions)
         raise StructureError("positions", "positions must be that of the first output, an integer >= 0, or those of "
                              "all, an integer tensor (..., N)", received)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from structconv.arguments import plain
 from structconv.derived import derived
 from structconv.errors import StructureError
+from structconv.primitives.sorting import numbered_by_count
 from structconv.shapes import broadcast
 from structconv.structures import enumeration
 from structconv.structures.exchange import MAKERS
@@ -277,7 +278,7 @@ def _starts(sizes: list[int]) -> Tensor:
 
 
 def _members(starts: Tensor, count: int, device: Device) -> Tensor:
-    return torch.repeat_interleave(starts.diff().to(device), output_size=count)
+    return numbered_by_count(starts.diff().to(device), count)
 
 
 def _positions(starts: Tensor, count: int, device: Device) -> Tensor:

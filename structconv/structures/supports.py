@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from structconv.derived import derived
-from structconv.errors import StructureError
+from structconv.errors import StructureError, text_of
 from structconv.shapes import NO_TENSORS
 from structconv.structures import enumeration
 from structconv.structures.graph import Graph, check_size
@@ -322,5 +322,5 @@ def _check_mask(owner: str, keep: Any, dims: int, pattern: str) -> None:
     if isinstance(keep, (tuple, *NO_TENSORS)):
         raise StructureError(owner, f"keep must be a boolean tensor {pattern}", type(keep).__name__)
     if isinstance(keep, Tensor) and (keep.dtype != torch.bool or keep.dim() < dims):
-        raise StructureError(owner, f"keep must be a boolean tensor {pattern}", f"{keep.dtype} {tuple(keep.shape)}",
+        raise StructureError(owner, f"keep must be a boolean tensor {pattern}", f"{keep.dtype} {text_of(keep.shape)}",
                              "True keeps a pair.")

@@ -89,7 +89,10 @@ def size_class(size: int) -> int:
     """The class of a size: itself up to `EXACT`, else rounded up to the next quarter of an octave."""
     if size <= EXACT:
         return size
-    quarter = size.bit_length() - 3
+    try:
+        quarter = size.bit_length() - 3
+    except AttributeError:  # a tensor, under torch.jit.trace
+        return size_class(int(size))
     return -(-size >> quarter) << quarter
 
 

@@ -24,9 +24,12 @@ from structconv import (
     GCNConv,
     Graph,
     Grid,
+    KnowledgeGraph,
     MultiheadAttention,
+    RelationalConv,
     Shifts,
     Window,
+    batch,
 )
 from structconv.compat import decompositions, pyg
 from structconv.compat import torch as compat
@@ -62,6 +65,35 @@ class OnEdges(nn.Module):
         return y
 
 
+class OnTriples(nn.Module):
+    """R-GCN, of means and of sums."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.sum = RelationalConv(8, 8, 2), RelationalConv(8, 4, 2, aggr="add", num_bases=2)
+
+    def forward(self, x: Tensor, triples: Tensor) -> Tensor:
+        facts = KnowledgeGraph(triples, x.shape[-2], ("likes", "knows"))
+        y: Tensor = self.sum(self.mean(x, facts).relu(), facts)
+        return y
+
+
+class OnBatch(nn.Module):
+    """Layers on a batch of two graphs, and the sum of each graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([GCNConv(8, 8), GATConv(8, 4, heads=2)])
+
+    def forward(self, x: Tensor, *edge_indices: Tensor) -> Tensor:
+        first, second = edge_indices
+        graphs = batch([Graph(first, num_nodes=9), Graph(second, num_nodes=20)])
+        for layer in self.layers:
+            x = layer(x, graphs).relu()
+        groups = graphs.samples.members()[0]
+        return x.new_zeros((2, 8)).index_add(0, groups, x)
+
+
 class Encoder(nn.Module):
     """Both layers of attention and a network, with residuals."""
 
@@ -81,6 +113,11 @@ NODES = (torch.randn(9, 8), EDGES[0]), ({0: DYNAMIC}, {1: DYNAMIC}), (torch.rand
 BATCH = (torch.randn(2, 9, 8), EDGES[0]), ({1: DYNAMIC}, {1: DYNAMIC}), (torch.randn(2, 20, 8), EDGES[1])
 WORDS = (torch.randn(2, 7, 8),), ({0: DYNAMIC, 1: DYNAMIC},), (torch.randn(3, 11, 8),)
 IMAGES = (torch.randn(2, 3, 10, 12),), ({0: DYNAMIC, 2: DYNAMIC, 3: DYNAMIC},), (torch.randn(3, 3, 15, 9),)
+#: The edges of a grid, of two kinds by their direction.
+FACTS = [torch.stack([source, (source > target).long(), target], 1) for source, target in EDGES]
+TRIPLES = (torch.randn(9, 8), FACTS[0]), ({0: DYNAMIC}, {0: DYNAMIC}), (torch.randn(20, 8), FACTS[1])
+GRAPHS = ((torch.randn(29, 8), *EDGES), ({}, ({1: DYNAMIC}, {1: DYNAMIC})),
+          (torch.randn(29, 8), EDGES[0].repeat(1, 2), EDGES[1].flip(0)[:, 3:]))
 dot = DotProduct(2, 4).scaled()
 #: Name -> (model, (inputs, which sizes are dynamic, inputs of other sizes)).
 MODELS: dict[str, tuple[Any, Any]] = {
@@ -98,9 +135,12 @@ MODELS: dict[str, tuple[Any, Any]] = {
     "GCN, samples that share a graph": (lambda: OnGraph(GCNConv(8, 4)), BATCH),
     "causal window": (lambda: Encoder(Conv(dot.masked(keep=Causal() & Window(2)).softmax(), 8, 8)), WORDS),
     "additive": (lambda: Encoder(Conv(Additive(4, 2).softmax(), 8, 8)), WORDS),
+    "relations": (OnTriples, TRIPLES),
+    "batch of graphs": (OnBatch, GRAPHS),
 }
 #: Those that are written as ONNX, too.
-IN_ONNX = ("mixed heads", "GCN", "GAT", "CNN", "Transformer", "GAT with attributes", "shifts")
+IN_ONNX = ("mixed heads", "GCN", "GAT", "CNN", "Transformer", "GAT with attributes", "shifts",
+           "relations", "batch of graphs")
 
 
 def exported(name: str) -> tuple[Any, Any, tuple[Tensor, ...]]:

@@ -238,6 +238,20 @@ def test_layers_over_grids_take_tensors_without_numbers_and_traces(name: str, wa
     assert build().to("meta")(image.to("meta")).shape == shape
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_pooling_of_other_numbers_is_that_of_torch(axes: int, dtype: torch.dtype) -> None:
+    image = torch.arange(2 * 6 ** axes).view(2, *(6,) * axes).to(dtype)
+    ours, original = (getattr(package, f"AvgPool{axes}d")(2) for package in (compat, nn))
+    if dtype is torch.int64:
+        assert ours(image).dtype is dtype
+        torch.testing.assert_close(ours(image), original(image), rtol=0, atol=0)
+        return
+    for layer in (ours, original):
+        with pytest.raises(NotImplementedError, match="not implemented for"):
+            layer(image)
+
+
 def test_transposed_convolution_takes_an_output_size() -> None:
     original, ours = _pair("ConvTranspose2d", torch.float64, 3, 2, 3, stride=2)
     image = torch.randn(2, 3, 4, 5, dtype=torch.float64)

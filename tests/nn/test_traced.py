@@ -8,10 +8,11 @@ from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from structconv import nn as layers
+from structconv.bases import TopK
 from structconv.errors import ConfigError
-from structconv.mechanisms import DotProduct, RelativeBias
+from structconv.mechanisms import DotProduct, RelativeBias, Shifts
 from structconv.nn import Conv, MultiheadAttention
-from structconv.structures import Causal
+from structconv.structures import Causal, Window
 from tests.support.layers import LAYERS
 
 
@@ -48,6 +49,32 @@ def test_a_layer_is_one_node(name):
     torch.testing.assert_close(traced(use.args[0]), Called()(use.args[0]))
 
 
+class Steps(nn.Module):
+    """Three steps of a recurrent cell, of states that it passes on."""
+
+    def __init__(self, cell):
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x):
+        state = self.cell(x)
+        for _ in range(2):
+            state = self.cell(x, state)
+        return state
+
+
+@pytest.mark.parametrize("cell", [layers.ConvGRUCell(Shifts([-1, 0]), 3, 4),
+                                  layers.ConvGRUCell(Shifts([-1, 0]), 3, 4, reset="after"),
+                                  layers.ConvLSTMCell(Shifts([-1, 0]), 3, 4, peephole=True)])
+def test_a_recurrent_cell_is_one_node_a_step(cell):
+    steps, x = Steps(cell), torch.randn(2, 5, 3)
+    traced = fx.symbolic_trace(steps)
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["cell"] * 3
+    torch.testing.assert_close(traced(x), steps(x))
+    with pytest.raises(ConfigError, match=r"Trace torch.nn.Sequential"):
+        fx.symbolic_trace(cell)
+
+
 class OnGraph(nn.Module):
     def __init__(self, layer):
         super().__init__()
@@ -75,10 +102,21 @@ def test_torchscript_traces_attention_or_says_what_to_do():
     traced = torch.jit.trace(layer, (x,))
     for each in (x, other):
         torch.testing.assert_close(traced(each), layer(each))
+    torch.testing.assert_close(torch.jit.trace(layer, (torch.randn(1, 100, 8),))(x), layer(x))
     biased = layers.Conv((DotProduct(2, 4) + RelativeBias(2)).softmax(), 8, 8)
     with pytest.raises(ConfigError, match=r"got torch.jit.trace. Use torch.export.export\(layer"):
         torch.jit.trace(biased, (x,))
     torch.testing.assert_close(torch.export.export(biased, (x,)).module()(x), biased(x))
+
+
+@pytest.mark.parametrize("mechanism", [
+    DotProduct(2, 4).masked(keep=Window(2)).softmax(), DotProduct(2, 4).masked(keep=Causal() & Window(2)).softmax(),
+    DotProduct(2, 4).normalize(TopK(3)), Shifts([-1, 0, 1]), DotProduct(2, 4).softmax() | Shifts([-1, 0, 1])])
+@pytest.mark.parametrize("entries", [3, 9, 100])
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit.trace:DeprecationWarning")
+def test_a_trace_that_would_keep_a_size_is_refused(mechanism, entries):
+    with pytest.raises(ConfigError, match=r"got torch.jit.trace. Use torch.export.export\(layer"):
+        torch.jit.trace(layers.Conv(mechanism, 8, 8), (torch.randn(2, entries, 8),), check_trace=False)
 
 
 @pytest.mark.parametrize("layer", [

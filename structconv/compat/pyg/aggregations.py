@@ -26,6 +26,7 @@ from structconv.compat.pyg.tracing import is_tracing, traceable
 from structconv.derived import derived
 from structconv.errors import ConfigError, nearest
 from structconv.nn.pooling import GroupPool
+from structconv.primitives.sorting import numbered_by_count
 from structconv.structures.graph import Graph
 
 try:  # where it is installed, its own layers take our aggregations
@@ -66,7 +67,7 @@ class _Aggregation(Base):
         count = rows.shape[-2]
         if index is None:
             sizes = x.new_tensor([count], dtype=torch.int64) if ptr is None else ptr.diff()
-            dim_size, index = sizes.shape[0], torch.repeat_interleave(sizes, output_size=count)
+            dim_size, index = sizes.shape[0], numbered_by_count(sizes, count)
         size = group_count(index) if dim_size is None else dim_size
         y = aggregate(self, rows, Sparse(Graph(numbered(index), num_inputs=count, num_outputs=size)))
         return y.movedim(-2, dim)

@@ -15,6 +15,7 @@ from structconv.compat.pyg.linear import project
 from structconv.compat.pyg.pooling import pooled
 from structconv.errors import ConfigError
 from structconv.primitives.segments import segment_softmax
+from structconv.primitives.sorting import numbered_by_count
 from structconv.shapes import check_choice
 
 __all__ = ["scatter", "softmax", "spmm"]
@@ -35,7 +36,7 @@ def softmax(src: Tensor, index: Tensor | None = None, ptr: Tensor | None = None,
     if ptr is not None and ptr.dim() == 1:
         sizes = ptr.diff()
         num_nodes = sizes.shape[0]
-        index = torch.repeat_interleave(sizes, output_size=src.shape[dim])
+        index = numbered_by_count(sizes, src.shape[dim])
     if index is None or index.dim() != 1 or index.shape[0] != src.shape[dim]:
         raise ConfigError("softmax", f"index must be of shape (E={src.shape[dim]},)", _shape(index))
     groups = group_count(index) if num_nodes is None else num_nodes

@@ -19,7 +19,7 @@ from structconv.compat.pyg.layer import Channels, Layer, Nodes, pair
 from structconv.compat.pyg.linear import Linear
 from structconv.compat.pyg.operator import apply
 from structconv.derived import derived
-from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.errors import ConfigError, ShapeError, StructureError, text_of
 from structconv.primitives.native.adjacency import unchanged
 from structconv.primitives.native.layer import gather_messages, is_direct
 from structconv.structures.graph import Graph
@@ -200,7 +200,8 @@ class RGCNConv(Layer):
             edge_type = graph.edge_weight.long()  # the values of a sparse matrix
         integers = isinstance(edge_type, Tensor) and not edge_type.is_floating_point()
         if not integers or edge_type.shape != (graph.num_edges,):
-            got = f"{tuple(edge_type.shape)} of {edge_type.dtype}" if isinstance(edge_type, Tensor) else type(edge_type)
+            got = (f"{text_of(edge_type.shape)} of {edge_type.dtype}" if isinstance(edge_type, Tensor)
+                   else type(edge_type))
             raise ShapeError("RGCNConv", f"edge_type must be integers of shape (E={graph.num_edges},)", got)
         if not self._is_matrix() and x.is_floating_point():
             return self._by_relation(x, z, graph, edge_type.long())

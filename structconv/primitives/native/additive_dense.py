@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structconv.errors import ShapeError
+from structconv.errors import ShapeError, text_of
 from structconv.primitives.blocks import recompute_blocks
 from structconv.primitives.hashing import hash_uniform
 from structconv.primitives.native import dispatch
@@ -77,8 +77,8 @@ def _check(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, kind: int, parameter
     if factor is not None:
         check_numbers("dense_additive_attention", k, factor)
         if factor.shape != k.shape or factor.dtype != torch.float32:
-            raise ShapeError("dense_additive_attention", f"factor must have the shape {tuple(k.shape)} of k and dtype "
-                             "float32", f"{tuple(factor.shape)} of {factor.dtype}")
+            raise ShapeError("dense_additive_attention", f"factor must have the shape {text_of(k.shape)} of k and "
+                             "dtype float32", f"{text_of(factor.shape)} of {factor.dtype}")
 
 
 # -- kernels ------------------------------------------------------------------------------------------------------

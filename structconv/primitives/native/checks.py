@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from structconv.derived import derived
-from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.errors import ConfigError, ShapeError, StructureError, text_of
 from structconv.primitives.native.indices import LIMIT, Csr, sealed
 from structconv.primitives.native.loader import core
 
@@ -29,14 +29,15 @@ def check_numbers(owner: str, first: Tensor, *others: Tensor | None) -> None:
 def check_like(owner: str, name: str, tensor: Tensor, expected: Tensor) -> None:
     """Raise `ShapeError` unless a tensor has the shape and dtype of another."""
     if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
-        raise ShapeError(owner, f"{name} must have shape {tuple(expected.shape)} and dtype {expected.dtype}",
-                         f"{tuple(tensor.shape)} and {tensor.dtype}")
+        raise ShapeError(owner, f"{name} must have shape {text_of(expected.shape)} and dtype {expected.dtype}",
+                         f"{text_of(tensor.shape)} and {tensor.dtype}")
 
 
 def check_scalar(owner: str, name: str, tensor: Tensor) -> None:
     """Raise `ShapeError` unless a tensor is one integer."""
     if tensor.dim() or tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool:
-        raise ShapeError(owner, f"{name} must be an integer scalar tensor", f"{tuple(tensor.shape)} of {tensor.dtype}")
+        raise ShapeError(owner, f"{name} must be an integer scalar tensor",
+                         f"{text_of(tensor.shape)} of {tensor.dtype}")
 
 
 def check_dropout(owner: str, dropout: float, seed: Tensor | None, batch_heads: int | None = None) -> None:
@@ -60,14 +61,14 @@ def check_edges(owner: str, layouts: Sequence[Tensor], near: Tensor) -> tuple[Cs
     """
     for t in layouts:
         if t.dim() != 1 or t.dtype not in (torch.int32, torch.int64) or t.layout is not torch.strided:
-            raise ShapeError(owner, "layouts must be lists of integers", f"{tuple(t.shape)} of {t.dtype}, {t.layout}")
+            raise ShapeError(owner, "layouts must be lists of integers", f"{text_of(t.shape)} of {t.dtype}, {t.layout}")
         if t.device != near.device:
             raise ShapeError(owner, f"layouts must be on the device of the numbers, {near.device}", t.device)
     by_target, by_source = Csr(*layouts[:3]), Csr(*layouts[3:])
     for layout, other in ((by_target, by_source), (by_source, by_target)):
         if not layout.indptr.shape[0] or layout.indptr.dtype != layout.indices.dtype:
             raise ShapeError(owner, "indptr must not be empty, and have the dtype of indices",
-                             f"{tuple(layout.indptr.shape)} of {layout.indptr.dtype} and {layout.indices.dtype}")
+                             f"{text_of(layout.indptr.shape)} of {layout.indptr.dtype} and {layout.indices.dtype}")
         if layout.indices.shape != layout.order.shape or layout.indices.shape != other.indices.shape:
             raise ShapeError(owner, "both layouts must have the same edges", [tuple(t.shape) for t in layouts])
         if sound(layout) > other.indptr.shape[0] - 1:

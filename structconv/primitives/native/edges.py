@@ -13,6 +13,7 @@ from structconv.primitives.csr import sddmm, spmm
 from structconv.primitives.hashing import hash_uniform
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.segments import segment_softmax
+from structconv.primitives.sorting import rows_of
 
 __all__ = ["Ends", "ends_of"]
 
@@ -46,8 +47,6 @@ class Ends:
 
 def ends_of(layout: Csr) -> tuple[Tensor, Tensor]:
     """(source, target) of every edge, in the order of the edges."""
-    ends = layout.indptr[1:].long()
-    steps = ends.new_zeros((layout.indices.shape[0] + 1,)).index_add(0, ends, torch.ones_like(ends))
-    row = steps[:-1].cumsum(0)  # as repeat_interleave, by operators that ONNX has
+    row = rows_of(layout.indptr[1:], layout.indices.shape[0])
     order = layout.order.long()  # a permutation, so that scatter leaves nothing of what was there
     return row.scatter(0, order, layout.indices.long()), row.scatter(0, order, row)

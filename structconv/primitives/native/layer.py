@@ -37,10 +37,13 @@ def is_direct(x: Tensor, *others: Tensor | None) -> bool:
     if (is_compiling() or private.transforms_active() or private.dispatch_modes() or private.function_modes()
             or private.forward_level() >= 0 or private.tracing() is not None):
         return False
-    for t in (x, *others):
-        if t is not None and (type(t) not in _PLAIN or t.dtype is not torch.float32 or not t.is_cpu
-                              or t.shape[-1] > dispatch.MAX_CHANNELS):
-            return False
+    try:
+        for t in (x, *others):
+            if t is not None and (type(t) not in _PLAIN or t.dtype is not torch.float32 or not t.is_cpu
+                                  or t.shape[-1] > dispatch.MAX_CHANNELS):
+                return False
+    except IndexError:  # a scalar
+        return False
     return not (x.numel() == 0 or x.shape[0] >= LIMIT or private.is_functional(x) or private.is_batched(x))
 
 

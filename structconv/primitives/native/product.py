@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structconv.errors import ShapeError
+from structconv.errors import ShapeError, text_of
 from structconv.primitives import triton
 from structconv.primitives.csr import sddmm, spmm
 from structconv.primitives.native import dispatch
@@ -54,7 +54,7 @@ def _check(by_target: Csr, by_source: Csr, values: Tensor | None, x_VMC: Tensor,
         raise ShapeError("spmm_add", f"values must have shape (E={edges},) or (V={rows}, E)", tuple(values.shape))
     shape = (rows, outputs, x_VMC.shape[2])
     if z_VNC is not None and z_VNC.shape != shape:
-        raise ShapeError("spmm_add", f"z must have shape {shape}", tuple(z_VNC.shape))
+        raise ShapeError("spmm_add", f"z must have shape {text_of(shape)}", tuple(z_VNC.shape))
 
 
 def write_spmm(y: Tensor, by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, *, alpha: float = 1.0,
@@ -76,7 +76,7 @@ def write_spmm(y: Tensor, by_target: Csr, by_source: Csr, values: Tensor | None,
     x_VMC, outputs = x.unsqueeze(0) if x.dim() == 2 else x, by_target.indptr.shape[0] - 1
     if y.shape != (*x.shape[:-2], outputs, x.shape[-1]) or y.dtype != x.dtype or not y.is_contiguous():
         raise ShapeError("write_spmm", f"y must be contiguous of shape (..., N={outputs}, C={x.shape[-1]}), as x is",
-                         f"{tuple(y.shape)} of {y.dtype}")
+                         f"{text_of(y.shape)} of {y.dtype}")
     kernels = dispatch.usable(x_VMC, by_target.indices.shape[0])
     if kernels is not None and x.numel():
         rows, z = x_VMC.shape[0], y if beta else None

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from structconv.derived import derived, is_plain, values_known
-from structconv.errors import ConfigError, ShapeError
+from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.primitives.functions import sum_dtype
 from structconv.primitives.hashing import hash_uniform
 from structconv.primitives.native import dispatch
@@ -76,7 +76,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, table: Tensor, *options: Any) -> Non
     counts = grid.known_counts(q, k)
     if (q.shape[0], k.shape[0]) != counts:
         raise ShapeError("window_attention", f"q must have shape (N={counts[0]}, K, D), and k (M={counts[1]}, K, D)",
-                         f"{tuple(q.shape)} and {tuple(k.shape)}")
+                         f"{text_of(q.shape)} and {text_of(k.shape)}")
     if table.dim() < 1 or table.shape[0] not in (1, q.shape[1]) or tuple(table.shape[1:]) != grid.widths:
         raise ShapeError("window_attention", f"table must have shape (K={q.shape[1]} or 1, {grid.widths})",
                          tuple(table.shape))
@@ -120,7 +120,7 @@ class _Grid(NamedTuple):
         plain = starts.dtype == torch.int64 and starts.dim() == 1 and starts.device.type == "cpu"
         if len(self.shape) > 1 or self.dilation != (1,) or not plain or not starts.is_contiguous():
             raise ConfigError("window_attention", "outputs and inputs must be contiguous int64 (B + 1,) in main "
-                              "memory, of sequences without dilation", f"{starts.dtype} {tuple(starts.shape)}")
+                              "memory, of sequences without dilation", f"{starts.dtype} {text_of(starts.shape)}")
         if is_plain(starts):
             first, least, most, _ = _known(starts)
             if first or least < 0 or most > self.shape[0]:
