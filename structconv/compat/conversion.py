@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from structconv import torch_compat as private
 from structconv.compat import torch as own
+from structconv.compat.copying import copied
 from structconv.errors import ConfigError
 
 __all__ = ["Report", "convert", "to_pyg", "to_torch"]
@@ -164,7 +164,7 @@ def replaced(model: M, example: Any, inplace: bool, turn: Callable[[Walk, nn.Mod
         raise ConfigError("convert", "model must be a torch.nn.Module", type(model).__name__)
     before = None if example is None else outputs_of(model, example)
     count = count_parameters(model)
-    model = model if inplace else copy.deepcopy(model)
+    model = model if inplace else copied(model)
     walk = Walk()
     turn(walk, model)
     named = walk.converted.keys() | walk.refused.keys()

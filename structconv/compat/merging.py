@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -16,6 +15,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from structconv import torch_compat as private
 from structconv.compat import torch as own
 from structconv.compat.conversion import Report, class_of, count_parameters, largest_difference, outputs_of, wide
+from structconv.compat.copying import copied
 from structconv.errors import ConfigError, StructconvError
 from structconv.nn.composition import compose
 from structconv.nn.conv import Conv
@@ -76,7 +76,7 @@ def merge_linear(model: M, *, pairs: Iterable[tuple[str, str]] = (), example: An
             raise ConfigError("merge_linear", "pairs must name modules of the model", repr(name))
     before = None if example is None else outputs_of(model, example)
     count = count_parameters(model)
-    model = model if inplace else copy.deepcopy(model)
+    model = model if inplace else copied(model)
     parts: list[Any] = [part for named in (model.named_modules, model.named_parameters)
                         for _, part in named(remove_duplicate=False)]
     uses = Counter(map(id, parts))  # `parts` stays until the end, so that no merged layer gets one of these ids
