@@ -535,6 +535,25 @@ def replaced(kind: Any, option: int = 1) -> nn.Sequential:
     return model
 
 
+def with_child(path: str, layer: nn.Module) -> nn.Sequential:
+    """A layer of ours with a child without parameters that its user added."""
+    last = OwnConv2d(40, 4, 1) if isinstance(layer, OwnConv2d) else Conv(mechanisms.Identity(), 40, 4)
+    model = nn.Sequential(layer, last)
+    model.get_submodule(path).own = nn.Identity()
+    return model
+
+
+class Doubled(Conv):
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return 2 * super().forward(*args, **kwargs)
+
+
+def test_a_layer_of_an_own_class_stays() -> None:
+    model = nn.Sequential(Doubled(mechanisms.Identity(), 4, 40, bias=False), Conv(mechanisms.Identity(), 40, 4))
+    merged, report = merge_linear(model, example=torch.randn(3, 4))
+    assert not report.converted and type(merged[0]) is Doubled and report.difference == 0
+
+
 KEPT = {
     "more than once": shared, "hooks": hooked, "frozen": frozen,
     "would cost": lambda: nn.Sequential(nn.Linear(40, 4), nn.Linear(4, 40)),
@@ -545,6 +564,10 @@ KEPT = {
     "parametrization": lambda: changed(parametrizations.weight_norm),
     "'extra' was added": lambda: changed(lambda layer: layer.register_buffer("extra", torch.ones(1))),
     "'drop' was added": lambda: changed(lambda layer: layer.add_module("drop", nn.Dropout())),
+    "'own' was added": lambda: with_child("0", Conv(mechanisms.Identity(), 4, 40)),
+    "'own' was added to": lambda: with_child("0", OwnConv2d(4, 40, 1)),
+    "'own' was added to a": lambda: with_child("0.cuboid", OwnConv2d(4, 40, 1)),
+    "'own' was added to a layer": lambda: with_child("0.identity", Conv(mechanisms.Identity(), 4, 40)),
     "dtypes": lambda: nn.Sequential(nn.Linear(4, 40), nn.Linear(40, 4).double()),
 }
 
