@@ -579,3 +579,17 @@ def test_layers_that_stay_apart(reason: str) -> None:
     assert reason in " ".join(report.refused.values()) and not report.converted
     assert [type(m) for m in merged] == [type(m) for m in model]
     assert report.parameters[0] == report.parameters[1]
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_models_that_share_a_configuration_are_all_in_the_report(implementation: str) -> None:
+    library = pytest.importorskip("transformers")
+    config = library.BertConfig(vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                                num_attention_heads=2, attn_implementation=implementation)
+    model = nn.ModuleDict({name: library.BertModel(config) for name in ("one", "two")})
+    ours, report = convert(model)
+    assert [*report.converted] == [f"{name}.encoder.layer.0.attention.self" for name in model]
+    back, report = to_torch(ours)
+    assert {name: after for name, (_, after, _) in report.converted.items()} == dict.fromkeys(
+        model, f'attn_implementation="{implementation}"')
+    assert back["two"].config._attn_implementation == model["two"].config._attn_implementation == implementation
