@@ -178,8 +178,8 @@ def check_finite(owner: str, name: str, value: float, *, above: float = -math.in
 
 def check_seed(owner: str, seed: int) -> None:
     """Raise `ConfigError` unless a generator of random numbers takes the seed."""
-    if not -2 ** 63 <= seed < 2 ** 63:
-        raise ConfigError(owner, "seed must be an integer of 64 bits", seed)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not -2 ** 63 <= seed < 2 ** 63:
+        raise ConfigError(owner, "seed must be an integer of 64 bits", repr(seed))
 
 
 def check_divides(owner: str, divisor_name: str, divisor: int, name: str, value: int) -> int:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
-from structconv import Adjacency, ConfigError, Conv, Graph, Identity, ShapeError, StructureError
+from structconv import Adjacency, ConfigError, Conv, Graph, Identity, ShapeError, StructureError, data
 from structconv.data import LinkNeighborLoader, NeighborLoader, blocks
+from structconv.errors import StructconvError
 from structconv.primitives import sampling
 
 NODES, EDGES = 60, 500
@@ -404,7 +407,7 @@ def test_graphs_in_files(tmp_path):
 
 INDEX = torch.tensor([[0, 1], [1, 2]])
 WRONG = {
-    "seeds": (lambda: list(NeighborLoader(Graph(INDEX), [1], torch.tensor([3]))), StructureError, r"seeds must be in"),
+    "seeds": (lambda: NeighborLoader(Graph(INDEX), [1], torch.tensor([3])), StructureError, "seeds in input_nodes"),
     "sorting": (lambda: NeighborLoader(Graph(INDEX.flip(1)), [1], is_sorted=True), StructureError, "must not fall"),
     "weights": (lambda: NeighborLoader(Graph(INDEX, edge_weight=torch.tensor([1.0, -1.0])), [1],
                                        weight_attr="edge_weight"), StructureError, "not negative"),
@@ -425,3 +428,123 @@ def test_what_is_refused(name):
     call, error, message = WRONG[name]
     with pytest.raises(error, match=message):
         call()
+
+
+# -- wrong arguments ----------------------------------------------------------------------------------------------
+
+WHOLE = Graph(torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), num_nodes=4)
+CLUSTERS = data.ClusterData(WHOLE, 2)
+#: In the place of any argument; and the names of arguments that take it.
+BAD = {
+    "None": None, "0": 0, "-1": -1, "1.5": 1.5, "nan": float("nan"), "inf": float("inf"), "a text": "abc", "True": True,
+    "2^70": 2 ** 70, "a list of fractions": [1.5], "a negative list": [-3], "a list of texts": ["a"],
+    "a list of None": [None], "a list of 2^70": [2 ** 70], "a dictionary": {"zzz": [1]}, "an object": object(),
+    "a class": Graph, "a function": len, "fractions": torch.tensor([0.5, 1.5]), "outside": torch.tensor([0, 99]),
+    "below": torch.tensor([-1, 0]), "a matrix": torch.zeros(2, 3), "a scalar": torch.tensor(1.5),
+    "booleans": torch.tensor([True, False]), "an array": np.array([0.5])}
+RIGHT = {
+    "cluster": {"None"}, "cluster_data": set(), "directed": {"True"}, "disjoint": {"True"}, "drop_last": {"True"},
+    "edge_label": {"None"}, "edge_label_index": {"None"}, "edge_label_time": {"None"}, "features": {"None"},
+    "filter_per_worker": {"None", "True"}, "generator": {"None"}, "index": {"0", "-1", "a negative list", "below"},
+    "input_id": {"None"}, "input_nodes": {"None"}, "input_time": {"None"}, "is_sorted": {"True"}, "length": {"0"},
+    "neg_sampling": {"None"}, "neg_sampling_ratio": {"None", "0", "1.5"}, "replace": {"True"}, "num_workers": {"0"},
+    "batch_sampler": {"None"}, "sampler": {"None", "a negative list", "below", "booleans"},
+    "sample_coverage": {"0"}, "seed": {"None", "0", "-1"}, "shuffle": {"None", "True"},
+    "slack": {"0", "1.5", "a scalar", "2^70"}, "start": set(), "time_attr": {"None"},
+    "transform": {"None", "a class", "a function"},
+    "walk_length": {"0"}, "weight_attr": {"None"}, "src_weight": {"None"}, "amount": {"1.5"}}
+LOADING = {"batch_size": 1, "shuffle": False, "generator": None, "num_workers": 0, "drop_last": False, "sampler": None,
+           "batch_sampler": None}
+SHARED = {"features": {"x": torch.ones(4)}, "seed": None, "transform": None}
+SAINT = {"data": WHOLE, "batch_size": 2, "num_steps": 1, "sample_coverage": 1, **SHARED}
+SAMPLING = {"data": WHOLE, "num_neighbors": [2], "replace": False, "subgraph_type": "induced", "disjoint": False,
+            "temporal_strategy": "last", "time_attr": None, "weight_attr": None, "directed": True, "input_id": None,
+            "is_sorted": False, "filter_per_worker": None, **SHARED}
+#: Public functions and loaders, with right arguments.
+USES = {
+    "partition": {"edge_index": WHOLE.edge_index, "num_nodes": 4, "num_parts": 2, "slack": 0.1, "seed": 0},
+    "random_walk": {"edge_index": WHOLE.edge_index, "start": torch.tensor([0, 1]), "length": 2, "num_nodes": 4,
+                    "seed": 0},
+    "ClusterData": {"data": WHOLE, "num_parts": 2, "cluster": None, "features": {"x": torch.ones(4)}, "seed": 0},
+    "ClusterLoader": {"cluster_data": CLUSTERS, "transform": None, "filter_per_worker": None, "seed": None, **LOADING},
+    "GraphSAINTNodeSampler": SAINT, "GraphSAINTEdgeSampler": SAINT,
+    "GraphSAINTRandomWalkSampler": {**SAINT, "walk_length": 2},
+    "HGTLoader": {"data": None, "num_samples": [2, 2], "input_nodes": "paper", "is_sorted": False, "seed": None,
+                  "filter_per_worker": None, "transform": None, **LOADING},
+    "NeighborLoader": {**SAMPLING, "input_nodes": None, "input_time": None, **LOADING},
+    "LinkNeighborLoader": {**SAMPLING, "edge_label_index": None, "edge_label": None, "edge_label_time": None,
+                           "neg_sampling": "binary", "neg_sampling_ratio": None, "batch_size": 1},
+    "blocks": {"batch": ...}, "NeighborBatch": {}}  # a batch is what a loader yields
+INNER = {  # what stands within an argument
+    "index of ClusterData": (lambda index: CLUSTERS[index], "index", {"0", "-1"}),
+    "index of a call": (lambda index: NeighborLoader(WHOLE, [2])(index), "index", RIGHT["index"] - {"0", "-1"}),
+    "counts": (lambda counts: data.HGTLoader(typed(), {"author": counts}, "paper"), "num_samples", {"outside"}),
+    "hops": (lambda hops: NeighborLoader(typed(), {("author", "writes", "paper"): hops}, "paper"), "num_neighbors",
+             {"outside", "below"}),
+    "nodes": (lambda nodes: NeighborLoader(typed(), [1], ("paper", nodes)), "input_nodes", {"None"}),
+    "pairs": (lambda pairs: LinkNeighborLoader(typed(), [1], (("author", "writes", "paper"), pairs)),
+              "edge_label_index", {"None"}),
+    "amount": (lambda n: LinkNeighborLoader(WHOLE, [1], neg_sampling={"mode": "binary", "amount": n}), "neg_sampling",
+               {"1.5", "a scalar"}),
+    "weights": (lambda w: LinkNeighborLoader(WHOLE, [1], neg_sampling={"mode": "binary", "src_weight": w}),
+                "src_weight", {"None"}),
+    "a feature": (lambda t: NeighborLoader(WHOLE, [1], features={"x": t}), "features", set()),
+    "times": (lambda t: NeighborLoader(WHOLE, [1], features={"t": torch.arange(4)}, time_attr="t", input_time=t),
+              "input_time", {"None"})}
+
+
+def complaint(call, name):
+    """What is wrong with the answer to a bad argument; nothing, if it is an error that names the argument."""
+    try:
+        call()
+    except StructconvError as error:
+        return "" if name in str(error) else str(error)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "accepted"
+
+
+def test_the_table_of_wrong_arguments_has_every_public_name():
+    assert {*USES} == {*data.__all__}
+
+
+@pytest.mark.parametrize("name", [name for name in USES if USES[name]])
+def test_every_loader_names_the_wrong_argument(name):
+    given, use = dict(USES[name]), getattr(data, name)
+    if name == "HGTLoader":
+        given["data"] = typed()
+    if name == "blocks":
+        given["batch"] = next(iter(NeighborLoader(WHOLE, [2])))
+
+    def run(**arguments):
+        result = use(**arguments)
+        return list(result) if isinstance(result, torch.utils.data.DataLoader) else result
+
+    assert run(**given) is not None
+    wrong = {(place, bad): said for place in given for bad, value in BAD.items()
+             if bad not in RIGHT.get(place, ()) and (said := complaint(partial(run, **{**given, place: value}), place))}
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_what_stands_within_an_argument_is_named(name):
+    call, place, right = INNER[name]
+    wrong = {bad: said for bad, value in BAD.items() if bad not in right
+             and (said := complaint(partial(call, value), place))}
+    if name == "index of ClusterData":
+        assert wrong.pop("2^70").startswith("IndexError")  # which ends a loop over clusters
+    assert not wrong
+
+
+def test_an_empty_set_of_seeds_has_no_batches():
+    for seeds in ([], torch.zeros(4, dtype=torch.bool)):
+        assert not list(NeighborLoader(WHOLE, [2], seeds, shuffle=True))
+
+
+def test_errors_of_torchs_loader_are_errors_of_ours():
+    with pytest.raises(ConfigError, match=r"^HGTLoader: options must be those of .*DataLoader; got prefetch_factor"):
+        data.HGTLoader(typed(), [1], "paper", prefetch_factor=3)
+    _same(*(list(NeighborLoader(WHOLE, [2], seed=0, **options)) for options in (
+        {"sampler": [[0, 3], [1]], "batch_size": None}, {"batch_sampler": [[0, 3], [1]]})))
+    with pytest.raises(ConfigError, match=r"^NeighborLoader: batch_sampler excludes sampler and shuffle; got both\.$"):
+        NeighborLoader(WHOLE, [2], batch_sampler=[[0]], shuffle=True)

@@ -23,6 +23,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from structconv.mechanisms import DotProduct, RelativeBias
 from structconv.nn import Conv, MultiheadAttention
 from structconv.structures import Padding
+from structconv.weights import LowRank
 from tests.support.layers import EVERY, LAYERS, drawn, in_float32
 from tools import compatibility
 
@@ -126,6 +127,30 @@ def test_dynamic_quantization_by_name():
         layer, {"attention.query": torch.ao.quantization.default_dynamic_qconfig})
     assert "quantized" in type(quantized.attention.query).__module__
     assert 0 < (quantized(x) - layer(x)).abs().max() < 0.1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_dynamic_quantization_of_all_linear_layers():
+    """torch compares classes exactly: our layers become torch's first, as docs/modules.md says."""
+    if torch.backends.quantized.engine == "none":
+        pytest.skip("this torch has no quantized kernels")
+    layer, x = Conv(DotProduct(2, 4).softmax(), 8, 8, weight=LowRank(4)), torch.randn(5, 8)
+    expected = layer(x)
+    for name, part in list(layer.named_modules()):
+        if isinstance(part, nn.Linear):
+            linear = nn.Linear(part.in_features, part.out_features, part.bias is not None)
+            linear.load_state_dict(part.state_dict())
+            layer.set_submodule(name, linear)
+    torch.testing.assert_close(layer(x), expected)
+    quantized = torch.ao.quantization.quantize_dynamic(layer, {nn.Linear})
+    names = [name for name, part in quantized.named_modules()
+             if isinstance(part, torch.ao.nn.quantized.dynamic.Linear)]
+    assert names == ["weight.value", "weight.output", "attention.query", "attention.key"]
+    for name in names:  # each of them computes its product: zeros change the result
+        twin = copy.deepcopy(quantized)
+        part = twin.get_submodule(name)
+        twin.set_submodule(name, torch.ao.nn.quantized.dynamic.Linear(part.in_features, part.out_features))
+        assert 0 < (quantized(x) - expected).abs().max() < 0.1 < 10 * (twin(x) - quantized(x)).abs().max()
 
 
 def test_two_processes(tmp_path):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -134,3 +137,30 @@ def test_it_may_decide_by_an_option_that_a_mechanism_fills_with_the_number_of_en
         assert (own.plan(x).kernel == "even") is (entries % 2 == 0)
         assert own.plan(x) is own.plan(2 * x)
         torch.testing.assert_close(own(x), x.flip(0) @ own.weight().dense()[0], rtol=0, atol=1e-12)
+
+
+def test_the_kernel_in_triton_of_the_docs(monkeypatch):
+    """In Triton's interpreter, or on a GPU; with gradients, leading dimensions and one r for all heads."""
+    pytest.importorskip("triton")
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "docs"))
+    try:
+        example = importlib.import_module("triton_flips")
+        basis = importlib.import_module("reversal").Reversal(12, (2, 3))
+        device = "cpu" if example.INTERPRETED else "cuda"
+        a = basis.dense(F64).to(device)
+        for shape in ((12, 5), (2, 3, 12, 1), (0, 12, 5)):
+            x = torch.randn(*shape, dtype=F64, device=device)
+            theta = torch.randn(2, shape[-1], 7, dtype=F64, device=device)
+            result = plan(x, basis, theta)
+            assert result.kernel == "triton flips"
+            torch.testing.assert_close(conv(x, basis, theta), torch.einsum("kmn,...mp,kpq->...nq", a, x, theta))
+        for heads in (1, 2):
+            r = torch.randn(3, heads, 12, 5, dtype=F64, device=device, requires_grad=True)
+            torch.testing.assert_close(example.reversed_blocks(r, [2, 3]), a.mT @ r)
+            torch.library.opcheck(example.reversed_blocks, (r, [2, 3]))
+        if device == "cpu":
+            for _, check in suite(Specimen("triton flips", lambda: basis)):
+                check()
+    finally:
+        for name in ("triton_flips", "flips", "reversal"):
+            sys.modules.pop(name, None)

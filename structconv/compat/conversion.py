@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from structconv import torch_compat as private
 from structconv.compat import torch as own
+from structconv.compat.copying import copied
 from structconv.errors import ConfigError
 
 __all__ = ["Report", "convert", "to_pyg", "to_torch"]
@@ -164,7 +164,7 @@ def replaced(model: M, example: Any, inplace: bool, turn: Callable[[Walk, nn.Mod
         raise ConfigError("convert", "model must be a torch.nn.Module", type(model).__name__)
     before = None if example is None else outputs_of(model, example)
     count = count_parameters(model)
-    model = model if inplace else copy.deepcopy(model)
+    model = model if inplace else copied(model)
     walk = Walk()
     turn(walk, model)
     named = walk.converted.keys() | walk.refused.keys()
@@ -194,8 +194,10 @@ def _to_ours(walk: Walk, model: nn.Module) -> None:
             walk.refused[name] = f"{kind.__name__} is derived from a layer of torch, whose methods it may override"
         if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerEncoder):
             _leave_fast_path(module)
-    for name, module in pretrained_in(model):
-        _to_structconv_attention(walk, name, module)
+    models = pretrained_in(model)
+    formers = [_attention_of(module.config) for _, module in models]  # of all, since models may share a configuration
+    for (name, module), former in zip(models, formers, strict=True):
+        _to_structconv_attention(walk, name, module, former)
 
 
 def _to_torch(walk: Walk, model: nn.Module) -> None:
@@ -208,12 +210,14 @@ def _to_torch(walk: Walk, model: nn.Module) -> None:
             walk.refused[name] = f"{kind.__name__} is derived from a layer of structconv"
         if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerEncoder):
             _take_fast_path(module)
-    for name, module in pretrained_in(model):
-        if module.config._attn_implementation == "structconv":
-            former = module.__dict__.pop(_BEFORE, "sdpa" if getattr(module, "_supports_sdpa", False) else "eager")
-            module.set_attn_implementation(former)
-            text = former if isinstance(former, dict) else f'"{former}"'
-            walk.converted[name] = type(module).__name__, f"attn_implementation={text}", ""
+    formers: dict[int, Any] = {}  # by configuration, which models may share
+    for name, module in [(name, part) for name, part in pretrained_in(model)
+                         if part.config._attn_implementation == "structconv"]:
+        default = formers.get(id(module.config), "sdpa" if getattr(module, "_supports_sdpa", False) else "eager")
+        former = formers[id(module.config)] = module.__dict__.pop(_BEFORE, default)
+        module.set_attn_implementation(former)
+        text = former if isinstance(former, dict) else f'"{former}"'
+        walk.converted[name] = type(module).__name__, f"attn_implementation={text}", ""
 
 
 def _to_pyg(walk: Walk, model: nn.Module) -> None:
@@ -302,11 +306,18 @@ def pretrained_in(model: nn.Module) -> list[tuple[str, Any]]:
     return models
 
 
-def _to_structconv_attention(walk: Walk, name: str, model: Any) -> None:
+def _attention_of(config: Any) -> Any:
+    """The attention implementation of a configuration; a dictionary, if it has parts with their own."""
+    parts = {name: getattr(config, name, None) for name in getattr(config, "sub_configs", ())}
+    own = {name: part._attn_implementation for name, part in parts.items() if part is not None}
+    return {"": config._attn_implementation, **own} if own else config._attn_implementation
+
+
+def _to_structconv_attention(walk: Walk, name: str, model: Any, former: Any) -> None:
     from structconv.compat.transformers.interface import NAME, register
 
-    registration, former = register(), model.config._attn_implementation
-    if former == NAME:
+    registration = register()
+    if NAME in (former, former.get("") if isinstance(former, dict) else None):
         return
     prefix = f"{name}." if name else ""
     apart = registration.check(model)
@@ -316,15 +327,12 @@ def _to_structconv_attention(walk: Walk, name: str, model: Any) -> None:
     routed = registration.routed(model)
     if not routed:
         return
-    parts = {name: getattr(model.config, name, None) for name in getattr(model.config, "sub_configs", ())}
-    own = {name: part._attn_implementation for name, part in parts.items() if part is not None}
-    before = {"": former, **own} if own else former
     try:
         model.set_attn_implementation(NAME)
     except ValueError as error:  # transformers refuses it for models that it does not let choose
         walk.refused[name] = f"{type(model).__name__}: {error}"
         return
-    model.__dict__[_BEFORE] = before
+    model.__dict__[_BEFORE] = former
     for path in routed:
         module = model.get_submodule(path)
         walk.converted[prefix + path] = (type(module).__name__, f'attn_implementation="{NAME}"',

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -16,9 +15,13 @@ from torch.nn.utils.parametrize import is_parametrized
 from structconv import torch_compat as private
 from structconv.compat import torch as own
 from structconv.compat.conversion import Report, class_of, count_parameters, largest_difference, outputs_of, wide
+from structconv.compat.copying import copied
 from structconv.errors import ConfigError, StructconvError
+from structconv.mechanisms.grids import Cuboid, Shifts
+from structconv.mechanisms.index import Identity
 from structconv.nn.composition import compose
 from structconv.nn.conv import Conv
+from structconv.nn.expressed import Expressed, children_of_expression
 from structconv.nn.grids import Conv1d, Conv2d, Conv3d, OnGrid
 
 __all__ = ["merge_linear"]
@@ -31,6 +34,8 @@ _TRANSPOSED: dict[type, Callable[..., torch.Tensor]] = {
 #: Hooks of `state_dict` and `load_state_dict`.
 _STATE_HOOKS = {name for name in vars(nn.Module()) if "state_dict" in name}
 _OURS = (Conv, Conv1d, Conv2d, Conv3d, OnGrid)
+#: Mechanisms, which hold nothing, in whose place `compose` may put another one.
+_REPLACED = (Cuboid, Identity, Shifts)
 
 
 def merge_linear(model: M, *, pairs: Iterable[tuple[str, str]] = (), example: Any = None, inplace: bool = False
@@ -76,7 +81,7 @@ def merge_linear(model: M, *, pairs: Iterable[tuple[str, str]] = (), example: An
             raise ConfigError("merge_linear", "pairs must name modules of the model", repr(name))
     before = None if example is None else outputs_of(model, example)
     count = count_parameters(model)
-    model = model if inplace else copy.deepcopy(model)
+    model = model if inplace else copied(model)
     parts: list[Any] = [part for named in (model.named_modules, model.named_parameters)
                         for _, part in named(remove_duplicate=False)]
     uses = Counter(map(id, parts))  # `parts` stays until the end, so that no merged layer gets one of these ids
@@ -150,16 +155,31 @@ def _reason(one: nn.Module, two: nn.Module, uses: Counter[int]) -> str | None:
     if not private.all_plain(*modules) or any(hooks for module in modules for name, hooks in vars(module).items()
                                               if name in _STATE_HOOKS):
         return "a layer has hooks"
-    for layer in (one, two):
-        children = () if isinstance(layer, _OURS) else layer._modules
-        added = [name for name in (*layer._parameters, *layer._buffers, *children) if name not in ("weight", "bias")]
-        if added:
-            return f"{added[0]!r} was added to a layer"
+    added = [name for layer in (one, two) for name in _added(layer)]
+    if added:
+        return f"{added[0]!r} was added to a layer"
     if len({p.requires_grad for p in parameters}) > 1:
         return "one of them is frozen"
     if len({(p.dtype, p.device) for p in parameters}) > 1:
         return "dtypes or devices differ"
     return None
+
+
+def _added(layer: nn.Module) -> list[str]:
+    """The names of parameters, buffers and children that a layer has and its class does not make: a merged layer would
+    lack them."""
+    known: dict[str, nn.Module | None] = {"weight": None, "bias": None}
+    if isinstance(layer, OnGrid):
+        known = {"conv": layer.conv}
+    elif isinstance(layer, Expressed):
+        known |= {"relative_value": None, **children_of_expression(layer)}
+    names = [name for name in (*layer._parameters, *layer._buffers, *layer._modules) if name not in known]
+    for part in known.values():
+        if isinstance(part, Conv):
+            names += _added(part)
+        elif type(part) in _REPLACED:
+            names += [*part._parameters, *part._buffers, *part._modules]  # type: ignore[union-attr]
+    return names
 
 
 @torch.no_grad()

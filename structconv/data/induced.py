@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structconv.arguments import checked
+from structconv.arguments import checked, plain
+from structconv.data.checks import check_counts, check_edges, check_indices, check_range
 from structconv.data.loaders import Loader, input_nodes_of
 from structconv.data.sources import PLAIN_EDGE, PLAIN_NODE, Source, source_of
 from structconv.data.subgraphs import NodeType, Sampler, Subgraph, in_edges
-from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.errors import ConfigError, ShapeError, StructconvError, StructureError
 from structconv.primitives.hashing import hash_bits
 from structconv.primitives.sampling import InEdges, draw_neighbors, random_below
 from structconv.shapes import check_natural, check_positive, check_seed
@@ -49,7 +51,11 @@ class _InducedLoader(Loader):
 
 
 def _untyped(owner: str, data: Any, features: Mapping[str, Tensor] | None) -> Source:
-    source = source_of(data, features)
+    try:
+        source = source_of(data, features)
+    except StructconvError as error:
+        error.rename(owner)
+        raise
     if source.typed:
         raise ConfigError(owner, "data must have one type of nodes", type(data).__name__)
     return source
@@ -219,6 +225,7 @@ def random_walk(edge_index: Tensor, start: Tensor, length: int, *, num_nodes: in
 
     Raises:
         StructureError: a start or an edge is out of range.
+        ConfigError: an argument is of another type, or `length` is negative.
 
     Example:
 
@@ -227,7 +234,15 @@ def random_walk(edge_index: Tensor, start: Tensor, length: int, *, num_nodes: in
         tensor([[0, 1, 2, 3],
                 [2, 3, 3, 3]])
     """
-    return _walks(in_edges(edge_index.flip(0), (num_nodes, num_nodes)), start.long(), length, seed)
+    owner, (length, num_nodes, seed) = "random_walk", map(plain, (length, num_nodes, seed))
+    check_natural(owner, "length", length)
+    check_seed(owner, seed)
+    edges = check_edges(owner, edge_index, num_nodes)
+    first = check_indices(owner, "start", start).cpu().long()
+    if first.dim() != 1:
+        raise ShapeError(owner, "start must have the shape (W,)", tuple(first.shape))
+    check_range(owner, "start", first, num_nodes)
+    return _walks(in_edges(edges.flip(0), (num_nodes, num_nodes)), first, length, seed)
 
 
 def _walks(out_edges: InEdges, start: Tensor, length: int, seed: int) -> Tensor:
@@ -277,11 +292,15 @@ def partition(edge_index: Tensor, num_nodes: int, num_parts: int, *, slack: floa
         >>> bool(part.bincount().max() <= 5), bool((part[ring[0]] != part[ring[1]]).sum() <= 5)
         (True, True)
     """
-    if not 1 <= num_parts <= max(num_nodes, 1) or slack < 0:
-        raise ConfigError("partition", f"num_parts must be in [1, N={num_nodes}], slack at least 0",
-                          (num_parts, slack))
-    room = -int(-(1 + slack) * num_nodes // num_parts)
-    both = torch.cat([edge_index, edge_index.flip(0)], 1).cpu().long()
+    owner, (num_nodes, num_parts, slack, seed) = "partition", map(plain, (num_nodes, num_parts, slack, seed))
+    edges = check_edges(owner, edge_index, num_nodes)
+    if type(num_parts) is not int or not 1 <= num_parts <= max(num_nodes, 1):
+        raise ConfigError(owner, f"num_parts must be in [1, N={num_nodes}]", repr(num_parts))
+    if type(slack) not in (int, float) or not 0 <= slack < math.inf:
+        raise ConfigError(owner, "slack must be a finite number >= 0", repr(slack))
+    check_seed(owner, seed)
+    room = min(-int(-(1 + slack) * num_nodes // num_parts), num_nodes)
+    both = torch.cat([edges, edges.flip(0)], 1)
     part = torch.full((num_nodes,), -1)
     random = hash_bits(torch.tensor(seed), torch.arange(num_nodes)).argsort()
     part[random[:num_parts]] = torch.arange(num_parts)
@@ -358,16 +377,15 @@ class ClusterData:
     def __init__(self, data: Any, num_parts: int, *, cluster: Tensor | None = None,
                  features: Mapping[str, Tensor] | None = None, seed: int = 0) -> None:
         check_seed("ClusterData", seed)
+        check_positive("ClusterData", "num_parts", num_parts)
         self.source, self.num_parts = _untyped("ClusterData", data, features), num_parts
         size = self.source.num_nodes(PLAIN_NODE)
         if cluster is None:
             cluster = partition(self.source.edge_index(PLAIN_EDGE), size, num_parts, seed=seed)
         if cluster.shape != (size,):
             raise ShapeError("ClusterData", f"cluster must have the shape (N,)=({size},)", tuple(cluster.shape))
-        if size and not 0 <= int(cluster.min()) <= int(cluster.max()) < num_parts:
-            raise StructureError("ClusterData", f"cluster must be in [0, {num_parts})",
-                                 (int(cluster.min()), int(cluster.max())))
-        self.cluster = cluster.cpu().long()
+        self.cluster = check_indices("ClusterData", "cluster", cluster).cpu().long()
+        check_range("ClusterData", "cluster", self.cluster, num_parts)
         self.nodes = self.cluster.argsort(stable=True).split(self.cluster.bincount(minlength=num_parts).tolist())
 
     def __len__(self) -> int:
@@ -379,6 +397,10 @@ class ClusterData:
         return ClusterLoader(self)
 
     def __getitem__(self, index: int) -> Any:
+        index = plain(index)
+        if type(index) is not int:
+            raise ConfigError("ClusterData", "index must be an integer, the number of a cluster",
+                              type(index).__name__, "Batches of several clusters are those of ClusterLoader.")
         if not -self.num_parts <= index < self.num_parts:
             raise IndexError(f"cluster must be in [0, {self.num_parts}); got {index}")
         return self._single([index % self.num_parts])
@@ -453,13 +475,12 @@ class HGTLoader(_InducedLoader):
                  is_sorted: bool = False, transform: Callable[[Any], Any] | None = None, *,
                  filter_per_worker: bool | None = None, seed: int | None = None, **options: Any) -> None:
         source = source_of(data, None)
-        self.num_samples: dict[NodeType, list[int]] = (
-            {kind: list(counts) for kind, counts in num_samples.items()} if isinstance(num_samples, Mapping) else
-            {kind: list(num_samples) for kind in source.node_types})
-        if {*self.num_samples} - {*source.node_types} or min(map(min, filter(None, self.num_samples.values())),
-                                                             default=0) < 0:
-            raise ConfigError("HGTLoader", f"num_samples must be counts for types out of {source.node_types}",
-                              num_samples)
+        expected = f"counts for types out of {source.node_types}"
+        samples = num_samples if isinstance(num_samples, Mapping) else dict.fromkeys(source.node_types, num_samples)
+        self.num_samples: dict[NodeType, list[int]] = {
+            kind: check_counts("HGTLoader", "num_samples", counts, expected, 0) for kind, counts in samples.items()}
+        if {*self.num_samples} - {*source.node_types}:
+            raise ConfigError("HGTLoader", f"num_samples must be {expected}", num_samples)
         self.input_type, self.seeds, self.input_id = input_nodes_of(source, input_nodes, None)
         super().__init__(source, len(self.seeds), is_sorted=is_sorted, transform=transform,
                          filter_per_worker=filter_per_worker, seed=seed, **options)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
-from structconv.arguments import check_constructor
+from structconv.arguments import check_constructor, plain
+from structconv.data.checks import check_indices, check_loading, check_range, check_rows, check_times
 from structconv.data.negatives import Endpoint, Negatives
 from structconv.data.sources import PLAIN_EDGE, PLAIN_NODE, NeighborBatch, Source, source_of
 from structconv.data.subgraphs import EdgeType, NodeType, Sampler, Subgraph
-from structconv.errors import ConfigError, ShapeError
+from structconv.errors import ConfigError, ShapeError, StructconvError, StructureError
 from structconv.primitives.hashing import hash_bits
 from structconv.shapes import check_seed
 
@@ -41,10 +44,11 @@ class _Numbered:
 
     Args:
         generator: where the numbers come from; `None`: torch's own.
+        batches: the sampler yields lists of positions.
     """
 
-    def __init__(self, positions: Any, generator: torch.Generator | None) -> None:
-        self.positions, self.generator = positions, generator
+    def __init__(self, positions: Any, generator: torch.Generator | None, batches: bool) -> None:
+        self.positions, self.generator, self.batches = positions, generator, batches
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -52,7 +56,27 @@ class _Numbered:
     def __iter__(self) -> Iterator[Any]:
         epoch = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator))
         for position in self.positions:
-            yield [(epoch, p) for p in position] if isinstance(position, (list, tuple)) else (epoch, int(position))
+            try:
+                number: Any = [(epoch, operator.index(p)) for p in position] if self.batches else (
+                    epoch, operator.index(position))
+            except TypeError as error:
+                raise ConfigError(_OWNER, "sampler must yield integers, batch_sampler lists of integers",
+                                  repr(position)) from error
+            yield number
+
+
+def _named(constructor: Callable[..., None]) -> Callable[..., None]:
+    """Wrap the constructor of a loader so that errors of what loaders share name its class."""
+    @functools.wraps(constructor)
+    def called(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            constructor(self, *args, **kwargs)
+        except StructconvError as error:
+            if error.owner == _OWNER:
+                error.rename(type(self).__name__)
+            raise
+
+    return called
 
 
 class Loader(DataLoader[Any]):
@@ -64,9 +88,11 @@ class Loader(DataLoader[Any]):
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Arguments of the constructor that have a wrong type are named."""
+        """Arguments of the constructor that have a wrong type are named, in an error that names the class."""
         super().__init_subclass__(**options)
         check_constructor(cls)
+        if "__init__" in cls.__dict__:
+            cls.__init__ = _named(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(self, source: Source, neighbor_sampler: Sampler, length: int, *,
                  transform: Callable[[Any], Any] | None, filter_per_worker: bool | None, seed: int | None,
@@ -74,23 +100,34 @@ class Loader(DataLoader[Any]):
                  batch_sampler: Any = None, generator: torch.Generator | None = None, **options: Any) -> None:
         options.pop("dataset", None)
         options.pop("collate_fn", None)
-        check_seed(type(self).__name__, seed or 0)
+        check_seed(type(self).__name__, 0 if seed is None else seed)
+        check_loading(type(self).__name__, options, shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler,
+                      generator=generator)
         self.source, self.neighbor_sampler, self.transform = source, neighbor_sampler, transform
         self.filter_per_worker = not source.on_gpu() if filter_per_worker is None else filter_per_worker
         own = generator if seed is None else torch.Generator().manual_seed(seed)
         positions = _Positions(length)
         if batch_sampler is not None:
-            options["batch_sampler"] = _Numbered(batch_sampler, own)
+            options["batch_sampler"] = _Numbered(batch_sampler, own, True)
         else:
-            if sampler is not None and shuffle:
-                raise ConfigError(_OWNER, "sampler and shuffle exclude each other", "both")
             if sampler is None:
-                sampler = RandomSampler(positions, generator=own) if shuffle else SequentialSampler(positions)
-            options["sampler"] = _Numbered(sampler, own)
-        super().__init__(positions, collate_fn=self._collate, generator=generator, **options)  # type: ignore[arg-type]
+                shuffled = shuffle and length > 0
+                sampler = RandomSampler(positions, generator=own) if shuffled else SequentialSampler(positions)
+            options["sampler"] = _Numbered(sampler, own, options.get("batch_size", 1) is None)
+        try:
+            super().__init__(positions, collate_fn=self._collate, generator=generator,  # type: ignore[arg-type]
+                             **options)
+        except ValueError as error:
+            raise ConfigError(type(self).__name__, "options must be those of torch.utils.data.DataLoader",
+                              str(error).removesuffix(".")) from error
 
     def _collate(self, keys: Sequence[tuple[int, int]]) -> Any:
-        result = self._sample(torch.tensor([position for _, position in keys], dtype=torch.int64), keys[0][0])
+        try:
+            positions = torch.tensor([position for _, position in keys], dtype=torch.int64)
+        except (OverflowError, RuntimeError, ValueError) as error:
+            raise StructureError(type(self).__name__, f"sampler and batch_sampler must yield positions in "
+                                 f"[0, {len(self.dataset)})", keys) from error  # type: ignore[arg-type]
+        result = self._sample(positions, keys[0][0])
         return self._batch(result) if self.filter_per_worker else result
 
     def __iter__(self) -> Any:
@@ -99,13 +136,20 @@ class Loader(DataLoader[Any]):
 
     def __call__(self, index: Tensor | Sequence[int]) -> Any:
         """The batch of the seeds at some positions."""
-        epoch = int(torch.empty((), dtype=torch.int64).random_())
-        return self._batch(self._sample(torch.as_tensor(index, dtype=torch.int64), epoch))
+        positions = check_indices(type(self).__name__, "index", index).long()
+        if positions.dim() != 1:
+            raise ShapeError(type(self).__name__, "index must have one dimension", tuple(positions.shape))
+        return self._batch(self._sample(positions, int(torch.empty((), dtype=torch.int64).random_())))
 
     def _sample(self, index: Tensor, epoch: int) -> Subgraph:
         """The subgraph of the seeds at some positions, a function of both arguments."""
         bits = hash_bits(torch.tensor(epoch), torch.arange(len(index)), index)
-        return self._subgraph(index, int(bits.sum()))
+        try:
+            return self._subgraph(index, int(bits.sum()))
+        except IndexError:
+            check_range(type(self).__name__, "positions in index, sampler or batch_sampler", index,
+                        len(self.dataset))  # type: ignore[arg-type]
+            raise
 
     def _subgraph(self, index: Tensor, seed: int) -> Subgraph:
         raise NotImplementedError
@@ -194,7 +238,8 @@ class NeighborLoader(Loader):
         source = source_of(data, features)
         self.data, self.input_nodes = data, input_nodes
         self.input_type, self.seeds, self.input_id = input_nodes_of(source, input_nodes, input_id)
-        self.input_time = None if input_time is None else input_time.cpu()
+        times = check_rows(_OWNER, "input_time", input_time, len(self.seeds), "the seeds")
+        self.input_time = None if times is None else check_times(_OWNER, "input_time", times)
         sampler = Sampler(source.relations(time_attr, weight_attr, is_sorted),
                           {kind: source.num_nodes(kind) for kind in source.node_types}, num_neighbors, replace=replace,
                           disjoint=disjoint, subgraph_type=subgraph_type if directed else "induced",
@@ -263,18 +308,21 @@ class LinkNeighborLoader(Loader):
         source = source_of(data, features)
         self.data, self.edge_label_index = data, edge_label_index
         self.input_type, self.pairs = _input_edges(source, edge_label_index)
-        if neg_sampling_ratio:
-            neg_sampling = {"mode": "binary", "amount": neg_sampling_ratio}
-        self.negatives = None if neg_sampling is None else Negatives(neg_sampling)
-        self.labels = None if edge_label is None else edge_label.cpu()
+        if ratio := plain(neg_sampling_ratio):
+            self.negatives: Negatives | None = Negatives({"mode": "binary", "amount": ratio}, "neg_sampling_ratio")
+        else:
+            self.negatives = None if neg_sampling is None else Negatives(neg_sampling)
+        pairs = self.pairs.shape[1], "the pairs"
+        self.labels = check_rows(_OWNER, "edge_label", edge_label, *pairs)
         if self.labels is not None and self.negatives is not None:
             if self.negatives.mode == "triplet":
                 raise ConfigError("LinkNeighborLoader", "triplets have no labels: edge_label must be None",
                                   tuple(self.labels.shape))
-            if self.labels.min() == 0:
+            if len(self.labels) and self.labels.min() == 0:
                 self.labels = self.labels + 1
-        self.times = None if edge_label_time is None else edge_label_time.cpu().long()
-        self.input_id = input_id
+        times = check_rows(_OWNER, "edge_label_time", edge_label_time, *pairs)
+        self.times = None if times is None else check_times(_OWNER, "edge_label_time", times)
+        self.input_id = check_rows(_OWNER, "input_id", input_id, *pairs)
         sampler = Sampler(source.relations(time_attr, weight_attr, is_sorted),
                           {kind: source.num_nodes(kind) for kind in source.node_types}, num_neighbors, replace=replace,
                           disjoint=disjoint, subgraph_type=subgraph_type if directed else "induced",
@@ -351,41 +399,40 @@ def input_nodes_of(source: Source, seeds: Any, input_id: Tensor | None) -> tuple
     """Type, seeds, and what each batch names them by."""
     kind = PLAIN_NODE
     if source.typed:
-        kind, seeds = (seeds, None) if isinstance(seeds, str) else seeds or (None, None)
-        if kind not in source.node_types:
+        kind, seeds = seeds if isinstance(seeds, (tuple, list)) and len(seeds) == 2 else (seeds, None)
+        if not isinstance(kind, str) or kind not in source.node_types:
             raise ConfigError(_OWNER, f"input_nodes must be a type out of {source.node_types}, or a pair of a type and "
-                              "nodes", kind)
+                              "nodes", repr(kind))
+    size = source.num_nodes(kind)
     if seeds is None:
-        return kind, torch.arange(source.num_nodes(kind)), input_id
-    nodes = _as_indices("input_nodes", seeds).cpu()
+        return kind, torch.arange(size), check_rows(_OWNER, "input_id", input_id, size, "the seeds")
+    nodes = check_indices(_OWNER, "input_nodes", seeds, masks=True).cpu()
     if nodes.dim() != 1:
         raise ShapeError(_OWNER, "input_nodes must have one dimension", tuple(nodes.shape))
-    if nodes.dtype is torch.bool:
-        nodes = nodes.nonzero().flatten()
-        return kind, nodes, nodes if input_id is None else input_id
-    return kind, nodes.long(), input_id
-
-
-def _as_indices(name: str, value: Any) -> Tensor:
-    """The indices as a tensor."""
-    try:
-        return torch.as_tensor(value)
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise ConfigError(_OWNER, f"{name} must be a tensor or a list of indices", type(value).__name__) from error
+    mask = nodes.dtype is torch.bool
+    if mask and len(nodes) != size:
+        raise ShapeError(_OWNER, f"input_nodes, as a mask, must have the length N={size}", tuple(nodes.shape))
+    nodes = nodes.nonzero().flatten() if mask else nodes.long()
+    check_range(_OWNER, "seeds in input_nodes", nodes, size)
+    ids = check_rows(_OWNER, "input_id", input_id, len(nodes), "the seeds")
+    return kind, nodes, nodes if mask and ids is None else ids
 
 
 def _input_edges(source: Source, edges: Any) -> tuple[EdgeType, Tensor]:
     """Type and pairs (2, L)."""
     kind = PLAIN_EDGE
     if source.typed:
-        if edges and isinstance(edges[0], str):
+        if isinstance(edges, (tuple, list)) and edges and isinstance(edges[0], str):
             edges = edges, None
-        if not edges or not set(kind := tuple(edges[0])) or {kind[0], kind[-1]} - {*source.node_types}:
-            raise ConfigError("LinkNeighborLoader", f"edge_label_index must be a type out of {source.edge_types}, or a "
-                              "pair of a type and edges", edges)
+        pair = isinstance(edges, (tuple, list)) and len(edges) == 2 and isinstance(edges[0], (tuple, list))
+        if not pair or not (kind := tuple(edges[0])) or {kind[0], kind[-1]} - {*source.node_types}:
+            raise ConfigError(_OWNER, f"edge_label_index must be a type out of {source.edge_types}, or a pair of a "
+                              "type and edges", repr(edges))
         edges = edges[1]
-    pairs = source.edge_index(kind) if edges is None else edges
-    pairs = torch.Tensor.as_subclass(_as_indices("edge_label_index", pairs), Tensor)
+    pairs = check_indices(_OWNER, "edge_label_index", source.edge_index(kind) if edges is None else edges)
+    pairs = torch.Tensor.as_subclass(pairs, Tensor).cpu().long()
     if pairs.dim() != 2 or pairs.shape[0] != 2:
-        raise ShapeError("LinkNeighborLoader", "edge_label_index must have shape (2, L)", tuple(pairs.shape))
-    return kind, pairs.cpu().long()
+        raise ShapeError(_OWNER, "edge_label_index must have shape (2, L)", tuple(pairs.shape))
+    for end, nodes in ((kind[0], pairs[0]), (kind[-1], pairs[1])):
+        check_range(_OWNER, "nodes in edge_label_index", nodes, source.num_nodes(end))
+    return kind, pairs

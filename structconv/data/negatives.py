@@ -9,11 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from structconv.arguments import plain
 from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.hashing import hash_bits
 from structconv.primitives.sampling import random_below
 
 __all__ = ["Endpoint", "Negatives"]
+
+_MOST = 2 ** 31  # negative samples of a pair
 
 
 class Negatives:
@@ -22,9 +25,10 @@ class Negatives:
     Args:
         sampling: "binary", "triplet", a mapping with the keys mode, amount, src_weight and dst_weight, or PyTorch
             Geometric's `NegativeSampling`.
+        name: the argument that says it.
     """
 
-    def __init__(self, sampling: Any) -> None:
+    def __init__(self, sampling: Any, name: str = "neg_sampling") -> None:
         if isinstance(sampling, str):
             sampling = {"mode": sampling}
         read = (sampling.get if isinstance(sampling, Mapping)
@@ -34,9 +38,12 @@ class Negatives:
         self.weights = read("src_weight"), read("dst_weight")
         if self.mode not in ("binary", "triplet"):
             raise ConfigError("LinkNeighborLoader", "neg_sampling must be 'binary' or 'triplet'", self.mode)
-        if not self.amount > 0 or (self.mode == "triplet" and self.amount != math.ceil(self.amount)):
-            raise ConfigError("LinkNeighborLoader", "the amount of negative samples must be positive, and an integer "
-                              "for triplets", self.amount)
+        amount = plain(self.amount)
+        if type(amount) not in (int, float) or not 0 < amount < _MOST or (
+                self.mode == "triplet" and amount != math.ceil(amount)):
+            raise ConfigError("LinkNeighborLoader", f"{name} must have a positive amount of negative samples, an "
+                              "integer for triplets", repr(amount))
+        self.amount = amount
 
 
 class Endpoint:
@@ -48,13 +55,23 @@ class Endpoint:
 
     def __init__(self, num_nodes: int, weights: Tensor | None, times: Tensor | None, stream: int) -> None:
         self.num_nodes, self.stream = num_nodes, stream
-        if weights is not None and weights.shape != (num_nodes,):
-            raise ShapeError("LinkNeighborLoader", f"weights of negative samples must have shape ({num_nodes},)",
-                             tuple(weights.shape))
+        if weights is not None:
+            weights = self._checked(weights)
         self.order = None if times is None else times.argsort(stable=True)
         self.times = None if times is None else times[self.order]
         ordered = weights if weights is None or self.order is None else weights[self.order]
         self.sums = None if ordered is None else ordered.detach().cpu().double().cumsum(0)
+
+    def _checked(self, weights: Any) -> Tensor:
+        owner, name = "LinkNeighborLoader", "src_weight and dst_weight of neg_sampling"
+        if not isinstance(weights, Tensor):
+            raise ConfigError(owner, f"{name} must be tensors", type(weights).__name__)
+        if weights.shape != (self.num_nodes,):
+            raise ShapeError(owner, f"{name} must have the shape ({self.num_nodes},)", tuple(weights.shape))
+        if not bool((torch.isfinite(weights) & (weights >= 0)).all()) or not bool((weights > 0).any()):
+            raise ConfigError(owner, f"{name} must be finite and not negative, and some positive",
+                              weights.tolist())
+        return weights
 
     def draw(self, count: int, seed: int, limits: Tensor | None) -> Tensor:
         """So many nodes; where none is early enough for its limit, the earliest."""

@@ -198,7 +198,11 @@ class _Geometric(Source):
         return batch[kind] if self.typed else batch
 
     def num_nodes(self, kind: NodeType) -> int:
-        return int(self.store(self.data, kind).num_nodes)
+        number = self.store(self.data, kind).num_nodes
+        if number is None:
+            raise ConfigError("NeighborLoader", "data must have num_nodes, or a feature of nodes that tells it",
+                              f"neither for {kind!r}" if self.typed else "neither")
+        return int(number)
 
     def edge_index(self, kind: EdgeType) -> Tensor:
         index = getattr(self.store(self.data, kind), "edge_index", None)
@@ -253,9 +257,15 @@ class _Entries(Source):
 
     def __init__(self, data: Graph, features: Mapping[str, Tensor]) -> None:
         super().__init__(data)
+        if not isinstance(features, Mapping):
+            raise ConfigError("NeighborLoader", "features must be a mapping from names to tensors",
+                              type(features).__name__)
         self.features = dict(features)
         for name, value in self.features.items():
-            if value.shape[0] != data.num_nodes:
+            if not isinstance(value, Tensor):
+                raise ConfigError("NeighborLoader", "features must be tensors", f"{type(value).__name__} of {name!r}",
+                                  "Convert it, for example torch.as_tensor(value).")
+            if not value.dim() or value.shape[0] != data.num_nodes:
                 raise ShapeError("NeighborLoader", f"features must have the length N={data.num_nodes}",
                                  f"{text_of(value.shape)} of {name!r}")
 
@@ -293,7 +303,8 @@ def source_of(data: Any, features: Mapping[str, Tensor] | None) -> Source:
         ConfigError: neighbors cannot be drawn from this kind of data.
     """
     if isinstance(data, Graph):
-        return _Entries(replace(data, samples=None) if data.samples is not None else data, features or {})
+        return _Entries(replace(data, samples=None) if data.samples is not None else data,
+                        {} if features is None else features)
     if features is not None:
         raise ConfigError("NeighborLoader", "features go with a Graph", type(data).__name__,
                           "Set them as attributes of the data.")

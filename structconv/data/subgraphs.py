@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structconv.errors import ConfigError, StructureError
+from structconv.data.checks import check_counts, check_times
+from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.primitives.layout import check_bounds, layouts
 from structconv.primitives.sampling import InEdges, Numbers, draw_neighbors
 from structconv.shapes import check_choice
@@ -57,6 +58,7 @@ def in_edges(edge_index: Tensor, sizes: tuple[int, int], *, edge_times: Tensor |
 
     Raises:
         StructureError: an index is out of range, edges are not sorted, or a weight is negative or not finite.
+        ShapeError: times or weights have another shape.
     """
     edge_index = torch.Tensor.as_subclass(edge_index.detach(), Tensor).cpu()
     edge_times, node_times = _times(edge_times), _times(node_times)
@@ -86,6 +88,9 @@ def in_edges(edge_index: Tensor, sizes: tuple[int, int], *, edge_times: Tensor |
         edge_times = edge_times[order]
     if weights is not None:
         weights = weights.detach().cpu().double().flatten()
+        if weights.shape != target.shape:
+            raise ShapeError("NeighborLoader", f"weights of edges must have the shape (E={len(target)},)",
+                             tuple(weights.shape))
         weights = weights.contiguous() if order is None else weights[order.long()]
         if not bool((torch.isfinite(weights) & (weights >= 0)).all()):
             raise StructureError("NeighborLoader", "weights of edges must be finite and not negative",
@@ -94,12 +99,7 @@ def in_edges(edge_index: Tensor, sizes: tuple[int, int], *, edge_times: Tensor |
 
 
 def _times(times: Tensor | None) -> Tensor | None:
-    if times is None:
-        return None
-    if times.is_floating_point():
-        raise ConfigError("NeighborLoader", "times must be integers", str(times.dtype),
-                          "Scale and round them, for example to seconds.")
-    return times.detach().cpu().long().contiguous()
+    return None if times is None else check_times("NeighborLoader", "times", times)
 
 
 class Sampler:
@@ -271,17 +271,13 @@ def _make_bidirectional(subgraph: Subgraph) -> None:
 
 def _fanouts(fanouts: Any, relations: Mapping[EdgeType, InEdges]) -> dict[EdgeType, list[int]]:
     """Return the numbers of neighbors of each relation; also takes PyTorch Geometric's `NumNeighbors`."""
-    fanouts = getattr(fanouts, "values", fanouts) if not isinstance(fanouts, Mapping) else fanouts
+    if not isinstance(fanouts, (Mapping, Tensor)):
+        fanouts = getattr(fanouts, "values", fanouts)
     if isinstance(fanouts, Mapping):
         unknown = [kind for kind in fanouts if kind not in relations]
         if unknown:
             raise ConfigError("NeighborLoader", f"num_neighbors must name types of edges out of {list(relations)}",
                               unknown)
-        lists = {kind: [int(n) for n in fanouts.get(kind, ())] for kind in relations}
-    else:
-        lists = {kind: [int(n) for n in fanouts] for kind in relations}
-    wrong = [numbers for numbers in lists.values() if any(n < -1 for n in numbers)]
-    if wrong:
-        raise ConfigError("NeighborLoader", "num_neighbors must be -1 (all) or a number of edges for each hop",
-                          wrong[0])
-    return lists
+    lists = fanouts if isinstance(fanouts, Mapping) else dict.fromkeys(relations, fanouts)
+    return {kind: check_counts("NeighborLoader", "num_neighbors", lists.get(kind, ()),
+                               "-1 (all) or a number of edges for each hop", -1) for kind in relations}

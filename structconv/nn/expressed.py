@@ -15,7 +15,7 @@ from structconv.nn.direct import FEW_NUMBERS, Direct, direct_of
 from structconv.nn.layer import Layer
 from structconv.planning.plan import check_path
 
-__all__ = ["Expressed"]
+__all__ = ["Expressed", "children_of_expression"]
 
 #: Tensors of masks, which a file may have though the layer has no such mask.
 _OF_MASKS = re.compile(r"(mask(?:_\d+)?)\.mask\d+")
@@ -136,3 +136,8 @@ class Expressed(Layer):
     def extra_repr(self) -> str:
         """The expression, where it is more than the leaf among the children."""
         return repr(self.mechanism) if is_node(self.mechanism) else ""
+
+
+def children_of_expression(layer: Expressed) -> dict[str, nn.Module | None]:
+    """The leaves of the layer's expression by the names of these children."""
+    return dict(layer.__dict__["_expression"].leaves)

@@ -321,6 +321,50 @@ def test_ties_hooks_parametrizations_and_modes_stay() -> None:
     assert not isinstance(back[0], compat.Conv2d) and is_parametrized(back[0])
 
 
+def pruned_twice(module: nn.Module, name: str) -> None:
+    """Pruned, with a computed weight whose gradient torch does not copy."""
+    prune.l1_unstructured(module, name, 0.5)
+    prune.random_unstructured(module, name, 0.3)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_a_pruned_model_is_converted_and_trains_with_its_masks() -> None:
+    model = nn.Sequential(nn.Conv1d(4, 8, 3, padding=1), nn.Flatten(1), nn.Linear(40, 40), nn.Unflatten(1, (5, 8)),
+                          nn.MultiheadAttention(8, 2, batch_first=True), nn.utils.weight_norm(nn.Linear(8, 3)))
+    pruned_twice(model[0], "weight")
+    pruned_twice(model[2], "weight")
+    pruned_twice(model[4], "in_proj_weight")
+    x = torch.randn(2, 4, 5)
+
+    def run(layers: Any) -> torch.Tensor:
+        h = layers[3](layers[2](layers[1](layers[0](x))))
+        return layers[5](layers[4](h, h, h)[0]).square().sum()
+
+    assert model[0].weight.grad_fn is not None
+    masks = copy.deepcopy(dict(model.named_buffers()))
+    ours, report = convert(model)
+    assert set(report.converted) == {"0", "4"} and "weight_mask" in dict(ours[0].named_buffers())
+    run(model).backward()
+    run(ours).backward()
+    torch.testing.assert_close(run(ours), run(model))
+    for (name, one), two in zip(model.named_parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, two.grad)
+        if f"{name.removesuffix('_orig')}_mask" in masks:
+            assert not two.grad[masks[f"{name.removesuffix('_orig')}_mask"] == 0].any()
+    assert all(torch.equal(value, masks[name]) for name, value in ours.named_buffers())
+    back, _ = to_torch(ours)
+    torch.testing.assert_close(run(back), run(model))
+    prune.remove(ours[0], "weight")
+    torch.testing.assert_close(run(ours), run(model))
+    chain = nn.Sequential(nn.Linear(4, 40), nn.Linear(40, 4))
+    pruned_twice(chain[0], "weight")
+    assert not merge_linear(chain)[1].converted
+    if find_spec("torch_geometric") is not None:
+        layer = pytest.importorskip("torch_geometric.nn").GINConv(nn.Linear(4, 4))
+        pruned_twice(layer.nn, "weight")
+        assert list(convert(layer)[1].converted) == [""]
+
+
 def test_the_report_is_plain_and_its_expressions_build() -> None:
     model = nn.ModuleList([nn.Conv2d(3, 4, 3, stride=2), nn.ConvTranspose1d(2, 2, 3), nn.AvgPool1d(2),
                            nn.MultiheadAttention(8, 2)])
@@ -491,6 +535,25 @@ def replaced(kind: Any, option: int = 1) -> nn.Sequential:
     return model
 
 
+def with_child(path: str, layer: nn.Module) -> nn.Sequential:
+    """A layer of ours with a child without parameters that its user added."""
+    last = OwnConv2d(40, 4, 1) if isinstance(layer, OwnConv2d) else Conv(mechanisms.Identity(), 40, 4)
+    model = nn.Sequential(layer, last)
+    model.get_submodule(path).own = nn.Identity()
+    return model
+
+
+class Doubled(Conv):
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return 2 * super().forward(*args, **kwargs)
+
+
+def test_a_layer_of_an_own_class_stays() -> None:
+    model = nn.Sequential(Doubled(mechanisms.Identity(), 4, 40, bias=False), Conv(mechanisms.Identity(), 40, 4))
+    merged, report = merge_linear(model, example=torch.randn(3, 4))
+    assert not report.converted and type(merged[0]) is Doubled and report.difference == 0
+
+
 KEPT = {
     "more than once": shared, "hooks": hooked, "frozen": frozen,
     "would cost": lambda: nn.Sequential(nn.Linear(40, 4), nn.Linear(4, 40)),
@@ -501,6 +564,10 @@ KEPT = {
     "parametrization": lambda: changed(parametrizations.weight_norm),
     "'extra' was added": lambda: changed(lambda layer: layer.register_buffer("extra", torch.ones(1))),
     "'drop' was added": lambda: changed(lambda layer: layer.add_module("drop", nn.Dropout())),
+    "'own' was added": lambda: with_child("0", Conv(mechanisms.Identity(), 4, 40)),
+    "'own' was added to": lambda: with_child("0", OwnConv2d(4, 40, 1)),
+    "'own' was added to a": lambda: with_child("0.cuboid", OwnConv2d(4, 40, 1)),
+    "'own' was added to a layer": lambda: with_child("0.identity", Conv(mechanisms.Identity(), 4, 40)),
     "dtypes": lambda: nn.Sequential(nn.Linear(4, 40), nn.Linear(40, 4).double()),
 }
 
@@ -512,3 +579,17 @@ def test_layers_that_stay_apart(reason: str) -> None:
     assert reason in " ".join(report.refused.values()) and not report.converted
     assert [type(m) for m in merged] == [type(m) for m in model]
     assert report.parameters[0] == report.parameters[1]
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_models_that_share_a_configuration_are_all_in_the_report(implementation: str) -> None:
+    library = pytest.importorskip("transformers")
+    config = library.BertConfig(vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                                num_attention_heads=2, attn_implementation=implementation)
+    model = nn.ModuleDict({name: library.BertModel(config) for name in ("one", "two")})
+    ours, report = convert(model)
+    assert [*report.converted] == [f"{name}.encoder.layer.0.attention.self" for name in model]
+    back, report = to_torch(ours)
+    assert {name: after for name, (_, after, _) in report.converted.items()} == dict.fromkeys(
+        model, f'attn_implementation="{implementation}"')
+    assert back["two"].config._attn_implementation == model["two"].config._attn_implementation == implementation

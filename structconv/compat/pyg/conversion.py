@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import inspect
 from collections.abc import Callable
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from structconv.compat.copying import copied
 from structconv.compat.pyg import attention, convolutions, heterogeneous, mixtures, polynomials, relational
 from structconv.compat.pyg.aggregations import SIMPLE
 from structconv.compat.pyg.heterogeneous import Relations
@@ -110,12 +110,12 @@ def _built(kind: Any, layer: Any) -> Any:
             options[name] = _ARGUMENTS[name](layer)
     module = getattr(layer, "aggr_module", None)
     if module is not None and not of_types and options.get("aggr") not in SIMPLE:
-        options["aggr"] = copy.deepcopy(module).to("meta")
+        options["aggr"] = copied(module).to("meta")
     if of_types:
         widths = [lin.weight.shape[-1] for lin in layer.kqv_lin.lins.values()]
         options["in_channels"] = dict(zip(layer.kqv_lin.types, widths, strict=True))
     if "nn" in options:
-        options["nn"] = copy.deepcopy(options["nn"]).to("meta")  # its parameters would be drawn again
+        options["nn"] = copied(options["nn"]).to("meta")  # its parameters would be drawn again
     with torch.device("meta"):
         layer_of_pyg = kind.__new__(kind)
         inspect.unwrap(kind.__init__)(layer_of_pyg, **options)  # theirs, if it is patched
