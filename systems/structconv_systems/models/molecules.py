@@ -1,5 +1,4 @@
-"""The message passing network of Gilmer et al. (2017), a number for each molecule from its atoms and bonds; and the mean
-of several networks."""
+"""The message passing network of Gilmer et al. (2017): a number for each molecule from its atoms and bonds; and ensembles."""
 
 from __future__ import annotations
 

@@ -41,8 +41,7 @@ def sentence(head: Mapping[str, Any]) -> str:
 
 def group_rows(groups: Mapping[str, Mapping[str, Mapping[str, Any]]], columns: Mapping[str, str]
                ) -> list[tuple[str, ...]]:
-    """A row for each group of trainings: its name and its figures, with their deviation over seeds; - where it has none.
-    """
+    """A row for each group of trainings: its name and its figures, with their deviation over seeds, or - for none."""
     return [(name, *(with_spread(**group[metric]) if metric in group else "-" for metric in columns))
             for name, group in groups.items()]
 
