@@ -14,7 +14,7 @@ from structconv.errors import ConfigError, ShapeError, text_of
 __all__ = ["NO_TENSORS", "Shape", "alike", "broadcast", "check_alike", "check_choice", "check_device", "check_divides",
            "check_entries", "check_finite", "check_leads", "check_natural", "check_not_traced", "check_number",
            "check_positive", "check_seed", "check_tensor", "concatenate", "converted", "goes_into", "layout_hint",
-           "mixes"]
+           "mixes", "total"]
 
 Shape = tuple[int, ...]
 #: Types of arguments that are mistaken for tensors; a class may also hold a stand-in for a tensor.
@@ -41,8 +41,18 @@ def broadcast(*shapes: Shape) -> Shape:
 
 def concatenate(tensors: Sequence[Tensor], dim: int) -> Tensor:
     """Join tensors along `dim` < 0, with the dimensions before it broadcast."""
+    lead = tensors[0].shape[:dim]
+    if all(t.shape[:dim] == lead for t in tensors):
+        return torch.cat(list(tensors), dim)
     lead = torch.broadcast_shapes(*(t.shape[:dim] for t in tensors))
     return torch.cat([t.expand(*lead, *t.shape[dim:]) for t in tensors], dim)
+
+
+def total(tensors: Sequence[Tensor]) -> Tensor:
+    """Sum tensors whose dimensions broadcast."""
+    shape = tensors[0].shape
+    same = all(t.shape == shape for t in tensors)
+    return torch.stack(list(tensors if same else torch.broadcast_tensors(*tensors))).sum(0)
 
 
 def goes_into(shape: Shape, whole: Shape) -> bool:

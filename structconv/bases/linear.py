@@ -15,7 +15,7 @@ from structconv.bases.pairs import Edges, Pairs
 from structconv.bases.pairwise import entries, reach
 from structconv.bases.sizes import AS_CHILD, OverParts, OverTwo, first_dtype
 from structconv.errors import ShapeError
-from structconv.shapes import concatenate
+from structconv.shapes import concatenate, total
 from structconv.structures.graph import Graph
 from structconv.structures.restriction import Restriction
 from structconv.structures.supports import Support
@@ -55,14 +55,14 @@ class Concat(OverParts):
         return t.split([part.size for part in self.parts], dim=-3)
 
     def apply(self, r: Tensor) -> Tensor:
-        return torch.cat([part.apply(piece) for part, piece in zip(self.parts, self.split(r), strict=True)], -3)
+        return concatenate([part.apply(piece) for part, piece in zip(self.parts, self.split(r), strict=True)], -3)
 
     def analysis(self, x: Tensor) -> Tensor:
-        return torch.cat([part.analysis(x) for part in self.parts], -3)
+        return concatenate([part.analysis(x) for part in self.parts], -3)
 
     def synthesis(self, r: Tensor) -> Tensor:
         pieces = zip(self.parts, self.split(r), strict=True)
-        return torch.stack([part.synthesis(piece) for part, piece in pieces]).sum(0)
+        return total([part.synthesis(piece) for part, piece in pieces])
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         return concatenate([part.dense(dtype or self.dtype) for part in self.parts], -3)

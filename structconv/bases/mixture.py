@@ -9,7 +9,7 @@ from torch import Tensor
 from structconv.bases.base import Basis, value
 from structconv.bases.sizes import OverParts
 from structconv.errors import ShapeError
-from structconv.shapes import concatenate
+from structconv.shapes import concatenate, total
 
 __all__ = ["Mixture"]
 
@@ -51,7 +51,7 @@ class Mixture(OverParts):
         return concatenate([part.analysis(rows) for part, rows in zip(self.parts, own, strict=True)], -3)
 
     def synthesis(self, r: Tensor) -> Tensor:
-        return torch.stack([part.synthesis(own) for part, own in self._own(r)]).sum(0)
+        return total([part.synthesis(own) for part, own in self._own(r)])
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         blocks, before = [], 0

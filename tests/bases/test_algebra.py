@@ -8,12 +8,14 @@ import sys
 import pytest
 import torch
 
+from structconv import conv
 from structconv.bases import (
     Bilinear,
     Concat,
     Dense,
     Identity,
     LinearSum,
+    Mixture,
     Normalized,
     Shift,
     Sparse,
@@ -96,6 +98,15 @@ def test_sums_of_matrices_are_linear_and_of_scores_entrywise():
     assert not isinstance(scores() + Identity(N), LinearSum)
     x, matrix = random(N, 2), sparse()
     close((Identity(N) - matrix).analysis(x), (x - matrix.dense().mT @ x))
+
+
+@pytest.mark.parametrize("make", [lambda a, b: a | b, lambda a, b: Mixture((a, b))], ids=["concat", "mixture"])
+@pytest.mark.parametrize("path", ["structure_first", "channels_first"])
+def test_parts_of_which_one_alone_has_a_batch_apply_to_inputs_without_one(make, path):
+    basis = make(Dense(torch.randn(2, 1, 4, 3, dtype=F64)), Dense(torch.randn(2, 4, 3, dtype=F64)))
+    x, theta = torch.randn(basis.num_inputs, 5, dtype=F64), torch.randn(3, 5, 2, dtype=F64)
+    expected = torch.einsum("bkmn,mp,kpq->bnq", basis.dense(), x, theta)
+    torch.testing.assert_close(conv(x, basis, theta, path=path), expected)
 
 
 def test_structural_bases_do_not_lower_the_dtype():

@@ -1,4 +1,4 @@
-"""The message passing network of Gilmer et al. (2017): a number for each molecule from its atoms and bonds; and ensembles."""
+"""The message passing network of Gilmer et al. (2017), a number for each molecule; and ensembles of networks."""
 
 from __future__ import annotations
 
