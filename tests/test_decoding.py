@@ -297,6 +297,18 @@ def test_steps_under_autocast_are_the_whole_call(weight, grad):
         torch.testing.assert_close(steps, layer(x)[:, 5:], atol=2e-2, rtol=2e-2)
 
 
+@pytest.mark.parametrize("part", ["attention.query", "weight.value", "weight.output"])
+@torch.no_grad()
+def test_a_hook_that_comes_between_steps_is_called(part):
+    layer, x = Conv(DotProduct(4, 4).masked(keep=Causal()).softmax(), 8, 8, weight=LowRank(3)), torch.randn(2, 6, 8)
+    cache, seen = layer.prepare(x[:, :3]), []
+    layer.step(cache, x[:, 3:4])
+    with layer.get_submodule(part).register_forward_hook(lambda module, inputs, output: seen.append(part)):
+        layer.step(cache, x[:, 4:5])
+        assert seen
+    torch.testing.assert_close(layer.step(cache, x[:, 5:]), layer(x)[:, 5:])
+
+
 @pytest.mark.parametrize("part", ["attention.key", "attention.query", "weight.value", "weight"])
 @pytest.mark.parametrize("call", ["step", "append"])
 @torch.no_grad()

@@ -199,6 +199,7 @@ class Cache:
         self.expected_inputs = None if structure is None else layer.mechanism._input_entries(structure)
         self._reach, self._dtype = reach, dtype
         self._constants: tuple[Weight, Tensor | None] | None = None
+        self._weight_calls = private.PlainCalls(tuple(layer.weight.modules()))
         #: The last entries, where something is still to be made of them.
         self.pending: PendingEntries | None = None
         self._bound: BoundStep | None = None
@@ -256,8 +257,8 @@ class Cache:
         return kept.entries() if unread else tensor(kept.entries())
 
     def constants(self) -> tuple[Weight, Tensor | None]:
-        """Theta and b; without gradients they are the same for all calls."""
-        if torch.is_grad_enabled():
+        """Theta and b; without gradients they are the same for all calls, unless a module of the weight has hooks."""
+        if torch.is_grad_enabled() or not self._weight_calls:
             return self.layer._constants()
         if self._constants is None:
             self._constants = self.layer._constants()
