@@ -104,6 +104,22 @@ def test_norms_correct_the_bias():
     torch.testing.assert_close(estimates.mean(), (value * drawn).sum() / NODES, rtol=0.05, atol=0)
 
 
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_edge_norms_are_exact_for_sums_at_the_targets(symmetric):
+    """P(target) / P(edge), worked out from the chances of the draws, which differ between the ends of an edge."""
+    index, draws = torch.tensor([[1, 2, 3, 0, 2, 2, 0], [0, 0, 0, 1, 3, 1, 2]]), 3
+    index = torch.cat([index, index.flip(0)], 1).unique(dim=1) if symmetric else index
+    chances = index[0].bincount(minlength=4).double() / index.shape[1]
+    source, target = chances[index]
+    node = 1 - (1 - target) ** draws
+    edge = node - (1 - source) ** draws + (1 - source - target) ** draws
+    loader = GraphSAINTNodeSampler(Graph(index, num_nodes=4), draws, num_steps=30, sample_coverage=2000, seed=3)
+    norms = torch.full(target.shape, torch.nan)
+    for batch in loader:
+        norms[batch.e_id] = batch.edge_norm
+    torch.testing.assert_close(norms.double(), node / edge, rtol=0.08, atol=0)
+
+
 def communities(parts: int, size: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     nodes = parts * size

@@ -536,6 +536,13 @@ def test_what_stands_within_an_argument_is_named(name):
     assert not wrong
 
 
+@pytest.mark.parametrize("end", ["src_weight", "dst_weight"])
+@pytest.mark.parametrize("weights", [[0.0, 0, 0, 0], [1.0, -1, 1, 0], [float("nan"), 1, 1, 1], [float("inf"), 1, 1, 1]])
+def test_weights_of_negative_samples_have_a_sum(end, weights):
+    with pytest.raises(ConfigError, match=f"{end}.* must be finite and not negative, and some positive; got"):
+        LinkNeighborLoader(WHOLE, [1], neg_sampling={"mode": "binary", end: torch.tensor(weights)})
+
+
 def test_an_empty_set_of_seeds_has_no_batches():
     for seeds in ([], torch.zeros(4, dtype=torch.bool)):
         assert not list(NeighborLoader(WHOLE, [2], seeds, shuffle=True))

@@ -105,7 +105,7 @@ class _GraphSAINT(_InducedLoader):
             node_counts[sample.nodes[PLAIN_NODE]] += 1
             edge_counts[sample.edges[PLAIN_EDGE]] += 1
             batches, total = batches + 1, total + len(sample.nodes[PLAIN_NODE])
-        ratio = node_counts[self.edge_index[0]] / edge_counts
+        ratio = node_counts[self.edge_index[1]] / edge_counts  # a message is added up at its target
         return (batches / node_counts.clamp(min=0.1) / self.num_nodes,
                 ratio.clamp(max=1e4).masked_fill(ratio.isnan(), 0.1))
 
@@ -118,8 +118,12 @@ class GraphSAINTNodeSampler(_GraphSAINT):
         batch_size: draws for each batch; a node may be drawn more than once.
         num_steps: batches of an epoch.
         sample_coverage: if positive, batches have `node_norm` (N,), a weight for the loss of each node, and `edge_norm`
-            (E,), a weight for each message under mean aggregation, which correct the bias of the draws. They are
-            measured over so many draws of each node on average.
+            (E,), a factor for each message, which correct the bias of the draws. They are measured over so many draws
+            of each node on average. `edge_norm` is the number of batches with the target of the edge, divided by the
+            number of batches with the edge: the sum of the weighted messages at a node then has the expectation of the
+            sum over the whole graph. A mean is such a sum with edge weights of 1 / (edges into the target in the whole
+            graph). PyTorch Geometric counts the batches with the source instead, which leaves a bias unless both ends
+            are equally likely.
         features, transform, seed, options: those of `NeighborLoader`.
 
     Yields:

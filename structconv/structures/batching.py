@@ -122,8 +122,8 @@ def batch(structures: Sequence[Any]) -> Structure:
 
     Inputs are concatenated along entries, x (sum M, P); a layer gives the same values as on each structure by
     itself. `unbatch(y, structures)` splits its output again. Graphs give a `Graph`, knowledge graphs a
-    `KnowledgeGraph` with the relations of all (equal names are one relation; names of entities are dropped), grids a
-    `GridBatch`. O(sum E).
+    `KnowledgeGraph` with the relations of all in the order in which they first appear (equal names are one relation;
+    names of entities are dropped), grids a `GridBatch`. O(sum E).
 
     Structures of a class of your own, made by `@structure`, join a batch if they have `num_entries`, or `num_inputs`
     and `num_outputs`. They give a `StructureBatch`, or what the classmethod `batched(structures)` of their class
@@ -131,8 +131,9 @@ def batch(structures: Sequence[Any]) -> Structure:
     that compute each sample by itself read `parts`.
 
     Raises:
-        StructureError: the list is empty, the kinds differ, only some graphs have weights or attributes, or dtypes or
-            devices differ.
+        StructureError: the list is empty, the kinds differ, only some graphs have weights or attributes, dtypes or
+            devices differ, or a knowledge graph has all relations in another order: a layer with a matrix for each
+            relation, for example `RelationalConv`, reads them by their order.
 
     Example:
 
@@ -288,6 +289,13 @@ def _batch_graphs(graphs: list[Graph]) -> Graph:
 def _batch_knowledge(graphs: list[KnowledgeGraph]) -> KnowledgeGraph:
     _check_alike("triples", [graph.triples for graph in graphs])
     relations = tuple(dict.fromkeys(name for graph in graphs for name in graph.relations))
+    for i, graph in enumerate(graphs):
+        if len(graph.relations) == len(relations) and graph.relations != relations:
+            at, expected, got = next((k, *pair) for k, pair in enumerate(zip(relations, graph.relations, strict=True))
+                                     if pair[0] != pair[1])
+            raise StructureError("batch", f"relation {at} of structure {i} must be {expected!r}, as in the structures "
+                                 "before it", repr(got), "Give the relations of all in one order, for example by "
+                                 "KnowledgeGraph.from_labels(triples, relations=names).")
     number = {name: i for i, name in enumerate(relations)}
     offsets = _offsets([graph.num_entities for graph in graphs])
     counts: list[int] | None = None if any(graph.counts is None for graph in graphs) else [0] * len(relations)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from structconv import RelationalConv
 from structconv.errors import ShapeError, StructureError
 from structconv.structures import Graph, Grid, GridBatch, KnowledgeGraph, batch, membership, unbatch
 
@@ -38,6 +39,19 @@ def test_knowledge_graphs_share_relations_by_name():
     assert together.relations == ("a", "b", "c") and together.num_entities == 5 and together.counts == (2, 1, 1)
     assert together.relation("a").edge_index.tolist() == [[0, 4], [1, 2]]
     assert together.relation("c").edge_index.tolist() == [[2], [3]]
+
+
+def test_knowledge_graphs_of_all_relations_have_them_in_one_order():
+    """A layer reads relations by their order, so that another one would give other values than each graph alone."""
+    triples = torch.tensor([[0, 0, 1], [1, 1, 2]])
+    one, two, part = (KnowledgeGraph(triples[:len(names)], 3, names) for names in (("a", "b"), ("b", "a"), ("a",)))
+    for graphs in ([one, two], [part, two], [batch([one, one]), two]):
+        with pytest.raises(StructureError, match=r"^batch: relation 0 of structure 1 must be 'a', .*; got 'b'\. Give"):
+            batch(graphs)
+    assert batch([two, part]).triples.tolist() == [[0, 0, 1], [1, 1, 2], [3, 1, 4]]
+    layer, x = RelationalConv(4, 4, num_relations=2), torch.randn(3, 4)
+    for y in unbatch(layer(torch.cat([x, x]), batch([two, two])), [two, two]):
+        torch.testing.assert_close(y, layer(x, two))
 
 
 def test_grids():
