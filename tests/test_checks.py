@@ -220,6 +220,39 @@ class LosesGradient(Kernel):
         return Application(lambda r, call: match(call.basis).detach().unsqueeze(-1) * r)
 
 
+class WrongWhere(Kernel):
+    """Is wrong for the calls for which `where(r)` is true."""
+
+    def __init__(self, where):
+        self.where = where
+
+    def application(self, match, problem):
+        return Application(lambda r, call: match(call.basis).unsqueeze(-1) * r * (1.01 if self.where(r) else 1.0))
+
+
+#: Calls, of which a kernel sees r (..., K or 1, M, C).
+CALLS = {"float32": lambda r: r.dtype == torch.float32, "no gradients": lambda r: not torch.is_grad_enabled(),
+         "no leading dimensions": lambda r: r.dim() == 3, "one leading dimension": lambda r: r.dim() == 4,
+         "two leading dimensions": lambda r: r.dim() == 5, "one channel": lambda r: r.shape[-1] == 1,
+         "many channels": lambda r: r.shape[-1] >= 8}
+
+
+@pytest.mark.parametrize("calls", CALLS)
+@pytest.mark.parametrize("name", ["factors", "by entry"])
+def test_a_kernel_that_is_wrong_for_some_calls_fails_its_check(name, calls):
+    with registered(WrongWhere(CALLS[calls])), pytest.raises(AssertionError, match=r"right, .*: off by"):
+        CHECKS["kernels"]({"factors": FACTORS, "by entry": BY_ENTRY}[name])
+
+
+@pytest.mark.parametrize("calls", CALLS)
+def test_a_basis_that_is_wrong_for_some_calls_fails_its_check(calls):
+    def apply(a, r):
+        return Right.apply(a, r) * (1.01 if CALLS[calls](r) else 1.0)
+
+    with pytest.raises(AssertionError, match="off by"):
+        CHECKS["reference"](Specimen("wrong", type("Wrong", (Right,), {"apply": apply})))
+
+
 class Multiplies(Applied):
     """Masks by multiplying with zero, as a kernel does that looks for no NaN."""
 
