@@ -144,6 +144,20 @@ def test_a_mistaken_mechanism_fails_its_checks(fn, checks):
             CHECKS[check](Specimen("wrong", partial(make, check), frozenset({"resizes"})))
 
 
+LEAKS = {"mean": lambda m, inputs, ones: ones * (1 + 0.01 * inputs.x.mean()),
+         "mean of scores": lambda m, inputs, ones: (inputs.x @ inputs.z.mT).unsqueeze(-3) - 0.01 * inputs.x.mean(),
+         "other samples": lambda m, inputs, ones: (inputs.x @ inputs.z.roll(1, 0).mT).unsqueeze(-3),
+         "number of samples": lambda m, inputs, ones: (inputs.x @ inputs.z.mT).unsqueeze(-3) / inputs.x.numel()}
+
+
+@pytest.mark.parametrize("lead", [(2,), (1,), (2, 3)])
+@pytest.mark.parametrize("leak", LEAKS)
+def test_a_mechanism_that_leaks_between_samples_of_x_fails_its_check(leak, lead):
+    with pytest.raises(AssertionError, match="sample"):
+        CHECKS["batching"](Specimen("wrong", lambda: Setup(
+            Broken(LEAKS[leak], ("content",)), torch.randn(*lead, 4, 3, dtype=F64))))
+
+
 class Normed(DotProduct):
     """Divides keys by the sum of all their squares, and says that an entry depends on its own pair alone."""
 
