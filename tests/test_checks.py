@@ -144,6 +144,20 @@ def test_a_mistaken_mechanism_fails_its_checks(fn, checks):
             CHECKS[check](Specimen("wrong", partial(make, check), frozenset({"resizes"})))
 
 
+LEAKS = {"mean": lambda m, inputs, ones: ones * (1 + 0.01 * inputs.x.mean()),
+         "mean of scores": lambda m, inputs, ones: (inputs.x @ inputs.z.mT).unsqueeze(-3) - 0.01 * inputs.x.mean(),
+         "other samples": lambda m, inputs, ones: (inputs.x @ inputs.z.roll(1, 0).mT).unsqueeze(-3),
+         "number of samples": lambda m, inputs, ones: (inputs.x @ inputs.z.mT).unsqueeze(-3) / inputs.x.numel()}
+
+
+@pytest.mark.parametrize("lead", [(2,), (1,), (2, 3)])
+@pytest.mark.parametrize("leak", LEAKS)
+def test_a_mechanism_that_leaks_between_samples_of_x_fails_its_check(leak, lead):
+    with pytest.raises(AssertionError, match="sample"):
+        CHECKS["batching"](Specimen("wrong", lambda: Setup(
+            Broken(LEAKS[leak], ("content",)), torch.randn(*lead, 4, 3, dtype=F64))))
+
+
 class Normed(DotProduct):
     """Divides keys by the sum of all their squares, and says that an entry depends on its own pair alone."""
 
@@ -218,6 +232,39 @@ class Captures(Kernel):
 class LosesGradient(Kernel):
     def application(self, match, problem):
         return Application(lambda r, call: match(call.basis).detach().unsqueeze(-1) * r)
+
+
+class WrongWhere(Kernel):
+    """Is wrong for the calls for which `where(r)` is true."""
+
+    def __init__(self, where):
+        self.where = where
+
+    def application(self, match, problem):
+        return Application(lambda r, call: match(call.basis).unsqueeze(-1) * r * (1.01 if self.where(r) else 1.0))
+
+
+#: Calls, of which a kernel sees r (..., K or 1, M, C).
+CALLS = {"float32": lambda r: r.dtype == torch.float32, "no gradients": lambda r: not torch.is_grad_enabled(),
+         "no leading dimensions": lambda r: r.dim() == 3, "one leading dimension": lambda r: r.dim() == 4,
+         "two leading dimensions": lambda r: r.dim() == 5, "one channel": lambda r: r.shape[-1] == 1,
+         "many channels": lambda r: r.shape[-1] >= 8}
+
+
+@pytest.mark.parametrize("calls", CALLS)
+@pytest.mark.parametrize("name", ["factors", "by entry"])
+def test_a_kernel_that_is_wrong_for_some_calls_fails_its_check(name, calls):
+    with registered(WrongWhere(CALLS[calls])), pytest.raises(AssertionError, match=r"right, .*: off by"):
+        CHECKS["kernels"]({"factors": FACTORS, "by entry": BY_ENTRY}[name])
+
+
+@pytest.mark.parametrize("calls", CALLS)
+def test_a_basis_that_is_wrong_for_some_calls_fails_its_check(calls):
+    def apply(a, r):
+        return Right.apply(a, r) * (1.01 if CALLS[calls](r) else 1.0)
+
+    with pytest.raises(AssertionError, match="off by"):
+        CHECKS["reference"](Specimen("wrong", type("Wrong", (Right,), {"apply": apply})))
 
 
 class Multiplies(Applied):

@@ -18,6 +18,7 @@ from structconv.bases import pairs, pairwise
 from structconv.bases.base import Basis
 from structconv.bases.pairs import Edges, full
 from structconv.bases.pairwise import Pairwise, entries, nodes
+from structconv.testing.draws import Draw, Rounded, draws
 from structconv.testing.specimens import Setup, Specimen, as_basis, with_leaves
 from structconv.weights import Weight
 from structconv.weights.whole import as_weight
@@ -60,11 +61,16 @@ def same(actual: Tensor, expected: Tensor, what: str, tolerance: float | Tensor 
         raise AssertionError(f"{what}: off by {float(error.max()):.2e}; rounding explains at most {allowed:.1e}")
 
 
-def same_gradients(actual: Tensor, expected: Tensor, inputs: Sequence[Tensor], what: str) -> None:
-    """Assert equal values, and equal gradients of one random linear function of them with respect to `inputs`."""
+def same_gradients(actual: Tensor, expected: Tensor, inputs: Sequence[Tensor], what: str,
+                   of_expected: Sequence[Tensor] | None = None) -> None:
+    """Assert equal values, and equal gradients of one random linear function of them with respect to `inputs`.
+
+    `of_expected` are the inputs of `expected`, if it has its own.
+    """
     same(actual.detach(), expected.detach(), what)
-    weight = torch.randn(expected.shape, dtype=expected.dtype, generator=torch.Generator().manual_seed(1))
-    result, expected_gradients = (_gradients(y, weight, inputs) for y in (actual, expected))
+    weight = torch.randn(expected.shape, dtype=actual.dtype, generator=torch.Generator().manual_seed(1))
+    result = _gradients(actual, weight, inputs)
+    expected_gradients = _gradients(expected, weight.to(expected.dtype), inputs if of_expected is None else of_expected)
     for position, (one, other) in enumerate(zip(result, expected_gradients, strict=True)):
         same(one, other, f"{what}: gradient of input {position}, of shape {tuple(other.shape)}")
 
@@ -139,7 +145,9 @@ def _check_reads_content(specimen: Specimen) -> None:
 
 
 def check_reference(specimen: Specimen) -> None:
-    """The primitives of the basis and of its transpose equal the einsum over `dense()`, gradients included."""
+    """The primitives of the basis and of its transpose equal the einsum over `dense()`, gradients included; also in
+    float32, without gradients, with 0 to 2 leading dimensions and other numbers of channels (`draws`).
+    """
     for turned in (False, True):
         subject, leaves = with_leaves(specimen.subject())
         basis = as_basis(subject)
@@ -154,6 +162,28 @@ def check_reference(specimen: Specimen) -> None:
         same_gradients(basis.apply(r), torch.einsum("...kmn,...kmc->...knc", a, r), [r, *leaves], f"{name}apply")
         same_gradients(basis.synthesis(r), torch.einsum("...kmn,...kmc->...nc", a, r), [r, *leaves],
                        f"{name}synthesis")
+    rounded = Rounded.of(specimen.subject())
+    for turned in (False, True):
+        for draw in draws(turned):
+            _check_drawn(rounded, draw, turned)
+
+
+def _check_drawn(rounded: Rounded, draw: Draw, turned: bool) -> None:
+    """The primitives of one draw give what `dense()` says in float64."""
+    with torch.set_grad_enabled(draw.gradients):
+        subject = rounded.like(draw, draw.dtype)
+        basis = as_basis(subject)
+        a = as_basis(rounded.like(draw, F64)).dense(F64)
+        lead = tuple(subject.x.shape[:-2]) if isinstance(subject, Setup) else draw.lead(tuple(basis.batch_shape))
+        a, basis = (a.mT, basis.transpose()) if turned else (a, basis)
+        generator = torch.Generator().manual_seed(6)
+        x = torch.randn(*lead, basis.num_inputs, draw.channels, generator=generator).to(F64)
+        r = torch.randn(*lead, basis.size, basis.num_inputs, draw.channels, generator=generator).to(F64)
+        for primitive, argument, equation in (
+                (basis.analysis, x, "...kmn,...mc->...knc"), (basis.apply, r, "...kmn,...kmc->...knc"),
+                (basis.synthesis, r, "...kmn,...kmc->...nc")):
+            y = primitive(argument.to(draw.dtype).requires_grad_(draw.gradients))
+            same(y, torch.einsum(equation, a, argument), f"{'transpose().' * turned}{primitive.__name__}, {draw}")
 
 
 def check_adjoint(specimen: Specimen) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -24,26 +24,35 @@ from structconv.planning.problem import Call, Problem, Run
 from structconv.structures import Graph, batch
 from structconv.structures.values import EXACT
 from structconv.testing.checks import CHANNELS, F64, absent_pairs, arguments, by_definition, same, same_gradients
-from structconv.testing.specimens import Setup, Specimen, Subject, mapped, with_leaves
+from structconv.testing.draws import Draw, Rounded, draws
+from structconv.testing.specimens import (
+    Setup,
+    Specimen,
+    Subject,
+    mapped,
+    random_numbers,
+    with_dtype,
+    with_leaves,
+)
 from structconv.weights import Full, HeadBlocks, LowRank, Weight
 
 __all__ = ["Compiled", "check_absent", "check_changes", "check_kernels", "check_sizes", "compiled", "values"]
 
 OUTPUTS = 2
-#: (K, P) -> Theta.
-MakeTheta = Callable[[int, int], Weight]
+#: (K, P, Q) -> Theta.
+MakeTheta = Callable[[int, int, int], Weight]
 
 
-def _full(k: int, p: int) -> Weight:
-    return Full.of(_numbers(k, p, OUTPUTS))
+def _full(k: int, p: int, q: int) -> Weight:
+    return Full.of(_numbers(k, p, q))
 
 
-def _head_blocks(k: int, p: int) -> Weight:
-    return HeadBlocks.of(_numbers(k, p, OUTPUTS))
+def _head_blocks(k: int, p: int, q: int) -> Weight:
+    return HeadBlocks.of(_numbers(k, p, q))
 
 
-def _low_rank(k: int, p: int) -> Weight:
-    return LowRank.of(_numbers(k, p, 2), _numbers(k, 2, OUTPUTS))
+def _low_rank(k: int, p: int, q: int) -> Weight:
+    return LowRank.of(_numbers(k, p, 2), _numbers(k, 2, q))
 
 
 #: Theta whole, and the two kinds that let the structure act between their factors.
@@ -63,8 +72,9 @@ def compiled(call: Call) -> Iterator[Compiled]:
     """Every kernel that a planner weighs for a call, on each of its paths."""
     spec = call.spec()
     lead = torch.broadcast_shapes(call.x.shape[:-2], spec.batch_shape)
-    problem = Problem(spec, call.theta, call.x, Sizes(math.prod(lead), call.x.element_size()), call.x.requires_grad,
-                      any(t.requires_grad for t in call.theta.tensors))
+    grad = torch.is_grad_enabled()
+    problem = Problem(spec, call.theta, call.x, Sizes(math.prod(lead), call.x.element_size()),
+                      grad and call.x.requires_grad, grad and any(t.requires_grad for t in call.theta.tensors))
     for kernel, match, path in matching(problem):
         yield Compiled(f"{kernel.label(path)}, {path}, {type(call.theta).__name__}",
                        kernel.automatic(match, problem, path), kernel.compile(match, problem, path),
@@ -75,16 +85,65 @@ def check_kernels(specimen: Specimen) -> None:
     """Each kernel that matches gives eq. 8 with a bias, gradients included, and the entries where they count.
 
     On each of its paths, for Theta whole and in factors, for the call that it was compiled for and for another one of
-    other numbers that finds the same plan.
+    other numbers that finds the same plan; and for calls in float32, without gradients, with 0 to 2 leading dimensions
+    and with other numbers of channels (`draws`).
     """
-    for theta in THETAS:
+    rounded = Rounded.of(specimen.subject())
+    for turn, theta in enumerate(THETAS):
         calls = [_call(*with_leaves(subject), theta) for subject in (specimen.subject(), _other(specimen))]
         plans = [plan_for(call) for call, _ in calls]
         assert plans[0] is plans[1], f"calls that differ in their numbers have two plans:\n{plans[0]}\n{plans[1]}"
         for each in compiled(calls[0][0]):
-            for turn, (call, variables) in zip(("", ", in its second call"), calls, strict=True):
-                same_gradients(each.run(call), _expected(call), variables, f"{each.name}{turn}")
-                same(each.weights(call), weights_at(call.materialized(), F64), f"weights of {each.name}{turn}")
+            for which, (call, variables) in zip(("", ", in its second call"), calls, strict=True):
+                same_gradients(each.run(call), _expected(call), variables, f"{each.name}{which}")
+                same(each.weights(call), weights_at(call.materialized(), F64), f"weights of {each.name}{which}")
+        for draw in draws(turn):
+            _check_drawn(rounded, theta, draw)
+
+
+def _check_drawn(rounded: Rounded, theta: MakeTheta, draw: Draw) -> None:
+    """Each kernel that matches a drawn call gives eq. 8, as computed in float64 from the same numbers."""
+    with torch.set_grad_enabled(draw.gradients):
+        exact, of_exact = call, variables = _drawn_call(rounded, theta, draw, F64)
+        if draw.dtype != F64:
+            call, variables = _drawn_call(rounded, theta, draw, draw.dtype)
+        expected = _expected(exact)
+        weights = None if draw.gradients else weights_at(exact.materialized(), F64)
+        for each in compiled(call):
+            y = each.run(call)
+            assert y.dtype == draw.dtype, f"{each.name}, {draw}: gives {y.dtype}"
+            same_gradients(y, expected, variables, f"{each.name}, {draw}", of_exact)
+            if weights is not None:
+                same(each.weights(call), weights, f"weights of {each.name}, {draw}")
+
+
+def _drawn_call(rounded: Rounded, theta: MakeTheta, draw: Draw, dtype: torch.dtype) -> tuple[Call, list[Tensor]]:
+    """The call of a draw, computed in `dtype`, and its variables; the numbers are equal for each dtype."""
+    drawn = rounded.like(draw, dtype)
+    subject, leaves = with_leaves(drawn) if draw.gradients else (drawn, [])
+
+    def weight_for(size: int, channels: int) -> Weight:
+        return cast(Weight, _rounded(theta(size, channels, draw.out_channels), dtype))
+
+    with random_numbers(0):
+        if isinstance(subject, Setup):
+            lead, weight = tuple(subject.x.shape[:-2]), weight_for(subject.mechanism.size, subject.x.shape[-1])
+            call, _ = call_of(subject.mechanism, weight, None, subject.x, subject.z, subject.structure)
+        else:
+            lead, call = draw.lead(tuple(subject.batch_shape)), Call(_numbers(0), subject, weight_for(subject.size, 1))
+        if call.projected is not None:  # scores read Theta, whose channels are those of x
+            bias = _rounded(_numbers(call.theta.out_channels), dtype).requires_grad_()
+            return call._replace(bias=bias), [*leaves, bias]
+        spec = call.spec()
+        x = _rounded(_numbers(*lead, spec.num_inputs, draw.channels), dtype).requires_grad_(draw.gradients)
+        weight, of_weight = with_leaves(weight_for(spec.size, draw.channels))
+        bias = _rounded(_numbers(weight.out_channels), dtype).requires_grad_()
+    return call._replace(x=x, theta=weight, bias=bias), [*leaves, x, *of_weight, bias]
+
+
+def _rounded(value: Any, dtype: torch.dtype) -> Any:
+    """A tensor or Theta in `dtype`, of numbers that float32 represents."""
+    return with_dtype(with_dtype(value, torch.float32), dtype)
 
 
 def check_sizes(specimen: Specimen) -> None:
@@ -195,7 +254,7 @@ def _call(subject: Subject, leaves: list[Tensor], theta: MakeTheta) -> tuple[Cal
         size, channels = subject.mechanism.size, subject.x.shape[-1]
     else:
         size, channels = subject.size, CHANNELS
-    weight, of_weight = with_leaves(theta(size, channels))
+    weight, of_weight = with_leaves(theta(size, channels, OUTPUTS))
     bias = _numbers(weight.out_channels).requires_grad_()
     if isinstance(subject, Setup):
         call, _ = call_of(subject.mechanism, weight, bias, subject.x, subject.z, subject.structure)

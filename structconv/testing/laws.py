@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis
-from structconv.errors import ConfigError
+from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.structures import Graph, Grid, KnowledgeGraph, batch
 from structconv.testing.checks import F64, absent_pairs, arguments, same
 from structconv.testing.specimens import Setup, Specimen, as_basis, with_leaves
@@ -28,20 +33,49 @@ def check_batching(specimen: Specimen) -> None:
             same(basis.analysis(x)[i], basis.analysis(x[i]), "analysis of a batch")
             same(basis.apply(r)[i], basis.apply(r[i]), "apply to a batch")
             same(basis.synthesis(r)[i], basis.synthesis(r[i]), "synthesis of a batch")
-    if isinstance(subject, Setup) and subject.x.dim() == 2:
+    if isinstance(subject, Setup):
         _check_batched_content(subject)
 
 
 def _check_batched_content(setup: Setup) -> None:
-    setups = [setup, dataclasses.replace(setup, x=setup.x.flip(-1) * 0.5, z=None if setup.z is None else setup.z.neg())]
-    x = torch.stack([each.x for each in setups])
-    z = None if setup.z is None else torch.stack([each.z for each in setups if each.z is not None])
-    together = dataclasses.replace(setup, x=x, z=z).basis()
-    for i, each in enumerate(setups):
-        basis = each.basis()
-        a = together.dense(F64)
-        same(a[i] if together.batch_shape else a, basis.dense(F64), f"element {i} of a batch of content")
-        same(together.analysis(x)[i], basis.analysis(each.x), f"analysis of element {i} of a batch of content")
+    """Each sample gets what a call of its own gives, unless the structure is of a batch and refuses it, and gets it
+    whatever the other samples are."""
+    together, lead = _with_samples(setup)
+    a, y = _of_samples(together, lead)
+    for index in {(0,) * len(lead), tuple(size - 1 for size in lead)}:
+        others = torch.ones(*lead, 1, 1, dtype=torch.bool)
+        others[index] = False
+        results = [("beside other samples", _of_samples(_mapped(together, partial(_changed, where=others)), lead))]
+        with suppress(ShapeError, StructureError):
+            results.append(("alone", _of_samples(_mapped(together, itemgetter(index)), lead)))
+        for where, (dense, analysis) in results:
+            same(dense[index], a[index], f"the basis of sample {index} {where}")
+            same(analysis[index], y[index], f"analysis of sample {index} {where}")
+
+
+def _with_samples(setup: Setup) -> tuple[Setup, tuple[int, ...]]:
+    """The setup on content of several samples, and their leading dimensions."""
+    lead = torch.broadcast_shapes(setup.x.shape[:-2], setup.basis().batch_shape)
+    if math.prod(lead) == 1:
+        setup, lead = _mapped(setup, lambda t: torch.stack([t, t.flip(-1) * 0.5])), (2, *lead)
+    return _mapped(setup, lambda t: t.expand(*lead, *t.shape[-2:])), tuple(lead)
+
+
+def _of_samples(setup: Setup, lead: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """The entries, and the analysis of x, for each sample."""
+    basis = setup.basis()
+    a, y = basis.dense(F64), basis.analysis(setup.x)
+    return a.expand(*lead, *a.shape[-3:]), y.expand(*lead, *y.shape[-3:])
+
+
+def _changed(t: Tensor, where: Tensor) -> Tensor:
+    """Other numbers in some samples."""
+    return torch.where(where, 0.5 * t.flip(-1), t)
+
+
+def _mapped(setup: Setup, fn: Callable[[Tensor], Tensor]) -> Setup:
+    """The setup with fn of its content."""
+    return dataclasses.replace(setup, x=fn(setup.x), z=None if setup.z is None else fn(setup.z))
 
 
 def check_blockwise(specimen: Specimen) -> None:
