@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from structconv.errors import ConfigError, ShapeError, StructureError, text_of
+from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.expression import Mechanism, check_mechanism
 from structconv.mechanisms.reading import all_named, by_name, called_on, names_of_x
 from structconv.planning.precision import autocast_dtype, cast
@@ -108,7 +108,7 @@ def _check_z(layer: Any, x: dict[str, Tensor], z: Tensor) -> None:
                    if "content" in part.reads}
         if len(reading) > 1:
             raise ConfigError("Conv", "other_channels must be given for a z that parts with different x read",
-                              f"P'={text_of(z.shape)[-1]} for {sorted(reading)}", "Say Conv(..., other_channels=P').")
+                              f"P'={z.shape[-1]} for {sorted(reading)}", "Say Conv(..., other_channels=P').")
         counts = next(iter(reading), None)
     check_entries("Conv", z, channels=counts, name="z", letters="NP")
     for name, own in x.items():

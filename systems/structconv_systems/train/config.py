@@ -131,7 +131,7 @@ def options(recipe: type[Recipe]) -> list[Option]:
         ...     presets = {"quick": {"slope": 1.0}}
         ...     slope: float = option(2.0, "Slope of the line.", minimum=0)
         >>> [each.key for each in options(Line)]
-        ['threads', 'device', 'seeds', 'slope']
+        ['threads', 'device', 'compile', 'seeds', 'slope']
     """
     return [Option(field.name, getattr(field.type, "__name__", str(field.type)), field.default,
                    field.metadata.get("help", ""))
@@ -161,7 +161,7 @@ def resolve(recipe: type[R], overrides: Iterable[str] | Mapping[str, Any] = (), 
         ...     presets = {"quick": {"slope": 1.0}}
         ...     slope: float = option(2.0, "Slope of the line.", minimum=0)
         >>> resolve(Line, ["slope=3"], preset="quick")
-        Line(threads=1, device='cpu', preset='quick', seeds=1, slope=3.0)
+        Line(threads=1, device='cpu', compile=False, preset='quick', seeds=1, slope=3.0)
         >>> resolve(Line, ["slop=3"])
         Traceback (most recent call last):
         structconv.errors.ConfigError: line: a key must be one of the recipe's; got 'slop'. Did you mean 'slope'?
@@ -195,7 +195,7 @@ def to_json(recipe: Recipe) -> str:
         ...     presets = {"quick": {"slope": 1.0}}
         ...     slope: float = option(2.0, "Slope of the line.", minimum=0)
         >>> from_json(Line, to_json(Line(slope=3)))
-        Line(threads=1, device='cpu', preset='default', seeds=1, slope=3.0)
+        Line(threads=1, device='cpu', compile=False, preset='default', seeds=1, slope=3.0)
     """
     return json.dumps({"recipe": recipe.name, **dataclasses.asdict(recipe)}, indent=2) + "\n"
 

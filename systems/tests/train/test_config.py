@@ -28,7 +28,7 @@ def test_overrides_are_converted():
 
 @pytest.mark.parametrize(("override", "message"), [
     ("hiden=3", r"toy: a key must be one of the recipe's; got 'hiden'\. Did you mean 'hidden'\?"),
-    ("zzz=3", "Known: threads, device, hidden, dropout, bias, data, seeds"),
+    ("zzz=3", "Known: threads, device, compile, hidden, dropout, bias, data, seeds"),
     ("hidden", "must read key=value"),
     ("hidden=3.5", "hidden must be an integer; got '3.5'"),
     ("hidden=0", "hidden must be at least 1; got 0"),
@@ -69,6 +69,6 @@ def test_json_round_trip_and_strictness():
 
 
 def test_options_carry_defaults_and_help():
-    assert [(o.key, o.default) for o in options(Toy)][:4] == [
-        ("threads", 1), ("device", "cpu"), ("hidden", 16), ("dropout", 0.5)]
-    assert options(Toy)[2].help == "units"
+    assert [(o.key, o.default) for o in options(Toy)][:5] == [
+        ("threads", 1), ("device", "cpu"), ("compile", False), ("hidden", 16), ("dropout", 0.5)]
+    assert options(Toy)[3].help == "units"
