@@ -16,6 +16,7 @@ from structconv.nn.attention import MultiheadAttention
 from structconv.structures import Graph, Grid, KnowledgeGraph, Samples, Support, batch
 from structconv.structures.batching import is_batchable
 from structconv.testing.checks import same
+from structconv.testing.laws import with_entries_reversed
 from structconv.testing.use import Use
 
 __all__ = ["check_samples", "larger", "side_by_side", "takes_samples"]
@@ -104,7 +105,7 @@ def side_by_side(first: Use, second: Use) -> Use:
 
 
 def _grown(structure: Any) -> Any:
-    """Return the structure with two more entries."""
+    """Return the structure with two more entries; a user's, of which no enlargement is known, in another order."""
     if isinstance(structure, Graph):
         return dataclasses.replace(structure, num_inputs=structure.num_inputs + 2,
                                    num_outputs=structure.num_outputs + 2)
@@ -115,7 +116,7 @@ def _grown(structure: Any) -> Any:
         return Samples([inputs[0] + 2, *inputs[1:]], [outputs[0] + 2, *outputs[1:]])
     if isinstance(structure, Grid):
         return Grid(tuple(size + 2 for size in structure.shape), structure.periodic)
-    return structure
+    return with_entries_reversed(structure)
 
 
 def _named(use: Use) -> Iterator[tuple[str, Any]]:

@@ -20,7 +20,7 @@ from structconv.testing.checks import F64, absent_pairs, arguments, same
 from structconv.testing.specimens import Setup, Specimen, as_basis, with_leaves
 
 __all__ = ["check_batching", "check_blockwise", "check_masking", "check_permutation", "check_translation", "relabeled",
-           "rolled", "twice"]
+           "rolled", "twice", "with_entries_reversed"]
 
 
 def check_batching(specimen: Specimen) -> None:
@@ -84,7 +84,8 @@ def check_blockwise(specimen: Specimen) -> None:
     if setup.structure is None:
         raise ConfigError(specimen.name, "the trait 'blockwise' needs a mechanism on a structure", "no structure",
                           "Leave the trait out, or let make return Setup(mechanism, x, structure=structure).")
-    second = dataclasses.replace(setup, x=setup.x.flip(-1) * 0.5, z=None if setup.z is None else setup.z.neg())
+    second = dataclasses.replace(setup, x=setup.x.flip(-1) * 0.5, z=None if setup.z is None else setup.z.neg(),
+                                 structure=with_entries_reversed(setup.structure))
     together = twice(setup, second)
     setups = [each.basis().analysis(each.x) for each in (setup, second)]
     same(together.basis().analysis(together.x), torch.cat(setups, -2), "a block-diagonal batch")
@@ -128,6 +129,21 @@ def relabeled(structure: Any, source: Tensor, target: Tensor) -> Any:
     assert structure is None or own is not None, (
         f"no way to relabel a {type(structure).__name__}: give its class a method relabeled(source, target)")
     return None if own is None else own(source, target)
+
+
+def with_entries_reversed(structure: Any) -> Any:
+    """The structure with its entries in reversed order; the same one if there is no way to relabel it."""
+    if getattr(structure, "samples", None) is not None:
+        return structure
+    if isinstance(structure, KnowledgeGraph):
+        counts = structure.num_entities, structure.num_entities
+    elif isinstance(structure, Graph) or hasattr(structure, "relabeled"):
+        sides = ("num_inputs", "num_outputs") if hasattr(structure, "num_inputs") else ("num_entries", "num_entries")
+        counts = getattr(structure, sides[0]), getattr(structure, sides[1])
+    else:
+        return structure
+    source, target = (torch.arange(count - 1, -1, -1) for count in counts)
+    return relabeled(structure, source, target)
 
 
 def check_translation(specimen: Specimen) -> None:

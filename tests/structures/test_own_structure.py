@@ -12,7 +12,7 @@ from structconv import Conv, Dense, DotProduct, Mechanism, Samples, batch, unbat
 from structconv.errors import StructureError
 from structconv.structures import StructureBatch, membership
 from structconv.structures.values import FrozenValue, structure
-from structconv.testing import Setup, Specimen, suite
+from structconv.testing import CHECKS, Setup, Specimen, suite
 
 F64 = torch.float64
 
@@ -116,6 +116,36 @@ def setup():
                          ids=str)
 def test_the_suite_takes_it(check):
     check()
+
+
+@structure()
+class Orchard(Forest):
+    """A forest that can be relabeled."""
+
+    def relabeled(self, source, target):
+        return Orchard(source.argsort()[self.parent[source]])
+
+
+class ParentOfFirst(Parent):
+    """Wrong on purpose: reads in each sample of a batch the parents of the first one."""
+
+    batching = "structure"
+
+    def forward(self, inputs):
+        trees = inputs.structure.parts if inputs.structure.sizes else (inputs.structure,)
+        own = torch.nn.functional.one_hot(trees[0].parent, trees[0].num_inputs)
+        return Dense(torch.block_diag(*[own.T] * len(trees))[None].to(inputs.dtype))
+
+
+@pytest.mark.parametrize("check", ["samples", "blockwise"])
+def test_a_mechanism_that_reads_the_structure_of_another_sample_fails_its_check(check):
+    def made(mechanism):
+        return Specimen("orchard", lambda: Setup(mechanism.bound(4, 3), torch.randn(4, 4, dtype=F64), None,
+                                                 Orchard(PARENTS[0])), {"blockwise"})
+
+    CHECKS[check](made(ParentOfAll()))
+    with pytest.raises(AssertionError, match="batch"):
+        CHECKS[check](made(ParentOfFirst()))
 
 
 @structure()
