@@ -42,6 +42,9 @@ class GridBatch(FrozenValue):
 
     grids: tuple[Grid, ...]
 
+    def __post_init__(self) -> None:
+        _check_parts("GridBatch", "grids", self.grids, Grid)
+
     @property
     def num_entries(self) -> int:
         """M, over all grids."""
@@ -86,6 +89,9 @@ class StructureBatch(FrozenValue):
 
     parts: tuple[FrozenValue, ...]
 
+    def __post_init__(self) -> None:
+        _check_parts("StructureBatch", "parts", self.parts, FrozenValue)
+
     @property
     def num_inputs(self) -> int:
         """M, over all structures."""
@@ -103,6 +109,12 @@ class StructureBatch(FrozenValue):
 
     def __repr__(self) -> str:
         return f"StructureBatch({', '.join(map(repr, self.parts))})"
+
+
+def _check_parts(owner: str, name: str, parts: Any, kind: type) -> None:
+    if not isinstance(parts, tuple | list) or not all(isinstance(part, kind) for part in parts):
+        raise StructureError(owner, f"{name} must be a tuple of structures of type {kind.__name__}",
+                             type(parts).__name__, "Join structures by batch(structures).")
 
 
 Structure = Grid | Graph | KnowledgeGraph | GridBatch | StructureBatch | Samples

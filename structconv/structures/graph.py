@@ -284,7 +284,7 @@ def tensor_ids(graph: Graph) -> tuple[int, ...]:
 def check_index_tensor(owner: str, name: str, index: Any, shape: tuple[int | None, ...], pattern: str) -> None:
     """Raise `StructureError` unless `index` is an int32 or int64 tensor of `shape`, where `None` leaves a size free.
 
-    A tracer's stand-in passes; a list or an array does not.
+    A tracer's stand-in passes; `None`, a list or an array does not.
     """
     if not isinstance(index, Tensor):
         return _check_no_data(owner, f"{name} must be a tensor of shape {pattern}", name, index)
@@ -304,7 +304,7 @@ def check_index_tensor(owner: str, name: str, index: Any, shape: tuple[int | Non
 
 
 #: The plain types of tensors and numbers, which no tracer's symbolic value has.
-_DATA = (str, bytes, bool, float, complex, list, tuple, dict, set, frozenset, torch.nn.Module, type)
+_DATA = (str, bytes, bool, float, complex, list, tuple, dict, set, frozenset, torch.nn.Module, type, type(None))
 _TOO_MANY = 2 ** 63
 _ONE_GRAPH = "dataclasses.replace(graph, samples=None) makes it one graph."
 _CONVERSIONS = {"edge_index": "Graph.from_data(data)", "tocoo": "Graph.from_scipy(matrix)",

@@ -265,6 +265,11 @@ class EdgeSupport(Support):
 
     graph: Graph
 
+    def __post_init__(self) -> None:
+        if self.graph is None or isinstance(self.graph, (Tensor, tuple, *NO_TENSORS)):
+            raise StructureError("EdgeSupport", "graph must be a Graph", type(self.graph).__name__,
+                                 "Write EdgeSupport(Graph(edge_index, num_nodes=...)).")
+
     @property
     def samples(self) -> Any:
         return self.graph.samples
@@ -319,7 +324,7 @@ def _same_device(own: torch.device, other: Device) -> bool:
 
 
 def _check_mask(owner: str, keep: Any, dims: int, pattern: str) -> None:
-    if isinstance(keep, (tuple, *NO_TENSORS)):
+    if keep is None or isinstance(keep, (tuple, *NO_TENSORS)):
         raise StructureError(owner, f"keep must be a boolean tensor {pattern}", type(keep).__name__)
     if isinstance(keep, Tensor) and (keep.dtype != torch.bool or keep.dim() < dims):
         raise StructureError(owner, f"keep must be a boolean tensor {pattern}", f"{keep.dtype} {text_of(keep.shape)}",

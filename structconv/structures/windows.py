@@ -64,6 +64,8 @@ class Window(Support):
             raise StructureError("Window", "a center goes with an integer radius, no grid and no dilation", repr(self))
         if isinstance(self.center, Tensor) and not self.center.is_floating_point():
             raise StructureError("Window", "center must be floating", self.center.dtype, "Convert it with .float().")
+        if isinstance(self.center, Tensor) and not self.center.dim():
+            raise StructureError("Window", "center must have shape (..., N)", (), "Expand it to the outputs.")
 
     @property
     def num_inputs(self) -> int | None:
