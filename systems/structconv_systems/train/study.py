@@ -64,7 +64,7 @@ class Study:
     Attributes:
         jobs: (recipe, run or None) -> its trainings.
         columns: the figures of the table, by their names in what `Task.test` measures their names for people; the first
-            is the one the recipe is about, which all groups have; of others a group may lack some.
+            is the one the recipe is about. The first training measures all of them, the others at least the first.
         finish: (recipe, finished) -> what else the summary says; it may write pictures and samples into the run.
         use: see `Runner`.
 
@@ -94,7 +94,7 @@ class Study:
         """Train, or continue; the run's ``summary.json`` holds what is returned."""
         progress.phase("reading the data")
         jobs = self.jobs(recipe, run)
-        results = train_all(jobs, run, interrupt, progress, list(self.columns)[:1])
+        results = train_all(jobs, run, interrupt, progress, self.columns)
         progress.phase("measuring and drawing what was learned")
         summary = self._summary(recipe, run, results)
         finished = Finished(run=run, jobs=jobs, progress=progress, groups=summary["groups"])
@@ -235,16 +235,18 @@ def train_all(jobs: Sequence[Job], run: Run, interrupt: Interrupt, progress: Pro
     """Run all trainings that are not finished, and return the final figures of each training by name.
 
     Raises:
-        ConfigError: one of the `figures` was not measured.
+        ConfigError: the first training did not measure one of the `figures`, or another one the first of them.
     """
     progress.jobs(len(jobs))
     results = {}
+    needed = list(figures)
     for job in jobs:
         results[job.name] = fit(job.make, job.schedule(), run=run, job=job.name, interrupt=interrupt, progress=progress)
         measures = {name: value for name, value in results[job.name].items() if isinstance(value, float)}
-        if missing := [name for name in figures if name not in measures]:
+        if missing := [name for name in needed if name not in measures]:
             raise ConfigError("Study", f"columns must be of what test measures, {', '.join(measures)}",
                               ", ".join(missing))
+        needed = needed[:1]
         text = ", ".join(f"{name.removeprefix('test_')} {value:.4g}" for name, value in measures.items()
                           if name != "seconds")
         progress.job_done(f"{job.name}: {text}; {results[job.name]['seconds']:.0f} s")

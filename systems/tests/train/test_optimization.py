@@ -270,7 +270,7 @@ def test_the_test_part_is_read_in_the_final_evaluation_alone():
 def test_figures_that_nobody_measures_are_named_after_the_first_training(tmp_path):
     recipe = plain(seeds=2)
     study = Study(jobs=lambda recipe, run: jobs_of(recipe, "sums", lambda seed: SumsTask(recipe, seed), SumsTask),
-                  columns={"test_bleu": "BLEU", "test_loss": "loss"})
+                  columns={"test_loss": "loss", "test_bleu": "BLEU"})
     with pytest.raises(ConfigError, match="columns must be of what test measures, test_loss, seconds; got test_bleu"):
         study.execute(recipe, Run.create(tmp_path / "run", recipe), Interrupt(), Quiet())
     with pytest.raises(ConfigError, match="metric must be of what validate measures, val_loss; got val_bleu"):
