@@ -12,7 +12,7 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.shapes import check_natural, check_positive
 
 __all__ = ["check_distances", "distances", "exact", "farthest_insertion", "lengths", "local_search",
-           "two_opt", "uniform", "ways"]
+           "permutations", "two_opt", "uniform", "ways"]
 
 #: Nodes in a row that Or-opt moves at most (Or 1976).
 _LONGEST = 3
@@ -30,6 +30,18 @@ def uniform(samples: int, nodes: int, seed: int) -> Tensor:
         torch.Size([2, 5, 2])
     """
     return torch.rand(samples, nodes, 2, generator=torch.Generator().manual_seed(seed), device="cpu")
+
+
+def permutations(samples: int, nodes: int, generator: torch.Generator) -> Tensor:
+    """Tours (B, N) drawn uniformly.
+
+    Example:
+
+        >>> from structconv_systems.data.tours import permutations
+        >>> permutations(2, 5, torch.Generator().manual_seed(0)).sort(-1).values.tolist()
+        [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
+    """
+    return torch.stack([torch.randperm(nodes, generator=generator) for _ in range(samples)])
 
 
 def distances(points: Tensor) -> Tensor:
@@ -152,7 +164,7 @@ def local_search(table: Tensor, *, kicks: int = 20, seed: int = 0) -> Tensor:
     check_natural("local_search", "kicks", kicks)
     batch, nodes = check_distances("local_search", table)
     random, table = torch.Generator().manual_seed(seed), table.double()
-    tours = torch.stack([torch.randperm(nodes, generator=random) for _ in range(batch)])
+    tours = permutations(batch, nodes, random)
     if nodes < 4:
         return tours
     tours = _mended(table, tours)

@@ -182,11 +182,11 @@ class UnsupervisedTask(BatchTask):
                           in zip(self.motion.states[part].split(_MANY), types.split(_MANY), strict=True)])
 
     def _refined(self, states: Tensor, types: Tensor) -> Tensor:
-        types, going = types.clone(), torch.arange(len(types))
+        types, going, pairs = types.clone(), torch.arange(len(types)), self._pairs()
         while len(going):
             x, best = states[going], types[going]
             least, better = self._cost(x, best), torch.zeros(len(going), dtype=torch.bool)
-            for pair in self._pairs():
+            for pair in pairs:
                 for step in range(1, self.model.types):
                     other = torch.where(pair, (types[going] + step) % self.model.types, best)
                     cost = self._cost(x, other)

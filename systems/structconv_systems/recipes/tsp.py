@@ -19,6 +19,7 @@ from structconv_systems.data.tours import (
     farthest_insertion,
     lengths,
     local_search,
+    permutations,
     two_opt,
     uniform,
     ways,
@@ -250,8 +251,7 @@ def _restarted(table: Tensor) -> Tensor:
     """The shortest of as many tours as `turned_tours` compares, each a random one after 2-opt."""
     batch, nodes = table.shape[:2]
     random = torch.Generator().manual_seed(0)
-    tours = [two_opt(table, torch.stack([torch.randperm(nodes, generator=random) for _ in range(batch)]))
-             for _ in range(_TURNS)]
+    tours = [two_opt(table, permutations(batch, nodes, random)) for _ in range(_TURNS)]
     shortest = torch.stack([lengths(table, each) for each in tours]).argmin(0)
     return torch.stack(tours)[shortest, torch.arange(batch)]
 
