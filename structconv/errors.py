@@ -87,7 +87,7 @@ def _raise_now(kind: type[StructconvError], owner: str, expected: str, got: obje
     raise error
 
 
-#: That of torch once it is imported (`torch_compat`): this module is imported without it.
+#: Return True while torch compiles; `torch_compat` sets it when torch is imported, which this module does not need.
 IS_COMPILING: Callable[[], bool] = bool
 
 

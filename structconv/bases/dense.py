@@ -18,7 +18,7 @@ __all__ = ["Dense", "Identity"]
 
 
 def check_heads(basis: Basis, r: Tensor) -> None:
-    """Raise `ShapeError` unless `r` is (..., K, M, C), where a head axis of size 1 stands for K equal heads."""
+    """Raise `ShapeError` unless `r` is (..., K, M, C), where an axis of heads of size 1 is expanded to K."""
     if r.dim() < 3 or r.shape[-2] != basis.num_inputs or r.shape[-3] not in (1, basis.size):
         raise ShapeError(type(basis).__name__, f"r must have shape (..., K={basis.size}, M={basis.num_inputs}, C)",
                          tuple(r.shape), "Heads are dim -3, entries dim -2, channels dim -1.")

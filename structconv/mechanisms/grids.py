@@ -42,7 +42,7 @@ def _shift(mechanism: str, *args: Any) -> Shift:
 
 
 def _line_of(size: int) -> Grid:
-    """The grid of so many entries in a row."""
+    """A grid of one axis with `size` entries."""
     if type(size) is int and not torch.compiler.is_compiling():
         return _line(size)
     check_not_traced(size)

@@ -24,7 +24,7 @@ class Named:
 
     #: The name of the structure that it reads, in a call with several.
     _structure_name: str | None = None
-    #: What it reads; if "structure" is not in it, a call with a support, which filters pairs, is refused.
+    #: What it reads. Without "structure" in it, a call with a support (a mask of pairs) is refused.
     reads: Collection[str] = ("content", "structure")
     #: True if it passes the structures of a call to its parts unchanged.
     _passes_structures: bool = False

@@ -75,7 +75,7 @@ class GrowingTensor:
         self.fill(entries)
 
     def reserve(self, count: int) -> None:
-        """Have so many more, of which the numbers are to be filled in."""
+        """Append `count` rows whose numbers are written later, by `fill`."""
         if self._stop + count > self._storage.shape[self._axis] or self._inference != torch.is_inference_mode_enabled():
             self._grow(count)
         self._stop, self._view = self._stop + count, None
@@ -86,11 +86,11 @@ class GrowingTensor:
         self._storage.narrow(self._axis, self._stop - count, count).copy_(entries)
 
     def drop(self, count: int) -> None:
-        """Forget so many of the first."""
+        """Remove the first `count` rows."""
         self._start, self._view = self._start + count, None
 
     def cut(self, count: int) -> None:
-        """Forget all but so many of the first."""
+        """Remove all rows after the first `count`."""
         self._stop, self._view = self._start + count, None
 
     def copy(self) -> GrowingTensor:
@@ -112,7 +112,7 @@ class GrowingTensor:
 
 
 class CachedEntries(NamedTuple):
-    """A method that computes results of x, and the stored rows of its results, each head of which stands for several.
+    """A method that computes results of x, the stored rows of its results, and how many heads share each stored head.
     """
 
     make: Make
@@ -131,7 +131,7 @@ class PendingEntries:
         self.x, self.start, self._entries, self._dtype, self._done = x, start, kept, dtype, False
 
     def computed(self, kept: Tensor) -> Any:
-        """What belongs at the end of a stored tensor, as its method makes it; where heads share rows, theirs."""
+        """The last rows of a stored tensor, computed by its method; where heads share rows, the shared ones."""
         with self._as_appended():
             result = self._entries_of(kept).make(self.x, self.start)
         return result.x if type(result) is Shared else result

@@ -77,7 +77,7 @@ def nonzero_count(*types: type) -> Callable[[_Function], _Function]:
 
 
 def application_cost(*types: type) -> Callable[[_Function], _Function]:
-    """Register `fn(basis, sizes, channels, mode)`: `Cost` of one of the three primitives, at so many channels.
+    """Register `fn(basis, sizes, channels, mode)`: `Cost` of one of the three primitives, at a number of channels.
 
     `mode` is "analysis", "synthesis" or "apply". Only a type whose primitives are not K products of its nonzeros
     needs one.

@@ -71,7 +71,7 @@ def compress(rows: Tensor, cols: Tensor, num_rows: int) -> Csr:
 
 
 def copies(each: tuple[Csr, Csr], sizes: tuple[int, int], count: int) -> tuple[Csr, Csr]:
-    """`layouts` of so many copies of a graph of M and N entries side by side, in int32 as those of one. O(count E)."""
+    """`layouts` of `count` copies of a graph with M and N entries, side by side, in the dtype of `each`. O(count E)."""
     ahead, back = (_side_by_side(layout, columns, count) for layout, columns in zip(each, sizes, strict=True))
     return ahead, back
 

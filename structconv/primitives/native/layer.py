@@ -271,7 +271,7 @@ gather_messages = as_node("_Messages", 2, _messages, _messages_backward, reads_r
 #: `projected_attention` among the inputs, of x (M, K, C), of_source and of_target (K, C), a bias (K, C) or none, and
 #: the slope: (M, K, C).
 attend_affine = as_node("_AttendAffine", 4, "attend_forward", "attend_backward", flagged=True)
-#: The same with x Theta_k in the place of x. Of x (M, P), Theta (K, P, C), of_source, of_target and a bias (K C) or
+#: `attend_affine` of x Theta_k instead of x: of x (M, P), Theta (K, P, C), of_source, of_target and a bias (K C) or
 #: none: (M, K C).
 attend_layer = as_node("_AttendLayer", 5, "attend_layer_forward", "attend_layer_backward", flagged=True)
 #: `bilinear_attention` of q, k, v, no bias, and the scale.
