@@ -265,11 +265,6 @@ class EdgeSupport(Support):
 
     graph: Graph
 
-    def __post_init__(self) -> None:
-        if self.graph is None or isinstance(self.graph, (Tensor, tuple, *NO_TENSORS)):
-            raise StructureError("EdgeSupport", "graph must be a Graph", type(self.graph).__name__,
-                                 "Write EdgeSupport(Graph(edge_index, num_nodes=...)).")
-
     @property
     def samples(self) -> Any:
         return self.graph.samples
