@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 __all__ = ["Stop"]
 
@@ -10,10 +10,10 @@ __all__ = ["Stop"]
 class Stop(Exception):
     """A verb stops: the command prints the message and leaves with `exit_code`.
 
-    Derived classes set the code; `details` are further keys of the object that `--json` prints.
+    Derived classes or objects set the code; `details` are further keys of the object that `--json` prints.
     """
 
-    exit_code: ClassVar[int] = 1
+    exit_code: int = 1
 
     @property
     def details(self) -> dict[str, Any]:

@@ -176,3 +176,47 @@ def test_cora_recipes_learn_and_print_one_object(tmp_path, capsys, recipe):
     assert summary["headline"]["value"] == pytest.approx(graph - words)
     assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["groups"] == summary["groups"]
+
+
+@needs_cora
+def test_recipes_side_by_side_have_the_outcomes_of_those_in_turn(tmp_path, capsys):
+    words = ["reproduce", "cora-gat", "cora-gcn", "cora-cheb", "--preset", "quick", "epochs=3", "--data", str(SHARED)]
+    results = []
+    for jobs in ("1", "2"):
+        out = tmp_path / jobs
+        assert main([*words, "--jobs", jobs, "--out", str(out), "--json"]) in (0, 1)  # 1 where three epochs are too few
+        printed, said = capsys.readouterr()
+        answer = json.loads(printed)
+        results.append([(row["recipe"], row["groups"], row["command"]) for row in answer["outcomes"]])
+        assert len(json.loads((out / "results.json").read_text())) == 3
+        assert ("cora-gat: run folder" in said) == (jobs == "2")
+    assert results[0] == results[1]
+    assert [name for name, _, _ in results[1]] == ["cora-gat", "cora-gcn", "cora-cheb"]
+
+
+@needs_cora
+def test_a_recipe_that_fails_beside_others_is_named_and_gives_the_exit_code(tmp_path, capsys):
+    words = ["reproduce", "cora-gat", "cora-gcn", "--preset", "quick", "epochs=3", "--data", str(SHARED), "--out",
+             str(tmp_path), "--jobs", "2", "--json"]
+    (tmp_path / "cora-gcn-quick-epochs=3").mkdir()
+    (tmp_path / "cora-gcn-quick-epochs=3" / "config.json").write_text("{")
+    assert main(words) == 2
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert answer["exit_code"] == 2 and answer["error"].startswith("cora-gcn: ")
+    assert main([*words, "--jobs", "0"]) == 2
+
+
+def test_a_signal_saves_and_stops_all_recipes_side_by_side(tmp_path):
+    words = ["reproduce", "pooling", "tsp", "architectures", "--jobs", "2", "--out", str(tmp_path), "--json"]
+    process = started(*words)
+    while not all((tmp_path / f"{name}-default" / "metrics.jsonl").exists() for name in ("pooling", "tsp")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 75, err
+    assert json.loads(out.splitlines()[-1])["interrupted"] is True
+    assert "Traceback" not in err and not (tmp_path / "architectures-default").exists()
+    for name in ("pooling", "tsp"):
+        assert f"structconv resume {tmp_path / f'{name}-default'}" in err
+        assert list((tmp_path / f"{name}-default" / "checkpoints").rglob("*.safetensors"))

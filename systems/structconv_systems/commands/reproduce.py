@@ -1,25 +1,31 @@
-"""reproduce: run recipes one after the other, and compare their results with published ones."""
+"""reproduce: run recipes, several at a time, and compare their results with published ones."""
 
 from __future__ import annotations
 
 import argparse
 import hashlib
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from structconv.commands.options import no_more
 from structconv.commands.output import print_json
+from structconv.commands.stop import Stop
 from structconv.errors import ConfigError
 from structconv_systems.commands.recipes import carried_out, placed
 from structconv_systems.recipes.register import RECIPES, Entry, entry_named
 from structconv_systems.train.config import resolve, to_json, written
 from structconv_systems.train.effect import LEARNED, NOT_SHOWN, ONE_SEED
-from structconv_systems.train.interrupt import Interrupt
+from structconv_systems.train.interrupt import EXIT_INTERRUPTED, Interrupt, Interrupted
 from structconv_systems.train.options import Measured
 from structconv_systems.train.progress import Progress, progress_for
 from structconv_systems.train.run import Run
@@ -41,6 +47,9 @@ def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="DIR", default=None,
                         help="folder of data sets, with one folder each: multi30k, text, ...")
     parser.add_argument("--preset", metavar="NAME", default="default", help="quick, default (default) or paper")
+    parser.add_argument("--jobs", metavar="N", type=int, default=None,
+                        help="recipes at a time, each in a process of its own (default: what the CPU has threads for; "
+                             "1 on other devices)")
     parser.add_argument("--budget", metavar="MINUTES", type=float, default=None,
                         help="leave out recipes that would take longer than the rest of this time")
     parser.add_argument("--out", metavar="DIR", default="runs/reproduce",
@@ -56,24 +65,28 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
     overrides = [word for word in words if "=" in word]
     entries = _chosen([word for word in words if "=" not in word], args.all)
     recipes = [resolve(entry.recipe, [*_data(args.data, entry), *overrides], args.preset) for entry in entries]
-    if not args.all:
-        for recipe in recipes:
-            recipe.check()
     if not recipes:
         raise ConfigError("structconv reproduce", "recipes must be named", "none", "Name some, or give --all.")
     if args.budget is not None and not args.budget >= 0:
         raise ConfigError("structconv reproduce", "--budget must be minutes, 0 or more", args.budget)
-    rows, left_out = [], []
+    jobs = _jobs(args, recipes)
     progress, began = progress_for(), time.monotonic()
     with progress, Interrupt(progress.note) as interrupt:
+        ready, left_out = [], []
         for entry, recipe in zip(entries, recipes, strict=True):
-            left = None if args.budget is None else 60 * args.budget - (time.monotonic() - began)
-            reason = _obstacle(entry, recipe, args, left, progress)
-            if reason:
+            try:
+                recipe.check()
+                ready.append((entry, recipe))
+            except ConfigError as error:
+                if not args.all:
+                    raise
                 left_out.append(recipe.name)
-                progress.note(f"{recipe.name} is left out: {reason}")
-            else:
-                rows.append(_reproduced(entry, recipe, args, overrides, interrupt, progress))
+                progress.note(f"{recipe.name} is left out: {error}")
+        if jobs > 1 and len(ready) > 1:
+            rows, late = _side_by_side(ready, args, overrides, began, jobs, interrupt, progress)
+        else:
+            rows, late = _in_turn(ready, args, overrides, began, interrupt, progress)
+        left_out += late
     from structconv_systems.report.study import sentence
 
     if args.json:
@@ -84,6 +97,129 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
             print(f"{row['recipe']}: {sentence(row)}" + (
                 "" if learned is None else f" In training the figure of a step fell to x{learned:.2g}."))
     return 1 if any(_missed(row) for row in rows) else 0
+
+
+def _jobs(args: argparse.Namespace, recipes: Sequence[Any]) -> int:
+    """How many recipes run at a time."""
+    if args.jobs is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        threads = max(recipe.threads for recipe in recipes)
+        return max(cores // threads, 1) if all(recipe.device == "cpu" for recipe in recipes) else 1
+    if args.jobs < 1:
+        raise ConfigError("structconv reproduce", "--jobs must be at least 1", args.jobs)
+    return int(args.jobs)
+
+
+def _in_turn(ready: Sequence[tuple[Entry, Any]], args: argparse.Namespace, overrides: list[str], began: float,
+             interrupt: Interrupt, progress: Progress) -> tuple[list[dict[str, Any]], list[str]]:
+    """Reproduce one recipe after the other; return the outcomes, and the names of those without enough time."""
+    rows, left_out = [], []
+    for entry, recipe in ready:
+        left = _left(args, began)
+        if left is not None and not (_place(args, recipe) / "summary.json").is_file():
+            need = _estimate(entry, recipe, progress)
+            if need > left:
+                left_out.append(recipe.name)
+                progress.note(f"{recipe.name} is left out: it takes {need / 60:.1f} min, and {left / 60:.1f} are left")
+                continue
+        rows.append(_reproduced(entry, recipe, args, overrides, interrupt, progress))
+    return rows, left_out
+
+
+def _left(args: argparse.Namespace, began: float) -> float | None:
+    """Seconds left of ``--budget``."""
+    return None if args.budget is None else max(60 * args.budget - (time.monotonic() - began), 0.0)
+
+
+def _side_by_side(ready: Sequence[tuple[Entry, Any]], args: argparse.Namespace, overrides: list[str], began: float,
+                  jobs: int, interrupt: Interrupt, progress: Progress) -> tuple[list[dict[str, Any]], list[str]]:
+    """Reproduce `jobs` recipes at a time, each by this command in a process of its own; return the outcomes, and the
+    names of those without enough time.
+
+    A signal, or the first that fails, makes the others save and stop.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    left_out: list[str] = []
+    running: list[_Process] = []
+    failed: list[_Failed] = []
+    waiting, never, stopping = [recipe.name for _, recipe in ready], [], False
+    shared = [*overrides, *([] if args.data is None else ["--data", args.data]), "--preset", args.preset,
+              "--out", args.out, "--record", str(_record(args)), *(["--debug"] if args.debug else [])]
+    progress.phase(f"{jobs} recipes at a time")
+    progress.jobs(len(waiting))
+    try:
+        while running or waiting:
+            while waiting and len(running) < jobs:
+                left = _left(args, began)
+                budget = [] if left is None else ["--budget", str(left / 60)]
+                running.append(_Process(waiting.pop(0), [*shared, *budget], progress))
+            for process in [process for process in running if process.popen.poll() is not None]:
+                running.remove(process)
+                answer = process.answer()
+                if "outcomes" in answer:
+                    rows |= {row["recipe"]: row for row in answer["outcomes"]}
+                    left_out += answer["left_out"]
+                    progress.job_done(process.name)
+                else:
+                    failed.append(_Failed(process.name, process.popen.returncode, answer))
+            if (failed or interrupt.requested) and not stopping:
+                stopping, never, waiting = True, waiting, []
+                for process in running:
+                    process.popen.terminate()
+            time.sleep(0.1)
+    finally:
+        for process in running:
+            process.popen.kill()
+    if failed:
+        raise failed[0]
+    if never:
+        raise Interrupted(f"stopped before {never[0]}; the same command continues", Path(args.out))
+    return [rows[recipe.name] for _, recipe in ready if recipe.name in rows], left_out
+
+
+class _Process:
+    """One recipe in a process of its own; what it says is noted under its name."""
+
+    def __init__(self, name: str, words: list[str], progress: Progress) -> None:
+        self.name, self._progress, self._printed = name, progress, ""
+        self.popen = subprocess.Popen([sys.executable, "-m", "structconv", "reproduce", name, *words,
+                                       "--jobs", "1", "--json"],
+                                      stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                      encoding="utf-8", errors="replace")
+        self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read, self._forward)]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self) -> None:
+        assert self.popen.stdout is not None
+        self._printed = self.popen.stdout.read()
+
+    def _forward(self) -> None:
+        assert self.popen.stderr is not None
+        for line in self.popen.stderr:
+            self._progress.note(f"{self.name}: {line.rstrip()}")
+
+    def answer(self) -> dict[str, Any]:
+        """Return the JSON that the ended process printed last; an error if it printed nothing."""
+        for reader in self._readers:
+            reader.join()
+        lines = self._printed.splitlines()
+        answer: dict[str, Any] = json.loads(lines[-1]) if lines else {
+            "error": f"its process ended with code {self.popen.returncode}"}
+        return answer
+
+
+class _Failed(Stop):
+    """The process of a recipe ended without an outcome."""
+
+    def __init__(self, name: str, code: int, answer: Mapping[str, Any]) -> None:
+        super().__init__(f"{name}: {answer['error']}")
+        self.exit_code = EXIT_INTERRUPTED if code == -signal.SIGTERM else code if code > 0 else 1
+        self._more = {key: value for key, value in answer.items() if key not in ("error", "exit_code")}
+
+    @property
+    def details(self) -> dict[str, Any]:
+        return self._more
 
 
 def _missed(row: Mapping[str, Any]) -> bool:
@@ -116,18 +252,6 @@ def _data(folder: str | None, entry: Entry) -> list[str]:
     return [f"data={Path(folder) / entry.recipe.folder}"]
 
 
-def _obstacle(entry: Entry, recipe: Any, args: argparse.Namespace, left: float | None, progress: Progress) -> str:
-    """Why it cannot run, if so: its data is not there, or it takes more than the seconds that are left."""
-    try:
-        recipe.check()
-    except ConfigError as error:
-        return str(error)
-    if left is None or (_place(args, recipe) / "summary.json").is_file():
-        return ""
-    need = _estimate(entry, recipe, progress)
-    return "" if need <= left else f"it takes {need / 60:.1f} min, and {max(left, 0) / 60:.1f} are left"
-
-
 def _estimate(entry: Entry, recipe: Any, progress: Progress) -> float:
     """Estimate the seconds of its trainings from a few steps of the first training of each group."""
     progress.phase(f"{recipe.name}: trying a few steps")
@@ -151,8 +275,12 @@ def _reproduced(entry: Entry, recipe: Any, args: argparse.Namespace, overrides: 
     if recipe.preset == "quick" and recipe.learning:
         learned = share_left(Run.open(folder).metrics, recipe.learning, {pair[0] for pair in recipe.effect.pairs})
     row = outcome(summary, environment, recipe.overrides, command, learned)
-    record(Path(args.record) if args.record else Path(args.out) / "results.json", row)
+    record(_record(args), row)
     return row
+
+
+def _record(args: argparse.Namespace) -> Path:
+    return Path(args.record) if args.record else Path(args.out) / "results.json"
 
 
 def _place(args: argparse.Namespace, recipe: Any) -> Path:

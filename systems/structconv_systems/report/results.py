@@ -14,6 +14,7 @@ from structconv_systems.data.text import read_json
 from structconv_systems.report.study import group_rows
 from structconv_systems.train.config import written
 from structconv_systems.train.effect import LEARNED, ONE_SEED, effect_text
+from structconv_systems.train.lock import in_turn
 from structconv_systems.train.summary import counted
 
 __all__ = ["outcome", "record", "render", "render_recipe"]
@@ -65,23 +66,24 @@ def record(path: Path, row: dict[str, Any]) -> None:
     """Put an outcome into a file of JSON, in the place of the one before it, and write its pages beside it: the table,
     and a folder with a page for each recipe.
 
-    An outcome replaces another of the same recipe, preset and overrides.
+    An outcome replaces another of the same recipe, preset and overrides. Processes that record side by side take turns.
 
     Raises:
         DataError: the file holds anything else.
     """
-    known = read_json(path) if path.is_file() else []
-    if not isinstance(known, list) or not all(isinstance(row, dict) and "recipe" in row for row in known):
-        raise DataError(path, "a list of outcomes", type(known).__name__)
-    rows = sorted([*(other for other in known if _key(other) != _key(row)), row], key=_key)
-    write_atomically(path, json_text(rows, indent=1) + "\n")
-    write_atomically(path.with_suffix(".md"), render(rows, path.stem))
-    folder = path.with_suffix("")
-    folder.mkdir(exist_ok=True)
-    for name in {row["recipe"] for row in rows}:
-        page = folder / f"{name}.md"
-        text = page.read_text(encoding="utf-8") if page.is_file() else ""
-        write_atomically(page, render_recipe([row for row in rows if row["recipe"] == name], text))
+    with in_turn(path.parent):
+        known = read_json(path) if path.is_file() else []
+        if not isinstance(known, list) or not all(isinstance(row, dict) and "recipe" in row for row in known):
+            raise DataError(path, "a list of outcomes", type(known).__name__)
+        rows = sorted([*(other for other in known if _key(other) != _key(row)), row], key=_key)
+        write_atomically(path, json_text(rows, indent=1) + "\n")
+        write_atomically(path.with_suffix(".md"), render(rows, path.stem))
+        folder = path.with_suffix("")
+        folder.mkdir(exist_ok=True)
+        for name in {row["recipe"] for row in rows}:
+            page = folder / f"{name}.md"
+            text = page.read_text(encoding="utf-8") if page.is_file() else ""
+            write_atomically(page, render_recipe([row for row in rows if row["recipe"] == name], text))
 
 
 def _key(row: Mapping[str, Any]) -> tuple[str, str, str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from structconv.errors import ConfigError
 
-__all__ = ["locked"]
+__all__ = ["in_turn", "locked"]
 
 
 @contextmanager
@@ -34,3 +34,14 @@ def locked(folder: Path) -> Iterator[None]:
         file.write(f"process {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}")
         file.flush()
         yield
+
+
+@contextmanager
+def in_turn(folder: Path) -> Iterator[None]:
+    """Hold a folder, after whoever holds it now; nothing is written into it."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
