@@ -2,33 +2,76 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from structconv.bases import Dense, Mixed
+from structconv.bases import Sparse
 from structconv.derived import derived
 from structconv.errors import ConfigError, StructureError
-from structconv.mechanisms import Mechanism, Relations
 from structconv.shapes import check_positive
-from structconv.structures import KnowledgeGraph
+from structconv.structures import Graph, KnowledgeGraph
 
 __all__ = ["LARGEST", "WalkScores", "check_size"]
 
-#: Numbers that the matrices of all walks may have.
-LARGEST = 1 << 28
+#: Walks of two relations that are listed.
+LARGEST = 1 << 26
+#: Numbers in the scores that are computed at a time.
+_TABLE = 1 << 25
 
 
-def check_size(relations: int, entities: int, length: int) -> None:
-    """Raise `StructureError` if the dense matrices of all walks of up to `length` relations, K or K^2 times N^2
-    numbers, are more than `LARGEST`."""
-    numbers = relations ** length * entities ** 2
-    if numbers > LARGEST:
-        remedy = "Use a smaller graph" + (", or length=1." if length > 1 else ".")
-        raise StructureError(
-            "WalkScores", f"walks times entities squared must be at most {LARGEST:,}, {LARGEST * 4 / 2**30:,.3g} GiB",
-            f"{relations:,}{f'^{length}' if length > 1 else ''} x {entities:,}^2, {numbers * 4 / 2**30:,.3g} GiB",
-            remedy)
+def check_size(graph: KnowledgeGraph) -> None:
+    """Raise `StructureError` if a graph has more than `LARGEST` walks of two relations."""
+    ends = graph.triples[:, 2].bincount(minlength=graph.num_entities)
+    walks = int((ends * graph.triples[:, 0].bincount(minlength=graph.num_entities)).sum())
+    if walks > LARGEST:
+        raise StructureError("WalkScores", f"walks of two relations must be at most {LARGEST:,}, "
+                             f"{LARGEST * 16 / 2**30:.3g} GiB", f"{walks:,}, {walks * 16 / 2**30:,.3g} GiB",
+                             "Use a smaller graph, or length=1.")
+
+
+class _Walks(NamedTuple):
+    """Walks in the order of their ``ends``, N times the first entity plus the last; ``kind`` is i of a walk over i, and
+    K i + j of one over i and then j."""
+
+    ends: Tensor
+    kind: Tensor
+
+    def between(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the walks whose ends are from low[b] to high[b] - 1, and b of each."""
+        return _within(torch.searchsorted(self.ends, low), torch.searchsorted(self.ends, high))
+
+    def from_heads(self, heads: Tensor, kinds: int, entities: int) -> Sparse:
+        """Return the matrix (kinds, len(heads) N) of how many walks of each kind lead from which head to which tail."""
+        place, row = self.between(heads * entities, (heads + 1) * entities)
+        target = place * entities + self.ends[row] % entities
+        return Sparse(Graph(torch.stack([self.kind[row], target]), num_inputs=kinds, num_outputs=len(heads) * entities))
+
+
+def _within(begin: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+    """The numbers from begin[b] to end[b] - 1 of all b, as the b of each, and the number."""
+    count = end - begin
+    place = torch.repeat_interleave(count)
+    return place, torch.arange(len(place), device=place.device) + (end - count.cumsum(0))[place]
+
+
+def _walks(graph: KnowledgeGraph, length: int) -> _Walks:
+    """List them, of one relation or two, once for a graph."""
+    def listed() -> _Walks:
+        head, kind, tail = graph.triples.unbind(-1)
+        if length == 2:
+            check_size(graph)
+            starts, order = head.sort()
+            tail = tail.contiguous()
+            place, row = _within(torch.searchsorted(starts, tail), torch.searchsorted(starts, tail, right=True))
+            row = order[row]
+            head, kind, tail = head[place], kind[place] * graph.num_relations + kind[row], tail[row]
+        ends, order = (head * graph.num_entities + tail).sort()
+        return _Walks(ends, kind[order])
+
+    return derived(graph, ("listed walks", length), listed)
 
 
 class WalkScores(nn.Module):
@@ -46,7 +89,7 @@ class WalkScores(nn.Module):
     Calling it: a graph `with_inverses()`, in which no triple comes twice, and queries (B, 2) of a head m and a relation
     r -> scores (B, N) of all tails. With `without`, the tail n of each query, they are the scores of the graph in which
     the triple (m, r, n) and its inverse are absent: what trains then says nothing of itself. Those of heads that are
-    their own tail are as if the triple stayed. O(K^3 N^2) flops, O(K^2 N^2) memory.
+    their own tail are as if the triple stayed. With W walks of two relations O(W K) flops and O(W + B N) memory.
 
     Raises:
         StructureError: in a call, a graph of another number of relations, or too large a one.
@@ -70,19 +113,16 @@ class WalkScores(nn.Module):
         self.pairs = nn.Parameter(torch.zeros(count, count, count)) if length == 2 else None
 
     def forward(self, graph: KnowledgeGraph, queries: Tensor, without: Tensor | None = None) -> Tensor:
+        count = len(self.singles)
+        if graph.num_relations != count:
+            raise StructureError("WalkScores", f"the graph must have {count} relations", graph.num_relations)
         head, relation = queries.unbind(-1)
-        y = self.scores(graph)[relation, head]
+        y = self._scores(graph, 1, self.singles, head, relation)
+        if self.pairs is not None:
+            y = y + self._scores(graph, 2, self.pairs.flatten(0, 1), head, relation)
         if without is None:
             return y
         return y - self._of_itself(graph, head, relation, without) * (head != without).unsqueeze(-1)
-
-    def scores(self, graph: KnowledgeGraph) -> Tensor:
-        """All of them, (K, N, N)."""
-        check_size(len(self.singles), graph.num_entities, 1 if self.pairs is None else 2)
-        y = Mixed(Dense(self._relations(graph)), self.singles).dense()
-        if self.pairs is None:
-            return y
-        return y + Mixed(Dense(self._walks(graph)), self.pairs.flatten(0, 1)).dense()
 
     def learned(self, graph: KnowledgeGraph) -> tuple[list[tuple[str, str]], Tensor]:
         """The walks (i, j) that have a weight for some relation, by name, and their weights (walks, K).
@@ -102,22 +142,28 @@ class WalkScores(nn.Module):
             with torch.no_grad():
                 self.pairs.copy_(F.softshrink(self.pairs, by))
 
-    def _relations(self, graph: KnowledgeGraph) -> Tensor:
-        """A_i, (K, N, N)."""
-        count = self.singles.shape[0]
-        if graph.num_relations != count:
-            raise StructureError("WalkScores", f"the graph must have {count} relations", graph.num_relations)
-        return self._dense(graph, Relations(count, None))
+    def _scores(self, graph: KnowledgeGraph, length: int, weights: Tensor, head: Tensor, relation: Tensor) -> Tensor:
+        """Sum the weights (kinds, K) of the walks from each head, (B, N)."""
+        walks, (kinds, count), entities = _walks(graph, length), weights.shape, graph.num_entities
+        most = max(_TABLE // (entities * count), 1)
+        if most >= entities:
+            every = derived(graph, ("walks", length), lambda: walks.from_heads(
+                torch.arange(entities, device=head.device), kinds, entities))
+            return every.analysis(weights)[0].view(entities, entities, count)[head, :, relation]
+        heads, place = head.unique(return_inverse=True)
+        y, places = [], []
+        for first, some in zip(range(0, len(heads), most), heads.split(most), strict=True):
+            chosen = ((place >= first) & (place < first + most)).nonzero().squeeze(-1)
+            table = walks.from_heads(some, kinds, entities).analysis(weights)[0].view(len(some), entities, count)
+            y.append(table[place[chosen] - first, :, relation[chosen]])
+            places.append(chosen)
+        return torch.cat(y)[torch.cat(places).argsort()]
 
-    def _walks(self, graph: KnowledgeGraph) -> Tensor:
-        """A_i A_j, (K^2, N, N)."""
-        count = self.singles.shape[0]
-        return self._dense(graph, Relations(count, None) @ Relations(count, None))
-
-    def _dense(self, graph: KnowledgeGraph, mechanism: Mechanism) -> Tensor:
-        x = self.singles.detach().new_zeros(graph.num_entities, 1)
-        return derived(graph, ("walks", repr(mechanism), x.dtype, x.device), lambda: mechanism.bound(1).basis(
-            x, structure=graph).dense(x.dtype))
+    def _between(self, graph: KnowledgeGraph, weights: Tensor, head: Tensor, tail: Tensor, relation: Tensor) -> Tensor:
+        """Sum the weights (K, K) of the triples from each head to its tail, (B,)."""
+        walks, ends = _walks(graph, 1), head * graph.num_entities + tail
+        place, row = walks.between(ends, ends + 1)
+        return weights.new_zeros(len(head)).index_add(0, place, weights[walks.kind[row], relation[place]])
 
     def _of_itself(self, graph: KnowledgeGraph, head: Tensor, relation: Tensor, tail: Tensor) -> Tensor:
         """Return the part of the scores (B, N) of r from m that comes from the triples (m, r, n) and (n, r^-1, m), for
@@ -126,16 +172,17 @@ class WalkScores(nn.Module):
         Without them A_i becomes A_i - E_i, so that A_i A_j loses E_i A_j + A_i E_j - E_i E_j: the walks n -> over any j
         behind the triple, those over a loop i at m before it, and those over any other i from m to n and back.
         """
-        a_KNN, count = self._relations(graph), graph.num_entities
-        at_tail = self.singles.diagonal()[relation]
+        entities, at_tail = graph.num_entities, self.singles.diagonal()[relation]
         if self.pairs is None:
-            return F.one_hot(tail, count) * at_tail.unsqueeze(-1)
-        inverse, pairs = _inverses(graph)[relation], self.pairs
-        behind = Mixed(Dense(a_KNN), pairs.diagonal(dim1=0, dim2=2)).dense()[relation, tail]
-        at_tail = at_tail + (pairs[:, relation, relation] * a_KNN[:, head, head]).sum(0)
-        others = torch.arange(len(a_KNN), device=head.device).unsqueeze(-1) != relation
-        at_head = (pairs[:, inverse, relation] * a_KNN[:, head, tail] * others).sum(0)
-        return behind + F.one_hot(tail, count) * at_tail.unsqueeze(-1) + F.one_hot(head, count) * at_head.unsqueeze(-1)
+            return F.one_hot(tail, entities) * at_tail.unsqueeze(-1)
+        inverse, numbers = _inverses(graph), torch.arange(len(self.pairs), device=head.device)
+        behind = self._scores(graph, 1, self.pairs.diagonal(dim1=0, dim2=2), tail, relation)
+        before = self.pairs.diagonal(dim1=1, dim2=2)
+        at_tail = at_tail + self._between(graph, before, head, head, relation)
+        back = self.pairs[:, inverse, numbers] * (numbers.unsqueeze(-1) != numbers)
+        at_head = self._between(graph, back, head, tail, relation)
+        return behind + F.one_hot(tail, entities) * at_tail.unsqueeze(-1) + (
+            F.one_hot(head, entities) * at_head.unsqueeze(-1))
 
 
 def _inverses(graph: KnowledgeGraph) -> Tensor:

@@ -45,7 +45,7 @@ class WalkTask(LinkTask):
 
 def _jobs(recipe: TypedWalks, run: Run | None) -> list[Job]:
     facts = Facts.read(recipe, own_entities=False)
-    check_size(facts.graph.num_relations, facts.graph.num_entities, max(_LENGTHS.values()))
+    check_size(facts.graph)
     return [job for name, length in _LENGTHS.items()
             for job in jobs_of(recipe, name, partial(WalkTask, recipe, facts, length), WalkTask, Last)]
 

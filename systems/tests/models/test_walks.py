@@ -129,6 +129,19 @@ def test_what_does_not_fit(monkeypatch):
     with pytest.raises(StructureError, match=r"each relation must have its inverse.*with_inverses"):
         model()(strange, strange.triples[:, :2], strange.triples[:, 2])
     monkeypatch.setattr("structconv_systems.models.walks.LARGEST", 100)
-    for length, sizes in ((2, r"6\^2 x 9\^2, 1.09e-05 GiB. Use a smaller graph, or length=1."), (1, r"6 x 9\^2,")):
-        with pytest.raises(StructureError, match=rf"walks times entities squared must be at most 100, .*got {sizes}"):
-            model(length=length)(known, torch.tensor([[0, 0]]))
+    again = facts().with_inverses()
+    with pytest.raises(StructureError, match=r"walks of two relations must be at most 100, .*Use a smaller graph"):
+        model()(again, torch.tensor([[0, 0]]))
+    assert model(length=1)(again, torch.tensor([[0, 0]])).shape == (1, N)
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_a_graph_too_large_for_the_scores_of_all_pairs_has_the_same_scores_and_gradients(monkeypatch, heads):
+    results = []
+    for _ in range(2):
+        known, scores = facts().with_inverses(), model()
+        y = scores(known, known.triples[:, :2], known.triples[:, 2])
+        y.square().sum().backward()
+        results.append((y.detach(), scores.singles.grad, scores.pairs.grad))
+        monkeypatch.setattr("structconv_systems.models.walks._TABLE", heads * N * 2 * K)
+    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
