@@ -1,5 +1,5 @@
-"""Classes of entities without features by R-GCN (Schlichtkrull et al. 2018, section 5.1), beside the same network over
-the graph without the types of its relations."""
+"""Classes of entities without features by R-GCN (Schlichtkrull et al. 2018, section 5.1), with and without dropout of
+relations, beside the same network over the graph without the types of its relations."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from structconv.structures import KnowledgeGraph
 from structconv_systems.data.knowledge import Classes, read_classes
 from structconv_systems.models.rgcn import EntityClassifier
 from structconv_systems.recipes.options.knowledge import RGCNEntities
+from structconv_systems.train.batches import generator
 from structconv_systems.train.loop import Schedule, Task
 from structconv_systems.train.parts import Parts
 from structconv_systems.train.run import Run
@@ -23,14 +24,18 @@ from structconv_systems.train.study import Job, Study
 
 __all__ = ["RUNNER", "EntityTask", "without_types"]
 
-_UNTYPED = "without-types"
+_DROPPED, _UNTYPED = "relation-dropout", "without-types"
 
 
 class EntityTask(Task):
     """Full-batch classification: a step is an epoch, and all training entities train, as the published code has it; the
-    number of epochs is the paper's, so that nothing is chosen by looking at others."""
+    number of epochs is the paper's, so that nothing is chosen by looking at others.
 
-    def __init__(self, recipe: RGCNEntities, data: Classes) -> None:
+    With `drop_relations` each step leaves out the triples of each relation, both ways, with that probability.
+    """
+
+    def __init__(self, recipe: RGCNEntities, data: Classes, seed: int = 0, drop_relations: float = 0.0) -> None:
+        self.drop_relations, self.seed = drop_relations, seed
         self.graph, self.nodes, self.labels = data.graph, Parts(data.nodes), Parts(data.labels)
         self.model = EntityClassifier(self.graph, recipe.hidden, len(data.classes), num_bases=recipe.bases or None,
                                       dropout=recipe.dropout)
@@ -42,7 +47,7 @@ class EntityTask(Task):
     def train_step(self, step: int) -> dict[str, float]:
         self.model.train()
         self.optimizer.zero_grad()
-        loss, accuracy = self._measured("train")
+        loss, accuracy = self._measured("train", self._some_relations(step) if self.drop_relations else self.graph)
         loss.backward()
         self.optimizer.step()
         return {"loss": loss.item(), "accuracy": accuracy}
@@ -55,10 +60,17 @@ class EntityTask(Task):
     def test(self) -> dict[str, float]:
         """Accuracy of the test entities, in percent."""
         self.model.eval()
-        return {"test_accuracy": self._measured("test")[1]}
+        return {"test_accuracy": self._measured("test", self.graph)[1]}
 
-    def _measured(self, part: str) -> tuple[Tensor, float]:
-        logits, labels = self.model(self.graph)[self.nodes[part]], self.labels[part]
+    def _some_relations(self, step: int) -> KnowledgeGraph:
+        """Draw the graph of a step."""
+        graph, count = self.graph, self.graph.num_relations // 2  # the others are their inverses
+        stays = torch.rand(count, generator=generator(self.seed, step)) >= self.drop_relations
+        triples = graph.triples[stays.to(graph.triples.device)[graph.triples[:, 1] % count]]
+        return KnowledgeGraph(triples, graph.num_entities, graph.relations)
+
+    def _measured(self, part: str, graph: KnowledgeGraph) -> tuple[Tensor, float]:
+        logits, labels = self.model(graph)[self.nodes[part]], self.labels[part]
         return F.cross_entropy(logits, labels), 100 * float((logits.argmax(-1) == labels).double().mean())
 
 
@@ -72,10 +84,12 @@ def without_types(graph: KnowledgeGraph) -> KnowledgeGraph:
 def _jobs(recipe: RGCNEntities, run: Run | None) -> list[Job]:
     data = read_classes(*(recipe.path(name) for name in (recipe.facts, recipe.train, recipe.test)), leaks=recipe.leaks)
     graph = data.graph.with_inverses()
-    graphs = {recipe.name: graph, _UNTYPED: without_types(graph)}
-    return [Job(name=f"{name}/seed-{seed}", make=partial(EntityTask, recipe, replace(data, graph=known)),
-                schedule=partial(_schedule, recipe, seed)) for name, known in graphs.items()
-            for seed in range(recipe.seeds)]
+    groups = {recipe.name: (graph, 0.0), _DROPPED: (graph, recipe.relation_dropout),
+              _UNTYPED: (without_types(graph), 0.0)}
+    return [Job(name=f"{name}/seed-{seed}",
+                make=partial(EntityTask, recipe, replace(data, graph=known), seed, dropped),
+                schedule=partial(_schedule, recipe, seed))
+            for name, (known, dropped) in groups.items() for seed in range(recipe.seeds)]
 
 
 def _schedule(recipe: RGCNEntities, seed: int) -> Schedule:

@@ -10,7 +10,10 @@ import torch
 
 from structconv.cli import main
 from structconv.structures import KnowledgeGraph
-from structconv_systems.recipes.rgcn_entities import without_types
+from structconv_systems.data.knowledge import Classes
+from structconv_systems.recipes.options.knowledge import RGCNEntities
+from structconv_systems.recipes.rgcn_entities import EntityTask, without_types
+from structconv_systems.train.parts import final_evaluation
 from systems.tests.recipes.runs import check_laws, evaluated
 
 TINY = ["steps=4", "validate_every=2", "checkpoint_every=2", "seeds=1", "batch_size=4"]
@@ -90,13 +93,31 @@ def test_a_model_of_entities_knows_no_others(runs, data, capsys):
 def test_what_is_compared(runs):
     groups = {name: list(summary(run)["groups"]) for name, run in runs.items()}
     assert groups == {"rgcn-links": ["rgcn", "distmult", "distmult-tuned"], "walks": ["walks", "relations"],
-                      "rgcn-entities": ["rgcn-entities", "without-types"]}
+                      "rgcn-entities": ["rgcn-entities", "relation-dropout", "without-types"]}
 
 
 def test_a_graph_without_types_joins_each_pair_once():
     graph = KnowledgeGraph(torch.tensor([[0, 0, 1], [0, 1, 1], [2, 1, 0]]), 3, ("likes", "knows"))
     plain = without_types(graph)
     assert plain.triples.tolist() == [[0, 0, 1], [2, 0, 0]] and plain.relations == ("related",)
+
+
+def test_relations_are_left_out_both_ways_in_training_alone():
+    own = KnowledgeGraph(torch.tensor([[m, k, (m + k + 1) % 9] for m in range(9) for k in range(4)]), 9, tuple("abcd"))
+    nodes, labels = (dict.fromkeys(("train", "test"), torch.arange(9) % cut) for cut in (9, 2))
+    data = Classes(graph=own.with_inverses(), nodes=nodes, labels=labels, classes=("0", "1"))
+    task = EntityTask(RGCNEntities(data="."), data, seed=1, drop_relations=0.4)
+    asked = []
+    task.model.register_forward_pre_hook(lambda model, args: asked.append(args[0].triples))
+    for step in range(30):
+        task.train_step(step)
+    sizes = {len(triples) for triples in asked}
+    assert sizes <= {18 * count for count in range(5)} and len(sizes) > 2
+    assert all(torch.equal(triples[:, 1].bincount(minlength=8)[:4], triples[:, 1].bincount(minlength=8)[4:])
+               for triples in asked)
+    with final_evaluation():
+        task.test()
+    assert torch.equal(asked[-1], data.graph.triples)
 
 
 def test_walks_are_named_and_drawn(runs):

@@ -36,6 +36,8 @@ class RGCNEntities(InFolder):
     hidden: int = option(16, "channels between the two layers", minimum=1)
     bases: int = option(0, "bases of the second layer's weights; 0: a matrix for each relation", minimum=0)
     dropout: float = option(0.0, "share of hidden units dropped", minimum=0, below=1)
+    relation_dropout: float = option(0.4, "share of relations left out of each step in the group relation-dropout",
+                                     minimum=0, below=1)
     epochs: int = option(50, "steps, each over all training entities", minimum=1)
     learning_rate: float = option(0.01, "learning rate of Adam", minimum=0)
     weight_decay: float = option(0.0, "L2 penalty of the first layer", minimum=0)
