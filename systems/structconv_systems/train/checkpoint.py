@@ -77,7 +77,8 @@ class Checkpoints:
         self.keep = keep
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint, put it in place, remove the oldest; returns its folder."""
+        """Write a checkpoint, put it in place, remove the oldest, and those of later steps, which training has left:
+        corrupt ones, or the final one of a training that goes on. Returns its folder."""
         name = _name(checkpoint.step, checkpoint.final)
         partial, place = self.folder / f".{name}.partial", self.folder / name
         shutil.rmtree(partial, ignore_errors=True)
@@ -87,14 +88,11 @@ class Checkpoints:
             shutil.rmtree(place)
         os.replace(partial, place)
         flush_folder(self.folder)
-        for old in self.files()[:-self.keep]:
-            shutil.rmtree(old)
+        files = self.files()
+        last = files.index(place) + 1
+        for other in (*files[:max(last - self.keep, 0)], *files[last:]):
+            shutil.rmtree(other)
         return place
-
-    def reopen(self, checkpoint: Checkpoint) -> None:
-        """Put this one in the place of the final one, whose training goes on."""
-        self.save(checkpoint)
-        shutil.rmtree(self.folder / _name(checkpoint.step, True))
 
     def files(self) -> list[Path]:
         """The folders of the checkpoints, oldest first, unverified."""

@@ -16,6 +16,7 @@ REPRODUCED, PARTLY, NOT_SHOWN = "reproduced", "partly", "not shown"
 NO_BASELINE = "no baseline is trained beside it"
 ONE_SEED = "one seed has no interval"
 _LEFT_OUT = "its groups were not trained"
+_NO_RATIO = "a figure is 0, and has no ratio"
 _LEVEL = 0.95
 #: A model has learned if the figure of its training steps fell below this share.
 LEARNED = 0.9
@@ -26,7 +27,8 @@ class Contrast:
     """A measured effect.
 
     Attributes:
-        value: mean over seeds, None if its groups were not trained. low, high: its interval, None for one seed.
+        value: mean over seeds, None if its groups were not trained or have no ratio. low, high: its interval, None for
+            one seed.
         state: "reproduced", "partly" or "not shown". reason: why it is not shown, empty otherwise.
 
     Example:
@@ -102,6 +104,8 @@ class Effect:
         pairs = [pair for pair in self.pairs if set(pair) <= groups.keys()]
         if not pairs:
             return Contrast(value=None, reason=_LEFT_OUT)
+        if self.ratio and not all(figure > 0 for pair in pairs for name in pair for figure in groups[name]):
+            return Contrast(value=None, reason=_NO_RATIO)
         seeds = max(len(groups[name]) for pair in pairs for name in pair)
         gains = [min(self._gain(*(_at(groups[name], seed) for name in pair)) for pair in pairs)
                  for seed in range(seeds)]

@@ -241,7 +241,7 @@ def fit(make: Callable[[], Task], schedule: Schedule, *, run: Run, job: str, int
     if saved is not None:
         training.restore(saved)
         if finished:
-            checkpoints.reopen(saved)
+            checkpoints.save(saved)
     run.metrics.truncate(job, training.step)
     progress.job(job, schedule.steps)
     with factories_on(schedule.device):

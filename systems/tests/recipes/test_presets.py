@@ -81,6 +81,13 @@ def test_the_effect_is_the_least_over_pairs_with_its_interval():
     assert effect.measured({"a": [1.0]}).value is None
 
 
+def test_errors_of_zero_have_no_ratio_and_show_nothing():
+    effect = Effect(claim="error", figure="test_rmse", pairs=(("a", "b"),), ratio=True, higher=False, published=2.0)
+    for figures in ({"a": [0.0, 1.0], "b": [1.0, 2.0]}, {"a": [1.0], "b": [0.0]}):
+        actual = effect.measured(figures)
+        assert (actual.value, actual.state) == (None, NOT_SHOWN) and "a figure is 0" in actual.reason
+
+
 @pytest.mark.parametrize(("name", "figure"), [("cora-gcn", "70.3"), ("cora-cheb", "69.6"), ("cora-gat", "72.5")])
 def test_the_published_figure_is_that_of_the_data_set(name, figure):
     kind = RECIPES[name].recipe

@@ -70,6 +70,18 @@ def test_the_last_two_are_kept_and_final_comes_last(tmp_path):
     assert checkpoints.latest(pytest.fail).final
 
 
+def test_those_that_training_left_behind_are_removed_before_those_that_it_wrote(tmp_path):
+    """Both were corrupt, and training began anew."""
+    checkpoints = Checkpoints(tmp_path)
+    for step in (100, 150):
+        (checkpoints.save(at(step)) / "weights.safetensors").unlink()
+    assert checkpoints.latest(lambda text: None) is None
+    for step in (60, 80, 90):
+        checkpoints.save(at(step))
+        assert checkpoints.latest(pytest.fail).step == step
+    assert [place.name for place in checkpoints.files()] == ["step-00000080", "step-00000090"]
+
+
 @pytest.mark.parametrize("name", ["weights.safetensors", "state.safetensors", "state.json"])
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
 def test_a_corrupt_one_is_named_and_the_one_before_is_used(tmp_path, name, damage):
