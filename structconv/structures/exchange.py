@@ -1,4 +1,4 @@
-"""`Exchange`: graphs from and to NetworkX, pandas, SciPy, torch's sparse tensors and PyTorch Geometric's data."""
+"""`Exchange`: graphs from and to NetworkX, pandas, SciPy, torch's sparse tensors, PyTorch Geometric's data and DGL."""
 
 from __future__ import annotations
 
@@ -294,6 +294,68 @@ class Exchange:
         return result
 
     @classmethod
+    def from_dgl(cls, graph: Any, weight: str = "weight", attr: str = "edge_attr") -> Self:
+        """From a DGL graph with one type of edges; DGL itself is not imported. Tensors of edges are shared.
+
+        Edges come in the order of their numbers. `graph.edata[weight]`, if there, becomes `edge_weight`, and
+        `graph.edata[attr]` becomes `edge_attr`. A graph between two types of nodes is bipartite; one that
+        `dgl.batch` made is a `batch`, whose samples stay separate. Of a graph with several types of edges give one:
+        `Graph.from_dgl(graph["follows"])`.
+
+        Raises:
+            StructureError: there are several types of edges, or a batch is bipartite.
+        """
+        kinds = graph.canonical_etypes
+        if len(kinds) != 1:
+            raise StructureError("Graph.from_dgl", "the graph must have one type of edges", kinds,
+                                 f"Give one of them: graph[{kinds[0][1]!r}]." if kinds else "")
+        source, _, target = kinds[0]
+        samples = None
+        if graph.batch_size > 1:
+            if source != target:
+                raise StructureError("Graph.from_dgl", "a batch must be of one type of nodes", (source, target),
+                                     "Convert the graphs of dgl.unbatch(graph), then structconv.batch them.")
+            samples = MAKERS["samples"](graph.batch_num_nodes())
+        weights = graph.edata.get(weight)
+        if weights is not None and not weights.is_floating_point():
+            weights = weights.to(torch.get_default_dtype())
+        return cls(torch.stack(graph.edges(order="eid")), num_inputs=graph.num_nodes(source),
+                   num_outputs=graph.num_nodes(target), edge_weight=weights, edge_attr=graph.edata.get(attr),
+                   samples=samples)
+
+    def to_dgl(self, weight: str = "weight", attr: str = "edge_attr") -> Any:
+        """To a `dgl.DGLGraph`; needs dgl. Edges keep their order; tensors of edges are shared.
+
+        A bipartite graph has node types "inputs" and "outputs". A batch becomes a batch of DGL.
+
+        Raises:
+            StructureError: weights are (B, E), one set for each sample; a batch is bipartite, or the edges of its
+                samples do not follow one another.
+        """
+        library = require("dgl", "Graph.to_dgl", "")
+        edges = tuple(self.edge_index)
+        if self.num_inputs == self.num_outputs:
+            graph = library.graph(edges, num_nodes=self.num_inputs)
+        else:
+            graph = library.heterograph({("inputs", "to", "outputs"): edges},
+                                        {"inputs": self.num_inputs, "outputs": self.num_outputs})
+        if self.edge_weight is not None:
+            self._weights(None)
+            graph.edata[weight] = self.edge_weight
+        if self.edge_attr is not None:
+            graph.edata[attr] = self.edge_attr
+        if self.samples is not None:
+            sizes, device = self.samples.sizes()[0], self.edge_index.device
+            owner = self.samples.members(device)[0][self.edge_index[0].long()]
+            if self.num_inputs != self.num_outputs or bool((owner.diff() < 0).any()):
+                raise StructureError("Graph.to_dgl", "a batch must be square, the edges of a sample after those before",
+                                     "one that is bipartite" if self.num_inputs != self.num_outputs else "others",
+                                     "Convert each graph, then dgl.batch them.")
+            graph.set_batch_num_nodes(torch.tensor(sizes, device=device))
+            graph.set_batch_num_edges(owner.bincount(minlength=len(sizes)))
+        return graph
+
+    @classmethod
     def _from_matrix(cls, index: Tensor, weight: Tensor | None, inputs: int, outputs: int) -> Self:
         if weight is not None and not weight.is_floating_point():
             weight = weight.to(torch.get_default_dtype())
@@ -310,13 +372,14 @@ class Exchange:
 
 
 def require(module: str, owner: str, extra: str = "graph") -> Any:
-    """Import a module of an extra of the package, or raise `ConfigError` with the command that installs it."""
+    """Import a module, of an extra of the package or of none, or raise `ConfigError` with the command to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
+        wanted = f"'structconv[{extra}]'" if extra else package
         raise ConfigError(owner, f"{package} must be installed", str(error),
-                          f"Install it with: pip install 'structconv[{extra}]'.") from error
+                          f"Install it with: pip install {wanted}.") from error
 
 
 def samples_of(data: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 import warnings
@@ -10,9 +11,10 @@ import pytest
 import torch
 
 from structconv.errors import ConfigError, StructureError
-from structconv.mechanisms import STRUCTURE, DotProduct
+from structconv.mechanisms import STRUCTURE, Adjacency, DotProduct
 from structconv.nn import Conv
 from structconv.structures import Graph, KnowledgeGraph, batch
+from structconv.weights import Eye
 
 INDEX = torch.tensor([[2, 0, 1, 0], [1, 2, 0, 1]])
 WEIGHT = torch.tensor([1.0, 2.0, 3.0, 4.0])
@@ -260,3 +262,68 @@ def test_a_heterogeneous_graph_is_a_graph_for_each_type_of_edges():
     name = "paper__cites__paper"
     mechanism = DotProduct(2, 4).scaled().masked(keep=STRUCTURE).softmax().on(name)
     assert Conv(mechanism, 4, 4)(data["paper"].x, structure={name: graphs[name]}).shape == (2, 4)
+
+
+DGL_GRAPHS = PANDAS_GRAPHS | {
+    "int32": lambda: Graph(INDEX.int(), num_nodes=5),
+    "batch with weights": lambda: batch([Graph(INDEX, num_nodes=4, edge_weight=WEIGHT, edge_attr=torch.randn(4, 2)),
+                                         Graph(INDEX[:, :0], num_nodes=2, edge_weight=WEIGHT[:0],
+                                               edge_attr=torch.randn(0, 2)),
+                                         Graph(INDEX, num_nodes=3, edge_weight=-WEIGHT, edge_attr=torch.randn(4, 2))])}
+
+
+def imported_dgl():
+    """DGL, which writes a file into the home folder unless its backend is named."""
+    os.environ.setdefault("DGLBACKEND", "pytorch")
+    return pytest.importorskip("dgl", reason="dgl is in the extra `tools` on Linux, x86-64, Python 3.11")
+
+
+@pytest.mark.parametrize("name", DGL_GRAPHS)
+def test_dgl_and_back_loses_nothing(name):
+    imported_dgl()
+    graph = DGL_GRAPHS[name]()
+    other = graph.to_dgl()
+    assert other.num_edges() == graph.num_edges
+    back = Graph.from_dgl(other)
+    assert (back.num_inputs, back.num_outputs) == (graph.num_inputs, graph.num_outputs)
+    assert torch.equal(back.edge_index, graph.edge_index) and back.edge_index.dtype == graph.edge_index.dtype
+    for field in ("edge_weight", "edge_attr"):
+        own, actual = getattr(graph, field), getattr(back, field)
+        assert (own is None and actual is None) or torch.equal(own, actual)
+    sizes = None if graph.samples is None else graph.samples.sizes()
+    assert sizes == (None if back.samples is None else back.samples.sizes())
+
+
+def test_dgl_of_several_graphs_and_of_several_types():
+    dgl = imported_dgl()
+    edges = (torch.tensor([0, 1]), torch.tensor([1, 0]))
+    typed = dgl.heterograph({("user", "follows", "user"): edges, ("user", "likes", "item"): edges},
+                            {"user": 3, "item": 2})
+    with pytest.raises(StructureError, match=r"one type of edges.*graph\['follows'\]"):
+        Graph.from_dgl(typed)
+    assert repr(Graph.from_dgl(typed["follows"])) == "Graph(M=3, N=3, E=2, int64)"
+    assert repr(Graph.from_dgl(typed["likes"])) == "Graph(M=3, N=2, E=2, int64)"
+    both = dgl.batch([dgl.graph(edges, num_nodes=2), dgl.graph(edges, num_nodes=4)])
+    assert Graph.from_dgl(both).samples.sizes()[0] == [2, 4]
+    again = dgl.unbatch(Graph.from_dgl(both).to_dgl())
+    assert [graph.num_nodes() for graph in again] == [2, 4] and [graph.num_edges() for graph in again] == [2, 2]
+    turned = batch([Graph(INDEX, num_nodes=4), Graph(INDEX, num_nodes=3)])
+    turned = Graph(turned.edge_index.flip(1), num_nodes=7, samples=turned.samples)
+    with pytest.raises(StructureError, match=r"dgl\.batch them"):
+        turned.to_dgl()
+
+
+@pytest.mark.parametrize("bipartite", [False, True])
+def test_a_layer_over_a_graph_of_dgl_has_the_sums_of_dgl(bipartite):
+    dgl = imported_dgl()
+    from dgl import function
+
+    edges = (torch.tensor([0, 2, 1, 2]), torch.tensor([1, 1, 0, 0]))
+    other = dgl.heterograph({("a", "to", "b"): edges}, {"a": 3, "b": 2}) if bipartite else dgl.graph(edges, num_nodes=3)
+    other.edata["w"] = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    x = torch.randn(3, 5)
+    other.srcdata["x"] = x
+    other.update_all(function.u_mul_e("x", "w", "m"), function.sum("m", "y"))
+    layer = Conv(Adjacency(normalize=None), 5, 5, weight=Eye(), bias=False)
+    y = layer(x, structure=Graph.from_dgl(other, weight="w"))
+    torch.testing.assert_close(y, other.dstdata["y"])
