@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from structconv.structures.exchange import require
-
 __all__ = ["are_trees", "best_trees"]
-
-#: Edges of a word with which the search for a tree begins.
-FEW = 4
 
 
 def best_trees(scores: Tensor, lengths: Tensor) -> Tensor:
@@ -26,11 +23,8 @@ def best_trees(scores: Tensor, lengths: Tensor) -> Tensor:
     Returns:
         (B, N) integers, on the CPU: 0 for the root, else the number of the head from 1 on; 0 in padding.
 
-    If the best heads of all words form a tree, it is the result; otherwise networkx finds the tree (Chu and Liu 1965;
-    Edmonds 1967), in about 20 ms for a sentence of UD English with untrained scores.
-
-    Raises:
-        ConfigError: networkx is needed and is not installed.
+    If the best heads of all words form a tree, it is the result; otherwise cycles are contracted (Chu and Liu 1965;
+    Edmonds 1967).
 
     Example:
 
@@ -70,32 +64,53 @@ def are_trees(heads: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _best_tree(scores: Tensor) -> Tensor:
-    """Return the heads of one sentence from its scores (N + 1, N).
-
-    The regret of an edge is its distance to the best edge of its word, and a tree loses the sum of its regrets. A tree
-    over the few best edges of each word thus bounds the others: no edge with a greater regret can be in a better tree.
-    """
-    scores = scores.clone()
-    scores[1:].fill_diagonal_(-math.inf)
-    regrets = scores.amax(0) - scores
-    few = (regrets <= regrets.kthvalue(min(FEW, len(scores)), 0).values) & scores.isfinite()
-    tree = _arborescence(scores, few)
-    lost = math.inf if int((tree == 0).sum()) > 1 else float(regrets.gather(0, tree.unsqueeze(0)).sum()) * (1 + 1e-9)
-    left = (regrets <= lost) & scores.isfinite()
-    return tree if bool((few | ~left).all()) else _arborescence(scores, left)
+    """Return the heads of one sentence from its scores (N + 1, N)."""
+    count = len(scores)
+    table = np.full((count, count), -np.inf)
+    table[:, 1:] = scores.numpy()
+    np.fill_diagonal(table, -np.inf)
+    numbers = table[np.isfinite(table)]
+    table[0] -= count * (numbers.max() - numbers.min()) + 1  # an edge from the root costs more than others can gain
+    return torch.from_numpy(_arborescence(table)[1:])
 
 
-def _arborescence(scores: Tensor, edges: Tensor) -> Tensor:
-    """The heads in the best tree of these edges, and all from the root. One of those costs more than all others can
-    gain, so that there is one where that can be."""
-    networkx: Any = require("networkx", "best_trees")
-    numbers = scores[scores.isfinite()]
-    costs = len(scores) * float(numbers.max() - numbers.min()) + 1
-    scores, edges = scores.clone(), edges.clone()
-    scores[0] -= costs
-    edges[0] = True
-    graph = networkx.DiGraph()
-    graph.add_weighted_edges_from(zip(*(edges.nonzero() + torch.tensor([0, 1])).T.tolist(), scores[edges].tolist(),
-                                      strict=True))
-    heads = {word: head for head, word in networkx.maximum_spanning_arborescence(graph).edges}
-    return torch.tensor([heads[n + 1] for n in range(scores.shape[1])])
+def _arborescence(table: NDArray[Any]) -> NDArray[Any]:
+    """Return the heads (N) in the best tree below entry 0 by scores (N, N) of heads and entries: contract each cycle of
+    best heads into one entry, and open it again where the tree enters it. O(N^2) for each cycle."""
+    contracted = []
+    while True:
+        heads = table.argmax(0)
+        heads[0] = 0
+        cycle = np.array(_cycle(heads.tolist()))
+        if not cycle.size:
+            break
+        others = np.setdiff1d(np.arange(len(table)), cycle)
+        enters = table[np.ix_(others, cycle)] - table[heads[cycle], cycle]
+        leaves = table[np.ix_(cycle, others)]
+        contracted.append((heads, cycle, others, enters.argmax(1), leaves.argmax(0)))
+        table = np.block([[table[np.ix_(others, others)], enters.max(1)[:, None]],
+                          [leaves.max(0), np.array(-np.inf)]])
+    for inner, cycle, others, entered, left in reversed(contracted):
+        opened = inner.copy()
+        opened[cycle[entered[heads[-1]]]] = others[heads[-1]]
+        inside = heads[:-1] == len(others)
+        opened[others] = np.where(inside, cycle[left], others[np.where(inside, 0, heads[:-1])])
+        heads = opened
+    return heads
+
+
+def _cycle(heads: list[int]) -> list[int]:
+    """Return the entries of a cycle of heads, if there is one beside that of 0 with itself."""
+    seen = [-1] * len(heads)
+    seen[0] = 0
+    for start in range(1, len(heads)):
+        at = start
+        while seen[at] < 0:
+            seen[at] = start
+            at = heads[at]
+        if seen[at] == start:
+            cycle = [at]
+            while (at := heads[at]) != cycle[0]:
+                cycle.append(at)
+            return cycle
+    return []

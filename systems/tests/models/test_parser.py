@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-import sys
 
 import pytest
 import torch
 
-from structconv.errors import ConfigError
-from structconv_systems.models import trees as trees_module
 from structconv_systems.models.parser import Parser, at_heads, dropped_parts
 from structconv_systems.models.trees import are_trees, best_trees
 from systems.tests.models.sequences import batch, check_learns, check_saved
@@ -150,14 +147,31 @@ def test_parts_of_a_word_make_up_for_each_other():
 
 @pytest.mark.parametrize("spread", [0.3, 3.0])
 @pytest.mark.parametrize("length", [1, 2, 3, 6])
-def test_the_best_tree_of_all(length, spread, monkeypatch):
-    """Also where the search begins with fewer edges than a tree takes."""
-    monkeypatch.setattr(trees_module, "FEW", 1 if spread < 1 else 4)
+def test_the_best_tree_of_all(length, spread):
     torch.manual_seed(length)
     scores = spread * torch.randn(12, length + 1, length)
     actual = best_trees(scores, torch.full((12,), length))
     for i in range(12):
         assert torch.equal(actual[i], best_by_hand(scores[i].double()))
+
+
+def test_the_best_tree_of_longer_sentences_is_that_of_networkx():
+    networkx = pytest.importorskip("networkx")
+    torch.manual_seed(0)
+    scores = torch.randn(20, 19, 18).double()
+    scores[:10, 1:] += 2 * scores[:10, 1:].abs().cumsum(1) % 1  # some with long cycles
+    for own in scores:
+        graph = networkx.DiGraph()
+        graph.add_weighted_edges_from((m, n + 1, float(own[m, n]) - 1e3 * (m == 0))
+                                      for m in range(19) for n in range(18) if m != n + 1)
+        tree = {n: m for m, n in networkx.maximum_spanning_arborescence(graph).edges}
+        assert best_trees(own[None], torch.tensor([18]))[0].tolist() == [tree[n + 1] for n in range(18)]
+
+
+def test_a_sentence_of_a_thousand_words_has_a_tree():
+    torch.manual_seed(0)
+    heads = best_trees(torch.randn(1, 1001, 1000), torch.tensor([1000]))
+    assert are_trees(heads, torch.tensor([1000])).all()
 
 
 def test_one_word_is_below_the_root_though_more_would_score_higher():
@@ -183,12 +197,3 @@ def test_trees_of_padded_sentences_are_those_alone():
     ([0, 2, 1], False)])
 def test_what_is_a_tree(heads, tree):
     assert are_trees(torch.tensor([heads]), torch.tensor([3])).item() is tree
-
-
-def test_greedy_trees_need_no_library(monkeypatch):
-    monkeypatch.setitem(sys.modules, "networkx", None)
-    scores = torch.zeros(1, 3, 2)
-    scores[0, 0, 0] = scores[0, 1, 1] = 1
-    assert best_trees(scores, torch.tensor([2])).tolist() == [[0, 1]]
-    with pytest.raises(ConfigError, match="networkx"):
-        best_trees(scores.flip(1), torch.tensor([2]))
