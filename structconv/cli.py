@@ -25,9 +25,17 @@ _DESCRIPTION = "Convolution and attention as one operator: y = sum_k A_k^T x The
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
+    """A parser whose errors are one line, and an object for programs where the words have ``--json``."""
+
+    _words: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._words = sys.argv[1:] if args is None else list(args)
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
+        if "--json" in self._words:
+            print_json({"error": message, "exit_code": 2})
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 

@@ -55,6 +55,17 @@ def test_list_is_readable_by_programs(capsys, single):
     assert "structconv show shift" in {line["command"] for line in lines}
 
 
+@pytest.mark.parametrize("words", [["plan"], ["nothing"], ["show", "shift", "--dpi", "high"], ["list", "--nothing"]])
+def test_words_that_do_not_fit_are_an_object_for_programs(words, capsys):
+    for given in (words, [*words, "--json"]):
+        assert main(given) == 2
+        captured = capsys.readouterr()
+        assert captured.err.startswith("structconv") and captured.err.count("\n") == 1
+        assert bool(captured.out) == (given is not words)
+    answer = json.loads(captured.out)
+    assert answer["exit_code"] == 2 and answer["error"] in captured.err
+
+
 @pytest.mark.parametrize("words", [["compare", "digits"], ["train", "cora-gat", "--help"], ["resume", "run"],
                                    ["sample"], ["reproduce", "--all", "--json"]])
 def test_a_verb_of_systems_names_the_distribution_to_install(words, capsys, single):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -105,6 +106,7 @@ def test_parts_are_different_simulations_within_one():
     recipe = RelationalInference(**SMALL)
     motion = Motion.simulated(recipe)
     assert Motion.simulated(recipe.as_paper()).states["train"].abs().amax() == 1
+    assert [dataclasses.replace(recipe, times=times).as_paper().horizon for times in (5, 9, 12)] == [4, 8, 10]
     assert motion.states["train"][..., :2].square().mean() == pytest.approx(1, rel=0.1)
     assert motion.states["test"].shape == (10, 24, 5, 4)
     assert not torch.equal(motion.states["val"], motion.states["test"][:, :12])

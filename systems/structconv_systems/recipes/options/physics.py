@@ -80,7 +80,8 @@ class RelationalInference(Trained):
 
     def as_paper(self) -> Self:
         """The paper's networks with the same data, batches and steps, of one seed."""
-        return dataclasses.replace(self, **_PAPER, seeds=1)
+        horizon = min(_PAPER["horizon"], self.times - 1)
+        return dataclasses.replace(self, **{**_PAPER, "horizon": horizon}, seeds=1)
 
     @property
     def expected(self) -> Effect:
