@@ -14,7 +14,7 @@ from structconv.errors import ConfigError, ShapeError, text_of
 __all__ = ["NO_TENSORS", "Shape", "alike", "broadcast", "check_alike", "check_choice", "check_device", "check_divides",
            "check_entries", "check_finite", "check_leads", "check_natural", "check_not_traced", "check_number",
            "check_positive", "check_seed", "check_tensor", "concatenate", "converted", "goes_into", "layout_hint",
-           "mixes", "total"]
+           "leads_fit", "mixes", "total"]
 
 Shape = tuple[int, ...]
 #: Types of arguments that are mistaken for tensors; a class may also hold a stand-in for a tensor.
@@ -99,12 +99,17 @@ def check_entries(owner: str, x: Tensor, *, entries: int | None = None, channels
 
 def check_leads(owner: str, x: Tensor, z: Tensor, *, name: str = "x", other_name: str = "z") -> None:
     """Raise `ShapeError` unless the leading dimensions of x and z broadcast."""
-    try:
-        broadcast(x.shape[:-2], z.shape[:-2])
-    except RuntimeError:
+    if not leads_fit(x, z):
         expected = f"leading dimensions of {other_name} must broadcast with those of {name}, {text_of(x.shape[:-2])}"
-        raise ShapeError(owner, expected,
-                         tuple(z.shape), "Both are of one batch.") from None
+        raise ShapeError(owner, expected, tuple(z.shape), "Both are of one batch.")
+
+
+def leads_fit(x: Tensor, z: Tensor) -> bool:
+    """Return True if the leading dimensions of x and z broadcast; a compiler cannot catch torch's error."""
+    for own, other in zip(x.shape[-3::-1], z.shape[-3::-1], strict=False):
+        if own != other and own != 1 and other != 1:
+            return False
+    return True
 
 
 def check_not_traced(*sizes: object) -> None:

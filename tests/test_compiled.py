@@ -15,6 +15,7 @@ from structconv.mechanisms import (
     DotProduct,
     EdgeBias,
     Given,
+    Identity,
     Incidence,
     LearnedEncoding,
     RelativeBias,
@@ -163,7 +164,14 @@ def test_attributes_of_edges_compile_with_dynamic_sizes(layer):
     (LearnedEncoding(9, 6), (torch.randn(6),), r"x must have shape \(..., M, P=6\); got \(6,\)"),
     (LearnedEncoding(9, 6), (torch.randn(9, 6), 3), r"positions must be in \[0, length=9\); got 3 to 11"),
     (Conv(DotProduct(dim=3).masked(keep=STRUCTURE).softmax(), 6, 4),
-     (torch.randn(9, 6), DenseMask(torch.ones(9, 8, dtype=torch.bool))), r"pairs must have shape .*; got \(9, 8\)")])
+     (torch.randn(9, 6), DenseMask(torch.ones(9, 8, dtype=torch.bool))), r"pairs must have shape .*; got \(9, 8\)"),
+    (Conv(DotProduct(dim=3).softmax(), 6, 4), {"x": torch.randn(2, 5, 6), "z": torch.randn(3, 4, 6)},
+     r"Conv: leading dimensions of z must broadcast with those of x, \(2,\); got \(3, 4, 6\)"),
+    (MultiheadAttention(6, 2), (torch.randn(4, 3, 5, 6), torch.randn(2, 3, 4, 6)),
+     r"leading dimensions of query must broadcast with those of key_value, \(2, 3\); got \(4, 3, 5, 6\)"),
+    (Conv(Identity().of("a") | Identity().of("b"), {"a": 6, "b": 2}, 4),
+     ({"a": torch.randn(2, 5, 6), "b": torch.randn(3, 5, 2)},), r"leading dimensions of .* must broadcast")])
 def test_errors_of_programs_with_dynamic_sizes_keep_their_message(layer, args, message):
+    args, named = ((), args) if isinstance(args, dict) else (args, {})
     with pytest.raises(Exception, match=message):
-        torch.compile(layer, backend="eager", fullgraph=True, dynamic=True)(*args)
+        torch.compile(layer, backend="eager", fullgraph=True, dynamic=True)(*args, **named)

@@ -309,6 +309,20 @@ def test_a_hook_that_comes_between_steps_is_called(part):
     torch.testing.assert_close(layer.step(cache, x[:, 5:]), layer(x)[:, 5:])
 
 
+@pytest.mark.parametrize("name", sorted(CAUSAL.keys() - {"projected"}))  # whose values project queries too
+@torch.no_grad()
+def test_a_hook_of_a_projection_runs_once_an_entry(name):
+    layer, x = Conv(CAUSAL[name].masked(keep=Causal()).softmax(), 8, 8, weight=LowRank(3)), torch.randn(2, 8, 8)
+    for part, module in layer.named_modules():
+        if part.endswith(("key", "value")) and isinstance(module, torch.nn.Linear):
+            lengths = []
+            cache = layer.prepare(x[:, :3])
+            with module.register_forward_hook(lambda module, args, y, to=lengths: to.append(args[0].shape[-2])):
+                steps = [layer.step(cache, x[:, start:stop]) for start, stop in ((3, 4), (4, 5), (5, 7))]
+            assert lengths == [1, 1, 2], part
+            torch.testing.assert_close(torch.cat(steps, 1), layer(x[:, :7])[:, 3:])
+
+
 @pytest.mark.parametrize("part", ["attention.key", "attention.query", "weight.value", "weight"])
 @pytest.mark.parametrize("call", ["step", "append"])
 @torch.no_grad()

@@ -13,6 +13,8 @@ from structconv.data import (
     GraphSAINTNodeSampler,
     GraphSAINTRandomWalkSampler,
     HGTLoader,
+    LinkNeighborLoader,
+    NeighborLoader,
     partition,
     random_walk,
 )
@@ -50,6 +52,42 @@ def test_equal_seeds_give_equal_batches_with_any_number_of_workers(name):
     first, second, other = ([batch.n_id.tolist() for batch in LOADERS[name](**options)] for options in (
         {"seed": 5}, {"seed": 5, "num_workers": 1}, {"seed": 6}))
     assert first == second != other
+
+
+SEEDED = LOADERS | {
+    "neighbors": lambda **o: NeighborLoader(graph(), [3, 2], batch_size=2, shuffle=True, **o),
+    "links": lambda **o: LinkNeighborLoader(graph(), [3], graph().edge_index[:, :9], neg_sampling="binary", **o),
+}
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_a_call_and_the_epochs_of_a_seed_leave_the_global_random_state(name):
+    state = torch.get_rng_state()
+    make, index = SEEDED[name], [2, 0] if name in ("neighbors", "links", "clusters") else [0]
+    loader = make(seed=5)
+    first, called = list(loader), loader(index)
+    again, other = make(seed=5)(torch.tensor(index)), make(seed=6)(index)
+    assert torch.get_rng_state().equal(state)
+    assert called.n_id.equal(again.n_id)
+    assert called.e_id.equal(again.e_id) and called.e_id.equal(loader(index).e_id)
+    assert name == "clusters" or called.e_id.tolist() != other.e_id.tolist()
+    assert [batch.n_id.tolist() for batch in first] == [batch.n_id.tolist() for batch in make(seed=5)]
+    one, same = (make(generator=torch.Generator().manual_seed(4))(index) for _ in range(2))
+    assert one.e_id.equal(same.e_id)
+    assert torch.get_rng_state().equal(state)
+
+
+def test_a_call_gives_what_the_first_epoch_gives():
+    loader = NeighborLoader(graph(), [3, 2], batch_size=4, seed=5)
+    for at, batch in enumerate(loader):
+        assert loader(batch.input_id).e_id.equal(batch.e_id) and batch.input_id.tolist()[0] == 4 * at
+
+
+def test_items_of_clusters_leave_the_global_random_state():
+    data, state = ClusterData(graph(), 6), torch.get_rng_state()
+    assert data[0].n_id.equal(data[-6].n_id)
+    assert len(list(data)) == 6
+    assert torch.get_rng_state().equal(state)
 
 
 def likely(counts, chances):

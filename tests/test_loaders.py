@@ -543,6 +543,21 @@ def test_weights_of_negative_samples_have_a_sum(end, weights):
         LinkNeighborLoader(WHOLE, [1], neg_sampling={"mode": "binary", end: torch.tensor(weights)})
 
 
+@pytest.mark.parametrize("weights", [[0.0, 0, 1, 0], [0.0, 1, 0, 3], [1.0, 0, 0, 0], [0.0, 0, 5e-324, 0],
+                                     [0.0, 1e308, 1e308, 0]])
+@pytest.mark.parametrize("timed", [False, True])
+def test_negative_samples_have_a_positive_weight(weights, timed):
+    weights, times = torch.tensor(weights, dtype=torch.float64), torch.arange(50) % 5
+    more = {"time_attr": "time", "edge_label_time": times, "features": {"time": torch.arange(4)}} if timed else {}
+    loader = LinkNeighborLoader(WHOLE, [1], torch.zeros(2, 50, dtype=torch.long), batch_size=50, seed=0, neg_sampling={
+        "mode": "triplet", "amount": 20, "dst_weight": weights}, **more)
+    for batch in loader:
+        drawn = batch.n_id[batch.dst_neg_index]
+        assert set(drawn.flatten().tolist()) == set(weights.nonzero().flatten().tolist())
+        if timed:  # not later than the limit, or the earliest
+            assert bool((drawn <= times[batch.input_id, None].clamp(min=int(weights.nonzero()[0]))).all())
+
+
 def test_an_empty_set_of_seeds_has_no_batches():
     for seeds in ([], torch.zeros(4, dtype=torch.bool)):
         assert not list(NeighborLoader(WHOLE, [2], seeds, shuffle=True))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 
 import pytest
+import torch
 
+from structconv import Adjacency, Graph
 from structconv.bases.base import Basis
 from structconv.bases.pairwise import nodes
 from structconv.mechanisms.expression import Mechanism
 from structconv.nn.expressed import Expressed
 from structconv.testing import CHECKS, Setup, suite
+from structconv.testing.programs import larger
 from tests.support.drawn import part
 from tests.support.layers import EVERY, LAYERS
 from tests.support.library import SPECIMENS
@@ -56,3 +59,11 @@ def test_every_basis_and_mechanism_is_in_some_specimen_or_layer():
 
 def _is_public(cls):
     return not cls.__name__.startswith("_")
+
+
+def test_programs_are_checked_on_a_batch_of_two_structures_that_differ():
+    """A leak between samples of one structure may not show: a read of the other sample's row gives the same number."""
+    graph, x = Graph(torch.tensor([[0, 0, 1], [1, 2, 2]]), num_nodes=3), torch.randn(3, 4)
+    one, pair, _ = larger(Setup(Adjacency(), x, structure=graph))
+    assert one.structure is graph
+    assert pair.structure.edge_index[:, 3:].sub(3).T.tolist() == [[2, 1], [2, 0], [1, 0]]

@@ -398,7 +398,7 @@ class ClusterData:
     @cached_property
     def _single(self) -> ClusterLoader:
         """The loader of single clusters, whose sorted edges only items need."""
-        return ClusterLoader(self)
+        return ClusterLoader(self, seed=0)
 
     def __getitem__(self, index: int) -> Any:
         index = plain(index)

@@ -54,7 +54,7 @@ class _Numbered:
         return len(self.positions)
 
     def __iter__(self) -> Iterator[Any]:
-        epoch = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator))
+        epoch = _number(self.generator)
         for position in self.positions:
             try:
                 number: Any = [(epoch, operator.index(p)) for p in position] if self.batches else (
@@ -63,6 +63,11 @@ class _Numbered:
                 raise ConfigError(_OWNER, "sampler must yield integers, batch_sampler lists of integers",
                                   repr(position)) from error
             yield number
+
+
+def _number(generator: torch.Generator | None) -> int:
+    """A random number from the generator; `None`: torch's own."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator))
 
 
 def _named(constructor: Callable[..., None]) -> Callable[..., None]:
@@ -105,7 +110,9 @@ class Loader(DataLoader[Any]):
                       generator=generator)
         self.source, self.neighbor_sampler, self.transform = source, neighbor_sampler, transform
         self.filter_per_worker = not source.on_gpu() if filter_per_worker is None else filter_per_worker
-        own = generator if seed is None else torch.Generator().manual_seed(seed)
+        self.seed, own = seed, generator
+        if seed is not None:  # one generator for the batches, and one from which torch seeds workers in each epoch
+            own, generator = torch.Generator().manual_seed(seed), generator or torch.Generator().manual_seed(seed)
         positions = _Positions(length)
         if batch_sampler is not None:
             options["batch_sampler"] = _Numbered(batch_sampler, own, True)
@@ -135,11 +142,12 @@ class Loader(DataLoader[Any]):
         return batches if self.filter_per_worker else map(self._batch, batches)
 
     def __call__(self, index: Tensor | Sequence[int]) -> Any:
-        """The batch of the seeds at some positions."""
+        """The batch of the seeds at some positions; with a seed it is that of the first epoch, in each call."""
         positions = check_indices(type(self).__name__, "index", index).long()
         if positions.dim() != 1:
             raise ShapeError(type(self).__name__, "index must have one dimension", tuple(positions.shape))
-        return self._batch(self._sample(positions, int(torch.empty((), dtype=torch.int64).random_())))
+        own = self.generator if self.seed is None else torch.Generator().manual_seed(self.seed)
+        return self._batch(self._sample(positions, _number(own)))
 
     def _sample(self, index: Tensor, epoch: int) -> Subgraph:
         """The subgraph of the seeds at some positions, a function of both arguments."""
@@ -197,7 +205,8 @@ class NeighborLoader(Loader):
         directed: False is "induced".
         features: of the nodes of a `Graph`, by name, each with N rows; they may be memory-mapped.
         input_id: what each batch has as `input_id`, by default the positions of its seeds.
-        seed: equal seeds give equal batches, for any number of workers. By default torch's generator decides.
+        seed: equal seeds give equal batches, for any number of workers; torch's own generator is not used. By default
+            `generator` decides, or torch's own.
         options: those of `torch.utils.data.DataLoader`, such as `batch_size`, `shuffle` and `num_workers`.
 
     Yields:

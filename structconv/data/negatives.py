@@ -50,17 +50,22 @@ class Endpoint:
     """Nodes from which negative samples are drawn, by their weights and, with times, not later than a given time.
 
     Args:
+        num_nodes, weights, times: of all nodes; those of weight 0 are not drawn.
         stream: what makes the draws of two ends independent.
     """
 
     def __init__(self, num_nodes: int, weights: Tensor | None, times: Tensor | None, stream: int) -> None:
-        self.num_nodes, self.stream = num_nodes, stream
+        self.num_nodes, self.stream, self.nodes = num_nodes, stream, None
         if weights is not None:
-            weights = self._checked(weights)
-        self.order = None if times is None else times.argsort(stable=True)
-        self.times = None if times is None else times[self.order]
-        ordered = weights if weights is None or self.order is None else weights[self.order]
-        self.sums = None if ordered is None else ordered.detach().cpu().double().cumsum(0)
+            weights = self._checked(weights).detach().cpu().double()
+            weights = weights / weights.max()  # so that the sum is finite
+            self.nodes = weights.nonzero().flatten()
+        if times is not None:
+            candidates = torch.arange(num_nodes) if self.nodes is None else self.nodes
+            self.nodes = candidates[times[candidates].argsort(stable=True)]
+        self.size = num_nodes if self.nodes is None else len(self.nodes)
+        self.times = None if times is None else times[self.nodes]
+        self.sums = None if weights is None else weights[self.nodes].cumsum(0)
 
     def _checked(self, weights: Any) -> Tensor:
         owner, name = "LinkNeighborLoader", "src_weight and dst_weight of neg_sampling"
@@ -74,9 +79,9 @@ class Endpoint:
         return weights
 
     def draw(self, count: int, seed: int, limits: Tensor | None) -> Tensor:
-        """So many nodes; where none is early enough for its limit, the earliest."""
+        """So many nodes; where none is early enough for its limit, the earliest, of those with a weight above 0."""
         positions, stream = torch.arange(count), torch.tensor(self.stream)
-        valid = torch.full((count,), self.num_nodes)
+        valid = torch.full((count,), self.size)
         if self.times is not None and limits is not None:
             valid = torch.searchsorted(self.times, limits, right=True).clamp(min=1)
         if self.sums is None:
@@ -84,4 +89,4 @@ class Endpoint:
         else:
             bits = hash_bits(torch.tensor(seed), stream, positions).double() * 2.0**-32
             chosen = torch.searchsorted(self.sums, bits * self.sums[valid - 1], right=True).clamp(max=valid - 1)
-        return chosen if self.order is None else self.order[chosen]
+        return chosen if self.nodes is None else self.nodes[chosen]

@@ -129,11 +129,12 @@ class PendingEntries:
 
     def __init__(self, x: Tensor, start: int, kept: Sequence[CachedEntries], dtype: torch.dtype | None) -> None:
         self.x, self.start, self._entries, self._dtype, self._done = x, start, kept, dtype, False
+        self._results: dict[GrowingTensor, Any] = {}
 
     def computed(self, kept: Tensor) -> Any:
         """The last rows of a stored tensor, computed by its method; where heads share rows, the shared ones."""
         with self._as_appended():
-            result = self._entries_of(kept).make(self.x, self.start)
+            result = self._result(self._entries_of(kept))
         return result.x if type(result) is Shared else result
 
     def holds(self, kept: Tensor) -> bool:
@@ -150,6 +151,12 @@ class PendingEntries:
                 return own
         raise ConfigError("PendingEntries", "what is made must be entries that are kept", tuple(kept.shape))
 
+    def _result(self, own: CachedEntries) -> Any:
+        """The results of x by a method, which is called once: a module in it may have hooks."""
+        if own.rows not in self._results:
+            self._results[own.rows] = own.make(self.x, self.start)
+        return self._results[own.rows]
+
     def mark_written(self) -> None:
         """It has been put there."""
         self._done = True
@@ -158,8 +165,8 @@ class PendingEntries:
         """Make it, and put it there, unless that has been done."""
         if not self._done:
             with self._as_appended():
-                for make, rows, _ in self._entries:
-                    rows.fill(_of(make, self.x, self.start, self._dtype)[0])
+                for own in self._entries:
+                    own.rows.fill(_stored(self._result(own), self._dtype)[0])
             self._done = True
 
     def _as_appended(self) -> AbstractContextManager[object]:
@@ -216,7 +223,7 @@ class Cache:
             makers.append(layer._heads)
         self._entries: dict[tuple[int, str], CachedEntries] = {}
         for make in makers:
-            computed, repeats = _of(make, x, 0, self._dtype)
+            computed, repeats = _stored(make(x, 0), self._dtype)
             axis = -2 if computed.dim() > x.dim() else -1
             if computed.shape[axis] != x.shape[-2]:
                 owner, method = type(make.__self__).__name__, make.__name__  # type: ignore[attr-defined]
@@ -293,7 +300,7 @@ class Cache:
                              f"{', ' if own.dim() > 2 else ''}m, P={own.shape[-1]})", f"{x.dtype} {text_of(x.shape)}",
                              "Entry t is x[..., t:t + 1, :].")
         start, kept = self.length, tuple(self._entries.values())
-        joined = [_of(make, x, start, self._dtype)[0] for make, *_ in kept] if self._joins() else None
+        joined = [_stored(make(x, start), self._dtype)[0] for make, *_ in kept] if self._joins() else None
         self._drop()
         self._x.append(x)
         if joined is None:
@@ -439,9 +446,9 @@ def _key(make: Any) -> tuple[int, str]:
     return id(make.__self__), make.__name__
 
 
-def _of(make: Make, x: Tensor, start: int, dtype: torch.dtype | None) -> tuple[Tensor, int]:
-    """Compute the results of x in the dtype, and how many heads share each."""
-    result = cast(make(x, start), dtype)
+def _stored(result: Any, dtype: torch.dtype | None) -> tuple[Tensor, int]:
+    """Results of x as they are stored, in the dtype, and how many heads share each."""
+    result = cast(result, dtype)
     return (tensor(result.x), result.repeats) if type(result) is Shared else (tensor(result), 1)
 
 

@@ -47,7 +47,7 @@ from structconv.planning import Plan
 from structconv.planning.plan import plan_for
 from structconv.planning.precision import autocast_dtype, cast, cast_call
 from structconv.planning.problem import Call, Image, PartInputs
-from structconv.shapes import check_alike, check_entries, check_leads, check_positive, check_tensor
+from structconv.shapes import check_alike, check_entries, check_leads, check_positive, check_tensor, leads_fit
 from structconv.structures.batching import AnyStructure
 from structconv.structures.output_positions import OutputPositions
 from structconv.structures.values import FrozenValue
@@ -331,7 +331,8 @@ class Conv(Expressed):
                 check_by_name(self, x, z, structure, axes)
         elif (not isinstance(x, Tensor) or (expected_inputs is not None and expected_inputs != x.shape[-2])
               or (z is not None and not self._fit(x, z))
-              or (is_compiling() and not axes and not _fits(x, (None, self.in_channels)))):
+              or (is_compiling() and not axes and not (_fits(x, (None, self.in_channels))
+                                                       and (z is None or leads_fit(x, z))))):
             self._check(x, z, structure, axes)
         return call_of(mechanism, theta, bias, x, z, structure, axes,
                        None if relative is None else private.called(relative), positions, cache, reads)
@@ -388,6 +389,8 @@ class Conv(Expressed):
         if z is not None:
             check_entries(owner, z, channels=self.other_channels, name=of_z, letters=("N", "P'"))
             check_alike(owner, x, cast(z, dtype), name=of_x, other_name=of_z)
+            if not axes:
+                check_leads(owner, x, z, name=of_x, other_name=of_z)
         numbers = next(iter(self.weight.parameters()), None)
         numbers = next(self.parameters(), None) if numbers is None else numbers
         if numbers is not None:
@@ -418,8 +421,6 @@ class Conv(Expressed):
         if z is None and self.other_channels != self.in_channels:
             raise ShapeError(owner, f"{of_z} must be given, with shape (..., N, P'={self.other_channels})", "none",
                              f"{of_x} has P={self.in_channels} channels and cannot stand for it.")
-        if z is not None and not axes and isinstance(x, Tensor):
-            check_leads(owner, x, z, name=of_x, other_name=of_z)
 
     def extra_repr(self) -> str:
         return ", ".join([f"{self.in_channels}, {self.out_channels}", *filter(None, [super().extra_repr()])])

@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.expression import Mechanism, check_mechanism
 from structconv.mechanisms.reading import all_named, by_name, called_on, names_of_x
 from structconv.planning.precision import autocast_dtype, cast
-from structconv.shapes import check_alike, check_entries, check_leads, check_positive, check_tensor
+from structconv.shapes import check_alike, check_entries, check_leads, check_positive, check_tensor, leads_fit
 
 __all__ = [
     "CallNames",
@@ -138,6 +139,8 @@ def fits(layer: Any, x: dict[str, Tensor], structure: Any) -> bool:
         if expected is not None and expected != x[name].shape[-2]:
             return False
     counts, (first, *_) = layer.in_channels, x.values()
+    if is_compiling() and not all(leads_fit(first, t) for t in x.values()):
+        return False
     return not any(t.shape[-1] != counts[name] or t.dtype is not first.dtype or t.is_nested for name, t in x.items())
 
 

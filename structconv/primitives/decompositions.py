@@ -16,7 +16,8 @@ from structconv.primitives.native.edges import ends_of
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.operator import COMPOSED, EDGES, by_layouts
 from structconv.primitives.native.recurrence import STEPS
-from structconv.primitives.sorting import stable_order
+from structconv.primitives.segments import masked_softmax
+from structconv.primitives.sorting import rows_of, stable_order
 
 __all__ = ["decompositions", "enlist"]
 
@@ -52,6 +53,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         _OPS.spmm_add.default: _spmm_add, _OPS.project.default: _project, _OPS.outer.default: _outer,
         _OPS.shift_products.default: _shift_products,
         **{getattr(_OPS, name).default: by_layouts(steps) for name, steps in STEPS.items()},
+        _OPS.window_attention.default: _window_attention,
         _OPS.project_relu.default: lambda x, w, bias: _project(x, w, bias).relu(),
     }
     return table
@@ -102,6 +104,26 @@ def _spmm_add(*arguments: Any) -> Tensor:
     layouts, (values, x, z, alpha, beta) = arguments[:_LAYOUTS], arguments[_LAYOUTS:]
     y = alpha * _spmm(*layouts, values, x, x.shape[0])
     return y if z is None else y + beta * z
+
+
+def _window_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor, *options: Any) -> tuple[Tensor, ...]:
+    """Attention within sequences as a table of scores: the composed form has some operators for each offset."""
+    (_, (below, *_), (above, *_), _, outputs, inputs, scale, p), dtype = options[:8], sum_dtype(v.dtype)
+    if outputs is None or p > 0:
+        result: tuple[Tensor, ...] = COMPOSED["window_attention"](q, k, v, table, *options)
+        return result
+    rows, columns = rows_of(outputs[1:], q.shape[0]), rows_of(inputs[1:], k.shape[0])
+    n, m = torch.arange(q.shape[0]) - outputs[rows], torch.arange(k.shape[0]) - inputs[columns]
+    offset = (m - n.unsqueeze(-1)).to(q.device)
+    bias = table[:, (offset + below).clamp(0, below + above)].to(dtype)
+    keep = (rows.unsqueeze(-1) == columns).to(q.device) & (-below <= offset) & (offset <= above) & (bias != -torch.inf)
+    scores = scale * (q.transpose(0, 1).to(dtype) @ k.permute(1, 2, 0).to(dtype)) + bias
+    weights = masked_softmax(scores, keep, -1)
+    values = v.transpose(0, 1).to(dtype)
+    finite = values.isfinite()  # what is not finite reaches outputs of its own sequence only
+    reached = keep.to(dtype) @ (~finite).to(dtype) > 0
+    y = torch.where(reached, torch.nan, weights @ torch.where(finite, values, 0))
+    return y.transpose(0, 1).to(v.dtype).contiguous(), q.new_full(q.shape[:2], torch.nan, dtype=sum_dtype(q.dtype))
 
 
 def _shift_products(x: Tensor, theta: Tensor, shifts: Sequence[int], rows: int) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from structconv.derived import derived, is_plain
 from structconv.errors import StructureError
 from structconv.primitives.layout import Csr, check_bounds, first_loop, first_wrong_edge, layouts
-from structconv.shapes import check_choice
+from structconv.shapes import check_choice, check_device
 from structconv.structures.exchange import Exchange
 from structconv.structures.values import Structure, key_of, size_class, structure
 
@@ -117,6 +117,9 @@ class Graph(Exchange, Structure):
         is that.
         """
         nodes = check_size("Graph.complete", "num_nodes", num_nodes)
+        if not isinstance(nodes, int | torch.SymInt):
+            raise StructureError("Graph.complete", "num_nodes must be an integer >= 0", repr(num_nodes))
+        device = None if device is None else check_device("Graph.complete", device)
         targets = nodes if self_loops else max(nodes - 1, 0)
         edge = torch.arange(nodes * targets, device=device)
         source, target = edge // max(targets, 1), edge % max(targets, 1)

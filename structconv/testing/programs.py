@@ -16,7 +16,7 @@ from structconv.mechanisms.expression import Mechanism
 from structconv.structures import Graph, Grid, KnowledgeGraph
 from structconv.structures.values import FrozenValue, field_names, fields
 from structconv.testing.checks import F64, arguments, same
-from structconv.testing.laws import twice
+from structconv.testing.laws import twice, with_entries_reversed
 from structconv.testing.specimens import Setup, Specimen, Subject, as_basis, mapped, with_dtype
 
 __all__ = ["Analysis", "check_compile", "check_copies", "check_dtypes", "check_export",
@@ -130,7 +130,8 @@ class Analysis(nn.Module):
 
 def larger(setup: Setup) -> list[Setup]:
     """The setup, and others of the same mechanism with more entries and edges."""
-    pair = _whole(twice(setup, dataclasses.replace(setup, x=setup.x.flip(-1))))
+    other = dataclasses.replace(setup, x=setup.x.flip(-1), structure=with_entries_reversed(setup.structure))
+    pair = _whole(twice(setup, other))
     return [setup, pair, _whole(twice(pair, setup))]
 
 

@@ -27,6 +27,7 @@ from structconv import (
     KnowledgeGraph,
     MultiheadAttention,
     RelationalConv,
+    Samples,
     Shifts,
     Window,
     batch,
@@ -94,6 +95,20 @@ class OnBatch(nn.Module):
         return x.new_zeros((2, 8)).index_add(0, groups, x)
 
 
+class OnSamples(nn.Module):
+    """Attention within the two graphs of a batch, of all pairs and of near ones that precede."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all, self.near = MultiheadAttention(8, 2), Conv(dot.masked(keep=Causal() & Window(2)).softmax(), 8, 8)
+
+    def forward(self, x: Tensor, *edge_indices: Tensor) -> Tensor:
+        first, second = edge_indices
+        samples = batch([Graph(first, num_nodes=9), Graph(second, num_nodes=20)]).samples
+        y: Tensor = self.near(self.all(x, structure=samples).relu(), samples)
+        return y
+
+
 class Encoder(nn.Module):
     """Both layers of attention and a network, with residuals."""
 
@@ -137,10 +152,11 @@ MODELS: dict[str, tuple[Any, Any]] = {
     "additive": (lambda: Encoder(Conv(Additive(4, 2).softmax(), 8, 8)), WORDS),
     "relations": (OnTriples, TRIPLES),
     "batch of graphs": (OnBatch, GRAPHS),
+    "samples": (OnSamples, GRAPHS),
 }
 #: Those that are written as ONNX, too.
 IN_ONNX = ("mixed heads", "GCN", "GAT", "CNN", "Transformer", "GAT with attributes", "shifts",
-           "relations", "batch of graphs")
+           "relations", "batch of graphs", "samples")
 
 
 def exported(name: str) -> tuple[Any, Any, tuple[Tensor, ...]]:
@@ -164,6 +180,25 @@ def test_a_program_by_operators_of_torch_alone(name: str) -> None:
 def test_onnx_computes_the_same(name: str, tmp_path: Any) -> None:
     model, program, others = exported(name)
     assert_same_in_onnx(program, (), model, others, tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("sizes", [[2, 3], [40, 0, 1]])
+@pytest.mark.filterwarnings("ignore")
+def test_onnx_of_attention_within_samples_that_are_an_input(sizes: list[int], tmp_path: Any) -> None:
+    for module in ("onnx", "onnxscript"):
+        pytest.importorskip(module)
+    runtime = pytest.importorskip("onnxruntime")
+    layer, samples = MultiheadAttention(8, 2).eval(), Samples(sizes)
+    program = torch.export.export(layer, (torch.randn(sum(sizes), 8),), {"structure": samples})
+    assert len(program.run_decompositions(decompositions()).graph.nodes) < 100  # no operators for each offset
+    torch.onnx.export(program, dynamo=True, verbose=False).save(tmp_path / "model.onnx")
+    session = runtime.InferenceSession(tmp_path / "model.onnx")
+    x = torch.randn(sum(sizes), 8)
+    x[0] = torch.nan  # which reaches the first sample only
+    inputs = {held.name: (x if number == 0 else samples.input_starts).numpy()
+              for number, held in enumerate(session.get_inputs())}
+    y = torch.from_numpy(session.run(None, inputs)[0])
+    torch.testing.assert_close(y, layer(x, structure=samples).detach(), rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -9,7 +9,7 @@ import pickle
 import pytest
 import torch
 
-from structconv.errors import StructureError
+from structconv.errors import ConfigError, StructureError
 from structconv.structures import Graph
 
 INDEX = torch.tensor([[0, 1, 2, 0, 0], [1, 0, 2, 3, 1]])
@@ -47,6 +47,17 @@ def test_a_complete_graph_has_every_ordered_pair_once():
     with pytest.raises(StructureError, match=r"Graph\.complete: num_nodes must be an integer >= 0; got -1"):
         Graph.complete(-1)
     assert Graph.complete(3, device="meta").edge_index.is_meta
+    with pytest.raises(StructureError, match=r"Graph\.complete: num_nodes must be an integer >= 0; got <object object"):
+        Graph.complete(object())
+    for device in (object(), "gpu"):
+        with pytest.raises(ConfigError, match=r"Graph\.complete: device must be a torch\.device or the name of one"):
+            Graph.complete(3, device=device)
+
+    @torch.compile(fullgraph=True, dynamic=True, backend="eager")
+    def edges(x):
+        return Graph.complete(x.shape[0], device=x.device).edge_index
+
+    assert [edges(torch.ones(n)).shape[1] for n in (4, 5)] == [12, 20]
 
 
 BAD = {

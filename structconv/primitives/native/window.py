@@ -19,6 +19,7 @@ from structconv.primitives.hashing import hash_uniform
 from structconv.primitives.native import dispatch
 from structconv.primitives.native.operator import DROPOUT, differentiable_operator
 from structconv.primitives.segments import masked_softmax
+from structconv.primitives.sorting import rows_of
 from structconv.torch_compat import outside_modes
 
 __all__ = ["MAX_WINDOW_CHANNELS", "window_attention"]
@@ -145,10 +146,10 @@ class _Grid(NamedTuple):
                 for b, a, d in zip(self.below, self.above, self.dilation, strict=True)]
         return itertools.product(*axes)
 
-    def shifted(self, x: Tensor, offset: Sequence[int]) -> Tensor:
-        """y_n = x_(n + offset) of the inputs (M, ...), zero where there is none."""
+    def shifted(self, x: Tensor, offset: Sequence[int], count: int) -> Tensor:
+        """y_n = x_(n + offset) of the inputs (M, ...) at `count` outputs, zero where there is none."""
         if self.outputs is not None and self.inputs is not None:
-            return _shifted(x, offset[0], self.outputs, self.inputs)
+            return _shifted(x, offset[0], self.outputs, self.inputs, count)
         if any(abs(o) >= size for o, size in zip(offset, self.shape, strict=True)):
             return torch.zeros_like(x)
         y, padding = x.unflatten(0, self.shape), [0, 0] * (x.dim() - 1)
@@ -158,23 +159,22 @@ class _Grid(NamedTuple):
         return F.pad(y, padding).flatten(0, len(self.shape) - 1)
 
 
-def _shifted(x: Tensor, offset: int, to: Tensor, of: Tensor) -> Tensor:
+def _shifted(x: Tensor, offset: int, to: Tensor, of: Tensor, count: int) -> Tensor:
     """y at each place of sequences that begin at `to` of what is `offset` further in those that begin at `of`."""
-    lengths = to.diff()
-    sequence = torch.repeat_interleave(lengths, output_size=int(to[-1]))
-    position = torch.arange(sequence.shape[0]) - to[sequence] + offset
+    sequence = rows_of(to[1:], count)  # a program that is decomposed has operators of ONNX only
+    position = torch.arange(count) - to[sequence] + offset
     there = (position >= 0) & (position < of.diff()[sequence])
     index = torch.where(there, of[sequence] + position, 0).to(x.device)
-    rows = x.index_select(0, index) if x.shape[0] else x.new_zeros(index.shape[0], *x.shape[1:])
+    rows = x.index_select(0, index) if x.shape[0] else x.new_zeros(count, *x.shape[1:])
     return torch.where(there.to(x.device).view(-1, *(1,) * (x.dim() - 1)), rows, torch.zeros((), dtype=x.dtype))
 
 
 # -- one operator after the other, an offset at a time -------------------------------------------------------------
 
-def _keep(grid: _Grid, q: Tensor, table: Tensor) -> Tensor:
+def _keep(grid: _Grid, q: Tensor, k: Tensor, table: Tensor) -> Tensor:
     """Which pairs exist: (W, N, K)."""
-    ones = q.new_ones(grid.counts()[1])
-    inside = torch.stack([grid.shifted(ones, offset) for offset in grid.offsets()]) > 0
+    ones = q.new_ones(k.shape[0])
+    inside = torch.stack([grid.shifted(ones, offset, q.shape[0]) for offset in grid.offsets()]) > 0
     return inside.unsqueeze(-1) & (table.flatten(1) != -torch.inf).t().unsqueeze(1).expand(-1, -1, q.shape[1])
 
 
@@ -182,7 +182,7 @@ def _scores(grid: _Grid, q: Tensor, k: Tensor, table: Tensor, keep: Tensor, scal
     """scale <q_n, k_(n + o)> + table_o of the pairs that exist, -inf at the others: (W, N, K)."""
     scores = []
     for o, kept, bias in zip(grid.offsets(), keep, table.flatten(1).unbind(1), strict=True):
-        near = torch.where(kept.unsqueeze(-1), grid.shifted(k, o), 0)
+        near = torch.where(kept.unsqueeze(-1), grid.shifted(k, o, q.shape[0]), 0)
         scores.append(torch.where(kept, scale * (q * near).sum(-1) + bias, -torch.inf))
     return torch.stack(scores)
 
@@ -190,15 +190,16 @@ def _scores(grid: _Grid, q: Tensor, k: Tensor, table: Tensor, keep: Tensor, scal
 def _composed(q: Tensor, k: Tensor, v: Tensor, table: Tensor, *options: Any) -> Tensor:
     """y by differentiable operators, an offset at a time."""
     grid, (scale, p, seed, batch_heads) = _Grid.of(options), options[6:]
-    keep = _keep(grid, q, table)
+    keep = _keep(grid, q, k, table)
     weights = masked_softmax(_scores(grid, q, k, table, keep, scale), keep, 0)
     if p > 0 and seed is not None:
         n, head = torch.arange(q.shape[0], device=q.device), torch.arange(q.shape[1], device=q.device)
-        m = torch.arange(grid.counts()[1], device=q.device)
-        pairs = torch.stack([grid.shifted(m, offset) * q.shape[0] + n for offset in grid.offsets()]).unsqueeze(-1)
+        m = torch.arange(k.shape[0], device=q.device)
+        pairs = torch.stack([grid.shifted(m, offset, q.shape[0]) * q.shape[0] + n
+                             for offset in grid.offsets()]).unsqueeze(-1)
         uniform = hash_uniform(seed, head // batch_heads, head % batch_heads, pairs)
         weights = weights * ((uniform >= p).to(q.dtype) / (1 - p))
-    parts = (w.unsqueeze(-1) * torch.where(kept.unsqueeze(-1), grid.shifted(v, o), 0)
+    parts = (w.unsqueeze(-1) * torch.where(kept.unsqueeze(-1), grid.shifted(v, o, q.shape[0]), 0)
              for o, w, kept in zip(grid.offsets(), weights, keep, strict=True))
     return sum(parts, v.new_zeros(()))
 
