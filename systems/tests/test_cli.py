@@ -179,6 +179,14 @@ def test_cora_recipes_learn_and_print_one_object(tmp_path, capsys, recipe):
 
 
 @needs_cora
+def test_a_training_in_whole_passes_that_is_not_finite_diverged(tmp_path, capsys):
+    """Its task has an optimizer of its own."""
+    words = ["train", "cora-gcn", "--data", str(CORA), "--seeds", "1", "--out", str(tmp_path / "run"), "--json"]
+    assert main([*words, "learning_rate=1e30"]) == 4
+    assert "was not finite in 10 steps in a row" in json.loads(capsys.readouterr().out.splitlines()[-1])["error"]
+
+
+@needs_cora
 def test_recipes_side_by_side_have_the_outcomes_of_those_in_turn(tmp_path, capsys):
     words = ["reproduce", "cora-gat", "cora-gcn", "cora-cheb", "--preset", "quick", "epochs=3", "--data", str(SHARED)]
     results = []

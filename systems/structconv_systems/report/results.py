@@ -27,8 +27,13 @@ on the data and at the size of the recipe, which are mostly smaller than the pap
 
 - **reproduced**: the whole interval shows the effect, and its mean reaches half of the published one.
 - **partly**: the whole interval shows the effect, but it is smaller than that.
-- **not shown**: the interval includes no effect, or there is no interval (one seed), or no baseline.
+- **not shown**: the mean is on the side of the baseline, or the interval includes no effect, or there is no interval
+  (one seed), or no baseline.
 - **not run since the change**: the recipe has a new baseline or task, and no figures of it yet.
+
+Two papers claim no gain, only that nearly nothing is lost (`fixed-heads`, `mnist-cheb`): there, as the row says, a
+small loss counts as no effect. Published figures of `cora-*`, `dcrnn`, `molecules`, `nri`, `rgcn-entities`,
+`transformer` and `tsp` were written down from memory.
 
 The name of a system leads to its page: formula, commands, differences from the paper, figures, machine and date.
 Minutes are those of the clock: they are longer where the machine had other work.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ from structconv_systems.train.checkpoint import Checkpoint, Checkpoints
 from structconv_systems.train.device import compiled, factories_on, moved
 from structconv_systems.train.events import Events
 from structconv_systems.train.interrupt import Diverged, Interrupt, Interrupted
+from structconv_systems.train.optimization import MOST_SKIPPED
 from structconv_systems.train.parts import final_evaluation
 from structconv_systems.train.progress import Progress
 from structconv_systems.train.run import Run
@@ -119,14 +120,15 @@ class Schedule:
 
 @dataclass
 class _Training:
-    """The state of one training that a checkpoint holds; it is `lost` where the last step was skipped, what was then
-    measured is not finite, and nothing before was kept."""
+    """The state of one training that a checkpoint holds; it is `lost` where the last step was skipped or not finite,
+    what was then measured is not finite, and nothing before was kept. The last `broken` steps were not finite."""
 
     task: Task
     schedule: Schedule
     step: int = 0
     stopped: bool = False
     lost: bool = False
+    broken: int = 0
     seconds: float = 0.0
     best: dict[str, Tensor] | None = None
     clock: float = field(default_factory=time.perf_counter)
@@ -164,14 +166,23 @@ class _Training:
         """One step, with validation where it is due."""
         self.step += 1
         metrics = self.task.train_step(self.step)
+        self.broken = 0 if _finite(metrics) else self.broken + 1
+        if self.broken == MOST_SKIPPED:
+            raise Diverged(f"step {self.step}: the loss was not finite in {MOST_SKIPPED} steps in a row; the last "
+                           "checkpoint is kept. Start anew with a lower learning_rate.")
+        failed = self.broken > 0 or "skipped" in metrics
         if self.step % self.schedule.validate_every == 0 or self.step == self.schedule.steps:
             metrics = {**metrics, **self.task.validate()}
             verdict = self.schedule.stopping.update(metrics)
             self.stopped = verdict.stop
             if verdict.keep:
                 self.best = self.task.weights()
-        self.lost = self.best is None and "skipped" in metrics and not all(map(math.isfinite, metrics.values()))
+        self.lost = self.best is None and failed and not _finite(metrics)
         return metrics
+
+
+def _finite(metrics: Mapping[str, float]) -> bool:
+    return all(map(math.isfinite, metrics.values()))
 
 
 def fit(make: Callable[[], Task], schedule: Schedule, *, run: Run, job: str, interrupt: Interrupt,

@@ -16,7 +16,8 @@ from structconv_systems.train.schedules import Plateau, rate
 __all__ = ["Optimization"]
 
 _OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-_MOST_SKIPPED = 10
+#: Steps in a row that are not finite, after which a training ends.
+MOST_SKIPPED = 10
 
 
 class Optimization:
@@ -126,8 +127,8 @@ class Optimization:
 
     def _skip(self, number: int) -> dict[str, float]:
         self.skipped += 1
-        if self.skipped == _MOST_SKIPPED:
-            raise Diverged(f"step {number}: the loss or its gradient was not finite in {_MOST_SKIPPED} steps in a row; "
+        if self.skipped == MOST_SKIPPED:
+            raise Diverged(f"step {number}: the loss or its gradient was not finite in {MOST_SKIPPED} steps in a row; "
                            "the last checkpoint is kept. Start anew with a lower learning_rate or clip.")
         return {"skipped": 1.0}
 

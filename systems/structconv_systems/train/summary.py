@@ -17,7 +17,7 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
 
 def share_left(lines: Iterable[Mapping[str, Any]], figure: str, groups: Collection[str]) -> float | None:
     """The mean of a figure in the last tenth of the steps over that in the first tenth, of the training of these groups
-    in which it fell least; None if none of them logged it.
+    in which it fell least; None if none of them logged it. Not finite, or 0 from the start, it did not fall.
 
     Example:
 
@@ -29,8 +29,13 @@ def share_left(lines: Iterable[Mapping[str, Any]], figure: str, groups: Collecti
     for line in lines:
         if figure in line and line["job"].partition("/")[0] in groups:
             trainings[line["job"]].append(line[figure])
-    tenths = [(values[-few:], values[:few]) for values in trainings.values() for few in (-(-len(values) // 10),)]
-    return max((statistics.fmean(last) / statistics.fmean(first) for last, first in tenths), default=None)
+    return max(map(_share, trainings.values()), default=None)
+
+
+def _share(values: Sequence[float | None]) -> float:
+    few = -(-len(values) // 10)
+    first, last = ([value for value in tenth if value is not None] for tenth in (values[:few], values[-few:]))
+    return statistics.fmean(last) / statistics.fmean(first) if first and last and any(first) else 1.0
 
 
 def with_spread(mean: float, std: float | None, digits: int = 3) -> str:

@@ -14,6 +14,7 @@ from structconv_systems.models.pooling import POOLINGS
 from structconv_systems.recipes.growth import exponent
 from structconv_systems.recipes.options.comparisons import Architectures, Pooling
 from structconv_systems.train.effect import LEARNED, ONE_SEED
+from structconv_systems.train.summary import share_left
 from systems.tests.recipes.runs import check_laws
 from tests.support.drawn import slow
 
@@ -106,6 +107,13 @@ def test_a_quick_preset_that_is_too_short_for_the_effect_asserts_that_the_model_
     assert learned > 0 and code == (learned >= LEARNED)
     word = "does not learn" if code else "learns"
     assert f"| {word}, x{learned:.2g} |" in (tmp_path / "out" / "results.md").read_text()
+
+
+@pytest.mark.parametrize(("losses", "share"), [
+    ([4.0, 2.0], 0.5), ([4.0, None], 1.0), ([None, 2.0], 1.0), ([0.0, 0.0], 1.0), ([4.0] * 10 + [None, 1.0] * 5, 0.25)])
+def test_a_loss_that_is_not_finite_or_zero_did_not_fall(losses, share):
+    lines = [{"job": "a/seed-0", "step": step, "loss": loss} for step, loss in enumerate(losses)]
+    assert share_left(lines, "loss", {"a"}) == share
 
 
 def test_recipes_with_files_ask_for_the_folder(tmp_path, capsys):
