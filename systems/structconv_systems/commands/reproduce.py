@@ -70,6 +70,9 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
     if args.budget is not None and not args.budget >= 0:
         raise ConfigError("structconv reproduce", "--budget must be minutes, 0 or more", args.budget)
     jobs = _jobs(args, recipes)
+    from structconv_systems.report.results import recorded
+
+    recorded(_record(args))  # before the trainings, for it is written after them
     progress, began = progress_for(), time.monotonic()
     with progress, Interrupt(progress.note) as interrupt:
         ready, left_out = [], []

@@ -17,7 +17,7 @@ from structconv_systems.train.effect import LEARNED, ONE_SEED, effect_text
 from structconv_systems.train.lock import in_turn
 from structconv_systems.train.summary import counted
 
-__all__ = ["outcome", "record", "render", "render_recipe"]
+__all__ = ["outcome", "record", "recorded", "render", "render_recipe"]
 
 _TITLE = """# Systems
 
@@ -77,9 +77,7 @@ def record(path: Path, row: dict[str, Any]) -> None:
         DataError: the file holds anything else.
     """
     with in_turn(path.parent):
-        known = read_json(path) if path.is_file() else []
-        if not isinstance(known, list) or not all(isinstance(row, dict) and "recipe" in row for row in known):
-            raise DataError(path, "a list of outcomes", type(known).__name__)
+        known = recorded(path)
         rows = sorted([*(other for other in known if _key(other) != _key(row)), row], key=_key)
         write_atomically(path, json_text(rows, indent=1) + "\n")
         write_atomically(path.with_suffix(".md"), render(rows, path.stem))
@@ -89,6 +87,14 @@ def record(path: Path, row: dict[str, Any]) -> None:
             page = folder / f"{name}.md"
             text = page.read_text(encoding="utf-8") if page.is_file() else ""
             write_atomically(page, render_recipe([row for row in rows if row["recipe"] == name], text))
+
+
+def recorded(path: Path) -> list[dict[str, Any]]:
+    """Return the outcomes in a file, none if there is no file; `DataError` if it holds anything else."""
+    known = read_json(path) if path.is_file() else []
+    if not isinstance(known, list) or not all(isinstance(row, dict) and "recipe" in row for row in known):
+        raise DataError(path, "a list of outcomes", type(known).__name__)
+    return known
 
 
 def _key(row: Mapping[str, Any]) -> tuple[str, str, str]:

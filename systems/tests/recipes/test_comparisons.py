@@ -116,6 +116,13 @@ def test_a_loss_that_is_not_finite_or_zero_did_not_fall(losses, share):
     assert share_left(lines, "loss", {"a"}) == share
 
 
+def test_a_file_of_outcomes_that_is_damaged_is_refused_before_any_training(tmp_path, capsys):
+    (tmp_path / "results.json").write_text("{")
+    assert main(["reproduce", "pooling", "--preset", "quick", "--out", str(tmp_path)]) == 3
+    assert "results.json, line 1: expected JSON" in capsys.readouterr().err
+    assert not (tmp_path / "pooling-quick").exists()
+
+
 def test_recipes_with_files_ask_for_the_folder(tmp_path, capsys):
     words = ["reproduce", "pooling", "characters", "--preset", "quick", "--out", str(tmp_path / "out")]
     assert main(words) == 2
