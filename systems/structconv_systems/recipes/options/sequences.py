@@ -82,7 +82,7 @@ class Transformer(Attending):
     presets: ClassVar = {
         "quick": {"seeds": 1, "sentences": 4000, "vocabulary": 2000, "channels": 128, "hidden": 256, "layers": 2,
                   "steps": 300, "warmup": 100, "validate_every": 150, "checkpoint_every": 50, "beam": 1,
-                  "learning_rate": 3e-3, "recurrent_rate": 3e-3, "batch_tokens": 2048},
+                  "learning_rate": 5e-3, "recurrent_rate": 1e-2, "batch_tokens": 2048},
         "paper": {"seeds": 1, "channels": 512, "hidden": 2048, "layers": 6, "heads": 8, "steps": 100_000,
                   "warmup": 4000, "batch_tokens": 25_000, "learning_rate": 7e-4, "beam": 4, "length_penalty": 0.6,
                   "dropout": 0.1, "norm": "post", "sentences": 0}}
