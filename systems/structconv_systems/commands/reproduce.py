@@ -48,8 +48,8 @@ def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
                         help="folder of data sets, with one folder each: multi30k, text, ...")
     parser.add_argument("--preset", metavar="NAME", default="default", help="quick, default (default) or paper")
     parser.add_argument("--jobs", metavar="N", type=int, default=None,
-                        help="recipes at a time, each in a process of its own (default: what the CPU has threads for; "
-                             "1 on other devices)")
+                        help="recipes at a time, each in a process of its own (default: as many as the CPU has cores for "
+                             "their threads; 1 on other devices)")
     parser.add_argument("--budget", metavar="MINUTES", type=float, default=None,
                         help="leave out recipes that would take longer than the rest of this time")
     parser.add_argument("--out", metavar="DIR", default="runs/reproduce",
@@ -69,7 +69,8 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
         raise ConfigError("structconv reproduce", "recipes must be named", "none", "Name some, or give --all.")
     if args.budget is not None and not args.budget >= 0:
         raise ConfigError("structconv reproduce", "--budget must be minutes, 0 or more", args.budget)
-    jobs = _jobs(args, recipes)
+    if args.jobs is not None and args.jobs < 1:
+        raise ConfigError("structconv reproduce", "--jobs must be at least 1", args.jobs)
     from structconv_systems.report.results import recorded
 
     recorded(_record(args))  # before the trainings, for it is written after them
@@ -85,8 +86,8 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
                     raise
                 left_out.append(recipe.name)
                 progress.note(f"{recipe.name} is left out: {error}")
-        if jobs > 1 and len(ready) > 1:
-            rows, late = _side_by_side(ready, args, overrides, began, jobs, interrupt, progress)
+        if len(ready) > 1 and args.jobs != 1 and (args.jobs or all(recipe.device == "cpu" for _, recipe in ready)):
+            rows, late = _side_by_side(ready, args, overrides, began, interrupt, progress)
         else:
             rows, late = _in_turn(ready, args, overrides, began, interrupt, progress)
         left_out += late
@@ -100,17 +101,6 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
             print(f"{row['recipe']}: {sentence(row)}" + (
                 "" if learned is None else f" In training the figure of a step fell to x{learned:.2g}."))
     return 1 if any(_missed(row) for row in rows) else 0
-
-
-def _jobs(args: argparse.Namespace, recipes: Sequence[Any]) -> int:
-    """How many recipes run at a time."""
-    if args.jobs is None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        threads = max(recipe.threads for recipe in recipes)
-        return max(cores // threads, 1) if all(recipe.device == "cpu" for recipe in recipes) else 1
-    if args.jobs < 1:
-        raise ConfigError("structconv reproduce", "--jobs must be at least 1", args.jobs)
-    return int(args.jobs)
 
 
 def _in_turn(ready: Sequence[tuple[Entry, Any]], args: argparse.Namespace, overrides: list[str], began: float,
@@ -135,8 +125,8 @@ def _left(args: argparse.Namespace, began: float) -> float | None:
 
 
 def _side_by_side(ready: Sequence[tuple[Entry, Any]], args: argparse.Namespace, overrides: list[str], began: float,
-                  jobs: int, interrupt: Interrupt, progress: Progress) -> tuple[list[dict[str, Any]], list[str]]:
-    """Reproduce `jobs` recipes at a time, each by this command in a process of its own; return the outcomes, and the
+                  interrupt: Interrupt, progress: Progress) -> tuple[list[dict[str, Any]], list[str]]:
+    """Reproduce several recipes at a time, each by this command in a process of its own; return the outcomes, and the
     names of those without enough time.
 
     A signal, or the first that fails, makes the others save and stop.
@@ -145,17 +135,25 @@ def _side_by_side(ready: Sequence[tuple[Entry, Any]], args: argparse.Namespace, 
     left_out: list[str] = []
     running: list[_Process] = []
     failed: list[_Failed] = []
-    waiting, never, stopping = [recipe.name for _, recipe in ready], [], False
+    waiting, never, stopping = [recipe for _, recipe in ready], [], False
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+    def has_room(recipe: Any) -> bool:
+        if args.jobs is not None:
+            return len(running) < args.jobs
+        return not running or sum(process.threads for process in running) + recipe.threads <= cores
+
     shared = [*overrides, *([] if args.data is None else ["--data", args.data]), "--preset", args.preset,
               "--out", args.out, "--record", str(_record(args)), *(["--debug"] if args.debug else [])]
-    progress.phase(f"{jobs} recipes at a time")
+    progress.phase("recipes side by side")
     progress.jobs(len(waiting))
     try:
         while running or waiting:
-            while waiting and len(running) < jobs:
+            while (recipe := next(filter(has_room, waiting), None)) is not None:
+                waiting.remove(recipe)
                 left = _left(args, began)
                 budget = [] if left is None else ["--budget", str(left / 60)]
-                running.append(_Process(waiting.pop(0), [*shared, *budget], progress))
+                running.append(_Process(recipe, [*shared, *budget], progress))
             for process in [process for process in running if process.popen.poll() is not None]:
                 running.remove(process)
                 answer = process.answer()
@@ -176,16 +174,16 @@ def _side_by_side(ready: Sequence[tuple[Entry, Any]], args: argparse.Namespace, 
     if failed:
         raise failed[0]
     if never:
-        raise Interrupted(f"stopped before {never[0]}; the same command continues", Path(args.out))
+        raise Interrupted(f"stopped before {never[0].name}; the same command continues", Path(args.out))
     return [rows[recipe.name] for _, recipe in ready if recipe.name in rows], left_out
 
 
 class _Process:
     """One recipe in a process of its own; what it says is noted under its name."""
 
-    def __init__(self, name: str, words: list[str], progress: Progress) -> None:
-        self.name, self._progress, self._printed = name, progress, ""
-        self.popen = subprocess.Popen([sys.executable, "-m", "structconv", "reproduce", name, *words,
+    def __init__(self, recipe: Any, words: list[str], progress: Progress) -> None:
+        self.name, self.threads, self._progress, self._printed = recipe.name, recipe.threads, progress, ""
+        self.popen = subprocess.Popen([sys.executable, "-m", "structconv", "reproduce", self.name, *words,
                                        "--jobs", "1", "--json"],
                                       stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                       encoding="utf-8", errors="replace")
