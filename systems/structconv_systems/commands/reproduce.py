@@ -48,8 +48,8 @@ def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
                         help="folder of data sets, with one folder each: multi30k, text, ...")
     parser.add_argument("--preset", metavar="NAME", default="default", help="quick, default (default) or paper")
     parser.add_argument("--jobs", metavar="N", type=int, default=None,
-                        help="recipes at a time, each in a process of its own (default: as many as the CPU has cores for "
-                             "their threads; 1 on other devices)")
+                        help="recipes at a time, each in a process of its own (default: as many as the CPU has cores "
+                             "for their threads; 1 on other devices)")
     parser.add_argument("--budget", metavar="MINUTES", type=float, default=None,
                         help="leave out recipes that would take longer than the rest of this time")
     parser.add_argument("--out", metavar="DIR", default="runs/reproduce",
