@@ -145,9 +145,7 @@ class Exchange:
         both = None if None not in sizes else int(index.max()) + 1 if index.numel() else 0
         values = [_column(owner, frame, name) for name in names]
         attributes = None if not names else values[0] if isinstance(edge_attr, str) else torch.stack(values, -1)
-        weights = _column(owner, frame, weight) if weight in frame.columns else None
-        if weights is not None and not weights.is_floating_point():
-            weights = weights.to(torch.get_default_dtype())
+        weights = _floating(_column(owner, frame, weight)) if weight in frame.columns else None
         samples = MAKERS["samples"](torch.tensor(noted["samples"])) if "samples" in noted and nodes is None else None
         return cls(index, num_inputs=sizes[0] if both is None else both, num_outputs=sizes[1] if both is None else both,
                    edge_weight=weights, edge_attr=attributes, samples=samples)
@@ -316,12 +314,9 @@ class Exchange:
                 raise StructureError("Graph.from_dgl", "a batch must be of one type of nodes", (source, target),
                                      "Convert the graphs of dgl.unbatch(graph), then structconv.batch them.")
             samples = MAKERS["samples"](graph.batch_num_nodes())
-        weights = graph.edata.get(weight)
-        if weights is not None and not weights.is_floating_point():
-            weights = weights.to(torch.get_default_dtype())
         return cls(torch.stack(graph.edges(order="eid")), num_inputs=graph.num_nodes(source),
-                   num_outputs=graph.num_nodes(target), edge_weight=weights, edge_attr=graph.edata.get(attr),
-                   samples=samples)
+                   num_outputs=graph.num_nodes(target), edge_weight=_floating(graph.edata.get(weight)),
+                   edge_attr=graph.edata.get(attr), samples=samples)
 
     def to_dgl(self, weight: str = "weight", attr: str = "edge_attr") -> Any:
         """To a `dgl.DGLGraph`; needs dgl. Edges keep their order; tensors of edges are shared.
@@ -357,9 +352,7 @@ class Exchange:
 
     @classmethod
     def _from_matrix(cls, index: Tensor, weight: Tensor | None, inputs: int, outputs: int) -> Self:
-        if weight is not None and not weight.is_floating_point():
-            weight = weight.to(torch.get_default_dtype())
-        return cls(index, num_inputs=inputs, num_outputs=outputs, edge_weight=weight)
+        return cls(index, num_inputs=inputs, num_outputs=outputs, edge_weight=_floating(weight))
 
     def _weights(self, dtype: torch.dtype | None) -> Tensor:
         """One weight an edge; `StructureError` where samples of a batch have their own."""
@@ -393,6 +386,11 @@ def samples_of(data: Any) -> Any:
         raise StructureError("Graph.from_data", "batch must name the graph of each node, those of one after those of "
                              "the other", "one that is not sorted", "Sort the nodes: order = data.batch.argsort().")
     return MAKERS["samples"](torch.bincount(owner, minlength=getattr(data, "num_graphs", None) or 0))
+
+
+def _floating(weight: Tensor | None) -> Tensor | None:
+    """The weights in a floating dtype: their own, or the default one of integers and booleans."""
+    return weight if weight is None or weight.is_floating_point() else weight.to(torch.get_default_dtype())
 
 
 def _column(owner: str, frame: Any, name: str, remedy: str = "") -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from structconv.errors import ShapeError
 
-__all__ = ["KnownAnswers", "filtered_ranks", "ranking_figures"]
+__all__ = ["KnownAnswers", "filtered_ranks", "numbers_between", "ranking_figures"]
 
 
 def filtered_ranks(scores: Tensor, answers: Tensor, known: Tensor) -> Tensor:
@@ -44,6 +44,20 @@ def ranking_figures(ranks: Tensor, part: str) -> dict[str, float]:
     return {f"{part}_mrr": 100 * float(ranks.reciprocal().mean()), **hits}
 
 
+def numbers_between(first: Tensor, behind: Tensor) -> tuple[Tensor, Tensor]:
+    """List the numbers from first[b] to behind[b] - 1 of all b: the b of each, and the number.
+
+    Example:
+
+        >>> from structconv_systems.ranking import numbers_between
+        >>> [t.tolist() for t in numbers_between(torch.tensor([3, 7]), torch.tensor([5, 8]))]
+        [[0, 0, 1], [3, 4, 7]]
+    """
+    counts = behind - first
+    rows = torch.repeat_interleave(counts)
+    return rows, torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts - first)[rows]
+
+
 class KnownAnswers:
     """The tails that are known to be right for a head and a relation, from triples (head, relation, tail).
 
@@ -62,9 +76,7 @@ class KnownAnswers:
         """Map queries (B, 2 or more), whose first two columns count, to booleans (B, N)."""
         numbers = self._number(queries)
         first, behind = (torch.searchsorted(self._questions, numbers, right=right) for right in (False, True))
-        counts = behind - first
-        rows = torch.arange(len(queries)).repeat_interleave(counts)
-        answer_positions = torch.arange(len(rows)) - (counts.cumsum(0) - counts - first)[rows]
+        rows, answer_positions = numbers_between(first, behind)
         known = torch.zeros(len(queries), self._sizes[0], dtype=torch.bool)
         known[rows, self._answers[answer_positions]] = True
         return known

@@ -37,6 +37,20 @@ def finished(*words: str, **options) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+def terminated(runs: list[Path], *words: str) -> str:
+    """What a command said that had SIGTERM once all runs had metrics; it ended as an interrupted one does."""
+    process = started(*words)
+    while not all((run / "metrics.jsonl").exists() for run in runs):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 75, err
+    assert json.loads(out.splitlines()[-1])["interrupted"] is True
+    assert "Traceback" not in err
+    return err
+
+
 @pytest.mark.parametrize("words", [["train", "--help"], ["train", "cora-gat", "--help"]])
 def test_help_imports_no_heavy_library(words):
     code = ("import sys\nfrom structconv.cli import main\ncode = main(sys.argv[1:])\n"
@@ -145,16 +159,8 @@ def test_a_finished_run_trains_on(quick, tmp_path, capsys):
 
 def test_interruption_saves_exits_75_and_resume_gives_the_same_weights(tmp_path):
     cut, straight = tmp_path / "cut", tmp_path / "straight"
-    process = started(*SMALL, "--epochs", "8", "--out", str(cut), "--json")
-    while not (cut / "metrics.jsonl").exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 75, err
-    assert json.loads(out.splitlines()[-1])["interrupted"] is True
+    err = terminated([cut], *SMALL, "--epochs", "8", "--out", str(cut), "--json")
     assert f"structconv resume {cut}" in err.splitlines()[-1]
-    assert "Traceback" not in err
     assert finished("resume", str(cut), "--json")[0] == 0
     assert finished(*SMALL, "--epochs", "8", "--out", str(straight), "--json")[0] == 0
     for job in ("identity", "shifts"):
@@ -216,16 +222,10 @@ def test_a_recipe_that_fails_beside_others_is_named_and_gives_the_exit_code(tmp_
 
 
 def test_a_signal_saves_and_stops_all_recipes_side_by_side(tmp_path):
-    words = ["reproduce", "pooling", "tsp", "architectures", "--jobs", "2", "--out", str(tmp_path), "--json"]
-    process = started(*words)
-    while not all((tmp_path / f"{name}-default" / "metrics.jsonl").exists() for name in ("pooling", "tsp")):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 75, err
-    assert json.loads(out.splitlines()[-1])["interrupted"] is True
-    assert "Traceback" not in err and not (tmp_path / "architectures-default").exists()
-    for name in ("pooling", "tsp"):
-        assert f"structconv resume {tmp_path / f'{name}-default'}" in err
-        assert list((tmp_path / f"{name}-default" / "checkpoints").rglob("*.safetensors"))
+    runs = [tmp_path / f"{name}-default" for name in ("pooling", "tsp")]
+    err = terminated(runs, "reproduce", "pooling", "tsp", "architectures", "--jobs", "2", "--out", str(tmp_path),
+                     "--json")
+    assert not (tmp_path / "architectures-default").exists()
+    for run in runs:
+        assert f"structconv resume {run}" in err
+        assert list((run / "checkpoints").rglob("*.safetensors"))

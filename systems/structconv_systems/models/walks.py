@@ -13,6 +13,7 @@ from structconv.derived import derived
 from structconv.errors import ConfigError, StructureError
 from structconv.shapes import check_positive
 from structconv.structures import Graph, KnowledgeGraph
+from structconv_systems.ranking import numbers_between
 
 __all__ = ["LARGEST", "WalkScores", "check_size"]
 
@@ -41,20 +42,13 @@ class _Walks(NamedTuple):
 
     def between(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         """Return the walks whose ends are from low[b] to high[b] - 1, and b of each."""
-        return _within(torch.searchsorted(self.ends, low), torch.searchsorted(self.ends, high))
+        return numbers_between(torch.searchsorted(self.ends, low), torch.searchsorted(self.ends, high))
 
     def from_heads(self, heads: Tensor, kinds: int, entities: int) -> Sparse:
         """Return the matrix (kinds, len(heads) N) of how many walks of each kind lead from which head to which tail."""
         place, row = self.between(heads * entities, (heads + 1) * entities)
         target = place * entities + self.ends[row] % entities
         return Sparse(Graph(torch.stack([self.kind[row], target]), num_inputs=kinds, num_outputs=len(heads) * entities))
-
-
-def _within(begin: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-    """The numbers from begin[b] to end[b] - 1 of all b, as the b of each, and the number."""
-    count = end - begin
-    place = torch.repeat_interleave(count)
-    return place, torch.arange(len(place), device=place.device) + (end - count.cumsum(0))[place]
 
 
 def _walks(graph: KnowledgeGraph, length: int) -> _Walks:
@@ -65,7 +59,7 @@ def _walks(graph: KnowledgeGraph, length: int) -> _Walks:
             check_size(graph)
             starts, order = head.sort()
             tail = tail.contiguous()
-            place, row = _within(torch.searchsorted(starts, tail), torch.searchsorted(starts, tail, right=True))
+            place, row = numbers_between(torch.searchsorted(starts, tail), torch.searchsorted(starts, tail, right=True))
             row = order[row]
             head, kind, tail = head[place], kind[place] * graph.num_relations + kind[row], tail[row]
         ends, order = (head * graph.num_entities + tail).sort()
