@@ -53,7 +53,7 @@ def sequences(recipe: Architectures, task: str) -> dict[str, Labeled]:
 
 def _jobs(recipe: Architectures, run: Run | None) -> list[Job]:
     return [job for task in _TASKS for parts in [sequences(recipe, task)] for architecture in ARCHITECTURES
-            for job in jobs_of(recipe, f"{architecture}-{task}", partial(_task, recipe, architecture, parts),
+            for job in jobs_of(recipe, f"{architecture}-{task}", partial(_task, architecture=architecture, parts=parts),
                                Classification)]
 
 

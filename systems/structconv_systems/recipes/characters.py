@@ -102,9 +102,9 @@ def _jobs(recipe: Characters, run: Run | None) -> list[Job]:
     if known and not known.is_file():
         text.alphabet.save(known)
     groups = {recipe.name: "rotary", "sinusoidal": "sinusoidal", "learned": "learned"}
-    task = partial(CharactersTask, recipe, Parts(parts), len(text.alphabet))
+    task = partial(CharactersTask, text=Parts(parts), alphabet=len(text.alphabet))
     return [job for name, positions in groups.items()
-            for job in jobs_of(recipe, name, partial(task, positions), CharactersTask)]
+            for job in jobs_of(recipe, name, partial(task, positions=positions), CharactersTask)]
 
 
 def _finish(recipe: Characters, finished: Finished) -> dict[str, Any]:

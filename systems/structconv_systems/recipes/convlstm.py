@@ -115,7 +115,7 @@ def _jobs(recipe: MovingDigits, run: Run | None) -> list[Job]:
     videos = videos_of(recipe)
     mean = MeanFrame(_some(videos), recipe.horizon)
     trained = [job for name in (_CONVOLUTION, _WITHOUT, _WIDE)
-               for job in jobs_of(recipe, name, partial(VideoTask, recipe, videos, name), VideoTask)]
+               for job in jobs_of(recipe, name, partial(VideoTask, videos=videos, name=name), VideoTask)]
     return [*trained, untrained_job(_MEAN, mean, partial(_figures, videos, recipe.history))]
 
 

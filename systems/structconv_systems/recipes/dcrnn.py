@@ -212,7 +212,7 @@ def _jobs(recipe: Traffic, run: Run | None) -> list[Job]:
     sensors = Sensors.read(recipe)
     _positions(recipe, sensors)  # what is wrong with the file is said before hours of training
     trained = [job for name in (_GRAPH, _WITHOUT)
-               for job in jobs_of(recipe, name, partial(DCRNNTask, recipe, sensors, name), DCRNNTask)]
+               for job in jobs_of(recipe, name, partial(DCRNNTask, sensors=sensors, name=name), DCRNNTask)]
     return [*trained, *(untrained_job(name, model, sensors.figures)
                         for name, model in _simple(recipe, sensors).items())]
 

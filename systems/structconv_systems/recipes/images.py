@@ -38,7 +38,7 @@ def parts_of(recipe: OnImages) -> dict[str, Images]:
 
 def trainings(recipe: OnImages, group: str, make: Callable[[], nn.Module], parts: dict[str, Images]) -> list[Job]:
     """One of a model for each seed."""
-    return jobs_of(recipe, group, partial(_task, recipe, make, parts), ImageTask)
+    return jobs_of(recipe, group, partial(_task, make=make, parts=parts), ImageTask)
 
 
 def _task(recipe: OnImages, make: Callable[[], nn.Module], parts: dict[str, Images], seed: int) -> ImageTask:

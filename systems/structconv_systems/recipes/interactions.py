@@ -190,7 +190,8 @@ def _jobs(recipe: options.Interactions, run: Run | None) -> list[Job]:
     motions = {name: Motion.simulated(recipe, name) for name in recipe.systems}
     return [job for name, motion in motions.items()
             for group, relations in ((name, True), (f"{name}-independent", False))
-            for job in jobs_of(recipe, group, partial(InteractionTask, recipe, motion, relations), InteractionTask)]
+            for job in jobs_of(recipe, group, partial(InteractionTask, motion=motion, relations=relations),
+                               InteractionTask)]
 
 
 def _finish(recipe: options.Interactions, finished: Finished) -> dict[str, Any]:

@@ -167,7 +167,7 @@ def _read(recipe: Molecules, name: str) -> Data:
 
 def _jobs(recipe: Molecules, run: Run | None) -> list[Job]:
     table = Table.read(recipe)
-    return [*jobs_of(recipe, recipe.name, partial(MoleculesTask, recipe, table), MoleculesTask),
+    return [*jobs_of(recipe, recipe.name, partial(MoleculesTask, table=table), MoleculesTask),
             *(fitted_job("random-forest", seed, partial(Forest, table, seed), partial(_forest_figures, table, seed))
               for seed in range(recipe.seeds))]
 

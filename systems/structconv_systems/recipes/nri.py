@@ -300,10 +300,10 @@ def _jobs(recipe: options.RelationalInference, run: Run | None) -> list[Job]:
     supervised = dataclasses.replace(recipe, steps=recipe.supervised_steps)
     paper = recipe.as_paper()
     beside = motion if recipe.model == "paper" else Motion.scaled(paper, simulations)
-    jobs = [*jobs_of(recipe, _ALONE, partial(UnsupervisedTask, recipe, motion), UnsupervisedTask),
-            *jobs_of(supervised, _TOLD, partial(SupervisedTask, supervised, motion), SupervisedTask)]
+    jobs = [*jobs_of(recipe, _ALONE, partial(UnsupervisedTask, motion=motion), UnsupervisedTask),
+            *jobs_of(supervised, _TOLD, partial(SupervisedTask, motion=motion), SupervisedTask)]
     if recipe.model != "paper":
-        jobs += jobs_of(paper, _MLP, partial(UnsupervisedTask, paper, beside), UnsupervisedTask)
+        jobs += jobs_of(paper, _MLP, partial(UnsupervisedTask, motion=beside), UnsupervisedTask)
     return [*jobs, untrained_job(_CORRELATION, _correlation(recipe, beside), partial(_correlated, beside))]
 
 

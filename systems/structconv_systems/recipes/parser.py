@@ -133,7 +133,7 @@ def _jobs(recipe: Parser, run: Run | None) -> list[Job]:
         name: [_numbered(sizes, sentence) for sentence in sentences] for name, sentences in parts.items()}))
     groups = {recipe.name: "biaffine", "additive": "additive"}
     return [job for name, scores in groups.items()
-            for job in jobs_of(recipe, name, partial(ParserTask, recipe, treebank, scores), ParserTask)]
+            for job in jobs_of(recipe, name, partial(ParserTask, treebank=treebank, scores=scores), ParserTask)]
 
 
 def _finish(recipe: Parser, finished: Finished) -> dict[str, Any]:

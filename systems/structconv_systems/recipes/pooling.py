@@ -46,7 +46,7 @@ class PoolingTask(Classification):
 
 def _jobs(recipe: Pooling, run: Run | None) -> list[Job]:
     return [job for question in QUESTIONS for parts in [entries(recipe, question)] for name in POOLINGS
-            for job in jobs_of(recipe, f"{name}-{question}", partial(_task, recipe, name, parts), PoolingTask)]
+            for job in jobs_of(recipe, f"{name}-{question}", partial(_task, name=name, parts=parts), PoolingTask)]
 
 
 def _task(recipe: Pooling, name: str, parts: dict[str, Labeled], seed: int) -> PoolingTask:

@@ -28,10 +28,9 @@ def _task(recipe: RGCNLinks, facts: Facts, layers: int, seed: int) -> LinkTask:
 
 def _jobs(recipe: RGCNLinks, run: Run | None) -> list[Job]:
     facts = Facts.read(recipe, own_entities=True)
-    tuned = dataclasses.replace(recipe, channels=recipe.distmult_channels, dropout=recipe.distmult_dropout,
-                                learning_rate=recipe.distmult_learning_rate)
+    tuned = dataclasses.replace(recipe, channels=recipe.distmult_channels, dropout=recipe.distmult_dropout)
     return [job for name, options, layers in ((_RGCN, recipe, recipe.layers), (_ALONE, recipe, 0), (_TUNED, tuned, 0))
-            for job in jobs_of(options, name, partial(_task, options, facts, layers), LinkTask)]
+            for job in jobs_of(options, name, partial(_task, facts=facts, layers=layers), LinkTask)]
 
 
 RUNNER = Study(jobs=_jobs, columns=COLUMNS).runner

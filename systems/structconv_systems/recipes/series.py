@@ -193,7 +193,7 @@ def _simple(recipe: Series, histories: Histories) -> dict[str, nn.Module]:
 def _jobs(recipe: Series, run: Run | None) -> list[Job]:
     histories = Histories.read(recipe)
     simple = [untrained_job(name, model, histories.figures) for name, model in _simple(recipe, histories).items()]
-    trainings = [jobs_of(recipe, name, partial(SeriesTask, recipe, histories, attention), SeriesTask)
+    trainings = [jobs_of(recipe, name, partial(SeriesTask, histories=histories, attention=attention), SeriesTask)
                  for name, attention in _ATTENTION.items()]
     return [*(job for jobs in trainings for job in jobs), *simple]
 

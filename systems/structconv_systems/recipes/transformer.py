@@ -31,10 +31,9 @@ def beside(recipe: Transformer, vocabulary: int) -> RNNsearch:
 
 
 def _jobs(recipe: Transformer, run: Run | None) -> list[Job]:
-    """The RNNsearch has a learning rate and a schedule of its own."""
-    recurrent = dataclasses.replace(recipe, learning_rate=recipe.recurrent_rate, schedule="cosine")
+    """The RNNsearch has a schedule of its own."""
     return translation_jobs(recipe, run, {recipe.name: partial(network, recipe), _BESIDE: partial(beside, recipe)},
-                            options={_BESIDE: recurrent})
+                            options={_BESIDE: dataclasses.replace(recipe, schedule="cosine")})
 
 
 def _finish(recipe: Transformer, finished: Finished) -> dict[str, Any]:

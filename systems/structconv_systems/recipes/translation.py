@@ -130,10 +130,11 @@ def translation_jobs(recipe: Translation, run: Run | None, networks: Mapping[str
     those of groups that train by others than the recipe's."""
     corpus = read_corpus(recipe, run)
 
-    def task(name: str, seed: int) -> TranslationTask:
-        return TranslationTask(networks[name](len(corpus.subwords)), (options or {}).get(name, recipe), corpus, seed)
+    def task(recipe: Translation, name: str, seed: int) -> TranslationTask:
+        return TranslationTask(networks[name](len(corpus.subwords)), recipe, corpus, seed)
 
-    return [job for name in networks for job in jobs_of(recipe, name, partial(task, name), TranslationTask)]
+    return [job for name in networks
+            for job in jobs_of((options or {}).get(name, recipe), name, partial(task, name=name), TranslationTask)]
 
 
 def write_translated(run: Run, task: TranslationTask, *, aligned: bool = True) -> dict[str, Any]:

@@ -275,7 +275,7 @@ def _by_rule(parts: Parts[Instances], model: nn.Module, part: str) -> dict[str, 
 def _jobs(recipe: TSP, run: Run | None) -> list[Job]:
     test = Instances.read(recipe.test) if recipe.test else Instances.drawn(recipe.instances, recipe.nodes, _TEST)
     parts = Parts({"val": Instances.drawn(recipe.instances, recipe.nodes, _VALIDATION), "test": test})
-    return [*jobs_of(recipe, "attention", partial(TourTask, recipe, parts), TourTask),
+    return [*jobs_of(recipe, "attention", partial(TourTask, parts=parts), TourTask),
             *(untrained_job(name, Heuristic(rule), partial(_by_rule, parts)) for name, rule in _RULES.items())]
 
 

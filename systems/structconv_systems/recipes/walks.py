@@ -47,7 +47,7 @@ def _jobs(recipe: TypedWalks, run: Run | None) -> list[Job]:
     facts = Facts.read(recipe, own_entities=False)
     check_size(facts.graph)
     return [job for name, length in _LENGTHS.items()
-            for job in jobs_of(recipe, name, partial(WalkTask, recipe, facts, length), WalkTask, Last)]
+            for job in jobs_of(recipe, name, partial(WalkTask, facts=facts, length=length), WalkTask, Last)]
 
 
 def _finish(recipe: TypedWalks, finished: Finished) -> dict[str, Any]:

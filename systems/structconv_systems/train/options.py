@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
+from structconv.errors import ConfigError
 from structconv_systems.train.config import Recipe, option
 from structconv_systems.train.effect import Effect
 from structconv_systems.train.schedules import SCHEDULES
@@ -69,7 +71,7 @@ class Trained(Measured):
     """The options of a `BatchTask`; each has a help line.
 
     A step is `accumulate` batches, whose losses are divided by what all of them count; their gradient is clipped to the
-    norm `clip`, and the rate is `learning_rate` times what `schedule` says of the step.
+    norm `clip`, and the rate is what `schedule` says of the step times `learning_rate`, or the group's own in `rates`.
 
     Example:
 
@@ -87,6 +89,7 @@ class Trained(Measured):
     steps: int = option(1000, "optimizer steps, at most", minimum=1)
     optimizer: str = option("adam", "adam or adamw", choices=("adam", "adamw"))
     learning_rate: float = option(1e-3, "peak learning rate", minimum=0)
+    rates: tuple[str, ...] = option((), "peak learning rates of groups that have others, GROUP=RATE,...")
     schedule: str = option("constant", f"learning-rate schedule: {', '.join(SCHEDULES)}", choices=tuple(SCHEDULES))
     warmup: int = option(0, "steps in which the learning rate rises", minimum=0)
     weight_decay: float = option(0.0, "weight decay of the optimizer", minimum=0)
@@ -97,3 +100,37 @@ class Trained(Measured):
     validate_every: int = option(200, "steps between validations", minimum=1)
     checkpoint_every: int = option(200, "steps between checkpoints", minimum=1)
     patience: int = option(0, "stop after this many validations without improvement; 0: never", minimum=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.own_rates) < len(self.rates):
+            raise ConfigError(self.name, "rates must name each group once", ",".join(self.rates))
+
+    @property
+    def own_rates(self) -> dict[str, float]:
+        """The peak learning rates of groups that have others, by group."""
+        return dict(map(self._rate, self.rates))
+
+    def of(self, group: str) -> Self:
+        """The options by which a group trains.
+
+        Example:
+
+            >>> from structconv_systems.train.options import Trained
+            >>> class Line(Trained):
+            ...     name = "line"
+            >>> line = Line(learning_rate=0.01, rates=("steep=0.1",))
+            >>> line.of("steep").learning_rate, line.of("flat").learning_rate
+            (0.1, 0.01)
+        """
+        return dataclasses.replace(self, learning_rate=self.own_rates.get(group, self.learning_rate))
+
+    def _rate(self, text: str) -> tuple[str, float]:
+        group, _, number = text.rpartition("=")
+        try:
+            rate = float(number)
+        except ValueError:
+            rate = math.nan
+        if not group or not 0 <= rate < math.inf:
+            raise ConfigError(self.name, "rates must be GROUP=RATE, with rates of at least 0", repr(text))
+        return group, rate

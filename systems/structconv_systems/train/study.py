@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from structconv.analysis.flops import counted
 from structconv.commands.table import print_table
-from structconv.errors import ConfigError
+from structconv.errors import ConfigError, nearest
 from structconv_systems.report.study import group_rows, sentence, study_page
 from structconv_systems.train.checkpoint import Checkpoints
 from structconv_systems.train.device import factories_on, moved
@@ -87,13 +87,13 @@ class Study:
     @property
     def runner(self) -> Runner:
         """Return the recipe's ``RUNNER``."""
-        return Runner(execute=self.execute, evaluate=self.evaluate, show=self.show, jobs=self.jobs, use=self.use,
-                      report=self.report)
+        return Runner(execute=self.execute, evaluate=self.evaluate, show=self.show, jobs=self._trainings,
+                      use=self.use, report=self.report)
 
     def execute(self, recipe: Measured, run: Run, interrupt: Interrupt, progress: Progress) -> dict[str, Any]:
         """Train, or continue; the run's ``summary.json`` holds what is returned."""
         progress.phase("reading the data")
-        jobs = self.jobs(recipe, run)
+        jobs = self._trainings(recipe, run)
         results = train_all(jobs, run, interrupt, progress, self.columns)
         progress.phase("measuring and drawing what was learned")
         summary = self._summary(recipe, run, results)
@@ -111,13 +111,23 @@ class Study:
     def evaluate(self, recipe: Measured, run: Run, progress: Progress) -> dict[str, Any]:
         """The figures of the run's final weights, computed anew."""
         progress.phase("reading the data")
-        return self._summary(recipe, run, measured(self.jobs(recipe, run), run, progress))
+        return self._summary(recipe, run, measured(self._trainings(recipe, run), run, progress))
 
     def show(self, recipe: Measured, summary: dict[str, Any]) -> None:
         """Print the figures of each group, and the effect beside the published one."""
         print_table((recipe.name, *self.columns.values()), group_rows(summary["groups"], self.columns))
         print(f"{sentence(summary['headline'])} Seeds: {recipe.seeds}.")
         print(f"run: {summary['run']}")
+
+    def _trainings(self, recipe: Measured, run: Run | None) -> list[Job]:
+        """Its trainings; `ConfigError` if the recipe has a rate for a group that none of them is of."""
+        jobs = self.jobs(recipe, run)
+        groups = list(_firsts(jobs))
+        for group in recipe.own_rates if isinstance(recipe, Trained) else ():
+            if group not in groups:
+                raise ConfigError(recipe.name, "rates must be of its groups", repr(group),
+                                  nearest(group, groups) or f"Known: {', '.join(groups)}.")
+        return jobs
 
     def _summary(self, recipe: Measured, run: Run, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
         groups: dict[str, list[dict[str, Any]]] = {}
@@ -215,10 +225,11 @@ def parameters_of(task: Task) -> int:
     return sum(parameter.numel() for parameter in task.model.parameters())
 
 
-def jobs_of(recipe: Trained, name: str, make: Callable[[int], BatchTask], kind: type[BatchTask],
+def jobs_of(recipe: Trained, name: str, make: Callable[..., BatchTask], kind: type[BatchTask],
             stopping: Callable[[], Stopping] | None = None) -> list[Job]:
-    """A training for each seed, ``name/seed-0`` and so on; `make` builds the task, which is of `kind`, of a seed. The
-    weights of its best validation are kept, unless another rule is made by `stopping`."""
+    """A training for each seed, ``name/seed-0`` and so on; ``make(options, seed=0)`` builds the task, which is of
+    `kind`, by the options of the group. The weights of its best validation are kept, unless another rule is made by
+    `stopping`."""
     best = partial(Best, kind.metric, higher=kind.higher, patience=recipe.patience)
 
     def schedule(seed: int) -> Schedule:
@@ -226,8 +237,8 @@ def jobs_of(recipe: Trained, name: str, make: Callable[[int], BatchTask], kind: 
                         checkpoint_every=recipe.checkpoint_every, device=recipe.device, compile=recipe.compile,
                         stopping=(stopping or best)())
 
-    return [Job(name=f"{name}/seed-{seed}", make=partial(make, seed), schedule=partial(schedule, seed))
-            for seed in range(recipe.seeds)]
+    return [Job(name=f"{name}/seed-{seed}", make=partial(make, recipe.of(name), seed=seed),
+                schedule=partial(schedule, seed)) for seed in range(recipe.seeds)]
 
 
 def train_all(jobs: Sequence[Job], run: Run, interrupt: Interrupt, progress: Progress, figures: Iterable[str] = ()

@@ -53,12 +53,18 @@ def summary_of(run):
 
 def test_a_run_keeps_the_laws_and_has_its_figures_and_pictures(run, tmp_path, capsys):
     summary = check_laws(run, tmp_path, capsys)
-    assert summary["headline"]["published"].startswith("0.58 ± 0.03 on ESOL")
+    assert summary["headline"]["published"].startswith("0.58 on ESOL")
     assert set(summary["results"]) == {"molecules/seed-0", "random-forest/seed-0"}
     assert summary["skipped"] == 0
     assert (run / "pictures" / "predicted.png").read_bytes().startswith(b"\x89PNG")
     assert (run / "pictures" / "predicted.svg").read_bytes().startswith(b"<?xml")
     assert "RMSE" in (run / "report.html").read_text()
+
+
+@pytest.mark.parametrize(("file", "published"), [("FreeSolv.csv", 1.765), ("Lipophilicity.csv", 1.218),
+                                                 ("my.csv", None)])
+def test_the_published_effect_is_that_on_its_file(file, published):
+    assert Molecules(file=file).expected.published == (published and pytest.approx(published, abs=1e-3))
 
 
 def test_it_is_measured_on_another_file(run, tmp_path, folder, capsys, monkeypatch):

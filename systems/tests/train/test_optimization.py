@@ -173,7 +173,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_ten_end_the_training(tmp_
 
     recipe = plain(steps=30)
     run = Run.create(tmp_path / "a", recipe)
-    [job] = jobs_of(recipe, "sums", lambda seed: spoilt([3])(), SumsTask)
+    [job] = jobs_of(recipe, "sums", lambda options, seed: spoilt([3])(), SumsTask)
     fit(job.make, job.schedule(), run=run, job=job.name, interrupt=Interrupt(), progress=Noting())
     assert sum("step 3 was skipped" in note for note in notes) == 1
     assert [line for line in run.metrics if line["step"] == 3] == [{"job": "sums/seed-0", "step": 3, "skipped": 1.0}]
@@ -191,8 +191,8 @@ def test_resumed_weights_are_bit_equal(tmp_path, options, when):
     def train(run, stop=None):
         made = []
 
-        def make(seed):
-            made.append(SumsTask(plain(**options), seed))
+        def make(recipe, seed):
+            made.append(SumsTask(recipe, seed))
             step = made[-1].train_step
 
             def stepping(number):
@@ -221,7 +221,7 @@ def test_resumed_weights_are_bit_equal(tmp_path, options, when):
 def test_trainings_are_done_once_and_measured_again(tmp_path):
     recipe = plain(seeds=2, steps=24)
     run = Run.create(tmp_path / "run", recipe)
-    jobs = jobs_of(recipe, "sums", lambda seed: SumsTask(recipe, seed), SumsTask)
+    jobs = jobs_of(recipe, "sums", SumsTask, SumsTask)
     results = train_all(jobs, run, Interrupt(), Quiet())
     assert train_all(jobs, run, Interrupt(), Quiet()) == results
     again = measured(jobs, run, Quiet())
@@ -231,9 +231,8 @@ def test_trainings_are_done_once_and_measured_again(tmp_path):
 def test_a_study_says_its_effect_beside_the_published_one(tmp_path, capsys):
     recipe = LongSums(seeds=2)
     run = Run.create(tmp_path / "run", recipe)
-    study = Study(jobs=lambda recipe, run: [*jobs_of(recipe, "sums", lambda seed: SumsTask(recipe, seed), SumsTask),
-                                            *jobs_of(plain(seeds=2), "short", lambda seed: SumsTask(plain(), seed),
-                                                     SumsTask)],
+    study = Study(jobs=lambda recipe, run: [*jobs_of(recipe, "sums", SumsTask, SumsTask),
+                                            *jobs_of(plain(seeds=2), "short", SumsTask, SumsTask)],
                   columns={"test_loss": "loss"}, finish=lambda *_: {"more": 1})
     summary = study.execute(recipe, run, Interrupt(), Quiet())
     losses = {name: result["test_loss"] for name, result in summary["results"].items()}
@@ -254,6 +253,21 @@ def test_a_study_says_its_effect_beside_the_published_one(tmp_path, capsys):
         assert text in page, text
 
 
+def test_a_group_trains_at_a_rate_of_its_own_where_it_has_one():
+    recipe = plain(rates="fast=0.5,slow=1e-3")
+    study = Study(jobs=lambda recipe, run: [job for name in ("fast", "slow", "plain")
+                                            for job in jobs_of(recipe, name, SumsTask, SumsTask)], columns={})
+    jobs = {job.name: job.make() for job in study.runner.jobs(recipe, None)}
+    assert {name: task.options.learning_rate for name, task in jobs.items()} == {
+        "fast/seed-0": 0.5, "slow/seed-0": 1e-3, "plain/seed-0": 1e-3}
+    for rates, message in (("fast", "GROUP=RATE"), ("=1", "GROUP=RATE"), ("fast=-1", "GROUP=RATE"),
+                           ("fast=inf", "GROUP=RATE"), ("fast=1,fast=2", "each group once")):
+        with pytest.raises(ConfigError, match=message):
+            plain(rates=rates)
+    with pytest.raises(ConfigError, match="rates must be of its groups; got 'quick'"):
+        study.runner.jobs(plain(rates="quick=1"), None)
+
+
 def test_the_test_part_is_read_in_the_final_evaluation_alone():
     parts = Parts({"train": 1, "val": 2, "test": 3})
     assert (parts["train"], parts["val"], len(parts), list(parts)) == (1, 2, 3, ["train", "val", "test"])
@@ -269,7 +283,7 @@ def test_the_test_part_is_read_in_the_final_evaluation_alone():
 
 def test_figures_that_nobody_measures_are_named_after_the_first_training(tmp_path):
     recipe = plain(seeds=2)
-    study = Study(jobs=lambda recipe, run: jobs_of(recipe, "sums", lambda seed: SumsTask(recipe, seed), SumsTask),
+    study = Study(jobs=lambda recipe, run: jobs_of(recipe, "sums", SumsTask, SumsTask),
                   columns={"test_loss": "loss", "test_bleu": "BLEU"})
     with pytest.raises(ConfigError, match="columns must be of what test measures, test_loss, seconds; got test_bleu"):
         study.execute(recipe, Run.create(tmp_path / "run", recipe), Interrupt(), Quiet())
@@ -279,7 +293,7 @@ def test_figures_that_nobody_measures_are_named_after_the_first_training(tmp_pat
 
 def test_an_effect_whose_groups_were_left_out_is_none(tmp_path, capsys):
     recipe = LongSums()
-    study = Study(jobs=lambda recipe, run: jobs_of(recipe, "sums", lambda seed: SumsTask(recipe, seed), SumsTask),
+    study = Study(jobs=lambda recipe, run: jobs_of(recipe, "sums", SumsTask, SumsTask),
                   columns={"test_loss": "loss"})
     summary = study.execute(recipe, Run.create(tmp_path / "run", recipe), Interrupt(), Quiet())
     assert (summary["headline"]["value"], summary["headline"]["state"]) == (None, "not shown")
@@ -299,7 +313,7 @@ def test_a_batch_with_nothing_to_count_changes_nothing():
 
 def test_trying_says_what_a_training_would_take():
     recipe = plain()
-    actual = tried(jobs_of(recipe, "sums", lambda seed: SumsTask(recipe, seed), SumsTask)[0])
+    actual = tried(jobs_of(recipe, "sums", SumsTask, SumsTask)[0])
     assert actual["parameters"] == 4 * 6 + 6 + 6 + 1
     assert actual["flops_per_step"] > 0
     assert actual["seconds"] == pytest.approx(actual["seconds_per_step"] * 12)
@@ -310,7 +324,7 @@ def test_trying_all_counts_each_kind_of_training():
     """The second kind has four times the steps: its seconds are its own."""
     short, long = plain(seeds=2), plain(steps=48, seeds=3)
     jobs = [job for recipe, name in ((short, "short"), (long, "long"))
-            for job in jobs_of(recipe, name, lambda seed: SumsTask(short, seed), SumsTask)]
+            for job in jobs_of(recipe, name, SumsTask, SumsTask)]
     actual = tried_all(jobs)
     assert {name: (row["steps"], row["trainings"]) for name, row in actual["groups"].items()} == {
         "short": (12, 2), "long": (48, 3)}

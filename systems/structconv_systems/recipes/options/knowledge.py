@@ -83,7 +83,6 @@ class RGCNLinks(Links):
     dropout: float = option(0.7, "share of the entities' channels dropped", minimum=0, below=1)
     distmult_channels: int = option(64, "channels D of the DistMult baseline", minimum=1)
     distmult_dropout: float = option(0.3, "share of the baseline's entity channels dropped", minimum=0, below=1)
-    distmult_learning_rate: float = option(1e-2, "peak learning rate of the DistMult baseline", minimum=0)
     batch_size: int = 256
     seeds: int = 3
     steps: int = 2000

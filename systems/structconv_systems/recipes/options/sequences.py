@@ -82,7 +82,7 @@ class Transformer(Attending):
     presets: ClassVar = {
         "quick": {"seeds": 1, "sentences": 4000, "vocabulary": 2000, "channels": 128, "hidden": 256, "layers": 2,
                   "steps": 300, "warmup": 100, "validate_every": 150, "checkpoint_every": 50, "beam": 1,
-                  "learning_rate": 5e-3, "recurrent_rate": 1e-2, "batch_tokens": 2048},
+                  "learning_rate": 5e-3, "rates": ("rnnsearch=1e-2",), "batch_tokens": 2048},
         "paper": {"seeds": 1, "channels": 512, "hidden": 2048, "layers": 6, "heads": 8, "steps": 100_000,
                   "warmup": 4000, "batch_tokens": 25_000, "learning_rate": 7e-4, "beam": 4, "length_penalty": 0.6,
                   "dropout": 0.1, "norm": "post", "sentences": 0}}
@@ -90,7 +90,7 @@ class Transformer(Attending):
     steps: int = 1000
     # Both are the best in validation (seed 0) of those that docs/systems/transformer.md lists.
     learning_rate: float = 3e-3
-    recurrent_rate: float = option(5e-3, "peak learning rate of the RNNsearch baseline, cosine schedule", minimum=0)
+    rates: tuple[str, ...] = ("rnnsearch=5e-3",)
     heads: int = option(4, "attention heads", minimum=1)
     positions: str = option("sinusoidal", "encoding of positions: sinusoidal or learned",
                             choices=("sinusoidal", "learned"))
@@ -112,6 +112,7 @@ class RNNSearch(Translation):
     in_a_row: int = 4
     seeds: int = 3
     steps: int = 1000
+    learning_rate: float = 5e-3
     channels: int = 192
     label_smoothing: float = 0.0
     dropout: float = 0.2
