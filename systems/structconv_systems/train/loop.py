@@ -17,7 +17,6 @@ from structconv_systems.train.checkpoint import Checkpoint, Checkpoints
 from structconv_systems.train.device import compiled, factories_on, moved
 from structconv_systems.train.events import Events
 from structconv_systems.train.interrupt import Diverged, Interrupt, Interrupted
-from structconv_systems.train.optimization import MOST_SKIPPED
 from structconv_systems.train.parts import final_evaluation
 from structconv_systems.train.progress import Progress
 from structconv_systems.train.run import Run
@@ -25,6 +24,10 @@ from structconv_systems.train.state import capture_generators, restore_generator
 from structconv_systems.train.stopping import Stopping
 
 __all__ = ["Schedule", "Stateful", "Task", "fit"]
+
+
+#: Steps in a row that are not finite, after which a training ends.
+_MOST_BROKEN = 10
 
 
 class Stateful(Protocol):
@@ -120,8 +123,8 @@ class Schedule:
 
 @dataclass
 class _Training:
-    """The state of one training that a checkpoint holds; it is `lost` where the last step was skipped or not finite,
-    what was then measured is not finite, and nothing before was kept. The last `broken` steps were not finite."""
+    """The state of one training that a checkpoint holds; the last `broken` steps were not finite, skipped or not. It is
+    `lost` where that is so, what was then measured is not finite, and nothing before was kept."""
 
     task: Task
     schedule: Schedule
@@ -139,7 +142,7 @@ class _Training:
     def checkpoint(self) -> Checkpoint:
         state = {"optimizer": self.task.optimizer.state_dict(), "generators": capture_generators(),
                  "stopping": self.schedule.stopping.state(), "best": self.best, "stopped": self.stopped,
-                 "lost": self.lost, "seconds": self.elapsed()}
+                 "lost": self.lost, "broken": self.broken, "seconds": self.elapsed()}
         return Checkpoint(step=self.step, weights=self.task.model.state_dict(), state=state)
 
     def finished(self, last: Checkpoint, result: dict[str, float]) -> Checkpoint:
@@ -158,7 +161,7 @@ class _Training:
             raise ConfigError("resume", "options and data must be those that the checkpoint was trained with", error,
                               "Put them back as they were.") from error
         self.step, self.stopped, self.best = checkpoint.step, state["stopped"], state["best"]
-        self.lost = state.get("lost", False)
+        self.lost, self.broken = state["lost"], state["broken"]
         self.seconds, self.clock = state["seconds"], time.perf_counter()
         restore_generators(state["generators"])
 
@@ -166,18 +169,17 @@ class _Training:
         """One step, with validation where it is due."""
         self.step += 1
         metrics = self.task.train_step(self.step)
-        self.broken = 0 if _finite(metrics) else self.broken + 1
-        if self.broken == MOST_SKIPPED:
-            raise Diverged(f"step {self.step}: the loss was not finite in {MOST_SKIPPED} steps in a row; the last "
-                           "checkpoint is kept. Start anew with a lower learning_rate.")
-        failed = self.broken > 0 or "skipped" in metrics
+        self.broken = 0 if _finite(metrics) and "skipped" not in metrics else self.broken + 1
+        if self.broken == _MOST_BROKEN:
+            raise Diverged(f"step {self.step}: the loss or its gradient was not finite in {_MOST_BROKEN} steps in a "
+                           "row; the last checkpoint is kept. Start anew with a lower learning_rate or clip.")
         if self.step % self.schedule.validate_every == 0 or self.step == self.schedule.steps:
             metrics = {**metrics, **self.task.validate()}
             verdict = self.schedule.stopping.update(metrics)
             self.stopped = verdict.stop
             if verdict.keep:
                 self.best = self.task.weights()
-        self.lost = self.best is None and failed and not _finite(metrics)
+        self.lost = self.best is None and self.broken > 0 and not _finite(metrics)
         return metrics
 
 

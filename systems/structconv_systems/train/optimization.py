@@ -9,22 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from structconv_systems.train.interrupt import Diverged
 from structconv_systems.train.options import Trained
 from structconv_systems.train.schedules import Plateau, rate
 
 __all__ = ["Optimization"]
 
 _OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-#: Steps in a row that are not finite, after which a training ends.
-MOST_SKIPPED = 10
 
 
 class Optimization:
     """An optimizer with everything that surrounds it; its state is a tree that checkpoints can hold.
 
-    If the loss or gradient of a step is not finite, or the step has no samples, the step is skipped and counted as
-    ``skipped``.
+    A step whose loss or gradient is not finite changes nothing and says ``skipped``; one without samples changes
+    nothing.
 
     Args:
         model: the model to train.
@@ -51,14 +48,10 @@ class Optimization:
         self.optimizer: torch.optim.Optimizer = kind(self.parameters, lr=options.learning_rate,
                                                      weight_decay=options.weight_decay)
         self.averages = [parameter.detach().clone() for parameter in self.parameters] if options.ema else []
-        self.plateau, self.skipped = Plateau(higher=higher), 0
+        self.plateau = Plateau(higher=higher)
 
     def step(self, number: int, losses: Iterable[tuple[Tensor, float]]) -> dict[str, float]:
-        """Take step `number`, from 1, by batches that come one by one as (sum of losses, what it is to be divided by).
-
-        Raises:
-            Diverged: ten steps in a row were not finite.
-        """
+        """Take step `number`, from 1, by batches, one by one: (sum of losses, what it is to be divided by)."""
         self.optimizer.zero_grad(set_to_none=True)
         total, count, first = 0.0, 0.0, 0.0
         for loss, weight in losses:
@@ -68,11 +61,10 @@ class Optimization:
             (loss / first).backward()
             total, count = total + loss.item(), count + weight
         if not count:
-            return {"skipped": 1.0}
+            return {}
         norm = self._gradients(first / count)
         if not (torch.isfinite(norm) and total - total == 0):
-            return self._skip(number)
-        self.skipped = 0
+            return {"skipped": 1.0}
         self._set_rate(number)
         self.optimizer.step()
         with torch.no_grad():
@@ -96,8 +88,7 @@ class Optimization:
             _assign(self.parameters, own)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"optimizer": self.optimizer.state_dict(), "averages": self.averages, "plateau": self.plateau.state(),
-                "skipped": self.skipped}
+        return {"optimizer": self.optimizer.state_dict(), "averages": self.averages, "plateau": self.plateau.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if len(state["averages"]) != len(self.averages):
@@ -105,7 +96,6 @@ class Optimization:
         self.optimizer.load_state_dict(state["optimizer"])
         self.averages = [average.to(parameter.device)
                          for average, parameter in zip(state["averages"], self.parameters, strict=False)]
-        self.skipped = state["skipped"]
         self.plateau.load(state["plateau"])
 
     def _gradients(self, share: float) -> Tensor:
@@ -124,13 +114,6 @@ class Optimization:
         share = rate(options.schedule, number, options.steps, options.warmup) * self.plateau.share
         for group in self.optimizer.param_groups:
             group["lr"] = options.learning_rate * share
-
-    def _skip(self, number: int) -> dict[str, float]:
-        self.skipped += 1
-        if self.skipped == MOST_SKIPPED:
-            raise Diverged(f"step {number}: the loss or its gradient was not finite in {MOST_SKIPPED} steps in a row; "
-                           "the last checkpoint is kept. Start anew with a lower learning_rate or clip.")
-        return {"skipped": 1.0}
 
 
 @torch.no_grad()

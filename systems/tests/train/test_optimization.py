@@ -183,6 +183,24 @@ def test_a_step_that_is_not_finite_changes_nothing_and_ten_end_the_training(tmp_
         fit(spoilt(range(12, 22)), job.schedule(), run=run, job="sums/seed-0", interrupt=Interrupt(), progress=Noting())
     assert [place.name for place in (run.checkpoint_folder("sums/seed-0")).glob("step-*")]
 
+    run, interrupt = Run.create(tmp_path / "c", recipe), Interrupt()
+
+    def cut():
+        task = spoilt(range(12, 22))()
+        step = task.train_step
+
+        def stepping(number):
+            interrupt.requested = number == 16
+            return step(number)
+
+        task.train_step = stepping
+        return task
+
+    with pytest.raises(Interrupted):
+        fit(cut, job.schedule(), run=run, job="sums/seed-0", interrupt=interrupt, progress=Noting())
+    with pytest.raises(Diverged, match="step 21"):
+        fit(cut, job.schedule(), run=run, job="sums/seed-0", interrupt=Interrupt(), progress=Noting())
+
 
 @pytest.mark.parametrize(("options", "when"), [
     ({}, 2), ({}, 6), ({}, 12), ({"ema": 0.9}, 6), ({"schedule": "plateau", "accumulate": 2}, 6),
@@ -305,7 +323,7 @@ def test_a_batch_with_nothing_to_count_changes_nothing():
     task = SumsTask(plain(), 0)
     before = [p.clone() for p in task.model.parameters()]
     nothing = sum(p.sum() for p in task.model.parameters()) * 0
-    assert task.optimizer.step(1, iter([(nothing, 0.0)])) == {"skipped": 1.0}
+    assert task.optimizer.step(1, iter([(nothing, 0.0)])) == {}
     assert all(torch.equal(p, q) for p, q in zip(task.model.parameters(), before, strict=True))
     with pytest.raises(ConfigError, match="there must be something to measure"):
         mean_loss([(nothing, 0.0)])
