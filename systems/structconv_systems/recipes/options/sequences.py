@@ -324,7 +324,7 @@ class Characters(OnFiles):
     seeds: int = 3
     steps: int = 1500
     optimizer: str = "adamw"
-    learning_rate: float = 2e-3
+    learning_rate: float = 5e-3
     schedule: str = "cosine"
     warmup: int = 100
     weight_decay: float = 0.05

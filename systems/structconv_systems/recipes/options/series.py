@@ -48,7 +48,7 @@ class Series(OnFiles):
     threads: int = 1
     seeds: int = 3
     steps: int = 1200
-    learning_rate: float = 3e-3
+    learning_rate: float = 9e-3
     schedule: str = "cosine"
     warmup: int = 50
     clip: float = 5.0
