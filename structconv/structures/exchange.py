@@ -13,8 +13,8 @@ from structconv.errors import ConfigError, StructureError
 
 __all__ = ["MAKERS", "Exchange", "require", "samples_of"]
 
-#: What makes values that know of graphs themselves, entered by their own files: "samples" of sizes (B,), "starts" of
-#: the first entry of each and the number of all (B + 1,).
+#: Constructors that samples.py, which imports this file, puts here: "samples" from sizes (B,), "starts" from the first
+#: entry of each sample and the number of all (B + 1,).
 MAKERS: dict[str, Callable[[Tensor], Any]] = {}
 _LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 

@@ -144,7 +144,7 @@ class Global(Support):
         return sum(number < size for number in self.entries)
 
     def _among(self, size: int, device: Device) -> Tensor:
-        """The global ones of so many entries, in ascending order."""
+        """The global entries below `size`, in ascending order."""
         if not isinstance(self.entries, tuple):
             return torch.arange(min(self.entries, size), device=device)
         return torch.tensor(sorted(number for number in self.entries if number < size), dtype=torch.int64,

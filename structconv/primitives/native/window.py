@@ -259,7 +259,7 @@ def _apart(count: int) -> tuple[Tensor, ...]:
 @lru_cache(maxsize=64)
 def _lines(shape: tuple[int, ...], below: tuple[int, ...], above: tuple[int, ...], dilation: tuple[int, ...]
            ) -> tuple[Tensor, ...]:
-    """Of each line along the last axis the lines near it and the offsets to them, by target and by source."""
+    """By target and by source: for each line along the last axis, the lines in its window and the offsets to them."""
     count, sizes = math.prod(shape), torch.tensor(shape, dtype=torch.int64)
     strides = torch.tensor([math.prod(shape[axis + 1:]) for axis in range(len(shape))], dtype=torch.int64)
     line = torch.arange(count).unsqueeze(-1) // strides % sizes

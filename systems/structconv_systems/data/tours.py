@@ -214,8 +214,8 @@ def farthest_insertion(table: Tensor) -> Tensor:
 
 
 def two_opt(table: Tensor, tours: Tensor) -> Tensor:
-    """Each tour (B, N) after the best reversals of a part, one after the other, until none makes it shorter (Croes
-    1958), by symmetric distances (B, N, N).
+    """Improve each tour (B, N) by reversing the part that shortens it most, until no reversal does (Croes 1958);
+    symmetric distances (B, N, N).
 
     Example:
 

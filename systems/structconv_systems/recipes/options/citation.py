@@ -26,7 +26,7 @@ def _over_words(group: str, figure: float) -> Effect:
 
 @dataclass(frozen=True, kw_only=True)
 class Cora(InFolder):
-    """What the three Cora recipes share.
+    """Options of the three Cora recipes.
 
     Attributes:
         figures: those of the paper, by data set.

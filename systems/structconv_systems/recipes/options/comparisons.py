@@ -15,7 +15,7 @@ __all__ = ["Architectures", "Generated", "Pooling"]
 
 @dataclass(frozen=True, kw_only=True)
 class Generated(Trained):
-    """What the recipes share whose data is made from a seed, the same for all trainings."""
+    """Options of the recipes whose data is made from a seed, the same for all trainings."""
 
     samples: int = option(8000, "training sequences", minimum=1)
     held_out: int = option(2000, "validation sequences, and as many test sequences", minimum=1)

@@ -20,7 +20,7 @@ _BLOCKS = ("embedded-gaussian", "gaussian", "dot-product", "concatenation")
 
 @dataclass(frozen=True, kw_only=True)
 class OnImages(OnFiles):
-    """What the recipes share that classify images."""
+    """Options of the recipes that classify images."""
 
     folder = "mnist"
     where = "MNIST is at yann.lecun.com/exdb/mnist; idx files or folders of PNG of other images go as well."

@@ -46,7 +46,7 @@ class RGCNEntities(InFolder):
 
 @dataclass(frozen=True, kw_only=True)
 class Links(OnFiles):
-    """What the recipes share that predict links."""
+    """Options of the recipes that predict links."""
 
     folder = "kg"
     where = "Kinship is at github.com/TimDettmers/ConvE, kinship.tar.gz; any triples go."

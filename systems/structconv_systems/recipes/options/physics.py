@@ -75,7 +75,7 @@ class RelationalInference(Trained):
 
     @property
     def heavy_tails(self) -> bool:
-        """Whether errors have Student's t: for charges, whose velocity changes mostly in a few steps."""
+        """True if errors follow Student's t distribution: for charges, whose velocity changes mostly in a few steps."""
         return self.model == "structured" and self.system == "charged"
 
     def as_paper(self) -> Self:

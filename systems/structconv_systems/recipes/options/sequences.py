@@ -24,7 +24,7 @@ class OnFiles(InFolder, Trained):
 
 @dataclass(frozen=True, kw_only=True)
 class Translation(OnFiles):
-    """What the recipes share that translate."""
+    """Options of the recipes that translate."""
 
     folder = "multi30k"
     where = "Multi30k is at github.com/multi30k/dataset, in data/task1/raw; other parallel text goes as well."
@@ -53,7 +53,7 @@ class Translation(OnFiles):
 
 @dataclass(frozen=True, kw_only=True)
 class Attending(Translation):
-    """What the recipes share that train a Transformer."""
+    """Options of the recipes that train a Transformer."""
 
     layers: int = option(3, "layers of the encoder and of the decoder", minimum=1)
     hidden: int = option(512, "hidden channels of the feed-forward parts", minimum=1)
