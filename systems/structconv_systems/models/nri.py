@@ -337,9 +337,11 @@ class Correlation(nn.Module):
 
     @staticmethod
     def correlation(x: Tensor, graph: Graph) -> Tensor:
-        """Return the correlation of each edge, (B, E), for trajectories (B, T, N, C)."""
+        """Return the correlation of each edge, (B, E), for trajectories (B, T, N, C); 0 of a channel that changes
+        by rounding only."""
         y = x - x.mean(1, keepdim=True)
-        y = y / y.square().mean(1, keepdim=True).sqrt().clamp(min=1e-12)
+        deviation = y.square().mean(1, keepdim=True).sqrt()
+        y = torch.where(deviation > 1e-5 * x.abs().amax(1, keepdim=True), y / deviation, 0.0)
         return (y[:, :, graph.source] * y[:, :, graph.target]).mean((1, 3))
 
     def fit(self, x: Tensor, graph: Graph, joined: Tensor) -> Correlation:

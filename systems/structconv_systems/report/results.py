@@ -25,7 +25,8 @@ Compare each system with its paper. Each row is the effect that the paper claims
 on the data and at the size of the recipe, which are mostly smaller than the paper's. The interval is Student's t at
 95 % over seeds. A ratio (x1.3) compares errors, a difference (+1.3) compares scores; above 1 or 0 the system is better.
 
-- **reproduced**: the whole interval shows the effect, and its mean reaches half of the published one.
+- **reproduced**: the whole interval shows the effect, and its mean reaches half of the published one (of a ratio: half
+  of its logarithm).
 - **partly**: the whole interval shows the effect, but it is smaller than that.
 - **not shown**: the mean is on the side of the baseline, or the interval includes no effect, or there is no interval
   (one seed), or no baseline.
@@ -46,7 +47,7 @@ Minutes are those of the clock: they are longer where the machine had other work
 _RESULTS = "<!-- results: written by structconv reproduce --record -->\n"
 _HEADERS = ("system", "compared", "published", "here", "state", "minutes")
 _PARTS = (("Default presets", False), ("Quick presets", True))
-_QUICK = """About three minutes each, 21 minutes together on two cores (`structconv reproduce --all --preset quick`),
+_QUICK = """At most about three minutes each, 21 together on two cores (`structconv reproduce --all --preset quick`),
 and one seed unless an interval is given. A row without an interval cannot be "reproduced".
 
 - **sign**: the effect has the sign of the published one.

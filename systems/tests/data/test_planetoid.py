@@ -19,6 +19,8 @@ from structconv.cli import main
 from structconv.errors import DataError
 from structconv_systems.data.pickles import read_array_pickle
 from structconv_systems.data.planetoid import read_planetoid
+from structconv_systems.recipes.register import RECIPES
+from structconv_systems.train.config import resolve
 
 SHARED = Path(os.environ.get("STRUCTCONV_DATA", Path(__file__).parents[4] / "shared" / "data"))
 needs_cora = pytest.mark.skipif(not (SHARED / "planetoid" / "ind.cora.x").is_file(),
@@ -183,3 +185,13 @@ def test_any_data_set_of_the_format_trains_without_coras_goal(tmp_path, capsys):
     assert main([*words, "--out", str(tmp_path / "torn")]) == 3
     assert f"{tmp_path / 'ind.tiny.graph'}: expected a pickle of arrays" in capsys.readouterr().err
     assert not (tmp_path / "torn").exists()
+
+
+@pytest.mark.parametrize(("name", "penalized"), [("cora-gcn", True), ("cora-cheb", True), ("cora-gat", False)])
+def test_the_validation_loss_is_that_of_the_papers_rule(tmp_path, name, penalized):
+    """With weight decay by Kipf and Welling, without it by Velickovic et al."""
+    tiny(tmp_path)
+    recipe = resolve(RECIPES[name].recipe, {"data": str(tmp_path), "dataset": "tiny", "verify": False, "seeds": 1})
+    task = RECIPES[name].runner().jobs(recipe, None)[0].make()
+    loss = torch.nn.functional.cross_entropy(task._outputs()[task.parts["val"]], task.labels[task.parts["val"]])
+    assert (task.validate()["val_loss"] > loss.item() + 1e-6) == penalized

@@ -156,3 +156,11 @@ def test_correlations_find_what_moves_alike_by_the_best_threshold():
         model = Correlation().fit(moved, GRAPH, joined)
         assert model.sign == sign
         assert (model(moved, GRAPH).argmax(-1) == joined).float().mean() > 0.99
+
+
+def test_a_channel_that_does_not_change_is_correlated_with_none():
+    """Not with the rounding errors of another one, although 0.1 is not its own mean in float32."""
+    x = torch.randn(20, T, 4, 2)
+    still = (0.1 * torch.arange(1.0, 5.0)).view(1, 1, 4, 1).expand(20, T, 4, 1)
+    actual = Correlation.correlation(torch.cat([x, still], -1), GRAPH)
+    torch.testing.assert_close(actual, Correlation.correlation(x, GRAPH) * 2 / 3)
