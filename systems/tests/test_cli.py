@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from structconv.cli import main
+from structconv_systems.recipes.options.tsp import TSP
 from structconv_systems.train.lock import locked
 from structconv_systems.train.run import Metrics
 
@@ -229,3 +230,108 @@ def test_a_signal_saves_and_stops_all_recipes_side_by_side(tmp_path):
     for run in runs:
         assert f"structconv resume {run}" in err
         assert list((run / "checkpoints").rglob("*.safetensors"))
+
+
+TOURS = ["nodes=5", "instances=4", "samples=2", "steps=4", "batch_size=8", "copies=4", "channels=8", "heads=2",
+         "layers=1", "hidden=8", "validate_every=2", "checkpoint_every=2", "warmup=2", "seeds=2"]
+
+
+@pytest.fixture(scope="module")
+def tours(tmp_path_factory):
+    place = tmp_path_factory.mktemp("runs") / "tours"
+    assert main(["train", "tsp", *TOURS, "--out", str(place)]) == 0
+    return place
+
+
+def test_a_command_that_was_killed_while_it_made_the_folder_works_again(tmp_path):
+    place = tmp_path / "run"
+    place.mkdir()
+    (place / "environment.json").write_text("{}")
+    (place / ".files.json.partial").write_text("{")
+    assert main(["train", "tsp", *TOURS, "--out", str(place)]) == 0
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.txt").write_text("mine")
+    assert main(["train", "tsp", *TOURS, "--out", str(tmp_path / "other")]) == 2
+
+
+def test_more_steps_that_are_refused_leave_the_run_as_it_was(tours, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(tours, run)
+    files, before = run / "files.json", (run / "config.json").read_text()
+    files.write_text('{"/nowhere/a.tsp": "0"}')
+    assert main(["resume", str(run), "--steps", "9"]) == 3
+    assert (run / "config.json").read_text() == before
+    files.write_text("{}")
+    assert main(["resume", str(run), "--steps", "6"]) == 0
+    assert json.loads((run / "config.json").read_text())["steps"] == 6
+
+
+def test_a_run_whose_trainings_have_different_steps_is_not_evaluated(tours, tmp_path, capsys):
+    """As after a kill while the first of two trainings was done with the further steps."""
+    run = tmp_path / "run"
+    shutil.copytree(tours, run)
+    assert main(["resume", str(run), "--steps", "6"]) == 0
+    shutil.rmtree(run / "checkpoints" / "attention" / "seed-1")
+    shutil.copytree(tours / "checkpoints" / "attention" / "seed-1", run / "checkpoints" / "attention" / "seed-1")
+    assert main(["evaluate", str(run)]) == 2
+    assert "attention/seed-1" in (said := capsys.readouterr().err) and "must be trained to step 6; got step 4" in said
+    assert main(["resume", str(run)]) == 0
+    assert main(["evaluate", str(run)]) == 0
+
+
+def test_metrics_that_are_gone_are_said_and_decide_nothing(tours, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(tours, run)
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[2:]))
+    assert main(["resume", str(run), "--steps", "6"]) == 0
+    assert "attention/seed-0: 2 of 4 steps are not in" in capsys.readouterr().err
+
+
+def test_a_quick_preset_whose_metrics_are_gone_has_no_outcome(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(TSP, "presets", {"quick": dict(word.split("=") for word in TOURS)})
+    words = ["reproduce", "tsp", "--preset", "quick", "--out", str(tmp_path), "--json"]
+    code = main(words)
+    assert main(words) == code != 3
+    [metrics] = tmp_path.rglob("metrics.jsonl")
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[1:]))
+    before = (tmp_path / "results.json").read_bytes()
+    assert main(words) == 3
+    assert "expected a line for each of the 4 steps of attention/seed-0; got 3" in capsys.readouterr().err
+    assert (tmp_path / "results.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"command": []}', "{"])
+def test_a_torn_environment_is_named_before_a_step(tours, tmp_path, text, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(tours, run)
+    (run / "environment.json").write_text(text)
+    assert main(["resume", str(run), "--steps", "6"]) == 3
+    assert "environment.json" in capsys.readouterr().err
+    assert json.loads((run / "config.json").read_text())["steps"] == 4
+
+
+@pytest.mark.parametrize(("name", "content", "code"), [
+    ("plain", None, 2), ("page.md", None, 2), ("rows.json", '[{"recipe": "tsp"}]', 3), ("rows.json", "[5]", 3),
+    ("folder.json", "", 2)])
+def test_a_record_that_cannot_be_written_is_named_before_a_training(tmp_path, name, content, code, capsys):
+    file = tmp_path / name
+    if content:
+        file.write_text(content)
+    elif content == "":
+        file.mkdir()
+    words = ["reproduce", "tsp", *TOURS, "--out", str(tmp_path / "runs")]
+    assert main([*words, "--record", str(file)]) == code
+    assert name in capsys.readouterr().err
+    assert not (tmp_path / "runs" / "tsp-default").exists() and not list(tmp_path.rglob("checkpoints"))
+    assert main([*words, "--record", str(tmp_path / "new" / "folder" / "rows.json")]) in (0, 1)
+    assert (tmp_path / "new" / "folder" / "rows" / "tsp.md").is_file()
+
+
+def test_words_that_would_do_nothing_are_refused(tours, tmp_path, capsys):
+    for words, message in ((["evaluate", str(tours), "--test", ""], "--test must name test data"),
+                           (["train", "tsp", *TOURS, "rates=farthest-insertion=0.1", "--out", str(tmp_path / "a")],
+                            "rates must be of groups that learn; got 'farthest-insertion'"),
+                           (["reproduce", "tsp", "nri", "rates=attention=1"], "rates must be of the groups of one")):
+        assert main(words) == 2
+        assert message in capsys.readouterr().err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from structconv_systems.commands import recipes, reproduce, use
+from structconv_systems.commands import recipes, reproduce, tune, use
 from structconv_systems.recipes.register import RECIPES
 
 __all__ = ["add", "listed"]
@@ -13,7 +13,7 @@ __all__ = ["add", "listed"]
 
 def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
     """Add the verbs."""
-    for group in (recipes, reproduce, use):
+    for group in (recipes, reproduce, tune, use):
         group.add(verbs, shared)
 
 

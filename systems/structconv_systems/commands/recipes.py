@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +29,7 @@ from structconv_systems.train.run import Run, check_new
 if TYPE_CHECKING:
     from structconv_systems.train.study import Runner
 
-__all__ = ["add", "carried_out", "placed"]
+__all__ = ["add", "carried_out", "placed", "prepared"]
 
 #: What argparse takes for a value though it begins with a dash: -1, and -1,0,1.
 _NUMBERS = re.compile(r"-[\d.][\d.,e+-]*$")
@@ -96,7 +97,7 @@ def _try(entry: Entry, recipe: Recipe, as_json: bool) -> int:
     with progress_for() as progress:
         progress.phase("loading torch and reading the data")
         recipe = placed(recipe)
-        runner = _runner(entry, recipe)
+        runner = prepared(entry, recipe)
         from structconv_systems.train.study import tried_all
 
         assert runner.jobs is not None, "whatever has the option can be tried"
@@ -122,13 +123,7 @@ def _resume(args: argparse.Namespace, rest: list[str]) -> int:
     entry, recipe = recipe_of(run)
     if args.steps is None:
         return _execute(entry, recipe, lambda recipe: run, args.json)
-    return _execute(entry, _longer(recipe, args.steps), partial(_longer_run, run), args.json)
-
-
-def _longer_run(run: Run, recipe: Recipe) -> Run:
-    """Return the run with more steps in its configuration."""
-    with run.exclusive():
-        return run.configured(recipe)
+    return _execute(entry, _longer(recipe, args.steps), lambda recipe: run, args.json, other=True)
 
 
 def _longer(recipe: Any, steps: str) -> Any:
@@ -142,26 +137,30 @@ def _longer(recipe: Any, steps: str) -> Any:
     return longer
 
 
-def _execute(entry: Entry, recipe: Recipe, open_run: Callable[[Recipe], Run], as_json: bool) -> int:
+def _execute(entry: Entry, recipe: Recipe, open_run: Callable[[Recipe], Run], as_json: bool, *,
+             other: bool = False) -> int:
     progress = progress_for()
     with progress, Interrupt(progress.note) as interrupt:
-        summary = carried_out(entry, recipe, open_run, interrupt, progress)
+        summary = carried_out(entry, recipe, open_run, interrupt, progress, other=other)
     _report(entry, recipe, summary, as_json)
     return 0
 
 
 def carried_out(entry: Entry, recipe: Recipe, open_run: Callable[[Recipe], Run], interrupt: Interrupt,
-                progress: Progress) -> dict[str, Any]:
-    """Do, or continue, a run; its summary."""
+                progress: Progress, *, other: bool = False) -> dict[str, Any]:
+    """Do, or continue, a run, whose options change if these are `other` ones; its summary."""
     recipe.check()
     progress.phase("loading torch")
     recipe = placed(recipe)
-    runner = _runner(entry, recipe)
+    runner = prepared(entry, recipe)
     run = open_run(recipe)
     progress.note(f"run folder: {run.folder}")
     try:
         with run.exclusive():
             run.check_files(recipe)
+            _ = run.environment  # the report needs it
+            if other:
+                run.configured(recipe)
             return runner.execute(recipe, run, interrupt, progress)
     except Interrupted as stopped:
         raise Interrupted(f"{stopped}; continue with: structconv resume {run.folder}", run.folder) from None
@@ -173,11 +172,14 @@ def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
     entry, recipe = recipe_of(run)
     if args.test is not None:
         recipe = _on_other_files(recipe, args.test)
+        if not os.access(run.folder, os.W_OK):
+            raise ConfigError("structconv evaluate", "--test needs a writable run, for it keeps what it measures",
+                              f"{run.folder}, which is not")
     recipe.check()
     with progress_for() as progress:
         progress.phase("loading torch")
         run.check_files(recipe, others=args.test is not None)
-        runner = _runner(entry, recipe)
+        runner = prepared(entry, recipe)
         summary = runner.evaluate(recipe, run, progress)
         if args.test is not None:
             summary["test"] = _stored(run, recipe, args.test, summary)
@@ -204,6 +206,8 @@ def _stored(run: Run, recipe: Recipe, name: str, summary: dict[str, Any]) -> dic
 
 def _on_other_files(recipe: Any, name: str) -> Any:
     """The recipe with another `test`."""
+    if not name:
+        raise ConfigError("structconv evaluate", "--test must name test data", "an empty text")
     if "test" not in (key.key for key in options(type(recipe))):
         raise ConfigError("structconv evaluate", "--test needs a recipe that reads test files of its own", recipe.name)
     return dataclasses.replace(recipe, test=recipe.from_here(name))
@@ -223,7 +227,7 @@ def placed(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, device=chosen(recipe.device))
 
 
-def _runner(entry: Entry, recipe: Recipe) -> Runner:
+def prepared(entry: Entry, recipe: Recipe) -> Runner:
     """The recipe's module, with as many threads as the recipe says."""
     import torch
 

@@ -31,7 +31,7 @@ from structconv_systems.train.progress import Progress, progress_for
 from structconv_systems.train.run import Run
 from structconv_systems.train.summary import share_left
 
-__all__ = ["add"]
+__all__ = ["add", "data_of", "opened", "place_of"]
 
 #: Letters of overrides in a folder's name; longer ones are named by their SHA-256.
 _LONGEST = 80
@@ -64,16 +64,19 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
     no_more("reproduce", [word for word in rest if word.startswith("-")])
     overrides = [word for word in words if "=" in word]
     entries = _chosen([word for word in words if "=" not in word], args.all)
-    recipes = [resolve(entry.recipe, [*_data(args.data, entry), *overrides], args.preset) for entry in entries]
+    if len(entries) > 1 and any(word.startswith("rates=") for word in overrides):
+        raise ConfigError("structconv reproduce", "rates must be of the groups of one recipe",
+                          f"{len(entries)} recipes")
+    recipes = [resolve(entry.recipe, [*data_of(args.data, entry), *overrides], args.preset) for entry in entries]
     if not recipes:
         raise ConfigError("structconv reproduce", "recipes must be named", "none", "Name some, or give --all.")
     if args.budget is not None and not args.budget >= 0:
         raise ConfigError("structconv reproduce", "--budget must be minutes, 0 or more", args.budget)
     if args.jobs is not None and args.jobs < 1:
         raise ConfigError("structconv reproduce", "--jobs must be at least 1", args.jobs)
-    from structconv_systems.report.results import recorded
+    from structconv_systems.report.results import check_record
 
-    recorded(_record(args))  # before the trainings, for it is written after them
+    check_record(_record(args))  # before the trainings, for it is written after them
     progress, began = progress_for(), time.monotonic()
     with progress, Interrupt(progress.note) as interrupt:
         ready, left_out = [], []
@@ -109,7 +112,7 @@ def _in_turn(ready: Sequence[tuple[Entry, Any]], args: argparse.Namespace, overr
     rows, left_out = [], []
     for entry, recipe in ready:
         left = _left(args, began)
-        if left is not None and not (_place(args, recipe) / "summary.json").is_file():
+        if left is not None and not (place_of(args.out, recipe) / "summary.json").is_file():
             need = _estimate(entry, recipe, progress)
             if need > left:
                 left_out.append(recipe.name)
@@ -242,13 +245,13 @@ def _chosen(names: list[str], everything: bool) -> list[Entry]:
     return entries
 
 
-def _data(folder: str | None, entry: Entry) -> list[str]:
+def data_of(folder: str | None, entry: Entry) -> list[str]:
     """The option that names a recipe's own folder, of one that reads files."""
     assert issubclass(entry.recipe, Measured)
     if not entry.recipe.folder:
         return []
     if folder is None:
-        raise ConfigError("structconv reproduce", f"--data must name the folder with {entry.recipe.folder}, which "
+        raise ConfigError("structconv", f"--data must name the folder with {entry.recipe.folder}, which "
                           f"{entry.recipe.name} reads", "none", entry.recipe.where)
     return [f"data={Path(folder) / entry.recipe.folder}"]
 
@@ -265,17 +268,19 @@ def _estimate(entry: Entry, recipe: Any, progress: Progress) -> float:
 
 def _reproduced(entry: Entry, recipe: Any, args: argparse.Namespace, overrides: list[str],
                 interrupt: Interrupt, progress: Progress) -> dict[str, Any]:
-    folder = _place(args, recipe)
-    summary = carried_out(entry, recipe, partial(_open, folder), interrupt, progress)
+    folder = place_of(args.out, recipe)
+    summary = carried_out(entry, recipe, partial(opened, folder), interrupt, progress)
     from structconv_systems.report.results import outcome, record
 
-    environment = json.loads((folder / "environment.json").read_bytes())
+    run = Run.open(folder)
     data = ["--data DIR"] if recipe.folder else []
     command = " ".join(["structconv reproduce", recipe.name, *overrides, *data, f"--preset {recipe.preset}"])
     learned = None
     if recipe.preset == "quick" and recipe.learning:
-        learned = share_left(Run.open(folder).metrics, recipe.learning, {pair[0] for pair in recipe.effect.pairs})
-    row = outcome(summary, environment, recipe.overrides, command, learned)
+        for job, result in summary["results"].items():
+            run.metrics.check(job, result["steps"])
+        learned = share_left(run.metrics, recipe.learning, {pair[0] for pair in recipe.effect.pairs})
+    row = outcome(summary, run.environment, recipe.overrides, command, learned)
     record(_record(args), row)
     return row
 
@@ -284,22 +289,22 @@ def _record(args: argparse.Namespace) -> Path:
     return Path(args.record) if args.record else Path(args.out) / "results.json"
 
 
-def _place(args: argparse.Namespace, recipe: Any) -> Path:
+def place_of(out: str, recipe: Any) -> Path:
     """The folder of its run; overrides are part of its name."""
     words = [recipe.name, recipe.preset]
     if recipe.overrides:
         text = written(recipe.overrides)
         short = re.sub(r"[^\w=.,-]+", "-", text)
         words.append(short if len(short) <= _LONGEST else hashlib.sha256(text.encode()).hexdigest()[:16])
-    return Path(args.out) / "-".join(words)
+    return Path(out) / "-".join(words)
 
 
-def _open(folder: Path, recipe: Any) -> Run:
+def opened(folder: Path, recipe: Any) -> Run:
     """Return the run in the folder if it has this recipe and these options; else a new run."""
     if not (folder / "config.json").is_file():
         return Run.create(folder, recipe)
     run = Run.open(folder)
     if run.config_text != to_json(recipe):
-        raise ConfigError("structconv reproduce", f"{folder} must be a run of {recipe.name} with the same options",
+        raise ConfigError("structconv", f"{folder} must be a run of {recipe.name} with the same options",
                           "one with others", "Name another folder with --out.")
     return run

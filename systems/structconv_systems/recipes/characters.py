@@ -87,7 +87,7 @@ def writer(recipe: Characters, run: Run, progress: Progress) -> Writer:
     """That of a finished run; it sees as much of what came as it saw in training."""
     alphabet = Alphabet.load(run.folder / _ALPHABET)
     model = network(recipe, len(alphabet), window=recipe.length)
-    return Writer(loaded(model, f"{recipe.name}/seed-0", run, progress), alphabet)
+    return Writer(loaded(model, f"{recipe.name}/seed-0", run, progress, recipe.steps), alphabet)
 
 
 def _jobs(recipe: Characters, run: Run | None) -> list[Job]:

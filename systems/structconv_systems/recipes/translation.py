@@ -195,7 +195,7 @@ def translator(network: Callable[[Any, int], nn.Module], job: str, recipe: Trans
                beam: int | None = None) -> Translator:
     """That of a finished training; `network` makes the model for a number of subwords."""
     subwords = Subwords.load(run.folder / _SUBWORDS)
-    model = loaded(network(recipe, len(subwords)), job, run, progress)
+    model = loaded(network(recipe, len(subwords)), job, run, progress, recipe.steps)
     return Translator(model, subwords, recipe if beam is None else dataclasses.replace(recipe, beam=beam))
 
 

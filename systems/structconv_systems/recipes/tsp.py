@@ -226,6 +226,8 @@ class TourTask(BatchTask):
         shortest = instances.lengths(instances.best)
         turned = instances.lengths(turned_tours(self.model, instances))
         sampled = instances.lengths(best_of(self.model, instances, self.recipe.samples))
+        if instances.optimum is not None and (torch.stack([lengths, turned, sampled]) < shortest * (1 - 1e-6)).any():
+            raise DataError(self.recipe.test, "its shortest tour in the .opt.tour beside it", "a longer one than here")
         return {"test_gap": float(_gap(lengths, shortest).mean()),
                 "test_gap_turned": float(_gap(turned, shortest).mean()),
                 "test_gap_samples": float(_gap(sampled, shortest).mean()), "test_length": float(lengths.mean()),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from structconv.commands.output import json_text
 from structconv.commands.table import number
-from structconv.errors import DataError
+from structconv.errors import ConfigError, DataError
 from structconv.files import write_atomically
 from structconv_systems.data.text import read_json
 from structconv_systems.report.study import group_rows
@@ -17,7 +18,7 @@ from structconv_systems.train.effect import LEARNED, ONE_SEED, effect_text
 from structconv_systems.train.lock import in_turn
 from structconv_systems.train.summary import counted
 
-__all__ = ["outcome", "record", "recorded", "render", "render_recipe"]
+__all__ = ["check_record", "outcome", "record", "recorded", "render", "render_recipe"]
 
 _TITLE = """# Systems
 
@@ -46,6 +47,9 @@ Minutes are those of the clock: they are longer where the machine had other work
 #: Begins the part of a page that is written again with each outcome.
 _RESULTS = "<!-- results: written by structconv reproduce --record -->\n"
 _HEADERS = ("system", "compared", "published", "here", "state", "minutes")
+#: What every outcome has.
+_KEYS = {"recipe", "preset", "label", "effect", "ratio", "published_effect", "published", "value", "low", "high",
+         "seeds", "state", "reason", "groups", "minutes", "machine", "commit", "date", "command"}
 _PARTS = (("Default presets", False), ("Quick presets", True))
 _QUICK = """At most about three minutes each, 21 together on two cores (`structconv reproduce --all --preset quick`),
 and one seed unless an interval is given. A row without an interval cannot be "reproduced".
@@ -93,11 +97,26 @@ def record(path: Path, row: dict[str, Any]) -> None:
             write_atomically(page, render_recipe([row for row in rows if row["recipe"] == name], text))
 
 
+def check_record(path: Path) -> None:
+    """Raise an error if `record` could not write into this file and beside it; the folders above it are made."""
+    if path.suffix != ".json" or path.is_dir():
+        raise ConfigError("record", "the file of outcomes must be a file NAME.json", repr(str(path)))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for place in (path.parent, path, path.with_suffix(".md"), path.with_suffix("")):
+        if place.exists() and not os.access(place, os.W_OK):
+            raise ConfigError("record", "the file of outcomes and its pages must be writable", repr(str(place)))
+    recorded(path)
+
+
 def recorded(path: Path) -> list[dict[str, Any]]:
     """Return the outcomes in a file, none if there is no file; `DataError` if it holds anything else."""
     known = read_json(path) if path.is_file() else []
-    if not isinstance(known, list) or not all(isinstance(row, dict) and "recipe" in row for row in known):
+    if not isinstance(known, list):
         raise DataError(path, "a list of outcomes", type(known).__name__)
+    for place, row in enumerate(known, 1):
+        if not isinstance(row, dict) or not row.keys() >= _KEYS:
+            missing = sorted(_KEYS - row.keys()) if isinstance(row, dict) else sorted(_KEYS)
+            raise DataError(path, "a list of outcomes", f"number {place} without {', '.join(missing)}")
     return known
 
 

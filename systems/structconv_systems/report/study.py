@@ -64,7 +64,7 @@ def study_page(recipe: Measured, run: Run, columns: Mapping[str, str]) -> str:
 
 def _origin(recipe: Measured, run: Run) -> list[str]:
     """Preset, overrides, seeds, command and versions; each file that was read, with its SHA-256."""
-    environment = read_json(run.folder / "environment.json")
+    environment = run.environment
     rows = [("preset", recipe.preset), ("overrides", written(recipe.overrides) or "none"),
             ("seeds", ", ".join(map(str, range(recipe.seeds)))), ("command", " ".join(environment["command"])),
             ("begun", environment["started"]), ("commit", str(environment["commit"])),

@@ -161,7 +161,7 @@ class _Training:
             raise ConfigError("resume", "options and data must be those that the checkpoint was trained with", error,
                               "Put them back as they were.") from error
         self.step, self.stopped, self.best = checkpoint.step, state["stopped"], state["best"]
-        self.lost, self.broken = state["lost"], state["broken"]
+        self.lost, self.broken = state.get("lost", False), state.get("broken", 0)
         self.seconds, self.clock = state["seconds"], time.perf_counter()
         restore_generators(state["generators"])
 
@@ -255,7 +255,8 @@ def fit(make: Callable[[], Task], schedule: Schedule, *, run: Run, job: str, int
         training.restore(saved)
         if finished:
             checkpoints.save(saved)
-    run.metrics.truncate(job, training.step)
+    if (missing := training.step - run.metrics.truncate(job, training.step)):
+        progress.note(f"{job}: {missing} of {training.step} steps are not in {run.metrics.path}")
     progress.job(job, schedule.steps)
     with factories_on(schedule.device):
         with closing(Events(run.folder / "events" / job, training.step)) as events:

@@ -23,7 +23,9 @@ from structconv_systems.train.lock import locked
 
 __all__ = ["Metrics", "Run", "check_new"]
 
-_CONFIG, _FILES = "config.json", "files.json"
+_CONFIG, _FILES, _ENVIRONMENT = "config.json", "files.json", "environment.json"
+#: What reports and outcomes say of the environment.
+_SAID = {"command", "commit", "processor", "python", "started", "structconv", "threads", "torch"}
 
 
 class Metrics:
@@ -69,15 +71,23 @@ class Metrics:
         self._pending.clear()
         self._written = time.monotonic()
 
-    def truncate(self, job: str, step: int) -> None:
-        """Drop the lines of `job` after `step`."""
+    def truncate(self, job: str, step: int) -> int:
+        """Drop the lines of `job` after `step`; the number of those that are left."""
         self.flush(wait=False)
         if not self.path.exists():
-            return
+            return 0
         lines = [line for line in self if line["job"] != job or line["step"] <= step]
         text = "".join(json_text(line) + "\n" for line in lines)
         if text.encode() != self.path.read_bytes():
             write_atomically(self.path, text)
+        return sum(line["job"] == job for line in lines)
+
+    def check(self, job: str, steps: int) -> None:
+        """Raise `DataError` unless there is a line for each of the steps of a training."""
+        count = sum(line["job"] == job for line in self)
+        if count != steps:
+            raise DataError(self.path, f"a line for each of the {steps} steps of {job}", count,
+                            remedy="Put it back, or begin a new run.")
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         self.flush(wait=False)
@@ -144,7 +154,7 @@ class Run:
         except OSError as error:
             raise ConfigError("Run", f"{place} must be a folder that can be made", error.strerror or error) from error
         run = cls(place, fresh=True, created=created)
-        run.write("environment.json", json.dumps(environment(recipe.device), indent=2) + "\n")
+        run.write(_ENVIRONMENT, json.dumps(environment(recipe.device), indent=2) + "\n")
         run.write(_FILES, json.dumps({str(file): sha256_of(file) for file in recipe.files()}, indent=2) + "\n")
         return run.configured(recipe)  # the last: with it the folder is a run
 
@@ -178,6 +188,16 @@ class Run:
             return str(read_json(self.folder / _CONFIG)["recipe"])
         except (KeyError, TypeError, DataError) as error:
             raise ConfigError("Run", f"{self.folder / _CONFIG} must name its recipe", error) from error
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """What ``environment.json`` says of command, commit, date and versions; `DataError` if it lacks some of it."""
+        known = read_json(self.folder / _ENVIRONMENT)
+        missing = _SAID - known.keys() if isinstance(known, dict) else _SAID
+        if missing:
+            raise DataError(self.folder / _ENVIRONMENT, f"an object with {', '.join(sorted(_SAID))}",
+                            f"none of {', '.join(sorted(missing))}")
+        return known
 
     def check_files(self, recipe: Recipe, *, others: bool = False) -> None:
         """Raise `DataError` if a file of the recipe changed, appeared or vanished since the run began; with `others`
@@ -248,12 +268,18 @@ class Run:
 def check_new(folder: str | Path | None) -> None:
     """Raise `ConfigError` if a run cannot begin in `folder` because something is there; None always can."""
     place = Path(folder) if folder else None
-    if place is None or not place.exists() or (place.is_dir() and not any(place.iterdir())):
+    if place is None or not place.exists() or (place.is_dir() and _begun(place)):
         return
     begun = (place / _CONFIG).is_file()
     raise ConfigError("Run", f"{place} must be a new or an empty folder",
                       "a run" if begun else "one with files in it" if place.is_dir() else "a file",
                       f"Continue it with `structconv resume {place}`, or name another." if begun else "Name another.")
+
+
+def _begun(folder: Path) -> bool:
+    """Whether all that a folder holds is what `Run.create` writes before ``config.json``, or nothing."""
+    before = {".lock", _ENVIRONMENT, _FILES, *(f".{name}.partial" for name in (_ENVIRONMENT, _FILES, _CONFIG))}
+    return {path.name for path in folder.iterdir()} <= before
 
 
 def _fresh(parent: Path, name: str) -> Path:

@@ -122,10 +122,10 @@ class Study:
     def _trainings(self, recipe: Measured, run: Run | None) -> list[Job]:
         """Its trainings; `ConfigError` if the recipe has a rate for a group that none of them is of."""
         jobs = self.jobs(recipe, run)
-        groups = list(_firsts(jobs))
+        groups = [group for group, job in _firsts(jobs).items() if job.learns]
         for group in recipe.own_rates if isinstance(recipe, Trained) else ():
             if group not in groups:
-                raise ConfigError(recipe.name, "rates must be of its groups", repr(group),
+                raise ConfigError(recipe.name, "rates must be of groups that learn", repr(group),
                                   nearest(group, groups) or f"Known: {', '.join(groups)}.")
         return jobs
 
@@ -167,7 +167,8 @@ def _figures(effect: Effect, groups: Mapping[str, Sequence[Mapping[str, Any]]]) 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A training by its name in the run: what makes the task, and how long it goes on.
+    """A training by its name in the run: what makes the task, and how long it goes on; or, where it `learns` nothing by
+    gradients, what is measured beside the others.
 
     Example:
 
@@ -183,6 +184,7 @@ class Job:
     name: str
     make: Callable[[], Task]
     schedule: Callable[[], Schedule]
+    learns: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,16 +286,19 @@ def trained(job: Job, run: Run, progress: Progress) -> Any:
         structconv.errors.ConfigError: Checkpoints: the training in ... must be finished; got no final checkpoint...
     """
     task = job.make()
-    loaded(task.model, job.name, run, progress)
+    loaded(task.model, job.name, run, progress, job.schedule().steps)
     return task
 
 
-def loaded(model: nn.Module, job: str, run: Run, progress: Progress) -> nn.Module:
-    """A model with the weights that a training chose, for evaluation; `ConfigError` if it is not finished, or if these
-    are the weights of another model: the run's options or data were changed since."""
-    weights = Checkpoints(run.checkpoint_folder(job)).final(progress.note).weights
+def loaded(model: nn.Module, job: str, run: Run, progress: Progress, steps: int) -> nn.Module:
+    """A model with the weights that a training of so many steps chose, for evaluation; `ConfigError` if it has not
+    finished them, or if these are the weights of another model: the run's options or data were changed since."""
+    final = Checkpoints(run.checkpoint_folder(job)).final(progress.note)
+    if final.step < steps and not final.state["stopped"]:
+        raise ConfigError("Run", f"{job} of {run.folder} must be trained to step {steps}", f"step {final.step}",
+                          f"Continue it with `structconv resume {run.folder}`.")
     try:
-        model.load_state_dict(weights)
+        model.load_state_dict(final.weights)
     except RuntimeError as error:
         raise ConfigError("Run", f"the options and data of {run.folder} must be those that it was trained with", error,
                           "Put them back as they were.") from error

@@ -61,10 +61,11 @@ def test_a_run_keeps_the_laws_and_has_its_figures_and_pictures(run, tmp_path, ca
     assert "RMSE" in (run / "report.html").read_text()
 
 
-@pytest.mark.parametrize(("file", "published"), [("FreeSolv.csv", 1.765), ("Lipophilicity.csv", 1.218),
-                                                 ("my.csv", None)])
-def test_the_published_effect_is_that_on_its_file(file, published):
-    assert Molecules(file=file).expected.published == (published and pytest.approx(published, abs=1e-3))
+@pytest.mark.parametrize(("options", "published"), [
+    ({"file": "FreeSolv.csv", "target": "expt"}, 1.765), ({"file": "Lipophilicity.csv", "target": "exp"}, 1.218),
+    ({}, 1.845), ({"target": "Molecular Weight"}, None), ({"test": "my.csv"}, None), ({"file": "my.csv"}, None)])
+def test_the_published_effect_is_that_on_its_data(options, published):
+    assert Molecules(**options).expected.published == (published and pytest.approx(published, abs=1e-3))
 
 
 def test_it_is_measured_on_another_file(run, tmp_path, folder, capsys, monkeypatch):

@@ -7,7 +7,8 @@ import torch
 
 from structconv.cli import main
 from structconv.errors import ConfigError
-from structconv_systems.data.tours import distances, uniform
+from structconv_systems.data.tours import distances, exact, uniform
+from structconv_systems.data.tsplib import read_problem
 from structconv_systems.models.tours import TourModel
 from structconv_systems.recipes.baselines import Exponential, Rollout, Shared, better
 from structconv_systems.recipes.options.tsp import TSP
@@ -58,9 +59,14 @@ def test_a_file_is_measured_in_its_own_unit(run, tmp_path, capsys):
     figures = {name: value["mean"] for name, value in summary["groups"]["attention"].items()}
     assert figures["test_shortest"] == 824 and summary["test"]["name"] == str(path)
     assert figures["test_gap"] == pytest.approx(100 * (figures["test_length"] / 824 - 1))
-    path.with_suffix(".opt.tour").write_text("TYPE : TOUR\nTOUR_SECTION\n1 2 3 4 5\n-1\n")
-    worse = evaluated(run, capsys, "--test", str(path))["groups"]["attention"]["test_shortest"]["mean"]
-    assert worse == 283 + 200 + 283 + 269 + 269
+    shortest = " ".join(str(int(node) + 1) for node in exact(read_problem(str(path)).distances))
+    tour = "TYPE : TOUR\nTOUR_SECTION\n{}\n-1\n"
+    path.with_suffix(".opt.tour").write_text(tour.format(shortest))
+    again = evaluated(run, capsys, "--test", str(path))["groups"]["attention"]
+    assert {name: value["mean"] for name, value in again.items()} == figures
+    path.with_suffix(".opt.tour").write_text(tour.format("1 2 3 4 5"))
+    assert main(["evaluate", str(run), "--test", str(path)]) == 3
+    assert "expected its shortest tour in the .opt.tour beside it; got a longer one" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text, message", [

@@ -282,7 +282,7 @@ def test_a_group_trains_at_a_rate_of_its_own_where_it_has_one():
                            ("fast=inf", "GROUP=RATE"), ("fast=1,fast=2", "each group once")):
         with pytest.raises(ConfigError, match=message):
             plain(rates=rates)
-    with pytest.raises(ConfigError, match="rates must be of its groups; got 'quick'"):
+    with pytest.raises(ConfigError, match="rates must be of groups that learn; got 'quick'"):
         study.runner.jobs(plain(rates="quick=1"), None)
 
 
