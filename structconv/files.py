@@ -9,11 +9,15 @@ __all__ = ["flush_folder", "write_atomically", "write_flushed"]
 
 
 def write_flushed(path: Path, content: bytes) -> None:
-    """Write a file and wait until the disk has it."""
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    """Write a file and wait until the disk has it; an error, of a full disk say, names the file."""
+    try:
+        with open(path, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def flush_folder(folder: Path) -> None:

@@ -335,3 +335,13 @@ def test_words_that_would_do_nothing_are_refused(tours, tmp_path, capsys):
                            (["reproduce", "tsp", "nri", "rates=attention=1"], "rates must be of the groups of one")):
         assert main(words) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_full_disk_is_named(tmp_path, capsys, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert main(["train", "tsp", *TOURS, "--out", str(tmp_path / "run")]) == 1
+    said = capsys.readouterr().err
+    assert "No space left on device" in said and f"{tmp_path / 'run'}" in said and ".partial'" in said

@@ -207,7 +207,7 @@ def written(values: Mapping[str, Any]) -> str:
 
 
 def from_json(recipe: type[R], text: str) -> R:
-    """The inverse of `to_json`.
+    """The inverse of `to_json`; an option that the text lacks is that of its preset.
 
     Raises:
         ConfigError: not a JSON object, another recipe's, or unknown or bad keys.
@@ -231,7 +231,7 @@ def from_json(recipe: type[R], text: str) -> R:
         raise ConfigError(recipe.name, "the configuration must be JSON", error) from error
     if not isinstance(values, dict) or values.pop("recipe", None) != recipe.name:
         raise ConfigError(recipe.name, f"the configuration must be an object with recipe {recipe.name!r}", text[:80])
-    return resolve(recipe, values)
+    return resolve(recipe, values, str(values.get("preset", "default")))
 
 
 def presets(recipe: type[Recipe]) -> dict[str, Mapping[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -24,6 +25,13 @@ def test_a_preset_resolves_and_is_written_down(name, preset, tmp_path):
     assert recipe.preset == preset
     assert recipe.seeds == 7
     assert from_json(kind, to_json(recipe)) == recipe
+
+
+def test_an_option_that_a_run_lacks_is_that_of_its_preset():
+    recipe = resolve(RECIPES["transformer"].recipe, preset="quick")
+    text = json.loads(to_json(recipe))
+    del text["rates"], text["channels"]
+    assert from_json(type(recipe), json.dumps(text)) == recipe
 
 
 @pytest.mark.parametrize("name", NAMES)
