@@ -74,7 +74,7 @@ def _tried(entry: Entry, recipe: Recipe, args: argparse.Namespace, interrupt: In
     run = opened(place_of(args.out, recipe), recipe)
     with run.exclusive():
         run.check_files(recipe)
-        jobs = {job.name.partition("/")[0]: job for job in jobs_of(recipe, run) if job.learns}
+        jobs = {job.name.partition("/")[0]: job for job in jobs_of(recipe, run) if job.metric}
         chosen = list(jobs) if args.groups is None else args.groups.split(",")
         for group in chosen:
             if group not in jobs:
@@ -87,20 +87,17 @@ def _tried(entry: Entry, recipe: Recipe, args: argparse.Namespace, interrupt: In
 def _best(job: Job, run: Run, interrupt: Interrupt, progress: Progress) -> float:
     """Train without a test; the best validation."""
     from structconv_systems.train.loop import Task, fit
-    from structconv_systems.train.stopping import Best
 
     def make() -> Task:
         task = job.make()
         task.test = dict  # type: ignore[method-assign]
         return task
 
-    rule = job.schedule().stopping
-    metric, sign = (rule.metric, rule.sign) if isinstance(rule, Best) else ("val_loss", -1.0)
     try:
         result = fit(make, job.schedule(), run=run, job=job.name, interrupt=interrupt, progress=progress)
     except Diverged as diverged:
         progress.note(str(diverged))
         return math.nan
     run.metrics.check(job.name, result["steps"])
-    figures = [line[metric] for line in run.metrics if line["job"] == job.name and line.get(metric) is not None]
-    return sign * max((sign * figure for figure in figures), default=math.nan)
+    figures = [line[job.metric] for line in run.metrics if line["job"] == job.name and line.get(job.metric) is not None]
+    return (max if job.higher else min)(figures, default=math.nan)

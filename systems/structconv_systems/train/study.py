@@ -122,7 +122,7 @@ class Study:
     def _trainings(self, recipe: Measured, run: Run | None) -> list[Job]:
         """Its trainings; `ConfigError` if the recipe has a rate for a group that none of them is of."""
         jobs = self.jobs(recipe, run)
-        groups = [group for group, job in _firsts(jobs).items() if job.learns]
+        groups = [group for group, job in _firsts(jobs).items() if job.metric]
         for group in recipe.own_rates if isinstance(recipe, Trained) else ():
             if group not in groups:
                 raise ConfigError(recipe.name, "rates must be of groups that learn", repr(group),
@@ -167,8 +167,8 @@ def _figures(effect: Effect, groups: Mapping[str, Sequence[Mapping[str, Any]]]) 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A training by its name in the run: what makes the task, and how long it goes on; or, where it `learns` nothing by
-    gradients, what is measured beside the others.
+    """A training by its name in the run: what makes the task, how long it goes on, and the validation figure by which
+    learning rates are compared; none for what does not learn by gradients.
 
     Example:
 
@@ -184,7 +184,8 @@ class Job:
     name: str
     make: Callable[[], Task]
     schedule: Callable[[], Schedule]
-    learns: bool = True
+    metric: str = ""
+    higher: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +241,8 @@ def jobs_of(recipe: Trained, name: str, make: Callable[..., BatchTask], kind: ty
                         stopping=(stopping or best)())
 
     return [Job(name=f"{name}/seed-{seed}", make=partial(make, recipe.of(name), seed=seed),
-                schedule=partial(schedule, seed)) for seed in range(recipe.seeds)]
+                schedule=partial(schedule, seed), metric=kind.metric, higher=kind.higher)
+            for seed in range(recipe.seeds)]
 
 
 def train_all(jobs: Sequence[Job], run: Run, interrupt: Interrupt, progress: Progress, figures: Iterable[str] = ()

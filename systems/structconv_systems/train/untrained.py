@@ -61,5 +61,4 @@ def fitted_job(name: str, seed: int, fit: Callable[[], nn.Module],
 
 
 def _job(name: str, make: Callable[[], Task], seed: int) -> Job:
-    return Job(name=name, make=make, learns=False,
-               schedule=lambda: Schedule(steps=1, seed=seed, stopping=Best("val_loss")))
+    return Job(name=name, make=make, schedule=lambda: Schedule(steps=1, seed=seed, stopping=Best("val_loss")))
