@@ -185,9 +185,12 @@ class Run:
     def recipe_name(self) -> str:
         """The recipe's name in ``config.json``."""
         try:
-            return str(read_json(self.folder / _CONFIG)["recipe"])
-        except (KeyError, TypeError, DataError) as error:
-            raise ConfigError("Run", f"{self.folder / _CONFIG} must name its recipe", error) from error
+            known = read_json(self.folder / _CONFIG)
+        except DataError as error:
+            raise ConfigError("Run", f"{self.folder / _CONFIG} must name its recipe", str(error).rstrip(".")) from error
+        if not isinstance(known, dict) or "recipe" not in known:
+            raise ConfigError("Run", f"{self.folder / _CONFIG} must name its recipe", json.dumps(known)[:80])
+        return str(known["recipe"])
 
     @property
     def environment(self) -> dict[str, Any]:
