@@ -33,7 +33,8 @@ class Traffic(OnFiles):
         "quick": {"seeds": 1, "hidden": 16, "layers": 1, "steps": 200, "validate_every": 100, "checkpoint_every": 50,
                   "stride": 12, "learning_rate": 1e-2, "rates": (), "sampling": 10.0},
         "paper": {"seeds": 1, "hidden": 64, "layers": 2, "batch_size": 64, "steps": 37500, "validate_every": 375,
-                  "checkpoint_every": 375, "learning_rate": 1e-2, "rates": (), "sampling": 2000.0, "stride": 1, "missing": "zero"}}
+                  "checkpoint_every": 375, "learning_rate": 1e-2, "rates": (), "sampling": 2000.0, "stride": 1,
+                  "missing": "zero"}}
     file: str = option("los_speed.csv", "CSV, plain or gzipped: a line of names, then a line for each time")
     adjacency: str = option("metr_la_adj_mx.pkl", "the graph: a CSV of S x S weights, or DCRNN's pickle")
     locations: str = option("metr_la_graph_sensor_locations.csv", "CSV of the positions of the sensors, for the map; "
