@@ -37,11 +37,12 @@ from structconv_systems.train.parts import Parts
 from structconv_systems.train.run import Run
 from structconv_systems.train.study import Finished, Job, Study, jobs_of
 from structconv_systems.train.task import BatchTask
-from structconv_systems.train.untrained import untrained_job
+from structconv_systems.train.untrained import fitted_job
 
 __all__ = ["RUNNER", "Instances", "TourTask", "best_of", "greedy_tours", "network", "turned_tours"]
 
-#: Seeds of training batches are below, those of all else from here on.
+#: Seeds of training batches are below, those of all else from here on to 2^32: torch's generator on the CPU ignores
+#: what is above.
 _OTHERS = 2 ** 31
 _VALIDATION, _TEST, _CHALLENGES = _OTHERS, _OTHERS + 1, _OTHERS + 2
 #: Rows that are decoded at a time.
@@ -275,10 +276,18 @@ def _by_rule(parts: Parts[Instances], model: nn.Module, part: str) -> dict[str, 
 
 
 def _jobs(recipe: TSP, run: Run | None) -> list[Job]:
-    test = Instances.read(recipe.test) if recipe.test else Instances.drawn(recipe.instances, recipe.nodes, _TEST)
-    parts = Parts({"val": Instances.drawn(recipe.instances, recipe.nodes, _VALIDATION), "test": test})
-    return [*jobs_of(recipe, "attention", partial(TourTask, parts=parts), TourTask),
-            *(untrained_job(name, Heuristic(rule), partial(_by_rule, parts)) for name, rule in _RULES.items())]
+    """Each seed has test instances of its own, unless they are read, so that the interval is over both."""
+    val = Instances.drawn(recipe.instances, recipe.nodes, _VALIDATION)
+    tests = [Instances.read(recipe.test)] * recipe.seeds if recipe.test else [
+        Instances.drawn(recipe.instances, recipe.nodes, _TEST + (seed << 24)) for seed in range(recipe.seeds)]
+    parts = [Parts({"val": val, "test": test}) for test in tests]
+    return [*jobs_of(recipe, "attention", partial(_task, parts=parts), TourTask),
+            *(fitted_job(name, seed, partial(Heuristic, rule), partial(_by_rule, own))
+              for name, rule in _RULES.items() for seed, own in enumerate(parts))]
+
+
+def _task(recipe: TSP, parts: Sequence[Parts[Instances]], seed: int) -> TourTask:
+    return TourTask(recipe, parts[seed], seed)
 
 
 def _finish(recipe: TSP, finished: Finished) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from structconv_systems.data.tsplib import read_problem
 from structconv_systems.models.tours import TourModel
 from structconv_systems.recipes.baselines import Exponential, Rollout, Shared, better
 from structconv_systems.recipes.options.tsp import TSP
-from structconv_systems.recipes.tsp import Instances, best_of, greedy_tours, measure, turned_tours
+from structconv_systems.recipes.tsp import RUNNER, Instances, best_of, greedy_tours, measure, turned_tours
 from structconv_systems.train.config import resolve
+from structconv_systems.train.parts import final_evaluation
 from systems.tests.recipes.runs import check_laws, evaluated
 from tests.support.drawn import drawn
 
@@ -49,6 +50,16 @@ def test_a_run_keeps_the_laws_and_has_its_figures_and_its_pictures(run, tmp_path
     assert (summary["headline"]["seeds"], summary["headline"]["state"]) == (1, "not shown")
     assert {path.name for path in (run / "pictures").glob("*.png")} == {f"tours-{place}.png" for place in (1, 2, 3)}
     assert "tours 1" in (run / "report.html").read_text()
+
+
+@final_evaluation()
+def test_network_and_rules_have_the_same_test_instances_and_each_seed_its_own():
+    shortest = {}
+    for job in RUNNER.jobs(resolve(TSP, [word for word in TINY if word != "seeds=1"] + ["seeds=2"]), None):
+        group, seed = job.name.split("/")
+        shortest.setdefault(seed, {})[group] = job.make().test()["test_shortest"]
+    assert [len(set(groups.values())) for groups in shortest.values()] == [1, 1]
+    assert shortest["seed-0"]["attention"] != shortest["seed-1"]["attention"] and len(shortest["seed-0"]) == 4
 
 
 def test_a_file_is_measured_in_its_own_unit(run, tmp_path, capsys):
