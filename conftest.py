@@ -22,6 +22,7 @@ settings.load_profile("structconv")
 
 def pytest_configure() -> None:
     torch.set_num_threads(1)
+    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # before the first product, as docs/guarantees.md has it
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, by whichever test comes first
 
