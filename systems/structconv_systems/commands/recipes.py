@@ -8,7 +8,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,9 +30,9 @@ from structconv_systems.train.run import Run, check_new
 if TYPE_CHECKING:
     from structconv_systems.train.study import Runner
 
-__all__ = ["add", "carried_out", "placed", "prepared"]
+__all__ = ["add", "carried_out", "placed", "working"]
 
-#: What argparse takes for a value though it begins with a dash: -1, and -1,0,1.
+#: Words that begin with a dash and are values all the same, for argparse: -1, and -1,0,1.
 _NUMBERS = re.compile(r"-[\d.][\d.,e+-]*$")
 _HELP = {"compare": "learn one task through several bases and report on them", "train": "train a recipe"}
 
@@ -97,7 +98,7 @@ def _try(entry: Entry, recipe: Recipe, as_json: bool) -> int:
     with progress_for() as progress:
         progress.phase("loading torch and reading the data")
         recipe = placed(recipe)
-        runner = prepared(entry, recipe)
+        runner = _runner(entry, recipe)
         from structconv_systems.train.study import tried_all
 
         assert runner.jobs is not None, "whatever has the option can be tried"
@@ -149,21 +150,30 @@ def _execute(entry: Entry, recipe: Recipe, open_run: Callable[[Recipe], Run], as
 def carried_out(entry: Entry, recipe: Recipe, open_run: Callable[[Recipe], Run], interrupt: Interrupt,
                 progress: Progress, *, other: bool = False) -> dict[str, Any]:
     """Do, or continue, a run, whose options change if these are `other` ones; its summary."""
+    with working(entry, recipe, open_run, progress) as (recipe, runner, run):
+        progress.note(f"run folder: {run.folder}")
+        _ = run.environment  # the report needs it
+        if other:
+            run.configured(recipe)
+        try:
+            return runner.execute(recipe, run, interrupt, progress)
+        except Interrupted as stopped:
+            raise Interrupted(f"{stopped}; continue with: structconv resume {run.folder}", run.folder) from None
+
+
+@contextmanager
+def working(entry: Entry, recipe: Recipe, open_run: Callable[[Recipe], Run], progress: Progress
+            ) -> Iterator[tuple[Recipe, Runner, Run]]:
+    """A context that holds the run of a recipe, whose files are as they were: the recipe with its device, what runs it,
+    and the run."""
     recipe.check()
     progress.phase("loading torch")
     recipe = placed(recipe)
-    runner = prepared(entry, recipe)
+    runner = _runner(entry, recipe)
     run = open_run(recipe)
-    progress.note(f"run folder: {run.folder}")
-    try:
-        with run.exclusive():
-            run.check_files(recipe)
-            _ = run.environment  # the report needs it
-            if other:
-                run.configured(recipe)
-            return runner.execute(recipe, run, interrupt, progress)
-    except Interrupted as stopped:
-        raise Interrupted(f"{stopped}; continue with: structconv resume {run.folder}", run.folder) from None
+    with run.exclusive():
+        run.check_files(recipe)
+        yield recipe, runner, run
 
 
 def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
@@ -179,7 +189,7 @@ def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
     with progress_for() as progress:
         progress.phase("loading torch")
         run.check_files(recipe, others=args.test is not None)
-        runner = prepared(entry, recipe)
+        runner = _runner(entry, recipe)
         summary = runner.evaluate(recipe, run, progress)
         if args.test is not None:
             summary["test"] = _stored(run, recipe, args.test, summary)
@@ -227,7 +237,7 @@ def placed(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, device=chosen(recipe.device))
 
 
-def prepared(entry: Entry, recipe: Recipe) -> Runner:
+def _runner(entry: Entry, recipe: Recipe) -> Runner:
     """The recipe's module, with as many threads as the recipe says."""
     import torch
 

@@ -277,8 +277,7 @@ def _reproduced(entry: Entry, recipe: Any, args: argparse.Namespace, overrides: 
     command = " ".join(["structconv reproduce", recipe.name, *overrides, *data, f"--preset {recipe.preset}"])
     learned = None
     if recipe.preset == "quick" and recipe.learning:
-        for job, result in summary["results"].items():
-            run.metrics.check(job, result["steps"])
+        run.metrics.check({job: result["steps"] for job, result in summary["results"].items()})
         learned = share_left(run.metrics, recipe.learning, {pair[0] for pair in recipe.effect.pairs})
     row = outcome(summary, run.environment, recipe.overrides, command, learned)
     record(_record(args), row)

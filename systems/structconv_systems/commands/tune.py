@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from structconv.commands.options import no_more
 from structconv.commands.output import print_json
 from structconv.commands.table import print_table
 from structconv.errors import ConfigError, nearest
-from structconv_systems.commands.recipes import placed, prepared
+from structconv_systems.commands.recipes import working
 from structconv_systems.commands.reproduce import data_of, opened, place_of
 from structconv_systems.recipes.register import Entry, entry_named
 from structconv_systems.train.config import Recipe, resolve
@@ -67,14 +68,12 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
 def _tried(entry: Entry, recipe: Recipe, args: argparse.Namespace, interrupt: Interrupt, progress: Progress
            ) -> dict[str, float]:
     """The best validation of each group; not a number where the training diverged."""
-    recipe.check()
-    progress.phase("loading torch and reading the data")
-    jobs_of = prepared(entry, recipe := placed(recipe)).jobs
-    assert jobs_of is not None, "whatever trains by gradients has jobs"
-    run = opened(place_of(args.out, recipe), recipe)
-    with run.exclusive():
-        run.check_files(recipe)
-        jobs = {job.name.partition("/")[0]: job for job in jobs_of(recipe, run) if job.metric}
+    with working(entry, recipe, partial(opened, place_of(args.out, recipe)), progress) as (recipe, runner, run):
+        from structconv_systems.train.study import learning
+
+        assert runner.jobs is not None, "whatever trains by gradients has jobs"
+        progress.phase("reading the data")
+        jobs = learning(runner.jobs(recipe, run))
         chosen = list(jobs) if args.groups is None else args.groups.split(",")
         for group in chosen:
             if group not in jobs:
@@ -98,6 +97,6 @@ def _best(job: Job, run: Run, interrupt: Interrupt, progress: Progress) -> float
     except Diverged as diverged:
         progress.note(str(diverged))
         return math.nan
-    run.metrics.check(job.name, result["steps"])
+    run.metrics.check({job.name: result["steps"]})
     figures = [line[job.metric] for line in run.metrics if line["job"] == job.name and line.get(job.metric) is not None]
     return (max if job.higher else min)(figures, default=math.nan)

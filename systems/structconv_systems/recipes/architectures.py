@@ -36,8 +36,8 @@ _HEADERS = ("layer", "flops are", "Mflop", "exponent", "ms", "exponent of time",
 
 
 def network(recipe: Architectures, architecture: str) -> SequenceClassifier:
-    """The recipe's model of one architecture: as many layers for all, but for dilated convolutions so many that they
-    see the whole sequence."""
+    """The recipe's model of one architecture: `recipe.layers` layers; dilated convolutions have as many as reach the
+    whole sequence."""
     layers = dilated_layers(recipe.length, recipe.kernel) if architecture == "dilated" else recipe.layers
     return SequenceClassifier(architecture, NOISE + MARKS, MARKS ** 2, channels=recipe.channels, layers=layers,
                               kernel=recipe.kernel, heads=recipe.heads)
@@ -63,7 +63,7 @@ def _task(recipe: Architectures, architecture: str, parts: dict[str, Labeled], s
 
 @torch.no_grad()
 def measured_costs(recipe: Architectures, progress: Progress) -> dict[str, Any]:
-    """Of one layer of each: seconds of a call, in turns, and flops, counted and predicted, by length."""
+    """Measure one layer of each architecture by length: seconds of a call, flops counted and predicted."""
     layers = {name: layer_of(name, recipe.channels, kernel=recipe.kernel, heads=recipe.heads).eval()
               for name in ARCHITECTURES}
     lengths = halves(recipe.longest, _SHORTEST)

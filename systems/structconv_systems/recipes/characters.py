@@ -51,7 +51,7 @@ class CharactersTask(BatchTask):
         return self._loss(self.text["train"].unfold(0, self.recipe.length + 1, 1)[torch.tensor(samples)])
 
     def figures(self, part: str) -> dict[str, float]:
-        """Of windows of the text one after the other, the last one as short as it is."""
+        """Measure consecutive windows of the text; the last one may be shorter."""
         text, length = self.text[part], self.recipe.length
         windows = text.unfold(0, length + 1, length)
         tail = text[len(windows) * length:].unsqueeze(0)
@@ -71,7 +71,7 @@ class Writer:
 
     def write(self, prompt: str, characters: int, *, temperature: float = 0.8, seed: int = 0,
               top_k: int | None = None, top_p: float | None = None) -> str:
-        """A prompt, and so many characters behind it; without a prompt, what follows the end of a line."""
+        """Continue a prompt by so many characters; without a prompt, begin a new line."""
         begin = self._alphabet.encode(prompt or self._first).unsqueeze(0)
         [drawn] = sample(self._model.begin(1), 1, begin=begin, end=None, most=characters, temperature=temperature,
                          top_k=top_k, top_p=top_p, generator=torch.Generator().manual_seed(seed))
@@ -84,7 +84,7 @@ class Writer:
 
 
 def writer(recipe: Characters, run: Run, progress: Progress) -> Writer:
-    """That of a finished run; it sees as much of what came as it saw in training."""
+    """Return the writer of a finished run; its context is as long as in training."""
     alphabet = Alphabet.load(run.folder / _ALPHABET)
     model = network(recipe, len(alphabet), window=recipe.length)
     return Writer(loaded(model, f"{recipe.name}/seed-0", run, progress, recipe.steps), alphabet)
@@ -108,7 +108,7 @@ def _jobs(recipe: Characters, run: Run | None) -> list[Job]:
 
 
 def _finish(recipe: Characters, finished: Finished) -> dict[str, Any]:
-    """What the first training writes, in ``sample.txt`` too, and in a picture what its last heads look at."""
+    """Sample a text from the first training, also into ``sample.txt``, and draw the attention of its last heads."""
     text = writer(recipe, finished.run, finished.progress).write("", recipe.sample)
     finished.run.write("sample.txt", text + "\n")
     finished.run.write("pictures/heads.png", _heads(finished.task(recipe.name)))

@@ -28,7 +28,7 @@ from structconv_systems.train.untrained import untrained_job
 __all__ = ["RUNNER", "VideoTask", "network", "videos_of"]
 
 _CONVOLUTION, _WITHOUT, _WIDE, _MEAN = "convlstm", "lstm", "lstm-wide", "mean-frame"
-#: Videos that are forecast at a time; those of which means are taken; those in the animation, one after the other.
+#: Numbers of videos: in a batch of forecasts, in the mean frame, in the animation.
 _MANY, _MEANT, _SHOWN = 50, 500, 3
 
 

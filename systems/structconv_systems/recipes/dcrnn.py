@@ -69,7 +69,7 @@ class Sensors:
 
     @classmethod
     def read(cls, recipe: Traffic) -> Sensors:
-        """That of the recipe's files; `DataError` where one is too short or of other sensors."""
+        """Read the recipe's files; `DataError` where one is too short or of other sensors."""
         path = recipe.path(recipe.file)
         series = _read(recipe, recipe.file, recipe.path(recipe.adjacency))
         times, least = len(series.values), recipe.history - 1
@@ -85,7 +85,7 @@ class Sensors:
         return cls(recipe=recipe, parts=Parts(parts), names=series.names, graph=series.graph)
 
     def batch(self, name: str, origins: Tensor) -> Batch:
-        """Samples of a part; what lies behind it is not counted."""
+        """Return samples of a part; readings after its end are not counted."""
         part, recipe = self.parts[name], self.recipe
         times = origins.unsqueeze(-1) + torch.arange(1 - recipe.history, recipe.horizon + 1)
         readings, target = part.values[times].split((recipe.history, recipe.horizon), 1)
@@ -192,7 +192,7 @@ class Linear(nn.Module):
 
     @classmethod
     def fit(cls, recipe: Traffic, sensors: Sensors) -> Linear:
-        """That of the training part."""
+        """Fit it to the training part."""
         batches = (sensors.batch("train", origins)
                    for origins in torch.tensor(sensors.parts["train"].origins).split(_MANY))
         return cls(LinearForecast(recipe.history, recipe.horizon).fit(

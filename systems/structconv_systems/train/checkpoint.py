@@ -49,6 +49,10 @@ class Checkpoint:
     state: dict[str, Any]
     final: bool = False
 
+    def ends(self, steps: int) -> bool:
+        """Whether a training of at most so many steps is over with this final one."""
+        return self.step >= steps or bool(self.state["stopped"])
+
 
 class Checkpoints:
     """The checkpoints of one training, newest last, in a folder of their own.

@@ -293,10 +293,9 @@ def _goes_on(finished: Checkpoint, schedule: Schedule) -> bool:
     Raises:
         ConfigError: an earlier version finished it without storing its last weights.
     """
-    state = finished.state
-    if finished.step >= schedule.steps or state["stopped"]:
+    if finished.ends(schedule.steps):
         return False
-    if "last" not in state:
+    if "last" not in finished.state:
         raise ConfigError("resume", "a training that is to go on must have its last weights", "the chosen ones alone",
                           "An earlier version finished it: begin a new run.")
     return True

@@ -6,7 +6,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -82,12 +83,13 @@ class Metrics:
             write_atomically(self.path, text)
         return sum(line["job"] == job for line in lines)
 
-    def check(self, job: str, steps: int) -> None:
-        """Raise `DataError` unless there is a line for each of the steps of a training."""
-        count = sum(line["job"] == job for line in self)
-        if count != steps:
-            raise DataError(self.path, f"a line for each of the {steps} steps of {job}", count,
-                            remedy="Put it back, or begin a new run.")
+    def check(self, steps: Mapping[str, int]) -> None:
+        """Raise `DataError` unless there is a line for each of the `steps` of trainings, by name."""
+        counts = Counter(line["job"] for line in self)
+        for job, number in steps.items():
+            if counts[job] != number:
+                raise DataError(self.path, f"a line for each of the {number} steps of {job}", counts[job],
+                                remedy="Put it back, or begin a new run.")
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         self.flush(wait=False)

@@ -31,7 +31,7 @@ from structconv_systems.train.stopping import Best, Stopping
 from structconv_systems.train.summary import mean_and_std
 from structconv_systems.train.task import BatchTask
 
-__all__ = ["Finished", "Job", "Runner", "Study", "jobs_of", "loaded", "measured", "parameters_of",
+__all__ = ["Finished", "Job", "Runner", "Study", "jobs_of", "learning", "loaded", "measured", "parameters_of",
            "train_all", "trained", "tried", "tried_all"]
 
 
@@ -122,7 +122,7 @@ class Study:
     def _trainings(self, recipe: Measured, run: Run | None) -> list[Job]:
         """Its trainings; `ConfigError` if the recipe has a rate for a group that none of them is of."""
         jobs = self.jobs(recipe, run)
-        groups = [group for group, job in _firsts(jobs).items() if job.metric]
+        groups = learning(jobs)
         for group in recipe.own_rates if isinstance(recipe, Trained) else ():
             if group not in groups:
                 raise ConfigError(recipe.name, "rates must be of groups that learn", repr(group),
@@ -223,6 +223,21 @@ def _firsts(jobs: Sequence[Job]) -> dict[str, Job]:
     return first
 
 
+def learning(jobs: Sequence[Job]) -> dict[str, Job]:
+    """Return the first training of each group that learns by gradients.
+
+    Example:
+
+        >>> from structconv_systems.recipes.register import entry_named
+        >>> from structconv_systems.train.config import resolve
+        >>> from structconv_systems.train.study import learning
+        >>> tsp = entry_named("tsp")
+        >>> list(learning(tsp.runner().jobs(resolve(tsp.recipe, preset="quick"), None)))
+        ['attention']
+    """
+    return {group: job for group, job in _firsts(jobs).items() if job.metric}
+
+
 def parameters_of(task: Task) -> int:
     """Return the number of learned numbers in its model."""
     return sum(parameter.numel() for parameter in task.model.parameters())
@@ -233,14 +248,14 @@ def jobs_of(recipe: Trained, name: str, make: Callable[..., BatchTask], kind: ty
     """A training for each seed, ``name/seed-0`` and so on; ``make(options, seed=0)`` builds the task, which is of
     `kind`, by the options of the group. The weights of its best validation are kept, unless another rule is made by
     `stopping`."""
-    best = partial(Best, kind.metric, higher=kind.higher, patience=recipe.patience)
+    own, best = recipe.of(name), partial(Best, kind.metric, higher=kind.higher, patience=recipe.patience)
 
     def schedule(seed: int) -> Schedule:
         return Schedule(steps=recipe.steps, seed=seed, validate_every=recipe.validate_every,
                         checkpoint_every=recipe.checkpoint_every, device=recipe.device, compile=recipe.compile,
                         stopping=(stopping or best)())
 
-    return [Job(name=f"{name}/seed-{seed}", make=partial(make, recipe.of(name), seed=seed),
+    return [Job(name=f"{name}/seed-{seed}", make=partial(make, own, seed=seed),
                 schedule=partial(schedule, seed), metric=kind.metric, higher=kind.higher)
             for seed in range(recipe.seeds)]
 
@@ -296,7 +311,7 @@ def loaded(model: nn.Module, job: str, run: Run, progress: Progress, steps: int)
     """A model with the weights that a training of so many steps chose, for evaluation; `ConfigError` if it has not
     finished them, or if these are the weights of another model: the run's options or data were changed since."""
     final = Checkpoints(run.checkpoint_folder(job)).final(progress.note)
-    if final.step < steps and not final.state["stopped"]:
+    if not final.ends(steps):
         raise ConfigError("Run", f"{job} of {run.folder} must be trained to step {steps}", f"step {final.step}",
                           f"Continue it with `structconv resume {run.folder}`.")
     try:
