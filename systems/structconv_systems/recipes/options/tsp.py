@@ -55,7 +55,7 @@ class TSP(Trained):
     alpha: float = option(0.05, "significance level of the paired t-test that decides a challenge", minimum=0, below=1)
     threads: int = 1
     seeds: int = 3
-    steps: int = 1500
+    steps: int = 5000
     learning_rate: float = 1e-3
     schedule: str = "cosine"
     warmup: int = 100
