@@ -85,10 +85,9 @@ class Trained(Measured):
         structconv.errors.ConfigError: line: steps must be at least 1; got -1.
     """
 
-    threads: int = option(2, "threads of torch", minimum=1)
     steps: int = option(1000, "optimizer steps, at most", minimum=1)
     optimizer: str = option("adam", "adam or adamw", choices=("adam", "adamw"))
-    learning_rate: float = option(1e-3, "peak learning rate", minimum=0)
+    learning_rate: float = option(1e-3, "peak learning rate", minimum=0, below=1e38)
     rates: tuple[str, ...] = option((), "peak learning rates of groups that have others, GROUP=RATE,...")
     schedule: str = option("constant", f"learning-rate schedule: {', '.join(SCHEDULES)}", choices=tuple(SCHEDULES))
     warmup: int = option(0, "steps in which the learning rate rises", minimum=0)
@@ -131,6 +130,6 @@ class Trained(Measured):
             rate = float(number)
         except ValueError:
             rate = math.nan
-        if not group or not 0 <= rate < math.inf:
-            raise ConfigError(self.name, "rates must be GROUP=RATE, with rates of at least 0", repr(text))
+        if not group or not 0 <= rate < 1e38:
+            raise ConfigError(self.name, "rates must be GROUP=RATE, with rates from 0 to below 1e38", repr(text))
         return group, rate

@@ -41,7 +41,7 @@ class Cora(InFolder):
     dataset: str = option("cora", "NAME of the files ind.NAME.*: any data set in the Planetoid format")
     seeds: int = 10
     verify: bool = option(True, "compare the files with their published SHA-256")
-    learning_rate: float = option(0.01, "learning rate of Adam", minimum=0)
+    learning_rate: float = option(0.01, "learning rate of Adam", minimum=0, below=1e38)
     weight_decay: float = option(5e-4, "L2 penalty", minimum=0)
     epochs: int = option(200, "epochs, at most", minimum=1)
 

@@ -48,7 +48,6 @@ class MovingDigits(OnFiles):
     layers: int = option(2, "layers of cells in the encoder and in the decoder", minimum=1)
     wide: int = option(512, "hidden units of the wide LSTM; 0: a state of as many numbers as the ConvLSTM's", minimum=0)
     batch_size: int = option(16, "videos in a batch", minimum=1)
-    threads: int = 1
     seeds: int = 3
     steps: int = 800
     learning_rate: float = 3e-3

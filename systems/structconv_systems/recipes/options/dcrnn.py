@@ -55,7 +55,6 @@ class Traffic(OnFiles):
                              "tau / (tau + exp(step / tau)); 0: never", minimum=0)
     batch_size: int = option(16, "histories in a batch, of all sensors", minimum=1)
     stride: int = option(3, "times between the starts of two forecasts in validation", minimum=1)
-    threads: int = 1
     seeds: int = 3
     steps: int = 700
     learning_rate: float = 2e-2

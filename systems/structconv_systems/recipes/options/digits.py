@@ -21,4 +21,4 @@ class CompareDigits(Recipe):
     channels: int = option(24, "channels of the hidden layers", minimum=1)
     epochs: int = option(20, "passes over the training images", minimum=1)
     batch_size: int = option(64, "images in a batch", minimum=1)
-    learning_rate: float = option(0.01, "peak learning rate of Adam", minimum=0)
+    learning_rate: float = option(0.01, "peak learning rate of Adam", minimum=0, below=1e38)

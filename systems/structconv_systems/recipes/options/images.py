@@ -31,7 +31,6 @@ class OnImages(OnFiles):
     held_out: int = option(5000, "validation images: the last of the training images", minimum=1)
     samples: int = option(0, "use the first so many training images; 0: all", minimum=0)
     batch_size: int = option(100, "images in a batch", minimum=1)
-    threads: int = 1
     schedule: str = "cosine"
     warmup: int = 100
     clip: float = 5.0

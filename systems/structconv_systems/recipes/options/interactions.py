@@ -48,7 +48,6 @@ class Interactions(Trained):
     effects: int = option(48, "channels of an effect; 50 in the paper", minimum=1)
     layers: int = option(2, "hidden layers of the network of effects; 4 in the paper", minimum=1)
     batch_size: int = option(64, "steps of simulations in a batch", minimum=1)
-    threads: int = 1
     seeds: int = 3
     steps: int = 12_000
     learning_rate: float = 2e-3

@@ -39,7 +39,7 @@ class RGCNEntities(InFolder):
     relation_dropout: float = option(0.4, "share of relations left out of each step in the group relation-dropout",
                                      minimum=0, below=1)
     epochs: int = option(50, "steps, each over all training entities", minimum=1)
-    learning_rate: float = option(0.01, "learning rate of Adam", minimum=0)
+    learning_rate: float = option(0.01, "learning rate of Adam", minimum=0, below=1e38)
     weight_decay: float = option(0.0, "L2 penalty of the first layer", minimum=0)
     seeds: int = 10
 
@@ -55,7 +55,6 @@ class Links(OnFiles):
     test: str = option("", "another folder or archive, for its test triples; empty: the same")
     unseen: str = option("error", "names in no training triple: error, or admit (they are numbered after the others)")
     batch_size: int = option(512, "triples in a batch; each is a query for its tail and one for its head", minimum=1)
-    threads: int = 1
     schedule: str = "cosine"
 
     def __post_init__(self) -> None:

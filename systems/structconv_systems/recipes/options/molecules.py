@@ -53,7 +53,6 @@ class Molecules(OnFiles):
     members: int = option(1, "models that differ in their first weights, whose mean is the prediction", minimum=1)
     dropout: float = option(0.1, "share of hidden units dropped after the readout", minimum=0, below=1)
     batch_size: int = option(32, "molecules in a batch", minimum=1)
-    threads: int = 1
     seeds: int = 10
     steps: int = 2500
     optimizer: str = "adamw"

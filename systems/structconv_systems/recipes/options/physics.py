@@ -56,7 +56,6 @@ class RelationalInference(Trained):
     dropout: float = option(0.0, "share of hidden units dropped in the paper's encoder", minimum=0, below=1)
     batch_size: int = option(32, "simulations in a batch", minimum=1)
     supervised_steps: int = option(3000, "steps of the encoder that is trained on the true graphs", minimum=1)
-    threads: int = 1
     seeds: int = 3
     steps: int = 8000
     learning_rate: float = 2e-3

@@ -45,7 +45,6 @@ class Series(OnFiles):
     gap: int = option(12, "consecutive readings in a gap", minimum=1)
     batch_size: int = option(128, "histories in a batch", minimum=1)
     stride: int = option(3, "times between the starts of two forecasts in validation, and with gaps", minimum=1)
-    threads: int = 1
     seeds: int = 3
     steps: int = 1200
     learning_rate: float = 9e-3

@@ -53,7 +53,6 @@ class TSP(Trained):
     challenge_every: int = option(200, "steps between challenges of the rollout baseline's model", minimum=1)
     challengers: int = option(1000, "instances in a challenge", minimum=2)
     alpha: float = option(0.05, "significance level of the paired t-test that decides a challenge", minimum=0, below=1)
-    threads: int = 1
     seeds: int = 3
     steps: int = 5000
     learning_rate: float = 1e-3
