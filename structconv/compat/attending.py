@@ -19,11 +19,12 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.ops import apply, bound_apply
 from structconv.planning.plan import CAPACITY, plans_version
 from structconv.planning.problem import BoundRun
+from structconv.primitives.fused_attention import fused_attention
 from structconv.shapes import broadcast
 from structconv.structures.supports import Causal, DenseMask, Padding, Support
 from structconv.structures.values import EXACT, size_class
 
-__all__ = ["Mask", "attend", "step"]
+__all__ = ["Mask", "attend", "attend_among", "step"]
 
 
 #: One object, whose part of a plan's key is known.
@@ -137,6 +138,28 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
         scores = _scores(query, key, None if bias is None else bias.mT, support, scale, softcap, vector, term)
         y, table = apply(_weights(scores, "inputs", sink, dropout), value), None
     return y.squeeze(-3) if by_head else y, table
+
+
+def attend_among(qkv: Tensor, heads: int, scale: float, weights: bool) -> tuple[Tensor, Tensor | None]:
+    """`attend` among the entries of a batch without a mask: what a plan would compute, in any sizes.
+
+    Args:
+        qkv: (B, N, 3 K D), the queries, keys and values of each entry.
+
+    Returns:
+        (B, N, K D), and (B, K, N, N) or `None`. Without gradients the weights take the memory of the scores.
+    """
+    batch, entries, channels = qkv.shape
+    dim = channels // (3 * heads)
+    parts = qkv.view(batch, entries, 3, heads, dim).permute(2, 0, 3, 1, 4)
+    query, key, value = (parts.reshape(3, batch * heads, entries, dim) if weights else parts).unbind()
+    if not weights:
+        return fused_attention(query, key, value, None, False, scale).transpose(1, 2).flatten(2), None
+    none = query.new_empty(()).expand(batch * heads, entries, entries)  # not read, for beta is 0
+    scores = torch.baddbmm(none, query, key.mT, beta=0, alpha=scale)
+    table = scores.softmax(-1) if scores.requires_grad else torch.softmax(scores, -1, out=scores)
+    y = (table @ value).view(batch, heads, entries, dim).transpose(1, 2).flatten(2)
+    return y, table.view(batch, heads, entries, entries)
 
 
 def step(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scale: float | None) -> Tensor | None:

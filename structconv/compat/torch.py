@@ -23,13 +23,13 @@ from torch.fx import Proxy
 
 from structconv.arguments import suggesting
 from structconv.bases.entrywise import Normalized
-from structconv.compat.attending import Mask, attend
+from structconv.compat.attending import Mask, attend, attend_among
 from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.kernels.small_attention import MOST_ENTRIES, composed_attention
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.grids import Cuboid, Pool
 from structconv.nn.conv import call_of
-from structconv.nn.direct import FEW_NUMBERS, direct_of, is_plain
+from structconv.nn.direct import direct_of, is_plain
 from structconv.nn.grids import theta_of_kernel
 from structconv.nn.images import to_entries, to_image
 from structconv.nn.layer import recorded, refuse_script
@@ -162,10 +162,11 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
         if type(query) is Proxy:
             return cast(Any, recorded(self, query, key, value, key_padding_mask, need_weights, attn_mask,
                                       average_attn_weights, is_causal))
-        if query is key is value and not need_weights and key_padding_mask is attn_mask is None and not is_causal:
-            y = self._directly(query)
-            if y is not None:
-                return y, None
+        if query is key is value and key_padding_mask is attn_mask is None and not is_causal:
+            result = self._directly(query, need_weights)
+            if result is not None:
+                y, weights = result
+                return y, weights.mean(1) if average_attn_weights and weights is not None else weights
         self._check(query, key, value, attn_mask, is_causal)
         batched, first = query.dim() == 3, 0 if self.batch_first and query.dim() == 3 else -3
         q, k, v = (self._by_heads(t, first) for t in self._projected(query, key, value))
@@ -179,21 +180,27 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
             weights = weights.mean(-3)
         return y, weights
 
-    def _directly(self, x: Tensor) -> Tensor | None:
-        """Attention of few entries to themselves, by the kernel that a plan would choose; `None` for other calls."""
-        if type(x) is not Tensor or x.is_nested or x.dim() != 3 or not self.batch_first or x.shape[1] > MOST_ENTRIES:
+    def _directly(self, x: Tensor, weights: bool) -> tuple[Tensor, Tensor | None] | None:
+        """Attention of entries to themselves, by the kernels that a plan would choose; `None` for other calls."""
+        if (type(x) is not Tensor or x.is_nested or x.dim() != 3 or x.shape[2] != self.embed_dim
+                or self.in_proj_weight is None or self.bias_k is not None or self.add_zero_attn
+                or (self.training and self.dropout) or not is_plain(self, Normalized)):
             return None
-        if (self.in_proj_weight is None or self.bias_k is not None or self.add_zero_attn or x.shape[2] != self.embed_dim
-                or (self.training and self.dropout) or kernels() is None or not is_plain(self, Normalized)):
+        projections, bias, output, added = (
+            self.in_proj_weight, self.in_proj_bias, self.out_proj.weight, self.out_proj.bias)
+        if not is_direct(x, projections, bias, output, added):
             return None
-        query, key, value = self.in_proj_weight.chunk(3)
-        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         heads, scale = self.num_heads, self.head_dim ** -0.5
-        added = None if biases[2] is None else biases[2].view(heads, -1)
-        tensors = x, query, biases[0], key, biases[1], value, added, self.out_proj.weight, self.out_proj.bias
-        if not is_direct(*tensors):
-            return None
-        return attend_entries(None, composed_attention(heads, scale, False), *tensors, heads, scale, False)
+        if not weights and self.batch_first and x.shape[1] <= MOST_ENTRIES and kernels() is not None:
+            query, key, value = projections.chunk(3)
+            biases = (None, None, None) if bias is None else bias.chunk(3)
+            of_value = None if bias is None else biases[2].view(heads, -1)
+            tensors = x, query, biases[0], key, biases[1], value, of_value, output, added
+            return attend_entries(None, composed_attention(heads, scale, False), *tensors, heads, scale, False), None
+        x = x if self.batch_first else x.transpose(0, 1)
+        y, table = attend_among(linear(x, projections, bias), heads, scale, weights)
+        y = linear(y, output, added)
+        return y if self.batch_first else y.transpose(0, 1), table
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool) -> None:
         owner = "MultiheadAttention"
@@ -373,7 +380,7 @@ def _share(module: nn.Module) -> None:
 # -- grids --------------------------------------------------------------------------------------------------------
 
 def _mechanism(layer: nn.Module, kind: Callable[..., Mechanism], *options: Any) -> Mechanism:
-    """The mechanism of these options; built again when they change, with the direct call of small images."""
+    """The mechanism of these options; built again when they change, with the direct call."""
     built = layer.__dict__.get("_mechanism")
     if built is None or built[0] != options:
         mechanism = kind(*options).bound(1)
@@ -416,7 +423,7 @@ class _Conv(_Layer):
             return cast(Tensor, recorded(self, input))
         mechanism = self._mechanism_of()
         direct = self.__dict__["_mechanism"][2]
-        if direct is not None and type(input) is Tensor and not input.is_nested and input.numel() <= FEW_NUMBERS:
+        if direct is not None and type(input) is Tensor and not input.is_nested:
             y = direct(self, input, None)
             if y is not None:
                 return cast(Tensor, y)

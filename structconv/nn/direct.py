@@ -48,6 +48,8 @@ __all__ = ["FEW_NUMBERS", "Direct", "direct_of", "is_plain"]
 Direct = Callable[[Any, Tensor, Any], Tensor | None]
 #: Numbers of x and of y up to which a call is small.
 FEW_NUMBERS = 1 << 16
+#: Entries of a convolution's kernel up to which the planner takes nothing but torch's.
+_USUAL = 49
 
 
 def direct_of(root: Any) -> Direct | None:
@@ -58,7 +60,7 @@ def direct_of(root: Any) -> Direct | None:
         return partial(_project, root)
     if type(root) is Cuboid and root.padding_mode in ("none", "zeros") and not any(root.offset):
         padding = [low for low, high in root.padding if low == high]
-        return partial(_convolve_image, root, padding) if len(padding) == root.ndim else None
+        return partial(_convolve_image, root, padding, _is_usual(root)) if len(padding) == root.ndim else None
     if type(root) is not Operation or root.join is not None or "_names" in root.__dict__ or "_reads" in root.__dict__:
         return None
     leaf, modules = root.mechanisms()[0], root._step_modules()
@@ -118,15 +120,21 @@ def _project(leaf: Identity, layer: Any, x: Tensor, structure: Any) -> Tensor | 
     return x @ theta if bias is None else torch.addmm(bias, x, theta)
 
 
-def _convolve_image(leaf: Cuboid, padding: list[int], layer: Any, image: Tensor, _: Any) -> Tensor | None:
-    """torch's convolution, which is what the planner takes for few pixels and every number of channels."""
+def _convolve_image(leaf: Cuboid, padding: list[int], usual: bool, layer: Any, image: Tensor, _: Any
+                    ) -> Tensor | None:
+    """torch's convolution, which is what the planner takes for few numbers, and always for usual kernels."""
     parameters = layer._parameters
     kernel, bias = parameters.get("weight"), _bias(layer)
-    if kernel is None or image.dim() != len(padding) + 2:
+    if kernel is None or image.dim() != len(padding) + 2 or not (usual or image.numel() <= FEW_NUMBERS):
         return None
     if image.shape[1] != layer.in_channels or not is_direct(image, kernel, bias) or not is_plain(layer, Shift, leaf):
         return None
     return _CONVOLUTIONS[len(padding)](image, kernel, bias, leaf.stride, padding, leaf.dilation, layer.groups)
+
+
+def _is_usual(leaf: Cuboid) -> bool:
+    """True of small kernels of odd sizes, but not of single entries that are far apart."""
+    return all(size % 2 for size in leaf.kernel_size) and 1 < leaf.size <= _USUAL
 
 
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -243,7 +251,7 @@ def _attend_pairs(leaf: Additive, mask: Any, slope: float, p: float, layer: Any,
 def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p: float, layer: Any, x: Tensor,
                     structure: Any) -> Tensor | None:
     """Multi-head attention of few entries to themselves."""
-    if x.dim() not in (2, 3) or x.shape[-2] > MOST_ENTRIES or (p and layer.training):
+    if x.dim() not in (2, 3) or x.shape[-2] > MOST_ENTRIES or x.numel() > FEW_NUMBERS or (p and layer.training):
         return None
     parts, weight, parameters = leaf._modules, layer._modules["weight"], layer._parameters
     query, key = parts["query"], parts["key"]

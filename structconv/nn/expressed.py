@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 
 from structconv.mechanisms.expression import Mechanism, check_mechanism
 from structconv.mechanisms.leaves import Link, is_node, leaves_of, link, over_leaves, role_of
-from structconv.nn.direct import FEW_NUMBERS, Direct, direct_of
+from structconv.nn.direct import Direct, direct_of
 from structconv.nn.layer import Layer
 from structconv.planning.plan import check_path
 
@@ -65,7 +65,7 @@ class Expressed(Layer):
         own = self.__dict__
         if own["_expression"].direct is None or type(x) is not Tensor or is_compiling():
             return None
-        if x.layout is not torch.strided or x.is_nested or x.numel() > FEW_NUMBERS:
+        if x.layout is not torch.strided or x.is_nested:
             return None
         self.mechanism  # noqa: B018 - renewed if a leaf was replaced
         direct = own["_expression"].direct

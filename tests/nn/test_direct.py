@@ -23,6 +23,7 @@ CASES = {
     "linear without bias": (lambda: Conv(Identity(), 6, 4, bias=False), (5, 6), ()),
     "conv1d": (lambda: Conv1d(6, 4, 3, stride=2, padding=1), (2, 6, 9), ()),
     "conv2d": (lambda: Conv2d(6, 4, (3, 2), padding=(1, 0), dilation=2, groups=2), (2, 6, 7, 5), ()),
+    "many pixels": (lambda: Conv2d(3, 5, 3, padding=1, groups=1), (2, 3, 150, 90), ()),
     "same": (lambda: Conv2d(3, 4, 3, stride=2, padding="same"), (2, 3, 7, 6), ()),
     "gcn": (lambda: GCNConv(6, 4), (5, 6), (GRAPH,)),
     "gcn, weights": (lambda: GCNConv(3, 8, bias=False), (5, 3), (WEIGHTED,)),
@@ -172,3 +173,19 @@ def test_a_result_may_be_changed_in_place_and_differentiated_twice(name, limit):
         actual = torch.autograd.grad(y.square().sum(), [x, *layer.parameters()], retain_graph=True)
         for own, other in zip(actual, expected, strict=True):
             torch.testing.assert_close(own, other)
+
+
+@pytest.mark.parametrize(("build", "shape"), [
+    (lambda: Conv1d(64, 32, 49, padding=24), (4, 64, 4000)),
+    (lambda: Conv2d(256, 256, 3, stride=2, padding=1), (2, 256, 224, 224)),
+    (lambda: Conv2d(64, 64, 7, padding=9, dilation=3, groups=64), (16, 64, 64, 64)),
+    (lambda: sc.Conv3d(8, 64, 3), (2, 8, 64, 64, 64))])
+def test_the_convolutions_that_are_not_planned_are_what_the_planner_would_choose(build, shape):
+    x = torch.empty(shape)
+    (chosen,) = [line for line in str(build().plan(x)).splitlines() if line.startswith("*")]
+    assert "torch.conv" in chosen
+
+
+def test_long_kernels_over_many_pixels_are_planned():
+    x, layer = torch.empty(16, 64, 64, 64), Conv2d(64, 64, 9, padding=4)
+    assert layer._directly(x) is None and "transforms" in str(layer.plan(x))
