@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from structconv import torch_compat as private
 from structconv.bases.base import Basis
@@ -16,19 +18,23 @@ from structconv.bases.entrywise import Masked, Normalized, Sum
 from structconv.bases.linear import Scaled
 from structconv.bases.scores import Additive, Bilinear
 from structconv.errors import ConfigError, ShapeError
+from structconv.nn.direct import must_be_planned
 from structconv.ops import apply, bound_apply
 from structconv.planning.plan import CAPACITY, plans_version
 from structconv.planning.problem import BoundRun
+from structconv.primitives.functions import finite
 from structconv.primitives.fused_attention import fused_attention
 from structconv.shapes import broadcast
 from structconv.structures.supports import Causal, DenseMask, Padding, Support
 from structconv.structures.values import EXACT, size_class
 
-__all__ = ["Mask", "attend", "attend_among", "step"]
+__all__ = ["Mask", "attend", "step"]
 
 
 #: One object, whose part of a plan's key is known.
 _CAUSAL: Support = Causal()
+#: Pairs up to which finding the plan costs more than what a better one than torch's fused attention could gain.
+_FEW_PAIRS = 1 << 20
 
 
 class Mask(NamedTuple):
@@ -104,7 +110,12 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
     if key.dim() != query.dim() or (shared and heads % key.shape[-3]):
         raise ShapeError("attention", f"key must have as many axes as query, and heads that divide K={heads}",
                          tuple(key.shape))
-    keep, bias, support = _NONE if mask is None else mask.in_one_table(outputs, inputs)
+    mask = _NONE if mask is None else mask.in_one_table(outputs, inputs)
+    if softcap is sink is vector is term is None and not dropout and _is_by_products(query, key, value, mask):
+        result = _by_products(query, key, value, mask, depth ** -0.5 if scale is None else scale, weights)
+        if result is not None:
+            return result
+    keep, bias, support = mask
     if sink is not None and softcap is None and (support is None or support is _CAUSAL):
         return _with_sink(query, key, value, Mask(keep, bias, support), sink, scale=scale, dropout=dropout,
                           weights=weights)
@@ -133,33 +144,59 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
             query, scale = query * (depth ** -0.5 if scale is None else scale), 1.0
         scores = _scores(key, query, bias, None if support is None else support.transpose(), scale, softcap, vector)
         table = _weights(scores, "outputs", sink, dropout).dense(query.dtype)
-        y, table = Dense(table.mT).apply(value), table.reshape(*lead, heads, outputs, inputs)
+        dense: Basis = Dense(table.mT)
+        if support is not None and not finite(value):  # which weights of zero do not hide
+            dense = Masked(dense, support)
+        y, table = dense.apply(value), table.reshape(*lead, heads, outputs, inputs)
     else:
         scores = _scores(query, key, None if bias is None else bias.mT, support, scale, softcap, vector, term)
         y, table = apply(_weights(scores, "inputs", sink, dropout), value), None
     return y.squeeze(-3) if by_head else y, table
 
 
-def attend_among(qkv: Tensor, heads: int, scale: float, weights: bool) -> tuple[Tensor, Tensor | None]:
-    """`attend` among the entries of a batch without a mask: what a plan would compute, in any sizes.
+def _by_products(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scale: float, weights: bool
+                 ) -> tuple[Tensor, Tensor | None] | None:
+    """`attend` by the products that its plan would take, without the plan; `None` where a mask meets numbers that are
+    not finite, or leaves an output without pairs, and where pairs are many.
 
-    Args:
-        qkv: (B, N, 3 K D), the queries, keys and values of each entry.
-
-    Returns:
-        (B, N, K D), and (B, K, N, N) or `None`. Without gradients the weights take the memory of the scores.
+    Without gradients the weights take the memory of the scores.
     """
-    batch, entries, channels = qkv.shape
-    dim = channels // (3 * heads)
-    parts = qkv.view(batch, entries, 3, heads, dim).permute(2, 0, 3, 1, 4)
-    query, key, value = (parts.reshape(3, batch * heads, entries, dim) if weights else parts).unbind()
+    (*lead, outputs, _), inputs, (keep, bias, support) = query.shape, key.shape[-2], mask
+    if not weights and (query.dim() != 4 or math.prod(lead) * outputs * inputs > _FEW_PAIRS):
+        return None
+    added = bias
+    if keep is not None and (weights or bias is not None):
+        added = (query.new_zeros(keep.shape) if bias is None else bias).masked_fill(~keep, -torch.inf)
     if not weights:
-        return fused_attention(query, key, value, None, False, scale).transpose(1, 2).flatten(2), None
-    none = query.new_empty(()).expand(batch * heads, entries, entries)  # not read, for beta is 0
-    scores = torch.baddbmm(none, query, key.mT, beta=0, alpha=scale)
-    table = scores.softmax(-1) if scores.requires_grad else torch.softmax(scores, -1, out=scores)
-    y = (table @ value).view(batch, heads, entries, dim).transpose(1, 2).flatten(2)
-    return y, table.view(batch, heads, entries, entries)
+        existing = keep if added is None else added
+        y, table = fused_attention(query, key, value, existing, support is not None, scale), None
+    else:
+        if support is not None:
+            added = query.new_full((outputs, inputs), -torch.inf).triu_(1)
+        q, k, v = query.flatten(0, -3), key.flatten(0, -3), value.flatten(0, -3)
+        if added is None:
+            scores = torch.baddbmm(q.new_empty(1), q, k.mT, beta=0, alpha=scale)  # beta: the first is not read
+        else:
+            added = added if added.dim() == 2 else added.expand(*lead, *added.shape[-2:]).flatten(0, -3)
+            scores = torch.baddbmm(added, q, k.mT, alpha=scale)
+        table = scores.softmax(-1) if scores.requires_grad else torch.softmax(scores, -1, out=scores)
+        y, table = torch.bmm(table, v).view(*lead, outputs, v.shape[-1]), table.view(*lead, outputs, inputs)
+    if keep is bias is support is None:
+        return y, table
+    return (y, table) if finite(y) and finite(key) and finite(value) else None
+
+
+def _is_by_products(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> bool:
+    """Return True for tensors and masks that `_by_products` takes."""
+    if not type(query) is type(key) is type(value) is Tensor or is_compiling() or not query.is_cpu or query.dim() < 3:
+        return False
+    if not query.dtype is key.dtype is value.dtype or query.dtype not in (torch.float32, torch.float64):
+        return False
+    causal = mask.support is _CAUSAL and mask.keep is mask.bias is None and query.shape[-2] == key.shape[-2]
+    return (query.shape[:-2] == key.shape[:-2] == value.shape[:-2] and key.shape[-2] == value.shape[-2]
+            and query.shape[-1] == key.shape[-1] and query.numel() > 0 < value.numel()
+            and (mask.support is None or causal) and (mask.bias is None or mask.bias.dtype is query.dtype)
+            and not private.watched() and not must_be_planned(Normalized))
 
 
 def step(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scale: float | None) -> Tensor | None:
@@ -173,7 +210,7 @@ def step(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scale: fl
         keep = mask.keep
         if not (mask.bias is mask.support is None) or (keep is not None and (keep.dim() != 4 or keep.shape[1] != 1)):
             return None
-    if (torch.is_grad_enabled() or torch.compiler.is_compiling() or type(query) is not Tensor or query.dim() != 4
+    if (torch.is_grad_enabled() or is_compiling() or type(query) is not Tensor or query.dim() != 4
             or private.any_autocast() or private.watched()):
         return None
     batch, heads, _, depth = query.shape

@@ -23,7 +23,7 @@ from torch.fx import Proxy
 
 from structconv.arguments import suggesting
 from structconv.bases.entrywise import Normalized
-from structconv.compat.attending import Mask, attend, attend_among
+from structconv.compat.attending import Mask, attend
 from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.kernels.small_attention import MOST_ENTRIES, composed_attention
 from structconv.mechanisms.expression import Mechanism
@@ -162,14 +162,13 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
         if type(query) is Proxy:
             return cast(Any, recorded(self, query, key, value, key_padding_mask, need_weights, attn_mask,
                                       average_attn_weights, is_causal))
-        if query is key is value and key_padding_mask is attn_mask is None and not is_causal:
-            result = self._directly(query, need_weights)
-            if result is not None:
-                y, weights = result
-                return y, weights.mean(1) if average_attn_weights and weights is not None else weights
+        if query is key is value and not need_weights and key_padding_mask is attn_mask is None and not is_causal:
+            y = self._directly(query)
+            if y is not None:
+                return y, None
         self._check(query, key, value, attn_mask, is_causal)
         batched, first = query.dim() == 3, 0 if self.batch_first and query.dim() == 3 else -3
-        q, k, v = (self._by_heads(t, first) for t in self._projected(query, key, value))
+        q, k, v = self._by_heads(query, key, value, first, need_weights)
         longer = self.add_zero_attn or self.bias_k is not None  # by keys that stand at no place
         mask = self._mask(q, k, key_padding_mask, attn_mask, is_causal and not need_weights and not longer)
         k, v, mask = self._lengthened(k, v, mask)
@@ -180,32 +179,27 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
             weights = weights.mean(-3)
         return y, weights
 
-    def _directly(self, x: Tensor, weights: bool) -> tuple[Tensor, Tensor | None] | None:
-        """Attention of entries to themselves, by the kernels that a plan would choose; `None` for other calls."""
-        if (type(x) is not Tensor or x.is_nested or x.dim() != 3 or x.shape[2] != self.embed_dim
-                or self.in_proj_weight is None or self.bias_k is not None or self.add_zero_attn
-                or (self.training and self.dropout) or not is_plain(self, Normalized)):
+    def _directly(self, x: Tensor) -> Tensor | None:
+        """Attention of few entries to themselves, by the kernel that a plan would choose; `None` for other calls."""
+        if type(x) is not Tensor or x.is_nested or x.dim() != 3 or not self.batch_first or x.shape[1] > MOST_ENTRIES:
             return None
-        projections, bias, output, added = (
-            self.in_proj_weight, self.in_proj_bias, self.out_proj.weight, self.out_proj.bias)
-        if not is_direct(x, projections, bias, output, added):
+        if (self.in_proj_weight is None or self.bias_k is not None or self.add_zero_attn or x.shape[2] != self.embed_dim
+                or (self.training and self.dropout) or kernels() is None or not is_plain(self, Normalized)):
             return None
+        query, key, value = self.in_proj_weight.chunk(3)
+        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         heads, scale = self.num_heads, self.head_dim ** -0.5
-        if not weights and self.batch_first and x.shape[1] <= MOST_ENTRIES and kernels() is not None:
-            query, key, value = projections.chunk(3)
-            biases = (None, None, None) if bias is None else bias.chunk(3)
-            of_value = None if bias is None else biases[2].view(heads, -1)
-            tensors = x, query, biases[0], key, biases[1], value, of_value, output, added
-            return attend_entries(None, composed_attention(heads, scale, False), *tensors, heads, scale, False), None
-        x = x if self.batch_first else x.transpose(0, 1)
-        y, table = attend_among(linear(x, projections, bias), heads, scale, weights)
-        y = linear(y, output, added)
-        return y if self.batch_first else y.transpose(0, 1), table
+        added = None if biases[2] is None else biases[2].view(heads, -1)
+        tensors = x, query, biases[0], key, biases[1], value, added, self.out_proj.weight, self.out_proj.bias
+        if not is_direct(*tensors):
+            return None
+        return attend_entries(None, composed_attention(heads, scale, False), *tensors, heads, scale, False)
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool) -> None:
         owner = "MultiheadAttention"
         sizes = ("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim)
-        for name, own, channels in sizes:
+        one = query is key is value and self._qkv_same_embed_dim
+        for name, own, channels in sizes[:1] if one else sizes:
             fits = isinstance(own, Tensor) and 1 < own.dim() < 4 and own.dim() == query.dim()
             if fits and own.shape[-1] == channels and not own.is_nested:
                 continue
@@ -215,28 +209,36 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
             check_tensor(owner, name, own)
             raise ShapeError(owner, f"{name} must have shape (L, {channels}), or that in a batch, as query",
                              tuple(own.shape))
-        if key.shape[:-1] != value.shape[:-1]:
+        if key is not value and key.shape[:-1] != value.shape[:-1]:
             raise ShapeError(owner, f"value must have the entries of key, {text_of(key.shape[:-1])}",
                              tuple(value.shape[:-1]))
         if is_causal and attn_mask is None:
             raise ConfigError(owner, "attn_mask must be given with is_causal=True, which says what it is", "none")
 
-    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        """query, key and value times their weights; of one tensor in one product."""
-        bias = self.in_proj_bias
-        if self.in_proj_weight is None:
-            weights: Any = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
-        elif query is key and key is value:
-            return linear(query, self.in_proj_weight, bias).chunk(3, -1)
-        else:
-            weights = self.in_proj_weight.chunk(3)
-        biases = (None, None, None) if bias is None else bias.chunk(3)
-        return tuple(linear(t, w, b) for t, w, b in zip((query, key, value), weights, biases, strict=True))
+    def _by_heads(self, query: Tensor, key: Tensor, value: Tensor, first: int, whole: bool) -> list[Tensor]:
+        """query, key and value (L, E), (N, L, E) or (L, N, E) times their weights, (..., H, L, D).
 
-    def _by_heads(self, t: Tensor, first: int) -> Tensor:
-        """(L, E), (N, L, E) or (L, N, E) -> (..., H, L, D), a view."""
-        t = t.view(*t.shape[:-1], self.num_heads, self.head_dim)
-        return t.transpose(-2, -3) if t.dim() == 3 or first == 0 else t.permute(1, 2, 0, 3)
+        One tensor is multiplied once. They are views of the products, or with `whole` lie in memory as their axes do.
+        """
+        tensors = query, key, value
+        weights: Any = self.in_proj_weight
+        biases: Any = self.in_proj_bias
+        sizes = [3] if query is key is value else [1, 2] if key is value else [1, 1, 1]
+        if weights is None:
+            sizes, weights = [1, 1, 1], (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        else:
+            weights = (weights,) if len(sizes) == 1 else weights.split([size * self.embed_dim for size in sizes])
+        if biases is None or len(sizes) == 1:
+            biases = (biases,) * len(sizes)
+        else:
+            biases = biases.split([size * self.embed_dim for size in sizes])
+        axes = (1, 2, 0, 3) if query.dim() == 2 else (2, 0, 3, 1, 4) if first == 0 else (2, 1, 3, 0, 4)
+        result: list[Tensor] = []
+        for t, weight, bias, size in zip(tensors, weights, biases, sizes, strict=False):
+            product = linear(t, weight, bias)
+            parts = product.view(*product.shape[:-1], size, self.num_heads, self.head_dim).permute(axes)
+            result.extend((parts.contiguous() if whole else parts).unbind())
+        return result
 
     def _mask(self, q: Tensor, k: Tensor, padding: Tensor | None, attn_mask: Tensor | None, hint: bool) -> Mask:
         """The mask of a call; True of torch's masks leaves out."""

@@ -42,7 +42,7 @@ from structconv.structures.supports import Causal
 from structconv.weights import Full, HeadBlocks, LowRank
 from structconv.weights.base import Factor, plus
 
-__all__ = ["FEW_NUMBERS", "Direct", "direct_of", "is_plain"]
+__all__ = ["FEW_NUMBERS", "Direct", "direct_of", "is_plain", "must_be_planned"]
 
 #: (layer, x, structure) -> y, or `None` where the usual way must be taken.
 Direct = Callable[[Any, Tensor, Any], Tensor | None]
@@ -92,13 +92,14 @@ def direct_of(root: Any) -> Direct | None:
 def is_plain(layer: Any, basis: type, *parts: Any) -> bool:
     """Return True if the layer takes its own plan, for such a basis, and calls of its parts are their `forward`."""
     own = layer.__dict__
-    planned = Autotuning.enabled or private.any_autocast() or (register.OF_USERS and _is_of_user(basis))
     return (own.get("path") is own.get("max_bytes") is own["_modules"].get("relative_value") is None
-            and not planned and private.all_plain(*parts))
+            and not must_be_planned(basis) and private.all_plain(*parts))
 
 
-def _is_of_user(basis: type) -> bool:
-    return any(issubclass(basis, kernel.types) for kernel in register.OF_USERS)
+def must_be_planned(basis: type) -> bool:
+    """Return True if paths are timed, under autocast, and where a user's kernel may take such a basis."""
+    return bool(Autotuning.enabled or private.any_autocast()
+                or any(issubclass(basis, kernel.types) for kernel in register.OF_USERS))
 
 
 def _bias(layer: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from structconv.compat import torch as compat
 from structconv.errors import ConfigError, ShapeError
@@ -21,6 +23,13 @@ from structconv.primitives.native.dispatch import kernels
 from tests.support.layers import EVERY, drawn
 
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
+
+
+class Watching(TorchDispatchMode):
+    """Sees each operator, and changes nothing: what it sees is planned."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
 
 
 def _alike(original: Any, ours: Any, inputs: tuple[Tensor, ...], **options: Any) -> None:
@@ -101,11 +110,13 @@ def attention_calls(draw: Any) -> tuple[Any, ...]:
     return dtype, embed, heads, options, tensors, calls
 
 
+@pytest.mark.parametrize("planned", [False, True])
 @settings(max_examples=100 if EVERY else 25)
 @given(attention_calls())
-def test_attention_is_torchs(call: tuple[Any, ...]) -> None:
+def test_attention_is_torchs(planned: bool, call: tuple[Any, ...]) -> None:
     dtype, embed, heads, options, tensors, calls = call
-    _alike(*_pair("MultiheadAttention", dtype, embed, heads, **options), tensors, **calls)
+    with Watching() if planned else nullcontext():
+        _alike(*_pair("MultiheadAttention", dtype, embed, heads, **options), tensors, **calls)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -132,9 +143,10 @@ def test_the_hint_takes_the_place_of_a_causal_mask(longer: bool) -> None:
         assert torch.allclose(theirs, expected, atol=1e-5) is alike
 
 
+@pytest.mark.parametrize("planned", [False, True])
 @settings(max_examples=60 if EVERY else 15)
 @given(st.data())
-def test_scaled_dot_product_attention_is_torchs(data: Any) -> None:
+def test_scaled_dot_product_attention_is_torchs(planned: bool, data: Any) -> None:
     dtype, lead = data.draw(st.sampled_from(list(TOLERANCES))), data.draw(st.sampled_from(((), (2,), (2, 3))))
     groups, shared = (data.draw(st.integers(1, 2)), data.draw(st.integers(1, 2))) if lead else (1, 1)
     outputs, inputs, channels = (data.draw(st.integers(1, 4)) for _ in range(3))
@@ -161,7 +173,8 @@ def test_scaled_dot_product_attention_is_torchs(data: Any) -> None:
         def forward(self, *tensors: Tensor) -> Tensor:
             return self.function(*tensors, **options)
 
-    _alike(Both(F.scaled_dot_product_attention), Both(compat.scaled_dot_product_attention), (query, key, value))
+    with Watching() if planned else nullcontext():
+        _alike(Both(F.scaled_dot_product_attention), Both(compat.scaled_dot_product_attention), (query, key, value))
 
 
 @st.composite
@@ -314,6 +327,22 @@ def test_samples_without_keys_are_zero(kind: torch.dtype, need_weights: bool) ->
     assert all(t.isfinite().all() for t in (y, x.grad, *(p.grad for p in layer.parameters())))
     original = nn.MultiheadAttention(8, 2, batch_first=True)
     assert original(x, x, x, key_padding_mask=padding, need_weights=True)[0][1].isnan().all()  # what this mends
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_keys_and_values_that_are_left_out_may_be_anything(need_weights: bool) -> None:
+    original, ours = _pair("MultiheadAttention", torch.float32, 8, 2, batch_first=True)
+    query, padding = torch.randn(2, 4, 8), torch.tensor([[False] * 5, [False, False, True, False, True]])
+    key = torch.randn(2, 5, 8).masked_fill(padding.unsqueeze(-1), 0.0)
+    expected, weights = original(query, key, key, key_padding_mask=padding)
+    for number in (torch.nan, torch.inf):
+        q = query.clone().requires_grad_()
+        k = key.masked_fill(padding.unsqueeze(-1), number)
+        y, own = ours(q, k, k, key_padding_mask=padding, need_weights=need_weights)
+        torch.testing.assert_close(y, expected)
+        assert own is None or torch.allclose(own, weights)
+        (gradient,) = torch.autograd.grad(y.square().sum(), q)
+        assert gradient.isfinite().all()
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
