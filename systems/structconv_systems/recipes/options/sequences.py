@@ -183,6 +183,7 @@ class RelativePositions(Attending):
     layers: int = 2
     seeds: int = 3
     steps: int = 700
+    learning_rate: float = 6e-3
 
     def __post_init__(self) -> None:
         super().__post_init__()
