@@ -138,7 +138,8 @@ class Luong(Translation):
         "quick": {"seeds": 1, "rows": ("global-location", "local-p-general"), "sentences": 3000, "vocabulary": 1500,
                   "channels": 96, "layers": 1, "steps": 200, "warmup": 20, "validate_every": 100,
                   "checkpoint_every": 50, "beam": 1, "learning_rate": 5e-3},
-        "paper": {"seeds": 1, "channels": 1000, "layers": 4, "steps": 300_000, "vocabulary": 50_000, "sentences": 0}}
+        "paper": {"seeds": 1, "channels": 1000, "layers": 4, "steps": 300_000, "vocabulary": 50_000, "sentences": 0,
+                  "learning_rate": 2e-3}}
     rows: tuple[str, ...] = option(_ALIGNMENTS, "rows of the table, a,b,c: alignment and score of attention",
                                    choices=_ALIGNMENTS)
     layers: int = option(1, "LSTM layers of encoder and decoder", minimum=1)
@@ -173,7 +174,7 @@ class RelativePositions(Attending):
                   "hidden": 192, "layers": 2, "steps": 350, "warmup": 100, "validate_every": 175,
                   "checkpoint_every": 50, "learning_rate": 3e-3},
         "paper": {"seeds": 1, "channels": 512, "hidden": 2048, "layers": 6, "heads": 8, "steps": 100_000,
-                  "sentences": 0, "batch_tokens": 25_000, "warmup": 4000, "beam": 4,
+                  "sentences": 0, "batch_tokens": 25_000, "warmup": 4000, "beam": 4, "learning_rate": 1.5e-3,
                   "rows": ("clip-0", "clip-1", "clip-2", "clip-4", "clip-16", "clip-64", *_ROWS)}}
     rows: tuple[str, ...] = option(
         ("clip-0", "clip-2", "clip-16", "keys", "values", "rotary"),
