@@ -44,8 +44,8 @@ def _called(layer: nn.Module, x: Tensor) -> Tensor:
     return y
 
 
-def _attended(weights: bool, layer: nn.Module, x: Tensor) -> Tensor:
-    y: Tensor = layer(x, x, x, need_weights=weights)[0]
+def _attended(weights: bool, padding: Tensor | None, layer: nn.Module, x: Tensor) -> Tensor:
+    y: Tensor = layer(x, x, x, key_padding_mask=padding, need_weights=weights)[0]
     return y
 
 
@@ -86,9 +86,11 @@ def _cases() -> list[Case]:
 
     for size, (batch, length, channels, heads) in _SEQUENCES.items():
         shape, options = (batch, length, channels), {"batch_first": True}
-        for name, weights in (("mha", False), ("mha-weights", True)):
+        padding = (torch.arange(length) >= length - length // 4).expand(batch, -1)
+        for name, weights, absent in (("mha", False, None), ("mha-weights", True, None),
+                                      ("mha-padded", False, padding), ("mha-padded-weights", True, padding)):
             add(name, size, partial(_layers, "MultiheadAttention", (channels, heads), options, shape,
-                                    partial(_attended, weights)))
+                                    partial(_attended, weights, absent)))
         add("encoder-layer", size, partial(_layers, "TransformerEncoderLayer", (channels, heads, 4 * channels),
                                            {**options, "dropout": 0.0}, shape, _called))
     for size, (batch, channels, side, after) in _IMAGES.items():

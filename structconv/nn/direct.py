@@ -31,12 +31,15 @@ from structconv.mechanisms.projections import Projection
 from structconv.mechanisms.scores import Additive, BiAffine, DotProduct
 from structconv.planning import kernel as register
 from structconv.planning.tuning import Autotuning
+from structconv.primitives.functions import finite
+from structconv.primitives.fused_attention import fused_attention
 from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.adjacency import Adjacency as Edges
 from structconv.primitives.native.adjacency import adjacency_of, unchanged
 from structconv.primitives.native.affine import projected_attention
 from structconv.primitives.native.dispatch import NO_DROP, Drop, kernels
 from structconv.primitives.native.layer import attend_entries, attend_layer, attend_pairs, convolve, is_direct
+from structconv.primitives.products import linear
 from structconv.structures.graph import Graph, listed_edges, looped
 from structconv.structures.supports import Causal
 from structconv.weights import Full, HeadBlocks, LowRank
@@ -92,8 +95,9 @@ def direct_of(root: Any) -> Direct | None:
 def is_plain(layer: Any, basis: type, *parts: Any) -> bool:
     """Return True if the layer takes its own plan, for such a basis, and calls of its parts are their `forward`."""
     own = layer.__dict__
+    planned = (register.OF_USERS or Autotuning.enabled or private.any_autocast()) and must_be_planned(basis)
     return (own.get("path") is own.get("max_bytes") is own["_modules"].get("relative_value") is None
-            and not must_be_planned(basis) and private.all_plain(*parts))
+            and not planned and private.all_plain(*parts))
 
 
 def must_be_planned(basis: type) -> bool:
@@ -251,8 +255,8 @@ def _attend_pairs(leaf: Additive, mask: Any, slope: float, p: float, layer: Any,
 
 def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p: float, layer: Any, x: Tensor,
                     structure: Any) -> Tensor | None:
-    """Multi-head attention of few entries to themselves."""
-    if x.dim() not in (2, 3) or x.shape[-2] > MOST_ENTRIES or x.numel() > FEW_NUMBERS or (p and layer.training):
+    """Multi-head attention of few entries to themselves: by one kernel, or by torch's fused one between products."""
+    if x.dim() not in (2, 3) or x.numel() > FEW_NUMBERS or (p and layer.training):
         return None
     parts, weight, parameters = leaf._modules, layer._modules["weight"], layer._parameters
     query, key = parts["query"], parts["key"]
@@ -276,4 +280,15 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
     causal = structure is not None or (mask is not None and type(mask._mask) is Causal)
     heads = leaf.heads
     number = (weights[0].shape[0] // heads) ** -0.5 if scale is None else scale
-    return attend_entries(None, composed_attention(heads, number, causal), *tensors, heads, number, causal)
+    if x.shape[-2] <= MOST_ENTRIES:
+        return attend_entries(None, composed_attention(heads, number, causal), *tensors, heads, number, causal)
+    if weights[0].shape[0] != weights[2].shape[0]:
+        return None
+    rows, added = x if x.dim() == 3 else x.unsqueeze(0), None if added is None else added.flatten()
+    q, k, v = [linear(rows, weight, b).unflatten(-1, (heads, -1)).transpose(1, 2)
+               for weight, b in zip(weights[:3], (*offsets, added), strict=True)]
+    y = fused_attention(q, k, v, None, causal, number)
+    if causal and not finite(y[..., -1:, :]):  # a value that is not finite reaches no earlier output
+        return None
+    y = linear(y.transpose(1, 2).flatten(2), weights[3], bias)
+    return y if x.dim() == 3 else y.squeeze(0)
