@@ -183,7 +183,8 @@ def _by_products(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scale: f
         y, table = torch.bmm(table, v).view(*lead, outputs, v.shape[-1]), table.view(*lead, outputs, inputs)
     if keep is bias is support is None:
         return y, table
-    return (y, table) if finite(y) and finite(key) and finite(value) else None
+    # y shows all but an infinite key that is left out, by which 0 is multiplied in the gradient of the query
+    return (y, table) if finite(y) and (not y.requires_grad or finite(key)) else None
 
 
 def _is_by_products(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> bool:
