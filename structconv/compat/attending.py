@@ -111,10 +111,6 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
         raise ShapeError("attention", f"key must have as many axes as query, and heads that divide K={heads}",
                          tuple(key.shape))
     mask = _NONE if mask is None else mask.in_one_table(outputs, inputs)
-    if softcap is sink is vector is term is None and not dropout and _is_by_products(query, key, value, mask):
-        result = _by_products(query, key, value, mask, depth ** -0.5 if scale is None else scale, weights)
-        if result is not None:
-            return result
     keep, bias, support = mask
     if sink is not None and softcap is None and (support is None or support is _CAUSAL):
         return _with_sink(query, key, value, Mask(keep, bias, support), sink, scale=scale, dropout=dropout,
@@ -126,6 +122,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
     if shared:
         key, value = (t.unsqueeze(-3).expand(*t.shape[:-2], heads // t.shape[-3], *t.shape[-2:]).flatten(-4, -3)
                       for t in (key, value))
+    if softcap is sink is vector is term is None and not dropout and _is_by_products(query, key, value, mask):
+        result = _by_products(query, key, value, mask, depth ** -0.5 if scale is None else scale, weights)
+        if result is not None:
+            return result
     lead = broadcast(*(t.shape[:-3] for t in (query, key, value, keep, bias) if t is not None))
     if lead != query.shape[:-3]:
         query = query.expand(*lead, *query.shape[-3:])
