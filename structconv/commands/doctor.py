@@ -10,7 +10,8 @@ from typing import Any
 from structconv.commands.options import no_more
 from structconv.commands.output import print_json
 from structconv.commands.table import print_table
-from structconv.commands.versions import PACKAGES, processor, version
+from structconv.commands.versions import PACKAGES, version
+from structconv.machine import processor
 
 __all__ = ["add"]
 

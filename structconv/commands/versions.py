@@ -1,12 +1,10 @@
-"""Versions of installed packages, and the name of the processor."""
+"""Versions of installed packages."""
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterable
-from pathlib import Path
 
-__all__ = ["PACKAGES", "processor", "version", "versions"]
+__all__ = ["PACKAGES", "version", "versions"]
 
 #: Packages that the library or `structconv-systems` uses, beside torch.
 PACKAGES = ("numpy", "scipy", "networkx", "scikit-learn", "matplotlib", "rich", "safetensors", "tokenizers",
@@ -26,11 +24,3 @@ def version(package: str) -> str | None:
 def versions(packages: Iterable[str]) -> dict[str, str]:
     """Return the versions of the packages that are installed."""
     return {name: number for name in packages if (number := version(name)) is not None}
-
-
-def processor() -> str:
-    """The processor's name as Linux gives it, else what Python knows of it."""
-    known = Path("/proc/cpuinfo")
-    names = [line.partition(":")[2].strip() for line in known.read_text().splitlines()
-             if line.startswith("model name")] if known.is_file() else []
-    return names[0] if names else platform.processor() or platform.machine()

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from structconv import torch_compat as private
 from structconv.errors import ShapeError, text_of
+from structconv.machine import processor
 from structconv.primitives.memory import new_empty
 from structconv.primitives.native import gemm
 from structconv.primitives.native.checks import check_numbers
@@ -25,6 +26,9 @@ Kernel = Literal["native", "library", "torch"]
 FULL_WIDTH, LEAST_NUMBERS = 16, 1 << 14
 #: Multiplications from which others win enough over MKL at full width to pay for the operator's overhead.
 LEAST_PRODUCTS = 1 << 24
+#: On Intel's processors nothing is faster than MKL at full width for more columns of x than `SHALLOW`, as long as x and
+#: the result have fewer bytes than `MKL_BYTES`; on others, oneDNN is.
+ON_INTEL, SHALLOW, MKL_BYTES = "Intel" in processor(), 64, 10 << 20
 #: Columns up to which fewer than `LEAST_NUMBERS` numbers go to torch, whatever else.
 SURE_COLUMNS = LEAST_PRODUCTS // LEAST_NUMBERS
 #: Columns up to which the native kernel is the fastest of all. Beyond, it asks for memory ahead and beats oneDNN on
@@ -131,6 +135,8 @@ def _large(x: Tensor, w: Tensor, columns: int) -> bool:
     numbers = x.numel()
     if not tracing and not (numbers >= LEAST_NUMBERS if columns < FULL_WIDTH else numbers * columns >= LEAST_PRODUCTS):
         return False  # `_pays`, in each call
+    if ON_INTEL and not tracing and _suits_mkl(numbers, x.shape[-1], columns):
+        return False
     if private.linear_pointwise is None or columns < 2 or w.dim() != 2:
         return False
     if w.dtype is not torch.float32 or x.dtype is not torch.float32:
@@ -148,10 +154,17 @@ def _pays(numbers: int, columns: int) -> bool:
     return numbers >= LEAST_NUMBERS if columns < FULL_WIDTH else numbers * columns >= LEAST_PRODUCTS
 
 
+def _suits_mkl(numbers: int, inputs: int, columns: int) -> bool:
+    """Return True if no kernel on Intel's processors is faster than MKL for x with so many numbers and columns."""
+    return columns >= FULL_WIDTH and inputs > SHALLOW and 4 * (numbers + numbers // inputs * columns) < MKL_BYTES
+
+
 def project_kernel(rows: int, inputs: int, columns: int) -> Kernel:
     """Return the kernel for x w of these sizes: the native one for few columns and for results larger than the caches.
     """
     if columns < 2 or not _pays(rows * inputs, columns):
+        return "torch"
+    if ON_INTEL and _suits_mkl(rows * inputs, inputs, columns):
         return "torch"
     exceeds = 4 * rows * (inputs + columns) >= LEAST_BYTES and inputs < LONG_ROW
     return "native" if columns <= FEW_COLUMNS or exceeds else "library"

@@ -147,6 +147,7 @@ def every_branch(request, monkeypatch):
     monkeypatch.setattr(products, "LEAST_ROWS", 16)
     monkeypatch.setattr(products, "LEAST_NUMBERS", 64)
     monkeypatch.setattr(products, "LEAST_PRODUCTS", 1024)
+    monkeypatch.setattr(products, "ON_INTEL", False)
     monkeypatch.setattr(products, "TALL", 90)
     monkeypatch.setattr(products, "WIDE", 20)
     if request.param == "fresh results":

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import structconv
-from structconv.commands.versions import PACKAGES, processor, version, versions
+from structconv.commands.versions import PACKAGES, version, versions
+from structconv.machine import processor
 
 __all__ = ["environment"]
 
