@@ -189,15 +189,28 @@ def _by_products(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scale: f
 
 def _is_by_products(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> bool:
     """Return True for tensors and masks that `_by_products` takes."""
-    if not type(query) is type(key) is type(value) is Tensor or is_compiling() or not query.is_cpu or query.dim() < 3:
+    if not type(query) is type(key) is type(value) is Tensor or is_compiling() or query.dim() < 3:
         return False
     if not query.dtype is key.dtype is value.dtype or query.dtype not in (torch.float32, torch.float64):
         return False
+    if not (query.is_cpu and key.is_cpu and value.is_cpu):
+        return False
+    for table in (mask.keep, mask.bias):
+        if table is not None and not (type(table) is Tensor and table.is_cpu and table.layout is torch.strided
+                                      and 1 < table.dim() <= query.dim() and _expands(table, query, key)):
+            return False
     causal = mask.support is _CAUSAL and mask.keep is mask.bias is None and query.shape[-2] == key.shape[-2]
     return (query.shape[:-2] == key.shape[:-2] == value.shape[:-2] and key.shape[-2] == value.shape[-2]
             and query.shape[-1] == key.shape[-1] and query.numel() > 0 < value.numel()
             and (mask.support is None or causal) and (mask.bias is None or mask.bias.dtype is query.dtype)
             and not private.watched() and not must_be_planned(Normalized))
+
+
+def _expands(table: Tensor, query: Tensor, key: Tensor) -> bool:
+    """Return True if a table is one of the pairs of these queries and keys, or broadcasts to it."""
+    *lead, outputs, _ = query.shape
+    return all(own in (1, size) for own, size in zip(reversed(table.shape), (key.shape[-2], outputs, *reversed(lead)),
+                                                     strict=False))
 
 
 def step(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scale: float | None) -> Tensor | None:

@@ -59,6 +59,12 @@ class _Layer:
             if cls.forward.__module__.startswith("torch.nn"):
                 cls.forward = _recordable(cls.forward)
 
+    def __getstate__(self: Any) -> dict[str, Any]:
+        """What a layer is, without what it found out for its calls."""
+        state = dict(self.__dict__)
+        state.pop("_mechanism", None)
+        return state
+
     def __prepare_scriptable__(self: Any) -> NoReturn:
         """Raise an error, where `torch.jit.script` asks for what it compiles."""
         refuse_script(self, "Or script torch's layers: structconv.compat.to_torch(model).")
@@ -200,10 +206,11 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
         sizes = ("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim)
         one = query is key is value and self._qkv_same_embed_dim
         for name, own, channels in sizes[:1] if one else sizes:
-            fits = isinstance(own, Tensor) and 1 < own.dim() < 4 and own.dim() == query.dim()
-            if fits and own.shape[-1] == channels and not own.is_nested:
+            nested = isinstance(own, Tensor) and own.is_nested
+            fits = isinstance(own, Tensor) and not nested and 1 < own.dim() < 4 and own.dim() == query.dim()
+            if fits and own.shape[-1] == channels:
                 continue
-            if isinstance(own, Tensor) and own.is_nested:
+            if nested:
                 raise ConfigError(owner, f"{name} must be a padded tensor", "a nested one", "Pad it by "
                                   "torch.nested.to_padded_tensor, or use structconv.MultiheadAttention.")
             check_tensor(owner, name, own)
@@ -432,7 +439,7 @@ class _Conv(_Layer):
         axes = len(self.kernel_size)
         _check_image(self, input, axes)
         theta = theta_of_kernel(self.weight, self.groups)
-        return _computed(self, mechanism, theta, self.bias, input, axes)
+        return _laid_out(_computed(self, mechanism, theta, self.bias, input, axes), input)
 
     def _mechanism_of(self: Any) -> Mechanism:
         padding = tuple(self.padding) if isinstance(self.padding, list) else self.padding

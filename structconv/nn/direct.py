@@ -51,7 +51,7 @@ __all__ = ["FEW_NUMBERS", "Direct", "direct_of", "is_plain", "must_be_planned"]
 Direct = Callable[[Any, Tensor, Any], Tensor | None]
 #: Numbers of x and of y up to which a call is small.
 FEW_NUMBERS = 1 << 16
-#: Entries of a convolution's kernel up to which the planner takes nothing but torch's.
+#: Entries of a convolution's kernel up to which the planner takes torch's, but for a few at nearly equal cost.
 _USUAL = 49
 
 
@@ -132,9 +132,14 @@ def _convolve_image(leaf: Cuboid, padding: list[int], usual: bool, layer: Any, i
     kernel, bias = parameters.get("weight"), _bias(layer)
     if kernel is None or image.dim() != len(padding) + 2 or not (usual or image.numel() <= FEW_NUMBERS):
         return None
-    if image.shape[1] != layer.in_channels or not is_direct(image, kernel, bias) or not is_plain(layer, Shift, leaf):
+    if image.shape[1] != layer.in_channels or kernel.shape[2:] != leaf.kernel_size or image.layout is not torch.strided:
         return None
-    return _CONVOLUTIONS[len(padding)](image, kernel, bias, leaf.stride, padding, leaf.dilation, layer.groups)
+    if not is_direct(image, kernel, bias) or not is_plain(layer, Shift, leaf):
+        return None
+    try:
+        return _CONVOLUTIONS[len(padding)](image, kernel, bias, leaf.stride, padding, leaf.dilation, layer.groups)
+    except RuntimeError:  # the plan computes it, or says what does not fit
+        return None
 
 
 def _is_usual(leaf: Cuboid) -> bool:

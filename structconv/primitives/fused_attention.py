@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend
 
 from structconv import torch_compat as private
 from structconv.primitives.functions import pulled_back
+from structconv.primitives.segments import masked_softmax
 
 __all__ = ["fused_attention"]
 
@@ -81,4 +82,4 @@ def _all_pairs(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, 
     scores = query @ key.mT * scale
     if causal:
         scores = scores.masked_fill(scores.new_ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
-    return (scores if mask is None else scores + mask).softmax(-1) @ values
+    return masked_softmax(scores if mask is None else scores + mask, None, -1) @ values

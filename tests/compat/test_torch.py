@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from structconv.compat import torch as compat
-from structconv.errors import ConfigError, ShapeError
+from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.nn import Conv2d as OwnConv2d
 from structconv.primitives.native.dispatch import kernels
 from tests.support.layers import EVERY, drawn
@@ -343,6 +343,55 @@ def test_keys_and_values_that_are_left_out_may_be_anything(need_weights: bool) -
         assert own is None or torch.allclose(own, weights)
         (gradient,) = torch.autograd.grad(y.square().sum(), q)
         assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
+def test_samples_without_keys_are_zero_where_the_gradient_is_differentiated(kind: torch.dtype, need_weights: bool
+                                                                            ) -> None:
+    layer, x = compat.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 4, 8, requires_grad=True)
+    padding = torch.tensor([[False] * 4, [True] * 4])
+    padding = padding if kind is torch.bool else torch.zeros(2, 4).masked_fill(padding, -torch.inf)
+    y, _ = layer(x, x, x, key_padding_mask=padding, need_weights=need_weights)
+    (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), x)
+    assert all(t.isfinite().all() and t[1].eq(0).all() and t[0].ne(0).any() for t in (first, second))
+
+
+def test_masks_broadcast_against_queries_and_keys() -> None:
+    q = torch.randn(1, 2, 3, 4)
+    keep = torch.rand(5, 1, 3, 3) < 0.6
+    keep[..., 0] = True
+    for mask in (keep, torch.randn(5, 1, 3, 3), torch.randn(3), torch.tensor(0.5)):
+        own, *_ = torch.broadcast_tensors(q, torch.zeros(*mask.shape[:-2], 1, 1, 1)[..., 0] if mask.dim() > 2 else q)
+        expected = F.scaled_dot_product_attention(own, own, own, mask.expand(*own.shape[:-1], 3))
+        torch.testing.assert_close(compat.scaled_dot_product_attention(q, q, q, mask), expected)
+
+
+def test_a_mask_on_another_device_is_refused() -> None:
+    layer, x = compat.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 5, 8)
+    with pytest.raises(RuntimeError):
+        layer(x, x, x, attn_mask=torch.zeros(5, 5, device="meta"))
+
+
+def test_a_layer_is_written_without_what_its_calls_found_out() -> None:
+    layer, image = compat.Conv2d(2, 3, 3), torch.randn(2, 2, 6, 6)
+    expected = layer(image)
+    assert vars(layer).keys() - layer.__getstate__().keys() == {"_mechanism"}
+    torch.testing.assert_close(copy.deepcopy(layer)(image), expected)
+
+
+@pytest.mark.parametrize("kind", [compat.Conv2d, OwnConv2d])
+def test_images_of_any_size_have_one_error(kind: Any) -> None:
+    for rows, columns in ((2, 20), (2, 20_000)):
+        with pytest.raises(StructureError, match="the window must not be larger than the grid with its padding"):
+            kind(4, 8, 3)(torch.randn(1, 4, rows, columns))
+    layer = kind(4, 8, 3)
+    with pytest.raises(ShapeError, match=r"to_dense"):
+        layer(torch.randn(1, 4, 200, 200).to_sparse())
+    layer.weight.data = layer.weight.data[:, :, :2]
+    with pytest.raises(ShapeError, match=r"size K=9; got K=6"):
+        layer(torch.randn(1, 4, 200, 200))
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
