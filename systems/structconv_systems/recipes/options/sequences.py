@@ -208,7 +208,8 @@ class FixedHeads(Attending):
                   "steps": 300, "warmup": 100, "validate_every": 150, "checkpoint_every": 50, "learning_rate": 3e-3,
                   "batch_tokens": 2048},
         "paper": {"seeds": 1, "channels": 512, "hidden": 2048, "layers": 6, "shifts": (-3, -2, -1, 0, 1, 2, 3),
-                  "steps": 100_000, "sentences": 0, "batch_tokens": 25_000, "warmup": 4000, "beam": 4}}
+                  "steps": 100_000, "sentences": 0, "batch_tokens": 25_000, "warmup": 4000, "beam": 4,
+                  "learning_rate": 1.5e-3}}
     shifts: tuple[int, ...] = option((-1, 0, 1), "offsets of the fixed heads; one more head is learned")
     positions: str = option("sinusoidal", "encoding of positions: sinusoidal or learned",
                             choices=("sinusoidal", "learned"))
@@ -217,6 +218,7 @@ class FixedHeads(Attending):
     layers: int = 2
     seeds: int = 3
     steps: int = 1200
+    learning_rate: float = 6e-3
 
     def __post_init__(self) -> None:
         super().__post_init__()
