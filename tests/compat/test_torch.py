@@ -505,8 +505,9 @@ def test_what_is_refused() -> None:
         layer(x, x, x, key_padding_mask=torch.zeros(3, 2, dtype=torch.bool))
     with pytest.raises(ShapeError, match="key must have shape"):
         layer(x, x[..., :5], x)
-    with pytest.raises(ConfigError, match="nested"):
-        layer(*[torch.nested.nested_tensor([x[0], x[1]], layout=torch.jagged)] * 3)
+    for layout in (torch.jagged, torch.strided):
+        with pytest.raises(ConfigError, match="nested"):
+            layer(*[torch.nested.nested_tensor([x[0], x[1]], layout=layout)] * 3)
     with pytest.raises(ConfigError, match="attn_mask must be left out"):
         compat.scaled_dot_product_attention(x, x, x, torch.ones(2, 2, dtype=torch.bool), is_causal=True)
     with pytest.raises(ShapeError, match="enable_gqa"):
