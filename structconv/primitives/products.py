@@ -86,7 +86,7 @@ def linear(x: Tensor, w_QP: Tensor, bias: Tensor | None = None, *, relu: bool = 
     small = torch.compiler.is_compiling() or (x.numel() < LEAST_NUMBERS and w_QP.shape[0] <= SURE_COLUMNS)
     if small or (bias is not None and bias.shape != w_QP.shape[:1]) or not _large(x, w_QP, w_QP.shape[0]):
         y = functional.linear(x, w_QP, bias)
-        return y.relu() if relu else y
+        return y.relu_() if relu else y
     rows = x.reshape(-1, x.shape[-1])
     _check_project(rows, w_QP.mT, bias)
     projected = (_project_relu if relu else _project)(rows, w_QP.mT, bias)

@@ -38,7 +38,7 @@ small loss counts as no effect. Published figures of `cora-*`, `dcrnn`, `molecul
 `transformer` and `tsp` were written down from memory.
 
 System and baseline train with the same data, steps and choice of weights. Where a page has a row of learning rates,
-each trains at the best of them in validation; elsewhere they share one.
+each trains at the best of them in validation, unless the row says otherwise; elsewhere they share one.
 
 The name of a system leads to its page: formula, commands, differences from the paper, figures, machine and date.
 Minutes are those of the clock: they are longer where the machine had other work.
