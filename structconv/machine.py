@@ -1,4 +1,4 @@
-"""What the machine is."""
+"""The name of the processor."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ __all__ = ["processor"]
 def processor() -> str:
     """The processor's name as Linux gives it, else what Python knows of it."""
     known = Path("/proc/cpuinfo")
-    names = [line.partition(":")[2].strip() for line in known.read_text().splitlines()
-             if line.startswith("model name")] if known.is_file() else []
-    return names[0] if names else platform.processor() or platform.machine()
+    if known.is_file():
+        with known.open() as lines:  # one part for each core: read only up to the first name
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

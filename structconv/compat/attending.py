@@ -113,8 +113,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
     mask = _NONE if mask is None else mask.in_one_table(outputs, inputs)
     keep, bias, support = mask
     if sink is not None and softcap is None and (support is None or support is _CAUSAL):
-        return _with_sink(query, key, value, Mask(keep, bias, support), sink, scale=scale, dropout=dropout,
-                          weights=weights)
+        return _with_sink(query, key, value, mask, sink, scale=scale, dropout=dropout, weights=weights)
     by_head = keep is not None and keep.dim() > 2 and keep.shape[-3] > 1
     if shared and outputs == 1 and support is None and sink is vector is term is None and not by_head:
         return _one_output(query, key, value, Mask(keep, bias), scale=scale, dropout=dropout, softcap=softcap,

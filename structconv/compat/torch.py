@@ -60,7 +60,7 @@ class _Layer:
                 cls.forward = _recordable(cls.forward)
 
     def __getstate__(self: Any) -> dict[str, Any]:
-        """What a layer is, without what it found out for its calls."""
+        """The state of the layer, without the mechanism that it builds again from its options."""
         state = dict(self.__dict__)
         state.pop("_mechanism", None)
         return state
@@ -230,15 +230,12 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
         tensors = query, key, value
         weights: Any = self.in_proj_weight
         biases: Any = self.in_proj_bias
-        sizes = [3] if query is key is value else [1, 2] if key is value else [1, 1, 1]
+        sizes = [1, 1, 1] if weights is None or key is not value else [1, 2] if query is not key else [3]
         if weights is None:
-            sizes, weights = [1, 1, 1], (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+            weights = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
         else:
-            weights = (weights,) if len(sizes) == 1 else weights.split([size * self.embed_dim for size in sizes])
-        if biases is None or len(sizes) == 1:
-            biases = (biases,) * len(sizes)
-        else:
-            biases = biases.split([size * self.embed_dim for size in sizes])
+            weights = self._split(weights, sizes)
+        biases = (None, None, None) if biases is None else self._split(biases, sizes)
         axes = (1, 2, 0, 3) if query.dim() == 2 else (2, 0, 3, 1, 4) if first == 0 else (2, 1, 3, 0, 4)
         result: list[Tensor] = []
         for t, weight, bias, size in zip(tensors, weights, biases, sizes, strict=False):
@@ -246,6 +243,10 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
             parts = product.view(*product.shape[:-1], size, self.num_heads, self.head_dim).permute(axes)
             result.extend((parts.contiguous() if whole else parts).unbind())
         return result
+
+    def _split(self, t: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+        """The rows of queries, keys and values, as many together as the sizes say."""
+        return (t,) if len(sizes) == 1 else t.split([size * self.embed_dim for size in sizes])
 
     def _mask(self, q: Tensor, k: Tensor, padding: Tensor | None, attn_mask: Tensor | None, hint: bool) -> Mask:
         """The mask of a call; True of torch's masks leaves out."""

@@ -155,7 +155,7 @@ def _pays(numbers: int, columns: int) -> bool:
 
 
 def _suits_mkl(numbers: int, inputs: int, columns: int) -> bool:
-    """Return True if no kernel on Intel's processors is faster than MKL for x with so many numbers and columns."""
+    """Return True if MKL is the fastest on Intel's processors, for x of this size and w with this number of columns."""
     return columns >= FULL_WIDTH and inputs > SHALLOW and 4 * (numbers + numbers // inputs * columns) < MKL_BYTES
 
 
