@@ -27,6 +27,8 @@ from structconv.weights import (
 __all__ = ["ConvolutionWindow", "GridConvolution"]
 
 _CONVOLUTIONS: tuple[Any, ...] = (functional.conv1d, functional.conv2d, functional.conv3d)
+#: Bytes that are gathered for a byte of Theta, which torch puts in an order of its own.
+_GATHERED = 4
 #: (image (B, P, *S), Theta, b or none) -> (B, Q, *S').
 Convolve = Callable[[Tensor, Any, "Tensor | None"], Tensor]
 
@@ -52,13 +54,22 @@ class GridConvolution(Kernel):
         moved = problem.channel_product(per_output, problem.outputs, 1, theta.out_channels, 0)
         read = Cost(bytes=problem.bytes(problem.inputs * theta.in_channels)).repeated(1 + problem.x_grad)
         padded = 0 if padding in ("zeros", "none") else problem.inputs * theta.in_channels
-        return moved + read + Cost(peak_bytes=problem.bytes(padded))
+        return moved + read + _reordered(problem) + Cost(peak_bytes=problem.bytes(padded))
 
     def compile(self, match: ConvolutionWindow, problem: Problem, path: str) -> Run:
         convolve = _convolution(match, problem.theta)
         if problem.image is not None:
             return _of_images(convolve, problem.image.axes)
         return _of_entries(convolve, cast(Grid, cast(Shift, problem.basis).grid).shape)
+
+
+def _reordered(problem: Problem) -> Cost:
+    """Theta in torch's order, which that of an image's layer is in already."""
+    if problem.image is not None:
+        return Cost()
+    numbers = sum(part.numel() for part in problem.theta.tensors)
+    gathered = _GATHERED * numbers * problem.sizes.itemsize
+    return Cost(gathered=gathered).repeated(1 + problem.x_grad + problem.theta_grad)
 
 
 def _of_images(convolve: Convolve, axes: int) -> Run:
@@ -159,7 +170,10 @@ def _whole(window: ConvolutionWindow, shape: tuple[int, ...]) -> Convolve:
     single = shape[0] == 1  # see `ConvolutionWindow.convolve`
 
     def convolve(image: Tensor, theta: Any, bias: Tensor | None) -> Tensor:
-        kernel = theta.theta.permute(2, 1, 0).view(shape)
+        blocks = theta.theta
+        if blocks.is_contiguous() and not single:  # channels last, as entries are: transposed as a matrix, in tiles
+            blocks = blocks.flatten(0, 1).t().contiguous().t().view(blocks.shape)
+        kernel = blocks.permute(2, 1, 0).view(shape)
         kernel = kernel.contiguous() if single else kernel
         if window.pads:
             return window.correlate(image, kernel, 1, bias)
