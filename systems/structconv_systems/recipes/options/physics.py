@@ -78,9 +78,8 @@ class RelationalInference(Trained):
         return self.model == "structured" and self.system == "charged"
 
     def as_paper(self) -> Self:
-        """The paper's networks with the same data, batches and steps, of one seed."""
-        horizon = min(_PAPER["horizon"], self.times - 1)
-        return dataclasses.replace(self, **{**_PAPER, "horizon": horizon}, seeds=1)
+        """The paper's networks with the same data, batches, steps and seeds."""
+        return dataclasses.replace(self, **{**_PAPER, "horizon": min(_PAPER["horizon"], self.times - 1)})
 
     @property
     def expected(self) -> Effect:
