@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -118,13 +119,12 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
     if shared and outputs == 1 and support is None and sink is vector is term is None and not by_head:
         return _one_output(query, key, value, Mask(keep, bias), scale=scale, dropout=dropout, softcap=softcap,
                            weights=weights)
-    if shared:
-        key, value = (t.unsqueeze(-3).expand(*t.shape[:-2], heads // t.shape[-3], *t.shape[-2:]).flatten(-4, -3)
-                      for t in (key, value))
     if softcap is sink is vector is term is None and not dropout and _is_by_products(query, key, value, mask):
         result = _by_products(query, key, value, mask, depth ** -0.5 if scale is None else scale, weights)
         if result is not None:
             return result
+    if shared:
+        key, value = _for_each_head(heads, key, value)
     lead = broadcast(*(t.shape[:-3] for t in (query, key, value, keep, bias) if t is not None))
     if lead != query.shape[:-3]:
         query = query.expand(*lead, *query.shape[-3:])
@@ -172,6 +172,8 @@ def _by_products(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scale: f
     else:
         if support is not None:
             added = query.new_full((outputs, inputs), -torch.inf).triu_(1)
+        if key.shape[-3] != query.shape[-3]:
+            key, value = _for_each_head(query.shape[-3], key, value)
         q, k, v = query.flatten(0, -3), key.flatten(0, -3), value.flatten(0, -3)
         if added is None:
             scores = torch.baddbmm(q.new_empty(1), q, k.mT, beta=0, alpha=scale)  # beta: the first is not read
@@ -186,6 +188,11 @@ def _by_products(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scale: f
     return (y, table) if finite(y) and (not y.requires_grad or finite(key)) else None
 
 
+def _for_each_head(heads: int, *shared: Tensor) -> list[Tensor]:
+    """Keys and values (..., K', M, D), of which each is shared by consecutive heads, as (..., K, M, D)."""
+    return [t.unsqueeze(-3).expand(*t.shape[:-2], heads // t.shape[-3], *t.shape[-2:]).flatten(-4, -3) for t in shared]
+
+
 def _is_by_products(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> bool:
     """Return True for tensors and masks that `_by_products` takes."""
     if not type(query) is type(key) is type(value) is Tensor or is_compiling() or query.dim() < 3:
@@ -194,22 +201,25 @@ def _is_by_products(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> bo
         return False
     if not (query.is_cpu and key.is_cpu and value.is_cpu):
         return False
-    for table in (mask.keep, mask.bias):
-        if table is not None and not (type(table) is Tensor and table.is_cpu and table.layout is torch.strided
-                                      and 1 < table.dim() <= query.dim() and _expands(table, query, key)):
-            return False
-    causal = mask.support is _CAUSAL and mask.keep is mask.bias is None and query.shape[-2] == key.shape[-2]
-    return (query.shape[:-2] == key.shape[:-2] == value.shape[:-2] and key.shape[-2] == value.shape[-2]
-            and query.shape[-1] == key.shape[-1] and query.numel() > 0 < value.numel()
-            and (mask.support is None or causal) and (mask.bias is None or mask.bias.dtype is query.dtype)
-            and not private.watched() and not must_be_planned(Normalized))
+    (keep, bias, support), shape, own = mask, query.shape, key.shape
+    if support is not None and not (support is _CAUSAL and keep is bias is None and shape[-2] == own[-2]):
+        return False
+    if not keep is bias is None and not all(map(partial(_is_table, query, key), mask[:2])):
+        return False
+    return (shape[:-3] == own[:-3] and own[:-1] == value.shape[:-1] and shape[-1] == own[-1]
+            and query.numel() > 0 < value.numel() and not private.watched() and not must_be_planned(Normalized))
 
 
-def _expands(table: Tensor, query: Tensor, key: Tensor) -> bool:
-    """Return True if a table is one of the pairs of these queries and keys, or broadcasts to it."""
+def _is_table(query: Tensor, key: Tensor, table: Tensor | None) -> bool:
+    """Return True if a table of booleans, or of numbers like the queries, is one of their pairs, or broadcasts to it;
+    and of none."""
+    if table is None:
+        return True
     *lead, outputs, _ = query.shape
-    return all(own in (1, size) for own, size in zip(reversed(table.shape), (key.shape[-2], outputs, *reversed(lead)),
-                                                     strict=False))
+    return (type(table) is Tensor and table.is_cpu and table.layout is torch.strided
+            and table.dtype in (torch.bool, query.dtype) and 1 < table.dim() <= query.dim()
+            and all(own in (1, size) for own, size in zip(
+                reversed(table.shape), (key.shape[-2], outputs, *reversed(lead)), strict=False)))
 
 
 def step(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scale: float | None) -> Tensor | None:

@@ -102,8 +102,8 @@ def is_plain(layer: Any, basis: type, *parts: Any) -> bool:
 
 def must_be_planned(basis: type) -> bool:
     """Return True if paths are timed, under autocast, and where a user's kernel may take such a basis."""
-    return bool(Autotuning.enabled or private.any_autocast()
-                or any(issubclass(basis, kernel.types) for kernel in register.OF_USERS))
+    return bool(Autotuning.enabled or private.any_autocast() or (
+        register.OF_USERS and any(issubclass(basis, kernel.types) for kernel in register.OF_USERS)))
 
 
 def _bias(layer: Any) -> Any:

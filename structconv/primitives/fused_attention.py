@@ -22,7 +22,7 @@ def fused_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | N
     """softmax_m(scale <query_n, key_m> + mask) values_m: `torch.nn.functional.scaled_dot_product_attention`.
 
     Args:
-        query, key, values: (B, K, N, D), (B, K, M, D), (B, K, M, D).
+        query, key, values: (B, K, N, D), (B, K', M, D), (B, K', M, D); K / K' consecutive heads share a key.
         mask: booleans or numbers, broadcast to (B, K, N, M), or none.
         causal: pairs m <= n alone, where there is no mask. A scale of 0 or below is then multiplied into the query:
             torch's kernels multiply the -inf of the other pairs by it, which gives NaN.
@@ -32,7 +32,8 @@ def fused_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | N
     if causal and scale <= 0:
         query, scale = query * scale, 1.0
     if not torch.is_grad_enabled() or not _by_hand(query, key, values, mask, causal, scale):
-        return F.scaled_dot_product_attention(query, key, values, mask, is_causal=causal, scale=scale)
+        return F.scaled_dot_product_attention(query, key, values, mask, is_causal=causal, scale=scale,
+                                              enable_gqa=key.shape[1] != query.shape[1])
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(~mask, -torch.inf)
     return _fused(query, key, values, mask, causal, scale)
@@ -45,7 +46,8 @@ def _by_hand(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, ca
     if None in (private.flash_attention, private.flash_attention_backward, private.fused_choice):
         return False
     needs_grad = query.requires_grad or key.requires_grad or values.requires_grad
-    choice = needs_grad and private.fused_choice(query, key, values, mask, 0.0, causal, scale=scale)
+    choice = needs_grad and private.fused_choice(query, key, values, mask, 0.0, causal, scale=scale,
+                                                 enable_gqa=key.shape[1] != query.shape[1])
     return bool(choice == SDPBackend.FLASH_ATTENTION.value)
 
 
@@ -79,6 +81,9 @@ _fused: Callable[..., Tensor] = private.bound_apply(_Fused)
 
 
 def _all_pairs(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    shared = query.shape[1] // key.shape[1]
+    if shared > 1:
+        key, values = key.repeat_interleave(shared, 1), values.repeat_interleave(shared, 1)
     scores = query @ key.mT * scale
     if causal:
         scores = scores.masked_fill(scores.new_ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)

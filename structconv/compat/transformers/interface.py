@@ -177,26 +177,27 @@ def mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_o
     or of a `Window`, of which only the pairs are computed. Models that compute attention without the interface get the
     numbers that they add to their scores, as that of "eager".
     """
-    from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
+    from transformers import masking_utils as known
 
-    function = causal_mask_function if mask_function is None else mask_function
+    function = known.causal_mask_function if mask_function is None else mask_function
     if not _reads_interface(type(options.get("config"))):
-        return eager_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
-                          kv_offset=kv_offset, mask_function=function, attention_mask=attention_mask, **options)
-    last = q_length == 1 and type(q_offset) is int and q_offset + 1 == kv_offset + kv_length and not is_compiling()
-    if (last and function is causal_mask_function and options.get("allow_is_causal_skip", True)
-            and (attention_mask is None or bool(attention_mask.all()))):
-        return None  # a step of decoding attends to all
-    plain = type(q_offset) is int and (q_offset, kv_offset) == (0, 0) and q_length == kv_length
-    if plain and not is_compiling() and (attention_mask is None or bool(attention_mask.all())):
-        causal, radius = _window(function)
-        if radius is not None and radius < kv_length - 1:
-            device = options.get("device", "cpu")
-            return StructureMask.of(Causal() & Window(radius) if causal else Window(radius),
-                                    (batch_size, 1, q_length, kv_length), device)
-    table: Tensor | None = sdpa_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
-                                     kv_offset=kv_offset, mask_function=function, attention_mask=attention_mask,
-                                     **options)
+        return known.eager_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
+                                kv_offset=kv_offset, mask_function=function, attention_mask=attention_mask, **options)
+    whole = type(q_offset) is int and q_length == kv_length and (q_offset, kv_offset) == (0, 0)
+    last = type(q_offset) is int and q_length == 1 and q_offset + 1 == kv_offset + kv_length
+    if (whole or last) and not is_compiling() and (attention_mask is None or bool(attention_mask.all())):
+        if function is known.causal_mask_function:
+            if options.get("allow_is_causal_skip", True):
+                return None  # the attention function attends to all, or to what is not later
+        elif whole:
+            causal, radius = _window(function)
+            if radius is not None and radius < kv_length - 1:
+                device = options.get("device", "cpu")
+                return StructureMask.of(Causal() & Window(radius) if causal else Window(radius),
+                                        (batch_size, 1, q_length, kv_length), device)
+    table: Tensor | None = known.sdpa_mask(
+        batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
+        mask_function=function, attention_mask=attention_mask, **options)
     return table
 
 
