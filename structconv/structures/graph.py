@@ -438,14 +438,17 @@ def attributes_of_loops(edge_attr: Tensor, target: Tensor, nodes: int, attr: flo
     check_choice("with_self_loops", "attr", attr, tuple(_REDUCTIONS))
     if attr == "mean" and not (edge_attr.is_floating_point() or edge_attr.is_complex()):
         edge_attr = edge_attr.to(torch.get_default_dtype())
-    along = *[1] * axis, -1, *[1] * (edge_attr.dim() - axis - 1)
-    index = target.long().view(along).expand(edge_attr.shape)
-    loops = edge_attr.new_full(shape, int(attr == "mul")).scatter_reduce(axis, index, edge_attr, _REDUCTIONS[attr],
-                                                                         include_self=False)
+    along, target = (*[1] * axis, -1, *[1] * (edge_attr.dim() - axis - 1)), target.long()
+    if attr in ("mean", "add"):
+        loops = edge_attr.new_zeros(shape).index_add(axis, target, edge_attr)
+    else:
+        index, first = target.view(along).expand(edge_attr.shape), int(attr == "mul")
+        loops = edge_attr.new_full(shape, first).scatter_reduce(axis, index, edge_attr, _REDUCTIONS[attr],
+                                                                include_self=False)
     if attr != "mean":
         return loops
     ones = torch.ones((), dtype=torch.float32, device=edge_attr.device).expand(target.shape)
-    counts = ones.new_zeros(nodes).index_add(0, target.long(), ones).clamp(min=1)
+    counts = ones.new_zeros(nodes).index_add(0, target, ones).clamp(min=1)
     return loops / counts.to(edge_attr.real.dtype).view(along)
 
 

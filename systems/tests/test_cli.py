@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from structconv.cli import main
+from structconv_systems.commands import reproduce
 from structconv_systems.recipes.options.tsp import TSP
+from structconv_systems.recipes.register import entry_named
 from structconv_systems.train.lock import locked
 from structconv_systems.train.run import Metrics
 
@@ -23,6 +25,8 @@ SHARED = Path(os.environ.get("STRUCTCONV_DATA", Path(__file__).parents[3] / "sha
 CORA = SHARED / "planetoid"
 needs_cora = pytest.mark.skipif(not (CORA / "ind.cora.x").is_file(),
                                 reason="the Planetoid files are not beside the repository (STRUCTCONV_DATA)")
+needs_triples = pytest.mark.skipif(not (SHARED / "kg" / "kinship.tar.gz").is_file(),
+                                   reason="the archives of triples are not beside the repository (STRUCTCONV_DATA)")
 SMALL = ["compare", "digits", "bases=identity,shifts", "--seeds", "1", "--channels", "8"]
 QUICK = [*SMALL, "--epochs", "2"]
 
@@ -220,6 +224,17 @@ def test_a_recipe_that_fails_beside_others_is_named_and_gives_the_exit_code(tmp_
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert answer["exit_code"] == 2 and answer["error"].startswith("cora-gcn: ")
     assert main([*words, "--jobs", "0"]) == 2
+
+
+@needs_triples
+def test_all_recipes_are_those_with_further_data_sets_too(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(reproduce, "RECIPES", {"walks": entry_named("walks")})
+    words = ["reproduce", "--all", "--resume", "--data", str(SHARED), "--out", str(tmp_path), "--budget", "0", "--json"]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["left_out"] == [
+        "walks", "walks triples=nations.tar.gz", "walks triples=umls.tar.gz"]
+    assert main([*words, "steps=2"]) == 0
+    assert json.loads(capsys.readouterr().out)["left_out"] == ["walks"]
 
 
 def test_a_signal_saves_and_stops_all_recipes_side_by_side(tmp_path):

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from structconv.commands.options import no_more
 from structconv.commands.output import print_json
@@ -43,7 +43,8 @@ def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
     parser = verbs.add_parser("reproduce", help=text, description=text, parents=[shared], allow_abbrev=False)
     parser.add_argument("names", nargs="*", metavar="NAME",
                         help="recipes from `structconv list`; key=value sets an option of all of them")
-    parser.add_argument("--all", action="store_true", help="run every recipe whose data is in --data")
+    parser.add_argument("--all", action="store_true",
+                        help="run every recipe whose data is in --data, by default with its further data sets")
     parser.add_argument("--data", metavar="DIR", default=None,
                         help="folder of data sets, with one folder each: multi30k, text, ...")
     parser.add_argument("--preset", metavar="NAME", default="default", help="quick, default (default) or paper")
@@ -54,6 +55,7 @@ def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
                         help="leave out recipes that would take longer than the rest of this time")
     parser.add_argument("--out", metavar="DIR", default="runs/reproduce",
                         help="folder of the runs; interrupted runs there are continued (default: runs/reproduce)")
+    parser.add_argument("--resume", action="store_true", help="continue interrupted runs in --out, as is the default")
     parser.add_argument("--record", metavar="FILE", default=None,
                         help="JSON file for the outcomes, with a page beside it (default: results.json in --out)")
     parser.set_defaults(run=_run)
@@ -67,8 +69,13 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
     if len(entries) > 1 and any(word.startswith("rates=") for word in overrides):
         raise ConfigError("structconv reproduce", "rates must be of the groups of one recipe",
                           f"{len(entries)} recipes")
-    recipes = [resolve(entry.recipe, [*data_of(args.data, entry), *overrides], args.preset) for entry in entries]
-    if not recipes:
+    everything = args.all and args.preset == "default" and not overrides
+    tasks = [_Task(" ".join([entry.recipe.name, *further]), entry,
+                   resolve(entry.recipe, [*data_of(args.data, entry), *overrides, *further], args.preset),
+                   [*overrides, *further])
+             for entry in entries
+             for further in [(), *(cast(type[Measured], entry.recipe).further if everything else ())]]
+    if not tasks:
         raise ConfigError("structconv reproduce", "recipes must be named", "none", "Name some, or give --all.")
     if args.budget is not None and not args.budget >= 0:
         raise ConfigError("structconv reproduce", "--budget must be minutes, 0 or more", args.budget)
@@ -80,19 +87,19 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
     progress, began = progress_for(), time.monotonic()
     with progress, Interrupt(progress.note) as interrupt:
         ready, left_out = [], []
-        for entry, recipe in zip(entries, recipes, strict=True):
+        for task in tasks:
             try:
-                recipe.check()
-                ready.append((entry, recipe))
+                task.recipe.check()
+                ready.append(task)
             except ConfigError as error:
                 if not args.all:
                     raise
-                left_out.append(recipe.name)
-                progress.note(f"{recipe.name} is left out: {error}")
-        if len(ready) > 1 and args.jobs != 1 and (args.jobs or all(recipe.device == "cpu" for _, recipe in ready)):
-            rows, late = _side_by_side(ready, args, overrides, began, interrupt, progress)
+                left_out.append(task.name)
+                progress.note(f"{task.name} is left out: {error}")
+        if len(ready) > 1 and args.jobs != 1 and (args.jobs or all(task.recipe.device == "cpu" for task in ready)):
+            rows, late = _side_by_side(ready, args, began, interrupt, progress)
         else:
-            rows, late = _in_turn(ready, args, overrides, began, interrupt, progress)
+            rows, late = _in_turn(ready, args, began, interrupt, progress)
         left_out += late
     from structconv_systems.report.study import sentence
 
@@ -106,19 +113,28 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
     return 1 if any(_missed(row) for row in rows) else 0
 
 
-def _in_turn(ready: Sequence[tuple[Entry, Any]], args: argparse.Namespace, overrides: list[str], began: float,
-             interrupt: Interrupt, progress: Progress) -> tuple[list[dict[str, Any]], list[str]]:
+class _Task(NamedTuple):
+    """A recipe with the overrides of a row."""
+
+    name: str
+    entry: Entry
+    recipe: Any
+    overrides: list[str]
+
+
+def _in_turn(ready: Sequence[_Task], args: argparse.Namespace, began: float, interrupt: Interrupt, progress: Progress
+             ) -> tuple[list[dict[str, Any]], list[str]]:
     """Reproduce one recipe after the other; return the outcomes, and the names of those without enough time."""
     rows, left_out = [], []
-    for entry, recipe in ready:
+    for task in ready:
         left = _left(args, began)
-        if left is not None and not (place_of(args.out, recipe) / "summary.json").is_file():
-            need = _estimate(entry, recipe, progress)
+        if left is not None and not (place_of(args.out, task.recipe) / "summary.json").is_file():
+            need = _estimate(task, progress)
             if need > left:
-                left_out.append(recipe.name)
-                progress.note(f"{recipe.name} is left out: it takes {need / 60:.1f} min, and {left / 60:.1f} are left")
+                left_out.append(task.name)
+                progress.note(f"{task.name} is left out: it takes {need / 60:.1f} min, and {left / 60:.1f} are left")
                 continue
-        rows.append(_reproduced(entry, recipe, args, overrides, interrupt, progress))
+        rows.append(_reproduced(task, args, interrupt, progress))
     return rows, left_out
 
 
@@ -127,8 +143,8 @@ def _left(args: argparse.Namespace, began: float) -> float | None:
     return None if args.budget is None else max(60 * args.budget - (time.monotonic() - began), 0.0)
 
 
-def _side_by_side(ready: Sequence[tuple[Entry, Any]], args: argparse.Namespace, overrides: list[str], began: float,
-                  interrupt: Interrupt, progress: Progress) -> tuple[list[dict[str, Any]], list[str]]:
+def _side_by_side(ready: Sequence[_Task], args: argparse.Namespace, began: float, interrupt: Interrupt,
+                  progress: Progress) -> tuple[list[dict[str, Any]], list[str]]:
     """Reproduce several recipes at a time, each by this command in a process of its own; return the outcomes, and the
     names of those without enough time.
 
@@ -138,31 +154,32 @@ def _side_by_side(ready: Sequence[tuple[Entry, Any]], args: argparse.Namespace, 
     left_out: list[str] = []
     running: list[_Process] = []
     failed: list[_Failed] = []
-    waiting, never, stopping = [recipe for _, recipe in ready], [], False
+    waiting, never, stopping = [*ready], [], False
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-    def has_room(recipe: Any) -> bool:
+    def has_room(task: _Task) -> bool:
         if args.jobs is not None:
             return len(running) < args.jobs
-        return not running or sum(process.threads for process in running) + recipe.threads <= cores
+        return not running or sum(process.threads for process in running) + task.recipe.threads <= cores
 
-    shared = [*overrides, *([] if args.data is None else ["--data", args.data]), "--preset", args.preset,
+    shared = [*([] if args.data is None else ["--data", args.data]), "--preset", args.preset,
               "--out", args.out, "--record", str(_record(args)), *(["--debug"] if args.debug else [])]
     progress.phase("recipes side by side")
     progress.jobs(len(waiting))
     try:
         while running or waiting:
-            while (recipe := next(filter(has_room, waiting), None)) is not None:
-                waiting.remove(recipe)
+            while (task := next(filter(has_room, waiting), None)) is not None:
+                waiting.remove(task)
                 left = _left(args, began)
                 budget = [] if left is None else ["--budget", str(left / 60)]
-                running.append(_Process(recipe, [*shared, *budget], progress))
+                running.append(_Process(task, [*shared, *budget], progress))
             for process in [process for process in running if process.popen.poll() is not None]:
                 running.remove(process)
                 answer = process.answer()
                 if "outcomes" in answer:
-                    rows |= {row["recipe"]: row for row in answer["outcomes"]}
-                    left_out += answer["left_out"]
+                    for row in answer["outcomes"]:
+                        rows[process.name] = row
+                    left_out += [process.name for _ in answer["left_out"]]
                     progress.job_done(process.name)
                 else:
                     failed.append(_Failed(process.name, process.popen.returncode, answer))
@@ -178,16 +195,16 @@ def _side_by_side(ready: Sequence[tuple[Entry, Any]], args: argparse.Namespace, 
         raise failed[0]
     if never:
         raise Interrupted(f"stopped before {never[0].name}; the same command continues", Path(args.out))
-    return [rows[recipe.name] for _, recipe in ready if recipe.name in rows], left_out
+    return [rows[task.name] for task in ready if task.name in rows], left_out
 
 
 class _Process:
     """One recipe in a process of its own; what it says is noted under its name."""
 
-    def __init__(self, recipe: Any, words: list[str], progress: Progress) -> None:
-        self.name, self.threads, self._progress, self._printed = recipe.name, recipe.threads, progress, ""
-        self.popen = subprocess.Popen([sys.executable, "-m", "structconv", "reproduce", self.name, *words,
-                                       "--jobs", "1", "--json"],
+    def __init__(self, task: _Task, words: list[str], progress: Progress) -> None:
+        self.name, self.threads, self._progress, self._printed = task.name, task.recipe.threads, progress, ""
+        self.popen = subprocess.Popen([sys.executable, "-m", "structconv", "reproduce", task.recipe.name,
+                                       *task.overrides, *words, "--jobs", "1", "--json"],
                                       stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                       encoding="utf-8", errors="replace")
         self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read, self._forward)]
@@ -256,25 +273,24 @@ def data_of(folder: str | None, entry: Entry) -> list[str]:
     return [f"data={Path(folder) / entry.recipe.folder}"]
 
 
-def _estimate(entry: Entry, recipe: Any, progress: Progress) -> float:
+def _estimate(task: _Task, progress: Progress) -> float:
     """Estimate the seconds of its trainings from a few steps of the first training of each group."""
-    progress.phase(f"{recipe.name}: trying a few steps")
+    progress.phase(f"{task.name}: trying a few steps")
     from structconv_systems.train.study import tried_all
 
-    jobs = entry.runner().jobs
+    jobs = task.entry.runner().jobs
     assert jobs is not None
-    return float(tried_all(jobs(placed(recipe), None))["seconds"])
+    return float(tried_all(jobs(placed(task.recipe), None))["seconds"])
 
 
-def _reproduced(entry: Entry, recipe: Any, args: argparse.Namespace, overrides: list[str],
-                interrupt: Interrupt, progress: Progress) -> dict[str, Any]:
-    folder = place_of(args.out, recipe)
-    summary = carried_out(entry, recipe, partial(opened, folder), interrupt, progress)
+def _reproduced(task: _Task, args: argparse.Namespace, interrupt: Interrupt, progress: Progress) -> dict[str, Any]:
+    recipe, folder = task.recipe, place_of(args.out, task.recipe)
+    summary = carried_out(task.entry, recipe, partial(opened, folder), interrupt, progress)
     from structconv_systems.report.results import outcome, record
 
     run = Run.open(folder)
     data = ["--data DIR"] if recipe.folder else []
-    command = " ".join(["structconv reproduce", recipe.name, *overrides, *data, f"--preset {recipe.preset}"])
+    command = " ".join(["structconv reproduce", recipe.name, *task.overrides, *data, f"--preset {recipe.preset}"])
     learned = None
     if recipe.preset == "quick" and recipe.learning:
         run.metrics.check({job: result["steps"] for job, result in summary["results"].items()})

@@ -41,6 +41,7 @@ def _finish(recipe: RNNSearch, finished: Finished) -> dict[str, Any]:
     return {"bleu_by_sentences_in_a_row": lengths, **write_translated(finished.run, tasks[_WITH])}
 
 
-RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"},
+RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_bleu_long": "BLEU of the longest tenth",
+                                    "test_perplexity": "perplexity"},
                finish=_finish,
                use=partial(translator, partial(network, attention=True), f"{_WITH}/seed-0")).runner

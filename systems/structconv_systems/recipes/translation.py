@@ -86,7 +86,8 @@ def _subwords(recipe: Translation, text: Parallel, run: Run | None) -> Subwords:
 
 
 class TranslationTask(BatchTask):
-    """A model that translates: cross-entropy of the next subword, perplexity on ``val``, BLEU on ``test``.
+    """A model that translates: cross-entropy of the next subword, perplexity on ``val``, BLEU on ``test``, also of the
+    tenth of the sentences that have most words.
 
     Args:
         model: sources (B, M) and targets (B, N) -> logits (B, N, V); `begin` of it decodes.
@@ -107,7 +108,10 @@ class TranslationTask(BatchTask):
         loss = mean_loss(self._loss(pairs, range(first, min(first + 64, count)), 0.0) for first in range(0, count, 64))
         result = {f"{part}_loss": loss, f"{part}_perplexity": math.exp(min(loss, 700.0))}
         if part == "test":
-            result["test_bleu"] = bleu(self.translator.translate(pairs.text.source), pairs.text.target)[0]
+            output, target = self.translator.translate(pairs.text.source), pairs.text.target
+            result["test_bleu"] = bleu(output, target)[0]
+            longest = _longest(pairs.text.source)
+            result["test_bleu_long"] = bleu(*([lines[place] for place in longest] for lines in (output, target)))[0]
         return result
 
     @property
@@ -147,6 +151,12 @@ def write_translated(run: Run, task: TranslationTask, *, aligned: bool = True) -
         place = telling(text)
         run.write("pictures/alignment.png", own.alignment(text.source[place], output[place]))
     return {"signature": bleu(output, text.target)[1]}
+
+
+def _longest(lines: Sequence[str]) -> list[int]:
+    """The places of the tenth of the lines that have most words, in their order."""
+    most = sorted(range(len(lines)), key=lambda place: -len(lines[place].split()))
+    return sorted(most[:math.ceil(len(lines) / 10)])
 
 
 def telling(text: Parallel) -> int:

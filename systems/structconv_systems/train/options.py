@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -29,6 +30,7 @@ class Measured(Recipe):
         where: the source of the files; a sentence.
         learning: the figure of a training step that must fall in the quick preset, where three minutes are too few for
             the sign of the effect; empty if the quick preset shows the sign.
+        further: the overrides of further rows of ``reproduce --all``, such as other data sets.
 
     Example:
 
@@ -44,6 +46,7 @@ class Measured(Recipe):
     folder: ClassVar[str] = ""
     where: ClassVar[str] = ""
     learning: ClassVar[str] = ""
+    further: ClassVar[Sequence[Sequence[str]]] = ()
     preset: str = option("default", "the preset whose values these are", fixed=True)
     seeds: int = option(1, "trainings, with seeds 0, 1, ...", minimum=1)
 

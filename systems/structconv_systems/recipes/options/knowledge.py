@@ -75,6 +75,8 @@ class RGCNLinks(Links):
     effect: ClassVar = Effect(
         claim="MRR of R-GCN over DistMult, points", figure="test_mrr", published=24.8 - 19.1,
         pairs=(("rgcn", "distmult"), ("rgcn", "distmult-tuned")))
+    further: ClassVar = (("triples=nations.tar.gz",), ("triples=umls.tar.gz", "distmult_channels=128",
+                          "distmult_dropout=0.5", "rates=distmult-tuned=3e-2"))
     presets: ClassVar = {"quick": {"steps": 800, "seeds": 1}}
     channels: int = option(64, "channels D of entities and relations", minimum=1)
     layers: int = option(1, "layers of the encoder", minimum=1)
@@ -97,6 +99,7 @@ class TypedWalks(Links):
     published = "no figure; MRR of ConvE 83 on Kinship"
     effect: ClassVar = Effect(
         claim="MRR of walks over single relations, points", figure="test_mrr", pairs=(("walks", "relations"),))
+    further: ClassVar = (("triples=nations.tar.gz",), ("triples=umls.tar.gz",))
     presets: ClassVar = {"quick": {"steps": 40, "seeds": 1, "validate_every": 20}}
     sparsity: float = option(0.5, "L1 penalty of the weights of walks: a step shrinks each by this times the learning "
                              "rate", minimum=0, below=1)

@@ -28,10 +28,11 @@ class RelationalInference(Trained):
     effect: ClassVar[Effect] = Effect(
         claim="edge accuracy of a more structured model over correlation, points", figure="test_accuracy",
         pairs=(("unsupervised", "correlation"),), published=99.9 - 52.4)
+    further: ClassVar = (("system=charged",), ("system=kuramoto",))
     presets: ClassVar = {
-        "quick": {"seeds": 1, "samples": 3000, "held_out": 500, "hidden": 48, "steps": 400, "supervised_steps": 200,
+        "quick": {"seeds": 1, "rates": (), "samples": 3000, "held_out": 500, "hidden": 48, "steps": 400, "supervised_steps": 200,
                   "validate_every": 100, "checkpoint_every": 100},
-        "paper": {**_PAPER, "seeds": 1, "samples": 50_000, "held_out": 10_000, "hidden": 256, "messages": 2,
+        "paper": {**_PAPER, "seeds": 1, "rates": (), "samples": 50_000, "held_out": 10_000, "hidden": 256, "messages": 2,
                   "windows": 5, "mirrored": False, "learning_rate": 5e-4, "schedule": "constant", "batch_size": 128,
                   "clip": 0.0, "steps": 195_000, "supervised_steps": 39_000, "validate_every": 500}}
     system: str = option("springs", f"simulated system: {', '.join(_SYSTEMS)}", choices=_SYSTEMS)
@@ -58,6 +59,7 @@ class RelationalInference(Trained):
     supervised_steps: int = option(3000, "steps of the encoder that is trained on the true graphs", minimum=1)
     seeds: int = 3
     steps: int = 8000
+    rates: tuple[str, ...] = ("supervised=5e-3",)
     learning_rate: float = 2e-3
     schedule: str = "cosine"
     warmup: int = 50

@@ -105,6 +105,7 @@ class RNNSearch(Translation):
     effect: ClassVar = Effect(
         claim="BLEU of attention over none", figure="test_bleu", published=26.75 - 17.82,
         pairs=(("with-attention", "without-attention"),))
+    further: ClassVar = (("in_a_row=1",),)
     presets: ClassVar = {
         "quick": {"seeds": 1, "sentences": 4000, "in_a_row": 1, "vocabulary": 2000, "channels": 128, "steps": 300,
                   "validate_every": 150, "checkpoint_every": 50, "beam": 1, "learning_rate": 3e-3,
