@@ -33,8 +33,8 @@ class RelationalInference(Trained):
         "quick": {"seeds": 1, "rates": (), "samples": 3000, "held_out": 500, "hidden": 48, "steps": 400,
                   "supervised_steps": 200, "validate_every": 100, "checkpoint_every": 100},
         "paper": {**_PAPER, "seeds": 1, "rates": (), "samples": 50_000, "held_out": 10_000, "hidden": 256,
-                  "messages": 2, "windows": 5, "mirrored": False, "learning_rate": 5e-4, "schedule": "constant", "batch_size": 128,
-                  "clip": 0.0, "steps": 195_000, "supervised_steps": 39_000, "validate_every": 500}}
+                  "messages": 2, "windows": 5, "mirrored": False, "learning_rate": 5e-4, "schedule": "constant",
+                  "batch_size": 128, "clip": 0.0, "steps": 195_000, "supervised_steps": 39_000, "validate_every": 500}}
     system: str = option("springs", f"simulated system: {', '.join(_SYSTEMS)}", choices=_SYSTEMS)
     model: str = option("structured", "structured: encoder of pairs over time, decoder of forces or phases; "
                         "paper: the paper's networks", choices=("structured", "paper"))
