@@ -100,7 +100,7 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
             rows, late = _side_by_side(ready, args, began, interrupt, progress)
         else:
             rows, late = _in_turn(ready, args, began, interrupt, progress)
-        left_out += late
+        left_out = [task.name for task in tasks if task.name in (*left_out, *late)]
     from structconv_systems.report.study import sentence
 
     if args.json:

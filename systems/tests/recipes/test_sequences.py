@@ -14,7 +14,9 @@ import pytest
 
 from structconv.cli import main
 from structconv_systems.recipes.register import entry_named
+from structconv_systems.train.config import resolve
 from structconv_systems.train.effect import NO_BASELINE
+from structconv_systems.train.parts import final_evaluation
 from systems.tests.recipes.runs import check_laws, evaluated
 from tests.support.drawn import drawn, slow
 
@@ -462,3 +464,20 @@ def test_unknown_rows_are_refused(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["train", "relative-positions", "--data", str(folder), "rows=clip-2,shaw"]) == 2
     assert "got shaw" in capsys.readouterr().err
+
+
+def test_bleu_of_the_longest_is_that_of_the_tenth_with_most_words(folder, monkeypatch):
+    recipe = resolve(entry_named("rnnsearch").recipe, [f"data={folder}", *TEXT])
+    task = entry_named("rnnsearch").runner().jobs(recipe, None)[0].make()
+    most = sorted(len(line.split()) for line in (folder / "test_2016_flickr.en").read_text().splitlines())[-2]
+
+    class LongOnly:
+        def translate(self, lines):
+            words = [line.split() for line in lines]
+            return [" ".join(WORDS[word] for word in line) if len(line) >= most else "" for line in words]
+
+    monkeypatch.setattr(type(task), "translator", LongOnly())
+    with final_evaluation():
+        figures = task.figures("test")
+    assert figures["test_bleu_long"] == pytest.approx(100)
+    assert figures["test_bleu"] < 90
