@@ -19,7 +19,6 @@ from structconv.commands.output import json_text, print_json
 from structconv.commands.table import print_table
 from structconv.errors import ConfigError
 from structconv_systems.data.hashing import sha256_of
-from structconv_systems.data.text import read_json
 from structconv_systems.recipes.register import RECIPES, Entry, entry_named, recipe_of
 from structconv_systems.train.config import Recipe, options, presets, resolve, to_json
 from structconv_systems.train.interrupt import Interrupt, Interrupted
@@ -203,9 +202,8 @@ def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
 
 def _stored(run: Run, recipe: Recipe, name: str, summary: dict[str, Any]) -> dict[str, Any]:
     """Write what was measured on other data into ``evaluations/`` of the run; returns what names the data: ``name``,
-    the ``files`` that the run itself does not read with their SHA-256, and the ``file`` written."""
-    own = read_json(run.folder / "files.json")
-    files = {str(file): sha256_of(file) for file in recipe.files() if str(file) not in own}
+    its ``files`` with their SHA-256, and the ``file`` written."""
+    files = {str(file): sha256_of(file) for file in recipe.files("test")}
     key = hashlib.sha256(json.dumps([name, files]).encode()).hexdigest()[:8]
     short = re.sub(r"[^\w.-]+", "-", Path(name).name)
     place = f"evaluations/{short}-{key}.json"

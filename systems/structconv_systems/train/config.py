@@ -102,8 +102,12 @@ class Recipe:
     def check(self) -> None:
         """Raise `ConfigError` if its files cannot exist; not called for a run that is used, which reads no files."""
 
-    def files(self) -> list[Path]:
-        """Return the existing files that it reads; a run continues only if they are unchanged."""
+    def files(self, *keys: str) -> list[Path]:
+        """Return the existing files that it reads; a run continues only if they are unchanged.
+
+        Args:
+            keys: options that name files, if only theirs are asked for.
+        """
         return []
 
 

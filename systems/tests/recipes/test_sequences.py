@@ -9,10 +9,12 @@ import math
 import random
 import shutil
 from contextlib import redirect_stdout
+from pathlib import Path
 
 import pytest
 
 from structconv.cli import main
+from structconv_systems.data.hashing import sha256_of
 from structconv_systems.recipes.register import entry_named
 from structconv_systems.train.config import resolve
 from structconv_systems.train.effect import NO_BASELINE
@@ -112,6 +114,10 @@ def test_a_run_is_measured_on_other_files(runs, folder, tmp_path, name, other, c
     assert actual["groups"].keys() == summary["groups"].keys()
     assert actual["groups"] != summary["groups"]
     assert actual["test"]["name"] == other
+    hashes = actual["test"]["files"]
+    assert hashes.keys() == {str(path) for path in map(Path, hashes) if path.is_file() and path.name.startswith(other)}
+    page = (runs[name] / "report.html").read_text()
+    assert hashes and all(f"{Path(file).name}: {sha256_of(file)}" in page for file in hashes)
     assert json.loads((runs[name] / "summary.json").read_text()) == summary
     assert main(["evaluate", str(runs[name]), "--test", "absent"]) == 3
     assert "absent" in capsys.readouterr().err

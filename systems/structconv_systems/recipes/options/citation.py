@@ -57,7 +57,7 @@ class Cora(InFolder):
         published = float(self.figures[name].split()[0]) - _PERCEPTRON[name] if name in self.figures else None
         return dataclasses.replace(self.effect, published=published)
 
-    def files(self) -> list[Path]:
+    def files(self, *keys: str) -> list[Path]:
         return [file for file in sorted(Path(self.data).iterdir()) if file.name.startswith(f"ind.{self.dataset}.")]
 
 

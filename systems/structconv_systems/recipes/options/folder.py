@@ -47,8 +47,8 @@ class InFolder(Measured):
         path = Path(name).absolute()
         return str(path) if self._files_at(path) else name
 
-    def files(self) -> list[Path]:
-        named = [name for key in self.reads if (name := getattr(self, key))]
+    def files(self, *keys: str) -> list[Path]:
+        named = [name for key in keys or self.reads if (name := getattr(self, key))]
         return [file for name in named for file in self._files_at(self.path(name))]
 
     def _files_at(self, path: Path) -> list[Path]:

@@ -71,6 +71,6 @@ class TSP(Trained):
         """The whole path of a file."""
         return str(Path(name).absolute())
 
-    def files(self) -> list[Path]:
+    def files(self, *keys: str) -> list[Path]:
         named = [Path(self.test), Path(self.test).with_suffix(".opt.tour")] if self.test else []
         return [path for path in named if path.is_file()]
