@@ -13,28 +13,32 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["INK", "as_array", "basis_png", "framed", "matrix_text", "panels", "to_png"]
+__all__ = ["BAR", "INK", "as_array", "basis_png", "color_bar", "framed", "matrix_text", "panels", "to_png"]
 
 _MOST_PANELS = 16
 _MOST_CELLS = 360
 #: The color of frames, ticks and words.
 INK = "#808080"
 _LEFT, _BELOW = 0.4, 0.35
+#: Inches that a color bar needs at the right of a panel.
+BAR = 0.5
 _GREYS = "·░▒▓█"
 
 
-def basis_png(dense_KMN: ArrayLike, titles: Sequence[str] = (), *, panel_inches: float = 2.0) -> bytes:
+def basis_png(dense_KMN: ArrayLike, titles: Sequence[str] = (), *, panel_inches: float = 2.0,
+              x_label: str = "output n", y_label: str = "input m") -> bytes:
     """The K matrices of a basis as one PNG; row m is an input entry, column n an output entry.
 
-    Each panel has its own scale: from white at zero to black at its largest value or, where there are negative
-    values, from blue by white at zero to red. At most 16 panels are drawn. A matrix of more than 360 rows or columns
-    is drawn in cells, each with its value of largest magnitude, so that single entries stay visible.
+    Each panel has its own scale, with a color bar: from white at zero to black at its largest value or, where there
+    are negative values, from blue by white at zero to red. At most 16 panels are drawn. A matrix of more than 360 rows
+    or columns is drawn in cells, each with its value of largest magnitude, so that single entries stay visible.
     The background is transparent and the lettering grey, for light and dark pages.
 
     Args:
         dense_KMN: array or CPU tensor (K, M, N), or (M, N).
         titles: one a matrix; missing ones read ``A_k``.
         panel_inches: the width of a panel.
+        x_label: what a column is. y_label: what a row is.
 
     Raises:
         ShapeError: `dense_KMN` has another number of axes.
@@ -46,12 +50,16 @@ def basis_png(dense_KMN: ArrayLike, titles: Sequence[str] = (), *, panel_inches:
         raise ShapeError("basis_png", "dense must have shape (K, M, N)", array.shape)
     shown = array[:_MOST_PANELS]
     cut = len(array) > len(shown)
-    figure, axes = panels(len(shown), panel_inches, headroom=0.25 if cut else 0.0)
+    figure, axes = panels(len(shown), panel_inches, headroom=0.25 if cut else 0.0, left=_LEFT + 0.1, right=BAR,
+                          below=_BELOW + 0.1)
     for k, (axis, matrix_MN) in enumerate(zip(axes, shown, strict=True)):
         low, high, colors = _scale(matrix_MN)
         if matrix_MN.size:
-            axis.imshow(_cells(matrix_MN), cmap=colors, vmin=low, vmax=high, interpolation="nearest",
-                        extent=(-0.5, matrix_MN.shape[1] - 0.5, matrix_MN.shape[0] - 0.5, -0.5))
+            color_bar(axis, axis.imshow(
+                _cells(matrix_MN), cmap=colors, vmin=low, vmax=high, interpolation="nearest",
+                extent=(-0.5, matrix_MN.shape[1] - 0.5, matrix_MN.shape[0] - 0.5, -0.5)))
+        axis.set_xlabel(x_label, fontsize=7, color=INK)
+        axis.set_ylabel(y_label, fontsize=7, color=INK)
         axis.set_title(titles[k] if k < len(titles) else f"A$_{{{k + 1}}}$", fontsize=8, color=INK)
     if cut:
         figure.suptitle(f"{len(shown)} of {len(array)}", fontsize=8, color=INK)
@@ -123,7 +131,7 @@ def _scale(array: NDArray[np.float64]) -> tuple[float, float, str]:
 
 
 def panels(count: int, inches: float, *, aspect: float = 1.0, headroom: float = 0.0,
-            left: float = _LEFT) -> tuple[Any, list[Any]]:
+           left: float = _LEFT, right: float = 0.1, below: float = _BELOW) -> tuple[Any, list[Any]]:
     """A figure with `count` framed axes, at most eight a row; without pyplot, so no global state is touched.
 
     Each panel has the same place for its ticks and title: laying out by content would draw everything twice.
@@ -132,16 +140,25 @@ def panels(count: int, inches: float, *, aspect: float = 1.0, headroom: float = 
 
     rows = math.ceil(count / 8) or 1
     columns = math.ceil(count / rows) or 1
-    cell_width, cell_height = inches + left + 0.1, inches * aspect + _BELOW + 0.25
+    cell_width, cell_height = inches + left + right, inches * aspect + below + 0.25
     width, height = columns * cell_width, rows * cell_height + headroom
     figure = Figure(figsize=(width, height))
     axes = []
     for k in range(count):
         row, column = divmod(k, columns)
-        low = (rows - 1 - row) * cell_height + _BELOW
+        low = (rows - 1 - row) * cell_height + below
         axes.append(figure.add_axes(((column * cell_width + left) / width, low / height, inches / width,
                                      inches * aspect / height)))
     return figure, [framed(axis) for axis in axes]
+
+
+def color_bar(axis: Any, image: Any) -> None:
+    """Draw the scale of an image's colors at the right of its panel, for which there must be `BAR` inches."""
+    figure, box = axis.figure, axis.get_position(original=True)
+    inch = 1 / figure.get_figwidth()
+    bar = figure.colorbar(image, cax=framed(figure.add_axes((box.x1 + 0.06 * inch, box.y0, 0.07 * inch, box.height))))
+    bar.ax.tick_params(labelsize=5)
+    bar.outline.set_edgecolor(INK)
 
 
 def framed(axis: Any) -> Any:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import io
+from unittest import mock
 
 import numpy as np
 import torch
 from matplotlib import image
 
+from structconv import pictures
 from structconv.bases import Dense, Identity, Sparse
 from structconv.pictures import basis_png, matrix_text
 from structconv.structures import Graph
 
 
 def dark_share(png: bytes) -> float:
-    pixels = image.imread(io.BytesIO(png))
+    """Without the color bar."""
+    pixels = image.imread(io.BytesIO(png))[:, :-int(110 * pictures.BAR)]
     opaque_black = (pixels[..., :3].max(-1) < 0.2) & (pixels[..., 3] > 0.9)
     return float(opaque_black.mean())
 
@@ -22,6 +25,14 @@ def dark_share(png: bytes) -> float:
 def test_a_full_matrix_is_dark_and_an_empty_one_is_not():
     assert dark_share(basis_png(np.ones((1, 10, 10)))) > 0.4
     assert dark_share(basis_png(np.zeros((1, 10, 10)))) == 0
+
+
+def test_a_matrix_has_a_color_bar_to_its_largest_value_and_axes_that_say_what_they_are():
+    with mock.patch.object(pictures, "to_png", lambda figure: figure):
+        figure = basis_png(np.stack([np.eye(3), 4 * np.eye(3)]), x_label="column", y_label="row")
+    first, second, bar, other = figure.axes
+    assert (bar.get_ylim(), other.get_ylim()) == ((0, 1), (0, 4))
+    assert (first.get_xlabel(), second.get_ylabel()) == ("column", "row")
 
 
 def test_single_entries_of_a_large_matrix_stay_visible():

@@ -114,7 +114,8 @@ def curves(panels: Mapping[str, tuple[ArrayLike, Mapping[str, ArrayLike]]], *, x
 
 
 def videos(frames_THW: Mapping[str, ArrayLike]) -> Drawing:
-    """Rows of images that change, (T, H, W), by title, each time a column, all on one scale of greys."""
+    """Rows of images that change, (T, H, W), by title, each time a column, all on one scale of greys
+    with a color bar."""
     import numpy as np
     from matplotlib.figure import Figure
 
@@ -125,9 +126,10 @@ def videos(frames_THW: Mapping[str, ArrayLike]) -> Drawing:
     for place, (title, video) in enumerate(rows.items(), 1):
         axis = figure.add_subplot(len(rows), 1, place)
         edged = np.pad(video, ((0, 0), (0, 0), (0, 1)), constant_values=high)
-        axis.imshow(np.concatenate(edged, -1)[:, :-1], cmap="Greys_r", vmin=low, vmax=high)
+        drawn = axis.imshow(np.concatenate(edged, -1)[:, :-1], cmap="Greys_r", vmin=low, vmax=high)
         axis.set_title(title, fontsize=7, loc="left")
         axis.set_axis_off()
+    figure.colorbar(drawn, ax=figure.axes, label="brightness")
     return _drawn(figure)
 
 

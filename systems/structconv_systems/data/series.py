@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -98,7 +98,8 @@ def read_series(path: str | Path, adjacency: str | Path | None = None, *,
                   graph=None if adjacency is None else read_adjacency(adjacency, names))
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Part:
     """The times first ... end - 1 of series, for training, validation or test. Forecasts start within them; histories
     may begin before.
 
@@ -118,6 +119,9 @@ class Part(NamedTuple):
     observed: Tensor
     first: int
     end: int
+
+    def __len__(self) -> int:
+        return len(self.origins)
 
     @property
     def origins(self) -> range:

@@ -94,9 +94,10 @@ def _exponents(lengths: list[int], row: dict[str, list[float]]) -> dict[str, flo
 
 def _finish(recipe: Architectures, finished: Finished) -> dict[str, Any]:
     costs = measured_costs(recipe, finished.progress)
-    finished.run.write("pictures/cost.png", growth_png(
+    finished.run.draw("cost.png", growth_png(
         costs["lengths"], costs["layers"], "predicted_flops", x_label="entries n; dashed: by predicted flops",
-        y_label="ms of a layer"))
+        y_label="ms of a layer"), "Milliseconds of a layer by number of entries, both logarithmic. Dashed: its "
+        "predicted flops, scaled to the time of the longest.")
     return {"cost": costs}
 
 

@@ -43,7 +43,7 @@ class CharactersTask(BatchTask):
     """Cross-entropy of the next character, over windows of the text that begin anywhere."""
 
     def __init__(self, recipe: Characters, text: Parts[Tensor], alphabet: int, positions: str, seed: int) -> None:
-        self.recipe, self.text = recipe, text
+        self.recipe, self.text, self.parts = recipe, text, text
         windows = Windows(len(text["train"]) - recipe.length, size=recipe.batch_size, seed=seed)
         super().__init__(network(recipe, alphabet, positions=positions), recipe, windows)
 
@@ -102,7 +102,7 @@ def _jobs(recipe: Characters, run: Run | None) -> list[Job]:
     if known and not known.is_file():
         text.alphabet.save(known)
     groups = {recipe.name: "rotary", "sinusoidal": "sinusoidal", "learned": "learned"}
-    task = partial(CharactersTask, text=Parts(parts), alphabet=len(text.alphabet))
+    task = partial(CharactersTask, text=Parts(parts, of="characters"), alphabet=len(text.alphabet))
     return [job for name, positions in groups.items()
             for job in jobs_of(recipe, name, partial(task, positions=positions), CharactersTask)]
 
@@ -111,7 +111,9 @@ def _finish(recipe: Characters, finished: Finished) -> dict[str, Any]:
     """Sample a text from the first training, also into ``sample.txt``, and draw the attention of its last heads."""
     text = writer(recipe, finished.run, finished.progress).write("", recipe.sample)
     finished.run.write("sample.txt", text + "\n")
-    finished.run.write("pictures/heads.png", _heads(finished.task(recipe.name)))
+    finished.run.draw("heads.png", _heads(finished.task(recipe.name)),
+                      "Attention of the last layer's heads at the beginning of the validation text. Rows: characters "
+                      "that are read; columns: characters that read; each column sums to 1.")
     return {"sample": text}
 
 
@@ -119,7 +121,8 @@ def _heads(task: CharactersTask) -> bytes:
     """Where the heads of the last layer look in the beginning of the text behind the training's."""
     bases = layer_bases(task.model, task.text["val"][:min(task.recipe.length, _DRAWN)].unsqueeze(0))
     matrices = list(bases.values())[-1][0].dense().flatten(0, -3)
-    return basis_png(matrices, [f"head {number}" for number in range(len(matrices))])
+    return basis_png(matrices, [f"head {number}" for number in range(len(matrices))],
+                     x_label="reading character", y_label="read character")
 
 
 RUNNER = Study(jobs=_jobs, columns={"test_loss": "nats a character"}, finish=_finish, use=writer).runner

@@ -35,7 +35,7 @@ class CitationTask(Task):
     def __init__(self, recipe: Cora, data: Planetoid, group: str = "") -> None:
         self.words, self.graph = row_normalized(data), Graph(data.edge_index, num_nodes=data.num_nodes)
         self.labels = data.labels
-        self.parts = Parts({"train": data.train, "val": data.validation, "test": data.test})
+        self.parts = Parts({"train": data.train, "val": data.validation, "test": data.test}, of="nodes")
         model = network(recipe, data, group)
         self.model: nn.Module = model
         self.attends = isinstance(recipe, CoraGAT)

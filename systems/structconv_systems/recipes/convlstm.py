@@ -43,7 +43,7 @@ def videos_of(recipe: MovingDigits) -> Parts[Videos]:
     frames = recipe.history + recipe.horizon
     return Parts({part: Videos.drawn(own[part], count, frames=frames, size=recipe.size, digits=recipe.digits,
                                      speed=recipe.speed, seed=seed)
-                  for seed, (part, count) in enumerate(counts.items())})
+                  for seed, (part, count) in enumerate(counts.items())}, of="videos, drawn from images")
 
 
 def _images(recipe: MovingDigits, path: Path) -> Tensor:
@@ -80,7 +80,7 @@ class VideoTask(BatchTask):
     model: ConvLSTM
 
     def __init__(self, recipe: MovingDigits, videos: Parts[Videos], name: str, seed: int) -> None:
-        self.videos, self.history = videos, recipe.history
+        self.videos, self.history, self.parts = videos, recipe.history, videos
         batches, model = Batches([1] * len(videos["train"]), cost=recipe.batch_size, seed=seed), network(recipe, name)
         nn.init.constant_(model.readout.bias, float(_some(videos).mean().logit(1e-4)))  # as bright as frames are
         super().__init__(model, recipe, batches)
@@ -129,9 +129,12 @@ def _finish(recipe: MovingDigits, finished: Finished) -> dict[str, Any]:
     forecasts = {name: torch.cat([history, model(history).sigmoid()], 1) for name, model in models.items()}
     shown = {"came": frames, **forecasts}
     first = {name: video[0, recipe.history:] for name, video in shown.items()}
-    finished.run.draw("frames", pictures.videos({"seen": history[0], **first}))
+    finished.run.draw("frames", pictures.videos({"seen": history[0], **first}),
+                      "A test video. Rows: the observed frames, those that followed, and the forecasts; columns: time.")
     whole = {name: video.flatten(0, 1) for name, video in shown.items()}
-    finished.run.write("pictures/videos.gif", pictures.images_gif(whole))
+    finished.run.draw("videos.gif", pictures.images_gif(whole),
+                      "Test videos: the true frames, and the observed ones continued by each forecast. Black: 0, "
+                      "white: the greatest value.")
     return {"parameters": {name: parameters_of(task) for name, task in finished.tasks().items()}}
 
 

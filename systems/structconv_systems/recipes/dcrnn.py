@@ -82,7 +82,8 @@ class Sensors:
         parts = {part: _part(recipe, series, max(firsts[part], least), ends[part]) for part in ends}
         parts = checked_parts(path, parts, _other(recipe, series) if recipe.test else None)
         assert series.graph is not None
-        return cls(recipe=recipe, parts=Parts(parts), names=series.names, graph=series.graph)
+        return cls(recipe=recipe, parts=Parts(parts, of="times to forecast from"), names=series.names,
+                   graph=series.graph)
 
     def batch(self, name: str, origins: Tensor) -> Batch:
         """Return samples of a part; readings after its end are not counted."""
@@ -162,7 +163,7 @@ class DCRNNTask(BatchTask):
     model: DCRNN
 
     def __init__(self, recipe: Traffic, sensors: Sensors, name: str, seed: int) -> None:
-        self.recipe, self.sensors, self.share = recipe, sensors, 0.0
+        self.recipe, self.sensors, self.parts, self.share = recipe, sensors, sensors.parts, 0.0
         batches = Batches([1] * len(sensors.parts["train"].origins), cost=recipe.batch_size, seed=seed)
         super().__init__(network(recipe, sensors, name), recipe, batches)
 
@@ -223,7 +224,9 @@ def _finish(recipe: Traffic, finished: Finished) -> dict[str, Any]:
     for name, task in finished.tasks().items():
         absolute, _, counts = sensors.errors(task.model, "test")
         rows[name] = absolute.sum(0) / counts.sum(0).clamp(min=1)
-    finished.run.draw("errors", pictures.map_of(_positions(recipe, sensors), rows, label="MAE"))
+    finished.run.draw("errors", pictures.map_of(_positions(recipe, sensors), rows, label="MAE"),
+                      "Mean absolute error of each sensor in the test. Axes: kilometers east and north of the middle; "
+                      "without a file of locations, a layout of the graph.")
     means = {name: {step: group[f"test_mae_{step}_of_12"]["mean"] for step in _TWELFTHS}
              for name, group in finished.groups.items()}
     return {"below": {name: {f"{step}_of_12": means[_GRAPH][step] < means[name][step] for step in _TWELFTHS}

@@ -44,7 +44,9 @@ def _finish(recipe: FixedHeads, finished: Finished) -> dict[str, Any]:
     """Parameters of both, and the time of a step of one over that of the other, step by step in turn; in a picture
     what the heads of the encoder look at."""
     tasks = finished.tasks()
-    finished.run.write("pictures/encoder.png", _heads(recipe, tasks[_FIXED]))
+    finished.run.draw("encoder.png", _heads(recipe, tasks[_FIXED]),
+                      "Heads of the encoder for a test sentence. Rows: subwords that are read; columns: subwords that "
+                      "read.")
     seconds: list[tuple[float, float]] = []
     for step in range(1, 22):
         times = []
@@ -67,7 +69,7 @@ def _heads(recipe: FixedHeads, task: TranslationTask) -> bytes:
     heads = [(f"layer {layer}, head {head}", matrix) for layer in range(recipe.layers)
              for head, matrix in enumerate(bases[f"encoder.blocks.{layer}.attention"][0].dense().flatten(0, -3))]
     names, matrices = zip(*heads, strict=True)
-    return basis_png(torch.stack(matrices), names)
+    return basis_png(torch.stack(matrices), names, x_label="reading subword", y_label="read subword")
 
 
 RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +35,11 @@ class Classification(BatchTask):
         parts: of the data, each with `inputs`, `labels` and a length.
     """
 
+    samples: ClassVar[str] = "generated sequences"
+
     def __init__(self, model: nn.Module, recipe: Generated | OnImages, parts: Mapping[str, Any],
                  seed: int) -> None:
-        self.parts = Parts(parts)
+        self.parts = Parts(parts, of=self.samples)
         batches = Batches([1] * len(parts["train"]), cost=recipe.batch_size, seed=seed)
         super().__init__(model, recipe, batches)
 

@@ -19,7 +19,7 @@ __all__ = ["ImageTask", "parts_of", "trainings"]
 class ImageTask(Classification):
     """Cross-entropy, and accuracy in percent, by which weights are chosen."""
 
-    metric, higher = "val_accuracy", True
+    metric, higher, samples = "val_accuracy", True, "images"
 
 
 def parts_of(recipe: OnImages) -> dict[str, Images]:

@@ -106,7 +106,8 @@ class Motion:
             simulations = system.simulate(number, recipe.times, seed=seed)
             steps[part] = Steps(simulations=simulations, graph=features.graph(count))
         system, features = _laws(recipe, name, bodies["test"])
-        return cls(recipe=recipe, system=system, features=features, steps=Parts(steps, ("test", "fewer", "more")),
+        return cls(recipe=recipe, system=system, features=features,
+                   steps=Parts(steps, ("test", "fewer", "more"), of="simulated steps"),
                    long=system.simulate(recipe.rollouts, recipe.horizon + 1, seed=20))
 
     def drawn(self) -> Tensor:
@@ -161,6 +162,7 @@ class InteractionTask(BatchTask):
 
     def __init__(self, recipe: options.Interactions, motion: Motion, relations: bool, seed: int) -> None:
         self.recipe, self.motion, self.drawn = recipe, motion, motion.drawn()
+        self.parts = motion.steps
         windows = Windows(len(self.drawn), size=recipe.batch_size, seed=seed)
         super().__init__(network(recipe, motion, relations), recipe, windows)
 
@@ -200,9 +202,11 @@ def _finish(recipe: options.Interactions, finished: Finished) -> dict[str, Any]:
         task = finished.task(name)
         motion: Motion = task.motion
         ways = {"true": motion.long.states[0, :, :, :2], "predicted": motion.rollout(task.model).states[0, :, :, :2]}
-        finished.run.draw(f"paths-{name}", pictures.paths({title: way[:_DRAWN] for title, way in ways.items()}))
-        finished.run.write(f"pictures/motion-{name}.gif", pictures.motion_gif({
-            title: way[::_EVERY] for title, way in ways.items()}, tail=2))
+        caption = f"A test simulation of {name}, and the network's rollout. Axes: coordinates; a color for each body."
+        finished.run.draw(f"paths-{name}", pictures.paths({title: way[:_DRAWN] for title, way in ways.items()}),
+                          f"{caption} The first {_DRAWN} steps; a dot: where they end.")
+        finished.run.draw(f"motion-{name}.gif", pictures.motion_gif({
+            title: way[::_EVERY] for title, way in ways.items()}, tail=2), f"{caption} Every {_EVERY}th step.")
     return {}
 
 

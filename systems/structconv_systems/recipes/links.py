@@ -73,7 +73,7 @@ class Facts:
         graph = data.graph(train).with_inverses()
         sizes = graph.num_entities, graph.num_relations
         every = torch.cat([known, *data.parts.values()])
-        return cls(graph=graph, parts=Parts({**data.parts, "train": train}),
+        return cls(graph=graph, parts=Parts({**data.parts, "train": train}, of="triples"),
                    learned=KnownAnswers(both_ways(train, graph), *sizes),
                    known=KnownAnswers(both_ways(every, graph), *sizes))
 
@@ -107,7 +107,7 @@ class LinkTask(BatchTask):
     metric, higher = "val_mrr", True
 
     def __init__(self, recipe: Links, facts: Facts, model: nn.Module, seed: int) -> None:
-        self.facts = facts
+        self.facts, self.parts = facts, facts.parts
         super().__init__(model, recipe, Windows(len(facts.parts["train"]), size=recipe.batch_size, seed=seed))
 
     def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:

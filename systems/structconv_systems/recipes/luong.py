@@ -34,12 +34,18 @@ def _jobs(recipe: Luong, run: Run | None) -> list[Job]:
 def _finish(recipe: Luong, finished: Finished) -> dict[str, Any]:
     """Where each row looks in the source of a test sentence (a row) while it chooses the reference's subwords."""
     tasks = finished.tasks()
-    pairs = tasks[recipe.rows[0]].corpus.parts["test"]
+    corpus = tasks[recipe.rows[0]].corpus
+    pairs = corpus.parts["test"]
     place = telling(pairs.text)
     source, target = pairs.sources[place], pairs.targets[place][:-1]
     with torch.no_grad():
         weights = torch.stack([task.model.alignment(source, target).mT for task in tasks.values()])
-    finished.run.write("pictures/alignments.png", basis_png(weights, list(tasks)))
+    source_words, target_words = (" ".join(piece.strip() for piece in corpus.subwords.pieces(tokens))
+                                  for tokens in (source, pairs.targets[place][1:]))
+    finished.run.draw("alignments.png", basis_png(weights, list(tasks), x_label="target subword",
+                                                  y_label="source subword"),
+                      f"Attention in a test sentence by each model. Rows: source subwords ({source_words}); columns: "
+                      f"target subwords ({target_words}); each column sums to 1.")
     return {}
 
 

@@ -60,7 +60,8 @@ def _finish(recipe: MnistCheb, finished: Finished) -> dict[str, Any]:
         clusters, graph = coarsened(graph, 2)
         cluster = clusters.target[cluster]
         edges[f"{graph.num_nodes} clusters"] = _within(cluster, graph)
-    finished.run.draw("graphs", graphs(points, edges))
+    finished.run.draw("graphs", graphs(points, edges), "The graph of the pixels, then its clusters, each drawn from "
+                      "its first pixel. Axes: column and row of a pixel.")
     return {"parameters": {name: parameters_of(task) for name, task in tasks.items()}}
 
 

@@ -52,7 +52,8 @@ class Table:
 
     def rows(self, seed: int) -> Parts[list[int]]:
         """Which molecules train, validate and test with this seed."""
-        return Parts(self._split(seed))
+        other = {} if self.other is None else {"test": list(range(len(self.other)))}
+        return Parts(self._split(seed) | other, of="molecules")
 
     def _split(self, seed: int) -> dict[str, list[int]]:
         count = len(self.molecules)
@@ -85,6 +86,7 @@ class MoleculesTask(BatchTask):
 
     def __init__(self, recipe: Molecules, table: Table, seed: int) -> None:
         self.table, self.rows = table, table.rows(seed)
+        self.parts = self.rows
         self._measured_at: dict[str, list[tuple[Tensor, Graph, Tensor]]] = {}
         train = self.rows["train"]
         super().__init__(network(recipe, table.molecules.targets[train]), recipe,
@@ -176,7 +178,8 @@ def _finish(recipe: Molecules, finished: Finished) -> dict[str, Any]:
     """How many molecules were skipped; and what the first training says beside what was measured, in a picture."""
     task: MoleculesTask = finished.task(recipe.name)
     shown = {title: task.predicted(part) for title, part in (("training", "train"), ("test", "test"))}
-    finished.run.draw("predicted", agreement({title: (target, output) for title, (output, target) in shown.items()}))
+    finished.run.draw("predicted", agreement({title: (target, output) for title, (output, target) in shown.items()}),
+                      f"Predicted {recipe.target} by measured, a dot for each molecule; on the line both are equal.")
     return {"skipped": task.table.skipped}
 
 

@@ -75,11 +75,14 @@ def measured_costs(recipe: NonLocal, progress: Progress) -> dict[str, Any]:
 
 def _finish(recipe: NonLocal, finished: Finished) -> dict[str, Any]:
     tasks = finished.tasks()
-    finished.run.write("pictures/looks.png", _looks(tasks, recipe.blocks))
+    finished.run.draw("looks.png", _looks(tasks, recipe.blocks),
+                      "Left: a test image, with the row and column of its brightest pixel. Then, by block, the weights "
+                      "of all positions (rows and columns of the block) for that pixel, each on a scale of its own.")
     costs = measured_costs(recipe, finished.progress)
-    finished.run.write("pictures/cost.png", growth_png(
+    finished.run.draw("cost.png", growth_png(
         costs["pixels"], costs["blocks"], "flops", x_label="pixels n; dashed: by planned flops",
-        y_label="ms of a block"))
+        y_label="ms of a block"), "Milliseconds of a block by number of pixels, both logarithmic. Dashed: the flops "
+        "of its plan, scaled to the time of the largest image.")
     means = {name: figures["test_accuracy"]["mean"] for name, figures in finished.groups.items()}
     return {"cost": costs, "gained": {name: means[name] - means[_NONE] for name in recipe.blocks},
             "parameters": {name: parameters_of(task) for name, task in tasks.items()}}

@@ -73,7 +73,7 @@ class Motion:
             states = {part: simulation[..., [0, 1, 3]] for part, simulation in states.items()}
         graph, scale = Graph.complete(recipe.bodies), _scale(recipe, states["train"])
         return cls(recipe=recipe, graph=graph, scale=scale,
-                   states=Parts({part: simulation / scale for part, simulation in states.items()}),
+                   states=Parts({part: simulation / scale for part, simulation in states.items()}, of="simulations"),
                    types=Parts({part: (simulation.couplings[:, graph.source, graph.target] > 0).long()
                                 for part, simulation in simulations.items()}))
 
@@ -130,7 +130,7 @@ class UnsupervisedTask(BatchTask):
     model: RelationalInference
 
     def __init__(self, recipe: options.RelationalInference, motion: Motion, seed: int) -> None:
-        self.recipe, self.motion = recipe, motion
+        self.recipe, self.motion, self.parts = recipe, motion, motion.states
         batches = Batches([1] * len(motion.states["train"]), cost=recipe.batch_size, seed=seed)
         super().__init__(network(recipe, motion), recipe, batches)
 
@@ -251,7 +251,7 @@ class SupervisedTask(BatchTask):
     model: nn.Module
 
     def __init__(self, recipe: options.RelationalInference, motion: Motion, seed: int) -> None:
-        self.motion = motion
+        self.motion, self.parts = motion, motion.states
         batches = Batches([1] * len(motion.states["train"]), cost=recipe.batch_size, seed=seed)
         model = network(recipe, motion).encoder
         super().__init__(model, recipe, batches)
@@ -317,7 +317,9 @@ def _finish(recipe: options.RelationalInference, finished: Finished) -> dict[str
         for place in range(min(_DRAWN, len(probable))):
             _draw(finished.run, task, place, probable[place])
         if recipe.model != "paper":
-            finished.run.draw("law", pictures.curves(_laws(task), x_label="distance", y_label="force"))
+            finished.run.draw("law", pictures.curves(_laws(task), x_label="distance", y_label="force"),
+                              "Force on the receiver, away from the sender, by the distance of the two bodies: the law "
+                              "of the simulation and the decoder's.")
     return {}
 
 
@@ -348,14 +350,17 @@ def _draw(run: Run, task: UnsupervisedTask, place: int, probable: Tensor) -> Non
     edges = {"true": motion.types["test"][place].float(), "inferred": probable}
     matrices = {title: torch.zeros(recipe.bodies, recipe.bodies).index_put((graph.source, graph.target), values)
                 for title, values in edges.items()}
-    run.draw(f"graph-{place}", pictures.graphs(states[0, recipe.times - 1, :, :2], matrices))
+    run.draw(f"graph-{place}", pictures.graphs(states[0, recipe.times - 1, :, :2], matrices),
+             f"Bodies of test simulation {place + 1} (axes: coordinates in units of the model) and the pairs that are "
+             f"{'alike' if recipe.system == 'charged' else 'joined'}; the more probable, the more opaque.")
     inferred = task.model.edges(motion.logits(task.model.encoder, "test")[place:place + 1])
     start = torch.tensor([recipe.times - 1])
     ways = {"true": states[0, recipe.times:, :, :2],
             "predicted": task.model.decoder(states, graph, inferred, recipe.times, start)[0, 0, :, :, :2]}
-    run.draw(f"motion-{place}", pictures.paths(ways))
+    caption = f"Test simulation {place + 1} after the observed states. Axes: coordinates; a color for each body."
+    run.draw(f"motion-{place}", pictures.paths(ways), f"{caption} A dot: its end.")
     if place == 0:
-        run.write("pictures/motion.gif", pictures.motion_gif(ways))
+        run.draw("motion.gif", pictures.motion_gif(ways), caption)
 
 
 def _show(recipe: options.RelationalInference, summary: dict[str, Any]) -> None:

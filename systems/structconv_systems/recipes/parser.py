@@ -80,7 +80,7 @@ class ParserTask(BatchTask):
     metric, higher = "val_las", True
 
     def __init__(self, recipe: Parser, treebank: Treebank, scores: str, seed: int) -> None:
-        self.treebank = treebank
+        self.treebank, self.parts = treebank, treebank.parts
         lengths = [len(sentence.words) for sentence in treebank.parts["train"]]
         super().__init__(network(recipe, treebank.vocabularies, scores), recipe,
                          Batches(lengths, cost=recipe.batch_words, seed=seed))
@@ -129,8 +129,8 @@ def _jobs(recipe: Parser, run: Run | None) -> list[Job]:
     if recipe.sentences:
         parts["train"] = parts["train"][:recipe.sentences]
     sizes = Vocabularies.of(parts["train"], recipe.least)
-    treebank = Treebank(vocabularies=sizes, parts=Parts({
-        name: [_numbered(sizes, sentence) for sentence in sentences] for name, sentences in parts.items()}))
+    numbered = {name: [_numbered(sizes, sentence) for sentence in sentences] for name, sentences in parts.items()}
+    treebank = Treebank(vocabularies=sizes, parts=Parts(numbered, of="sentences"))
     groups = {recipe.name: "biaffine", "additive": "additive"}
     return [job for name, scores in groups.items()
             for job in jobs_of(recipe, name, partial(ParserTask, treebank=treebank, scores=scores), ParserTask)]
@@ -138,7 +138,8 @@ def _jobs(recipe: Parser, run: Run | None) -> list[Job]:
 
 def _finish(recipe: Parser, finished: Finished) -> dict[str, Any]:
     task = finished.task(recipe.name)
-    finished.run.write("pictures/heads.png", _picture(task))
+    finished.run.draw("heads.png", _picture(task), "Heads of the words of a test sentence: probabilities, best tree, "
+                      "treebank. Rows: head, 0 is the root and m the word m; columns: word, from 0.")
     return {}
 
 
@@ -152,7 +153,8 @@ def _picture(task: ParserTask) -> bytes:
     scores, _ = task.model(words, tags, letters)
     predicted, _ = task.model.parse(words, tags, letters)
     trees = [F.one_hot(tree[0], scores.shape[1]).mT for tree in (predicted, heads)]
-    return basis_png(torch.stack([scores[0].softmax(0), *trees]), ["heads, by probability", "best tree", "treebank"])
+    return basis_png(torch.stack([scores[0].softmax(0), *trees]), ["heads, by probability", "best tree", "treebank"],
+                     x_label="word", y_label="head (0: root)")
 
 
 RUNNER = Study(jobs=_jobs, columns={"test_uas": "UAS, %", "test_las": "LAS, %"}, finish=_finish).runner

@@ -37,7 +37,8 @@ def _finish(recipe: Pervasive, finished: Finished) -> dict[str, Any]:
     """Parameters of both, translations, and where the greatest values stand while a sentence is translated."""
     tasks = finished.tasks()
     return {"parameters": {name: parameters_of(task) for name, task in tasks.items()},
-            **write_translated(finished.run, tasks[_OURS], aligned=recipe.pooling != "attention")}
+            **write_translated(finished.run, tasks[_OURS], weights=(
+                "shares of channels with their maximum there" if recipe.pooling != "attention" else ""))}
 
 
 RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"},

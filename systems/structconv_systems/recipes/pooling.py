@@ -58,7 +58,10 @@ def _finish(recipe: Pooling, finished: Finished) -> dict[str, Any]:
     tasks = finished.tasks()
     for question in QUESTIONS:
         poolings = {name: tasks[f"{name}-{question}"] for name in POOLINGS}
-        finished.run.write(f"pictures/weights-{question}.png", _picture(recipe, poolings))
+        finished.run.draw(f"weights-{question}.png", _picture(recipe, poolings),
+                          f"Question: {question}. The entry that decides, and the weights of each pooling. Rows: "
+                          "entries of a sequence; columns: test sequences; each sums to 1. Last panel: attention "
+                          "between the entries of the first test sequence, attended ones as rows.")
     return {}
 
 
@@ -71,7 +74,7 @@ def _picture(recipe: Pooling, tasks: dict[str, PoolingTask]) -> bytes:
     panels = [torch.zeros(x.shape[:2]).scatter(1, positions, 1.0), *(task.model.weights(x) for task in tasks.values())]
     attention = tasks["self-attention"].model.attention(x[0])
     return basis_png(torch.stack([*(panel.mT for panel in panels), attention]),
-                     ["decides", *POOLINGS, "attention of one"])
+                     ["decides", *POOLINGS, "attention of one"], x_label="test sequence", y_label="entry")
 
 
 RUNNER = Study(jobs=_jobs, columns={"test_accuracy": "accuracy, %", "test_weight": "weight of what decides, %"},

@@ -36,7 +36,8 @@ class EntityTask(Task):
 
     def __init__(self, recipe: RGCNEntities, data: Classes, seed: int = 0, drop_relations: float = 0.0) -> None:
         self.drop_relations, self.seed = drop_relations, seed
-        self.graph, self.nodes, self.labels = data.graph, Parts(data.nodes), Parts(data.labels)
+        self.graph, self.nodes, self.labels = data.graph, Parts(data.nodes, of="entities"), Parts(data.labels)
+        self.parts = self.nodes
         self.model = EntityClassifier(self.graph, recipe.hidden, len(data.classes), num_bases=recipe.bases or None,
                                       dropout=recipe.dropout)
         groups: list[dict[str, Any]] = [

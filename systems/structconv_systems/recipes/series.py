@@ -73,7 +73,8 @@ class Histories:
         firsts = {"train": recipe.history - 1, "val": ends["train"], "test": ends["val"]}
         parts = {part: Part(values, observed, firsts[part], ends[part]) for part in ends}
         other = _other(recipe, recipe.path(recipe.test)) if recipe.test else None
-        return cls(recipe=recipe, parts=Parts(checked_parts(recipe.path(recipe.file), parts, other)))
+        parts = checked_parts(recipe.path(recipe.file), parts, other)
+        return cls(recipe=recipe, parts=Parts(parts, of="times to forecast from"))
 
     def batch(self, part: str, origins: Tensor, sensors: Tensor, missing: Tensor | None = None) -> Batch:
         """Samples, without those of the history that are `missing` (B, T); what lies behind the part is not counted."""
@@ -144,7 +145,7 @@ class SeriesTask(BatchTask):
     model: Forecaster
 
     def __init__(self, recipe: Series, histories: Histories, attention: str, seed: int) -> None:
-        self.histories, part = histories, histories.parts["train"]
+        self.histories, self.parts, part = histories, histories.parts, histories.parts["train"]
         windows = Windows(len(part.origins) * part.values.shape[1], size=recipe.batch_size, seed=seed)
         super().__init__(network(recipe, histories, attention), recipe, windows)
 
@@ -201,7 +202,10 @@ def _jobs(recipe: Series, run: Run | None) -> list[Job]:
 def _finish(recipe: Series, finished: Finished) -> dict[str, Any]:
     """Whose mean error is below that of the last value; and forecasts with gaps in pictures, by the first trainings."""
     for name in (_PLAIN, _PERIOD):
-        finished.run.write(f"pictures/{name}.png", _picture(finished.task(name)))
+        finished.run.draw(f"{name}.png", _picture(finished.task(name)),
+                          "A test history with gaps and its forecast, by readings since the last one; below, the "
+                          "attention to each part of the history. Rows: heads, each with its steps of the forecast; "
+                          "colors: weights as shares of the greatest in the row.")
     means = {name: figures["test_mae"]["mean"] for name, figures in finished.groups.items()}
     return {"below_last_value": {name: means[name] < means[_LAST] for name in _ATTENTION}}
 

@@ -45,6 +45,9 @@ class Pairs:
     sources: list[Tensor]
     targets: list[Tensor]
 
+    def __len__(self) -> int:
+        return len(self.text)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
@@ -65,7 +68,8 @@ def read_corpus(recipe: Translation, run: Run | None = None) -> Corpus:
     subwords, num_alone = _subwords(recipe, texts["train"], run), len(texts["train"])
     texts["train"] = _with_rows(texts["train"], recipe.in_a_row)
     parts = {part: _encoded(text, subwords) for part, text in texts.items()}
-    return Corpus(subwords=subwords, parts=Parts({**parts, "train": _shorter(recipe, parts["train"], num_alone)}))
+    parts["train"] = _shorter(recipe, parts["train"], num_alone)
+    return Corpus(subwords=subwords, parts=Parts(parts, of="pairs of sentences"))
 
 
 def _with_rows(text: Parallel, most: int) -> Parallel:
@@ -94,7 +98,7 @@ class TranslationTask(BatchTask):
     """
 
     def __init__(self, model: nn.Module, recipe: Translation, corpus: Corpus, seed: int) -> None:
-        self.recipe, self.corpus = recipe, corpus
+        self.recipe, self.corpus, self.parts = recipe, corpus, corpus.parts
         train = corpus.parts["train"]
         lengths = [max(len(source), len(target)) for source, target in zip(train.sources, train.targets, strict=True)]
         super().__init__(model, recipe, Batches(lengths, cost=recipe.batch_tokens, seed=seed))
@@ -141,15 +145,17 @@ def translation_jobs(recipe: Translation, run: Run | None, networks: Mapping[str
             for job in jobs_of((options or {}).get(name, recipe), name, partial(task, name=name), TranslationTask)]
 
 
-def write_translated(run: Run, task: TranslationTask, *, aligned: bool = True) -> dict[str, Any]:
-    """Put what it makes of the test sentences into ``translations.txt`` and, if it can be `aligned`, where it looks in
+def write_translated(run: Run, task: TranslationTask, *, weights: str = "attention weights") -> dict[str, Any]:
+    """Put what it makes of the test sentences into ``translations.txt`` and, if it has `weights` of this name, those in
     one of them into ``pictures/alignment.png``; sacrebleu's signature."""
     text, own = task.corpus.parts["test"].text, task.translator
     output = own.translate(text.source)
     run.write("translations.txt", "\n".join(output) + "\n")
-    if aligned:
+    if weights:
         place = telling(text)
-        run.write("pictures/alignment.png", own.alignment(text.source[place], output[place]))
+        run.draw("alignment.png", own.alignment(text.source[place], output[place]),
+                 f"Test sentence {place + 1}: {weights}. Rows: subwords of the translation; columns: subwords of the "
+                 "source; each row sums to 1.")
     return {"signature": bleu(output, text.target)[1]}
 
 
@@ -193,7 +199,8 @@ class Translator:
         source_tokens = _source(self._subwords, source)
         target_tokens = _target(self._subwords, target)
         pieces = (self._subwords.pieces(tokens.tolist()) for tokens in (source_tokens, target_tokens[1:]))
-        return alignment_png(self._model.alignment(source_tokens, target_tokens[:-1]), *pieces)
+        return alignment_png(self._model.alignment(source_tokens, target_tokens[:-1]), *pieces,
+                             x_label="source subword", y_label="target subword")
 
     def _decoded(self, sources: list[Tensor]) -> list[list[int]]:
         recipe, source = self._recipe, pad_sequence(sources, batch_first=True, padding_value=PAD)

@@ -67,6 +67,9 @@ class Instances:
     table: Tensor
     optimum: Tensor | None = None
 
+    def __len__(self) -> int:
+        return len(self.points)
+
     @classmethod
     def drawn(cls, samples: int, nodes: int, seed: int) -> Instances:
         """Uniform ones."""
@@ -280,7 +283,7 @@ def _jobs(recipe: TSP, run: Run | None) -> list[Job]:
     val = Instances.drawn(recipe.instances, recipe.nodes, _VALIDATION)
     tests = [Instances.read(recipe.test)] * recipe.seeds if recipe.test else [
         Instances.drawn(recipe.instances, recipe.nodes, _TEST + (seed << 24)) for seed in range(recipe.seeds)]
-    parts = [Parts({"val": val, "test": test}) for test in tests]
+    parts = [Parts({"val": val, "test": test}, of="instances; each training step draws new ones") for test in tests]
     return [*jobs_of(recipe, "attention", partial(_task, parts=parts), TourTask),
             *(fitted_job(name, seed, partial(Heuristic, rule), partial(_by_rule, own))
               for name, rule in _RULES.items() for seed, own in enumerate(parts))]
@@ -296,7 +299,9 @@ def _finish(recipe: TSP, finished: Finished) -> dict[str, Any]:
     test = task.parts["test"]
     for place in range(min(3, len(test.points))):
         one = Instances(test.points[place:place + 1], test.table[place:place + 1], test.best[place:place + 1])
-        finished.run.draw(f"tours-{place + 1}", _drawing(task, one))
+        finished.run.draw(f"tours-{place + 1}", _drawing(task, one),
+                          f"Tours through the points of test instance {place + 1} "
+                          "(axes: their coordinates), with their lengths and by how much they exceed the shortest.")
     return {}
 
 

@@ -57,9 +57,11 @@ def _finish(recipe: TypedWalks, finished: Finished) -> dict[str, Any]:
     most = weights.amax(0).topk(min(_ROWS, len(walks))).indices
     shown = weights[:_COLUMNS, most].mT.clamp(min=0)
     if len(most):
-        finished.run.write("pictures/walks.png", alignment_png(
+        finished.run.draw("walks.png", alignment_png(
             shown / shown.amax().clamp(min=1e-9), names[:_COLUMNS],
-            [walks[place].replace("^-1", "⁻¹") for place in most.tolist()]))
+            [walks[place].replace("^-1", "⁻¹") for place in most.tolist()], x_label="relation", y_label="walk"),
+            "Learned weights of walks, as shares of the greatest; negative ones as 0. Rows: walks, as relations along "
+            "the way (⁻¹: against its direction); columns: the relation that a walk speaks for.")
     return {"walks": {name: {walks[place]: round(float(row[place]), 3) for place in
                              row.topk(min(_FIRST, len(walks))).indices.tolist()}
                       for name, row in zip(names, weights, strict=True)}}

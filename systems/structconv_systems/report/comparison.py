@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +10,8 @@ from torch import Tensor
 
 from structconv.pictures import basis_png
 from structconv_systems.models.digits import PixelNetwork
-from structconv_systems.plots import curves_png, images_png
+from structconv_systems.plots import images_png
+from structconv_systems.report.curves import CURVES, training_curves
 from structconv_systems.report.html import figure, page, paragraph, section, table
 from structconv_systems.train.run import Run
 from structconv_systems.train.summary import with_spread
@@ -38,31 +38,22 @@ def write_report(run: Run, summary: dict[str, Any], models: dict[str, PixelNetwo
         images: test images (B, M, 1); content-based bases are drawn for the first.
     """
     titles = {name: entry["title"] for name, entry in summary["bases"].items()}
-    curves = _saved(run, "accuracy", curves_png(_curves(run, titles), x_label="step",
-                                                y_label="validation accuracy, % (mean over seeds)"))
+    seconds = {f"{name}/seed-{seed}": entry["seconds"] / summary["seeds"] for name, entry in summary["bases"].items()
+               for seed in range(summary["seeds"])}
+    caption = CURVES.format("Validation accuracy")
+    drawn = training_curves(run, seconds, titles).get("val_accuracy")
+    curves = [_saved(run, "accuracy", drawn, caption)] if drawn else []
     parts = [paragraph(f"One network, {len(titles)} ways to relate the pixels of an image. Each was trained with "
                        f"{summary['seeds']} seeds; the spread is the standard deviation over them."),
-             section("Results", [table(HEADERS, table_rows(summary)), figure(curves, "Accuracy while training")]),
+             section("Results", [table(HEADERS, table_rows(summary)), *curves]),
              section("Bases", list(_basis_figures(run, titles, models, images))),
              section("Learned attention", list(_attention_figures(run, titles, models, images)))]
     run.write("report.html", page("8x8 digits through different bases", parts))
 
 
-def _saved(run: Run, name: str, png: bytes) -> bytes:
-    run.write(f"pictures/{name}.png", png)
-    return png
-
-
-def _curves(run: Run, titles: dict[str, str]) -> dict[str, tuple[list[float], list[float]]]:
-    """Mean validation accuracy over seeds by step, for each basis."""
-    curves: dict[str, dict[int, list[float]]] = {name: defaultdict(list) for name in titles}
-    for line in run.metrics:
-        name = line["job"].partition("/")[0]
-        if "val_accuracy" in line and name in curves:
-            curves[name][line["step"]].append(line["val_accuracy"])
-    return {titles[name]: ([float(step) for step in by_step],
-                           [100 * sum(values) / len(values) for values in by_step.values()])
-            for name, by_step in curves.items()}
+def _saved(run: Run, name: str, png: bytes, caption: str) -> str:
+    run.draw(f"{name}.png", png, caption)
+    return figure(png, caption)
 
 
 def _basis_figures(run: Run, titles: dict[str, str], models: dict[str, PixelNetwork],
@@ -70,9 +61,9 @@ def _basis_figures(run: Run, titles: dict[str, str], models: dict[str, PixelNetw
     for name, model in models.items():
         with torch.no_grad():
             basis = model.first_basis(images[0])
-            png = _saved(run, f"basis-{name}", basis_png(basis.dense()))
-        yield figure(png, f"{titles[name]}: K = {basis.size} in the first layer; inputs down, outputs "
-                          "across.")
+            yield _saved(run, f"basis-{name}", basis_png(basis.dense(), x_label="output pixel", y_label="input pixel"),
+                         f"{titles[name]}: K = {basis.size} in the first layer. Rows: input pixels; columns: output "
+                         "pixels, in row-major order.")
 
 
 def _attention_figures(run: Run, titles: dict[str, str], models: dict[str, PixelNetwork],
@@ -88,6 +79,7 @@ def _attention_figures(run: Run, titles: dict[str, str], models: dict[str, Pixel
         for pixel in (shape[1] * (shape[0] // 4) + shape[1] // 2, shape[1] * (shape[0] // 2) + shape[1] // 2):
             maps = [images[0, :, 0].view(shape), *(dense_KMN[k, :, pixel].view(shape) for k in range(heads))]
             place = f"row {pixel // shape[1]}, column {pixel % shape[1]}"
-            png = _saved(run, f"attention-{name}-{pixel}",
-                         images_png(maps, ["image", *(f"A{k + 1}" for k in range(heads))]))
-            yield figure(png, f"{titles[name]}: where the pixel in {place} looks, each matrix in its own brightness.")
+            yield _saved(run, f"attention-{name}-{pixel}",
+                         images_png(maps, ["image", *(f"A{k + 1}" for k in range(heads))]),
+                         f"{titles[name]}: weights of all pixels (rows and columns of the image) for the pixel in "
+                         f"{place}, each matrix on its own scale.")

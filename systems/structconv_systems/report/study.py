@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from structconv.commands.table import number
 from structconv_systems.data.text import read_json
-from structconv_systems.plots import curves_png
+from structconv_systems.report.curves import CURVES, training_curves
 from structconv_systems.report.html import figure, page, paragraph, section, table
 from structconv_systems.train.config import written
 from structconv_systems.train.effect import effect_text
@@ -21,8 +20,6 @@ from structconv_systems.train.summary import counted, with_spread
 __all__ = ["group_rows", "sentence", "study_page"]
 
 _KINDS = {".png": "png", ".gif": "gif"}
-#: Trainings up to which each has a curve of its own; of more, each group has one, the mean over seeds.
-_CURVES = 12
 
 
 def sentence(head: Mapping[str, Any]) -> str:
@@ -47,14 +44,17 @@ def group_rows(groups: Mapping[str, Mapping[str, Mapping[str, Any]]], columns: M
 
 
 def study_page(recipe: Measured, run: Run, columns: Mapping[str, str]) -> str:
-    """HTML with everything in it, of a run with its ``summary.json``; pictures are those of ``pictures/``, named after
-    their files."""
+    """HTML with everything in it, of a run with its ``summary.json``; pictures are those of ``pictures/``, with their
+    captions, or the names of their files if the run is of an earlier version."""
     summary = read_json(run.folder / "summary.json")
+    results = summary["results"]
     parts = [paragraph(sentence(summary["headline"])),
              section("Figures", [table((recipe.name, *columns.values()), group_rows(summary["groups"], columns))]),
-             section("Run", _origin(recipe, run)), section("Trainings", [_trainings(summary["results"])])]
-    curves = _curves(run)
-    shown = [figure(path.read_bytes(), path.stem.replace("-", " "), _KINDS[path.suffix])
+             section("Run", _origin(recipe, run, results)), section("Trainings", [_trainings(results)])]
+    drawn = training_curves(run, {name: row["seconds"] for name, row in results.items()})
+    curves = [figure(png, CURVES.format(metric.replace("_", " "))) for metric, png in drawn.items()]
+    captions = run.captions
+    shown = [figure(path.read_bytes(), captions.get(path.stem, path.stem.replace("-", " ")), _KINDS[path.suffix])
              for path in sorted((run.folder / "pictures").glob("*")) if path.suffix in _KINDS]
     for title, pieces in (("Curves", curves), ("Pictures", shown), ("Other test data", _evaluations(run, columns))):
         if pieces:
@@ -62,8 +62,8 @@ def study_page(recipe: Measured, run: Run, columns: Mapping[str, str]) -> str:
     return page(recipe.name, parts)
 
 
-def _origin(recipe: Measured, run: Run) -> list[str]:
-    """Preset, overrides, seeds, command and versions; each file that was read, with its SHA-256."""
+def _origin(recipe: Measured, run: Run, results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Split, preset, overrides, seeds, command and versions; each file that was read, with its SHA-256."""
     environment = run.environment
     rows = [("preset", recipe.preset), ("overrides", written(recipe.overrides) or "none"),
             ("seeds", ", ".join(map(str, range(recipe.seeds)))), ("command", " ".join(environment["command"])),
@@ -71,6 +71,8 @@ def _origin(recipe: Measured, run: Run) -> list[str]:
             ("machine", f"{environment['processor']}, {counted(environment['threads'], 'thread')}"),
             ("versions", f"Python {environment['python']}, torch {environment['torch']}, "
                          f"structconv {environment['structconv']}")]
+    splits = dict.fromkeys(row["split"] for row in results.values() if "split" in row)
+    rows[:0] = [("split", split) for split in splits]
     files = read_json(run.folder / "files.json")
     data = ([table(("data set", "SHA-256"), [(Path(name).name, value) for name, value in files.items()])] if files
             else [paragraph("The recipe makes its data from a seed; it reads no files.")])
@@ -80,26 +82,6 @@ def _origin(recipe: Measured, run: Run) -> list[str]:
 def _trainings(results: Mapping[str, Mapping[str, Any]]) -> str:
     return table(("training", "steps", "minutes"), [
         (name, str(row.get("steps", "")), f"{row['seconds'] / 60:.1f}") for name, row in results.items()])
-
-
-def _curves(run: Run) -> list[str]:
-    """Each validation figure over steps."""
-    curves: dict[str, dict[str, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
-    jobs = {line["job"] for line in run.metrics}
-    for line in run.metrics:
-        name = line["job"] if len(jobs) <= _CURVES else line["job"].partition("/")[0]
-        for metric, value in line.items():
-            if metric.startswith("val_") and value is not None:
-                curves[metric][name][line["step"]].append(value)
-    many = ", mean over seeds" if len(jobs) > _CURVES else ""
-    pictures = []
-    for metric, groups in curves.items():
-        label = metric.replace("_", " ")
-        lines = {name: ([float(step) for step in steps], [sum(values) / len(values) for values in steps.values()])
-                 for name, steps in groups.items() if len(steps) > 1}
-        if lines:
-            pictures.append(figure(curves_png(lines, x_label="step", y_label=label), f"{label} while training{many}"))
-    return pictures
 
 
 def _evaluations(run: Run, columns: Mapping[str, str]) -> list[str]:

@@ -17,7 +17,7 @@ from structconv_systems.train.checkpoint import Checkpoint, Checkpoints
 from structconv_systems.train.device import compiled, factories_on, moved
 from structconv_systems.train.events import Events
 from structconv_systems.train.interrupt import Diverged, Interrupt, Interrupted
-from structconv_systems.train.parts import final_evaluation
+from structconv_systems.train.parts import Parts, final_evaluation
 from structconv_systems.train.progress import Progress
 from structconv_systems.train.run import Run
 from structconv_systems.train.state import capture_generators, restore_generators, seed_everything
@@ -69,6 +69,8 @@ class Task(Protocol):
 
     model: nn.Module
     optimizer: Optimizer | Stateful
+    #: The data that it learns from and is measured on, whose sizes the result of a training says.
+    parts: Parts[Any] = Parts({})
 
     def train_step(self, step: int) -> dict[str, float]:
         """Do step number `step`, from 1. Data order must depend on `step` and on the global generators only."""
@@ -204,7 +206,7 @@ def fit(make: Callable[[], Task], schedule: Schedule, *, run: Run, job: str, int
         progress: where the user sees it.
 
     Returns:
-        What `Task.test` measured, with ``steps`` done and ``seconds`` spent training.
+        What `Task.test` measured, with ``steps`` done and ``seconds`` spent training, and the ``split`` of its data.
 
     Raises:
         Interrupted: `interrupt` was requested; the state is saved.
@@ -315,6 +317,8 @@ def _finish(training: _Training, checkpoints: Checkpoints, run: Run) -> dict[str
     with final_evaluation():
         tested = task.test()
     result = {**tested, "steps": training.step, "seconds": last.state["seconds"]}
+    if task.parts:
+        result["split"] = task.parts.sizes
     run.metrics.flush()
     checkpoints.save(training.finished(replace(last, weights=weights), result))
     return result

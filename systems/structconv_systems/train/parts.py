@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 
 __all__ = ["Parts", "TestReadEarly", "final_evaluation"]
 
-V = TypeVar("V")
+V = TypeVar("V", bound=Sized)
 _FINAL: ContextVar[bool] = ContextVar("final evaluation", default=False)
 
 
@@ -35,6 +35,7 @@ class Parts(Mapping[str, V]):
     Args:
         parts: the data by part.
         tests: the names of the parts that test.
+        of: what a part has so many of.
 
     Example:
 
@@ -45,10 +46,18 @@ class Parts(Mapping[str, V]):
         >>> with final_evaluation():
         ...     parts["test"]
         [4]
+        >>> parts.sizes
+        'train 2, val 1, test 1 samples'
     """
 
-    def __init__(self, parts: Mapping[str, V], tests: Collection[str] = ("test",)) -> None:
-        self._parts, self._tests = dict(parts), frozenset(tests)
+    def __init__(self, parts: Mapping[str, V], tests: Collection[str] = ("test",), *, of: str = "samples") -> None:
+        self._parts, self._tests, self._of = dict(parts), frozenset(tests), of
+
+    @property
+    def sizes(self) -> str:
+        """The size of each part, in words; empty if there are none."""
+        sizes = ", ".join(f"{part} {len(data):,}" for part, data in self._parts.items())
+        return f"{sizes} {self._of}" if sizes else ""
 
     def __getitem__(self, part: str) -> V:
         if part in self._tests and not _FINAL.get():

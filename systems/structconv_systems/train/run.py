@@ -25,6 +25,7 @@ from structconv_systems.train.lock import locked
 __all__ = ["Metrics", "Run", "check_new"]
 
 _CONFIG, _FILES, _ENVIRONMENT = "config.json", "files.json", "environment.json"
+_CAPTIONS = "captions.json"
 #: What reports and outcomes say of the environment.
 _SAID = {"command", "commit", "processor", "python", "started", "structconv", "threads", "torch"}
 
@@ -259,10 +260,24 @@ class Run:
         path.parent.mkdir(parents=True, exist_ok=True)
         return write_atomically(path, content)
 
-    def draw(self, name: str, drawing: Drawing) -> None:
-        """Write ``pictures/name.png`` and ``pictures/name.svg``."""
-        self.write(f"pictures/{name}.png", drawing.png)
-        self.write(f"pictures/{name}.svg", drawing.svg)
+    def draw(self, name: str, picture: Drawing | bytes, caption: str) -> None:
+        """Write ``pictures/name.png`` and ``pictures/name.svg``, or one file if `name` has a suffix; and the caption.
+
+        Args:
+            name: ``graph`` of a `Drawing`, ``graph.png`` or ``motion.gif`` of bytes.
+            caption: what rows and columns, or axes, are, and what the colors say; `captions` returns it.
+        """
+        stem = name.partition(".")[0]
+        for file, content in ({name: picture} if isinstance(picture, bytes) else
+                              {f"{name}.{kind}": content for kind, content in picture._asdict().items()}).items():
+            self.write(f"pictures/{file}", content)
+        self.write(_CAPTIONS, json_text({**self.captions, stem: caption}, indent=2) + "\n")
+
+    @property
+    def captions(self) -> dict[str, str]:
+        """The captions of the pictures, by name without suffix; of a run of an earlier version there are none."""
+        path = self.folder / _CAPTIONS
+        return read_json(path) if path.is_file() else {}
 
     def write_summary(self, summary: dict[str, Any]) -> dict[str, Any]:
         """Write ``summary.json``, with null for a figure that is not finite; returns the summary."""

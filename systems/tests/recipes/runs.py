@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import shutil
 from unittest import mock
 
@@ -35,11 +37,22 @@ def check_laws(run, tmp_path, capsys):
     assert summary["headline"]["published"] and (run / "report.html").is_file()
     again = evaluated(run, capsys)
     assert (again["headline"], again["groups"]) == (summary["headline"], summary["groups"])
+    check_page(run)
     check_resumed_to_the_same_weights(run, tmp_path / "cut")
     check_fair_and_blind(run)
     if summary["recipe"] in ON_SECOND_DEVICE:
         check_trains_on_a_second_device(run)
     return summary
+
+
+def check_page(run):
+    """The page names the split of the data, and each picture has a caption that says more than its name."""
+    page = html.unescape((run / "report.html").read_text())
+    assert re.search(r"<td>split</td><td>.*test [\d,]+ \w+", page)
+    captions = json.loads((run / "captions.json").read_text()) if (run / "captions.json").is_file() else {}
+    assert captions.keys() == {picture.stem for picture in run.glob("pictures/*")}
+    assert all(len(caption.split()) > 8 and f"<figcaption>{caption}</figcaption>" in page
+               for caption in captions.values())
 
 
 def check_trains_on_a_second_device(run):

@@ -49,7 +49,7 @@ def test_a_run_keeps_the_laws_and_has_its_figures_and_its_pictures(run, tmp_path
     assert figures["test_shortest"] <= figures["test_length_samples"] <= figures["test_length"]
     assert (summary["headline"]["seeds"], summary["headline"]["state"]) == (1, "not shown")
     assert {path.name for path in (run / "pictures").glob("*.png")} == {f"tours-{place}.png" for place in (1, 2, 3)}
-    assert "tours 1" in (run / "report.html").read_text()
+    assert "Tours through the points of test instance 1" in (run / "report.html").read_text()
 
 
 @final_evaluation()
