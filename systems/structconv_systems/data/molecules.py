@@ -19,7 +19,7 @@ from structconv_systems.data.tables import finite_number
 from structconv_systems.data.text import read_text
 from structconv_systems.optional import require
 
-__all__ = ["ATOM_CHANNELS", "BOND_CHANNELS", "Molecules", "fingerprints", "read_molecules"]
+__all__ = ["ATOM_CHANNELS", "BOND_CHANNELS", "Molecules", "descriptors", "fingerprints", "read_molecules"]
 
 _ELEMENTS = ("B", "C", "N", "O", "F", "Si", "P", "S", "Cl", "Se", "Br", "I")
 _DEGREES = _HYDROGENS = (0, 1, 2, 3, 4)
@@ -144,6 +144,25 @@ def fingerprints(smiles: Sequence[str], *, radius: int = 2, size: int = 2048) ->
                         for module in ("Chem", "Chem.rdFingerprintGenerator"))
     generator = generators.GetMorganGenerator(radius=radius, fpSize=size)
     return np.stack([generator.GetCountFingerprintAsNumPy(chem.MolFromSmiles(text)) for text in smiles])
+
+
+def descriptors(smiles: Sequence[str]) -> Any:
+    """Compute RDKit's descriptors of each molecule, as a NumPy array (B, D) of float32; a number that is not finite
+    there is NaN. Needs rdkit.
+
+    Example:
+
+        >>> from structconv_systems.data.molecules import descriptors
+        >>> descriptors(["CCO", "CCN"]).shape[0]
+        2
+    """
+    import numpy as np
+
+    chem, known = (require(f"rdkit.{module}", "descriptors", "molecules") for module in ("Chem", "Chem.Descriptors"))
+    rows = [list(known.CalcMolDescriptors(chem.MolFromSmiles(text)).values()) for text in smiles]
+    with np.errstate(over="ignore"):
+        values = np.array(rows, dtype=np.float64).astype(np.float32)
+    return np.where(np.isfinite(values), values, np.nan)
 
 
 def _rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:

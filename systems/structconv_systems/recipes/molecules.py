@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, cast
 
 import torch
@@ -13,7 +13,13 @@ from torch import Tensor, nn
 
 from structconv.errors import DataError
 from structconv.structures import Graph
-from structconv_systems.data.molecules import ATOM_CHANNELS, BOND_CHANNELS, fingerprints, read_molecules
+from structconv_systems.data.molecules import (
+    ATOM_CHANNELS,
+    BOND_CHANNELS,
+    descriptors,
+    fingerprints,
+    read_molecules,
+)
 from structconv_systems.data.molecules import Molecules as Data
 from structconv_systems.data.series import ends_of_parts
 from structconv_systems.models.molecules import Ensemble, MessagePassing
@@ -119,35 +125,48 @@ class MoleculesTask(BatchTask):
 
 
 class Forest(nn.Module):
-    """A random forest (Breiman 2001) on Morgan fingerprints of radius 2 (Rogers and Hahn 2010), folded to 2048 counts;
-    of three shares of counts that a split sees, the one that is best in validation. It has no parameters of torch.
+    """A random forest (Breiman 2001); of shares of features that a split reads, the one that is best in validation.
+    It has no parameters of torch. A feature that is NaN has the median of the training part.
+
+    Args:
+        features: SMILES -> (B, D). trees: number of trees. shares: of the features.
 
     Calling it: SMILES -> numbers (B,).
     """
 
-    def __init__(self, table: Table, seed: int) -> None:
+    def __init__(self, table: Table, seed: int, features: Callable[[tuple[str, ...]], Any], trees: int,
+                 shares: Sequence[float]) -> None:
         from sklearn.ensemble import RandomForestRegressor
+        from sklearn.impute import SimpleImputer
+        from sklearn.pipeline import make_pipeline
 
         super().__init__()
-        data, rows = table.molecules, table.rows(seed)
+        self.features, data, rows = features, table.molecules, table.rows(seed)
         train, val = (rows[part] for part in ("train", "val"))
-        counts, targets = fingerprints(data.smiles), data.targets.double().numpy()
+        inputs, targets = features(data.smiles), data.targets.double().numpy()
         best = float("inf")
-        for share in (0.05, 0.2, 1.0):
-            forest = RandomForestRegressor(300, max_features=share, random_state=seed).fit(counts[train],
-                                                                                           targets[train])
-            error = float(((forest.predict(counts[val]) - targets[val]) ** 2).mean())
+        for share in shares:
+            forest = make_pipeline(SimpleImputer(strategy="median", keep_empty_features=True),
+                                   RandomForestRegressor(trees, max_features=share, random_state=seed))
+            error = float(((forest.fit(inputs[train], targets[train]).predict(inputs[val]) - targets[val]) ** 2).mean())
             if error < best:
                 best, self.forest = error, forest
 
-    def forward(self, smiles: Sequence[str]) -> Tensor:
-        return torch.from_numpy(self.forest.predict(fingerprints(smiles)))
+    def forward(self, smiles: tuple[str, ...]) -> Tensor:
+        return torch.from_numpy(self.forest.predict(self.features(smiles)))
+
+
+def _described(smiles: tuple[str, ...]) -> Any:
+    """Fingerprints and descriptors, (B, D)."""
+    import numpy as np
+
+    return np.concatenate([fingerprints(smiles), descriptors(smiles)], 1)
 
 
 def _forest_figures(table: Table, seed: int, model: nn.Module, part: str) -> dict[str, float]:
     other = table.other if part == "test" else None
     data, rows = (table.molecules, table.rows(seed)[part]) if other is None else (other, list(range(len(other))))
-    return errors(model([data.smiles[row] for row in rows]), data.targets[rows], part)
+    return errors(model(data.smiles)[rows], data.targets[rows], part)
 
 
 def errors(output: Tensor, target: Tensor, part: str) -> dict[str, float]:
@@ -168,10 +187,13 @@ def _read(recipe: Molecules, name: str) -> Data:
 
 
 def _jobs(recipe: Molecules, run: Run | None) -> list[Job]:
+    """The features of a forest are computed once for each file, and shared by its trainings."""
     table = Table.read(recipe)
+    forests = {"random-forest": (cache(fingerprints), 300, (0.05, 0.2, 1.0)),
+               "random-forest-descriptors": (cache(_described), 100, (0.2,))}
     return [*jobs_of(recipe, recipe.name, partial(MoleculesTask, table=table), MoleculesTask),
-            *(fitted_job("random-forest", seed, partial(Forest, table, seed), partial(_forest_figures, table, seed))
-              for seed in range(recipe.seeds))]
+            *(fitted_job(name, seed, partial(Forest, table, seed, *options), partial(_forest_figures, table, seed))
+              for name, options in forests.items() for seed in range(recipe.seeds))]
 
 
 def _finish(recipe: Molecules, finished: Finished) -> dict[str, Any]:

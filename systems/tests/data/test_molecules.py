@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import sys
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from structconv.errors import ConfigError, DataError
 from structconv.structures import Graph
-from structconv_systems.data.molecules import ATOM_CHANNELS, BOND_CHANNELS, read_molecules
+from structconv_systems.data.molecules import ATOM_CHANNELS, BOND_CHANNELS, descriptors, read_molecules
 
 pytest.importorskip("rdkit")
 HEAD = "name,smiles,y\n"
@@ -54,6 +55,18 @@ def test_what_is_read_of_atoms_and_bonds(tmp_path):
     assert actual.bonds[0].edge_attr.tolist() == [[0, 0, 1, 0, 0, 0, 0]] * 2
     assert actual.atoms[1][:, -2:].all() and actual.bonds[1].edge_attr.shape == (12, BOND_CHANNELS)
     assert torch.equal(actual.bonds[1].edge_attr, torch.tensor([0.0, 0, 0, 1, 0, 1, 1]).expand(12, -1))
+
+
+def test_descriptors_are_those_of_rdkit_and_nan_if_not_finite():
+    from rdkit.Chem.Descriptors import descList
+
+    names, smiles = [name for name, _ in descList], ["CCO", "C[Hg]C", "[U]", "*", "C" * 600]
+    actual = descriptors(smiles)
+    assert actual.shape == (len(smiles), len(names)) and actual.dtype == "float32"
+    assert actual[0, names.index("MolWt")] == pytest.approx(46.069, abs=1e-3)
+    unknown = enumerate(("MaxPartialCharge", "BCUT2D_MWHI", "SPS", "Ipc"), 1)
+    assert all(math.isnan(actual[row, names.index(name)]) for row, name in unknown)
+    assert torch.from_numpy(actual[0]).isfinite().all() and not torch.from_numpy(actual).isinf().any()
 
 
 def test_atoms_of_any_element_and_without_bonds(tmp_path):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
 
 from structconv.cli import main
-from structconv_systems.recipes.molecules import MoleculesTask, Table
+from structconv_systems.data.molecules import descriptors
+from structconv_systems.recipes.molecules import RUNNER, Forest, MoleculesTask, Table
 from structconv_systems.recipes.options.molecules import Molecules
 from structconv_systems.train.parts import final_evaluation
 from systems.tests.recipes.runs import check_laws, evaluated
@@ -54,7 +56,10 @@ def summary_of(run):
 def test_a_run_keeps_the_laws_and_has_its_figures_and_pictures(run, tmp_path, capsys):
     summary = check_laws(run, tmp_path, capsys)
     assert summary["headline"]["published"].startswith("0.58 on ESOL")
-    assert set(summary["results"]) == {"molecules/seed-0", "random-forest/seed-0"}
+    assert set(summary["results"]) == {"molecules/seed-0", "random-forest/seed-0", "random-forest-descriptors/seed-0"}
+    errors = {name: group["test_rmse"]["mean"] for name, group in summary["groups"].items()}
+    best = min(errors["random-forest"], errors["random-forest-descriptors"])
+    assert summary["headline"]["value"] == pytest.approx(best / errors["molecules"])
     assert summary["skipped"] == 0
     assert (run / "pictures" / "predicted.png").read_bytes().startswith(b"\x89PNG")
     assert (run / "pictures" / "predicted.svg").read_bytes().startswith(b"<?xml")
@@ -96,6 +101,29 @@ def test_what_is_measured_is_the_error_of_the_test_part(folder):
     train = table.molecules.targets[places[0]["train"]]
     for member in task.model.members:
         assert member.mean == train.mean() and member.variance == pytest.approx(train.var(correction=0).item())
+
+
+def test_what_is_nan_has_the_median_of_the_training_part(folder):
+    """The median of 1, 2, 10 and so on, and not the mean; a feature without any number is 0."""
+    table = Table.read(Molecules(data=str(folder), file="a.csv", target="carbons"))
+    columns = torch.full((COUNT, 2), math.nan)
+    columns[:, 0] = table.molecules.targets ** 3
+    columns[table.rows(0)["train"][::3], 0] = math.nan
+    forest = Forest(table, 0, lambda smiles: columns.numpy() if len(smiles) == COUNT else smiles, 20, (1.0,))
+    median = columns[table.rows(0)["train"], 0].nanmedian()
+    actual, expected = (forest([[value, other]]) for value, other in ((math.nan, math.nan), (median, 0.0)))
+    assert torch.equal(actual, expected) and not torch.equal(actual, forest([[columns[:, 0].nanmean(), 0.0]]))
+
+
+def test_descriptors_are_computed_once_for_all_seeds(folder, monkeypatch):
+    calls = []
+    monkeypatch.setattr("structconv_systems.recipes.molecules.descriptors",
+                        lambda smiles: calls.append(smiles) or descriptors(smiles))
+    recipe = Molecules(data=str(folder), file="a.csv", target="carbons", seeds=2)
+    for job in RUNNER.jobs(recipe, None):
+        if job.name.startswith("random-forest-descriptors"):
+            job.make().validate()
+    assert len(calls) == 1 and len(calls[0]) == COUNT
 
 
 def test_bad_molecules_end_a_run_or_are_counted(tmp_path, capsys):
