@@ -46,6 +46,17 @@ def test_who_sees_what_is_far_away(function):
     assert images.grad[:, :3, :3].abs().sum() > 0
 
 
+def test_the_receptive_field_without_a_block_is_11_by_11():
+    """By the gradient of a pixel behind the last convolution, with weights by which no ReLU is 0."""
+    model, images = make("none").eval(), torch.rand(1, 40, 40, requires_grad=True)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.abs_()
+    model.last(model.features(images.unsqueeze(1)))[0, :, 5, 5].sum().backward()
+    rows, columns = images.grad[0].nonzero().unbind(-1)
+    assert (len(rows), rows.unique().numel(), columns.unique().numel()) == (11 * 11, 11, 11)
+
+
 @BLOCKS
 def test_where_it_looks(function):
     """The weights of one pixel, by eq. 2 to 5 of Wang et al. (2018)."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from structconv.cli import main
-from structconv_systems.recipes.convlstm import videos_of
+from structconv_systems.recipes.convlstm import network, videos_of
 from structconv_systems.recipes.options.convlstm import MovingDigits
 from structconv_systems.train.parts import final_evaluation
 from systems.tests.recipes.runs import check_laws, evaluated
@@ -53,6 +53,18 @@ def test_a_run_keeps_the_laws_says_its_figure_and_draws_videos(run, tmp_path, ca
     assert abs(sizes["lstm"] - sizes["convlstm"]) < 0.2 * sizes["convlstm"] < sizes["lstm-wide"] - sizes["lstm"]
     for name, begin in (("frames.png", b"\x89PNG"), ("frames.svg", b"<?xml"), ("videos.gif", b"GIF8")):
         assert (run / "pictures" / name).read_bytes().startswith(begin)
+
+
+def test_the_state_of_the_wide_lstm_has_so_many_numbers_or_as_many_as_that_of_the_convlstm():
+    def numbers(name, **options):
+        recipe = MovingDigits(size=8, side=4, patch=2, hidden=3, layers=1, **options)
+        model = network(recipe, name)
+        h, c = model.encoder[0](model.patches(torch.zeros(1, 1, 8, 8))[:, 0], None, model.grid)
+        assert h.shape == c.shape
+        return h.numel()
+
+    assert [numbers("lstm-wide", wide=wide) for wide in (1, 7, 0)] == [1, 7, numbers("convlstm", wide=0)]
+    assert numbers("convlstm", wide=7) == 16 * 3
 
 
 def test_a_run_is_measured_on_other_images(run, tmp_path, capsys):
