@@ -85,7 +85,8 @@ class SeasonalForecast(nn.Module):
 
 
 class MeanForecast(nn.Module):
-    """The mean of what was observed of a history, (B, T) readings and booleans -> (B, horizon); 0 where nothing was.
+    """The mean of what was observed of a history, (..., T) readings and booleans, all if left out -> (..., horizon); 0
+    where nothing was.
 
     Example:
 
@@ -98,7 +99,8 @@ class MeanForecast(nn.Module):
         super().__init__()
         self.horizon = check_positive("MeanForecast", "horizon", horizon)
 
-    def forward(self, values: Tensor, observed: Tensor) -> Tensor:
+    def forward(self, values: Tensor, observed: Tensor | None = None) -> Tensor:
+        observed = torch.ones_like(values, dtype=torch.bool) if observed is None else observed
         mean = (values * observed).sum(-1, keepdim=True) / observed.sum(-1, keepdim=True).clamp(min=1)
         return mean.expand(*values.shape[:-1], self.horizon)
 
@@ -117,7 +119,7 @@ class ZeroForecast(nn.Module):
         super().__init__()
         self.horizon = check_positive("ZeroForecast", "horizon", horizon)
 
-    def forward(self, values: Tensor, observed: Tensor) -> Tensor:
+    def forward(self, values: Tensor, observed: Tensor | None = None) -> Tensor:
         return values.new_zeros(*values.shape[:-1], self.horizon)
 
 

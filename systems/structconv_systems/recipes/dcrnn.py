@@ -28,7 +28,7 @@ from structconv_systems.data.series import (
     read_series,
 )
 from structconv_systems.models.dcrnn import DCRNN, Persistence, diffusion, sampled_share, width_without_graph
-from structconv_systems.models.forecasts import LinearForecast, TimeOfDay
+from structconv_systems.models.forecasts import LinearForecast, MeanForecast, TimeOfDay, ZeroForecast
 from structconv_systems.models.series import History
 from structconv_systems.recipes.options.dcrnn import Traffic
 from structconv_systems.train.batches import Batches
@@ -40,7 +40,7 @@ from structconv_systems.train.untrained import untrained_job
 
 __all__ = ["RUNNER", "DCRNNTask", "Sensors", "network"]
 
-_GRAPH, _WITHOUT, _LAST = "dcrnn", "without-graph", "last-value"
+_GRAPH, _WITHOUT, _LAST, _MEAN, _ZERO = "dcrnn", "without-graph", "last-value", "mean", "zero"
 #: Twelfths of the horizon at which errors stand in the table: 15, 30 and 60 minutes of METR-LA's hour.
 _TWELFTHS = (3, 6, 12)
 #: Histories that are forecast at a time.
@@ -180,10 +180,10 @@ class DCRNNTask(BatchTask):
         return self.sensors.figures(self.model, part)
 
 
-class Linear(nn.Module):
-    """`LinearForecast` of each sensor, called as `DCRNN` is."""
+class EachSensor(nn.Module):
+    """A forecast of histories (..., T) for each sensor, called as `DCRNN` is."""
 
-    def __init__(self, forecast: LinearForecast) -> None:
+    def __init__(self, forecast: nn.Module) -> None:
         super().__init__()
         self.forecast = forecast
 
@@ -191,14 +191,13 @@ class Linear(nn.Module):
         y: Tensor = self.forecast(readings.mT)
         return y.mT
 
-    @classmethod
-    def fit(cls, recipe: Traffic, sensors: Sensors) -> Linear:
-        """Fit it to the training part."""
-        batches = (sensors.batch("train", origins)
-                   for origins in torch.tensor(sensors.parts["train"].origins).split(_MANY))
-        return cls(LinearForecast(recipe.history, recipe.horizon).fit(
-            (batch.readings.mT.flatten(0, 1), batch.target.mT.flatten(0, 1), batch.counted.mT.flatten(0, 1))
-            for batch in batches))
+
+def _linear(recipe: Traffic, sensors: Sensors) -> LinearForecast:
+    """The linear forecast that fits the training part best."""
+    batches = (sensors.batch("train", origins) for origins in torch.tensor(sensors.parts["train"].origins).split(_MANY))
+    return LinearForecast(recipe.history, recipe.horizon).fit(
+        (batch.readings.mT.flatten(0, 1), batch.target.mT.flatten(0, 1), batch.counted.mT.flatten(0, 1))
+        for batch in batches)
 
 
 def _simple(recipe: Traffic, sensors: Sensors) -> dict[str, nn.Module]:
@@ -206,7 +205,8 @@ def _simple(recipe: Traffic, sensors: Sensors) -> dict[str, nn.Module]:
     train = sensors.parts["train"]
     days = {"time-of-day": TimeOfDay(train.values[:train.end], train.observed[:train.end], recipe.period,
                                      recipe.horizon)} if recipe.period else {}
-    return {"linear": Linear.fit(recipe, sensors), **days, _LAST: Persistence(recipe.horizon)}
+    return {"linear": EachSensor(_linear(recipe, sensors)), **days, _LAST: Persistence(recipe.horizon),
+            _MEAN: EachSensor(MeanForecast(recipe.horizon)), _ZERO: EachSensor(ZeroForecast(recipe.horizon))}
 
 
 def _jobs(recipe: Traffic, run: Run | None) -> list[Job]:
@@ -219,10 +219,11 @@ def _jobs(recipe: Traffic, run: Run | None) -> list[Job]:
 
 
 def _finish(recipe: Traffic, finished: Finished) -> dict[str, Any]:
-    """Whether the graph helps at each step of the table; and errors by sensor on a map, by the first trainings."""
+    """Whether the graph helps at each step of the table; and errors by sensor on a map, by the first trainings. The
+    mean and zero are not on the map, for their errors would take most of its colors."""
     sensors, rows = Sensors.read(recipe), {}
-    for name, task in finished.tasks().items():
-        absolute, _, counts = sensors.errors(task.model, "test")
+    for name in [name for name in finished.groups if name not in (_MEAN, _ZERO)]:
+        absolute, _, counts = sensors.errors(finished.task(name).model, "test")
         rows[name] = absolute.sum(0) / counts.sum(0).clamp(min=1)
     finished.run.draw("errors", pictures.map_of(_positions(recipe, sensors), rows, label="MAE"),
                       "Mean absolute error of each sensor in the test. Axes: kilometers east and north of the middle; "

@@ -45,6 +45,7 @@ def test_a_season_its_time_of_day_a_mean_and_zero():
     torch.testing.assert_close(model(sensors[2:8].unsqueeze(0), None, known), sensors[8:11].unsqueeze(0))
     values, seen = torch.tensor([[1.0, 9.0, 3.0]]), torch.tensor([[True, False, True]])
     assert MeanForecast(2)(values, seen).tolist() == [[2.0, 2.0]]
-    assert ZeroForecast(2)(values, seen).tolist() == [[0.0, 0.0]]
+    torch.testing.assert_close(MeanForecast(2)(values), values.mean(-1, keepdim=True).expand(1, 2))
+    assert ZeroForecast(2)(values, seen).tolist() == ZeroForecast(2)(values).tolist() == [[0.0, 0.0]]
     with pytest.raises(ConfigError, match="period must be at least horizon=3"):
         SeasonalForecast(2, 3)

@@ -12,7 +12,9 @@ from structconv.cli import main
 from structconv_systems.models.dcrnn import Persistence
 from structconv_systems.recipes.dcrnn import Sensors
 from structconv_systems.recipes.options.dcrnn import Traffic
+from structconv_systems.recipes.register import recipe_of
 from structconv_systems.train.parts import final_evaluation
+from structconv_systems.train.run import Run
 from systems.tests.recipes.runs import check_laws, evaluated
 
 TINY = ["steps=4", "validate_every=2", "checkpoint_every=2", "history=3", "horizon=3", "hidden=4", "layers=1",
@@ -49,10 +51,24 @@ def run(folder, tmp_path_factory):
 
 def test_a_run_keeps_the_laws_says_its_figure_and_draws_a_map(run, tmp_path, capsys):
     summary = check_laws(run, tmp_path, capsys)
-    assert list(summary["groups"]) == ["dcrnn", "without-graph", "linear", "time-of-day", "last-value"]
+    assert list(summary["groups"]) == ["dcrnn", "without-graph", "linear", "time-of-day", "last-value", "mean",
+                                        "zero"]
     assert summary["below"].keys() == {"without-graph", "last-value"}
     for ending, begin in (("png", b"\x89PNG"), ("svg", b"<?xml")):
         assert (run / "pictures" / f"errors.{ending}").read_bytes().startswith(begin)
+    titles = (run / "pictures" / "errors.svg").read_text()
+    assert {name for name in summary["groups"] if f"<!-- {name} -->" not in titles} == {"mean", "zero"}
+
+
+@final_evaluation()
+def test_the_mean_is_that_of_each_sensor(run, folder):
+    """Of a history of three readings."""
+    sensors = Sensors.read(recipe_of(Run.open(run))[1])
+    origins, summary = torch.tensor(sensors.parts["test"].origins), json.loads((run / "summary.json").read_text())
+    batch = sensors.batch("test", origins)
+    error = (batch.readings.mean(1, keepdim=True) - batch.target).abs()[batch.counted].mean()
+    assert summary["groups"]["mean"]["test_mae"]["mean"] == pytest.approx(float(error))
+    assert summary["groups"]["zero"]["test_mae"]["mean"] == pytest.approx(float(batch.target[batch.counted].mean()))
 
 
 def test_a_run_is_measured_on_another_file(run, folder, tmp_path, capsys):
