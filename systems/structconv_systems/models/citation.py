@@ -100,8 +100,10 @@ def chebyshev(words: int, classes: int, *, hidden: int = 16, order: int = 2, dro
                                    activation=F.relu))
 
 
-def gat(words: int, classes: int, *, heads: int = 8, hidden: int = 8, dropout: float = 0.6) -> CitationNetwork:
+def gat(words: int, classes: int, *, heads: int = 8, hidden: int = 8, dropout: float = 0.6,
+        uniform: bool = False) -> CitationNetwork:
     """Velickovic et al. (2018), section 3.3: `heads` heads side by side, ELU, one head; each node sees itself too.
+    If `uniform`, its attention vectors are zero and do not train, so that all neighbors have the same weight.
 
     Example:
 
@@ -117,9 +119,13 @@ def gat(words: int, classes: int, *, heads: int = 8, hidden: int = 8, dropout: f
         scores = BiAffine(heads=heads, bilinear=False, on="projected").leaky_relu(0.2)
         return scores.masked(keep=STRUCTURE).softmax().dropout(dropout)
 
-    return _glorot(CitationNetwork(SparseConv(attention(heads), words, hidden, bias=True, concat=True),
-                                   Conv(attention(1), heads * hidden, classes), dropout=dropout, activation=F.elu,
-                                   self_loops=True))
+    network = _glorot(CitationNetwork(SparseConv(attention(heads), words, hidden, bias=True, concat=True),
+                                      Conv(attention(1), heads * hidden, classes), dropout=dropout, activation=F.elu,
+                                      self_loops=True))
+    for layer in (network.first, network.second) if uniform else ():
+        for vector in layer.mechanism.parameters():
+            nn.init.zeros_(vector).requires_grad_(False)
+    return network
 
 
 def _glorot(network: CitationNetwork) -> CitationNetwork:

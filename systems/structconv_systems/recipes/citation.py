@@ -22,7 +22,7 @@ from structconv_systems.train.study import Job, Study
 
 __all__ = ["RUNNER", "CitationTask", "network", "row_normalized"]
 
-_WORDS = "mlp"
+_WORDS, _GCN, _UNIFORM = "mlp", "gcn", "uniform"
 
 
 class CitationTask(Task):
@@ -80,14 +80,16 @@ class CitationTask(Task):
 
 
 def network(recipe: Cora, data: Planetoid, group: str = "") -> networks.CitationNetwork:
-    """The recipe's model; of the group ``mlp`` one as wide that has no graph."""
+    """The recipe's model; of the group ``mlp`` one as wide that has no graph, of ``uniform`` the GAT whose neighbors
+    have equal weights."""
     sizes = data.num_features, data.num_classes
     assert isinstance(recipe, CoraGCN | CoraGAT)
     if group == _WORDS:
         wide = recipe.heads * recipe.hidden if isinstance(recipe, CoraGAT) else recipe.hidden
         return networks.perceptron(*sizes, hidden=wide, dropout=recipe.dropout)
     if isinstance(recipe, CoraGAT):
-        return networks.gat(*sizes, heads=recipe.heads, hidden=recipe.hidden, dropout=recipe.dropout)
+        return networks.gat(*sizes, heads=recipe.heads, hidden=recipe.hidden, dropout=recipe.dropout,
+                            uniform=group == _UNIFORM)
     if isinstance(recipe, CoraCheb):
         return networks.chebyshev(*sizes, hidden=recipe.hidden, order=recipe.order, dropout=recipe.dropout)
     assert isinstance(recipe, CoraGCN)
@@ -107,9 +109,18 @@ def row_normalized(data: Planetoid) -> Sparse:
 
 def _jobs(recipe: Cora, run: Run | None) -> list[Job]:
     data = read_planetoid(recipe.data, recipe.dataset, verify=recipe.verify)
-    return [Job(name=f"{group}/seed-{seed}", make=partial(CitationTask, recipe, data, group),
-                schedule=partial(_schedule, recipe, seed)) for group in (recipe.name, _WORDS)
+    return [Job(name=f"{group}/seed-{seed}", make=partial(CitationTask, own, data, group),
+                schedule=partial(_schedule, own, seed)) for group, own in _groups(recipe).items()
             for seed in range(recipe.seeds)]
+
+
+def _groups(recipe: Cora) -> dict[str, Cora]:
+    """The options of each group; those of a GCN beside a GAT are its own, for at most as many epochs."""
+    if not isinstance(recipe, CoraGAT):
+        return {recipe.name: recipe, _WORDS: recipe}
+    gcn = CoraGCN(data=recipe.data, dataset=recipe.dataset, epochs=min(recipe.epochs, CoraGCN.epochs),
+                  device=recipe.device, compile=recipe.compile)
+    return {recipe.name: recipe, _GCN: gcn, _UNIFORM: recipe, _WORDS: recipe}
 
 
 def _schedule(recipe: Cora, seed: int) -> Schedule:

@@ -51,6 +51,20 @@ def _setting(r_KMQ, graph):
     return Inputs(r_KMQ[0], r_KMQ[0], graph, (r_KMQ, r_KMQ))
 
 
+def test_a_uniform_gat_is_the_mean_over_neighbors_and_the_node(words, graph):
+    torch.manual_seed(0)
+    model = gat(9, 4, heads=3, hidden=5, uniform=True).double().eval()
+    edges = torch.zeros(12, 12, dtype=torch.float64)
+    edges[tuple(graph.with_self_loops().edge_index)] = 1
+    mean = edges / edges.sum(0)
+    x = torch.einsum("mn,pm,kpq->nkq", mean, words.dense()[0], model.first.theta).flatten(1) + model.first.bias
+    y = mean.mT @ torch.nn.functional.elu(x) @ model.second.weight.theta[0] + model.second.bias
+    torch.testing.assert_close(model(words, graph), y)
+    model.train()(words, graph).square().sum().backward()
+    without = {name for name, parameter in model.named_parameters() if parameter.grad is None}
+    assert without and all("attention" in name for name in without)
+
+
 def test_heads_side_by_side_are_those_that_are_added(words, graph):
     torch.manual_seed(0)
     side = SparseConv(attention(), 9, 4, concat=True).double()

@@ -103,6 +103,20 @@ def test_the_published_figure_is_that_of_the_data_set(name, figure):
     assert resolve(kind).paper == kind.published
 
 
+@pytest.mark.parametrize(("options", "published"), [
+    ([], 1.5), (["dataset=Citeseer"], 2.2), (["dataset=pubmed"], None), (["dataset=mine"], None)])
+def test_gat_is_compared_with_the_gcn_of_its_paper(options, published):
+    effect = resolve(RECIPES["cora-gat"].recipe, options).expected
+    assert effect.pairs == (("cora-gat", "gcn"),)
+    assert effect.published == (published and pytest.approx(published))
+
+
+def test_attention_is_compared_with_all_other_layers_where_marks_are_far():
+    effect = resolve(RECIPES["architectures"].recipe).expected
+    figures = {"attention-far": [99.0], "convolution-far": [25.0], "dilated-far": [98.0], "recurrence-far": [97.0]}
+    assert effect.measured(figures).value == 1.0
+
+
 def test_overrides_are_options_that_change_a_result():
     kind = RECIPES["cora-gcn"].recipe
     assert resolve(kind, ["threads=2", "data=/tmp", "hidden=16"]).overrides == {}

@@ -31,8 +31,8 @@ class Architectures(Generated):
     name = "architectures"
     published = "path O(1) of attention, O(n/k) of convolution"
     effect: ClassVar = Effect(
-        claim="accuracy of attention over convolution where marks are far, points", figure="test_accuracy",
-        pairs=(("attention-far", "convolution-far"),))
+        claim="accuracy of attention over the best other layer where marks are far, points", figure="test_accuracy",
+        pairs=tuple(("attention-far", f"{other}-far") for other in ("convolution", "dilated", "recurrence")))
     presets: ClassVar = {
         "quick": {"length": 64, "channels": 32, "steps": 300, "validate_every": 150, "checkpoint_every": 100,
                   "seeds": 1, "longest": 1024, "rounds": 5}}
