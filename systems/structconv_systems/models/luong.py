@@ -42,7 +42,7 @@ class Luong(nn.Module):
     Args:
         source_words, target_words: sizes of the vocabularies.
         embed: channels of words. hidden: H of all layers. layers: number of LSTMs in each stack.
-        score, window, radius, length: see `alignment`.
+        score, window, radius, length: see `alignment`; without attention the score is None, and c_t is left out.
             Words of a source after the first `length` words get no weight (section 3.1).
         input_feeding: if True, the decoder reads the a_t of the word before (section 3.3).
         dropout: probability of dropout on the input of each layer and on a_t.
@@ -67,17 +67,20 @@ class Luong(nn.Module):
     """
 
     def __init__(self, source_words: int, target_words: int, *, embed: int = 256, hidden: int = 256, layers: int = 2,
-                 score: str = "general", window: str = "global", radius: int | None = None,
+                 score: str | None = "general", window: str = "global", radius: int | None = None,
                  length: int | None = None, input_feeding: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
-        expression = alignment(score, window, radius=radius, length=length, dim=hidden)
+        if score is None and (window, radius, length) != ("global", None, None):
+            raise ConfigError("Luong", "window, radius and length must be left out with score=None",
+                              f"{window!r}, {radius} and {length}")
         self.by_place, self.input_feeding, self.length = window == "local-m", input_feeding, length
         self.source = nn.Embedding(source_words, embed, padding_idx=PAD)
         self.target = nn.Embedding(target_words, embed, padding_idx=PAD)
         self.encoder = Recurrent(nn.LSTM, embed, hidden, layers=layers, dropout=dropout)
         self.decoder = nn.LSTM(embed + hidden * input_feeding, hidden, layers, batch_first=True,
                                dropout=dropout if layers > 1 else 0.0)
-        self.context = Conv(expression, hidden, hidden)
+        self.context = None if score is None else Conv(
+            alignment(score, window, radius=radius, length=length, dim=hidden), hidden, hidden)
         self.own, self.words = Linear(hidden, hidden, bias=False), Linear(hidden, target_words)
         self.dropout = nn.Dropout(dropout)
 
@@ -89,12 +92,15 @@ class Luong(nn.Module):
         backward = source.flip(1)
         states, last = self.encoder(self.dropout(self.source(backward)), backward != PAD)
         near, exist = states.flip(1)[:, :self.length], (source != PAD)[:, :self.length]
-        return LuongDecoding(self, self.context.prepare(near, Padding(exist)), *last)
+        context = None if self.context is None else self.context.prepare(near, Padding(exist))
+        return LuongDecoding(self, context, *last)
 
-    def attentional(self, cache: Cache, state: Tensor, first: int) -> Tensor:
+    def attentional(self, cache: Cache | None, state: Tensor, first: int) -> Tensor:
         """Return a_t (B, N, H) for h_t, the first of which has position `first` in the target."""
-        context = self.context(cache, z=state, positions=first if self.by_place else None)
-        return torch.tanh(context + self.own(state))
+        own = self.own(state)
+        if self.context is None:
+            return torch.tanh(own)
+        return torch.tanh(self.context(cache, z=state, positions=first if self.by_place else None) + own)
 
     def logits(self, attentional: Tensor) -> Tensor:
         """Return the logits of the next words from a_t (..., H)."""
@@ -103,10 +109,15 @@ class Luong(nn.Module):
     def alignment(self, source: Tensor, target: Tensor) -> Tensor:
         """Return the attention weights of each target word over the source words: (N, M) for a pair (M) and (N), (B, N,
         M) for a batch. The target begins with 1: row i belongs to the word after target[i].
+
+        Raises:
+            ConfigError: the model has no attention.
         """
         if source.dim() == 1:
             return self.alignment(source.unsqueeze(0), target.unsqueeze(0)).squeeze(0)
         decoding = self.begin(source)
+        if self.context is None or decoding.context is None:
+            raise ConfigError("alignment", "the model must have attention", "Luong(score=None)")
         states, _ = decoding.advanced(target)
         weights = self.context.basis(decoding.context, z=states).dense().squeeze(1).mT
         return F.pad(weights, (0, source.shape[1] - weights.shape[-1]))
@@ -116,10 +127,11 @@ class LuongDecoding:
     """A batch as `Luong` decodes it.
 
     Args:
-        context: the prepared states of the sources. h, c: the states of all layers, (layers, B, H).
+        context: the prepared states of the sources, None without attention. h, c: the states of all layers, (layers, B,
+            H).
     """
 
-    def __init__(self, model: Luong, context: Cache, h: Tensor, c: Tensor) -> None:
+    def __init__(self, model: Luong, context: Cache | None, h: Tensor, c: Tensor) -> None:
         self.model, self.context, self.h, self.c = model, context, h, c
         self.attentional, self.length = h.new_zeros(h.shape[1:]), 0
 
@@ -150,7 +162,8 @@ class LuongDecoding:
     def reorder(self, samples: Tensor) -> None:
         """Sample b goes on as sample samples[b]."""
         self.h, self.c, self.attentional = self.h[:, samples], self.c[:, samples], self.attentional[samples]
-        self.context.reorder(samples)
+        if self.context is not None:
+            self.context.reorder(samples)
 
 
 def alignment(score: str, window: str = "global", *, radius: int | None = None, length: int | None = None,

@@ -17,10 +17,12 @@ from structconv_systems.train.study import Finished, Job, Study
 
 __all__ = ["RUNNER", "network"]
 
+_NONE = "none"
+
 
 def network(recipe: Luong, vocabulary: int, row: str = "global-general") -> Model:
     """The recipe's model of a row of the table."""
-    window, _, score = row.rpartition("-")
+    window, _, score = row.rpartition("-") if row != _NONE else ("global", "", None)
     return Model(vocabulary, vocabulary, embed=recipe.channels, hidden=recipe.channels, layers=recipe.layers,
                  score=score, window=window, radius=None if window == "global" else recipe.radius,
                  length=recipe.longest + 1 if score == "location" else None, input_feeding=recipe.input_feeding,
@@ -32,20 +34,23 @@ def _jobs(recipe: Luong, run: Run | None) -> list[Job]:
 
 
 def _finish(recipe: Luong, finished: Finished) -> dict[str, Any]:
-    """Where each row looks in the source of a test sentence (a row) while it chooses the reference's subwords."""
+    """Where each row with attention looks in the source of a test sentence (a row) while it chooses the reference's
+    subwords."""
     tasks = finished.tasks()
     corpus = tasks[recipe.rows[0]].corpus
     pairs = corpus.parts["test"]
     place = telling(pairs.text)
     source, target = pairs.sources[place], pairs.targets[place][:-1]
     with torch.no_grad():
-        weights = torch.stack([task.model.alignment(source, target).mT for task in tasks.values()])
-    source_words, target_words = (" ".join(piece.strip() for piece in corpus.subwords.pieces(tokens))
-                                  for tokens in (source, pairs.targets[place][1:]))
-    finished.run.draw("alignments.png", basis_png(weights, list(tasks), x_label="target subword",
-                                                  y_label="source subword"),
-                      f"Attention in a test sentence by each model. Rows: source subwords ({source_words}); columns: "
-                      f"target subwords ({target_words}); each column sums to 1.")
+        weights = {row: task.model.alignment(source, target).mT for row, task in tasks.items() if row != _NONE}
+    if weights:
+        source_words, target_words = (" ".join(piece.strip() for piece in corpus.subwords.pieces(tokens))
+                                      for tokens in (source, pairs.targets[place][1:]))
+        picture = basis_png(torch.stack(list(weights.values())), list(weights), x_label="target subword",
+                            y_label="source subword")
+        finished.run.draw("alignments.png", picture, f"Attention in a test sentence by each model. Rows: source "
+                          f"subwords ({source_words}); columns: target subwords ({target_words}); each column sums to "
+                          "1.")
     return {}
 
 

@@ -71,7 +71,21 @@ def test_a_source_beyond_the_length_weighs_nothing_there(window):
     torch.testing.assert_close(stepped, model(source, target), rtol=1e-5, atol=1e-5)
 
 
+def test_without_attention_the_source_is_read_through_the_last_states_only():
+    """a_t = tanh(W_c h_t), and no parameter of attention."""
+    torch.manual_seed(0)
+    model, (source, target) = Luong(WORDS, WORDS, embed=12, hidden=16, score=None).eval(), pairs()
+    states, outputs = model.begin(source).advanced(target)
+    torch.testing.assert_close(outputs, torch.tanh(states @ model.own.weight.T))
+    assert {name.partition(".")[0] for name, _ in model.named_parameters()} == {
+        "source", "target", "encoder", "decoder", "own", "words"}
+    assert not torch.allclose(model(source, target)[0], model(source.roll(1, 0), target)[0])
+    with pytest.raises(ConfigError, match="the model must have attention"):
+        model.alignment(source, target)
+
+
 @pytest.mark.parametrize(("options", "message"), [
+    ({"score": None, "window": "local-m", "radius": 2}, "left out with score=None; got 'local-m', 2 and None"),
     ({"score": "cosine"}, "score must be one of 'location'"), ({"window": "wide"}, "window must be one of"),
     ({"window": "local-m"}, "radius must be given with window='local-m'"), ({"radius": 3}, "radius must be left out"),
     ({"score": "location"}, "length must be given"), ({"length": 7}, "length must be left out"),

@@ -82,7 +82,7 @@ RECURRENT = {
         Pervasive, WORDS, WORDS, embed=16, channels=12, layers=3, growth=6, hidden=24, kernel=kernel, pooling=pooling,
         positions=positions) for pooling, kernel, positions in (
             ("max", 3, "none"), ("attention", 5, "sinusoidal"), ("both", 3, "none"), ("both", 1, "sinusoidal"))},
-    **LUONGS}
+    "luong without attention": partial(luong, None, "global", True), **LUONGS}
 MODELS = {**TRANSFORMERS, **RECURRENT}
 TWO = ["rnnsearch", "pervasive, both, 3"]  # learned, and the first exported; all with `make test-every`
 FOUR = [f"luong, {name}" for name in ("location, global", "dot, local-m", "general, local-p", "additive, global")]

@@ -28,7 +28,7 @@ TEXT = [*TINY, "seeds=1", "vocabulary=300", "channels=16", "batch_tokens=64", "b
 SMALL = ["layers=1", "heads=2", "hidden=16"]
 TRANSLATORS = {
     "transformer": [*TEXT, *SMALL], "rnnsearch": TEXT,
-    "luong": [*TEXT, "layers=1", "rows=global-location,local-p-general"],
+    "luong": [*TEXT, "layers=1", "rows=none,global-location,local-p-general"],
     "fixed-heads": [*TEXT, "layers=1", "hidden=16", "shifts=-1,0,1"],
     "pervasive": [*TEXT, "pairs=8", "layers=2", "growth=4", "hidden=8", "kernel=3", "pooling=both"]}
 TRAINED = {
@@ -451,7 +451,7 @@ def test_a_missing_folder_is_a_bad_option(tmp_path, capsys):
 
 def test_a_table_has_a_row_for_each_kind_of_training(runs):
     summary = json.loads((runs["luong"] / "summary.json").read_text())
-    assert list(summary["groups"]) == ["global-location", "local-p-general"]
+    assert list(summary["groups"]) == ["none", "global-location", "local-p-general"]
 
 
 @slow

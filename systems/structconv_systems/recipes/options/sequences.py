@@ -121,9 +121,9 @@ class RNNSearch(Translation):
     warmup: int = 100
 
 
-#: Where the model looks and the score by which it does, as table 4 of Luong et al. has them.
-_ALIGNMENTS = ("global-location", "global-dot", "global-general", "global-additive", "local-m-dot", "local-m-general",
-               "local-p-dot", "local-p-general")
+#: No attention; and where the model looks and the score by which it does, as table 4 of Luong et al. has them.
+_ALIGNMENTS = ("none", "global-location", "global-dot", "global-general", "global-additive", "local-m-dot",
+               "local-m-general", "local-p-dot", "local-p-general")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,8 +141,8 @@ class Luong(Translation):
                   "checkpoint_every": 50, "beam": 1, "learning_rate": 5e-3},
         "paper": {"seeds": 1, "channels": 1000, "layers": 4, "steps": 300_000, "vocabulary": 50_000, "sentences": 0,
                   "learning_rate": 2e-3}}
-    rows: tuple[str, ...] = option(_ALIGNMENTS, "rows of the table, a,b,c: alignment and score of attention",
-                                   choices=_ALIGNMENTS)
+    rows: tuple[str, ...] = option(_ALIGNMENTS, "rows of the table, a,b,c: alignment and score of attention; none: no "
+                                   "attention", choices=_ALIGNMENTS)
     layers: int = option(1, "LSTM layers of encoder and decoder", minimum=1)
     radius: int = option(10, "half width D of local attention", minimum=1)
     input_feeding: bool = option(True, "the decoder reads its last attentional state")
