@@ -15,22 +15,23 @@ from structconv.shapes import check_positive
 from structconv.structures import Graph, KnowledgeGraph
 from structconv_systems.ranking import numbers_between
 
-__all__ = ["LARGEST", "WalkScores", "check_size"]
+__all__ = ["LARGEST", "WalkScores", "check_size", "entries"]
 
-#: Walks of two relations that are listed.
+#: Walks of two relations that are listed, and their weights; each takes 16 bytes, a weight with those of Adam.
 LARGEST = 1 << 26
-#: Numbers in the scores that are computed at a time.
+#: Entries of the table of all scores, (N, N, K), up to which it is computed as a whole.
 _TABLE = 1 << 25
 
 
 def check_size(graph: KnowledgeGraph) -> None:
-    """Raise `StructureError` if a graph has more than `LARGEST` walks of two relations."""
+    """Raise `StructureError` if a graph has more than `LARGEST` walks of two relations, or weights of them."""
     ends = graph.triples[:, 2].bincount(minlength=graph.num_entities)
     walks = int((ends * graph.triples[:, 0].bincount(minlength=graph.num_entities)).sum())
-    if walks > LARGEST:
-        raise StructureError("WalkScores", f"walks of two relations must be at most {LARGEST:,}, "
-                             f"{LARGEST * 16 / 2**30:.3g} GiB", f"{walks:,}, {walks * 16 / 2**30:,.3g} GiB",
-                             "Use a smaller graph, or length=1.")
+    for name, number, remedy in (("walks of two relations", walks, "a smaller graph"),
+                                 ("weights of walks of two relations", graph.num_relations ** 3, "fewer relations")):
+        if number > LARGEST:
+            raise StructureError("WalkScores", f"{name} must be at most {LARGEST:,}, {LARGEST * 16 / 2**30:.3g} GiB",
+                                 f"{number:,}, {number * 16 / 2**30:,.3g} GiB", f"Use {remedy}, or length=1.")
 
 
 class _Walks(NamedTuple):
@@ -44,11 +45,9 @@ class _Walks(NamedTuple):
         """Return the walks whose ends are from low[b] to high[b] - 1, and b of each."""
         return numbers_between(torch.searchsorted(self.ends, low), torch.searchsorted(self.ends, high))
 
-    def from_heads(self, heads: Tensor, kinds: int, entities: int) -> Sparse:
-        """Return the matrix (kinds, len(heads) N) of how many walks of each kind lead from which head to which tail."""
-        place, row = self.between(heads * entities, (heads + 1) * entities)
-        target = place * entities + self.ends[row] % entities
-        return Sparse(Graph(torch.stack([self.kind[row], target]), num_inputs=kinds, num_outputs=len(heads) * entities))
+    def table(self, kinds: int, entities: int) -> Sparse:
+        """Return the matrix (kinds, N N) of how many walks of each kind lead from which head to which tail."""
+        return Sparse(Graph(torch.stack([self.kind, self.ends]), num_inputs=kinds, num_outputs=entities * entities))
 
 
 def _walks(graph: KnowledgeGraph, length: int) -> _Walks:
@@ -68,6 +67,21 @@ def _walks(graph: KnowledgeGraph, length: int) -> _Walks:
     return derived(graph, ("listed walks", length), listed)
 
 
+def _in_table(graph: KnowledgeGraph) -> bool:
+    """Return True if the scores of all pairs are few enough to be computed as a whole."""
+    return graph.num_entities ** 2 * graph.num_relations <= _TABLE
+
+
+def entries(graph: KnowledgeGraph, heads: Tensor, length: int = 2) -> Tensor:
+    """Return how many numbers the scores from each head take, (B,): N, and the walks from it, unless a small graph has
+    a table of all pairs."""
+    count = graph.num_entities
+    if _in_table(graph):
+        return torch.full_like(heads, count)
+    first, behind = (torch.searchsorted(_walks(graph, length).ends, (heads + place) * count) for place in (0, 1))
+    return count + behind - first
+
+
 class WalkScores(nn.Module):
     """s_r(m, n) = sum_i theta_ir A_i[m, n] + sum_ij theta_ijr (A_i A_j)[m, n], over all relations i and j.
 
@@ -83,7 +97,8 @@ class WalkScores(nn.Module):
     Calling it: a graph `with_inverses()`, in which no triple comes twice, and queries (B, 2) of a head m and a relation
     r -> scores (B, N) of all tails. With `without`, the tail n of each query, they are the scores of the graph in which
     the triple (m, r, n) and its inverse are absent: what trains then says nothing of itself. Those of heads that are
-    their own tail are as if the triple stayed. With W walks of two relations O(W K) flops and O(W + B N) memory.
+    their own tail are as if the triple stayed. With W walks of two relations O(W K) flops and O(W + N^2 K) memory, or
+    in a large graph O(B N) and the walks from the heads.
 
     Raises:
         StructureError: in a call, a graph of another number of relations, or too large a one.
@@ -103,6 +118,7 @@ class WalkScores(nn.Module):
         if length not in (1, 2):
             raise ConfigError("WalkScores", "length must be 1 or 2", length)
         count = check_positive("WalkScores", "relations", relations)
+        self.length = length
         self.singles = nn.Parameter(torch.zeros(count, count))
         self.pairs = nn.Parameter(torch.zeros(count, count, count)) if length == 2 else None
 
@@ -139,19 +155,13 @@ class WalkScores(nn.Module):
     def _scores(self, graph: KnowledgeGraph, length: int, weights: Tensor, head: Tensor, relation: Tensor) -> Tensor:
         """Sum the weights (kinds, K) of the walks from each head, (B, N)."""
         walks, (kinds, count), entities = _walks(graph, length), weights.shape, graph.num_entities
-        most = max(_TABLE // (entities * count), 1)
-        if most >= entities:
-            every = derived(graph, ("walks", length), lambda: walks.from_heads(
-                torch.arange(entities, device=head.device), kinds, entities))
+        if _in_table(graph):
+            every = derived(graph, ("walks", length), lambda: walks.table(kinds, entities))
             return every.analysis(weights)[0].view(entities, entities, count)[head, :, relation]
-        heads, place = head.unique(return_inverse=True)
-        y, places = [], []
-        for first, some in zip(range(0, len(heads), most), heads.split(most), strict=True):
-            chosen = ((place >= first) & (place < first + most)).nonzero().squeeze(-1)
-            table = walks.from_heads(some, kinds, entities).analysis(weights)[0].view(len(some), entities, count)
-            y.append(table[place[chosen] - first, :, relation[chosen]])
-            places.append(chosen)
-        return torch.cat(y)[torch.cat(places).argsort()]
+        place, row = walks.between(head * entities, (head + 1) * entities)
+        y = weights.new_zeros(len(head) * entities).index_add(
+            0, place * entities + walks.ends[row] % entities, weights[walks.kind[row], relation[place]])
+        return y.view(len(head), entities)
 
     def _between(self, graph: KnowledgeGraph, weights: Tensor, head: Tensor, tail: Tensor, relation: Tensor) -> Tensor:
         """Sum the weights (K, K) of the triples from each head to its tail, (B,)."""
@@ -166,17 +176,21 @@ class WalkScores(nn.Module):
         Without them A_i becomes A_i - E_i, so that A_i A_j loses E_i A_j + A_i E_j - E_i E_j: the walks n -> over any j
         behind the triple, those over a loop i at m before it, and those over any other i from m to n and back.
         """
-        entities, at_tail = graph.num_entities, self.singles.diagonal()[relation]
+        at_tail = self.singles.diagonal()[relation]
         if self.pairs is None:
-            return F.one_hot(tail, entities) * at_tail.unsqueeze(-1)
+            return _at(at_tail.new_zeros(len(tail), graph.num_entities), tail, at_tail)
         inverse, numbers = _inverses(graph), torch.arange(len(self.pairs), device=head.device)
         behind = self._scores(graph, 1, self.pairs.diagonal(dim1=0, dim2=2), tail, relation)
         before = self.pairs.diagonal(dim1=1, dim2=2)
         at_tail = at_tail + self._between(graph, before, head, head, relation)
         back = self.pairs[:, inverse, numbers] * (numbers.unsqueeze(-1) != numbers)
         at_head = self._between(graph, back, head, tail, relation)
-        return behind + F.one_hot(tail, entities) * at_tail.unsqueeze(-1) + (
-            F.one_hot(head, entities) * at_head.unsqueeze(-1))
+        return _at(_at(behind, tail, at_tail), head, at_head)
+
+
+def _at(scores: Tensor, place: Tensor, added: Tensor) -> Tensor:
+    """Add a number to the score of one entity in each row."""
+    return scores.scatter_add(1, place.unsqueeze(-1), added.unsqueeze(-1))
 
 
 def _inverses(graph: KnowledgeGraph) -> Tensor:

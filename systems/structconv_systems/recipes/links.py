@@ -19,11 +19,11 @@ from structconv_systems.train.batches import Windows
 from structconv_systems.train.parts import Parts
 from structconv_systems.train.task import BatchTask
 
-__all__ = ["COLUMNS", "Facts", "LinkTask"]
+__all__ = ["COLUMNS", "Facts", "LinkTask", "consecutive"]
 
 COLUMNS = {"test_mrr": "MRR, %", "test_hits_1": "Hits@1, %", "test_hits_3": "Hits@3, %", "test_hits_10": "Hits@10, %"}
-#: Questions ranked at a time.
-_MANY = 512
+#: Questions ranked at a time, at most, and entries of scores computed at a time.
+_MANY, _ENTRIES = 512, 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,13 +33,15 @@ class Facts:
     Attributes:
         graph: the training triples, each once, and their inverses.
         parts: (T, 3) of each part; those of ``train`` are the graph's without inverses.
-        learned, known: answers in training, and in all parts.
+        learned: answers in training.
+        known: right answers that the ranks of ``val`` and of ``test`` leave out: those of training and validation, and
+            those of all parts.
     """
 
     graph: KnowledgeGraph
     parts: Parts[Tensor]
     learned: KnownAnswers
-    known: KnownAnswers
+    known: Parts[KnownAnswers]
 
     @classmethod
     def read(cls, recipe: Links, *, own_entities: bool) -> Facts:
@@ -72,16 +74,20 @@ class Facts:
                             f"{twice}^-1", remedy="They are added here.")
         graph = data.graph(train).with_inverses()
         sizes = graph.num_entities, graph.num_relations
-        every = torch.cat([known, *data.parts.values()])
+        right = {"val": [train, data.parts["valid"]], "test": [known, *data.parts.values()]}
         return cls(graph=graph, parts=Parts({**data.parts, "train": train}, of="triples"),
                    learned=KnownAnswers(both_ways(train, graph), *sizes),
-                   known=KnownAnswers(both_ways(every, graph), *sizes))
+                   known=Parts({part: KnownAnswers(both_ways(torch.cat(triples), graph), *sizes)
+                                for part, triples in right.items()}))
 
     @torch.no_grad()
-    def figures(self, scores: Callable[[Tensor], Tensor], part: str) -> dict[str, float]:
-        """MRR and hits, in percent, by scores (B, N) of questions (B, 3); of ``val`` and ``test``."""
-        questions = both_ways(self.parts["valid" if part == "val" else part], self.graph)
-        ranks = [filtered_ranks(scores(some), some[:, 2], self.known(some)) for some in questions.split(_MANY)]
+    def figures(self, scores: Callable[[Tensor], Tensor], entries: Callable[[Tensor], Tensor], part: str
+                ) -> dict[str, float]:
+        """MRR and hits, in percent, by scores (B, N) of questions (B, 3), which take `entries` (B,) numbers by heads
+        (B,); of ``val`` and ``test``."""
+        questions, known = both_ways(self.parts["valid" if part == "val" else part], self.graph), self.known[part]
+        ranks = [filtered_ranks(scores(some), some[:, 2], known(some)) for many in questions.split(_MANY)
+                 for some in many.split(consecutive(entries(many[:, 0])))]
         return ranking_figures(torch.cat(ranks), part)
 
 
@@ -90,6 +96,17 @@ def both_ways(triples: Tensor, graph: KnowledgeGraph) -> Tensor:
     head, relation, tail = triples.unbind(-1)
     turned = torch.stack([tail, relation + graph.num_relations // 2, head], -1)
     return torch.cat([triples, turned])
+
+
+def consecutive(entries: Tensor) -> list[int]:
+    """Return how many questions follow each other in each part of them, by how many numbers the scores of each take: at
+    most `_ENTRIES` in a part, except in one of a single question."""
+    counts, total = [0], 0
+    for size in entries.tolist():
+        if counts[-1] and total + size > _ENTRIES:
+            counts, total = [*counts, 0], 0
+        counts[-1], total = counts[-1] + 1, total + size
+    return counts
 
 
 def _numbers_in(path: object, kind: str, names: Sequence[str], known: Sequence[str]) -> Tensor:
@@ -126,5 +143,9 @@ class LinkTask(BatchTask):
         scores: Tensor = self.model(self.facts.graph, questions[:, :2])
         return scores
 
+    def entries(self, heads: Tensor) -> Tensor:
+        """How many numbers the scores of a question from each head take, (B,)."""
+        return torch.full_like(heads, self.facts.graph.num_entities)
+
     def figures(self, part: str) -> dict[str, float]:
-        return self.facts.figures(self.score, part)
+        return self.facts.figures(self.score, self.entries, part)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 from torch import Tensor
 
-from structconv_systems.models.walks import WalkScores, check_size
+from structconv.errors import ConfigError
+from structconv_systems.models.walks import WalkScores, check_size, entries
 from structconv_systems.plots import alignment_png
-from structconv_systems.recipes.links import COLUMNS, Facts, LinkTask
+from structconv_systems.recipes.links import COLUMNS, Facts, LinkTask, consecutive
 from structconv_systems.recipes.options.knowledge import TypedWalks
 from structconv_systems.train.run import Run
 from structconv_systems.train.stopping import Last
@@ -21,6 +24,8 @@ _WALKS, _SINGLE = "walks", "relations"
 _LENGTHS = {_WALKS: 2, _SINGLE: 1}
 #: Of the summary, and of the picture.
 _FIRST, _ROWS, _COLUMNS = 5, 40, 25
+#: Numbers that the scores of a step take, in about a minute of one core.
+_LONGEST = 1 << 32
 
 
 class WalkTask(LinkTask):
@@ -33,9 +38,16 @@ class WalkTask(LinkTask):
         self.recipe = recipe
         super().__init__(recipe, facts, WalkScores(facts.graph.num_relations, length=length), seed)
 
+    def split(self, samples: Sequence[int]) -> list[Sequence[int]]:
+        both = self.entries(self.facts.parts["train"][list(samples)][:, ::2].flatten()).view(-1, 2).sum(-1)
+        return [samples[first:end] for first, end in pairwise(accumulate(consecutive(both), initial=0))]
+
     def trained(self, questions: Tensor) -> Tensor:
         scores: Tensor = self.model(self.facts.graph, questions[:, :2], questions[:, 2])
         return scores
+
+    def entries(self, heads: Tensor) -> Tensor:
+        return entries(self.facts.graph, heads, self.model.length)
 
     def train_step(self, step: int) -> dict[str, float]:
         figures = super().train_step(step)
@@ -46,8 +58,19 @@ class WalkTask(LinkTask):
 def _jobs(recipe: TypedWalks, run: Run | None) -> list[Job]:
     facts = Facts.read(recipe, own_entities=False)
     check_size(facts.graph)
+    _check_step(recipe, facts)
     return [job for name, length in _LENGTHS.items()
             for job in jobs_of(recipe, name, partial(WalkTask, facts=facts, length=length), WalkTask, Last)]
+
+
+def _check_step(recipe: TypedWalks, facts: Facts) -> None:
+    """Raise `ConfigError` if a step would take much longer than a minute."""
+    triple = 2 * float(entries(facts.graph, facts.parts["train"][:, ::2].flatten()).double().mean())
+    step, most = recipe.batch_size * recipe.accumulate * triple, int(_LONGEST / triple / recipe.accumulate)
+    if step > _LONGEST:
+        raise ConfigError(recipe.name, f"the scores of a step must take at most {_LONGEST:,} numbers, about a minute",
+                          f"{step:,.0f}, about {step / _LONGEST:,.3g} minutes",
+                          f"Give --batch-size {most}." if most else "Use a smaller graph.")
 
 
 def _finish(recipe: TypedWalks, finished: Finished) -> dict[str, Any]:

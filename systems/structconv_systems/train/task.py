@@ -67,6 +67,10 @@ class BatchTask(Task):
     def figures(self, part: str) -> dict[str, float]:
         """Measure ``val`` or ``test``, with names that begin with it; the model is in evaluation mode."""
 
+    def split(self, samples: Sequence[int]) -> Sequence[Sequence[int]]:
+        """Split a batch into parts whose losses are computed one by one, and their gradients summed; one by default."""
+        return [samples]
+
     @property
     def device(self) -> torch.device:
         """Where the model is."""
@@ -91,10 +95,10 @@ class BatchTask(Task):
 
     def _losses(self, step: int) -> Iterator[tuple[Tensor, float]]:
         for place in range(self.options.accumulate):
-            samples = self.batches.at((step - 1) * self.options.accumulate + place + 1)
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.precision == "bfloat16"):
-                loss = self.loss(samples)
-            yield loss
+            for samples in self.split(self.batches.at((step - 1) * self.options.accumulate + place + 1)):
+                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.precision == "bfloat16"):
+                    loss = self.loss(samples)
+                yield loss
 
     @torch.no_grad()
     def _measured(self, part: str) -> dict[str, float]:

@@ -8,13 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from structconv.cli import main
 from structconv.structures import KnowledgeGraph
 from structconv_systems.data.knowledge import Classes
-from structconv_systems.recipes.options.knowledge import RGCNEntities
+from structconv_systems.recipes import links
+from structconv_systems.recipes.links import Facts
+from structconv_systems.recipes.options.knowledge import RGCNEntities, TypedWalks
 from structconv_systems.recipes.rgcn_entities import EntityTask, without_types
-from structconv_systems.train.parts import final_evaluation
+from structconv_systems.recipes.walks import WalkTask
+from structconv_systems.train.parts import TestReadEarly, final_evaluation
 from systems.tests.recipes.runs import check_laws, evaluated
 
 TINY = ["steps=4", "validate_every=2", "checkpoint_every=2", "seeds=1", "batch_size=4"]
@@ -173,7 +178,69 @@ def test_walks_in_a_graph_of_few_for_an_entity_need_no_table_of_all_pairs(tmp_pa
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
 
 
+class Largest(TorchDispatchMode):
+    """The entries of the largest tensor that is computed."""
+
+    entries = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.entries = max([self.entries, *(x.numel() for x in tree_leaves(result) if isinstance(x, torch.Tensor))])
+        return result
+
+
+def test_a_batch_of_the_default_size_is_scored_in_parts(tmp_path):
+    """Its scores of 10,000 entities would be 82 million numbers."""
+    large(tmp_path / "path", ((n, n % 3, n + 1) for n in range(10_000)))
+    recipe = TypedWalks(data=str(tmp_path), triples="path", unseen="admit")
+    task = WalkTask(recipe, Facts.read(recipe, own_entities=False), length=2, seed=0)
+    with Largest() as largest:
+        task.train_step(1)
+        task.validate()
+    assert 10_000 < largest.entries <= links._ENTRIES
+
+
+def test_parts_of_a_batch_have_the_gradient_of_the_whole(data, monkeypatch):
+    monkeypatch.setattr("structconv_systems.models.walks._TABLE", 0)
+    recipe = TypedWalks(data=str(data), triples="family", batch_size=8, clip=0.0)
+    facts, results = Facts.read(recipe, own_entities=False), []
+    for most, count in ((links._ENTRIES, 1), (60, 8), (200, 6)):
+        monkeypatch.setattr(links, "_ENTRIES", most)
+        torch.manual_seed(0)
+        task = WalkTask(recipe, facts, 2, seed=0)
+        task.model.double()
+        for parameter in task.model.parameters():
+            torch.nn.init.normal_(parameter)
+        samples = task.batches.at(1)
+        parts = task.split(samples)
+        assert len(parts) == count and [one for part in parts for one in part] == samples
+        loss = task.train_step(1)["loss"]
+        results.append((loss, *(parameter.grad for parameter in task.model.parameters()), task.validate()["val_mrr"]))
+    assert all(gradient.any() for gradient in results[0][1:-1])
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], rtol=1e-12, atol=1e-12)
+
+
+def test_test_triples_count_as_wrong_in_validation(tmp_path):
+    """By scores a < e < c < d < b of tails; (a, likes, .) is b in training, c in validation, d and e in the test."""
+    (tmp_path / "few").mkdir()
+    for part, tails in (("train", "b"), ("valid", "c"), ("test", "de")):
+        (tmp_path / "few" / f"{part}.txt").write_text("".join(f"a\tlikes\t{tail}\n" for tail in tails))
+    recipe = TypedWalks(data=str(tmp_path), triples="few", unseen="admit")
+    facts = Facts.read(recipe, own_entities=False)
+    task = WalkTask(recipe, facts, 1, seed=0)
+    order = torch.tensor(["aecdb".index(name) for name in facts.graph.entities]).float()
+    task.score = lambda questions: order.expand(len(questions), -1)
+    assert task.figures("val")["val_mrr"] == pytest.approx(100 * (1 / 2 + 1 / 5) / 2)
+    with pytest.raises(TestReadEarly):
+        facts.known["test"]
+    with final_evaluation():
+        assert task.figures("test")["test_mrr"] == pytest.approx(100 * (1 + 1 / 5) / 2)
+
+
 @pytest.mark.parametrize(("name", "options", "code", "said"), [
+    ("walks", ["triples=family", "batch_size=1000000000"], 2, "the scores of a step must take at most 4,294,967,296 "
+     "numbers, about a minute; got 10,000,000,000, about 2.33 minutes. Give --batch-size 429496729."),
     ("walks", ["triples=none"], 3, "got no such file"),
     ("walks", ["triples=bad"], 3, "bad/test.txt, line 1: expected three columns: head, relation, tail; got 'a older'"),
     ("rgcn-links", ["triples=facts.nt"], 3, "expected a folder, or a whole tar archive"),
