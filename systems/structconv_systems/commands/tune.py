@@ -16,7 +16,7 @@ from structconv_systems.commands.reproduce import data_of, opened, place_of
 from structconv_systems.recipes.register import Entry, entry_named
 from structconv_systems.train.config import Recipe, resolve
 from structconv_systems.train.interrupt import Diverged, Interrupt
-from structconv_systems.train.options import Trained
+from structconv_systems.train.options import Measured, Trained
 from structconv_systems.train.progress import Progress, progress_for
 from structconv_systems.train.run import Run
 
@@ -47,9 +47,12 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
     overrides = [*args.overrides, *(word for word in rest if "=" in word and not word.startswith("-"))]
     no_more("tune", [word for word in rest if word not in overrides])
     entry = entry_named(args.name)
-    if not issubclass(entry.recipe, Trained):
+    if not issubclass(entry.recipe, Measured) or not hasattr(entry.recipe, "learning_rate"):
         raise ConfigError("structconv tune", "a recipe must have groups that train at `learning_rate`", args.name)
-    words = [*data_of(args.data, entry), *overrides, "seeds=1", "rates="]
+    own = {word.partition("=")[0] for word in overrides}
+    words = [*data_of(args.data, entry), *overrides, "seeds=1",
+             *(f"{key}={value}" for key, value in entry.recipe.tuning.items() if key not in own)]
+    words += ["rates="] if issubclass(entry.recipe, Trained) else []
     rates = [rate for rate in args.rates.split(",") if rate]
     if not rates:
         raise ConfigError("structconv tune", "rates must be numbers, with commas between them", repr(args.rates))
@@ -74,6 +77,8 @@ def _tried(entry: Entry, recipe: Recipe, args: argparse.Namespace, interrupt: In
         assert runner.jobs is not None, "whatever trains by gradients has jobs"
         progress.phase("reading the data")
         jobs = learning(runner.jobs(recipe, run))
+        if not jobs:
+            raise ConfigError("structconv tune", "trainings must have a validation part", "none")
         chosen = list(jobs) if args.groups is None else args.groups.split(",")
         for group in chosen:
             if group not in jobs:

@@ -110,8 +110,8 @@ def row_normalized(data: Planetoid) -> Sparse:
 def _jobs(recipe: Cora, run: Run | None) -> list[Job]:
     data = read_planetoid(recipe.data, recipe.dataset, verify=recipe.verify)
     return [Job(name=f"{group}/seed-{seed}", make=partial(CitationTask, own, data, group),
-                schedule=partial(_schedule, own, seed)) for group, own in _groups(recipe).items()
-            for seed in range(recipe.seeds)]
+                schedule=partial(_schedule, own, seed), metric="val_accuracy", higher=True)
+            for group, own in _groups(recipe).items() for seed in range(recipe.seeds)]
 
 
 def _groups(recipe: Cora) -> dict[str, Cora]:

@@ -3,6 +3,8 @@ relations, beside the same network over the graph without the types of its relat
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from structconv.errors import ConfigError
 from structconv.structures import KnowledgeGraph
 from structconv_systems.data.knowledge import Classes, read_classes
 from structconv_systems.models.rgcn import EntityClassifier
@@ -29,14 +32,17 @@ _DROPPED, _UNTYPED = "relation-dropout", "without-types"
 
 class EntityTask(Task):
     """Full-batch classification: a step is an epoch, and all training entities train, as the published code has it; the
-    number of epochs is the paper's, so that nothing is chosen by looking at others.
+    number of epochs is the paper's, so that nothing is chosen by looking at others. With `held_out` that share of them
+    does not train, but validates, by which learning rates are compared.
 
     With `drop_relations` each step leaves out the triples of each relation, both ways, with that probability.
     """
 
     def __init__(self, recipe: RGCNEntities, data: Classes, seed: int = 0, drop_relations: float = 0.0) -> None:
         self.drop_relations, self.seed = drop_relations, seed
-        self.graph, self.nodes, self.labels = data.graph, Parts(data.nodes, of="entities"), Parts(data.labels)
+        self.graph = data.graph
+        self.nodes, self.labels = (Parts(_held_out(recipe, parts, seed), of="entities")
+                                   for parts in (data.nodes, data.labels))
         self.parts = self.nodes
         self.model = EntityClassifier(self.graph, recipe.hidden, len(data.classes), num_bases=recipe.bases or None,
                                       dropout=recipe.dropout)
@@ -53,9 +59,14 @@ class EntityTask(Task):
         self.optimizer.step()
         return {"loss": loss.item(), "accuracy": accuracy}
 
+    @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Nothing: no entity is held out."""
-        return {}
+        """Loss, and accuracy in percent, of the entities that are held out, if there are any."""
+        if "val" not in self.nodes:
+            return {}
+        self.model.eval()
+        loss, accuracy = self._measured("val", self.graph)
+        return {"val_loss": loss.item(), "val_accuracy": accuracy}
 
     @torch.no_grad()
     def test(self) -> dict[str, float]:
@@ -75,6 +86,19 @@ class EntityTask(Task):
         return F.cross_entropy(logits, labels), 100 * float((logits.argmax(-1) == labels).double().mean())
 
 
+def _held_out(recipe: RGCNEntities, parts: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
+    """The parts, with the share `held_out` of ``train``, but at least one entity, as ``val``; if it is 0, as they are.
+    """
+    count = len(parts["train"])
+    held = math.ceil(recipe.held_out * count)
+    if not held:
+        return {**parts}
+    if held == count:
+        raise ConfigError(recipe.name, f"held_out must leave one of {count} training entities", recipe.held_out)
+    order = torch.randperm(count, generator=generator(seed, 0), device="cpu")
+    return {**parts, "train": parts["train"][order[held:].sort().values], "val": parts["train"][order[:held]]}
+
+
 def without_types(graph: KnowledgeGraph) -> KnowledgeGraph:
     """The graph with one relation, which joins each pair of entities once that any relation joins."""
     triples = graph.triples.clone()
@@ -89,7 +113,8 @@ def _jobs(recipe: RGCNEntities, run: Run | None) -> list[Job]:
               _UNTYPED: (without_types(graph), 0.0)}
     return [Job(name=f"{name}/seed-{seed}",
                 make=partial(EntityTask, recipe, replace(data, graph=known), seed, dropped),
-                schedule=partial(_schedule, recipe, seed))
+                schedule=partial(_schedule, recipe, seed), higher=True,
+                metric="val_accuracy" if recipe.held_out else "")
             for name, (known, dropped) in groups.items() for seed in range(recipe.seeds)]
 
 

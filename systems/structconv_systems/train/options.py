@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -31,6 +31,7 @@ class Measured(Recipe):
         learning: the figure of a training step that must fall in the quick preset, where three minutes are too few for
             the sign of the effect; empty if the quick preset shows the sign.
         further: the overrides of further rows of ``reproduce --all``, such as other data sets.
+        tuning: options that differ where learning rates are compared: a validation part of a recipe that has none.
 
     Example:
 
@@ -47,6 +48,7 @@ class Measured(Recipe):
     where: ClassVar[str] = ""
     learning: ClassVar[str] = ""
     further: ClassVar[Sequence[Sequence[str]]] = ()
+    tuning: ClassVar[Mapping[str, Any]] = {}
     preset: str = option("default", "the preset whose values these are", fixed=True)
     seeds: int = option(1, "trainings, with seeds 0, 1, ...", minimum=1)
 

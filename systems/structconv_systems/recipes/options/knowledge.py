@@ -28,6 +28,7 @@ class RGCNEntities(InFolder):
                               figure="test_accuracy", pairs=(("rgcn-entities", "without-types"),))
     reads = ("facts", "train", "test")
     presets: ClassVar = {"quick": {"seeds": 3}}
+    tuning: ClassVar = {"held_out": 0.2}
     facts: str = option("aifb_stripped.nt.gz", "N-Triples, plain or gzipped")
     train: str = option("trainingSet.tsv", "TSV: entities, and their classes in a column label...")
     test: str = option("testSet.tsv", "TSV of the same columns")
@@ -38,6 +39,8 @@ class RGCNEntities(InFolder):
     dropout: float = option(0.0, "share of hidden units dropped", minimum=0, below=1)
     relation_dropout: float = option(0.4, "share of relations left out of each step in the group relation-dropout",
                                      minimum=0, below=1)
+    held_out: float = option(0.0, "share of the training entities that are held out for validation; tune: 0.2",
+                             minimum=0, below=1)
     epochs: int = option(50, "steps, each over all training entities", minimum=1)
     learning_rate: float = option(0.01, "learning rate of Adam", minimum=0, below=1e38)
     weight_decay: float = option(0.0, "L2 penalty of the first layer", minimum=0)
