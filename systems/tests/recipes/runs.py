@@ -6,15 +6,21 @@ import html
 import json
 import re
 import shutil
+from contextlib import contextmanager
+from functools import partial
+from hashlib import sha256
+from types import MethodType, ModuleType
 from unittest import mock
 
 import pytest
+import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from structconv.cli import main
 from structconv_systems import pictures, plots
 from structconv_systems.recipes.register import recipe_of
-from structconv_systems.train.parts import TestReadEarly
+from structconv_systems.train.parts import Parts, TestReadEarly
 from structconv_systems.train.run import Run
 from structconv_systems.train.state import seed_everything
 from structconv_systems.train.untrained import Untrained
@@ -22,6 +28,13 @@ from tests.support.second_device import faults_of
 
 #: Recipes that are checked on a second device; torch has a GRU of its own there, which the simulated device lacks.
 ON_SECOND_DEVICE = {"convlstm", "dcrnn", "nri", "pooling", "tsp"}
+#: Recipes whose effect is that of one task over another.
+ACROSS_TASKS = {"pooling"}
+#: Recipes whose baseline has other units of the inputs; the labels are the same.
+OTHER_UNITS = {"nri"}
+
+#: Parts of a data set that trainings may read.
+_BEFORE_TEST = ("train", "val", "valid")
 
 
 def evaluated(run, capsys, *words):
@@ -62,18 +75,21 @@ def check_trains_on_a_second_device(run):
 
 
 def check_fair_and_blind(run):
-    """System and baseline of each pair get the same steps, batches and choice of weights; and no group reads the test
-    part before the final evaluation."""
+    """System and baseline of each pair get the same data of training and validation, also a fitted one, and the same
+    steps, batches and choice of weights; and no group reads the test part before the final evaluation."""
     entry, recipe = recipe_of(Run.open(run))
-    actual = {}
+    actual, data = {}, {}
     for job in entry.runner().jobs(recipe, Run.open(run)):
-        if job.name.partition("/")[0] not in actual:
+        group = job.name.partition("/")[0]
+        if group not in actual:
             seed_everything(0)
-            actual[job.name.partition("/")[0]] = job.make(), job.schedule()
-    for task, _ in actual.values():
-        task.validate()
-        with pytest.raises(TestReadEarly):
-            task.test()
+            with parts_read() as read:
+                actual[group] = task, _ = job.make(), job.schedule()
+                task.validate()
+            parts = [own[part] for own in [*read, *parts_of(task)] for part in own if part in _BEFORE_TEST]
+            data[group] = set(map(digest, parts))
+            with pytest.raises(TestReadEarly):
+                task.test()
     if recipe.expected is None:
         return
     pairs = [[name.partition(":")[0] for name in pair] for pair in recipe.expected.pairs]
@@ -81,6 +97,10 @@ def check_fair_and_blind(run):
     assert pairs, "the groups of the effect are not those that are trained"
     for system, baseline in pairs:
         (own, schedule), (other, beside) = actual[system], actual[baseline]
+        if recipe.name in OTHER_UNITS:
+            assert data[system] & data[baseline], (system, baseline)
+        elif recipe.name not in ACROSS_TASKS:
+            assert data[system] and data[system] == data[baseline], (system, baseline)
         if isinstance(other, Untrained):
             continue
         assert (schedule.steps, schedule.validate_every) == (beside.steps, beside.validate_every)
@@ -88,6 +108,55 @@ def check_fair_and_blind(run):
         assert schedule.stopping.state() == beside.stopping.state()
         if hasattr(own, "batches"):
             assert [own.batches.at(step) for step in (1, 2, 3)] == [other.batches.at(step) for step in (1, 2, 3)]
+
+
+@contextmanager
+def parts_read():
+    """Within it each read of `Parts` adds them to the list."""
+    read, original = [], Parts.__getitem__
+
+    def noted(self, part):
+        read.append(self)
+        return original(self, part)
+
+    with mock.patch.object(Parts, "__getitem__", noted):
+        yield read
+
+
+def parts_of(task):
+    """All `Parts` that a task holds, in attributes, partial functions and methods."""
+    actual, waiting, known = [], [task], {}
+    while waiting:
+        value = waiting.pop()
+        if id(value) in known:
+            continue
+        known[id(value)] = value
+        if isinstance(value, Parts):
+            actual.append(value)
+        elif isinstance(value, partial):
+            waiting += [*value.args, *value.keywords.values()]
+        elif isinstance(value, MethodType):
+            waiting.append(value.__self__)
+        elif isinstance(value, list | tuple):
+            waiting += value
+        elif isinstance(value, dict):
+            waiting += value.values()
+        elif not isinstance(value, torch.Tensor | nn.Module | type | ModuleType):
+            waiting += getattr(value, "__dict__", {}).values()
+    return actual
+
+
+def digest(value):
+    """A hash of the numbers, texts and tensors in a value."""
+    if isinstance(value, torch.Tensor):
+        value = [str(value.dtype), list(value.shape), sha256(value.contiguous().numpy()).hexdigest()]
+    elif isinstance(value, list | tuple | range):
+        value = [digest(item) for item in value]
+    elif isinstance(value, dict):
+        value = [digest(item) for pair in value.items() for item in pair]
+    elif not isinstance(value, str | int | float | None):
+        value = [type(value).__name__, digest(vars(value))]
+    return sha256(repr(value).encode()).hexdigest()
 
 
 def check_resumed_to_the_same_weights(run, cut):
