@@ -72,6 +72,9 @@ class KnownAnswers:
         self._questions, order = self._number(triples).sort()
         self._answers = triples[order, 2]
 
+    def __len__(self) -> int:
+        return len(self._answers)
+
     def __call__(self, queries: Tensor) -> Tensor:
         """Map queries (B, 2 or more), whose first two columns count, to booleans (B, N)."""
         numbers = self._number(queries)

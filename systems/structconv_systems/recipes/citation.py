@@ -110,16 +110,15 @@ def row_normalized(data: Planetoid) -> Sparse:
 def _jobs(recipe: Cora, run: Run | None) -> list[Job]:
     data = read_planetoid(recipe.data, recipe.dataset, verify=recipe.verify)
     return [Job(name=f"{group}/seed-{seed}", make=partial(CitationTask, own, data, group),
-                schedule=partial(_schedule, own, seed), metric="val_accuracy", higher=True)
+                schedule=partial(_schedule, recipe, seed), metric="val_accuracy", higher=True)
             for group, own in _groups(recipe).items() for seed in range(recipe.seeds)]
 
 
 def _groups(recipe: Cora) -> dict[str, Cora]:
-    """The options of each group; those of a GCN beside a GAT are its own, for at most as many epochs."""
+    """The options of each group; a GCN beside a GAT has its own, but the GAT's choice of weights."""
     if not isinstance(recipe, CoraGAT):
         return {recipe.name: recipe, _WORDS: recipe}
-    gcn = CoraGCN(data=recipe.data, dataset=recipe.dataset, epochs=min(recipe.epochs, CoraGCN.epochs),
-                  device=recipe.device, compile=recipe.compile)
+    gcn = CoraGCN(data=recipe.data, dataset=recipe.dataset, device=recipe.device, compile=recipe.compile)
     return {recipe.name: recipe, _GCN: gcn, _UNIFORM: recipe, _WORDS: recipe}
 
 
