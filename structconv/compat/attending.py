@@ -111,6 +111,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
     if key.dim() != query.dim() or (shared and heads % key.shape[-3]):
         raise ShapeError("attention", f"key must have as many axes as query, and heads that divide K={heads}",
                          tuple(key.shape))
+    if value.dim() != key.dim() or value.shape[-3] not in (key.shape[-3], heads):
+        raise ShapeError("attention", f"value must have as many axes as key, and its heads or K={heads}",
+                         tuple(value.shape))
     mask = _NONE if mask is None else mask.in_one_table(outputs, inputs)
     keep, bias, support = mask
     if sink is not None and softcap is None and (support is None or support is _CAUSAL):
@@ -251,7 +254,7 @@ def step(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scale: fl
     if len(_BOUND) >= CAPACITY:
         _BOUND.clear()
     support = None if keep is None else Padding(keep.reshape(keep.shape[0], -1).expand(batch, inputs))
-    grouped = query if groups == heads else query.reshape(batch, groups, -1, depth)
+    grouped = query if groups == heads else query.reshape(batch, groups, heads // groups, depth)
     scores = _scores(grouped, key, None, support, scale, None)
     y, _BOUND[facts] = bound_apply(Normalized(scores, "softmax", "inputs"), value)
     return y.reshape(batch, heads, 1, -1)
@@ -264,9 +267,10 @@ def _one_output(query: Tensor, key: Tensor, value: Tensor, mask: Mask, **options
     """`attend` for one output of heads that share keys: those that share one are the outputs of its head."""
     *lead, heads, _, depth = query.shape
     groups, bias = key.shape[-3], mask.bias
+    shared = heads // groups
     if bias is not None and bias.dim() > 2 and bias.shape[-3] == heads:
-        bias = bias.reshape(*bias.shape[:-3], groups, -1, bias.shape[-1])
-    y, weights = attend(query.reshape(*lead, groups, -1, depth), key, value, mask._replace(bias=bias), **options)
+        bias = bias.reshape(*bias.shape[:-3], groups, shared, bias.shape[-1])
+    y, weights = attend(query.reshape(*lead, groups, shared, depth), key, value, mask._replace(bias=bias), **options)
     y = y.reshape(*y.shape[:-3], heads, 1, y.shape[-1])
     return y, None if weights is None else weights.reshape(*y.shape[:-1], weights.shape[-1])
 

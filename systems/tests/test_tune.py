@@ -57,7 +57,8 @@ def test_a_rate_that_diverges_leaves_the_others_in_the_table(tmp_path, capsys, u
 
 
 @pytest.mark.parametrize(("words", "groups"), [
-    (["cora-gcn", "1e-2,3e-2", "dataset=tiny", "epochs=2"], ["cora-gcn", "mlp"]),
+    (["cora-gcn", "1e-2,3e-2,1e-2", "dataset=tiny", "epochs=2"], ["cora-gcn", "mlp"]),
+    (["cora-gat", "1e-2,3e-2", "dataset=tiny", "epochs=2"], ["cora-gat", "uniform", "mlp"]),
     (["rgcn-entities", "1e-2,3e-2", "epochs=2"], ["rgcn-entities", "relation-dropout", "without-types"])])
 def test_a_recipe_of_whole_passes_is_tuned_by_its_validation(words, groups, tmp_path, capsys, monkeypatch):
     """Entities have a validation part there only."""

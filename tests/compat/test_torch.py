@@ -516,3 +516,17 @@ def test_what_is_refused() -> None:
         compat.Conv2d(4, 3, 3)(torch.randn(2, 5, 6, 6))
     with pytest.raises(ConfigError, match="ceil_mode"):
         compat.AvgPool2d(2, ceil_mode=True)(torch.randn(2, 4, 5, 5))
+
+
+def test_heads_that_share_keys_of_an_empty_batch_and_of_values_by_themselves():
+    from structconv.compat.attending import attend
+
+    key, value = torch.randn(0, 2, 5, 4), torch.randn(0, 2, 5, 4)
+    for outputs in (1, 3):
+        y, weights = attend(torch.randn(0, 8, outputs, 4), key, value, weights=True)
+        assert y.shape == (0, 8, outputs, 4)
+        assert weights is not None
+        assert weights.shape == (0, 8, outputs, 5)
+    query = torch.randn(2, 4, 5, 8)
+    with pytest.raises(ShapeError, match="value must have as many axes as key, and its heads or K=4; got"):
+        attend(query, query, torch.randn(2, 2, 5, 8))

@@ -53,7 +53,7 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
     words = [*data_of(args.data, entry), *overrides, "seeds=1",
              *(f"{key}={value}" for key, value in entry.recipe.tuning.items() if key not in own)]
     words += ["rates="] if issubclass(entry.recipe, Trained) else []
-    rates = [rate for rate in args.rates.split(",") if rate]
+    rates = list(dict.fromkeys(rate for rate in args.rates.split(",") if rate))
     if not rates:
         raise ConfigError("structconv tune", "rates must be numbers, with commas between them", repr(args.rates))
     recipes = {rate: resolve(entry.recipe, [*words, f"learning_rate={rate}"], args.preset) for rate in rates}

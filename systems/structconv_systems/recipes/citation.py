@@ -110,7 +110,8 @@ def row_normalized(data: Planetoid) -> Sparse:
 def _jobs(recipe: Cora, run: Run | None) -> list[Job]:
     data = read_planetoid(recipe.data, recipe.dataset, verify=recipe.verify)
     return [Job(name=f"{group}/seed-{seed}", make=partial(CitationTask, own, data, group),
-                schedule=partial(_schedule, recipe, seed), metric="val_accuracy", higher=True)
+                schedule=partial(_schedule, recipe, seed), higher=True,
+                metric="val_accuracy" if own is recipe else "")  # the rate of others is their own
             for group, own in _groups(recipe).items() for seed in range(recipe.seeds)]
 
 

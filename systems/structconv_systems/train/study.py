@@ -268,11 +268,15 @@ def train_all(jobs: Sequence[Job], run: Run, interrupt: Interrupt, progress: Pro
         ConfigError: the first training did not measure one of the `figures`, or another one the first of them.
     """
     progress.jobs(len(jobs))
-    results = {}
-    needed = list(figures)
+    results, older = {}, False
+    needed = every = list(figures)
     for job in jobs:
-        results[job.name] = fit(job.make, job.schedule(), run=run, job=job.name, interrupt=interrupt, progress=progress)
-        measures = {name: value for name, value in results[job.name].items() if isinstance(value, float)}
+        result = fit(job.make, job.schedule(), run=run, job=job.name, interrupt=interrupt, progress=progress)
+        older = older or not result.keys() >= {*needed}
+        if older and not result.keys() >= {*every}:  # finished by a version that measured less
+            result |= {**_measured(job, run, progress), "seconds": result["seconds"]}
+        results[job.name] = result
+        measures = {name: value for name, value in result.items() if isinstance(value, float)}
         if missing := [name for name in needed if name not in measures]:
             raise ConfigError("Study", f"columns must be of what test measures, {', '.join(measures)}",
                               ", ".join(missing))
@@ -327,12 +331,16 @@ def measured(jobs: Sequence[Job], run: Run, progress: Progress) -> dict[str, dic
     progress.jobs(len(jobs))
     results = {}
     for job in jobs:
-        start = time.perf_counter()
-        task = trained(job, run, progress)
-        with final_evaluation():
-            results[job.name] = {**task.test(), "seconds": time.perf_counter() - start}
+        results[job.name] = _measured(job, run, progress)
         progress.job_done(job.name)
     return results
+
+
+def _measured(job: Job, run: Run, progress: Progress) -> dict[str, Any]:
+    start = time.perf_counter()
+    task = trained(job, run, progress)
+    with final_evaluation():
+        return {**task.test(), "seconds": time.perf_counter() - start}
 
 
 def tried(job: Job, steps: int = 5) -> dict[str, Any]:

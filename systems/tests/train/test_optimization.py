@@ -309,6 +309,21 @@ def test_figures_that_nobody_measures_are_named_after_the_first_training(tmp_pat
         Best("val_bleu").update({"val_loss": 1.0})
 
 
+def test_trainings_of_a_version_that_measured_less_are_measured_again(tmp_path, monkeypatch):
+    recipe, run = plain(seeds=2), tmp_path / "run"
+    jobs = lambda recipe, run: jobs_of(recipe, "sums", SumsTask, SumsTask)  # noqa: E731
+    before = Study(jobs=jobs, columns={"test_loss": "loss"}).execute(
+        recipe, Run.create(run, recipe), Interrupt(), Quiet())
+    figures = SumsTask.figures
+    monkeypatch.setattr(SumsTask, "figures", lambda self, part: {**figures(self, part), f"{part}_twice": 2.0})
+    monkeypatch.setattr(SumsTask, "train_step", lambda self, step: pytest.fail("trained"))
+    after = Study(jobs=jobs, columns={"test_loss": "loss", "test_twice": "twice"}).execute(
+        recipe, Run.open(run), Interrupt(), Quiet())
+    assert after["groups"]["sums"]["test_twice"] == {"mean": 2.0, "std": 0.0}
+    assert after["groups"]["sums"]["test_loss"] == before["groups"]["sums"]["test_loss"]
+    assert all(after["results"][name]["seconds"] == row["seconds"] for name, row in before["results"].items())
+
+
 def test_an_effect_whose_groups_were_left_out_is_none(tmp_path, capsys):
     recipe = LongSums()
     study = Study(jobs=lambda recipe, run: jobs_of(recipe, "sums", SumsTask, SumsTask),
