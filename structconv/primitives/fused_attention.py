@@ -31,15 +31,17 @@ def fused_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | N
     """
     if causal and scale <= 0:
         query, scale = query * scale, 1.0
-    if not torch.is_grad_enabled() or not _by_hand(query, key, values, mask, causal, scale):
+    shared = bool(key.shape[1] != query.shape[1])  # sizes are tensors in a trace
+    if not torch.is_grad_enabled() or not _by_hand(query, key, values, mask, causal, scale, shared):
         return F.scaled_dot_product_attention(query, key, values, mask, is_causal=causal, scale=scale,
-                                              enable_gqa=key.shape[1] != query.shape[1])
+                                              enable_gqa=shared)
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(~mask, -torch.inf)
     return _fused(query, key, values, mask, causal, scale)
 
 
-def _by_hand(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float) -> bool:
+def _by_hand(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float, shared: bool
+             ) -> bool:
     """Return True if torch would record the operator without a second derivative."""
     if torch.compiler.is_compiling() or private.tracing() or not query.is_cpu:
         return False
@@ -47,7 +49,7 @@ def _by_hand(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, ca
         return False
     needs_grad = query.requires_grad or key.requires_grad or values.requires_grad
     choice = needs_grad and private.fused_choice(query, key, values, mask, 0.0, causal, scale=scale,
-                                                 enable_gqa=key.shape[1] != query.shape[1])
+                                                 enable_gqa=shared)
     return bool(choice == SDPBackend.FLASH_ATTENTION.value)
 
 
