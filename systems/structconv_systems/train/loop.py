@@ -317,7 +317,7 @@ def _finish(training: _Training, checkpoints: Checkpoints, run: Run) -> dict[str
     with final_evaluation():
         tested = task.test()
     result = {**tested, "steps": training.step, "seconds": last.state["seconds"]}
-    if task.parts:
+    if isinstance(task.parts, Parts) and task.parts:  # a task of a user's may have parts of another kind
         result["split"] = task.parts.sizes
     run.metrics.flush()
     checkpoints.save(training.finished(replace(last, weights=weights), result))
