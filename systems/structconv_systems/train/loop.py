@@ -317,8 +317,9 @@ def _finish(training: _Training, checkpoints: Checkpoints, run: Run) -> dict[str
     with final_evaluation():
         tested = task.test()
     result = {**tested, "steps": training.step, "seconds": last.state["seconds"]}
-    if isinstance(task.parts, Parts) and task.parts:  # a task of a user's may have parts of another kind
-        result["split"] = task.parts.sizes
+    parts = getattr(task, "parts", None)
+    if isinstance(parts, Parts) and parts:  # a user's task may have none, or parts of another kind
+        result["split"] = parts.sizes
     run.metrics.flush()
     checkpoints.save(training.finished(replace(last, weights=weights), result))
     return result
