@@ -69,8 +69,6 @@ class Task(Protocol):
 
     model: nn.Module
     optimizer: Optimizer | Stateful
-    #: The data that it learns from and is measured on, whose sizes the result of a training says.
-    parts: Parts[Any] = Parts({})
 
     def train_step(self, step: int) -> dict[str, float]:
         """Do step number `step`, from 1. Data order must depend on `step` and on the global generators only."""
