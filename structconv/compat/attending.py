@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -207,17 +206,15 @@ def _is_by_products(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> bo
     (keep, bias, support), shape, own = mask, query.shape, key.shape
     if support is not None and not (support is _CAUSAL and keep is bias is None and shape[-2] == own[-2]):
         return False
-    if not keep is bias is None and not all(map(partial(_is_table, query, key), mask[:2])):
+    if not keep is bias is None and not all(_is_table(t, query, key) for t in (keep, bias) if t is not None):
         return False
     return (shape[:-3] == own[:-3] and own[:-1] == value.shape[:-1] and shape[-1] == own[-1]
             and query.numel() > 0 < value.numel() and not private.watched() and not must_be_planned(Normalized))
 
 
-def _is_table(query: Tensor, key: Tensor, table: Tensor | None) -> bool:
-    """Return True if a table of booleans, or of numbers like the queries, is one of their pairs, or broadcasts to it;
-    and of none."""
-    if table is None:
-        return True
+def _is_table(table: Tensor, query: Tensor, key: Tensor) -> bool:
+    """Return True if a table of booleans, or of numbers like the queries, is one of their pairs, or broadcasts to it.
+    """
     *lead, outputs, _ = query.shape
     return (type(table) is Tensor and table.is_cpu and table.layout is torch.strided
             and table.dtype in (torch.bool, query.dtype) and 1 < table.dim() <= query.dim()

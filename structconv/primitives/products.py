@@ -31,8 +31,8 @@ LEAST_PRODUCTS = 1 << 24
 ON_INTEL, SHALLOW, MKL_BYTES = "Intel" in processor(), 64, 10 << 20
 #: Columns up to which fewer than `LEAST_NUMBERS` numbers go to torch, whatever else.
 SURE_COLUMNS = LEAST_PRODUCTS // LEAST_NUMBERS
-#: Columns up to which the native kernel is the fastest of all. Beyond, it asks for memory ahead and beats oneDNN on
-#: what exceeds the caches, so many bytes of x and its product, unless the rows of x are so long that they collide.
+#: Columns up to which the native kernel is the fastest of all. Beyond, it prefetches, and is faster than oneDNN if x
+#: and the product exceed the caches, which is from `LEAST_BYTES` on, unless rows of x have `LONG_ROW` numbers or more.
 FEW_COLUMNS, LEAST_BYTES, LONG_ROW = 16, 20 << 20, 1024
 #: x^T y: multiplications from which the native kernel pays for few columns; rows from which it does at full width, and
 #: numbers of the result beyond which twice as many are needed; and numbers from which MKL wins.

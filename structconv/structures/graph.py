@@ -193,7 +193,7 @@ class Graph(Exchange, Structure):
         outputs. O(E + N).
         """
         if isinstance(attr, str):
-            check_choice("with_self_loops", "attr", attr, tuple(_REDUCTIONS))
+            check_choice("with_self_loops", "attr", attr, _OF_LOOPS)
         attr = 0.0 if self.edge_attr is None else attr
         if self.num_inputs != self.num_outputs:
             self._check_square("with_self_loops", "Only a graph of M = N entries has self-loops. "
@@ -424,9 +424,9 @@ def _selected(attr: Tensor, keep: Tensor) -> Tensor:
     return attr[(slice(None),) * edge_axis(attr) + (keep,)]
 
 
-#: The reductions of an entry's edge attributes to those of its loop, by torch's names; a mean is a sum to be divided,
-#: because ONNX translates torch's own mean wrongly.
-_REDUCTIONS = {"mean": "sum", "add": "sum", "min": "amin", "max": "amax", "mul": "prod"}
+#: torch's names of reductions of an entry's edge attributes to those of its loop; and the names of all.
+_REDUCTIONS = {"min": "amin", "max": "amax", "mul": "prod"}
+_OF_LOOPS = ("mean", "add", *_REDUCTIONS)
 
 
 def attributes_of_loops(edge_attr: Tensor, target: Tensor, nodes: int, attr: float | str) -> Tensor:
@@ -435,18 +435,18 @@ def attributes_of_loops(edge_attr: Tensor, target: Tensor, nodes: int, attr: flo
     shape = (*edge_attr.shape[:axis], nodes, *edge_attr.shape[axis + 1:])
     if not isinstance(attr, str):
         return edge_attr.new_full((), attr).expand(shape)
-    check_choice("with_self_loops", "attr", attr, tuple(_REDUCTIONS))
+    check_choice("with_self_loops", "attr", attr, _OF_LOOPS)
     if attr == "mean" and not (edge_attr.is_floating_point() or edge_attr.is_complex()):
         edge_attr = edge_attr.to(torch.get_default_dtype())
     along, target = (*[1] * axis, -1, *[1] * (edge_attr.dim() - axis - 1)), target.long()
-    if attr in ("mean", "add"):
-        loops = edge_attr.new_zeros(shape).index_add(axis, target, edge_attr)
-    else:
+    if attr in _REDUCTIONS:
         index, first = target.view(along).expand(edge_attr.shape), int(attr == "mul")
-        loops = edge_attr.new_full(shape, first).scatter_reduce(axis, index, edge_attr, _REDUCTIONS[attr],
-                                                                include_self=False)
-    if attr != "mean":
+        return edge_attr.new_full(shape, first).scatter_reduce(axis, index, edge_attr, _REDUCTIONS[attr],
+                                                               include_self=False)
+    loops = edge_attr.new_zeros(shape).index_add(axis, target, edge_attr)
+    if attr == "add":
         return loops
+    # divided here: ONNX translates torch's own mean wrongly
     ones = torch.ones((), dtype=torch.float32, device=edge_attr.device).expand(target.shape)
     counts = ones.new_zeros(nodes).index_add(0, target, ones).clamp(min=1)
     return loops / counts.to(edge_attr.real.dtype).view(along)

@@ -121,7 +121,7 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
 
 
 class StructureMask(Tensor):
-    """A structure that stands for its booleans (B, 1, N, M), which are computed when something reads them.
+    """A structure in place of its booleans (B, 1, N, M), which are computed when something reads them.
 
     The attention function reads only `support`. Anything else that a model does to a mask (slices it, moves it, joins
     it with another) gives an ordinary tensor.

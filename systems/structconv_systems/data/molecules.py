@@ -193,7 +193,7 @@ def _number(path: str | Path, line: int, cell: str, target: str) -> float:
 
 
 def _one_of(value: Any, known: Sequence[Any]) -> list[bool]:
-    """Return the one-hot code of a value; the last entry stands for unknown values."""
+    """Return the one-hot code of a value; the last entry is that of unknown values."""
     return [value == one for one in known] + [value not in known]
 
 

@@ -140,7 +140,7 @@ def mean_and_deviation(known: Tensor) -> tuple[float, float]:
 
 
 def check_times(path: object, times: int, history: int, horizon: int) -> None:
-    """Raise `DataError` where a file of so many times is too short for one whole forecast."""
+    """Raise `DataError` if a file with this number of times is too short for one whole forecast."""
     if times < history + horizon:
         raise DataError(path, f"history={history} times at least, and horizon={horizon} behind them", f"{times} times")
 

@@ -113,11 +113,12 @@ class Luong(nn.Module):
         Raises:
             ConfigError: the model has no attention.
         """
+        if self.context is None:
+            raise ConfigError("alignment", "the model must have attention", "Luong(score=None)")
         if source.dim() == 1:
             return self.alignment(source.unsqueeze(0), target.unsqueeze(0)).squeeze(0)
         decoding = self.begin(source)
-        if self.context is None or decoding.context is None:
-            raise ConfigError("alignment", "the model must have attention", "Luong(score=None)")
+        assert decoding.context is not None
         states, _ = decoding.advanced(target)
         weights = self.context.basis(decoding.context, z=states).dense().squeeze(1).mT
         return F.pad(weights, (0, source.shape[1] - weights.shape[-1]))

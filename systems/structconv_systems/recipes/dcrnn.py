@@ -41,7 +41,7 @@ from structconv_systems.train.untrained import untrained_job
 __all__ = ["RUNNER", "DCRNNTask", "Sensors", "network"]
 
 _GRAPH, _WITHOUT, _LAST, _MEAN, _ZERO = "dcrnn", "without-graph", "last-value", "mean", "zero"
-#: Twelfths of the horizon at which errors stand in the table: 15, 30 and 60 minutes of METR-LA's hour.
+#: Twelfths of the horizon whose errors are in the table: 15, 30 and 60 minutes of METR-LA's hour.
 _TWELFTHS = (3, 6, 12)
 #: Histories that are forecast at a time.
 _MANY = 32

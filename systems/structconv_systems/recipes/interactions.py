@@ -65,7 +65,7 @@ class Steps:
         return Seen(before, self.simulations.properties[simulation], (after - before)[..., 2:])
 
     def some(self, count: int) -> Seen:
-        """About so many, evenly."""
+        """About this number of steps, evenly spaced."""
         return self.at(torch.arange(0, len(self), max(1, len(self) // count)))
 
     def figures(self, model: InteractionNetwork) -> tuple[float, float]:
@@ -96,7 +96,7 @@ class Motion:
 
     @classmethod
     def simulated(cls, recipe: options.Interactions, name: str) -> Motion:
-        """Those of the recipe, by a seed for each part."""
+        """Simulate the steps of the recipe, with a seed for each part."""
         own, fewer, more = _BODIES[name]
         bodies = {"train": own, "val": own, "test": recipe.test or own, "fewer": fewer, "more": more}
         steps = {}

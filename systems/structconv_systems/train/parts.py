@@ -35,7 +35,7 @@ class Parts(Mapping[str, V]):
     Args:
         parts: the data by part.
         tests: the names of the parts that test.
-        of: what a part has so many of.
+        of: what is counted, for `sizes`.
 
     Example:
 
