@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
@@ -23,18 +22,16 @@ from structconv.ops import apply, bound_apply
 from structconv.planning.plan import CAPACITY, plans_version
 from structconv.planning.problem import BoundRun
 from structconv.primitives.functions import finite
-from structconv.primitives.fused_attention import fused_attention
+from structconv.primitives.fused_attention import exact_attention
 from structconv.shapes import broadcast
 from structconv.structures.supports import Causal, DenseMask, Padding, Support
 from structconv.structures.values import EXACT, size_class
 
-__all__ = ["Mask", "attend", "step"]
+__all__ = ["Mask", "attend", "attend_plainly"]
 
 
 #: One object, whose part of a plan's key is known.
 _CAUSAL: Support = Causal()
-#: Pairs up to which finding the plan costs more than what a better one than torch's fused attention could gain.
-_FEW_PAIRS = 1 << 20
 
 
 class Mask(NamedTuple):
@@ -102,8 +99,12 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
         (..., K, N, C), and (..., K, N, M) or `None`.
     """
     (heads, outputs, depth), inputs = query.shape[-3:], key.shape[-2]
-    if outputs == 1 and softcap is sink is vector is term is None and not (dropout or weights):
-        y = step(query, key, value, mask, scale)
+    keep, bias, support = mask = _NONE if mask is None else mask
+    plain = softcap is sink is vector is term is None and not dropout
+    if plain and not weights and (support is None or support is _CAUSAL):
+        if keep is not None and bias is not None:
+            mask = Mask(None, bias.masked_fill(~keep, -torch.inf), support)
+        y = attend_plainly(query, key, value, mask.keep if mask.bias is None else mask.bias, support is not None, scale)
         if y is not None:
             return y, None
     shared = key.shape[-3] != heads
@@ -113,7 +114,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
     if value.dim() != key.dim() or value.shape[-3] not in (key.shape[-3], heads):
         raise ShapeError("attention", f"value must have as many axes as key, and its heads or K={heads}",
                          tuple(value.shape))
-    mask = _NONE if mask is None else mask.in_one_table(outputs, inputs)
+    mask = mask.in_one_table(outputs, inputs)
     keep, bias, support = mask
     if sink is not None and softcap is None and (support is None or support is _CAUSAL):
         return _with_sink(query, key, value, mask, sink, scale=scale, dropout=dropout, weights=weights)
@@ -121,8 +122,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
     if shared and outputs == 1 and support is None and sink is vector is term is None and not by_head:
         return _one_output(query, key, value, Mask(keep, bias), scale=scale, dropout=dropout, softcap=softcap,
                            weights=weights)
-    if softcap is sink is vector is term is None and not dropout and _is_by_products(query, key, value, mask):
-        result = _by_products(query, key, value, mask, depth ** -0.5 if scale is None else scale, weights)
+    if plain and weights and _is_by_products(query, key, value, mask):
+        result = _by_products(query, key, value, mask, depth ** -0.5 if scale is None else scale)
         if result is not None:
             return result
     if shared:
@@ -155,35 +156,28 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
     return y.squeeze(-3) if by_head else y, table
 
 
-def _by_products(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scale: float, weights: bool
-                 ) -> tuple[Tensor, Tensor | None] | None:
-    """`attend` by the products that its plan would take, without the plan; `None` where a mask meets numbers that are
-    not finite, or leaves an output without pairs, and where pairs are many.
+def _by_products(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scale: float) -> tuple[Tensor, Tensor] | None:
+    """`attend` with weights by two products; `None` where a mask meets numbers that are not finite, or leaves an output
+    without pairs.
 
     Without gradients the weights take the memory of the scores.
     """
     (*lead, outputs, _), inputs, (keep, bias, support) = query.shape, key.shape[-2], mask
-    if not weights and (query.dim() != 4 or math.prod(lead) * outputs * inputs > _FEW_PAIRS):
-        return None
     added = bias
-    if keep is not None and (weights or bias is not None):
+    if keep is not None:
         added = (query.new_zeros(keep.shape) if bias is None else bias).masked_fill(~keep, -torch.inf)
-    if not weights:
-        existing = keep if added is None else added
-        y, table = fused_attention(query, key, value, existing, support is not None, scale), None
+    if support is not None:
+        added = query.new_full((outputs, inputs), -torch.inf).triu_(1)
+    if key.shape[-3] != query.shape[-3]:
+        key, value = _for_each_head(query.shape[-3], key, value)
+    q, k, v = query.flatten(0, -3), key.flatten(0, -3), value.flatten(0, -3)
+    if added is None:
+        scores = torch.baddbmm(q.new_empty(1), q, k.mT, beta=0, alpha=scale)  # beta: the first is not read
     else:
-        if support is not None:
-            added = query.new_full((outputs, inputs), -torch.inf).triu_(1)
-        if key.shape[-3] != query.shape[-3]:
-            key, value = _for_each_head(query.shape[-3], key, value)
-        q, k, v = query.flatten(0, -3), key.flatten(0, -3), value.flatten(0, -3)
-        if added is None:
-            scores = torch.baddbmm(q.new_empty(1), q, k.mT, beta=0, alpha=scale)  # beta: the first is not read
-        else:
-            added = added if added.dim() == 2 else added.expand(*lead, *added.shape[-2:]).flatten(0, -3)
-            scores = torch.baddbmm(added, q, k.mT, alpha=scale)
-        table = scores.softmax(-1) if scores.requires_grad else torch.softmax(scores, -1, out=scores)
-        y, table = torch.bmm(table, v).view(*lead, outputs, v.shape[-1]), table.view(*lead, outputs, inputs)
+        added = added if added.dim() == 2 else added.expand(*lead, *added.shape[-2:]).flatten(0, -3)
+        scores = torch.baddbmm(added, q, k.mT, alpha=scale)
+    table = scores.softmax(-1) if scores.requires_grad else torch.softmax(scores, -1, out=scores)
+    y, table = torch.bmm(table, v).view(*lead, outputs, v.shape[-1]), table.view(*lead, outputs, inputs)
     if keep is bias is support is None:
         return y, table
     # y shows all but an infinite key that is left out, by which 0 is multiplied in the gradient of the query
@@ -222,18 +216,28 @@ def _is_table(table: Tensor, query: Tensor, key: Tensor) -> bool:
                 reversed(table.shape), (key.shape[-2], outputs, *reversed(lead)), strict=False)))
 
 
-def step(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scale: float | None) -> Tensor | None:
+def attend_plainly(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None
+                   ) -> Tensor | None:
+    """`attend` with a table of booleans or numbers by what a plan would take, without the plan, which takes longer to
+    find than few pairs to compute; `None` where that is not known."""
+    if query.shape[-2] == 1 and not torch.is_grad_enabled():
+        y = _step(query, key, value, mask, scale)
+        if y is not None:
+            return y
+    if must_be_planned(Normalized):
+        return None
+    return exact_attention(query, key, value, mask, causal, query.shape[-1] ** -0.5 if scale is None else scale)
+
+
+def _step(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, scale: float | None) -> Tensor | None:
     """`attend` for one output (B, K, 1, D), by what the plan of such calls has bound; `None` where that is not all.
 
     Steps of decoding are many and small: the key holds whatever a plan depends on, so that no basis is built to find
     it. Heads that share a key are the outputs of its head.
     """
-    keep = None
-    if mask is not None:
-        keep = mask.keep
-        if not (mask.bias is mask.support is None) or (keep is not None and (keep.dim() != 4 or keep.shape[1] != 1)):
-            return None
-    if (torch.is_grad_enabled() or is_compiling() or type(query) is not Tensor or query.dim() != 4
+    if keep is not None and (keep.dtype is not torch.bool or keep.dim() != 4 or keep.shape[1] != 1):
+        return None
+    if (is_compiling() or type(query) is not Tensor or query.dim() != 4
             or private.any_autocast() or private.watched()):
         return None
     batch, heads, _, depth = query.shape

@@ -32,7 +32,7 @@ class AttentionStep(ScaledDotProduct):
     """
 
     name = "structconv.attention_step"
-    before = ("torch.sdpa", *ScaledDotProduct.before)
+    before = ("structconv.dense_attention", *ScaledDotProduct.before)
     pending = True
 
     def match(self, problem: Problem) -> Attended | None:

@@ -1,4 +1,4 @@
-"""Attention that torch's fused scaled dot product attention can express."""
+"""Scaled dot-product attention of all pairs in one operator."""
 
 from __future__ import annotations
 
@@ -75,19 +75,15 @@ class Attended(NamedTuple):
         mask = existing.table(basis, lead, inputs, outputs, r.device) if masked else None
         if causal and inputs > outputs:
             key, values = key[..., :outputs, :], values[..., :outputs, :]
-        depth, channels = query.shape[-1], values.shape[-1]
-        if depth != channels:
-            query, key, values = (F.pad(t, (0, max(depth, channels) - t.shape[-1])) for t in (query, key, values))
         added = None if mask is None else mask.mT
         if self.bias is not None:
             bias = self.bias(basis).by_outputs(inputs, outputs, query.dtype, self.owner)
             if bias.shape[:-3] != (1,):
                 bias = bias.expand(*lead, *bias.shape[-3:]).flatten(0, -4)
             added = bias if added is None else bias.masked_fill(~added, -torch.inf)
-        y = fused_attention(query, key, values, added, causal, self.scale)
-        y = y if depth <= channels else y[..., :channels]
+        y, exact = fused_attention(query, key, values, added, causal, self.scale)
         y = y if len(lead) == 1 else y.reshape(*lead, *y.shape[-3:])
-        leaks = not finite(y) if masked else causal and not _sound(y, query, key, r)
+        leaks = not exact and (not finite(y) if masked else causal and not _sound(y, query, key, r))
         return call.materialized().apply(r) if leaks else y  # absent pairs weigh zero, through which NaN leaks
 
 
@@ -111,9 +107,9 @@ def _batch(t: Tensor, lead: tuple[int, ...], size: int) -> Tensor:
 
 
 class ScaledDotProduct(Applied):
-    """torch's kernel: its pairs by order, by padding, by a table of booleans, or with a bias that is held whole."""
+    """One operator: its pairs by order, by padding, by a table of booleans, or with a bias that is held whole."""
 
-    name, types = "torch.sdpa", (Normalized,)
+    name, types = "structconv.dense_attention", (Normalized,)
     before: ClassVar[tuple[str, ...]] = ("torch.flex", "structconv.blocked_attention")
 
     def match(self, problem: Problem) -> Attended | None:

@@ -26,7 +26,7 @@ class SmallAttention(ScaledDotProduct):
     """All pairs of the entries of x (..., M, P), or those m <= n, of few entries; Theta_k = V_k O_k."""
 
     name = "structconv.small_attention"
-    before: ClassVar[tuple[str, ...]] = ("torch.sdpa", *ScaledDotProduct.before)
+    before: ClassVar[tuple[str, ...]] = ("structconv.dense_attention", *ScaledDotProduct.before)
 
     def match(self, problem: Problem) -> Attended | None:
         x, theta = problem.x, problem.theta

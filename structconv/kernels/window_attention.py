@@ -133,7 +133,7 @@ class WindowAttention(Applied):
     """The native kernel for windows."""
 
     name, types = "structconv.window_attention", (Normalized, Dropped)
-    before = ("torch.sdpa", "torch.flex", "structconv.blocked_attention", "primitives")
+    before = ("structconv.dense_attention", "torch.flex", "structconv.blocked_attention", "primitives")
 
     def match(self, problem: Problem) -> Windowed | None:
         softmax = softmax_over_inputs(problem.basis)

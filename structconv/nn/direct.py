@@ -292,8 +292,8 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
     rows, added = x if x.dim() == 3 else x.unsqueeze(0), None if added is None else added.flatten()
     q, k, v = [linear(rows, weight, b).unflatten(-1, (heads, -1)).transpose(1, 2)
                for weight, b in zip(weights[:3], (*offsets, added), strict=True)]
-    y = fused_attention(q, k, v, None, causal, number)
-    if causal and not finite(y[..., -1:, :]):  # a value that is not finite reaches no earlier output
+    y, exact = fused_attention(q, k, v, None, causal, number)
+    if causal and not exact and not finite(y[..., -1:, :]):  # a value that is not finite reaches no earlier output
         return None
     y = linear(y.transpose(1, 2).flatten(2), weights[3], bias)
     return y if x.dim() == 3 else y.squeeze(0)

@@ -1,8 +1,9 @@
-"""torch's fused scaled dot product attention, with second derivatives, which torch's backward lacks."""
+"""Softmax attention of all pairs in one operator: our kernel, or torch's with the second derivatives that it lacks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,25 +13,97 @@ from torch.nn.attention import SDPBackend
 
 from structconv import torch_compat as private
 from structconv.primitives.functions import pulled_back
+from structconv.primitives.native.dispatch import Loaded, kernels
+from structconv.primitives.native.layer import Gradients, as_node, is_direct
 from structconv.primitives.segments import masked_softmax
 
-__all__ = ["fused_attention"]
+__all__ = ["exact_attention", "fused_attention"]
+
+#: Channels that the kernel holds: kAttentionChannels in native/src/api.h.
+_MOST_CHANNELS = 256
+_MASKS = (torch.bool, torch.float32)
 
 
 def fused_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float
-                    ) -> Tensor:
-    """softmax_m(scale <query_n, key_m> + mask) values_m: `torch.nn.functional.scaled_dot_product_attention`.
+                    ) -> tuple[Tensor, bool]:
+    """softmax_m(scale <query_n, key_m> + mask) values_m, and whether pairs that do not exist have reached nothing.
 
     Args:
-        query, key, values: (B, K, N, D), (B, K', M, D), (B, K', M, D); K / K' consecutive heads share a key.
+        query, key, values: (B, K, N, D), (B, K', M, D), (B, K', M, C); K / K' consecutive heads share a key.
         mask: booleans or numbers, broadcast to (B, K, N, M), or none.
         causal: pairs m <= n alone, where there is no mask. A scale of 0 or below is then multiplied into the query:
             torch's kernels multiply the -inf of the other pairs by it, which gives NaN.
 
-    On a CPU a backward that is itself differentiated computes all pairs again, in O(M N) memory.
+    By `exact_attention`, or by `torch.nn.functional.scaled_dot_product_attention`, in which weights of zero multiply
+    what does not exist. On a CPU a backward that is itself differentiated computes all pairs again, in O(M N) memory.
     """
+    exact = exact_attention(query, key, values, mask, causal, scale)
+    if exact is not None:
+        return exact, True
     if causal and scale <= 0:
         query, scale = query * scale, 1.0
+    depth, channels = query.shape[-1], values.shape[-1]
+    if depth != channels:
+        query, key, values = (F.pad(t, (0, max(depth, channels) - t.shape[-1])) for t in (query, key, values))
+    y = _by_torch(query, key, values, mask, causal, scale)
+    return y if depth <= channels else y[..., :channels], False
+
+
+# -- our kernel -----------------------------------------------------------------------------------------------------
+
+def exact_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float
+                    ) -> Tensor | None:
+    """`fused_attention` by the native kernel; `None` for what it does not take.
+
+    What a pair that does not exist would read, NaN included, reaches nothing, in either pass. An output without pairs
+    is zero. Float32 on a CPU, up to 256 channels, without a gradient of the mask. With `causal` a mask may be given,
+    too. Memory O(N) beside the results; the backward makes the scores again.
+    """
+    core = Loaded.core if Loaded.asked else kernels()
+    if core is None or not is_direct(query, key, values):
+        return None
+    shape, own, held = query.shape, key.shape, values.shape
+    if not len(shape) == len(own) == len(held) == 4:
+        return None
+    (batch, heads, _, depth), (*_, groups, inputs, width), channels = shape, own, held[3]
+    if not (own[0] == held[0] == batch and groups == held[1] and inputs == held[2] and width == depth):
+        return None
+    if groups == 0 or heads % groups or not 0 < depth <= _MOST_CHANNELS or not 0 < channels <= _MOST_CHANNELS:
+        return None
+    if mask is not None and not _is_readable(mask, query, key):
+        return None
+    if torch.is_grad_enabled() and private.any_requires_grad(query, key, values):
+        composed = partial(_all_pairs, causal=causal, scale=scale)
+        return _attention(None, composed, query, key, values, mask, causal, scale)
+    y: Tensor = core.attention_forward(query, key, values, mask, causal, scale, False)[0]
+    return y
+
+
+def _is_readable(mask: Tensor, query: Tensor, key: Tensor) -> bool:
+    """Return True if the kernel can read the mask as a table of the pairs."""
+    if mask.requires_grad or not (type(mask) is Tensor and mask.is_cpu and mask.dtype in _MASKS and not mask.is_neg()
+                                  and mask.layout is torch.strided and 1 < mask.dim() <= 4):
+        return False
+    sizes = key.shape[2], query.shape[2], query.shape[1], query.shape[0]
+    return all(own in (1, size) for own, size in zip(reversed(mask.shape), sizes, strict=False))
+
+
+def _forward(_: Any, *arguments: Any) -> Any:
+    return Loaded.core.attention_forward(*arguments)  # type: ignore[union-attr]
+
+
+def _backward(_: Any, *arguments: Any) -> Gradients:
+    *saved, _, causal, scale = arguments
+    return *Loaded.core.attention_backward(*saved, causal, scale), None  # type: ignore[union-attr]
+
+
+#: The kernel, for what it takes.
+_attention = as_node("_Attention", 4, _forward, _backward, flagged=True)
+
+
+# -- torch's kernel -------------------------------------------------------------------------------------------------
+
+def _by_torch(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
     shared = bool(key.shape[1] != query.shape[1])  # sizes are tensors in a trace
     if not torch.is_grad_enabled() or not _by_hand(query, key, values, mask, causal, scale, shared):
         return F.scaled_dot_product_attention(query, key, values, mask, is_causal=causal, scale=scale,
@@ -70,10 +143,8 @@ class _Fused(torch.autograd.Function):
         query, key, values, mask, y, total = ctx.saved_tensors
         causal, scale = ctx.causal, ctx.scale
         if torch.is_grad_enabled():  # a second derivative follows
-            def of(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-                return _all_pairs(q, k, v, mask, causal, scale)
-
-            return *pulled_back(of, (query, key, values), ctx.needs_input_grad[:3], [grad]), None, None, None
+            composed = partial(_all_pairs, mask=mask, causal=causal, scale=scale)
+            return *pulled_back(composed, (query, key, values), ctx.needs_input_grad[:3], [grad]), None, None, None
         grads = private.flash_attention_backward(grad, query, key, values, y, total, 0.0, causal, attn_mask=mask,
                                                  scale=scale)
         return *grads, None, None, None
@@ -83,10 +154,17 @@ _fused: Callable[..., Tensor] = private.bound_apply(_Fused)
 
 
 def _all_pairs(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    shared = query.shape[1] // key.shape[1]
+    """By differentiable operators; keys and values without any pair may be anything."""
+    shared, (outputs, inputs) = query.shape[1] // key.shape[1], (query.shape[2], key.shape[2])
     if shared > 1:
         key, values = key.repeat_interleave(shared, 1), values.repeat_interleave(shared, 1)
+    absent = torch.ones(outputs, inputs, dtype=torch.bool, device=query.device).triu(1) if causal else None
+    added = None if mask is None or mask.dtype == torch.bool else mask
+    if mask is not None:
+        missing = ~mask if added is None else added == -torch.inf
+        absent = missing if absent is None else absent | missing
+    if absent is not None:
+        key, values = (t.masked_fill(absent.all(-2).unsqueeze(-1), 0) for t in (key, values))
     scores = query @ key.mT * scale
-    if causal:
-        scores = scores.masked_fill(scores.new_ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
-    return masked_softmax(scores if mask is None else scores + mask, None, -1) @ values
+    scores = scores if added is None else scores + added
+    return masked_softmax(scores, None if absent is None else ~absent, -1) @ values

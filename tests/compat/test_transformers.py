@@ -129,8 +129,9 @@ def _results(name: str, model: Any) -> dict[str, Any]:
 @torch.no_grad()
 def test_families_give_what_eager_gives(capsys: Any, monkeypatch: Any, registration: compat.Registration) -> None:
     calls: list[int] = []
-    attend = compat.attend
-    monkeypatch.setattr(compat, "attend", lambda *args, **options: calls.append(1) or attend(*args, **options))
+    for part in ("attend", "attend_plainly"):
+        own = getattr(compat, part)
+        monkeypatch.setattr(compat, part, lambda *args, own=own, **options: calls.append(1) or own(*args, **options))
     columns = ("logits", "padded", "weights", "greedy", "static cache")
     rows, failed = [], []
     for name in drawn(FAMILIES, 3):

@@ -33,7 +33,8 @@ from tests.kernels.applied import (
 )
 from tests.support.drawn import drawn, slow
 
-BLOCKED_KERNEL, REASSOCIATED, FUSED = "structconv.blocked_attention", "structconv.reassociated", "torch.sdpa"
+BLOCKED_KERNEL, REASSOCIATED = "structconv.blocked_attention", "structconv.reassociated"
+FUSED = "structconv.dense_attention"
 N, P = 19, 8
 DOT = DotProduct(heads=4).scaled()
 KEEP = torch.rand(2, N, generator=torch.Generator().manual_seed(3)) > 0.4

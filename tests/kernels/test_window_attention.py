@@ -120,7 +120,7 @@ def test_a_bias_for_each_offset_on_a_grid(monkeypatch, name, lead):
 def test_a_bias_on_all_of_a_grid(monkeypatch, shape, held, lead):
     """Every window of Swin is a small grid, all of which is seen."""
     monkeypatch.setattr(dense_attention, "HELD_WEIGHTS", held)
-    kernel = "torch.sdpa" if held else KERNEL
+    kernel = "structconv.dense_attention" if held else KERNEL
     grid, actual = Grid(shape), []
     for dtype in (torch.float32, F64):
         generator = torch.Generator().manual_seed(5)

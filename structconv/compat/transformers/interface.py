@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from structconv.compat.attending import Mask, attend, step
+from structconv.compat.attending import Mask, attend, attend_plainly
 from structconv.errors import ConfigError, class_remedy
 from structconv.structures.supports import Causal, Support, Window
 
@@ -101,17 +101,16 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
         s_aux: (K), the sinks.
     """
     outputs, heads = query.shape[2], module._modules.get("structured_heads")
-    need_weights = _needs_weights(options)
-    plain = heads is attention_mask is position_bias is softcap is s_aux is None and not (dropout or need_weights)
-    if outputs == 1 and plain:
-        last = step(query, key, value, None, scaling)
-        if last is not None:
-            return last.transpose(1, 2).contiguous(), None
+    need_weights = bool(options.get("output_attentions")) or _collects_weights()
     causal = outputs > 1 and attention_mask is None and bool(
         getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if causal and key.shape[2] > outputs:  # aligned to the first key: the rest of a static cache is empty
         key, value = key[:, :, :outputs], value[:, :, :outputs]
         position_bias = None if position_bias is None else position_bias[..., :outputs]
+    if heads is position_bias is softcap is s_aux is None and not (dropout or need_weights):
+        last = attend_plainly(query, key, value, attention_mask, causal, scaling)
+        if last is not None:
+            return last.transpose(1, 2).contiguous(), None
     known = attention_mask.support if isinstance(attention_mask, StructureMask) else attention_mask
     mask = None if known is position_bias is None and not causal else Mask.of(known, causal).joined(bias=position_bias)
     compute: Any = attend if heads is None else heads
@@ -222,10 +221,8 @@ def _closure_value(function: Any, maker: Callable[..., Any], name: str) -> Any:
     return inspect.getclosurevars(function).nonlocals.get(name)
 
 
-def _needs_weights(options: dict[str, Any]) -> bool:
-    """Return True if the caller collects the attention weights: by the argument, or by hooks on the modules."""
-    if options.get("output_attentions"):
-        return True
+def _collects_weights() -> bool:
+    """Return True if hooks on the modules collect the attention weights."""
     collector = _collector()
     collected = None if collector is None else collector.get()
     return any("attentions" in name for name in collected) if collected else False

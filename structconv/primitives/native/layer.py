@@ -23,9 +23,10 @@ from structconv.primitives.native.dispatch import Loaded
 from structconv.primitives.native.indices import LIMIT
 from structconv.primitives.products import FULL_WIDTH, LEAST_NUMBERS, LEAST_PRODUCTS, outer, product
 
-__all__ = ["MessageEdges", "attend_additive", "attend_affine", "attend_bilinear", "attend_dots", "attend_entries",
-           "attend_layer", "attend_pairs", "convolve", "convolve_linear", "convolve_with_self", "gather_maxima",
-           "gather_messages", "gather_sums", "group_starts", "is_direct", "pool_groups"]
+__all__ = ["Gradients", "MessageEdges", "as_node", "attend_additive", "attend_affine", "attend_bilinear",
+           "attend_dots", "attend_entries", "attend_layer", "attend_pairs", "convolve", "convolve_linear",
+           "convolve_with_self", "gather_maxima", "gather_messages", "gather_sums", "group_starts", "is_direct",
+           "pool_groups"]
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _POOLINGS = {"sum": 0, "mean": 1, "max": 2}  # see Pooling in src/operators.cpp
@@ -66,32 +67,32 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
     """
     with_gradient, without = ((True,), (False,)) if flagged else ((), ())  # type: tuple[bool, ...], tuple[bool, ...]
 
+    def results(adjacency: Any, arguments: Any, flags: tuple[bool, ...]) -> tuple[Tensor, ...]:
+        found = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *flags)
+                 if isinstance(forward, str) else forward(adjacency, *arguments, *flags))
+        return found if isinstance(found, tuple) else (found,)
+
     def ahead(ctx: Any, adjacency: Any, composed: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        results = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *with_gradient)
-                 if isinstance(forward, str) else forward(adjacency, *arguments))
-        y, *others = results if isinstance(results, tuple) else (results,)
+        y, *others = results(adjacency, arguments, with_gradient)
         ctx.save_for_backward(*arguments[:count], *others)
         ctx.adjacency, ctx.composed, ctx.options = adjacency, composed, arguments[count:]
         ctx.result = Result(y) if reads_result else None
-        result: Tensor = y
-        return result
+        return y
 
     def again(ctx: Any, *tensors: Tensor | None) -> Tensor:
-        kernel = getattr(Loaded.core, cast(str, forward))
-        results = kernel(ctx.adjacency.by_target, *tensors, *ctx.options, *with_gradient)
-        y: Tensor = results[0] if isinstance(results, tuple) else results
-        return y
+        return results(ctx.adjacency, (*tensors, *ctx.options), with_gradient)[0]
 
     def back(ctx: Any, grad: Tensor) -> Gradients:
         saved, needed = ctx.saved_tensors, ctx.needs_input_grad[2:count + 2]
         if torch.is_grad_enabled() or private.is_wrapped(grad):
             gradients = pulled_back(ctx.composed, saved[:count], needed, [grad])
-        elif isinstance(backward, str):
+        else:
             if reads_result:
                 saved = (*saved[:count], ctx.result.take(partial(again, ctx, *saved[:count])), *saved[count:])
-            gradients = getattr(Loaded.core, backward)(*ctx.adjacency.sides(), *saved, grad, *ctx.options)
-        else:
-            gradients = backward(ctx.adjacency, *saved, grad, needed, *ctx.options)
+            if isinstance(backward, str):
+                gradients = getattr(Loaded.core, backward)(*ctx.adjacency.sides(), *saved, grad, *ctx.options)
+            else:
+                gradients = backward(ctx.adjacency, *saved, grad, needed, *ctx.options)
         grads = (gradients,) if isinstance(gradients, Tensor) else gradients
         return None, None, *grads, *(None,) * len(ctx.options)
 
@@ -102,10 +103,7 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
         if torch.is_grad_enabled() and private.any_requires_grad(*arguments):
             y: Tensor = apply(adjacency, composed, *arguments)
             return y
-        results = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *without)
-                 if isinstance(forward, str) else forward(adjacency, *arguments))
-        y = results[0] if isinstance(results, tuple) else results
-        return y
+        return results(adjacency, arguments, without)[0]
 
     return call
 

@@ -21,6 +21,7 @@ constexpr int64_t kRanges = 256;         // the same for additive scores
 constexpr int64_t kDecodeOutputs = 8;    // that additive scores compute one by one
 constexpr int64_t kDecodeInputs = 4096;  // for which they do so
 constexpr int64_t kWindowChannels = 256; // of a head in a window
+constexpr int64_t kAttentionChannels = 256; // of a head of all pairs
 constexpr int64_t kWindowSpan = 256;     // entries of an axis that one task computes
 constexpr int64_t kWindowBorder = 15;    // numbers -inf on either side of a table's row
 constexpr int64_t kFill = 32;            // columns of scratch are filled up to multiples of this
@@ -349,6 +350,34 @@ struct WindowBackwardArgs {
     Rows y, grad, grad_q, grad_k, grad_v;
     const float* lse;
     float *delta, *grad_table;  // (outputs, heads), scratch; (heads, tasks a head, table_size), zero, by falling offset
+};
+
+// (batch, heads, rows, channels), channels contiguous.
+struct Planes {
+    const float* x;
+    int64_t batch, head, row;
+};
+
+// `shared` consecutive heads of queries read one of keys and values. The mask, or null, has a number to add or, with
+// `mask_is_bool`, a byte, 0 for no pair, for (batch, heads, outputs, inputs); strides may be 0. `causal` leaves m <= n.
+struct AttentionArgs {
+    Planes q, k, v;
+    const void* mask;
+    int64_t mask_batch, mask_head, mask_row, mask_column, mask_is_bool;
+    int64_t batch, heads, shared, outputs, inputs, depth, channels, causal, threads;
+    double scale;
+};
+
+struct AttentionForwardArgs {
+    AttentionArgs attention;
+    Planes y;
+    float* lse;  // (batch, heads, outputs), or null
+};
+
+struct AttentionBackwardArgs {
+    AttentionArgs attention;
+    Planes y, grad, grad_q, grad_k, grad_v;
+    const float* lse;
 };
 
 // y = x w + bias: x and y with contiguous rows `x_row` and `y_row` apart, w of any strides, bias or null.

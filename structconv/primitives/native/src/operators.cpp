@@ -41,6 +41,7 @@ using Maybe = std::optional<Tensor>;
     X(additive_step, AdditiveStepArgs, isa) X(additive_step_backward, AdditiveStepBackwardArgs, isa)                  \
     X(edge_weights, EdgeWeightsArgs, isa) X(drop_block, DropBlockArgs, isa)                                           \
     X(window_forward, WindowForwardArgs, isa) X(window_backward, WindowBackwardArgs, isa)                             \
+    X(attention_forward, AttentionForwardArgs, isa) X(attention_backward, AttentionBackwardArgs, isa)                 \
     X(project, ProjectArgs, isa) X(outer, OuterArgs, isa) X(attention_step, AttentionStepArgs, isa)                   \
     X(sample_bounds, SampleBoundsArgs, isa) X(sample_draw, SampleDrawArgs, isa) X(number, NumberArgs, isa)
 #define SC_MEMBER(name, Args, isa) void (*name)(const Args*);
@@ -69,7 +70,7 @@ Kernels run;
 
 // -- arguments ---------------------------------------------------------------------------------------------------------
 
-constexpr int64_t kLimit = (int64_t{1} << 31) - 1, kLarge = int64_t{32} << 20;
+constexpr int64_t kLimit = (int64_t{1} << 31) - 1, kLarge = int64_t{32} << 20, kScattered = int64_t{1} << 20;
 
 struct Dtypes {
     int32_t f32 = aoti_torch_dtype_float32(), bf16 = aoti_torch_dtype_bfloat16(), i32 = aoti_torch_dtype_int32();
@@ -1785,6 +1786,95 @@ std::tuple<Tensor, Tensor, Tensor, Maybe> window_backward(
     return {grad_q.tensor(), grad_k.tensor(), grad_v.tensor(), maybe(table)};
 }
 
+// -- attention of all pairs --------------------------------------------------------------------------------------------
+
+// q (B, K, N, D), k (B, K', M, D), v (B, K', M, C), and a mask that broadcasts to (B, K, N, M).
+struct Attention {
+    View q, k, v, mask;
+    AttentionArgs args{};
+
+    Attention(const Op& op, const Tensor& q_, const Tensor& k_, const Tensor& v_, const Maybe& mask_, bool causal, double scale) {
+        q = op.unit("q", q_, {kAny, kAny, kAny, kAny}, types().f32), k = op.unit("k", k_, {q.size(0), kAny, kAny, q.size(3)}, q.dtype);
+        v = op.unit("v", v_, {q.size(0), k.size(1), k.size(2), kAny}, q.dtype);
+        const int64_t heads = q.size(1), shared = std::max<int64_t>(k.size(1) ? heads / k.size(1) : 1, 1);
+        op.check(shared * k.size(1) == heads, "k", "have a divisor of the heads");
+        op.check(q.size(3) > 0 && q.size(3) <= kAttentionChannels && v.size(3) > 0 && v.size(3) <= kAttentionChannels, "q",
+                 "have 1 to 256 channels, as v");
+        k = gathered(op, k), v = gathered(op, v);
+        args.q = planes(q), args.k = planes(k), args.v = planes(v);
+        args.batch = q.size(0), args.heads = heads, args.shared = shared, args.outputs = q.size(2), args.inputs = k.size(2);
+        args.depth = q.size(3), args.channels = v.size(3), args.causal = causal, args.threads = op.threads, args.scale = scale;
+        if (!mask_) return;
+        mask = op.view("mask", *mask_);
+        const int64_t dims = mask_->dim(), sizes[4] = {args.batch, heads, args.outputs, args.inputs};
+        int64_t* strides[4] = {&args.mask_batch, &args.mask_head, &args.mask_row, &args.mask_column};
+        bool fits = dims <= 4 && (mask.dtype == types().f32 || mask.dtype == aoti_torch_dtype_bool());
+        for (int64_t dim = 0; fits && dim < dims; ++dim) {
+            const int64_t size = mask.size(dims - 1 - dim);
+            fits = size == 1 || size == sizes[3 - dim];
+            *strides[3 - dim] = size == 1 ? 0 : mask.strides[dims - 1 - dim];
+        }
+        op.check(fits && (mask.data || !args.batch || !heads || !args.outputs || !args.inputs), "mask",
+                 "be boolean or float32, and broadcast to (batch, heads, outputs, inputs)");
+        args.mask = mask.data, args.mask_is_bool = mask.dtype != types().f32;
+    }
+
+    // Many rows that lie far apart, as a head's are among those of others, share few places of the caches.
+    static bool is_scattered(const View& t) {
+        const int64_t row = t.strides[2];
+        return row > t.size(3) && t.size(2) * row * int64_t{sizeof(float)} >= kScattered;
+    }
+
+    static View gathered(const Op& op, const View& t) {
+        return is_scattered(t) ? op.view("rows", torch::stable::contiguous(t.tensor())) : t;
+    }
+
+    static Planes planes(const View& t) { return {t.floats(), t.strides[0], t.strides[1], t.strides[2]}; }
+
+    // (B, K, N, C) that lies as (B, N, K, C)
+    static View by_rows(const Op& op, int64_t batch, int64_t heads, int64_t rows, int64_t channels) {
+        const int64_t sizes[4] = {batch, heads, rows, channels}, row = std::max<int64_t>(heads, 1) * std::max<int64_t>(channels, 1);
+        const int64_t strides[4] = {std::max<int64_t>(rows, 1) * row, std::max<int64_t>(channels, 1), row, 1};
+        AtenTensorHandle made;
+        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(4, sizes, strides, types().f32, types().cpu, 0, &made));
+        return op.view("result", Tensor(made));
+    }
+};
+
+// y and, to train, the logarithms (B, K, N) of the sums of the exponentials.
+std::tuple<Tensor, Maybe> attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Maybe& mask, bool causal,
+                                            double scale, bool train) {
+    const Op op{"attention_forward"};
+    const Attention s(op, q, k, v, mask, causal, scale);
+    const AttentionArgs& a = s.args;
+    const View y = Attention::by_rows(op, a.batch, a.heads, a.outputs, a.channels);
+    const View lse = train ? op.made({a.batch, a.heads, a.outputs}) : View{};
+    const AttentionForwardArgs args{a, Attention::planes(y), lse.floats()};
+    run.attention_forward(&args);
+    return {y.tensor(), maybe(lse)};
+}
+
+// The gradients of q, k and v.
+std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Maybe& mask,
+                                                      const Tensor& y_, const Tensor& lse_, const Tensor& grad_, bool causal,
+                                                      double scale) {
+    const Op op{"attention_backward"};
+    const Attention s(op, q, k, v, mask, causal, scale);
+    const AttentionArgs& a = s.args;
+    const Shape shape{a.batch, a.heads, a.outputs, a.channels};
+    const View y = op.unit("y", y_, shape, types().f32), grad = op.unit("grad", grad_, shape, types().f32);
+    const View lse = op.exact("lse", lse_, {a.batch, a.heads, a.outputs}, types().f32);
+    const View grad_q = Attention::by_rows(op, a.batch, a.heads, a.outputs, a.depth);
+    View grad_k = Attention::by_rows(op, a.batch, a.heads / a.shared, a.inputs, a.depth);
+    View grad_v = Attention::by_rows(op, a.batch, a.heads / a.shared, a.inputs, a.channels);
+    if (Attention::is_scattered(grad_k)) grad_k = op.made({a.batch, a.heads / a.shared, a.inputs, a.depth});
+    if (Attention::is_scattered(grad_v)) grad_v = op.made({a.batch, a.heads / a.shared, a.inputs, a.channels});
+    const AttentionBackwardArgs args{a, Attention::planes(y), Attention::planes(grad), Attention::planes(grad_q),
+                                     Attention::planes(grad_k), Attention::planes(grad_v), lse.floats()};
+    run.attention_backward(&args);
+    return {grad_q.tensor(), grad_k.tensor(), grad_v.tensor()};
+}
+
 // -- a step of decoding ------------------------------------------------------------------------------------------------
 
 struct Heads {
@@ -2052,6 +2142,10 @@ const Operator kOperators[] = {
     {"window_forward", "(" SC_WINDOW ") -> (Tensor, Tensor)", TORCH_BOX(&window_forward)},
     {"window_backward", "(" SC_WINDOW ", Tensor y, Tensor lse, Tensor grad, bool of_table) -> "
      "(Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&window_backward)},
+    {"attention_forward", "(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, bool train) -> "
+     "(Tensor, Tensor?)", TORCH_BOX(&attention_forward)},
+    {"attention_backward", "(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor y, Tensor lse, Tensor grad, bool causal, "
+     "float scale) -> (Tensor, Tensor, Tensor)", TORCH_BOX(&attention_backward)},
     {"attention_step", "(" SC_HEADS("query") SC_HEADS("key") SC_HEADS("value") "Tensor(a!) keys, Tensor(b!) values, "
      "Tensor output, Tensor? bias, float scale, Tensor? added, Tensor? rates, float gain, bool halves, int position) -> Tensor",
      TORCH_BOX(&attention_step)},

@@ -1,0 +1,400 @@
+// Attention of all pairs, or of those that a mask leaves: y_n = sum_m p_nm v_m, p = softmax_m of scale <q_n, k_m> + mask.
+//
+// A vector holds one number for each of 16 outputs, so that scores, softmax and sums need no work across lanes, and keys
+// and values are read as they lie; and a tile is up to two of these. Scores are made a block of keys at a time, and none are
+// kept: the backward makes them again, and adds to the gradients of keys and values what each tile of outputs gives.
+#include "api.h"
+#include "lanes.h"
+#include "tile.h"
+
+namespace structconv::SC_ISA {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kMost = 2;
+#else
+constexpr int kMost = 1;
+#endif
+constexpr int kKeys = 64;                // of a block
+constexpr int64_t kLeastWork = 1 << 18;  // products of numbers for a second thread
+
+const float* at(const Planes& p, int64_t batch, int64_t head, int64_t row) {
+    return p.x + batch * p.batch + head * p.head + row * p.row;
+}
+
+// Columns of 8 by 8 numbers as rows.
+inline void transpose(const v8 (&r)[8], v8 (&t)[8]) {
+    v8 s[8], u[8];
+    for (int i = 0; i < 8; i += 2) {
+        s[i] = __builtin_shufflevector(r[i], r[i + 1], 0, 8, 2, 10, 4, 12, 6, 14);
+        s[i + 1] = __builtin_shufflevector(r[i], r[i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; ++j) {
+            u[i + j] = __builtin_shufflevector(s[i + j], s[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+            u[i + j + 2] = __builtin_shufflevector(s[i + j], s[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+        }
+    for (int i = 0; i < 4; ++i) {
+        t[i] = __builtin_shufflevector(u[i], u[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        t[i + 4] = __builtin_shufflevector(u[i], u[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+}
+
+// Outputs [first, first + lanes) of one head, L vectors of them. Numbers by channel lie as [channel][L][16].
+template <int L> struct Outputs {
+    static constexpr int width = 16 * L, vectors = width / kLanes;
+    const AttentionArgs& a;
+    int64_t batch, head, first;
+    int lanes;
+
+    int64_t lane(int i) const { return first + (i < lanes ? i : lanes - 1); }
+
+    // to[c][lane] = factor row_lane[c]; the last row again in lanes without an output
+    void load_lanes(const Planes& rows, int64_t channels, float factor, float* to) const {
+        for (int i = 0; i < width; i += 8) {
+            const float* from[8];
+            for (int r = 0; r < 8; ++r) from[r] = at(rows, batch, head, lane(i + r));
+            int64_t c = 0;
+            for (; c + 8 <= channels; c += 8) {
+                v8 read[8], turned[8];
+                for (int r = 0; r < 8; ++r) read[r] = load<v8>(from[r] + c) * factor;
+                transpose(read, turned);
+                for (int r = 0; r < 8; ++r) store(to + (c + r) * width + i, turned[r]);
+            }
+            for (; c < channels; ++c)
+                for (int r = 0; r < 8; ++r) to[c * width + i + r] = from[r][c] * factor;
+        }
+    }
+
+    // row_lane[c] = factor[lane] sums[c][lane]
+    void store_lanes(const float* sums, int64_t channels, const float* factor, const Planes& rows) const {
+        for (int i = 0; i < lanes; i += 8) {
+            const int count = lanes - i < 8 ? lanes - i : 8;
+            float* to[8];
+            for (int r = 0; r < 8; ++r) to[r] = const_cast<float*>(at(rows, batch, head, lane(i + r)));
+            int64_t c = 0;
+            for (; c + 8 <= channels; c += 8) {
+                v8 read[8], turned[8];
+                for (int r = 0; r < 8; ++r) read[r] = load<v8>(sums + (c + r) * width + i);
+                transpose(read, turned);
+                for (int r = 0; r < count; ++r) store(to[r] + c, turned[r] * factor[i + r]);
+            }
+            for (; c < channels; ++c)
+                for (int r = 0; r < count; ++r) to[r][c] = sums[c * width + i + r] * factor[i + r];
+        }
+    }
+
+    // The inputs that may reach an output of the tile.
+    int64_t inputs() const {
+        const int64_t last = first + lanes;
+        return a.causal && last < a.inputs ? last : a.inputs;
+    }
+};
+
+// Consecutive keys, and what is added to the scores of their pairs with a tile: -inf for no pair.
+template <int L> struct Block {
+    int64_t start;
+    int count;
+    bool masked, alike;                          // whether anything is added; the same for all outputs
+    alignas(64) float added[kKeys * 16 * L];     // [key][lane], or [key] where alike
+
+    v16 of(int j, int lane) const { return alike ? splat<v16>(added[j]) : load<v16>(added + j * 16 * L + lane); }
+    bool exists(int j, int lane) const { return added[alike ? j : j * 16 * L + lane] != -INFINITY; }
+};
+
+// `count` numbers of the mask from (row, column) on.
+inline void read_mask(const AttentionArgs& a, int64_t batch, int64_t head, int64_t row, int64_t column, int count, float* to) {
+    const int64_t start = batch * a.mask_batch + head * a.mask_head + row * a.mask_row + column * a.mask_column;
+    if (a.mask_is_bool) {
+        const uint8_t* from = static_cast<const uint8_t*>(a.mask) + start;
+        for (int j = 0; j < count; ++j) to[j] = from[j * a.mask_column] ? 0.0f : -INFINITY;
+    } else {
+        const float* from = static_cast<const float*>(a.mask) + start;
+        for (int j = 0; j < count; ++j) to[j] = from[j * a.mask_column];
+    }
+}
+
+// Fills the block of up to kKeys keys from `start`; false if none of them has a pair with the tile.
+template <int L> bool open_block(const Outputs<L>& tile, int64_t start, int64_t end, Block<L>& block) {
+    const AttentionArgs& a = tile.a;
+    block.start = start, block.count = static_cast<int>(end - start < kKeys ? end - start : kKeys);
+    const bool diagonal = a.causal && start + block.count - 1 > tile.first;
+    block.masked = a.mask || diagonal;
+    block.alike = a.mask && !a.mask_row && !diagonal;
+    if (!block.masked) return true;
+    bool any = !a.mask;
+    if (block.alike) {
+        read_mask(a, tile.batch, tile.head, 0, start, block.count, block.added);
+        for (int j = 0; j < block.count; ++j) any |= block.added[j] != -INFINITY;
+        return any;
+    }
+    if (a.mask) {
+        alignas(64) float rows[8][kKeys] = {};
+        for (int i = 0; i < tile.width; i += 8) {
+            for (int r = 0; r < 8; ++r) {
+                read_mask(a, tile.batch, tile.head, tile.lane(i + r), start, block.count, rows[r]);
+                for (int j = 0; j < block.count; ++j) any |= rows[r][j] != -INFINITY;
+            }
+            for (int j = 0; j < block.count; j += 8) {
+                v8 read[8], turned[8];
+                for (int r = 0; r < 8; ++r) read[r] = load<v8>(rows[r] + j);
+                transpose(read, turned);
+                for (int r = 0; r < 8; ++r) store(block.added + (j + r) * tile.width + i, turned[r]);
+            }
+        }
+    } else {
+        std::memset(block.added, 0, sizeof(float) * block.count * tile.width);
+    }
+    if (diagonal)
+        for (int j = 0; j < block.count; ++j)
+            for (int64_t i = tile.first; i < start + j && i < tile.first + tile.width; ++i)
+                block.added[j * tile.width + (i - tile.first)] = -INFINITY;
+    return any;
+}
+
+// out[j][lane] = sum_c lanes[c][lane] row_j[c] of rows `step` apart
+template <int L>
+void dots(const float* first, int64_t step, int count, const float* lanes, int64_t channels, float* out) {
+    constexpr int width = Outputs<L>::width;
+    for (int64_t j = 0; j < count;)
+        j += next_rows(count - j, [&](auto height) {
+            Tile<Wide, height, Outputs<L>::vectors> tile;
+            tile.fill(nullptr, 0);
+            const float* rows = first + j * step;
+            for (int64_t c = 0; c < channels; ++c)
+                tile.add([&](int r) { return rows[r * step + c]; }, lanes + c * width);
+            tile.put([&](int r, int n, Wide v) { store(out + (j + r) * width + n, v); });
+        });
+}
+
+// Whether numbers of so many rows are all finite.
+bool finite(const float* first, int64_t step, int count, int64_t channels) {
+    uint32_t odd = 0;
+    for (int j = 0; j < count; ++j)
+        for (int64_t c = 0; c < channels; ++c) {
+            uint32_t bits;
+            std::memcpy(&bits, first + j * step + c, sizeof bits);
+            odd |= (bits & 0x7fffffff) >= 0x7f800000;
+        }
+    return !odd;
+}
+
+// sums[c][lane] += weight[j][lane] row_j[c]
+template <int L>
+void collect(const float* first, int64_t step, const Block<L>& block, const float* weight, int64_t channels, float* sums) {
+    constexpr int width = Outputs<L>::width;
+    if (block.masked && !finite(first, step, block.count, channels)) {  // what has no pair may be anything
+        for (int j = 0; j < block.count; ++j)
+            for (int64_t c = 0; c < channels; ++c)
+                for (int lane = 0; lane < width; ++lane)
+                    if (block.exists(j, lane)) sums[c * width + lane] += weight[j * width + lane] * first[j * step + c];
+        return;
+    }
+    for (int64_t c = 0; c < channels;)
+        c += next_rows(channels - c, [&](auto height) {
+            Tile<Wide, height, Outputs<L>::vectors> tile;
+            tile.fill(nullptr, 0);
+            for (int j = 0; j < block.count; ++j) {
+                const float* row = first + j * step + c;
+                tile.add([&](int r) { return row[r]; }, weight + j * width);
+            }
+            tile.join(sums + c * width);
+            tile.put([&](int r, int n, Wide v) { store(sums + (c + r) * width + n, v); });
+        });
+}
+
+// scores + mask of a block
+template <int L> void add_mask(const Block<L>& block, float* scores) {
+    if (!block.masked) return;
+    for (int j = 0; j < block.count; ++j)
+        for (int l = 0; l < 16 * L; l += 16) {
+            float* score = scores + j * 16 * L + l;
+            const v16 more = block.of(j, l);
+            store(score, choose(more == -INFINITY, more, load<v16>(score) + more));
+        }
+}
+
+template <int L> void forward_tile(const AttentionForwardArgs& f, int64_t batch, int64_t head, int64_t first, int lanes) {
+    constexpr int width = Outputs<L>::width;
+    const AttentionArgs& a = f.attention;
+    const Outputs<L> outputs{a, batch, head, first, lanes};
+    const int64_t shared = head / a.shared, depth = a.depth, channels = a.channels;
+    alignas(64) float query[width * kAttentionChannels], sums[width * kAttentionChannels], w[kKeys * width];
+    v16 peak[L], base[L], sum[L];
+    for (int l = 0; l < L; ++l) peak[l] = splat<v16>(-INFINITY), base[l] = v16{}, sum[l] = v16{};
+    outputs.load_lanes(a.q, depth, static_cast<float>(a.scale), query);
+    std::memset(sums, 0, sizeof(float) * width * channels);
+    Block<L> block;
+    bool later = false;
+    for (int64_t start = 0, end = outputs.inputs(); start < end; start += kKeys) {
+        if (!open_block(outputs, start, end, block)) continue;
+        dots<L>(at(a.k, batch, shared, start), a.k.row, block.count, query, depth, w);
+        add_mask(block, w);
+        for (int l = 0; l < L; ++l) {
+            float* own = w + 16 * l;
+            v16 top = peak[l];
+            for (int j = 0; j < block.count; ++j) top = maximum(load<v16>(own + j * width), top);
+            const v16 before = base[l];
+            peak[l] = top, base[l] = choose(top == -INFINITY, v16{}, top);
+            if (later) {
+                const v16 scale = exponential(choose(before < base[l], before - base[l], v16{}));
+                sum[l] *= scale;
+                for (int64_t c = 0; c < channels; ++c) {
+                    float* number = sums + c * width + 16 * l;
+                    store(number, load<v16>(number) * scale);
+                }
+            }
+            for (int j = 0; j < block.count; ++j) {
+                const v16 weight = exponential(load<v16>(own + j * width) - base[l]);
+                store(own + j * width, weight);
+                sum[l] += weight;
+            }
+        }
+        collect(at(a.v, batch, shared, start), a.v.row, block, w, channels, sums);
+        later = true;
+    }
+    alignas(64) float inverse[width], lse[width];
+    for (int l = 0; l < L; ++l) {
+        store(inverse + 16 * l, choose(sum[l] == 0.0f, v16{}, 1.0f / sum[l]));
+        store(lse + 16 * l, choose(sum[l] == 0.0f, splat<v16>(INFINITY), base[l] + logarithm(sum[l])));
+    }
+    outputs.store_lanes(sums, channels, inverse, f.y);
+    if (f.lse) std::memcpy(f.lse + (batch * a.heads + head) * a.outputs + first, lse, lanes * sizeof(float));
+}
+
+// The rows of a block += the weights times rows of the outputs.
+template <int L>
+void spread(const Block<L>& block, const float* weight, const float* from, int64_t from_row, int lanes, int64_t channels,
+            float* rows, int64_t row) {
+    constexpr int width = Outputs<L>::width;
+    if (block.masked && !finite(from, from_row, lanes, channels)) {  // what has no pair may be anything
+        for (int j = 0; j < block.count; ++j)
+            for (int lane = 0; lane < lanes; ++lane)
+                for (int64_t c = 0; c < channels && block.exists(j, lane); ++c)
+                    rows[j * row + c] += weight[j * width + lane] * from[lane * from_row + c];
+        return;
+    }
+    alignas(64) float last[width * 2 * kLanes];  // columns that fill no vector
+    for (int64_t c = 0; c < channels;)
+        c += next_columns(channels - c, [&](auto columns) {
+            typedef typename decltype(columns)::Vector V;
+            const int64_t left = channels - c;
+            const float* x = from + c;
+            int64_t x_row = from_row;
+            if (left < columns.width) {
+                for (int lane = 0; lane < lanes; ++lane) {
+                    std::memset(last + lane * columns.width, 0, columns.width * sizeof(float));
+                    std::memcpy(last + lane * columns.width, x + lane * from_row, left * sizeof(float));
+                }
+                x = last, x_row = columns.width;
+            }
+            for (int64_t j = 0; j < block.count;)
+                j += next_rows(block.count - j, [&](auto height) {
+                    Tile<V, height, columns.vectors> tile;
+                    tile.fill(nullptr, 0);
+                    const float* own = weight + j * width;
+                    for (int lane = 0; lane < lanes; ++lane)
+                        tile.add([&](int r) { return own[r * width + lane]; }, x + lane * x_row);
+                    tile.put([&](int r, int n, V v) {
+                        float* to = rows + (j + r) * row + c + n;
+                        const int64_t there = left - n;
+                        if (there >= Lanes<V>::count) store(to, load<V>(to) + v);
+                        else if (there > 0)
+                            store_part(to, load_part<V>(to, static_cast<int>(there)) + v, static_cast<int>(there));
+                    });
+                });
+        });
+}
+
+template <int L> void backward_tile(const AttentionBackwardArgs& b, int64_t batch, int64_t head, int64_t first, int lanes) {
+    constexpr int width = Outputs<L>::width;
+    const AttentionArgs& a = b.attention;
+    const Outputs<L> outputs{a, batch, head, first, lanes};
+    const int64_t shared = head / a.shared, depth = a.depth, channels = a.channels;
+    const float *query_row = at(a.q, batch, head, first), *grad_row = at(b.grad, batch, head, first);
+    alignas(64) float query[width * kAttentionChannels], grad[width * kAttentionChannels], sums[width * kAttentionChannels];
+    alignas(64) float lse[width], delta[width], p[kKeys * width], ds[kKeys * width];
+    for (int i = 0; i < width; ++i) {  // outputs that do not exist have no weights
+        lse[i] = i < lanes ? b.lse[(batch * a.heads + head) * a.outputs + first + i] : INFINITY;
+        delta[i] = i < lanes ? dot(at(b.y, batch, head, first + i), grad_row + i * b.grad.row, channels) : 0.0f;
+    }
+    outputs.load_lanes(a.q, depth, static_cast<float>(a.scale), query);
+    outputs.load_lanes(b.grad, channels, 1.0f, grad);
+    std::memset(sums, 0, sizeof(float) * width * depth);
+    Block<L> block;
+    for (int64_t start = 0, end = outputs.inputs(); start < end; start += kKeys) {
+        if (!open_block(outputs, start, end, block)) continue;
+        const float *key = at(a.k, batch, shared, start), *value = at(a.v, batch, shared, start);
+        dots<L>(key, a.k.row, block.count, query, depth, p);
+        dots<L>(value, a.v.row, block.count, grad, channels, ds);
+        add_mask(block, p);
+        for (int l = 0; l < width; l += 16) {
+            const v16 own = load<v16>(lse + l), shift = load<v16>(delta + l);
+            for (int j = l; j < block.count * width; j += width) {
+                const v16 score = load<v16>(p + j), weight = exponential(score - own);
+                const v16 d = weight * (load<v16>(ds + j) - shift) * static_cast<float>(a.scale);
+                store(p + j, weight);
+                store(ds + j, choose(score == -INFINITY, v16{}, d));
+            }
+        }
+        collect(key, a.k.row, block, ds, depth, sums);
+        spread(block, p, grad_row, b.grad.row, lanes, channels, const_cast<float*>(at(b.grad_v, batch, shared, start)),
+               b.grad_v.row);
+        spread(block, ds, query_row, a.q.row, lanes, depth, const_cast<float*>(at(b.grad_k, batch, shared, start)), b.grad_k.row);
+    }
+    alignas(64) float whole[width];
+    for (float& factor : whole) factor = 1.0f;
+    outputs.store_lanes(sums, depth, whole, b.grad_q);
+}
+
+// body(vectors, first output, how many) for the tiles of a head.
+template <class Body> void tiles_of(int64_t first, int64_t end, const Body& body) {
+    for (; first < end; first += 16 * kMost) {
+        const int lanes = static_cast<int>(end - first < 16 * kMost ? end - first : 16 * kMost);
+        if (kMost > 1 && lanes > 16) body(std::integral_constant<int, kMost>(), first, lanes);
+        else body(std::integral_constant<int, 1>(), first, lanes);
+    }
+}
+
+int team_of(const AttentionArgs& a) {
+    const int64_t work = a.batch * a.heads * a.outputs * a.inputs * (a.depth + a.channels);
+    return a.threads > 1 && work >= kLeastWork ? static_cast<int>(a.threads) : 1;
+}
+
+}  // namespace
+}  // namespace structconv::SC_ISA
+
+SC_EXPORT(attention_forward)(const structconv::AttentionForwardArgs* args) {
+    using namespace structconv::SC_ISA;
+    const structconv::AttentionArgs& a = args->attention;
+    constexpr int64_t span = 64;
+    const int64_t spans = (a.outputs + span - 1) / span, tasks = a.batch * a.heads * spans;
+    const int team = team_of(a);
+#pragma omp parallel for schedule(dynamic, 1) num_threads(team) if (team > 1)
+    for (int64_t task = 0; task < tasks; ++task) {
+        const int64_t pair = task / spans, start = task % spans * span, end = start + span;
+        tiles_of(start, end < a.outputs ? end : a.outputs, [&](auto vectors, int64_t first, int lanes) {
+            forward_tile<decltype(vectors)::value>(*args, pair / a.heads, pair % a.heads, first, lanes);
+        });
+    }
+}
+
+// The gradients of a key and a value belong to one thread.
+SC_EXPORT(attention_backward)(const structconv::AttentionBackwardArgs* args) {
+    using namespace structconv::SC_ISA;
+    const structconv::AttentionArgs& a = args->attention;
+    const int64_t groups = a.heads / a.shared;
+    const int team = team_of(a);
+#pragma omp parallel for schedule(dynamic, 1) num_threads(team) if (team > 1)
+    for (int64_t task = 0; task < a.batch * groups; ++task) {
+        const int64_t batch = task / groups, group = task % groups;
+        for (int64_t m = 0; m < a.inputs; ++m) {
+            std::memset(const_cast<float*>(at(args->grad_k, batch, group, m)), 0, a.depth * sizeof(float));
+            std::memset(const_cast<float*>(at(args->grad_v, batch, group, m)), 0, a.channels * sizeof(float));
+        }
+        for (int64_t head = group * a.shared; head < (group + 1) * a.shared; ++head)
+            tiles_of(0, a.outputs, [&](auto vectors, int64_t first, int lanes) {
+                backward_tile<decltype(vectors)::value>(*args, batch, head, first, lanes);
+            });
+    }
+}

@@ -1,0 +1,171 @@
+"""The kernel of attention over all pairs against sums in float64, pair by pair: masks, shared heads, odd sizes, NaN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from structconv.compat import torch as compat
+from structconv.primitives.fused_attention import exact_attention
+from structconv.primitives.native import core
+from tests.support.drawn import EVERY
+
+needs_kernel = pytest.mark.skipif(core() is None, reason="the native kernels are turned off")
+SIZES = (1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 63, 65, 70, 130)
+
+
+def expected_of(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    """What a pair that does not exist reads is replaced by zero; outputs without pairs are zero."""
+    query, key, value = (t.double() for t in (query, key, value))
+    shared = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
+    exists = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool)
+    exists = exists.tril() if causal else exists
+    if mask is not None:
+        exists = exists & (mask if mask.dtype == torch.bool else mask > -torch.inf)
+    keys, values = (t.unsqueeze(-3).masked_fill(~exists.unsqueeze(-1), 0) for t in (key, value))
+    scores = scale * (query.unsqueeze(-2) * keys).sum(-1)
+    if mask is not None and mask.dtype != torch.bool:
+        scores = scores + mask.double().masked_fill(~exists, 0)
+    highest = scores.detach().masked_fill(~exists, -1e30).amax(-1, keepdim=True)
+    weights = (scores - highest).masked_fill(~exists, -torch.inf).exp()
+    total = weights.sum(-1, keepdim=True)
+    return (weights / total.masked_fill(total == 0, 1)).unsqueeze(-2).matmul(values).squeeze(-2)
+
+
+def strided(shape: tuple[int, ...], kind: str) -> Tensor:
+    """Numbers (B, K, N, C) that lie in this order, by rows, or as a part of a wider tensor."""
+    batch, heads, rows, channels = shape
+    if kind == "rows":
+        return torch.randn(batch, rows, heads, channels).transpose(1, 2)
+    return torch.randn(batch, heads, rows, 2 * channels)[..., 1:channels + 1] if kind == "part" else torch.randn(shape)
+
+
+@st.composite
+def cases(draw: Any) -> tuple[Any, ...]:
+    torch.manual_seed(draw(st.integers(0, 1 << 20)))
+    batch, groups, shared = (draw(st.integers(1, 3)) for _ in range(3))
+    outputs, inputs = draw(st.sampled_from(SIZES)), draw(st.sampled_from(SIZES))
+    depth, channels = (draw(st.sampled_from((1, 3, 8, 16, 20, 40))) for _ in range(2))
+    lies = st.sampled_from(("whole", "rows", "part"))
+    tensors = [strided(shape, draw(lies)) for shape in (
+        (batch, groups * shared, outputs, depth), (batch, groups, inputs, depth), (batch, groups, inputs, channels))]
+    shape = tuple(draw(st.sampled_from((1, size))) for size in (batch, groups * shared, outputs, inputs))
+    kind = draw(st.sampled_from(("none", "bool", "float", "both")))
+    mask: Tensor | None = None
+    if kind != "none":
+        exists = torch.rand(shape) < draw(st.sampled_from((0.1, 0.7)))
+        mask = exists if kind == "bool" else torch.randn(shape)
+        mask = mask.masked_fill(~exists, -torch.inf) if kind == "both" else mask
+        mask = mask[0, 0] if draw(st.booleans()) and shape[:2] == (1, 1) else mask
+    return tensors, mask, draw(st.booleans()), draw(st.sampled_from((depth ** -0.5, 1.0, -0.3, 0.0)))
+
+
+@needs_kernel
+@settings(max_examples=400 if EVERY else 60)
+@given(cases())
+def test_values_and_gradients_are_those_of_sums_in_float64(case: Any) -> None:
+    (query, key, value), mask, causal, scale = case
+    results = []
+    for function, dtype in ((exact_attention, torch.float32), (expected_of, torch.float64)):
+        leaves = [t.detach().to(dtype).requires_grad_() if dtype is torch.float64 else t.detach().requires_grad_()
+                  for t in (query, key, value)]
+        y = function(*leaves, mask, causal, scale)
+        assert y is not None
+        grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
+        results.append([y, *torch.autograd.grad(y, leaves, grad.to(dtype))])
+        if dtype is torch.float32:
+            with torch.no_grad():
+                assert torch.equal(y, exact_attention(query, key, value, mask, causal, scale))
+    for own, expected in zip(*results, strict=True):
+        torch.testing.assert_close(own.double(), expected, rtol=2e-5, atol=2e-5 * max(1.0, float(expected.abs().max())))
+
+
+@needs_kernel
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+@pytest.mark.parametrize("kind", ["causal", "padding", "table"])
+def test_what_has_no_pair_may_be_anything(kind: str, wrong: float) -> None:
+    """In keys, values, and queries and gradients of outputs that have no pair with a key."""
+    sizes = 2, 4, 70, 9
+    tensors, grad = [torch.randn(sizes) for _ in range(3)], torch.randn(sizes)
+    query, key, value = tensors
+    exists = {"causal": None, "padding": torch.arange(70).expand(2, 1, 1, 70) < 60,
+              "table": (torch.arange(70) < 60) & (torch.arange(70).unsqueeze(-1) != 3)}[kind]
+    seen = 60 if kind == "causal" else 70
+    results = []
+    for bad in (False, True):
+        if bad:
+            key[:, :, 60:], value[:, :, 60:] = wrong, wrong
+            if kind == "table":
+                query[:, :, 3], grad[:, :, 3] = wrong, wrong
+        leaves = [query[:, :, :seen].clone().requires_grad_(), *(t.clone().requires_grad_() for t in (key, value))]
+        y = exact_attention(*leaves, exists, kind == "causal", 0.3)
+        results.append([y, *torch.autograd.grad(y, leaves, grad[:, :, :seen])])
+    for own, expected in zip(*results, strict=True):
+        assert torch.equal(own, expected)
+
+
+@needs_kernel
+def test_second_derivatives_are_those_of_products_with_and_without_numbers_that_no_pair_reads() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for wrong in (0.0, torch.nan):
+        query, key, value = (torch.randn(2, 2, 5, 3, generator=generator) for _ in range(3))
+        key[0, :, 4], value[0, :, 4] = wrong, wrong
+        mask = torch.ones(2, 1, 1, 5, dtype=torch.bool)
+        mask[0, ..., 4] = False
+        results = []
+        for function, dtype in ((exact_attention, torch.float32), (expected_of, torch.float64)):
+            leaves = [t.to(dtype).requires_grad_() for t in (query, key, value)]
+            first = torch.autograd.grad(function(*leaves, mask, True, 0.5).square().sum(), leaves, create_graph=True)
+            results.append(torch.autograd.grad(sum(g.sin().sum() for g in first), leaves))
+        for own, expected in zip(*results, strict=True):
+            torch.testing.assert_close(own.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@needs_kernel
+def test_outputs_without_pairs_are_zero_and_so_are_their_gradients() -> None:
+    leaves = [torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(3)]
+    y = compat.scaled_dot_product_attention(*leaves, torch.zeros(5, 5, dtype=torch.bool))
+    for t in (y, *torch.autograd.grad(y.sum(), leaves)):
+        assert torch.equal(t, torch.zeros_like(t))
+
+
+@needs_kernel
+def test_a_result_that_is_changed_in_place_is_made_again_for_the_gradients() -> None:
+    leaves = [torch.randn(2, 2, 5, 4, requires_grad=True) for _ in range(3)]
+    grads = []
+    for changed in (False, True):
+        y = exact_attention(*leaves, None, False, 0.5)
+        loss = (y * 2).sum()
+        if changed:
+            y.detach().zero_()
+        grads.append(torch.autograd.grad(loss, leaves))
+    assert all(map(torch.equal, *grads))
+
+
+@needs_kernel
+def test_numbers_do_not_depend_on_threads() -> None:
+    tensors, threads = [torch.randn(2, 4, 150, 32, requires_grad=True) for _ in range(3)], torch.get_num_threads()
+    results = []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        y = exact_attention(*tensors, None, True, 0.2)
+        results.append([y, *torch.autograd.grad(y.square().sum(), tensors)])
+    torch.set_num_threads(threads)
+    assert all(map(torch.equal, *results))
+
+
+@needs_kernel
+def test_what_the_kernel_does_not_take_is_left_to_others() -> None:
+    x, wide = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 300)
+    learned = torch.zeros(5, 5, requires_grad=True)
+    for query, key, value, mask in ((x.double(), x.double(), x.double(), None), (wide, wide, wide, None),
+                                    (x, x[:, :3], x[:, :3], None), (x, x, x, learned), (x, x, x[..., :0], None),
+                                    (x, x, x, torch.ones(5, 5, dtype=torch.int64)), (x, x, x, torch.ones(4, 5)),
+                                    (x[0], x[0], x[0], None), (x, x.bfloat16(), x, None)):
+        assert exact_attention(query, key, value, mask, False, 1.0) is None
