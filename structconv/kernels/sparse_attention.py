@@ -92,12 +92,13 @@ class SortedEdges(NamedTuple):
     check: Callable[[], None]
 
 
-def sorted_edges(graph: Graph, inputs: int, outputs: int) -> SortedEdges | None:
-    """Sort the edges of a graph with these entries for a kernel; `None` if no kernel can read them."""
+def sorted_edges(graph: Graph, inputs: int, outputs: int, numbered: bool = False) -> SortedEdges | None:
+    """Sort the edges of a graph with these entries for a kernel; `None` if no kernel can read them. `numbered`: values
+    of edges are read, too."""
     index, loops = listed_edges(graph)
     if graph.num_inputs != inputs or graph.num_outputs != outputs:
         return None
-    adjacency = adjacency_of(index, inputs, outputs, loops=loops)
+    adjacency = adjacency_of(index, inputs, outputs, loops=loops, numbered=numbered)
     return None if adjacency is None else SortedEdges(graph, adjacency, unchanged(index))
 
 
@@ -311,6 +312,8 @@ class ScoredEdges(NamedTuple):
     def apply(self, r: Tensor, call: Call) -> Tensor:
         """A_k^T r_k."""
         scores, graph = self._evaluated(call)
+        if (result := self._over_new_edges(scores, graph, r, call)) is not None:
+            return result
         batch = self.edges.folded(call.basis, graph.num_inputs, graph.num_outputs, r,
                                   broadcast(r.shape[:-3], scores.shape[:-2]))
         q, k = (r.new_zeros(()).expand(*r.shape[:-3], self.edges.size, rows, 1)
@@ -318,6 +321,24 @@ class ScoredEdges(NamedTuple):
         y = bilinear_attention(*batch.layouts, batch.rows(q), batch.rows(k), batch.rows(r),
                                batch.by_edge(scores.to(r.dtype)), **self.edges.options(call.basis))
         return batch.heads(y)
+
+    def _over_new_edges(self, scores: Tensor, graph: Graph, r: Tensor, call: Call) -> Tensor | None:
+        """`attend_bilinear` where a kernel can read the tensors of the call, else `None`."""
+        size, options = self.edges.size, self.edges.options(call.basis)
+        if r.dim() != 3 or scores.dim() != 2 or scores.shape[0] != size or not is_direct(r, scores):
+            return None
+        edges = sorted_edges(graph, r.shape[1], graph.num_outputs, numbered=True)
+        if edges is None:
+            return None
+
+        def composed(q: Tensor, k: Tensor, v: Tensor, scores: Tensor) -> Tensor:
+            edges.check()
+            return bilinear_attention(*graph.layouts(), q, k, v, scores, **options)
+
+        none = r.new_zeros(()).expand(max(r.shape[1], graph.num_outputs), size, 1)
+        y = attend_bilinear(edges.adjacency, composed, none[:graph.num_outputs], none[:r.shape[1]],
+                            r.expand(size, -1, -1).transpose(0, 1), scores, 1.0, *self.edges.drop(call.basis))
+        return y.transpose(0, 1)
 
     def weights(self, call: Call) -> Tensor:
         """(..., K, E) in the order of the edges."""

@@ -429,8 +429,8 @@ _REDUCTIONS = {"min": "amin", "max": "amax", "mul": "prod"}
 _OF_LOOPS = ("mean", "add", *_REDUCTIONS)
 
 
-def attributes_of_loops(edge_attr: Tensor, target: Tensor, nodes: int, attr: float | str) -> Tensor:
-    """Attributes (..., N, A) or (N) of loops, from those of the edges into each `target`; see `with_self_loops`."""
+def attributes_of_loops(edge_attr: Tensor, index: Tensor, nodes: int, attr: float | str) -> Tensor:
+    """Attributes (..., N, A) or (N) of loops, from those of the edges (2, E) into each entry; see `with_self_loops`."""
     axis = edge_axis(edge_attr)
     shape = (*edge_attr.shape[:axis], nodes, *edge_attr.shape[axis + 1:])
     if not isinstance(attr, str):
@@ -438,17 +438,20 @@ def attributes_of_loops(edge_attr: Tensor, target: Tensor, nodes: int, attr: flo
     check_choice("with_self_loops", "attr", attr, _OF_LOOPS)
     if attr == "mean" and not (edge_attr.is_floating_point() or edge_attr.is_complex()):
         edge_attr = edge_attr.to(torch.get_default_dtype())
-    along, target = (*[1] * axis, -1, *[1] * (edge_attr.dim() - axis - 1)), target.long()
+    along, target = (*[1] * axis, -1, *[1] * (edge_attr.dim() - axis - 1)), index[1].long()
     if attr in _REDUCTIONS:
-        index, first = target.view(along).expand(edge_attr.shape), int(attr == "mul")
-        return edge_attr.new_full(shape, first).scatter_reduce(axis, index, edge_attr, _REDUCTIONS[attr],
+        places, first = target.view(along).expand(edge_attr.shape), int(attr == "mul")
+        return edge_attr.new_full(shape, first).scatter_reduce(axis, places, edge_attr, _REDUCTIONS[attr],
                                                                include_self=False)
     loops = edge_attr.new_zeros(shape).index_add(axis, target, edge_attr)
     if attr == "add":
         return loops
     # divided here: ONNX translates torch's own mean wrongly
-    ones = torch.ones((), dtype=torch.float32, device=edge_attr.device).expand(target.shape)
-    counts = ones.new_zeros(nodes).index_add(0, target, ones).clamp(min=1)
+    def count() -> Tensor:
+        ones = torch.ones((), dtype=torch.float32, device=index.device).expand(target.shape)
+        return ones.new_zeros(nodes).index_add(0, target, ones).clamp(min=1)
+
+    counts = derived(index, ("edges into each", nodes), count)
     return loops / counts.to(edge_attr.real.dtype).view(along)
 
 
@@ -505,7 +508,7 @@ def _with_self_loops(graph: Graph, weight: float, attr: float | str) -> Graph:
     if edge_weight is not None:
         edge_weight = torch.cat([edge_weight, edge_weight.new_full((*edge_weight.shape[:-1], nodes), weight)], -1)
     if edge_attr is not None:
-        edge_attr = torch.cat([edge_attr, attributes_of_loops(edge_attr, graph.target, nodes, attr)],
+        edge_attr = torch.cat([edge_attr, attributes_of_loops(edge_attr, index, nodes, attr)],
                               edge_axis(edge_attr))
     return Graph(_edges_and_loops(index, nodes), num_nodes=nodes, edge_weight=edge_weight, edge_attr=edge_attr,
                  samples=graph.samples)

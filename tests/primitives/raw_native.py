@@ -44,7 +44,7 @@ def recorded(native):
     for name, operator in originals.items():
         setattr(native, name, operator)
     r, index, ones = torch.randn, torch.randint(N, (2, E)), torch.ones(E + M)
-    side, _ = native.adjacency(torch.randint(M, (2, E)), M, M, True, True, 2, ones)
+    side, _ = native.adjacency(torch.randint(M, (2, E)), M, M, True, True, 2, ones, False)
     back = native.transpose(side)
     layout, _, _ = native.layouts(index, M, M)
     x, theta, both, heads, starts = r(M, 3), r(1, 3, 4), r(2, 3, 4), r(M, K, 3), torch.tensor([0, 3, M])
@@ -63,9 +63,10 @@ def recorded(native):
     _, weights = native.additive_step(r(2, K, 4), r(M, K, 4), torch.rand(M, K, 4), heads, r(K, 4), None, 2.0)
     calls |= {
         "outside": (index, [M, N]), "edges": (index, M, M, starts, starts), "first_loop": (index,),
+        "messages": (side, x, r(E + M, 3)), "messages_backward": (side, back, x, r(E + M, 3), x, True, True),
         "starts": (torch.tensor([0, 0, 2]), 3),
         "pool": (starts, x, 1), "pool_backward": (starts, x, r(2, 3), r(2, 3), 2),
-        "adjacency": (index, M, M, True, True, 2, ones), "transpose": (side,), "sums": (side, x, x),
+        "adjacency": (index, M, M, True, True, 2, ones, False), "transpose": (side,), "sums": (side, x, x),
         "spmm_into": (layout, r(E), False, r(2, M, 3), r(2, M, 3), 2, 2.0, -1.0),
         "maxima": (side, x), "maxima_backward": (side, back, x, x, x), "convolve": (side, x, theta, r(4), True),
         "convolve_backward": (back, x, theta, x, r(M, 4), True, True, True),

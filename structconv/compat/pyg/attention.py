@@ -68,6 +68,7 @@ class _Attention(Layer):
             attr = None
         if attr is not None and attr.shape[-1] != self.edge_dim:
             raise ShapeError(owner, f"edge_attr must have shape (E, edge_dim={self.edge_dim})", tuple(attr.shape))
+        attr = attr if attr is None else self._before_loops(attr)
         if graph.edge_weight is not None or attr is not graph.edge_attr:
             graph = dataclasses.replace(graph, edge_weight=None, edge_attr=attr)
         if not self.add_self_loops:
@@ -79,6 +80,10 @@ class _Attention(Layer):
             return with_loops(graph, self.fill_value, is_compiling())
         # theirs reduces over `edge_index[1]` always
         return with_loops(graph.reversed(), self.fill_value, is_compiling()).reversed()
+
+    def _before_loops(self, attr: Tensor) -> Tensor:
+        """What a layer reads of the attributes (E, A) of edges, of which the loops' are then made."""
+        return attr
 
     #: True if attributes and `edge_dim` may be given without each other.
     _edges_may_be_bare = False
@@ -205,19 +210,29 @@ class GATConv(_Attention):
             heads = self._heads(values)
         scores: Any = Affine(cast(Any, Term(heads, self.att_src[0])), of_target)
         if edges.edge_attr is not None and self.lin_edge is not None:
-            scores = scores + EdgeScore(graph, self._of_attributes(edges.edge_attr))
+            term = edges.edge_attr if self._has_terms_first() else self._of_attributes(edges.edge_attr)
+            scores = scores + EdgeScore(graph, term.mT)
         y, alpha = self._attend(values, heads, scores.leaky_relu(self.negative_slope), graph, edges, mask=mask,
                                 bias=self.bias, weights=bool(return_attention_weights))
         y = y if residual is None else y + residual
         return _with_weights(self, y, edge_index, edges, alpha if return_attention_weights else None)
 
+    def _has_terms_first(self) -> bool:
+        """Return True if the attributes of loops are sums or means, so that their terms are those of terms."""
+        return self.lin_edge is not None and is_plain(self.lin_edge) and (
+            not self.add_self_loops or (isinstance(self.fill_value, str) and self.fill_value in ("mean", "add")))
+
+    def _before_loops(self, attr: Tensor) -> Tensor:
+        return self._of_attributes(attr) if self._has_terms_first() else attr
+
     def _of_attributes(self, attr: Tensor) -> Tensor:
-        """<w_k, e U_k> of each edge, (K, E): e (U_k w_k), unless a hook or another module is to read e U_k."""
+        """<w_k, e U_k> of each edge, (E, K): e (U_k w_k), unless a hook or another module is to read e U_k."""
         project, vector = cast(Linear, self.lin_edge), cast(Tensor, self.att_edge)[0]
         if not is_plain(project):
-            return Term(self._heads(project(attr)), vector).tensor()
+            return Term(self._heads(project(attr)), vector).tensor().mT
         composed = project.weight.unflatten(0, vector.shape) * vector.unsqueeze(-1)
-        return (attr @ composed.sum(1).mT).mT
+        attr = attr if attr.is_floating_point() else attr.to(composed.dtype)
+        return attr @ composed.sum(1).mT
 
 
 class GATv2Conv(_Attention):

@@ -11,17 +11,15 @@ from torch.compiler import is_compiling
 
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.operator import apply
-from structconv.derived import cached, derived, forget_changed
+from structconv.derived import derived, forget_changed
 from structconv.errors import StructureError
 from structconv.nn.direct import FEW_NUMBERS
-from structconv.primitives.native.adjacency import adjacency_of
-from structconv.primitives.native.layer import MessageEdges
 from structconv.structures.graph import Graph, attributes_of_loops, has_loops, looped
 from structconv.torch_compat import is_batched, is_functional
 from structconv.weights import Eye
 
-__all__ = ["Fill", "edges_to_outputs", "gather", "graph_of", "group_count", "is_sparse", "matrix_of", "message_edges",
-           "numbered", "replaced_loops", "with_loops", "with_remaining_loops", "without_edges", "without_loops"]
+__all__ = ["Fill", "edges_to_outputs", "gather", "graph_of", "group_count", "is_sparse", "matrix_of", "numbered",
+           "replaced_loops", "with_loops", "with_remaining_loops", "without_edges", "without_loops"]
 
 Fill = float | str | Tensor
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
@@ -183,17 +181,20 @@ def with_loops(graph: Graph, fill: Fill = "mean", fixed_size: bool = False) -> G
     inputs, outputs = graph.num_inputs, graph.num_outputs
     count = min(inputs, outputs)
     if not fixed_size:
-        bare = _without_loops(graph)
-        bare = bare if bare.edge_weight is None else dataclasses.replace(bare, edge_weight=None)
-        if bare.edge_attr is None and inputs == outputs:
-            return looped(bare)
-        return Graph(_followed_by_loops(bare.edge_index, count), num_inputs=inputs, num_outputs=outputs,
-                     edge_attr=_attributes(bare.edge_index, bare, fill))
+        if graph.edge_attr is None and inputs == outputs:
+            bare = _without_loops(graph)
+            return looped(bare if bare.edge_weight is None else dataclasses.replace(bare, edge_weight=None))
+        parts, index, attr = _parts(graph), graph.edge_index, graph.edge_attr
+        if parts is not None:
+            index, attr = parts[1], None if attr is None else attr[parts[0]]
+        return Graph(_followed_by_loops(index, count), num_inputs=inputs, num_outputs=outputs,
+                     edge_attr=_attributes(attr, index, inputs, outputs, fill))
     loop = graph.source == graph.target
     absent = torch.zeros(loop.shape, device=loop.device).masked_fill(loop, -torch.inf)
     apart = torch.where(loop, max(inputs, outputs), graph.edge_index)  # at an entry that there is not
     return Graph(_followed_by_loops(graph.edge_index, count), num_inputs=inputs, num_outputs=outputs,
-                 edge_weight=torch.cat([absent, absent.new_zeros(count)]), edge_attr=_attributes(apart, graph, fill))
+                 edge_weight=torch.cat([absent, absent.new_zeros(count)]),
+                 edge_attr=_attributes(graph.edge_attr, apart, inputs, outputs, fill))
 
 
 def _followed_by_loops(index: Tensor, count: int) -> Tensor:
@@ -201,15 +202,15 @@ def _followed_by_loops(index: Tensor, count: int) -> Tensor:
         [index, torch.arange(count, dtype=index.dtype, device=index.device).expand(2, count)], 1))
 
 
-def _attributes(index: Tensor, graph: Graph, fill: Fill) -> Tensor | None:
-    """The attributes of a graph's edges, then those of loops, made of those of the edges `index`."""
-    attr, count = graph.edge_attr, min(graph.num_inputs, graph.num_outputs)
+def _attributes(attr: Tensor | None, index: Tensor, inputs: int, outputs: int, fill: Fill) -> Tensor | None:
+    """The attributes of edges, then those of loops, made of those of the edges `index`."""
+    count = min(inputs, outputs)
     if attr is None:
         return None
     if isinstance(fill, Tensor):
         return torch.cat([attr, fill.to(attr).expand(count, *attr.shape[1:])])
-    rows = max(graph.num_inputs, graph.num_outputs) + 1
-    return torch.cat([attr, attributes_of_loops(attr, index[1], rows, fill)[:count]])
+    rows = max(inputs, outputs) + 1
+    return torch.cat([attr, attributes_of_loops(attr, index, rows, fill)[:count]])
 
 
 def group_count(index: Tensor) -> int:
@@ -226,21 +227,6 @@ def edges_to_outputs(graph: Graph) -> Graph:
     """The graph whose inputs are the edges, each joined to its target: E entries to N."""
     joined = derived(graph.edge_index, "edges to outputs", lambda: numbered(graph.target))
     return Graph(joined, num_inputs=graph.num_edges, num_outputs=graph.num_outputs)
-
-
-def message_edges(graph: Graph) -> MessageEdges | None:
-    """The ends of a graph's edges, remembered for as long as they stay; `None` where no kernel can read them."""
-    index, sizes = graph.edge_index, (graph.num_inputs, graph.num_outputs)
-
-    def find() -> MessageEdges | None:
-        source, target = index.clone()      # a gradient under way is that of the edges that were
-        to_sources, to_targets = (adjacency_of(numbered(ends), len(ends), size)
-                                  for ends, size in zip((source, target), sizes, strict=True))
-        if to_sources is None or to_targets is None:
-            return None
-        return MessageEdges(source, target, to_targets, to_sources)
-
-    return cached(index, ("messages", *sizes), find)
 
 
 def gather(x: Tensor, graph: Graph) -> Tensor:

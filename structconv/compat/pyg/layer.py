@@ -235,7 +235,10 @@ class Layer(MessagePassing):
             x = aggregate(self.aggr_module or self.aggr, x, self._masked(messages))
             self._check_width(x, bias if lin is None else getattr(lin, "weight", None))
             matrix = Identity(messages.num_outputs)
-        y = x if type(matrix) is Identity and lin is None and bias is None else project(x, matrix, lin, bias)
+        if type(matrix) is Identity and bias is None:
+            y = x if lin is None else lin(x)
+        else:
+            y = project(x, matrix, lin, bias)
         y = y if absent is None else y[..., :-1, :]
         return y if root is None else y + root(x_root)
 

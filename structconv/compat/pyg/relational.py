@@ -14,13 +14,13 @@ from structconv.bases.matrices import adjacency
 from structconv.bases.sparse import Sparse
 from structconv.bases.typed import Typed
 from structconv.compat.pyg.convolutions import channels
-from structconv.compat.pyg.edges import gather, message_edges
+from structconv.compat.pyg.edges import gather
 from structconv.compat.pyg.layer import Channels, Layer, Nodes, pair
 from structconv.compat.pyg.linear import Linear
 from structconv.compat.pyg.operator import apply
 from structconv.derived import derived
 from structconv.errors import ConfigError, ShapeError, StructureError, text_of
-from structconv.primitives.native.adjacency import unchanged
+from structconv.primitives.native.adjacency import adjacency_of, unchanged
 from structconv.primitives.native.layer import gather_messages, is_direct
 from structconv.structures.graph import Graph
 from structconv.weights import Full, Grouped, Separable, Weight, WeightList
@@ -76,8 +76,8 @@ class GINEConv(Layer):
         plain_sum = self._is_sum() and not self.explain and x.dim() == attr.dim() == 2 and not private.any_autocast()
         if not plain_sum or attr.shape[0] != edges.num_edges or not is_direct(x, attr):
             return composed(x, attr)
-        ends = message_edges(edges)
-        return composed(x, attr) if ends is None else gather_messages(ends, composed, x, attr)
+        sides = adjacency_of(edges.edge_index, edges.num_inputs, edges.num_outputs, numbered=True)
+        return composed(x, attr) if sides is None else gather_messages(sides, composed, x, attr)
 
 
 def _width(owner: str, network: Any) -> int:

@@ -51,8 +51,8 @@ class Adjacency:
 
 
 def build_adjacency(kernels: Core, index: Tensor, inputs: int, outputs: int, *, loops: bool = False,
-                    square: bool = True, normalize: str | None = None, weights: Tensor | None = None
-                    ) -> Adjacency | None:
+                    square: bool = True, normalize: str | None = None, weights: Tensor | None = None,
+                    numbered: bool = False) -> Adjacency | None:
     """The edges (2, E) on the CPU; `None` where one is out of range, of which nobody has read more than its number.
 
     Args:
@@ -60,10 +60,12 @@ def build_adjacency(kernels: Core, index: Tensor, inputs: int, outputs: int, *, 
         square: whether the inputs are the outputs, so that both have the same degrees.
         normalize: "sym", "row" or None; see `mechanisms.Adjacency`.
         weights: (E,) or with loops (E + N), contiguous float32, or none for ones.
+        numbered: whether the layout says which edge each slot belongs to; with weights it does.
 
     O(E + M + N).
     """
-    tensor, bad = kernels.adjacency(index, inputs, outputs, loops, square, _NORMALIZATIONS[normalize], weights)
+    tensor, bad = kernels.adjacency(index, inputs, outputs, loops, square, _NORMALIZATIONS[normalize], weights,
+                                    numbered)
     return None if bad >= 0 else Adjacency(kernels, tensor, outputs, inputs)
 
 
@@ -81,17 +83,18 @@ def first_loop(kernels: Core, index: Tensor) -> int:
 
 
 def adjacency_of(index: Tensor, inputs: int, outputs: int, *, loops: bool = False, square: bool = True,
-                 normalize: str | None = None, weights: Tensor | None = None) -> Adjacency | None:
+                 normalize: str | None = None, weights: Tensor | None = None, numbered: bool = False
+                 ) -> Adjacency | None:
     """`build_adjacency`, remembered for as long as edges and weights stay; `None` where no kernel can read them."""
     if not index.is_cpu or index.dtype not in _INTEGERS or max(inputs, outputs, index.shape[1] + outputs) >= LIMIT:
         return None
     kernels = dispatch.Loaded.core if dispatch.Loaded.asked else dispatch.kernels()
     if kernels is None:
         return None
-    key = "adjacency", inputs, outputs, loops, square, normalize, weights is None
+    key = "adjacency", inputs, outputs, loops, square, normalize, weights is None, numbered
 
     build = partial(build_adjacency, kernels, index, inputs, outputs, loops=loops, square=square, normalize=normalize,
-                    weights=weights)
+                    weights=weights, numbered=numbered)
     return cached(index, key, build) if weights is None else derived((index, weights), key, build)
 
 

@@ -23,7 +23,7 @@ from structconv.primitives.native.dispatch import Loaded
 from structconv.primitives.native.indices import LIMIT
 from structconv.primitives.products import FULL_WIDTH, LEAST_NUMBERS, LEAST_PRODUCTS, outer, product
 
-__all__ = ["Gradients", "MessageEdges", "as_node", "attend_additive", "attend_affine", "attend_bilinear",
+__all__ = ["Gradients", "as_node", "attend_additive", "attend_affine", "attend_bilinear",
            "attend_dots", "attend_entries", "attend_layer", "attend_pairs", "convolve", "convolve_linear",
            "convolve_with_self", "gather_maxima", "gather_messages", "gather_sums", "group_starts", "is_direct",
            "pool_groups"]
@@ -67,20 +67,18 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
     """
     with_gradient, without = ((True,), (False,)) if flagged else ((), ())  # type: tuple[bool, ...], tuple[bool, ...]
 
-    def results(adjacency: Any, arguments: Any, flags: tuple[bool, ...]) -> tuple[Tensor, ...]:
-        found = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *flags)
-                 if isinstance(forward, str) else forward(adjacency, *arguments, *flags))
-        return found if isinstance(found, tuple) else (found,)
-
     def ahead(ctx: Any, adjacency: Any, composed: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        y, *others = results(adjacency, arguments, with_gradient)
+        results = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *with_gradient)
+                   if isinstance(forward, str) else forward(adjacency, *arguments, *with_gradient))
+        y, *others = results if isinstance(results, tuple) else (results,)
         ctx.save_for_backward(*arguments[:count], *others)
         ctx.adjacency, ctx.composed, ctx.options = adjacency, composed, arguments[count:]
         ctx.result = Result(y) if reads_result else None
-        return y
+        result: Tensor = y
+        return result
 
     def again(ctx: Any, *tensors: Tensor | None) -> Tensor:
-        return results(ctx.adjacency, (*tensors, *ctx.options), with_gradient)[0]
+        return call(ctx.adjacency, ctx.composed, *tensors, *ctx.options)
 
     def back(ctx: Any, grad: Tensor) -> Gradients:
         saved, needed = ctx.saved_tensors, ctx.needs_input_grad[2:count + 2]
@@ -103,7 +101,10 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
         if torch.is_grad_enabled() and private.any_requires_grad(*arguments):
             y: Tensor = apply(adjacency, composed, *arguments)
             return y
-        return results(adjacency, arguments, without)[0]
+        results = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *without)
+                   if isinstance(forward, str) else forward(adjacency, *arguments, *without))
+        y = results[0] if isinstance(results, tuple) else results
+        return y
 
     return call
 
@@ -241,28 +242,15 @@ gather_maxima = as_node("_Maxima", 1, "maxima", "maxima_backward")
 
 # -- messages -----------------------------------------------------------------------------------------------------
 
-class MessageEdges(NamedTuple):
-    """Copies of both ends of edges, (E,), and the edges as entries that lead to their targets, and to their sources."""
-
-    source: Tensor
-    target: Tensor
-    to_targets: Adjacency
-    to_sources: Adjacency
-
-
-def _messages(edges: MessageEdges, x: Tensor, attributes: Tensor) -> Tensor:
-    return _sums(edges.to_targets, x.index_select(0, edges.source).add_(attributes).relu_())
-
-
-def _messages_backward(edges: MessageEdges, x: Tensor, attributes: Tensor, grad: Tensor, needed: tuple[bool, ...]
+def _messages_backward(adjacency: Adjacency, x: Tensor, attributes: Tensor, grad: Tensor, needed: tuple[bool, ...]
                        ) -> Gradients:
-    sums = x.index_select(0, edges.source).add_(attributes)  # made again: kept, they would take as much as attributes
-    grads = torch.ops.aten.threshold_backward(grad.index_select(0, edges.target), sums, 0)
-    return _sums(edges.to_sources, grads) if needed[0] else None, grads if needed[1] else None
+    gradients: Gradients = Loaded.core.messages_backward(  # type: ignore[union-attr]
+        *adjacency.sides(), x, attributes, grad, *needed)
+    return gradients
 
 
-#: y_n = sum over the edges m -> n of relu(x_m + a_e), of x (M, C) and a (E, C), with `MessageEdges`: (N, C).
-gather_messages = as_node("_Messages", 2, _messages, _messages_backward, reads_result=False)
+#: y_n = sum over the edges m -> n of relu(x_m + a_e), of x (M, C) and a (E, C), with a `numbered` adjacency: (N, C).
+gather_messages = as_node("_Messages", 2, "messages", _messages_backward, reads_result=False)
 
 # -- attention; its options end with p, seed and heads of one batch entry, see `dispatch.drop_of` ------------------
 

@@ -169,6 +169,17 @@ struct MaximaArgs {
     int64_t channels, threads;
 };
 
+// y[n] = sum of relu(x[m] + attributes[e]) over the edges e from m to n, numbered by `order`. Backward: of the gradient of y,
+// where they are not null; the forward reads neither them nor `by_source`. All float32 and contiguous.
+struct MessagesArgs {
+    Layout by_target, by_source;
+    const float *x, *attributes;
+    float* y;
+    const float* grad;
+    float *grad_x, *grad_attributes;
+    int64_t channels, threads;
+};
+
 // s[v][edge] = <q[v / repeats_q][n], k[v / repeats_k][m]>
 struct SddmmArgs {
     Layout layout;

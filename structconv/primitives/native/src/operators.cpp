@@ -34,6 +34,7 @@ using Maybe = std::optional<Tensor>;
     X(layouts, LayoutsArgs, isa) X(outside, OutsideArgs, isa) X(verify, VerifyArgs, isa) X(edges, EdgesArgs, isa)     \
     X(adjacency, AdjacencyArgs, isa) X(groups, GroupsArgs, isa) X(transpose, TransposeArgs, isa)                      \
     X(spmm, SpmmArgs, isa) X(sddmm, SddmmArgs, isa) X(maxima, MaximaArgs, isa) X(maxima_backward, MaximaArgs, isa)    \
+    X(messages, MessagesArgs, isa) X(messages_backward, MessagesArgs, isa)                                            \
     X(conditioned_sums, ConditionedArgs, isa) X(conditioned_adjoint, ConditionedArgs, isa)                            \
     X(affine_forward, AffineForwardArgs, isa) X(affine_backward, AffineBackwardArgs, isa)                             \
     X(bilinear_forward, BilinearForwardArgs, isa) X(bilinear_backward, BilinearBackwardArgs, isa)                     \
@@ -387,14 +388,14 @@ int64_t first_loop(const Tensor& index_) {
 }
 
 std::tuple<Tensor, int64_t> adjacency(const Tensor& index_, int64_t inputs, int64_t outputs, bool loops, bool square,
-                                      int64_t normalize, const Maybe& weights_) {
+                                      int64_t normalize, const Maybe& weights_, bool numbered) {
     const Op op{"adjacency"};
     const View index = op.edge_index(index_, 2);
     const int64_t edges = index.size(1), slots = loops ? edges + outputs : edges;
     op.check(normalize >= kNone && normalize <= kSymmetric, "normalize", "be 0, 1 or 2");
     View weights;
     if (weights_) weights = op.exact("weights", *weights_, {slots}, types().f32);
-    const bool ordered = weights_.has_value(), valued = normalize != kNone || ordered;
+    const bool ordered = weights_.has_value() || numbered, valued = normalize != kNone || weights_.has_value();
     op.check(!loops || outputs <= inputs, "loops", "begin at inputs");
     op.check(!(valued && square) || inputs == outputs, "inputs", "be the outputs of a square graph");
     const Sealed made = op.open(outputs, slots, inputs, ordered, valued);
@@ -527,6 +528,39 @@ Tensor maxima_backward(const Tensor& by_target, const Tensor& by_source, const T
                           grad_x.floats(), x.size(1), op.threads};
     run.maxima_backward(&args);
     return grad_x.tensor();
+}
+
+// The attributes of edges that a layout numbers, a row for each.
+View attributes_of(const Op& op, const Sealed& side, const Tensor& attributes, int64_t channels) {
+    op.check(side.header->ordered, "by_target", "say which edge each slot belongs to");
+    return op.dense("attributes", attributes, {side.slots(), channels}, types().f32);
+}
+
+Tensor messages(const Tensor& side_, const Tensor& x_, const Tensor& attributes_) {
+    const Op op{"messages"};
+    const View x = op.dense("x", x_, {kAny, kAny}, types().f32);
+    const Sealed side = op.sealed("by_target", side_, x.size(0));
+    const View attributes = attributes_of(op, side, attributes_, x.size(1)), y = op.made({side.rows(), x.size(1)});
+    const MessagesArgs args{side.layout(), {}, x.floats(), attributes.floats(), y.floats(), nullptr, nullptr, nullptr, x.size(1),
+                            op.threads};
+    run.messages(&args);
+    return y.tensor();
+}
+
+std::tuple<Maybe, Maybe> messages_backward(const Tensor& by_target, const Tensor& by_source, const Tensor& x_,
+                                           const Tensor& attributes_, const Tensor& grad_, bool of_x, bool of_attributes) {
+    const Op op{"messages_backward"};
+    const View x = op.dense("x", x_, {kAny, kAny}, types().f32), grad = op.dense("grad", grad_, {kAny, x.size(1)}, types().f32);
+    const Sealed ahead = op.sealed("by_target", by_target, x.size(0)), back = op.sealed("by_source", by_source, grad.size(0));
+    op.check(ahead.rows() == grad.size(0) && back.rows() == x.size(0) && ahead.slots() == back.slots() && back.header->ordered,
+             "by_source", "be the transpose of by_target");
+    const View attributes = attributes_of(op, ahead, attributes_, x.size(1));
+    const View grad_x = of_x ? op.made({x.size(0), x.size(1)}) : View{};
+    const View grad_attributes = of_attributes ? op.made({ahead.slots(), x.size(1)}) : View{};
+    const MessagesArgs args{ahead.layout(), back.layout(), x.floats(), attributes.floats(), nullptr, grad.floats(),
+                            grad_x.floats(), grad_attributes.floats(), x.size(1), op.threads};
+    run.messages_backward(&args);
+    return {maybe(grad_x), maybe(grad_attributes)};
 }
 
 // Groups of rows that lie one after the other, as layouts by group and by row; `starts` as in GroupsArgs.
@@ -2048,8 +2082,8 @@ const Operator kOperators[] = {
     {"outside", "(Tensor index, int[] sizes) -> int", TORCH_BOX(&outside)},
     {"edges", "(Tensor index, int inputs, int outputs, Tensor? input_starts, Tensor? output_starts) -> int", TORCH_BOX(&edges)},
     {"first_loop", "(Tensor index) -> int", TORCH_BOX(&first_loop)},
-    {"adjacency", "(Tensor index, int inputs, int outputs, bool loops, bool square, int normalize, Tensor? weights) -> "
-     "(Tensor, int)", TORCH_BOX(&adjacency)},
+    {"adjacency", "(Tensor index, int inputs, int outputs, bool loops, bool square, int normalize, Tensor? weights, "
+     "bool numbered) -> (Tensor, int)", TORCH_BOX(&adjacency)},
     {"transpose", "(Tensor side) -> Tensor", TORCH_BOX(&transpose)},
     {"spmm", "(Tensor layout, Tensor? values, bool in_layout_order, Tensor x, Tensor? z, int rows, int count, float alpha, "
      "float beta) -> Tensor", TORCH_BOX(&spmm)},
@@ -2060,6 +2094,9 @@ const Operator kOperators[] = {
     {"maxima", "(Tensor side, Tensor x) -> Tensor", TORCH_BOX(&maxima)},
     {"maxima_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor y, Tensor grad) -> Tensor",
      TORCH_BOX(&maxima_backward)},
+    {"messages", "(Tensor by_target, Tensor x, Tensor attributes) -> Tensor", TORCH_BOX(&messages)},
+    {"messages_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor attributes, Tensor grad, bool of_x, "
+     "bool of_attributes) -> (Tensor?, Tensor?)", TORCH_BOX(&messages_backward)},
     {"starts", "(Tensor groups, int count) -> Tensor", TORCH_BOX(&starts)},
     {"pool", "(Tensor starts, Tensor x, int kind) -> Tensor", TORCH_BOX(&pool)},
     {"pool_backward", "(Tensor starts, Tensor x, Tensor y, Tensor grad, int kind) -> Tensor", TORCH_BOX(&pool_backward)},
