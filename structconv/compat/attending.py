@@ -22,7 +22,7 @@ from structconv.ops import apply, bound_apply
 from structconv.planning.plan import CAPACITY, plans_version
 from structconv.planning.problem import BoundRun
 from structconv.primitives.functions import finite
-from structconv.primitives.fused_attention import exact_attention
+from structconv.primitives.fused_attention import exact_attention, exact_weights
 from structconv.shapes import broadcast
 from structconv.structures.supports import Causal, DenseMask, Padding, Support
 from structconv.structures.values import EXACT, size_class
@@ -101,10 +101,15 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
     (heads, outputs, depth), inputs = query.shape[-3:], key.shape[-2]
     keep, bias, support = mask = _NONE if mask is None else mask
     plain = softcap is sink is vector is term is None and not dropout
-    if plain and not weights and (support is None or support is _CAUSAL):
+    if plain and (support is None or support is _CAUSAL):
+        table, causal = keep if bias is None else bias, support is not None
         if keep is not None and bias is not None:
-            mask = Mask(None, bias.masked_fill(~keep, -torch.inf), support)
-        y = attend_plainly(query, key, value, mask.keep if mask.bias is None else mask.bias, support is not None, scale)
+            table = bias.masked_fill(~keep, -torch.inf)
+        if weights and not must_be_planned(Normalized):
+            result = exact_weights(query, key, value, table, causal, depth ** -0.5 if scale is None else scale)
+            if result is not None:
+                return result
+        y = None if weights else attend_plainly(query, key, value, table, causal, scale)
         if y is not None:
             return y, None
     shared = key.shape[-3] != heads
@@ -122,10 +127,6 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
     if shared and outputs == 1 and support is None and sink is vector is term is None and not by_head:
         return _one_output(query, key, value, Mask(keep, bias), scale=scale, dropout=dropout, softcap=softcap,
                            weights=weights)
-    if plain and weights and _is_by_products(query, key, value, mask):
-        result = _by_products(query, key, value, mask, depth ** -0.5 if scale is None else scale)
-        if result is not None:
-            return result
     if shared:
         key, value = _for_each_head(heads, key, value)
     lead = broadcast(*(t.shape[:-3] for t in (query, key, value, keep, bias) if t is not None))
@@ -156,64 +157,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
     return y.squeeze(-3) if by_head else y, table
 
 
-def _by_products(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scale: float) -> tuple[Tensor, Tensor] | None:
-    """`attend` with weights by two products; `None` where a mask meets numbers that are not finite, or leaves an output
-    without pairs.
-
-    Without gradients the weights take the memory of the scores.
-    """
-    (*lead, outputs, _), inputs, (keep, bias, support) = query.shape, key.shape[-2], mask
-    added = bias
-    if keep is not None:
-        added = (query.new_zeros(keep.shape) if bias is None else bias).masked_fill(~keep, -torch.inf)
-    if support is not None:
-        added = query.new_full((outputs, inputs), -torch.inf).triu_(1)
-    if key.shape[-3] != query.shape[-3]:
-        key, value = _for_each_head(query.shape[-3], key, value)
-    q, k, v = query.flatten(0, -3), key.flatten(0, -3), value.flatten(0, -3)
-    if added is None:
-        scores = torch.baddbmm(q.new_empty(1), q, k.mT, beta=0, alpha=scale)  # beta: the first is not read
-    else:
-        added = added if added.dim() == 2 else added.expand(*lead, *added.shape[-2:]).flatten(0, -3)
-        scores = torch.baddbmm(added, q, k.mT, alpha=scale)
-    table = scores.softmax(-1) if scores.requires_grad else torch.softmax(scores, -1, out=scores)
-    y, table = torch.bmm(table, v).view(*lead, outputs, v.shape[-1]), table.view(*lead, outputs, inputs)
-    if keep is bias is support is None:
-        return y, table
-    # y shows all but an infinite key that is left out, by which 0 is multiplied in the gradient of the query
-    return (y, table) if finite(y) and (not y.requires_grad or finite(key)) else None
-
-
 def _for_each_head(heads: int, *shared: Tensor) -> list[Tensor]:
     """Keys and values (..., K', M, D), of which each is shared by consecutive heads, as (..., K, M, D)."""
     return [t.unsqueeze(-3).expand(*t.shape[:-2], heads // t.shape[-3], *t.shape[-2:]).flatten(-4, -3) for t in shared]
-
-
-def _is_by_products(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> bool:
-    """Return True for tensors and masks that `_by_products` takes."""
-    if not type(query) is type(key) is type(value) is Tensor or is_compiling() or query.dim() < 3:
-        return False
-    if not query.dtype is key.dtype is value.dtype or query.dtype not in (torch.float32, torch.float64):
-        return False
-    if not (query.is_cpu and key.is_cpu and value.is_cpu):
-        return False
-    (keep, bias, support), shape, own = mask, query.shape, key.shape
-    if support is not None and not (support is _CAUSAL and keep is bias is None and shape[-2] == own[-2]):
-        return False
-    if not keep is bias is None and not all(_is_table(t, query, key) for t in (keep, bias) if t is not None):
-        return False
-    return (shape[:-3] == own[:-3] and own[:-1] == value.shape[:-1] and shape[-1] == own[-1]
-            and query.numel() > 0 < value.numel() and not private.watched() and not must_be_planned(Normalized))
-
-
-def _is_table(table: Tensor, query: Tensor, key: Tensor) -> bool:
-    """Return True if a table of booleans, or of numbers like the queries, is one of their pairs, or broadcasts to it.
-    """
-    *lead, outputs, _ = query.shape
-    return (type(table) is Tensor and table.is_cpu and table.layout is torch.strided
-            and table.dtype in (torch.bool, query.dtype) and 1 < table.dim() <= query.dim()
-            and all(own in (1, size) for own, size in zip(
-                reversed(table.shape), (key.shape[-2], outputs, *reversed(lead)), strict=False)))
 
 
 def attend_plainly(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None

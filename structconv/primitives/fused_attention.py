@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,12 +12,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from structconv import torch_compat as private
-from structconv.primitives.functions import pulled_back
+from structconv.primitives.functions import Result, pulled_back
 from structconv.primitives.native.dispatch import Loaded, kernels
 from structconv.primitives.native.layer import Gradients, as_node, is_direct
+from structconv.primitives.native.loader import Core
 from structconv.primitives.segments import masked_softmax
 
-__all__ = ["exact_attention", "fused_attention"]
+__all__ = ["exact_attention", "exact_weights", "fused_attention"]
 
 #: Channels that the kernel holds: kAttentionChannels in native/src/api.h.
 _MOST_CHANNELS = 256
@@ -59,6 +60,31 @@ def exact_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | N
     is zero. Float32 on a CPU, up to 256 channels, without a gradient of the mask. With `causal` a mask may be given,
     too. Memory O(N) beside the results; the backward makes the scores again.
     """
+    core = _core_for(query, key, values, mask)
+    if core is None:
+        return None
+    if torch.is_grad_enabled() and private.any_requires_grad(query, key, values):
+        composed = partial(_all_pairs, causal=causal, scale=scale)
+        return _attention(None, composed, query, key, values, mask, causal, scale)
+    y: Tensor = core.attention_forward(query, key, values, mask, causal, scale, False, False)[0]
+    return y
+
+
+def exact_weights(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float
+                  ) -> tuple[Tensor, Tensor] | None:
+    """`exact_attention` and the weights (B, K, N, M), whose own gradient is computed operator by operator."""
+    core = _core_for(query, key, values, mask)
+    if core is None:
+        return None
+    if torch.is_grad_enabled() and private.any_requires_grad(query, key, values):
+        pair: tuple[Tensor, Tensor] = _weighted(query, key, values, mask, causal, scale)
+        return pair
+    y, _, weights = core.attention_forward(query, key, values, mask, causal, scale, False, True)
+    return y, weights
+
+
+def _core_for(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None) -> Core | None:
+    """The kernels, if they take these tensors."""
     core = Loaded.core if Loaded.asked else kernels()
     if core is None or not is_direct(query, key, values):
         return None
@@ -70,13 +96,7 @@ def exact_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | N
         return None
     if groups == 0 or heads % groups or not 0 < depth <= _MOST_CHANNELS or not 0 < channels <= _MOST_CHANNELS:
         return None
-    if mask is not None and not _is_readable(mask, query, key):
-        return None
-    if torch.is_grad_enabled() and private.any_requires_grad(query, key, values):
-        composed = partial(_all_pairs, causal=causal, scale=scale)
-        return _attention(None, composed, query, key, values, mask, causal, scale)
-    y: Tensor = core.attention_forward(query, key, values, mask, causal, scale, False)[0]
-    return y
+    return core if mask is None or _is_readable(mask, query, key) else None
 
 
 def _is_readable(mask: Tensor, query: Tensor, key: Tensor) -> bool:
@@ -89,7 +109,7 @@ def _is_readable(mask: Tensor, query: Tensor, key: Tensor) -> bool:
 
 
 def _forward(_: Any, *arguments: Any) -> Any:
-    return Loaded.core.attention_forward(*arguments)  # type: ignore[union-attr]
+    return Loaded.core.attention_forward(*arguments, False)[:2]  # type: ignore[union-attr]
 
 
 def _backward(_: Any, *arguments: Any) -> Gradients:
@@ -99,6 +119,35 @@ def _backward(_: Any, *arguments: Any) -> Gradients:
 
 #: The kernel, for what it takes.
 _attention = as_node("_Attention", 4, _forward, _backward, flagged=True)
+
+
+class _Weighted(torch.autograd.Function):
+    """The kernel with its weights."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        y, total, weights = Loaded.core.attention_forward(*arguments, True, True)  # type: ignore[union-attr]
+        ctx.save_for_backward(*arguments[:4], total)
+        ctx.options, ctx.result = arguments[4:], Result(y)
+        ctx.set_materialize_grads(False)
+        return y, weights
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, of_weights: Tensor | None) -> tuple[Any, ...]:
+        query, key, values, mask, total = ctx.saved_tensors
+        tensors, (causal, scale) = (query, key, values, mask), ctx.options
+        grads: Sequence[Tensor | None]
+        if of_weights is not None or torch.is_grad_enabled() or (grad is not None and private.is_wrapped(grad)):
+            composed = partial(_pairs_and_weights, causal=causal, scale=scale)
+            grads = pulled_back(composed, tensors, ctx.needs_input_grad[:4], [grad, of_weights])
+        else:
+            y = ctx.result.take(lambda: exact_attention(*tensors, causal, scale))
+            grads = *Loaded.core.attention_backward(  # type: ignore[union-attr]
+                *tensors, y, total, grad, causal, scale), None
+        return *grads, None, None
+
+
+_weighted: Callable[..., Any] = private.bound_apply(_Weighted)
 
 
 # -- torch's kernel -------------------------------------------------------------------------------------------------
@@ -153,7 +202,12 @@ class _Fused(torch.autograd.Function):
 _fused: Callable[..., Tensor] = private.bound_apply(_Fused)
 
 
-def _all_pairs(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+def _all_pairs(*tensors: Tensor | None, **options: Any) -> Tensor:
+    return _pairs_and_weights(*tensors, **options)[0]  # type: ignore[arg-type]
+
+
+def _pairs_and_weights(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float
+                       ) -> tuple[Tensor, Tensor]:
     """By differentiable operators; keys and values without any pair may be anything."""
     shared, (outputs, inputs) = query.shape[1] // key.shape[1], (query.shape[2], key.shape[2])
     if shared > 1:
@@ -167,4 +221,5 @@ def _all_pairs(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, 
         key, values = (t.masked_fill(absent.all(-2).unsqueeze(-1), 0) for t in (key, values))
     scores = query @ key.mT * scale
     scores = scores if added is None else scores + added
-    return masked_softmax(scores, None if absent is None else ~absent, -1) @ values
+    weights = masked_softmax(scores, None if absent is None else ~absent, -1)
+    return weights @ values, weights

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from structconv.compat import torch as compat
-from structconv.primitives.fused_attention import exact_attention
+from structconv.primitives.fused_attention import exact_attention, exact_weights
 from structconv.primitives.native import core
 from tests.support.drawn import EVERY
 
@@ -82,6 +82,12 @@ def test_values_and_gradients_are_those_of_sums_in_float64(case: Any) -> None:
         if dtype is torch.float32:
             with torch.no_grad():
                 assert torch.equal(y, exact_attention(query, key, value, mask, causal, scale))
+    one = torch.eye(key.shape[2], dtype=torch.float64).expand(*key.shape[:2], -1, -1)  # whose sums are the weights
+    results[1].append(expected_of(query, key, one, mask, causal, scale))
+    with torch.no_grad():
+        y, weights = exact_weights(query, key, value, mask, causal, scale)
+    assert torch.equal(y, results[0][0])
+    results[0].append(weights)
     for own, expected in zip(*results, strict=True):
         torch.testing.assert_close(own.double(), expected, rtol=2e-5, atol=2e-5 * max(1.0, float(expected.abs().max())))
 
@@ -125,6 +131,28 @@ def test_second_derivatives_are_those_of_products_with_and_without_numbers_that_
             results.append(torch.autograd.grad(sum(g.sin().sum() for g in first), leaves))
         for own, expected in zip(*results, strict=True):
             torch.testing.assert_close(own.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@needs_kernel
+def test_weights_have_gradients_too() -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, heads, 5, 3, generator=generator) for heads in (4, 2, 2))
+    one = torch.eye(5).expand(2, 2, 5, 5)
+    results = []
+    for of_y in (0.0, 1.0):
+        for of_weights in (0.0, 1.0):
+            grads = []
+            for exact in (True, False):
+                leaves = [t.clone().requires_grad_() for t in (query, key, value)]
+                y, weights = (exact_weights(*leaves, None, True, 0.5) if exact else
+                              (expected_of(*leaves, None, True, 0.5), expected_of(*leaves[:2], one, None, True, 0.5)))
+                loss = of_y * y.square().sum() if of_y else 0.0
+                loss = loss + of_weights * weights.square().sum() if of_weights else loss
+                grads.append(torch.autograd.grad(loss, leaves, allow_unused=True) if of_y or of_weights else [])
+            results.append(grads)
+    for own, expected in results:
+        for a, b in zip(own, expected, strict=True):
+            assert (a is None or not a.any()) if b is None else torch.allclose(a.double(), b.double(), atol=1e-5)
 
 
 @needs_kernel

@@ -382,7 +382,7 @@ struct AttentionArgs {
 struct AttentionForwardArgs {
     AttentionArgs attention;
     Planes y;
-    float* lse;  // (batch, heads, outputs), or null
+    float *lse, *weights;  // (batch, heads, outputs), and (batch, heads, outputs, inputs); or null
 };
 
 struct AttentionBackwardArgs {

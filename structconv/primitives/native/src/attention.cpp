@@ -84,6 +84,33 @@ template <int L> struct Outputs {
         }
     }
 
+    float* weights_of(int i, int64_t start, float* weights) const {
+        return weights + ((batch * a.heads + head) * a.outputs + first + i) * a.inputs + start;
+    }
+
+    void clear_weights(int64_t start, int count, float* weights) const {
+        for (int i = 0; i < lanes; ++i) std::memset(weights_of(i, start, weights), 0, count * sizeof(float));
+    }
+
+    // weights (batch, heads, outputs, inputs) = factor[lane] w[key][lane], for so many keys from `start` on
+    void store_weights(const float* w, int64_t start, int count, const float* factor, float* weights) const {
+        for (int i = 0; i < lanes; i += 8) {
+            const int rows = lanes - i < 8 ? lanes - i : 8;
+            const v8 own = load<v8>(factor + i);
+            for (int j = 0; j < count; j += 8) {
+                v8 read[8], turned[8];
+                const int part = count - j < 8 ? count - j : 8;
+                for (int r = 0; r < 8; ++r) read[r] = load<v8>(w + (r < part ? j + r : j) * width + i) * own;
+                transpose(read, turned);
+                for (int r = 0; r < rows; ++r) {
+                    float* to = weights_of(i + r, start + j, weights);
+                    if (part == 8) store(to, turned[r]);
+                    else store_part(to, turned[r], part);
+                }
+            }
+        }
+    }
+
     // The inputs that may reach an output of the tile.
     int64_t inputs() const {
         const int64_t last = first + lanes;
@@ -259,6 +286,26 @@ template <int L> void forward_tile(const AttentionForwardArgs& f, int64_t batch,
         store(lse + 16 * l, choose(sum[l] == 0.0f, splat<v16>(INFINITY), base[l] + logarithm(sum[l])));
     }
     outputs.store_lanes(sums, channels, inverse, f.y);
+    if (f.weights) {
+        const int64_t end = outputs.inputs();
+        for (int64_t start = 0; start < a.inputs; start += kKeys) {
+            const int count = static_cast<int>(a.inputs - start < kKeys ? a.inputs - start : kKeys);
+            const bool known = later && a.inputs <= kKeys;  // the one block is still there
+            if (start >= end || (!known && !open_block(outputs, start, end, block))) {
+                outputs.clear_weights(start, count, f.weights);
+                continue;
+            }
+            if (!known) {
+                dots<L>(at(a.k, batch, shared, start), a.k.row, block.count, query, depth, w);
+                add_mask(block, w);
+                for (int l = 0; l < L; ++l)
+                    for (int j = 16 * l; j < block.count * width; j += width)
+                        store(w + j, exponential(load<v16>(w + j) - base[l]));
+            }
+            if (block.count < count) std::memset(w + block.count * width, 0, sizeof(float) * (count - block.count) * width);
+            outputs.store_weights(w, start, count, inverse, f.weights);
+        }
+    }
     if (f.lse) std::memcpy(f.lse + (batch * a.heads + head) * a.outputs + first, lse, lanes * sizeof(float));
 }
 

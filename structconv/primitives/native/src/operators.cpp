@@ -1875,17 +1875,18 @@ struct Attention {
     }
 };
 
-// y and, to train, the logarithms (B, K, N) of the sums of the exponentials.
-std::tuple<Tensor, Maybe> attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Maybe& mask, bool causal,
-                                            double scale, bool train) {
+// y and, to train, the logarithms (B, K, N) of the sums of the exponentials; the weights (B, K, N, M) where asked for.
+std::tuple<Tensor, Maybe, Maybe> attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Maybe& mask,
+                                                   bool causal, double scale, bool train, bool weights) {
     const Op op{"attention_forward"};
     const Attention s(op, q, k, v, mask, causal, scale);
     const AttentionArgs& a = s.args;
     const View y = Attention::by_rows(op, a.batch, a.heads, a.outputs, a.channels);
     const View lse = train ? op.made({a.batch, a.heads, a.outputs}) : View{};
-    const AttentionForwardArgs args{a, Attention::planes(y), lse.floats()};
+    const View table = weights ? op.made({a.batch, a.heads, a.outputs, a.inputs}) : View{};
+    const AttentionForwardArgs args{a, Attention::planes(y), lse.floats(), table.floats()};
     run.attention_forward(&args);
-    return {y.tensor(), maybe(lse)};
+    return {y.tensor(), maybe(lse), maybe(table)};
 }
 
 // The gradients of q, k and v.
@@ -2179,8 +2180,8 @@ const Operator kOperators[] = {
     {"window_forward", "(" SC_WINDOW ") -> (Tensor, Tensor)", TORCH_BOX(&window_forward)},
     {"window_backward", "(" SC_WINDOW ", Tensor y, Tensor lse, Tensor grad, bool of_table) -> "
      "(Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&window_backward)},
-    {"attention_forward", "(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, bool train) -> "
-     "(Tensor, Tensor?)", TORCH_BOX(&attention_forward)},
+    {"attention_forward", "(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, bool train, "
+     "bool weights) -> (Tensor, Tensor?, Tensor?)", TORCH_BOX(&attention_forward)},
     {"attention_backward", "(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor y, Tensor lse, Tensor grad, bool causal, "
      "float scale) -> (Tensor, Tensor, Tensor)", TORCH_BOX(&attention_backward)},
     {"attention_step", "(" SC_HEADS("query") SC_HEADS("key") SC_HEADS("value") "Tensor(a!) keys, Tensor(b!) values, "
