@@ -16,7 +16,7 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.factorization import decompose, factorize
 from structconv.planning.plan import Plan, plan_for, served
 from structconv.planning.precision import autocast_dtype, cast_call
-from structconv.planning.problem import BoundRun, Call
+from structconv.planning.problem import Call
 from structconv.shapes import check_entries
 from structconv.structures.grid import Grid
 from structconv.weights import Eye, Full, Weight
@@ -92,14 +92,6 @@ def apply(basis: Basis, r: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     call = _applied(basis, r, bias)
     return plan_for(call).run(call)
-
-
-def bound_apply(basis: Basis, r: Tensor) -> tuple[Tensor, BoundRun | None]:
-    """`apply`, and what computes later calls of equal options and classes of sizes from their queries, keys and values,
-    if the chosen kernel can; see `Kernel.bind`."""
-    call = _applied(basis, r, None)
-    plan = plan_for(call)
-    return plan.run(call), None if plan.bind is None else plan.bind(call)
 
 
 def _applied(basis: Basis, r: Tensor, bias: Tensor | None) -> Call:

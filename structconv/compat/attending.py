@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -18,14 +17,11 @@ from structconv.bases.linear import Scaled
 from structconv.bases.scores import Additive, Bilinear
 from structconv.errors import ConfigError, ShapeError
 from structconv.nn.direct import must_be_planned
-from structconv.ops import apply, bound_apply
-from structconv.planning.plan import CAPACITY, plans_version
-from structconv.planning.problem import BoundRun
+from structconv.ops import apply
 from structconv.primitives.functions import finite
-from structconv.primitives.fused_attention import exact_attention, exact_weights
+from structconv.primitives.fused_attention import exact_attention, exact_weights, fused_attention
 from structconv.shapes import broadcast
 from structconv.structures.supports import Causal, DenseMask, Padding, Support
-from structconv.structures.values import EXACT, size_class
 
 __all__ = ["Mask", "attend", "attend_plainly"]
 
@@ -166,48 +162,25 @@ def attend_plainly(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
                    ) -> Tensor | None:
     """`attend` with a table of booleans or numbers by what a plan would take, without the plan, which takes longer to
     find than few pairs to compute; `None` where that is not known."""
-    if query.shape[-2] == 1 and not torch.is_grad_enabled():
-        y = _step(query, key, value, mask, scale)
-        if y is not None:
-            return y
     if must_be_planned(Normalized):
         return None
-    return exact_attention(query, key, value, mask, causal, query.shape[-1] ** -0.5 if scale is None else scale)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    y = exact_attention(query, key, value, mask, causal, scale)
+    if y is None and query.shape[-2] == 1 and _is_step(query, key, value, mask):
+        y, _ = fused_attention(query, key, value, mask, False, scale)
+        y = y if mask is None or finite(y) else None
+    return y
 
 
-def _step(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, scale: float | None) -> Tensor | None:
-    """`attend` for one output (B, K, 1, D), by what the plan of such calls has bound; `None` where that is not all.
-
-    Steps of decoding are many and small: the key holds whatever a plan depends on, so that no basis is built to find
-    it. Heads that share a key are the outputs of its head.
-    """
-    if keep is not None and (keep.dtype is not torch.bool or keep.dim() != 4 or keep.shape[1] != 1):
-        return None
-    if (is_compiling() or type(query) is not Tensor or query.dim() != 4
-            or private.any_autocast() or private.watched()):
-        return None
-    batch, heads, _, depth = query.shape
-    own, groups, inputs, _ = key.shape
-    dtype = query.dtype
-    if own != batch or heads % groups or value.shape[:3] != key.shape[:3] or not key.dtype is value.dtype is dtype:
-        return None
-    facts = (batch, heads, depth, groups, size_class(inputs) if inputs > EXACT else inputs, value.shape[3],
-             keep is None, scale, dtype, query.device, plans_version())
-    bound = _BOUND.get(facts, ...)
-    if bound is None:
-        return None
-    if bound is not ...:
-        return bound(query, key, value, keep)
-    if len(_BOUND) >= CAPACITY:
-        _BOUND.clear()
-    support = None if keep is None else Padding(keep.reshape(keep.shape[0], -1).expand(batch, inputs))
-    grouped = query if groups == heads else query.reshape(batch, groups, heads // groups, depth)
-    scores = _scores(grouped, key, None, support, scale, None)
-    y, _BOUND[facts] = bound_apply(Normalized(scores, "softmax", "inputs"), value)
-    return y.reshape(batch, heads, 1, -1)
-
-
-_BOUND: dict[Hashable, BoundRun | None] = {}
+def _is_step(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+    """Return True for one output (B, K, 1, D) that torch's fused attention takes, without gradients: decoding in 16 or
+    64 bits, whose steps are many and small."""
+    if (torch.is_grad_enabled() or is_compiling() or not type(query) is type(key) is type(value) is Tensor
+            or not query.is_cpu or not query.dim() == key.dim() == value.dim() == 4 or private.watched()):
+        return False
+    fits = key.shape[:3] == value.shape[:3] and key.shape[0] == query.shape[0] and key.shape[3] == query.shape[3]
+    return (fits and query.dtype is key.dtype is value.dtype and key.numel() > 0
+            and query.shape[1] % key.shape[1] == 0 and (mask is None or mask.dtype in (torch.bool, query.dtype)))
 
 
 def _one_output(query: Tensor, key: Tensor, value: Tensor, mask: Mask, **options: Any) -> tuple[Tensor, Tensor | None]:

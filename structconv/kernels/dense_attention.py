@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.compiler import is_compiling
 
@@ -27,7 +26,7 @@ from structconv.planning.cost import Cost
 from structconv.planning.counts import application
 from structconv.planning.fitted import FUSED_SHARE, PADDED
 from structconv.planning.kernel import register
-from structconv.planning.problem import BoundRun, Call, Problem
+from structconv.planning.problem import Call, Problem
 from structconv.primitives.fused_attention import fused_attention
 from structconv.shapes import broadcast
 from structconv.structures.values import class_volume
@@ -127,24 +126,6 @@ class ScaledDotProduct(Applied):
 
     def application(self, match: Attended, problem: Problem) -> Application:
         return Application(match.attend)
-
-    def bind(self, match: Attended, call: Call) -> BoundRun | None:
-        """(query (B, K, 1, D), key and values (B, G, M, D), a table of booleans or none) -> y, without gradients, where
-        K / G consecutive heads share a key."""
-        if call.pending is not None or match.bias is not None or match.existing.causal:
-            return None
-        scale, depth, compute = match.scale, match.depth, F.scaled_dot_product_attention
-
-        def run(query: Tensor, key: Tensor, values: Tensor, table: Tensor | None) -> Tensor | None:
-            if values.shape[-1] != depth:
-                return None
-            batch, heads, groups = *query.shape[:2], key.shape[1]
-            grouped = query if groups == heads else query.reshape(batch, groups, -1, depth)
-            y = compute(grouped, key, values, table, scale=scale)
-            y = y if groups == heads else y.reshape(batch, heads, 1, depth)
-            return y if table is None or finite(y) else None
-
-        return run
 
 
 def matched(basis: Normalized, bias: Held | Moved | None) -> Attended | None:

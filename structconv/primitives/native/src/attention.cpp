@@ -16,7 +16,8 @@ constexpr int kMost = 2;
 constexpr int kMost = 1;
 #endif
 constexpr int kKeys = 64;                // of a block
-constexpr int64_t kLeastWork = 1 << 18;  // products of numbers for a second thread
+constexpr int kTogether = 4;             // heads whose one output is computed from the same keys
+constexpr int64_t kLeastWork = 1 << 20;  // products of numbers for a second thread
 
 const float* at(const Planes& p, int64_t batch, int64_t head, int64_t row) {
     return p.x + batch * p.batch + head * p.head + row * p.row;
@@ -309,6 +310,59 @@ template <int L> void forward_tile(const AttentionForwardArgs& f, int64_t batch,
     if (f.lse) std::memcpy(f.lse + (batch * a.heads + head) * a.outputs + first, lse, lanes * sizeof(float));
 }
 
+// The one output of each of `count` heads that share keys and values, which are rows of 16 numbers at a time.
+void forward_one(const AttentionForwardArgs& f, int64_t batch, int64_t first_head, int heads) {
+    constexpr int64_t chunk = 512;
+    const AttentionArgs& a = f.attention;
+    const int64_t shared = first_head / a.shared, channels = a.channels, inputs = a.causal && a.inputs ? 1 : a.inputs;
+    float base[kTogether], whole[kTogether] = {};
+    for (float& number : base) number = -INFINITY;
+    alignas(64) float scores[chunk], added[chunk];
+    for (int64_t first = 0; first < inputs; first += chunk) {
+        const int count = static_cast<int>(inputs - first < chunk ? inputs - first : chunk);
+        const float *key = at(a.k, batch, shared, first), *value = at(a.v, batch, shared, first);
+        for (int h = 0; h < heads; ++h) {
+            const int64_t head = first_head + h;
+            float* y = const_cast<float*>(at(f.y, batch, head, 0));
+            dots_of(at(a.q, batch, head, 0), [&](int64_t m) { return key + m * a.k.row; }, count, a.depth, scores);
+            if (a.mask) read_mask(a, batch, head, 0, first, count, added);
+            bool missing = false;
+            for (int m = 0; m < count; ++m) {
+                const float score = scores[m] * static_cast<float>(a.scale), more = a.mask ? added[m] : 0.0f;
+                scores[m] = more == -INFINITY ? more : score + more;
+                missing |= more == -INFINITY;
+            }
+            fill_up(scores, count);
+            if (f.weights) std::memcpy(f.weights + (batch * a.heads + head) * a.inputs + first, scores, count * sizeof(float));
+            const float top = greatest(scores, count), next = top > base[h] ? top : base[h];
+            const float before = base[h] == -INFINITY ? 0.0f : std::exp(base[h] - next);
+            whole[h] = whole[h] * before + weights_of(scores, count, next);
+            base[h] = next;
+            const bool apart = missing && !finite(value, a.v.row, count, channels);  // what has no pair may be anything
+            for_columns(channels, [&](auto vectors, int64_t c) {
+                const auto from = [&](int64_t v, const auto& vector) { return first ? vector(y + c + v) * before : v16{}; };
+                if (!apart)
+                    return sums_at<decltype(vectors)::value>(scores, value + c, a.v.row, count, channels - c, from, y + c);
+                for (int64_t i = c; i < c + 16 * vectors && i < channels; ++i) {
+                    y[i] = first ? y[i] * before : 0.0f;
+                    for (int m = 0; m < count; ++m)
+                        if (added[m] != -INFINITY) y[i] += scores[m] * value[m * a.v.row + i];
+                }
+            });
+        }
+    }
+    for (int h = 0; h < heads; ++h) {
+        const int64_t head = batch * a.heads + first_head + h;
+        const float inverse = whole[h] == 0.0f ? 0.0f : 1.0f / whole[h];
+        float* y = const_cast<float*>(at(f.y, batch, first_head + h, 0));
+        for_lanes(channels, [&](int64_t c, int part) { put(y + c, inputs ? lanes(y + c, part) * inverse : v16{}, part); });
+        if (f.lse) f.lse[head] = whole[h] == 0.0f ? INFINITY : base[h] + std::log(whole[h]);
+        float* table = f.weights + head * a.inputs;
+        for (int64_t m = 0; f.weights && m < a.inputs; ++m)
+            table[m] = m < inputs && whole[h] != 0.0f ? std::exp(table[m] - base[h]) * inverse : 0.0f;
+    }
+}
+
 // The rows of a block += the weights times rows of the outputs.
 template <int L>
 void spread(const Block<L>& block, const float* weight, const float* from, int64_t from_row, int lanes, int64_t channels,
@@ -414,9 +468,19 @@ int team_of(const AttentionArgs& a) {
 SC_EXPORT(attention_forward)(const structconv::AttentionForwardArgs* args) {
     using namespace structconv::SC_ISA;
     const structconv::AttentionArgs& a = args->attention;
+    const int team = team_of(a);
+    if (a.outputs == 1) {
+        const int64_t pieces = (a.shared + kTogether - 1) / kTogether, tasks = a.batch * (a.heads / a.shared) * pieces;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(team) if (team > 1)
+        for (int64_t task = 0; task < tasks; ++task) {
+            const int64_t group = task / pieces, first = task % pieces * kTogether, left = a.shared - first;
+            const int64_t head = group % (a.heads / a.shared) * a.shared + first;
+            forward_one(*args, group / (a.heads / a.shared), head, static_cast<int>(left < kTogether ? left : kTogether));
+        }
+        return;
+    }
     constexpr int64_t span = 64;
     const int64_t spans = (a.outputs + span - 1) / span, tasks = a.batch * a.heads * spans;
-    const int team = team_of(a);
 #pragma omp parallel for schedule(dynamic, 1) num_threads(team) if (team > 1)
     for (int64_t task = 0; task < tasks; ++task) {
         const int64_t pair = task / spans, start = task % spans * span, end = start + span;

@@ -12,25 +12,6 @@ namespace {
 
 constexpr int64_t kChunk = 512, kWide = 64;
 
-// y_c = sum_j x_j w_jc at NV vectors of columns, which are whole if they are several, on top of what `from` gives.
-template <int NV, class T, class From>
-void sums_at(const float* x, const T* w, int64_t w_row, int64_t terms, int64_t columns, const From& from, float* y) {
-    const int part = NV == 1 && columns < 16 ? static_cast<int>(columns) : 16;
-    const auto vector = [&](const auto* at) { return NV > 1 ? load<v16>(at) : lanes(at, part); };
-    v16 found[NV];
-    for (int v = 0; v < NV; ++v) found[v] = from(16 * v, vector);
-    for (int64_t j = 0; j < terms; ++j)
-        for (int v = 0; v < NV; ++v) found[v] += vector(w + j * w_row + 16 * v) * x[j];
-    for (int v = 0; v < NV; ++v) put(y + 16 * v, found[v], part);
-}
-
-// visit(NV, column) over all columns, as many vectors at a time as fit.
-template <class Visit> void for_columns(int64_t columns, const Visit& visit) {
-    int64_t c = 0;
-    for (; c + 64 <= columns; c += 64) visit(std::integral_constant<int, 4>(), c);
-    for (; c < columns; c += 16) visit(std::integral_constant<int, 1>(), c);
-}
-
 // y_i = <x, w_i> + bias_i for so many rows of w, for each x of a batch: found(element, first row, how many, numbers).
 template <class T, class Found>
 void rows_of(const float* x, int64_t batch, const T* w, int64_t inputs, int64_t rows, const T* bias, const Found& found) {
