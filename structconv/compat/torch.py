@@ -25,7 +25,7 @@ from structconv.arguments import suggesting
 from structconv.bases.entrywise import Normalized
 from structconv.compat.attending import Mask, attend
 from structconv.errors import ConfigError, ShapeError, text_of
-from structconv.kernels.small_attention import MOST_ENTRIES, composed_attention
+from structconv.kernels.small_attention import composed_attention, is_small
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.grids import Cuboid, Pool
 from structconv.nn.conv import call_of
@@ -187,10 +187,11 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
 
     def _directly(self, x: Tensor) -> Tensor | None:
         """Attention of few entries to themselves, by the kernel that a plan would choose; `None` for other calls."""
-        if type(x) is not Tensor or x.is_nested or x.dim() != 3 or not self.batch_first or x.shape[1] > MOST_ENTRIES:
+        if type(x) is not Tensor or x.is_nested or x.dim() != 3 or not self.batch_first:
             return None
         if (self.in_proj_weight is None or self.bias_k is not None or self.add_zero_attn or x.shape[2] != self.embed_dim
-                or (self.training and self.dropout) or kernels() is None or not is_plain(self, Normalized)):
+                or (self.training and self.dropout) or kernels() is None or not is_small(x.shape[1], self.head_dim)
+                or not is_plain(self, Normalized)):
             return None
         query, key, value = self.in_proj_weight.chunk(3)
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)

@@ -16,10 +16,17 @@ from structconv.primitives.native.layer import attend_entries, is_direct
 from structconv.primitives.products import linear
 from structconv.weights import LowRank
 
-__all__ = ["MOST_ENTRIES", "SmallAttention", "composed_attention"]
+__all__ = ["SmallAttention", "composed_attention", "is_small"]
 
-#: Entries up to which the kernel is faster than torch's three products and its fused attention, in batches of any size.
-MOST_ENTRIES = 32
+#: Entries up to which one node is faster than torch's products with attention between them, in batches of any size.
+_MOST_ENTRIES = 128
+#: Channels of a head that the kernel holds: kAttentionChannels in native/src/api.h.
+_MOST_CHANNELS = 256
+
+
+def is_small(entries: int, *channels: int) -> bool:
+    """Return True for so many entries, and channels of a head, that one kernel should compute all."""
+    return entries <= _MOST_ENTRIES and max(channels) <= _MOST_CHANNELS
 
 
 class SmallAttention(ScaledDotProduct):
@@ -34,10 +41,11 @@ class SmallAttention(ScaledDotProduct):
             return None
         if x.dtype is not torch.float32 or x.device.type != "cpu" or x.dim() not in (2, 3) or kernels() is None:
             return None
-        if problem.sizes.nominal or not problem.inputs == problem.outputs <= MOST_ENTRIES:
+        if problem.sizes.nominal or problem.inputs != problem.outputs:
             return None
         match = super().match(problem)
-        fits = match is not None and match.bias is None and not match.existing.masked and match.size == theta.size
+        fits = (match is not None and is_small(problem.inputs, match.depth, theta.value.shape[2])
+                and match.bias is None and not match.existing.masked and match.size == theta.size)
         return match if fits else None
 
     def paths(self, match: Attended, problem: Problem) -> tuple[str, ...]:

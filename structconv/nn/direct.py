@@ -21,7 +21,7 @@ from structconv.bases.entrywise import Normalized
 from structconv.bases.matrices import adjacency
 from structconv.bases.shift import Shift
 from structconv.bases.sparse import Sparse
-from structconv.kernels.small_attention import MOST_ENTRIES, composed_attention
+from structconv.kernels.small_attention import composed_attention, is_small
 from structconv.mechanisms.graphs import Adjacency
 from structconv.mechanisms.grids import Cuboid
 from structconv.mechanisms.index import Identity
@@ -285,7 +285,7 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
     causal = structure is not None or (mask is not None and type(mask._mask) is Causal)
     heads = leaf.heads
     number = (weights[0].shape[0] // heads) ** -0.5 if scale is None else scale
-    if x.shape[-2] <= MOST_ENTRIES:
+    if is_small(x.shape[-2], weights[0].shape[0] // heads, weights[2].shape[0] // heads):
         return attend_entries(None, composed_attention(heads, number, causal), *tensors, heads, number, causal)
     if weights[0].shape[0] != weights[2].shape[0]:
         return None

@@ -1,8 +1,8 @@
 // Attention of all pairs, or of those that a mask leaves: y_n = sum_m p_nm v_m, p = softmax_m of scale <q_n, k_m> + mask.
 //
 // A vector holds one number for each of 16 outputs, so that scores, softmax and sums need no work across lanes, and keys
-// and values are read as they lie; and a tile is up to two of these. Scores are made a block of keys at a time, and none are
-// kept: the backward makes them again, and adds to the gradients of keys and values what each tile of outputs gives.
+// and values are read as they lie; up to kMost vectors are computed at a time. Scores are made for a block of keys, and none
+// are kept: the backward makes them again, and adds to the gradients of keys and values what each group of outputs gives.
 #include "api.h"
 #include "lanes.h"
 #include "tile.h"
@@ -121,10 +121,9 @@ template <int L> struct Outputs {
 
 // Consecutive keys, and what is added to the scores of their pairs with a tile: -inf for no pair.
 template <int L> struct Block {
-    int64_t start;
     int count;
-    bool masked, alike;                          // whether anything is added; the same for all outputs
-    alignas(64) float added[kKeys * 16 * L];     // [key][lane], or [key] where alike
+    bool masked, missing, alike;              // something is added; -inf, too; the same for all outputs
+    alignas(64) float added[kKeys * 16 * L];  // [key][lane], or [key] where alike
 
     v16 of(int j, int lane) const { return alike ? splat<v16>(added[j]) : load<v16>(added + j * 16 * L + lane); }
     bool exists(int j, int lane) const { return added[alike ? j : j * 16 * L + lane] != -INFINITY; }
@@ -142,41 +141,42 @@ inline void read_mask(const AttentionArgs& a, int64_t batch, int64_t head, int64
     }
 }
 
-// Fills the block of up to kKeys keys from `start`; false if none of them has a pair with the tile.
-template <int L> bool open_block(const Outputs<L>& tile, int64_t start, int64_t end, Block<L>& block) {
-    const AttentionArgs& a = tile.a;
-    block.start = start, block.count = static_cast<int>(end - start < kKeys ? end - start : kKeys);
-    const bool diagonal = a.causal && start + block.count - 1 > tile.first;
-    block.masked = a.mask || diagonal;
-    block.alike = a.mask && !a.mask_row && !diagonal;
+// Fills the block of up to kKeys keys from `start`; false if none of them has a pair with the outputs.
+template <int L> bool open_block(const Outputs<L>& outputs, int64_t start, int64_t end, Block<L>& block) {
+    const AttentionArgs& a = outputs.a;
+    const int count = block.count = static_cast<int>(end - start < kKeys ? end - start : kKeys);
+    const bool diagonal = a.causal && start + count - 1 > outputs.first;
+    block.masked = a.mask || diagonal, block.missing = diagonal, block.alike = a.mask && !a.mask_row && !diagonal;
     if (!block.masked) return true;
     bool any = !a.mask;
+    const auto look = [&](const float* row) {
+        for (int j = 0; j < count; ++j) any |= row[j] != -INFINITY, block.missing |= row[j] == -INFINITY;
+    };
     if (block.alike) {
-        read_mask(a, tile.batch, tile.head, 0, start, block.count, block.added);
-        for (int j = 0; j < block.count; ++j) any |= block.added[j] != -INFINITY;
+        read_mask(a, outputs.batch, outputs.head, 0, start, count, block.added);
+        look(block.added);
         return any;
     }
     if (a.mask) {
         alignas(64) float rows[8][kKeys] = {};
-        for (int i = 0; i < tile.width; i += 8) {
+        for (int i = 0; i < outputs.width; i += 8) {
             for (int r = 0; r < 8; ++r) {
-                read_mask(a, tile.batch, tile.head, tile.lane(i + r), start, block.count, rows[r]);
-                for (int j = 0; j < block.count; ++j) any |= rows[r][j] != -INFINITY;
+                read_mask(a, outputs.batch, outputs.head, outputs.lane(i + r), start, count, rows[r]);
+                look(rows[r]);
             }
-            for (int j = 0; j < block.count; j += 8) {
+            for (int j = 0; j < count; j += 8) {
                 v8 read[8], turned[8];
                 for (int r = 0; r < 8; ++r) read[r] = load<v8>(rows[r] + j);
                 transpose(read, turned);
-                for (int r = 0; r < 8; ++r) store(block.added + (j + r) * tile.width + i, turned[r]);
+                for (int r = 0; r < 8; ++r) store(block.added + (j + r) * outputs.width + i, turned[r]);
             }
         }
     } else {
-        std::memset(block.added, 0, sizeof(float) * block.count * tile.width);
+        std::memset(block.added, 0, sizeof(float) * count * outputs.width);
     }
-    if (diagonal)
-        for (int j = 0; j < block.count; ++j)
-            for (int64_t i = tile.first; i < start + j && i < tile.first + tile.width; ++i)
-                block.added[j * tile.width + (i - tile.first)] = -INFINITY;
+    for (int j = 0; diagonal && j < count; ++j)
+        for (int64_t i = outputs.first; i < start + j && i < outputs.first + outputs.width; ++i)
+            block.added[j * outputs.width + (i - outputs.first)] = -INFINITY;
     return any;
 }
 
@@ -211,7 +211,7 @@ bool finite(const float* first, int64_t step, int count, int64_t channels) {
 template <int L>
 void collect(const float* first, int64_t step, const Block<L>& block, const float* weight, int64_t channels, float* sums) {
     constexpr int width = Outputs<L>::width;
-    if (block.masked && !finite(first, step, block.count, channels)) {  // what has no pair may be anything
+    if (block.missing && !finite(first, step, block.count, channels)) {  // what has no pair may be anything
         for (int j = 0; j < block.count; ++j)
             for (int64_t c = 0; c < channels; ++c)
                 for (int lane = 0; lane < width; ++lane)
@@ -272,11 +272,13 @@ template <int L> void forward_tile(const AttentionForwardArgs& f, int64_t batch,
                     store(number, load<v16>(number) * scale);
                 }
             }
+            v16 part{};
             for (int j = 0; j < block.count; ++j) {
                 const v16 weight = exponential(load<v16>(own + j * width) - base[l]);
                 store(own + j * width, weight);
-                sum[l] += weight;
+                part += weight;
             }
+            sum[l] += part;
         }
         collect(at(a.v, batch, shared, start), a.v.row, block, w, channels, sums);
         later = true;
@@ -368,7 +370,7 @@ template <int L>
 void spread(const Block<L>& block, const float* weight, const float* from, int64_t from_row, int lanes, int64_t channels,
             float* rows, int64_t row) {
     constexpr int width = Outputs<L>::width;
-    if (block.masked && !finite(from, from_row, lanes, channels)) {  // what has no pair may be anything
+    if (block.missing && !finite(from, from_row, lanes, channels)) {  // what has no pair may be anything
         for (int j = 0; j < block.count; ++j)
             for (int lane = 0; lane < lanes; ++lane)
                 for (int64_t c = 0; c < channels && block.exists(j, lane); ++c)

@@ -1246,8 +1246,15 @@ struct Dots {
 
     int64_t rows(int64_t part) const { return part < 2 ? own : heads * channels; }
 
-    // All weights, as rows (width, P).
+    // All weights, as rows (width, P): where they lie one after the other, as in one parameter, they are not copied.
     View packed(const Op& op) const {
+        if (!turned && own * in && key.data == query.data + 4 * own * in && value.data == key.data + 4 * own * in) {
+            const int64_t sizes[2] = {width, in}, strides[2] = {in, 1};
+            AtenTensorHandle made;
+            STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_create_tensor_from_blob(query.data, 2, sizes, strides, 0, types().f32,
+                                                                             types().cpu, 0, &made));
+            return op.view("weights", Tensor(made));
+        }
         const View found = op.made({width, in});
         float* to = found.floats();
         if (own * in) std::memcpy(to, query.data, 4 * own * in), std::memcpy(to + own * in, key.data, 4 * own * in);
@@ -1361,25 +1368,6 @@ std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe> attend_dots_back
     return found;
 }
 
-// All pairs of entries of one sample, by target or by source; `causal`: those of an input and a later output, or the same.
-struct Complete {
-    std::vector<int32_t> indptr{0}, index;
-
-    Complete(int64_t samples, int64_t entries, bool causal, bool by_source) {
-        indptr.reserve(samples * entries + 1), index.reserve(samples * entries * entries);
-        for (int64_t start = 0; start < samples * entries; start += entries)
-            for (int64_t row = 0; row < entries; ++row) {
-                const int64_t last = causal && !by_source ? row + 1 : entries;
-                for (int64_t at = causal && by_source ? row : 0; at < last; ++at) index.push_back(static_cast<int32_t>(start + at));
-                indptr.push_back(static_cast<int32_t>(index.size()));
-            }
-    }
-
-    Layout layout() const {
-        return {indptr.data(), index.data(), nullptr, static_cast<int64_t>(indptr.size()) - 1, static_cast<int64_t>(index.size())};
-    }
-};
-
 // Multi-head attention of x (B, M, P) or (M, P) to itself, with the output projection (Q, K C) and a bias (Q).
 struct Entries {
     Dots d;
@@ -1393,7 +1381,19 @@ struct Entries {
         samples = d.x.tensor().dim() == 3 ? d.x.size(0) : 1, entries = d.x.size(d.x.tensor().dim() - 2);
         inner = d.heads * d.channels, output = op.dense("output", output_, {kAny, inner}, types().f32), out = output.size(0);
         bias = op.floats("bias", bias_, {out});
-        op.check(entries < (1 << 15) && samples * entries * entries < kLimit, "x", "have fewer pairs of entries");
+        op.check(d.depth <= kAttentionChannels && d.channels <= kAttentionChannels, "query", "have at most 256 channels, as value");
+    }
+
+    // Queries, keys or values of a table.
+    Planes part(const View& table, int64_t number) const {
+        return {table.floats() + number * d.own, entries * d.width, number < 2 ? d.depth : d.channels, d.width};
+    }
+
+    Planes rows(const View& r) const { return {r.floats(), entries * inner, d.channels, inner}; }
+
+    AttentionArgs attention(const Op& op, const View& table, bool causal, double scale) const {
+        return {part(table, 0), part(table, 1), part(table, 2), nullptr, 0, 0, 0, 0, 0, samples, d.heads, 1, entries, entries, d.depth,
+                d.channels, causal, op.threads, scale};
     }
 };
 
@@ -1404,12 +1404,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attend_entries_forward(
     const Op op{"attend_entries_forward"};
     const Entries e(op, x, query, query_bias, key, key_bias, value, value_bias, output, bias, heads);
     const Dots& d = e.d;
-    const View table = d.table(op), r = op.made({d.nodes, e.inner}), lse = op.made({d.nodes, d.heads});
-    const Complete pairs(e.samples, e.entries, causal, false);
-    const BilinearForwardArgs args{pairs.layout(), d.part(table, 0), d.part(table, 1), d.part(table, 2),
-                                   {r.data, e.inner, d.channels}, nullptr, lse.floats(), d.heads, d.depth, d.channels, 0,
-                                   op.threads, scale, op.drop(0, 0, 1, d.nodes)};
-    run.bilinear_forward(&args);
+    const View table = d.table(op), r = op.made({d.nodes, e.inner}), lse = op.made({e.samples, d.heads, e.entries});
+    const AttentionForwardArgs args{e.attention(op, table, causal, scale), e.rows(r), lse.floats(), nullptr};
+    run.attention_forward(&args);
     const View y = d.x.tensor().dim() == 3 ? op.made({e.samples, e.entries, e.out}) : op.made({e.entries, e.out});
     multiply_into(matrix(y, 0, d.nodes, e.out), r.tensor(), matrix(e.output, 0, e.out, e.inner, true),
                   e.bias.sizes ? &e.bias.tensor() : nullptr);
@@ -1424,8 +1421,8 @@ std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe> a
     const Op op{"attend_entries_backward"};
     const Entries e(op, x, query, query_bias, key, key_bias, value, value_bias, output, bias, heads);
     const Dots& d = e.d;
-    const View table = op.dense("table", table_, {d.nodes, d.width}, types().f32), lse = op.floats("lse", lse_, {d.nodes, d.heads});
-    const View r = op.dense("r", r_, {d.nodes, e.inner}, types().f32);
+    const View table = op.dense("table", table_, {d.nodes, d.width}, types().f32);
+    const View lse = op.floats("lse", lse_, {e.samples, d.heads, e.entries}), r = op.dense("r", r_, {d.nodes, e.inner}, types().f32);
     const View given = d.x.tensor().dim() == 3 ? op.dense("grad", grad_, {e.samples, e.entries, e.out}, types().f32)
                                                : op.dense("grad", grad_, {e.entries, e.out}, types().f32);
     const Tensor grad = matrix(given, 0, d.nodes, e.out);
@@ -1434,14 +1431,10 @@ std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe> a
     multiply_into(grad_output.tensor(), matrix(given, 0, d.nodes, e.out, true), r.tensor());
     View grad_bias;
     if (e.bias.sizes) grad_bias = row_sum(op, given.floats(), d.nodes, e.out, e.out);
-    const Complete ahead(e.samples, e.entries, causal, false), back(e.samples, e.entries, causal, true);
-    const View grad_table = op.made({d.nodes, d.width}), packs = op.made({d.nodes, 2, d.heads});
-    const BilinearBackwardArgs args{ahead.layout(), back.layout(), d.part(table, 0), d.part(table, 1), d.part(table, 2),
-                                    {r.data, e.inner, d.channels}, {grad_r.data, e.inner, d.channels}, d.part(grad_table, 0),
-                                    d.part(grad_table, 1), d.part(grad_table, 2), nullptr, lse.floats(), nullptr,
-                                    packs.floats(), d.heads, d.depth, d.channels, 0, op.threads, scale,
-                                    op.drop(0, 0, 1, d.nodes)};
-    run.bilinear_backward(&args);
+    const View grad_table = op.made({d.nodes, d.width});
+    const AttentionBackwardArgs args{e.attention(op, table, causal, scale), e.rows(r), e.rows(grad_r), e.part(grad_table, 0),
+                                     e.part(grad_table, 1), e.part(grad_table, 2), lse.floats()};
+    run.attention_backward(&args);
     return std::tuple_cat(d.gradients(op, grad_table), std::make_tuple(grad_output.tensor(), maybe(grad_bias)));
 }
 
