@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from structconv import torch_compat as private
-from structconv.bases.base import Basis
+from structconv.bases.algebra import draw_seed
+from structconv.bases.base import OPERATORS, Basis
 from structconv.bases.dense import Dense
-from structconv.bases.entrywise import Masked, Normalized, Sum
+from structconv.bases.entrywise import Dropped, Masked, Normalized, Sum
 from structconv.bases.linear import Scaled
 from structconv.bases.scores import Additive, Bilinear
 from structconv.errors import ConfigError, ShapeError
@@ -20,6 +21,7 @@ from structconv.nn.direct import must_be_planned
 from structconv.ops import apply
 from structconv.primitives.functions import finite
 from structconv.primitives.fused_attention import exact_attention, exact_weights, fused_attention
+from structconv.primitives.native.dispatch import NO_DROP, Drop, drop_of
 from structconv.shapes import broadcast
 from structconv.structures.supports import Causal, DenseMask, Padding, Support
 
@@ -96,16 +98,18 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
     """
     (heads, outputs, depth), inputs = query.shape[-3:], key.shape[-2]
     keep, bias, support = mask = _NONE if mask is None else mask
-    plain = softcap is sink is vector is term is None and not dropout
+    seed = draw_seed() if dropout else None
+    plain = softcap is sink is vector is term is None and 0 <= dropout < 1
     if plain and (support is None or support is _CAUSAL):
         table, causal = keep if bias is None else bias, support is not None
         if keep is not None and bias is not None:
             table = bias.masked_fill(~keep, -torch.inf)
-        if weights and not must_be_planned(Normalized):
-            result = exact_weights(query, key, value, table, causal, depth ** -0.5 if scale is None else scale)
+        drop = drop_of(dropout, seed, heads)
+        if weights and not must_be_planned(Dropped if dropout else Normalized):
+            result = exact_weights(query, key, value, table, causal, depth ** -0.5 if scale is None else scale, drop)
             if result is not None:
                 return result
-        y = None if weights else attend_plainly(query, key, value, table, causal, scale)
+        y = None if weights else attend_plainly(query, key, value, table, causal, scale, drop)
         if y is not None:
             return y, None
     shared = key.shape[-3] != heads
@@ -142,14 +146,14 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
         if vector is None and depth < inputs:  # fewer numbers than the scores
             query, scale = query * (depth ** -0.5 if scale is None else scale), 1.0
         scores = _scores(key, query, bias, None if support is None else support.transpose(), scale, softcap, vector)
-        table = _weights(scores, "outputs", sink, dropout).dense(query.dtype)
+        table = _weights(scores, "outputs", sink, dropout, seed).dense(query.dtype)
         dense: Basis = Dense(table.mT)
         if support is not None and not finite(value):  # which weights of zero do not hide
             dense = Masked(dense, support)
         y, table = dense.apply(value), table.reshape(*lead, heads, outputs, inputs)
     else:
         scores = _scores(query, key, None if bias is None else bias.mT, support, scale, softcap, vector, term)
-        y, table = apply(_weights(scores, "inputs", sink, dropout), value), None
+        y, table = apply(_weights(scores, "inputs", sink, dropout, seed), value), None
     return y.squeeze(-3) if by_head else y, table
 
 
@@ -158,15 +162,15 @@ def _for_each_head(heads: int, *shared: Tensor) -> list[Tensor]:
     return [t.unsqueeze(-3).expand(*t.shape[:-2], heads // t.shape[-3], *t.shape[-2:]).flatten(-4, -3) for t in shared]
 
 
-def attend_plainly(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None
-                   ) -> Tensor | None:
+def attend_plainly(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None,
+                   drop: Drop = NO_DROP) -> Tensor | None:
     """`attend` with a table of booleans or numbers by what a plan would take, without the plan, which takes longer to
     find than few pairs to compute; `None` where that is not known."""
-    if must_be_planned(Normalized):
+    if must_be_planned(Dropped if drop[0] else Normalized):
         return None
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    y = exact_attention(query, key, value, mask, causal, scale)
-    if y is None and query.shape[-2] == 1 and _is_step(query, key, value, mask):
+    y = exact_attention(query, key, value, mask, causal, scale, drop)
+    if y is None and not drop[0] and query.shape[-2] == 1 and _is_step(query, key, value, mask):
         y, _ = fused_attention(query, key, value, mask, False, scale)
         y = y if mask is None or finite(y) else None
     return y
@@ -226,6 +230,6 @@ def _scores(query: Tensor, key: Tensor, bias: Tensor | None, support: Support | 
     return scores if support is None else Masked(scores, support)
 
 
-def _weights(scores: Basis, over: str, sink: Tensor | None, dropout: float) -> Basis:
+def _weights(scores: Basis, over: str, sink: Tensor | None, dropout: float, seed: Tensor | None) -> Basis:
     weights = Normalized(scores, "softmax", over) if sink is None else scores.softmax(over, sink=sink)
-    return weights.dropout(dropout) if dropout else weights
+    return OPERATORS["dropout"](weights, dropout, seed) if dropout else weights

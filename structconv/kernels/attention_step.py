@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ class AttentionStep(ScaledDotProduct):
     """
 
     name = "structconv.attention_step"
+    types: ClassVar[tuple[type, ...]] = (Normalized,)
     before = ("structconv.dense_attention", *ScaledDotProduct.before)
     pending = True
 

@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 
 from structconv import torch_compat as private
 from structconv.bases.dense import Dense
-from structconv.bases.entrywise import Masked, Normalized
+from structconv.bases.entrywise import Dropped, Masked, Normalized
 from structconv.bases.linear import Scaled
 from structconv.bases.placed import Moved
 from structconv.bases.positions import Distance, GridLookup, Lookup
@@ -20,14 +20,22 @@ from structconv.bases.scores import Bilinear
 from structconv.bases.tree import LAZY, Leaf, getter, materializer
 from structconv.derived import Owner
 from structconv.kernels.existing import Existing
-from structconv.kernels.expressions import finite, listed, product_and_bias, unmasked
+from structconv.kernels.expressions import (
+    Dropout,
+    finite,
+    listed,
+    product_and_bias,
+    softmax_over_inputs,
+    unmasked,
+)
 from structconv.kernels.orders import Application, Applied
 from structconv.planning.cost import Cost
 from structconv.planning.counts import application
 from structconv.planning.fitted import FUSED_SHARE, PADDED
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem
-from structconv.primitives.fused_attention import fused_attention
+from structconv.primitives.fused_attention import exact_attention, fused_attention
+from structconv.primitives.native.dispatch import drop_of, kernels
 from structconv.shapes import broadcast
 from structconv.structures.values import class_volume
 
@@ -54,6 +62,7 @@ class Attended(NamedTuple):
     existing: Existing
     bias: Callable[[Any], Held | Moved] | None
     owner: Owner
+    dropout: Dropout = Dropout()
 
     def attend(self, r: Tensor, call: Call) -> Tensor:
         """(..., K or 1, M, C) -> (..., K, N, C)."""
@@ -67,12 +76,15 @@ class Attended(NamedTuple):
             return call.materialized().apply(r)
         lead: tuple[int, ...] = r.shape[:-3]
         masked = bool(paddings or others)
+        drop = drop_of(self.dropout.p, self.dropout.seed_of(basis), self.size)
+        if drop[0] and lead != broadcast(query.shape[:-3], key.shape[:-3]):
+            return call.materialized().apply(r)  # dropout that a batch of r shares
         outputs, inputs, values = query.shape[-2], key.shape[-2], r
         if not (len(lead) == 1 and r.shape[-3] == self.size and query.shape[:-2] == key.shape[:-2] == r.shape[:-2]):
             lead = broadcast(lead, query.shape[:-3], key.shape[:-3])
             query, key, values = [_batch(t, lead, self.size) for t in (query, key, r)]
         mask = existing.table(basis, lead, inputs, outputs, r.device) if masked else None
-        if causal and inputs > outputs:
+        if causal and inputs > outputs and not (masked or drop[0]) and self.bias is None:
             key, values = key[..., :outputs, :], values[..., :outputs, :]
         added = None if mask is None else mask.mT
         if self.bias is not None:
@@ -80,7 +92,13 @@ class Attended(NamedTuple):
             if bias.shape[:-3] != (1,):
                 bias = bias.expand(*lead, *bias.shape[-3:]).flatten(0, -4)
             added = bias if added is None else bias.masked_fill(~added, -torch.inf)
-        y, exact = fused_attention(query, key, values, added, causal, self.scale)
+        if drop[0]:
+            found = exact_attention(query, key, values, added, causal, self.scale, drop)
+            if found is None:
+                return call.materialized().apply(r)
+            y, exact = found, True
+        else:
+            y, exact = fused_attention(query, key, values, added, causal, self.scale)
         y = y if len(lead) == 1 else y.reshape(*lead, *y.shape[-3:])
         leaks = not exact and (not finite(y) if masked else causal and not _sound(y, query, key, r))
         return call.materialized().apply(r) if leaks else y  # absent pairs weigh zero, through which NaN leaks
@@ -108,14 +126,20 @@ def _batch(t: Tensor, lead: tuple[int, ...], size: int) -> Tensor:
 class ScaledDotProduct(Applied):
     """One operator: its pairs by order, by padding, by a table of booleans, or with a bias that is held whole."""
 
-    name, types = "structconv.dense_attention", (Normalized,)
+    name = "structconv.dense_attention"
+    types: ClassVar[tuple[type, ...]] = (Normalized, Dropped)
     before: ClassVar[tuple[str, ...]] = ("torch.flex", "structconv.blocked_attention")
 
     def match(self, problem: Problem) -> Attended | None:
-        if problem.relative is not None:
+        softmax = softmax_over_inputs(problem.basis)
+        if problem.relative is not None or softmax is None:
             return None  # the weights are wanted too
-        basis = cast(Normalized, problem.basis)
-        return matched(basis, whole_bias(basis, problem.sizes.nominal))
+        basis, dropout = softmax
+        match = matched(basis, whole_bias(basis, problem.sizes.nominal))
+        if match is None or not (dropout.p or (match.existing.causal and (match.existing.masked or match.bias))):
+            return match
+        native = problem.x.dtype is torch.float32 and problem.x.device.type == "cpu" and kernels() is not None
+        return match._replace(dropout=dropout) if native and not is_compiling() else None
 
     def application_cost(self, match: Attended, problem: Problem, channels: int, mode: str) -> Cost:
         fused = application(problem.basis, problem.sizes, channels, mode).repeated(FUSED_SHARE)
@@ -145,8 +169,8 @@ def matched(basis: Normalized, bias: Held | Moved | None) -> Attended | None:
     if not isinstance(node, Bilinear) or listed(basis.child):
         return None
     existing = Existing.of(basis.child.support(), node.num_inputs, node.num_outputs)
-    if existing is None or (existing.causal and (existing.masked or bias is not None)):
-        return None  # torch would take a table of numbers
+    if existing is None:
+        return None
     return Attended(getter(node.query), getter(node.key), basis.size, node.query.shape[-1], scale, existing,
                     None if bias is None else materializer(bias), Owner())
 

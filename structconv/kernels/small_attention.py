@@ -7,6 +7,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
+from structconv.bases.entrywise import Normalized
 from structconv.bases.tree import Projected
 from structconv.kernels.dense_attention import Attended, ScaledDotProduct
 from structconv.planning.kernel import register
@@ -33,6 +34,7 @@ class SmallAttention(ScaledDotProduct):
     """All pairs of the entries of x (..., M, P), or those m <= n, of few entries; Theta_k = V_k O_k."""
 
     name = "structconv.small_attention"
+    types: ClassVar[tuple[type, ...]] = (Normalized,)
     before: ClassVar[tuple[str, ...]] = ("structconv.dense_attention", *ScaledDotProduct.before)
 
     def match(self, problem: Problem) -> Attended | None:

@@ -32,7 +32,7 @@ from structconv.mechanisms.scores import Additive, BiAffine, DotProduct
 from structconv.planning import kernel as register
 from structconv.planning.tuning import Autotuning
 from structconv.primitives.functions import finite
-from structconv.primitives.fused_attention import fused_attention
+from structconv.primitives.fused_attention import exact_attention, fused_attention
 from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.adjacency import Adjacency as Edges
 from structconv.primitives.native.adjacency import adjacency_of, unchanged
@@ -261,7 +261,7 @@ def _attend_pairs(leaf: Additive, mask: Any, slope: float, p: float, layer: Any,
 def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p: float, layer: Any, x: Tensor,
                     structure: Any) -> Tensor | None:
     """Multi-head attention of few entries to themselves: by one kernel, or by torch's fused one between products."""
-    if x.dim() not in (2, 3) or x.numel() > FEW_NUMBERS or (p and layer.training):
+    if x.dim() not in (2, 3) or x.numel() > FEW_NUMBERS:
         return None
     parts, weight, parameters = leaf._modules, layer._modules["weight"], layer._parameters
     query, key = parts["query"], parts["key"]
@@ -285,15 +285,23 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
     causal = structure is not None or (mask is not None and type(mask._mask) is Causal)
     heads = leaf.heads
     number = (weights[0].shape[0] // heads) ** -0.5 if scale is None else scale
-    if is_small(x.shape[-2], weights[0].shape[0] // heads, weights[2].shape[0] // heads):
+    drop = _drawn(p, layer, heads)
+    if not drop[0] and is_small(x.shape[-2], weights[0].shape[0] // heads, weights[2].shape[0] // heads):
         return attend_entries(None, composed_attention(heads, number, causal), *tensors, heads, number, causal)
     if weights[0].shape[0] != weights[2].shape[0]:
         return None
     rows, added = x if x.dim() == 3 else x.unsqueeze(0), None if added is None else added.flatten()
+    of_values, later = (None, added) if drop[0] else (added, None)  # weights that are dropped do not sum to one
     q, k, v = [linear(rows, weight, b).unflatten(-1, (heads, -1)).transpose(1, 2)
-               for weight, b in zip(weights[:3], (*offsets, added), strict=True)]
-    y, exact = fused_attention(q, k, v, None, causal, number)
+               for weight, b in zip(weights[:3], (*offsets, of_values), strict=True)]
+    if drop[0]:
+        dropped = exact_attention(q, k, v, None, causal, number, drop)
+        if dropped is None:
+            return None
+        y, exact = dropped, True
+    else:
+        y, exact = fused_attention(q, k, v, None, causal, number)
     if causal and not exact and not finite(y[..., -1:, :]):  # a value that is not finite reaches no earlier output
         return None
-    y = linear(y.transpose(1, 2).flatten(2), weights[3], bias)
+    y = linear(plus(y.transpose(1, 2).flatten(2), later), weights[3], bias)
     return y if x.dim() == 3 else y.squeeze(0)

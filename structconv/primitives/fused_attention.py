@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,8 @@ from torch.nn.attention import SDPBackend
 
 from structconv import torch_compat as private
 from structconv.primitives.functions import Result, pulled_back
-from structconv.primitives.native.dispatch import Loaded, kernels
+from structconv.primitives.hashing import hash_uniform
+from structconv.primitives.native.dispatch import NO_DROP, Drop, Loaded, kernels
 from structconv.primitives.native.layer import Gradients, as_node, is_direct
 from structconv.primitives.native.loader import Core
 from structconv.primitives.segments import masked_softmax
@@ -22,7 +23,7 @@ __all__ = ["exact_attention", "exact_weights", "fused_attention"]
 
 #: Channels that the kernel holds: kAttentionChannels in native/src/api.h.
 _MOST_CHANNELS = 256
-_MASKS = (torch.bool, torch.float32)
+_MASKS, _PLAIN = (torch.bool, torch.float32), (Tensor, torch.nn.Parameter)
 
 
 def fused_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float
@@ -32,8 +33,8 @@ def fused_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | N
     Args:
         query, key, values: (B, K, N, D), (B, K', M, D), (B, K', M, C); K / K' consecutive heads share a key.
         mask: booleans or numbers, broadcast to (B, K, N, M), or none.
-        causal: pairs m <= n alone, where there is no mask. A scale of 0 or below is then multiplied into the query:
-            torch's kernels multiply the -inf of the other pairs by it, which gives NaN.
+        causal: pairs m <= n alone. A scale of 0 or below is then multiplied into the query: torch's kernels multiply
+            the -inf of the other pairs by it, which gives NaN.
 
     By `exact_attention`, or by `torch.nn.functional.scaled_dot_product_attention`, in which weights of zero multiply
     what does not exist. On a CPU a backward that is itself differentiated computes all pairs again, in O(M N) memory.
@@ -41,6 +42,9 @@ def fused_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | N
     exact = exact_attention(query, key, values, mask, causal, scale)
     if exact is not None:
         return exact, True
+    if causal and mask is not None:
+        later = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).triu(1)
+        mask, causal = mask & ~later if mask.dtype == torch.bool else mask.masked_fill(later, -torch.inf), False
     if causal and scale <= 0:
         query, scale = query * scale, 1.0
     depth, channels = query.shape[-1], values.shape[-1]
@@ -52,34 +56,33 @@ def fused_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | N
 
 # -- our kernel -----------------------------------------------------------------------------------------------------
 
-def exact_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float
-                    ) -> Tensor | None:
-    """`fused_attention` by the native kernel; `None` for what it does not take.
+def exact_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float,
+                    drop: Drop = NO_DROP) -> Tensor | None:
+    """`fused_attention` by the native kernel, also with dropout; `None` for what it does not take.
 
     What a pair that does not exist would read, NaN included, reaches nothing, in either pass. An output without pairs
-    is zero. Float32 on a CPU, up to 256 channels, without a gradient of the mask. With `causal` a mask may be given,
-    too. Memory O(N) beside the results; the backward makes the scores again.
+    is zero. Float32 on a CPU, up to 256 channels. Memory O(N) beside the results; the backward makes the scores again.
     """
     core = _core_for(query, key, values, mask)
     if core is None:
         return None
-    if torch.is_grad_enabled() and private.any_requires_grad(query, key, values):
-        composed = partial(_all_pairs, causal=causal, scale=scale)
-        return _attention(None, composed, query, key, values, mask, causal, scale)
-    y: Tensor = core.attention_forward(query, key, values, mask, causal, scale, False, False)[0]
+    if torch.is_grad_enabled() and private.any_requires_grad(query, key, values, mask):
+        composed = partial(_all_pairs, causal=causal, scale=scale, drop=drop)
+        return _attention(None, composed, query, key, values, mask, causal, scale, *drop[:2])
+    y: Tensor = core.attention_forward(query, key, values, mask, causal, scale, *drop[:2], False, False)[0]
     return y
 
 
-def exact_weights(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float
-                  ) -> tuple[Tensor, Tensor] | None:
+def exact_weights(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float,
+                  drop: Drop = NO_DROP) -> tuple[Tensor, Tensor] | None:
     """`exact_attention` and the weights (B, K, N, M), whose own gradient is computed operator by operator."""
     core = _core_for(query, key, values, mask)
     if core is None:
         return None
-    if torch.is_grad_enabled() and private.any_requires_grad(query, key, values):
-        pair: tuple[Tensor, Tensor] = _weighted(query, key, values, mask, causal, scale)
+    if torch.is_grad_enabled() and private.any_requires_grad(query, key, values, mask):
+        pair: tuple[Tensor, Tensor] = _weighted(query, key, values, mask, causal, scale, *drop[:2])
         return pair
-    y, _, weights = core.attention_forward(query, key, values, mask, causal, scale, False, True)
+    y, _, weights = core.attention_forward(query, key, values, mask, causal, scale, *drop[:2], False, True)
     return y, weights
 
 
@@ -101,7 +104,7 @@ def _core_for(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None) -
 
 def _is_readable(mask: Tensor, query: Tensor, key: Tensor) -> bool:
     """Return True if the kernel can read the mask as a table of the pairs."""
-    if mask.requires_grad or not (type(mask) is Tensor and mask.is_cpu and mask.dtype in _MASKS and not mask.is_neg()
+    if not (type(mask) in _PLAIN and mask.is_cpu and mask.dtype in _MASKS and not mask.is_neg()
                                   and mask.layout is torch.strided and 1 < mask.dim() <= 4):
         return False
     sizes = key.shape[2], query.shape[2], query.shape[1], query.shape[0]
@@ -113,8 +116,10 @@ def _forward(_: Any, *arguments: Any) -> Any:
 
 
 def _backward(_: Any, *arguments: Any) -> Gradients:
-    *saved, _, causal, scale = arguments
-    return *Loaded.core.attention_backward(*saved, causal, scale), None  # type: ignore[union-attr]
+    *saved, needed, causal, scale, p, seed = arguments
+    gradients: Gradients = Loaded.core.attention_backward(  # type: ignore[union-attr]
+        *saved, causal, scale, p, seed, needed[3])
+    return gradients
 
 
 #: The kernel, for what it takes.
@@ -135,16 +140,16 @@ class _Weighted(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, of_weights: Tensor | None) -> tuple[Any, ...]:
         query, key, values, mask, total = ctx.saved_tensors
-        tensors, (causal, scale) = (query, key, values, mask), ctx.options
-        grads: Sequence[Tensor | None]
+        tensors, (causal, scale, p, seed) = (query, key, values, mask), ctx.options
+        drop, grads = (p, seed, query.shape[1]), None
         if of_weights is not None or torch.is_grad_enabled() or (grad is not None and private.is_wrapped(grad)):
-            composed = partial(_pairs_and_weights, causal=causal, scale=scale)
+            composed = partial(_pairs_and_weights, causal=causal, scale=scale, drop=drop)
             grads = pulled_back(composed, tensors, ctx.needs_input_grad[:4], [grad, of_weights])
-        else:
-            y = ctx.result.take(lambda: exact_attention(*tensors, causal, scale))
-            grads = *Loaded.core.attention_backward(  # type: ignore[union-attr]
-                *tensors, y, total, grad, causal, scale), None
-        return *grads, None, None
+        elif grad is not None:
+            y = ctx.result.take(lambda: exact_attention(*tensors, causal, scale, drop))
+            grads = Loaded.core.attention_backward(  # type: ignore[union-attr]
+                *tensors, y, total, grad, causal, scale, p, seed, ctx.needs_input_grad[3])
+        return *(grads or (None,) * 4), None, None, None, None
 
 
 _weighted: Callable[..., Any] = private.bound_apply(_Weighted)
@@ -206,8 +211,8 @@ def _all_pairs(*tensors: Tensor | None, **options: Any) -> Tensor:
     return _pairs_and_weights(*tensors, **options)[0]  # type: ignore[arg-type]
 
 
-def _pairs_and_weights(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float
-                       ) -> tuple[Tensor, Tensor]:
+def _pairs_and_weights(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float,
+                       drop: Drop = NO_DROP) -> tuple[Tensor, Tensor]:
     """By differentiable operators; keys and values without any pair may be anything."""
     shared, (outputs, inputs) = query.shape[1] // key.shape[1], (query.shape[2], key.shape[2])
     if shared > 1:
@@ -222,4 +227,9 @@ def _pairs_and_weights(query: Tensor, key: Tensor, values: Tensor, mask: Tensor 
     scores = query @ key.mT * scale
     scores = scores if added is None else scores + added
     weights = masked_softmax(scores, None if absent is None else ~absent, -1)
+    if drop[0]:
+        batch, head, n, m = (torch.arange(size, device=query.device).view(-1, *[1] * (3 - axis))
+                             for axis, size in enumerate(weights.shape))
+        keep = hash_uniform(torch.tensor(drop[1]), batch, head, m * outputs + n) >= drop[0]
+        weights = weights * keep / (1 - drop[0])
     return weights @ values, weights

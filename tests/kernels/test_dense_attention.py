@@ -17,6 +17,7 @@ from structconv.planning import decide
 from structconv.primitives import dense_blocks
 from structconv.primitives.blocked_attention import _composed, blocked_attention
 from structconv.primitives.dense_blocks import Maps, Options
+from structconv.primitives.native import core
 from structconv.structures import Causal, Padding, Window
 from structconv.weights import Eye
 from tests.kernels.applied import (
@@ -93,10 +94,19 @@ def built(mechanism, dtype=torch.float64):
 
 @pytest.mark.parametrize("name", drawn(BLOCKED, 2))
 def test_blocks_compute_the_same(name, sizes):
-    """In each dtype, of which every second expression has the other."""
-    exact = (list(BLOCKED).index(name) + dense_blocks.ROWS) % 2
+    """In each dtype, of which every second expression has the other; in float32 another kernel has the dropout."""
+    exact = name == "dropout" or (list(BLOCKED).index(name) + dense_blocks.ROWS) % 2
     dtype, tolerance = (torch.float64, 1e-10) if exact else (torch.float32, 1e-4)
     check_computes_the_same(built(BLOCKED[name], dtype), BLOCKED_KERNEL, tolerance)
+
+
+@pytest.mark.skipif(core() is None, reason="the native kernels are turned off")
+@pytest.mark.parametrize("mechanism", [DOT.softmax().dropout(0.4), DOT.masked(keep=Causal()).softmax().dropout(0.4),
+                                       DOT.masked(keep=Causal()).masked(keep=Padding(KEEP)).softmax(),
+                                       DOT.masked(keep=Padding(KEEP)).softmax().dropout(0.4)])
+def test_dropout_and_padding_under_an_order_are_the_native_kernels(mechanism):
+    check_computes_the_same(built(mechanism, torch.float32), FUSED, 1e-4)
+    assert FUSED not in offered(built(mechanism)[2])
 
 
 @pytest.mark.parametrize("name", LOW_RANK)

@@ -58,8 +58,8 @@ def recorded(native):
     actual = native.attend_pairs_forward(side, *scored, 0.2, *drop)
     entries = r(2, 3, 5), r(K * 2, 5), r(K * 2), r(K * 2, 5), None, r(K * 4, 5), r(K * 4), r(6, K * 4), r(6)
     y_of, *kept = native.attend_entries_forward(*entries, K, 0.5, True)
-    pairs = r(2, 4, 9, 5), r(2, 2, 7, 5), r(2, 2, 7, 3), torch.rand(2, 1, 9, 7) > 0.3
-    of_pairs = native.attention_forward(*pairs, True, 0.5, True, False)[:2]
+    pairs = r(2, 4, 9, 5), r(2, 2, 7, 5), r(2, 2, 7, 3), r(2, 1, 9, 7)
+    of_pairs = native.attention_forward(*pairs, True, 0.5, 0.3, 7, True, False)[:2]
     _, weights = native.additive_step(r(2, K, 4), r(M, K, 4), torch.rand(M, K, 4), heads, r(K, 4), None, 2.0)
     calls |= {
         "outside": (index, [M, N]), "edges": (index, M, M, starts, starts), "first_loop": (index,),
@@ -87,8 +87,8 @@ def recorded(native):
         "additive_step_backward": (r(2, K, 4), r(M, K, 4), torch.rand(M, K, 4), heads, r(K, 4), weights, r(2, K, 3),
                                    torch.zeros(M, K, 4), torch.zeros(K, 4), True, 2.0),
         "drop_block": (r(K, 3, M), r(K, 3, M), r(K, 3, M), 0, 3, N, *drop),
-        "attention_forward": (*pairs, True, 0.5, True, True),
-        "attention_backward": (*pairs, *of_pairs, r(2, 4, 9, 3), True, 0.5),
+        "attention_forward": (*pairs, True, 0.5, 0.3, 7, True, True),
+        "attention_backward": (*pairs, *of_pairs, r(2, 4, 9, 3), True, 0.5, 0.3, 7, True),
         "attention_step": (r(1, 3), r(K * 4, 3), r(K * 4), r(1, 3), r(K * 4, 3), r(K * 4), r(1, 3), r(K * 3, 3),
                            r(K * 3), *cache, r(5, K * 3), r(5), 0.5, r(K, M),
                            torch.rand(2, dtype=torch.float64), 1.5, True, 7),

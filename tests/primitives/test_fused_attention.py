@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from structconv.compat import torch as compat
-from structconv.primitives.fused_attention import exact_attention, exact_weights
+from structconv.primitives.fused_attention import _all_pairs, exact_attention, exact_weights
+from structconv.primitives.hashing import hash_uniform
 from structconv.primitives.native import core
 from tests.support.drawn import EVERY
 
@@ -19,7 +20,8 @@ needs_kernel = pytest.mark.skipif(core() is None, reason="the native kernels are
 SIZES = (1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 63, 65, 70, 130)
 
 
-def expected_of(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+def expected_of(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float,
+                drop: Any = (0.0, 0, 1)) -> Tensor:
     """What a pair that does not exist reads is replaced by zero; outputs without pairs are zero."""
     query, key, value = (t.double() for t in (query, key, value))
     shared = query.shape[1] // key.shape[1]
@@ -35,7 +37,13 @@ def expected_of(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, 
     highest = scores.detach().masked_fill(~exists, -1e30).amax(-1, keepdim=True)
     weights = (scores - highest).masked_fill(~exists, -torch.inf).exp()
     total = weights.sum(-1, keepdim=True)
-    return (weights / total.masked_fill(total == 0, 1)).unsqueeze(-2).matmul(values).squeeze(-2)
+    weights = weights / total.masked_fill(total == 0, 1)
+    if drop[0]:
+        batch, heads, outputs, inputs = map(torch.arange, weights.shape)
+        pairs = torch.cartesian_prod(batch, heads, outputs, inputs).view(*weights.shape, 4).unbind(-1)
+        kept = hash_uniform(torch.tensor(drop[1]), *pairs[:2], pairs[3] * weights.shape[2] + pairs[2]) >= drop[0]
+        weights = weights * kept / (1 - drop[0])
+    return weights.unsqueeze(-2).matmul(values).squeeze(-2)
 
 
 def strided(shape: tuple[int, ...], kind: str) -> Tensor:
@@ -63,33 +71,39 @@ def cases(draw: Any) -> tuple[Any, ...]:
         mask = exists if kind == "bool" else torch.randn(shape)
         mask = mask.masked_fill(~exists, -torch.inf) if kind == "both" else mask
         mask = mask[0, 0] if draw(st.booleans()) and shape[:2] == (1, 1) else mask
-    return tensors, mask, draw(st.booleans()), draw(st.sampled_from((depth ** -0.5, 1.0, -0.3, 0.0)))
+    drop = draw(st.sampled_from((0.0, 0.4))), draw(st.integers(0, 1 << 40)), groups * shared
+    return tensors, mask, draw(st.booleans()), draw(st.sampled_from((depth ** -0.5, 1.0, -0.3, 0.0))), drop
 
 
 @needs_kernel
 @settings(max_examples=400 if EVERY else 60)
 @given(cases())
 def test_values_and_gradients_are_those_of_sums_in_float64(case: Any) -> None:
-    (query, key, value), mask, causal, scale = case
+    """As near as those of one operator after the other in float32 are."""
+    tensors, mask, *options = case
+    one = torch.eye(tensors[1].shape[2]).expand(*tensors[1].shape[:2], -1, -1)  # whose sums are the weights
+
+    def one_by_one(*tensors: Any) -> Any:
+        return _all_pairs(*tensors[:4], causal=tensors[4], scale=tensors[5], drop=tensors[6])
+
     results = []
-    for function, dtype in ((exact_attention, torch.float32), (expected_of, torch.float64)):
-        leaves = [t.detach().to(dtype).requires_grad_() if dtype is torch.float64 else t.detach().requires_grad_()
-                  for t in (query, key, value)]
-        y = function(*leaves, mask, causal, scale)
+    kinds = (exact_attention, torch.float32), (expected_of, torch.float64), (one_by_one, torch.float32)
+    for function, dtype in kinds:
+        leaves = [t.detach().to(dtype).requires_grad_() for t in tensors]
+        bias = mask if mask is None or mask.dtype == torch.bool else mask.detach().to(dtype).requires_grad_()
+        y = function(*leaves, bias, *options)
         assert y is not None
         grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
-        results.append([y, *torch.autograd.grad(y, leaves, grad.to(dtype))])
-        if dtype is torch.float32:
-            with torch.no_grad():
-                assert torch.equal(y, exact_attention(query, key, value, mask, causal, scale))
-    one = torch.eye(key.shape[2], dtype=torch.float64).expand(*key.shape[:2], -1, -1)  # whose sums are the weights
-    results[1].append(expected_of(query, key, one, mask, causal, scale))
-    with torch.no_grad():
-        y, weights = exact_weights(query, key, value, mask, causal, scale)
-    assert torch.equal(y, results[0][0])
-    results[0].append(weights)
-    for own, expected in zip(*results, strict=True):
-        torch.testing.assert_close(own.double(), expected, rtol=2e-5, atol=2e-5 * max(1.0, float(expected.abs().max())))
+        inputs = leaves if bias is mask else [*leaves, bias]
+        results.append([y, *torch.autograd.grad(y, inputs, grad.to(dtype))])
+        with torch.no_grad():
+            y, weights = (exact_weights(*tensors, mask, *options) if function is exact_attention else
+                          (y, function(*tensors[:2], one, mask, *options)))
+        assert torch.equal(y, results[-1][0])
+        results[-1].append(weights)
+    for own, expected, plain in zip(*results, strict=True):
+        size, error = max(1.0, float(expected.abs().max())), float((plain - expected).abs().max())
+        torch.testing.assert_close(own.double(), expected.double(), rtol=0.0, atol=3e-5 * size + 4 * error)
 
 
 @needs_kernel
@@ -191,9 +205,8 @@ def test_numbers_do_not_depend_on_threads() -> None:
 @needs_kernel
 def test_what_the_kernel_does_not_take_is_left_to_others() -> None:
     x, wide = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 300)
-    learned = torch.zeros(5, 5, requires_grad=True)
     for query, key, value, mask in ((x.double(), x.double(), x.double(), None), (wide, wide, wide, None),
-                                    (x, x[:, :3], x[:, :3], None), (x, x, x, learned), (x, x, x[..., :0], None),
+                                    (x, x[:, :3], x[:, :3], None), (x, x, x[..., :0], None),
                                     (x, x, x, torch.ones(5, 5, dtype=torch.int64)), (x, x, x, torch.ones(4, 5)),
                                     (x[0], x[0], x[0], None), (x, x.bfloat16(), x, None)):
         assert exact_attention(query, key, value, mask, False, 1.0) is None

@@ -377,6 +377,7 @@ struct AttentionArgs {
     int64_t mask_batch, mask_head, mask_row, mask_column, mask_is_bool;
     int64_t batch, heads, shared, outputs, inputs, depth, channels, causal, threads;
     double scale;
+    DropArgs drop;
 };
 
 struct AttentionForwardArgs {
@@ -389,6 +390,8 @@ struct AttentionBackwardArgs {
     AttentionArgs attention;
     Planes y, grad, grad_q, grad_k, grad_v;
     const float* lse;
+    float* grad_mask;  // or null: zero, with strides of its own, 0 where an axis is broadcast
+    int64_t of_batch, of_head, of_row, of_column;
 };
 
 // y = x w + bias: x and y with contiguous rows `x_row` and `y_row` apart, w of any strides, bias or null.

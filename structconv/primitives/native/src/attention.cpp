@@ -4,6 +4,7 @@
 // and values are read as they lie; up to kMost vectors are computed at a time. Scores are made for a block of keys, and none
 // are kept: the backward makes them again, and adds to the gradients of keys and values what each group of outputs gives.
 #include "api.h"
+#include "dropout.h"
 #include "lanes.h"
 #include "tile.h"
 
@@ -242,11 +243,29 @@ template <int L> void add_mask(const Block<L>& block, float* scores) {
         }
 }
 
+// The factors of dropout of 16 pairs of one key, from output `first` on.
+inline v16 kept(const Dropout& dropout, const AttentionArgs& a, int64_t key, int64_t first) {
+    alignas(64) uint32_t pairs[16];
+    const uint64_t pair = static_cast<uint64_t>(key * a.outputs + first);
+    for (uint32_t i = 0; i < 16; ++i) pairs[i] = static_cast<uint32_t>(pair) + i;
+    for (int i = 0; pair + 16 > 0xffffffff && i < 16; ++i) pairs[i] = fold(pair + i);
+    return dropout.factor(pairs);
+}
+
+template <int L> void drop(const Dropout& dropout, const Outputs<L>& outputs, int64_t start, int count, float* w) {
+    for (int j = 0; j < count; ++j)
+        for (int lane = 0; lane < outputs.width; lane += 16) {
+            float* own = w + j * outputs.width + lane;
+            store(own, load<v16>(own) * kept(dropout, outputs.a, start + j, outputs.first + lane));
+        }
+}
+
 template <int L> void forward_tile(const AttentionForwardArgs& f, int64_t batch, int64_t head, int64_t first, int lanes) {
     constexpr int width = Outputs<L>::width;
     const AttentionArgs& a = f.attention;
     const Outputs<L> outputs{a, batch, head, first, lanes};
     const int64_t shared = head / a.shared, depth = a.depth, channels = a.channels;
+    const Dropout dropout(a.drop, batch * a.heads + head, 1);
     alignas(64) float query[width * kAttentionChannels], sums[width * kAttentionChannels], w[kKeys * width];
     v16 peak[L], base[L], sum[L];
     for (int l = 0; l < L; ++l) peak[l] = splat<v16>(-INFINITY), base[l] = v16{}, sum[l] = v16{};
@@ -280,6 +299,7 @@ template <int L> void forward_tile(const AttentionForwardArgs& f, int64_t batch,
             }
             sum[l] += part;
         }
+        if (dropout.on()) drop(dropout, outputs, start, block.count, w);
         collect(at(a.v, batch, shared, start), a.v.row, block, w, channels, sums);
         later = true;
     }
@@ -304,6 +324,7 @@ template <int L> void forward_tile(const AttentionForwardArgs& f, int64_t batch,
                 for (int l = 0; l < L; ++l)
                     for (int j = 16 * l; j < block.count * width; j += width)
                         store(w + j, exponential(load<v16>(w + j) - base[l]));
+                if (dropout.on()) drop(dropout, outputs, start, block.count, w);
             }
             if (block.count < count) std::memset(w + block.count * width, 0, sizeof(float) * (count - block.count) * width);
             outputs.store_weights(w, start, count, inverse, f.weights);
@@ -409,6 +430,27 @@ void spread(const Block<L>& block, const float* weight, const float* from, int64
         });
 }
 
+// The gradient of the mask += that of the scores, which is summed over the axes that the mask lacks.
+template <int L>
+void add_to_mask(const AttentionBackwardArgs& b, const Outputs<L>& outputs, int64_t start, int count, const float* ds) {
+    float* to = b.grad_mask + outputs.batch * b.of_batch + outputs.head * b.of_head + outputs.first * b.of_row + start * b.of_column;
+    for (int i = 0; i < outputs.lanes; i += 8) {
+        const int rows = outputs.lanes - i < 8 ? outputs.lanes - i : 8;
+        for (int j = 0; j < count; j += 8) {
+            v8 read[8], turned[8];
+            const int part = count - j < 8 ? count - j : 8;
+            for (int r = 0; r < 8; ++r) read[r] = load<v8>(ds + (r < part ? j + r : j) * outputs.width + i);
+            transpose(read, turned);
+            for (int r = 0; r < rows; ++r) {
+                float* row = to + (i + r) * b.of_row + j * b.of_column;
+                if (part == 8 && b.of_column) store(row, load<v8>(row) + turned[r]);
+                else
+                    for (int c = 0; c < part; ++c) row[c * b.of_column] += turned[r][c];
+            }
+        }
+    }
+}
+
 template <int L> void backward_tile(const AttentionBackwardArgs& b, int64_t batch, int64_t head, int64_t first, int lanes) {
     constexpr int width = Outputs<L>::width;
     const AttentionArgs& a = b.attention;
@@ -417,6 +459,7 @@ template <int L> void backward_tile(const AttentionBackwardArgs& b, int64_t batc
     const float *query_row = at(a.q, batch, head, first), *grad_row = at(b.grad, batch, head, first);
     alignas(64) float query[width * kAttentionChannels], grad[width * kAttentionChannels], sums[width * kAttentionChannels];
     alignas(64) float lse[width], delta[width], p[kKeys * width], ds[kKeys * width];
+    const Dropout dropout(a.drop, batch * a.heads + head, 1);
     for (int i = 0; i < width; ++i) {  // outputs that do not exist have no weights
         lse[i] = i < lanes ? b.lse[(batch * a.heads + head) * a.outputs + first + i] : INFINITY;
         delta[i] = i < lanes ? dot(at(b.y, batch, head, first + i), grad_row + i * b.grad.row, channels) : 0.0f;
@@ -435,11 +478,14 @@ template <int L> void backward_tile(const AttentionBackwardArgs& b, int64_t batc
             const v16 own = load<v16>(lse + l), shift = load<v16>(delta + l);
             for (int j = l; j < block.count * width; j += width) {
                 const v16 score = load<v16>(p + j), weight = exponential(score - own);
-                const v16 d = weight * (load<v16>(ds + j) - shift) * static_cast<float>(a.scale);
-                store(p + j, weight);
+                const v16 factor = dropout.on() ? kept(dropout, a, start + j / width, first + l) : splat<v16>(1.0f);
+                const v16 d = weight * (load<v16>(ds + j) * factor - shift);
+                store(p + j, weight * factor);
                 store(ds + j, choose(score == -INFINITY, v16{}, d));
             }
         }
+        if (b.grad_mask) add_to_mask(b, outputs, start, block.count, ds);
+        for (int j = 0; j < block.count * width; j += 16) store(ds + j, load<v16>(ds + j) * static_cast<float>(a.scale));
         collect(key, a.k.row, block, ds, depth, sums);
         spread(block, p, grad_row, b.grad.row, lanes, channels, const_cast<float*>(at(b.grad_v, batch, shared, start)),
                b.grad_v.row);
@@ -471,7 +517,7 @@ SC_EXPORT(attention_forward)(const structconv::AttentionForwardArgs* args) {
     using namespace structconv::SC_ISA;
     const structconv::AttentionArgs& a = args->attention;
     const int team = team_of(a);
-    if (a.outputs == 1) {
+    if (a.outputs == 1 && !(a.drop.p > 0)) {
         const int64_t pieces = (a.shared + kTogether - 1) / kTogether, tasks = a.batch * (a.heads / a.shared) * pieces;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(team) if (team > 1)
         for (int64_t task = 0; task < tasks; ++task) {
@@ -492,22 +538,26 @@ SC_EXPORT(attention_forward)(const structconv::AttentionForwardArgs* args) {
     }
 }
 
-// The gradients of a key and a value belong to one thread.
+// The gradients of a key and a value, and those of a number of the mask, belong to one thread.
 SC_EXPORT(attention_backward)(const structconv::AttentionBackwardArgs* args) {
     using namespace structconv::SC_ISA;
     const structconv::AttentionArgs& a = args->attention;
     const int64_t groups = a.heads / a.shared;
+    const int64_t batches = args->grad_mask && !args->of_batch ? 1 : a.batch, parts = args->grad_mask && !args->of_head ? 1 : groups;
     const int team = team_of(a);
 #pragma omp parallel for schedule(dynamic, 1) num_threads(team) if (team > 1)
-    for (int64_t task = 0; task < a.batch * groups; ++task) {
-        const int64_t batch = task / groups, group = task % groups;
-        for (int64_t m = 0; m < a.inputs; ++m) {
-            std::memset(const_cast<float*>(at(args->grad_k, batch, group, m)), 0, a.depth * sizeof(float));
-            std::memset(const_cast<float*>(at(args->grad_v, batch, group, m)), 0, a.channels * sizeof(float));
+    for (int64_t task = 0; task < batches * parts; ++task) {
+        const int64_t each = a.batch / batches, own = groups / parts;
+        for (int64_t pair = 0; pair < each * own; ++pair) {
+            const int64_t batch = task / parts * each + pair / own, group = task % parts * own + pair % own;
+            for (int64_t m = 0; m < a.inputs; ++m) {
+                std::memset(const_cast<float*>(at(args->grad_k, batch, group, m)), 0, a.depth * sizeof(float));
+                std::memset(const_cast<float*>(at(args->grad_v, batch, group, m)), 0, a.channels * sizeof(float));
+            }
+            for (int64_t head = group * a.shared; head < (group + 1) * a.shared; ++head)
+                tiles_of(0, a.outputs, [&](auto vectors, int64_t first, int lanes) {
+                    backward_tile<decltype(vectors)::value>(*args, batch, head, first, lanes);
+                });
         }
-        for (int64_t head = group * a.shared; head < (group + 1) * a.shared; ++head)
-            tiles_of(0, a.outputs, [&](auto vectors, int64_t first, int lanes) {
-                backward_tile<decltype(vectors)::value>(*args, batch, head, first, lanes);
-            });
     }
 }

@@ -1393,7 +1393,7 @@ struct Entries {
 
     AttentionArgs attention(const Op& op, const View& table, bool causal, double scale) const {
         return {part(table, 0), part(table, 1), part(table, 2), nullptr, 0, 0, 0, 0, 0, samples, d.heads, 1, entries, entries, d.depth,
-                d.channels, causal, op.threads, scale};
+                d.channels, causal, op.threads, scale, op.drop(0, 0, 1, entries)};
     }
 };
 
@@ -1433,7 +1433,7 @@ std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe> a
     if (e.bias.sizes) grad_bias = row_sum(op, given.floats(), d.nodes, e.out, e.out);
     const View grad_table = op.made({d.nodes, d.width});
     const AttentionBackwardArgs args{e.attention(op, table, causal, scale), e.rows(r), e.rows(grad_r), e.part(grad_table, 0),
-                                     e.part(grad_table, 1), e.part(grad_table, 2), lse.floats()};
+                                     e.part(grad_table, 1), e.part(grad_table, 2), lse.floats(), nullptr, 0, 0, 0, 0};
     run.attention_backward(&args);
     return std::tuple_cat(d.gradients(op, grad_table), std::make_tuple(grad_output.tensor(), maybe(grad_bias)));
 }
@@ -1820,7 +1820,8 @@ struct Attention {
     View q, k, v, mask;
     AttentionArgs args{};
 
-    Attention(const Op& op, const Tensor& q_, const Tensor& k_, const Tensor& v_, const Maybe& mask_, bool causal, double scale) {
+    Attention(const Op& op, const Tensor& q_, const Tensor& k_, const Tensor& v_, const Maybe& mask_, bool causal, double scale,
+              double p, int64_t seed) {
         q = op.unit("q", q_, {kAny, kAny, kAny, kAny}, types().f32), k = op.unit("k", k_, {q.size(0), kAny, kAny, q.size(3)}, q.dtype);
         v = op.unit("v", v_, {q.size(0), k.size(1), k.size(2), kAny}, q.dtype);
         const int64_t heads = q.size(1), shared = std::max<int64_t>(k.size(1) ? heads / k.size(1) : 1, 1);
@@ -1831,6 +1832,7 @@ struct Attention {
         args.q = planes(q), args.k = planes(k), args.v = planes(v);
         args.batch = q.size(0), args.heads = heads, args.shared = shared, args.outputs = q.size(2), args.inputs = k.size(2);
         args.depth = q.size(3), args.channels = v.size(3), args.causal = causal, args.threads = op.threads, args.scale = scale;
+        args.drop = op.drop(p, seed, std::max<int64_t>(heads, 1), args.outputs);
         if (!mask_) return;
         mask = op.view("mask", *mask_);
         const int64_t dims = mask_->dim(), sizes[4] = {args.batch, heads, args.outputs, args.inputs};
@@ -1870,9 +1872,10 @@ struct Attention {
 
 // y and, to train, the logarithms (B, K, N) of the sums of the exponentials; the weights (B, K, N, M) where asked for.
 std::tuple<Tensor, Maybe, Maybe> attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Maybe& mask,
-                                                   bool causal, double scale, bool train, bool weights) {
+                                                   bool causal, double scale, double p, int64_t seed, bool train,
+                                                   bool weights) {
     const Op op{"attention_forward"};
-    const Attention s(op, q, k, v, mask, causal, scale);
+    const Attention s(op, q, k, v, mask, causal, scale, p, seed);
     const AttentionArgs& a = s.args;
     const View y = Attention::by_rows(op, a.batch, a.heads, a.outputs, a.channels);
     const View lse = train ? op.made({a.batch, a.heads, a.outputs}) : View{};
@@ -1882,12 +1885,12 @@ std::tuple<Tensor, Maybe, Maybe> attention_forward(const Tensor& q, const Tensor
     return {y.tensor(), maybe(lse), maybe(table)};
 }
 
-// The gradients of q, k and v.
-std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Maybe& mask,
-                                                      const Tensor& y_, const Tensor& lse_, const Tensor& grad_, bool causal,
-                                                      double scale) {
+// The gradients of q, k, v and, where asked for, of the mask.
+std::tuple<Tensor, Tensor, Tensor, Maybe> attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Maybe& mask,
+                                                             const Tensor& y_, const Tensor& lse_, const Tensor& grad_, bool causal,
+                                                             double scale, double p, int64_t seed, bool of_mask) {
     const Op op{"attention_backward"};
-    const Attention s(op, q, k, v, mask, causal, scale);
+    const Attention s(op, q, k, v, mask, causal, scale, p, seed);
     const AttentionArgs& a = s.args;
     const Shape shape{a.batch, a.heads, a.outputs, a.channels};
     const View y = op.unit("y", y_, shape, types().f32), grad = op.unit("grad", grad_, shape, types().f32);
@@ -1897,10 +1900,23 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& q, const Ten
     View grad_v = Attention::by_rows(op, a.batch, a.heads / a.shared, a.inputs, a.channels);
     if (Attention::is_scattered(grad_k)) grad_k = op.made({a.batch, a.heads / a.shared, a.inputs, a.depth});
     if (Attention::is_scattered(grad_v)) grad_v = op.made({a.batch, a.heads / a.shared, a.inputs, a.channels});
-    const AttentionBackwardArgs args{a, Attention::planes(y), Attention::planes(grad), Attention::planes(grad_q),
-                                     Attention::planes(grad_k), Attention::planes(grad_v), lse.floats()};
+    AttentionBackwardArgs args{a, Attention::planes(y), Attention::planes(grad), Attention::planes(grad_q),
+                                     Attention::planes(grad_k), Attention::planes(grad_v), lse.floats(), nullptr, 0, 0, 0, 0};
+    Maybe of;
+    if (of_mask) {
+        op.check(mask && !a.mask_is_bool, "mask", "be of numbers to have a gradient");
+        int64_t* strides[4] = {&args.of_column, &args.of_row, &args.of_head, &args.of_batch};
+        std::vector<int64_t> sizes(s.mask.sizes, s.mask.sizes + mask->dim());
+        of = torch::stable::new_zeros(*mask, sizes);
+        int64_t step = 1;
+        for (int64_t dim = 0; dim < mask->dim(); ++dim) {
+            const int64_t size = sizes[sizes.size() - 1 - dim];
+            *strides[dim] = size == 1 ? 0 : step, step *= size;
+        }
+        args.grad_mask = op.view("grad_mask", *of).floats();
+    }
     run.attention_backward(&args);
-    return {grad_q.tensor(), grad_k.tensor(), grad_v.tensor()};
+    return {grad_q.tensor(), grad_k.tensor(), grad_v.tensor(), of};
 }
 
 // -- a step of decoding ------------------------------------------------------------------------------------------------
@@ -2173,10 +2189,10 @@ const Operator kOperators[] = {
     {"window_forward", "(" SC_WINDOW ") -> (Tensor, Tensor)", TORCH_BOX(&window_forward)},
     {"window_backward", "(" SC_WINDOW ", Tensor y, Tensor lse, Tensor grad, bool of_table) -> "
      "(Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&window_backward)},
-    {"attention_forward", "(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, bool train, "
-     "bool weights) -> (Tensor, Tensor?, Tensor?)", TORCH_BOX(&attention_forward)},
+    {"attention_forward", "(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, float p, int seed, "
+     "bool train, bool weights) -> (Tensor, Tensor?, Tensor?)", TORCH_BOX(&attention_forward)},
     {"attention_backward", "(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor y, Tensor lse, Tensor grad, bool causal, "
-     "float scale) -> (Tensor, Tensor, Tensor)", TORCH_BOX(&attention_backward)},
+     "float scale, float p, int seed, bool of_mask) -> (Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&attention_backward)},
     {"attention_step", "(" SC_HEADS("query") SC_HEADS("key") SC_HEADS("value") "Tensor(a!) keys, Tensor(b!) values, "
      "Tensor output, Tensor? bias, float scale, Tensor? added, Tensor? rates, float gain, bool halves, int position) -> Tensor",
      TORCH_BOX(&attention_step)},
