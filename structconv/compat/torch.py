@@ -124,6 +124,8 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
     if not enable_gqa and heads and key.shape[-3] != query.shape[-3] and 1 not in (key.shape[-3], query.shape[-3]):
         raise ShapeError("scaled_dot_product_attention", f"key must have the H={query.shape[-3]} heads of query",
                          tuple(key.shape), "Fewer heads of keys need enable_gqa=True.")
+    if heads and query.shape[-3] == 1 != key.shape[-3]:
+        query = query.expand(*query.shape[:-3], key.shape[-3], *query.shape[-2:])
     if not heads:  # then one, also of no sequences
         query, key, value = (t.unsqueeze(-3) for t in (query, key, value))
         attn_mask = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask.unsqueeze(-3)
@@ -190,7 +192,7 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
         if type(x) is not Tensor or x.is_nested or x.dim() != 3 or not self.batch_first:
             return None
         if (self.in_proj_weight is None or self.bias_k is not None or self.add_zero_attn or x.shape[2] != self.embed_dim
-                or (self.training and self.dropout) or kernels() is None or not is_small(x.shape[1], self.head_dim)
+                or (self.training and self.dropout) or not is_small(x.shape[1], self.head_dim)
                 or not is_plain(self, Normalized)):
             return None
         query, key, value = self.in_proj_weight.chunk(3)
@@ -198,7 +200,7 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
         heads, scale = self.num_heads, self.head_dim ** -0.5
         added = None if biases[2] is None else biases[2].view(heads, -1)
         tensors = x, query, biases[0], key, biases[1], value, added, self.out_proj.weight, self.out_proj.bias
-        if not is_direct(*tensors):
+        if not is_direct(*tensors) or kernels() is None:
             return None
         return attend_entries(None, composed_attention(heads, scale, False), *tensors, heads, scale, False)
 

@@ -174,7 +174,7 @@ class Stacked(Primitives):
 
 
 def _side_by_side(typed: Typed) -> Sorted | None:
-    """The edges into entry n K + k, output n under relation k; remembered."""
+    """The edges into entry n K + k, output n under relation k, and the values; remembered until one of them changes."""
     def build() -> Adjacency | None:
         graph, values = typed.graph, typed.values
         outputs, core = graph.num_outputs * typed.count, kernels()
@@ -184,7 +184,10 @@ def _side_by_side(typed: Typed) -> Sorted | None:
         return build_adjacency(core, index, graph.num_inputs, outputs, square=False,
                                weights=None if values is None else values.contiguous())
 
-    adjacency = typed.derived("side by side", build)
+    if typed.values is None:
+        adjacency = typed.derived("side by side", build)
+    else:
+        adjacency = derived(typed.values, ("side by side", typed.derived("identity", _Edges)), build)
     return None if adjacency is None else (adjacency, unchanged(typed.graph.edge_index))
 
 

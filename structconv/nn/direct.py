@@ -278,7 +278,7 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
     tensors = x, weights[0], offsets[0], weights[1], offsets[1], weights[2], added, weights[3], bias
     if any(weight is None for weight in weights) or (layer._added and added is None and layer.value_bias is not None):
         return None
-    if not x.shape[-1] == weights[0].shape[1] == weights[1].shape[1] or kernels() is None or not is_direct(*tensors):
+    if not x.shape[-1] == weights[0].shape[1] == weights[1].shape[1] or not is_direct(*tensors) or kernels() is None:
         return None
     if not is_plain(layer, Normalized, leaf, weight, query, key, value, output, *(() if mask is None else (mask,))):
         return None

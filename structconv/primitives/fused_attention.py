@@ -88,9 +88,9 @@ def exact_weights(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | Non
 
 def _core_for(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None) -> Core | None:
     """The kernels, if they take these tensors."""
-    core = Loaded.core if Loaded.asked else kernels()
-    if core is None or not is_direct(query, key, values):
+    if not is_direct(query, key, values):  # asked first: a compiler does not trace what loads the kernels
         return None
+    core = Loaded.core if Loaded.asked else kernels()
     shape, own, held = query.shape, key.shape, values.shape
     if not len(shape) == len(own) == len(held) == 4:
         return None
@@ -99,7 +99,7 @@ def _core_for(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None) -
         return None
     if groups == 0 or heads % groups or not 0 < depth <= _MOST_CHANNELS or not 0 < channels <= _MOST_CHANNELS:
         return None
-    return core if mask is None or _is_readable(mask, query, key) else None
+    return core if core is None or mask is None or _is_readable(mask, query, key) else None
 
 
 def _is_readable(mask: Tensor, query: Tensor, key: Tensor) -> bool:
@@ -158,7 +158,7 @@ _weighted: Callable[..., Any] = private.bound_apply(_Weighted)
 # -- torch's kernel -------------------------------------------------------------------------------------------------
 
 def _by_torch(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    shared = bool(key.shape[1] != query.shape[1])  # sizes are tensors in a trace
+    shared = True if key.shape[1] != query.shape[1] else False  # noqa: SIM210 - sizes may be tensors, or symbols
     if not torch.is_grad_enabled() or not _by_hand(query, key, values, mask, causal, scale, shared):
         return F.scaled_dot_product_attention(query, key, values, mask, is_causal=causal, scale=scale,
                                               enable_gqa=shared)

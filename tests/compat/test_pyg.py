@@ -783,3 +783,12 @@ def test_calls_in_any_order_equal_calls_with_fresh_edges(seed):
             y = layer.to(dtype)(x.to(dtype), edges, value)
             fresh = copy.deepcopy(layer)(x.to(dtype), edges.clone(), None if value is None else value.clone())
         torch.testing.assert_close(y, fresh)
+
+
+def test_relational_layers_on_one_graph_do_not_share_their_means() -> None:
+    x, edges, kind = torch.randn(40, 16), torch.randint(0, 37, (2, 150)), torch.randint(0, 3, (150,))
+    for kinds in (("mean", "add"), ("add", "mean")):
+        for layer in [ours.RGCNConv(16, 16, 3, aggr=aggr) for aggr in kinds]:
+            peer = theirs.RGCNConv(16, 16, 3, aggr=layer.aggr)
+            peer.load_state_dict(layer.state_dict())
+            torch.testing.assert_close(layer(x, edges, kind), peer(x, edges, kind), rtol=1e-4, atol=1e-4)

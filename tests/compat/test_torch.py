@@ -530,3 +530,11 @@ def test_heads_that_share_keys_of_an_empty_batch_and_of_values_by_themselves():
     query = torch.randn(2, 4, 5, 8)
     with pytest.raises(ShapeError, match="value must have as many axes as key, and its heads or K=4; got"):
         attend(query, query, torch.randn(2, 2, 5, 8))
+
+
+def test_one_head_of_queries_is_that_of_all_keys() -> None:
+    query, key, mask = torch.randn(2, 1, 6, 8), torch.randn(2, 4, 5, 8), torch.rand(6, 5) < 0.8
+    mask[:, 0] = True
+    for options in ({}, {"attn_mask": mask}, {"is_causal": True}):
+        torch.testing.assert_close(compat.scaled_dot_product_attention(query, key, key, **options),
+                                   F.scaled_dot_product_attention(query, key, key, **options))

@@ -196,3 +196,16 @@ def test_never_all_heads_of_all_entries_nor_channels_of_edges(limit, monkeypatch
         conv(x, basis, theta, path="per_relation").sum().backward()
     assert 400 * 32 <= largest.elements <= max(min(pairs * 32, limit // 4), 400 * 32, 20000)
     assert x.grad.isfinite().all() and theta.theta.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("path", [None, "structure_first", "channels_first"])
+def test_values_of_one_basis_reach_no_other(path):
+    """Several bases over the same edges and types, also after a change in place."""
+    torch.manual_seed(0)
+    graph, kind = Graph(torch.randint(0, 20, (2, 90)), num_nodes=20), torch.randint(0, 3, (90,))
+    x, theta = torch.randn(20, 6), torch.randn(3, 6, 16, requires_grad=True)
+    values = [torch.rand(90), torch.rand(90), None]
+    for own in (*values, *reversed(values), values[0].mul_(2)):
+        basis = Typed(graph, kind, 3, own)
+        expected = torch.einsum("kmn,mp,kpq->nq", basis.dense(), x, theta)
+        torch.testing.assert_close(conv(x, basis, theta, path=path), expected, rtol=1e-4, atol=1e-4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -128,6 +130,52 @@ def test_what_has_no_pair_may_be_anything(kind: str, wrong: float) -> None:
         results.append([y, *torch.autograd.grad(y, leaves, grad[:, :, :seen])])
     for own, expected in zip(*results, strict=True):
         assert torch.equal(own, expected)
+
+
+@needs_kernel
+@pytest.mark.parametrize("number", [1e4, -1e6, -1e9, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_large_numbers_in_a_mask_leave_gradients_right(number: float, outputs: int, weighted: bool) -> None:
+    """One operator after the other in float32, which rounds the scores likewise, has the same weights."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(2, 2, size, 4, generator=generator) for size in (outputs, 70, 70)]
+    mask, results = torch.zeros(outputs, 70), []
+    mask[0] = number
+    for exact in (True, False):
+        leaves = [t.clone().requires_grad_() for t in tensors]
+        y = (_all_pairs(*leaves, mask, causal=False, scale=0.5) if not exact else
+             exact_weights(*leaves, mask, False, 0.5)[0] if weighted else exact_attention(*leaves, mask, False, 0.5))
+        results.append([y, *torch.autograd.grad(y.square().sum(), leaves)])
+    for own, expected in zip(*results, strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-5)
+
+
+@needs_kernel
+def test_a_query_that_is_not_a_number_reaches_no_gradient_of_keys_without_a_pair() -> None:
+    leaves = [torch.randn(1, 2, 6, 4) for _ in range(3)]
+    leaves[0][:, :, 2] = torch.nan
+    leaves = [t.requires_grad_() for t in leaves]
+    for t in torch.autograd.grad(exact_attention(*leaves, None, True, 0.5).sum(), leaves)[1:]:
+        assert t[:, :, 3:].isfinite().all() and t[:, :, :3].isnan().all()
+
+
+@needs_kernel
+def test_numbers_that_are_none_stay_so_whatever_their_bits() -> None:
+    for bits in (0x7fc00001, 0x7f800001, -1):
+        key = torch.randn(1, 1, 3, 4)
+        key[0, 0, 1] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+        assert exact_attention(torch.randn(1, 1, 2, 4), key, torch.randn(1, 1, 3, 4), None, False, 0.5).isnan().all()
+
+
+@pytest.mark.parametrize("program", [
+    "f, x = scaled_dot_product_attention, [torch.randn(2, 3, 6, 4)] * 3",
+    "f, x = MultiheadAttention(8, 2, batch_first=True), [torch.randn(2, 5, 8)] * 3"])
+def test_the_first_use_of_a_process_may_be_compiled_whole(program: str) -> None:
+    code = ("import torch\nfrom structconv.compat.torch import MultiheadAttention, scaled_dot_product_attention\n"
+            f"{program}\ntorch.compile(f, fullgraph=True, dynamic=True, backend='aot_eager')(*x)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @needs_kernel

@@ -383,13 +383,15 @@ struct AttentionArgs {
 struct AttentionForwardArgs {
     AttentionArgs attention;
     Planes y;
-    float *lse, *weights;  // (batch, heads, outputs), and (batch, heads, outputs, inputs); or null
+    // (2, batch, heads, outputs), the greatest score and one over the sum of the exponentials from there, apart because one
+    // number loses the sum beside large scores; and (batch, heads, outputs, inputs). Or null.
+    float *peaks, *weights;
 };
 
 struct AttentionBackwardArgs {
     AttentionArgs attention;
     Planes y, grad, grad_q, grad_k, grad_v;
-    const float* lse;
+    const float* peaks;
     float* grad_mask;  // or null: zero, with strides of its own, 0 where an axis is broadcast
     int64_t of_batch, of_head, of_row, of_column;
 };

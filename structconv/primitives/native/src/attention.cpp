@@ -24,6 +24,15 @@ const float* at(const Planes& p, int64_t batch, int64_t head, int64_t row) {
     return p.x + batch * p.batch + head * p.head + row * p.row;
 }
 
+// Where the numbers of an output lie; see `peaks` of the arguments.
+template <class F> F* peaks_of(const AttentionArgs& a, F* peaks, int64_t batch, int64_t head, int64_t row) {
+    return peaks + (batch * a.heads + head) * a.outputs + row;
+}
+
+template <class F> F* inverses_of(const AttentionArgs& a, F* peaks, int64_t batch, int64_t head, int64_t row) {
+    return peaks_of(a, peaks + a.batch * a.heads * a.outputs, batch, head, row);
+}
+
 // Columns of 8 by 8 numbers as rows.
 inline void transpose(const v8 (&r)[8], v8 (&t)[8]) {
     v8 s[8], u[8];
@@ -303,10 +312,10 @@ template <int L> void forward_tile(const AttentionForwardArgs& f, int64_t batch,
         collect(at(a.v, batch, shared, start), a.v.row, block, w, channels, sums);
         later = true;
     }
-    alignas(64) float inverse[width], lse[width];
+    alignas(64) float inverse[width], peaks[width];
     for (int l = 0; l < L; ++l) {
         store(inverse + 16 * l, choose(sum[l] == 0.0f, v16{}, 1.0f / sum[l]));
-        store(lse + 16 * l, choose(sum[l] == 0.0f, splat<v16>(INFINITY), base[l] + logarithm(sum[l])));
+        store(peaks + 16 * l, base[l]);
     }
     outputs.store_lanes(sums, channels, inverse, f.y);
     if (f.weights) {
@@ -330,7 +339,9 @@ template <int L> void forward_tile(const AttentionForwardArgs& f, int64_t batch,
             outputs.store_weights(w, start, count, inverse, f.weights);
         }
     }
-    if (f.lse) std::memcpy(f.lse + (batch * a.heads + head) * a.outputs + first, lse, lanes * sizeof(float));
+    if (!f.peaks) return;
+    std::memcpy(peaks_of(a, f.peaks, batch, head, first), peaks, lanes * sizeof(float));
+    std::memcpy(inverses_of(a, f.peaks, batch, head, first), inverse, lanes * sizeof(float));
 }
 
 // The one output of each of `count` heads that share keys and values, which are rows of 16 numbers at a time.
@@ -379,7 +390,10 @@ void forward_one(const AttentionForwardArgs& f, int64_t batch, int64_t first_hea
         const float inverse = whole[h] == 0.0f ? 0.0f : 1.0f / whole[h];
         float* y = const_cast<float*>(at(f.y, batch, first_head + h, 0));
         for_lanes(channels, [&](int64_t c, int part) { put(y + c, inputs ? lanes(y + c, part) * inverse : v16{}, part); });
-        if (f.lse) f.lse[head] = whole[h] == 0.0f ? INFINITY : base[h] + std::log(whole[h]);
+        if (f.peaks) {
+            *peaks_of(a, f.peaks, batch, first_head + h, 0) = base[h] == -INFINITY ? 0.0f : base[h];
+            *inverses_of(a, f.peaks, batch, first_head + h, 0) = inverse;
+        }
         float* table = f.weights + head * a.inputs;
         for (int64_t m = 0; f.weights && m < a.inputs; ++m)
             table[m] = m < inputs && whole[h] != 0.0f ? std::exp(table[m] - base[h]) * inverse : 0.0f;
@@ -458,10 +472,11 @@ template <int L> void backward_tile(const AttentionBackwardArgs& b, int64_t batc
     const int64_t shared = head / a.shared, depth = a.depth, channels = a.channels;
     const float *query_row = at(a.q, batch, head, first), *grad_row = at(b.grad, batch, head, first);
     alignas(64) float query[width * kAttentionChannels], grad[width * kAttentionChannels], sums[width * kAttentionChannels];
-    alignas(64) float lse[width], delta[width], p[kKeys * width], ds[kKeys * width];
+    alignas(64) float peaks[width], inverse[width], delta[width], p[kKeys * width], ds[kKeys * width];
     const Dropout dropout(a.drop, batch * a.heads + head, 1);
     for (int i = 0; i < width; ++i) {  // outputs that do not exist have no weights
-        lse[i] = i < lanes ? b.lse[(batch * a.heads + head) * a.outputs + first + i] : INFINITY;
+        peaks[i] = i < lanes ? *peaks_of(a, b.peaks, batch, head, first + i) : INFINITY;
+        inverse[i] = i < lanes ? *inverses_of(a, b.peaks, batch, head, first + i) : 0.0f;
         delta[i] = i < lanes ? dot(at(b.y, batch, head, first + i), grad_row + i * b.grad.row, channels) : 0.0f;
     }
     outputs.load_lanes(a.q, depth, static_cast<float>(a.scale), query);
@@ -475,12 +490,12 @@ template <int L> void backward_tile(const AttentionBackwardArgs& b, int64_t batc
         dots<L>(value, a.v.row, block.count, grad, channels, ds);
         add_mask(block, p);
         for (int l = 0; l < width; l += 16) {
-            const v16 own = load<v16>(lse + l), shift = load<v16>(delta + l);
+            const v16 own = load<v16>(peaks + l), share = load<v16>(inverse + l), shift = load<v16>(delta + l);
             for (int j = l; j < block.count * width; j += width) {
-                const v16 score = load<v16>(p + j), weight = exponential(score - own);
+                const v16 score = load<v16>(p + j), weight = exponential(score - own) * share;
                 const v16 factor = dropout.on() ? kept(dropout, a, start + j / width, first + l) : splat<v16>(1.0f);
                 const v16 d = weight * (load<v16>(ds + j) * factor - shift);
-                store(p + j, weight * factor);
+                store(p + j, choose(score == -INFINITY, v16{}, weight * factor));
                 store(ds + j, choose(score == -INFINITY, v16{}, d));
             }
         }

@@ -1397,32 +1397,32 @@ struct Entries {
     }
 };
 
-// y like x, and for the backward the table, lse and what the output projection multiplies.
+// y like x, and for the backward the table, peaks and what the output projection multiplies.
 std::tuple<Tensor, Tensor, Tensor, Tensor> attend_entries_forward(
     const Tensor& x, const Tensor& query, const Maybe& query_bias, const Tensor& key, const Maybe& key_bias, const Tensor& value,
     const Maybe& value_bias, const Tensor& output, const Maybe& bias, int64_t heads, double scale, bool causal) {
     const Op op{"attend_entries_forward"};
     const Entries e(op, x, query, query_bias, key, key_bias, value, value_bias, output, bias, heads);
     const Dots& d = e.d;
-    const View table = d.table(op), r = op.made({d.nodes, e.inner}), lse = op.made({e.samples, d.heads, e.entries});
-    const AttentionForwardArgs args{e.attention(op, table, causal, scale), e.rows(r), lse.floats(), nullptr};
+    const View table = d.table(op), r = op.made({d.nodes, e.inner}), peaks = op.made({2, e.samples, d.heads, e.entries});
+    const AttentionForwardArgs args{e.attention(op, table, causal, scale), e.rows(r), peaks.floats(), nullptr};
     run.attention_forward(&args);
     const View y = d.x.tensor().dim() == 3 ? op.made({e.samples, e.entries, e.out}) : op.made({e.entries, e.out});
     multiply_into(matrix(y, 0, d.nodes, e.out), r.tensor(), matrix(e.output, 0, e.out, e.inner, true),
                   e.bias.sizes ? &e.bias.tensor() : nullptr);
-    return {y.tensor(), table.tensor(), lse.tensor(), r.tensor()};
+    return {y.tensor(), table.tensor(), peaks.tensor(), r.tensor()};
 }
 
 // The gradients of x, and of weights and biases of queries, keys, values and outputs.
 std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe> attend_entries_backward(
     const Tensor& x, const Tensor& query, const Maybe& query_bias, const Tensor& key, const Maybe& key_bias, const Tensor& value,
-    const Maybe& value_bias, const Tensor& output, const Maybe& bias, const Tensor& table_, const Tensor& lse_, const Tensor& r_,
+    const Maybe& value_bias, const Tensor& output, const Maybe& bias, const Tensor& table_, const Tensor& peaks_, const Tensor& r_,
     const Tensor& grad_, int64_t heads, double scale, bool causal) {
     const Op op{"attend_entries_backward"};
     const Entries e(op, x, query, query_bias, key, key_bias, value, value_bias, output, bias, heads);
     const Dots& d = e.d;
     const View table = op.dense("table", table_, {d.nodes, d.width}, types().f32);
-    const View lse = op.floats("lse", lse_, {e.samples, d.heads, e.entries}), r = op.dense("r", r_, {d.nodes, e.inner}, types().f32);
+    const View peaks = op.floats("peaks", peaks_, {2, e.samples, d.heads, e.entries}), r = op.dense("r", r_, {d.nodes, e.inner}, types().f32);
     const View given = d.x.tensor().dim() == 3 ? op.dense("grad", grad_, {e.samples, e.entries, e.out}, types().f32)
                                                : op.dense("grad", grad_, {e.entries, e.out}, types().f32);
     const Tensor grad = matrix(given, 0, d.nodes, e.out);
@@ -1433,7 +1433,7 @@ std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe> a
     if (e.bias.sizes) grad_bias = row_sum(op, given.floats(), d.nodes, e.out, e.out);
     const View grad_table = op.made({d.nodes, d.width});
     const AttentionBackwardArgs args{e.attention(op, table, causal, scale), e.rows(r), e.rows(grad_r), e.part(grad_table, 0),
-                                     e.part(grad_table, 1), e.part(grad_table, 2), lse.floats(), nullptr, 0, 0, 0, 0};
+                                     e.part(grad_table, 1), e.part(grad_table, 2), peaks.floats(), nullptr, 0, 0, 0, 0};
     run.attention_backward(&args);
     return std::tuple_cat(d.gradients(op, grad_table), std::make_tuple(grad_output.tensor(), maybe(grad_bias)));
 }
@@ -1870,7 +1870,7 @@ struct Attention {
     }
 };
 
-// y and, to train, the logarithms (B, K, N) of the sums of the exponentials; the weights (B, K, N, M) where asked for.
+// y and, to train, what says their softmax (2, B, K, N); the weights (B, K, N, M) where asked for.
 std::tuple<Tensor, Maybe, Maybe> attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Maybe& mask,
                                                    bool causal, double scale, double p, int64_t seed, bool train,
                                                    bool weights) {
@@ -1878,30 +1878,30 @@ std::tuple<Tensor, Maybe, Maybe> attention_forward(const Tensor& q, const Tensor
     const Attention s(op, q, k, v, mask, causal, scale, p, seed);
     const AttentionArgs& a = s.args;
     const View y = Attention::by_rows(op, a.batch, a.heads, a.outputs, a.channels);
-    const View lse = train ? op.made({a.batch, a.heads, a.outputs}) : View{};
+    const View peaks = train ? op.made({2, a.batch, a.heads, a.outputs}) : View{};
     const View table = weights ? op.made({a.batch, a.heads, a.outputs, a.inputs}) : View{};
-    const AttentionForwardArgs args{a, Attention::planes(y), lse.floats(), table.floats()};
+    const AttentionForwardArgs args{a, Attention::planes(y), peaks.floats(), table.floats()};
     run.attention_forward(&args);
-    return {y.tensor(), maybe(lse), maybe(table)};
+    return {y.tensor(), maybe(peaks), maybe(table)};
 }
 
 // The gradients of q, k, v and, where asked for, of the mask.
 std::tuple<Tensor, Tensor, Tensor, Maybe> attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Maybe& mask,
-                                                             const Tensor& y_, const Tensor& lse_, const Tensor& grad_, bool causal,
+                                                             const Tensor& y_, const Tensor& peaks_, const Tensor& grad_, bool causal,
                                                              double scale, double p, int64_t seed, bool of_mask) {
     const Op op{"attention_backward"};
     const Attention s(op, q, k, v, mask, causal, scale, p, seed);
     const AttentionArgs& a = s.args;
     const Shape shape{a.batch, a.heads, a.outputs, a.channels};
     const View y = op.unit("y", y_, shape, types().f32), grad = op.unit("grad", grad_, shape, types().f32);
-    const View lse = op.exact("lse", lse_, {a.batch, a.heads, a.outputs}, types().f32);
+    const View peaks = op.exact("peaks", peaks_, {2, a.batch, a.heads, a.outputs}, types().f32);
     const View grad_q = Attention::by_rows(op, a.batch, a.heads, a.outputs, a.depth);
     View grad_k = Attention::by_rows(op, a.batch, a.heads / a.shared, a.inputs, a.depth);
     View grad_v = Attention::by_rows(op, a.batch, a.heads / a.shared, a.inputs, a.channels);
     if (Attention::is_scattered(grad_k)) grad_k = op.made({a.batch, a.heads / a.shared, a.inputs, a.depth});
     if (Attention::is_scattered(grad_v)) grad_v = op.made({a.batch, a.heads / a.shared, a.inputs, a.channels});
     AttentionBackwardArgs args{a, Attention::planes(y), Attention::planes(grad), Attention::planes(grad_q),
-                                     Attention::planes(grad_k), Attention::planes(grad_v), lse.floats(), nullptr, 0, 0, 0, 0};
+                                     Attention::planes(grad_k), Attention::planes(grad_v), peaks.floats(), nullptr, 0, 0, 0, 0};
     Maybe of;
     if (of_mask) {
         op.check(mask && !a.mask_is_bool, "mask", "be of numbers to have a gradient");

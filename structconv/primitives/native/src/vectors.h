@@ -315,7 +315,7 @@ template <class V> inline V exponential(V x) {
     poly = poly * f + 1.0f;
     poly = poly * f + 1.0f;
     const V result = bits_as<V>(bits_as<Bits>(poly) + (bits_as<Bits>(shifted) << 23));
-    return choose(x < -87.0f, V{}, result);
+    return choose(x >= -87.0f, result, choose(x < -87.0f, V{}, x));  // the bits of a NaN are not added to
 }
 
 // log(x) for normal x > 0: x = 2^n m with m in [sqrt(1/2), sqrt(2)), and the series of atanh in (m - 1) / (m + 1);
