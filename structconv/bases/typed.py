@@ -119,8 +119,12 @@ class Typed(GraphValues):
         types = torch.arange(self.count, device=self.device).view(-1, *(1,) * at.dim())
         return self.derived("groups", self._groups).sums(values, at * self.count + types)
 
-    def derived(self, key: object, build: Callable[[], T]) -> T:
-        """Compute a value from the edges and their types once, and remember it until one of them changes."""
+    def derived(self, key: object, build: Callable[[], T], *, of_values: bool = False) -> T:
+        """Compute a value from the edges and their types, and with `of_values` from the values, too, once, and remember
+        it until one of them changes.
+        """
+        if of_values and self.values is not None:
+            return derived(self.values, (self.derived("identity", _Identity), key), build)
         edges = derived(self.graph.edge_index, "identity", _Identity)
         return derived(self.kind, (edges, self.num_inputs, self.num_outputs, self.count, key), build)
 
@@ -160,7 +164,7 @@ class Typed(GraphValues):
 
 
 class _Identity:
-    """Stands for a tensor in a key without keeping it alive."""
+    """Stands for a tensor, or for typed edges, in a key without keeping them alive."""
 
 
 def _stacked(r: Tensor) -> Tensor:

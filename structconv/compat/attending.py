@@ -98,7 +98,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
     """
     (heads, outputs, depth), inputs = query.shape[-3:], key.shape[-2]
     keep, bias, support = mask = _NONE if mask is None else mask
-    seed = draw_seed() if dropout else None
+    scale, seed = depth ** -0.5 if scale is None else scale, draw_seed() if dropout else None
     plain = softcap is sink is vector is term is None and 0 <= dropout < 1
     if plain and (support is None or support is _CAUSAL):
         table, causal = keep if bias is None else bias, support is not None
@@ -106,7 +106,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
             table = bias.masked_fill(~keep, -torch.inf)
         drop = drop_of(dropout, seed, heads)
         if weights and not must_be_planned(Dropped if dropout else Normalized):
-            result = exact_weights(query, key, value, table, causal, depth ** -0.5 if scale is None else scale, drop)
+            result = exact_weights(query, key, value, table, causal, scale, drop)
             if result is not None:
                 return result
         y = None if weights else attend_plainly(query, key, value, table, causal, scale, drop)
@@ -144,7 +144,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
                    DenseMask(keep.expand(*keep.shape[:-2], outputs, inputs).mT))
     if weights:  # the transposed basis is laid out as the weights are
         if vector is None and depth < inputs:  # fewer numbers than the scores
-            query, scale = query * (depth ** -0.5 if scale is None else scale), 1.0
+            query, scale = query * scale, 1.0
         scores = _scores(key, query, bias, None if support is None else support.transpose(), scale, softcap, vector)
         table = _weights(scores, "outputs", sink, dropout, seed).dense(query.dtype)
         dense: Basis = Dense(table.mT)

@@ -158,7 +158,7 @@ class _Term:
         self._table: Tensor | None = None
 
     def at(self, entries: int) -> Tensor:
-        """The term of so many entries, of which the last has the offset 0: (K, M)."""
+        """The term of the scores at each of M entries, the last of which has the offset 0: (K, M)."""
         if self._table is None or self._table.shape[-1] < entries:
             most = 2 * entries
             scores = altered(self._scores, inputs=most, outputs=most)

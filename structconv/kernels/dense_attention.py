@@ -153,7 +153,7 @@ class ScaledDotProduct(Applied):
 
 
 def matched(basis: Normalized, bias: Held | Moved | None) -> Attended | None:
-    """Return the operands of torch's kernel in a basis with this term of the scores; `None` if the basis is something
+    """Return the operands of the operator in a basis with this term of the scores; `None` if the basis is something
     else, or its mask is a list of edges.
     """
     if basis.kind != "softmax" or basis.over != "inputs":

@@ -15,7 +15,6 @@ from torch import Tensor
 from structconv.bases.sparse import Sparse
 from structconv.bases.tree import itself, materializer, tree_spec
 from structconv.bases.typed import Typed
-from structconv.derived import derived
 from structconv.kernels.orders import Primitives
 from structconv.kernels.sparse_product import Sorted, as_one_node
 from structconv.planning.cost import Cost
@@ -54,7 +53,7 @@ def counts(basis: Typed) -> relations.Counts:
 
 
 def distinct_pairs(basis: Typed, of_outputs: bool, blocks: int) -> dict[int, Pairs]:
-    """The pairs of so many equal blocks of outputs, or of inputs, by their first entry. O(E log E), remembered."""
+    """The pairs of each block of outputs, or of inputs, by the first entry of the block. O(E log E), remembered."""
     return basis.derived(("pairs", of_outputs, blocks),
                          lambda: relations.distinct_pairs(_kinds(basis), of_outputs, blocks))
 
@@ -127,12 +126,7 @@ def _fixed_weights(basis: Typed, of_outputs: bool, pairs: dict[int, Pairs]) -> d
     values = basis.values
     if values is None or len(pairs) == 1 or values.requires_grad:
         return {}
-    edges = basis.derived("identity", _Edges)
-    return derived(values, (edges, of_outputs, len(pairs)), lambda: values_by_block(values, pairs))
-
-
-class _Edges:
-    """Stands for typed edges in a key without keeping them alive."""
+    return basis.derived(("values", of_outputs, len(pairs)), lambda: values_by_block(values, pairs), of_values=True)
 
 
 def _power_of_two(ratio: float) -> int:
@@ -184,10 +178,7 @@ def _side_by_side(typed: Typed) -> Sorted | None:
         return build_adjacency(core, index, graph.num_inputs, outputs, square=False,
                                weights=None if values is None else values.contiguous())
 
-    if typed.values is None:
-        adjacency = typed.derived("side by side", build)
-    else:
-        adjacency = derived(typed.values, ("side by side", typed.derived("identity", _Edges)), build)
+    adjacency = typed.derived("side by side", build, of_values=True)
     return None if adjacency is None else (adjacency, unchanged(typed.graph.edge_index))
 
 

@@ -26,7 +26,7 @@ _MOST_CHANNELS = 256
 
 
 def is_small(entries: int, *channels: int) -> bool:
-    """Return True for so many entries, and channels of a head, that one kernel should compute all."""
+    """Return True if one kernel should compute attention of so many entries with so many channels of a head."""
     return entries <= _MOST_ENTRIES and max(channels) <= _MOST_CHANNELS
 
 

@@ -260,7 +260,7 @@ def _attend_pairs(leaf: Additive, mask: Any, slope: float, p: float, layer: Any,
 
 def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p: float, layer: Any, x: Tensor,
                     structure: Any) -> Tensor | None:
-    """Multi-head attention of few entries to themselves: by one kernel, or by torch's fused one between products."""
+    """Multi-head attention of few entries to themselves: by one kernel, or by that of all pairs between products."""
     if x.dim() not in (2, 3) or x.numel() > FEW_NUMBERS:
         return None
     parts, weight, parameters = leaf._modules, layer._modules["weight"], layer._parameters

@@ -105,7 +105,7 @@ def _core_for(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None) -
 def _is_readable(mask: Tensor, query: Tensor, key: Tensor) -> bool:
     """Return True if the kernel can read the mask as a table of the pairs."""
     if not (type(mask) in _PLAIN and mask.is_cpu and mask.dtype in _MASKS and not mask.is_neg()
-                                  and mask.layout is torch.strided and 1 < mask.dim() <= 4):
+            and mask.layout is torch.strided and 1 < mask.dim() <= 4):
         return False
     sizes = key.shape[2], query.shape[2], query.shape[1], query.shape[0]
     return all(own in (1, size) for own, size in zip(reversed(mask.shape), sizes, strict=False))

@@ -97,7 +97,7 @@ def _words(length: int = LENGTH) -> Tensor:
 
 
 def _results(name: str, model: Any) -> dict[str, Any]:
-    """What a family is compared by: columns of the table, with tensors."""
+    """The tensors by which a family is compared, one for each column of the table."""
     kind, words, keep = FAMILIES[name][0], _words(), torch.ones(2, LENGTH, dtype=torch.int64)
     image, sound = (torch.randn(*shape, generator=torch.Generator().manual_seed(2))
                     for shape in ((2, 3, 16, 16), (2, 8, 20)))

@@ -50,7 +50,7 @@ CASES = {
 
 
 def parts(basis, values):
-    """The same matrices as one `Sparse` each."""
+    """The same matrices, each as a `Sparse`."""
     kept = [basis.kind == k for k in range(basis.count)]
     values = torch.ones(basis.graph.num_edges, dtype=F64) if values is None else values
     return Sparse.stack([Sparse(basis.graph.select(keep), values[keep]) for keep in kept])

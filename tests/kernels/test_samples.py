@@ -58,7 +58,7 @@ def layers():
             "linear": Conv(DotProduct(heads=2, dim=4, feature=elu_plus_one).normalize("sum"), 8, 8)}
 
 
-#: What computes one sample; the others have their pairs evaluated.
+#: The kernels that compute one sample; the pairs of the other expressions are evaluated.
 KERNELS = {"mha": ("structconv.dense_attention",), "causal": ("structconv.dense_attention",),
            "relative_key": ("structconv.blocked_attention",),
            "additive": ("structconv.additive_attention",),
@@ -163,7 +163,7 @@ def test_masks_positions_and_dropout_are_those_of_the_whole_batch(inputs, output
 
 @pytest.mark.parametrize("name", ["sink", "location", "over_outputs", "relative_key"])
 def test_pairs_beyond_a_block_are_evaluated_again_and_not_kept(name, monkeypatch):
-    """What the backward keeps does not grow with the pairs, nor is any table that of all pairs."""
+    """The backward makes no table of all pairs, and what it keeps does not grow with their number."""
     for module in (pairwise, kernel):
         monkeypatch.setattr(module, "BLOCK_ELEMENTS", 1 << 12)
     torch.manual_seed(0)

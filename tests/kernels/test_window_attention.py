@@ -118,7 +118,7 @@ def test_a_bias_for_each_offset_on_a_grid(monkeypatch, name, lead):
 @pytest.mark.parametrize("shape", [(7, 7), (3, 20), (2, 3, 4)])
 @pytest.mark.parametrize("lead", [(), (4,)])
 def test_a_bias_on_all_of_a_grid(monkeypatch, shape, held, lead):
-    """Every window of Swin is a small grid, all of which is seen."""
+    """A window of Swin is a small grid in which every pair exists."""
     monkeypatch.setattr(dense_attention, "HELD_WEIGHTS", held)
     kernel = "structconv.dense_attention" if held else KERNEL
     grid, actual = Grid(shape), []

@@ -113,7 +113,7 @@ def replaced(layout, rng):
 
 
 def attempt(name, operator, arguments, poison):
-    """Whether the call raised an exception; a wrong answer is printed."""
+    """Return True if the call raised an exception; print a wrong answer."""
     copies = [t.clone() if isinstance(t, Tensor) and t.layout is torch.strided else t for t in arguments]
     poison(0xff)  # NaN, and -1
     begin = time.perf_counter()

@@ -24,7 +24,7 @@ SIZES = (1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 63, 65, 70, 130)
 
 def expected_of(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float,
                 drop: Any = (0.0, 0, 1)) -> Tensor:
-    """What a pair that does not exist reads is replaced by zero; outputs without pairs are zero."""
+    """The formula in float64. Absent pairs read zeros instead of numbers, and outputs without pairs are zero."""
     query, key, value = (t.double() for t in (query, key, value))
     shared = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
@@ -49,7 +49,7 @@ def expected_of(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, 
 
 
 def strided(shape: tuple[int, ...], kind: str) -> Tensor:
-    """Numbers (B, K, N, C) that lie in this order, by rows, or as a part of a wider tensor."""
+    """Random numbers (B, K, N, C), stored in this order, by rows, or as a part of a wider tensor."""
     batch, heads, rows, channels = shape
     if kind == "rows":
         return torch.randn(batch, rows, heads, channels).transpose(1, 2)

@@ -82,7 +82,7 @@ class _Attention(Layer):
         return with_loops(graph.reversed(), self.fill_value, is_compiling()).reversed()
 
     def _before_loops(self, attr: Tensor) -> Tensor:
-        """What a layer reads of the attributes (E, A) of edges, of which the loops' are then made."""
+        """The attributes (E, A) of edges as the layer reads them, before loops get theirs."""
         return attr
 
     #: True if attributes and `edge_dim` may be given without each other.

@@ -122,14 +122,14 @@ template <int L> struct Outputs {
         }
     }
 
-    // The inputs that may reach an output of the tile.
+    // The inputs that may reach one of these outputs.
     int64_t inputs() const {
         const int64_t last = first + lanes;
         return a.causal && last < a.inputs ? last : a.inputs;
     }
 };
 
-// Consecutive keys, and what is added to the scores of their pairs with a tile: -inf for no pair.
+// Consecutive keys, and what is added to the scores of their pairs with outputs: -inf for no pair.
 template <int L> struct Block {
     int count;
     bool masked, missing, alike;              // something is added; -inf, too; the same for all outputs
@@ -207,14 +207,9 @@ void dots(const float* first, int64_t step, int count, const float* lanes, int64
 
 // Whether numbers of so many rows are all finite.
 bool finite(const float* first, int64_t step, int count, int64_t channels) {
-    uint32_t odd = 0;
-    for (int j = 0; j < count; ++j)
-        for (int64_t c = 0; c < channels; ++c) {
-            uint32_t bits;
-            std::memcpy(&bits, first + j * step + c, sizeof bits);
-            odd |= (bits & 0x7fffffff) >= 0x7f800000;
-        }
-    return !odd;
+    bool all = true;
+    for (int j = 0; j < count; ++j) all &= all_finite(first + j * step, channels);
+    return all;
 }
 
 // sums[c][lane] += weight[j][lane] row_j[c]
@@ -344,7 +339,7 @@ template <int L> void forward_tile(const AttentionForwardArgs& f, int64_t batch,
     std::memcpy(inverses_of(a, f.peaks, batch, head, first), inverse, lanes * sizeof(float));
 }
 
-// The one output of each of `count` heads that share keys and values, which are rows of 16 numbers at a time.
+// The one output of each of so many heads that share keys and values, which are rows of 16 numbers at a time.
 void forward_one(const AttentionForwardArgs& f, int64_t batch, int64_t first_head, int heads) {
     constexpr int64_t chunk = 512;
     const AttentionArgs& a = f.attention;
@@ -511,7 +506,7 @@ template <int L> void backward_tile(const AttentionBackwardArgs& b, int64_t batc
     outputs.store_lanes(sums, depth, whole, b.grad_q);
 }
 
-// body(vectors, first output, how many) for the tiles of a head.
+// body(vectors, first output, how many) for all outputs of a head.
 template <class Body> void tiles_of(int64_t first, int64_t end, const Body& body) {
     for (; first < end; first += 16 * kMost) {
         const int lanes = static_cast<int>(end - first < 16 * kMost ? end - first : 16 * kMost);

@@ -1901,7 +1901,7 @@ std::tuple<Tensor, Tensor, Tensor, Maybe> attention_backward(const Tensor& q, co
     if (Attention::is_scattered(grad_k)) grad_k = op.made({a.batch, a.heads / a.shared, a.inputs, a.depth});
     if (Attention::is_scattered(grad_v)) grad_v = op.made({a.batch, a.heads / a.shared, a.inputs, a.channels});
     AttentionBackwardArgs args{a, Attention::planes(y), Attention::planes(grad), Attention::planes(grad_q),
-                                     Attention::planes(grad_k), Attention::planes(grad_v), peaks.floats(), nullptr, 0, 0, 0, 0};
+                               Attention::planes(grad_k), Attention::planes(grad_v), peaks.floats(), nullptr, 0, 0, 0, 0};
     Maybe of;
     if (of_mask) {
         op.check(mask && !a.mask_is_bool, "mask", "be of numbers to have a gradient");
@@ -2161,7 +2161,7 @@ const Operator kOperators[] = {
      ") -> (Tensor, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?)", TORCH_BOX(&attend_dots_backward)},
     {"attend_entries_forward", "(" SC_ENTRIES ", int heads, float scale, bool causal) -> (Tensor, Tensor, Tensor, Tensor)",
      TORCH_BOX(&attend_entries_forward)},
-    {"attend_entries_backward", "(" SC_ENTRIES ", Tensor table, Tensor lse, Tensor r, Tensor grad, int heads, float scale, "
+    {"attend_entries_backward", "(" SC_ENTRIES ", Tensor table, Tensor peaks, Tensor r, Tensor grad, int heads, float scale, "
      "bool causal) -> (Tensor, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?)",
      TORCH_BOX(&attend_entries_backward)},
     {"additive_forward", "(Tensor? by_target, Tensor q, Tensor k, Tensor x, Tensor vector, int activation, "
@@ -2191,7 +2191,7 @@ const Operator kOperators[] = {
      "(Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&window_backward)},
     {"attention_forward", "(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, float p, int seed, "
      "bool train, bool weights) -> (Tensor, Tensor?, Tensor?)", TORCH_BOX(&attention_forward)},
-    {"attention_backward", "(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor y, Tensor lse, Tensor grad, bool causal, "
+    {"attention_backward", "(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor y, Tensor peaks, Tensor grad, bool causal, "
      "float scale, float p, int seed, bool of_mask) -> (Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&attention_backward)},
     {"attention_step", "(" SC_HEADS("query") SC_HEADS("key") SC_HEADS("value") "Tensor(a!) keys, Tensor(b!) values, "
      "Tensor output, Tensor? bias, float scale, Tensor? added, Tensor? rates, float gain, bool halves, int position) -> Tensor",

@@ -298,6 +298,16 @@ inline v4 totals(const v16& a, const v16& b, const v16& c, const v16& d) {
 }
 #endif
 
+inline bool all_finite(const float* numbers, int64_t count) {
+    uint32_t odd = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        uint32_t bits;
+        std::memcpy(&bits, numbers + i, sizeof bits);
+        odd |= (bits & 0x7fffffff) >= 0x7f800000;
+    }
+    return !odd;
+}
+
 inline v16 maximum(v16 a, v16 b) { return choose(a > b, a, b); }
 
 // exp(x) for x <= 88, exactly zero below -87: 2^n e^f with n = round(x / ln 2) and a polynomial of degree 6 on

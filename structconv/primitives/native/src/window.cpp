@@ -143,14 +143,9 @@ template <class T> struct Tile {
 };
 
 bool finite(const Others& others, int64_t channels) {
-    uint32_t odd = 0;
-    for (int j = 0; j < others.count; ++j)
-        for (int64_t c = 0; c < channels; ++c) {
-            uint32_t bits;
-            std::memcpy(&bits, others.row[j] + c, sizeof bits);
-            odd |= (bits & 0x7fffffff) >= 0x7f800000;
-        }
-    return !odd;
+    bool all = true;
+    for (int j = 0; j < others.count; ++j) all &= all_finite(others.row[j], channels);
+    return all;
 }
 
 // sums[c][lane] += weight[j][lane] row_j[c]; lanes that are no pair are left out where a row might hold anything.
