@@ -13,6 +13,7 @@ from structconv.bases.shift import Shift
 from structconv.planning.cost import Cost
 from structconv.planning.kernel import Kernel, register
 from structconv.planning.problem import Call, Problem, Run
+from structconv.primitives.images import convolve_images
 from structconv.structures.grid import Grid
 from structconv.weights import (
     Depthwise,
@@ -26,7 +27,6 @@ from structconv.weights import (
 
 __all__ = ["ConvolutionWindow", "GridConvolution"]
 
-_CONVOLUTIONS: tuple[Any, ...] = (functional.conv1d, functional.conv2d, functional.conv3d)
 #: Bytes that are gathered for a byte of Theta, which torch puts in an order of its own.
 _GATHERED = 4
 #: (image (B, P, *S), Theta, b or none) -> (B, Q, *S').
@@ -143,8 +143,7 @@ class ConvolutionWindow(NamedTuple):
         """(B, P, *S) -> (B, Q, *S') with a kernel (Q, P / G, *kernel_size)."""
         if self.pads:
             image = functional.pad(image, self.pads, mode=self.mode)
-        convolution = _CONVOLUTIONS[self.ndim - 1]
-        return convolution(image, kernel, bias, self.stride, self.padding, self.dilation, groups)
+        return convolve_images(image, kernel, bias, self.stride, self.padding, self.dilation, groups)
 
 
 def _convolution(window: ConvolutionWindow, like: Weight) -> Convolve:
@@ -166,7 +165,6 @@ def _convolution(window: ConvolutionWindow, like: Weight) -> Convolve:
 
 def _whole(window: ConvolutionWindow, shape: tuple[int, ...]) -> Convolve:
     """Theta (K, P, Q) as a kernel (Q, P, *kernel_size), which it is already where it lies so (`Conv2d`)."""
-    convolution, (stride, padding, dilation) = _CONVOLUTIONS[window.ndim - 1], window[2:5]
     single = shape[0] == 1  # see `ConvolutionWindow.convolve`
 
     def convolve(image: Tensor, theta: Any, bias: Tensor | None) -> Tensor:
@@ -175,9 +173,7 @@ def _whole(window: ConvolutionWindow, shape: tuple[int, ...]) -> Convolve:
             blocks = blocks.flatten(0, 1).t().contiguous().t().view(blocks.shape)
         kernel = blocks.permute(2, 1, 0).view(shape)
         kernel = kernel.contiguous() if single else kernel
-        if window.pads:
-            return window.correlate(image, kernel, 1, bias)
-        return convolution(image, kernel, bias, stride, padding, dilation)
+        return window.correlate(image, kernel, 1, bias)
 
     return convolve
 

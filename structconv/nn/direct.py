@@ -33,6 +33,7 @@ from structconv.planning import kernel as register
 from structconv.planning.tuning import Autotuning
 from structconv.primitives.functions import finite
 from structconv.primitives.fused_attention import exact_attention, fused_attention
+from structconv.primitives.images import convolve_images
 from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.adjacency import Adjacency as Edges
 from structconv.primitives.native.adjacency import adjacency_of, unchanged
@@ -127,7 +128,7 @@ def _project(leaf: Identity, layer: Any, x: Tensor, structure: Any) -> Tensor | 
 
 def _convolve_image(leaf: Cuboid, padding: list[int], usual: bool, layer: Any, image: Tensor, _: Any
                     ) -> Tensor | None:
-    """torch's convolution, which is what the planner takes for few numbers, and always for usual kernels."""
+    """A convolution of images, which is what the planner takes for few numbers, and always for usual kernels."""
     parameters = layer._parameters
     kernel, bias = parameters.get("weight"), _bias(layer)
     if kernel is None or image.dim() != len(padding) + 2 or not (usual or image.numel() <= FEW_NUMBERS):
@@ -137,7 +138,7 @@ def _convolve_image(leaf: Cuboid, padding: list[int], usual: bool, layer: Any, i
     if not is_direct(image, kernel, bias) or not is_plain(layer, Shift, leaf):
         return None
     try:
-        return _CONVOLUTIONS[len(padding)](image, kernel, bias, leaf.stride, padding, leaf.dilation, layer.groups)
+        return convolve_images(image, kernel, bias, leaf.stride, padding, leaf.dilation, layer.groups, direct=True)
     except RuntimeError:  # the plan computes it, or says what does not fit
         return None
 
@@ -145,9 +146,6 @@ def _convolve_image(leaf: Cuboid, padding: list[int], usual: bool, layer: Any, i
 def _is_usual(leaf: Cuboid) -> bool:
     """True of small kernels of odd sizes, but not of single entries that are far apart."""
     return all(size % 2 for size in leaf.kernel_size) and 1 < leaf.size <= _USUAL
-
-
-_CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 def _convolve(leaf: Adjacency, layer: Any, x: Tensor, graph: Any) -> Tensor | None:

@@ -58,6 +58,7 @@ def recorded(native):
     actual = native.attend_pairs_forward(side, *scored, 0.2, *drop)
     entries = r(2, 3, 5), r(K * 2, 5), r(K * 2), r(K * 2, 5), None, r(K * 4, 5), r(K * 4), r(6, K * 4), r(6)
     y_of, *kept = native.attend_entries_forward(*entries, K, 0.5, True)
+    image, steps = (r(2, 4, 9, 7), r(4, 2, 3, 2), r(2, 4, 5, 6)), ([2, 1], [1, 0], [1, 1], 2)
     pairs = r(2, 4, 9, 5), r(2, 2, 7, 5), r(2, 2, 7, 3), r(2, 1, 9, 7)
     of_pairs = native.attention_forward(*pairs, True, 0.5, 0.3, 7, True, False)[:2]
     _, weights = native.additive_step(r(2, K, 4), r(M, K, 4), torch.rand(M, K, 4), heads, r(K, 4), None, 2.0)
@@ -82,6 +83,7 @@ def recorded(native):
         "attend_dots_backward": (side, back, *dots, y, table, lse, y, 0.5, *drop),
         "attend_entries_forward": (*entries, K, 0.5, True),
         "attend_entries_backward": (*entries, *kept, y_of, K, 0.5, True),
+        "images": (*image[:2], r(4), *steps), "images_backward": (*image, *steps, True, True, True),
         "project": (x, r(3, 4), r(4)), "outer": (x, r(M, 4), 2, True),
         "additive_step": (r(2, K, 4), r(M, K, 4), torch.rand(M, K, 4), heads, r(K, 4), None, 2.0),
         "additive_step_backward": (r(2, K, 4), r(M, K, 4), torch.rand(M, K, 4), heads, r(K, 4), weights, r(2, K, 3),

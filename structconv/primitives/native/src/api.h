@@ -396,6 +396,24 @@ struct AttentionBackwardArgs {
     int64_t of_batch, of_head, of_row, of_column;
 };
 
+// Convolutions of images of up to three axes: y_d = bias_d + sum over channels c and entries k of the kernel of w_dck times
+// what k reads of x_c, which for output o along an axis is position (o multiple + k step + shift) / divisor, and zero where
+// that is no whole number or beyond the image. x (batch, groups inputs, *from), y (batch, groups outputs, *to).
+struct ImageArgs {
+    int64_t batch, groups, inputs, outputs;  // channels of a group
+    int64_t from[3], to[3], kernel[3], multiple[3], step[3], shift[3], divisor[3];
+    int64_t w_group, w_output, w_input, threads;
+    const float *x, *w, *bias;  // bias or null
+    float* y;
+};
+
+// The gradients of w, (groups outputs, inputs, *kernel), and of bias, (groups outputs), or null, from that of y.
+struct ImageWeightArgs {
+    ImageArgs image;
+    const float* grad;
+    float *grad_w, *grad_bias;
+};
+
 // y = x w + bias: x and y with contiguous rows `x_row` and `y_row` apart, w of any strides, bias or null.
 struct ProjectArgs {
     const float *x, *w, *bias;

@@ -43,6 +43,7 @@ using Maybe = std::optional<Tensor>;
     X(edge_weights, EdgeWeightsArgs, isa) X(drop_block, DropBlockArgs, isa)                                           \
     X(window_forward, WindowForwardArgs, isa) X(window_backward, WindowBackwardArgs, isa)                             \
     X(attention_forward, AttentionForwardArgs, isa) X(attention_backward, AttentionBackwardArgs, isa)                 \
+    X(images, ImageArgs, isa) X(images_backward, ImageWeightArgs, isa)                                                \
     X(project, ProjectArgs, isa) X(outer, OuterArgs, isa) X(attention_step, AttentionStepArgs, isa)                   \
     X(sample_bounds, SampleBoundsArgs, isa) X(sample_draw, SampleDrawArgs, isa) X(number, NumberArgs, isa)
 #define SC_MEMBER(name, Args, isa) void (*name)(const Args*);
@@ -71,6 +72,7 @@ Kernels run;
 
 // -- arguments ---------------------------------------------------------------------------------------------------------
 
+constexpr int64_t kFewNumbers = int64_t{1} << 24;  // of images that kernels read
 constexpr int64_t kLimit = (int64_t{1} << 31) - 1, kLarge = int64_t{32} << 20, kScattered = int64_t{1} << 20;
 
 struct Dtypes {
@@ -1870,6 +1872,111 @@ struct Attention {
     }
 };
 
+// Images (batch, channels, *sizes) of one to three axes, and the kernel (outputs, inputs of a group, *sizes).
+struct Images {
+    const Op& op;
+    View x, w;
+    int64_t axes = 0;
+    ImageArgs args{};
+
+    Images(const Op& op, const Tensor& x_, const Tensor& w_, const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
+           const std::vector<int64_t>& dilation, int64_t groups)
+        : op(op), x(dense("x", x_)), w(dense("w", w_)), axes(x_.dim() - 2) {
+        op.check(axes >= 1 && axes <= 3 && w_.dim() == axes + 2, "x", "have one to three axes of an image, as w has of a kernel");
+        const auto count = static_cast<size_t>(axes);
+        op.check(stride.size() == count && padding.size() == count && dilation.size() == count, "stride", "have a number for each axis");
+        op.check(groups >= 1 && w.size(0) % groups == 0 && x.size(1) == groups * w.size(1), "groups", "divide the channels");
+        args.batch = x.size(0), args.groups = groups, args.inputs = w.size(1), args.outputs = w.size(0) / groups;
+        args.w_group = args.outputs, args.w_input = 1, args.threads = op.threads;
+        for (int64_t axis = 0; axis < 3; ++axis) {
+            const int64_t own = axis - (3 - axes);
+            args.from[axis] = own < 0 ? 1 : x.size(2 + own), args.kernel[axis] = own < 0 ? 1 : w.size(2 + own);
+            const int64_t step = own < 0 ? 1 : stride[own], pad = own < 0 ? 0 : padding[own], apart = own < 0 ? 1 : dilation[own];
+            op.check(step >= 1 && step < kFewNumbers && pad >= 0 && pad < kFewNumbers && apart >= 1 && apart < kFewNumbers, "stride",
+                     "be at least 1 and below 2^24, as dilation, and padding at least 0");
+            const int64_t rest = args.from[axis] + 2 * pad - apart * (args.kernel[axis] - 1) - 1;
+            op.check(rest >= 0, "x", "be as large as the kernel");
+            args.to[axis] = rest / step + 1, args.multiple[axis] = step, args.step[axis] = apart, args.shift[axis] = -pad;
+            args.divisor[axis] = 1, args.w_input *= args.kernel[axis];
+        }
+        args.w_output = args.inputs * args.w_input, args.w_group *= args.w_output;
+        op.check(below(args.to, args.batch * args.groups * args.outputs), "x", "be below 2^24 numbers, as the result");
+        args.x = x.floats(), args.w = w.floats();
+    }
+
+    // The same from y to x: the reversed steps, and w of its other side.
+    ImageArgs reversed() const {
+        ImageArgs back = args;
+        std::swap(back.inputs, back.outputs), std::swap(back.w_input, back.w_output), std::swap(back.from, back.to);
+        for (int64_t axis = 0; axis < 3; ++axis) {
+            back.multiple[axis] = 1, back.divisor[axis] = args.multiple[axis];
+            back.step[axis] = -args.step[axis], back.shift[axis] = -args.shift[axis];
+        }
+        return back;
+    }
+
+    // An image of the sizes `to`, or of those of a kernel.
+    View made(int64_t rows, int64_t channels, const int64_t (&all)[3]) const {
+        int64_t sizes[5] = {rows, channels}, strides[5], step = 1;
+        for (int64_t axis = 0; axis < axes; ++axis) sizes[2 + axis] = all[3 - axes + axis];
+        for (int64_t dim = axes + 1; dim >= 0; --dim) strides[dim] = step, step *= sizes[dim];
+        AtenTensorHandle handle;
+        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(axes + 2, sizes, strides, types().f32, types().cpu, 0, &handle));
+        return op.view("result", Tensor(handle));
+    }
+
+    View dense(const char* name, const Tensor& t) const {
+        View found = op.view(name, t);
+        op.check(t.dim() >= 3 && t.dim() <= 5 && found.data && found.dtype == types().f32 && t.numel() < kFewNumbers, name,
+                 "be float32 with 3 to 5 axes, and neither empty nor of 2^24 numbers or more");
+        return t.is_contiguous() ? found : op.view(name, torch::stable::contiguous(t));
+    }
+
+    static bool below(const int64_t (&sizes)[3], int64_t numbers) {
+        for (const int64_t size : sizes) {
+            if (numbers >= kFewNumbers || size >= kFewNumbers) return false;
+            numbers *= size;
+        }
+        return numbers < kFewNumbers;
+    }
+};
+
+Tensor images(const Tensor& x, const Tensor& w, const Maybe& bias_, const std::vector<int64_t>& stride,
+              const std::vector<int64_t>& padding, const std::vector<int64_t>& dilation, int64_t groups) {
+    const Op op{"images"};
+    Images s(op, x, w, stride, padding, dilation, groups);
+    const View bias = op.floats("bias", bias_, {s.w.size(0)}), y = s.made(s.x.size(0), s.w.size(0), s.args.to);
+    s.args.bias = bias.floats(), s.args.y = y.floats();
+    run.images(&s.args);
+    return y.tensor();
+}
+
+// The gradients of x, w and bias, those that are asked for.
+std::tuple<Maybe, Maybe, Maybe> images_backward(const Tensor& x, const Tensor& w, const Tensor& grad_, const std::vector<int64_t>& stride,
+                                                const std::vector<int64_t>& padding, const std::vector<int64_t>& dilation,
+                                                int64_t groups, bool of_x, bool of_w, bool of_bias) {
+    const Op op{"images_backward"};
+    Images s(op, x, w, stride, padding, dilation, groups);
+    const View grad = s.dense("grad", grad_);
+    bool fits = grad_.dim() == s.axes + 2 && grad.size(0) == s.x.size(0) && grad.size(1) == s.w.size(0);
+    for (int64_t axis = 0; fits && axis < s.axes; ++axis) fits = grad.size(2 + axis) == s.args.to[3 - s.axes + axis];
+    op.check(fits, "grad", "have the shape of the result");
+    View grad_x, grad_w, grad_bias;
+    if (of_x) {
+        grad_x = s.made(s.x.size(0), s.x.size(1), s.args.from);
+        ImageArgs back = s.reversed();
+        back.x = grad.floats(), back.y = grad_x.floats();
+        run.images(&back);
+    }
+    if (of_w || of_bias) {
+        grad_w = s.made(s.w.size(0), s.w.size(1), s.args.kernel), grad_bias = op.made({s.w.size(0)});
+        std::fill_n(grad_w.floats(), grad_w.tensor().numel(), 0.0f), std::fill_n(grad_bias.floats(), s.w.size(0), 0.0f);
+        const ImageWeightArgs args{s.args, grad.floats(), grad_w.floats(), of_bias ? grad_bias.floats() : nullptr};
+        run.images_backward(&args);
+    }
+    return {maybe(grad_x), of_w ? maybe(grad_w) : std::nullopt, of_bias ? maybe(grad_bias) : std::nullopt};
+}
+
 // y and, to train, what says their softmax (2, B, K, N); the weights (B, K, N, M) where asked for.
 std::tuple<Tensor, Maybe, Maybe> attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Maybe& mask,
                                                    bool causal, double scale, double p, int64_t seed, bool train,
@@ -2086,6 +2193,8 @@ struct Operator {
     void (*boxed)(StableIValue*, uint64_t, uint64_t);
 };
 
+#define SC_STEPS "int[] stride, int[] padding, int[] dilation, int groups"
+
 const Operator kOperators[] = {
     {"layouts", "(Tensor index, int inputs, int outputs) -> (Tensor, Tensor, int)", TORCH_BOX(&layouts)},
     {"verify", "(Tensor indptr, Tensor indices, Tensor order) -> (Tensor, int, int)", TORCH_BOX(&verify)},
@@ -2114,6 +2223,9 @@ const Operator kOperators[] = {
      TORCH_BOX(&conditioned_sums)},
     {"conditioned_adjoint", "(Tensor layout, Tensor values, Tensor x, int first, int heads, Tensor grads, "
      "Tensor(a!)? grad_values, Tensor(b!)? grad_x) -> ()", TORCH_BOX(&conditioned_adjoint)},
+    {"images", "(Tensor x, Tensor w, Tensor? bias, " SC_STEPS ") -> Tensor", TORCH_BOX(&images)},
+    {"images_backward", "(Tensor x, Tensor w, Tensor grad, " SC_STEPS ", bool of_x, bool of_w, bool of_bias) -> "
+     "(Tensor?, Tensor?, Tensor?)", TORCH_BOX(&images_backward)},
     {"project", "(Tensor x, Tensor w, Tensor? bias) -> Tensor", TORCH_BOX(&project)},
     {"outer", "(Tensor x, Tensor g, int parts, bool by_columns) -> Tensor", TORCH_BOX(&outer)},
     {"convolve", "(Tensor side, Tensor x, Tensor theta, Tensor? bias, bool structure_first) -> (Tensor, Tensor?)",

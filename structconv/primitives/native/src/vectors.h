@@ -192,6 +192,25 @@ template <> inline v16 load_part<v16, float>(const float* from, int part) {
 }
 #endif
 
+// The lanes of a mask, zeros elsewhere; never reads those.
+inline v16 load_lanes(const float* from, uint32_t mask) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<v16>(_mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), from));
+#elif defined(__AVX2__)
+    const __m256i bits = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const auto half = [&](const float* at, uint32_t lanes) {
+        const __m256i own = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(lanes)), bits);
+        return reinterpret_cast<v8>(_mm256_maskload_ps(at, _mm256_cmpeq_epi32(own, bits)));
+    };
+    return {half(from, mask), half(from + 8, mask >> 8)};
+#else
+    v16 v{};
+    for (int lane = 0; lane < 16; ++lane)
+        if (mask >> lane & 1) set_lane(v, lane, from[lane]);
+    return v;
+#endif
+}
+
 template <class V> inline void store(float* to, V v) {
     if constexpr (std::is_class_v<V>) store(to, v.low), store(to + 8, v.high);
     else std::memcpy(to, &v, sizeof v);
