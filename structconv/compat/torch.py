@@ -401,6 +401,13 @@ def _mechanism(layer: nn.Module, kind: Callable[..., Mechanism], *options: Any) 
     return cast(Mechanism, built[1])
 
 
+def _directly(layer: nn.Module, image: Tensor, structure: Any = None) -> Tensor | None:
+    """The result of a call that needs no plan, if this is one, by the mechanism that the layer has made; see
+    `structconv.nn.direct`."""
+    direct = layer.__dict__["_mechanism"][2]
+    return None if direct is None or type(image) is not Tensor or image.is_nested else direct(layer, image, structure)
+
+
 def _computed(layer: nn.Module, mechanism: Mechanism, theta: Weight, bias: Tensor | None, image: Tensor, axes: int
               ) -> Tensor:
     """The plan's result for an image (..., P, *S)."""
@@ -435,11 +442,9 @@ class _Conv(_Layer):
         if type(input) is Proxy:
             return cast(Tensor, recorded(self, input))
         mechanism = self._mechanism_of()
-        direct = self.__dict__["_mechanism"][2]
-        if direct is not None and type(input) is Tensor and not input.is_nested:
-            y = direct(self, input, None)
-            if y is not None:
-                return cast(Tensor, y)
+        y = _directly(self, input)
+        if y is not None:
+            return y
         axes = len(self.kernel_size)
         _check_image(self, input, axes)
         theta = theta_of_kernel(self.weight, self.groups)
@@ -508,6 +513,10 @@ class _ConvTranspose(_Layer):
             return cast(Tensor, cast(Any, super()).forward(input, output_size))
         more = self.output_padding if output_size is None else self._output_padding(
             input, output_size, self.stride, self.padding, self.kernel_size, axes, self.dilation)
+        mechanism = self._mechanism_of()
+        y = _directly(self, input, more)
+        if y is not None:
+            return y
         behind = [one // step for one, step in zip(more, self.stride, strict=True)]
         if any(behind):  # outputs beyond the last stride: they are those of zeros that follow the image
             input = F.pad(input, [size for zeros in reversed(behind) for size in (0, zeros)])
@@ -519,7 +528,7 @@ class _ConvTranspose(_Layer):
         blocks_GPQK = self.weight.flatten(2).unflatten(0, (groups, -1))
         theta = (Full.of(blocks_GPQK.squeeze(0).permute(2, 0, 1)) if groups == 1 else
                  Grouped.of(blocks_GPQK.permute(3, 0, 1, 2)))
-        call, _ = call_of(self._mechanism_of(), theta, self.bias, entries, structure=finer)
+        call, _ = call_of(mechanism, theta, self.bias, entries, structure=finer)
         return _laid_out(to_image(plan_for(call).run(call), finer), input)
 
     def _mechanism_of(self: Any) -> Mechanism:
@@ -594,9 +603,10 @@ class _AvgPool(_Layer):
                              tuple(input.shape))
         if not input.is_floating_point() or _is_recorded(input):
             return cast(Tensor, cast(Any, super()).forward(input))
-        divisor = self.__dict__.get("divisor_override")
-        theta = Eye.of(1, input.shape[-1 - axes])
-        y = _laid_out(_computed(self, self._mechanism_of(), theta, None, input, axes), input)
+        divisor, mechanism = self.__dict__.get("divisor_override"), self._mechanism_of()
+        y = _directly(self, input)
+        if y is None:
+            y = _laid_out(_computed(self, mechanism, Eye.of(1, input.shape[-1 - axes]), None, input, axes), input)
         return y if divisor is None else y * (math.prod(_each(self.kernel_size, axes)) / divisor)
 
     def _mechanism_of(self: Any) -> Mechanism:

@@ -19,11 +19,12 @@ from structconv import torch_compat as private
 from structconv.bases import dense
 from structconv.bases.entrywise import Normalized
 from structconv.bases.matrices import adjacency
-from structconv.bases.shift import Shift
+from structconv.bases.pooling import Pooling
+from structconv.bases.shift import Shift, ShiftTransposed
 from structconv.bases.sparse import Sparse
 from structconv.kernels.small_attention import composed_attention, is_small
 from structconv.mechanisms.graphs import Adjacency
-from structconv.mechanisms.grids import Cuboid
+from structconv.mechanisms.grids import Cuboid, Pool
 from structconv.mechanisms.index import Identity
 from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN, Mask
 from structconv.mechanisms.operations import Operation
@@ -33,7 +34,7 @@ from structconv.planning import kernel as register
 from structconv.planning.tuning import Autotuning
 from structconv.primitives.functions import finite
 from structconv.primitives.fused_attention import exact_attention, fused_attention
-from structconv.primitives.images import convolve_images
+from structconv.primitives.images import convolve_images, convolve_transposed, window_means
 from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.adjacency import Adjacency as Edges
 from structconv.primitives.native.adjacency import adjacency_of, unchanged
@@ -62,13 +63,19 @@ def direct_of(root: Any) -> Direct | None:
         return partial(_convolve, root)
     if type(root) is Identity and root.size == 1 and "_reads" not in root.__dict__:
         return partial(_project, root)
-    if type(root) is Cuboid and root.padding_mode in ("none", "zeros") and not any(root.offset):
-        padding = [low for low, high in root.padding if low == high]
-        return partial(_convolve_image, root, padding, _is_usual(root)) if len(padding) == root.ndim else None
+    if type(root) is Cuboid and (padding := _padding(root)) is not None:
+        return partial(_convolve_image, root, padding, _is_usual(root))
+    if type(root) is Pool and root._structure_name is None:
+        return None if root.ndim is None else partial(_pool_image, root, True)
     if type(root) is not Operation or root.join is not None or "_names" in root.__dict__ or "_reads" in root.__dict__:
         return None
     leaf, modules = root.mechanisms()[0], root._step_modules()
     names, options = [step.name for step in root.steps], {step.name: dict(step.options) for step in root.steps}
+    if type(leaf) is Cuboid and names == ["transpose"] and (padding := _padding(leaf)) is not None:
+        return partial(_convolve_transposed, leaf, padding)
+    if type(leaf) is Pool and names == ["normalize"] and leaf._structure_name is None:
+        means = options["normalize"] == {"kind": "sum", "over": "inputs"} and leaf.ndim is not None
+        return partial(_pool_image, leaf, False) if means else None
     p = options["dropout"]["p"] if names[-1:] == ["dropout"] else 0.0
     names = names[:-1] if names[-1:] == ["dropout"] else names
     mask: Any = modules[0] if modules else None
@@ -126,6 +133,13 @@ def _project(leaf: Identity, layer: Any, x: Tensor, structure: Any) -> Tensor | 
     return x @ theta if bias is None else torch.addmm(bias, x, theta)
 
 
+def _padding(leaf: Cuboid) -> list[int] | None:
+    """Zeros on both sides of each axis; `None` if the padding is something else."""
+    padding = [low for low, high in leaf.padding if low == high]
+    usual = leaf.padding_mode in ("none", "zeros") and not any(leaf.offset) and len(padding) == leaf.ndim
+    return padding if usual else None
+
+
 def _convolve_image(leaf: Cuboid, padding: list[int], usual: bool, layer: Any, image: Tensor, _: Any
                     ) -> Tensor | None:
     """A convolution of images, which is what the planner takes for few numbers, and always for usual kernels."""
@@ -143,9 +157,35 @@ def _convolve_image(leaf: Cuboid, padding: list[int], usual: bool, layer: Any, i
         return None
 
 
+def _convolve_transposed(leaf: Cuboid, padding: list[int], layer: Any, image: Tensor, extra: Any) -> Tensor | None:
+    """A transposed convolution of images, with so much `extra` padding of its output."""
+    kernel, bias = layer._parameters.get("weight"), _bias(layer)
+    if kernel is None or extra is None or image.dim() != len(padding) + 2 or image.shape[1] != layer.in_channels:
+        return None
+    if not is_direct(image, kernel, bias) or not is_plain(layer, ShiftTransposed, leaf):
+        return None
+    try:
+        return convolve_transposed(image, kernel, bias, leaf.stride, padding, extra, layer.groups, leaf.dilation)
+    except RuntimeError:  # as above
+        return None
+
+
+def _pool_image(leaf: Pool, all_count: bool, layer: Any, image: Tensor, _: Any) -> Tensor | None:
+    """The mean over windows of images."""
+    if layer._modules.get("weight") is not None or image.dim() != len(leaf.window) + 2:  # entries, or one image
+        return None
+    if not is_direct(image) or not is_plain(layer, Pooling if all_count else Normalized, leaf):
+        return None
+    try:
+        return window_means(image, leaf.window, leaf.stride, leaf.padding, all_count)
+    except RuntimeError:  # as above
+        return None
+
+
 def _is_usual(leaf: Cuboid) -> bool:
     """True of small kernels of odd sizes, but not of single entries that are far apart."""
-    return all(size % 2 for size in leaf.kernel_size) and 1 < leaf.size <= _USUAL
+    apart = leaf.size == 1 and max(leaf.stride) > 1
+    return all(size % 2 for size in leaf.kernel_size) and leaf.size <= _USUAL and not apart
 
 
 def _convolve(leaf: Adjacency, layer: Any, x: Tensor, graph: Any) -> Tensor | None:

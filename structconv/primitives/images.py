@@ -1,22 +1,31 @@
-"""Convolutions of images: our kernel where there are few numbers, else torch's."""
+"""Convolutions of images, and means over windows of them: our kernels, or torch's where these take less time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from math import prod
+from typing import Any, cast
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from structconv.primitives.native.dispatch import Loaded, kernels
 from structconv.primitives.native.layer import Gradients, as_node, is_direct
+from structconv.primitives.native.loader import Core
 
-__all__ = ["convolve_images"]
+__all__ = ["convolve_images", "convolve_transposed", "window_means"]
 
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
-#: Products up to which our kernel takes less time than torch's, and that where an output reads few channels.
-_PRODUCTS, _FEW_CHANNELS, _PRODUCTS_OF_FEW = 5 << 20, 3, 30 << 20
+_TRANSPOSED: dict[int, Callable[..., Tensor]] = {3: F.conv_transpose1d, 4: F.conv_transpose2d, 5: F.conv_transpose3d}
+_MEANS: dict[int, Callable[..., Tensor]] = {3: F.avg_pool1d, 4: F.avg_pool2d, 5: F.avg_pool3d}
+#: Products up to which our kernel takes less time than torch's; where an image has few channels; where outputs read a
+#: part of the channels, or lie apart.
+_PRODUCTS, _FEW_CHANNELS, _PRODUCTS_OF_FEW, _PRODUCTS_OF_PARTS = 5 << 20, 3, 30 << 20, 5 << 16
+#: Numbers below which our kernels take an image: kFewNumbers in native/src/operators.cpp.
+_FEW_NUMBERS = 1 << 24
+#: Numbers that are summed for all windows, below which a node of C++ is worth more than a faster kernel.
+_FEW_SUMMED = 12 << 10
 #: Numbers of a kernel, which each call brings into an order of its own.
 _MOST_WEIGHTS = 1 << 16
 
@@ -47,9 +56,10 @@ def _is_small(image: Tensor, kernel: Tensor, stride: Sequence[int]) -> bool:
     shape, read, weights = image.shape, kernel.shape, kernel.numel()
     if type(shape[0]) is not int or type(weights) is not int:  # a program is recorded
         return False
-    if len(read) != len(shape) or shape[0] < 2 or shape[1] < 1 or max(stride) > 1 or not image.is_contiguous():
+    if len(read) != len(shape) or shape[0] < 2 or shape[1] < 1 or not image.is_contiguous():
         return False
-    most = _PRODUCTS_OF_FEW if read[1] <= _FEW_CHANNELS else _PRODUCTS
+    most = (_PRODUCTS_OF_PARTS if read[1] < shape[1] or max(stride) > 1 else
+            _PRODUCTS_OF_FEW if read[1] <= _FEW_CHANNELS else _PRODUCTS)
     return read[0] * read[1] < weights <= _MOST_WEIGHTS and weights * (image.numel() // shape[1]) <= most
 
 
@@ -74,3 +84,94 @@ def _backward(_: Any, image: Tensor, kernel: Tensor, bias: Tensor | None, grad: 
 
 
 _images = as_node("_Images", 3, _forward, _backward, reads_result=False)
+
+
+def convolve_transposed(image: Tensor, kernel: Tensor, bias: Tensor | None, stride: Sequence[int],
+                        padding: Sequence[int], extra: Sequence[int], groups: int, dilation: Sequence[int]) -> Tensor:
+    """`torch.nn.functional.conv_transpose1d`, `2d` or `3d`, for what `is_direct` accepts.
+
+    Args:
+        image: (B, P, *S). kernel: (P, Q / groups, *K). bias: (Q,) or none.
+        extra: the padding of the output. The others are those of `convolve_images`.
+
+    Returns:
+        (B, Q, *S').
+
+    Of stride 1 it is a convolution with the reversed kernel, of which torch's is faster than its transposed one.
+    """
+    border = [apart * (size - 1) - cut for size, cut, apart in zip(kernel.shape[2:], padding, dilation, strict=True)]
+    if max(stride) > 1 or any(extra) or min(border) < 0:
+        options = list(stride), list(padding), list(dilation), groups, list(extra)
+        if not _is_small(image, kernel, stride) or kernels() is None:
+            return _transposed_by_torch(options, image, kernel, bias)
+        return _transposed(None, partial(_transposed_by_torch, options), image, kernel, bias, *options)
+    axes = list(range(2, kernel.dim()))
+    sides = kernel.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1) if groups > 1 else kernel.transpose(0, 1)
+    return convolve_images(image, sides.flip(axes), bias, stride, border, dilation, groups, direct=True)
+
+
+def _transposed_by_torch(options: tuple[Any, ...], *tensors: Any) -> Tensor:
+    stride, padding, dilation, groups, extra = options
+    return _TRANSPOSED[tensors[0].dim()](*tensors, stride, padding, extra, groups, dilation)
+
+
+def _transposed_forward(_: Any, image: Tensor, kernel: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
+    *same, groups, extra = options
+    shape = [(size - 1) * step - 2 * cut + apart * (width - 1) + 1 + more for size, width, step, cut, apart, more in
+             zip(image.shape[2:], kernel.shape[2:], *same, extra, strict=True)]
+    finer = image.new_empty(image.shape[0], kernel.shape[1] * groups, *shape)
+    y: Tensor = Loaded.core.images_backward(  # type: ignore[union-attr]
+        finer, kernel, image, *same, groups, True, False, False)[0]
+    return y if bias is None else y.add_(bias.view(-1, *[1] * len(shape)))
+
+
+def _transposed_backward(_: Any, image: Tensor, kernel: Tensor, bias: Tensor | None, grad: Tensor, needed: Any,
+                         *options: Any) -> Gradients:
+    same, core = options[:4], cast(Core, Loaded.core)
+    of_image = core.images(grad, kernel, None, *same) if needed[0] else None
+    of_kernel = core.images_backward(grad, kernel, image, *same, False, True, False)[1] if needed[1] else None
+    return of_image, of_kernel, grad.flatten(2).sum((0, 2)) if needed[2] else None
+
+
+_transposed = as_node("_ImagesTransposed", 3, _transposed_forward, _transposed_backward, reads_result=False)
+
+
+# -- means over windows -------------------------------------------------------------------------------------------
+
+def window_means(image: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int], all_count: bool
+                 ) -> Tensor:
+    """`torch.nn.functional.avg_pool1d`, `2d` or `3d`, for what `is_direct` accepts; differentiable any number of times.
+
+    Args:
+        image: (B, P, *S).
+        size, stride, padding: a number for each axis.
+        all_count: whether zeros of the padding count.
+
+    Returns:
+        (B, P, *S').
+
+    Cost: rows are added up before windows along them: B P prod(S') (sum of the axes' sizes, roughly) additions.
+    """
+    options, numbers = (list(size), list(stride), list(padding), all_count), image.numel()
+    few = numbers * prod(size) < _FEW_SUMMED * prod(stride)
+    if few or numbers >= _FEW_NUMBERS or not image.is_contiguous() or kernels() is None:
+        return _means_by_torch(options, image)
+    return _means(None, partial(_means_by_torch, options), image, *options)
+
+
+def _means_by_torch(options: tuple[Any, ...], image: Tensor) -> Tensor:
+    size, stride, padding, all_count = options
+    return _MEANS[image.dim()](image, size, stride, padding, False, all_count)
+
+
+def _means_forward(_: Any, image: Tensor, *options: Any) -> Tensor:
+    y: Tensor = Loaded.core.window_means(image, *options)  # type: ignore[union-attr]
+    return y
+
+
+def _means_backward(_: Any, image: Tensor, grad: Tensor, needed: Any, *options: Any) -> Tensor:
+    of_image: Tensor = Loaded.core.window_means_backward(grad, image.shape[2:], *options)  # type: ignore[union-attr]
+    return of_image
+
+
+_means = as_node("_WindowMeans", 1, _means_forward, _means_backward, reads_result=False)

@@ -59,6 +59,7 @@ def recorded(native):
     entries = r(2, 3, 5), r(K * 2, 5), r(K * 2), r(K * 2, 5), None, r(K * 4, 5), r(K * 4), r(6, K * 4), r(6)
     y_of, *kept = native.attend_entries_forward(*entries, K, 0.5, True)
     image, steps = (r(2, 4, 9, 7), r(4, 2, 3, 2), r(2, 4, 5, 6)), ([2, 1], [1, 0], [1, 1], 2)
+    windows = [2, 3], [2, 2], [0, 1], False
     pairs = r(2, 4, 9, 5), r(2, 2, 7, 5), r(2, 2, 7, 3), r(2, 1, 9, 7)
     of_pairs = native.attention_forward(*pairs, True, 0.5, 0.3, 7, True, False)[:2]
     _, weights = native.additive_step(r(2, K, 4), r(M, K, 4), torch.rand(M, K, 4), heads, r(K, 4), None, 2.0)
@@ -84,6 +85,7 @@ def recorded(native):
         "attend_entries_forward": (*entries, K, 0.5, True),
         "attend_entries_backward": (*entries, *kept, y_of, K, 0.5, True),
         "images": (*image[:2], r(4), *steps), "images_backward": (*image, *steps, True, True, True),
+        "window_means": (image[0], *windows), "window_means_backward": (r(2, 4, 4, 4), [9, 7], *windows),
         "project": (x, r(3, 4), r(4)), "outer": (x, r(M, 4), 2, True),
         "additive_step": (r(2, K, 4), r(M, K, 4), torch.rand(M, K, 4), heads, r(K, 4), None, 2.0),
         "additive_step_backward": (r(2, K, 4), r(M, K, 4), torch.rand(M, K, 4), heads, r(K, 4), weights, r(2, K, 3),

@@ -1,4 +1,4 @@
-"""Convolutions of small images by our kernel are those of torch in float64, in both passes and for all options."""
+"""Convolutions of images and means over windows by our kernels are those of torch in float64, for all options."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.autograd import gradcheck, gradgradcheck
 
 from structconv import nn
-from structconv.compat.torch import Conv2d
+from structconv.compat.torch import AvgPool2d, Conv2d, ConvTranspose2d
 from structconv.primitives import images
-from structconv.primitives.images import convolve_images
+from structconv.primitives.images import convolve_images, convolve_transposed, window_means
 from structconv.primitives.native.loader import core
 from tests.support.layers import EVERY
 
 TORCH = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+MEANS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 needs_kernels = pytest.mark.skipif(core() is None, reason="native kernels are not available")
 
 
@@ -25,7 +26,7 @@ def drawn(seed):
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     axes, groups = rng.choice((1, 2, 2, 3)), rng.choice((1, 1, 2, 3))
     sizes = [rng.randint(1, 4) for _ in range(axes)]
-    stride, padding, dilation = ([rng.randint(least, most) for _ in range(axes)] for least, most in ((1, 3), (0, 3), (1, 2)))
+    stride, padding, dilation = ([rng.randint(*bounds) for _ in range(axes)] for bounds in ((1, 3), (0, 3), (1, 2)))
     shape = [rng.randint(max(1, d * (k - 1) + 1 - 2 * p), (90, 20, 8)[axes - 1])
              for k, p, d in zip(sizes, padding, dilation, strict=True)]
     channels, outputs = rng.randint(1, 5) * groups, rng.randint(1, 14) * groups
@@ -43,17 +44,58 @@ def gradients(function, tensors, options, grad=None):
     return (y.detach(), *(None if t is None else t.grad for t in leaves)), grad
 
 
+def check(function, reference, tensors, options):
+    """Values and gradients in float32 are those of torch in float64."""
+    actual, grad = gradients(function, tensors, options)
+    double = [None if t is None else t.double() for t in tensors]
+    expected, _ = gradients(reference, double, options, grad)
+    for own, correct in zip(actual, expected, strict=True):
+        if correct is not None:
+            scale = float(correct.abs().max())
+            torch.testing.assert_close(own.double(), correct, rtol=1e-5, atol=2e-6 * scale + 1e-6)
+
+
+SEEDS = pytest.mark.parametrize("seed", range(400 if EVERY else 60))
+
+
 @needs_kernels
-@pytest.mark.parametrize("seed", range(400 if EVERY else 60))
+@SEEDS
 def test_any_convolution(seed, monkeypatch):
     tensors, options = drawn(seed)
     monkeypatch.setattr(images, "_is_small", lambda *_: True)
-    actual, grad = gradients(convolve_images, tensors, options)
-    double = [None if t is None else t.double() for t in tensors]
-    expected, _ = gradients(TORCH[tensors[0].dim() - 2], double, options, grad)
-    for own, reference in zip(actual, expected, strict=True):
-        if reference is not None:
-            torch.testing.assert_close(own.double(), reference, rtol=1e-5, atol=2e-6 * float(reference.abs().max()) + 1e-6)
+    check(convolve_images, TORCH[tensors[0].dim() - 2], tensors, options)
+
+
+@needs_kernels
+@SEEDS
+def test_any_transposed_convolution(seed, monkeypatch):
+    (image, kernel, bias), (stride, padding, dilation, groups) = drawn(seed)
+    rng, axes = random.Random(seed), image.dim() - 2
+    stride = stride if rng.random() < 0.7 else [1] * axes
+    extra = [rng.randrange(step) for step in stride]
+    padding = [min(cut, apart * (width - 1) // 2) for cut, apart, width in
+               zip(padding, dilation, kernel.shape[2:], strict=True)]  # so that there are outputs
+    image = F.pad(image, [amount for _ in padding for amount in (3, 3)])
+    finer = TORCH[axes](image, kernel, bias, stride, padding, dilation, groups)
+    monkeypatch.setattr(images, "_is_small", lambda *_: True)
+    bias = None if bias is None else torch.randn(kernel.shape[1] * groups)
+    check(convolve_transposed, TRANSPOSED[axes], (finer, kernel, bias), (stride, padding, extra, groups, dilation))
+
+
+@needs_kernels
+@SEEDS
+def test_any_means(seed, monkeypatch):
+    (image, *_), (stride, *_) = drawn(seed)
+    rng = random.Random(seed)
+    size = [rng.randint(1, min(most, 4)) for most in image.shape[2:]]
+    padding = [rng.randint(0, width // 2) for width in size]
+    monkeypatch.setattr(images, "_FEW_SUMMED", 0)
+    all_count = rng.random() < 0.5
+
+    def reference(image, size, stride, padding, all_count):
+        return MEANS[image.dim() - 2](image, size, stride, padding, False, all_count)
+
+    check(window_means, reference, (image,), (size, stride, padding, all_count))
 
 
 @needs_kernels
@@ -66,7 +108,8 @@ def test_what_it_takes():
                 (True, torch.randn(2, 3, 9, 9), torch.randn(4, 3, 3, 3), 1),
                 (True, torch.randn(2, 3, 30), torch.randn(4, 3, 3), 1),
                 (False, torch.randn(1, 3, 9, 9), torch.randn(4, 3, 3, 3), 1),
-                (False, torch.randn(2, 3, 9, 9), torch.randn(4, 3, 3, 3), 2),
+                (True, torch.randn(2, 3, 9, 9), torch.randn(4, 3, 3, 3), 2),
+                (False, torch.randn(2, 3, 90, 90), torch.randn(9, 3, 3, 3), 2),
                 (False, torch.randn(2, 3, 9, 9), torch.randn(4, 3, 1, 1), 1),
                 (False, torch.randn(8, 64, 32, 32), torch.randn(64, 64, 3, 3), 1),
                 (False, torch.randn(2, 3, 9, 9).double(), torch.randn(4, 3, 3, 3).double(), 1),
@@ -80,16 +123,21 @@ def test_what_it_takes():
 
 
 @needs_kernels
-def test_derivatives_of_gradients():
-    """They are torch's, in float32; `gradcheck` finds them in those of torch by the same function in float64."""
-    tensors, options = (torch.randn(2, 2, 5, 4), torch.randn(3, 2, 3, 2), torch.randn(3)), ([1, 1], [1, 1], [1, 1], 1)
-    double = [t.double().requires_grad_() for t in tensors]
-    assert gradcheck(lambda *t: convolve_images(*t, *options), double)
-    assert gradgradcheck(lambda *t: convolve_images(*t, *options), double)
+@pytest.mark.parametrize("name", ["convolve", "transposed", "means"])
+def test_derivatives_of_gradients(name, monkeypatch):
+    monkeypatch.setattr(images, "_FEW_SUMMED", 0)
+    tensors, one = [torch.randn(2, 2, 5, 4), torch.randn(3, 2, 3, 2), torch.randn(3)], [1, 1]
+    ours, theirs = {
+        "convolve": (lambda *t: convolve_images(*t, one, one, one, 1), lambda *t: F.conv2d(*t, one, one)),
+        "transposed": (lambda x, w, b: convolve_transposed(x, w.mT.transpose(0, 1), b, [2, 2], one, one, 1, one),
+                       lambda x, w, b: F.conv_transpose2d(x, w.mT.transpose(0, 1), b, 2, 1, 1)),
+        "means": (lambda x: window_means(x, [2, 3], [1, 2], one, False),
+                  lambda x: F.avg_pool2d(x, [2, 3], [1, 2], 1, False, False)),
+    }[name]
     results = []
-    for function in (convolve_images, F.conv2d):
-        leaves = [t.clone().requires_grad_() for t in tensors]
-        grads = torch.autograd.grad(function(*leaves, *options).tanh().sum(), leaves, create_graph=True)
+    for function in (ours, theirs):
+        leaves = [t.clone().requires_grad_() for t in tensors[:1 if name == "means" else 3]]
+        grads = torch.autograd.grad(function(*leaves).tanh().sum(), leaves, create_graph=True)
         results.append(torch.autograd.grad(sum(g.square().sum() for g in grads), leaves))
     for own, reference in zip(*results, strict=True):
         torch.testing.assert_close(own, reference, rtol=1e-4, atol=1e-4)
@@ -121,8 +169,14 @@ def test_only_what_is_asked_for_has_a_gradient():
 
 
 @needs_kernels
-@pytest.mark.parametrize("make", [Conv2d, nn.Conv2d])
-def test_layers_of_small_images_take_it(make):
-    layer, x = make(3, 4, 3, padding=1), torch.randn(2, 3, 9, 9)
-    assert layer(x).grad_fn.name() == "_ImagesBackward"
-    assert torch.isnan(layer(x.index_fill(3, torch.tensor([0]), torch.nan)))[..., 2:].sum() == 0
+@pytest.mark.parametrize("name, layer", [
+    ("_Images", Conv2d(3, 4, 3, padding=1)), ("_Images", nn.Conv2d(3, 4, 3, padding=1)),
+    ("_Images", ConvTranspose2d(3, 4, 3, padding=1)), ("_ImagesTransposed", ConvTranspose2d(3, 4, 3, 2, 1, 1)),
+    ("_WindowMeans", AvgPool2d(3)), ("_WindowMeans", nn.AvgPool2d(3, padding=1)),
+    ("_WindowMeans", AvgPool2d(3, padding=1, count_include_pad=False))])
+def test_layers_of_images_take_them(name, layer):
+    x = torch.randn(2, 3, *([30, 30] if name == "_ImagesTransposed" else [60, 60]))
+    assert layer(x.requires_grad_()).grad_fn.name() == f"{name}Backward"
+    hidden = layer(x.detach().index_fill(3, torch.tensor([0]), torch.nan))  # reaches what reads it, and nothing else
+    assert torch.isnan(hidden)[..., 0].all()
+    assert not torch.isnan(hidden)[..., 3:].any()

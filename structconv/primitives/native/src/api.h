@@ -414,6 +414,15 @@ struct ImageWeightArgs {
     float *grad_w, *grad_bias;
 };
 
+// Means over windows of images (planes, *from) of up to three axes: output o of an axis has entries o stride - padding + i,
+// i < size, of which those beyond the image are zeros, and count if `all_count`. Backward, x is the gradient of y, and y that
+// of x.
+struct MeansArgs {
+    int64_t planes, from[3], to[3], size[3], stride[3], padding[3], all_count, threads;
+    const float* x;
+    float* y;
+};
+
 // y = x w + bias: x and y with contiguous rows `x_row` and `y_row` apart, w of any strides, bias or null.
 struct ProjectArgs {
     const float *x, *w, *bias;

@@ -1,5 +1,6 @@
 // Convolutions of images with kernels of few numbers. What the entries of a kernel read is copied into a panel, a row for
 // each channel and entry, a column for each output; then tiles of y, or of the gradient of w, are products with it.
+#include <type_traits>
 #include <vector>
 
 #include "api.h"
@@ -240,8 +241,86 @@ void backward(const ImageWeightArgs& w) {
         }
 }
 
+// -- means over windows -------------------------------------------------------------------------------------------------
+
+// Entries of the window of output o that lie within the image: [first, last).
+struct Span {
+    int64_t first, last;
+
+    Span(const MeansArgs& a, int axis, int64_t o) {
+        const int64_t start = o * a.stride[axis] - a.padding[axis];
+        first = start > 0 ? start : 0, last = start + a.size[axis] < a.from[axis] ? start + a.size[axis] : a.from[axis];
+    }
+    int64_t count() const { return last - first; }
+};
+
+// body(stride) with the usual ones as constants, so that loops over outputs become vectors.
+template <class Body> void by_stride(int64_t stride, const Body& body) {
+    if (stride == 1) body(std::integral_constant<int64_t, 1>());
+    else if (stride == 2) body(std::integral_constant<int64_t, 2>());
+    else body(stride);
+}
+
+// One plane. Rows are added up over the other axes; `row` has zeros for what lies beyond the image.
+template <bool backward> void means_of_plane(const MeansArgs& a, const float* x, float* y, float* row, const float* shares) {
+    const int64_t width = (a.to[2] - 1) * a.stride[2] + a.size[2], inner = width - a.padding[2];
+    const int64_t filled = inner < a.from[2] ? inner : a.from[2];
+    float* own = row + a.padding[2];
+    for (int64_t o0 = 0; o0 < a.to[0]; ++o0)
+        for (int64_t o1 = 0; o1 < a.to[1]; ++o1) {
+            const Span s0(a, 0, o0), s1(a, 1, o1);
+            const int64_t at = (o0 * a.to[1] + o1) * a.to[2];
+            const float share = 1.0f / static_cast<float>(a.all_count ? a.size[0] * a.size[1] : s0.count() * s1.count());
+            const auto rows = [&](const auto& visit) {
+                for (int64_t i0 = s0.first; i0 < s0.last; ++i0)
+                    for (int64_t i1 = s1.first; i1 < s1.last; ++i1) visit((i0 * a.from[1] + i1) * a.from[2]);
+            };
+            by_stride(a.stride[2], [&](auto step) {
+                const int64_t stride = step;
+                if constexpr (!backward) {
+                    for (int64_t c = 0; c < filled; ++c) own[c] = 0.0f;
+                    rows([&](int64_t from) {
+                        for (int64_t c = 0; c < filled; ++c) own[c] += x[from + c];
+                    });
+                    float* sums = y + at;
+                    for (int64_t o = 0; o < a.to[2]; ++o) sums[o] = row[o * stride];
+                    for (int64_t i = 1; i < a.size[2]; ++i)
+                        for (int64_t o = 0; o < a.to[2]; ++o) sums[o] += row[o * stride + i];
+                    for (int64_t o = 0; o < a.to[2]; ++o) sums[o] *= share * shares[o];
+                } else {
+                    const float* grad = x + at;
+                    for (int64_t c = 0; c < width; ++c) row[c] = 0.0f;
+                    for (int64_t i = 0; i < a.size[2]; ++i)
+                        for (int64_t o = 0; o < a.to[2]; ++o) row[o * stride + i] += share * shares[o] * grad[o];
+                    rows([&](int64_t to) {
+                        for (int64_t c = 0; c < filled; ++c) y[to + c] += own[c];
+                    });
+                }
+            });
+        }
+}
+
+template <bool backward> void means(const MeansArgs& a) {
+    const int64_t from = numbers(a.from), to = numbers(a.to);
+    std::vector<float> shares(a.to[2]);
+    for (int64_t o = 0; o < a.to[2]; ++o) shares[o] = 1.0f / static_cast<float>(a.all_count ? a.size[2] : Span(a, 2, o).count());
+    const int team = a.threads > 1 && a.planes * (from + to * numbers(a.size)) >= kLeastWork ? static_cast<int>(a.threads) : 1;
+#pragma omp parallel num_threads(team) if (team > 1)
+    {
+        std::vector<float> row((a.to[2] - 1) * a.stride[2] + a.size[2]);
+#pragma omp for schedule(static)
+        for (int64_t plane = 0; plane < a.planes; ++plane)
+            means_of_plane<backward>(a, a.x + plane * (backward ? to : from), a.y + plane * (backward ? from : to), row.data(),
+                                 shares.data());
+    }
+}
+
 }  // namespace
 }  // namespace structconv::SC_ISA
+
+SC_EXPORT(window_means)(const structconv::MeansArgs* args) { structconv::SC_ISA::means<false>(*args); }
+
+SC_EXPORT(window_means_backward)(const structconv::MeansArgs* args) { structconv::SC_ISA::means<true>(*args); }
 
 SC_EXPORT(images)(const structconv::ImageArgs* args) { structconv::SC_ISA::forward(*args); }
 

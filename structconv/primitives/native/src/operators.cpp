@@ -44,6 +44,7 @@ using Maybe = std::optional<Tensor>;
     X(window_forward, WindowForwardArgs, isa) X(window_backward, WindowBackwardArgs, isa)                             \
     X(attention_forward, AttentionForwardArgs, isa) X(attention_backward, AttentionBackwardArgs, isa)                 \
     X(images, ImageArgs, isa) X(images_backward, ImageWeightArgs, isa)                                                \
+    X(window_means, MeansArgs, isa) X(window_means_backward, MeansArgs, isa)                                          \
     X(project, ProjectArgs, isa) X(outer, OuterArgs, isa) X(attention_step, AttentionStepArgs, isa)                   \
     X(sample_bounds, SampleBoundsArgs, isa) X(sample_draw, SampleDrawArgs, isa) X(number, NumberArgs, isa)
 #define SC_MEMBER(name, Args, isa) void (*name)(const Args*);
@@ -1872,6 +1873,32 @@ struct Attention {
     }
 };
 
+// An image (batch, channels, *sizes), of as many axes.
+View image_made(const Op& op, int64_t rows, int64_t channels, const int64_t (&all)[3], int64_t axes) {
+    int64_t sizes[5] = {rows, channels}, strides[5], step = 1;
+    for (int64_t axis = 0; axis < axes; ++axis) sizes[2 + axis] = all[3 - axes + axis];
+    for (int64_t dim = axes + 1; dim >= 0; --dim) strides[dim] = step, step *= sizes[dim];
+    AtenTensorHandle handle;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(axes + 2, sizes, strides, types().f32, types().cpu, 0, &handle));
+    return op.view("result", Tensor(handle));
+}
+
+View image_of(const Op& op, const char* name, const Tensor& t) {
+    View found = op.view(name, t);
+    op.check(t.dim() >= 3 && t.dim() <= 5 && found.data && found.dtype == types().f32 && t.numel() < kFewNumbers, name,
+             "be float32 with 3 to 5 axes, and neither empty nor of 2^24 numbers or more");
+    return t.is_contiguous() ? found : op.view(name, torch::stable::contiguous(t));
+}
+
+// Whether an image of these sizes has few numbers.
+bool are_few(const int64_t (&sizes)[3], int64_t numbers) {
+    for (const int64_t size : sizes) {
+        if (numbers >= kFewNumbers || size >= kFewNumbers) return false;
+        numbers *= size;
+    }
+    return numbers < kFewNumbers;
+}
+
 // Images (batch, channels, *sizes) of one to three axes, and the kernel (outputs, inputs of a group, *sizes).
 struct Images {
     const Op& op;
@@ -1881,7 +1908,7 @@ struct Images {
 
     Images(const Op& op, const Tensor& x_, const Tensor& w_, const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
            const std::vector<int64_t>& dilation, int64_t groups)
-        : op(op), x(dense("x", x_)), w(dense("w", w_)), axes(x_.dim() - 2) {
+        : op(op), x(image_of(op, "x", x_)), w(image_of(op, "w", w_)), axes(x_.dim() - 2) {
         op.check(axes >= 1 && axes <= 3 && w_.dim() == axes + 2, "x", "have one to three axes of an image, as w has of a kernel");
         const auto count = static_cast<size_t>(axes);
         op.check(stride.size() == count && padding.size() == count && dilation.size() == count, "stride", "have a number for each axis");
@@ -1900,7 +1927,7 @@ struct Images {
             args.divisor[axis] = 1, args.w_input *= args.kernel[axis];
         }
         args.w_output = args.inputs * args.w_input, args.w_group *= args.w_output;
-        op.check(below(args.to, args.batch * args.groups * args.outputs), "x", "be below 2^24 numbers, as the result");
+        op.check(are_few(args.to, args.batch * args.groups * args.outputs), "x", "be below 2^24 numbers, as the result");
         args.x = x.floats(), args.w = w.floats();
     }
 
@@ -1914,38 +1941,13 @@ struct Images {
         }
         return back;
     }
-
-    // An image of the sizes `to`, or of those of a kernel.
-    View made(int64_t rows, int64_t channels, const int64_t (&all)[3]) const {
-        int64_t sizes[5] = {rows, channels}, strides[5], step = 1;
-        for (int64_t axis = 0; axis < axes; ++axis) sizes[2 + axis] = all[3 - axes + axis];
-        for (int64_t dim = axes + 1; dim >= 0; --dim) strides[dim] = step, step *= sizes[dim];
-        AtenTensorHandle handle;
-        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(axes + 2, sizes, strides, types().f32, types().cpu, 0, &handle));
-        return op.view("result", Tensor(handle));
-    }
-
-    View dense(const char* name, const Tensor& t) const {
-        View found = op.view(name, t);
-        op.check(t.dim() >= 3 && t.dim() <= 5 && found.data && found.dtype == types().f32 && t.numel() < kFewNumbers, name,
-                 "be float32 with 3 to 5 axes, and neither empty nor of 2^24 numbers or more");
-        return t.is_contiguous() ? found : op.view(name, torch::stable::contiguous(t));
-    }
-
-    static bool below(const int64_t (&sizes)[3], int64_t numbers) {
-        for (const int64_t size : sizes) {
-            if (numbers >= kFewNumbers || size >= kFewNumbers) return false;
-            numbers *= size;
-        }
-        return numbers < kFewNumbers;
-    }
 };
 
 Tensor images(const Tensor& x, const Tensor& w, const Maybe& bias_, const std::vector<int64_t>& stride,
               const std::vector<int64_t>& padding, const std::vector<int64_t>& dilation, int64_t groups) {
     const Op op{"images"};
     Images s(op, x, w, stride, padding, dilation, groups);
-    const View bias = op.floats("bias", bias_, {s.w.size(0)}), y = s.made(s.x.size(0), s.w.size(0), s.args.to);
+    const View bias = op.floats("bias", bias_, {s.w.size(0)}), y = image_made(op, s.x.size(0), s.w.size(0), s.args.to, s.axes);
     s.args.bias = bias.floats(), s.args.y = y.floats();
     run.images(&s.args);
     return y.tensor();
@@ -1957,24 +1959,75 @@ std::tuple<Maybe, Maybe, Maybe> images_backward(const Tensor& x, const Tensor& w
                                                 int64_t groups, bool of_x, bool of_w, bool of_bias) {
     const Op op{"images_backward"};
     Images s(op, x, w, stride, padding, dilation, groups);
-    const View grad = s.dense("grad", grad_);
+    const View grad = image_of(op, "grad", grad_);
     bool fits = grad_.dim() == s.axes + 2 && grad.size(0) == s.x.size(0) && grad.size(1) == s.w.size(0);
     for (int64_t axis = 0; fits && axis < s.axes; ++axis) fits = grad.size(2 + axis) == s.args.to[3 - s.axes + axis];
     op.check(fits, "grad", "have the shape of the result");
     View grad_x, grad_w, grad_bias;
     if (of_x) {
-        grad_x = s.made(s.x.size(0), s.x.size(1), s.args.from);
+        grad_x = image_made(op, s.x.size(0), s.x.size(1), s.args.from, s.axes);
         ImageArgs back = s.reversed();
         back.x = grad.floats(), back.y = grad_x.floats();
         run.images(&back);
     }
     if (of_w || of_bias) {
-        grad_w = s.made(s.w.size(0), s.w.size(1), s.args.kernel), grad_bias = op.made({s.w.size(0)});
+        grad_w = image_made(op, s.w.size(0), s.w.size(1), s.args.kernel, s.axes), grad_bias = op.made({s.w.size(0)});
         std::fill_n(grad_w.floats(), grad_w.tensor().numel(), 0.0f), std::fill_n(grad_bias.floats(), s.w.size(0), 0.0f);
         const ImageWeightArgs args{s.args, grad.floats(), grad_w.floats(), of_bias ? grad_bias.floats() : nullptr};
         run.images_backward(&args);
     }
     return {maybe(grad_x), of_w ? maybe(grad_w) : std::nullopt, of_bias ? maybe(grad_bias) : std::nullopt};
+}
+
+// Windows over an image of these sizes.
+MeansArgs windows(const Op& op, int64_t planes, const int64_t* from, const std::vector<int64_t>& size,
+                 const std::vector<int64_t>& stride, const std::vector<int64_t>& padding, int64_t axes, bool all_count) {
+    MeansArgs args{};
+    const auto count = static_cast<size_t>(axes);
+    op.check(size.size() == count && stride.size() == count && padding.size() == count, "size", "have a number for each axis, as stride");
+    args.planes = planes, args.all_count = all_count, args.threads = op.threads;
+    for (int64_t axis = 0; axis < 3; ++axis) {
+        const int64_t own = axis - (3 - axes);
+        args.from[axis] = own < 0 ? 1 : from[own], args.size[axis] = own < 0 ? 1 : size[own];
+        args.stride[axis] = own < 0 ? 1 : stride[own], args.padding[axis] = own < 0 ? 0 : padding[own];
+        op.check(args.size[axis] >= 1 && args.size[axis] < kFewNumbers && args.stride[axis] >= 1 && args.stride[axis] < kFewNumbers &&
+                     args.padding[axis] >= 0 && 2 * args.padding[axis] <= args.size[axis], "size",
+                 "be at least 1 and below 2^24, as stride, and padding at most half of it");
+        const int64_t rest = args.from[axis] + 2 * args.padding[axis] - args.size[axis];
+        op.check(args.from[axis] >= 1 && rest >= 0, "x", "be as large as the window");
+        args.to[axis] = rest / args.stride[axis] + 1;
+    }
+    op.check(are_few(args.from, planes) && are_few(args.to, planes), "x", "be below 2^24 numbers, as the result");
+    return args;
+}
+
+Tensor window_means(const Tensor& x_, const std::vector<int64_t>& size, const std::vector<int64_t>& stride,
+            const std::vector<int64_t>& padding, bool all_count) {
+    const Op op{"window_means"};
+    const View x = image_of(op, "x", x_);
+    MeansArgs args = windows(op, x.size(0) * x.size(1), x.sizes + 2, size, stride, padding, x_.dim() - 2, all_count);
+    const View y = image_made(op, x.size(0), x.size(1), args.to, x_.dim() - 2);
+    args.x = x.floats(), args.y = y.floats();
+    run.window_means(&args);
+    return y.tensor();
+}
+
+// ... of an image of the sizes `from`.
+Tensor window_means_backward(const Tensor& grad_, const std::vector<int64_t>& from, const std::vector<int64_t>& size,
+                     const std::vector<int64_t>& stride, const std::vector<int64_t>& padding, bool all_count) {
+    const Op op{"window_means_backward"};
+    const View grad = image_of(op, "grad", grad_);
+    const int64_t axes = grad_.dim() - 2;
+    op.check(from.size() == static_cast<size_t>(axes), "from", "have a size for each axis");
+    MeansArgs args = windows(op, grad.size(0) * grad.size(1), from.data(), size, stride, padding, axes, all_count);
+    bool fits = true;
+    for (int64_t axis = 0; axis < axes; ++axis) fits = fits && grad.size(2 + axis) == args.to[3 - axes + axis];
+    op.check(fits, "grad", "have the shape of the result");
+    const View made = image_made(op, grad.size(0), grad.size(1), args.from, axes);
+    std::fill_n(made.floats(), made.tensor().numel(), 0.0f);
+    args.x = grad.floats(), args.y = made.floats();
+    run.window_means_backward(&args);
+    return made.tensor();
 }
 
 // y and, to train, what says their softmax (2, B, K, N); the weights (B, K, N, M) where asked for.
@@ -2194,6 +2247,7 @@ struct Operator {
 };
 
 #define SC_STEPS "int[] stride, int[] padding, int[] dilation, int groups"
+#define SC_WINDOWS "int[] size, int[] stride, int[] padding, bool all_count"
 
 const Operator kOperators[] = {
     {"layouts", "(Tensor index, int inputs, int outputs) -> (Tensor, Tensor, int)", TORCH_BOX(&layouts)},
@@ -2226,6 +2280,8 @@ const Operator kOperators[] = {
     {"images", "(Tensor x, Tensor w, Tensor? bias, " SC_STEPS ") -> Tensor", TORCH_BOX(&images)},
     {"images_backward", "(Tensor x, Tensor w, Tensor grad, " SC_STEPS ", bool of_x, bool of_w, bool of_bias) -> "
      "(Tensor?, Tensor?, Tensor?)", TORCH_BOX(&images_backward)},
+    {"window_means", "(Tensor x, " SC_WINDOWS ") -> Tensor", TORCH_BOX(&window_means)},
+    {"window_means_backward", "(Tensor grad, int[] sizes, " SC_WINDOWS ") -> Tensor", TORCH_BOX(&window_means_backward)},
     {"project", "(Tensor x, Tensor w, Tensor? bias) -> Tensor", TORCH_BOX(&project)},
     {"outer", "(Tensor x, Tensor g, int parts, bool by_columns) -> Tensor", TORCH_BOX(&outer)},
     {"convolve", "(Tensor side, Tensor x, Tensor theta, Tensor? bias, bool structure_first) -> (Tensor, Tensor?)",
