@@ -401,6 +401,12 @@ def _mechanism(layer: nn.Module, kind: Callable[..., Mechanism], *options: Any) 
     return cast(Mechanism, built[1])
 
 
+def _directly(layer: nn.Module, image: Any, more: Any = None) -> Tensor | None:
+    """The result of the kernel that the plan would choose, if that is known in advance."""
+    direct = layer.__dict__["_mechanism"][2]
+    return None if direct is None or type(image) is not Tensor or image.is_nested else direct(layer, image, more)
+
+
 def _computed(layer: nn.Module, mechanism: Mechanism, theta: Weight, bias: Tensor | None, image: Tensor, axes: int
               ) -> Tensor:
     """The plan's result for an image (..., P, *S)."""
@@ -435,11 +441,9 @@ class _Conv(_Layer):
         if type(input) is Proxy:
             return cast(Tensor, recorded(self, input))
         mechanism = self._mechanism_of()
-        direct = self.__dict__["_mechanism"][2]
-        if direct is not None and type(input) is Tensor and not input.is_nested:
-            y = direct(self, input, None)
-            if y is not None:
-                return cast(Tensor, y)
+        y = _directly(self, input)
+        if y is not None:
+            return y
         axes = len(self.kernel_size)
         _check_image(self, input, axes)
         theta = theta_of_kernel(self.weight, self.groups)
@@ -502,6 +506,10 @@ class _ConvTranspose(_Layer):
         """(N, C, *S) or (C, *S) -> (N, C', *S') or (C', *S'); see torch's."""
         if type(input) is Proxy:
             return cast(Tensor, recorded(self, input, output_size))
+        mechanism = self._mechanism_of()
+        direct = None if output_size is not None else _directly(self, input, self.output_padding)
+        if direct is not None:
+            return direct
         axes, groups = len(self.kernel_size), self.groups
         _check_image(self, input, axes)
         if _is_recorded(input):
@@ -519,7 +527,7 @@ class _ConvTranspose(_Layer):
         blocks_GPQK = self.weight.flatten(2).unflatten(0, (groups, -1))
         theta = (Full.of(blocks_GPQK.squeeze(0).permute(2, 0, 1)) if groups == 1 else
                  Grouped.of(blocks_GPQK.permute(3, 0, 1, 2)))
-        call, _ = call_of(self._mechanism_of(), theta, self.bias, entries, structure=finer)
+        call, _ = call_of(mechanism, theta, self.bias, entries, structure=finer)
         return _laid_out(to_image(plan_for(call).run(call), finer), input)
 
     def _mechanism_of(self: Any) -> Mechanism:
@@ -586,17 +594,20 @@ class _AvgPool(_Layer):
         if type(input) is Proxy:
             return cast(Tensor, recorded(self, input))
         owner, axes = type(self).__name__, self.axes
-        check_tensor(owner, "input", input)
         if self.ceil_mode:
             raise ConfigError(owner, "ceil_mode must be False", "True", "Use torch's layer, or pad the input.")
+        mechanism, divisor = self._mechanism_of(), self.__dict__.get("divisor_override")
+        direct = None if divisor is not None else _directly(self, input)
+        if direct is not None:
+            return direct
+        check_tensor(owner, "input", input)
         if input.dim() not in (axes + 1, axes + 2):
             raise ShapeError(owner, f"input must have shape (N, C, *S) with {axes} axes S, or without N",
                              tuple(input.shape))
         if not input.is_floating_point() or _is_recorded(input):
             return cast(Tensor, cast(Any, super()).forward(input))
-        divisor = self.__dict__.get("divisor_override")
         theta = Eye.of(1, input.shape[-1 - axes])
-        y = _laid_out(_computed(self, self._mechanism_of(), theta, None, input, axes), input)
+        y = _laid_out(_computed(self, mechanism, theta, None, input, axes), input)
         return y if divisor is None else y * (math.prod(_each(self.kernel_size, axes)) / divisor)
 
     def _mechanism_of(self: Any) -> Mechanism:

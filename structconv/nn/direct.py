@@ -19,11 +19,12 @@ from structconv import torch_compat as private
 from structconv.bases import dense
 from structconv.bases.entrywise import Normalized
 from structconv.bases.matrices import adjacency
-from structconv.bases.shift import Shift
+from structconv.bases.pooling import Pooling
+from structconv.bases.shift import Shift, ShiftTransposed
 from structconv.bases.sparse import Sparse
 from structconv.kernels.small_attention import composed_attention, is_small
 from structconv.mechanisms.graphs import Adjacency
-from structconv.mechanisms.grids import Cuboid
+from structconv.mechanisms.grids import Cuboid, Pool
 from structconv.mechanisms.index import Identity
 from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN, Mask
 from structconv.mechanisms.operations import Operation
@@ -61,13 +62,16 @@ def direct_of(root: Any) -> Direct | None:
         return partial(_convolve, root)
     if type(root) is Identity and root.size == 1 and "_reads" not in root.__dict__:
         return partial(_project, root)
-    if type(root) is Cuboid and root.padding_mode in ("none", "zeros") and not any(root.offset):
-        padding = [low for low, high in root.padding if low == high]
-        return partial(_convolve_image, root, padding, _is_usual(root)) if len(padding) == root.ndim else None
+    if type(root) is Cuboid:
+        return _of_cuboid(root, _CONVOLUTIONS, Shift)
+    if type(root) is Pool:
+        return partial(_pool_image, root)
     if type(root) is not Operation or root.join is not None or "_names" in root.__dict__ or "_reads" in root.__dict__:
         return None
     leaf, modules = root.mechanisms()[0], root._step_modules()
     names, options = [step.name for step in root.steps], {step.name: dict(step.options) for step in root.steps}
+    if names == ["transpose"] and type(leaf) is Cuboid:
+        return _of_cuboid(leaf, _TRANSPOSED, ShiftTransposed)
     p = options["dropout"]["p"] if names[-1:] == ["dropout"] else 0.0
     names = names[:-1] if names[-1:] == ["dropout"] else names
     mask: Any = modules[0] if modules else None
@@ -125,20 +129,43 @@ def _project(leaf: Identity, layer: Any, x: Tensor, structure: Any) -> Tensor | 
     return x @ theta if bias is None else torch.addmm(bias, x, theta)
 
 
-def _convolve_image(leaf: Cuboid, padding: list[int], usual: bool, layer: Any, image: Tensor, _: Any
-                    ) -> Tensor | None:
-    """torch's convolution, which is what the planner takes for few numbers, and always for usual kernels."""
+def _of_cuboid(leaf: Cuboid, functions: dict[int, Callable[..., Tensor]], basis: type) -> Direct | None:
+    """torch's convolution or transposed convolution, where the window is padded by as many zeros at both ends."""
+    padding = [low for low, high in leaf.padding if low == high]
+    if leaf.padding_mode not in ("none", "zeros") or any(leaf.offset) or len(padding) != leaf.ndim:
+        return None
+    return partial(_convolve_image, leaf, functions.get(len(padding)), basis, padding, _is_usual(leaf))
+
+
+def _convolve_image(leaf: Cuboid, function: Any, basis: type, padding: list[int], usual: bool, layer: Any,
+                    image: Tensor, more: Any) -> Tensor | None:
+    """torch's convolution, which is what the planner takes for few numbers, and always for usual kernels; a transposed
+    one with `more` outputs after those of the last input."""
     parameters = layer._parameters
     kernel, bias = parameters.get("weight"), _bias(layer)
     if kernel is None or image.dim() != len(padding) + 2 or not (usual or image.numel() <= FEW_NUMBERS):
         return None
     if image.shape[1] != layer.in_channels or kernel.shape[2:] != leaf.kernel_size or image.layout is not torch.strided:
         return None
-    if not is_direct(image, kernel, bias) or not is_plain(layer, Shift, leaf):
+    if not is_direct(image, kernel, bias) or not is_plain(layer, basis, leaf):
         return None
     try:
-        return _CONVOLUTIONS[len(padding)](image, kernel, bias, leaf.stride, padding, leaf.dilation, layer.groups)
+        if basis is Shift:
+            return cast(Tensor, function(image, kernel, bias, leaf.stride, padding, leaf.dilation, layer.groups))
+        return cast(Tensor, function(image, kernel, bias, leaf.stride, padding, more, layer.groups, leaf.dilation))
     except RuntimeError:  # the plan computes it, or says what does not fit
+        return None
+
+
+def _pool_image(leaf: Pool, layer: Any, image: Tensor, _: Any) -> Tensor | None:
+    """torch's average pooling, which is what the planner takes, in a layer without Theta."""
+    if layer._modules or layer._parameters or image.dim() != (leaf.ndim or 0) + 2 or image.layout is not torch.strided:
+        return None
+    if not is_direct(image) or not is_plain(layer, Pooling, leaf):
+        return None
+    try:
+        return _POOLINGS[image.dim() - 2](image, leaf.window, leaf.stride, leaf.padding)
+    except RuntimeError:  # the plan says what does not fit
         return None
 
 
@@ -148,6 +175,8 @@ def _is_usual(leaf: Cuboid) -> bool:
 
 
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_TRANSPOSED: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+_POOLINGS: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
 def _convolve(leaf: Adjacency, layer: Any, x: Tensor, graph: Any) -> Tensor | None:
