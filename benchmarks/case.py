@@ -107,6 +107,7 @@ class Case:
         build: makes the tensors, the layers and their peers.
         headline: whether the quick run has it.
         swept: whether it is run at many numbers of edges for the plot.
+        group: what its ratios are averaged with, in words.
     """
 
     suite: str
@@ -114,3 +115,4 @@ class Case:
     build: Callable[[Size], Comparison]
     headline: bool = True
     swept: bool = False
+    group: str = ""

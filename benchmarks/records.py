@@ -1,12 +1,14 @@
-"""One measured comparison, as a line of JSON and as a row of the table."""
+"""One measured comparison, as a line of JSON and as a row of the table; the means of many."""
 
 from __future__ import annotations
 
 import dataclasses
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["HEADERS", "TEXT_COLUMNS", "Line", "from_json", "row"]
+__all__ = ["HEADERS", "TEXT_COLUMNS", "Line", "from_json", "means", "row"]
 
 HEADERS = ("case", "phase", "peer", "ours, ms", "peer, ms", "ratio", "memory", "roofline", "error", "note")
 #: How many of them are text.
@@ -19,6 +21,7 @@ class Line:
 
     Args:
         suite, case, size: which; the sizes in words.
+        group: the cases of the suite with which it is averaged, in words.
         phase: "forward" (inference) or "both" (forward, and backward to x and all parameters).
         peer: whose time the ratio has in its numerator; `None` where a kernel is compared with the roofline only.
         ratio: the peer's median time over ours.
@@ -51,6 +54,7 @@ class Line:
     peer_peak_mb: float | None = None
     memory_method: str | None = None
     size: str = ""
+    group: str = ""
     edges: int | None = None
     rounds: int | None = None
     repeated: int | None = None
@@ -88,6 +92,23 @@ def row(line: Line) -> tuple[str, ...]:
             _milliseconds(line.peer_ms), _number(line.ratio, "x"), _number(line.memory_ratio, "x"),
             "" if line.roofline is None else f"{100 * line.roofline:.0f}%",
             "" if line.max_error is None else f"{line.max_error:.0e}", ", ".join(remarks))
+
+
+def means(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """The geometric mean of the ratios of each suite, of each of its phases, and of each peer, group and phase.
+
+    `below_one` names the lines whose peer is faster. Lines whose numbers were not compared do not count.
+    """
+    compared = [line for line in lines if line.ratio is not None and line.max_error is not None]
+    groups: dict[tuple[str, str, str, str], list[Line]] = {}
+    for level in (lambda line: ("all", "", ""), lambda line: ("all", "", line.phase),
+                  lambda line: (line.peer, line.group, line.phase)):
+        for line in compared:
+            groups.setdefault((line.suite, *level(line)), []).append(line)
+    return [{"suite": suite, "peer": peer, "group": group, "phase": phase, "lines": len(members),
+             "geometric_mean": _rounded(statistics.geometric_mean(line.ratio or 0.0 for line in members)),
+             "below_one": [f"{line.case}, {line.phase}, {line.peer}" for line in members if (line.ratio or 0.0) < 1]}
+            for (suite, peer, group, phase), members in groups.items()]
 
 
 def _milliseconds(times: tuple[float, float, float] | None) -> str:

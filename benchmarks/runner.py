@@ -119,7 +119,7 @@ def _with_growth(line: Line) -> Line:
 
 def _phase(case: Case, comparison: Comparison, phase: str, upstream: Tensor, settings: Settings) -> Iterator[Line]:
     def line(peer: str | None, **fields: Any) -> Line:
-        return Line(suite=case.suite, case=case.name, phase=phase, peer=peer, size=comparison.size,
+        return Line(suite=case.suite, case=case.name, group=case.group, phase=phase, peer=peer, size=comparison.size,
                     edges=comparison.edges, huge_pages=huge_pages(), **fields)
 
     ours = comparison.ours.work(phase, upstream)

@@ -10,13 +10,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks import memory, peers, rates
 from benchmarks.case import Case
 from benchmarks.plot import SIZES, draw
-from benchmarks.records import HEADERS, TEXT_COLUMNS, Line, from_json, row
+from benchmarks.records import HEADERS, TEXT_COLUMNS, Line, from_json, means, row
 from benchmarks.runner import HUGE_PAGES, Probe, Settings, run
 from benchmarks.suites import SUITES, cases
 from structconv.commands.output import print_json
@@ -110,7 +111,9 @@ def execute(session: Session) -> int:
 
 def _show(session: Session, lines: Sequence[Line]) -> None:
     """The table and the picture of what has been measured, the whole run or as far as it came."""
-    if lines and not session.as_json:
+    if session.as_json:
+        print_json({"means": means(lines)})
+    elif lines:
         _print(lines)
     if lines and session.plot is not None and session.plot.suffix:
         draw(session.plot, [_bare(line) for line in lines])
@@ -134,7 +137,8 @@ def _elsewhere(session: Session) -> Iterator[Line]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, HUGE_PAGES: "1"}) as child:
         assert child.stdout is not None
         for text in child.stdout:
-            yield from_json(json.loads(text))
+            if "means" not in (fields := json.loads(text)):
+                yield from_json(fields)
     if child.returncode not in (0, 1):
         raise RuntimeError(f"the run with huge pages ended with code {child.returncode}")
 
@@ -151,13 +155,24 @@ def _bare(line: Line) -> Line:
 
 
 def _print(lines: Sequence[Line]) -> None:
-    """The comparisons, the sizes of the cases, and where it was. Single configurations are in the JSON only."""
+    """The comparisons, sizes of the cases, means, and where it was. Single configurations are in the JSON only."""
     shown = [_bare(line) for line in lines if line.failed or "chosen" not in line.extra]
     print_table(HEADERS, [row(line) for line in shown], title="Ratio: the peer's time over ours. Memory: our peak over "
                 "the peer's. Roofline: the least possible time over ours.", texts=TEXT_COLUMNS)
     sizes = {f"{line.suite}/{line.case}": line.size for line in shown}
     print_table(("case", "size"), list(sizes.items()), texts=2)
+    _print_means(means(lines))
     _print_environment(lines)
+
+
+def _print_means(groups: Sequence[dict[str, Any]]) -> None:
+    print_table(("suite", "peer", "group", "phase", "lines", "geometric mean", "below 1"),
+                [(*(mean[key] for key in ("suite", "peer", "group", "phase")), str(mean["lines"]),
+                  f"{mean['geometric_mean']:.3g}x", str(len(mean["below_one"]))) for mean in groups],
+                title="The geometric means of the ratios.", texts=4)
+    for mean in groups:
+        if mean["peer"] == "all" and not mean["phase"] and mean["below_one"]:
+            print(f"below 1 in {mean['suite']}: {'; '.join(mean['below_one'])}")
 
 
 def _print_environment(lines: Sequence[Line]) -> None:

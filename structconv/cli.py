@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from structconv import __version__
-from structconv.commands import doctor, listing, plan, plugins, show
+from structconv.commands import bench, doctor, listing, plan, plugins, show
 from structconv.commands.output import print_json
 from structconv.commands.stop import Stop
 from structconv.errors import ConfigError, DataError, ShapeError, StructconvError, StructureError
@@ -80,7 +80,7 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"structconv {__version__}")
     shared = shared_options()
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
-    for group in (listing, show, plan, doctor, plugins):
+    for group in (listing, show, plan, doctor, bench, plugins):
         group.add(verbs, shared)
     return parser
 

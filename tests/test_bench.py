@@ -12,9 +12,10 @@ import torch
 from benchmarks import memory
 from benchmarks.__main__ import main
 from benchmarks.case import BOTH, FORWARD, Case, Comparison, Entrant, Size
-from benchmarks.records import HEADERS, Line, from_json, row
+from benchmarks.records import HEADERS, Line, from_json, means, row
 from benchmarks.runner import Settings, run
-from benchmarks.suites import cases
+from benchmarks.suites import cases, compat_pyg, compat_torch
+from structconv.cli import main as structconv
 from structconv_systems.timing import alternate
 from tests.support.layers import EVERY
 
@@ -109,7 +110,9 @@ def small_cases() -> list[Case]:
     return [case for suite in ("graph", "relational", "dispatch") for case in cases(suite)
             if isinstance(case, Case) and not case.name.startswith("cora")] + [
         case for suite in ("models", "messages") for case in cases(suite)
-        if case.name.endswith(("-step", "passing-network"))] + [case for case in cases("new-graphs") if case.headline]
+        if case.name.endswith(("-step", "passing-network"))] + [
+        case for case in cases("new-graphs") if case.headline] + [
+        case for case in cases("compat") if case.name.endswith(("-1k", "-small")) and "generate" not in case.name]
 
 
 def drawn_cases() -> list[Case]:
@@ -130,10 +133,43 @@ def test_ours_gives_the_peers_numbers(case):
                                        f"{peer.name}: {text}")
 
 
-def test_the_verb_prints_an_object_a_line(capsys):
+@pytest.mark.parametrize(("suite", "ours"), [(compat_pyg, "pyg"), (compat_torch, "compat")])
+def test_every_layer_of_compat_has_a_case(monkeypatch, suite, ours):
+    module, used = getattr(suite, ours), set()
+
+    class Recorder:
+        def __getattr__(self, name: str):
+            used.add(name)
+            return getattr(module, name)
+
+    monkeypatch.setattr(suite, ours, Recorder())
+    for case in suite.CASES:
+        if case.name.endswith(("-1k", "-small")):
+            case.build(Size(quick=True)).ours.run()
+    assert set(module.__all__) - {"Patch", "patch", "unpatch"} <= used
+
+
+def test_means_are_geometric_and_name_the_lines_below_one():
+    """Lines without a comparison of numbers do not count."""
+    def line(ratio: float | None, peer: str = "pyg", **fields) -> Line:
+        return Line(**{"suite": "compat", "case": "gcn", "phase": FORWARD, "peer": peer, "ratio": ratio,
+                       "max_error": 0.0, **fields})
+
+    lines = [line(4.0, group="small"), line(1.0, phase=BOTH), line(0.25, "torch", case="mha"),
+             line(9.0, "its parts", max_error=None), line(None, phase=BOTH, note="left out")]
+    actual = {(mean["peer"], mean["group"], mean["phase"]): mean for mean in means(lines)}
+    assert {key: (mean["lines"], mean["geometric_mean"]) for key, mean in actual.items()} == {
+        ("all", "", ""): (3, 1.0), ("all", "", FORWARD): (2, 1.0), ("all", "", BOTH): (1, 1.0),
+        ("pyg", "small", FORWARD): (1, 4.0), ("pyg", "", BOTH): (1, 1.0), ("torch", "", FORWARD): (1, 0.25)}
+    assert actual["all", "", ""]["below_one"] == ["mha, forward, torch"]
+
+
+@pytest.mark.parametrize("verb", [main, lambda words: structconv(["bench", *words])])
+def test_the_verb_prints_an_object_a_line(capsys, verb):
     words = ["--quick", "--suite", "dispatch", "--case", "linear", "--repeats", "1", "--seconds", "0.01"]
-    assert main([*words, "--json"]) == 0
-    actual = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert verb([*words, "--json"]) == 0
+    *actual, last = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [mean["lines"] for mean in last["means"]] == [2, 1, 1, 1, 1]
     assert [(line["phase"], line["peer"]) for line in actual] == [(FORWARD, "torch linear"), (BOTH, "torch linear")]
     for line in actual:
         assert line.keys() >= FIELDS | {"machine", "versions"}

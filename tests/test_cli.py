@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from structconv.cli import main
-from structconv.commands import plugins
+from structconv.commands import bench, plugins
 
 
 @pytest.fixture
@@ -76,10 +76,20 @@ def test_a_verb_of_systems_names_the_distribution_to_install(words, capsys, sing
     assert bool(captured.out) == ("--json" in words)
 
 
+@pytest.mark.parametrize("words", [["bench"], ["bench", "--suite", "compat", "--json"]])
+def test_bench_says_how_to_get_the_benchmarks(words, capsys, monkeypatch):
+    monkeypatch.setattr(bench, "find_spec", lambda name: None)
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.err == ('structconv: structconv bench: the package benchmarks must be importable; got none. '
+                            'Clone the repository and run there: pip install -e ".[all]" -e systems.\n')
+    assert bool(captured.out) == ("--json" in words)
+
+
 def test_help_lists_no_verb_that_is_not_installed(capsys, single):
     assert main(["--help"]) == 0
     said = capsys.readouterr().out
-    assert "doctor" in said and "train" not in said
+    assert "doctor" in said and "bench" in said and "train" not in said
 
 
 def test_a_plug_in_adds_verbs_and_what_is_listed(capsys, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -14,22 +15,51 @@ from benchmarks import peers
 from benchmarks.case import Case, Comparison, Entrant, Size, entrant
 from benchmarks.graphs import power_law
 from benchmarks.suites.graph_peers import leaf
-from benchmarks.suites.new_graphs import BATCHES, NETWORKS, Net, comparison, entrant_of, random_batch
+from benchmarks.suites.new_graphs import BATCHES, NETWORKS, Batch, Net, comparison, entrant_of, random_batch
+from structconv.data import NeighborLoader
 
 __all__ = ["CASES"]
 
 _CHANNELS, _ATTRIBUTES, _RELATIONS = 64, 8, 4
 #: Edges, ten for each node.
 _EDGES = (1_000, 10_000, 100_000)
+#: Of the graph to sample: edges, ten for each node; seeds of a sample of 10^5 edges, and the neighbors of each hop.
+_SAMPLED, _SEEDS, _FANOUTS = 1_000_000, 2_048, (10, 10)
+#: Types of edges between two types of nodes.
+_KINDS = (("a", "to", "b"), ("b", "to", "a"), ("a", "to", "a"))
 
 Make = Callable[[Any, int], nn.Module]
-#: How each layer is made of so many channels, and what it is called with beside x and the edges.
+
+
+class _Function(nn.Module):
+    """A function as a layer."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *arguments: Tensor) -> Tensor:
+        return self.function(*arguments)
+
+
+def _pooling(kind: str, library: Any, channels: int) -> nn.Module:
+    return _Function(getattr(library, f"global_{kind}_pool"))
+
+
+def _aggregation(kind: str, library: Any, channels: int) -> nn.Module:
+    layer: nn.Module = getattr(library, f"{kind}Aggregation")()
+    return layer
+
+
+#: How each layer is made of so many channels, and what it is called with beside x and the edges, or in their place.
 _LAYERS: dict[str, tuple[Make, str]] = {
     "gcn": (lambda library, c: library.GCNConv(c, c), ""),
     "gcn-weighted": (lambda library, c: library.GCNConv(c, c), "weight"),
     "sage": (lambda library, c: library.SAGEConv(c, c), ""),
     "sage-max": (lambda library, c: library.SAGEConv(c, c, "max"), ""),
     "graph": (lambda library, c: library.GraphConv(c, c), "weight"),
+    "cluster-gcn": (lambda library, c: library.ClusterGCNConv(c, c), ""),
+    "arma": (lambda library, c: library.ARMAConv(c, c, num_stacks=2, num_layers=2), ""),
     "gin": (lambda library, c: library.GINConv(_perceptron(c)), ""),
     "gine": (lambda library, c: library.GINEConv(_perceptron(c), edge_dim=_ATTRIBUTES), "attr"),
     "gat": (lambda library, c: library.GATConv(c, c // 4, 4), ""),
@@ -38,6 +68,9 @@ _LAYERS: dict[str, tuple[Make, str]] = {
     "transformer": (lambda library, c: library.TransformerConv(c, c // 4, 4), ""),
     "transformer-attr": (lambda library, c: library.TransformerConv(c, c // 4, 4, edge_dim=_ATTRIBUTES), "attr"),
     "agnn": (lambda library, c: library.AGNNConv(), ""),
+    "feast": (lambda library, c: library.FeaStConv(c, c, heads=4), ""),
+    "gmm": (lambda library, c: library.GMMConv(c, c, 2, 5), "coordinates"),
+    "fa": (lambda library, c: library.FAConv(c), "first"),
     "cheb": (lambda library, c: library.ChebConv(c, c, 3), ""),
     "tag": (lambda library, c: library.TAGConv(c, c), ""),
     "sg": (lambda library, c: library.SGConv(c, c, 2), ""),
@@ -46,7 +79,22 @@ _LAYERS: dict[str, tuple[Make, str]] = {
     "mixhop": (lambda library, c: library.MixHopConv(c, c), ""),
     "nn": (lambda library, c: library.NNConv(c, c, _filters(c)), "attr"),
     "rgcn": (lambda library, c: library.RGCNConv(c, c, _RELATIONS), "kind"),
+    "hgt": (lambda library, c: library.HGTConv(c, c, (["a", "b"], list(_KINDS)), 4), "types"),
+    "linear": (lambda library, c: library.Linear(c, c), "x"),
+    "jumping-cat": (lambda library, c: library.JumpingKnowledge("cat"), "layers"),
+    "jumping-max": (lambda library, c: library.JumpingKnowledge("max"), "layers"),
+    "jumping-lstm": (lambda library, c: library.JumpingKnowledge("lstm", c, 3), "layers"),
+    **{f"global-{kind}-pool": (partial(_pooling, kind), "rows") for kind in ("add", "mean", "max")},
+    **{f"aggregate-{kind.lower()}": (partial(_aggregation, kind), "rows")
+       for kind in ("Sum", "Mean", "Max", "Min", "Var", "Std", "Softmax", "PowerMean")},
+    "aggregate-multi": (lambda library, c: library.MultiAggregation(["mean", "max", "std"]), "rows"),
 }
+if find_spec("torch_geometric"):  # whose own classes hold our layers; its other classes hold none
+    _LAYERS |= {
+        "hetero": (lambda library, c: library.HeteroConv(
+            {kind: library.SAGEConv((c, c), c) for kind in _KINDS}), "types"),
+        "sag-pool": (lambda library, c: library.SAGPooling(c, 0.5, library.GraphConv), "pool"),
+    }
 
 
 def _perceptron(channels: int) -> nn.Module:
@@ -57,47 +105,73 @@ def _filters(channels: int) -> nn.Module:
     return nn.Sequential(nn.Linear(_ATTRIBUTES, 16), nn.ReLU(), nn.Linear(16, channels * channels))
 
 
-def _more(kind: str, edges: int) -> tuple[Tensor, ...]:
-    generator = torch.Generator().manual_seed(4)
-    if kind == "weight":
-        return (torch.rand(edges, generator=generator),)
-    if kind == "attr":
-        return (torch.randn(edges, _ATTRIBUTES, generator=generator),)
-    return (torch.randint(_RELATIONS, (edges,), generator=generator),) if kind == "kind" else ()
-
-
-def _compared(make: Callable[[Any], nn.Module], run: Callable[[nn.Module, list[Tensor]], Tensor],
-              inputs: Callable[[], list[Tensor]], size: str, edges: int, needs: float = 0.0) -> Comparison:
-    """Our module and theirs, which `needs` so many bytes, with the same parameters; `run` calls one with its inputs."""
-    ours, result = make(pyg), []
-    xs = inputs()
-    if (library := peers.geometric()) is not None:
-        theirs, others = make(library), inputs()
-        theirs.load_state_dict(ours.state_dict())
-        result.append(entrant("pyg", theirs, lambda: run(theirs, others), *others, needs=needs))
-    own: Entrant = entrant("ours", ours, lambda: run(ours, xs), *xs)
-    return Comparison(ours=own, peers=tuple(result), size=size, edges=edges, tolerance=2e-3)
+def _called(kind: str, edges: int) -> tuple[Callable[[Any, list[Tensor]], Tensor], list[tuple[int, int]], str]:
+    """How a layer is called with its inputs, their shapes, and the size in words."""
+    nodes, generator = edges // 10, torch.Generator().manual_seed(4)
+    shape, size = (nodes, _CHANNELS), f"{nodes:,} nodes, {edges:,} edges, {_CHANNELS} channels"
+    if kind == "rows":
+        groups = torch.arange(edges) // 10
+        return lambda layer, xs: layer(xs[0], groups), [(edges, _CHANNELS)], f"{edges:,} rows in groups of 10"
+    if kind in ("x", "layers"):
+        return (lambda layer, xs: layer(xs[0]) if kind == "x" else layer(xs),
+                [(nodes, _CHANNELS)] * (1 if kind == "x" else 3), f"{nodes:,} nodes, {_CHANNELS} channels")
+    if kind == "types":
+        by_type = {types: torch.randint(nodes // 2, (2, edges // 3), generator=generator) for types in _KINDS}
+        return (lambda layer, xs: torch.cat(list(layer(dict(zip("ab", xs, strict=True)), by_type).values())),
+                [(nodes // 2, _CHANNELS)] * 2, f"{size}, 2 types of nodes, 3 of edges")
+    index = power_law(edges, nodes).edge_index
+    if kind == "first":
+        return lambda layer, xs: layer(*xs, index), [shape] * 2, size
+    if kind == "pool":  # near-equal scores may change places
+        return lambda layer, xs: layer(xs[0], index)[0].sum(0), [shape], size
+    more = {"weight": (torch.rand(edges, generator=generator),),
+            "attr": (torch.randn(edges, _ATTRIBUTES, generator=generator),),
+            "coordinates": (torch.rand(edges, 2, generator=generator),),
+            "kind": (torch.randint(_RELATIONS, (edges,), generator=generator),)}.get(kind, ())
+    return lambda layer, xs: layer(xs[0], index, *more), [shape], size
 
 
 def _layer(name: str, edges: int, size: Size) -> Comparison:
-    """One layer on a graph that stays."""
+    """One layer on a graph that stays, and PyTorch Geometric's with the same parameters."""
     make, kind = _LAYERS[name]
-    graph, more = power_law(edges, edges // 10), _more(kind, edges)
-    return _compared(lambda library: make(library, _CHANNELS),
-                     lambda layer, xs: layer(xs[0], graph.edge_index, *more),
-                     lambda: [leaf(graph.num_nodes, _CHANNELS)],
-                     f"{graph.num_nodes:,} nodes, {edges:,} edges, {_CHANNELS} channels", edges,
-                     16.0 * edges * _CHANNELS ** 2 if name == "nn" else 0.0)  # a matrix for each edge
+    call, shapes, words = _called(kind, edges)
+
+    def made(who: str, library: Any, needs: float = 0.0) -> Entrant:
+        layer, xs = make(library, _CHANNELS), [leaf(*shape, seed=seed) for seed, shape in enumerate(shapes)]
+        layer.load_state_dict(state or layer.state_dict())
+        state.update(layer.state_dict())
+        return entrant(who, layer, lambda: call(layer, xs), *xs, needs=needs)
+
+    state: dict[str, Tensor] = {}
+    ours, library = made("ours", pyg), peers.geometric()
+    matrices = 16.0 * edges * _CHANNELS ** 2 if name == "nn" else 0.0  # one for each edge
+    theirs = () if library is None else (made("pyg", library, matrices),)
+    return Comparison(ours=ours, peers=theirs, size=words, edges=edges, tolerance=2e-3)
 
 
 def _net(name: str, graphs: int, nodes: int, channels: int, size: Size) -> Comparison:
     """Two layers, a readout and a linear layer on mini-batches that come as new tensors in every call."""
-    make, _ = _LAYERS[name]
     batches = [random_batch(graphs, nodes, seed) for seed in range(BATCHES)]
+    return _nets(name, batches, channels, lambda library, x, data: library.global_mean_pool(x, data.batch))
+
+
+def _sampled(name: str, size: Size) -> Comparison:
+    """Two layers and a linear layer for the seeds of sampled subgraphs, which come as new tensors in every call."""
+    graph = power_law(_SAMPLED, _SAMPLED // 10)
+    loader, batches = NeighborLoader(graph, list(_FANOUTS)), []
+    for first in (0, _SEEDS):
+        torch.manual_seed(first)
+        sample = loader(torch.arange(first, first + _SEEDS)).graph
+        batches.append(Batch(sample.edge_index, torch.tensor([sample.num_nodes])))
+    return _nets(name, batches, _CHANNELS, lambda library, x, data: x[:_SEEDS])
+
+
+def _nets(name: str, batches: list[Batch], channels: int, pool: Callable[[Any, Tensor, Any], Tensor]) -> Comparison:
+    make, _ = _LAYERS[name]
 
     def net(library: Any) -> Net:
-        return Net(make(library, channels), make(library, channels), nn.Linear(channels, 8),
-                   lambda x, data: library.global_mean_pool(x, data.batch), lambda data: data.edge_index)
+        return Net(make(library, channels), make(library, channels), nn.Linear(channels, 8), partial(pool, library),
+                   lambda data: data.edge_index)
 
     ours, result = net(pyg), []
     if (library := peers.geometric()) is not None:
@@ -109,8 +183,11 @@ def _net(name: str, graphs: int, nodes: int, channels: int, size: Size) -> Compa
 
 CASES = (
     *(Case(suite="compat", name=f"{name}-{edges // 1000}k", build=partial(_layer, name, edges),
-           headline=edges == _EDGES[1] and name in ("gcn", "gat", "sage")) for name in _LAYERS for edges in _EDGES),
+           group=f"{edges:,} edges", headline=edges == _EDGES[1] and name in ("gcn", "gat", "sage"))
+      for name in _LAYERS for edges in _EDGES),
     *(Case(suite="compat", name=f"net-{name}-{'x'.join(map(str, sizes))}", build=partial(_net, name, *sizes),
-           headline=name == "gcn" and sizes == NETWORKS[0])
+           group=f"nets, {sizes[0]} graphs", headline=name == "gcn" and sizes == NETWORKS[0])
       for name in ("gcn", "sage", "gin", "gat", "gatv2", "transformer") for sizes in NETWORKS),
+    *(Case(suite="compat", name=f"net-{name}-sampled", build=partial(_sampled, name), group="nets, sampled",
+           headline=False) for name in ("gcn", "sage", "gat")),
 )

@@ -18,7 +18,7 @@ __all__ = ["CASES"]
 
 #: Batch, length, channels, heads.
 _SEQUENCES = {"small": (2, 16, 32, 4), "medium": (8, 64, 128, 8), "large": (8, 256, 256, 8)}
-#: Batch, channels, side, channels after.
+#: Batch, channels, side of a square, channels after. Lines have as many entries, and cubes about as many.
 _IMAGES = {"small": (2, 8, 16, 8), "medium": (8, 32, 32, 64), "large": (8, 64, 56, 64)}
 #: Channels, layers, batch, length.
 _MODELS = {"small": (64, 2, 1, 16), "medium": (256, 4, 4, 128)}
@@ -31,7 +31,7 @@ def _layers(name: str, args: tuple[Any, ...], options: dict[str, Any], shape: tu
     result: list[Entrant] = []
     state: dict[str, Tensor] | None = None
     for who, module in (("ours", compat), ("torch", nn)):
-        layer, x = getattr(module, name)(*args, **options), leaf(*shape)
+        layer, x = _made(module, name, args, options), leaf(*shape)
         if state is not None:
             layer.load_state_dict(state)
         state = layer.state_dict()
@@ -39,8 +39,31 @@ def _layers(name: str, args: tuple[Any, ...], options: dict[str, Any], shape: tu
     return Comparison(ours=result[0], peers=(result[1],), size=f"{name}{args} on {shape}")
 
 
+def _made(module: Any, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> nn.Module:
+    """A layer of a module; of an encoder and a decoder, two layers."""
+    if name in ("TransformerEncoder", "TransformerDecoder"):
+        args, options = (_made(module, f"{name}Layer", args, options), 2), {}
+    layer: nn.Module = getattr(module, name)(*args, **options)
+    return layer
+
+
+def _products(shape: tuple[int, ...], options: dict[str, Any], _: Size) -> Comparison:
+    """Scaled dot-product attention of queries, keys and values (B, H, L, E)."""
+    result: list[Entrant] = []
+    for who, module in (("ours", compat), ("torch", nn.functional)):
+        inputs = tuple(leaf(*shape, seed=seed) for seed in range(3))
+        run = partial(module.scaled_dot_product_attention, *inputs, **options)
+        result.append(Entrant(name=who, run=run, inputs=inputs))
+    return Comparison(ours=result[0], peers=(result[1],), size=f"queries, keys and values {shape}")
+
+
 def _called(layer: nn.Module, x: Tensor) -> Tensor:
     y: Tensor = layer(x)
+    return y
+
+
+def _decoded(memory: Tensor, layer: nn.Module, x: Tensor) -> Tensor:
+    y: Tensor = layer(x, memory)
     return y
 
 
@@ -82,7 +105,7 @@ def _cases() -> list[Case]:
     result = []
 
     def add(name: str, size: str, build: Callable[[Size], Comparison]) -> None:
-        result.append(Case(suite="compat", name=f"{name}-{size}", build=build, headline=size == "medium"))
+        result.append(Case(suite="compat", name=f"{name}-{size}", build=build, headline=size == "medium", group=size))
 
     for size, (batch, length, channels, heads) in _SEQUENCES.items():
         shape, options = (batch, length, channels), {"batch_first": True}
@@ -91,11 +114,21 @@ def _cases() -> list[Case]:
                                       ("mha-padded", False, padding), ("mha-padded-weights", True, padding)):
             add(name, size, partial(_layers, "MultiheadAttention", (channels, heads), options, shape,
                                     partial(_attended, weights, absent)))
-        add("encoder-layer", size, partial(_layers, "TransformerEncoderLayer", (channels, heads, 4 * channels),
-                                           {**options, "dropout": 0.0}, shape, _called))
+        for name, causal in (("sdpa", False), ("sdpa-causal", True)):
+            add(name, size, partial(_products, (batch, heads, length, channels // heads), {"is_causal": causal}))
+        decoded = partial(_decoded, leaf(*shape, seed=1).detach())
+        for name, kind, counts, run in (
+                ("encoder-layer", "EncoderLayer", (), _called), ("encoder", "Encoder", (), _called),
+                ("decoder-layer", "DecoderLayer", (), decoded), ("decoder", "Decoder", (), decoded),
+                ("transformer", "", (2, 2), decoded)):
+            add(name, size, partial(_layers, f"Transformer{kind}", (channels, heads, *counts, 4 * channels),
+                                    {**options, "dropout": 0.0}, shape, run))
     for size, (batch, channels, side, after) in _IMAGES.items():
-        add("conv2d", size, partial(_layers, "Conv2d", (channels, after, 3), {"padding": 1},
-                                    (batch, channels, side, side), _called))
+        for axes in (1, 2, 3):
+            shape = batch, channels, *[round(side ** (2 / axes))] * axes
+            for name, kind, args in (("conv", "Conv", (channels, after, 3, 1, 1)), ("avg-pool", "AvgPool", (2,)),
+                                     ("conv-transpose", "ConvTranspose", (channels, after, 3, 2, 1))):
+                add(f"{name}{axes}d", size, partial(_layers, f"{kind}{axes}d", args, {}, shape, _called))
     for size, (channels, layers, batch, length) in _MODELS.items() if find_spec("transformers") else ():
         config = {"vocab_size": 500, "hidden_size": channels, "intermediate_size": 2 * channels,
                   "num_hidden_layers": layers, "num_attention_heads": 8, "num_key_value_heads": 2}

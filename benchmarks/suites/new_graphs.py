@@ -24,7 +24,8 @@ from structconv.mechanisms.masks import STRUCTURE
 from structconv.structures import Graph
 from structconv.weights import Full, HeadBlocks
 
-__all__ = ["BATCHES", "CASES", "NETWORKS", "Net", "build_new_graphs", "comparison", "entrant_of", "random_batch"]
+__all__ = ["BATCHES", "CASES", "NETWORKS", "Batch", "Net", "build_new_graphs", "comparison", "entrant_of",
+           "random_batch"]
 
 #: New batches in each timed call, and molecules of a batch.
 BATCHES, _GRAPHS = 4, 32
@@ -34,7 +35,7 @@ NETWORKS = ((16, 15, 32), (64, 25, 64), (128, 30, 128))
 Call = Callable[[Tensor, Any], Tensor]
 
 
-class _Batch:
+class Batch:
     """A batch of graphs whose tensors are new in every call."""
 
     def __init__(self, edges: Tensor, sizes: Tensor) -> None:
@@ -48,19 +49,19 @@ class _Batch:
                                num_nodes=self.nodes, num_graphs=len(self.sizes))
 
 
-def random_batch(count: int, nodes: int, seed: int) -> _Batch:
+def random_batch(count: int, nodes: int, seed: int) -> Batch:
     """So many graphs of so many nodes, with a random edge out of each node, and its reverse."""
     generator = torch.Generator().manual_seed(seed)
     source = torch.arange(count * nodes)
     step = torch.randint(1, nodes, (count * nodes,), generator=generator)  # no loops: libraries differ about theirs
     target = (source % nodes + step) % nodes + source // nodes * nodes
     half = torch.stack([source, target])
-    return _Batch(torch.cat([half, half.flip(0)], 1), torch.full((count,), nodes))
+    return Batch(torch.cat([half, half.flip(0)], 1), torch.full((count,), nodes))
 
 
-def _of_molecules(count: int, seed: int) -> _Batch:
+def _of_molecules(count: int, seed: int) -> Batch:
     graph = molecules(count, seed)
-    return _Batch(graph.edge_index, torch.tensor([graph.num_nodes]))
+    return Batch(graph.edge_index, torch.tensor([graph.num_nodes]))
 
 
 class _Max(nn.Module):
@@ -200,7 +201,7 @@ def _pool(kind: str, count: int, nodes: int, channels: int, size: Size) -> Compa
     return comparison(own, result, batches, f"{channels} channels")
 
 
-def entrant_of(name: str, layer: nn.Module, call: Call, batches: Sequence[_Batch], channels: int) -> Entrant:
+def entrant_of(name: str, layer: nn.Module, call: Call, batches: Sequence[Batch], channels: int) -> Entrant:
     """An entrant that calls a layer or net once on each batch."""
     xs = [leaf(batch.nodes, channels) for batch in batches]
 
@@ -210,7 +211,7 @@ def entrant_of(name: str, layer: nn.Module, call: Call, batches: Sequence[_Batch
     return entrant(name, layer, run, *xs)
 
 
-def comparison(ours: Entrant, result: Sequence[Entrant], batches: Sequence[_Batch], channels: str) -> Comparison:
+def comparison(ours: Entrant, result: Sequence[Entrant], batches: Sequence[Batch], channels: str) -> Comparison:
     """The entrants on the same batches, with the sizes in words."""
     graphs, nodes, edges = (sum(counts) for counts in zip(*(
         (len(batch.sizes), batch.nodes, batch.edges.shape[1]) for batch in batches), strict=True))

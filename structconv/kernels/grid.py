@@ -1,4 +1,4 @@
-"""Cuboids of shifts by torch's convolutions, entries in row-major order and channels last."""
+"""Convolutions, transposed ones, and means over windows, of images: entries in row-major order and channels last."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor
 from torch.nn import functional
 
-from structconv.bases.shift import Shift
+from structconv.bases.pooling import Pooling
+from structconv.bases.shift import Shift, ShiftTransposed
 from structconv.planning.cost import Cost
 from structconv.planning.kernel import Kernel, register
 from structconv.planning.problem import Call, Problem, Run
-from structconv.primitives.images import convolve_images
+from structconv.primitives.images import convolve_images, convolve_transposed, window_means
 from structconv.structures.grid import Grid
 from structconv.weights import (
     Depthwise,
@@ -25,7 +26,7 @@ from structconv.weights import (
     Weight,
 )
 
-__all__ = ["ConvolutionWindow", "GridConvolution"]
+__all__ = ["ConvolutionWindow", "GridConvolution", "GridPooling", "TransposedConvolution"]
 
 #: Bytes that are gathered for a byte of Theta, which torch puts in an order of its own.
 _GATHERED = 4
@@ -61,6 +62,93 @@ class GridConvolution(Kernel):
         if problem.image is not None:
             return _of_images(convolve, problem.image.axes)
         return _of_entries(convolve, cast(Grid, cast(Shift, problem.basis).grid).shape)
+
+
+class TransposedConvolution(Kernel):
+    """Theta, dense, grouped or depthwise, as the kernel of a transposed convolution.
+
+    For windows that are padded by as many zeros at both ends of an axis.
+    """
+
+    name, types, orders = "torch.conv_transpose", (ShiftTransposed,), ("operator_first",)
+    before = ("dense operator",)
+
+    def match(self, problem: Problem) -> tuple[ConvolutionWindow, tuple[int, ...]] | None:
+        """The window, and how many outputs follow those of the last input on each axis."""
+        basis = cast(ShiftTransposed, problem.basis)
+        window = ConvolutionWindow.of(basis.shift)
+        if window is None or window.pads or not isinstance(problem.theta, Full | Grouped | Depthwise):
+            return None
+        coarse, fine = (cast(Grid, grid).shape for grid in (basis.input_grid, basis.output_grid))
+        more = tuple(after - (before - 1) * step + 2 * cut - spread * (width - 1) - 1
+                     for after, before, step, cut, spread, width in
+                     zip(fine, coarse, window.stride, window.padding, window.dilation, window.kernel_size, strict=True))
+        fits = all(0 <= one < max(step, spread)
+                   for one, step, spread in zip(more, window.stride, window.dilation, strict=True))
+        return (window, more) if fits else None
+
+    def cost(self, match: Any, problem: Problem, path: str) -> Cost:
+        theta = problem.theta
+        per_input = 2 * theta.size * theta.in_channels * theta.out_channels // _groups(theta)
+        moved = problem.channel_product(per_input, problem.inputs, 1, theta.in_channels, 0)
+        written = Cost(bytes=problem.bytes(problem.outputs * theta.out_channels)).repeated(1 + problem.x_grad)
+        return moved + written + _reordered(problem)
+
+    def compile(self, match: Any, problem: Problem, path: str) -> Run:
+        (window, more), groups = match, _groups(problem.theta)
+
+        def convolve(image: Tensor, theta: Any, bias: Tensor | None) -> Tensor:
+            blocks = _blocks(theta)
+            blocks = blocks if window.order is None else blocks[window.order]
+            kernel = blocks.permute(1, 2, 3, 0).flatten(0, 1).unflatten(-1, window.kernel_size)
+            return convolve_transposed(image, kernel, bias, window.stride, window.padding, more, groups,
+                                       window.dilation)
+
+        return _of_entries(convolve, cast(Grid, cast(ShiftTransposed, problem.basis).input_grid).shape)
+
+
+class GridPooling(Kernel):
+    """Means over windows; a dense Theta is a product with the means.
+
+    For windows that are padded by as many zeros at both ends of an axis.
+    """
+
+    name, types, orders, images = "torch.avg_pool", (Pooling,), ("operator_first",), True
+    before = ("dense operator",)
+
+    def match(self, problem: Problem) -> ConvolutionWindow | None:
+        shift = cast(Pooling, problem.basis).shift
+        window = ConvolutionWindow.of(shift) if isinstance(shift, Shift) else None
+        if window is None or window.pads or not isinstance(problem.theta, Eye | Full):
+            return None
+        axes = zip(window.kernel_size, window.padding, window.dilation, strict=True)
+        fits = all(2 * cut <= size and (spread == 1 or size == 1) for size, cut, spread in axes)
+        x = problem.x  # of three axes torch's is not deterministic on a GPU, and takes no 16-bit numbers on a CPU
+        known = x.is_floating_point() and (window.ndim < 3 or (x.is_cpu and x.element_size() > 2))
+        return window if fits and known and problem.theta.in_channels > 0 else None
+
+    def cost(self, match: ConvolutionWindow, problem: Problem, path: str) -> Cost:
+        theta = problem.theta
+        means = problem.bytes((problem.inputs + problem.outputs) * theta.in_channels)
+        flops = problem.sizes.batch * problem.outputs * theta.in_channels * math.prod(match.kernel_size)
+        pooled = Cost(flops, means, calls=1).repeated(1 + problem.x_grad)
+        if isinstance(theta, Eye):
+            return pooled
+        per_output = 2 * theta.in_channels * theta.out_channels
+        return pooled + problem.channel_product(per_output, problem.outputs, 1, theta.out_channels, 0)
+
+    def compile(self, match: ConvolutionWindow, problem: Problem, path: str) -> Run:
+        basis, mixes = cast(Pooling, problem.basis), isinstance(problem.theta, Full)
+        scale = basis.scale * math.prod(match.kernel_size)
+
+        def pool(image: Tensor, theta: Any, bias: Tensor | None) -> Tensor:
+            y = window_means(image, match.kernel_size, match.stride, match.padding, True)
+            y = y if scale == 1 else y * scale
+            return _mixed(y, theta.theta.squeeze(0), bias) if mixes else _plus(y, bias)
+
+        if problem.image is not None:
+            return _of_images(pool, problem.image.axes)
+        return _of_entries(pool, cast(Grid, cast(Shift, basis.shift).grid).shape)
 
 
 def _reordered(problem: Problem) -> Cost:
@@ -208,3 +296,5 @@ def _plus(image: Tensor, bias: Tensor | None) -> Tensor:
 
 
 register(GridConvolution())
+register(TransposedConvolution())
+register(GridPooling())

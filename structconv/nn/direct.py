@@ -160,24 +160,27 @@ def _convolve_image(leaf: Cuboid, padding: list[int], usual: bool, layer: Any, i
 def _convolve_transposed(leaf: Cuboid, padding: list[int], layer: Any, image: Tensor, extra: Any) -> Tensor | None:
     """A transposed convolution of images, with so much `extra` padding of its output."""
     kernel, bias = layer._parameters.get("weight"), _bias(layer)
-    if kernel is None or extra is None or image.dim() != len(padding) + 2 or image.shape[1] != layer.in_channels:
+    if kernel is None or extra is None or image.dim() != len(padding) + 2 or image.layout is not torch.strided:
         return None
-    if not is_direct(image, kernel, bias) or not is_plain(layer, ShiftTransposed, leaf):
+    fits = image.shape[1] == layer.in_channels and is_direct(image, kernel, bias)
+    if not fits or not is_plain(layer, ShiftTransposed, leaf):
         return None
     try:
-        return convolve_transposed(image, kernel, bias, leaf.stride, padding, extra, layer.groups, leaf.dilation)
+        return convolve_transposed(image, kernel, bias, leaf.stride, padding, extra, layer.groups, leaf.dilation,
+                                   direct=True)
     except RuntimeError:  # as above
         return None
 
 
 def _pool_image(leaf: Pool, all_count: bool, layer: Any, image: Tensor, _: Any) -> Tensor | None:
-    """The mean over windows of images."""
-    if layer._modules.get("weight") is not None or image.dim() != len(leaf.window) + 2:  # entries, or one image
+    """The mean over windows of images, in a layer without Theta."""
+    if "weight" in layer._modules or layer._parameters or image.dim() != len(leaf.window) + 2:
         return None
-    if not is_direct(image) or not is_plain(layer, Pooling if all_count else Normalized, leaf):
+    basis = Pooling if all_count else Normalized
+    if image.layout is not torch.strided or not is_direct(image) or not is_plain(layer, basis, leaf):
         return None
     try:
-        return window_means(image, leaf.window, leaf.stride, leaf.padding, all_count)
+        return window_means(image, leaf.window, leaf.stride, leaf.padding, all_count, direct=True)
     except RuntimeError:  # as above
         return None
 

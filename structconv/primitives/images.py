@@ -87,8 +87,9 @@ _images = as_node("_Images", 3, _forward, _backward, reads_result=False)
 
 
 def convolve_transposed(image: Tensor, kernel: Tensor, bias: Tensor | None, stride: Sequence[int],
-                        padding: Sequence[int], extra: Sequence[int], groups: int, dilation: Sequence[int]) -> Tensor:
-    """`torch.nn.functional.conv_transpose1d`, `2d` or `3d`, for what `is_direct` accepts.
+                        padding: Sequence[int], extra: Sequence[int], groups: int, dilation: Sequence[int], *,
+                        direct: bool = False) -> Tensor:
+    """`torch.nn.functional.conv_transpose1d`, `2d` or `3d`, differentiable any number of times.
 
     Args:
         image: (B, P, *S). kernel: (P, Q / groups, *K). bias: (Q,) or none.
@@ -102,12 +103,13 @@ def convolve_transposed(image: Tensor, kernel: Tensor, bias: Tensor | None, stri
     border = [apart * (size - 1) - cut for size, cut, apart in zip(kernel.shape[2:], padding, dilation, strict=True)]
     if max(stride) > 1 or any(extra) or min(border) < 0:
         options = list(stride), list(padding), list(dilation), groups, list(extra)
-        if not _is_small(image, kernel, stride) or kernels() is None:
+        small = _is_small(image, kernel, stride) and (direct or is_direct(image, kernel, bias))
+        if not small or kernels() is None:
             return _transposed_by_torch(options, image, kernel, bias)
         return _transposed(None, partial(_transposed_by_torch, options), image, kernel, bias, *options)
     axes = list(range(2, kernel.dim()))
     sides = kernel.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1) if groups > 1 else kernel.transpose(0, 1)
-    return convolve_images(image, sides.flip(axes), bias, stride, border, dilation, groups, direct=True)
+    return convolve_images(image, sides.flip(axes), bias, stride, border, dilation, groups, direct=direct)
 
 
 def _transposed_by_torch(options: tuple[Any, ...], *tensors: Any) -> Tensor:
@@ -138,9 +140,9 @@ _transposed = as_node("_ImagesTransposed", 3, _transposed_forward, _transposed_b
 
 # -- means over windows -------------------------------------------------------------------------------------------
 
-def window_means(image: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int], all_count: bool
-                 ) -> Tensor:
-    """`torch.nn.functional.avg_pool1d`, `2d` or `3d`, for what `is_direct` accepts; differentiable any number of times.
+def window_means(image: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int], all_count: bool, *,
+                 direct: bool = False) -> Tensor:
+    """`torch.nn.functional.avg_pool1d`, `2d` or `3d`, differentiable any number of times.
 
     Args:
         image: (B, P, *S).
@@ -153,8 +155,9 @@ def window_means(image: Tensor, size: Sequence[int], stride: Sequence[int], padd
     Cost: rows are added up before windows along them: B P prod(S') (sum of the axes' sizes, roughly) additions.
     """
     options, numbers = (list(size), list(stride), list(padding), all_count), image.numel()
-    few = numbers * prod(size) < _FEW_SUMMED * prod(stride)
-    if few or numbers >= _FEW_NUMBERS or not image.is_contiguous() or kernels() is None:
+    few = type(numbers) is not int or numbers * prod(size) < _FEW_SUMMED * prod(stride)  # or a program is recorded
+    if (few or numbers >= _FEW_NUMBERS or not image.is_contiguous() or not (direct or is_direct(image))
+            or kernels() is None):
         return _means_by_torch(options, image)
     return _means(None, partial(_means_by_torch, options), image, *options)
 

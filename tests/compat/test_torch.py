@@ -538,3 +538,20 @@ def test_one_head_of_queries_is_that_of_all_keys() -> None:
     for options in ({}, {"attn_mask": mask}, {"is_causal": True}):
         torch.testing.assert_close(compat.scaled_dot_product_attention(query, key, key, **options),
                                    F.scaled_dot_product_attention(query, key, key, **options))
+
+
+@pytest.mark.parametrize(("name", "args", "options", "shape"), [
+    ("AvgPool1d", (3, 2, 1), {}, (2, 4, 9)), ("AvgPool2d", (2,), {}, (2, 4, 6, 7)),
+    ("AvgPool3d", (2,), {}, (2, 4, 4, 5, 6)),
+    ("ConvTranspose1d", (4, 6, 3), {"stride": 2, "output_padding": 1}, (2, 4, 9)),
+    ("ConvTranspose2d", (4, 6, 3), {"padding": 1, "groups": 2}, (2, 4, 6, 7)),
+    ("ConvTranspose3d", (4, 6, 3), {"dilation": 2, "bias": False}, (2, 4, 4, 5, 6))])
+def test_small_images_need_no_plan(monkeypatch, name, args, options, shape):
+    def planned(*args, **options):
+        raise AssertionError("a plan was asked for")
+
+    monkeypatch.setattr("structconv.compat.torch.plan_for", planned)
+    ours, theirs = (getattr(module, name)(*args, **options) for module in (compat, nn))
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(shape)
+    torch.testing.assert_close(ours(x), theirs(x))

@@ -1,4 +1,4 @@
-"""Cuboids run by torch's convolution, on one to three axes, with every padding, stride and dilation."""
+"""Cuboids run by torch's convolutions and poolings, on one to three axes, with every padding, stride and dilation."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import torch
 from torch.nn import functional
 
 from structconv.bases.cuboid import cuboid_offsets
-from structconv.bases.shift import Shift
+from structconv.bases.pooling import Pooling
+from structconv.bases.shift import Shift, ShiftTransposed
 from structconv.ops import conv, plan
 from structconv.structures.grid import Grid
 from structconv.testing import by_definition
-from structconv.weights import Depthwise, Grouped
+from structconv.weights import Depthwise, Eye, Full, Grouped
 from tests.kernels.applied import numbers
 
 CASES = [
@@ -82,4 +83,60 @@ def test_what_is_no_convolution_goes_another_way(basis):
     made = plan(x, basis, theta)
     assert made.kernel != "torch.conv"
     assert "torch.conv" not in str(made)
+    torch.testing.assert_close(conv(x, basis, theta), by_definition(x, basis, theta), rtol=0, atol=1e-10)
+
+
+def assert_defined(x, basis, theta, kernel):
+    """The kernel is planned, and its numbers and gradients are those of the definition."""
+    leaves = [x.requires_grad_(), *(tensor.requires_grad_() for tensor in theta.tensors if tensor.is_floating_point())]
+    assert plan(x, basis, theta).kernel == kernel
+    y, expected = conv(x, basis, theta), by_definition(x, basis, theta)
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-10)
+    seed = numbers(*y.shape)
+    for ours, theirs in zip(torch.autograd.grad((y * seed).sum(), leaves),
+                            torch.autograd.grad((expected * seed).sum(), leaves), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["full", "single", "grouped", "depthwise"])
+@pytest.mark.parametrize(("shape", "kernel", "dilation", "low", "padding", "stride", "grow"), [
+    ((9,), 3, 1, 1, "zeros", 2, 0),
+    ((10,), 3, 1, 1, "zeros", 2, 0),  # an output after those of the last input
+    ((6, 7), (3, 3), 1, 1, "zeros", 1, 0),
+    ((6, 7), (2, 3), (2, 1), 0, "none", (1, 2), None),
+    ((4, 5, 6), (2, 3, 1), 1, 0, "none", 2, None),
+])
+def test_transposed_convolution(shape, kernel, dilation, low, padding, stride, grow, kind):
+    basis = ShiftTransposed(Shift(Grid(shape), cuboid_offsets(kernel, dilation, low), padding, stride, grow))
+    theta = {"full": lambda k: Full.of(numbers(k, 4, 3)), "single": lambda k: Full.of(numbers(k, 4, 1)),
+             "grouped": lambda k: Grouped.of(numbers(k, 2, 2, 3)),
+             "depthwise": lambda k: Depthwise.of(numbers(k, 4, 2))}[kind](basis.size)
+    assert_defined(numbers(2, basis.num_inputs, 4), basis, theta, "torch.conv_transpose")
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+@pytest.mark.parametrize(("shape", "kernel", "low", "padding", "stride", "grow"), [
+    ((9,), 2, 0, "none", 2, None),
+    ((6, 7), (3, 2), 0, "none", (2, 1), None),
+    ((6, 7), (3, 3), 1, "zeros", 2, 0),
+    ((4, 5, 6), (2, 3, 1), 0, "none", 2, None),
+])
+def test_pooling(shape, kernel, low, padding, stride, grow, mixes):
+    shift = Shift(Grid(shape), cuboid_offsets(kernel, 1, low), padding, stride, grow)
+    theta = Full.of(numbers(1, 4, 3)) if mixes else Eye.of(1, 4)
+    for scale in (1.0, 1 / shift.size):
+        assert_defined(numbers(2, shift.num_inputs, 4), Pooling(shift, scale), theta, "torch.avg_pool")
+
+
+@pytest.mark.parametrize("basis", [
+    ShiftTransposed(Shift(Grid((5, 5)), cuboid_offsets((3, 3), 1, 1), "circular")),
+    ShiftTransposed(Shift(Grid((6, 7)), cuboid_offsets((3, 2), 1, (2, 1)), "zeros", 1, (0, -1))),
+    ShiftTransposed(Shift(Grid((5, 5)), ((0, 0), (1, 2), (2, -1)), "zeros")),
+    Pooling(Shift(Grid((5, 5)), cuboid_offsets((3, 3), 1, 1), "circular"), 0.5),
+    Pooling(Shift(Grid(9), cuboid_offsets(3, 1, 2), "zeros", 1, 2), 0.5),
+    Pooling(Shift(Grid(9), cuboid_offsets(3, 2), "none"), 0.5),
+])
+def test_what_torch_does_not_transpose_or_pool_goes_another_way(basis):
+    x, theta = numbers(basis.num_inputs, 4), numbers(basis.size, 4, 3)
+    assert plan(x, basis, theta).kernel not in ("torch.conv_transpose", "torch.avg_pool")
     torch.testing.assert_close(conv(x, basis, theta), by_definition(x, basis, theta), rtol=0, atol=1e-10)
