@@ -792,3 +792,20 @@ def test_relational_layers_on_one_graph_do_not_share_their_means() -> None:
             peer = theirs.RGCNConv(16, 16, 3, aggr=layer.aggr)
             peer.load_state_dict(layer.state_dict())
             torch.testing.assert_close(layer(x, edges, kind), peer(x, edges, kind), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("make", [lambda loops: ours.GATConv(P, Q, add_self_loops=loops),
+                                  lambda loops: ours.GATConv((P, P), Q, add_self_loops=loops),
+                                  lambda loops: ours.GATv2Conv(P, Q, add_self_loops=loops),
+                                  lambda loops: ours.FeaStConv(P, Q, add_self_loops=loops)])
+def test_loops_between_nodes_of_two_kinds_are_announced(make, recwarn):
+    x, edges = torch.randn(5, P), torch.tensor([[0, 1, 4], [1, 0, 2]])
+    for inputs in (x, (x, x), (x, x[:3])):  # nodes of one kind, of which the first are the targets
+        make(True)(inputs, edges)
+    make(False)((x, torch.randn(3, P)), edges)
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="Conv joins source n to target n, .*add_self_loops=False"):
+        make(True)((x, torch.randn(3, P)), edges)
+    if isinstance(make(True), ours.GATConv):
+        with pytest.warns(UserWarning, match="joins source n to target n"):
+            make(True)((x, None), edges, size=(5, 3))
