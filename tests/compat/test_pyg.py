@@ -809,3 +809,32 @@ def test_loops_between_nodes_of_two_kinds_are_announced(make, recwarn):
     if isinstance(make(True), ours.GATConv):
         with pytest.warns(UserWarning, match="joins source n to target n"):
             make(True)((x, None), edges, size=(5, 3))
+
+
+@pytest.mark.parametrize("normalization, weighted", [(None, False), (None, True), ("sym", True), ("rw", True)])
+@pytest.mark.parametrize("aggr", ["add", "max"])
+def test_a_batch_gives_chebyshev_polynomials_of_each_graph(normalization, weighted, aggr):
+    layer, peer = (library.ChebConv(P, Q, 3, normalization, aggr=aggr).double() for library in (ours, theirs))
+    peer.load_state_dict(layer.state_dict())
+    triangle, star = torch.tensor([[0, 1, 2, 1, 2, 0], [1, 2, 0, 0, 1, 2]]), torch.tensor([[0, 0, 0, 1, 2, 3],
+                                                                                          [1, 2, 3, 0, 0, 0]])
+    graphs = [(torch.randn(n, P, dtype=torch.float64), edges, 0.1 + torch.rand(6, dtype=torch.float64) if weighted
+               else None) for n, edges in ((3, triangle), (4, star))]
+    x, edges = torch.cat([x for x, _, _ in graphs]).requires_grad_(), torch.cat([triangle, star + 3], 1)
+    weight = torch.cat([weight for _, _, weight in graphs]).requires_grad_() if weighted else None
+    batch, leaves = torch.tensor([0, 0, 0, 1, 1, 1, 1]), [x, *([weight] if weighted else [])]
+    separate = torch.cat([peer(rows, own, one) for rows, own, one in zip(
+        x.split([3, 4]), (triangle, star), weight.split(6) if weighted else (None, None), strict=True)])
+    torch.testing.assert_close(results(layer(x, edges, weight, batch), leaves, layer),
+                               results(separate, leaves, peer))
+    if normalization is None:
+        assert (layer(x, edges, weight) - separate).abs().max() > 0.01     # one bound for all
+        alone = layer(x[:3], triangle, None if weight is None else weight[:6], batch[:3])
+        torch.testing.assert_close(alone, separate[:3])
+
+
+def test_a_graph_without_edges_has_chebyshev_polynomials():
+    layer, x = ours.ChebConv(P, Q, 2, None), torch.randn(3, P)
+    together = layer(x, torch.tensor([[0, 1], [1, 0]]), None, torch.tensor([0, 0, 1]))
+    torch.testing.assert_close(together[2:], layer.lins[0](x[2:]) - layer.lins[1](x[2:]) + layer.bias)
+    torch.testing.assert_close(layer(x[2:], torch.empty(2, 0, dtype=torch.int64)), together[2:])
