@@ -484,6 +484,16 @@ def test_relations_of_numbered_entities_and_in_blocks(blocks):
         torch.testing.assert_close(*(one.double()(None, few, kinds) for one in all_entities), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("aggr", ["max", "min", "std", "softmax"])
+@pytest.mark.parametrize("bases", [None, 2])
+def test_relations_of_numbered_entities_by_any_aggregation(bases, aggr):
+    layer, peer = both("RGCNConv", 5, Q, 3, num_bases=bases, aggr=aggr)
+    kinds = torch.tensor([0, 2, 1, 0, 2, 1, 1])
+    for nodes in (None, torch.tensor([1, 3, 0, 0, 2])):
+        torch.testing.assert_close(*(results(one(nodes, EDGES, kinds), [], one) for one in (layer, peer)), rtol=1e-10,
+                                   atol=1e-10)
+
+
 @pytest.mark.parametrize("size", [None, 4])
 @pytest.mark.parametrize("name", ["global_add_pool", "global_mean_pool", "global_max_pool"])
 def test_readouts(name, size):
@@ -608,6 +618,9 @@ X = torch.ones(5, P)
 @pytest.mark.parametrize("call, message", [
     (lambda: ours.RGCNConv(P, Q, 3)(X, EDGES, torch.arange(7)), r"RGCNConv: edge_type must be in \[0, num_rel.*=3"),
     (lambda: ours.RGCNConv(P, Q, 3)(X, EDGES, torch.arange(3)), r"RGCNConv: edge_type must be integers of shape \(E=7"),
+    (lambda: ours.RGCNConv(P, Q, 3, aggr="max")(X, EDGES, torch.arange(7)), r"RGCNConv: edge_type must .*got 0 to 6"),
+    (lambda: ours.RGCNConv(6, Q, 3, num_blocks=2)(None, EDGES, torch.zeros(7, dtype=torch.int64)),
+     "RGCNConv: x must be floating with num_blocks; got numbers of entities, or none"),
     (lambda: ours.GATConv(P, Q, edge_dim=3)(X, EDGES, torch.ones(7, 2)), r"GATConv: edge_attr must .*edge_dim=3\)"),
     (lambda: ours.GATConv(P, Q, edge_dim=3)(X, EDGES, torch.ones(6, 3)), r"GATConv: edge_attr must have .*E=7"),
     (lambda: ours.GATConv(P, Q)(X[:, 1:], EDGES), r"GATConv: x must have shape \(..., M, P=4\); got \(5, 3\)"),
