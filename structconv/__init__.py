@@ -1,7 +1,7 @@
 """One operator, any structure: y = sum_k A_k^T x Theta_k.
 
 These are the most common names; all others are in `structconv.nn`, `.mechanisms`, `.bases`, `.structures`, `.weights`,
-`.data` and `.ops`. Names are loaded at their first use, so that `import structconv` does not import torch.
+`.data`, `.ops` and `.compat`. Names are loaded at their first use, so that `import structconv` does not import torch.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from structconv import tensors as tensors
     from structconv import weights as weights
     from structconv.bases import Basis, Dense, Shift
+    from structconv.compat import convert, merge_linear
     from structconv.errors import ConfigError, ShapeError, StructureError
     from structconv.mechanisms import (
         STRUCTURE,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
         ALiBi,
         BiAffine,
         Chebyshev,
-        Context,
         Cuboid,
         DotProduct,
         Given,
@@ -76,20 +76,20 @@ if TYPE_CHECKING:
         collate,
         unbatch,
     )
-    from structconv.weights import Depthwise, Eye, Full, Grouped, LowRank, Separable, Shared, Weight
+    from structconv.weights import Depthwise, Eye, Full, Grouped, LowRank, Separable, Shared
 
 __all__ = ["STRUCTURE", "ALiBi", "Additive", "Adjacency", "Basis", "BiAffine", "Causal", "ChebConv", "Chebyshev",
-           "ConfigError", "Context", "Conv", "Conv1d", "Conv2d", "Conv3d", "ConvGRUCell", "ConvLSTMCell", "Cuboid",
-           "Dense", "Depthwise", "DotProduct", "Eye", "Full", "GATConv", "GATv2Conv", "GCNConv", "Given", "Graph",
-           "Grid", "Grouped", "Identity", "Incidence", "KnowledgeGraph", "LowRank", "Mechanism", "MultiheadAttention",
+           "ConfigError", "Conv", "Conv1d", "Conv2d", "Conv3d", "ConvGRUCell", "ConvLSTMCell", "Cuboid", "Dense",
+           "Depthwise", "DotProduct", "Eye", "Full", "GATConv", "GATv2Conv", "GCNConv", "Given", "Graph", "Grid",
+           "Grouped", "Identity", "Incidence", "KnowledgeGraph", "LowRank", "Mechanism", "MultiheadAttention",
            "Padding", "Pool", "Powers", "RelationalConv", "Relations", "RelativeBias", "Rotary", "Samples", "Separable",
-           "ShapeError", "Shared", "Shift", "Shifts", "StructureError", "Uniform", "Weight", "Window", "batch",
-           "collate", "compose", "conv", "keep_memory", "plan", "unbatch"]
+           "ShapeError", "Shared", "Shift", "Shifts", "StructureError", "Uniform", "Window", "batch", "collate",
+           "compose", "conv", "convert", "keep_memory", "merge_linear", "plan", "unbatch"]
 
 #: Modules go by `structconv.nn` and the like: `import *` leaves alone what has the same name, as torch's `nn`.
 _MODULES = ("bases", "data", "errors", "mechanisms", "nn", "ops", "structures", "tensors", "weights")
 # The first module that has a name gives it: a mechanism before the basis of the same name.
-_HOMES = ("errors", "structures", "mechanisms", "weights", "nn", "ops", "bases", "primitives.memory")
+_HOMES = ("errors", "structures", "mechanisms", "weights", "nn", "ops", "bases", "primitives.memory", "compat")
 
 
 if not TYPE_CHECKING:  # a checker knows the names above, and refuses others

@@ -11,7 +11,6 @@ from structconv import (
     STRUCTURE,
     BiAffine,
     Causal,
-    Context,
     Conv,
     DotProduct,
     Full,
@@ -25,7 +24,7 @@ from structconv import (
     Separable,
     Window,
 )
-from structconv.mechanisms import Additive, Concatenation, EdgeBias, General, Pair
+from structconv.mechanisms import Additive, Concatenation, Context, EdgeBias, General, Pair
 from structconv.structures import DenseMask
 
 M, N, P, HIDDEN = 12, 5, 6, [7, 9]

@@ -25,6 +25,11 @@ def test_every_public_name_is_there(name):
     assert name in dir(structconv)
 
 
+def test_only_common_names_are_there():
+    assert len(structconv.__all__) <= 60
+    assert {"convert", "merge_linear"} <= set(structconv.__all__)
+
+
 def test_a_name_of_a_package_is_told():
     with pytest.raises(AttributeError, match=r"^Walks is a name of structconv.mechanisms, not of structconv$"):
         _ = structconv.Walks
@@ -65,7 +70,7 @@ def test_names_are_sought_as_they_are_declared():
 
 
 @pytest.mark.parametrize(("wrong", "right"), [("MultiHeadAttention", "MultiheadAttention"), ("Graphs", "Graph"),
-                                              ("GcnConv", "GCNConv"), ("conv2d", "Conv2d"), ("weight", "Weight")])
+                                              ("GcnConv", "GCNConv"), ("conv2d", "Conv2d"), ("window", "Window")])
 def test_a_name_near_one_is_told(wrong, right):
     with pytest.raises(AttributeError, match=f"Did you mean '{right}'?"):
         getattr(structconv, wrong)

@@ -43,7 +43,7 @@ class Report:
 
     Example:
 
-        >>> from structconv.compat import convert
+        >>> from structconv import convert
         >>> model = torch.nn.Sequential(torch.nn.Conv1d(3, 4, 3), torch.nn.ReLU())
         >>> _, report = convert(model, example=torch.randn(2, 3, 9))
         >>> list(report.converted), report.kept, report.difference < 1e-5

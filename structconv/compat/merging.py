@@ -68,7 +68,7 @@ def merge_linear(model: M, *, pairs: Iterable[tuple[str, str]] = (), example: An
 
     Example:
 
-        >>> from structconv.compat import merge_linear
+        >>> from structconv import merge_linear
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Linear(64, 4), torch.nn.ReLU())
         >>> merged, report = merge_linear(model, example=torch.randn(5, 8))
         >>> merged[0], report.parameters

@@ -93,7 +93,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
         query, key, value: (..., H, L, E), (..., H, S, E), (..., H, S, Ev).
         attn_mask: broadcasts to (..., H, L, S). Booleans: True takes part. Numbers: added to the scores.
         dropout_p: applied to the weights, whenever it is not 0.
-        is_causal: query l attends to keys s <= l; not with an attn_mask.
+        is_causal: query l attends to keys s <= l, of those that attn_mask keeps.
         scale: 1 / sqrt(E) by default.
         enable_gqa: key and value may have fewer heads, of which each serves as many consecutive heads of the query.
 
@@ -101,7 +101,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
         (..., H, L, Ev). A query without any key is zero, and so are its gradients.
 
     Raises:
-        ConfigError: both a mask and is_causal. ShapeError: sizes that do not fit.
+        ConfigError: a mask of integers. ShapeError: sizes that do not fit.
 
     Example:
 
@@ -114,8 +114,6 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
     if type(query) is Proxy:
         arguments = query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
         return cast(Tensor, query.tracer.create_proxy("call_function", scaled_dot_product_attention, arguments, {}))
-    if is_causal and attn_mask is not None:
-        raise ConfigError("scaled_dot_product_attention", "attn_mask must be left out with is_causal=True", "both")
     for name, own in (("query", query), ("key", key), ("value", value)):
         check_tensor("scaled_dot_product_attention", name, own)
         if own.dim() < 2:
@@ -141,8 +139,12 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
     A query without any key gets out_proj of zero, with finite gradients; torch gives NaN if weights are asked for.
     Attention weights cost (N, H, L, S) memory: say `need_weights=False` where you do not read them.
 
+    `is_causal=True` states that `attn_mask` is the causal mask. As in torch, the mask is then read only with
+    `need_weights=True` or a `key_padding_mask`. With `add_bias_kv` or `add_zero_attn` it is always read, so that the
+    appended keys take part for all queries; torch leaves them out where it does not read the mask.
+
     Raises:
-        ConfigError: nested tensors, or is_causal without an attn_mask, as torch has it.
+        ConfigError: nested tensors, or is_causal without an attn_mask, for which torch raises an error, too.
 
     Example:
 
@@ -177,7 +179,7 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
         self._check(query, key, value, attn_mask, is_causal)
         batched, first = query.dim() == 3, 0 if self.batch_first and query.dim() == 3 else -3
         q, k, v = self._by_heads(query, key, value, first, need_weights)
-        longer = self.add_zero_attn or self.bias_k is not None  # by keys that stand at no place
+        longer = self.add_zero_attn or self.bias_k is not None  # by keys that a causal structure would exclude
         mask = self._mask(q, k, key_padding_mask, attn_mask, is_causal and not need_weights and not longer)
         k, v, mask = self._lengthened(k, v, mask)
         y, weights = attend(q, k, v, mask, dropout=self.dropout if self.training else 0.0, weights=need_weights)

@@ -35,7 +35,8 @@ class Context(Score):
 
     Example:
 
-        >>> from structconv import Context, Conv
+        >>> from structconv import Conv
+        >>> from structconv.mechanisms import Context
         >>> Conv(Context(queries=3).softmax(), 4, 8)(torch.randn(9, 4)).shape      # three learned queries
         torch.Size([3, 8])
     """

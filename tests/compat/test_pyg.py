@@ -484,6 +484,16 @@ def test_relations_of_numbered_entities_and_in_blocks(blocks):
         torch.testing.assert_close(*(one.double()(None, few, kinds) for one in all_entities), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("aggr", ["max", "min", "std", "softmax"])
+@pytest.mark.parametrize("bases", [None, 2])
+def test_relations_of_numbered_entities_by_any_aggregation(bases, aggr):
+    layer, peer = both("RGCNConv", 5, Q, 3, num_bases=bases, aggr=aggr)
+    kinds = torch.tensor([0, 2, 1, 0, 2, 1, 1])
+    for nodes in (None, torch.tensor([1, 3, 0, 0, 2])):
+        torch.testing.assert_close(*(results(one(nodes, EDGES, kinds), [], one) for one in (layer, peer)), rtol=1e-10,
+                                   atol=1e-10)
+
+
 @pytest.mark.parametrize("size", [None, 4])
 @pytest.mark.parametrize("name", ["global_add_pool", "global_mean_pool", "global_max_pool"])
 def test_readouts(name, size):
@@ -608,6 +618,9 @@ X = torch.ones(5, P)
 @pytest.mark.parametrize("call, message", [
     (lambda: ours.RGCNConv(P, Q, 3)(X, EDGES, torch.arange(7)), r"RGCNConv: edge_type must be in \[0, num_rel.*=3"),
     (lambda: ours.RGCNConv(P, Q, 3)(X, EDGES, torch.arange(3)), r"RGCNConv: edge_type must be integers of shape \(E=7"),
+    (lambda: ours.RGCNConv(P, Q, 3, aggr="max")(X, EDGES, torch.arange(7)), r"RGCNConv: edge_type must .*got 0 to 6"),
+    (lambda: ours.RGCNConv(6, Q, 3, num_blocks=2)(None, EDGES, torch.zeros(7, dtype=torch.int64)),
+     "RGCNConv: x must be floating with num_blocks; got numbers of entities, or none"),
     (lambda: ours.GATConv(P, Q, edge_dim=3)(X, EDGES, torch.ones(7, 2)), r"GATConv: edge_attr must .*edge_dim=3\)"),
     (lambda: ours.GATConv(P, Q, edge_dim=3)(X, EDGES, torch.ones(6, 3)), r"GATConv: edge_attr must have .*E=7"),
     (lambda: ours.GATConv(P, Q)(X[:, 1:], EDGES), r"GATConv: x must have shape \(..., M, P=4\); got \(5, 3\)"),
@@ -792,3 +805,49 @@ def test_relational_layers_on_one_graph_do_not_share_their_means() -> None:
             peer = theirs.RGCNConv(16, 16, 3, aggr=layer.aggr)
             peer.load_state_dict(layer.state_dict())
             torch.testing.assert_close(layer(x, edges, kind), peer(x, edges, kind), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("make", [lambda loops: ours.GATConv(P, Q, add_self_loops=loops),
+                                  lambda loops: ours.GATConv((P, P), Q, add_self_loops=loops),
+                                  lambda loops: ours.GATv2Conv(P, Q, add_self_loops=loops),
+                                  lambda loops: ours.FeaStConv(P, Q, add_self_loops=loops)])
+def test_loops_between_nodes_of_two_kinds_are_announced(make, recwarn):
+    x, edges = torch.randn(5, P), torch.tensor([[0, 1, 4], [1, 0, 2]])
+    for inputs in (x, (x, x), (x, x[:3])):  # nodes of one kind, of which the first are the targets
+        make(True)(inputs, edges)
+    make(False)((x, torch.randn(3, P)), edges)
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="Conv joins source n to target n, .*add_self_loops=False"):
+        make(True)((x, torch.randn(3, P)), edges)
+    if isinstance(make(True), ours.GATConv):
+        with pytest.warns(UserWarning, match="joins source n to target n"):
+            make(True)((x, None), edges, size=(5, 3))
+
+
+@pytest.mark.parametrize("normalization, weighted", [(None, False), (None, True), ("sym", True), ("rw", True)])
+@pytest.mark.parametrize("aggr", ["add", "max"])
+def test_a_batch_gives_chebyshev_polynomials_of_each_graph(normalization, weighted, aggr):
+    layer, peer = (library.ChebConv(P, Q, 3, normalization, aggr=aggr).double() for library in (ours, theirs))
+    peer.load_state_dict(layer.state_dict())
+    triangle, star = torch.tensor([[0, 1, 2, 1, 2, 0], [1, 2, 0, 0, 1, 2]]), torch.tensor([[0, 0, 0, 1, 2, 3],
+                                                                                          [1, 2, 3, 0, 0, 0]])
+    graphs = [(torch.randn(n, P, dtype=torch.float64), edges, 0.1 + torch.rand(6, dtype=torch.float64) if weighted
+               else None) for n, edges in ((3, triangle), (4, star))]
+    x, edges = torch.cat([x for x, _, _ in graphs]).requires_grad_(), torch.cat([triangle, star + 3], 1)
+    weight = torch.cat([weight for _, _, weight in graphs]).requires_grad_() if weighted else None
+    batch, leaves = torch.tensor([0, 0, 0, 1, 1, 1, 1]), [x, *([weight] if weighted else [])]
+    separate = torch.cat([peer(rows, own, one) for rows, own, one in zip(
+        x.split([3, 4]), (triangle, star), weight.split(6) if weighted else (None, None), strict=True)])
+    torch.testing.assert_close(results(layer(x, edges, weight, batch), leaves, layer),
+                               results(separate, leaves, peer))
+    if normalization is None:
+        assert (layer(x, edges, weight) - separate).abs().max() > 0.01     # one bound for all
+        alone = layer(x[:3], triangle, None if weight is None else weight[:6], batch[:3])
+        torch.testing.assert_close(alone, separate[:3])
+
+
+def test_a_graph_without_edges_has_chebyshev_polynomials():
+    layer, x = ours.ChebConv(P, Q, 2, None), torch.randn(3, P)
+    together = layer(x, torch.tensor([[0, 1], [1, 0]]), None, torch.tensor([0, 0, 1]))
+    torch.testing.assert_close(together[2:], layer.lins[0](x[2:]) - layer.lins[1](x[2:]) + layer.bias)
+    torch.testing.assert_close(layer(x[2:], torch.empty(2, 0, dtype=torch.int64)), together[2:])

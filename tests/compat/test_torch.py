@@ -177,6 +177,24 @@ def test_scaled_dot_product_attention_is_torchs(planned: bool, data: Any) -> Non
         _alike(Both(F.scaled_dot_product_attention), Both(compat.scaled_dot_product_attention), (query, key, value))
 
 
+@pytest.mark.parametrize("outputs, inputs", [(5, 5), (3, 5), (5, 3)])
+@pytest.mark.parametrize("kind", ["bool", "float"])
+@pytest.mark.parametrize("by_head", [False, True])
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_mask_and_causality_together(planned: bool, by_head: bool, kind: str, outputs: int, inputs: int) -> None:
+    """As torch 2.13 computes them on a CPU; others refuse them."""
+    query, key, value = (torch.randn(2, 4, n, 8, requires_grad=True) for n in (outputs, inputs, inputs))
+    mask = torch.randn(*(2, 4) * by_head, outputs, inputs)
+    mask = mask if kind == "float" else (mask > 0).index_fill(-1, torch.tensor(0), True)
+    earlier = torch.ones(outputs, inputs, dtype=torch.bool).tril()
+    joined = mask.masked_fill(~earlier, -torch.inf) if kind == "float" else mask & earlier
+    expected = F.scaled_dot_product_attention(query, key, value, joined)
+    with Watching() if planned else nullcontext():
+        y = compat.scaled_dot_product_attention(query, key, value, mask, is_causal=True)
+    torch.testing.assert_close([y, *torch.autograd.grad(y.cos().sum(), (query, key, value))],
+                               [expected, *torch.autograd.grad(expected.cos().sum(), (query, key, value))])
+
+
 @st.composite
 def image_layers(draw: Any) -> tuple[Any, ...]:
     """A layer over grids, its options, and an input."""
@@ -508,8 +526,8 @@ def test_what_is_refused() -> None:
     for layout in (torch.jagged, torch.strided):
         with pytest.raises(ConfigError, match="nested"):
             layer(*[torch.nested.nested_tensor([x[0], x[1]], layout=layout)] * 3)
-    with pytest.raises(ConfigError, match="attn_mask must be left out"):
-        compat.scaled_dot_product_attention(x, x, x, torch.ones(2, 2, dtype=torch.bool), is_causal=True)
+    with pytest.raises(ConfigError, match="a mask must be boolean or floating"):
+        compat.scaled_dot_product_attention(x, x, x, torch.ones(2, 2, dtype=torch.int64), is_causal=True)
     with pytest.raises(ShapeError, match="enable_gqa"):
         compat.scaled_dot_product_attention(torch.randn(4, 2, 8), torch.randn(2, 2, 8), torch.randn(2, 2, 8))
     with pytest.raises(ShapeError, match="C=4"):

@@ -173,6 +173,22 @@ def test_gradients_are_those_of_eager(name: str) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"cache_implementation": "static", "disable_compile": True}])
+@pytest.mark.parametrize("padding", [4, LENGTH])
+def test_queries_without_keys_decode_as_by_eager_beside_a_position_bias(padding: int, options: dict[str, Any]) -> None:
+    """A chunk of a prefill reads the first columns of the mask: those of padding to the left."""
+    keep, model = torch.ones(2, LENGTH, dtype=torch.int64), _model("t5")
+    keep[1, :padding] = 0
+    actual = []
+    for implementation in ("eager", "structconv"):
+        model.set_attn_implementation(implementation)
+        result = model.generate(_words(), attention_mask=keep, max_new_tokens=8, do_sample=False, eos_token_id=None,
+                                prefill_chunk_size=4, output_logits=True, return_dict_in_generate=True, **options)
+        actual.append([result.sequences, torch.stack(result.logits)])
+    torch.testing.assert_close(*actual, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("kind", ["packed", "prefix", "numbers"])
 def test_masks_of_ones_own(kind: str) -> None:
     model, words = _model("llama"), _words()

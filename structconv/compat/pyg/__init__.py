@@ -25,21 +25,33 @@ from structconv.compat.pyg.convolutions import ARMAConv, ClusterGCNConv, GCNConv
 from structconv.compat.pyg.heterogeneous import HGTConv
 from structconv.compat.pyg.linear import Linear
 from structconv.compat.pyg.mixtures import FAConv, FeaStConv, GMMConv
+from structconv.compat.pyg.norms import (
+    DiffGroupNorm,
+    GraphNorm,
+    GraphSizeNorm,
+    InstanceNorm,
+    LayerNorm,
+    MeanSubtractionNorm,
+    MessageNorm,
+    PairNorm,
+)
 from structconv.compat.pyg.patching import Patch, patch, unpatch
 from structconv.compat.pyg.polynomials import APPNP, ChebConv, MixHopConv, SGConv, SSGConv, TAGConv
 from structconv.compat.pyg.pooling import JumpingKnowledge, global_add_pool, global_max_pool, global_mean_pool
 from structconv.compat.pyg.relational import GINEConv, NNConv, RGCNConv
 from structconv.structures.exchange import require
 
-__all__ = ["APPNP", "AGNNConv", "ARMAConv", "ChebConv", "ClusterGCNConv", "FAConv", "FeaStConv", "GATConv", "GATv2Conv",
-           "GCNConv", "GINConv", "GINEConv", "GMMConv", "GraphConv", "HGTConv", "JumpingKnowledge", "Linear",
-           "MaxAggregation", "MeanAggregation", "MinAggregation", "MixHopConv", "MultiAggregation", "NNConv", "Patch",
-           "PowerMeanAggregation", "RGCNConv", "SAGEConv", "SGConv", "SSGConv", "SoftmaxAggregation", "StdAggregation",
-           "SumAggregation", "TAGConv", "TransformerConv", "VarAggregation", "global_add_pool", "global_max_pool",
-           "global_mean_pool", "patch", "unpatch"]
+__all__ = ["APPNP", "AGNNConv", "ARMAConv", "ChebConv", "ClusterGCNConv", "DiffGroupNorm", "FAConv", "FeaStConv",
+           "GATConv", "GATv2Conv", "GCNConv", "GINConv", "GINEConv", "GMMConv", "GraphConv", "GraphNorm",
+           "GraphSizeNorm", "HGTConv", "InstanceNorm", "JumpingKnowledge", "LayerNorm", "Linear", "MaxAggregation",
+           "MeanAggregation", "MeanSubtractionNorm", "MessageNorm", "MinAggregation", "MixHopConv", "MultiAggregation",
+           "NNConv", "PairNorm", "Patch", "PowerMeanAggregation", "RGCNConv", "SAGEConv", "SGConv", "SSGConv",
+           "SoftmaxAggregation", "StdAggregation", "SumAggregation", "TAGConv", "TransformerConv", "VarAggregation",
+           "global_add_pool", "global_max_pool", "global_mean_pool", "patch", "unpatch"]
 
 #: PyTorch Geometric's own classes that work on our layers unchanged.
-_THEIRS = ("AttentionalAggregation", "GlobalAttention", "HeteroConv", "SAGPooling", "Set2Set", "TopKPooling")
+_THEIRS = ("AttentionalAggregation", "BatchNorm", "GlobalAttention", "HeteroConv", "SAGPooling", "Set2Set",
+           "TopKPooling")
 
 
 def __getattr__(name: str) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
@@ -18,7 +17,15 @@ from torch.utils.hooks import RemovableHandle
 from structconv.bases.scores import Additive, Affine, Bilinear, EdgeScore
 from structconv.bases.tree import Term
 from structconv.compat.pyg.convolutions import channels
-from structconv.compat.pyg.edges import Fill, edges_to_outputs, gather, is_sparse, matrix_of, with_loops
+from structconv.compat.pyg.edges import (
+    Fill,
+    edges_to_outputs,
+    gather,
+    is_sparse,
+    matrix_of,
+    warn_of_two_kinds,
+    with_loops,
+)
 from structconv.compat.pyg.layer import Channels, Layer, Nodes, pair
 from structconv.compat.pyg.linear import Linear, is_plain, project_together
 from structconv.compat.pyg.operator import attend
@@ -73,9 +80,8 @@ class _Attention(Layer):
             graph = dataclasses.replace(graph, edge_weight=None, edge_attr=attr)
         if not self.add_self_loops:
             return graph
-        if not isinstance(self.in_channels, int):
-            warnings.warn(f"{owner} joins source n to target n, as PyTorch Geometric does, where both may be nodes of "
-                          "two kinds. Say add_self_loops=False, or give in_channels as one number.", stacklevel=3)
+        if targets is not x:
+            warn_of_two_kinds(owner, x, targets, graph)
         if attr is None or self.flow == "source_to_target":
             return with_loops(graph, self.fill_value, is_compiling())
         # theirs reduces over `edge_index[1]` always

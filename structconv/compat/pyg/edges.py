@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import warnings
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +20,8 @@ from structconv.torch_compat import is_batched, is_functional
 from structconv.weights import Eye
 
 __all__ = ["Fill", "edges_to_outputs", "gather", "graph_of", "group_count", "is_sparse", "matrix_of", "numbered",
-           "replaced_loops", "with_loops", "with_remaining_loops", "without_edges", "without_loops"]
+           "replaced_loops", "warn_of_two_kinds", "with_loops", "with_remaining_loops", "without_edges",
+           "without_loops"]
 
 Fill = float | str | Tensor
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
@@ -168,6 +170,17 @@ def without_edges(graph: Graph, absent: Tensor) -> Graph:
     that the number of edges does not depend on them."""
     apart = torch.stack([graph.source, torch.where(absent, graph.num_outputs, graph.target)])
     return Graph(apart, num_inputs=graph.num_inputs, num_outputs=graph.num_outputs + 1)
+
+
+def warn_of_two_kinds(owner: str, x: Tensor, z: Tensor | None, graph: Graph) -> None:
+    """Warn that loops join the sources x to other targets z, unless these are the first of the sources."""
+    if is_compiling() or (z is None and graph.is_square):
+        return
+    plain = z is not None and not any(test(t) for test in (is_batched, is_functional) for t in (x, z))
+    if not plain or cast(Tensor, z).data_ptr() != x.data_ptr():
+        warnings.warn(f"{owner} joins source n to target n, as PyTorch Geometric does, where both may be nodes of two "
+                      "kinds. Say add_self_loops=False, or, if the targets are the first N sources, pass (x, x[:N]).",
+                      stacklevel=3)
 
 
 def with_loops(graph: Graph, fill: Fill = "mean", fixed_size: bool = False) -> Graph:

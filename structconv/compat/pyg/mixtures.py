@@ -12,7 +12,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.convolutions import channels, normalized
-from structconv.compat.pyg.edges import gather, is_sparse, matrix_of, with_loops, without_edges
+from structconv.compat.pyg.edges import gather, is_sparse, matrix_of, warn_of_two_kinds, with_loops, without_edges
 from structconv.compat.pyg.layer import Channels, Layer, Nodes, pair
 from structconv.compat.pyg.linear import Linear, draw, glorot, is_plain
 from structconv.compat.pyg.operator import apply
@@ -67,7 +67,10 @@ class FeaStConv(Layer):
         if z is None:
             raise ConfigError("FeaStConv", "x must be a tensor, or those of sources and targets", "no targets")
         edges = self._graph(edge_index, x, z)
-        edges = with_loops(edges, fixed_size=is_compiling()) if self.add_self_loops else edges
+        if self.add_self_loops:
+            if z is not x:
+                warn_of_two_kinds("FeaStConv", x, z, edges)
+            edges = with_loops(edges, fixed_size=is_compiling())
         absent = None if edges.edge_weight is None or not self.add_self_loops else edges.edge_weight.isinf()
         q = functional.softmax(self.u(gather(x, edges) - gather(z, edges.reversed())) + self.c, -1)
         if is_plain(self.lin) and self._is_matrix():

@@ -17,6 +17,7 @@ from structconv.compat.pyg.edges import without_loops
 from structconv.compat.pyg.layer import Layer
 from structconv.compat.pyg.linear import Linear, is_plain, project
 from structconv.compat.pyg.operator import apply
+from structconv.compat.pyg.pooling import pooled
 from structconv.errors import ConfigError
 from structconv.structures.graph import Graph
 from structconv.weights import Full, HeadBlocks, Separable
@@ -94,7 +95,7 @@ class ChebConv(_Polynomial):
     """y = sum_k T_k(2 L / lambda - I)^T x Theta_k + b, k = 0 .. K - 1. Arguments: those of
     `torch_geometric.nn.ChebConv`.
 
-    Without `lambda_max` it is twice the largest entry of L, as there.
+    Without `lambda_max` it is twice the largest entry of L, as there; with `batch` that of each graph.
 
     Example:
 
@@ -146,10 +147,13 @@ class ChebConv(_Polynomial):
             values = cast(Tensor, twice.values)
             loop = (torch.arange(values.shape[-1], device=values.device) >= graph.num_edges).to(values)
             entries = values + loop
-            largest = entries.max() if bound is None else torch.as_tensor(bound).to(values)
-            if batch is not None and largest.numel() > 1:
-                largest = largest[batch[twice.graph.target.long()]]
-            laplacian = Sparse(twice.graph, entries / largest - loop)
+            group = None if batch is None else batch[twice.graph.target.long()]
+            if bound is None:  # of each graph; N is the largest number of graphs
+                largest = pooled(entries, group, graph.num_inputs, "max")
+                largest = largest.masked_fill(largest == 0, 1.0)  # of graphs without edges
+            else:
+                largest = torch.as_tensor(bound).to(values)
+            laplacian = Sparse(twice.graph, entries / (largest if largest.numel() == 1 else largest[group]) - loop)
         return cast(Sparse, laplacian.transpose()) if forward else laplacian
 
 

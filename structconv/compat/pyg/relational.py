@@ -194,6 +194,21 @@ class RGCNConv(Layer):
             z = x if z is None else z
         rows = (x if x.dim() > 1 else x.unsqueeze(-1)), (z if z.dim() > 1 else z.unsqueeze(-1))
         graph = self._graph(edge_index, *rows)
+        kind = self._kinds(graph, edge_type)
+        if not x.is_floating_point():
+            return self._of_numbers(x, z, graph, kind)
+        if not self._is_matrix():
+            return self._by_relation(x, z, graph, kind)
+        basis = self._typed(graph, kind, self.weight.dtype)
+        theta = self._theta()
+        if self.root is not None and z is x:
+            both = WeightList.of((theta, Full.of(self.root.unsqueeze(0))))
+            return apply(x, basis | Identity(x.shape[-2], device=x.device), both, self.bias)
+        y = apply(x, basis, theta, self.bias)
+        return y if self.root is None else y + apply(z, Identity(z.shape[-2]), Full.of(self.root.unsqueeze(0)))
+
+    def _kinds(self, graph: Graph, edge_type: Any) -> Tensor:
+        """The relation of each edge (E,), checked."""
         if edge_type is None:
             if graph.edge_weight is None:
                 raise ConfigError("RGCNConv", "edge_type must be given", "none")
@@ -203,50 +218,51 @@ class RGCNConv(Layer):
             got = (f"{text_of(edge_type.shape)} of {edge_type.dtype}" if isinstance(edge_type, Tensor)
                    else type(edge_type))
             raise ShapeError("RGCNConv", f"edge_type must be integers of shape (E={graph.num_edges},)", got)
-        if not self._is_matrix() and x.is_floating_point():
-            return self._by_relation(x, z, graph, edge_type.long())
-        basis = self._typed(graph, edge_type.long(), self.weight.dtype)
-        if not x.is_floating_point():
-            return self._of_numbers(x, z, basis)
-        theta = self._theta()
-        if self.root is not None and z is x:
-            both = WeightList.of((theta, Full.of(self.root.unsqueeze(0))))
-            return apply(x, basis | Identity(x.shape[-2], device=x.device), both, self.bias)
-        y = apply(x, basis, theta, self.bias)
-        return y if self.root is None else y + apply(z, Identity(z.shape[-2]), Full.of(self.root.unsqueeze(0)))
+        kind: Tensor = edge_type.long()
+        try:
+            Typed(graph, kind, self.num_relations)
+        except StructureError as error:
+            raise StructureError("RGCNConv", f"edge_type must be in [0, num_relations={self.num_relations})",
+                                 f"{int(kind.min())} to {int(kind.max())}") from error
+        return kind
 
     def _by_relation(self, x: Tensor, z: Tensor, graph: Graph, kind: Tensor) -> Tensor:
         """One row for each output and relation, by an aggregation that no matrix gives; then Theta_r and their sum."""
-        count = self.num_relations
-        index = derived((graph.edge_index, kind), ("relations of outputs", count), lambda: torch.stack(
-            [graph.source.long(), graph.target.long() * count + kind]))
-        rows = self._aggregated(x, Sparse(Graph(index, num_inputs=graph.num_inputs,
-                                                num_outputs=graph.num_outputs * count)))
-        y = rows.unflatten(-2, (-1, count)).flatten(-2) @ self._theta().dense().flatten(0, 1)
+        rows = self._of_relations(x, graph, kind)
+        y = rows.flatten(-2) @ self._theta().dense().flatten(0, 1)
         y = y if self.root is None else y + z @ self.root
         return y if self.bias is None else y + self.bias
+
+    def _of_relations(self, x: Tensor, graph: Graph, kind: Tensor, own_rows: bool = False) -> Tensor:
+        """The aggregated rows of x (..., M, C) by output and relation, (..., N, R, C).
+
+        Args:
+            own_rows: each relation has its own rows, those of x (R M, C).
+        """
+        count, inputs = self.num_relations, graph.num_inputs
+        index = derived((graph.edge_index, kind), ("relations of outputs", count, own_rows), lambda: torch.stack(
+            [graph.source.long() + kind * (inputs * own_rows), graph.target.long() * count + kind]))
+        rows = self._aggregated(x, Sparse(Graph(index, num_inputs=x.shape[-2], num_outputs=graph.num_outputs * count)))
+        return rows.unflatten(-2, (-1, count))
 
     def _theta(self) -> Weight:
         if self.comp is not None:
             return Separable.of(self.comp, self.weight)
         return Full.of(self.weight) if self.num_blocks is None else Grouped.of(self.weight)
 
-    def _of_numbers(self, x: Tensor, z: Tensor, basis: Typed) -> Tensor:
+    def _of_numbers(self, x: Tensor, z: Tensor, graph: Graph, kind: Tensor) -> Tensor:
         """Compute the layer on one-hot rows, given by their numbers."""
-        if self.num_blocks is not None or not self._is_matrix():
-            raise ConfigError("RGCNConv", "x must be floating with num_blocks, or with this aggr", x.dtype)
-        y = basis.synthesis(self._theta().dense()[:, x])
+        if self.num_blocks is not None:
+            raise ConfigError("RGCNConv", "x must be floating with num_blocks", "numbers of entities, or none",
+                              "Give x (M, P), or leave num_blocks out.")
+        rows = self._theta().dense()[:, x]
+        y = (self._typed(graph, kind, rows.dtype).synthesis(rows) if self._is_matrix() else
+             self._of_relations(rows.flatten(0, 1), graph, kind, own_rows=True).sum(-2))
         y = y if self.root is None else y + self.root[z]
         return y if self.bias is None else y + self.bias
 
     def _typed(self, graph: Graph, kind: Tensor, dtype: torch.dtype) -> Typed:
         """A matrix for each relation, of sums or means over its edges into each output."""
-        try:
-            Typed(graph, kind, self.num_relations)
-        except StructureError as error:
-            raise StructureError("RGCNConv", f"edge_type must be in [0, num_relations={self.num_relations})",
-                                 f"{int(kind.min())} to {int(kind.max())}") from error
-
         def shares() -> Tensor:
             group = graph.target.long() * self.num_relations + kind
             return torch.bincount(group)[group].to(dtype).reciprocal()

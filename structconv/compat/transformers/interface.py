@@ -97,7 +97,9 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
     Args:
         attention_mask: what `mask` returned, or a table (B, K or 1, N, M), True where a pair exists, or added to the
             scores. Without one a query of several entries is causal if the module is.
-        position_bias: (B or 1, K, N, M), added to the scores. softcap: see `softcap` of the algebra.
+        position_bias: (B or 1, K, N, M), added to the scores. A query whose keys are all left out by a mask beside it
+            attends to all keys alike, as by "eager" and "sdpa"; without a bias it is zero, as by "sdpa".
+        softcap: see `softcap` of the algebra.
         s_aux: (K), the sinks.
     """
     outputs, heads = query.shape[2], module._modules.get("structured_heads")
@@ -112,6 +114,8 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
         if last is not None:
             return last.transpose(1, 2).contiguous(), None
     known = attention_mask.support if isinstance(attention_mask, StructureMask) else attention_mask
+    if heads is None and position_bias is not None and isinstance(known, Tensor) and known.dtype is torch.bool:
+        position_bias, known = position_bias.masked_fill(~known, torch.finfo(position_bias.dtype).min), None
     mask = None if known is position_bias is None and not causal else Mask.of(known, causal).joined(bias=position_bias)
     compute: Any = attend if heads is None else heads
     y, weights = compute(query, key, value, mask, scale=scaling, dropout=dropout, softcap=softcap, sink=s_aux,

@@ -1,0 +1,116 @@
+"""Normalizations against PyTorch Geometric's own: values, gradients, running statistics, state_dict both ways, repr."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import structconv.compat.pyg as ours
+from structconv.errors import ConfigError
+
+theirs = pytest.importorskip("torch_geometric.nn")
+P = 4
+BATCHES = {"none": None, "sorted": torch.tensor([0, 0, 0, 2, 2, 3]), "mixed": torch.tensor([2, 0, 1, 0, 2, 2])}
+NORMS = [("GraphNorm", (P,), {}), ("InstanceNorm", (P,), {}), ("InstanceNorm", (P,), {"affine": True}),
+         ("InstanceNorm", (P,), {"affine": True, "track_running_stats": True, "momentum": 0.3}),
+         ("LayerNorm", (P,), {}), ("LayerNorm", (P,), {"affine": False}), ("LayerNorm", (P,), {"mode": "node"}),
+         ("PairNorm", (), {}), ("PairNorm", (2.0,), {"scale_individually": True}), ("GraphSizeNorm", (), {}),
+         ("MeanSubtractionNorm", (), {})]
+DTYPES = pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+#: Those that read no `batch`.
+OF_ROWS = [("MessageNorm", (True,), {}), ("DiffGroupNorm", (P, 3), {"lamda": 0.5})]
+
+
+def pair(name, args, options, dtype):
+    layer, peer = (getattr(library, name)(*args, **options).to(dtype) for library in (ours, theirs))
+    for parameter in layer.parameters():
+        torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    peer.load_state_dict(layer.state_dict())
+    layer.load_state_dict(peer.state_dict())
+    assert repr(layer) == repr(peer)
+    return layer, peer
+
+
+def results(layer, x, *args):
+    y = layer(x, *args)
+    leaves = [x, *(p for p in layer.parameters() if p.requires_grad)]
+    return [y, *torch.autograd.grad((y * y.detach().cos()).sum(), leaves)]
+
+
+@DTYPES
+@pytest.mark.parametrize("size", [None, 5])
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize("name, args, options", NORMS)
+def test_norms_of_graphs_are_theirs(name, args, options, batch, size, dtype, tolerance):
+    layer, peer = pair(name, args, options, dtype)
+    x = (3 + 2 * torch.randn(6, P, dtype=dtype)).requires_grad_()
+    for mode in (True, True, False):
+        layer.train(mode), peer.train(mode)
+        torch.testing.assert_close(results(layer, x, batch, size), results(peer, x, batch, size), rtol=tolerance,
+                                   atol=tolerance)
+        for name, buffer in peer.named_buffers():  # theirs keep the graph of each step
+            setattr(peer, name, buffer.detach())
+        torch.testing.assert_close(layer.state_dict(), peer.state_dict(), rtol=tolerance, atol=tolerance)
+
+
+@DTYPES
+@pytest.mark.parametrize("name, args, options", OF_ROWS)
+def test_norms_of_rows_are_theirs(name, args, options, dtype, tolerance):
+    layer, peer = pair(name, args, options, dtype)
+    x, more = torch.randn(6, P, dtype=dtype, requires_grad=True), torch.randn(6, P, dtype=dtype)
+    more = (more,) if name == "MessageNorm" else ()
+    for mode in (True, False):
+        layer.train(mode), peer.train(mode)
+        torch.testing.assert_close(results(layer, x, *more), results(peer, x, *more), rtol=tolerance, atol=tolerance)
+    layer.reset_parameters(), peer.reset_parameters()
+    if name == "MessageNorm":
+        torch.testing.assert_close(layer.state_dict(), peer.state_dict())
+
+
+def test_parameters_are_drawn_as_theirs():
+    for name, args, options in (*NORMS, *OF_ROWS):
+        states = []
+        for library in (ours, theirs):
+            torch.manual_seed(3)
+            states.append(getattr(library, name)(*args, **options).state_dict())
+        torch.testing.assert_close(*states)
+
+
+def test_the_group_distance_ratio_is_theirs():
+    x, y = torch.randn(9, P), torch.arange(9) % 3
+    ratios = [library.DiffGroupNorm.group_distance_ratio(x, y) for library in (ours, theirs)]
+    assert ratios[0] == pytest.approx(ratios[1], rel=1e-5)
+
+
+def test_running_statistics_keep_no_graph():
+    """Theirs do: each step then holds those before it."""
+    layer = ours.InstanceNorm(P, track_running_stats=True)
+    layer(torch.randn(6, P, requires_grad=True), BATCHES["sorted"])
+    assert not layer.running_mean.requires_grad and not layer.running_var.requires_grad
+
+
+@pytest.mark.parametrize("name", ["GraphNorm", "InstanceNorm", "LayerNorm", "PairNorm", "MeanSubtractionNorm"])
+def test_norms_take_rows_of_more_axes_and_compile(name):
+    layer, peer = pair(name, (P,) if name in ("GraphNorm", "InstanceNorm", "LayerNorm") else (), {}, torch.float32)
+    batch = BATCHES["mixed"]
+    if name in ("GraphNorm", "MeanSubtractionNorm"):
+        x = torch.randn(6, 3, P)
+        torch.testing.assert_close(layer(x, batch), peer(x, batch), rtol=1e-5, atol=1e-5)
+    torch._dynamo.reset()
+    compiled, x = torch.compile(layer, fullgraph=True, backend="aot_eager"), torch.randn(6, P, requires_grad=True)
+    torch.testing.assert_close(results(compiled, x, batch, 3), results(layer, x, batch, 3), rtol=1e-5, atol=1e-5)
+
+
+def test_an_unknown_mode_is_an_error():
+    with pytest.raises(ConfigError, match=r"LayerNorm: mode must be .*graph.*node"):
+        ours.LayerNorm(P, mode="batch")
+
+
+def test_norms_need_no_torch_geometric():
+    code = ("import sys; sys.modules['torch_geometric'] = None; import torch; from structconv.compat.pyg import *\n"
+            "print(GraphNorm(2)(torch.ones(3, 2), torch.tensor([0, 0, 1])).tolist(), DiffGroupNorm(2, 2))")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]] DiffGroupNorm(2, groups=2)\n"
