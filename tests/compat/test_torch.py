@@ -538,3 +538,11 @@ def test_one_head_of_queries_is_that_of_all_keys() -> None:
     for options in ({}, {"attn_mask": mask}, {"is_causal": True}):
         torch.testing.assert_close(compat.scaled_dot_product_attention(query, key, key, **options),
                                    F.scaled_dot_product_attention(query, key, key, **options))
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_a_hook_of_the_last_linear_layer_is_called(need_weights: bool) -> None:
+    layer, x = compat.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 5, 8)
+    y = layer(x, x, x, need_weights=need_weights)[0]
+    layer.out_proj.register_forward_hook(lambda module, inputs, output: 2 * output)
+    torch.testing.assert_close(layer(x, x, x, need_weights=need_weights)[0], 2 * y)
