@@ -395,7 +395,7 @@ def check(one):
 #: Examples of each layer, at least one of each value of each option.
 EXAMPLES = 28
 of_layers = pytest.mark.filterwarnings("ignore:.*joins source n to target n", "ignore:Converting sparse tensor to CSR",
-                                       "ignore:There exist node types", "ignore:Sparse C")
+                                       "ignore:There exist node types")
 
 
 @of_layers

@@ -267,7 +267,7 @@ class MixHopConv(_Polynomial):
 class APPNP(_Polynomial):
     """K times h <- (1 - alpha) A^T h + alpha x, from h = x. Arguments: those of `torch_geometric.nn.APPNP`.
 
-    As there, each step drops entries of the A that the step before has dropped entries of.
+    As there, dropout adds up: an entry of A that one step drops is also zero in the steps after it.
 
     Example:
 
