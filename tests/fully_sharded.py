@@ -17,12 +17,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.support.layers import LAYERS, drawn
+from tests.support.layers import COMPAT, LAYERS, drawn
+
+ALL = {**LAYERS, **COMPAT}
 
 
 def sharded(name: str, mesh: distributed.DeviceMesh) -> bool:
     """Whether it has a state, which goes there and back."""
-    use = LAYERS[name]()
+    use = ALL[name]()
     layer, expected = use.layer, use().detach()
     state = {key: t.clone() for key, t in layer.state_dict().items()}
     if not state:
@@ -45,7 +47,7 @@ def sharded(name: str, mesh: distributed.DeviceMesh) -> bool:
 
 def replicated(name: str) -> bool:
     """Whether it has parameters, whose gradient is the mean of both processes."""
-    use = LAYERS[name]()
+    use = ALL[name]()
     trained = {key: p for key, p in use.layer.named_parameters() if p.requires_grad}
     if not trained:
         return False
@@ -66,8 +68,8 @@ def main(rank: int, store: str) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
-    checked = {"FSDP2": [name for name in drawn(LAYERS, 10) if sharded(name, mesh)],
-               "DDP": [name for name in drawn(LAYERS, 10) if replicated(name)]}
+    checked = {"FSDP2": [name for name in drawn(ALL, 10) if sharded(name, mesh)],
+               "DDP": [name for name in drawn(ALL, 10) if replicated(name)]}
     if rank == 0:
         print(json.dumps(checked))
     distributed.destroy_process_group()

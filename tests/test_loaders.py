@@ -390,6 +390,52 @@ def test_pygs_own_loaders_draw_by_ours_while_they_are_patched(kind):
             next(iter(loader.NeighborLoader(data, [2], **where)))
 
 
+@pytest.mark.parametrize("hops", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["directional", "induced"])
+def test_whole_neighborhoods_are_those_of_pygs_search(kind, hops):
+    """Against `k_hop_subgraph`, whose edges are those among the nodes."""
+    search, whole = pytest.importorskip("torch_geometric.utils").k_hop_subgraph, graph()
+    for batch in NeighborLoader(whole, [-1] * hops, torch.tensor([3, 50, 9, 57]), batch_size=2, subgraph_type=kind):
+        seeds = batch.n_id[:batch.batch_size]
+        nodes, _, _, inside = search(seeds, hops, whole.edge_index, num_nodes=NODES)
+        assert batch.n_id.sort().values.tolist() == nodes.tolist()
+        if kind == "induced":
+            assert batch.e_id.sort().values.tolist() == inside.nonzero().flatten().tolist()
+        else:  # those into nodes that are one hop nearer
+            nearer = search(seeds, hops - 1, whole.edge_index, num_nodes=NODES)[0]
+            into = torch.isin(whole.edge_index[1], nearer).nonzero().flatten()
+            assert batch.e_id.sort().values.tolist() == into.tolist()
+
+
+@pytest.mark.parametrize("mode", [None, "binary", "triplet"])
+@pytest.mark.parametrize("kind", [None, ("author", "writes", "paper"), ("paper", "cites", "paper")])
+@pytest.mark.parametrize("timed", [False, True])
+def test_batches_of_pairs_have_pygs_attributes(kind, mode, timed):
+    """PyTorch Geometric's own loader fills its batch, from the nodes and edges that our sampler draws."""
+    loader, pairs = pytest.importorskip("torch_geometric.loader"), torch.stack([torch.arange(8), torch.arange(8) + 9])
+    from structconv.compat.pyg import patch
+
+    options = {"batch_size": 4, "neg_sampling": mode}
+    options |= {"edge_label": torch.arange(8)} if mode is None else {}
+    options |= {"time_attr": "time", "edge_label_time": torch.full((8,), 20)} if timed else {}
+    if kind is None:
+        whole = graph()
+        data = pytest.importorskip("torch_geometric.data").Data(
+            x=torch.arange(NODES), edge_index=whole.edge_index, time=torch.arange(NODES) % 7)
+    else:
+        data = typed()
+    with patch():
+        theirs, ours = (next(iter(cls(data, [-1, -1], edge_label_index=pairs if kind is None else (kind, pairs),
+                                      **options))) for cls in (loader.LinkNeighborLoader, LinkNeighborLoader))
+    for a, b in zip(theirs.stores, ours.stores, strict=True):
+        assert {*a.keys()} == {*b.keys()}
+        for name in {*a.keys()} & {"edge_label", "edge_label_time", "input_id", "edge_label_index", "src_index",
+                                   "dst_pos_index", "dst_neg_index"}:
+            assert (a[name] is None) is (b[name] is None) and (a[name] is None or a[name].shape == b[name].shape), name
+            if name in ("edge_label", "edge_label_time", "input_id") and a[name] is not None:
+                assert torch.equal(a[name], b[name]) and a[name].dtype == b[name].dtype, name
+
+
 def test_graphs_in_files(tmp_path):
     whole = graph()
     order = whole.edge_index[1].argsort(stable=True)

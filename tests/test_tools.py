@@ -24,26 +24,27 @@ from structconv.mechanisms import DotProduct, RelativeBias
 from structconv.nn import Conv, MultiheadAttention
 from structconv.structures import Padding
 from structconv.weights import LowRank
-from tests.support.layers import EVERY, LAYERS, drawn, in_float32
+from tests.support.layers import COMPAT, EVERY, LAYERS, drawn, in_float32
 from tools import compatibility
 
-MADE = {name: make().layer for name, make in LAYERS.items()}
+ALL = {**LAYERS, **COMPAT}
+MADE = {name: make().layer for name, make in ALL.items()}
 #: Layers with a state; pooling has none.
 STATEFUL = [name for name, layer in MADE.items() if layer.state_dict()]
 #: Layers that train something.
 TRAINED = [name for name, layer in MADE.items() if any(p.requires_grad for p in layer.parameters())]
-#: What LoRA is asked to adapt, by the names of projections.
+#: What LoRA is asked to adapt, by the names of projections; in drop-in layers every linear map.
 TARGETS = ["query", "key", "value", "output"]
 
 
-def targets_of(layer):
+def targets_of(name):
     """The linear maps that have one of these names."""
-    return [path for path, part in layer.named_modules()
-            if isinstance(part, nn.Linear) and path.rpartition(".")[2] in TARGETS]
+    return [path for path, part in MADE[name].named_modules()
+            if isinstance(part, nn.Linear) and (name in COMPAT or path.rpartition(".")[2] in TARGETS)]
 
 
 #: Layers with such maps.
-PROJECTED = [name for name, layer in MADE.items() if targets_of(layer)]
+PROJECTED = [name for name in MADE if targets_of(name)]
 
 
 def cleared(use):
@@ -81,7 +82,7 @@ def test_the_table_of_the_docs_is_current():
 
 @pytest.mark.parametrize("name", drawn(MATRIX["functional_call"], 3))
 def test_functional_call_takes_a_state(name):
-    use = LAYERS[name]()
+    use = ALL[name]()
     expected, state = use().detach(), use.layer.state_dict()
     twin = cleared(use)
     actual = twin.run(lambda *args, **options: functional_call(twin.layer, state, args, options, strict=True))
@@ -90,7 +91,7 @@ def test_functional_call_takes_a_state(name):
 
 @pytest.mark.parametrize("name", drawn(MATRIX["state dicts of DCP"], 6))
 def test_distributed_checkpoints(name):
-    use = LAYERS[name]()
+    use = ALL[name]()
     expected, state = use().detach(), get_model_state_dict(use.layer)
     assert names_of(use.layer) <= state.keys()
     twin = cleared(use)
@@ -101,7 +102,7 @@ def test_distributed_checkpoints(name):
 
 @pytest.mark.parametrize("name", drawn(MATRIX["EMA"], 6))
 def test_a_moving_average(name):
-    use = LAYERS[name]()
+    use = ALL[name]()
     averaged = AveragedModel(use.layer, multi_avg_fn=get_ema_multi_avg_fn(0.5))
     averaged.update_parameters(use.layer)
     expected = use().detach()
@@ -162,7 +163,7 @@ def test_two_processes(tmp_path):
     said = [process.communicate(timeout=300)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], "\n".join(said)
     assert json.loads(said[0].splitlines()[-1]) == {
-        tool: [name for name in drawn(LAYERS, 10) if name in MATRIX[tool]] for tool in ("FSDP2", "DDP")}
+        tool: [name for name in drawn(ALL, 10) if name in MATRIX[tool]] for tool in ("FSDP2", "DDP")}
 
 
 class Holder(nn.Module):
@@ -180,10 +181,11 @@ class Holder(nn.Module):
 def test_peft(name, tmp_path):
     """All projections at once and each alone: every adapter counts, is trained, saved, restored and merged."""
     peft = pytest.importorskip("peft", reason="peft is in the extra `tools`")
-    use = LAYERS[name]()
+    use = ALL[name]()
     use.layer.eval()
-    plain, targets = use().detach(), targets_of(use.layer)
-    for names in [TARGETS, *([path.rpartition(".")[2]] for path in targets)]:
+    plain, targets = use().detach(), targets_of(name)
+    whole = targets if name in COMPAT else TARGETS
+    for names in [whole, *([path] for path in targets)]:
         config = peft.LoraConfig(r=2, target_modules=names, init_lora_weights=False)
         model = peft.get_peft_model(Holder(copy.deepcopy(use.layer)), config)
         adapted = use.run(model.eval())
@@ -192,7 +194,7 @@ def test_peft(name, tmp_path):
         trained = {key: p for key, p in model.named_parameters() if p.requires_grad}
         assert all(p.grad is not None and p.grad.any() for p in trained.values()), names
     model = peft.get_peft_model(Holder(copy.deepcopy(use.layer)), peft.LoraConfig(
-        r=2, target_modules=TARGETS, init_lora_weights=False))
+        r=2, target_modules=whole, init_lora_weights=False))
     adapted = use.run(model.eval()).detach()
     model.save_pretrained(tmp_path)
     saved = load_file(tmp_path / "adapter_model.safetensors")
@@ -223,7 +225,7 @@ def test_peft_saves_a_whole_part():
 def test_accelerate(tmp_path):
     """One model of all layers; its file fills another, and one without memory."""
     accelerate = pytest.importorskip("accelerate", reason="accelerate is in the extra `tools`")
-    uses = {name: LAYERS[name]() for name in MATRIX["Accelerate"]}
+    uses = {name: ALL[name]() for name in MATRIX["Accelerate"]}
     expected = {name: use().detach() for name, use in uses.items()}
     save_file({f"{name}.{key}": t for name, use in uses.items() for key, t in use.layer.state_dict().items()},
               tmp_path / "model.safetensors")
@@ -265,7 +267,7 @@ def test_transformers(tmp_path):
             self.parts = parts(layers)
             self.post_init()
 
-    layers = {f"of {name}": LAYERS[name]().layer.float() for name in MATRIX["from_pretrained"]}
+    layers = {f"of {name}": ALL[name]().layer.float() for name in MATRIX["from_pretrained"]}
     model = Model(Config()).eval()
     model.save_pretrained(tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
@@ -287,7 +289,7 @@ def test_lightning(tmp_path):
     class Model(lightning.LightningModule):
         def __init__(self):
             super().__init__()
-            self.parts = parts({f"of {name}": LAYERS[name]().layer.float() for name in MATRIX["Lightning"]})
+            self.parts = parts({f"of {name}": ALL[name]().layer.float() for name in MATRIX["Lightning"]})
 
         def training_step(self, batch, index):
             return call(self.parts).square().mean()
@@ -315,7 +317,7 @@ def test_lightning(tmp_path):
 def test_lightning_in_mixed_precision(tmp_path):
     """Each layer computes in bfloat16 if it multiplies; parameters, and the step that is taken, are in float32."""
     lightning = pytest.importorskip("lightning", reason="lightning is in the extra `tools`")
-    uses, outputs = {name: in_float32(LAYERS[name]) for name in MATRIX["Lightning bf16"]}, {}
+    uses, outputs = {name: in_float32(ALL[name]) for name in MATRIX["Lightning bf16"]}, {}
     plain = {name: use().detach() for name, use in uses.items()}
 
     class Model(lightning.LightningModule):

@@ -27,7 +27,8 @@ def table(matrix: Mapping[str, Sequence[str]], failed: Mapping[str, Collection[s
     """
     from tests.support.layers import LAYERS
 
-    kinds = {name: type(LAYERS[name]().layer).__name__ for name in set().union(*matrix.values())}
+    kinds = {name: type(LAYERS[name]().layer).__name__ if name in LAYERS else name.replace("_", ".")
+             for name in set().union(*matrix.values())}
     lines = ["| layer | " + " | ".join(matrix) + " |", "|---" * (1 + len(matrix)) + "|"]
     for kind in sorted(set(kinds.values())):
         cells = []

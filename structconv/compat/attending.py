@@ -25,7 +25,7 @@ from structconv.primitives.native.dispatch import NO_DROP, Drop, drop_of
 from structconv.shapes import broadcast
 from structconv.structures.supports import Causal, DenseMask, Padding, Support
 
-__all__ = ["Mask", "attend", "attend_plainly"]
+__all__ = ["Mask", "attend", "attend_plainly", "drop_weights"]
 
 
 #: One object, whose part of a plan's key is known.
@@ -232,4 +232,9 @@ def _scores(query: Tensor, key: Tensor, bias: Tensor | None, support: Support | 
 
 def _weights(scores: Basis, over: str, sink: Tensor | None, dropout: float, seed: Tensor | None) -> Basis:
     weights = Normalized(scores, "softmax", over) if sink is None else scores.softmax(over, sink=sink)
-    return OPERATORS["dropout"](weights, dropout, seed) if dropout else weights
+    return drop_weights(weights, dropout, seed) if dropout else weights
+
+
+def drop_weights(weights: Basis, p: float, seed: Tensor | None = None) -> Basis:
+    """Zero each weight with probability p, which may be 1, as in torch."""
+    return OPERATORS["multiply"](weights, 0.0) if p == 1 else OPERATORS["dropout"](weights, p, seed)

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.fx import Proxy
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from structconv.arguments import suggesting
 from structconv.bases.entrywise import Normalized
@@ -39,7 +40,7 @@ from structconv.primitives.native.layer import attend_entries, is_direct
 from structconv.primitives.products import linear
 from structconv.shapes import check_tensor
 from structconv.structures.grid import Grid
-from structconv.torch_compat import tracing
+from structconv.torch_compat import all_plain, tracing
 from structconv.weights import Eye, Full, Grouped, Weight
 
 __all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d",
@@ -184,7 +185,7 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
         k, v, mask = self._lengthened(k, v, mask)
         y, weights = attend(q, k, v, mask, dropout=self.dropout if self.training else 0.0, weights=need_weights)
         y = y.transpose(-3, -2).flatten(-2) if first == 0 or not batched else y.permute(2, 0, 1, 3).flatten(-2)
-        y = linear(y, self.out_proj.weight, self.out_proj.bias)
+        y = linear(y, self.out_proj.weight, self.out_proj.bias) if self._is_plain_output() else self.out_proj(y)
         if weights is not None and average_attn_weights:
             weights = weights.mean(-3)
         return y, weights
@@ -195,7 +196,7 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
             return None
         if (self.in_proj_weight is None or self.bias_k is not None or self.add_zero_attn or x.shape[2] != self.embed_dim
                 or (self.training and self.dropout) or not is_small(x.shape[1], self.head_dim)
-                or not is_plain(self, Normalized)):
+                or not is_plain(self, Normalized) or not self._is_plain_output()):
             return None
         query, key, value = self.in_proj_weight.chunk(3)
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
@@ -205,6 +206,10 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
         if not is_direct(*tensors) or kernels() is None:
             return None
         return attend_entries(None, composed_attention(heads, scale, False), *tensors, heads, scale, False)
+
+    def _is_plain_output(self) -> bool:
+        """Return True if nothing replaces or watches the last linear layer, LoRA for example."""
+        return type(self.out_proj) in (nn.Linear, NonDynamicallyQuantizableLinear) and all_plain(self.out_proj)
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool) -> None:
         owner = "MultiheadAttention"

@@ -10,6 +10,7 @@ import operator
 import random
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,13 +30,19 @@ from structconv.primitives.native.loader import core
 from tests.support import layers
 from tests.support.derivatives import autograd_nodes, derivatives
 from tests.support.drawn import drawn as some
+from tests.support.drawn import part
 from tests.support.own_calls import own_calls
 
 theirs = pytest.importorskip("torch_geometric.nn")
+EdgeIndex = pytest.importorskip("torch_geometric").EdgeIndex
 P, Q, A = 4, 6, 3
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
-BOOL = st.booleans()
-AGGR = st.sampled_from(["add", "sum", "mean", "max", "min", "var", "std", "softmax"])
+BOOL = [False, True]
+AGGR = ["add", "sum", "mean", "max", "min", "var", "std", "softmax"]
+DROPOUT = [0.0, 0.0, 0.0, 1.0]  # between these the random numbers differ; see `test_dropout_has_the_moments_of_pygs`
+TYPES = {"a": P, "b": Q}
+RELATIONS = [[("a", "to", "b"), ("b", "to", "a"), ("a", "next", "a")], [("a", "to", "b"), ("b", "next", "b")],
+             [("a", "to", "b"), ("a", "too", "b"), ("b", "back", "a"), ("b", "next", "b")]]
 
 
 def perceptron():
@@ -55,9 +62,9 @@ class Kind:
     """How a layer may be made, and what it may be called with.
 
     Args:
-        args: of the constructor, a strategy or value each. options: those by keyword.
-        inputs: of "initial", "weight", "attr", "type", "lambda", "pair", "size", "sparse"; attributes are given
-            too with `edge_dim`.
+        args: of the constructor, a value or a list of choices each. options: those by keyword.
+        inputs: of "initial", "weight", "attr", "type", "lambda", "pair", "size"; attributes are given too with
+            `edge_dim`. "sparse": PyTorch Geometric's layer takes a sparse matrix, too.
     """
 
     args: tuple[Any, ...]
@@ -65,57 +72,74 @@ class Kind:
     inputs: str = "sparse"
 
 
-ATTENTION = {"heads": st.integers(1, 3), "concat": BOOL, "bias": BOOL, "aggr": AGGR,
-             "edge_dim": st.sampled_from([None, A])}
-LOOPED = {"negative_slope": st.sampled_from([0.2, 0.5]), "add_self_loops": BOOL, "residual": BOOL,
-          "fill_value": st.sampled_from(["mean", "add", "min", "max", "mul", 0.5, torch.tensor([1.0, -2.0, 0.5])])}
+ATTENTIVE = ("GATConv", "GATv2Conv", "TransformerConv")
+ATTENTION = {"heads": [1, 2, 3], "concat": BOOL, "bias": BOOL, "aggr": AGGR, "dropout": DROPOUT, "edge_dim": [None, A]}
+LOOPED = {"negative_slope": [0.2, 0.5], "add_self_loops": BOOL, "residual": BOOL,
+          "fill_value": ["mean", "add", "min", "max", "mul", 0.5, torch.tensor([1.0, -2.0, 0.5])]}
 KINDS = {
     "GCNConv": Kind((P, Q), {"improved": BOOL, "cached": BOOL, "bias": BOOL, "aggr": AGGR,
-                             "add_self_loops": st.sampled_from([None, False])}, "weight sparse"),
+                             "add_self_loops": [None, False]}, "weight sparse"),
     "SAGEConv": Kind((P, Q), {"aggr": AGGR, "normalize": BOOL, "root_weight": BOOL, "project": BOOL, "bias": BOOL},
                      "pair size sparse"),
     "GraphConv": Kind((P, Q), {"aggr": AGGR, "bias": BOOL}, "weight pair size sparse"),
-    "GINConv": Kind((perceptron,), {"eps": st.sampled_from([0.0, 0.3]), "train_eps": BOOL, "aggr": AGGR},
-                    "pair size sparse"),
+    "GINConv": Kind((perceptron,), {"eps": [0.0, 0.3], "train_eps": BOOL, "aggr": AGGR}, "pair size sparse"),
     "GATConv": Kind((P, Q), {**ATTENTION, **LOOPED}, "attr pair size sparse"),
     "GATv2Conv": Kind((P, Q), {**ATTENTION, **LOOPED, "share_weights": BOOL}, "attr pair sparse"),
     "TransformerConv": Kind((P, Q), {**ATTENTION, "beta": BOOL, "root_weight": BOOL}, "attr pair sparse"),
     "AGNNConv": Kind((), {"requires_grad": BOOL, "add_self_loops": BOOL, "aggr": AGGR}),
-    "ChebConv": Kind((P, Q, st.integers(1, 4)), {"normalization": st.sampled_from(["sym", "rw", None]), "bias": BOOL,
-                                                 "aggr": AGGR},
+    "ChebConv": Kind((P, Q, [1, 2, 3, 4]), {"normalization": ["sym", "rw", None], "bias": BOOL, "aggr": AGGR},
                      "weight lambda"),
-    "TAGConv": Kind((P, Q), {"K": st.integers(1, 3), "normalize": BOOL, "bias": BOOL, "aggr": AGGR}, "weight sparse"),
-    "SGConv": Kind((P, Q), {"K": st.integers(1, 3), "add_self_loops": BOOL, "bias": BOOL, "aggr": AGGR},
+    "TAGConv": Kind((P, Q), {"K": [1, 2, 3], "normalize": BOOL, "bias": BOOL, "aggr": AGGR}, "weight sparse"),
+    "SGConv": Kind((P, Q), {"K": [1, 2, 3], "cached": BOOL, "add_self_loops": BOOL, "bias": BOOL, "aggr": AGGR},
                    "weight sparse"),
-    "SSGConv": Kind((P, Q, 0.2), {"K": st.integers(1, 3), "add_self_loops": BOOL, "bias": BOOL, "aggr": AGGR},
+    "SSGConv": Kind((P, Q, 0.2), {"K": [1, 2, 3], "cached": BOOL, "add_self_loops": BOOL, "bias": BOOL, "aggr": AGGR},
                     "weight sparse"),
-    "MixHopConv": Kind((P, Q), {"powers": st.sampled_from([None, [1, 2], [0, 2], [3, 1]]), "add_self_loops": BOOL,
+    "MixHopConv": Kind((P, Q), {"powers": [None, [1, 2], [0, 2], [3, 1]], "add_self_loops": BOOL,
                                 "bias": BOOL, "aggr": AGGR}, "weight sparse"),
-    "APPNP": Kind((3, 0.2), {"add_self_loops": BOOL, "normalize": BOOL, "aggr": AGGR}, "weight sparse"),
-    "GINEConv": Kind((perceptron,), {"eps": st.sampled_from([0.0, 0.3]), "train_eps": BOOL, "aggr": AGGR,
-                                     "edge_dim": A}, "pair size"),
-    "NNConv": Kind((P, Q, st.sampled_from([one_layer, two_layers])), {"aggr": AGGR, "root_weight": BOOL, "bias": BOOL},
+    "APPNP": Kind((3, 0.2), {"dropout": DROPOUT, "cached": BOOL, "add_self_loops": BOOL, "normalize": BOOL,
+                             "aggr": AGGR}, "weight sparse"),
+    "GINEConv": Kind((perceptron,), {"eps": [0.0, 0.3], "train_eps": BOOL, "aggr": AGGR, "edge_dim": [A, None]},
+                     "attr pair size"),
+    "NNConv": Kind((P, Q, [one_layer, two_layers]), {"aggr": AGGR, "root_weight": BOOL, "bias": BOOL},
                    "attr pair size"),
-    "RGCNConv": Kind((P, Q, 3), {"aggr": st.sampled_from(["mean", "add", "max", "min", "std"]), "root_weight": BOOL,
-                                 "bias": BOOL, "num_bases": st.sampled_from([None, 2])}, "type pair"),
-    "ClusterGCNConv": Kind((P, Q), {"diag_lambda": st.sampled_from([0.0, 0.7]), "aggr": AGGR, "bias": BOOL}),
-    "ARMAConv": Kind((P, Q, st.integers(1, 2), st.integers(1, 3)), {"shared_weights": BOOL, "bias": BOOL,
-                                                                             "aggr": AGGR}, "weight"),
-    "FeaStConv": Kind((P, Q), {"heads": st.integers(1, 3), "add_self_loops": BOOL, "bias": BOOL, "aggr": AGGR},
+    "RGCNConv": Kind((P, Q, 3), {"aggr": ["mean", "add", "max", "min", "std"], "root_weight": BOOL,
+                                 "bias": BOOL, "num_bases": [None, 2]}, "type pair"),
+    "ClusterGCNConv": Kind((P, Q), {"diag_lambda": [0.0, 0.7], "aggr": AGGR, "bias": BOOL}),
+    "ARMAConv": Kind((P, Q, [1, 2], [1, 2, 3]), {"shared_weights": BOOL, "dropout": DROPOUT, "bias": BOOL,
+                                                 "aggr": AGGR}, "weight"),
+    "FeaStConv": Kind((P, Q), {"heads": [1, 2, 3], "add_self_loops": BOOL, "bias": BOOL, "aggr": AGGR},
                       "pair"),
     "GMMConv": Kind((P, Q, A, 2), {"separate_gaussians": BOOL, "aggr": AGGR, "bias": BOOL}, "attr pair size"),
-    "FAConv": Kind((P,), {"eps": st.sampled_from([0.0, 0.3]), "add_self_loops": BOOL, "aggr": AGGR}, "initial sparse"),
+    "FAConv": Kind((P,), {"eps": [0.0, 0.3], "dropout": DROPOUT, "cached": BOOL, "add_self_loops": BOOL, "aggr": AGGR},
+                   "initial sparse"),
+    "HGTConv": Kind(([P, -1, TYPES, {"a": -1, "b": Q}], Q, [(list(TYPES), kinds) for kinds in RELATIONS], [1, 2, 3]),
+                    {}, "types"),
+    "HeteroConv": Kind((RELATIONS, ["sum", "mean", "min", "max", "cat", None]), {}, "types"),
 }
+#: How edges may be given: `edge_index`, PyTorch Geometric's class of it, and sparse matrices of torch.
+LISTS, MATRICES = ["index", "int32", "EdgeIndex", "sorted EdgeIndex"], ["coo", "csr", "csc"]
 
 
 #: Layers that PyTorch Geometric does not make of unknown channels.
 NEVER_LAZY = {"ChebConv", "TAGConv", "MixHopConv", "NNConv", "RGCNConv", "ARMAConv", "GMMConv", "FAConv"}
 
 
-def drawn(draw, value):
-    if isinstance(value, st.SearchStrategy):
-        return draw(value)
-    return value() if callable(value) else value
+class InTurn:
+    """Chooses values in turn: of as many choices as there are values, each has another one."""
+
+    def __init__(self, name):
+        self.name, self.count = name, Counter()
+
+    def __call__(self, values, label):
+        turn, place = divmod(self.count[label], len(values))
+        self.count[label] += 1
+        return random.Random(f"{self.name} {label} {turn}").sample(list(values), len(values))[place]
+
+
+def chosen(choose, value, label):
+    if isinstance(value, list):
+        value = choose(value, label)
+    return value() if value in (perceptron, one_layer, two_layers) else value
 
 
 class OtherRoundings(TorchDispatchMode):
@@ -143,6 +167,7 @@ class Setup:
     peer: Any
     inputs: list[torch.Tensor]
     run: Any
+    choices: dict[str, Any] = field(default_factory=dict)
 
     def call(self, layer, *, gradients):
         """The output, and the gradients of its product with fixed numbers."""
@@ -151,14 +176,10 @@ class Setup:
 
     def uncertain(self, *, gradients):
         """How far the peer's numbers go if its operations round otherwise."""
-        def again():
-            self.peer.__dict__.update({key: None for key in vars(self.peer) if key.startswith("_cached")})
-            return self.call(self.peer, gradients=gradients)
-
-        right, farthest = again(), None
+        right, farthest = self.call(self.peer, gradients=gradients), None
         for number in range(4):
             with OtherRoundings(number):
-                actual = again()
+                actual = self.call(self.peer, gradients=gradients)
             apart = [(a - b).abs().max() if a.numel() else a.sum() for a, b in zip(actual, right, strict=True)]
             farthest = apart if farthest is None else [max(pair) for pair in zip(farthest, apart, strict=True)]
         return farthest
@@ -180,80 +201,165 @@ class Setup:
                 torch.testing.assert_close(got, want, rtol=0, atol=bound)
 
 
-@st.composite
-def setups(draw, name):
+def setup(choose, name):
     """A configuration of both layers, and a call: of any graph, with loops, repeated edges and isolated nodes."""
-    kind, dtype = KINDS[name], draw(st.sampled_from(list(TOLERANCE)))
+    kind, dtype = KINDS[name], choose(list(TOLERANCE), "dtype")
+    torch.manual_seed(choose(range(100), "seed"))
+    if "types" in kind.inputs:
+        return of_types(choose, name, dtype)
     if name == "ClusterGCNConv":
         dtype = torch.float32  # theirs divides by degrees in float32
-    torch.manual_seed(draw(st.integers(0, 1000)))
-    options = {key: drawn(draw, value) for key, value in kind.options.items()}
-    bipartite = "pair" in kind.inputs and draw(BOOL)
-    form = draw(st.sampled_from(["index", "index", "int32", *(["coo", "csr"] if "sparse" in kind.inputs else [])]))
-    if form in ("coo", "csr"):
-        options |= {"edge_dim": None} if "edge_dim" in options else {}
-        options |= {"aggr": draw(st.sampled_from(["add", "mean"]))} if "aggr" in options else {}
-    elif draw(BOOL):
+    options = {key: chosen(choose, value, key) for key, value in kind.options.items() if key != "fill_value"}
+    bipartite, static = "pair" in kind.inputs and choose(BOOL, "bipartite"), choose([False, False, True], "static")
+    theirs_too, rows_of_edges = "sparse" in kind.inputs, "attr" in kind.inputs
+    sparse = (options.get("aggr", "add") in ("add", "sum", "mean") and not (theirs_too and options.get("edge_dim"))
+              and choose([False, True, True], "sparse"))
+    matrices = MATRICES if theirs_too or not rows_of_edges else ["coo"]  # only that has values that are rows
+    form = choose(matrices, "matrix") if sparse else choose(LISTS, "list")
+    if not sparse and choose(BOOL, "flow"):
         options["flow"] = "source_to_target" if bipartite else "target_to_source"
-    if (form in ("coo", "csr") or bipartite) and "fill_value" in options:
-        options["fill_value"] = 0.5  # PyTorch Geometric's own layer fails for others
+    if "fill_value" in kind.options:  # PyTorch Geometric's own layer fails for others
+        options["fill_value"] = 0.5 if sparse or bipartite else choose(kind.options["fill_value"], "fill_value")
     if name == "FeaStConv" and bipartite:
         options["add_self_loops"] = False  # theirs adds one for each target, of which there may be more than sources
-    args = [drawn(draw, draw(value) if isinstance(value, st.SearchStrategy) else value) for value in kind.args]
-    if bipartite and args and args[0] == P and name != "FeaStConv" and draw(BOOL):
+    if options.get("normalize") is False and "dropout" in options:
+        options["dropout"] = 0.0  # theirs drops weights, of which it needs some
+    args = [chosen(choose, value, str(place)) for place, value in enumerate(kind.args)]
+    if bipartite and args and args[0] == P and name != "FeaStConv" and choose(BOOL, "two widths"):
         args[0] = (P, P)
-    if args and args[0] == P and name not in NEVER_LAZY and not options.get("project") and draw(BOOL):
+    if args and args[0] == P and name not in NEVER_LAZY and not options.get("project") and choose(BOOL, "lazy"):
         args[0] = -1
-    seed = draw(st.integers(0, 1000))
+    seed = choose(range(100), "seed of parameters")
     made = []
+    if "aggr" in options:  # the first of a class in a process decides whether it may take a matrix
+        getattr(theirs, name)(*copy.deepcopy(args), **{**options, "aggr": "add"})
     for library in (theirs, ours):
         torch.manual_seed(seed)
         made.append(getattr(library, name)(*copy.deepcopy(args), **options).to(dtype))
-    m = draw(st.integers(1, 7))
-    n, count = draw(st.integers(1, 7)) if bipartite else m, draw(st.integers(int(name == "FeaStConv"), 14))
+    lead, m = (2,) if static else (), choose([7, 1, 5], "sources")
+    n, count = choose([5, 1, 7], "targets") if bipartite else m, choose([14, 9, 0, 14, 1], "edges")
+    count = max(count, int(name == "FeaStConv"))
     index = torch.stack([torch.randint(m, (count,)), torch.randint(n, (count,))])
-    x = torch.randn(m, P, dtype=dtype, requires_grad=True)
+    x = torch.randn(*lead, m, P, dtype=dtype, requires_grad=True)
     inputs, nodes = [x], x
     if bipartite:
-        z = torch.randn(n, P, dtype=dtype, requires_grad=True)
+        z = torch.randn(*lead, n, P, dtype=dtype, requires_grad=True)
         inputs, nodes = [x, z], (x, z)
-    call: list[Any] = [nodes]
+    rows: list[Any] = [nodes]
     more: dict[str, Any] = {}
     if "initial" in kind.inputs:
-        inputs.append(torch.randn(m, P, dtype=dtype, requires_grad=True))
-        call.append(inputs[-1])
-    if form in ("coo", "csr"):
-        index = index.unique(dim=1)
-        matrix = torch.sparse_coo_tensor(index.flip(0), torch.rand(index.shape[1], dtype=dtype), (n, m)).coalesce()
-        call.append(edges := matrix if form == "coo" else matrix.to_sparse_csr())
+        inputs.append(torch.randn(*lead, m, P, dtype=dtype, requires_grad=True))
+        rows.append(inputs[-1])
+    values: list[Any] = []  # of the edges
+    if sparse or form == "sorted EdgeIndex":
+        index = index.flip(0).unique(dim=1).flip(0).contiguous()
+    count = index.shape[1]
+    attr = A if options.get("edge_dim") or "edge_dim" not in options else P if name == "GINEConv" else 0
+    if "attr" in kind.inputs and attr:
+        values.append(torch.randn(count, attr, dtype=dtype, requires_grad=not sparse))
+    elif "type" in kind.inputs:
+        values.append(torch.randint(3, (count,)))
+    elif sparse or ("weight" in kind.inputs and choose(BOOL, "weights")):
+        values.append(torch.empty(count, dtype=dtype).uniform_(0.1, 1).requires_grad_(not sparse))
+    edges, others = index, index
+    if sparse:
+        matrix = torch.sparse_coo_tensor(index.flip(0), values[0], (n, m, *values[0].shape[1:]), is_coalesced=True)
+        edges, others = in_form(matrix, form), in_form(matrix, "coo" if form == "coo" else "csr")
+        others = [others] if theirs_too else [index, *(values if name != "FeaStConv" else [])]
+        values = []
     else:
-        call.append(edges := index.int() if form == "int32" else index)
-        if "weight" in kind.inputs and draw(BOOL):
-            inputs.append(torch.empty(count, dtype=dtype).uniform_(0.1, 1).requires_grad_())
-            call.append(inputs[-1])
-        if options.get("edge_dim") or ("attr" in kind.inputs and "edge_dim" not in options):
-            inputs.append(torch.randn(count, A, dtype=dtype, requires_grad=True))
-            call.append(inputs[-1])
-        if "type" in kind.inputs:
-            call.append(torch.randint(3, (count,)))
-        empty = not bool((index[0] != index[1]).any())
-        if "lambda" in kind.inputs and (empty or draw(BOOL)):  # theirs divides by the largest degree
-            batch = torch.arange(m).ge(m // 2).long() if draw(BOOL) else None
-            bound = 3.0 if batch is None else torch.tensor([2.5, 3.5][:int(batch.max()) + 1], dtype=dtype)
-            more |= {"batch": batch, "lambda_max": bound}
-    if bipartite and "size" in kind.inputs and draw(BOOL):
+        edges = index.int() if form == "int32" else index
+        if "EdgeIndex" in form:
+            edges = EdgeIndex(index, sparse_size=(m, n), sort_order="col" if "sorted" in form else None)
+        others = [index, *values]
+        inputs += [value for value in values if value.requires_grad]
+    if "lambda" in kind.inputs and (not bool((index[0] != index[1]).any()) or choose(BOOL, "lambda_max")):
+        batch = torch.arange(m).ge(m // 2).long() if choose(BOOL, "batch") else None  # theirs divides by the largest
+        bound = 3.0 if batch is None else torch.tensor([2.5, 3.5][:int(batch.max()) + 1], dtype=dtype)
+        more |= {"batch": batch, "lambda_max": bound}
+    if bipartite and "size" in kind.inputs and choose(BOOL, "size"):
         more |= {"size": (m, n)}
-        if draw(BOOL) and not options.get("residual"):  # targets without features
-            call[0] = (x, None)
+        if choose(BOOL, "only sources") and not options.get("residual"):  # targets without features
+            rows[0] = (x, None)
             del inputs[1]
     peer, layer = made
 
+    def expected(*rows):
+        peer.__dict__.update({key: None for key in vars(peer) if key.startswith("_cached")})
+        return peer(*rows, *others, **more)
+
     def run(layer):
         torch.manual_seed(seed)  # a lazy layer draws its parameters now
-        wide = layer is peer and form == "int32"
-        return layer(*(one.long() if wide and one is edges else one for one in call), **more)
+        if layer is peer:
+            return (torch.stack([expected(*(sample(one, i) for one in rows)) for i in range(2)]) if static
+                    else expected(*rows))
+        if options.get("cached"):  # of another graph
+            layer(*rows, index.flip(0))
+            torch.manual_seed(seed)
+        return layer(*rows, edges, *values, **more)
 
-    return Setup(layer, peer, inputs, run)
+    return Setup(layer, peer, inputs, run, {**options, **dict(enumerate(args)), "form": form})
+
+
+def in_form(matrix, form):
+    return {"coo": lambda: matrix, "csr": matrix.to_sparse_csr, "csc": matrix.to_sparse_csc}[form]()
+
+
+def sample(nodes, i):
+    """Features of one sample."""
+    return tuple(one if one is None else one[i] for one in nodes) if isinstance(nodes, tuple) else nodes[i]
+
+
+def of_types(choose, name, dtype):
+    """The same for nodes and edges of several types."""
+    args = [chosen(choose, value, str(place)) for place, value in enumerate(KINDS[name].args)]
+    relations = args[0] if name == "HeteroConv" else args[2][1]
+    widths = dict.fromkeys(TYPES, P) if args[0] == P else TYPES
+    sizes = {kind: choose([6, 1, 4], kind) for kind in TYPES}
+    nodes = {kind: torch.randn(sizes[kind], width, dtype=dtype, requires_grad=True) for kind, width in widths.items()}
+    inputs, seed = list(nodes.values()), choose(range(100), "seed of parameters")
+    forms = {kind: choose([*LISTS, *MATRICES], f"form of {kind}") for kind in relations}
+    edges, others, attr, convs = {}, {}, {}, {}
+    for kind in relations:
+        ends = (sizes[kind[0]], sizes[kind[2]])
+        count = choose([12, 5, 0], f"edges of {kind}")
+        index = torch.stack([torch.randint(size, (count,)) for size in ends])
+        index = index.flip(0).unique(dim=1).flip(0).contiguous()
+        others[kind], form = index, forms[kind]
+        edges[kind] = index.int() if form == "int32" else index
+        if "EdgeIndex" in form:
+            edges[kind] = EdgeIndex(index, sparse_size=ends, sort_order="col" if "sorted" in form else None)
+        if form in MATRICES:
+            ones = torch.ones(index.shape[1], dtype=dtype)
+            edges[kind] = in_form(torch.sparse_coo_tensor(index.flip(0), ones, ends[::-1], is_coalesced=True), form)
+        convs[kind] = choose(["SAGEConv", "GraphConv", "GATConv", "GATv2Conv", "TransformerConv"], f"layer of {kind}")
+        if convs[kind] in ATTENTIVE and form in LISTS:
+            attr[kind] = torch.randn(index.shape[1], A, dtype=dtype, requires_grad=True)
+            inputs.append(attr[kind])
+
+    def make(library):
+        torch.manual_seed(seed)
+        if name == "HGTConv":
+            return library.HGTConv(*copy.deepcopy(args)).to(dtype)
+        layers = {}
+        for kind, conv in convs.items():
+            options = {"heads": 2} if conv in ATTENTIVE else {}
+            options |= {"edge_dim": A} if kind in attr else {}
+            options |= {"add_self_loops": False} if conv.startswith("GAT") else {}
+            layers[kind] = getattr(library, conv)((-1, -1), 2 * Q if conv not in ATTENTIVE else Q, **options)
+        return library.HeteroConv(layers, args[1]).to(dtype)
+
+    peer, layer = make(theirs), make(ours)
+
+    def run(layer):
+        torch.manual_seed(seed)
+        more = {"edge_attr_dict": attr} if attr else {}
+        y = layer(nodes, others if layer is peer else edges, **more if name == "HeteroConv" else {})
+        return torch.cat([y[kind].flatten() for kind in sorted(y)])
+
+    if name == "HGTConv":
+        inputs = list(nodes.values())
+    return Setup(layer, peer, inputs, run, {**dict(enumerate(args)), "form": [*forms.values()]})
 
 
 def results(y, inputs, layer):
@@ -263,12 +369,7 @@ def results(y, inputs, layer):
     return [y.detach(), *torch.autograd.grad((y * weights).sum(), leaves, allow_unused=True, materialize_grads=True)]
 
 
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.filterwarnings("ignore:.*joins source n to target n", "ignore:Converting sparse tensor to CSR")
-@settings(max_examples=60 if layers.EVERY else 6, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_a_layer_is_that_of_pyg(name, data):
-    one = data.draw(setups(name))
+def check(one):
     dtype = one.run(one.peer).dtype  # a lazy layer knows its channels now
     assert one.run(one.layer).dtype == dtype
     assert repr(one.layer) == repr(one.peer)
@@ -280,13 +381,43 @@ def test_a_layer_is_that_of_pyg(name, data):
             assert isinstance(value, UninitializedParameter) is isinstance(state[key], UninitializedParameter)
         else:
             torch.testing.assert_close(state[key], value, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
-    one.compare(gradients=True)
-    one.layer.reset_parameters()
-    one.peer.load_state_dict(one.layer.state_dict())
     one.compare()
-    one.peer.reset_parameters()
-    one.layer.load_state_dict(one.peer.state_dict())
-    one.compare()
+    for layer, peer in ((one.layer, one.peer), (one.peer, one.layer)):
+        layer.reset_parameters()
+        with torch.no_grad():
+            for p in layer.parameters():  # no zeros and ones
+                if not isinstance(p, UninitializedParameter):
+                    p.add_(torch.empty_like(p).uniform_(-0.3, 0.3))
+        peer.load_state_dict(layer.state_dict())
+        one.compare(gradients=layer is one.layer)
+
+
+#: Examples of each layer, at least one of each value of each option.
+EXAMPLES = 28
+of_layers = pytest.mark.filterwarnings("ignore:.*joins source n to target n", "ignore:Converting sparse tensor to CSR",
+                                       "ignore:There exist node types")
+
+
+@of_layers
+@pytest.mark.parametrize("name", KINDS)
+def test_a_layer_is_that_of_pyg(name):
+    choices, choose = [], InTurn(name)
+    for number in range(EXAMPLES):
+        with part(f"example {number}"):
+            check(one := setup(choose, name))
+            choices.append(one.choices)
+    forms = [*LISTS, *MATRICES] if "sparse" in KINDS[name].inputs else LISTS
+    for key, values in {**dict(enumerate(KINDS[name].args)), **KINDS[name].options, "form": forms}.items():
+        if isinstance(values, list) and not callable(values[0]) and "types" not in KINDS[name].inputs:
+            assert {*map(repr, values)} <= {repr(each[key]) for each in choices}, key
+
+
+@of_layers
+@pytest.mark.parametrize("name", KINDS)
+@settings(max_examples=60 if layers.EVERY else 2, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_a_random_layer_is_that_of_pyg(name, data):
+    check(setup(lambda values, label: data.draw(st.sampled_from(values), label), name))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -403,6 +534,25 @@ def test_dropout_is_of_the_weights(name, dropped):
         assert 0 < (weights == 0).sum() < weights.numel()
         whole = torch.where(weights == 0, 0, 2 * whole)
     torch.testing.assert_close(weights, whole)
+
+
+@pytest.mark.parametrize("name, args", [
+    ("GATConv", (P, Q, 2)), ("GATv2Conv", (P, Q, 2)), ("TransformerConv", (P, Q, 2)), ("FAConv", (P,)),
+    ("APPNP", (2, 0.1)), ("ARMAConv", (P, Q))])
+def test_dropout_has_the_moments_of_pygs(name, args):
+    """Mean and variance over copies of a graph, within 5 standard errors of the difference."""
+    copies, (layer, peer) = 3000, both(name, *args, dropout=0.3)
+    peer.load_state_dict(layer.state_dict())
+    x = torch.randn(5, P).double()
+    edges = (EDGES.unsqueeze(1) + 5 * torch.arange(copies).view(-1, 1)).flatten(1)
+    rows = (x.repeat(copies, 1),) * (2 if name == "FAConv" else 1)
+    torch.manual_seed(0)
+    got, want = (one(*rows, edges).detach().view(copies, -1) for one in (layer, peer))
+    assert bool((want.var(0) > 0.01).any())
+    for power in (1, 2):
+        a, b = ((y if power == 1 else (y - y.mean(0)).square()) for y in (got, want))
+        error = ((a.var(0) + b.var(0)) / copies).sqrt()
+        assert bool(((a.mean(0) - b.mean(0)).abs() <= 5 * error + 1e-10).all()), power
 
 
 SAMPLED = {"GCNConv": (P, Q), "SAGEConv": (P, Q, "max"), "GraphConv": (P, Q), "GINConv": (perceptron(),),
@@ -766,7 +916,7 @@ def test_a_write_to_weights_through_numpy_takes_effect():
 def test_one_list_of_edges_serves_calls_with_and_without_weights(name, loops):
     kind = KINDS[name]
     options = {"add_self_loops": False} if "add_self_loops" in kind.options and not loops else {}
-    args = (2 if isinstance(value, st.SearchStrategy) else value for value in kind.args)
+    args = (2 if isinstance(value, list) else value for value in kind.args)
     layer, x, edges = getattr(ours, name)(*args, **options), torch.randn(5, P), torch.randint(0, 5, (2, 8))
     for weight in (torch.rand(8), None, torch.rand(8), None):
         torch.testing.assert_close(layer(x, edges, weight), layer(x, edges.clone(), weight))
@@ -782,7 +932,7 @@ def test_calls_in_any_order_equal_calls_with_fresh_edges(seed):
         options = {each: chance.random() < 0.5 for each in ("add_self_loops", "normalize", "cached")
                    if each in KINDS[name].options}
         kind = "attr" if name == "GATConv" else "weight"
-        args = (2 if isinstance(value, st.SearchStrategy) else value for value in KINDS[name].args)
+        args = (2 if isinstance(value, list) else value for value in KINDS[name].args)
         layer = getattr(ours, name)(*args, **options, **({"edge_dim": A} if kind == "attr" else {}))
         layers_and_values.append((layer, values[kind]))
     for _ in range(60):

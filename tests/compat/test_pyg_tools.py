@@ -186,6 +186,22 @@ def test_summary_and_sequential():
     close(stacked(x, EDGES), nets[1](x, EDGES))
 
 
+def test_profile(capsys):
+    from torch_geometric import profile
+
+    (net, peer), x = pair_of_nets("GATConv"), torch.randn(5, 4)
+    assert profile.count_parameters(net) == profile.count_parameters(peer) == sum(p.numel() for p in net.parameters())
+    assert profile.get_model_size(net) == pytest.approx(profile.get_model_size(peer), rel=0.05)
+    with profile.timeit(log=False) as time:
+        net(x, EDGES)
+    assert time.duration > 0
+    profile.benchmark([net, peer], (x, EDGES), num_steps=2, num_warmups=1, func_names=["ours", "theirs"], backward=True)
+    assert {"ours", "theirs", "Forward", "Backward"} <= {*capsys.readouterr().out.replace("|", " ").split()}
+    with profile.torch_profile(export_chrome_trace=False):
+        net(x, EDGES)
+    assert "CPU" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", ["SAGEConv", "GraphConv", *ATTENTION])
 @pytest.mark.parametrize("convert", ["to_hetero", "HeteroConv"])
 def test_heterogeneous_models(name, convert):

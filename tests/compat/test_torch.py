@@ -573,3 +573,11 @@ def test_small_images_need_no_plan(monkeypatch, name, args, options, shape):
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(shape)
     torch.testing.assert_close(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_a_hook_of_the_last_linear_layer_is_called(need_weights: bool) -> None:
+    layer, x = compat.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 5, 8)
+    y = layer(x, x, x, need_weights=need_weights)[0]
+    layer.out_proj.register_forward_hook(lambda module, inputs, output: 2 * output)
+    torch.testing.assert_close(layer(x, x, x, need_weights=need_weights)[0], 2 * y)

@@ -17,6 +17,8 @@ from structconv import nn as layers
 from structconv.bases.base import Basis
 from structconv.bases.shift import Shift
 from structconv.bases.sparse import Sparse
+from structconv.compat import pyg
+from structconv.compat import torch as torch_layers
 from structconv.mechanisms import (
     Adjacency,
     Chebyshev,
@@ -41,11 +43,13 @@ from structconv.weights import Depthwise, Full, Grouped, HeadBlocks, LowRank, Se
 from tests.support import library
 from tests.support.drawn import EVERY, drawn
 
-__all__ = ["EVERY", "LAYERS", "drawn", "drawn_uses", "in_float32", "over_specimens", "uses"]
+__all__ = ["COMPAT", "EVERY", "LAYERS", "drawn", "drawn_uses", "in_float32", "over_specimens", "uses"]
 
 F64, M, P, Q = torch.float64, library.M, library.P, library.Q
 #: Every named layer by its name, made anew at each call.
 LAYERS: dict[str, Make] = {}
+#: Drop-in layers, by their modules and names.
+COMPAT: dict[str, Make] = {}
 
 
 class Weighed(Mechanism):
@@ -303,5 +307,25 @@ def in_float32(make: Make) -> Use:
         lambda t: t.detach().to(torch.float32).requires_grad_() if t.is_floating_point() else t)
 
 
-for _register in (_graphs, _attention, _grids, _expressions, _several_structures, _several_inputs, _blocks):
+def _compat() -> None:
+    edges, kinds = torch.tensor([[0, 1, 2, 2, 3, 1, 5], [1, 0, 3, 2, 3, 4, 0]]), torch.arange(7) % 2
+    types = [("a", "to", "b"), ("b", "to", "a")]
+    makers: dict[str, Make] = {
+        "torch.MultiheadAttention": lambda: use(torch_layers.MultiheadAttention(P, 2, batch_first=True), *[xs()] * 3),
+        "torch.TransformerEncoderLayer": lambda: use(
+            torch_layers.TransformerEncoderLayer(P, 2, 5, dropout=0.0, batch_first=True), xs()),
+        "torch.TransformerDecoderLayer": lambda: use(
+            torch_layers.TransformerDecoderLayer(P, 2, 5, dropout=0.0, batch_first=True), xs(), xs()),
+        "torch.Conv2d": lambda: use(torch_layers.Conv2d(P, Q, 3, padding=1), image(4, 3)),
+        "pyg.GCNConv": lambda: use(pyg.GCNConv(P, Q), x(), edges),
+        "pyg.GATConv": lambda: use(pyg.GATConv(P, Q, 2), x(), edges),
+        "pyg.SAGEConv": lambda: use(pyg.SAGEConv(P, Q), x(), edges),
+        "pyg.TransformerConv": lambda: use(pyg.TransformerConv(P, Q, 2), x(), edges),
+        "pyg.RGCNConv": lambda: use(pyg.RGCNConv(P, Q, 2), x(), edges, kinds),
+        "pyg.HGTConv": lambda: use(pyg.HGTConv(P, 4, (["a", "b"], types), 2), {"a": x(), "b": library.random(M, P)},
+                                   dict.fromkeys(types, edges))}
+    COMPAT.update({f"compat.{name}".replace(".", "_"): seeded(make) for name, make in makers.items()})
+
+
+for _register in (_graphs, _attention, _grids, _expressions, _several_structures, _several_inputs, _blocks, _compat):
     _register()

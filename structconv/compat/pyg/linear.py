@@ -113,6 +113,11 @@ class LinearByType(nn.Module):
         draw(self.lins)
 
     def forward(self, x_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        for name, x in x_dict.items():
+            lin = self.lins[parameter_key(name)] if name in self.types else None
+            if isinstance(lin, Linear) and lin.is_lazy:
+                lin.materialize(x.shape[-1])
+                lin.reset_parameters()  # once more, as there
         return {name: self.lins[parameter_key(name)](x_dict[name]) for name in self.types if name in x_dict}
 
 

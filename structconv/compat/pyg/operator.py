@@ -9,6 +9,7 @@ from structconv import torch_compat as private
 from structconv.bases.base import OPERATORS, Basis
 from structconv.bases.entrywise import Masked, Normalized
 from structconv.bases.scores import EdgeScore
+from structconv.compat.attending import drop_weights
 from structconv.planning.plan import plan_for
 from structconv.planning.precision import autocast_dtype, cast_call
 from structconv.planning.problem import Call
@@ -43,7 +44,7 @@ def attend(values: Tensor, heads: Tensor, scores: Basis, graph: Graph, *, added:
     if added is not None:
         scores = OPERATORS["add"](scores, EdgeScore(graph, added.to(values.dtype).unsqueeze(0)))
     basis: Basis = Normalized(Masked(scores, EdgeSupport(graph)), "softmax", "inputs")
-    basis = OPERATORS["dropout"](basis, dropout) if dropout else basis
+    basis = drop_weights(basis, dropout) if dropout else basis
     theta = EyeBlocks._over({"size": heads.shape[-3], "channels": values.shape[-1]})
     call = Call(values, basis, theta, bias, heads)
     if private.any_autocast():

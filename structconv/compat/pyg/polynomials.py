@@ -271,6 +271,8 @@ class MixHopConv(_Polynomial):
 class APPNP(_Polynomial):
     """K times h <- (1 - alpha) A^T h + alpha x, from h = x. Arguments: those of `torch_geometric.nn.APPNP`.
 
+    As there, dropout adds up: an entry of A that one step drops is also zero in the steps after it.
+
     Example:
 
         >>> from structconv.compat.pyg import APPNP
@@ -293,8 +295,7 @@ class APPNP(_Polynomial):
         messages = normalized(self, edge_index, x, edge_weight, loops=loops, normalize=self.normalize)
         h, absent = x, self._replaced(messages.graph) if loops else None
         for _ in range(self.K):
-            own = messages
             if self.dropout and self.training:
-                own = Sparse(own.graph, functional.dropout(own._rows(x.dtype)[0], self.dropout))
-            h = (1 - self.alpha) * self._aggregated(h, own, absent=absent) + self.alpha * x
+                messages = Sparse(messages.graph, functional.dropout(messages._rows(x.dtype)[0], self.dropout))
+            h = (1 - self.alpha) * self._aggregated(h, messages, absent=absent) + self.alpha * x
         return h
