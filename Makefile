@@ -1,6 +1,6 @@
 # Everything sets itself up: each target makes the virtual environment first if it is missing or out of date.
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-every test-native ecosystem lint bench docs systems results clean
+.PHONY: help venv demo test test-every test-oldest test-native ecosystem lint bench docs systems results clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -11,6 +11,7 @@ READY := $(VENV)/.ready
 READY_TEST := $(VENV)/.ready-test
 READY_BENCH := $(VENV)/.ready-bench
 READY_DOCS := $(VENV)/.ready-docs
+OLDEST := .venv-oldest
 # Bytecode is kept: without it every process, of which the tests start dozens, compiles all of torch anew.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -46,6 +47,13 @@ test: $(READY_TEST) ## run the tests
 
 test-every: $(READY_TEST) ## run the tests, and every near-equal case that they draw from
 	STRUCTCONV_EVERY_TEST=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+
+test-oldest: $(OLDEST)/.ready ## run the tests with the oldest torch, NumPy, ... of pyproject.toml, in .venv-oldest
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+
+$(OLDEST)/.ready: pyproject.toml systems/pyproject.toml
+	@$(PYTHON) tools/bootstrap.py --venv $(OLDEST) --extras test,gpu,tools --oldest
+	@touch $@
 
 test-native: $(READY) ## run the native kernels under a memory checker
 	$(BIN)/python -m tests.native.run

@@ -15,6 +15,9 @@ torch comes first, as `constraints.txt` pins it. Without an NVIDIA GPU its CPU b
 in its configured places or on PyTorch's own index; else the size of the CUDA build is said before the download. The
 native core is compiled with its headers while pip installs the rest. No module is compiled to bytecode before a
 program imports it.
+
+`--oldest` installs the oldest versions of the library's dependencies that `pyproject.toml` admits, instead of those of
+`constraints.txt`.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -32,6 +36,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SYSTEMS = f"{ROOT / 'systems'}[molecules]"
 OLDEST = (3, 11)
+CONSTRAINTS = ROOT / "constraints.txt"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PIP_OPTIONS = ("--disable-pip-version-check", "--no-input")
 BUILD = ("hatchling>=1.27", "editables")  # what builds both distributions
@@ -43,16 +48,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Make the virtual environment of this repository.")
     parser.add_argument("--venv", type=Path, default=Path(".venv"), help="where (default: .venv)")
     parser.add_argument("--extras", default="all", help="extras of pyproject.toml, comma-separated (default: all)")
+    parser.add_argument("--oldest", action="store_true", help="the oldest dependencies that pyproject.toml admits")
     args = parser.parse_args()
     try:
         python = environment(find_python(), ROOT / args.venv)
-        install_torch(python)
-        install(python, ["--quiet", *BUILD])
+        constraints = oldest(ROOT / args.venv / "constraints.txt") if args.oldest else CONSTRAINTS
+        install_torch(python, constraints)
+        install(python, constraints, ["--quiet", *BUILD])
         say(f"installing structconv[{args.extras}] and structconv-systems into {args.venv}")
         # The build hook waits for it; where it fails, the hook says why.
-        with subprocess.Popen([python, NATIVE], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
-            install(python, ["--quiet", "--no-build-isolation", "--editable", f"{ROOT}[{args.extras}]",
-                             "--editable", SYSTEMS])
+        with subprocess.Popen([python, "-P", NATIVE], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
+            install(python, constraints, ["--quiet", "--no-build-isolation", "--editable", f"{ROOT}[{args.extras}]",
+                                          "--editable", SYSTEMS])
     except Failure as failure:
         print(f"bootstrap: {failure}", file=sys.stderr)
         return 1
@@ -162,36 +169,42 @@ def complaints_of(done: subprocess.CompletedProcess[str]) -> list[str]:
     return [f"  {' '.join(map(str, done.args))}: {said[-1]}"]
 
 
-def install(python: Path, arguments: Sequence[str]) -> None:
+def oldest(constraints: Path) -> Path:
+    """Write constraints that allow the oldest series of each of the library's dependencies only."""
+    floors = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    constraints.write_text("".join(f"{floor.replace('>=', '==')}.*\n" for floor in floors), encoding="utf-8")
+    return constraints
+
+
+def install(python: Path, constraints: Path, arguments: Sequence[str]) -> None:
     """`pip install` under the constraints, its output shown."""
-    command = [str(python), "-m", "pip", *PIP_OPTIONS, "install", "--no-compile", "-c", str(ROOT / "constraints.txt"),
-               *arguments]
+    command = [str(python), "-m", "pip", *PIP_OPTIONS, "install", "--no-compile", "-c", str(constraints), *arguments]
     if subprocess.run(command, check=False).returncode:
         raise Failure(f"pip could not install {arguments[-1]}; its message is above.")
 
 
-def install_torch(python: Path) -> None:
+def install_torch(python: Path, constraints: Path) -> None:
     """torch: its CPU build where there is no GPU and one can be found, else what pip takes, its size said before."""
-    wheels = resolve(python)
+    wheels = resolve(python, constraints)
     if wheels == {}:
         return
     index: list[str] = []
     if wheels and is_cuda(wheels) and not has_gpu():
         say("no NVIDIA GPU here: looking for the CPU build of torch")
         # CPU_INDEX may be out of reach: one short try.
-        smaller = resolve(python, "--index-url", CPU_INDEX, "--timeout", "5", "--retries", "0")
+        smaller = resolve(python, constraints, "--index-url", CPU_INDEX, "--timeout", "5", "--retries", "0")
         if smaller and not is_cuda(smaller):
             wheels, index = smaller, ["--index-url", CPU_INDEX]
     if wheels and is_cuda(wheels):
         say(f"torch comes with CUDA: {len(wheels)} packages, {download_size(wheels.values())} to download")
     say(f"installing torch{' (CPU build)' if wheels and not is_cuda(wheels) else ''}")
-    install(python, [*index, "torch"])
+    install(python, constraints, [*index, "torch"])
 
 
-def resolve(python: Path, *options: str) -> dict[str, str] | None:
+def resolve(python: Path, constraints: Path, *options: str) -> dict[str, str] | None:
     """What pip would install for torch, {name: address}; None where pip cannot say (too old, or offline)."""
     done = run([python, "-m", "pip", *PIP_OPTIONS, "install", "--dry-run", "--quiet", "--report", "-",
-                "-c", ROOT / "constraints.txt", *options, "torch"])
+                "-c", constraints, *options, "torch"])
     if done.returncode:
         return None
     report = json.loads(done.stdout)

@@ -145,7 +145,8 @@ class Identity(Basis):
             check_positive("Identity", "size", size)
         if type(device) is not torch.device:
             device = check_device("Identity", device)
-        self.__dict__.update(n=n, size=size, device=device)
+        attrs = self.__dict__
+        attrs["n"], attrs["size"], attrs["device"] = n, size, device
 
     @property
     def num_inputs(self) -> int:

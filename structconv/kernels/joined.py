@@ -71,7 +71,7 @@ class JoinedInputs(Kernel):
 
     def weights(self, match: Joined, problem: Problem) -> Run:
         entries = super().weights(match, problem)
-        functions = [applied.weights or entries for applied in match.applications]
+        functions = [entries if applied.weights is None else applied.weights for applied in match.applications]
         return lambda call: tuple(of(part_of(call, number)) for number, of in enumerate(functions))  # type: ignore[return-value]
 
 

@@ -70,18 +70,18 @@ class Application(NamedTuple):
 
     def analyze(self) -> Apply:
         """`analysis`, by the method that is there."""
-        apply = self.apply
-        return self.analysis or (lambda x, call: apply(x.unsqueeze(-3), call))
+        apply, analysis = self.apply, self.analysis  # compared with None: torch 2.12 traces no `or` of functions
+        return (lambda x, call: apply(x.unsqueeze(-3), call)) if analysis is None else analysis
 
     def rows(self) -> Apply:
         """`single`, by the method that is there."""
-        analysis = self.analyze()
-        return self.single or (lambda x, call: analysis(x, call).squeeze(-3))
+        analysis, single = self.analyze(), self.single
+        return (lambda x, call: analysis(x, call).squeeze(-3)) if single is None else single
 
     def synthesize(self) -> Apply:
         """`synthesis`, by the method that is there."""
-        apply = self.apply
-        return self.synthesis or (lambda r, call: apply(r, call).sum(-3))
+        apply, synthesis = self.apply, self.synthesis
+        return (lambda r, call: apply(r, call).sum(-3)) if synthesis is None else synthesis
 
 
 class Applied(Kernel):
@@ -126,7 +126,8 @@ class Applied(Kernel):
         return _ORDERS[path](self.application(match, problem), problem)
 
     def weights(self, match: Any, problem: Problem) -> Run:
-        return self.application(match, problem).weights or super().weights(match, problem)
+        weights = self.application(match, problem).weights
+        return super().weights(match, problem) if weights is None else weights
 
 
 # -- the orders ---------------------------------------------------------------------------------------------------

@@ -77,7 +77,9 @@ class _Held(FrozenValue):
     def _over(cls, attrs: Mapping[str, Any]) -> Self:
         """The value with these fields, unchecked: a plan for it checks, once."""
         theta = object.__new__(cls)
-        theta.__dict__.update(attrs)
+        own = theta.__dict__
+        for name, field in attrs.items():  # torch 2.10 traces no `update`
+            own[name] = field
         return theta
 
     @property
@@ -314,7 +316,8 @@ class BoundWeight(nn.Module):
             return called
         theta = object.__new__(type(kind))
         attrs = theta.__dict__
-        attrs.update(self._fixed)
+        for name, size in self._fixed.items():
+            attrs[name] = size
         for name in kind.LETTERS:
             attrs[name] = (parameters[name] if name in parameters else
                           modules[name].tensor() if name in modules else getattr(self, name))  # type: ignore

@@ -153,15 +153,15 @@ struct Op {
         int64_t *sizes, *strides, numbers;
         void* data = nullptr;
         const AtenTensorHandle handle = t.get();
-        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(handle, &device));
-        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(handle, &layout));
+        TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(handle, &device));
+        TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(handle, &layout));
         check(device == types().cpu && layout == 0, argument, "be a dense tensor on the CPU");
-        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(handle, &sizes));
-        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(handle, &strides));
-        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(handle, &found.dtype));
-        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_numel(handle, &numbers));
+        TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(handle, &sizes));
+        TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(handle, &strides));
+        TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(handle, &found.dtype));
+        TORCH_ERROR_CODE_CHECK(aoti_torch_get_numel(handle, &numbers));
         if (numbers) {
-            STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(handle, &data));
+            TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(handle, &data));
             check(data, argument, "have memory");
         }
         found.held = t, found.data = static_cast<char*>(data), found.sizes = sizes, found.strides = strides;
@@ -285,12 +285,12 @@ struct Op {
         if (bytes >= kLarge && (dtype == types().f32 || dtype == types().bf16)) {
             const std::vector<int64_t> sizes(shape);
             StableIValue stack[2] = {torch::stable::detail::from(sizes), torch::stable::detail::from(dtype == types().bf16)};
-            STABLE_TORCH_ERROR_CODE_CHECK(
+            TORCH_ERROR_CODE_CHECK(
                 torch_call_dispatcher("structconv_native::large", "", stack, TORCH_FEATURE_VERSION));
             return torch::stable::detail::to<Tensor>(stack[0]);
         }
         AtenTensorHandle made;
-        STABLE_TORCH_ERROR_CODE_CHECK(
+        TORCH_ERROR_CODE_CHECK(
             aoti_torch_empty_strided(dim, shape.begin(), strides, dtype, types().cpu, 0, &made));
         return Tensor(made);
     }
@@ -727,7 +727,7 @@ Tensor matrix(const View& t, int64_t at, int64_t rows, int64_t columns, bool tra
     const int64_t sizes[2] = {transposed ? columns : rows, transposed ? rows : columns};
     const int64_t strides[2] = {transposed ? 1 : columns, transposed ? columns : 1};
     AtenTensorHandle made;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(
+    TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(
         t.tensor().get(), 2, sizes, strides, at * rows * columns, &made));  // from where t begins
     return Tensor(made);
 }
@@ -737,13 +737,13 @@ Tensor shaped(const Tensor& t, Shape sizes) {
     int64_t strides[4], dim = static_cast<int64_t>(sizes.size());
     for (int64_t i = dim - 1, step = 1; i >= 0; --i) strides[i] = step, step *= sizes.begin()[i];
     AtenTensorHandle made;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(t.get(), dim, sizes.begin(), strides, 0, &made));
+    TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(t.get(), dim, sizes.begin(), strides, 0, &made));
     return Tensor(made);
 }
 
 void multiply_into(const Tensor& y, const Tensor& a, const Tensor& b, const Tensor* plus = nullptr) {
-    STABLE_TORCH_ERROR_CODE_CHECK(plus ? aoti_torch_cpu_addmm_out(y.get(), plus->get(), a.get(), b.get(), 1.0, 1.0)
-                                       : aoti_torch_cpu_mm_out(y.get(), a.get(), b.get()));
+    TORCH_ERROR_CODE_CHECK(plus ? aoti_torch_cpu_addmm_out(y.get(), plus->get(), a.get(), b.get(), 1.0, 1.0)
+                                : aoti_torch_cpu_mm_out(y.get(), a.get(), b.get()));
 }
 
 View times(const Op& op, const View& a, const Tensor& b, int64_t columns, const Tensor* plus = nullptr) {
@@ -1254,8 +1254,8 @@ struct Dots {
         if (!turned && own * in && key.data == query.data + 4 * own * in && value.data == key.data + 4 * own * in) {
             const int64_t sizes[2] = {width, in}, strides[2] = {in, 1};
             AtenTensorHandle made;
-            STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_create_tensor_from_blob(query.data, 2, sizes, strides, 0, types().f32,
-                                                                             types().cpu, 0, &made));
+            TORCH_ERROR_CODE_CHECK(aoti_torch_create_tensor_from_blob(query.data, 2, sizes, strides, 0, types().f32,
+                                                                      types().cpu, 0, &made));
             return op.view("weights", Tensor(made));
         }
         const View found = op.made({width, in});
@@ -1313,7 +1313,7 @@ struct Dots {
     Tensor piece(const View& rows, int64_t first, int64_t count) const {
         const int64_t sizes[2] = {count, in}, strides[2] = {in, 1};
         AtenTensorHandle made;
-        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(rows.tensor().get(), 2, sizes, strides, first * in, &made));
+        TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(rows.tensor().get(), 2, sizes, strides, first * in, &made));
         return Tensor(made);
     }
 };
@@ -1868,7 +1868,7 @@ struct Attention {
         const int64_t sizes[4] = {batch, heads, rows, channels}, row = std::max<int64_t>(heads, 1) * std::max<int64_t>(channels, 1);
         const int64_t strides[4] = {std::max<int64_t>(rows, 1) * row, std::max<int64_t>(channels, 1), row, 1};
         AtenTensorHandle made;
-        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(4, sizes, strides, types().f32, types().cpu, 0, &made));
+        TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(4, sizes, strides, types().f32, types().cpu, 0, &made));
         return op.view("result", Tensor(made));
     }
 };
