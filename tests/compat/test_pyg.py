@@ -24,6 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import structconv.compat.pyg as ours
+from structconv.compat.pyg import aggregations
+from structconv.compat.pyg.edges import numbered
 from structconv.errors import ConfigError
 from structconv.primitives.native.loader import core
 from tests.support import layers
@@ -792,3 +794,16 @@ def test_relational_layers_on_one_graph_do_not_share_their_means() -> None:
             peer = theirs.RGCNConv(16, 16, 3, aggr=layer.aggr)
             peer.load_state_dict(layer.state_dict())
             torch.testing.assert_close(layer(x, edges, kind), peer(x, edges, kind), rtol=1e-4, atol=1e-4)
+
+
+def test_an_aggregation_lays_out_its_groups_once(monkeypatch):
+    """Until the numbers of the groups change."""
+    calls = []
+    monkeypatch.setattr(aggregations, "numbered", lambda index: calls.append(index) or numbered(index))
+    x, index, layer = torch.randn(4, 3), torch.tensor([0, 0, 1, 1]), ours.SumAggregation()
+    for _ in range(2):
+        torch.testing.assert_close(layer(x, index), torch.stack([x[:2].sum(0), x[2:].sum(0)]))
+    assert len(calls) == 1
+    index[1] = 1
+    torch.testing.assert_close(layer(x, index), torch.stack([x[0], x[1:].sum(0)]))
+    assert len(calls) == 2

@@ -69,7 +69,8 @@ class _Aggregation(Base):
             sizes = x.new_tensor([count], dtype=torch.int64) if ptr is None else ptr.diff()
             dim_size, index = sizes.shape[0], numbered_by_count(sizes, count)
         size = group_count(index) if dim_size is None else dim_size
-        y = aggregate(self, rows, Sparse(Graph(numbered(index), num_inputs=count, num_outputs=size)))
+        members = derived(index, "members", lambda: numbered(index))
+        y = aggregate(self, rows, Sparse(Graph(members, num_inputs=count, num_outputs=size)))
         return y.movedim(-2, dim)
 
     def reset_parameters(self) -> None:
