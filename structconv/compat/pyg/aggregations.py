@@ -388,10 +388,8 @@ def _var(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
         if messages.values is not None:
             values = messages.values.detach() if how.semi_grad else messages.values
             known["squares"] = project(squares, Sparse(messages.graph, values.square()), None)
-        elif "sum" in known:
+        else:
             known["squares"] = project(squares, messages, None)
-        else:  # both at once
-            known["sum"], known["squares"] = project(torch.cat([x, squares], -1), messages, None).chunk(2, -1)
     counts = _counts(messages.graph, x.dtype)
     return known["squares"] / counts - _mean(how, x, messages, known).square()
 
@@ -437,8 +435,6 @@ def _multi(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
     first = [one for one, name in zip(how.aggrs, names, strict=True) if name in ("VarAggregation", "StdAggregation")]
     if len({one.var_aggr.semi_grad if hasattr(one, "var_aggr") else one.semi_grad for one in first}) > 1:
         known = {}
-    for one in first[:1]:  # sums and squares together, which all moments share
-        _aggregate(one, x, messages, known)
     return cast(Tensor, how.combine([_aggregate(one, x, messages, known) for one in how.aggrs]))
 
 
