@@ -807,3 +807,12 @@ def test_an_aggregation_lays_out_its_groups_once(monkeypatch):
     index[1] = 1
     torch.testing.assert_close(layer(x, index), torch.stack([x[0], x[1:].sum(0)]))
     assert len(calls) == 2
+
+
+def test_variances_with_and_without_the_gradient_of_squares_are_joined():
+    torch.manual_seed(0)
+    x, index, seed = torch.randn(6, 3, requires_grad=True), torch.tensor([0, 0, 0, 1, 1, 1]), torch.randn(2, 3)
+    parts = [ours.VarAggregation(semi_grad=True), ours.VarAggregation()]
+    both = ours.MultiAggregation(parts, mode="sum")(x, index)
+    expected = sum(torch.autograd.grad((part(x, index) * seed).sum(), x)[0] for part in parts)
+    torch.testing.assert_close(torch.autograd.grad((both * seed).sum(), x)[0], expected)

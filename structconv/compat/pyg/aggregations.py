@@ -383,15 +383,16 @@ def _mean(_: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
 
 
 def _var(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
-    if "squares" not in known:
+    kind = "squares, no gradient" if how.semi_grad else "squares"
+    if kind not in known:
         squares = x.detach().square() if how.semi_grad else x.square()
         if messages.values is not None:
             values = messages.values.detach() if how.semi_grad else messages.values
-            known["squares"] = project(squares, Sparse(messages.graph, values.square()), None)
+            known[kind] = project(squares, Sparse(messages.graph, values.square()), None)
         else:
-            known["squares"] = project(squares, messages, None)
+            known[kind] = project(squares, messages, None)
     counts = _counts(messages.graph, x.dtype)
-    return known["squares"] / counts - _mean(how, x, messages, known).square()
+    return known[kind] / counts - _mean(how, x, messages, known).square()
 
 
 def _std(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
@@ -431,10 +432,6 @@ def _power_mean(how: Any, x: Tensor, messages: Sparse, _: Known) -> Tensor:
 
 
 def _multi(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
-    names = [type(one).__name__ for one in how.aggrs]
-    first = [one for one, name in zip(how.aggrs, names, strict=True) if name in ("VarAggregation", "StdAggregation")]
-    if len({one.var_aggr.semi_grad if hasattr(one, "var_aggr") else one.semi_grad for one in first}) > 1:
-        known = {}
     return cast(Tensor, how.combine([_aggregate(one, x, messages, known) for one in how.aggrs]))
 
 
