@@ -25,6 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import structconv.compat.pyg as ours
+from structconv.compat.pyg import aggregations
+from structconv.compat.pyg.edges import numbered
 from structconv.errors import ConfigError
 from structconv.primitives.native.loader import core
 from tests.support import layers
@@ -1001,3 +1003,25 @@ def test_a_graph_without_edges_has_chebyshev_polynomials():
     together = layer(x, torch.tensor([[0, 1], [1, 0]]), None, torch.tensor([0, 0, 1]))
     torch.testing.assert_close(together[2:], layer.lins[0](x[2:]) - layer.lins[1](x[2:]) + layer.bias)
     torch.testing.assert_close(layer(x[2:], torch.empty(2, 0, dtype=torch.int64)), together[2:])
+
+
+def test_an_aggregation_lays_out_its_groups_once(monkeypatch):
+    """Until the numbers of the groups change."""
+    calls = []
+    monkeypatch.setattr(aggregations, "numbered", lambda index: calls.append(index) or numbered(index))
+    x, index, layer = torch.randn(4, 3), torch.tensor([0, 0, 1, 1]), ours.SumAggregation()
+    for _ in range(2):
+        torch.testing.assert_close(layer(x, index), torch.stack([x[:2].sum(0), x[2:].sum(0)]))
+    assert len(calls) == 1
+    index[1] = 1
+    torch.testing.assert_close(layer(x, index), torch.stack([x[0], x[1:].sum(0)]))
+    assert len(calls) == 2
+
+
+def test_variances_with_and_without_the_gradient_of_squares_are_joined():
+    torch.manual_seed(0)
+    x, index, seed = torch.randn(6, 3, requires_grad=True), torch.tensor([0, 0, 0, 1, 1, 1]), torch.randn(2, 3)
+    parts = [ours.VarAggregation(semi_grad=True), ours.VarAggregation()]
+    both = ours.MultiAggregation(parts, mode="sum")(x, index)
+    expected = sum(torch.autograd.grad((part(x, index) * seed).sum(), x)[0] for part in parts)
+    torch.testing.assert_close(torch.autograd.grad((both * seed).sum(), x)[0], expected)

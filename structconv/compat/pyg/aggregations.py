@@ -69,7 +69,8 @@ class _Aggregation(Base):
             sizes = x.new_tensor([count], dtype=torch.int64) if ptr is None else ptr.diff()
             dim_size, index = sizes.shape[0], numbered_by_count(sizes, count)
         size = group_count(index) if dim_size is None else dim_size
-        y = aggregate(self, rows, Sparse(Graph(numbered(index), num_inputs=count, num_outputs=size)))
+        members = derived(index, "members", lambda: numbered(index))
+        y = aggregate(self, rows, Sparse(Graph(members, num_inputs=count, num_outputs=size)))
         return y.movedim(-2, dim)
 
     def reset_parameters(self) -> None:
@@ -382,17 +383,16 @@ def _mean(_: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
 
 
 def _var(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
-    if "squares" not in known:
+    kind = "squares, no gradient" if how.semi_grad else "squares"
+    if kind not in known:
         squares = x.detach().square() if how.semi_grad else x.square()
         if messages.values is not None:
             values = messages.values.detach() if how.semi_grad else messages.values
-            known["squares"] = project(squares, Sparse(messages.graph, values.square()), None)
-        elif "sum" in known:
-            known["squares"] = project(squares, messages, None)
-        else:  # both at once
-            known["sum"], known["squares"] = project(torch.cat([x, squares], -1), messages, None).chunk(2, -1)
+            known[kind] = project(squares, Sparse(messages.graph, values.square()), None)
+        else:
+            known[kind] = project(squares, messages, None)
     counts = _counts(messages.graph, x.dtype)
-    return known["squares"] / counts - _mean(how, x, messages, known).square()
+    return known[kind] / counts - _mean(how, x, messages, known).square()
 
 
 def _std(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
@@ -432,12 +432,6 @@ def _power_mean(how: Any, x: Tensor, messages: Sparse, _: Known) -> Tensor:
 
 
 def _multi(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
-    names = [type(one).__name__ for one in how.aggrs]
-    first = [one for one, name in zip(how.aggrs, names, strict=True) if name in ("VarAggregation", "StdAggregation")]
-    if len({one.var_aggr.semi_grad if hasattr(one, "var_aggr") else one.semi_grad for one in first}) > 1:
-        known = {}
-    for one in first[:1]:  # sums and squares together, which all moments share
-        _aggregate(one, x, messages, known)
     return cast(Tensor, how.combine([_aggregate(one, x, messages, known) for one in how.aggrs]))
 
 
