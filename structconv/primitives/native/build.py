@@ -32,6 +32,7 @@ FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions",
          "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi")
 OPERATOR_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", f"-DTORCH_TARGET_VERSION={TORCH_TARGET}")
 _AVX2 = ("-mavx2", "-mfma")
+_OPENMP = sys.platform != "darwin"
 LEVELS = {
     "generic": (),
     "avx2": _AVX2,
@@ -114,14 +115,14 @@ def installed() -> Path:
     return Path(__file__).parent / f"core-{digest()}.so"
 
 
-def build(target: Path, chosen: Sequence[str], *, openmp: bool = True, cxx: str | None = None) -> None:
+def build(target: Path, chosen: Sequence[str], *, openmp: bool = _OPENMP, cxx: str | None = None) -> None:
     """Compile the kernels for the `chosen` levels and put the shared object at `target`, in one atomic step, with its
     SHA-256 beside it.
 
     Args:
         target: path of the result; its folder is made.
         chosen: names out of `LEVELS`.
-        openmp: several threads; without, everything runs on one.
+        openmp: several threads; without, everything runs on one. Not by default where compilers do not take the flag.
         cxx: the compiler; by default `compiler()`.
 
     Raises:

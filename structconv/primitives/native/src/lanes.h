@@ -42,9 +42,10 @@ template <class T> inline v4 dots(const float* x, const T* const (&rows)[4], int
 
 // <x, row(m)> for so many rows, four at a time.
 template <class Row> void dots_of(const float* x, const Row& row, int64_t count, int64_t channels, float* out) {
+    typedef std::remove_const_t<std::remove_reference_t<decltype(*row(0))>> Number;
     int64_t m = 0;
     for (; m + 4 <= count; m += 4) {
-        const std::remove_reference_t<decltype(row(m))> rows[] = {row(m), row(m + 1), row(m + 2), row(m + 3)};
+        const Number* const rows[] = {row(m), row(m + 1), row(m + 2), row(m + 3)};
         const v4 found = dots(x, rows, channels);
         for (int i = 0; i < 4; ++i) out[m + i] = found[i];
     }

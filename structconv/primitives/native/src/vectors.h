@@ -108,20 +108,15 @@ template <class To, class From> inline To bits_as(From from) {
     }
 }
 
-// The same integers as floats.
-template <class I> inline auto to_floats(I from) {
-    if constexpr (std::is_class_v<I>) {
-        return v16{__builtin_convertvector(from.low, v8), __builtin_convertvector(from.high, v8)};
-    } else {
-        return __builtin_convertvector(from, v16);
-    }
-}
-
 #if defined(__AVX512F__)
+inline v16 to_floats(i16 from) { return __builtin_convertvector(from, v16); }
 inline v8 low_half(v16 v) { return __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7); }
 inline v8 high_half(v16 v) { return __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15); }
 template <class V, class N> inline void set_lane(V& v, int lane, N value) { v[lane] = value; }
 #else
+inline v16 to_floats(const i16& from) {
+    return {__builtin_convertvector(from.low, v8), __builtin_convertvector(from.high, v8)};
+}
 inline v8 low_half(const v16& v) { return v.low; }
 inline v8 high_half(const v16& v) { return v.high; }
 template <class V, class N> inline void set_lane(V& v, int lane, N value) {
