@@ -87,6 +87,14 @@ _LAYERS: dict[str, tuple[Make, str]] = {
     **{f"global-{kind}-pool": (partial(_pooling, kind), "rows") for kind in ("add", "mean", "max")},
     **{f"aggregate-{kind.lower()}": (partial(_aggregation, kind), "rows")
        for kind in ("Sum", "Mean", "Max", "Min", "Var", "Std", "Softmax", "PowerMean")},
+    "norm-graph": (lambda library, c: library.GraphNorm(c), "rows"),
+    "norm-instance": (lambda library, c: library.InstanceNorm(c), "rows"),
+    "norm-layer": (lambda library, c: library.LayerNorm(c), "rows"),
+    "norm-pair": (lambda library, c: library.PairNorm(), "rows"),
+    "norm-size": (lambda library, c: library.GraphSizeNorm(), "rows"),
+    "norm-means": (lambda library, c: library.MeanSubtractionNorm(), "rows"),
+    "norm-groups": (lambda library, c: library.DiffGroupNorm(c, 8), "x"),
+    "norm-message": (lambda library, c: library.MessageNorm(learn_scale=True), "messages"),
     "aggregate-multi": (lambda library, c: library.MultiAggregation(["mean", "max", "std"]), "rows"),
 }
 if find_spec("torch_geometric"):  # whose own classes hold our layers; its other classes hold none
@@ -119,6 +127,8 @@ def _called(kind: str, edges: int) -> tuple[Callable[[Any, list[Tensor]], Tensor
         by_type = {types: torch.randint(nodes // 2, (2, edges // 3), generator=generator) for types in _KINDS}
         return (lambda layer, xs: torch.cat(list(layer(dict(zip("ab", xs, strict=True)), by_type).values())),
                 [(nodes // 2, _CHANNELS)] * 2, f"{size}, 2 types of nodes, 3 of edges")
+    if kind == "messages":
+        return lambda layer, xs: layer(*xs), [shape] * 2, size
     index = power_law(edges, nodes).edge_index
     if kind == "first":
         return lambda layer, xs: layer(*xs, index), [shape] * 2, size

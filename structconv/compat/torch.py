@@ -24,7 +24,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from structconv.arguments import suggesting
 from structconv.bases.entrywise import Normalized
-from structconv.compat.attending import Mask, attend
+from structconv.compat.attending import Mask, attend, attend_plainly
 from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.kernels.small_attention import composed_attention, is_small
 from structconv.mechanisms.expression import Mechanism
@@ -115,6 +115,11 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
     if type(query) is Proxy:
         arguments = query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
         return cast(Tensor, query.tracer.create_proxy("call_function", scaled_dot_product_attention, arguments, {}))
+    if type(query) is type(key) is Tensor and not dropout_p and query.dim() == key.dim() == 4 and (
+            enable_gqa or query.shape[1] == key.shape[1]):
+        plain = attend_plainly(query, key, value, attn_mask, is_causal, scale)
+        if plain is not None:
+            return plain
     for name, own in (("query", query), ("key", key), ("value", value)):
         check_tensor("scaled_dot_product_attention", name, own)
         if own.dim() < 2:

@@ -23,9 +23,12 @@ from structconv.compat.pyg.edges import edges_to_outputs, gather, group_count, n
 from structconv.compat.pyg.linear import Linear, LinearByType, project
 from structconv.compat.pyg.operator import attend
 from structconv.compat.pyg.tracing import is_tracing, traceable
-from structconv.derived import derived
+from structconv.derived import cached, derived, is_plain
 from structconv.errors import ConfigError, nearest
+from structconv.nn.direct import FEW_NUMBERS
 from structconv.nn.pooling import GroupPool
+from structconv.primitives.native.adjacency import unchanged
+from structconv.primitives.native.layer import group_starts, is_direct, pool_groups
 from structconv.primitives.sorting import numbered_by_count
 from structconv.structures.graph import Graph
 
@@ -36,7 +39,7 @@ except ImportError:
 
 __all__ = ["SIMPLE", "MaxAggregation", "MeanAggregation", "MinAggregation", "MultiAggregation", "PowerMeanAggregation",
            "SoftmaxAggregation", "StdAggregation", "SumAggregation", "VarAggregation", "aggregate", "aggregation",
-           "check_floating", "pool_extreme", "shares"]
+           "check_floating", "of_sorted", "pool_extreme", "shares"]
 
 #: Aggregations without options, which need no module.
 SIMPLE = ("add", "sum", "mean", "max", "min")
@@ -58,7 +61,21 @@ class _Aggregation(Base):
         """
         if dim_size is None and index is not None and is_tracing():  # which fixes the number of groups
             dim_size = int(index.max()) + 1
+        if index is not None and x.dim() == 2 and dim in (-2, 0):
+            y = self._of_sorted(x, index, dim_size)
+            if y is not None:
+                return y
         return self._of_rows(x, index, ptr, dim_size, dim)
+
+    def _of_sorted(self, x: Tensor, index: Tensor, size: int | None) -> Tensor | None:
+        """The rows of groups that rise, by one kernel; `None` where none can compute them."""
+        kind, t = self._pooling()
+        return None if kind is None else of_sorted(
+            x, index, size, kind, lambda x: cast(Tensor, self._of_rows(x, index, None, size, -2)), t)
+
+    def _pooling(self) -> tuple[str | None, float]:
+        """The kind of `of_sorted`, and its t."""
+        return _POOLINGS.get(type(self)), 1.0
 
     @traceable
     def _of_rows(self, x: Tensor, index: Tensor | None, ptr: Tensor | None, dim_size: int | None, dim: int) -> Tensor:
@@ -143,6 +160,9 @@ class VarAggregation(_Aggregation):
         super().__init__()
         self.semi_grad = semi_grad
 
+    def _pooling(self) -> tuple[str | None, float]:
+        return None if self.semi_grad else "var", 1.0
+
 
 class StdAggregation(_Aggregation):
     """The root of the variance, zero where that is at most 1e-5.
@@ -158,6 +178,10 @@ class StdAggregation(_Aggregation):
     def __init__(self, semi_grad: bool = False) -> None:
         super().__init__()
         self.var_aggr = VarAggregation(semi_grad)
+
+    def _of_sorted(self, x: Tensor, index: Tensor, size: int | None) -> Tensor | None:
+        variances = self.var_aggr._of_sorted(x, index, size)
+        return None if variances is None else _root(variances)
 
 
 class _Learned(_Aggregation):
@@ -200,6 +224,11 @@ class SoftmaxAggregation(_Learned):
             raise ConfigError("SoftmaxAggregation", "semi_grad must be False with learn=True", semi_grad)
         self.semi_grad = semi_grad
 
+    def _pooling(self) -> tuple[str | None, float]:
+        if not isinstance(self.t, int | float):
+            return None, 1.0
+        return "fixed softmax" if self.semi_grad else "softmax", float(self.t)
+
 
 class PowerMeanAggregation(_Learned):
     """mean(m_e^p)^(1 / p) in each channel, m_e and the mean limited to [clamp_min, clamp_max].
@@ -218,6 +247,9 @@ class PowerMeanAggregation(_Learned):
                  clamp_max: float | None = 100.0) -> None:
         super().__init__(p, learn, channels)
         self.min_value, self.max_value = clamp_min, clamp_max
+
+    def _pooling(self) -> tuple[str | None, float]:
+        return "mean" if isinstance(self.p, int | float) and self.p == 1 else None, 1.0
 
 
 class MultiAggregation(_Aggregation):
@@ -279,6 +311,12 @@ class MultiAggregation(_Aggregation):
             return int(self.out_channels)
         return in_channels * len(self.aggrs) if self.mode == "cat" else in_channels
 
+    def _of_sorted(self, x: Tensor, index: Tensor, size: int | None) -> Tensor | None:
+        if not all(isinstance(one, _Aggregation) for one in self.aggrs):
+            return None
+        parts = [cast(_Aggregation, one)._of_sorted(x, index, size) for one in self.aggrs]
+        return None if any(part is None for part in parts) else self.combine(cast("list[Tensor]", parts))
+
     def combine(self, parts: list[Tensor]) -> Tensor:
         """The outputs of the aggregations (..., N, C) as one."""
         if len(parts) == 1:
@@ -305,6 +343,9 @@ _MODULES: dict[str, type[_Aggregation]] = {
     "add": SumAggregation, "sum": SumAggregation, "mean": MeanAggregation, "max": MaxAggregation,
     "min": MinAggregation, "var": VarAggregation, "std": StdAggregation, "softmax": SoftmaxAggregation,
     "powermean": PowerMeanAggregation}
+#: What the kernel of `of_sorted` calls those without options.
+_POOLINGS: dict[type, str] = {SumAggregation: "sum", MeanAggregation: "mean", MaxAggregation: "max",
+                              MinAggregation: "min"}
 
 
 def aggregation(owner: str, aggr: Any, options: dict[str, Any] | None) -> nn.Module | None:
@@ -396,7 +437,11 @@ def _var(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
 
 
 def _std(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
-    y = _var(how.var_aggr, x, messages, known).clamp(min=1e-5).sqrt()
+    return _root(_var(how.var_aggr, x, messages, known))
+
+
+def _root(variances: Tensor) -> Tensor:
+    y = variances.clamp(min=1e-5).sqrt()
     return y.masked_fill(y <= math.sqrt(1e-5), 0.0)
 
 
@@ -439,6 +484,31 @@ _RULES: dict[str, Callable[[Any, Tensor, Sparse, Known], Tensor]] = {
     "SumAggregation": _sum, "MeanAggregation": _mean, "MaxAggregation": _extreme("max"),
     "MinAggregation": _extreme("min"), "VarAggregation": _var, "StdAggregation": _std,
     "SoftmaxAggregation": _softmax, "PowerMeanAggregation": _power_mean, "MultiAggregation": _multi}
+
+
+def of_sorted(x: Tensor, index: Tensor, size: int | None, kind: str, otherwise: Callable[[Tensor], Tensor],
+              t: float = 1.0) -> Tensor | None:
+    """The rows of x (E, C) in groups by one node of autograd; `None` where groups do not rise, or no kernel can read x.
+
+    Args:
+        index: the group of each row. size: the number of groups, else the largest index + 1.
+        kind, t: see `pool_groups`. otherwise: the same function of x by differentiable operators.
+    """
+    if x.dim() != 2 or not is_direct(x) or not is_plain(index) or index.dim() != 1 or len(index) != x.shape[0]:
+        return None
+    starts = cached(index, ("starts", size),
+                    lambda: group_starts(index, int(index[-1]) + 1 if size is None else size))
+    if starts is None:
+        return None
+    if kind == "sum" and x.requires_grad and x.numel() <= FEW_NUMBERS and torch.is_grad_enabled():
+        return x.new_zeros(starts.shape[0] - 1, x.shape[1]).index_add(0, index, x)  # a node of C++ costs less
+    check = unchanged(index)
+
+    def composed(x: Tensor) -> Tensor:
+        check()
+        return otherwise(x)
+
+    return pool_groups(x, starts, kind, composed, t)
 
 
 def check_floating(owner: str, x: Tensor) -> None:

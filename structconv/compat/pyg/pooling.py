@@ -8,14 +8,12 @@ from torch.compiler import is_compiling
 
 from structconv import torch_compat as private
 from structconv.bases.matrices import adjacency
-from structconv.compat.pyg.aggregations import check_floating, pool_extreme
+from structconv.compat.pyg.aggregations import check_floating, of_sorted, pool_extreme
 from structconv.compat.pyg.edges import group_count, numbered
 from structconv.compat.pyg.linear import project
 from structconv.compat.pyg.tracing import traceable
-from structconv.derived import cached, derived, is_plain
+from structconv.derived import derived
 from structconv.errors import ConfigError
-from structconv.primitives.native.adjacency import unchanged
-from structconv.primitives.native.layer import group_starts, is_direct, pool_groups
 from structconv.shapes import check_choice
 from structconv.structures.graph import Graph
 
@@ -70,19 +68,8 @@ def pooled(x: Tensor, batch: Tensor | None, size: int | None, kind: str) -> Tens
     if batch is None:
         y = pooled(x, torch.zeros(x.shape[-2], dtype=torch.int64, device=x.device), 1, kind)
         return y if x.dim() == 2 else y.squeeze(-2)
-    if kind != "min" and x.dim() == 2 and is_direct(x) and is_plain(batch) and len(batch) == x.shape[0]:
-        starts = cached(batch, ("starts", size),
-                      lambda: group_starts(batch, int(batch[-1]) + 1 if size is None else size))
-        check = unchanged(batch)
-
-        def composed(x: Tensor) -> Tensor:
-            check()
-            return _of_members(x, batch, size, kind)
-
-        direct = None if starts is None else pool_groups(x, starts, "sum" if kind == "add" else kind, composed)
-        if direct is not None:
-            return direct
-    return _of_members(x, batch, size, kind)
+    direct = of_sorted(x, batch, size, "sum" if kind == "add" else kind, lambda x: _of_members(x, batch, size, kind))
+    return _of_members(x, batch, size, kind) if direct is None else direct
 
 
 _traced = traceable(pooled)

@@ -29,7 +29,8 @@ __all__ = ["Gradients", "as_node", "attend_additive", "attend_affine", "attend_b
            "pool_groups"]
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
-_POOLINGS = {"sum": 0, "mean": 1, "max": 2}  # see Pooling in src/operators.cpp
+#: Pooling in src/api.h.
+_POOLINGS = {"sum": 0, "mean": 1, "max": 2, "min": 3, "var": 4, "softmax": 5, "fixed softmax": 6}
 Gradients = tuple[Tensor | None, ...]
 
 
@@ -303,15 +304,17 @@ class _Groups(NamedTuple):
 _pool = as_node("_Pool", 1, "pool", "pool_backward")
 
 
-def pool_groups(x: Tensor, starts: Tensor, kind: str, composed: Callable[[Tensor], Tensor]) -> Tensor | None:
+def pool_groups(x: Tensor, starts: Tensor, kind: str, composed: Callable[[Tensor], Tensor], t: float = 1.0
+                ) -> Tensor | None:
     """x (M, C) by groups of rows -> (G, C), zero for a group without rows; `None` where no kernel can read them.
 
     Args:
         starts: (G + 1,), the first row of each group and the number of all.
-        kind: "sum", "mean" or "max".
+        kind: "sum", "mean", "max", "min", "var" (the mean of squared distances from the mean), "softmax" (weights
+            softmax(t x) in each channel), or "fixed softmax", whose weights have no gradient.
         x, composed: as of every layer here.
     """
-    return _pool(_Groups(starts), composed, x, _POOLINGS[kind]) if _readable(starts) is not None else None
+    return _pool(_Groups(starts), composed, x, _POOLINGS[kind], t) if _readable(starts) is not None else None
 
 
 def group_starts(groups: Tensor, count: int) -> Tensor | None:
@@ -327,4 +330,6 @@ def group_starts(groups: Tensor, count: int) -> Tensor | None:
 
 def _readable(index: Tensor) -> Any:
     """The kernels, or `None` if the index has another device, dtype or layout than they read."""
-    return dispatch.kernels() if index.is_cpu and index.dtype is torch.int64 and index.is_contiguous() else None
+    if not (index.is_cpu and index.dtype is torch.int64 and index.is_contiguous()):
+        return None
+    return Loaded.core if Loaded.asked else dispatch.kernels()

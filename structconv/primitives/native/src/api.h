@@ -88,14 +88,15 @@ struct AdjacencyArgs {
     int64_t* bad;
 };
 
-// The edges from each row to its group, where group g has the rows from starts[g] to starts[g + 1] of `rows`, and in
-// `values`, unless it is null, 1 by the number of its rows. `bad` is the first group whose rows are none of these, or -1.
-struct GroupsArgs {
+// Rows x (starts[groups], channels) of groups, of which group g has the rows from starts[g] to starts[g + 1], each group as
+// one row of `out`; t is the factor of the scores of a softmax. Backward, y is that result, and `out` the gradient of x.
+enum Pooling : int64_t { kSumOf, kMeanOf, kMaxOf, kMinOf, kVarOf, kSoftmaxOf, kFixedSoftmaxOf };
+struct PoolArgs {
     const int64_t* starts;
-    int64_t groups, rows;
-    int32_t *indptr, *columns;
-    float* values;
-    int64_t* bad;
+    int64_t groups, channels, kind, threads;
+    double t;
+    const float *x, *y, *grad;
+    float* out;
 };
 
 // A layout that is known to be sound, its values or null, with rows for columns. `order` may be null.

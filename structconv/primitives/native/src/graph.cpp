@@ -90,21 +90,6 @@ void weigh(const AdjacencyArgs& a) {
         }
 }
 
-int64_t group(const GroupsArgs& a) {
-    if (a.starts[0] != 0 || a.starts[a.groups] != a.rows) return 0;
-    for (int64_t g = 0; g < a.groups; ++g) {
-        const int64_t first = a.starts[g], last = a.starts[g + 1];
-        if (last < first || last > a.rows) return g;
-        a.indptr[g] = static_cast<int32_t>(first);
-        for (int64_t m = first; m < last; ++m) {
-            a.columns[m] = static_cast<int32_t>(m);
-            if (a.values) a.values[m] = 1.0f / static_cast<float>(last - first);
-        }
-    }
-    a.indptr[a.groups] = static_cast<int32_t>(a.rows);
-    return -1;
-}
-
 // Sorts the edges by source; the slots of a row are in the order of their targets.
 void transpose(const TransposeArgs& a) {
     const Layout& from = a.layout;
@@ -135,7 +120,5 @@ SC_EXPORT(adjacency)(const structconv::AdjacencyArgs* args) {
     *args->bad = args->wide ? build<int64_t>(*args) : build<int32_t>(*args);
     if (*args->bad < 0 && args->values) weigh(*args);
 }
-
-SC_EXPORT(groups)(const structconv::GroupsArgs* args) { *args->bad = structconv::SC_ISA::group(*args); }
 
 SC_EXPORT(transpose)(const structconv::TransposeArgs* args) { structconv::SC_ISA::transpose(*args); }

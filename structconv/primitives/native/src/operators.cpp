@@ -32,7 +32,8 @@ using Maybe = std::optional<Tensor>;
 
 #define SC_KERNELS(X, isa)                                                                                            \
     X(layouts, LayoutsArgs, isa) X(outside, OutsideArgs, isa) X(verify, VerifyArgs, isa) X(edges, EdgesArgs, isa)     \
-    X(adjacency, AdjacencyArgs, isa) X(groups, GroupsArgs, isa) X(transpose, TransposeArgs, isa)                      \
+    X(adjacency, AdjacencyArgs, isa) X(transpose, TransposeArgs, isa)                                                 \
+    X(pool, PoolArgs, isa) X(pool_backward, PoolArgs, isa)                                                            \
     X(spmm, SpmmArgs, isa) X(sddmm, SddmmArgs, isa) X(maxima, MaximaArgs, isa) X(maxima_backward, MaximaArgs, isa)    \
     X(messages, MessagesArgs, isa) X(messages_backward, MessagesArgs, isa)                                            \
     X(conditioned_sums, ConditionedArgs, isa) X(conditioned_adjoint, ConditionedArgs, isa)                            \
@@ -566,34 +567,6 @@ std::tuple<Maybe, Maybe> messages_backward(const Tensor& by_target, const Tensor
     return {maybe(grad_x), maybe(grad_attributes)};
 }
 
-// Groups of rows that lie one after the other, as layouts by group and by row; `starts` as in GroupsArgs.
-struct Groups {
-    int64_t count, rows;
-    std::vector<int32_t> indptr, index, row_indptr, row_index;
-    std::vector<float> shares;  // of a mean: 1 by the number of rows of the own group
-
-    Groups(const Op& op, const Tensor& starts_, int64_t rows_, bool mean, bool by_row) : rows(rows_) {
-        const View starts = op.exact("starts", starts_, {kAny}, types().i64);
-        count = starts.size(0) - 1;
-        op.check(count >= 0 && count < kLimit && rows < kLimit, "starts", "not be empty, and have less than 2^31 - 1 groups");
-        indptr.resize(count + 1), index.resize(rows), shares.resize(mean ? rows : 0);
-        int64_t bad = -1;
-        const GroupsArgs args{starts.as<int64_t>(), count, rows, indptr.data(), index.data(), mean ? shares.data() : nullptr,
-                              &bad};
-        run.groups(&args);
-        op.check(bad < 0, "starts", "rise from 0 to the number of rows");
-        if (!by_row) return;
-        row_indptr.resize(rows + 1), row_index.resize(rows);
-        for (int64_t m = 0; m <= rows; ++m) row_indptr[m] = static_cast<int32_t>(m);
-        for (int64_t g = 0; g < count; ++g)
-            std::fill(row_index.begin() + indptr[g], row_index.begin() + indptr[g + 1], static_cast<int32_t>(g));
-    }
-
-    Layout by_group() const { return {indptr.data(), index.data(), nullptr, count, rows}; }
-    Layout by_row() const { return {row_indptr.data(), row_index.data(), nullptr, rows, rows}; }
-    const float* values() const { return shares.empty() ? nullptr : shares.data(); }
-};
-
 // The first row of each group of sorted rows, and the number of all; nothing where a row is out of order or of no group.
 Tensor starts(const Tensor& groups_, int64_t count) {
     const Op op{"starts"};
@@ -611,42 +584,37 @@ Tensor starts(const Tensor& groups_, int64_t count) {
     return found.tensor();
 }
 
-enum Pooling : int64_t { kSumOf, kMeanOf, kMaxOf };
+// The rows of groups that lie one after the other.
+PoolArgs groups_of(const Op& op, const Tensor& starts_, const View& x, int64_t kind, double t) {
+    const View starts = op.exact("starts", starts_, {kAny}, types().i64);
+    const int64_t groups = starts.size(0) - 1, *start = starts.as<int64_t>();
+    op.check(kind >= kSumOf && kind <= kFixedSoftmaxOf, "kind", "be 0 to 6");
+    op.check(groups >= 0 && start[0] == 0 && start[groups] == x.size(0) && std::is_sorted(start, start + groups + 1), "starts",
+             "rise from 0 to the number of rows");
+    return {start, groups, x.size(1), kind, op.threads, t, x.floats(), nullptr, nullptr, nullptr};
+}
 
 // The rows of each group into one.
-Tensor pool(const Tensor& starts, const Tensor& x_, int64_t kind) {
+Tensor pool(const Tensor& starts, const Tensor& x_, int64_t kind, double t) {
     const Op op{"pool"};
-    op.check(kind >= kSumOf && kind <= kMaxOf, "kind", "be 0, 1 or 2");
     const View x = op.dense("x", x_, {kAny, kAny}, types().f32);
-    const int64_t channels = x.size(1);
-    const Groups groups(op, starts, x.size(0), kind == kMeanOf, false);
-    const View y = op.made({groups.count, channels});
-    const MaximaArgs most{groups.by_group(), {}, x.floats(), y.floats(), nullptr, nullptr, nullptr, channels, op.threads};
-    const SpmmArgs sums{groups.by_group(), groups.values(), x.data, nullptr, y.data, x.size(0), channels, 1, 0, 1, 1, 1, 0,
-                        op.threads, 1.0, 0.0};
-    if (kind == kMaxOf) run.maxima(&most);
-    else run.spmm(&sums);
+    PoolArgs args = groups_of(op, starts, x, kind, t);
+    const View y = op.made({args.groups, args.channels});
+    args.out = y.floats();
+    run.pool(&args);
     return y.tensor();
 }
 
-// The gradient of x; x and y are read for a maximum alone.
-Tensor pool_backward(const Tensor& starts, const Tensor& x_, const Tensor& y_, const Tensor& grad_, int64_t kind) {
+// The gradient of x.
+Tensor pool_backward(const Tensor& starts, const Tensor& x_, const Tensor& y_, const Tensor& grad_, int64_t kind, double t) {
     const Op op{"pool_backward"};
-    op.check(kind >= kSumOf && kind <= kMaxOf, "kind", "be 0, 1 or 2");
     const View x = op.dense("x", x_, {kAny, kAny}, types().f32);
-    const int64_t channels = x.size(1);
-    const Groups groups(op, starts, x.size(0), kind == kMeanOf, true);
-    const View grad = op.dense("grad", grad_, {groups.count, channels}, types().f32), grad_x = op.made({x.size(0), channels});
-    if (kind == kMaxOf) {
-        const View y = op.dense("y", y_, {groups.count, channels}, types().f32), shares = op.made({groups.count, channels});
-        const MaximaArgs args{groups.by_group(), groups.by_row(), x.floats(), y.floats(), grad.floats(), shares.floats(),
-                              grad_x.floats(), channels, op.threads};
-        run.maxima_backward(&args);
-    } else {
-        const SpmmArgs args{groups.by_row(), groups.values(), grad.data, nullptr, grad_x.data, groups.count, channels, 1, 0,
-                            1, 1, 1, 0, op.threads, 1.0, 0.0};
-        run.spmm(&args);
-    }
+    PoolArgs args = groups_of(op, starts, x, kind, t);
+    const View y = op.dense("y", y_, {args.groups, args.channels}, types().f32);
+    const View grad = op.dense("grad", grad_, {args.groups, args.channels}, types().f32);
+    const View grad_x = op.made({x.size(0), args.channels});
+    args.y = y.floats(), args.grad = grad.floats(), args.out = grad_x.floats();
+    run.pool_backward(&args);
     return grad_x.tensor();
 }
 
@@ -2271,8 +2239,8 @@ const Operator kOperators[] = {
     {"messages_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor attributes, Tensor grad, bool of_x, "
      "bool of_attributes) -> (Tensor?, Tensor?)", TORCH_BOX(&messages_backward)},
     {"starts", "(Tensor groups, int count) -> Tensor", TORCH_BOX(&starts)},
-    {"pool", "(Tensor starts, Tensor x, int kind) -> Tensor", TORCH_BOX(&pool)},
-    {"pool_backward", "(Tensor starts, Tensor x, Tensor y, Tensor grad, int kind) -> Tensor", TORCH_BOX(&pool_backward)},
+    {"pool", "(Tensor starts, Tensor x, int kind, float t) -> Tensor", TORCH_BOX(&pool)},
+    {"pool_backward", "(Tensor starts, Tensor x, Tensor y, Tensor grad, int kind, float t) -> Tensor", TORCH_BOX(&pool_backward)},
     {"conditioned_sums", "(Tensor layout, Tensor values, Tensor x, int first, int heads, Tensor(a!) out) -> ()",
      TORCH_BOX(&conditioned_sums)},
     {"conditioned_adjoint", "(Tensor layout, Tensor values, Tensor x, int first, int heads, Tensor grads, "
