@@ -27,11 +27,11 @@ Run = Callable[[nn.Module, Tensor], Tensor]
 
 def _layers(name: str, args: tuple[Any, ...], options: dict[str, Any], shape: tuple[int, ...], run: Run, _: Size
             ) -> Comparison:
-    """Our layer and torch's, with the same parameters, in training mode without dropout."""
+    """Our layer and torch's, with the same parameters, in evaluation mode, for which torch has fused layers."""
     result: list[Entrant] = []
     state: dict[str, Tensor] | None = None
     for who, module in (("ours", compat), ("torch", nn)):
-        layer, x = _made(module, name, args, options), leaf(*shape)
+        layer, x = _made(module, name, args, options).eval(), leaf(*shape)
         if state is not None:
             layer.load_state_dict(state)
         state = layer.state_dict()

@@ -184,7 +184,7 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
                 return y, None
         self._check(query, key, value, attn_mask, is_causal)
         batched, first = query.dim() == 3, 0 if self.batch_first and query.dim() == 3 else -3
-        q, k, v = self._by_heads(query, key, value, first, need_weights)
+        q, k, v = self._by_heads(query, key, value, first)
         longer = self.add_zero_attn or self.bias_k is not None  # by keys that a causal structure would exclude
         mask = self._mask(q, k, key_padding_mask, attn_mask, is_causal and not need_weights and not longer)
         k, v, mask = self._lengthened(k, v, mask)
@@ -237,10 +237,10 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
         if is_causal and attn_mask is None:
             raise ConfigError(owner, "attn_mask must be given with is_causal=True, which says what it is", "none")
 
-    def _by_heads(self, query: Tensor, key: Tensor, value: Tensor, first: int, whole: bool) -> list[Tensor]:
+    def _by_heads(self, query: Tensor, key: Tensor, value: Tensor, first: int) -> list[Tensor]:
         """query, key and value (L, E), (N, L, E) or (L, N, E) times their weights, (..., H, L, D).
 
-        One tensor is multiplied once. They are views of the products, or with `whole` lie in memory as their axes do.
+        One tensor is multiplied once. They are views of the products.
         """
         tensors = query, key, value
         weights: Any = self.in_proj_weight
@@ -256,7 +256,7 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
         for t, weight, bias, size in zip(tensors, weights, biases, sizes, strict=False):
             product = linear(t, weight, bias)
             parts = product.view(*product.shape[:-1], size, self.num_heads, self.head_dim).permute(axes)
-            result.extend((parts.contiguous() if whole else parts).unbind())
+            result.extend(parts.unbind())
         return result
 
     def _split(self, t: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
