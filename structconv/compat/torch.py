@@ -71,6 +71,11 @@ class _Layer:
         refuse_script(self, "Or script torch's layers: structconv.compat.to_torch(model).")
 
 
+def _is_plain_linear(layer: nn.Module) -> bool:
+    """Return True for a linear layer that nothing replaces or watches, LoRA for example."""
+    return type(layer) in (nn.Linear, NonDynamicallyQuantizableLinear) and all_plain(layer)
+
+
 def _recordable(forward: Callable[..., Any]) -> Callable[..., Any]:
     """torch's own forward pass of a layer, except where `torch.fx` traces it."""
     @_named_as(forward)
@@ -190,7 +195,7 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
         k, v, mask = self._lengthened(k, v, mask)
         y, weights = attend(q, k, v, mask, dropout=self.dropout if self.training else 0.0, weights=need_weights)
         y = y.transpose(-3, -2).flatten(-2) if first == 0 or not batched else y.permute(2, 0, 1, 3).flatten(-2)
-        y = linear(y, self.out_proj.weight, self.out_proj.bias) if self._is_plain_output() else self.out_proj(y)
+        y = linear(y, self.out_proj.weight, self.out_proj.bias) if _is_plain_linear(self.out_proj) else self.out_proj(y)
         if weights is not None and average_attn_weights:
             weights = weights.mean(-3)
         return y, weights
@@ -199,22 +204,20 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
         """Attention of few entries to themselves, by the kernel that a plan would choose; `None` for other calls."""
         if type(x) is not Tensor or x.is_nested or x.dim() != 3 or not self.batch_first:
             return None
-        if (self.in_proj_weight is None or self.bias_k is not None or self.add_zero_attn or x.shape[2] != self.embed_dim
+        own, last, heads = self._parameters, cast(nn.Module, self._modules["out_proj"]), self.num_heads
+        weight, bias = own.get("in_proj_weight"), own.get("in_proj_bias")
+        if (weight is None or self.bias_k is not None or self.add_zero_attn or x.shape[2] != self.embed_dim
                 or (self.training and self.dropout) or not is_small(x.shape[1], self.head_dim)
-                or not is_plain(self, Normalized) or not self._is_plain_output()):
+                or not is_plain(self, Normalized) or not _is_plain_linear(last)):
             return None
-        query, key, value = self.in_proj_weight.chunk(3)
-        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        heads, scale = self.num_heads, self.head_dim ** -0.5
-        added = None if biases[2] is None else biases[2].view(heads, -1)
-        tensors = x, query, biases[0], key, biases[1], value, added, self.out_proj.weight, self.out_proj.bias
-        if not is_direct(*tensors) or kernels() is None:
+        output, after = last._parameters.get("weight"), last._parameters.get("bias")
+        if output is None or not is_direct(x, weight, bias, output, after) or kernels() is None:
             return None
-        return attend_entries(None, composed_attention(heads, scale, False), *tensors, heads, scale, False)
-
-    def _is_plain_output(self) -> bool:
-        """Return True if nothing replaces or watches the last linear layer, LoRA for example."""
-        return type(self.out_proj) in (nn.Linear, NonDynamicallyQuantizableLinear) and all_plain(self.out_proj)
+        query, key, value = weight.view(3, -1, weight.shape[1]).unbind()
+        of_query, of_key, of_value = (None, None, None) if bias is None else bias.view(3, -1).unbind()
+        of_value, scale = None if of_value is None else of_value.view(heads, -1), self.head_dim ** -0.5
+        return attend_entries(None, composed_attention(heads, scale, False), x, query, of_query, key, of_key, value,
+                              of_value, output, after, heads, scale, False)
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool) -> None:
         owner = "MultiheadAttention"
