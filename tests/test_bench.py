@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -174,7 +175,7 @@ def test_the_verb_prints_an_object_a_line(capsys, verb):
     for line in actual:
         assert line.keys() >= FIELDS | {"machine", "versions"}
         assert line["overhead_us"] is not None
-        assert line["versions"]["torch"] == torch.__version__
+        assert line["versions"]["torch"] == version("torch")
 
 
 @pytest.mark.parametrize(("words", "message"), [

@@ -16,8 +16,8 @@ in its configured places or on PyTorch's own index; else the size of the CUDA bu
 native core is compiled with its headers while pip installs the rest. No module is compiled to bytecode before a
 program imports it.
 
-`--oldest` installs the oldest versions of the library's dependencies that `pyproject.toml` admits, instead of those of
-`constraints.txt`.
+`--oldest` installs the oldest versions of the library's dependencies, and of transformers, that `pyproject.toml`
+admits, instead of those of `constraints.txt`.
 """
 
 from __future__ import annotations
@@ -170,8 +170,10 @@ def complaints_of(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 def oldest(constraints: Path) -> Path:
-    """Write constraints that allow the oldest series of each of the library's dependencies only."""
-    floors = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    """Write constraints that allow the oldest series of transformers and each of the library's dependencies only."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    tools = project["optional-dependencies"]["tools"]
+    floors = [*project["dependencies"], *(tool for tool in tools if tool.startswith("transformers>="))]
     constraints.write_text("".join(f"{floor.replace('>=', '==')}.*\n" for floor in floors), encoding="utf-8")
     return constraints
 

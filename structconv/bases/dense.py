@@ -145,8 +145,7 @@ class Identity(Basis):
             check_positive("Identity", "size", size)
         if type(device) is not torch.device:
             device = check_device("Identity", device)
-        attrs = self.__dict__
-        attrs["n"], attrs["size"], attrs["device"] = n, size, device
+        self.__dict__.update(n=n, size=size, device=device)
 
     @property
     def num_inputs(self) -> int:

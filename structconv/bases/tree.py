@@ -231,8 +231,7 @@ class Function(FrozenValue):
                  parameters: tuple[Tensor, ...] | None = None) -> None:
         if parameters is None:
             parameters = tuple(module.parameters()) if isinstance(module, torch.nn.Module) else ()
-        attrs = self.__dict__
-        attrs["module"], attrs["precision"], attrs["parameters"] = module, precision, parameters
+        self.__dict__.update(module=module, precision=precision, parameters=parameters)
 
     def __call__(self, entries: Tensor) -> Tensor:
         assert self.module is not None, "a spec computes nothing"

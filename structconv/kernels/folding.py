@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from torch import Tensor
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_exporting
 
 from structconv.derived import latest
 from structconv.primitives.layout import Csr, copies
@@ -50,6 +50,8 @@ class Folding(NamedTuple):
         whole = t if t.shape[:-2] == (*self.lead, self.size) else t.expand(*self.lead, self.size, *t.shape[-2:])
         if self.copies:
             return whole.transpose(-3, -2).reshape(self.samples * t.shape[-2], self.size, t.shape[-1])
+        if is_exporting():  # torch 2.12 exports no reshape (B, K, M, C) -> (B K, M, C) for any M
+            return whole.movedim(-2, 0).flatten(1, -2)
         return whole.reshape(self.samples * self.size, *t.shape[-2:]).transpose(0, 1)
 
     def heads(self, y: Tensor) -> Tensor:

@@ -356,7 +356,7 @@ def _scored(node: Basis, edges: AttentionEdges, support: Support | None) -> Scor
     own = node.support()
     same = own is None or (isinstance(own, EdgeSupport) and isinstance(support, EdgeSupport)
                            and own.graph.edge_index is support.graph.edge_index)
-    return ScoredEdges(edges, materializer(node)) if same and edges.graph and not complete(node) else None
+    return ScoredEdges(edges, materializer(node)) if same and edges.graph is not None and not complete(node) else None
 
 
 def _one_product(x: Tensor, parts: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:

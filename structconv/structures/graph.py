@@ -98,9 +98,8 @@ class Graph(Exchange, Structure):
         usual = type(inputs) is type(outputs) is int and min(inputs, outputs) >= 0 and max(inputs, outputs) < _TOO_MANY
         if plain and not usual:
             inputs, outputs = check_size("Graph", "num_inputs", inputs), check_size("Graph", "num_outputs", outputs)
-        attrs = self.__dict__  # set one by one: torch 2.10 traces no `update`
-        attrs["edge_index"], attrs["num_inputs"], attrs["num_outputs"] = edge_index, inputs, outputs
-        attrs["edge_weight"], attrs["edge_attr"], attrs["samples"] = edge_weight, edge_attr, samples
+        self.__dict__.update(edge_index=edge_index, num_inputs=inputs, num_outputs=outputs, edge_weight=edge_weight,
+                             edge_attr=edge_attr, samples=samples)
         if plain:
             if first_wrong_edge(edge_index, inputs, outputs, samples) != -1:
                 check_bounds("Graph", "edge_index", "edge", edge_index, self._sizes())
@@ -474,10 +473,8 @@ def looped(graph: Graph, attr: float | str = 0.0) -> Graph:
 def _with_lazy_loops(graph: Graph) -> Graph:
     """See `looped`."""
     graph_with_loops = object.__new__(Graph)
-    own = graph_with_loops.__dict__
-    own["_base"], own["num_inputs"], own["num_outputs"] = graph.edge_index, graph.num_inputs, graph.num_outputs
-    own["edge_weight"] = own["edge_attr"] = None
-    own["samples"] = graph.samples
+    graph_with_loops.__dict__.update(_base=graph.edge_index, num_inputs=graph.num_inputs, num_outputs=graph.num_outputs,
+                          edge_weight=None, edge_attr=None, samples=graph.samples)
     return graph_with_loops
 
 

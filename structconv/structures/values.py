@@ -226,9 +226,8 @@ def alterer(value: Any) -> Callable[[dict[str, Any]], Any]:
 
     def alter(changed: dict[str, Any]) -> Any:
         new = object.__new__(kind)
-        own = new.__dict__
-        for name, field in (*attrs.items(), *changed.items()):  # torch 2.10 traces no `update`
-            own[name] = field
+        new.__dict__.update(attrs)
+        new.__dict__.update(changed)
         if beside:
             if hasattr(new, "__post_init__"):
                 new.__post_init__()
@@ -301,8 +300,6 @@ def _register(cls: Any, name: str) -> None:
 
     def unflatten(parts: Iterable[Any], context: Any) -> Any:
         values = dict.fromkeys(leaves) | dict(zip(context[0], parts, strict=True))
-        if context[0] and all(values[field] is None for field in context[0]):
-            return object.__new__(cls)  # a tree of nothing, which torch.utils.checkpoint makes up to torch 2.11
         return cls(**values, **dict(zip(cls.NAMES, context[1], strict=True)))
 
     pytree.register_pytree_node(cls, flatten, unflatten, serialized_type_name=name, to_dumpable_context=list,

@@ -77,9 +77,7 @@ class _Held(FrozenValue):
     def _over(cls, attrs: Mapping[str, Any]) -> Self:
         """The value with these fields, unchecked: a plan for it checks, once."""
         theta = object.__new__(cls)
-        own = theta.__dict__
-        for name, field in attrs.items():  # torch 2.10 traces no `update`
-            own[name] = field
+        theta.__dict__.update(attrs)
         return theta
 
     @property
@@ -316,8 +314,7 @@ class BoundWeight(nn.Module):
             return called
         theta = object.__new__(type(kind))
         attrs = theta.__dict__
-        for name, size in self._fixed.items():
-            attrs[name] = size
+        attrs.update(self._fixed)
         for name in kind.LETTERS:
             attrs[name] = (parameters[name] if name in parameters else
                           modules[name].tensor() if name in modules else getattr(self, name))  # type: ignore

@@ -129,6 +129,8 @@ def test_steps_are_the_whole_sequence(name: str, kind: str) -> None:
 @pytest.mark.parametrize("case", ["causal", "all", "prefix", "block", "hole", "padded"])
 def test_positions_in_a_static_cache_are_those_without_one(case: str, kind: str) -> None:
     """The room of a static cache for more keys does not move the queries, whichever keys a table lets them read."""
+    from structconv.compat.transformers.caching import _NAME
+
     model, _ = replace(_model("llama"), KINDS[kind], structure=_graph() if kind == "graph" else None)
     model, words, room, half = _drawn(model), _words(), LENGTH + 5, 6
     keep = torch.ones(2, 1, LENGTH, LENGTH, dtype=torch.bool)
@@ -149,7 +151,7 @@ def test_positions_in_a_static_cache_are_those_without_one(case: str, kind: str)
             cache, at, actual = transformers.StaticCache(config=model.config, max_cache_len=room), 0, []
             for size in parts:
                 span = slice(at, at + size)
-                actual.append(model(words[:, span], attention_mask=mask[:, :, span], cache=cache).logits)
+                actual.append(model(words[:, span], attention_mask=mask[:, :, span], **{_NAME: cache}).logits)
                 at = span.stop
             torch.testing.assert_close(torch.cat(actual, 1), expected, rtol=1e-5, atol=1e-5)
 

@@ -81,8 +81,8 @@ def register() -> Registration:
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
     except ImportError as error:
-        raise ConfigError("register", "transformers 5 must be installed", str(error),
-                          "pip install 'transformers>=5'.") from error
+        raise ConfigError("register", "transformers 5.21 or later must be installed", str(error),
+                          "pip install 'transformers>=5.21'.") from error
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, mask)
     return Registration()
