@@ -12,35 +12,40 @@ from structconv.cli import Parser, execute, shared_options
 from structconv.commands.output import print_json
 from structconv.errors import ConfigError
 
-__all__ = ["main"]
+__all__ = ["main", "parser"]
 
 _PAGES = ("off", "on", "both")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns its exit code."""
+    return execute(parser(), argv)
+
+
+def parser() -> Parser:
+    """The parser of the options."""
     text = "time the layers against other libraries, after checking that all give the same numbers"
-    parser = Parser(prog="python -m benchmarks", description=text, parents=[shared_options()], allow_abbrev=False,
-                    epilog="Peers are used where they are installed: make bench installs torch-geometric. "
-                           "The exit code is 1 where one of them disagrees.")
-    parser.add_argument("--quick", action="store_true", help="headline cases, small: about a minute")
-    parser.add_argument("--suite", action="append", default=[], choices=SUITES, help="may be repeated (default: all)")
-    parser.add_argument("--case", action="append", default=[], metavar="GLOB",
-                        help="names of cases, for example 'gat-*'; may be repeated (default: all)")
-    parser.add_argument("--repeats", type=int, metavar="N", help="samples of each (default: 9; 5 with --quick)")
-    parser.add_argument("--seconds", type=float, metavar="S",
-                        help="about how long a phase of a case may be sampled (default: 60; 1 with --quick)")
-    parser.add_argument("--threads", type=int, metavar="N", help="of torch (default: as torch has it)")
-    parser.add_argument("--huge-pages", choices=_PAGES, help="whether torch puts tensors on transparent huge pages, "
-                        "in a process of its own (default: both; off with --quick)")
-    parser.add_argument("--keep-memory", action="store_true",
-                        help="keep freed memory of large results for later results, by structconv.keep_memory()")
-    parser.add_argument("--plot", metavar="FILE", help="run the swept cases from 10^3 to 10^7 edges, 10^5 with "
-                                                       "--quick, and draw their ratios")
-    parser.add_argument("--sweep", action="store_true", help="the sizes of --plot without the picture")
-    parser.add_argument("--list", action="store_true", help="print the names of the cases and stop")
-    parser.set_defaults(run=_run)
-    return execute(parser, argv)
+    made = Parser(prog="python -m benchmarks", description=text, parents=[shared_options()], allow_abbrev=False,
+                  epilog="Peers are used where they are installed: make bench installs torch-geometric. "
+                         "The exit code is 1 where one of them disagrees.")
+    made.add_argument("--quick", action="store_true", help="headline cases, small: about a minute")
+    made.add_argument("--suite", action="append", default=[], choices=SUITES, help="may be repeated (default: all)")
+    made.add_argument("--case", action="append", default=[], metavar="GLOB",
+                      help="names of cases, for example 'gat-*'; may be repeated (default: all)")
+    made.add_argument("--repeats", type=int, metavar="N", help="samples of each (default: 9; 5 with --quick)")
+    made.add_argument("--seconds", type=float, metavar="S",
+                      help="about how long a phase of a case may be sampled (default: 60; 1 with --quick)")
+    made.add_argument("--threads", type=int, metavar="N", help="of torch (default: as torch has it)")
+    made.add_argument("--huge-pages", choices=_PAGES, help="whether torch puts tensors on transparent huge pages, "
+                      "in a process of its own (default: both; off with --quick)")
+    made.add_argument("--keep-memory", action="store_true",
+                      help="keep freed memory of large results for later results, by structconv.keep_memory()")
+    made.add_argument("--plot", metavar="FILE", help="run the swept cases from 10^3 to 10^7 edges, 10^5 with "
+                                                     "--quick, and draw their ratios")
+    made.add_argument("--sweep", action="store_true", help="the sizes of --plot without the picture")
+    made.add_argument("--list", action="store_true", help="print the names of the cases and stop")
+    made.set_defaults(run=_run)
+    return made
 
 
 def _run(args: argparse.Namespace, rest: list[str]) -> int:

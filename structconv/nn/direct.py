@@ -51,6 +51,8 @@ __all__ = ["FEW_NUMBERS", "Direct", "direct_of", "is_plain", "must_be_planned"]
 
 #: (layer, x, structure) -> y, or `None` where the usual way must be taken.
 Direct = Callable[[Any, Tensor, Any], Tensor | None]
+#: Errors of operators, torch's and ours, for tensors that do not fit.
+REFUSED = (RuntimeError, ValueError)
 #: Numbers of x and of y up to which a call is small.
 FEW_NUMBERS = 1 << 16
 #: Entries of a convolution's kernel up to which the planner takes torch's, but for a few at nearly equal cost.
@@ -153,7 +155,7 @@ def _convolve_image(leaf: Cuboid, padding: list[int], usual: bool, layer: Any, i
         return None
     try:
         return convolve_images(image, kernel, bias, leaf.stride, padding, leaf.dilation, layer.groups, direct=True)
-    except RuntimeError:  # the plan computes it, or says what does not fit
+    except REFUSED:  # the plan computes it, or says what does not fit
         return None
 
 
@@ -168,7 +170,7 @@ def _convolve_transposed(leaf: Cuboid, padding: list[int], layer: Any, image: Te
     try:
         return convolve_transposed(image, kernel, bias, leaf.stride, padding, extra, layer.groups, leaf.dilation,
                                    direct=True)
-    except RuntimeError:  # as above
+    except REFUSED:  # as above
         return None
 
 
@@ -181,7 +183,7 @@ def _pool_image(leaf: Pool, all_count: bool, layer: Any, image: Tensor, _: Any) 
         return None
     try:
         return window_means(image, leaf.window, leaf.stride, leaf.padding, all_count, direct=True)
-    except RuntimeError:  # as above
+    except REFUSED:  # as above
         return None
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
+from operator import lt
 from typing import Any, cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -74,13 +76,22 @@ def _composed(options: tuple[Any, ...], *tensors: Any) -> Tensor:
 
 def _forward(_: Any, *arguments: Any) -> Tensor:
     y: Tensor = Loaded.core.images(*arguments)  # type: ignore[union-attr]
-    return y
+    return y if y.dim() > 1 else _by_torch(*arguments)  # zeros of the padding are not to meet NaN or infinity
 
 
 def _backward(_: Any, image: Tensor, kernel: Tensor, bias: Tensor | None, grad: Tensor, needed: Any, *options: Any
               ) -> Gradients:
     gradients: Gradients = Loaded.core.images_backward(image, kernel, grad, *options, *needed)  # type: ignore[union-attr]
-    return gradients
+    return gradients if any(g is not None for g in gradients) else _gradients_by_torch(
+        image, kernel, grad, needed, *options)
+
+
+def _gradients_by_torch(image: Tensor, kernel: Tensor, grad: Tensor, needed: Any, stride: Any, padding: Any,
+                        dilation: Any, groups: int, extra: Any = None) -> Gradients:
+    more = [0] * len(stride) if extra is None else extra
+    result: Gradients = torch.ops.aten.convolution_backward(
+        grad, image, kernel, [grad.shape[1]], stride, padding, dilation, extra is not None, more, groups, needed)
+    return result
 
 
 _images = as_node("_Images", 3, _forward, _backward, reads_result=False)
@@ -103,8 +114,8 @@ def convolve_transposed(image: Tensor, kernel: Tensor, bias: Tensor | None, stri
     border = [apart * (size - 1) - cut for size, cut, apart in zip(kernel.shape[2:], padding, dilation, strict=True)]
     if max(stride) > 1 or any(extra) or min(border) < 0:
         options = list(stride), list(padding), list(dilation), groups, list(extra)
-        small = _is_small(image, kernel, stride) and (direct or is_direct(image, kernel, bias))
-        if not small or kernels() is None:
+        small = _is_small(image, kernel, stride) and all(map(lt, extra, stride))
+        if not small or not (direct or is_direct(image, kernel, bias)) or kernels() is None:
             return _transposed_by_torch(options, image, kernel, bias)
         return _transposed(None, partial(_transposed_by_torch, options), image, kernel, bias, *options)
     axes = list(range(2, kernel.dim()))
@@ -124,6 +135,8 @@ def _transposed_forward(_: Any, image: Tensor, kernel: Tensor, bias: Tensor | No
     finer = image.new_empty(image.shape[0], kernel.shape[1] * groups, *shape)
     y: Tensor = Loaded.core.images_backward(  # type: ignore[union-attr]
         finer, kernel, image, *same, groups, True, False, False)[0]
+    if y is None:  # see `_forward`
+        return _transposed_by_torch(options, image, kernel, bias)
     return y if bias is None else y.add_(bias.view(-1, *[1] * len(shape)))
 
 
@@ -132,6 +145,8 @@ def _transposed_backward(_: Any, image: Tensor, kernel: Tensor, bias: Tensor | N
     same, core = options[:4], cast(Core, Loaded.core)
     of_image = core.images(grad, kernel, None, *same) if needed[0] else None
     of_kernel = core.images_backward(grad, kernel, image, *same, False, True, False)[1] if needed[1] else None
+    if (of_image is not None and of_image.dim() == 1) or (needed[1] and of_kernel is None):  # see `_forward`
+        return _gradients_by_torch(image, kernel, grad, needed, *options)
     return of_image, of_kernel, grad.flatten(2).sum((0, 2)) if needed[2] else None
 
 

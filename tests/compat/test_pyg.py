@@ -1025,3 +1025,20 @@ def test_variances_with_and_without_the_gradient_of_squares_are_joined():
     both = ours.MultiAggregation(parts, mode="sum")(x, index)
     expected = sum(torch.autograd.grad((part(x, index) * seed).sum(), x)[0] for part in parts)
     torch.testing.assert_close(torch.autograd.grad((both * seed).sum(), x)[0], expected)
+
+
+def test_what_is_not_finite_in_a_group_reaches_what_it_should():
+    x, index = torch.tensor([[1.0], [-torch.inf], [2.0], [3.0]], requires_grad=True), torch.tensor([0, 0, 0, 1])
+    grad, = torch.autograd.grad(ours.SoftmaxAggregation(t=0.3, semi_grad=True)(x, index).sum(), x)
+    torch.testing.assert_close(grad.flatten(), torch.tensor([0.42556, 0.0, 0.57444, 1.0]), atol=1e-4, rtol=0)
+    for layer in (ours.MaxAggregation(), ours.MinAggregation()):
+        for groups in (torch.tensor([0, 0, 1]), torch.tensor([1, 1, 0])):
+            x = torch.tensor([[1.0], [torch.nan], [2.0]], requires_grad=True)
+            grad, = torch.autograd.grad(layer(x, groups).sum(), x)
+            torch.testing.assert_close(grad.flatten(), torch.tensor([torch.nan, torch.nan, 1.0]), equal_nan=True)
+
+
+def test_graphs_without_rows_before_others_have_numbers_too():
+    x, edge_index = torch.randn(2, 3), torch.tensor([[0, 1], [1, 0]])
+    layer = ours.ChebConv(3, 2, 2, normalization=None)
+    torch.testing.assert_close(layer(x, edge_index, batch=torch.tensor([3, 3])), layer(x, edge_index))

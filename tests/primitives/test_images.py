@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from structconv import nn
 from structconv.compat.torch import AvgPool2d, Conv2d, ConvTranspose2d
+from structconv.errors import StructureError
 from structconv.primitives import images
 from structconv.primitives.images import convolve_images, convolve_transposed, window_means
 from structconv.primitives.native.loader import core
@@ -180,3 +181,33 @@ def test_layers_of_images_take_them(name, layer):
     hidden = layer(x.detach().index_fill(3, torch.tensor([0]), torch.nan))  # reaches what reads it, and nothing else
     assert torch.isnan(hidden)[..., 0].all()
     assert not torch.isnan(hidden)[..., 3:].any()
+
+
+@needs_kernels
+def test_padding_meets_no_number_that_is_not_finite():
+    """A NaN of the kernel reaches the outputs that read it, an infinite gradient the weights of entries that exist."""
+    for make, stride in ((Conv2d, 1), (Conv2d, 2), (ConvTranspose2d, 2)):
+        layer, x = make(3, 4, 3, stride, padding=1), torch.randn(2, 3, 8, 8)
+        theirs = getattr(torch.nn, make.__name__)(3, 4, 3, stride, padding=1)
+        grad = torch.zeros_like(layer(x)).index_fill(3, torch.tensor([0]), torch.inf)
+        theirs.load_state_dict(layer.state_dict())
+        results = [torch.autograd.grad(own(x), own.weight, grad)[0].isnan() for own in (layer, theirs)]
+        assert torch.equal(*results)
+        with torch.no_grad():
+            for own in (layer, theirs):
+                own.weight[0, 0, 0, 0] = torch.nan
+        assert torch.equal(*(own(x).isnan() for own in (layer, theirs)))
+
+
+def test_more_outputs_than_the_stride_are_those_of_torch():
+    ours, theirs = (make(3, 2, (1, 4), dilation=(1, 2), output_padding=(0, 1))
+                    for make in (ConvTranspose2d, torch.nn.ConvTranspose2d))
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(2, 3, 3, 5)
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("layer", [Conv2d(3, 2, 5), nn.Conv2d(3, 2, 5), AvgPool2d(7)])
+def test_images_that_are_too_small_are_refused_as_ever(layer):
+    with pytest.raises(StructureError, match="window"):
+        layer(torch.randn(2, 3 if isinstance(layer, Conv2d | nn.Conv2d) else 3000, 3, 5))

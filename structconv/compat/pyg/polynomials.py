@@ -7,17 +7,19 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn import functional
 
 from structconv.bases.matrices import scaled_laplacian
 from structconv.bases.polynomial import Polynomial
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.convolutions import normalized
-from structconv.compat.pyg.edges import without_loops
+from structconv.compat.pyg.edges import group_count, without_loops
 from structconv.compat.pyg.layer import Layer
 from structconv.compat.pyg.linear import Linear, is_plain, project
 from structconv.compat.pyg.operator import apply
 from structconv.compat.pyg.pooling import pooled
+from structconv.compat.pyg.tracing import is_tracing
 from structconv.errors import ConfigError
 from structconv.structures.graph import Graph
 from structconv.weights import Full, HeadBlocks, Separable
@@ -148,8 +150,9 @@ class ChebConv(_Polynomial):
             loop = (torch.arange(values.shape[-1], device=values.device) >= graph.num_edges).to(values)
             entries = values + loop
             group = None if batch is None else batch[twice.graph.target.long()]
-            if bound is None:  # of each graph; N is the largest number of graphs
-                largest = pooled(entries, group, graph.num_inputs, "max")
+            if bound is None:  # of each graph; a recorded program takes N, the largest number without empty ones
+                count = graph.num_inputs if batch is None or is_tracing() or is_compiling() else group_count(batch)
+                largest = pooled(entries, group, count, "max")
                 largest = largest.masked_fill(largest == 0, 1.0)  # of graphs without edges
             else:
                 largest = torch.as_tensor(bound).to(values)

@@ -406,9 +406,11 @@ struct ImageArgs {
     int64_t w_group, w_output, w_input, threads;
     const float *x, *w, *bias;  // bias or null
     float* y;
+    bool* finite;
 };
 
-// The gradients of w, (groups outputs, inputs, *kernel), and of bias, (groups outputs), or null, from that of y.
+// The gradients of w, (groups outputs, inputs, *kernel), and of bias, (groups outputs), or null, from that of y, of which
+// `finite` of the image says that it was.
 struct ImageWeightArgs {
     ImageArgs image;
     const float* grad;

@@ -156,6 +156,8 @@ void forward_block(const ImageArgs& a, Columns, const Reader& reader, int64_t co
 }
 
 void forward(const ImageArgs& a) {
+    *a.finite = all_finite(a.w, a.groups * a.outputs * a.inputs * numbers(a.kernel));
+    if (!*a.finite) return;
     const int64_t terms = a.inputs * numbers(a.kernel), to = numbers(a.to), width = 2 * kLanes;
     const int64_t blocks = (to + width - 1) / width;
     const std::vector<float> w = packed(a);
@@ -228,6 +230,8 @@ void weight_part(const ImageWeightArgs& w, int64_t first, int64_t last) {
 void backward(const ImageWeightArgs& w) {
     const ImageArgs& a = w.image;
     const int64_t to = numbers(a.to), outputs = a.groups * a.outputs;
+    *a.finite = all_finite(w.grad, a.batch * outputs * to);
+    if (!*a.finite) return;
     const int team = a.threads > 1 && a.batch * outputs * a.inputs * numbers(a.kernel) * to >= kLeastWork
                          ? static_cast<int>(a.threads < a.inputs ? a.threads : a.inputs) : 1;
 #pragma omp parallel for schedule(static) num_threads(team) if (team > 1)

@@ -44,7 +44,7 @@ void backward(const MaximaArgs& a) {
             for (int64_t slot = a.by_source.indptr[m]; slot < a.by_source.indptr[m + 1]; ++slot) {
                 const int64_t n = a.by_source.index[slot];
                 const float *y = a.y + n * channels, *share = a.shares + n * channels;
-                for (int64_t c = 0; c < channels; ++c) grad[c] += x[c] == y[c] ? share[c] : 0.0f;
+                for (int64_t c = 0; c < channels; ++c) grad[c] += x[c] == y[c] ? share[c] : y[c] == y[c] ? 0.0f : y[c];  // a NaN is not hidden
             }
         }
     });

@@ -1872,6 +1872,7 @@ struct Images {
     const Op& op;
     View x, w;
     int64_t axes = 0;
+    bool finite = true;
     ImageArgs args{};
 
     Images(const Op& op, const Tensor& x_, const Tensor& w_, const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
@@ -1896,7 +1897,7 @@ struct Images {
         }
         args.w_output = args.inputs * args.w_input, args.w_group *= args.w_output;
         op.check(are_few(args.to, args.batch * args.groups * args.outputs), "x", "be below 2^24 numbers, as the result");
-        args.x = x.floats(), args.w = w.floats();
+        args.x = x.floats(), args.w = w.floats(), args.finite = &finite;
     }
 
     // The same from y to x: the reversed steps, and w of its other side.
@@ -1911,6 +1912,7 @@ struct Images {
     }
 };
 
+// Nothing where w is not finite.
 Tensor images(const Tensor& x, const Tensor& w, const Maybe& bias_, const std::vector<int64_t>& stride,
               const std::vector<int64_t>& padding, const std::vector<int64_t>& dilation, int64_t groups) {
     const Op op{"images"};
@@ -1918,10 +1920,10 @@ Tensor images(const Tensor& x, const Tensor& w, const Maybe& bias_, const std::v
     const View bias = op.floats("bias", bias_, {s.w.size(0)}), y = image_made(op, s.x.size(0), s.w.size(0), s.args.to, s.axes);
     s.args.bias = bias.floats(), s.args.y = y.floats();
     run.images(&s.args);
-    return y.tensor();
+    return s.finite ? y.tensor() : op.made({0}).tensor();
 }
 
-// The gradients of x, w and bias, those that are asked for.
+// The gradients of x, w and bias, those that are asked for; none of them where w or the gradient of y is not finite.
 std::tuple<Maybe, Maybe, Maybe> images_backward(const Tensor& x, const Tensor& w, const Tensor& grad_, const std::vector<int64_t>& stride,
                                                 const std::vector<int64_t>& padding, const std::vector<int64_t>& dilation,
                                                 int64_t groups, bool of_x, bool of_w, bool of_bias) {
@@ -1938,12 +1940,13 @@ std::tuple<Maybe, Maybe, Maybe> images_backward(const Tensor& x, const Tensor& w
         back.x = grad.floats(), back.y = grad_x.floats();
         run.images(&back);
     }
-    if (of_w || of_bias) {
+    if (s.finite && (of_w || of_bias)) {
         grad_w = image_made(op, s.w.size(0), s.w.size(1), s.args.kernel, s.axes), grad_bias = op.made({s.w.size(0)});
         std::fill_n(grad_w.floats(), grad_w.tensor().numel(), 0.0f), std::fill_n(grad_bias.floats(), s.w.size(0), 0.0f);
         const ImageWeightArgs args{s.args, grad.floats(), grad_w.floats(), of_bias ? grad_bias.floats() : nullptr};
         run.images_backward(&args);
     }
+    if (!s.finite) return {};
     return {maybe(grad_x), of_w ? maybe(grad_w) : std::nullopt, of_bias ? maybe(grad_bias) : std::nullopt};
 }
 

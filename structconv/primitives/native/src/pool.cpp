@@ -71,8 +71,8 @@ template <class Put> void spread(const PoolArgs& a, const Column& x, v16 y, v16 
         case kMaxOf: case kMinOf: {  // equal ones share it evenly
             const v16 one = v16{} + 1.0f;
             const v16 alike = x.sum([&](v16 v) { return choose(v == y, one, v16{}); });
-            const v16 share = choose(alike > 0.0f, grad / alike, v16{});
-            return each([&](int64_t r) { return choose(x.at(r) == y, share, v16{}); });
+            const v16 share = grad / alike, others = choose(y == y, v16{}, y);  // a NaN is not hidden
+            return each([&](int64_t r) { return choose(x.at(r) == y, share, others); });
         }
         case kVarOf: {
             const v16 mean = x.mean(), share = grad * (2.0f / count);
@@ -80,10 +80,9 @@ template <class Put> void spread(const PoolArgs& a, const Column& x, v16 y, v16 
         }
         case kSoftmaxOf: case kFixedSoftmaxOf: {
             const v16 most = x.most(t), share = grad / x.sum([&](v16 v) { return exponential(v * t - most); });
-            const float factor = a.kind == kSoftmaxOf ? t : 0.0f;
             return each([&](int64_t r) {
-                const v16 v = x.at(r);
-                return exponential(v * t - most) * share * ((v - y) * factor + 1.0f);
+                const v16 v = x.at(r), own = exponential(v * t - most) * share;
+                return a.kind == kSoftmaxOf ? own * ((v - y) * t + 1.0f) : own;
             });
         }
         default: return;
