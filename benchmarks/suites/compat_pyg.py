@@ -23,7 +23,7 @@ __all__ = ["CASES"]
 _CHANNELS, _ATTRIBUTES, _RELATIONS = 64, 8, 4
 #: Edges, ten for each node.
 _EDGES = (1_000, 10_000, 100_000)
-#: Of the graph to sample: edges, ten for each node; seeds of a sample of 10^5 edges, and the neighbors of each hop.
+#: The edges of the graph that is sampled, ten for each node; the seeds of a sample, and the neighbors drawn per hop.
 _SAMPLED, _SEEDS, _FANOUTS = 1_000_000, 2_048, (10, 10)
 #: Types of edges between two types of nodes.
 _KINDS = (("a", "to", "b"), ("b", "to", "a"), ("a", "to", "a"))
@@ -51,7 +51,7 @@ def _aggregation(kind: str, library: Any, channels: int) -> nn.Module:
     return layer
 
 
-#: How each layer is made of so many channels, and what it is called with beside x and the edges, or in their place.
+#: Each layer: a function that makes it with a number of channels, and the kind of its inputs (see `_called`).
 _LAYERS: dict[str, tuple[Make, str]] = {
     "gcn": (lambda library, c: library.GCNConv(c, c), ""),
     "gcn-weighted": (lambda library, c: library.GCNConv(c, c), "weight"),

@@ -49,8 +49,8 @@ def convolve_images(image: Tensor, kernel: Tensor, bias: Tensor | None, stride: 
     options = list(stride), list(padding), list(dilation), groups
     small = _is_small(image, kernel, stride) and (direct or is_direct(image, kernel, bias))
     if not small or (Loaded.core if Loaded.asked else kernels()) is None:
-        return _by_torch(image, kernel, bias, *options)
-    return _images(None, partial(_composed, options), image, kernel, bias, *options)
+        return _by_torch(options, image, kernel, bias)
+    return _images(None, partial(_by_torch, options), image, kernel, bias, *options)
 
 
 def _is_small(image: Tensor, kernel: Tensor, stride: Sequence[int]) -> bool:
@@ -65,18 +65,13 @@ def _is_small(image: Tensor, kernel: Tensor, stride: Sequence[int]) -> bool:
     return read[0] * read[1] < weights <= _MOST_WEIGHTS and weights * (image.numel() // shape[1]) <= most
 
 
-def _by_torch(image: Tensor, kernel: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
-              dilation: Sequence[int], groups: int) -> Tensor:
-    return _CONVOLUTIONS[image.dim()](image, kernel, bias, stride, padding, dilation, groups)
+def _by_torch(options: tuple[Any, ...], *tensors: Any) -> Tensor:
+    return _CONVOLUTIONS[tensors[0].dim()](*tensors, *options)
 
 
-def _composed(options: tuple[Any, ...], *tensors: Any) -> Tensor:
-    return _by_torch(*tensors, *options)
-
-
-def _forward(_: Any, *arguments: Any) -> Tensor:
-    y: Tensor = Loaded.core.images(*arguments)  # type: ignore[union-attr]
-    return y if y.dim() > 1 else _by_torch(*arguments)  # zeros of the padding are not to meet NaN or infinity
+def _forward(_: Any, image: Tensor, kernel: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
+    y: Tensor = Loaded.core.images(image, kernel, bias, *options)  # type: ignore[union-attr]
+    return y if y.dim() > 1 else _by_torch(options, image, kernel, bias)  # zeros of the padding are to meet no NaN
 
 
 def _backward(_: Any, image: Tensor, kernel: Tensor, bias: Tensor | None, grad: Tensor, needed: Any, *options: Any
@@ -104,7 +99,7 @@ def convolve_transposed(image: Tensor, kernel: Tensor, bias: Tensor | None, stri
 
     Args:
         image: (B, P, *S). kernel: (P, Q / groups, *K). bias: (Q,) or none.
-        extra: the padding of the output. The others are those of `convolve_images`.
+        extra: entries added to the output on each axis. The others are those of `convolve_images`.
 
     Returns:
         (B, Q, *S').
@@ -162,7 +157,7 @@ def window_means(image: Tensor, size: Sequence[int], stride: Sequence[int], padd
     Args:
         image: (B, P, *S).
         size, stride, padding: a number for each axis.
-        all_count: whether zeros of the padding count.
+        all_count: whether zeros of the padding count. direct: see `convolve_images`.
 
     Returns:
         (B, P, *S').

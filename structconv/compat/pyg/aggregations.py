@@ -343,7 +343,7 @@ _MODULES: dict[str, type[_Aggregation]] = {
     "add": SumAggregation, "sum": SumAggregation, "mean": MeanAggregation, "max": MaxAggregation,
     "min": MinAggregation, "var": VarAggregation, "std": StdAggregation, "softmax": SoftmaxAggregation,
     "powermean": PowerMeanAggregation}
-#: What the kernel of `of_sorted` calls those without options.
+#: The aggregations without options, and their kinds in `of_sorted`.
 _POOLINGS: dict[type, str] = {SumAggregation: "sum", MeanAggregation: "mean", MaxAggregation: "max",
                               MinAggregation: "min"}
 

@@ -312,6 +312,7 @@ def pool_groups(x: Tensor, starts: Tensor, kind: str, composed: Callable[[Tensor
         starts: (G + 1,), the first row of each group and the number of all.
         kind: "sum", "mean", "max", "min", "var" (the mean of squared distances from the mean), "softmax" (weights
             softmax(t x) in each channel), or "fixed softmax", whose weights have no gradient.
+        t: the factor of the scores of a softmax.
         x, composed: as of every layer here.
     """
     return _pool(_Groups(starts), composed, x, _POOLINGS[kind], t) if _readable(starts) is not None else None

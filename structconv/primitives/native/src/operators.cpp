@@ -1973,7 +1973,7 @@ MeansArgs windows(const Op& op, int64_t planes, const int64_t* from, const std::
 }
 
 Tensor window_means(const Tensor& x_, const std::vector<int64_t>& size, const std::vector<int64_t>& stride,
-            const std::vector<int64_t>& padding, bool all_count) {
+                    const std::vector<int64_t>& padding, bool all_count) {
     const Op op{"window_means"};
     const View x = image_of(op, "x", x_);
     MeansArgs args = windows(op, x.size(0) * x.size(1), x.sizes + 2, size, stride, padding, x_.dim() - 2, all_count);
@@ -1985,7 +1985,7 @@ Tensor window_means(const Tensor& x_, const std::vector<int64_t>& size, const st
 
 // ... of an image of the sizes `from`.
 Tensor window_means_backward(const Tensor& grad_, const std::vector<int64_t>& from, const std::vector<int64_t>& size,
-                     const std::vector<int64_t>& stride, const std::vector<int64_t>& padding, bool all_count) {
+                             const std::vector<int64_t>& stride, const std::vector<int64_t>& padding, bool all_count) {
     const Op op{"window_means_backward"};
     const View grad = image_of(op, "grad", grad_);
     const int64_t axes = grad_.dim() - 2;
