@@ -68,6 +68,8 @@ def recorded(native):
         "messages": (side, x, r(E + M, 3)), "messages_backward": (side, back, x, r(E + M, 3), x, True, True),
         "starts": (torch.tensor([0, 0, 2]), 3),
         "pool": (starts, x, 5, 0.5), "pool_backward": (starts, x, r(2, 3), r(2, 3), 5, 0.5),
+        "norm": (starts, x, r(3), r(3), r(3), 0, 2, 0.1, 2.0),
+        "norm_backward": (starts, x, r(3), r(3), r(3), x, 1, 1, 0.1, 2.0),
         "adjacency": (index, M, M, True, True, 2, ones, False), "transpose": (side,), "sums": (side, x, x),
         "spmm_into": (layout, r(E), False, r(2, M, 3), r(2, M, 3), 2, 2.0, -1.0),
         "maxima": (side, x), "maxima_backward": (side, back, x, x, x), "convolve": (side, x, theta, r(4), True),

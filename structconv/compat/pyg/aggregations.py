@@ -39,7 +39,7 @@ except ImportError:
 
 __all__ = ["SIMPLE", "MaxAggregation", "MeanAggregation", "MinAggregation", "MultiAggregation", "PowerMeanAggregation",
            "SoftmaxAggregation", "StdAggregation", "SumAggregation", "VarAggregation", "aggregate", "aggregation",
-           "check_floating", "of_sorted", "pool_extreme", "shares"]
+           "check_floating", "of_sorted", "pool_extreme", "shares", "sorted_starts"]
 
 #: Aggregations without options, which need no module.
 SIMPLE = ("add", "sum", "mean", "max", "min")
@@ -486,6 +486,15 @@ _RULES: dict[str, Callable[[Any, Tensor, Sparse, Known], Tensor]] = {
     "SoftmaxAggregation": _softmax, "PowerMeanAggregation": _power_mean, "MultiAggregation": _multi}
 
 
+def sorted_starts(x: Tensor, index: Tensor, size: int | None, *others: Tensor | None) -> Tensor | None:
+    """The first row of each group and the number of all; `None` as of `of_sorted`, or if no kernel reads the `others`."""
+    if x.dim() != 2 or not is_direct(x, *others) or not is_plain(index) or index.dim() != 1 or len(index) != x.shape[0]:
+        return None
+    starts: Tensor | None = cached(index, ("starts", size),
+                                   lambda: group_starts(index, int(index[-1]) + 1 if size is None else size))
+    return starts
+
+
 def of_sorted(x: Tensor, index: Tensor, size: int | None, kind: str, otherwise: Callable[[Tensor], Tensor],
               t: float = 1.0) -> Tensor | None:
     """The rows of x (E, C) in groups by one node of autograd; `None` where groups do not rise, or no kernel can read x.
@@ -494,10 +503,7 @@ def of_sorted(x: Tensor, index: Tensor, size: int | None, kind: str, otherwise: 
         index: the group of each row. size: the number of groups, else the largest index + 1.
         kind, t: see `pool_groups`. otherwise: the same function of x by differentiable operators.
     """
-    if x.dim() != 2 or not is_direct(x) or not is_plain(index) or index.dim() != 1 or len(index) != x.shape[0]:
-        return None
-    starts = cached(index, ("starts", size),
-                    lambda: group_starts(index, int(index[-1]) + 1 if size is None else size))
+    starts = sorted_starts(x, index, size)
     if starts is None:
         return None
     if kind == "sum" and x.requires_grad and x.numel() <= FEW_NUMBERS and torch.is_grad_enabled():

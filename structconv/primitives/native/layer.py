@@ -26,7 +26,7 @@ from structconv.primitives.products import FULL_WIDTH, LEAST_NUMBERS, LEAST_PROD
 __all__ = ["Gradients", "as_node", "attend_additive", "attend_affine", "attend_bilinear",
            "attend_dots", "attend_entries", "attend_layer", "attend_pairs", "convolve", "convolve_linear",
            "convolve_with_self", "gather_maxima", "gather_messages", "gather_sums", "group_starts", "is_direct",
-           "pool_groups"]
+           "pool_groups", "standardize_groups"]
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 #: Pooling in src/api.h.
@@ -302,6 +302,10 @@ class _Groups(NamedTuple):
 
 
 _pool = as_node("_Pool", 1, "pool", "pool_backward")
+_norm = as_node("_Norm", 4, "norm", "norm_backward", reads_result=False)
+#: Center and Scale in src/api.h.
+_CENTERS = {"channel": 0, "all": 1}
+_SCALES = {None: 0, "channel": 1, "all": 2}
 
 
 def pool_groups(x: Tensor, starts: Tensor, kind: str, composed: Callable[[Tensor], Tensor], t: float = 1.0
@@ -316,6 +320,23 @@ def pool_groups(x: Tensor, starts: Tensor, kind: str, composed: Callable[[Tensor
         x, composed: as of every layer here.
     """
     return _pool(_Groups(starts), composed, x, _POOLINGS[kind], t) if _readable(starts) is not None else None
+
+
+def standardize_groups(x: Tensor, starts: Tensor, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None,
+                       composed: Callable[..., Tensor], center: str, scale: str | None, eps: float, gain: float
+                       ) -> Tensor | None:
+    """y = gain weight (x - shift mean) scale + bias of x (M, C) by groups of rows; `None` where no kernel can read them.
+
+    Args:
+        starts, x: as of `pool_groups`.
+        shift, weight, bias: (C,), or none for 1, 1 and 0.
+        composed: the same function of x, shift, weight and bias.
+        center: the mean is that of each "channel" of a group, or of "all" its channels.
+        scale: 1 / sqrt(mean((x - shift mean)^2) + eps) of each "channel" or of "all", or None for 1.
+    """
+    if _readable(starts) is None:
+        return None
+    return _norm(_Groups(starts), composed, x, shift, weight, bias, _CENTERS[center], _SCALES[scale], eps, gain)
 
 
 def group_starts(groups: Tensor, count: int) -> Tensor | None:

@@ -34,6 +34,7 @@ using Maybe = std::optional<Tensor>;
     X(layouts, LayoutsArgs, isa) X(outside, OutsideArgs, isa) X(verify, VerifyArgs, isa) X(edges, EdgesArgs, isa)     \
     X(adjacency, AdjacencyArgs, isa) X(transpose, TransposeArgs, isa)                                                 \
     X(pool, PoolArgs, isa) X(pool_backward, PoolArgs, isa)                                                            \
+    X(norm, NormArgs, isa) X(norm_backward, NormArgs, isa)                                                            \
     X(spmm, SpmmArgs, isa) X(sddmm, SddmmArgs, isa) X(maxima, MaximaArgs, isa) X(maxima_backward, MaximaArgs, isa)    \
     X(messages, MessagesArgs, isa) X(messages_backward, MessagesArgs, isa)                                            \
     X(conditioned_sums, ConditionedArgs, isa) X(conditioned_adjoint, ConditionedArgs, isa)                            \
@@ -584,13 +585,20 @@ Tensor starts(const Tensor& groups_, int64_t count) {
     return found.tensor();
 }
 
-// The rows of groups that lie one after the other.
-PoolArgs groups_of(const Op& op, const Tensor& starts_, const View& x, int64_t kind, double t) {
+// The first row of each of so many groups, and the number of all.
+const int64_t* starts_of(const Op& op, const Tensor& starts_, const View& x, int64_t& groups) {
     const View starts = op.exact("starts", starts_, {kAny}, types().i64);
-    const int64_t groups = starts.size(0) - 1, *start = starts.as<int64_t>();
-    op.check(kind >= kSumOf && kind <= kFixedSoftmaxOf, "kind", "be 0 to 6");
+    const int64_t* start = starts.as<int64_t>();
+    groups = starts.size(0) - 1;
     op.check(groups >= 0 && start[0] == 0 && start[groups] == x.size(0) && std::is_sorted(start, start + groups + 1), "starts",
              "rise from 0 to the number of rows");
+    return start;
+}
+
+PoolArgs groups_of(const Op& op, const Tensor& starts_, const View& x, int64_t kind, double t) {
+    op.check(kind >= kSumOf && kind <= kFixedSoftmaxOf, "kind", "be 0 to 6");
+    int64_t groups = 0;
+    const int64_t* start = starts_of(op, starts_, x, groups);
     return {start, groups, x.size(1), kind, op.threads, t, x.floats(), nullptr, nullptr, nullptr};
 }
 
@@ -616,6 +624,55 @@ Tensor pool_backward(const Tensor& starts, const Tensor& x_, const Tensor& y_, c
     args.y = y.floats(), args.grad = grad.floats(), args.out = grad_x.floats();
     run.pool_backward(&args);
     return grad_x.tensor();
+}
+
+NormArgs norm_of(const Op& op, const Tensor& starts_, const View& x, const Maybe& shift, const Maybe& weight, const Maybe& bias,
+                 int64_t center, int64_t scale, double eps, double gain) {
+    op.check(center >= kChannelMean && center <= kWholeMean && scale >= kNoScale && scale <= kWholeScale, "center and scale",
+             "be 0 to 1 and 0 to 2");
+    int64_t groups = 0;
+    const int64_t* start = starts_of(op, starts_, x, groups);
+    const auto numbers = [&](const char* name, const Maybe& t) {
+        return t ? op.exact(name, *t, {x.size(1)}, types().f32).floats() : nullptr;
+    };
+    return {start, groups, x.size(1), center, scale, op.threads, eps, gain, x.floats(), numbers("shift", shift),
+            numbers("weight", weight), numbers("bias", bias), nullptr, nullptr, nullptr};
+}
+
+// The rows of each group, standardized.
+Tensor norm(const Tensor& starts, const Tensor& x_, const Maybe& shift, const Maybe& weight, const Maybe& bias, int64_t center,
+            int64_t scale, double eps, double gain) {
+    const Op op{"norm"};
+    const View x = op.dense("x", x_, {kAny, kAny}, types().f32);
+    NormArgs args = norm_of(op, starts, x, shift, weight, bias, center, scale, eps, gain);
+    const View y = op.made({x.size(0), x.size(1)});
+    args.out = y.floats();
+    run.norm(&args);
+    return y.tensor();
+}
+
+// The gradients of x, and of shift, weight and bias where they are given.
+std::tuple<Tensor, Maybe, Maybe, Maybe> norm_backward(const Tensor& starts, const Tensor& x_, const Maybe& shift,
+                                                      const Maybe& weight, const Maybe& bias, const Tensor& grad_,
+                                                      int64_t center, int64_t scale, double eps, double gain) {
+    const Op op{"norm_backward"};
+    const View x = op.dense("x", x_, {kAny, kAny}, types().f32);
+    const int64_t channels = x.size(1);
+    NormArgs args = norm_of(op, starts, x, shift, weight, bias, center, scale, eps, gain);
+    const View grad = op.dense("grad", grad_, {x.size(0), channels}, types().f32), grad_x = op.made({x.size(0), channels});
+    const int64_t parts = args.parts();
+    std::vector<float> sums(3 * channels * parts);
+    args.grad = grad.floats(), args.out = grad_x.floats(), args.sums = sums.data();
+    run.norm_backward(&args);
+    const auto total = [&](const Maybe& of, int64_t which) -> Maybe {
+        if (!of) return std::nullopt;
+        const View found = op.made({channels});
+        std::fill_n(found.floats(), channels, 0.0f);
+        for (int64_t part = 0; part < parts; ++part)
+            for (int64_t c = 0; c < channels; ++c) found.floats()[c] += sums[(part * 3 + which) * channels + c];
+        return found.tensor();
+    };
+    return {grad_x.tensor(), total(shift, 0), total(weight, 1), total(bias, 2)};
 }
 
 void conditioned(const Op& op, bool adjoint, const Tensor& layout_, const Tensor& values_, const Tensor& x_, int64_t first,
@@ -2218,6 +2275,7 @@ struct Operator {
 };
 
 #define SC_STEPS "int[] stride, int[] padding, int[] dilation, int groups"
+#define SC_NORM "Tensor? shift, Tensor? weight, Tensor? bias"
 #define SC_WINDOWS "int[] size, int[] stride, int[] padding, bool all_count"
 
 const Operator kOperators[] = {
@@ -2244,6 +2302,9 @@ const Operator kOperators[] = {
     {"starts", "(Tensor groups, int count) -> Tensor", TORCH_BOX(&starts)},
     {"pool", "(Tensor starts, Tensor x, int kind, float t) -> Tensor", TORCH_BOX(&pool)},
     {"pool_backward", "(Tensor starts, Tensor x, Tensor y, Tensor grad, int kind, float t) -> Tensor", TORCH_BOX(&pool_backward)},
+    {"norm", "(Tensor starts, Tensor x, " SC_NORM ", int center, int scale, float eps, float gain) -> Tensor", TORCH_BOX(&norm)},
+    {"norm_backward", "(Tensor starts, Tensor x, " SC_NORM ", Tensor grad, int center, int scale, float eps, float gain) -> "
+     "(Tensor, Tensor?, Tensor?, Tensor?)", TORCH_BOX(&norm_backward)},
     {"conditioned_sums", "(Tensor layout, Tensor values, Tensor x, int first, int heads, Tensor(a!) out) -> ()",
      TORCH_BOX(&conditioned_sums)},
     {"conditioned_adjoint", "(Tensor layout, Tensor values, Tensor x, int first, int heads, Tensor grads, "
