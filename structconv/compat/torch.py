@@ -35,12 +35,13 @@ from structconv.nn.grids import theta_of_kernel
 from structconv.nn.images import to_entries, to_image
 from structconv.nn.layer import recorded, refuse_script
 from structconv.planning.plan import plan_for
+from structconv.primitives.fused_attention import is_readable
 from structconv.primitives.native.dispatch import kernels
-from structconv.primitives.native.layer import attend_entries, is_direct
+from structconv.primitives.native.layer import attend_entries, attend_entries_weighted, is_direct
 from structconv.primitives.products import linear
 from structconv.shapes import check_tensor
 from structconv.structures.grid import Grid
-from structconv.torch_compat import all_plain, tracing
+from structconv.torch_compat import all_plain, any_requires_grad, tracing
 from structconv.weights import Eye, Full, Grouped, Weight
 
 __all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d",
@@ -183,10 +184,10 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
         if type(query) is Proxy:
             return cast(Any, recorded(self, query, key, value, key_padding_mask, need_weights, attn_mask,
                                       average_attn_weights, is_causal))
-        if query is key is value and not need_weights and key_padding_mask is attn_mask is None and not is_causal:
-            y = self._directly(query)
-            if y is not None:
-                return y, None
+        if query is key is value and (key_padding_mask is None or attn_mask is None):
+            pair = self._directly(query, key_padding_mask, attn_mask, is_causal, need_weights, average_attn_weights)
+            if pair is not None:
+                return pair
         self._check(query, key, value, attn_mask, is_causal)
         batched, first = query.dim() == 3, 0 if self.batch_first and query.dim() == 3 else -3
         q, k, v = self._by_heads(query, key, value, first)
@@ -200,24 +201,33 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
             weights = weights.mean(-3)
         return y, weights
 
-    def _directly(self, x: Tensor) -> Tensor | None:
+    def _directly(self, x: Tensor, padding: Tensor | None, mask: Tensor | None, hint: bool, weights: bool, mean: bool
+                  ) -> tuple[Tensor, Tensor | None] | None:
         """Attention of few entries to themselves, by the kernel that a plan would choose; `None` for other calls."""
         if type(x) is not Tensor or x.is_nested or x.dim() != 3 or not self.batch_first:
             return None
-        own, last, heads = self._parameters, cast(nn.Module, self._modules["out_proj"]), self.num_heads
+        own, last, heads, shape = self._parameters, cast(nn.Module, self._modules["out_proj"]), self.num_heads, x.shape
         weight, bias = own.get("in_proj_weight"), own.get("in_proj_bias")
-        if (weight is None or self.bias_k is not None or self.add_zero_attn or x.shape[2] != self.embed_dim
-                or (self.training and self.dropout) or not is_small(x.shape[1], self.head_dim)
+        if (weight is None or self.bias_k is not None or self.add_zero_attn or shape[2] != self.embed_dim
+                or (self.training and self.dropout) or not is_small(shape[1], self.head_dim)
                 or not is_plain(self, Normalized) or not _is_plain_linear(last)):
             return None
         output, after = last._parameters.get("weight"), last._parameters.get("bias")
         if output is None or not is_direct(x, weight, bias, output, after) or kernels() is None:
             return None
+        causal = hint and not weights and mask is not None  # as torch, which then reads no mask
+        table = None if causal else _table(shape, heads, padding, mask)
+        if hint is not causal or (table is None and not causal and not padding is mask is None):
+            return None
         query, key, value = weight.view(3, -1, weight.shape[1]).unbind()
         of_query, of_key, of_value = (None, None, None) if bias is None else bias.view(3, -1).unbind()
         of_value, scale = None if of_value is None else of_value.view(heads, -1), self.head_dim ** -0.5
-        return attend_entries(None, composed_attention(heads, scale, False), x, query, of_query, key, of_key, value,
-                              of_value, output, after, heads, scale, False)
+        tensors = x, query, of_query, key, of_key, value, of_value, output, after, table
+        if not weights:
+            return attend_entries(None, composed_attention(heads, scale, causal), *tensors, heads, scale, causal), None
+        if torch.is_grad_enabled() and any_requires_grad(*tensors):
+            return None
+        return attend_entries_weighted(*tensors, heads, scale, causal, mean=mean)
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool) -> None:
         owner = "MultiheadAttention"
@@ -297,6 +307,16 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
                           for t, fill in ((mask.keep, True), (mask.bias, 0.0)))
             mask = Mask(keep, bias, mask.support)
         return k, v, mask
+
+
+def _table(shape: torch.Size, heads: int, padding: Tensor | None, mask: Tensor | None) -> Tensor | None:
+    """A mask of torch's without gradient, or a padding, as a kernel reads it for x (B, N, E); `None` for another."""
+    given, fitting = (padding, shape[:2]) if mask is None else (mask, (shape[1], shape[1]))
+    if type(given) is not Tensor or given.shape != fitting or given.requires_grad or given.layout is not torch.strided:
+        return None
+    kept = _kept(given)
+    kept = kept[:, None, None] if mask is None else kept
+    return kept if is_readable(kept, (shape[0], heads, shape[1]), shape[1]) else None
 
 
 def _kept(mask: Tensor) -> Tensor:

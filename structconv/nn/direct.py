@@ -330,7 +330,7 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
     number = (weights[0].shape[0] // heads) ** -0.5 if scale is None else scale
     drop = _drawn(p, layer, heads) if p else NO_DROP
     if not drop[0] and is_small(x.shape[-2], weights[0].shape[0] // heads, weights[2].shape[0] // heads):
-        return attend_entries(None, composed_attention(heads, number, causal), *tensors, heads, number, causal)
+        return attend_entries(None, composed_attention(heads, number, causal), *tensors, None, heads, number, causal)
     if weights[0].shape[0] != weights[2].shape[0]:
         return None
     rows, added = x if x.dim() == 3 else x.unsqueeze(0), None if added is None else added.flatten()

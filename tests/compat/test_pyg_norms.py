@@ -60,7 +60,8 @@ def test_norms_of_graphs_are_theirs(name, args, options, batch, size, dtype, tol
 
 @pytest.mark.parametrize("name, args, options", [
     ("GraphNorm", (70,), {}), ("InstanceNorm", (70,), {"affine": True}), ("InstanceNorm", (70,), {}),
-    ("LayerNorm", (70,), {}), ("LayerNorm", (70,), {"affine": False}), ("PairNorm", (), {}), ("MeanSubtractionNorm", (), {})])
+    ("LayerNorm", (70,), {}), ("LayerNorm", (70,), {"affine": False}), ("PairNorm", (), {}),
+    ("MeanSubtractionNorm", (), {})])
 def test_norms_of_large_and_empty_graphs_are_no_less_exact(name, args, options):
     """Two rows of about one number leave a gradient of few digits."""
     layer, peer = pair(name, args, options, torch.float32)
@@ -88,7 +89,8 @@ def test_second_derivatives_of_norms_are_theirs_and_the_batch_is_that_of_the_cal
 
 
 def test_gradients_of_norms_are_equal_for_any_number_of_threads():
-    layer, batch, x = ours.GraphNorm(64), torch.arange(900).repeat_interleave(10), torch.randn(9000, 64, requires_grad=True)
+    layer, batch = ours.GraphNorm(64), torch.arange(900).repeat_interleave(10)
+    x = torch.randn(9000, 64, requires_grad=True)
     threads, found = torch.get_num_threads(), []
     try:
         for count in (1, 2):

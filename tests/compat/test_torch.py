@@ -119,13 +119,32 @@ def test_attention_is_torchs(planned: bool, call: tuple[Any, ...]) -> None:
         _alike(*_pair("MultiheadAttention", dtype, embed, heads, **options), tensors, **calls)
 
 
+FEW_MASKS: dict[str, dict[str, Any]] = {
+    "none": {}, "padding": {"key_padding_mask": torch.arange(5) >= torch.tensor([[5], [3], [1]])},
+    "scores of padding": {"key_padding_mask": torch.zeros(1, 5).expand(3, 5)},
+    "pairs": {"attn_mask": torch.ones(5, 5, dtype=torch.bool).triu(2)},
+    "scores": {"attn_mask": torch.randn(5, 5).masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), -torch.inf)},
+    "causal": {"attn_mask": torch.ones(5, 5, dtype=torch.bool).triu(1), "is_causal": True}}
+
+
 @pytest.mark.parametrize("bias", [False, True])
-def test_attention_of_few_entries_is_one_node(bias: bool) -> None:
+@pytest.mark.parametrize("masks", FEW_MASKS.values(), ids=FEW_MASKS)
+def test_attention_of_few_entries_is_one_node(bias: bool, masks: dict[str, Any]) -> None:
     original, ours = _pair("MultiheadAttention", torch.float32, 8, 2, bias=bias, batch_first=True)
-    x = torch.randn(3, 5, 8)
-    _alike(original, ours, (x, x, x), need_weights=False)
-    node = type(ours(x, x, x, need_weights=False)[0].grad_fn).__name__
-    assert node == "_AttendEntriesBackward" or kernels() is None
+    x = torch.randn(3, 5, 8, requires_grad=True)
+    _alike(original, ours, (x, x, x), need_weights=False, **masks)
+    y = ours(x, x, x, need_weights=False, **masks)[0]
+    assert type(y.grad_fn).__name__ == "_AttendEntriesBackward" or kernels() is None
+    for average in (True, False):
+        with torch.no_grad():
+            pair = ours(x, x, x, average_attn_weights=average, **masks)
+        torch.testing.assert_close(pair, original(x, x, x, average_attn_weights=average, **masks), rtol=1e-5, atol=1e-5)
+    seconds = []
+    for layer in (original, ours):
+        (first,) = torch.autograd.grad(layer(x, x, x, need_weights=layer is original, **masks)[0].square().sum(), x,
+                                       create_graph=True)
+        seconds.append(torch.autograd.grad(first.square().sum(), x)[0])
+    torch.testing.assert_close(*seconds, rtol=1e-4, atol=1e-5 * float(seconds[0].abs().max()))
 
 
 @pytest.mark.parametrize("longer", [False, True])

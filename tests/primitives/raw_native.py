@@ -57,7 +57,8 @@ def recorded(native):
     scored = x, r(K, 3, 4), r(K * 4, 3), r(K * 4), r(K, 4), r(K * 4)
     actual = native.attend_pairs_forward(side, *scored, 0.2, *drop)
     entries = r(2, 3, 5), r(K * 2, 5), r(K * 2), r(K * 2, 5), None, r(K * 4, 5), r(K * 4), r(6, K * 4), r(6)
-    y_of, *kept = native.attend_entries_forward(*entries, K, 0.5, True)
+    entries = *entries, torch.rand(2, 1, 1, 3) < 0.7
+    y_of, *kept, _ = native.attend_entries_forward(*entries, K, 0.5, True, 0)
     image, steps = (r(2, 4, 9, 7), r(4, 2, 3, 2), r(2, 4, 5, 6)), ([2, 1], [1, 0], [1, 1], 2)
     windows = [2, 3], [2, 2], [0, 1], False
     pairs = r(2, 4, 9, 5), r(2, 2, 7, 5), r(2, 2, 7, 3), r(2, 1, 9, 7)
@@ -84,7 +85,7 @@ def recorded(native):
         "attend_pairs_backward": (side, back, *scored, *actual, actual[0], 0.2, *drop),
         "attend_dots_forward": (side, *dots, 0.5, *drop, True),
         "attend_dots_backward": (side, back, *dots, y, table, lse, y, 0.5, *drop),
-        "attend_entries_forward": (*entries, K, 0.5, True),
+        "attend_entries_forward": (*entries, K, 0.5, True, 2),
         "attend_entries_backward": (*entries, *kept, y_of, K, 0.5, True),
         "images": (*image[:2], r(4), *steps), "images_backward": (*image, *steps, True, True, True),
         "window_means": (image[0], *windows), "window_means_backward": (r(2, 4, 4, 4), [9, 7], *windows),

@@ -487,7 +487,7 @@ _RULES: dict[str, Callable[[Any, Tensor, Sparse, Known], Tensor]] = {
 
 
 def sorted_starts(x: Tensor, index: Tensor, size: int | None, *others: Tensor | None) -> Tensor | None:
-    """The first row of each group and the number of all; `None` as of `of_sorted`, or if no kernel reads the `others`."""
+    """The first row of each group and the number of all; `None` as of `of_sorted`, or of `others` that none reads."""
     if x.dim() != 2 or not is_direct(x, *others) or not is_plain(index) or index.dim() != 1 or len(index) != x.shape[0]:
         return None
     starts: Tensor | None = cached(index, ("starts", size),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +60,7 @@ def _standardized(x: Tensor, batch: Tensor | None, size: int | None, center: str
         return y * _spread(factor, batch) if bias is None else torch.addcmul(bias, y, _spread(factor, batch))
 
     starts = None if batch is None else sorted_starts(x, batch, size, shift, weight, bias)
-    if starts is None:
+    if batch is None or starts is None:
         return composed(x, shift, weight, bias)
     check = unchanged(batch)
 
@@ -328,13 +328,14 @@ class DiffGroupNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (N, C) -> (N, C)."""
-        share, norm = self.lin(x).softmax(-1), self.norm
+        share, norm = self.lin(x).softmax(-1), cast(Any, self.norm)
         own = norm.training or norm.running_mean is None
-        if type(norm) is not nn.BatchNorm1d or not private.all_plain(norm) or (own and len(x) < 2):
+        few = own and (len(x) < 2 or not x.is_cpu)  # elsewhere float64 is slow
+        if few or share.dtype is not x.dtype or type(norm) is not nn.BatchNorm1d or not private.all_plain(norm):
             groups = share.unsqueeze(-1) * x.unsqueeze(-2)
             y: Tensor = norm(groups.flatten(1)).view_as(groups).sum(-2)
             return x + self.lamda * y
-        mean, variance = self._moments(share, x) if own else (norm.running_mean, norm.running_var)
+        mean, variance = self._moments(share, x) if own else cast(Any, (norm.running_mean, norm.running_var))
         scale = (variance + norm.eps).rsqrt()
         scale = scale if norm.weight is None else norm.weight * scale
         offset = -mean * scale if norm.bias is None else norm.bias - mean * scale
@@ -343,7 +344,8 @@ class DiffGroupNorm(nn.Module):
 
     def _moments(self, share: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """The mean and the variance of each group and channel (G C), products of the shares s (N, G) and of x."""
-        norm, s, rows = self.norm, share.double().mT / len(x), x.double()  # a difference of squares, in float64
+        norm = cast(Any, self.norm)
+        s, rows = share.double().mT / len(x), x.double()  # a difference of squares, in float64
         mean = (s @ rows).flatten()
         variance = (((s * share.mT) @ rows.square()).flatten() - mean.square()).clamp(min=0)
         if norm.training and norm.track_running_stats:

@@ -23,8 +23,8 @@ from structconv.primitives.native.dispatch import Loaded
 from structconv.primitives.native.indices import LIMIT
 from structconv.primitives.products import FULL_WIDTH, LEAST_NUMBERS, LEAST_PRODUCTS, outer, product
 
-__all__ = ["Gradients", "as_node", "attend_additive", "attend_affine", "attend_bilinear",
-           "attend_dots", "attend_entries", "attend_layer", "attend_pairs", "convolve", "convolve_linear",
+__all__ = ["Gradients", "as_node", "attend_additive", "attend_affine", "attend_bilinear", "attend_dots",
+           "attend_entries", "attend_entries_weighted", "attend_layer", "attend_pairs", "convolve", "convolve_linear",
            "convolve_with_self", "gather_maxima", "gather_messages", "gather_sums", "group_starts", "is_direct",
            "pool_groups", "standardize_groups"]
 
@@ -274,20 +274,25 @@ attend_dots = as_node("_AttendDots", 7, "attend_dots_forward", "attend_dots_back
 
 
 def _entries(_: Any, *arguments: Any) -> Any:
-    return Loaded.core.attend_entries_forward(*arguments)  # type: ignore[union-attr]
+    return Loaded.core.attend_entries_forward(*arguments, 0)[:4]  # type: ignore[union-attr]
 
 
 def _entries_backward(_: Any, *arguments: Any) -> Gradients:
-    *saved, heads, scale, causal = arguments
-    *saved, _ = saved
+    *saved, _, heads, scale, causal = arguments
     grads: Gradients = Loaded.core.attend_entries_backward(*saved, heads, scale, causal)  # type: ignore[union-attr]
-    return grads
+    return *grads, None
 
 
 #: Multi-head attention of x (..., M, P) to itself, without an adjacency. Of x, weight (K D, P) and bias of queries,
-#: those of keys, of values (K C, P) with a bias (K C) or (K, C), of the output (Q, K C), K, the scale, and whether
-#: it is causal.
-attend_entries = as_node("_AttendEntries", 9, _entries, _entries_backward, reads_result=False)
+#: those of keys, of values (K C, P) with a bias (K C) or (K, C), of the output (Q, K C), a mask without a gradient, as
+#: of `fused_attention.exact_attention`, K, the scale, and whether it is causal.
+attend_entries = as_node("_AttendEntries", 10, _entries, _entries_backward, reads_result=False)
+
+
+def attend_entries_weighted(*arguments: Any, mean: bool) -> tuple[Tensor, Tensor]:
+    """`attend_entries` where no gradient is needed; its weights (B, K, M, M), or their `mean` over heads (B, M, M)."""
+    y, *_, weights = Loaded.core.attend_entries_forward(*arguments, 1 + mean)  # type: ignore[union-attr]
+    return y, weights
 
 
 # -- groups of consecutive rows -------------------------------------------------------------------------------------
@@ -325,7 +330,7 @@ def pool_groups(x: Tensor, starts: Tensor, kind: str, composed: Callable[[Tensor
 def standardize_groups(x: Tensor, starts: Tensor, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None,
                        composed: Callable[..., Tensor], center: str, scale: str | None, eps: float, gain: float
                        ) -> Tensor | None:
-    """y = gain weight (x - shift mean) scale + bias of x (M, C) by groups of rows; `None` where no kernel can read them.
+    """y = gain weight (x - shift mean) scale + bias of x (M, C) by groups of rows; `None` where no kernel reads them.
 
     Args:
         starts, x: as of `pool_groups`.

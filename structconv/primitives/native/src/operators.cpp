@@ -1396,6 +1396,24 @@ std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe> attend_dots_back
     return found;
 }
 
+// The mask of attention, with its strides for the sizes that are known.
+View mask_of(const Op& op, const Maybe& given, AttentionArgs& args) {
+    if (!given) return {};
+    const View mask = op.view("mask", *given);
+    const int64_t dims = given->dim(), sizes[4] = {args.batch, args.heads, args.outputs, args.inputs};
+    int64_t* strides[4] = {&args.mask_batch, &args.mask_head, &args.mask_row, &args.mask_column};
+    bool fits = dims <= 4 && (mask.dtype == types().f32 || mask.dtype == aoti_torch_dtype_bool());
+    for (int64_t dim = 0; fits && dim < dims; ++dim) {
+        const int64_t size = mask.size(dims - 1 - dim);
+        fits = size == 1 || size == sizes[3 - dim];
+        *strides[3 - dim] = size == 1 ? 0 : mask.strides[dims - 1 - dim];
+    }
+    op.check(fits && (mask.data || !args.batch || !args.heads || !args.outputs || !args.inputs), "mask",
+             "be boolean or float32, and broadcast to (batch, heads, outputs, inputs)");
+    args.mask = mask.data, args.mask_is_bool = mask.dtype != types().f32;
+    return mask;
+}
+
 // Multi-head attention of x (B, M, P) or (M, P) to itself, with the output projection (Q, K C) and a bias (Q).
 struct Entries {
     Dots d;
@@ -1419,33 +1437,47 @@ struct Entries {
 
     Planes rows(const View& r) const { return {r.floats(), entries * inner, d.channels, inner}; }
 
-    AttentionArgs attention(const Op& op, const View& table, bool causal, double scale) const {
-        return {part(table, 0), part(table, 1), part(table, 2), nullptr, 0, 0, 0, 0, 0, samples, d.heads, 1, entries, entries, d.depth,
-                d.channels, causal, op.threads, scale, op.drop(0, 0, 1, entries)};
+    AttentionArgs attention(const Op& op, const View& table, const Maybe& mask, bool causal, double scale) const {
+        AttentionArgs args{part(table, 0), part(table, 1), part(table, 2), nullptr, 0, 0, 0, 0, 0, samples, d.heads, 1, entries, entries,
+                           d.depth, d.channels, causal, op.threads, scale, op.drop(0, 0, 1, entries)};
+        mask_of(op, mask, args);
+        return args;
     }
 };
 
-// y like x, and for the backward the table, peaks and what the output projection multiplies.
-std::tuple<Tensor, Tensor, Tensor, Tensor> attend_entries_forward(
+// y like x, and for the backward the table, peaks and what the output projection multiplies. The weights too: (B, K, N, M) for
+// 1, their means over the heads (B, N, M) for 2.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Maybe> attend_entries_forward(
     const Tensor& x, const Tensor& query, const Maybe& query_bias, const Tensor& key, const Maybe& key_bias, const Tensor& value,
-    const Maybe& value_bias, const Tensor& output, const Maybe& bias, int64_t heads, double scale, bool causal) {
+    const Maybe& value_bias, const Tensor& output, const Maybe& bias, const Maybe& mask, int64_t heads, double scale, bool causal,
+    int64_t weights) {
     const Op op{"attend_entries_forward"};
+    op.check(weights >= 0 && weights <= 2, "weights", "be 0 to 2");
     const Entries e(op, x, query, query_bias, key, key_bias, value, value_bias, output, bias, heads);
     const Dots& d = e.d;
     const View table = d.table(op), r = op.made({d.nodes, e.inner}), peaks = op.made({2, e.samples, d.heads, e.entries});
-    const AttentionForwardArgs args{e.attention(op, table, causal, scale), e.rows(r), peaks.floats(), nullptr};
+    const View each = weights ? op.made({e.samples, d.heads, e.entries, e.entries}) : View{};
+    const AttentionForwardArgs args{e.attention(op, table, mask, causal, scale), e.rows(r), peaks.floats(), each.floats()};
     run.attention_forward(&args);
     const View y = d.x.tensor().dim() == 3 ? op.made({e.samples, e.entries, e.out}) : op.made({e.entries, e.out});
     multiply_into(matrix(y, 0, d.nodes, e.out), r.tensor(), matrix(e.output, 0, e.out, e.inner, true),
                   e.bias.sizes ? &e.bias.tensor() : nullptr);
-    return {y.tensor(), table.tensor(), peaks.tensor(), r.tensor()};
+    const View mean = weights == 2 ? op.made({e.samples, e.entries, e.entries}) : each;
+    const int64_t pairs = e.entries * e.entries;
+    for (int64_t b = 0; weights == 2 && b < e.samples; ++b)
+        for (int64_t at = 0; at < pairs; ++at) {
+            float sum = 0.0f;
+            for (int64_t head = 0; head < d.heads; ++head) sum += each.floats()[(b * d.heads + head) * pairs + at];
+            mean.floats()[b * pairs + at] = sum / static_cast<float>(d.heads);
+        }
+    return {y.tensor(), table.tensor(), peaks.tensor(), r.tensor(), maybe(mean)};
 }
 
 // The gradients of x, and of weights and biases of queries, keys, values and outputs.
 std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe> attend_entries_backward(
     const Tensor& x, const Tensor& query, const Maybe& query_bias, const Tensor& key, const Maybe& key_bias, const Tensor& value,
-    const Maybe& value_bias, const Tensor& output, const Maybe& bias, const Tensor& table_, const Tensor& peaks_, const Tensor& r_,
-    const Tensor& grad_, int64_t heads, double scale, bool causal) {
+    const Maybe& value_bias, const Tensor& output, const Maybe& bias, const Maybe& mask, const Tensor& table_, const Tensor& peaks_,
+    const Tensor& r_, const Tensor& grad_, int64_t heads, double scale, bool causal) {
     const Op op{"attend_entries_backward"};
     const Entries e(op, x, query, query_bias, key, key_bias, value, value_bias, output, bias, heads);
     const Dots& d = e.d;
@@ -1460,7 +1492,7 @@ std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe> a
     View grad_bias;
     if (e.bias.sizes) grad_bias = row_sum(op, given.floats(), d.nodes, e.out, e.out);
     const View grad_table = op.made({d.nodes, d.width});
-    const AttentionBackwardArgs args{e.attention(op, table, causal, scale), e.rows(r), e.rows(grad_r), e.part(grad_table, 0),
+    const AttentionBackwardArgs args{e.attention(op, table, mask, causal, scale), e.rows(r), e.rows(grad_r), e.part(grad_table, 0),
                                      e.part(grad_table, 1), e.part(grad_table, 2), peaks.floats(), nullptr, 0, 0, 0, 0};
     run.attention_backward(&args);
     return std::tuple_cat(d.gradients(op, grad_table), std::make_tuple(grad_output.tensor(), maybe(grad_bias)));
@@ -1861,19 +1893,7 @@ struct Attention {
         args.batch = q.size(0), args.heads = heads, args.shared = shared, args.outputs = q.size(2), args.inputs = k.size(2);
         args.depth = q.size(3), args.channels = v.size(3), args.causal = causal, args.threads = op.threads, args.scale = scale;
         args.drop = op.drop(p, seed, std::max<int64_t>(heads, 1), args.outputs);
-        if (!mask_) return;
-        mask = op.view("mask", *mask_);
-        const int64_t dims = mask_->dim(), sizes[4] = {args.batch, heads, args.outputs, args.inputs};
-        int64_t* strides[4] = {&args.mask_batch, &args.mask_head, &args.mask_row, &args.mask_column};
-        bool fits = dims <= 4 && (mask.dtype == types().f32 || mask.dtype == aoti_torch_dtype_bool());
-        for (int64_t dim = 0; fits && dim < dims; ++dim) {
-            const int64_t size = mask.size(dims - 1 - dim);
-            fits = size == 1 || size == sizes[3 - dim];
-            *strides[3 - dim] = size == 1 ? 0 : mask.strides[dims - 1 - dim];
-        }
-        op.check(fits && (mask.data || !args.batch || !heads || !args.outputs || !args.inputs), "mask",
-                 "be boolean or float32, and broadcast to (batch, heads, outputs, inputs)");
-        args.mask = mask.data, args.mask_is_bool = mask.dtype != types().f32;
+        mask = mask_of(op, mask_, args);
     }
 
     // Many rows that lie far apart, as a head's are among those of others, share few places of the caches.
@@ -2263,7 +2283,7 @@ std::tuple<Tensor, Tensor, int64_t> number(const Tensor& table_, const Tensor& k
 #define SC_DROP "float p, int seed, int batch_heads"
 #define SC_ENTRIES                                                                                                    \
     "Tensor x, Tensor query, Tensor? query_bias, Tensor key, Tensor? key_bias, Tensor value, Tensor? value_bias, "    \
-    "Tensor output, Tensor? bias"
+    "Tensor output, Tensor? bias, Tensor? mask"
 #define SC_WINDOW                                                                                                     \
     "Tensor[] lines, Tensor falling, Tensor rising, Tensor? outputs, Tensor? inputs, int[] axis, Tensor q, Tensor k, " \
     "Tensor v, float scale, " SC_DROP
@@ -2359,8 +2379,8 @@ const Operator kOperators[] = {
     {"attend_dots_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor query, Tensor? query_bias, Tensor key, "
      "Tensor? key_bias, Tensor value, Tensor? bias, Tensor y, Tensor table, Tensor lse, Tensor grad, float scale, " SC_DROP
      ") -> (Tensor, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?)", TORCH_BOX(&attend_dots_backward)},
-    {"attend_entries_forward", "(" SC_ENTRIES ", int heads, float scale, bool causal) -> (Tensor, Tensor, Tensor, Tensor)",
-     TORCH_BOX(&attend_entries_forward)},
+    {"attend_entries_forward", "(" SC_ENTRIES ", int heads, float scale, bool causal, int weights) -> "
+     "(Tensor, Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&attend_entries_forward)},
     {"attend_entries_backward", "(" SC_ENTRIES ", Tensor table, Tensor peaks, Tensor r, Tensor grad, int heads, float scale, "
      "bool causal) -> (Tensor, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?)",
      TORCH_BOX(&attend_entries_backward)},
