@@ -24,18 +24,20 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from structconv.arguments import suggesting
 from structconv.bases.entrywise import Normalized
+from structconv.bases.pooling import Pooling
 from structconv.compat.attending import Mask, attend, attend_plainly
 from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.kernels.small_attention import composed_attention, is_small
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.grids import Cuboid, Pool
 from structconv.nn.conv import call_of
-from structconv.nn.direct import direct_of, is_plain
+from structconv.nn.direct import direct_of, is_plain, must_be_planned
 from structconv.nn.grids import theta_of_kernel
 from structconv.nn.images import to_entries, to_image
 from structconv.nn.layer import recorded, refuse_script
 from structconv.planning.plan import plan_for
 from structconv.primitives.fused_attention import is_readable
+from structconv.primitives.images import FEW_SUMMED, is_quick_line
 from structconv.primitives.native.dispatch import kernels
 from structconv.primitives.native.layer import attend_entries, attend_entries_weighted, is_direct
 from structconv.primitives.products import linear
@@ -629,7 +631,13 @@ class _AvgPool(_Layer):
         """(N, C, *S) or (C, *S) -> (N, C, *S') or (C, *S'); see torch's."""
         if type(input) is Proxy:
             return cast(Tensor, recorded(self, input))
-        owner, axes = type(self).__name__, self.axes
+        axes = self.axes
+        if (type(input) is Tensor and self.kernel_size == self.stride and input.numel() < FEW_SUMMED
+                and input.dim() == axes + 2 and not (self.ceil_mode or must_be_planned(Pooling))
+                and (axes > 1 or not is_quick_line(input))):
+            few: Tensor = super().forward(input)  # type: ignore[misc]
+            return few  # as a plan would compute it
+        owner = type(self).__name__
         check_tensor(owner, "input", input)
         if self.ceil_mode:
             raise ConfigError(owner, "ceil_mode must be False", "True", "Use torch's layer, or pad the input.")
