@@ -39,7 +39,8 @@ from structconv.planning.plan import plan_for
 from structconv.primitives.fused_attention import is_readable
 from structconv.primitives.images import FEW_SUMMED, is_quick_line
 from structconv.primitives.native.dispatch import kernels
-from structconv.primitives.native.layer import attend_entries, attend_entries_weighted, is_direct
+from structconv.primitives.native.layer import attend_entries, attend_entries_weighted
+from structconv.primitives.native.node import is_direct
 from structconv.primitives.products import linear
 from structconv.shapes import check_tensor
 from structconv.structures.grid import Grid

@@ -14,7 +14,8 @@ from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives.fused_attention import all_pairs
 from structconv.primitives.native.dispatch import kernels
-from structconv.primitives.native.layer import attend_entries, is_direct
+from structconv.primitives.native.layer import attend_entries
+from structconv.primitives.native.node import is_direct
 from structconv.primitives.products import linear
 from structconv.weights import LowRank
 

@@ -34,7 +34,8 @@ from structconv.primitives.native.adjacency import Adjacency, adjacency_of, unch
 from structconv.primitives.native.affine import affine_attention, affine_weights, projected_attention
 from structconv.primitives.native.bilinear import bilinear_attention, bilinear_weights, packed_attention
 from structconv.primitives.native.dispatch import MAX_CHANNELS, NO_DROP, Drop, drop_of, usable
-from structconv.primitives.native.layer import attend_affine, attend_bilinear, attend_dots, is_direct
+from structconv.primitives.native.layer import attend_affine, attend_bilinear, attend_dots
+from structconv.primitives.native.node import is_direct
 from structconv.primitives.products import product
 from structconv.shapes import broadcast
 from structconv.structures.graph import Graph, listed_edges

@@ -40,7 +40,8 @@ from structconv.primitives.native.adjacency import Adjacency as Edges
 from structconv.primitives.native.adjacency import adjacency_of, unchanged
 from structconv.primitives.native.affine import projected_attention
 from structconv.primitives.native.dispatch import NO_DROP, Drop, kernels
-from structconv.primitives.native.layer import attend_entries, attend_layer, attend_pairs, convolve, is_direct
+from structconv.primitives.native.layer import attend_entries, attend_layer, attend_pairs, convolve
+from structconv.primitives.native.node import is_direct
 from structconv.primitives.products import linear
 from structconv.structures.graph import Graph, listed_edges, looped
 from structconv.structures.supports import Causal

@@ -23,7 +23,8 @@ from structconv.nn.layer import Device, move
 from structconv.nn.recurrent import ConvLSTMCell
 from structconv.primitives.layout import Csr
 from structconv.primitives.native.adjacency import adjacency_of, unchanged
-from structconv.primitives.native.layer import gather_maxima, gather_sums, is_direct, pool_groups
+from structconv.primitives.native.layer import gather_maxima, gather_sums, pool_groups
+from structconv.primitives.native.node import is_direct
 from structconv.primitives.segments import segment_max
 from structconv.shapes import check_choice, check_entries, check_positive, check_tensor
 from structconv.structures.batching import Structure, entries_to_samples

@@ -15,8 +15,8 @@ from structconv import torch_compat as private
 from structconv.primitives.functions import Result, pulled_back
 from structconv.primitives.hashing import hash_uniform
 from structconv.primitives.native.dispatch import NO_DROP, Drop, Loaded, kernels
-from structconv.primitives.native.layer import Gradients, as_node, is_direct
 from structconv.primitives.native.loader import Core
+from structconv.primitives.native.node import Gradients, as_node, is_direct
 from structconv.primitives.segments import masked_softmax
 
 __all__ = ["all_pairs", "exact_attention", "exact_weights", "fused_attention", "is_readable"]

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from structconv.primitives.native.dispatch import Loaded, kernels
-from structconv.primitives.native.layer import Gradients, as_node, is_direct
 from structconv.primitives.native.loader import Core
+from structconv.primitives.native.node import Gradients, as_node, is_direct
 
 __all__ = ["FEW_SUMMED", "convolve_images", "convolve_transposed", "is_quick_line", "window_means"]
 

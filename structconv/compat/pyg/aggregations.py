@@ -28,7 +28,8 @@ from structconv.errors import ConfigError, nearest
 from structconv.nn.direct import FEW_NUMBERS
 from structconv.nn.pooling import GroupPool
 from structconv.primitives.native.adjacency import unchanged
-from structconv.primitives.native.layer import group_starts, is_direct, pool_groups
+from structconv.primitives.native.layer import group_starts, pool_groups
+from structconv.primitives.native.node import is_direct
 from structconv.primitives.sorting import numbered_by_count
 from structconv.structures.graph import Graph
 

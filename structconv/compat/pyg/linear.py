@@ -15,7 +15,8 @@ from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.operator import apply
 from structconv.errors import ShapeError
 from structconv.kernels.sparse_product import sorted_matrix
-from structconv.primitives.native.layer import convolve_linear, gather_sums, is_direct
+from structconv.primitives.native.layer import convolve_linear, gather_sums
+from structconv.primitives.native.node import is_direct
 from structconv.primitives.products import linear
 from structconv.weights import Eye, Full
 from structconv.weights.base import plus

@@ -21,7 +21,8 @@ from structconv.compat.pyg.operator import apply
 from structconv.derived import derived
 from structconv.errors import ConfigError, ShapeError, StructureError, text_of
 from structconv.primitives.native.adjacency import adjacency_of, unchanged
-from structconv.primitives.native.layer import gather_messages, is_direct
+from structconv.primitives.native.layer import gather_messages
+from structconv.primitives.native.node import is_direct
 from structconv.structures.graph import Graph
 from structconv.weights import Full, Grouped, Separable, Weight, WeightList
 
