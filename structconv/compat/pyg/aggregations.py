@@ -25,13 +25,13 @@ from structconv.compat.pyg.operator import attend
 from structconv.compat.pyg.tracing import is_tracing, traceable
 from structconv.derived import cached, derived, is_plain
 from structconv.errors import ConfigError, nearest
-from structconv.nn.direct import FEW_NUMBERS
 from structconv.nn.pooling import GroupPool
 from structconv.primitives.native.adjacency import unchanged
 from structconv.primitives.native.layer import group_starts, pool_groups
 from structconv.primitives.native.node import is_direct
 from structconv.primitives.sorting import numbered_by_count
 from structconv.structures.graph import Graph
+from structconv.torch_compat import all_plain, calls_forward
 
 try:  # where it is installed, its own layers take our aggregations
     from torch_geometric.nn import Aggregation as Base
@@ -62,11 +62,17 @@ class _Aggregation(Base):
         """
         if dim_size is None and index is not None and is_tracing():  # which fixes the number of groups
             dim_size = int(index.max()) + 1
-        if index is not None and x.dim() == 2 and dim in (-2, 0):
+        return self._of_rows(x, index, ptr, dim_size, dim)
+
+    @calls_forward
+    def __call__(self, x: Tensor, index: Tensor | None = None, ptr: Tensor | None = None, dim_size: int | None = None,
+                 dim: int = -2, **options: Any) -> Tensor:
+        """`forward`, or the same by one kernel, which needs none of the checks of PyTorch Geometric's `__call__`."""
+        if index is not None and ptr is None and x.dim() == 2 and dim in (-2, 0) and not options and all_plain(self):
             y = self._of_sorted(x, index, dim_size)
             if y is not None:
                 return y
-        return self._of_rows(x, index, ptr, dim_size, dim)
+        return cast(Tensor, super().__call__(x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **options))
 
     def _of_sorted(self, x: Tensor, index: Tensor, size: int | None) -> Tensor | None:
         """The rows of groups that rise, by one kernel; `None` where none can compute them."""
@@ -507,8 +513,6 @@ def of_sorted(x: Tensor, index: Tensor, size: int | None, kind: str, otherwise: 
     starts = sorted_starts(x, index, size)
     if starts is None:
         return None
-    if kind == "sum" and x.requires_grad and x.numel() <= FEW_NUMBERS and torch.is_grad_enabled():
-        return x.new_zeros(starts.shape[0] - 1, x.shape[1]).index_add(0, index, x)  # a node of C++ costs less
     check = unchanged(index)
 
     def composed(x: Tensor) -> Tensor:
