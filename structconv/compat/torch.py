@@ -353,6 +353,26 @@ class TransformerEncoderLayer(_Layer, nn.TransformerEncoderLayer):
         super().__init__(*args, **options)
         _share(self)
 
+    def forward(self, src: Tensor, src_mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None,
+                is_causal: bool = False) -> Tensor:
+        """(L, N, E) -> (L, N, E), or with N first; see torch's."""
+        if type(src) is Proxy:
+            return cast(Tensor, recorded(self, src, src_mask, src_key_padding_mask, is_causal))
+        dropouts = self.dropout, self.dropout1, self.dropout2
+        if (src_mask is not None or src_key_padding_mask is not None or is_causal
+                or any(type(one) is not nn.Dropout or (one.training and one.p) for one in dropouts)
+                or not all_plain(*dropouts) or (type(self)._sa_block, type(self)._ff_block) != _BLOCKS):
+            return super().forward(src, src_mask, src_key_padding_mask, is_causal)
+        norm1, norm2 = self.norm1, self.norm2  # the same, without layers that do nothing, and checks of masks
+        own = norm1(src) if self.norm_first else src
+        y = src + self.self_attn(own, own, own, need_weights=False)[0]
+        y = y if self.norm_first else norm1(y)
+        y = y + self.linear2(self.activation(self.linear1(norm2(y) if self.norm_first else y)))
+        return y if self.norm_first else cast(Tensor, norm2(y))
+
+
+_BLOCKS = nn.TransformerEncoderLayer._sa_block, nn.TransformerEncoderLayer._ff_block
+
 
 class TransformerDecoderLayer(_Layer, nn.TransformerDecoderLayer):
     """`torch.nn.TransformerDecoderLayer`, whose attentions are `structconv.compat.torch.MultiheadAttention`.

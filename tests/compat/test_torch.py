@@ -147,6 +147,22 @@ def test_attention_of_few_entries_is_one_node(bias: bool, masks: dict[str, Any])
     torch.testing.assert_close(*seconds, rtol=1e-4, atol=1e-5 * float(seconds[0].abs().max()))
 
 
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_hooks_and_blocks_of_encoder_layers_are_called(norm_first: bool) -> None:
+    calls = []
+
+    class Doubled(compat.TransformerEncoderLayer):
+        def _ff_block(self, x: Tensor) -> Tensor:
+            return 2 * super()._ff_block(x)
+
+    options, x = {"dropout": 0.0, "batch_first": True, "norm_first": norm_first}, torch.randn(2, 5, 8)
+    layer, doubled = compat.TransformerEncoderLayer(8, 2, 16, **options), Doubled(8, 2, 16, **options)
+    doubled.load_state_dict(layer.state_dict())
+    layer.dropout1.register_forward_hook(lambda module, args, y: calls.append(module))
+    y = layer(x)
+    assert calls == [layer.dropout1] and not torch.allclose(y, doubled(x))
+
+
 @pytest.mark.parametrize("longer", [False, True])
 def test_the_hint_takes_the_place_of_a_causal_mask(longer: bool) -> None:
     layer, x = compat.MultiheadAttention(8, 2, add_bias_kv=longer, add_zero_attn=longer), torch.randn(5, 2, 8)
