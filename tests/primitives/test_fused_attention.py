@@ -60,7 +60,7 @@ def strided(shape: tuple[int, ...], kind: str) -> Tensor:
 def cases(draw: Any) -> tuple[Any, ...]:
     torch.manual_seed(draw(st.integers(0, 1 << 20)))
     batch, groups, shared = (draw(st.integers(1, 3)) for _ in range(3))
-    outputs, inputs = draw(st.sampled_from(SIZES)), draw(st.sampled_from(SIZES))
+    outputs, inputs = draw(st.sampled_from(SIZES)), draw(st.sampled_from((*SIZES, 520)))
     depth, channels = (draw(st.sampled_from((1, 3, 8, 16, 20, 40))) for _ in range(2))
     lies = st.sampled_from(("whole", "rows", "part"))
     tensors = [strided(shape, draw(lies)) for shape in (
