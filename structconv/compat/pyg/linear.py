@@ -84,7 +84,9 @@ class Linear(nn.Linear):
             return y if self.bias is None else y + self.bias
         if input.shape[-1] != self.in_channels:
             raise ShapeError("Linear", f"x must have shape (..., M, P={self.in_channels})", tuple(input.shape))
-        return linear(input, self.weight, self.bias)
+        own = self._parameters  # read in fewer steps than attributes, which take their place where they are changed
+        weight: Any = own["weight"] if "weight" in own else self.weight  # noqa: SIM401 - a step
+        return linear(input, weight, own["bias"] if "bias" in own else self.bias)  # noqa: SIM401
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         weight = state_dict.get(f"{prefix}weight")
