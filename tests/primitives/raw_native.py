@@ -50,8 +50,8 @@ def recorded(native):
     x, theta, both, heads, starts = r(M, 3), r(1, 3, 4), r(2, 3, 4), r(M, K, 3), torch.tensor([0, 3, M])
     drop, cache = (0.3, 5, K), (torch.zeros(1, K, M, 4), torch.zeros(1, K, M, 3))
     _, y2, numbers = native.attend_forward(side, heads, r(K, 3), r(K, 3), r(K, 3), 0.2, *drop, True)
-    dots = x, r(K * 2, 3), r(K * 2), r(K * 2, 3), None, r(K, 3, 4), r(K * 4)
-    y, table, lse = native.attend_dots_forward(side, *dots, 0.5, *drop, True)
+    dots = x, r(K * 2, 3), r(K * 2), r(K * 2, 3), None, r(K * 4, 3), r(K * 4), r(K * 4)
+    y, table, lse = native.attend_dots_forward(side, *dots, K, 0.5, *drop, True)
     of_x = x, r(K, 3, 4), r(K, 4), r(K, 4), r(K * 4)
     results = native.attend_layer_forward(side, *of_x, 0.2, *drop, True)
     scored = x, r(K, 3, 4), r(K * 4, 3), r(K * 4), r(K, 4), r(K * 4)
@@ -83,8 +83,8 @@ def recorded(native):
         "attend_layer_backward": (side, back, *of_x, *results, results[0], 0.2, *drop),
         "attend_pairs_forward": (side, *scored, 0.2, *drop),
         "attend_pairs_backward": (side, back, *scored, *actual, actual[0], 0.2, *drop),
-        "attend_dots_forward": (side, *dots, 0.5, *drop, True),
-        "attend_dots_backward": (side, back, *dots, y, table, lse, y, 0.5, *drop),
+        "attend_dots_forward": (side, *dots, K, 0.5, *drop, True),
+        "attend_dots_backward": (side, back, *dots, y, table, lse, y, K, 0.5, *drop),
         "attend_entries_forward": (*entries, K, 0.5, True, 2),
         "attend_entries_backward": (*entries, *kept, y_of, K, 0.5, True),
         "images": (*image[:2], r(4), *steps), "images_backward": (*image, *steps, True, True, True),

@@ -185,8 +185,9 @@ attend_additive = as_node("_AttendAdditive", 4, "additive_forward", "additive_ba
 #: the targets, the vector (K, C), a bias (K C) or none, and the slope.
 attend_pairs = as_node("_AttendPairs", 6, "attend_pairs_forward", "attend_pairs_backward")
 #: Scaled dot-product attention among the entries of x (M, P), projections included: (M, K C). Of x, queries (K D, P)
-#: and their bias (K D) or none, keys and theirs, values (K, P, C), a bias (K C) or none, and the scale.
-attend_dots = as_node("_AttendDots", 7, "attend_dots_forward", "attend_dots_backward", flagged=True)
+#: and their bias (K D) or none, keys and theirs, values (K, P, C), or (K C, P) with the number of heads in place of 0,
+#: their bias (K C) or none, a bias (K C) of the result or none, 0, and the scale.
+attend_dots = as_node("_AttendDots", 8, "attend_dots_forward", "attend_dots_backward", flagged=True)
 
 
 def _entries(_: Any, *arguments: Any) -> Any:

@@ -1346,10 +1346,11 @@ struct Dots {
 // y (M, K C), with b added, and for the backward the table and lse.
 std::tuple<Tensor, Maybe, Maybe> attend_dots_forward(const Tensor& side_, const Tensor& x, const Tensor& query,
                                                      const Maybe& query_bias, const Tensor& key, const Maybe& key_bias,
-                                                     const Tensor& value, const Maybe& bias_, double scale, double p,
-                                                     int64_t seed, int64_t batch_heads, bool train) {
+                                                     const Tensor& value, const Maybe& value_bias, const Maybe& bias_,
+                                                     int64_t heads, double scale, double p, int64_t seed,
+                                                     int64_t batch_heads, bool train) {
     const Op op{"attend_dots_forward"};
-    const Dots d(op, op.dense("x", x, {kAny, kAny}, types().f32), query, query_bias, key, key_bias, value);
+    const Dots d(op, op.dense("x", x, {kAny, kAny}, types().f32), query, query_bias, key, key_bias, value, value_bias, heads);
     const Sealed side = op.sealed("side", side_, d.nodes);
     op.check(side.rows() == d.nodes, "side", "have a row for each row of x");
     const View bias = op.floats("bias", bias_, {d.heads * d.channels});
@@ -1363,14 +1364,14 @@ std::tuple<Tensor, Maybe, Maybe> attend_dots_forward(const Tensor& side_, const 
     return {y.tensor(), table.tensor(), lse.tensor()};
 }
 
-// The gradients of x, of the weights and the bias of queries and of keys, of Theta and the bias.
-std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe> attend_dots_backward(
+// The gradients of x, of the weights and the biases of queries, keys and values, and of the bias.
+std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Maybe> attend_dots_backward(
     const Tensor& by_target, const Tensor& by_source, const Tensor& x, const Tensor& query, const Maybe& query_bias,
-    const Tensor& key, const Maybe& key_bias, const Tensor& value, const Maybe& bias_, const Tensor& y_,
-    const Tensor& table_, const Tensor& lse_, const Tensor& grad_, double scale, double p, int64_t seed,
-    int64_t batch_heads) {
+    const Tensor& key, const Maybe& key_bias, const Tensor& value, const Maybe& value_bias, const Maybe& bias_,
+    const Tensor& y_, const Tensor& table_, const Tensor& lse_, const Tensor& grad_, int64_t heads, double scale, double p,
+    int64_t seed, int64_t batch_heads) {
     const Op op{"attend_dots_backward"};
-    const Dots d(op, op.dense("x", x, {kAny, kAny}, types().f32), query, query_bias, key, key_bias, value);
+    const Dots d(op, op.dense("x", x, {kAny, kAny}, types().f32), query, query_bias, key, key_bias, value, value_bias, heads);
     const Sealed ahead = op.sealed("by_target", by_target, d.nodes), back = op.sealed("by_source", by_source, d.nodes);
     op.check(ahead.rows() == d.nodes && back.rows() == d.nodes && ahead.slots() == back.slots(), "by_source",
              "be the transpose of by_target, with a row for each row of x");
@@ -1391,9 +1392,9 @@ std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe> attend_dots_back
                                     lse.floats(), nullptr, packs.floats(), d.heads, d.depth, d.channels, 0, op.threads,
                                     scale, op.drop(p, seed, batch_heads, d.nodes)};
     run.bilinear_backward(&args);
-    auto found = d.gradients(op, grad_table);
-    if (bias.sizes) std::get<6>(found) = row_sum(op, grad.floats(), d.nodes, out, out).tensor();
-    return found;
+    Maybe grad_bias;
+    if (bias.sizes) grad_bias = row_sum(op, grad.floats(), d.nodes, out, out).tensor();
+    return std::tuple_cat(d.gradients(op, grad_table), std::make_tuple(grad_bias));
 }
 
 // The mask of attention, with its strides for the sizes that are known.
@@ -2374,11 +2375,12 @@ const Operator kOperators[] = {
     {"packed_backward", "(Tensor by_target, Tensor by_source, Tensor table, Tensor? q, Tensor? bias, Tensor y, Tensor lse, "
      "Tensor grad, int heads, int depth, float scale, " SC_DROP ") -> (Tensor, Tensor?, Tensor?)", TORCH_BOX(&packed_backward)},
     {"attend_dots_forward", "(Tensor side, Tensor x, Tensor query, Tensor? query_bias, Tensor key, Tensor? key_bias, "
-     "Tensor value, Tensor? bias, float scale, " SC_DROP ", bool train) -> (Tensor, Tensor?, Tensor?)",
-     TORCH_BOX(&attend_dots_forward)},
+     "Tensor value, Tensor? value_bias, Tensor? bias, int heads, float scale, " SC_DROP ", bool train) -> "
+     "(Tensor, Tensor?, Tensor?)", TORCH_BOX(&attend_dots_forward)},
     {"attend_dots_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor query, Tensor? query_bias, Tensor key, "
-     "Tensor? key_bias, Tensor value, Tensor? bias, Tensor y, Tensor table, Tensor lse, Tensor grad, float scale, " SC_DROP
-     ") -> (Tensor, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?)", TORCH_BOX(&attend_dots_backward)},
+     "Tensor? key_bias, Tensor value, Tensor? value_bias, Tensor? bias, Tensor y, Tensor table, Tensor lse, Tensor grad, "
+     "int heads, float scale, " SC_DROP ") -> (Tensor, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?, Tensor?)",
+     TORCH_BOX(&attend_dots_backward)},
     {"attend_entries_forward", "(" SC_ENTRIES ", int heads, float scale, bool causal, int weights) -> "
      "(Tensor, Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&attend_entries_forward)},
     {"attend_entries_backward", "(" SC_ENTRIES ", Tensor table, Tensor peaks, Tensor r, Tensor grad, int heads, float scale, "
