@@ -1045,6 +1045,13 @@ def test_graphs_without_rows_before_others_have_numbers_too():
     torch.testing.assert_close(layer(x, edge_index, batch=torch.tensor([3, 3])), layer(x, edge_index))
 
 
+@pytest.mark.parametrize("name", ["GraphConv", "GCNConv", "TAGConv", "SGConv"])
+@pytest.mark.parametrize("column", [torch.rand(7, 2)[:, 0], torch.tensor(0.5).expand(7)])
+def test_weights_may_be_a_column_of_attributes(name, column):
+    layer, x = getattr(ours, name)(P, Q), torch.randn(5, P)
+    torch.testing.assert_close(layer(x, EDGES, column), layer(x, EDGES, column.contiguous()))
+
+
 class Counting(nn.Module):
     """A parametrization that counts its readings."""
 
