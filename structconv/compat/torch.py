@@ -56,7 +56,8 @@ class _Layer:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if issubclass(cls, nn.Module):
-            cls.__init__ = suggesting(cls.__init__)  # type: ignore[method-assign]
+            own = _prepared(cls.__init__) if hasattr(cls, "_mechanism_of") else cls.__init__
+            cls.__init__ = suggesting(own)  # type: ignore[method-assign]
             if cls.forward.__module__.startswith("torch.nn"):
                 cls.forward = _recordable(cls.forward)
 
@@ -66,9 +67,24 @@ class _Layer:
         state.pop("_mechanism", None)
         return state
 
+    def __setstate__(self: Any, state: dict[str, Any]) -> None:
+        cast(Any, super()).__setstate__(state)
+        if hasattr(self, "_mechanism_of"):
+            self._mechanism_of()
+
     def __prepare_scriptable__(self: Any) -> NoReturn:
         """Raise an error, where `torch.jit.script` asks for what it compiles."""
         refuse_script(self, "Or script torch's layers: structconv.compat.to_torch(model).")
+
+
+def _prepared(initialize: Callable[..., None]) -> Callable[..., None]:
+    """A constructor that builds the mechanism too, which `torch.compile` cannot trace."""
+    @functools.wraps(initialize)
+    def called(self: Any, *args: Any, **options: Any) -> None:
+        initialize(self, *args, **options)
+        self._mechanism_of()
+
+    return called
 
 
 def _is_plain_linear(layer: nn.Module) -> bool:

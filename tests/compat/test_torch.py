@@ -463,7 +463,10 @@ def test_compiled_and_exported(name: str) -> None:
     layer, inputs, options = _program(name)
     expected = layer(*inputs, **options)
     expected = expected[0] if isinstance(expected, tuple) else expected
-    programs = [torch.compile(layer, fullgraph=True, backend="aot_eager"),
+    first = _program(name)[0]  # not called before
+    first.load_state_dict(layer.state_dict())
+    programs = [*(torch.compile(one, fullgraph=True, backend="aot_eager")
+                  for one in (layer, first, copy.deepcopy(first))),
                 torch.export.export(layer, inputs, options).module()]
     for program in programs:
         actual = program(*inputs, **options)
