@@ -473,10 +473,9 @@ def _computed(layer: nn.Module, mechanism: Mechanism, theta: Weight, bias: Tenso
     return plan_for(call, image=sizes).run(call)
 
 
-def _check_image(layer: Any, image: Tensor, axes: int) -> None:
+def _check_image(layer: Any, image: Tensor, channels: int, axes: int) -> None:
     owner = type(layer).__name__
     check_tensor(owner, "input", image)
-    channels = layer.weight.shape[0] if layer.transposed else layer.weight.shape[1] * layer.groups
     if image.dim() not in (axes + 1, axes + 2) or image.shape[-1 - axes] != channels:
         raise ShapeError(owner, f"input must have shape (N, C={channels}, *S) with {axes} axes S, or without N",
                          tuple(image.shape))
@@ -503,9 +502,9 @@ class _Conv(_Layer):
         y = _directly(self, input)
         if y is not None:
             return y
-        axes = len(self.kernel_size)
-        _check_image(self, input, axes)
-        theta = theta_of_kernel(self.weight, self.groups)
+        axes, weight = len(self.kernel_size), self.weight  # read once: a parametrization may change it at each reading
+        _check_image(self, input, weight.shape[1] * self.groups, axes)
+        theta = theta_of_kernel(weight, self.groups)
         return _laid_out(_computed(self, mechanism, theta, self.bias, input, axes), input)
 
     def _mechanism_of(self: Any) -> Mechanism:
@@ -565,10 +564,10 @@ class _ConvTranspose(_Layer):
         """(N, C, *S) or (C, *S) -> (N, C', *S') or (C', *S'); see torch's."""
         if type(input) is Proxy:
             return cast(Tensor, recorded(self, input, output_size))
-        axes, groups = len(self.kernel_size), self.groups
-        _check_image(self, input, axes)
         if _is_recorded(input):
             return cast(Tensor, cast(Any, super()).forward(input, output_size))
+        axes, groups, weight = len(self.kernel_size), self.groups, self.weight  # read once, as above
+        _check_image(self, input, weight.shape[0], axes)
         more = self.output_padding if output_size is None else self._output_padding(
             input, output_size, self.stride, self.padding, self.kernel_size, axes, self.dilation)
         mechanism = self._mechanism_of()
@@ -583,7 +582,7 @@ class _ConvTranspose(_Layer):
                            for size, zeros, step, cut, spread, width, one in
                            zip(grid.shape, behind, self.stride, self.padding, self.dilation, self.kernel_size, more,
                                strict=True)))
-        blocks_GPQK = self.weight.flatten(2).unflatten(0, (groups, -1))
+        blocks_GPQK = weight.flatten(2).unflatten(0, (groups, -1))
         theta = (Full.of(blocks_GPQK.squeeze(0).permute(2, 0, 1)) if groups == 1 else
                  Grouped.of(blocks_GPQK.permute(3, 0, 1, 2)))
         call, _ = call_of(mechanism, theta, self.bias, entries, structure=finer)

@@ -147,9 +147,10 @@ def _convolve_image(leaf: Cuboid, padding: list[int], usual: bool, layer: Any, i
                     ) -> Tensor | None:
     """A convolution of images, which is what the planner takes for few numbers, and always for usual kernels."""
     parameters = layer._parameters
-    kernel, bias = parameters.get("weight"), _bias(layer)
+    kernel = parameters.get("weight")
     if kernel is None or image.dim() != len(padding) + 2 or not (usual or image.numel() <= FEW_NUMBERS):
         return None
+    bias = _bias(layer)
     if image.shape[1] != layer.in_channels or kernel.shape[2:] != leaf.kernel_size or image.layout is not torch.strided:
         return None
     if not is_direct(image, kernel, bias) or not is_plain(layer, Shift, leaf):
@@ -162,9 +163,10 @@ def _convolve_image(leaf: Cuboid, padding: list[int], usual: bool, layer: Any, i
 
 def _convolve_transposed(leaf: Cuboid, padding: list[int], layer: Any, image: Tensor, extra: Any) -> Tensor | None:
     """A transposed convolution of images, with so much `extra` padding of its output."""
-    kernel, bias = layer._parameters.get("weight"), _bias(layer)
+    kernel = layer._parameters.get("weight")
     if kernel is None or extra is None or image.dim() != len(padding) + 2 or image.layout is not torch.strided:
         return None
+    bias = _bias(layer)
     fits = image.shape[1] == layer.in_channels and is_direct(image, kernel, bias)
     if not fits or not is_plain(layer, ShiftTransposed, leaf):
         return None

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.parametrize import register_parametrization
 from torch.overrides import BaseTorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -1067,3 +1068,34 @@ def test_attention_among_few_nodes_is_one_node_of_autograd(name, concat):
         torch.manual_seed(3)
         names = autograd_nodes(layer(x, edges).grad_fn)
         assert f"{ONE_NODE[name]}Backward" in names or (name == "GATv2Conv" and dropout)
+
+
+@pytest.mark.parametrize("name", ["GraphConv", "GCNConv", "TAGConv", "SGConv"])
+@pytest.mark.parametrize("column", [torch.rand(7, 2)[:, 0], torch.tensor(0.5).expand(7)])
+def test_weights_may_be_a_column_of_attributes(name, column):
+    layer, x = getattr(ours, name)(P, Q), torch.randn(5, P)
+    torch.testing.assert_close(layer(x, EDGES, column), layer(x, EDGES, column.contiguous()))
+
+
+class Counting(nn.Module):
+    """A parametrization that counts its readings."""
+
+    readings = 0
+
+    def forward(self, weight):
+        self.readings += 1
+        return weight
+
+
+@pytest.mark.parametrize(("name", "args", "inputs"), [
+    ("ARMAConv", (P, Q, 1, 2), ()), ("RGCNConv", (P, Q, 2, 3), (torch.tensor([0, 1, 1, 0, 1, 0, 0]),)),
+    ("GMMConv", (P, Q, A, 2), (torch.randn(7, A),))])
+def test_a_call_reads_a_parametrized_weight_once(name, args, inputs):
+    """As PyTorch Geometric: a spectral norm changes at each reading, and dropout of weights draws others."""
+    layer, read = getattr(ours, name)(*args, bias=False), {}
+    for parameter, _ in list(layer.named_parameters(recurse=False)):
+        read[parameter] = Counting()
+        register_parametrization(layer, parameter, read[parameter], unsafe=True)
+    layer(torch.randn(5, P), EDGES, *inputs)
+    counts = {parameter: counting.readings for parameter, counting in read.items()}
+    assert counts == {parameter: 2 if parameter == "root_weight" else 1 for parameter in read}  # that of two layers
