@@ -503,6 +503,17 @@ def test_attention_without_heads_or_samples(lead: tuple[int, ...], mask: Tensor 
         assert torch.autograd.grad(y.sum(), x)[0].shape == x.shape
 
 
+@pytest.mark.parametrize("shape", [(0, 2, 5, 4), (2, 0, 5, 4), (2, 2, 0, 4), (0, 5, 4)], ids=str)
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_mask_of_an_empty_batch_has_a_gradient(shape: tuple[int, ...], dropout: float) -> None:
+    """torch 2.13 leaves it out of the graph."""
+    query, key = torch.randn(shape, requires_grad=True), torch.randn(*shape[:-2], 5, 4)
+    for lead in ((), shape[:-2]):
+        mask = torch.randn(*lead, shape[-2], 5, requires_grad=True)
+        compat.scaled_dot_product_attention(query, key, key, mask, dropout).sum().backward()
+        torch.testing.assert_close(mask.grad, torch.zeros_like(mask))
+
+
 @pytest.mark.parametrize("layer", [compat.Conv2d(3, 8, 3), compat.ConvTranspose1d(3, 4, 2), compat.AvgPool2d(2),
                                    compat.MultiheadAttention(8, 2), compat.TransformerEncoderLayer(8, 2, 16),
                                    OwnConv2d(3, 8, 3)], ids=lambda layer: type(layer).__name__)

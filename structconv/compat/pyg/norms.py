@@ -87,6 +87,8 @@ class InstanceNorm(nn.InstanceNorm1d):
     """(x - mean(x)) / sqrt(var + eps) in each channel of each graph. Arguments: those of
     `torch_geometric.nn.InstanceNorm`.
 
+    A batch without rows whose `batch_size` is not given leaves the running statistics as they are.
+
     Example:
 
         >>> from structconv.compat.pyg import InstanceNorm
@@ -113,7 +115,7 @@ class InstanceNorm(nn.InstanceNorm1d):
             mean = _means(x, batch, batch_size)
             y = x - _spread(mean, batch)
             variance = _means(y.square(), batch, batch_size)
-            if self.running_mean is not None:
+            if self.running_mean is not None and (len(x) or batch_size is not None):
                 self._track(mean, variance, _counts(x, batch, batch_size))
         else:
             y, variance, batch = x - self.running_mean, self.running_var, None
