@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -491,6 +492,33 @@ def test_recorded_by_fx_and_by_a_trace(name: str) -> None:
         traced = torch.jit.trace(model.train(training), (x,))
         for program in (symbolic, traced):
             torch.testing.assert_close(program(x), model(x))
+
+
+@pytest.mark.parametrize(("name", "dynamic"), drawn(
+    itertools.product([name for name in compat.__all__ if name.endswith("d")], [None, True]), 5))
+def test_layers_over_grids_compile_before_their_first_call(name: str, dynamic: bool | None) -> None:
+    axes = int(name[-2])
+    first = getattr(compat, f"AvgPool{axes}d")(1)
+    layer = getattr(compat, name)(*((2,) if "Pool" in name else (4, 6, 3)))
+    torch.compiler.reset()
+    compiled = torch.compile(nn.Sequential(first, layer), fullgraph=True, backend="eager", dynamic=dynamic)
+    for size, stride in ((6, 1), (7, 1), (7, 2)):
+        layer.stride = (stride,) * axes
+        image = torch.randn(2, 4, *(size,) * axes)
+        torch.testing.assert_close(compiled(image), copy.deepcopy(layer)(image))
+    assert "_mechanism" not in layer.__dict__  # no call without the compiler
+
+
+@pytest.mark.parametrize(("name", "dynamic"), drawn(
+    itertools.product([name for name in _RECORDED if not name.endswith("d")], [None, True]), 5))
+def test_layers_of_attention_compile_before_their_first_call(name: str, dynamic: bool | None) -> None:
+    layer, times = _RECORDED[name]
+    model = Twice(copy.deepcopy(layer), times)
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=dynamic)
+    for size in (5, 6):
+        x = torch.randn(size, 8, 8)
+        torch.testing.assert_close(compiled(x), model(x))
 
 
 @pytest.mark.parametrize("lead", [(0,), (2, 0), (0, 2)])
