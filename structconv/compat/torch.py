@@ -13,6 +13,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NoReturn, Self, cast
 
 import torch
@@ -452,6 +453,8 @@ def _share(module: nn.Module) -> None:
 
 def _mechanism(layer: nn.Module, kind: Callable[..., Mechanism], *options: Any) -> Mechanism:
     """The mechanism of these options; built again when they change, with the direct call."""
+    if is_compiling():
+        return cast(Mechanism, getattr(_TRACED, _traced(kind, *options)))
     built = layer.__dict__.get("_mechanism")
     if built is None or built[0] != options:
         mechanism = kind(*options).bound(1)
@@ -459,9 +462,24 @@ def _mechanism(layer: nn.Module, kind: Callable[..., Mechanism], *options: Any) 
     return cast(Mechanism, built[1])
 
 
+#: The mechanisms of compiled layers, as attributes: a compiler reads modules from an object, and cannot build them.
+_TRACED = SimpleNamespace()
+
+
+@torch.compiler.assume_constant_result
+def _traced(kind: Callable[..., Mechanism], *options: Any) -> str:
+    """Build the mechanism of these options outside the trace, and return its name in `_TRACED`."""
+    name = f"{kind.__name__}{options}"
+    if not hasattr(_TRACED, name):
+        setattr(_TRACED, name, kind(*options).bound(1))
+    return name
+
+
 def _directly(layer: nn.Module, image: Tensor, structure: Any = None) -> Tensor | None:
     """The result of a call that needs no plan, if this is one, by the mechanism that the layer has made; see
     `structconv.nn.direct`."""
+    if is_compiling():
+        return None
     direct = layer.__dict__["_mechanism"][2]
     return None if direct is None or type(image) is not Tensor or image.is_nested else direct(layer, image, structure)
 

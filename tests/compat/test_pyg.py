@@ -1019,13 +1019,33 @@ def test_an_aggregation_lays_out_its_groups_once(monkeypatch):
     assert len(calls) == 2
 
 
-def test_variances_with_and_without_the_gradient_of_squares_are_joined():
-    torch.manual_seed(0)
-    x, index, seed = torch.randn(6, 3, requires_grad=True), torch.tensor([0, 0, 0, 1, 1, 1]), torch.randn(2, 3)
-    parts = [ours.VarAggregation(semi_grad=True), ours.VarAggregation()]
-    both = ours.MultiAggregation(parts, mode="sum")(x, index)
-    expected = sum(torch.autograd.grad((part(x, index) * seed).sum(), x)[0] for part in parts)
-    torch.testing.assert_close(torch.autograd.grad((both * seed).sum(), x)[0], expected)
+@pytest.mark.parametrize("lead", [(), (2,)])
+@pytest.mark.parametrize("index", [torch.tensor([0, 0, 1, 1, 1, 2]), torch.tensor([2, 1, 0, 1, 0, 1])], ids=str)
+def test_each_of_several_variances_keeps_its_own_gradient(index, lead):
+    """As theirs one by one, and joined over x of three axes; over rows theirs share one, and mix up equal classes."""
+    def parts(library):
+        return [library.VarAggregation(True), library.StdAggregation(), library.VarAggregation(),
+                library.MeanAggregation(), library.StdAggregation(True)]
+
+    x = torch.randn(*lead, 6, P, dtype=torch.float64, requires_grad=True)
+    joined = results(ours.MultiAggregation(parts(ours))(x, index), [x], torch.nn.Module())
+    expected = torch.cat([part(x, index) for part in parts(theirs)], -1)
+    torch.testing.assert_close(joined, results(expected, [x], torch.nn.Module()))
+    if lead:
+        peer = theirs.MultiAggregation(parts(theirs))(x, index)
+        torch.testing.assert_close(joined, results(peer, [x], torch.nn.Module()))
+
+
+@pytest.mark.parametrize("name", ["MaxAggregation", "MinAggregation"])
+@pytest.mark.parametrize("lead", [(), (2,)])
+@pytest.mark.parametrize("index", [torch.tensor([0, 0, 1, 1, 1, 2]), torch.tensor([2, 1, 0, 1, 0, 1])], ids=str)
+def test_a_group_without_finite_numbers_keeps_its_gradient(index, lead, name):
+    fill = -torch.inf if name == "MaxAggregation" else torch.inf
+    x = torch.randn(*lead, 6, P, dtype=torch.float64)
+    x[..., index == 0, :], x[..., index == 1, :1] = fill, fill
+    x.requires_grad_()
+    got, want = (results(getattr(library, name)()(x, index), [x], torch.nn.Module()) for library in (ours, theirs))
+    torch.testing.assert_close(got, want)
 
 
 def test_what_is_not_finite_in_a_group_reaches_what_it_should():

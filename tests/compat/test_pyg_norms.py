@@ -147,6 +147,19 @@ def test_running_statistics_keep_no_graph():
     assert not layer.running_mean.requires_grad and not layer.running_var.requires_grad
 
 
+@pytest.mark.parametrize("batch, size", [(None, None), (BATCHES["sorted"][:0], None), (BATCHES["sorted"][:0], 0),
+                                         (BATCHES["sorted"][:0], 2)])
+def test_running_statistics_of_an_empty_batch_are_theirs(batch, size):
+    layer, peer = pair("InstanceNorm", (P,), {"track_running_stats": True}, torch.float32)
+    for one in (layer, peer):
+        one(torch.arange(6.0 * P).view(6, P), BATCHES["sorted"])
+    x = torch.empty(0, P)
+    assert layer(x, batch, size).shape == x.shape
+    if batch is None or size is not None:  # else theirs asks for the largest of no numbers
+        peer(x, batch, size)
+    torch.testing.assert_close(layer.state_dict(), peer.state_dict(), equal_nan=True)
+
+
 @pytest.mark.parametrize("name", ["GraphNorm", "InstanceNorm", "LayerNorm", "PairNorm", "MeanSubtractionNorm"])
 def test_norms_take_rows_of_more_axes_and_compile(name):
     layer, peer = pair(name, (P,) if name in ("GraphNorm", "InstanceNorm", "LayerNorm") else (), {}, torch.float32)

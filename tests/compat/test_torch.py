@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -543,6 +544,33 @@ def test_recorded_by_fx_and_by_a_trace(name: str) -> None:
             torch.testing.assert_close(program(x), model(x))
 
 
+@pytest.mark.parametrize(("name", "dynamic"), drawn(
+    itertools.product([name for name in compat.__all__ if name.endswith("d")], [None, True]), 5))
+def test_layers_over_grids_compile_before_their_first_call(name: str, dynamic: bool | None) -> None:
+    axes = int(name[-2])
+    first = getattr(compat, f"AvgPool{axes}d")(1)
+    layer = getattr(compat, name)(*((2,) if "Pool" in name else (4, 6, 3)))
+    torch.compiler.reset()
+    compiled = torch.compile(nn.Sequential(first, layer), fullgraph=True, backend="eager", dynamic=dynamic)
+    for size, stride in ((6, 1), (7, 1), (7, 2)):
+        layer.stride = (stride,) * axes
+        image = torch.randn(2, 4, *(size,) * axes)
+        torch.testing.assert_close(compiled(image), copy.deepcopy(layer)(image))
+    assert "_mechanism" not in layer.__dict__  # no call without the compiler
+
+
+@pytest.mark.parametrize(("name", "dynamic"), drawn(
+    itertools.product([name for name in _RECORDED if not name.endswith("d")], [None, True]), 5))
+def test_layers_of_attention_compile_before_their_first_call(name: str, dynamic: bool | None) -> None:
+    layer, times = _RECORDED[name]
+    model = Twice(copy.deepcopy(layer), times)
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=dynamic)
+    for size in (5, 6):
+        x = torch.randn(size, 8, 8)
+        torch.testing.assert_close(compiled(x), model(x))
+
+
 @pytest.mark.parametrize("lead", [(0,), (2, 0), (0, 2)])
 @pytest.mark.parametrize("mask", [None, torch.ones(5, 5).tril() > 0, torch.zeros(5, 5)])
 def test_attention_without_heads_or_samples(lead: tuple[int, ...], mask: Tensor | None) -> None:
@@ -551,6 +579,17 @@ def test_attention_without_heads_or_samples(lead: tuple[int, ...], mask: Tensor 
         y = compat.scaled_dot_product_attention(x, x, x, own)
         assert y.shape == x.shape
         assert torch.autograd.grad(y.sum(), x)[0].shape == x.shape
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 5, 4), (2, 0, 5, 4), (2, 2, 0, 4), (0, 5, 4)], ids=str)
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_mask_of_an_empty_batch_has_a_gradient(shape: tuple[int, ...], dropout: float) -> None:
+    """torch 2.13 leaves it out of the graph."""
+    query, key = torch.randn(shape, requires_grad=True), torch.randn(*shape[:-2], 5, 4)
+    for lead in ((), shape[:-2]):
+        mask = torch.randn(*lead, shape[-2], 5, requires_grad=True)
+        compat.scaled_dot_product_attention(query, key, key, mask, dropout).sum().backward()
+        torch.testing.assert_close(mask.grad, torch.zeros_like(mask))
 
 
 @pytest.mark.parametrize("layer", [compat.Conv2d(3, 8, 3), compat.ConvTranspose1d(3, 4, 2), compat.AvgPool2d(2),

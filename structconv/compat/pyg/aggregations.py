@@ -262,6 +262,9 @@ class PowerMeanAggregation(_Learned):
 class MultiAggregation(_Aggregation):
     """Several aggregations of the same messages, joined.
 
+    Each keeps its own `semi_grad`. PyTorch Geometric fuses aggregations of x (E, C): there the `semi_grad` of one
+    variance counts for all, that of a standard deviation has no effect, and two of one class are computed wrongly.
+
     Args:
         aggrs: names or modules. aggrs_kwargs: options of each.
         mode: "cat", side by side; "proj", those mapped by a linear layer; "attn", attention between them; or their

@@ -118,6 +118,8 @@ class InstanceNorm(nn.InstanceNorm1d):
     """(x - mean(x)) / sqrt(var + eps) in each channel of each graph. Arguments: those of
     `torch_geometric.nn.InstanceNorm`.
 
+    A batch without rows whose `batch_size` is not given leaves the running statistics as they are.
+
     Example:
 
         >>> from structconv.compat.pyg import InstanceNorm
@@ -144,7 +146,7 @@ class InstanceNorm(nn.InstanceNorm1d):
             scale = (self.running_var + self.eps).rsqrt()
             y = (x - self.running_mean) * (scale if self.weight is None else self.weight * scale)
             return y if self.bias is None else y + self.bias
-        if self.running_mean is not None:
+        if self.running_mean is not None and (len(x) or batch_size is not None):
             self._track(x, batch, batch_size)
         return _standardized(x, batch, batch_size, scale="channel", eps=self.eps, weight=self.weight, bias=self.bias)
 
