@@ -159,7 +159,7 @@ _weighted: Callable[..., Any] = private.bound_apply(_Weighted)
 
 def _by_torch(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
     if mask is not None and mask.requires_grad and not torch.compiler.is_compiling() and not query.numel():
-        return _all_pairs(query, key, values, mask, causal=causal, scale=scale)  # torch gives the mask no gradient
+        return all_pairs(query, key, values, mask, causal=causal, scale=scale)  # torch gives the mask no gradient
     shared = True if key.shape[1] != query.shape[1] else False  # noqa: SIM210 - sizes may be tensors, or symbols
     if not torch.is_grad_enabled() or not _by_hand(query, key, values, mask, causal, scale, shared):
         return F.scaled_dot_product_attention(query, key, values, mask, is_causal=causal, scale=scale,
