@@ -64,10 +64,11 @@ def _sampling(edges: int, region: int | None, size: Size) -> Comparison:
     """Random edges, all within regions of so many nodes, of which one has the seeds; nodes are numbered at random."""
     nodes = edges // _DEGREE
     region = nodes if region is None else region
-    target = torch.randint(nodes, (edges,))
-    source = target // region * region + torch.randint(region, (edges,))
+    target = torch.randint(nodes, (edges,), dtype=torch.int32)
+    source = target // region * region + torch.randint(region, (edges,), dtype=torch.int32)
     number = torch.randperm(nodes)
-    graph = Graph(number[torch.stack([source, target])], num_nodes=nodes)
+    graph = Graph(torch.stack([number[source].int(), number[target].int()]), num_nodes=nodes)
+    del target, source
     sampler = NeighborLoader(graph, list(_FANOUTS)).neighbor_sampler
     relation = sampler.relations[None, None, None]
     indptr, sources, members = relation.indptr.long(), relation.sources.long(), number[:region]
@@ -78,7 +79,7 @@ def _sampling(edges: int, region: int | None, size: Size) -> Comparison:
 
     rivals = [_entrant("torch", partial(_by_sorting, indptr, sources), members)]
     if (library := peers.pyg_lib()) is not None:
-        data = library.data.Data(edge_index=graph.edge_index, num_nodes=nodes)
+        data = library.data.Data(edge_index=graph.edge_index.long(), num_nodes=nodes)
         theirs = library.sampler.NeighborSampler(data, list(_FANOUTS))
         rivals.append(_entrant("pyg-lib", partial(_by_pyg_lib, theirs, library.sampler.NodeSamplerInput), members))
     drawn, reached = ours(members[:_SEEDS])
@@ -153,5 +154,5 @@ CASES = (
     Case(suite="sampling", name="sage-step-1e6", build=partial(_step, 10**6, 128), headline=False),
     Case(suite="sampling", name="uniform-1e6", build=partial(_sampling, 10**6, None)),
     *(Case(suite="sampling", name=f"region-1e{power}", build=partial(_sampling, 10**power, 10**4), headline=power == 5)
-      for power in (5, 6, 7)),
+      for power in (5, 6, 7, 8)),
 )
