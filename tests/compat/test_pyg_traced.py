@@ -149,6 +149,14 @@ def test_torchscript_is_refused_with_what_to_use(name):
         torch.jit.script(nn.Sequential(make(name)))
 
 
+@pytest.mark.parametrize("make", [
+    ours.GraphSizeNorm, lambda: ours.InstanceNorm(P), lambda: ours.LayerNorm(P), lambda: ours.Linear(P, Q),
+    ours.MeanSubtractionNorm, lambda: ours.MultiAggregation(["mean", "max"]), ours.PairNorm, ours.SumAggregation])
+def test_torchscript_of_norms_and_aggregations_is_refused(make):
+    with pytest.raises(ConfigError, match=f"{type(make()).__name__}.*or torch.export; got torch.jit.script"):
+        torch.jit.script(nn.Sequential(make()))
+
+
 @pytest.mark.parametrize("name", [name for name in LAYERS if name not in ("HGTConv", "a net")])
 def test_a_layer_becomes_theirs(name):
     layer, others = make(name), arguments(name, 1)
