@@ -43,7 +43,9 @@ PROGRAMS = ("nn/aggr/test_attention.py", "nn/aggr/test_fused.py", "nn/aggr/test_
             "nn/pool/test_topk_pool.py",
             "nn/test_model_summary.py", "nn/test_sequential.py", "nn/test_to_hetero_transformer.py",
             "nn/test_to_hetero_with_bases_transformer.py", "explain/algorithm/test_gnn_explainer.py",
-            "explain/algorithm/test_attention_explainer.py", "explain/algorithm/test_captum_explainer.py",
+            "explain/algorithm/test_attention_explainer.py", "explain/algorithm/test_captum.py",
+            "explain/algorithm/test_captum_explainer.py", "explain/algorithm/test_graphmask_explainer.py",
+            "explain/algorithm/test_pg_explainer.py",
             "loader/test_neighbor_loader.py", "loader/test_link_neighbor_loader.py", "loader/test_hgt_loader.py",
             "loader/test_cluster.py", "loader/test_graph_saint.py", "utils/test_scatter.py", "utils/test_softmax.py",
             "utils/test_spmm.py", "utils/test_trim_to_layer.py")

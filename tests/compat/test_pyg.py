@@ -787,6 +787,7 @@ X = torch.ones(5, P)
     (lambda: ours.FAConv(P, normalize=False)(X, X, EDGES), "FAConv: edge_weight must be given with normalize=False"),
     (lambda: ours.GCNConv(P, Q).propagate(EDGES, x=X), "GCNConv: .*Use PyTorch Geometric's layer"),
     (lambda: ours.GCNConv(P, Q).register_propagate_forward_pre_hook(print), "GCNConv: .*Use PyTorch Geometric's layer"),
+    (lambda: setattr(ours.GCNConv(P, Q), "explain_message", print), "GCNConv: .*Use PyTorch Geometric's layer"),
     (lambda: ours.GCNConv(P, Q).register_message_forward_hook(print), "GCNConv: .*Use PyTorch Geometric's layer"),
 ])
 def test_errors_name_the_layer_and_the_argument(call, message):
