@@ -39,7 +39,7 @@ from structconv.testing.checks import same
 from structconv.testing.use import Use
 from structconv.weights import Full, LowRank, Separable
 from tests.support import library
-from tests.support.layers import EVERY, LAYERS, drawn, over_specimens, use
+from tests.support.layers import COMPAT, EVERY, LAYERS, drawn, over_specimens, use
 
 M, P, Q = library.M, library.P, library.Q
 DOT = DotProduct(heads=2, dim=3).scaled()
@@ -66,10 +66,16 @@ PAIRS = [*zip(MASKS, itertools.cycle(PLACES), strict=False)]
 
 
 def check_compiled(use: Use, dynamic: bool | None = None) -> None:
-    """A layer is compiled as one graph without breaks, and gives the eager numbers."""
-    expected = use()
+    """A layer is compiled as one graph without breaks, before its first call, and gives the eager numbers."""
     torch.compiler.reset()
-    same(use.run(torch.compile(use.layer, fullgraph=True, backend="eager", dynamic=dynamic)), expected, "compiled")
+    actual = use.run(torch.compile(use.layer, fullgraph=True, backend="eager", dynamic=dynamic))
+    same(actual, use(), "compiled")
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", drawn([*LAYERS, *COMPAT], 12))
+def test_layers_compile_whole(name, dynamic):
+    check_compiled({**LAYERS, **COMPAT}[name](), dynamic)
 
 
 @pytest.mark.parametrize(("mask", "place"), drawn(PAIRS, 5))

@@ -67,12 +67,13 @@ def names_of(module):
 #: What each tool is tried with below; `python tools/compatibility.py` runs it, and writes it into the docs.
 MATRIX = {"functional_call": STATEFUL, "state dicts of DCP": STATEFUL, "FSDP2": STATEFUL, "DDP": TRAINED,
           "EMA": STATEFUL, "PEFT": PROJECTED, "Accelerate": STATEFUL, "from_pretrained": STATEFUL,
-          "Lightning": STATEFUL, "Lightning bf16": STATEFUL}
+          "Lightning": STATEFUL, "Lightning bf16": STATEFUL, "Trainer": TRAINED, "Trainer bf16": TRAINED}
 #: The tests of each tool, of all its layers or of the one that is their parameter.
 TESTS = {"functional_call": "test_functional_call_takes_a_state", "state dicts of DCP": "test_distributed_checkpoints",
          "FSDP2": "test_two_processes", "DDP": "test_two_processes", "EMA": "test_a_moving_average",
          "PEFT": "test_peft", "Accelerate": "test_accelerate", "from_pretrained": "test_transformers",
-         "Lightning": "test_lightning", "Lightning bf16": "test_lightning_in_mixed_precision"}
+         "Lightning": "test_lightning", "Lightning bf16": "test_lightning_in_mixed_precision",
+         "Trainer": "test_trainer", "Trainer bf16": "test_trainer_in_mixed_precision"}
 
 
 def test_the_table_of_the_docs_is_current():
@@ -347,3 +348,70 @@ def test_lightning_in_mixed_precision(tmp_path):
         assert all(p.dtype == torch.float32 and p.isfinite().all() for p in own.values()), name
         trained = any(p.requires_grad for p in use.layer.parameters())
         assert not trained or any(not torch.equal(p, before[key]) for key, p in own.items()), name
+
+
+def check_trainer(tool, folder, bf16):
+    """One model of all layers that is saved after two steps and resumed ends as one that is trained for four.
+
+    Returns the dtypes of the layers' outputs.
+    """
+    transformers = pytest.importorskip("transformers", reason="transformers is in the extra `tools`")
+    pytest.importorskip("accelerate", reason="accelerate is in the extra `tools`")
+    dtypes = {}
+
+    class Config(transformers.PretrainedConfig):
+        model_type = "structured"
+
+    class Model(transformers.PreTrainedModel):
+        config_class = Config
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.uses = {name: in_float32(ALL[name]) for name in MATRIX[tool]}
+            self.parts = nn.ModuleDict({f"of {name}": use.layer for name, use in self.uses.items()})
+            self.post_init()
+
+        def forward(self, factor):
+            outputs = {name: use.run(self.parts[f"of {name}"]) for name, use in self.uses.items()}
+            dtypes.update({name: y.dtype for name, y in outputs.items()})
+            return {"loss": factor.mean() * sum(y.float().square().mean() for y in outputs.values())}
+
+    def made():
+        torch.manual_seed(0)  # transformers draws the weights of linear layers again
+        return Model(Config())
+
+    def trained(model, steps, to, resume=None):
+        arguments = transformers.TrainingArguments(
+            str(folder / to), max_steps=steps, per_device_train_batch_size=2, save_steps=2, learning_rate=1e-2,
+            max_grad_norm=0.0, bf16=bf16, lr_scheduler_type="constant", report_to=[], use_cpu=True, disable_tqdm=True,
+            logging_strategy="no")
+        data = [{"factor": torch.tensor(1.0 + i)} for i in range(8)]
+        transformers.Trainer(model, arguments, train_dataset=data).train(resume_from_checkpoint=resume)
+        return dict(model.named_parameters())
+
+    before, whole = dict(made().named_parameters()), trained(made(), 4, "whole")
+    halfway, model = trained(made(), 2, "parts"), made()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    resumed = trained(model, 4, "parts", str(folder / "parts" / "checkpoint-2"))
+    assert whole.keys() == resumed.keys()
+    for key, p in whole.items():
+        assert p.dtype == resumed[key].dtype == torch.float32 and p.isfinite().all(), key
+        assert torch.equal(resumed[key], p), key
+    for name in MATRIX[tool]:
+        own = [key for key in whole if key.startswith(f"parts.of {name}.")]
+        for first, second in ((before, halfway), (halfway, whole)):
+            assert any(not torch.equal(first[key], second[key]) for key in own), name
+    return list(dtypes.values())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_trainer(tmp_path):
+    assert set(check_trainer("Trainer", tmp_path, bf16=False)) == {torch.float32}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_trainer_in_mixed_precision(tmp_path):
+    dtypes = check_trainer("Trainer bf16", tmp_path, bf16=True)
+    assert dtypes.count(torch.bfloat16) > len(dtypes) / 2

@@ -13,6 +13,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NoReturn, Self, cast
 
 import torch
@@ -24,23 +25,27 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from structconv.arguments import suggesting
 from structconv.bases.entrywise import Normalized
+from structconv.bases.pooling import Pooling
 from structconv.compat.attending import Mask, attend, attend_plainly
 from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.kernels.small_attention import composed_attention, is_small
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.grids import Cuboid, Pool
 from structconv.nn.conv import call_of
-from structconv.nn.direct import direct_of, is_plain
+from structconv.nn.direct import direct_of, is_plain, must_be_planned
 from structconv.nn.grids import theta_of_kernel
 from structconv.nn.images import to_entries, to_image
 from structconv.nn.layer import recorded, refuse_script
 from structconv.planning.plan import plan_for
+from structconv.primitives.fused_attention import is_readable
+from structconv.primitives.images import FEW_SUMMED, is_quick_line
 from structconv.primitives.native.dispatch import kernels
-from structconv.primitives.native.layer import attend_entries, is_direct
+from structconv.primitives.native.layer import attend_entries, attend_entries_weighted
+from structconv.primitives.native.node import is_direct
 from structconv.primitives.products import linear
 from structconv.shapes import check_tensor
 from structconv.structures.grid import Grid
-from structconv.torch_compat import all_plain, tracing
+from structconv.torch_compat import all_plain, any_requires_grad, tracing
 from structconv.weights import Eye, Full, Grouped, Weight
 
 __all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d",
@@ -183,10 +188,10 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
         if type(query) is Proxy:
             return cast(Any, recorded(self, query, key, value, key_padding_mask, need_weights, attn_mask,
                                       average_attn_weights, is_causal))
-        if query is key is value and not need_weights and key_padding_mask is attn_mask is None and not is_causal:
-            y = self._directly(query)
-            if y is not None:
-                return y, None
+        if query is key is value and (key_padding_mask is None or attn_mask is None):
+            pair = self._directly(query, key_padding_mask, attn_mask, is_causal, need_weights, average_attn_weights)
+            if pair is not None:
+                return pair
         self._check(query, key, value, attn_mask, is_causal)
         batched, first = query.dim() == 3, 0 if self.batch_first and query.dim() == 3 else -3
         q, k, v = self._by_heads(query, key, value, first)
@@ -200,24 +205,33 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
             weights = weights.mean(-3)
         return y, weights
 
-    def _directly(self, x: Tensor) -> Tensor | None:
+    def _directly(self, x: Tensor, padding: Tensor | None, mask: Tensor | None, hint: bool, weights: bool, mean: bool
+                  ) -> tuple[Tensor, Tensor | None] | None:
         """Attention of few entries to themselves, by the kernel that a plan would choose; `None` for other calls."""
         if type(x) is not Tensor or x.is_nested or x.dim() != 3 or not self.batch_first:
             return None
-        own, last, heads = self._parameters, cast(nn.Module, self._modules["out_proj"]), self.num_heads
+        own, last, heads, shape = self._parameters, cast(nn.Module, self._modules["out_proj"]), self.num_heads, x.shape
         weight, bias = own.get("in_proj_weight"), own.get("in_proj_bias")
-        if (weight is None or self.bias_k is not None or self.add_zero_attn or x.shape[2] != self.embed_dim
-                or (self.training and self.dropout) or not is_small(x.shape[1], self.head_dim)
+        if (weight is None or self.bias_k is not None or self.add_zero_attn or shape[2] != self.embed_dim
+                or (self.training and self.dropout) or not is_small(shape[1], self.head_dim)
                 or not is_plain(self, Normalized) or not _is_plain_linear(last)):
             return None
         output, after = last._parameters.get("weight"), last._parameters.get("bias")
         if output is None or not is_direct(x, weight, bias, output, after) or kernels() is None:
             return None
+        causal = hint and not weights and mask is not None  # as torch, which then reads no mask
+        table = None if causal else _table(shape, heads, padding, mask)
+        if hint is not causal or (table is None and not causal and not padding is mask is None):
+            return None
         query, key, value = weight.view(3, -1, weight.shape[1]).unbind()
         of_query, of_key, of_value = (None, None, None) if bias is None else bias.view(3, -1).unbind()
         of_value, scale = None if of_value is None else of_value.view(heads, -1), self.head_dim ** -0.5
-        return attend_entries(None, composed_attention(heads, scale, False), x, query, of_query, key, of_key, value,
-                              of_value, output, after, heads, scale, False)
+        tensors = x, query, of_query, key, of_key, value, of_value, output, after, table
+        if not weights:
+            return attend_entries(None, composed_attention(heads, scale, causal), *tensors, heads, scale, causal), None
+        if torch.is_grad_enabled() and any_requires_grad(*tensors):
+            return None
+        return attend_entries_weighted(*tensors, heads, scale, causal, mean=mean)
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool) -> None:
         owner = "MultiheadAttention"
@@ -299,6 +313,16 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
         return k, v, mask
 
 
+def _table(shape: torch.Size, heads: int, padding: Tensor | None, mask: Tensor | None) -> Tensor | None:
+    """A mask of torch's without gradient, or a padding, as a kernel reads it for x (B, N, E); `None` for another."""
+    given, fitting = (padding, shape[:2]) if mask is None else (mask, (shape[1], shape[1]))
+    if type(given) is not Tensor or given.shape != fitting or given.requires_grad or given.layout is not torch.strided:
+        return None
+    kept = _kept(given)
+    kept = kept[:, None, None] if mask is None else kept
+    return kept if is_readable(kept, (shape[0], heads, shape[1]), shape[1]) else None
+
+
 def _kept(mask: Tensor) -> Tensor:
     """Negate a boolean mask, from True for excluded pairs to True for included ones; return other masks as they are."""
     return ~mask if mask.dtype == torch.bool else mask
@@ -329,6 +353,26 @@ class TransformerEncoderLayer(_Layer, nn.TransformerEncoderLayer):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         _share(self)
+
+    def forward(self, src: Tensor, src_mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None,
+                is_causal: bool = False) -> Tensor:
+        """(L, N, E) -> (L, N, E), or with N first; see torch's."""
+        if type(src) is Proxy:
+            return cast(Tensor, recorded(self, src, src_mask, src_key_padding_mask, is_causal))
+        dropouts = self.dropout, self.dropout1, self.dropout2
+        if (src_mask is not None or src_key_padding_mask is not None or is_causal
+                or any(type(one) is not nn.Dropout or (one.training and one.p) for one in dropouts)
+                or not all_plain(*dropouts) or (type(self)._sa_block, type(self)._ff_block) != _BLOCKS):
+            return super().forward(src, src_mask, src_key_padding_mask, is_causal)
+        norm1, norm2 = self.norm1, self.norm2  # the same, without layers that do nothing, and checks of masks
+        own = norm1(src) if self.norm_first else src
+        y = src + self.self_attn(own, own, own, need_weights=False)[0]
+        y = y if self.norm_first else norm1(y)
+        y = y + self.linear2(self.activation(self.linear1(norm2(y) if self.norm_first else y)))
+        return y if self.norm_first else cast(Tensor, norm2(y))
+
+
+_BLOCKS = nn.TransformerEncoderLayer._sa_block, nn.TransformerEncoderLayer._ff_block
 
 
 class TransformerDecoderLayer(_Layer, nn.TransformerDecoderLayer):
@@ -409,6 +453,8 @@ def _share(module: nn.Module) -> None:
 
 def _mechanism(layer: nn.Module, kind: Callable[..., Mechanism], *options: Any) -> Mechanism:
     """The mechanism of these options; built again when they change, with the direct call."""
+    if is_compiling():
+        return cast(Mechanism, getattr(_TRACED, _traced(kind, *options)))
     built = layer.__dict__.get("_mechanism")
     if built is None or built[0] != options:
         mechanism = kind(*options).bound(1)
@@ -416,9 +462,24 @@ def _mechanism(layer: nn.Module, kind: Callable[..., Mechanism], *options: Any) 
     return cast(Mechanism, built[1])
 
 
+#: The mechanisms of compiled layers, as attributes: a compiler reads modules from an object, and cannot build them.
+_TRACED = SimpleNamespace()
+
+
+@torch.compiler.assume_constant_result
+def _traced(kind: Callable[..., Mechanism], *options: Any) -> str:
+    """Build the mechanism of these options outside the trace, and return its name in `_TRACED`."""
+    name = f"{kind.__name__}{options}"
+    if not hasattr(_TRACED, name):
+        setattr(_TRACED, name, kind(*options).bound(1))
+    return name
+
+
 def _directly(layer: nn.Module, image: Tensor, structure: Any = None) -> Tensor | None:
     """The result of a call that needs no plan, if this is one, by the mechanism that the layer has made; see
     `structconv.nn.direct`."""
+    if is_compiling():
+        return None
     direct = layer.__dict__["_mechanism"][2]
     return None if direct is None or type(image) is not Tensor or image.is_nested else direct(layer, image, structure)
 
@@ -430,10 +491,9 @@ def _computed(layer: nn.Module, mechanism: Mechanism, theta: Weight, bias: Tenso
     return plan_for(call, image=sizes).run(call)
 
 
-def _check_image(layer: Any, image: Tensor, axes: int) -> None:
+def _check_image(layer: Any, image: Tensor, channels: int, axes: int) -> None:
     owner = type(layer).__name__
     check_tensor(owner, "input", image)
-    channels = layer.weight.shape[0] if layer.transposed else layer.weight.shape[1] * layer.groups
     if image.dim() not in (axes + 1, axes + 2) or image.shape[-1 - axes] != channels:
         raise ShapeError(owner, f"input must have shape (N, C={channels}, *S) with {axes} axes S, or without N",
                          tuple(image.shape))
@@ -460,9 +520,9 @@ class _Conv(_Layer):
         y = _directly(self, input)
         if y is not None:
             return y
-        axes = len(self.kernel_size)
-        _check_image(self, input, axes)
-        theta = theta_of_kernel(self.weight, self.groups)
+        axes, weight = len(self.kernel_size), self.weight  # read once: a parametrization may change it at each reading
+        _check_image(self, input, weight.shape[1] * self.groups, axes)
+        theta = theta_of_kernel(weight, self.groups)
         return _laid_out(_computed(self, mechanism, theta, self.bias, input, axes), input)
 
     def _mechanism_of(self: Any) -> Mechanism:
@@ -522,10 +582,10 @@ class _ConvTranspose(_Layer):
         """(N, C, *S) or (C, *S) -> (N, C', *S') or (C', *S'); see torch's."""
         if type(input) is Proxy:
             return cast(Tensor, recorded(self, input, output_size))
-        axes, groups = len(self.kernel_size), self.groups
-        _check_image(self, input, axes)
         if _is_recorded(input):
             return cast(Tensor, cast(Any, super()).forward(input, output_size))
+        axes, groups, weight = len(self.kernel_size), self.groups, self.weight  # read once, as above
+        _check_image(self, input, weight.shape[0], axes)
         more = self.output_padding if output_size is None else self._output_padding(
             input, output_size, self.stride, self.padding, self.kernel_size, axes, self.dilation)
         mechanism = self._mechanism_of()
@@ -540,7 +600,7 @@ class _ConvTranspose(_Layer):
                            for size, zeros, step, cut, spread, width, one in
                            zip(grid.shape, behind, self.stride, self.padding, self.dilation, self.kernel_size, more,
                                strict=True)))
-        blocks_GPQK = self.weight.flatten(2).unflatten(0, (groups, -1))
+        blocks_GPQK = weight.flatten(2).unflatten(0, (groups, -1))
         theta = (Full.of(blocks_GPQK.squeeze(0).permute(2, 0, 1)) if groups == 1 else
                  Grouped.of(blocks_GPQK.permute(3, 0, 1, 2)))
         call, _ = call_of(mechanism, theta, self.bias, entries, structure=finer)
@@ -609,7 +669,13 @@ class _AvgPool(_Layer):
         """(N, C, *S) or (C, *S) -> (N, C, *S') or (C, *S'); see torch's."""
         if type(input) is Proxy:
             return cast(Tensor, recorded(self, input))
-        owner, axes = type(self).__name__, self.axes
+        axes = self.axes
+        if (type(input) is Tensor and self.kernel_size == self.stride and input.numel() < FEW_SUMMED
+                and input.dim() == axes + 2 and not (self.ceil_mode or must_be_planned(Pooling))
+                and (axes > 1 or not is_quick_line(input))):
+            few: Tensor = super().forward(input)  # type: ignore[misc]
+            return few  # as a plan would compute it
+        owner = type(self).__name__
         check_tensor(owner, "input", input)
         if self.ceil_mode:
             raise ConfigError(owner, "ceil_mode must be False", "True", "Use torch's layer, or pad the input.")

@@ -12,8 +12,10 @@ from structconv.bases.tree import Projected
 from structconv.kernels.dense_attention import Attended, ScaledDotProduct
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem, Run
+from structconv.primitives.fused_attention import all_pairs
 from structconv.primitives.native.dispatch import kernels
-from structconv.primitives.native.layer import attend_entries, is_direct
+from structconv.primitives.native.layer import attend_entries
+from structconv.primitives.native.node import is_direct
 from structconv.primitives.products import linear
 from structconv.weights import LowRank
 
@@ -66,7 +68,7 @@ class SmallAttention(ScaledDotProduct):
             tensors = x, query.weight, query.bias, key.weight, key.bias, value, None, output, call.bias
             if not is_direct(*tensors):
                 return otherwise(call)
-            return attend_entries(None, composed_attention(heads, scale, causal), *tensors, heads, scale, causal)
+            return attend_entries(None, composed_attention(heads, scale, causal), *tensors, None, heads, scale, causal)
 
         return run
 
@@ -74,15 +76,14 @@ class SmallAttention(ScaledDotProduct):
 def composed_attention(heads: int, scale: float, causal: bool) -> Any:
     """The function of `attend_entries` by differentiable operators."""
     def composed(x: Tensor, query: Tensor, query_bias: Tensor | None, key: Tensor, key_bias: Tensor | None,
-                 value: Tensor, value_bias: Tensor | None, output: Tensor, bias: Tensor | None) -> Tensor:
+                 value: Tensor, value_bias: Tensor | None, output: Tensor, bias: Tensor | None,
+                 mask: Tensor | None) -> Tensor:
         value_bias = None if value_bias is None else value_bias.flatten()
-        q, k, v = [linear(x, weight, b).unflatten(-1, (heads, -1)).transpose(-2, -3)
+        rows = x.view(-1, *x.shape[-2:])
+        q, k, v = [linear(rows, weight, b).unflatten(-1, (heads, -1)).transpose(-2, -3)
                    for weight, b in ((query, query_bias), (key, key_bias), (value, value_bias))]
-        scores = scale * q @ k.mT
-        if causal:
-            later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-            scores = scores.masked_fill(later, -torch.inf)
-        return linear((scores.softmax(-1) @ v).transpose(-2, -3).flatten(-2), output, bias)
+        y = all_pairs(q, k, v, mask, causal=causal, scale=scale)
+        return linear(y.transpose(-2, -3).flatten(-2).view(*x.shape[:-1], -1), output, bias)
 
     return composed
 

@@ -34,7 +34,8 @@ from structconv.primitives.native.adjacency import Adjacency, adjacency_of, unch
 from structconv.primitives.native.affine import affine_attention, affine_weights, projected_attention
 from structconv.primitives.native.bilinear import bilinear_attention, bilinear_weights, packed_attention
 from structconv.primitives.native.dispatch import MAX_CHANNELS, NO_DROP, Drop, drop_of, usable
-from structconv.primitives.native.layer import attend_affine, attend_bilinear, attend_dots, is_direct
+from structconv.primitives.native.layer import attend_affine, attend_bilinear, attend_dots
+from structconv.primitives.native.node import is_direct
 from structconv.primitives.products import product
 from structconv.shapes import broadcast
 from structconv.structures.graph import Graph, listed_edges
@@ -280,7 +281,7 @@ class BilinearEdges(NamedTuple):
         value, nodes = theta.theta, x.shape[0]
         width = 2 * query.weight.shape[0] + value.shape[0] * value.shape[2]
         fitting = query.weight.shape == key.weight.shape and query.heads == key.heads and width <= MAX_CHANNELS
-        tensors = x, query.weight, query.bias, key.weight, key.bias, value, bias
+        tensors = x, query.weight, query.bias, key.weight, key.bias, value, None, bias
         if not fitting or nodes * x.shape[1] * width > FEW_PRODUCTS or not is_direct(*tensors):
             return None
         edges_of_call = sorted_edges(self.edges.pairs(call.basis, nodes, nodes, x.device), nodes, nodes)
@@ -290,14 +291,14 @@ class BilinearEdges(NamedTuple):
         options, depth = self.edges.options(call.basis), query.weight.shape[0] // query.heads
 
         def composed(x: Tensor, query: Tensor, query_bias: Tensor | None, key: Tensor, key_bias: Tensor | None,
-                     value: Tensor, bias: Tensor | None) -> Tensor:
+                     value: Tensor, _: None, bias: Tensor | None) -> Tensor:
             check()
             parts = [(query.mT, query_bias), (key.mT, key_bias), (value.transpose(0, 1).flatten(1), None)]
             y = packed_attention(*graph.layouts(), _one_product(x, parts), None, None, heads=value.shape[0],
                                  depth=depth, scale=self.scale, **options)
             return theta.join(y.transpose(0, 1), bias)
 
-        return attend_dots(adjacency, composed, *tensors, self.scale, *self.edges.drop(call.basis))
+        return attend_dots(adjacency, composed, *tensors, 0, self.scale, *self.edges.drop(call.basis))
 
     def _bias(self, batch: Folding, call: Call) -> Tensor | None:
         return None if self.bias is None else batch.by_edge(self.bias(call.basis))

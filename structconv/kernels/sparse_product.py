@@ -15,7 +15,8 @@ from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives.csr import edge_product, spmm
 from structconv.primitives.layout import Csr
 from structconv.primitives.native.adjacency import Adjacency, adjacency_of, unchanged
-from structconv.primitives.native.layer import convolve, gather_sums, is_direct
+from structconv.primitives.native.layer import convolve, gather_sums
+from structconv.primitives.native.node import is_direct
 from structconv.shapes import check_alike
 from structconv.structures.graph import Graph, listed_edges
 from structconv.weights import Eye, Full

@@ -40,7 +40,8 @@ from structconv.primitives.native.adjacency import Adjacency as Edges
 from structconv.primitives.native.adjacency import adjacency_of, unchanged
 from structconv.primitives.native.affine import projected_attention
 from structconv.primitives.native.dispatch import NO_DROP, Drop, kernels
-from structconv.primitives.native.layer import attend_entries, attend_layer, attend_pairs, convolve, is_direct
+from structconv.primitives.native.layer import attend_entries, attend_layer, attend_pairs, convolve
+from structconv.primitives.native.node import is_direct
 from structconv.primitives.products import linear
 from structconv.structures.graph import Graph, listed_edges, looped
 from structconv.structures.supports import Causal
@@ -146,9 +147,10 @@ def _convolve_image(leaf: Cuboid, padding: list[int], usual: bool, layer: Any, i
                     ) -> Tensor | None:
     """A convolution of images, which is what the planner takes for few numbers, and always for usual kernels."""
     parameters = layer._parameters
-    kernel, bias = parameters.get("weight"), _bias(layer)
+    kernel = parameters.get("weight")
     if kernel is None or image.dim() != len(padding) + 2 or not (usual or image.numel() <= FEW_NUMBERS):
         return None
+    bias = _bias(layer)
     if image.shape[1] != layer.in_channels or kernel.shape[2:] != leaf.kernel_size or image.layout is not torch.strided:
         return None
     if not is_direct(image, kernel, bias) or not is_plain(layer, Shift, leaf):
@@ -161,9 +163,10 @@ def _convolve_image(leaf: Cuboid, padding: list[int], usual: bool, layer: Any, i
 
 def _convolve_transposed(leaf: Cuboid, padding: list[int], layer: Any, image: Tensor, extra: Any) -> Tensor | None:
     """A transposed convolution of images, with so much `extra` padding of its output."""
-    kernel, bias = layer._parameters.get("weight"), _bias(layer)
+    kernel = layer._parameters.get("weight")
     if kernel is None or extra is None or image.dim() != len(padding) + 2 or image.layout is not torch.strided:
         return None
+    bias = _bias(layer)
     fits = image.shape[1] == layer.in_channels and is_direct(image, kernel, bias)
     if not fits or not is_plain(layer, ShiftTransposed, leaf):
         return None
@@ -330,7 +333,7 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
     number = (weights[0].shape[0] // heads) ** -0.5 if scale is None else scale
     drop = _drawn(p, layer, heads) if p else NO_DROP
     if not drop[0] and is_small(x.shape[-2], weights[0].shape[0] // heads, weights[2].shape[0] // heads):
-        return attend_entries(None, composed_attention(heads, number, causal), *tensors, heads, number, causal)
+        return attend_entries(None, composed_attention(heads, number, causal), *tensors, None, heads, number, causal)
     if weights[0].shape[0] != weights[2].shape[0]:
         return None
     rows, added = x if x.dim() == 3 else x.unsqueeze(0), None if added is None else added.flatten()

@@ -21,9 +21,11 @@ from structconv.nn.composite import Composite
 from structconv.nn.conv import Conv
 from structconv.nn.layer import Device, move
 from structconv.nn.recurrent import ConvLSTMCell
+from structconv.primitives.functions import finite
 from structconv.primitives.layout import Csr
 from structconv.primitives.native.adjacency import adjacency_of, unchanged
-from structconv.primitives.native.layer import gather_maxima, gather_sums, is_direct, pool_groups
+from structconv.primitives.native.layer import gather_maxima, gather_sums, pool_groups
+from structconv.primitives.native.node import is_direct
 from structconv.primitives.segments import segment_max
 from structconv.shapes import check_choice, check_entries, check_positive, check_tensor
 from structconv.structures.batching import Structure, entries_to_samples
@@ -148,11 +150,13 @@ def _in_order(groups: Graph) -> bool:
 def _largest(x: Tensor, groups: Graph) -> Tensor:
     """Return the maximum of each channel, by a table of each group's rows unless the group sizes differ much."""
     members = _members(groups) if x.is_cpu and is_plain(x) and x.numel() else None
-    if members is None:
-        rows = x if _in_order(groups) else x.index_select(-2, groups.source)
-        return segment_max(rows, groups.target, groups.num_outputs, rows=True)
-    y = pad(x, (0, 0, 0, 1), value=-torch.inf).index_select(-2, members.flatten())
-    return y.unflatten(-2, members.shape).amax(-2)
+    if members is not None:
+        rows = pad(x, (0, 0, 0, 1), value=-torch.inf).index_select(-2, members.flatten())
+        y = rows.unflatten(-2, members.shape).amax(-2)
+        if finite(y):  # else a maximum of -inf would share its gradient with the padding
+            return y
+    rows = x if _in_order(groups) else x.index_select(-2, groups.source)
+    return segment_max(rows, groups.target, groups.num_outputs, rows=True)
 
 
 def _members(groups: Graph) -> Tensor | None:

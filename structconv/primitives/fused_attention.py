@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,11 +15,11 @@ from structconv import torch_compat as private
 from structconv.primitives.functions import Result, pulled_back
 from structconv.primitives.hashing import hash_uniform
 from structconv.primitives.native.dispatch import NO_DROP, Drop, Loaded, kernels
-from structconv.primitives.native.layer import Gradients, as_node, is_direct
 from structconv.primitives.native.loader import Core
+from structconv.primitives.native.node import Gradients, as_node, is_direct
 from structconv.primitives.segments import masked_softmax
 
-__all__ = ["exact_attention", "exact_weights", "fused_attention"]
+__all__ = ["all_pairs", "exact_attention", "exact_weights", "fused_attention", "is_readable"]
 
 #: Channels that the kernel holds: kAttentionChannels in native/src/api.h.
 _MOST_CHANNELS = 256
@@ -67,7 +67,7 @@ def exact_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | N
     if core is None:
         return None
     if torch.is_grad_enabled() and private.any_requires_grad(query, key, values, mask):
-        composed = partial(_all_pairs, causal=causal, scale=scale, drop=drop)
+        composed = partial(all_pairs, causal=causal, scale=scale, drop=drop)
         return _attention(None, composed, query, key, values, mask, causal, scale, *drop[:2])
     y: Tensor = core.attention_forward(query, key, values, mask, causal, scale, *drop[:2], False, False)[0]
     return y
@@ -99,15 +99,15 @@ def _core_for(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None) -
         return None
     if groups == 0 or heads % groups or not 0 < depth <= _MOST_CHANNELS or not 0 < channels <= _MOST_CHANNELS:
         return None
-    return core if core is None or mask is None or _is_readable(mask, query, key) else None
+    return core if core is None or mask is None or is_readable(mask, query.shape, key.shape[2]) else None
 
 
-def _is_readable(mask: Tensor, query: Tensor, key: Tensor) -> bool:
-    """Return True if the kernel can read the mask as a table of the pairs."""
+def is_readable(mask: Tensor, shape: Sequence[int], inputs: int) -> bool:
+    """Return True if the kernel can read the mask as a table of the pairs of queries of this shape (B, K, N, D)."""
     if not (type(mask) in _PLAIN and mask.is_cpu and mask.dtype in _MASKS and not mask.is_neg()
             and mask.layout is torch.strided and 1 < mask.dim() <= 4):
         return False
-    sizes = key.shape[2], query.shape[2], query.shape[1], query.shape[0]
+    sizes = inputs, shape[2], shape[1], shape[0]
     return all(own in (1, size) for own, size in zip(reversed(mask.shape), sizes, strict=False))
 
 
@@ -158,6 +158,8 @@ _weighted: Callable[..., Any] = private.bound_apply(_Weighted)
 # -- torch's kernel -------------------------------------------------------------------------------------------------
 
 def _by_torch(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    if mask is not None and mask.requires_grad and not torch.compiler.is_compiling() and not query.numel():
+        return _all_pairs(query, key, values, mask, causal=causal, scale=scale)  # torch gives the mask no gradient
     shared = True if key.shape[1] != query.shape[1] else False  # noqa: SIM210 - sizes may be tensors, or symbols
     if not torch.is_grad_enabled() or not _by_hand(query, key, values, mask, causal, scale, shared):
         return F.scaled_dot_product_attention(query, key, values, mask, is_causal=causal, scale=scale,
@@ -197,7 +199,7 @@ class _Fused(torch.autograd.Function):
         query, key, values, mask, y, total = ctx.saved_tensors
         causal, scale = ctx.causal, ctx.scale
         if torch.is_grad_enabled():  # a second derivative follows
-            composed = partial(_all_pairs, mask=mask, causal=causal, scale=scale)
+            composed = partial(all_pairs, mask=mask, causal=causal, scale=scale)
             return *pulled_back(composed, (query, key, values), ctx.needs_input_grad[:3], [grad]), None, None, None
         grads = private.flash_attention_backward(grad, query, key, values, y, total, 0.0, causal, attn_mask=mask,
                                                  scale=scale)
@@ -207,7 +209,8 @@ class _Fused(torch.autograd.Function):
 _fused: Callable[..., Tensor] = private.bound_apply(_Fused)
 
 
-def _all_pairs(*tensors: Tensor | None, **options: Any) -> Tensor:
+def all_pairs(*tensors: Tensor | None, **options: Any) -> Tensor:
+    """`exact_attention` by differentiable operators."""
     return _pairs_and_weights(*tensors, **options)[0]  # type: ignore[arg-type]
 
 

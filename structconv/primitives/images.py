@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from structconv.primitives.native.dispatch import Loaded, kernels
-from structconv.primitives.native.layer import Gradients, as_node, is_direct
 from structconv.primitives.native.loader import Core
+from structconv.primitives.native.node import Gradients, as_node, is_direct
 
-__all__ = ["convolve_images", "convolve_transposed", "window_means"]
+__all__ = ["FEW_SUMMED", "convolve_images", "convolve_transposed", "is_quick_line", "window_means"]
 
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
 _TRANSPOSED: dict[int, Callable[..., Tensor]] = {3: F.conv_transpose1d, 4: F.conv_transpose2d, 5: F.conv_transpose3d}
@@ -27,7 +27,7 @@ _PRODUCTS, _FEW_CHANNELS, _PRODUCTS_OF_FEW, _PRODUCTS_OF_PARTS = 5 << 20, 3, 30 
 #: Numbers below which our kernels take an image: kFewNumbers in native/src/operators.cpp.
 _FEW_NUMBERS = 1 << 24
 #: Numbers that are summed for all windows, below which a node of C++ is worth more than a faster kernel.
-_FEW_SUMMED = 12 << 10
+FEW_SUMMED = 12 << 10
 #: Numbers of a kernel, which each call brings into an order of its own.
 _MOST_WEIGHTS = 1 << 16
 
@@ -106,8 +106,9 @@ def convolve_transposed(image: Tensor, kernel: Tensor, bias: Tensor | None, stri
 
     Of stride 1 it is a convolution with the reversed kernel, of which torch's is faster than its transposed one.
     """
-    border = [apart * (size - 1) - cut for size, cut, apart in zip(kernel.shape[2:], padding, dilation, strict=True)]
-    if max(stride) > 1 or any(extra) or min(border) < 0:
+    border = None if max(stride) > 1 or any(extra) else [
+        apart * (size - 1) - cut for size, cut, apart in zip(kernel.shape[2:], padding, dilation, strict=True)]
+    if border is None or min(border) < 0:
         options = list(stride), list(padding), list(dilation), groups, list(extra)
         small = _is_small(image, kernel, stride) and all(map(lt, extra, stride))
         if not small or not (direct or is_direct(image, kernel, bias)) or kernels() is None:
@@ -165,11 +166,16 @@ def window_means(image: Tensor, size: Sequence[int], stride: Sequence[int], padd
     Cost: rows are added up before windows along them: B P prod(S') (sum of the axes' sizes, roughly) additions.
     """
     options, numbers = (list(size), list(stride), list(padding), all_count), image.numel()
-    few = type(numbers) is not int or numbers * prod(size) < _FEW_SUMMED * prod(stride)  # or a program is recorded
-    if (few or numbers >= _FEW_NUMBERS or not image.is_contiguous() or not (direct or is_direct(image))
-            or kernels() is None):
+    few = type(numbers) is not int or numbers * prod(size) < FEW_SUMMED * prod(stride)  # or a program is recorded
+    if ((few and not is_quick_line(image)) or numbers >= _FEW_NUMBERS or not image.is_contiguous()
+            or not (direct or is_direct(image)) or kernels() is None):
         return _means_by_torch(options, image)
     return _means(None, partial(_means_by_torch, options), image, *options)
+
+
+def is_quick_line(image: Tensor) -> bool:
+    """Return True for what has one axis, and no gradient: torch's means are then slow, being those of a plane."""
+    return image.dim() == 3 and type(image.shape[0]) is int and not (image.requires_grad and torch.is_grad_enabled())
 
 
 def _means_by_torch(options: tuple[Any, ...], image: Tensor) -> Tensor:

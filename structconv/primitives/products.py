@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -15,6 +16,7 @@ from structconv.machine import processor
 from structconv.primitives.memory import new_empty
 from structconv.primitives.native import gemm
 from structconv.primitives.native.checks import check_numbers
+from structconv.primitives.native.node import Gradients, as_node, is_direct
 from structconv.primitives.native.operator import define, multilinear, register_gradient
 
 __all__ = ["contract_heads", "expand_heads", "linear", "outer", "product", "product_for", "small_product",
@@ -26,8 +28,8 @@ Kernel = Literal["native", "library", "torch"]
 FULL_WIDTH, LEAST_NUMBERS = 16, 1 << 14
 #: Multiplications from which others win enough over MKL at full width to pay for the operator's overhead.
 LEAST_PRODUCTS = 1 << 24
-#: On Intel's processors nothing is faster than MKL at full width for more columns of x than `SHALLOW`, as long as x and
-#: the result have fewer bytes than `MKL_BYTES`; on others, oneDNN is.
+#: On Intel's processors nothing is faster than MKL at full width, for more columns of x than `SHALLOW` or without a
+#: bias, which it copies first, as long as x and the result have fewer bytes than `MKL_BYTES`; on others, oneDNN is.
 ON_INTEL, SHALLOW, MKL_BYTES = "Intel" in processor(), 64, 10 << 20
 #: Columns up to which fewer than `LEAST_NUMBERS` numbers go to torch, whatever else.
 SURE_COLUMNS = LEAST_PRODUCTS // LEAST_NUMBERS
@@ -55,10 +57,9 @@ def product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     functions are `x @ w + bias` as torch has it, without overhead.
     """
     small = not torch.compiler.is_compiling() and x.numel() < LEAST_NUMBERS and w.shape[-1] <= SURE_COLUMNS
-    if small or not _large(x, w, w.shape[-1]):
+    if small or not _large(x, w, w.shape[-1], bias is not None):
         return x @ w if bias is None else small_product(x, w, bias)
-    y = _project(x.reshape(-1, x.shape[-1]), w, bias)
-    return y.reshape(*x.shape[:-1], w.shape[-1])
+    return _large_product(x, w, bias, False)
 
 
 def small_product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -84,13 +85,47 @@ def linear(x: Tensor, w_QP: Tensor, bias: Tensor | None = None, *, relu: bool = 
             computes.
     """
     small = torch.compiler.is_compiling() or (x.numel() < LEAST_NUMBERS and w_QP.shape[0] <= SURE_COLUMNS)
-    if small or (bias is not None and bias.shape != w_QP.shape[:1]) or not _large(x, w_QP, w_QP.shape[0]):
+    if small or (bias is not None and bias.shape != w_QP.shape[:1]) or not _large(
+            x, w_QP, w_QP.shape[0], bias is not None):
         y = functional.linear(x, w_QP, bias)
         return y.relu_() if relu else y
+    if not relu:
+        return _large_product(x, w_QP, bias, True)
     rows = x.reshape(-1, x.shape[-1])
     _check_project(rows, w_QP.mT, bias)
-    projected = (_project_relu if relu else _project)(rows, w_QP.mT, bias)
-    return projected.reshape(*x.shape[:-1], w_QP.shape[0])
+    return _project_relu(rows, w_QP.mT, bias).reshape(*x.shape[:-1], w_QP.shape[0])
+
+
+def _large_product(x: Tensor, w: Tensor, bias: Tensor | None, by_outputs: bool) -> Tensor:
+    """`product`, or `linear` for a w (Q, P): one node where it may be, else the registered operator."""
+    columns = w.shape[0 if by_outputs else 1]
+    if is_direct(x, w, bias) and x.shape[-1] * columns == w.numel() and (bias is None or bias.shape == (columns,)):
+        return _node(None, partial(_by_torch, by_outputs), x, w, bias, by_outputs)
+    rows, w = x.reshape(-1, x.shape[-1]), w.mT if by_outputs else w
+    _check_project(rows, w, bias)
+    return _project(rows, w, bias).reshape(*x.shape[:-1], w.shape[1])
+
+
+def _by_torch(by_outputs: bool, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    return functional.linear(x, w if by_outputs else w.mT, bias)
+
+
+def _node_forward(_: Any, x: Tensor, w: Tensor, bias: Tensor | None, by_outputs: bool) -> Tensor:
+    y = _project_kernel(x.reshape(-1, x.shape[-1]), w.t() if by_outputs else w, bias)
+    return y if x.dim() == 2 else torch.ops.aten._unsafe_view(y, [*x.shape[:-1], y.shape[1]])  # no view, as torch's
+
+
+def _node_backward(_: Any, x: Tensor, w: Tensor, bias: Tensor | None, grad: Tensor, needed: Sequence[bool],
+                   by_outputs: bool) -> Gradients:
+    rows, grads, w = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1]), w.t() if by_outputs else w
+    of_x = _project_kernel(grads, w.t(), None).view(x.shape) if needed[0] else None
+    by_rows = not w.is_contiguous()  # as w lies: where gradients are added up, another layout is copied
+    of_w = (_outer_kernel(grads, rows) if by_rows else _outer_kernel(rows, grads)) if needed[1] else None
+    of_w = of_w.t() if of_w is not None and by_rows is not by_outputs else of_w
+    return of_x, of_w, grads.sum(0) if needed[2] else None
+
+
+_node = as_node("_Product", 3, _node_forward, _node_backward, reads_result=False)
 
 
 def outer(x: Tensor, y: Tensor) -> Tensor:
@@ -98,7 +133,7 @@ def outer(x: Tensor, y: Tensor) -> Tensor:
 
     Holds nothing beyond the result but, where the rows are cut into parts, as many results: up to 16.
     """
-    return _outer(x, y) if _large(x, y, y.shape[-1]) else x.mT @ y
+    return _outer(x, y) if _large(x, y, y.shape[-1], True) else x.mT @ y
 
 
 def split_heads(x: Tensor, size: int, channels: int) -> Tensor:
@@ -129,13 +164,14 @@ def contract_heads(r: Tensor, theta: Tensor, bias: Tensor | None = None) -> Tens
     return y.reshape(*rows.shape[:-2], theta.shape[-1]) if rows.dim() > 3 else y
 
 
-def _large(x: Tensor, w: Tensor, columns: int) -> bool:
-    """Return True if the choice of a product pays for its overhead, for a result with this number of columns."""
+def _large(x: Tensor, w: Tensor, columns: int, added: bool) -> bool:
+    """Return True if the choice of a product pays for its overhead, for a result with this number of columns, to which
+    something may be `added`."""
     tracing = torch.compiler.is_compiling()
     numbers = x.numel()
     if not tracing and not (numbers >= LEAST_NUMBERS if columns < FULL_WIDTH else numbers * columns >= LEAST_PRODUCTS):
         return False  # `_pays`, in each call
-    if ON_INTEL and not tracing and _suits_mkl(numbers, x.shape[-1], columns):
+    if ON_INTEL and not tracing and _suits_mkl(numbers, x.shape[-1], columns, added):
         return False
     if private.linear_pointwise is None or columns < 2 or w.dim() != 2:
         return False
@@ -154,17 +190,19 @@ def _pays(numbers: int, columns: int) -> bool:
     return numbers >= LEAST_NUMBERS if columns < FULL_WIDTH else numbers * columns >= LEAST_PRODUCTS
 
 
-def _suits_mkl(numbers: int, inputs: int, columns: int) -> bool:
+def _suits_mkl(numbers: int, inputs: int, columns: int, added: bool) -> bool:
     """Return True if MKL is the fastest on Intel's processors, for x of this size and w with this number of columns."""
-    return columns >= FULL_WIDTH and inputs > SHALLOW and 4 * (numbers + numbers // inputs * columns) < MKL_BYTES
+    wide = columns >= FULL_WIDTH if inputs > SHALLOW else columns > FEW_COLUMNS and not added
+    return wide and 4 * (numbers + numbers // inputs * columns) < MKL_BYTES
 
 
-def project_kernel(rows: int, inputs: int, columns: int) -> Kernel:
-    """Return the kernel for x w of these sizes: the native one for few columns and for results larger than the caches.
+def project_kernel(rows: int, inputs: int, columns: int, added: bool = False) -> Kernel:
+    """Return the kernel for x w of these sizes, to which a bias may be `added`: the native one for few columns and for
+    results larger than the caches.
     """
     if columns < 2 or not _pays(rows * inputs, columns):
         return "torch"
-    if ON_INTEL and _suits_mkl(rows * inputs, inputs, columns):
+    if ON_INTEL and _suits_mkl(rows * inputs, inputs, columns, added):
         return "torch"
     exceeds = 4 * rows * (inputs + columns) >= LEAST_BYTES and inputs < LONG_ROW
     return "native" if columns <= FEW_COLUMNS or exceeds else "library"
@@ -192,7 +230,7 @@ def _linear(x: Tensor, w_QP: Tensor, bias: Tensor | None) -> Tensor:
 
 def _project_kernel(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     (rows, inputs), columns = x.shape, w.shape[1]
-    chosen = project_kernel(rows, inputs, columns) if _native(x) else "torch"
+    chosen = project_kernel(rows, inputs, columns, bias is not None) if _native(x) else "torch"
     if chosen == "native" and (kernels := gemm.kernels_for(x)) is not None:
         return gemm.project(kernels, x, w, bias)
     if chosen == "torch":

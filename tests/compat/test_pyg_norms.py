@@ -21,7 +21,9 @@ NORMS = [("GraphNorm", (P,), {}), ("InstanceNorm", (P,), {}), ("InstanceNorm", (
          ("MeanSubtractionNorm", (), {})]
 DTYPES = pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 #: Those that read no `batch`.
-OF_ROWS = [("MessageNorm", (True,), {}), ("DiffGroupNorm", (P, 3), {"lamda": 0.5})]
+OF_ROWS = [("MessageNorm", (True,), {}), ("DiffGroupNorm", (P, 3), {"lamda": 0.5}),
+           ("DiffGroupNorm", (P, 2), {"affine": False, "momentum": None}),
+           ("DiffGroupNorm", (P, 2), {"track_running_stats": False})]
 
 
 def pair(name, args, options, dtype):
@@ -56,15 +58,59 @@ def test_norms_of_graphs_are_theirs(name, args, options, batch, size, dtype, tol
         torch.testing.assert_close(layer.state_dict(), peer.state_dict(), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("name, args, options", [
+    ("GraphNorm", (70,), {}), ("InstanceNorm", (70,), {"affine": True}), ("InstanceNorm", (70,), {}),
+    ("LayerNorm", (70,), {}), ("LayerNorm", (70,), {"affine": False}), ("PairNorm", (), {}),
+    ("MeanSubtractionNorm", (), {})])
+def test_norms_of_large_and_empty_graphs_are_no_less_exact(name, args, options):
+    """Two rows of about one number leave a gradient of few digits."""
+    layer, peer = pair(name, args, options, torch.float32)
+    batch = torch.arange(9).repeat_interleave(torch.tensor([0, 1, 700, 0, 3, 17, 300, 2, 0]))
+    x = (5 + torch.randn(len(batch), 70)).requires_grad_()
+    actual, same = results(layer, x, batch, 9), results(peer, x, batch, 9)
+    expected = results(peer.double(), x.detach().double().requires_grad_(), batch, 9)
+    for a, s, e in zip(actual, same, expected, strict=True):
+        torch.testing.assert_close(a, s, rtol=1e-4, atol=1e-3)
+        assert (a - e).norm() <= 2 * (s - e).norm() + 1e-6 * e.norm()
+
+
+@pytest.mark.parametrize("name", ["GraphNorm", "LayerNorm", "PairNorm", "MeanSubtractionNorm"])
+def test_second_derivatives_of_norms_are_theirs_and_the_batch_is_that_of_the_call(name):
+    layer, peer = pair(name, (P,) if name in ("GraphNorm", "LayerNorm") else (), {}, torch.float32)
+    x, batch, found = torch.randn(6, P, requires_grad=True), BATCHES["sorted"].clone(), []
+    for norm in (layer, peer):
+        (first,) = torch.autograd.grad(norm(x, batch).pow(3).sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), [x, *norm.parameters()], allow_unused=True))
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
+    y = layer(x, batch)
+    batch.zero_()
+    with pytest.raises(RuntimeError, match="changed"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+
+
+def test_gradients_of_norms_are_equal_for_any_number_of_threads():
+    layer, batch = ours.GraphNorm(64), torch.arange(900).repeat_interleave(10)
+    x = torch.randn(9000, 64, requires_grad=True)
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            found.append(results(layer, x, batch))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(map(torch.equal, *found))
+
+
 @DTYPES
 @pytest.mark.parametrize("name, args, options", OF_ROWS)
 def test_norms_of_rows_are_theirs(name, args, options, dtype, tolerance):
     layer, peer = pair(name, args, options, dtype)
     x, more = torch.randn(6, P, dtype=dtype, requires_grad=True), torch.randn(6, P, dtype=dtype)
     more = (more,) if name == "MessageNorm" else ()
-    for mode in (True, False):
+    for mode in (True, True, False):
         layer.train(mode), peer.train(mode)
         torch.testing.assert_close(results(layer, x, *more), results(peer, x, *more), rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(layer.state_dict(), peer.state_dict(), rtol=tolerance, atol=tolerance)
     layer.reset_parameters(), peer.reset_parameters()
     if name == "MessageNorm":
         torch.testing.assert_close(layer.state_dict(), peer.state_dict())
@@ -79,6 +125,15 @@ def test_parameters_are_drawn_as_theirs():
         torch.testing.assert_close(*states)
 
 
+def test_group_norms_with_a_hook_or_another_norm_call_it():
+    layer, calls = ours.DiffGroupNorm(P, 2), []
+    layer.norm.register_forward_hook(lambda module, args, y: calls.append(y.shape))
+    layer(torch.randn(6, P))
+    assert calls == [(6, 2 * P)]
+    with pytest.raises(ValueError, match="more than 1 value"):
+        ours.DiffGroupNorm(P, 2)(torch.randn(1, P))
+
+
 def test_the_group_distance_ratio_is_theirs():
     x, y = torch.randn(9, P), torch.arange(9) % 3
     ratios = [library.DiffGroupNorm.group_distance_ratio(x, y) for library in (ours, theirs)]
@@ -90,6 +145,19 @@ def test_running_statistics_keep_no_graph():
     layer = ours.InstanceNorm(P, track_running_stats=True)
     layer(torch.randn(6, P, requires_grad=True), BATCHES["sorted"])
     assert not layer.running_mean.requires_grad and not layer.running_var.requires_grad
+
+
+@pytest.mark.parametrize("batch, size", [(None, None), (BATCHES["sorted"][:0], None), (BATCHES["sorted"][:0], 0),
+                                         (BATCHES["sorted"][:0], 2)])
+def test_running_statistics_of_an_empty_batch_are_theirs(batch, size):
+    layer, peer = pair("InstanceNorm", (P,), {"track_running_stats": True}, torch.float32)
+    for one in (layer, peer):
+        one(torch.arange(6.0 * P).view(6, P), BATCHES["sorted"])
+    x = torch.empty(0, P)
+    assert layer(x, batch, size).shape == x.shape
+    if batch is None or size is not None:  # else theirs asks for the largest of no numbers
+        peer(x, batch, size)
+    torch.testing.assert_close(layer.state_dict(), peer.state_dict(), equal_nan=True)
 
 
 @pytest.mark.parametrize("name", ["GraphNorm", "InstanceNorm", "LayerNorm", "PairNorm", "MeanSubtractionNorm"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from structconv.compat import torch as compat
@@ -119,13 +121,48 @@ def test_attention_is_torchs(planned: bool, call: tuple[Any, ...]) -> None:
         _alike(*_pair("MultiheadAttention", dtype, embed, heads, **options), tensors, **calls)
 
 
+FEW_MASKS: dict[str, dict[str, Any]] = {
+    "none": {}, "padding": {"key_padding_mask": torch.arange(5) >= torch.tensor([[5], [3], [1]])},
+    "scores of padding": {"key_padding_mask": torch.zeros(1, 5).expand(3, 5)},
+    "pairs": {"attn_mask": torch.ones(5, 5, dtype=torch.bool).triu(2)},
+    "scores": {"attn_mask": torch.randn(5, 5).masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), -torch.inf)},
+    "causal": {"attn_mask": torch.ones(5, 5, dtype=torch.bool).triu(1), "is_causal": True}}
+
+
 @pytest.mark.parametrize("bias", [False, True])
-def test_attention_of_few_entries_is_one_node(bias: bool) -> None:
+@pytest.mark.parametrize("masks", FEW_MASKS.values(), ids=FEW_MASKS)
+def test_attention_of_few_entries_is_one_node(bias: bool, masks: dict[str, Any]) -> None:
     original, ours = _pair("MultiheadAttention", torch.float32, 8, 2, bias=bias, batch_first=True)
-    x = torch.randn(3, 5, 8)
-    _alike(original, ours, (x, x, x), need_weights=False)
-    node = type(ours(x, x, x, need_weights=False)[0].grad_fn).__name__
-    assert node == "_AttendEntriesBackward" or kernels() is None
+    x = torch.randn(3, 5, 8, requires_grad=True)
+    _alike(original, ours, (x, x, x), need_weights=False, **masks)
+    y = ours(x, x, x, need_weights=False, **masks)[0]
+    assert type(y.grad_fn).__name__ == "_AttendEntriesBackward" or kernels() is None
+    for average in (True, False):
+        with torch.no_grad():
+            pair = ours(x, x, x, average_attn_weights=average, **masks)
+        torch.testing.assert_close(pair, original(x, x, x, average_attn_weights=average, **masks), rtol=1e-5, atol=1e-5)
+    seconds = []
+    for layer in (original, ours):
+        (first,) = torch.autograd.grad(layer(x, x, x, need_weights=layer is original, **masks)[0].square().sum(), x,
+                                       create_graph=True)
+        seconds.append(torch.autograd.grad(first.square().sum(), x)[0])
+    torch.testing.assert_close(*seconds, rtol=1e-4, atol=1e-5 * float(seconds[0].abs().max()))
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_hooks_and_blocks_of_encoder_layers_are_called(norm_first: bool) -> None:
+    calls = []
+
+    class Doubled(compat.TransformerEncoderLayer):
+        def _ff_block(self, x: Tensor) -> Tensor:
+            return 2 * super()._ff_block(x)
+
+    options, x = {"dropout": 0.0, "batch_first": True, "norm_first": norm_first}, torch.randn(2, 5, 8)
+    layer, doubled = compat.TransformerEncoderLayer(8, 2, 16, **options), Doubled(8, 2, 16, **options)
+    doubled.load_state_dict(layer.state_dict())
+    layer.dropout1.register_forward_hook(lambda module, args, y: calls.append(module))
+    y = layer(x)
+    assert calls == [layer.dropout1] and not torch.allclose(y, doubled(x))
 
 
 @pytest.mark.parametrize("longer", [False, True])
@@ -281,6 +318,17 @@ def test_pooling_of_other_numbers_is_that_of_torch(axes: int, dtype: torch.dtype
     for layer in (ours, original):
         with pytest.raises(NotImplementedError, match="not implemented for"):
             layer(image)
+
+
+@pytest.mark.parametrize("name", ["Conv2d", "ConvTranspose2d"])
+def test_a_call_reads_a_parametrized_weight_once(name: str) -> None:
+    """The spectral norm improves its estimate at each reading in training, so that another number of them shows."""
+    original, ours = _pair(name, torch.float64, 4, 6, 3)
+    for layer in (original, ours):
+        torch.manual_seed(1)
+        spectral_norm(layer)
+    for _ in range(3):
+        _alike(original, ours, (torch.randn(2, 4, 5, 5, dtype=torch.float64),))
 
 
 def test_transposed_convolution_takes_an_output_size() -> None:
@@ -451,7 +499,10 @@ def test_compiled_and_exported(name: str) -> None:
     layer, inputs, options = _program(name)
     expected = layer(*inputs, **options)
     expected = expected[0] if isinstance(expected, tuple) else expected
-    programs = [torch.compile(layer, fullgraph=True, backend="aot_eager"),
+    first = _program(name)[0]  # not called before
+    first.load_state_dict(layer.state_dict())
+    programs = [*(torch.compile(one, fullgraph=True, backend="aot_eager")
+                  for one in (layer, first, copy.deepcopy(first))),
                 torch.export.export(layer, inputs, options).module()]
     for program in programs:
         actual = program(*inputs, **options)
@@ -493,6 +544,33 @@ def test_recorded_by_fx_and_by_a_trace(name: str) -> None:
             torch.testing.assert_close(program(x), model(x))
 
 
+@pytest.mark.parametrize(("name", "dynamic"), drawn(
+    itertools.product([name for name in compat.__all__ if name.endswith("d")], [None, True]), 5))
+def test_layers_over_grids_compile_before_their_first_call(name: str, dynamic: bool | None) -> None:
+    axes = int(name[-2])
+    first = getattr(compat, f"AvgPool{axes}d")(1)
+    layer = getattr(compat, name)(*((2,) if "Pool" in name else (4, 6, 3)))
+    torch.compiler.reset()
+    compiled = torch.compile(nn.Sequential(first, layer), fullgraph=True, backend="eager", dynamic=dynamic)
+    for size, stride in ((6, 1), (7, 1), (7, 2)):
+        layer.stride = (stride,) * axes
+        image = torch.randn(2, 4, *(size,) * axes)
+        torch.testing.assert_close(compiled(image), copy.deepcopy(layer)(image))
+    assert "_mechanism" not in layer.__dict__  # no call without the compiler
+
+
+@pytest.mark.parametrize(("name", "dynamic"), drawn(
+    itertools.product([name for name in _RECORDED if not name.endswith("d")], [None, True]), 5))
+def test_layers_of_attention_compile_before_their_first_call(name: str, dynamic: bool | None) -> None:
+    layer, times = _RECORDED[name]
+    model = Twice(copy.deepcopy(layer), times)
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=dynamic)
+    for size in (5, 6):
+        x = torch.randn(size, 8, 8)
+        torch.testing.assert_close(compiled(x), model(x))
+
+
 @pytest.mark.parametrize("lead", [(0,), (2, 0), (0, 2)])
 @pytest.mark.parametrize("mask", [None, torch.ones(5, 5).tril() > 0, torch.zeros(5, 5)])
 def test_attention_without_heads_or_samples(lead: tuple[int, ...], mask: Tensor | None) -> None:
@@ -501,6 +579,17 @@ def test_attention_without_heads_or_samples(lead: tuple[int, ...], mask: Tensor 
         y = compat.scaled_dot_product_attention(x, x, x, own)
         assert y.shape == x.shape
         assert torch.autograd.grad(y.sum(), x)[0].shape == x.shape
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 5, 4), (2, 0, 5, 4), (2, 2, 0, 4), (0, 5, 4)], ids=str)
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_mask_of_an_empty_batch_has_a_gradient(shape: tuple[int, ...], dropout: float) -> None:
+    """torch 2.13 leaves it out of the graph."""
+    query, key = torch.randn(shape, requires_grad=True), torch.randn(*shape[:-2], 5, 4)
+    for lead in ((), shape[:-2]):
+        mask = torch.randn(*lead, shape[-2], 5, requires_grad=True)
+        compat.scaled_dot_product_attention(query, key, key, mask, dropout).sum().backward()
+        torch.testing.assert_close(mask.grad, torch.zeros_like(mask))
 
 
 @pytest.mark.parametrize("layer", [compat.Conv2d(3, 8, 3), compat.ConvTranspose1d(3, 4, 2), compat.AvgPool2d(2),

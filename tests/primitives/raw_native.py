@@ -50,14 +50,15 @@ def recorded(native):
     x, theta, both, heads, starts = r(M, 3), r(1, 3, 4), r(2, 3, 4), r(M, K, 3), torch.tensor([0, 3, M])
     drop, cache = (0.3, 5, K), (torch.zeros(1, K, M, 4), torch.zeros(1, K, M, 3))
     _, y2, numbers = native.attend_forward(side, heads, r(K, 3), r(K, 3), r(K, 3), 0.2, *drop, True)
-    dots = x, r(K * 2, 3), r(K * 2), r(K * 2, 3), None, r(K, 3, 4), r(K * 4)
-    y, table, lse = native.attend_dots_forward(side, *dots, 0.5, *drop, True)
+    dots = x, r(K * 2, 3), r(K * 2), r(K * 2, 3), None, r(K * 4, 3), r(K * 4), r(K * 4)
+    y, table, lse = native.attend_dots_forward(side, *dots, K, 0.5, *drop, True)
     of_x = x, r(K, 3, 4), r(K, 4), r(K, 4), r(K * 4)
     results = native.attend_layer_forward(side, *of_x, 0.2, *drop, True)
     scored = x, r(K, 3, 4), r(K * 4, 3), r(K * 4), r(K, 4), r(K * 4)
     actual = native.attend_pairs_forward(side, *scored, 0.2, *drop)
     entries = r(2, 3, 5), r(K * 2, 5), r(K * 2), r(K * 2, 5), None, r(K * 4, 5), r(K * 4), r(6, K * 4), r(6)
-    y_of, *kept = native.attend_entries_forward(*entries, K, 0.5, True)
+    entries = *entries, torch.rand(2, 1, 1, 3) < 0.7
+    y_of, *kept, _ = native.attend_entries_forward(*entries, K, 0.5, True, 0)
     image, steps = (r(2, 4, 9, 7), r(4, 2, 3, 2), r(2, 4, 5, 6)), ([2, 1], [1, 0], [1, 1], 2)
     windows = [2, 3], [2, 2], [0, 1], False
     pairs = r(2, 4, 9, 5), r(2, 2, 7, 5), r(2, 2, 7, 3), r(2, 1, 9, 7)
@@ -68,6 +69,8 @@ def recorded(native):
         "messages": (side, x, r(E + M, 3)), "messages_backward": (side, back, x, r(E + M, 3), x, True, True),
         "starts": (torch.tensor([0, 0, 2]), 3),
         "pool": (starts, x, 5, 0.5), "pool_backward": (starts, x, r(2, 3), r(2, 3), 5, 0.5),
+        "norm": (starts, x, r(3), r(3), r(3), 0, 2, 0.1, 2.0),
+        "norm_backward": (starts, x, r(3), r(3), r(3), x, 1, 1, 0.1, 2.0),
         "adjacency": (index, M, M, True, True, 2, ones, False), "transpose": (side,), "sums": (side, x, x),
         "spmm_into": (layout, r(E), False, r(2, M, 3), r(2, M, 3), 2, 2.0, -1.0),
         "maxima": (side, x), "maxima_backward": (side, back, x, x, x), "convolve": (side, x, theta, r(4), True),
@@ -80,9 +83,9 @@ def recorded(native):
         "attend_layer_backward": (side, back, *of_x, *results, results[0], 0.2, *drop),
         "attend_pairs_forward": (side, *scored, 0.2, *drop),
         "attend_pairs_backward": (side, back, *scored, *actual, actual[0], 0.2, *drop),
-        "attend_dots_forward": (side, *dots, 0.5, *drop, True),
-        "attend_dots_backward": (side, back, *dots, y, table, lse, y, 0.5, *drop),
-        "attend_entries_forward": (*entries, K, 0.5, True),
+        "attend_dots_forward": (side, *dots, K, 0.5, *drop, True),
+        "attend_dots_backward": (side, back, *dots, y, table, lse, y, K, 0.5, *drop),
+        "attend_entries_forward": (*entries, K, 0.5, True, 2),
         "attend_entries_backward": (*entries, *kept, y_of, K, 0.5, True),
         "images": (*image[:2], r(4), *steps), "images_backward": (*image, *steps, True, True, True),
         "window_means": (image[0], *windows), "window_means_backward": (r(2, 4, 4, 4), [9, 7], *windows),

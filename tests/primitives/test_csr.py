@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -267,3 +268,13 @@ def test_torch_warning_about_csr_is_not_shown():
 def test_sizes_that_do_not_fit(call, message):
     with pytest.raises(ShapeError, match=message):
         call(*Edges(4, 3, 6).layouts)
+
+
+@pytest.mark.parametrize("profiled", [False, True])
+def test_results_may_be_changed_in_place(path, profiled):
+    """`nn.ReLU(inplace=True)` after a layer: torch refuses it for views that an `autograd.Function` returns."""
+    edges, x = Edges(7, 5, 20), torch.randn(7, 3, requires_grad=True)
+    with torch.autograd.profiler.profile() if profiled else nullcontext():
+        (grad,) = torch.autograd.grad(spmm(*edges.layouts, None, x).relu_().sum(), x)
+    expected = reference(edges, None, x)
+    torch.testing.assert_close(grad, torch.autograd.grad(expected.relu().sum(), x)[0])

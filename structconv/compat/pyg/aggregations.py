@@ -25,13 +25,14 @@ from structconv.compat.pyg.operator import attend
 from structconv.compat.pyg.tracing import is_tracing, traceable
 from structconv.derived import cached, derived, is_plain
 from structconv.errors import ConfigError, nearest
-from structconv.nn.direct import FEW_NUMBERS
 from structconv.nn.layer import refuse_script
 from structconv.nn.pooling import GroupPool
 from structconv.primitives.native.adjacency import unchanged
-from structconv.primitives.native.layer import group_starts, is_direct, pool_groups
+from structconv.primitives.native.layer import group_starts, pool_groups
+from structconv.primitives.native.node import is_direct
 from structconv.primitives.sorting import numbered_by_count
 from structconv.structures.graph import Graph
+from structconv.torch_compat import all_plain, calls_forward
 
 try:  # where it is installed, its own layers take our aggregations
     from torch_geometric.nn import Aggregation as Base
@@ -40,7 +41,7 @@ except ImportError:
 
 __all__ = ["SIMPLE", "MaxAggregation", "MeanAggregation", "MinAggregation", "MultiAggregation", "PowerMeanAggregation",
            "SoftmaxAggregation", "StdAggregation", "SumAggregation", "VarAggregation", "aggregate", "aggregation",
-           "check_floating", "of_sorted", "pool_extreme", "shares"]
+           "check_floating", "of_sorted", "pool_extreme", "shares", "sorted_starts"]
 
 #: Aggregations without options, which need no module.
 SIMPLE = ("add", "sum", "mean", "max", "min")
@@ -64,15 +65,23 @@ class _Aggregation(Base):
         """
         if dim_size is None and index is not None and is_tracing():  # which fixes the number of groups
             dim_size = int(index.max()) + 1
-        if index is None and ptr is not None and not is_tracing():  # groups that rise, which one kernel can read
-            count = x.shape[dim]
-            dim_size, index = ptr.shape[0] - 1, derived(
-                ptr, ("groups", count), lambda: numbered_by_count(ptr.diff(), count))
-        if index is not None and x.dim() == 2 and dim in (-2, 0):
+        if index is None and ptr is not None and x.dim() == 2 and dim in (-2, 0) and not is_tracing():
+            dim_size, index = ptr.shape[0] - 1, derived(  # groups that rise, which one kernel can read
+                ptr, ("groups", len(x)), lambda: numbered_by_count(ptr.diff(), len(x)))
             y = self._of_sorted(x, index, dim_size)
             if y is not None:
                 return y
         return self._of_rows(x, index, ptr, dim_size, dim)
+
+    @calls_forward
+    def __call__(self, x: Tensor, index: Tensor | None = None, ptr: Tensor | None = None, dim_size: int | None = None,
+                 dim: int = -2, **options: Any) -> Tensor:
+        """`forward`, or the same by one kernel, which needs none of the checks of PyTorch Geometric's `__call__`."""
+        if index is not None and ptr is None and x.dim() == 2 and dim in (-2, 0) and not options and all_plain(self):
+            y = self._of_sorted(x, index, dim_size)
+            if y is not None:
+                return y
+        return cast(Tensor, super().__call__(x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **options))
 
     def _of_sorted(self, x: Tensor, index: Tensor, size: int | None) -> Tensor | None:
         """The rows of groups that rise, by one kernel; `None` where none can compute them."""
@@ -259,6 +268,9 @@ class PowerMeanAggregation(_Learned):
 
 class MultiAggregation(_Aggregation):
     """Several aggregations of the same messages, joined.
+
+    Each keeps its own `semi_grad`. PyTorch Geometric fuses aggregations of x (E, C): there the `semi_grad` of one
+    variance counts for all, that of a standard deviation has no effect, and two of one class are computed wrongly.
 
     Args:
         aggrs: names or modules. aggrs_kwargs: options of each.
@@ -491,6 +503,15 @@ _RULES: dict[str, Callable[[Any, Tensor, Sparse, Known], Tensor]] = {
     "SoftmaxAggregation": _softmax, "PowerMeanAggregation": _power_mean, "MultiAggregation": _multi}
 
 
+def sorted_starts(x: Tensor, index: Tensor, size: int | None, *others: Tensor | None) -> Tensor | None:
+    """The first row of each group and the number of all; `None` as of `of_sorted`, or of `others` that none reads."""
+    if x.dim() != 2 or not is_direct(x, *others) or not is_plain(index) or index.dim() != 1 or len(index) != x.shape[0]:
+        return None
+    starts: Tensor | None = cached(index, ("starts", size),
+                                   lambda: group_starts(index, int(index[-1]) + 1 if size is None else size))
+    return starts
+
+
 def of_sorted(x: Tensor, index: Tensor, size: int | None, kind: str, otherwise: Callable[[Tensor], Tensor],
               t: float = 1.0) -> Tensor | None:
     """The rows of x (E, C) in groups by one node of autograd; `None` where groups do not rise, or no kernel can read x.
@@ -499,14 +520,9 @@ def of_sorted(x: Tensor, index: Tensor, size: int | None, kind: str, otherwise: 
         index: the group of each row. size: the number of groups, else the largest index + 1.
         kind, t: see `pool_groups`. otherwise: the same function of x by differentiable operators.
     """
-    if x.dim() != 2 or not is_direct(x) or not is_plain(index) or index.dim() != 1 or len(index) != x.shape[0]:
-        return None
-    starts = cached(index, ("starts", size),
-                    lambda: group_starts(index, int(index[-1]) + 1 if size is None else size))
+    starts = sorted_starts(x, index, size)
     if starts is None:
         return None
-    if kind == "sum" and x.requires_grad and x.numel() <= FEW_NUMBERS and torch.is_grad_enabled():
-        return x.new_zeros(starts.shape[0] - 1, x.shape[1]).index_add(0, index, x)  # a node of C++ costs less
     check = unchanged(index)
 
     def composed(x: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ from torch.compiler import is_compiling
 from torch.nn.functional import leaky_relu, normalize
 from torch.utils.hooks import RemovableHandle
 
+from structconv.bases.algebra import draw_seed
+from structconv.bases.entrywise import Normalized
 from structconv.bases.scores import Additive, Affine, Bilinear, EdgeScore
 from structconv.bases.tree import Term
 from structconv.compat.pyg.convolutions import channels
@@ -30,7 +32,17 @@ from structconv.compat.pyg.layer import Channels, Layer, Nodes, pair
 from structconv.compat.pyg.linear import Linear, is_plain, project_together
 from structconv.compat.pyg.operator import attend
 from structconv.errors import ConfigError, ShapeError
+from structconv.kernels.sparse_attention import FEW_PRODUCTS, SortedEdges, sorted_edges
+from structconv.nn.direct import must_be_planned
+from structconv.primitives.native.additive import additive_attention
+from structconv.primitives.native.affine import projected_attention
+from structconv.primitives.native.bilinear import bilinear_attention
+from structconv.primitives.native.dispatch import NO_DROP, drop_of
+from structconv.primitives.native.layer import attend_dots, attend_layer, attend_pairs
+from structconv.primitives.native.node import is_direct
+from structconv.primitives.products import linear
 from structconv.structures.graph import Graph
+from structconv.weights.base import plus
 
 __all__ = ["AGNNConv", "GATConv", "GATv2Conv", "TransformerConv"]
 
@@ -119,10 +131,30 @@ class _Attention(Layer):
             if hook(self, ({"alpha": alpha},), None) is not None:
                 raise ConfigError(type(self).__name__, "a message hook must return None", "another value",
                                   "No message is formed here. Use PyTorch Geometric's layer to change messages.")
-        if not self.concat:
-            y = y.unflatten(-1, (self.heads, self.out_channels)).mean(-2)
-            y = y if bias is None else y + bias
-        return y, alpha
+        return self._joined(y, bias), alpha
+
+    def _few_edges(self, x: Tensor, z: Tensor | None, graph: Graph, width: int, lins: tuple[Any, ...],
+                   *others: Tensor | None) -> SortedEdges | None:
+        """The edges as a node reads them that computes `width` products of each of few entries and attends among them;
+        `None` where it does not apply. `others` are what it reads beside x and the layers."""
+        if (is_compiling() or z is not x or x.dim() != 2 or x.numel() * width > FEW_PRODUCTS or self.explain
+                or graph.edge_attr is not None or graph.edge_weight is not None or self._message_forward_hooks
+                or not self._is_sum() or (self.training and self.dropout >= 1) or must_be_planned(Normalized)):
+            return None
+        if not all(is_plain(lin) and lin.in_channels == x.shape[1] for lin in lins) or not is_direct(
+                x, *others, *(t for lin in lins for t in (lin.weight, lin.bias))):
+            return None
+        return sorted_edges(graph, x.shape[0], x.shape[0])
+
+    def _drop(self) -> tuple[float, int, int]:
+        return drop_of(self.dropout, draw_seed(), self.heads) if self.training and self.dropout else NO_DROP
+
+    def _joined(self, y: Tensor, bias: Tensor | None) -> Tensor:
+        """The heads side by side, to which b has been added, or their mean plus b."""
+        if self.concat:
+            return y
+        y = y.unflatten(-1, (self.heads, self.out_channels)).mean(-2)
+        return y if bias is None else y + bias
 
     def _aggregate_weighted(self, values: Tensor, heads: Tensor, scores: Any, graph: Graph, edges: Graph, *,
                             bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -202,6 +234,8 @@ class GATConv(_Attention):
         x, z = pair(x)
         residual = None if self.res is None or z is None else self.res(z)
         edges = self._edges(edge_index, x, z, edge_attr, size)
+        if not return_attention_weights and (few := self._as_one_node(x, z, edges)) is not None:
+            return few if residual is None else few + residual
         source, target = (self.lin, self.lin) if self.lin is not None else (self.lin_src, self.lin_dst)
         values = source(x)  # type: ignore[misc]
         heads = self._heads(values)
@@ -222,6 +256,25 @@ class GATConv(_Attention):
                                 bias=self.bias, weights=bool(return_attention_weights))
         y = y if residual is None else y + residual
         return _with_weights(self, y, edge_index, edges, alpha if return_attention_weights else None)
+
+    def _as_one_node(self, x: Tensor, z: Tensor | None, graph: Graph) -> Tensor | None:
+        """The result for few entries."""
+        lin, heads, vectors = self.lin, self.heads, (self.att_src, self.att_dst)
+        bias = self.bias if self.concat else None
+        edges = None if lin is None else self._few_edges(x, z, graph, heads * self.out_channels, (lin,), *vectors, bias)
+        if lin is None or edges is None:
+            return None
+        drop, slope = self._drop(), self.negative_slope
+
+        def composed(x: Tensor, theta: Tensor, source: Tensor, target: Tensor, bias: Tensor | None) -> Tensor:
+            edges.check()
+            h, by_head = torch.einsum("mp,kpc->mkc", x, theta), None if bias is None else bias.view(heads, -1)
+            return projected_attention(*graph.layouts(), h, source, target, None, by_head, slope=slope, dropout=drop[0],
+                                       seed=torch.tensor(drop[1]), batch_heads=heads).flatten(1)
+
+        theta = lin.weight.unflatten(0, (heads, -1)).mT
+        y = attend_layer(edges.adjacency, composed, x, theta, *(v[0] for v in vectors), bias, slope, *drop)
+        return self._joined(y, self.bias)
 
     def _has_terms_first(self) -> bool:
         """Return True if the attributes of loops are sums or means, so that their terms are those of terms."""
@@ -286,6 +339,8 @@ class GATv2Conv(_Attention):
             raise ConfigError("GATv2Conv", "x must be a tensor, or those of sources and targets", "no targets")
         residual = None if self.res is None else self.res(z)
         edges = self._edges(edge_index, x, z, edge_attr)
+        if not return_attention_weights and (few := self._as_one_node(x, z, edges)) is not None:
+            return few if residual is None else few + residual
         if z is x and not self.share_weights:
             values, of_target = project_together(x, self.lin_l, self.lin_r)
         else:
@@ -304,6 +359,35 @@ class GATv2Conv(_Attention):
                                 weights=bool(return_attention_weights))
         y = y if residual is None else y + residual
         return _with_weights(self, y, edge_index, edges, alpha if return_attention_weights else None)
+
+
+    def _as_one_node(self, x: Tensor, z: Tensor, graph: Graph) -> Tensor | None:
+        """The result for few entries, each of which has an edge, so that the bias of values is one of the result."""
+        lins = self.lin_l, self.lin_r
+        bias: Tensor | None = self.bias if self.concat else None
+        edges = self._few_edges(x, z, graph, 2 * self.heads * self.out_channels, lins, self.att, bias)
+        dropped = self.training and self.dropout and self.lin_l.bias is not None  # then weights do not sum to one
+        if edges is None or not self.add_self_loops or dropped:
+            return None
+        drop, (values, to) = self._drop(), lins
+        offset = to.bias if values.bias is None else plus(values.bias, to.bias)
+        bias = bias if values.bias is None else plus(values.bias, bias)
+        if offset is None:
+            offset = x.new_zeros(to.out_channels)
+        theta = values.weight.unflatten(0, (self.heads, -1)).mT
+
+        def composed(x: Tensor, theta: Tensor, weight: Tensor, offset: Tensor, vector: Tensor, bias: Tensor | None
+                     ) -> Tensor:
+            edges.check()
+            k, q = torch.einsum("mp,kpc->mkc", x, theta), linear(x, weight, offset).unflatten(-1, (self.heads, -1))
+            y = additive_attention(*graph.layouts(), q, k, k, vector, activation="leaky_relu",
+                                   slope=self.negative_slope, dropout=drop[0], seed=torch.tensor(drop[1]),
+                                   batch_heads=self.heads)
+            return plus(y.flatten(1), bias)
+
+        y = attend_pairs(edges.adjacency, composed, x, theta, to.weight, offset, self.att[0], bias,
+                         self.negative_slope, *drop)
+        return self._joined(y, self.bias)
 
 
 class TransformerConv(_Attention):
@@ -347,6 +431,10 @@ class TransformerConv(_Attention):
         if z is None:
             raise ConfigError("TransformerConv", "x must be a tensor, or those of sources and targets", "no targets")
         edges = self._edges(edge_index, x, z, edge_attr)
+        weights = return_attention_weights is not None
+        few = None if weights else self._as_one_node(x, z, edges)
+        if few is not None:
+            return self._with_skip(few, self.lin_skip(x) if self.root_weight else None)
         if z is not x:
             of_query, key, values = self.lin_query(z), self.lin_key(x), self.lin_value(x)
             skip = self.lin_skip(z) if self.root_weight else None
@@ -363,17 +451,35 @@ class TransformerConv(_Attention):
                 along = self.lin_edge(edges.edge_attr)
                 key, values = key + along, values + along
         scores = Bilinear(query, self._heads(key)).scaled(1 / math.sqrt(self.out_channels))
-        weights = return_attention_weights is not None
         y, alpha = self._attend(values, self._heads(values), scores, graph, edges, mask=mask, weights=weights)
         if weights and self.training and self.dropout:
             alpha = attend(values, self._heads(values), scores, graph, weights=True)[1]
-        if skip is not None:
-            if self.lin_beta is None:
-                y = y + skip
-            else:
-                share = self.lin_beta(torch.cat([y, skip, y - skip], -1)).sigmoid()
-                y = share * skip + (1 - share) * y
-        return _with_weights(self, y, edge_index, edges, alpha if weights else None)
+        return _with_weights(self, self._with_skip(y, skip), edge_index, edges, alpha if weights else None)
+
+    def _as_one_node(self, x: Tensor, z: Tensor, graph: Graph) -> Tensor | None:
+        """The result for few entries, without x_n W."""
+        lins, heads = (self.lin_query, self.lin_key, self.lin_value), self.heads
+        edges = self._few_edges(x, z, graph, 3 * heads * self.out_channels, lins)
+        if edges is None:
+            return None
+        drop, scale = self._drop(), 1 / math.sqrt(self.out_channels)
+
+        def composed(x: Tensor, *tensors: Any) -> Tensor:
+            edges.check()
+            q, k, v = [linear(x, *tensors[i:i + 2]).unflatten(-1, (heads, -1)) for i in (0, 2, 4)]
+            return bilinear_attention(*graph.layouts(), q, k, v, None, scale=scale, dropout=drop[0],
+                                      seed=torch.tensor(drop[1]), batch_heads=heads).flatten(1)
+
+        tensors = [t for lin in lins for t in (lin.weight, lin.bias)]
+        return self._joined(attend_dots(edges.adjacency, composed, x, *tensors, None, heads, scale, *drop), None)
+
+    def _with_skip(self, y: Tensor, skip: Tensor | None) -> Tensor:
+        if skip is None:
+            return y
+        if self.lin_beta is None:
+            return y + skip
+        share = self.lin_beta(torch.cat([y, skip, y - skip], -1)).sigmoid()
+        return share * skip + (1 - share) * y
 
 
 class AGNNConv(Layer):

@@ -275,7 +275,7 @@ class ARMAConv(Layer):
 
     def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
         """x (..., N, P), edges and their weights (E,) -> (..., N, Q)."""
-        if isinstance(self.init_weight, UninitializedParameter):
+        if isinstance(self._parameters.get("init_weight"), UninitializedParameter):
             self._materialize(x.shape[-1])
         messages = normalized(self, edge_index, x, edge_weight, loops=False)
         y = x = x.unsqueeze(-3)

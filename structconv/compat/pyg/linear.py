@@ -16,7 +16,8 @@ from structconv.compat.pyg.operator import apply
 from structconv.errors import ShapeError
 from structconv.kernels.sparse_product import sorted_matrix
 from structconv.nn.layer import refuse_script
-from structconv.primitives.native.layer import convolve_linear, gather_sums, is_direct
+from structconv.primitives.native.layer import convolve_linear, gather_sums
+from structconv.primitives.native.node import is_direct
 from structconv.primitives.products import linear
 from structconv.shapes import check_choice
 from structconv.weights import Eye, Full
@@ -93,7 +94,9 @@ class Linear(nn.Linear):
             return y if self.bias is None else y + self.bias
         if input.shape[-1] != self.in_channels:
             raise ShapeError("Linear", f"x must have shape (..., M, P={self.in_channels})", tuple(input.shape))
-        return linear(input, self.weight, self.bias)
+        own = self._parameters  # read in fewer steps than attributes, which take their place where they are changed
+        weight: Any = own["weight"] if "weight" in own else self.weight  # noqa: SIM401 - a step
+        return linear(input, weight, own["bias"] if "bias" in own else self.bias)  # noqa: SIM401
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         weight = state_dict.get(f"{prefix}weight")

@@ -137,7 +137,8 @@ class GMMConv(Layer):
 
     @torch.no_grad()
     def _materialize(self, sources: int) -> None:
-        for parameter, shape in zip((self.g, self.mu, self.sigma), self._shapes(sources), strict=True):
+        for name, shape in zip(("g", "mu", "sigma"), self._shapes(sources), strict=True):
+            parameter = self._parameters.get(name)
             if isinstance(parameter, UninitializedParameter):
                 self.rel_in_channels = sources
                 parameter.materialize(shape)
@@ -152,17 +153,18 @@ class GMMConv(Layer):
         if edge_attr is None or edge_attr.dim() != 2 or edge_attr.shape[1] != self.dim:
             raise ShapeError("GMMConv", f"edge_attr must have shape (E, dim={self.dim})",
                              "none" if edge_attr is None else tuple(edge_attr.shape))
-        at = edge_attr.view(-1, *[1] * (self.mu.dim() - 1), self.dim)
-        gaussians = (-0.5 * (at - self.mu).pow(2) / (1e-15 + self.sigma.pow(2))).sum(-1).exp()
+        g, mu = self.g, self.mu  # read once: a parametrization may change them at each reading
+        at = edge_attr.view(-1, *[1] * (mu.dim() - 1), self.dim)
+        gaussians = (-0.5 * (at - mu).pow(2) / (1e-15 + self.sigma.pow(2))).sum(-1).exp()
         by_kernel = (self.kernel_size, self.out_channels)
         if self.separate_gaussians:
-            filters = (gaussians * self.g.unflatten(-1, by_kernel[::-1])).sum(-1)
+            filters = (gaussians * g.unflatten(-1, by_kernel[::-1])).sum(-1)
             y = self._of_edges((gather(x, edges).unsqueeze(-1) * filters).sum(-2), edges)
         elif not self._is_matrix():
-            rows = gather(x @ self.g, edges).unflatten(-1, by_kernel)
+            rows = gather(x @ g, edges).unflatten(-1, by_kernel)
             y = self._of_edges((rows * gaussians.unsqueeze(-1)).sum(-2), edges)
         else:
-            theta = Full.of(self.g.unflatten(-1, by_kernel).transpose(0, 1))
+            theta = Full.of(g.unflatten(-1, by_kernel).transpose(0, 1))
             y = apply(x, self._messages(Sparse(edges, gaussians.mT), x.dtype), theta)
         y = y if self.root is None or x_root is None else y + self.root(x_root)
         return y if self.bias is None else y + self.bias

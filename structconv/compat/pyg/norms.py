@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from structconv import torch_compat as private
+from structconv.compat.pyg.aggregations import sorted_starts
 from structconv.compat.pyg.edges import group_count
 from structconv.compat.pyg.linear import Linear, draw
 from structconv.compat.pyg.pooling import pooled
+from structconv.derived import derived
 from structconv.nn.layer import refuse_script
+from structconv.primitives.functions import sum_dtype
+from structconv.primitives.native.adjacency import unchanged
+from structconv.primitives.native.layer import standardize_groups
 from structconv.shapes import check_choice
 
 __all__ = ["DiffGroupNorm", "GraphNorm", "GraphSizeNorm", "InstanceNorm", "LayerNorm", "MeanSubtractionNorm",
@@ -37,8 +44,33 @@ def _spread(y: Tensor, batch: Tensor | None) -> Tensor:
     return y if batch is None else y.index_select(0, batch)
 
 
-def _centered(x: Tensor, batch: Tensor | None, size: int | None) -> Tensor:
-    return x - _spread(_means(x, batch, size), batch)
+def _standardized(x: Tensor, batch: Tensor | None, size: int | None, center: str = "channel",
+                  scale: str | None = None, *, eps: float = 0.0, gain: float = 1.0, shift: Tensor | None = None,
+                  weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """gain weight (x - shift mean) scale + bias of the rows of each graph; see `standardize_groups`."""
+    def composed(x: Tensor, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        def means(t: Tensor, of: str) -> Tensor:
+            return _means(t if of == "channel" else t.mean(-1, keepdim=True), batch, size)
+
+        mean = means(x, center)
+        y = x - _spread(mean if shift is None else mean * shift, batch)
+        if scale is None:
+            return y
+        factor = gain * (means(y.square(), scale) + eps).rsqrt()
+        factor = factor if weight is None else weight * factor
+        return y * _spread(factor, batch) if bias is None else torch.addcmul(bias, y, _spread(factor, batch))
+
+    starts = None if batch is None else sorted_starts(x, batch, size, shift, weight, bias)
+    if batch is None or starts is None:
+        return composed(x, shift, weight, bias)
+    check = unchanged(batch)
+
+    def again(*tensors: Any) -> Tensor:
+        check()
+        return composed(*tensors)
+
+    y = standardize_groups(x, starts, shift, weight, bias, again, center, scale, eps, gain)
+    return composed(x, shift, weight, bias) if y is None else y
 
 
 def _parameter(channels: int, device: Any) -> nn.Parameter:
@@ -78,9 +110,8 @@ class GraphNorm(_Norm):
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """x (N, C), the graph of each row (N,) and the number of graphs -> (N, C)."""
-        y = x - _spread(_means(x, batch, batch_size) * self.mean_scale, batch)
-        scale = self.weight * (_means(y.square(), batch, batch_size) + self.eps).rsqrt()
-        return torch.addcmul(self.bias, y, _spread(scale, batch))
+        return _standardized(x, batch, batch_size, scale="channel", eps=self.eps, shift=self.mean_scale,
+                             weight=self.weight, bias=self.bias)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_channels})"
@@ -89,6 +120,8 @@ class GraphNorm(_Norm):
 class InstanceNorm(nn.InstanceNorm1d):
     """(x - mean(x)) / sqrt(var + eps) in each channel of each graph. Arguments: those of
     `torch_geometric.nn.InstanceNorm`.
+
+    A batch without rows whose `batch_size` is not given leaves the running statistics as they are.
 
     Example:
 
@@ -113,23 +146,19 @@ class InstanceNorm(nn.InstanceNorm1d):
         if batch is None:
             return functional.instance_norm(x.mT.unsqueeze(0), self.running_mean, self.running_var, self.weight,
                                             self.bias, of_batch, self.momentum, self.eps).squeeze(0).mT
-        if of_batch:
-            mean = _means(x, batch, batch_size)
-            y = x - _spread(mean, batch)
-            variance = _means(y.square(), batch, batch_size)
-            if self.running_mean is not None:
-                self._track(mean, variance, _counts(x, batch, batch_size))
-        else:
-            y, variance, batch = x - self.running_mean, self.running_var, None
-        scale = (variance + self.eps).rsqrt()
-        if self.weight is None:
-            return y * _spread(scale, batch)
-        return torch.addcmul(self.bias, y, _spread(self.weight * scale, batch))
+        if not of_batch:
+            scale = (self.running_var + self.eps).rsqrt()
+            y = (x - self.running_mean) * (scale if self.weight is None else self.weight * scale)
+            return y if self.bias is None else y + self.bias
+        if self.running_mean is not None and (len(x) or batch_size is not None):
+            self._track(x, batch, batch_size)
+        return _standardized(x, batch, batch_size, scale="channel", eps=self.eps, weight=self.weight, bias=self.bias)
 
     @torch.no_grad()
-    def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+    def _track(self, x: Tensor, batch: Tensor, size: int | None) -> None:
         """Move the running mean and variance towards those of the graphs."""
-        unbiased = variance * (count / (count - 1).clamp(min=1))
+        mean, count = _means(x, batch, size), _counts(x, batch, size)
+        unbiased = _means((x - _spread(mean, batch)).square(), batch, size) * (count / (count - 1).clamp(min=1))
         self.running_mean = torch.lerp(self.running_mean, mean.mean(0), self.momentum)
         self.running_var = torch.lerp(self.running_var, unbiased.mean(0), self.momentum)
 
@@ -165,13 +194,10 @@ class LayerNorm(_Norm):
         """x (N, C), the graph of each row (N,) and the number of graphs -> (N, C)."""
         if self.mode == "node":
             return functional.layer_norm(x, (self.in_channels,), self.weight, self.bias, self.eps)
-        if batch is None:
-            y = x - x.mean()
-            y = y / (y.std(unbiased=False) + self.eps)
-        else:
-            y = x - _spread(_means(x.mean(-1, keepdim=True), batch, batch_size), batch)
-            variance = _means(y.square().mean(-1, keepdim=True), batch, batch_size)
-            y = y * _spread((variance + self.eps).rsqrt(), batch)
+        if batch is not None:
+            return _standardized(x, batch, batch_size, "all", "all", eps=self.eps, weight=self.weight, bias=self.bias)
+        y = x - x.mean()
+        y = y / (y.std(unbiased=False) + self.eps)
         return y if self.weight is None else torch.addcmul(self.bias, y, self.weight)
 
     def __repr__(self) -> str:
@@ -196,11 +222,12 @@ class PairNorm(_Norm):
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """x (N, C), the graph of each row (N,) and the number of graphs -> (N, C)."""
-        y = _centered(x, batch, batch_size)
         if self.scale_individually:
+            y = _standardized(x, batch, batch_size)
             return y * (self.scale / (self.eps + y.norm(2, -1, keepdim=True)))
-        lengths = _means(y.square().sum(-1, keepdim=True), batch, batch_size)
-        return y * _spread(self.scale * (self.eps + lengths).rsqrt(), batch)
+        channels = max(x.shape[-1], 1)  # the length of a row is the root of the mean square by that of their number
+        return _standardized(x, batch, batch_size, "channel", "all", eps=self.eps / channels,
+                             gain=self.scale / math.sqrt(channels))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -221,7 +248,10 @@ class GraphSizeNorm(_Norm):
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """x (N, C), the graph of each row (N,) and the number of graphs -> (N, C)."""
-        return x * _spread(_counts(x, batch, batch_size).rsqrt(), batch)
+        if batch is None:
+            return x / math.sqrt(len(x))
+        return x * derived(batch, ("sizes", batch_size, x.dtype),
+                           lambda: _spread(_counts(x.detach(), batch, batch_size).rsqrt(), batch))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -243,7 +273,7 @@ class MeanSubtractionNorm(_Norm):
 
     def forward(self, x: Tensor, batch: Tensor | None = None, dim_size: int | None = None) -> Tensor:
         """x (N, C), the graph of each row (N,) and the number of graphs -> (N, C)."""
-        return _centered(x, batch, dim_size)
+        return _standardized(x, batch, dim_size)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -271,7 +301,8 @@ class MessageNorm(nn.Module):
 
     def forward(self, x: Tensor, msg: Tensor, p: float = 2.0) -> Tensor:
         """x (N, C), messages (N, C') and the norm's p -> (N, C')."""
-        return functional.normalize(msg, p=p, dim=-1) * x.norm(p=p, dim=-1, keepdim=True) * self.scale
+        lengths = msg.norm(p=p, dim=-1, keepdim=True).clamp_min(1e-12)
+        return msg * (x.norm(p=p, dim=-1, keepdim=True) * self.scale / lengths)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(learn_scale={self.scale.requires_grad})"
@@ -303,9 +334,34 @@ class DiffGroupNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (N, C) -> (N, C)."""
-        groups = self.lin(x).softmax(-1).unsqueeze(-1) * x.unsqueeze(-2)
-        y: Tensor = self.norm(groups.flatten(1)).view_as(groups).sum(-2)
-        return x + self.lamda * y
+        share, norm = self.lin(x).softmax(-1), cast(Any, self.norm)
+        own = norm.training or norm.running_mean is None
+        few = own and (len(x) < 2 or not x.is_cpu)  # elsewhere float64 is slow
+        if few or share.dtype is not x.dtype or type(norm) is not nn.BatchNorm1d or not private.all_plain(norm):
+            groups = share.unsqueeze(-1) * x.unsqueeze(-2)
+            y: Tensor = norm(groups.flatten(1)).view_as(groups).sum(-2)
+            return x + self.lamda * y
+        mean, variance = self._moments(share, x) if own else cast(Any, (norm.running_mean, norm.running_var))
+        scale = (variance + norm.eps).rsqrt()
+        scale = scale if norm.weight is None else norm.weight * scale
+        offset = -mean * scale if norm.bias is None else norm.bias - mean * scale
+        scale, offset = scale.view(self.groups, -1).to(x.dtype), offset.view(self.groups, -1).sum(0).to(x.dtype)
+        return torch.addcmul(self.lamda * offset, x, 1 + self.lamda * (share @ scale))  # x times (1 + lamda s scale)
+
+    def _moments(self, share: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean and the variance of each group and channel (G C), products of the shares s (N, G) and of x."""
+        norm = cast(Any, self.norm)
+        s, rows = share.double().mT / len(x), x.double()  # a difference of squares, in float64
+        mean = (s @ rows).flatten()
+        variance = (((s * share.mT) @ rows.square()).flatten() - mean.square()).clamp(min=0)
+        if norm.training and norm.track_running_stats:
+            with torch.no_grad():
+                norm.num_batches_tracked.add_(1)
+                step = 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+                norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), step)
+                norm.running_var.lerp_((variance * (len(x) / (len(x) - 1))).to(norm.running_var.dtype), step)
+        dtype = sum_dtype(x.dtype)
+        return mean.to(dtype), variance.to(dtype)
 
     @staticmethod
     def group_distance_ratio(x: Tensor, y: Tensor, eps: float = 1e-5) -> float:

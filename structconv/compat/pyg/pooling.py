@@ -121,7 +121,12 @@ class JumpingKnowledge(nn.Module):
         if self.mode == "cat":
             return torch.cat(xs, -1)
         if self.mode == "max":
-            return torch.stack(xs, -1).max(-1).values
+            if torch.is_grad_enabled():
+                return torch.stack(xs, 0).max(0).values  # of equal numbers the first has the gradient
+            y = xs[0]
+            for other in xs[1:]:
+                y = torch.maximum(y, other)
+            return y
         assert self.lstm is not None and self.att is not None  # for torch.jit.script
         x = torch.stack(xs, 1)
         share = self.att(self.lstm(x)[0]).softmax(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,7 +21,8 @@ from structconv.compat.pyg.operator import apply
 from structconv.derived import derived
 from structconv.errors import ConfigError, ShapeError, StructureError, text_of
 from structconv.primitives.native.adjacency import adjacency_of, unchanged
-from structconv.primitives.native.layer import gather_messages, is_direct
+from structconv.primitives.native.layer import gather_messages
+from structconv.primitives.native.node import is_direct
 from structconv.structures.graph import Graph
 from structconv.weights import Full, Grouped, Separable, Weight, WeightList
 
@@ -199,13 +200,13 @@ class RGCNConv(Layer):
             return self._of_numbers(x, z, graph, kind)
         if not self._is_matrix():
             return self._by_relation(x, z, graph, kind)
-        basis = self._typed(graph, kind, self.weight.dtype)
-        theta = self._theta()
-        if self.root is not None and z is x:
-            both = WeightList.of((theta, Full.of(self.root.unsqueeze(0))))
+        theta, root = self._theta(), self.root
+        basis = self._typed(graph, kind, cast(torch.dtype, theta.dtype))
+        if root is not None and z is x:
+            both = WeightList.of((theta, Full.of(root.unsqueeze(0))))
             return apply(x, basis | Identity(x.shape[-2], device=x.device), both, self.bias)
         y = apply(x, basis, theta, self.bias)
-        return y if self.root is None else y + apply(z, Identity(z.shape[-2]), Full.of(self.root.unsqueeze(0)))
+        return y if root is None else y + apply(z, Identity(z.shape[-2]), Full.of(root.unsqueeze(0)))
 
     def _kinds(self, graph: Graph, edge_type: Any) -> Tensor:
         """The relation of each edge (E,), checked."""
@@ -246,8 +247,9 @@ class RGCNConv(Layer):
         return rows.unflatten(-2, (-1, count))
 
     def _theta(self) -> Weight:
-        if self.comp is not None:
-            return Separable.of(self.comp, self.weight)
+        comp = self.comp
+        if comp is not None:
+            return Separable.of(comp, self.weight)
         return Full.of(self.weight) if self.num_blocks is None else Grouped.of(self.weight)
 
     def _of_numbers(self, x: Tensor, z: Tensor, graph: Graph, kind: Tensor) -> Tensor:

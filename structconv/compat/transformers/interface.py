@@ -180,8 +180,7 @@ def mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_o
     or of a `Window`, of which only the pairs are computed. Models that compute attention without the interface get the
     numbers that they add to their scores, as that of "eager".
     """
-    from transformers import masking_utils as known
-
+    known = _masking()
     function = known.causal_mask_function if mask_function is None else mask_function
     if not _reads_interface(type(options.get("config"))):
         return known.eager_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
@@ -206,8 +205,7 @@ def mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_o
 
 def _window(function: Callable[..., Any]) -> tuple[bool, int | None]:
     """Return (causal, radius) of a mask function that is a window; `None` for any other function."""
-    from transformers import masking_utils as known
-
+    known = _masking()
     parts: Any = _closure_value(function, known.and_masks, "mask_functions") or ()
     for of_order, overlay, last in ((known.causal_mask_function, known.sliding_window_overlay, 1),
                                     (known.bidirectional_mask_function, known.sliding_window_bidirectional_overlay, 0)):
@@ -230,6 +228,16 @@ def _collects_weights() -> bool:
     collector = _collector()
     collected = None if collector is None else collector.get()
     return any("attentions" in name for name in collected) if collected else False
+
+
+@cache
+def _masking() -> Any:
+    from transformers import masking_utils
+
+    return masking_utils
+
+
+setattr(_masking, "_dynamo_marked_constant", True)  # noqa: B010 - see torch_compat
 
 
 @cache

@@ -59,11 +59,12 @@ def build_adjacency(kernels: Core, index: Tensor, inputs: int, outputs: int, *, 
         loops: append a loop at each entry, after all edges.
         square: whether the inputs are the outputs, so that both have the same degrees.
         normalize: "sym", "row" or None; see `mechanisms.Adjacency`.
-        weights: (E,) or with loops (E + N), contiguous float32, or none for ones.
+        weights: (E,) or with loops (E + N), float32, or none for ones.
         numbered: whether the layout says which edge each slot belongs to; with weights it does.
 
     O(E + M + N).
     """
+    weights = None if weights is None else weights.contiguous()  # a column of attributes is not
     tensor, bad = kernels.adjacency(index, inputs, outputs, loops, square, _NORMALIZATIONS[normalize], weights,
                                     numbered)
     return None if bad >= 0 else Adjacency(kernels, tensor, outputs, inputs)

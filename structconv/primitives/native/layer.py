@@ -1,114 +1,30 @@
 """Layers along edges that a kernel has sorted, each as one node of autograd: one description, a line for each layer.
 
-A function of `as_node` is called with an `Adjacency`, with `composed`, the same function of the tensors by
-differentiable operators, for derivatives of the gradients, and with tensors that `is_direct` accepts, then options.
+See `node.as_node` for how they are called.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
-from structconv import torch_compat as private
 from structconv.errors import ShapeError
-from structconv.primitives.functions import Result, pulled_back
 from structconv.primitives.native import dispatch
 from structconv.primitives.native.adjacency import Adjacency
 from structconv.primitives.native.dispatch import Loaded
-from structconv.primitives.native.indices import LIMIT
+from structconv.primitives.native.node import Gradients, as_node
 from structconv.primitives.products import FULL_WIDTH, LEAST_NUMBERS, LEAST_PRODUCTS, outer, product
 
-__all__ = ["Gradients", "as_node", "attend_additive", "attend_affine", "attend_bilinear",
-           "attend_dots", "attend_entries", "attend_layer", "attend_pairs", "convolve", "convolve_linear",
-           "convolve_with_self", "gather_maxima", "gather_messages", "gather_sums", "group_starts", "is_direct",
-           "pool_groups"]
+__all__ = ["attend_additive", "attend_affine", "attend_bilinear", "attend_dots",
+           "attend_entries", "attend_entries_weighted", "attend_layer", "attend_pairs", "convolve", "convolve_linear",
+           "convolve_with_self", "gather_maxima", "gather_messages", "gather_sums", "group_starts",
+           "pool_groups", "standardize_groups"]
 
-_PLAIN = frozenset((Tensor, torch.nn.Parameter))
 #: Pooling in src/api.h.
 _POOLINGS = {"sum": 0, "mean": 1, "max": 2, "min": 3, "var": 4, "softmax": 5, "fixed softmax": 6}
-Gradients = tuple[Tensor | None, ...]
-
-
-def is_direct(x: Tensor, *others: Tensor | None) -> bool:
-    """Return True if a kernel may read x (M, ..., C), and only autograd records or transforms the layer."""
-    if (is_compiling() or private.transforms_active() or private.dispatch_modes() or private.function_modes()
-            or private.forward_level() >= 0 or private.tracing() is not None):
-        return False
-    try:
-        for t in (x, *others):
-            if t is not None and (type(t) not in _PLAIN or t.dtype is not torch.float32 or not t.is_cpu
-                                  or t.shape[-1] > dispatch.MAX_CHANNELS):
-                return False
-    except IndexError:  # a scalar
-        return False
-    return not (x.numel() == 0 or x.shape[0] >= LIMIT or private.is_functional(x) or private.is_batched(x))
-
-
-def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: str | Callable[..., Any], *,
-            reads_result: bool = True, flagged: bool = False) -> Callable[..., Tensor]:
-    """Return a function (adjacency, composed, *tensors, *options) -> y that is one node where it needs a gradient.
-
-    Kernels are called with sealed layouts, functions of Python with the adjacency:
-
-        forward(by_target, *tensors, *options) -> y or (y, *saved)
-        backward(by_target, by_source, *tensors, y, *saved, gradient of y, *options) -> the gradients of the tensors
-
-    Args:
-        name: of the node, as autograd shows it.
-        count: of the tensors, some of which may be None.
-        forward, backward: names of kernels, or two functions, of which the second takes, after the gradient of y,
-            which gradients are needed.
-        reads_result: whether the backward takes y.
-        flagged: whether the last argument of the forward says if a gradient is needed.
-    """
-    with_gradient, without = ((True,), (False,)) if flagged else ((), ())  # type: tuple[bool, ...], tuple[bool, ...]
-
-    def ahead(ctx: Any, adjacency: Any, composed: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        results = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *with_gradient)
-                   if isinstance(forward, str) else forward(adjacency, *arguments, *with_gradient))
-        y, *others = results if isinstance(results, tuple) else (results,)
-        ctx.save_for_backward(*arguments[:count], *others)
-        ctx.adjacency, ctx.composed, ctx.options = adjacency, composed, arguments[count:]
-        ctx.result = Result(y) if reads_result else None
-        result: Tensor = y
-        return result
-
-    def again(ctx: Any, *tensors: Tensor | None) -> Tensor:
-        return call(ctx.adjacency, ctx.composed, *tensors, *ctx.options)
-
-    def back(ctx: Any, grad: Tensor) -> Gradients:
-        saved, needed = ctx.saved_tensors, ctx.needs_input_grad[2:count + 2]
-        if torch.is_grad_enabled() or private.is_wrapped(grad):
-            gradients = pulled_back(ctx.composed, saved[:count], needed, [grad])
-        else:
-            if reads_result:
-                saved = (*saved[:count], ctx.result.take(partial(again, ctx, *saved[:count])), *saved[count:])
-            if isinstance(backward, str):
-                gradients = getattr(Loaded.core, backward)(*ctx.adjacency.sides(), *saved, grad, *ctx.options)
-            else:
-                gradients = backward(ctx.adjacency, *saved, grad, needed, *ctx.options)
-        grads = (gradients,) if isinstance(gradients, Tensor) else gradients
-        return None, None, *grads, *(None,) * len(ctx.options)
-
-    node = type(name, (torch.autograd.Function,), {"forward": staticmethod(ahead), "backward": staticmethod(back)})
-    apply = private.bound_apply(node)
-
-    def call(adjacency: Any, composed: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        if torch.is_grad_enabled() and private.any_requires_grad(*arguments):
-            y: Tensor = apply(adjacency, composed, *arguments)
-            return y
-        results = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *without)
-                   if isinstance(forward, str) else forward(adjacency, *arguments, *without))
-        y = results[0] if isinstance(results, tuple) else results
-        return y
-
-    return call
-
 
 # -- sums and products --------------------------------------------------------------------------------------------
 
@@ -269,25 +185,31 @@ attend_additive = as_node("_AttendAdditive", 4, "additive_forward", "additive_ba
 #: the targets, the vector (K, C), a bias (K C) or none, and the slope.
 attend_pairs = as_node("_AttendPairs", 6, "attend_pairs_forward", "attend_pairs_backward")
 #: Scaled dot-product attention among the entries of x (M, P), projections included: (M, K C). Of x, queries (K D, P)
-#: and their bias (K D) or none, keys and theirs, values (K, P, C), a bias (K C) or none, and the scale.
-attend_dots = as_node("_AttendDots", 7, "attend_dots_forward", "attend_dots_backward", flagged=True)
+#: and their bias (K D) or none, keys and theirs, values (K, P, C), or (K C, P) with the number of heads in place of 0,
+#: their bias (K C) or none, a bias (K C) of the result or none, 0, and the scale.
+attend_dots = as_node("_AttendDots", 8, "attend_dots_forward", "attend_dots_backward", flagged=True)
 
 
 def _entries(_: Any, *arguments: Any) -> Any:
-    return Loaded.core.attend_entries_forward(*arguments)  # type: ignore[union-attr]
+    return Loaded.core.attend_entries_forward(*arguments, 0)[:4]  # type: ignore[union-attr]
 
 
 def _entries_backward(_: Any, *arguments: Any) -> Gradients:
-    *saved, heads, scale, causal = arguments
-    *saved, _ = saved
+    *saved, _, heads, scale, causal = arguments
     grads: Gradients = Loaded.core.attend_entries_backward(*saved, heads, scale, causal)  # type: ignore[union-attr]
-    return grads
+    return *grads, None
 
 
 #: Multi-head attention of x (..., M, P) to itself, without an adjacency. Of x, weight (K D, P) and bias of queries,
-#: those of keys, of values (K C, P) with a bias (K C) or (K, C), of the output (Q, K C), K, the scale, and whether
-#: it is causal.
-attend_entries = as_node("_AttendEntries", 9, _entries, _entries_backward, reads_result=False)
+#: those of keys, of values (K C, P) with a bias (K C) or (K, C), of the output (Q, K C), a mask without a gradient, as
+#: of `fused_attention.exact_attention`, K, the scale, and whether it is causal.
+attend_entries = as_node("_AttendEntries", 10, _entries, _entries_backward, reads_result=False)
+
+
+def attend_entries_weighted(*arguments: Any, mean: bool) -> tuple[Tensor, Tensor]:
+    """`attend_entries` where no gradient is needed; its weights (B, K, M, M), or their `mean` over heads (B, M, M)."""
+    y, *_, weights = Loaded.core.attend_entries_forward(*arguments, 1 + mean)  # type: ignore[union-attr]
+    return y, weights
 
 
 # -- groups of consecutive rows -------------------------------------------------------------------------------------
@@ -302,6 +224,10 @@ class _Groups(NamedTuple):
 
 
 _pool = as_node("_Pool", 1, "pool", "pool_backward")
+_norm = as_node("_Norm", 4, "norm", "norm_backward", reads_result=False)
+#: Center and Scale in src/api.h.
+_CENTERS = {"channel": 0, "all": 1}
+_SCALES = {None: 0, "channel": 1, "all": 2}
 
 
 def pool_groups(x: Tensor, starts: Tensor, kind: str, composed: Callable[[Tensor], Tensor], t: float = 1.0
@@ -316,6 +242,23 @@ def pool_groups(x: Tensor, starts: Tensor, kind: str, composed: Callable[[Tensor
         x, composed: as of every layer here.
     """
     return _pool(_Groups(starts), composed, x, _POOLINGS[kind], t) if _readable(starts) is not None else None
+
+
+def standardize_groups(x: Tensor, starts: Tensor, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None,
+                       composed: Callable[..., Tensor], center: str, scale: str | None, eps: float, gain: float
+                       ) -> Tensor | None:
+    """y = gain weight (x - shift mean) scale + bias of x (M, C) by groups of rows; `None` where no kernel reads them.
+
+    Args:
+        starts, x: as of `pool_groups`.
+        shift, weight, bias: (C,), or none for 1, 1 and 0.
+        composed: the same function of x, shift, weight and bias.
+        center: the mean is that of each "channel" of a group, or of "all" its channels.
+        scale: 1 / sqrt(mean((x - shift mean)^2) + eps) of each "channel" or of "all", or None for 1.
+    """
+    if _readable(starts) is None:
+        return None
+    return _norm(_Groups(starts), composed, x, shift, weight, bias, _CENTERS[center], _SCALES[scale], eps, gain)
 
 
 def group_starts(groups: Tensor, count: int) -> Tensor | None:

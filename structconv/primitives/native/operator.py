@@ -60,7 +60,7 @@ def define(name: str, arguments: str, kernel: Callable[..., Any], fake: Callable
     """
     def checked(*inputs: Any) -> Any:
         check(*inputs)
-        return kernel(*inputs)
+        return _no_view(kernel(*inputs))
 
     _LIBRARY.define(f"{name}({arguments}) -> {results}")
     _LIBRARY.impl(name, checked, "CompositeExplicitAutograd")
@@ -68,6 +68,12 @@ def define(name: str, arguments: str, kernel: Callable[..., Any], fake: Callable
     operator = getattr(torch.ops.structconv, name).default
     torch.library.register_vmap(operator, _batched(operator), lib=_LIBRARY)
     OPERATORS[name] = kernel
+
+
+def _no_view(results: Any) -> Any:
+    """The results; one that is a view apart from its base, since torch refuses to change the views that a Function
+    returns, by `relu_` say."""
+    return results.detach() if isinstance(results, Tensor) and results._is_view() else results
 
 
 def by_layouts(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,7 +118,7 @@ def register_gradient(name: str, backward: Callable[..., Any], save: Callable[..
     operator, compute = getattr(torch.ops.structconv, name).default, OPERATORS[name]
 
     def direct(ctx: Any, *inputs: Any) -> Any:
-        output = compute(*inputs)
+        output = _no_view(compute(*inputs))
         save(ctx, inputs, output)
         return output
 

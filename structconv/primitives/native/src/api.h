@@ -99,6 +99,22 @@ struct PoolArgs {
     float* out;
 };
 
+// The rows of each of those groups, standardized: y = gain weight (x - shift mean) scale + bias, channel by channel. The
+// mean is that of the channel, or of all channels; the scale is one, or 1 / sqrt(the mean of the squares of x - shift mean +
+// eps), of the channel or of all. What is null is one, or zero for bias. Backward, `out` is the
+// gradient of x and `sums` (parts, 3, channels), zeros, takes those of shift, weight and bias, to be added up.
+enum Center : int64_t { kChannelMean, kWholeMean };
+enum Scale : int64_t { kNoScale, kChannelScale, kWholeScale };
+struct NormArgs {
+    const int64_t* starts;
+    int64_t groups, channels, center, scale, threads;
+    double eps, gain;
+    const float *x, *shift, *weight, *bias, *grad;
+    float *out, *sums;
+
+    int64_t parts() const { return groups < 64 ? groups : 64; }  // for any number of threads
+};
+
 // A layout that is known to be sound, its values or null, with rows for columns. `order` may be null.
 struct TransposeArgs {
     Layout layout;

@@ -17,6 +17,7 @@ constexpr int kMost = 2;
 constexpr int kMost = 1;
 #endif
 constexpr int kKeys = 64;                // of a block
+constexpr int kHeldKeys = 512;           // up to which the weights of a tile stay until they are known
 constexpr int kTogether = 4;             // heads whose one output is computed from the same keys
 constexpr int64_t kLeastWork = 1 << 20;  // products of numbers for a second thread
 
@@ -270,15 +271,21 @@ template <int L> void forward_tile(const AttentionForwardArgs& f, int64_t batch,
     const Outputs<L> outputs{a, batch, head, first, lanes};
     const int64_t shared = head / a.shared, depth = a.depth, channels = a.channels;
     const Dropout dropout(a.drop, batch * a.heads + head, 1);
-    alignas(64) float query[width * kAttentionChannels], sums[width * kAttentionChannels], w[kKeys * width];
-    v16 peak[L], base[L], sum[L];
+    alignas(64) float query[width * kAttentionChannels], sums[width * kAttentionChannels], held[kHeldKeys * width];
+    const bool holds = f.weights && a.inputs <= kHeldKeys;  // all blocks, each with the base that it had
+    v16 peak[L], base[L], sum[L], bases[kHeldKeys / kKeys][L];
     for (int l = 0; l < L; ++l) peak[l] = splat<v16>(-INFINITY), base[l] = v16{}, sum[l] = v16{};
     outputs.load_lanes(a.q, depth, static_cast<float>(a.scale), query);
     std::memset(sums, 0, sizeof(float) * width * channels);
     Block<L> block;
     bool later = false;
     for (int64_t start = 0, end = outputs.inputs(); start < end; start += kKeys) {
-        if (!open_block(outputs, start, end, block)) continue;
+        float* w = holds ? held + start * width : held;
+        if (!open_block(outputs, start, end, block)) {
+            if (holds) std::memset(w, 0, sizeof(float) * block.count * width);
+            for (int l = 0; holds && l < L; ++l) bases[start / kKeys][l] = base[l];
+            continue;
+        }
         dots<L>(at(a.k, batch, shared, start), a.k.row, block.count, query, depth, w);
         add_mask(block, w);
         for (int l = 0; l < L; ++l) {
@@ -302,6 +309,7 @@ template <int L> void forward_tile(const AttentionForwardArgs& f, int64_t batch,
                 part += weight;
             }
             sum[l] += part;
+            if (holds) bases[start / kKeys][l] = base[l];
         }
         if (dropout.on()) drop(dropout, outputs, start, block.count, w);
         collect(at(a.v, batch, shared, start), a.v.row, block, w, channels, sums);
@@ -313,26 +321,33 @@ template <int L> void forward_tile(const AttentionForwardArgs& f, int64_t batch,
         store(peaks + 16 * l, base[l]);
     }
     outputs.store_lanes(sums, channels, inverse, f.y);
-    if (f.weights) {
-        const int64_t end = outputs.inputs();
-        for (int64_t start = 0; start < a.inputs; start += kKeys) {
-            const int count = static_cast<int>(a.inputs - start < kKeys ? a.inputs - start : kKeys);
-            const bool known = later && a.inputs <= kKeys;  // the one block is still there
-            if (start >= end || (!known && !open_block(outputs, start, end, block))) {
-                outputs.clear_weights(start, count, f.weights);
-                continue;
+    for (int64_t start = 0, end = outputs.inputs(); f.weights && start < a.inputs; start += kKeys) {
+        const int count = static_cast<int>(a.inputs - start < kKeys ? a.inputs - start : kKeys);
+        float* w = holds ? held + start * width : held;
+        alignas(64) float factor[width];
+        for (int l = 0; l < L; ++l) {
+            v16 own = load<v16>(inverse + 16 * l);
+            if (holds && start < end) {
+                const v16 before = bases[start / kKeys][l];
+                own *= exponential(choose(before < base[l], before - base[l], v16{}));
             }
-            if (!known) {
-                dots<L>(at(a.k, batch, shared, start), a.k.row, block.count, query, depth, w);
-                add_mask(block, w);
-                for (int l = 0; l < L; ++l)
-                    for (int j = 16 * l; j < block.count * width; j += width)
-                        store(w + j, exponential(load<v16>(w + j) - base[l]));
-                if (dropout.on()) drop(dropout, outputs, start, block.count, w);
-            }
-            if (block.count < count) std::memset(w + block.count * width, 0, sizeof(float) * (count - block.count) * width);
-            outputs.store_weights(w, start, count, inverse, f.weights);
+            store(factor + 16 * l, own);
         }
+        if (start >= end || (!holds && !open_block(outputs, start, end, block))) {
+            outputs.clear_weights(start, count, f.weights);
+            continue;
+        }
+        if (!holds) {
+            dots<L>(at(a.k, batch, shared, start), a.k.row, block.count, query, depth, w);
+            add_mask(block, w);
+            for (int l = 0; l < L; ++l)
+                for (int j = 16 * l; j < block.count * width; j += width)
+                    store(w + j, exponential(load<v16>(w + j) - base[l]));
+            if (dropout.on()) drop(dropout, outputs, start, block.count, w);
+        }
+        const int64_t known = end - start < count ? end - start : count;
+        if (known < count) std::memset(w + known * width, 0, sizeof(float) * (count - known) * width);
+        outputs.store_weights(w, start, count, factor, f.weights);
     }
     if (!f.peaks) return;
     std::memcpy(peaks_of(a, f.peaks, batch, head, first), peaks, lanes * sizeof(float));

@@ -34,6 +34,7 @@ using Maybe = std::optional<Tensor>;
     X(layouts, LayoutsArgs, isa) X(outside, OutsideArgs, isa) X(verify, VerifyArgs, isa) X(edges, EdgesArgs, isa)     \
     X(adjacency, AdjacencyArgs, isa) X(transpose, TransposeArgs, isa)                                                 \
     X(pool, PoolArgs, isa) X(pool_backward, PoolArgs, isa)                                                            \
+    X(norm, NormArgs, isa) X(norm_backward, NormArgs, isa)                                                            \
     X(spmm, SpmmArgs, isa) X(sddmm, SddmmArgs, isa) X(maxima, MaximaArgs, isa) X(maxima_backward, MaximaArgs, isa)    \
     X(messages, MessagesArgs, isa) X(messages_backward, MessagesArgs, isa)                                            \
     X(conditioned_sums, ConditionedArgs, isa) X(conditioned_adjoint, ConditionedArgs, isa)                            \
@@ -584,13 +585,20 @@ Tensor starts(const Tensor& groups_, int64_t count) {
     return found.tensor();
 }
 
-// The rows of groups that lie one after the other.
-PoolArgs groups_of(const Op& op, const Tensor& starts_, const View& x, int64_t kind, double t) {
+// The first row of each of so many groups, and the number of all.
+const int64_t* starts_of(const Op& op, const Tensor& starts_, const View& x, int64_t& groups) {
     const View starts = op.exact("starts", starts_, {kAny}, types().i64);
-    const int64_t groups = starts.size(0) - 1, *start = starts.as<int64_t>();
-    op.check(kind >= kSumOf && kind <= kFixedSoftmaxOf, "kind", "be 0 to 6");
+    const int64_t* start = starts.as<int64_t>();
+    groups = starts.size(0) - 1;
     op.check(groups >= 0 && start[0] == 0 && start[groups] == x.size(0) && std::is_sorted(start, start + groups + 1), "starts",
              "rise from 0 to the number of rows");
+    return start;
+}
+
+PoolArgs groups_of(const Op& op, const Tensor& starts_, const View& x, int64_t kind, double t) {
+    op.check(kind >= kSumOf && kind <= kFixedSoftmaxOf, "kind", "be 0 to 6");
+    int64_t groups = 0;
+    const int64_t* start = starts_of(op, starts_, x, groups);
     return {start, groups, x.size(1), kind, op.threads, t, x.floats(), nullptr, nullptr, nullptr};
 }
 
@@ -616,6 +624,55 @@ Tensor pool_backward(const Tensor& starts, const Tensor& x_, const Tensor& y_, c
     args.y = y.floats(), args.grad = grad.floats(), args.out = grad_x.floats();
     run.pool_backward(&args);
     return grad_x.tensor();
+}
+
+NormArgs norm_of(const Op& op, const Tensor& starts_, const View& x, const Maybe& shift, const Maybe& weight, const Maybe& bias,
+                 int64_t center, int64_t scale, double eps, double gain) {
+    op.check(center >= kChannelMean && center <= kWholeMean && scale >= kNoScale && scale <= kWholeScale, "center and scale",
+             "be 0 to 1 and 0 to 2");
+    int64_t groups = 0;
+    const int64_t* start = starts_of(op, starts_, x, groups);
+    const auto numbers = [&](const char* name, const Maybe& t) {
+        return t ? op.exact(name, *t, {x.size(1)}, types().f32).floats() : nullptr;
+    };
+    return {start, groups, x.size(1), center, scale, op.threads, eps, gain, x.floats(), numbers("shift", shift),
+            numbers("weight", weight), numbers("bias", bias), nullptr, nullptr, nullptr};
+}
+
+// The rows of each group, standardized.
+Tensor norm(const Tensor& starts, const Tensor& x_, const Maybe& shift, const Maybe& weight, const Maybe& bias, int64_t center,
+            int64_t scale, double eps, double gain) {
+    const Op op{"norm"};
+    const View x = op.dense("x", x_, {kAny, kAny}, types().f32);
+    NormArgs args = norm_of(op, starts, x, shift, weight, bias, center, scale, eps, gain);
+    const View y = op.made({x.size(0), x.size(1)});
+    args.out = y.floats();
+    run.norm(&args);
+    return y.tensor();
+}
+
+// The gradients of x, and of shift, weight and bias where they are given.
+std::tuple<Tensor, Maybe, Maybe, Maybe> norm_backward(const Tensor& starts, const Tensor& x_, const Maybe& shift,
+                                                      const Maybe& weight, const Maybe& bias, const Tensor& grad_,
+                                                      int64_t center, int64_t scale, double eps, double gain) {
+    const Op op{"norm_backward"};
+    const View x = op.dense("x", x_, {kAny, kAny}, types().f32);
+    const int64_t channels = x.size(1);
+    NormArgs args = norm_of(op, starts, x, shift, weight, bias, center, scale, eps, gain);
+    const View grad = op.dense("grad", grad_, {x.size(0), channels}, types().f32), grad_x = op.made({x.size(0), channels});
+    const int64_t parts = args.parts();
+    std::vector<float> sums(3 * channels * parts);
+    args.grad = grad.floats(), args.out = grad_x.floats(), args.sums = sums.data();
+    run.norm_backward(&args);
+    const auto total = [&](const Maybe& of, int64_t which) -> Maybe {
+        if (!of) return std::nullopt;
+        const View found = op.made({channels});
+        std::fill_n(found.floats(), channels, 0.0f);
+        for (int64_t part = 0; part < parts; ++part)
+            for (int64_t c = 0; c < channels; ++c) found.floats()[c] += sums[(part * 3 + which) * channels + c];
+        return found.tensor();
+    };
+    return {grad_x.tensor(), total(shift, 0), total(weight, 1), total(bias, 2)};
 }
 
 void conditioned(const Op& op, bool adjoint, const Tensor& layout_, const Tensor& values_, const Tensor& x_, int64_t first,
@@ -1289,10 +1346,11 @@ struct Dots {
 // y (M, K C), with b added, and for the backward the table and lse.
 std::tuple<Tensor, Maybe, Maybe> attend_dots_forward(const Tensor& side_, const Tensor& x, const Tensor& query,
                                                      const Maybe& query_bias, const Tensor& key, const Maybe& key_bias,
-                                                     const Tensor& value, const Maybe& bias_, double scale, double p,
-                                                     int64_t seed, int64_t batch_heads, bool train) {
+                                                     const Tensor& value, const Maybe& value_bias, const Maybe& bias_,
+                                                     int64_t heads, double scale, double p, int64_t seed,
+                                                     int64_t batch_heads, bool train) {
     const Op op{"attend_dots_forward"};
-    const Dots d(op, op.dense("x", x, {kAny, kAny}, types().f32), query, query_bias, key, key_bias, value);
+    const Dots d(op, op.dense("x", x, {kAny, kAny}, types().f32), query, query_bias, key, key_bias, value, value_bias, heads);
     const Sealed side = op.sealed("side", side_, d.nodes);
     op.check(side.rows() == d.nodes, "side", "have a row for each row of x");
     const View bias = op.floats("bias", bias_, {d.heads * d.channels});
@@ -1306,14 +1364,14 @@ std::tuple<Tensor, Maybe, Maybe> attend_dots_forward(const Tensor& side_, const 
     return {y.tensor(), table.tensor(), lse.tensor()};
 }
 
-// The gradients of x, of the weights and the bias of queries and of keys, of Theta and the bias.
-std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe> attend_dots_backward(
+// The gradients of x, of the weights and the biases of queries, keys and values, and of the bias.
+std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Maybe> attend_dots_backward(
     const Tensor& by_target, const Tensor& by_source, const Tensor& x, const Tensor& query, const Maybe& query_bias,
-    const Tensor& key, const Maybe& key_bias, const Tensor& value, const Maybe& bias_, const Tensor& y_,
-    const Tensor& table_, const Tensor& lse_, const Tensor& grad_, double scale, double p, int64_t seed,
-    int64_t batch_heads) {
+    const Tensor& key, const Maybe& key_bias, const Tensor& value, const Maybe& value_bias, const Maybe& bias_,
+    const Tensor& y_, const Tensor& table_, const Tensor& lse_, const Tensor& grad_, int64_t heads, double scale, double p,
+    int64_t seed, int64_t batch_heads) {
     const Op op{"attend_dots_backward"};
-    const Dots d(op, op.dense("x", x, {kAny, kAny}, types().f32), query, query_bias, key, key_bias, value);
+    const Dots d(op, op.dense("x", x, {kAny, kAny}, types().f32), query, query_bias, key, key_bias, value, value_bias, heads);
     const Sealed ahead = op.sealed("by_target", by_target, d.nodes), back = op.sealed("by_source", by_source, d.nodes);
     op.check(ahead.rows() == d.nodes && back.rows() == d.nodes && ahead.slots() == back.slots(), "by_source",
              "be the transpose of by_target, with a row for each row of x");
@@ -1334,9 +1392,27 @@ std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe> attend_dots_back
                                     lse.floats(), nullptr, packs.floats(), d.heads, d.depth, d.channels, 0, op.threads,
                                     scale, op.drop(p, seed, batch_heads, d.nodes)};
     run.bilinear_backward(&args);
-    auto found = d.gradients(op, grad_table);
-    if (bias.sizes) std::get<6>(found) = row_sum(op, grad.floats(), d.nodes, out, out).tensor();
-    return found;
+    Maybe grad_bias;
+    if (bias.sizes) grad_bias = row_sum(op, grad.floats(), d.nodes, out, out).tensor();
+    return std::tuple_cat(d.gradients(op, grad_table), std::make_tuple(grad_bias));
+}
+
+// The mask of attention, with its strides for the sizes that are known.
+View mask_of(const Op& op, const Maybe& given, AttentionArgs& args) {
+    if (!given) return {};
+    const View mask = op.view("mask", *given);
+    const int64_t dims = given->dim(), sizes[4] = {args.batch, args.heads, args.outputs, args.inputs};
+    int64_t* strides[4] = {&args.mask_batch, &args.mask_head, &args.mask_row, &args.mask_column};
+    bool fits = dims <= 4 && (mask.dtype == types().f32 || mask.dtype == aoti_torch_dtype_bool());
+    for (int64_t dim = 0; fits && dim < dims; ++dim) {
+        const int64_t size = mask.size(dims - 1 - dim);
+        fits = size == 1 || size == sizes[3 - dim];
+        *strides[3 - dim] = size == 1 ? 0 : mask.strides[dims - 1 - dim];
+    }
+    op.check(fits && (mask.data || !args.batch || !args.heads || !args.outputs || !args.inputs), "mask",
+             "be boolean or float32, and broadcast to (batch, heads, outputs, inputs)");
+    args.mask = mask.data, args.mask_is_bool = mask.dtype != types().f32;
+    return mask;
 }
 
 // Multi-head attention of x (B, M, P) or (M, P) to itself, with the output projection (Q, K C) and a bias (Q).
@@ -1362,33 +1438,47 @@ struct Entries {
 
     Planes rows(const View& r) const { return {r.floats(), entries * inner, d.channels, inner}; }
 
-    AttentionArgs attention(const Op& op, const View& table, bool causal, double scale) const {
-        return {part(table, 0), part(table, 1), part(table, 2), nullptr, 0, 0, 0, 0, 0, samples, d.heads, 1, entries, entries, d.depth,
-                d.channels, causal, op.threads, scale, op.drop(0, 0, 1, entries)};
+    AttentionArgs attention(const Op& op, const View& table, const Maybe& mask, bool causal, double scale) const {
+        AttentionArgs args{part(table, 0), part(table, 1), part(table, 2), nullptr, 0, 0, 0, 0, 0, samples, d.heads, 1, entries, entries,
+                           d.depth, d.channels, causal, op.threads, scale, op.drop(0, 0, 1, entries)};
+        mask_of(op, mask, args);
+        return args;
     }
 };
 
-// y like x, and for the backward the table, peaks and what the output projection multiplies.
-std::tuple<Tensor, Tensor, Tensor, Tensor> attend_entries_forward(
+// y like x, and for the backward the table, peaks and what the output projection multiplies. The weights too: (B, K, N, M) for
+// 1, their means over the heads (B, N, M) for 2.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Maybe> attend_entries_forward(
     const Tensor& x, const Tensor& query, const Maybe& query_bias, const Tensor& key, const Maybe& key_bias, const Tensor& value,
-    const Maybe& value_bias, const Tensor& output, const Maybe& bias, int64_t heads, double scale, bool causal) {
+    const Maybe& value_bias, const Tensor& output, const Maybe& bias, const Maybe& mask, int64_t heads, double scale, bool causal,
+    int64_t weights) {
     const Op op{"attend_entries_forward"};
+    op.check(weights >= 0 && weights <= 2, "weights", "be 0 to 2");
     const Entries e(op, x, query, query_bias, key, key_bias, value, value_bias, output, bias, heads);
     const Dots& d = e.d;
     const View table = d.table(op), r = op.made({d.nodes, e.inner}), peaks = op.made({2, e.samples, d.heads, e.entries});
-    const AttentionForwardArgs args{e.attention(op, table, causal, scale), e.rows(r), peaks.floats(), nullptr};
+    const View each = weights ? op.made({e.samples, d.heads, e.entries, e.entries}) : View{};
+    const AttentionForwardArgs args{e.attention(op, table, mask, causal, scale), e.rows(r), peaks.floats(), each.floats()};
     run.attention_forward(&args);
     const View y = d.x.tensor().dim() == 3 ? op.made({e.samples, e.entries, e.out}) : op.made({e.entries, e.out});
     multiply_into(matrix(y, 0, d.nodes, e.out), r.tensor(), matrix(e.output, 0, e.out, e.inner, true),
                   e.bias.sizes ? &e.bias.tensor() : nullptr);
-    return {y.tensor(), table.tensor(), peaks.tensor(), r.tensor()};
+    const View mean = weights == 2 ? op.made({e.samples, e.entries, e.entries}) : each;
+    const int64_t pairs = e.entries * e.entries;
+    for (int64_t b = 0; weights == 2 && b < e.samples; ++b)
+        for (int64_t at = 0; at < pairs; ++at) {
+            float sum = 0.0f;
+            for (int64_t head = 0; head < d.heads; ++head) sum += each.floats()[(b * d.heads + head) * pairs + at];
+            mean.floats()[b * pairs + at] = sum / static_cast<float>(d.heads);
+        }
+    return {y.tensor(), table.tensor(), peaks.tensor(), r.tensor(), maybe(mean)};
 }
 
 // The gradients of x, and of weights and biases of queries, keys, values and outputs.
 std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe> attend_entries_backward(
     const Tensor& x, const Tensor& query, const Maybe& query_bias, const Tensor& key, const Maybe& key_bias, const Tensor& value,
-    const Maybe& value_bias, const Tensor& output, const Maybe& bias, const Tensor& table_, const Tensor& peaks_, const Tensor& r_,
-    const Tensor& grad_, int64_t heads, double scale, bool causal) {
+    const Maybe& value_bias, const Tensor& output, const Maybe& bias, const Maybe& mask, const Tensor& table_, const Tensor& peaks_,
+    const Tensor& r_, const Tensor& grad_, int64_t heads, double scale, bool causal) {
     const Op op{"attend_entries_backward"};
     const Entries e(op, x, query, query_bias, key, key_bias, value, value_bias, output, bias, heads);
     const Dots& d = e.d;
@@ -1403,7 +1493,7 @@ std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe> a
     View grad_bias;
     if (e.bias.sizes) grad_bias = row_sum(op, given.floats(), d.nodes, e.out, e.out);
     const View grad_table = op.made({d.nodes, d.width});
-    const AttentionBackwardArgs args{e.attention(op, table, causal, scale), e.rows(r), e.rows(grad_r), e.part(grad_table, 0),
+    const AttentionBackwardArgs args{e.attention(op, table, mask, causal, scale), e.rows(r), e.rows(grad_r), e.part(grad_table, 0),
                                      e.part(grad_table, 1), e.part(grad_table, 2), peaks.floats(), nullptr, 0, 0, 0, 0};
     run.attention_backward(&args);
     return std::tuple_cat(d.gradients(op, grad_table), std::make_tuple(grad_output.tensor(), maybe(grad_bias)));
@@ -1804,19 +1894,7 @@ struct Attention {
         args.batch = q.size(0), args.heads = heads, args.shared = shared, args.outputs = q.size(2), args.inputs = k.size(2);
         args.depth = q.size(3), args.channels = v.size(3), args.causal = causal, args.threads = op.threads, args.scale = scale;
         args.drop = op.drop(p, seed, std::max<int64_t>(heads, 1), args.outputs);
-        if (!mask_) return;
-        mask = op.view("mask", *mask_);
-        const int64_t dims = mask_->dim(), sizes[4] = {args.batch, heads, args.outputs, args.inputs};
-        int64_t* strides[4] = {&args.mask_batch, &args.mask_head, &args.mask_row, &args.mask_column};
-        bool fits = dims <= 4 && (mask.dtype == types().f32 || mask.dtype == aoti_torch_dtype_bool());
-        for (int64_t dim = 0; fits && dim < dims; ++dim) {
-            const int64_t size = mask.size(dims - 1 - dim);
-            fits = size == 1 || size == sizes[3 - dim];
-            *strides[3 - dim] = size == 1 ? 0 : mask.strides[dims - 1 - dim];
-        }
-        op.check(fits && (mask.data || !args.batch || !heads || !args.outputs || !args.inputs), "mask",
-                 "be boolean or float32, and broadcast to (batch, heads, outputs, inputs)");
-        args.mask = mask.data, args.mask_is_bool = mask.dtype != types().f32;
+        mask = mask_of(op, mask_, args);
     }
 
     // Many rows that lie far apart, as a head's are among those of others, share few places of the caches.
@@ -2206,7 +2284,7 @@ std::tuple<Tensor, Tensor, int64_t> number(const Tensor& table_, const Tensor& k
 #define SC_DROP "float p, int seed, int batch_heads"
 #define SC_ENTRIES                                                                                                    \
     "Tensor x, Tensor query, Tensor? query_bias, Tensor key, Tensor? key_bias, Tensor value, Tensor? value_bias, "    \
-    "Tensor output, Tensor? bias"
+    "Tensor output, Tensor? bias, Tensor? mask"
 #define SC_WINDOW                                                                                                     \
     "Tensor[] lines, Tensor falling, Tensor rising, Tensor? outputs, Tensor? inputs, int[] axis, Tensor q, Tensor k, " \
     "Tensor v, float scale, " SC_DROP
@@ -2218,6 +2296,7 @@ struct Operator {
 };
 
 #define SC_STEPS "int[] stride, int[] padding, int[] dilation, int groups"
+#define SC_NORM "Tensor? shift, Tensor? weight, Tensor? bias"
 #define SC_WINDOWS "int[] size, int[] stride, int[] padding, bool all_count"
 
 const Operator kOperators[] = {
@@ -2244,6 +2323,9 @@ const Operator kOperators[] = {
     {"starts", "(Tensor groups, int count) -> Tensor", TORCH_BOX(&starts)},
     {"pool", "(Tensor starts, Tensor x, int kind, float t) -> Tensor", TORCH_BOX(&pool)},
     {"pool_backward", "(Tensor starts, Tensor x, Tensor y, Tensor grad, int kind, float t) -> Tensor", TORCH_BOX(&pool_backward)},
+    {"norm", "(Tensor starts, Tensor x, " SC_NORM ", int center, int scale, float eps, float gain) -> Tensor", TORCH_BOX(&norm)},
+    {"norm_backward", "(Tensor starts, Tensor x, " SC_NORM ", Tensor grad, int center, int scale, float eps, float gain) -> "
+     "(Tensor, Tensor?, Tensor?, Tensor?)", TORCH_BOX(&norm_backward)},
     {"conditioned_sums", "(Tensor layout, Tensor values, Tensor x, int first, int heads, Tensor(a!) out) -> ()",
      TORCH_BOX(&conditioned_sums)},
     {"conditioned_adjoint", "(Tensor layout, Tensor values, Tensor x, int first, int heads, Tensor grads, "
@@ -2293,13 +2375,14 @@ const Operator kOperators[] = {
     {"packed_backward", "(Tensor by_target, Tensor by_source, Tensor table, Tensor? q, Tensor? bias, Tensor y, Tensor lse, "
      "Tensor grad, int heads, int depth, float scale, " SC_DROP ") -> (Tensor, Tensor?, Tensor?)", TORCH_BOX(&packed_backward)},
     {"attend_dots_forward", "(Tensor side, Tensor x, Tensor query, Tensor? query_bias, Tensor key, Tensor? key_bias, "
-     "Tensor value, Tensor? bias, float scale, " SC_DROP ", bool train) -> (Tensor, Tensor?, Tensor?)",
-     TORCH_BOX(&attend_dots_forward)},
+     "Tensor value, Tensor? value_bias, Tensor? bias, int heads, float scale, " SC_DROP ", bool train) -> "
+     "(Tensor, Tensor?, Tensor?)", TORCH_BOX(&attend_dots_forward)},
     {"attend_dots_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor query, Tensor? query_bias, Tensor key, "
-     "Tensor? key_bias, Tensor value, Tensor? bias, Tensor y, Tensor table, Tensor lse, Tensor grad, float scale, " SC_DROP
-     ") -> (Tensor, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?)", TORCH_BOX(&attend_dots_backward)},
-    {"attend_entries_forward", "(" SC_ENTRIES ", int heads, float scale, bool causal) -> (Tensor, Tensor, Tensor, Tensor)",
-     TORCH_BOX(&attend_entries_forward)},
+     "Tensor? key_bias, Tensor value, Tensor? value_bias, Tensor? bias, Tensor y, Tensor table, Tensor lse, Tensor grad, "
+     "int heads, float scale, " SC_DROP ") -> (Tensor, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?, Tensor?)",
+     TORCH_BOX(&attend_dots_backward)},
+    {"attend_entries_forward", "(" SC_ENTRIES ", int heads, float scale, bool causal, int weights) -> "
+     "(Tensor, Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&attend_entries_forward)},
     {"attend_entries_backward", "(" SC_ENTRIES ", Tensor table, Tensor peaks, Tensor r, Tensor grad, int heads, float scale, "
      "bool causal) -> (Tensor, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?)",
      TORCH_BOX(&attend_entries_backward)},

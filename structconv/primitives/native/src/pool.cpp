@@ -1,4 +1,8 @@
-// Rows of groups that lie one after the other, each group as one row: channel by channel, sixteen at a time.
+// Rows of groups that lie one after the other: each group as one row, or its rows standardized; sixteen channels at a time.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
 #include "api.h"
 #include "lanes.h"
 
@@ -89,14 +93,18 @@ template <class Put> void spread(const PoolArgs& a, const Column& x, v16 y, v16 
     }
 }
 
+template <class Args> int team_of(const Args& a) {
+    return a.threads > 1 && a.starts[a.groups] * a.channels >= kLeastNumbers ? static_cast<int>(a.threads) : 1;
+}
+
 // body(group) for all of them.
 template <class Body> void for_groups(const PoolArgs& a, const Body& body) {
-    const int team = a.threads > 1 && a.starts[a.groups] * a.channels >= kLeastNumbers ? static_cast<int>(a.threads) : 1;
+    const int team = team_of(a);
 #pragma omp parallel for schedule(dynamic, 64) num_threads(team) if (team > 1)
     for (int64_t g = 0; g < a.groups; ++g) body(g);
 }
 
-Column column(const PoolArgs& a, int64_t group, int64_t channel, int part) {
+template <class Args> Column column(const Args& a, int64_t group, int64_t channel, int part) {
     const int64_t first = a.starts[group];
     return {a.x + first * a.channels + channel, a.starts[group + 1] - first, a.channels, part};
 }
@@ -132,9 +140,131 @@ void backward(const PoolArgs& a) {
     });
 }
 
+// -- standardized rows ---------------------------------------------------------------------------------------------
+
+// Numbers of one group, one for each channel.
+class Standard {
+  public:
+    explicit Standard(const NormArgs& a)
+        : a(a), numbers(6 * a.channels), mean(&numbers[0]), scale(mean + a.channels), factor(scale + a.channels),
+          pull(factor + a.channels), held(pull + a.channels), of_grad(held + a.channels) {}
+
+    void forward(int64_t group) {
+        if (!find(group)) return;
+        for_lanes(a.channels, [&](int64_t c, int part) {
+            const v16 m = shifted(c, part), k = lanes(factor + c, part), b = a.bias ? lanes(a.bias + c, part) : v16{};
+            for (int64_t r = a.starts[group]; r < a.starts[group + 1]; ++r) {
+                const int64_t at = r * a.channels + c;
+                put(a.out + at, (lanes(a.x + at, part) - m) * k + b, part);
+            }
+        });
+    }
+
+    // With u = x - shift mean: the gradient of x is factor g - pull u - held.
+    void backward(int64_t group, float* sums) {
+        if (!find(group)) return;
+        const float count = static_cast<float>(rows);
+        for_lanes(a.channels, [&](int64_t c, int part) {
+            const v16 m = shifted(c, part);
+            v16 g{}, gu{};
+            for (int64_t r = a.starts[group]; r < a.starts[group + 1];) {
+                v16 some{}, some_u{};
+                for (const int64_t end = std::min(r + kChain, a.starts[group + 1]); r < end; ++r) {
+                    const v16 v = lanes(a.grad + r * a.channels + c, part);
+                    some += v, some_u += v * (lanes(a.x + r * a.channels + c, part) - m);
+                }
+                g += some, gu += some_u;
+            }
+            put(of_grad + c, g, part), put(pull + c, gu, part);
+        });
+        for (int64_t c = 0; c < a.channels; ++c) {
+            sums[a.channels + c] += static_cast<float>(a.gain) * scale[c] * pull[c];
+            sums[2 * a.channels + c] += of_grad[c];
+            pull[c] *= a.scale == kNoScale ? 0.0f : factor[c] * scale[c] * scale[c] / count;
+        }
+        if (a.scale == kWholeScale) average(pull);
+        for (int64_t c = 0; c < a.channels; ++c) {
+            const float shift = a.shift ? a.shift[c] : 1.0f;
+            const float of_u = factor[c] * of_grad[c] - pull[c] * count * mean[c] * (1.0f - shift);
+            sums[c] -= mean[c] * of_u;
+            held[c] = shift * of_u / count;
+        }
+        if (a.center == kWholeMean) average(held);
+        for_lanes(a.channels, [&](int64_t c, int part) {
+            const v16 m = shifted(c, part), k = lanes(factor + c, part), p = lanes(pull + c, part), h = lanes(held + c, part);
+            for (int64_t r = a.starts[group]; r < a.starts[group + 1]; ++r) {
+                const int64_t at = r * a.channels + c;
+                put(a.out + at, lanes(a.grad + at, part) * k - (lanes(a.x + at, part) - m) * p - h, part);
+            }
+        });
+    }
+
+  private:
+    // The mean, the scale and gain weight scale; false for a group without rows.
+    bool find(int64_t group) {
+        rows = a.starts[group + 1] - a.starts[group];
+        if (!rows) return false;
+        const auto for_columns_of = [&](float* to, const auto& of) {
+            for_lanes(a.channels, [&](int64_t c, int part) { put(to + c, of(column(a, group, c, part), c, part), part); });
+        };
+        for_columns_of(mean, [](const Column& x, int64_t, int) { return x.mean(); });
+        if (a.center == kWholeMean) average(mean);
+        if (a.scale != kNoScale)
+            for_columns_of(scale, [&](const Column& x, int64_t c, int part) {
+                const v16 m = shifted(c, part);
+                return x.sum([&](v16 v) { return (v - m) * (v - m); }) / static_cast<float>(rows);
+            });
+        if (a.scale == kWholeScale) average(scale);
+        const float eps = static_cast<float>(a.eps), gain = static_cast<float>(a.gain);
+        for (int64_t c = 0; c < a.channels; ++c) {
+            scale[c] = a.scale == kNoScale ? 1.0f : 1.0f / std::sqrt(scale[c] + eps);
+            factor[c] = gain * scale[c] * (a.weight ? a.weight[c] : 1.0f);
+        }
+        return true;
+    }
+    v16 shifted(int64_t c, int part) const {
+        const v16 m = lanes(mean + c, part);
+        return a.shift ? m * lanes(a.shift + c, part) : m;
+    }
+    void average(float* of) const {
+        float sum = 0.0f;
+        for (int64_t c = 0; c < a.channels; ++c) sum += of[c];
+        std::fill(of, of + a.channels, sum / static_cast<float>(a.channels));
+    }
+
+    const NormArgs& a;
+    std::vector<float> numbers;
+    float *mean, *scale, *factor, *pull, *held, *of_grad;
+    int64_t rows = 0;
+};
+
+// body(standard, group, part) for all groups.
+template <class Body> void standardize(const NormArgs& a, const Body& body) {
+    const int team = team_of(a);
+    const int64_t parts = a.parts();
+#pragma omp parallel num_threads(team) if (team > 1)
+    {
+        Standard standard(a);
+#pragma omp for schedule(dynamic)
+        for (int64_t part = 0; part < parts; ++part)
+            for (int64_t g = a.groups * part / parts; g < a.groups * (part + 1) / parts; ++g) body(standard, g, part);
+    }
+}
+
 }  // namespace
 }  // namespace structconv::SC_ISA
 
 SC_EXPORT(pool)(const structconv::PoolArgs* args) { structconv::SC_ISA::forward(*args); }
 
 SC_EXPORT(pool_backward)(const structconv::PoolArgs* args) { structconv::SC_ISA::backward(*args); }
+
+SC_EXPORT(norm)(const structconv::NormArgs* args) {
+    structconv::SC_ISA::standardize(*args, [](auto& standard, int64_t group, int64_t) { standard.forward(group); });
+}
+
+SC_EXPORT(norm_backward)(const structconv::NormArgs* args) {
+    const auto sums = [&](int64_t part) { return args->sums + part * 3 * args->channels; };
+    structconv::SC_ISA::standardize(*args, [&](auto& standard, int64_t group, int64_t part) {
+        standard.backward(group, sums(part));
+    });
+}

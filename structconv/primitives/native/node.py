@@ -1,0 +1,101 @@
+"""A function of tensors as one node of autograd, whose forward and backward pass are kernels: `as_node`.
+
+It is called with an `Adjacency` or what is in its place, with `composed`, the same function of the tensors by
+differentiable operators, for derivatives of the gradients, and with tensors that `is_direct` accepts, then options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from structconv import torch_compat as private
+from structconv.primitives.functions import Result, pulled_back
+from structconv.primitives.native.dispatch import MAX_CHANNELS, Loaded
+from structconv.primitives.native.indices import LIMIT
+
+__all__ = ["Gradients", "as_node", "is_direct"]
+
+_PLAIN = frozenset((Tensor, torch.nn.Parameter))
+Gradients = tuple[Tensor | None, ...]
+
+
+def is_direct(x: Tensor, *others: Tensor | None) -> bool:
+    """Return True if a kernel may read x (M, ..., C), and only autograd records or transforms the layer."""
+    if (is_compiling() or private.transforms_active() or private.dispatch_modes() or private.function_modes()
+            or private.forward_level() >= 0 or private.tracing() is not None):
+        return False
+    try:
+        for t in (x, *others):
+            if t is not None and (type(t) not in _PLAIN or t.dtype is not torch.float32 or not t.is_cpu
+                                  or t.shape[-1] > MAX_CHANNELS):
+                return False
+    except IndexError:  # a scalar
+        return False
+    return not (x.numel() == 0 or x.shape[0] >= LIMIT or private.is_functional(x) or private.is_batched(x))
+
+
+def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: str | Callable[..., Any], *,
+            reads_result: bool = True, flagged: bool = False) -> Callable[..., Tensor]:
+    """Return a function (adjacency, composed, *tensors, *options) -> y that is one node where it needs a gradient.
+
+    Kernels are called with sealed layouts, functions of Python with the adjacency:
+
+        forward(by_target, *tensors, *options) -> y or (y, *saved)
+        backward(by_target, by_source, *tensors, y, *saved, gradient of y, *options) -> the gradients of the tensors
+
+    Args:
+        name: of the node, as autograd shows it.
+        count: of the tensors, some of which may be None.
+        forward, backward: names of kernels, or two functions, of which the second takes, after the gradient of y,
+            which gradients are needed.
+        reads_result: whether the backward takes y.
+        flagged: whether the last argument of the forward says if a gradient is needed.
+    """
+    with_gradient, without = ((True,), (False,)) if flagged else ((), ())  # type: tuple[bool, ...], tuple[bool, ...]
+
+    def ahead(ctx: Any, adjacency: Any, composed: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        results = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *with_gradient)
+                   if isinstance(forward, str) else forward(adjacency, *arguments, *with_gradient))
+        y, *others = results if isinstance(results, tuple) else (results,)
+        ctx.save_for_backward(*arguments[:count], *others)
+        ctx.adjacency, ctx.composed, ctx.options = adjacency, composed, arguments[count:]
+        ctx.result = Result(y) if reads_result else None
+        result: Tensor = y
+        return result
+
+    def again(ctx: Any, *tensors: Tensor | None) -> Tensor:
+        return call(ctx.adjacency, ctx.composed, *tensors, *ctx.options)
+
+    def back(ctx: Any, grad: Tensor) -> Gradients:
+        saved, needed = ctx.saved_tensors, ctx.needs_input_grad[2:count + 2]
+        if torch.is_grad_enabled() or private.is_wrapped(grad):
+            gradients = pulled_back(ctx.composed, saved[:count], needed, [grad])
+        else:
+            if reads_result:
+                saved = (*saved[:count], ctx.result.take(partial(again, ctx, *saved[:count])), *saved[count:])
+            if isinstance(backward, str):
+                gradients = getattr(Loaded.core, backward)(*ctx.adjacency.sides(), *saved, grad, *ctx.options)
+            else:
+                gradients = backward(ctx.adjacency, *saved, grad, needed, *ctx.options)
+        grads = (gradients,) if isinstance(gradients, Tensor) else gradients
+        return None, None, *grads, *(None,) * len(ctx.options)
+
+    node = type(name, (torch.autograd.Function,), {"forward": staticmethod(ahead), "backward": staticmethod(back)})
+    apply = private.bound_apply(node)
+
+    def call(adjacency: Any, composed: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        if torch.is_grad_enabled() and private.any_requires_grad(*arguments):
+            y: Tensor = apply(adjacency, composed, *arguments)
+            return y
+        results = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *without)
+                   if isinstance(forward, str) else forward(adjacency, *arguments, *without))
+        y = results[0] if isinstance(results, tuple) else results
+        return y
+
+    return call
