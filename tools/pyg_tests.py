@@ -32,12 +32,20 @@ LAYERS = (*(f"nn/conv/test_{name}.py" for name in (
     "agnn_conv", "appnp", "arma_conv", "cheb_conv", "cluster_gcn_conv", "fa_conv", "feast_conv", "gat_conv",
     "gatv2_conv", "gcn_conv", "gin_conv", "gmm_conv", "graph_conv", "hetero_conv", "hgt_conv", "mixhop_conv", "nn_conv",
     "rgcn_conv", "sage_conv", "sg_conv", "ssg_conv", "static_graph", "tag_conv", "transformer_conv")),
+    *(f"nn/norm/test_{name}.py" for name in (
+        "diff_group_norm", "graph_norm", "graph_size_norm", "instance_norm", "layer_norm", "mean_subtraction_norm",
+        "msg_norm", "pair_norm")),
+    "nn/aggr/test_basic.py", "nn/aggr/test_multi.py", "nn/dense/test_linear.py",
     "nn/models/test_jumping_knowledge.py", "nn/pool/test_glob.py")
 #: Tests of what uses these layers, and of functions and loaders that a patch takes over.
-PROGRAMS = ("nn/models/test_basic_gnn.py", "nn/pool/test_sag_pool.py", "nn/pool/test_topk_pool.py",
+PROGRAMS = ("nn/aggr/test_attention.py", "nn/aggr/test_fused.py", "nn/aggr/test_scaler.py", "nn/aggr/test_set2set.py",
+            "nn/models/test_basic_gnn.py", "nn/norm/test_batch_norm.py", "nn/pool/test_sag_pool.py",
+            "nn/pool/test_topk_pool.py",
             "nn/test_model_summary.py", "nn/test_sequential.py", "nn/test_to_hetero_transformer.py",
             "nn/test_to_hetero_with_bases_transformer.py", "explain/algorithm/test_gnn_explainer.py",
-            "explain/algorithm/test_attention_explainer.py", "explain/algorithm/test_captum_explainer.py",
+            "explain/algorithm/test_attention_explainer.py", "explain/algorithm/test_captum.py",
+            "explain/algorithm/test_captum_explainer.py", "explain/algorithm/test_graphmask_explainer.py",
+            "explain/algorithm/test_pg_explainer.py",
             "loader/test_neighbor_loader.py", "loader/test_link_neighbor_loader.py", "loader/test_hgt_loader.py",
             "loader/test_cluster.py", "loader/test_graph_saint.py", "utils/test_scatter.py", "utils/test_softmax.py",
             "utils/test_spmm.py", "utils/test_trim_to_layer.py")
@@ -46,6 +54,8 @@ PROGRAMS = ("nn/models/test_basic_gnn.py", "nn/pool/test_sag_pool.py", "nn/pool/
 EXPLANATIONS: tuple[tuple[str, str], ...] = (
     ("_cached_", "It reads the private cache of `cached=True`. Our layers keep none: they notice a changed graph."),
     ("test_arma_conv.py::test_arma_conv", "It expects a CSC matrix to fail. Ours takes it."),
+    ("test_load_lazy_linear", "It reads the private hook of a lazy layer. Ours has none."),
+    ("test_basic.py::test_validate", "It expects other words in the error of a group beyond `dim_size`."),
     ("hooks do nothing", "It registers a hook of messages. None are formed."),
     ("test_spmm_layout", "It expects PyTorch Geometric's warning that a COO or CSC matrix is converted to CSR. Ours "
      "reads each layout, with the same numbers."),
@@ -113,7 +123,8 @@ class Tally:
 def replace_imports() -> None:
     """Give `torch_geometric.nn` our layers, for modules that import them from now on."""
     pyg = importlib.import_module("structconv.compat.pyg")
-    modules = [importlib.import_module(f"torch_geometric.nn{part}") for part in ("", ".conv", ".pool", ".models")]
+    modules = [importlib.import_module(f"torch_geometric.nn{part}") for part in (
+        "", ".aggr", ".conv", ".dense", ".models", ".norm", ".pool")]
     for name in pyg.__all__:
         for module in modules:
             if name in vars(module):

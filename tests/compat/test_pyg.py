@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import structconv.compat.pyg as ours
-from structconv.compat.pyg import aggregations
+from structconv.compat.pyg import edges
 from structconv.compat.pyg.edges import numbered
 from structconv.errors import ConfigError
 from structconv.primitives.native.loader import core
@@ -780,10 +780,15 @@ X = torch.ones(5, P)
     (lambda: ours.GCNConv(P, Q)(X[:, 1:], EDGES), r"GCNConv: x must have shape \(..., M, P=4\); got \(5, 3\)"),
     (lambda: ours.GCNConv(P, Q)(X, EDGES + 1), r"GCNConv: edge_index must be in \[0, .*; got 5 at edge 6"),
     (lambda: ours.SAGEConv(P, Q)(None, EDGES), r"SAGEConv: x must be a tensor"),
+    (lambda: ours.SumAggregation()(X, EDGES[0, :4]), r"SumAggregation: the groups must .*E=5.*got \(4,\)"),
+    (lambda: ours.global_mean_pool(X, EDGES[0, :4]), r"global_mean_pool: the groups must .*E=5.*got \(4,\)"),
+    (lambda: ours.Linear(P, Q, weight_initializer="none"), "Linear: weight_initializer must be one of .*'glorot'"),
+    (lambda: ours.Linear(P, Q, bias_initializer="glorot"), "Linear: bias_initializer must be one of None, 'zeros'"),
     (lambda: ours.NNConv(P, Q, one_layer())(X, EDGES), "NNConv: edge_attr must be given"),
     (lambda: ours.FAConv(P, normalize=False)(X, X, EDGES), "FAConv: edge_weight must be given with normalize=False"),
     (lambda: ours.GCNConv(P, Q).propagate(EDGES, x=X), "GCNConv: .*Use PyTorch Geometric's layer"),
     (lambda: ours.GCNConv(P, Q).register_propagate_forward_pre_hook(print), "GCNConv: .*Use PyTorch Geometric's layer"),
+    (lambda: setattr(ours.GCNConv(P, Q), "explain_message", print), "GCNConv: .*Use PyTorch Geometric's layer"),
     (lambda: ours.GCNConv(P, Q).register_message_forward_hook(print), "GCNConv: .*Use PyTorch Geometric's layer"),
 ])
 def test_errors_name_the_layer_and_the_argument(call, message):
@@ -1009,7 +1014,7 @@ def test_a_graph_without_edges_has_chebyshev_polynomials():
 def test_an_aggregation_lays_out_its_groups_once(monkeypatch):
     """Until the numbers of the groups change."""
     calls = []
-    monkeypatch.setattr(aggregations, "numbered", lambda index: calls.append(index) or numbered(index))
+    monkeypatch.setattr(edges, "numbered", lambda index: calls.append(index) or numbered(index))
     x, index, layer = torch.randn(4, 3), torch.tensor([0, 1, 1, 0]), ours.SumAggregation()
     for _ in range(2):
         torch.testing.assert_close(layer(x, index), torch.stack([x[0] + x[3], x[1] + x[2]]))
@@ -1019,6 +1024,39 @@ def test_an_aggregation_lays_out_its_groups_once(monkeypatch):
     assert len(calls) == 2
 
 
+def test_groups_given_by_their_starts_have_the_same_deviations():
+    """Also where the mean of the squares is no good: far from zero."""
+    x, index, starts = 100 + torch.randn(6, 3), torch.tensor([0, 0, 0, 2, 2, 2]), torch.tensor([0, 3, 3, 6])
+    layer = ours.StdAggregation()
+    torch.testing.assert_close(layer(x, ptr=starts), layer(x, index), rtol=0, atol=0)
+    torch.testing.assert_close(layer(x, ptr=starts)[0], x[:3].std(0, unbiased=False), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"weight_initializer": "kaiming_uniform", "bias_initializer": "zeros"},
+                                     {"weight_initializer": "glorot"}, {"weight_initializer": "uniform"}])
+@pytest.mark.parametrize("channels", [P, -1])
+def test_linear_layers_are_drawn_as_there(channels, options):
+    x, values = torch.randn(5, P), []
+    for library in (ours, theirs):
+        torch.manual_seed(0)
+        layer = library.Linear(channels, Q, **options)
+        values.append((layer(x), layer.state_dict()))
+    torch.testing.assert_close(*values)
+
+
+def test_a_linear_layer_that_loads_a_lazy_one_is_lazy():
+    layer = ours.Linear(P, Q)
+    layer.load_state_dict(ours.Linear(-1, Q).state_dict())
+    assert repr(layer) == "Linear(-1, 6, bias=True)" and layer(torch.randn(3, 7)).shape == (3, Q)
+
+
+def test_variances_with_and_without_the_gradient_of_squares_are_joined():
+    torch.manual_seed(0)
+    x, index, seed = torch.randn(6, 3, requires_grad=True), torch.tensor([0, 0, 0, 1, 1, 1]), torch.randn(2, 3)
+    parts = [ours.VarAggregation(semi_grad=True), ours.VarAggregation()]
+    both = ours.MultiAggregation(parts, mode="sum")(x, index)
+    expected = sum(torch.autograd.grad((part(x, index) * seed).sum(), x)[0] for part in parts)
+    torch.testing.assert_close(torch.autograd.grad((both * seed).sum(), x)[0], expected)
 @pytest.mark.parametrize("lead", [(), (2,)])
 @pytest.mark.parametrize("index", [torch.tensor([0, 0, 1, 1, 1, 2]), torch.tensor([2, 1, 0, 1, 0, 1])], ids=str)
 def test_each_of_several_variances_keeps_its_own_gradient(index, lead):

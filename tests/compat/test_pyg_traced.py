@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from types import MethodType
 
 import pytest
 import torch
@@ -149,6 +150,14 @@ def test_torchscript_is_refused_with_what_to_use(name):
         torch.jit.script(nn.Sequential(make(name)))
 
 
+@pytest.mark.parametrize("make", [
+    ours.GraphSizeNorm, lambda: ours.InstanceNorm(P), lambda: ours.LayerNorm(P), lambda: ours.Linear(P, Q),
+    ours.MeanSubtractionNorm, lambda: ours.MultiAggregation(["mean", "max"]), ours.PairNorm, ours.SumAggregation])
+def test_torchscript_of_norms_and_aggregations_is_refused(make):
+    with pytest.raises(ConfigError, match=f"{type(make()).__name__}.*or torch.export; got torch.jit.script"):
+        torch.jit.script(nn.Sequential(make()))
+
+
 @pytest.mark.parametrize("name", [name for name in LAYERS if name not in ("HGTConv", "a net")])
 def test_a_layer_becomes_theirs(name):
     layer, others = make(name), arguments(name, 1)
@@ -174,6 +183,19 @@ def test_under_a_patch_a_hook_of_messages_makes_a_layer_theirs():
         torch.testing.assert_close(layer(rows, edges, weight) - layer.bias, 2 * (y - layer.bias))
         handle.remove()
     assert type(layer) is theirs.GCNConv and "register_message_forward_hook" in str(report)
+
+
+def test_under_a_patch_an_explainer_of_messages_makes_a_layer_theirs():
+    def explain_message(layer, inputs):
+        return 2 * inputs
+
+    with ours.patch() as report:
+        layer, (rows, edges, weight) = theirs.GCNConv(P, Q), arguments("GCNConv", 0)
+        y = layer(rows, edges, weight)
+        layer.explain_message = MethodType(explain_message, layer)  # as GraphMaskExplainer does
+        layer.explain = True
+        torch.testing.assert_close(layer(rows, edges, weight) - layer.bias, 2 * (y - layer.bias))
+    assert type(layer) is theirs.GCNConv and "explain_message needs" in str(report)
 
 
 def test_under_a_patch_functions_are_scripted_and_raise_as_theirs():

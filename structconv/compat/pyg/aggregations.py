@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from structconv.bases.matrices import adjacency
 from structconv.bases.scores import Affine
 from structconv.bases.sparse import Sparse
-from structconv.compat.pyg.edges import edges_to_outputs, gather, group_count, numbered
+from structconv.compat.pyg.edges import edges_to_outputs, gather, memberships
 from structconv.compat.pyg.linear import Linear, LinearByType, project
 from structconv.compat.pyg.operator import attend
 from structconv.compat.pyg.tracing import is_tracing, traceable
 from structconv.derived import cached, derived, is_plain
 from structconv.errors import ConfigError, nearest
+from structconv.nn.layer import refuse_script
 from structconv.nn.pooling import GroupPool
 from structconv.primitives.native.adjacency import unchanged
 from structconv.primitives.native.layer import group_starts, pool_groups
@@ -51,6 +52,8 @@ Known = dict[str, Tensor]
 class _Aggregation(Base):
     """An aggregation without parameters."""
 
+    __prepare_scriptable__ = refuse_script
+
     def forward(self, x: Tensor, index: Tensor | None = None, ptr: Tensor | None = None, dim_size: int | None = None,
                 dim: int = -2) -> Tensor:
         """Rows (..., N, C) of x (..., E, C), one for each group.
@@ -62,6 +65,12 @@ class _Aggregation(Base):
         """
         if dim_size is None and index is not None and is_tracing():  # which fixes the number of groups
             dim_size = int(index.max()) + 1
+        if index is None and ptr is not None and x.dim() == 2 and dim in (-2, 0) and not is_tracing():
+            dim_size, index = ptr.shape[0] - 1, derived(  # groups that rise, which one kernel can read
+                ptr, ("groups", len(x)), lambda: numbered_by_count(ptr.diff(), len(x)))
+            y = self._of_sorted(x, index, dim_size)
+            if y is not None:
+                return y
         return self._of_rows(x, index, ptr, dim_size, dim)
 
     @calls_forward
@@ -92,9 +101,7 @@ class _Aggregation(Base):
         if index is None:
             sizes = x.new_tensor([count], dtype=torch.int64) if ptr is None else ptr.diff()
             dim_size, index = sizes.shape[0], numbered_by_count(sizes, count)
-        size = group_count(index) if dim_size is None else dim_size
-        members = derived(index, "members", lambda: numbered(index))
-        y = aggregate(self, rows, Sparse(Graph(members, num_inputs=count, num_outputs=size)))
+        y = aggregate(self, rows, Sparse(memberships(type(self).__name__, index, count, dim_size)))
         return y.movedim(-2, dim)
 
     def reset_parameters(self) -> None:

@@ -13,14 +13,14 @@ from torch.compiler import is_compiling
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.operator import apply
 from structconv.derived import derived, forget_changed
-from structconv.errors import StructureError
+from structconv.errors import ShapeError, StructureError
 from structconv.nn.direct import FEW_NUMBERS
 from structconv.structures.graph import Graph, attributes_of_loops, has_loops, looped
 from structconv.torch_compat import is_batched, is_functional
 from structconv.weights import Eye
 
-__all__ = ["Fill", "edges_to_outputs", "gather", "graph_of", "group_count", "is_sparse", "matrix_of", "numbered",
-           "replaced_loops", "warn_of_two_kinds", "with_loops", "with_remaining_loops", "without_edges",
+__all__ = ["Fill", "edges_to_outputs", "gather", "graph_of", "group_count", "is_sparse", "matrix_of", "memberships",
+           "numbered", "replaced_loops", "warn_of_two_kinds", "with_loops", "with_remaining_loops", "without_edges",
            "without_loops"]
 
 Fill = float | str | Tensor
@@ -234,6 +234,14 @@ def group_count(index: Tensor) -> int:
 def numbered(ends: Tensor) -> Tensor:
     """Edges (2, E) that join entry e to ends[e]."""
     return torch.stack([torch.arange(ends.shape[0], dtype=ends.dtype, device=ends.device), ends])
+
+
+def memberships(owner: str, groups: Tensor, rows: int, size: int | None) -> Graph:
+    """The graph that joins each of so many rows to its group (E,); `size` is the number of groups, if known."""
+    if groups.shape[0] != rows:
+        raise ShapeError(owner, f"the groups must have shape (E={rows},), one for each row of x", tuple(groups.shape))
+    return Graph(derived(groups, "members", lambda: numbered(groups)), num_inputs=rows,
+                 num_outputs=group_count(groups) if size is None else size)
 
 
 def edges_to_outputs(graph: Graph) -> Graph:

@@ -40,6 +40,14 @@ Channels = int | tuple[int, int]
 Nodes = Tensor | tuple[Tensor, Tensor | None]
 
 
+class _OfMessages:
+    """`explain_message`, by which an explainer reads and changes messages: set it on a layer that forms them."""
+
+    def __set__(self, layer: Any, value: Any) -> None:
+        layer._need_messages("explain_message")
+        layer.explain_message = value
+
+
 class Layer(MessagePassing):
     """A layer with the arguments of PyTorch Geometric's `MessagePassing`, computed by the operator of eq. 8.
 
@@ -110,9 +118,10 @@ class Layer(MessagePassing):
     def _refused(self, *_: Any, **__: Any) -> Any:
         """Raise an error that names what this class of PyTorch Geometric has and ours has not."""
         raise ConfigError(type(self).__name__, "a call must be of the layer itself", "one of message passing",
-                          "No messages are formed here: propagate, message and their hooks do nothing. Use PyTorch "
-                          "Geometric's layer for them.")
+                          "No messages are formed here: propagate, message, explain_message and their hooks do "
+                          "nothing. Use PyTorch Geometric's layer for them.")
 
+    explain_message, _need_messages = _OfMessages(), _refused
     propagate = message = message_and_aggregate = aggregate = update = edge_updater = edge_update = jittable = _refused
     register_propagate_forward_pre_hook = register_propagate_forward_hook = _refused
     register_message_forward_pre_hook = register_message_forward_hook = _refused

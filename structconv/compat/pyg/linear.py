@@ -15,9 +15,11 @@ from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.operator import apply
 from structconv.errors import ShapeError
 from structconv.kernels.sparse_product import sorted_matrix
+from structconv.nn.layer import refuse_script
 from structconv.primitives.native.layer import convolve_linear, gather_sums
 from structconv.primitives.native.node import is_direct
 from structconv.primitives.products import linear
+from structconv.shapes import check_choice
 from structconv.weights import Eye, Full
 from structconv.weights.base import plus
 
@@ -31,7 +33,8 @@ class Linear(nn.Linear):
     Args:
         in_channels, out_channels: P and Q.
         bias: add b.
-        weight_initializer: "glorot", "uniform" or None, which draws as torch's linear layer.
+        weight_initializer: "glorot", or "uniform", "kaiming_uniform" or None, which draw as torch's linear layer.
+        bias_initializer: "zeros", or None, which draws as torch's linear layer.
 
     Example:
 
@@ -41,10 +44,15 @@ class Linear(nn.Linear):
         (torch.Size([3, 4]), (4, 8))
     """
 
+    __prepare_scriptable__ = refuse_script
+
     def __init__(self, in_channels: int, out_channels: int, bias: bool = True,
-                 weight_initializer: str | None = None) -> None:
+                 weight_initializer: str | None = None, bias_initializer: str | None = None) -> None:
         nn.Module.__init__(self)
-        self.in_channels, self.out_channels, self.weight_initializer = in_channels, out_channels, weight_initializer
+        check_choice("Linear", "weight_initializer", weight_initializer, (None, "glorot", "uniform", "kaiming_uniform"))
+        check_choice("Linear", "bias_initializer", bias_initializer, (None, "zeros"))
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.weight_initializer, self.bias_initializer = weight_initializer, bias_initializer
         self.in_features, self.out_features = in_channels, out_channels  # by which torch's tools know a linear layer
         self.weight: Any = (nn.Parameter(torch.empty(out_channels, in_channels)) if in_channels > 0
                             else UninitializedParameter())
@@ -64,7 +72,9 @@ class Linear(nn.Linear):
         rows, columns = self.weight.shape
         bound = math.sqrt(6 / (rows + columns)) if self.weight_initializer == "glorot" else 1 / math.sqrt(columns)
         self.weight.uniform_(-bound, bound)
-        if self.bias is not None:
+        if self.bias is not None and self.bias_initializer == "zeros":
+            self.bias.zero_()
+        elif self.bias is not None:
             bound = 1 / math.sqrt(columns)
             self.bias.uniform_(-bound, bound)
 
@@ -90,7 +100,11 @@ class Linear(nn.Linear):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         weight = state_dict.get(f"{prefix}weight")
-        if self.is_lazy and isinstance(weight, Tensor) and not isinstance(weight, UninitializedParameter):
+        if isinstance(weight, UninitializedParameter):
+            self.in_channels = self.in_features = -1
+            self.weight = UninitializedParameter(  # type: ignore[call-arg]
+                device=self.weight.device, dtype=self.weight.dtype)
+        elif self.is_lazy and isinstance(weight, Tensor):
             self.materialize(weight.shape[-1])
         super()._load_from_state_dict(state_dict, prefix, *args)
 

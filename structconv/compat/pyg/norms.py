@@ -15,6 +15,7 @@ from structconv.compat.pyg.edges import group_count
 from structconv.compat.pyg.linear import Linear, draw
 from structconv.compat.pyg.pooling import pooled
 from structconv.derived import derived
+from structconv.nn.layer import refuse_script
 from structconv.primitives.functions import sum_dtype
 from structconv.primitives.native.adjacency import unchanged
 from structconv.primitives.native.layer import standardize_groups
@@ -77,7 +78,9 @@ def _parameter(channels: int, device: Any) -> nn.Parameter:
 
 
 class _Norm(nn.Module):
-    """Base of the layers with a weight, a bias and perhaps a `mean_scale`."""
+    """Base of the layers; parameters are a weight, a bias and a `mean_scale`, or some of them."""
+
+    __prepare_scriptable__ = refuse_script
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -128,6 +131,7 @@ class InstanceNorm(nn.InstanceNorm1d):
         [[-1.0], [1.0], [0.0]]
     """
 
+    __prepare_scriptable__ = refuse_script
     momentum: float
     running_mean: Any
     running_var: Any
@@ -200,7 +204,7 @@ class LayerNorm(_Norm):
         return f"{type(self).__name__}({self.in_channels}, affine={self.affine}, mode={self.mode})"
 
 
-class PairNorm(nn.Module):
+class PairNorm(_Norm):
     """s (x - mean(x)) / sqrt(eps + mean(|x - mean(x)|^2)) of each graph, or by eps + |x - mean(x)| of each row.
     Arguments: those of `torch_geometric.nn.PairNorm`.
 
@@ -229,7 +233,7 @@ class PairNorm(nn.Module):
         return f"{type(self).__name__}()"
 
 
-class GraphSizeNorm(nn.Module):
+class GraphSizeNorm(_Norm):
     """x / sqrt(N) by the number N of rows of each graph. Arguments: those of `torch_geometric.nn.GraphSizeNorm`.
 
     Example:
@@ -253,7 +257,7 @@ class GraphSizeNorm(nn.Module):
         return f"{type(self).__name__}()"
 
 
-class MeanSubtractionNorm(nn.Module):
+class MeanSubtractionNorm(_Norm):
     """x - mean(x) of each graph. Arguments: those of `torch_geometric.nn.MeanSubtractionNorm`.
 
     Example:

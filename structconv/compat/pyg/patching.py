@@ -148,6 +148,7 @@ def joined(name: str) -> type:
     if issubclass(ours, Layer):
         for method in [method for method in dir(ours) if getattr(ours, method, None) is Layer.propagate]:
             setattr(kind, method, _of_theirs(method))
+        setattr(kind, "_need_messages", _hand_back)  # noqa: B010 - mypy refuses an assignment
         setattr(kind, "__prepare_scriptable__", _scriptable)  # noqa: B010 - mypy refuses an assignment
     return kind
 

@@ -9,13 +9,11 @@ from torch.compiler import is_compiling
 from structconv import torch_compat as private
 from structconv.bases.matrices import adjacency
 from structconv.compat.pyg.aggregations import check_floating, of_sorted, pool_extreme
-from structconv.compat.pyg.edges import group_count, numbered
+from structconv.compat.pyg.edges import memberships
 from structconv.compat.pyg.linear import project
 from structconv.compat.pyg.tracing import traceable
-from structconv.derived import derived
 from structconv.errors import ConfigError
 from structconv.shapes import check_choice
-from structconv.structures.graph import Graph
 
 __all__ = ["JumpingKnowledge", "global_add_pool", "global_max_pool", "global_mean_pool", "pooled"]
 
@@ -77,9 +75,9 @@ _traced = traceable(pooled)
 
 def _of_members(x: Tensor, batch: Tensor, size: int | None, kind: str) -> Tensor:
     """The same by the graph from rows to groups."""
-    check_floating(f"global_{kind}_pool", x)
-    size = group_count(batch) if size is None else size
-    members = Graph(derived(batch, "members", lambda: numbered(batch)), num_inputs=x.shape[-2], num_outputs=size)
+    owner = f"global_{kind}_pool"
+    check_floating(owner, x)
+    members = memberships(owner, batch, x.shape[-2], size)
     if kind in ("max", "min"):
         return pool_extreme(x, members, kind)
     return project(x, adjacency(members, (None, "count") if kind == "mean" else None, x.dtype), None)
