@@ -482,12 +482,13 @@ template <int L> void backward_tile(const AttentionBackwardArgs& b, int64_t batc
     const int64_t shared = head / a.shared, depth = a.depth, channels = a.channels;
     const float *query_row = at(a.q, batch, head, first), *grad_row = at(b.grad, batch, head, first);
     alignas(64) float query[width * kAttentionChannels], grad[width * kAttentionChannels], sums[width * kAttentionChannels];
-    alignas(64) float peaks[width], inverse[width], delta[width], p[kKeys * width], ds[kKeys * width];
+    alignas(64) float peaks[width], inverse[width], delta[width], p[kKeys * width], ds[kKeys * width], w[kKeys * width];
+    const bool whole = a.inputs <= kKeys;  // one block has all pairs: the mean of ds by the weights is as exact as ds is
     const Dropout dropout(a.drop, batch * a.heads + head, 1);
     for (int i = 0; i < width; ++i) {  // outputs that do not exist have no weights
         peaks[i] = i < lanes ? *peaks_of(a, b.peaks, batch, head, first + i) : INFINITY;
         inverse[i] = i < lanes ? *inverses_of(a, b.peaks, batch, head, first + i) : 0.0f;
-        delta[i] = i < lanes ? dot(at(b.y, batch, head, first + i), grad_row + i * b.grad.row, channels) : 0.0f;
+        delta[i] = i < lanes && !whole ? dot(at(b.y, batch, head, first + i), grad_row + i * b.grad.row, channels) : 0.0f;
     }
     outputs.load_lanes(a.q, depth, static_cast<float>(a.scale), query);
     outputs.load_lanes(b.grad, channels, 1.0f, grad);
@@ -500,14 +501,18 @@ template <int L> void backward_tile(const AttentionBackwardArgs& b, int64_t batc
         dots<L>(value, a.v.row, block.count, grad, channels, ds);
         add_mask(block, p);
         for (int l = 0; l < width; l += 16) {
-            const v16 own = load<v16>(peaks + l), share = load<v16>(inverse + l), shift = load<v16>(delta + l);
+            const v16 own = load<v16>(peaks + l), share = load<v16>(inverse + l);
+            v16 shift = load<v16>(delta + l);
             for (int j = l; j < block.count * width; j += width) {
-                const v16 score = load<v16>(p + j), weight = exponential(score - own) * share;
+                const v16 score = load<v16>(p + j), weight = choose(score == -INFINITY, v16{}, exponential(score - own) * share);
                 const v16 factor = dropout.on() ? kept(dropout, a, start + j / width, first + l) : splat<v16>(1.0f);
-                const v16 d = weight * (load<v16>(ds + j) * factor - shift);
+                const v16 d = choose(score == -INFINITY, v16{}, load<v16>(ds + j) * factor);
+                if (whole) shift += weight * d;
                 store(p + j, choose(score == -INFINITY, v16{}, weight * factor));
-                store(ds + j, choose(score == -INFINITY, v16{}, d));
+                store(w + j, weight), store(ds + j, d);
             }
+            for (int j = l; j < block.count * width; j += width)
+                store(ds + j, load<v16>(w + j) * (load<v16>(ds + j) - shift));
         }
         if (b.grad_mask) add_to_mask(b, outputs, start, block.count, ds);
         for (int j = 0; j < block.count * width; j += 16) store(ds + j, load<v16>(ds + j) * static_cast<float>(a.scale));
@@ -516,9 +521,9 @@ template <int L> void backward_tile(const AttentionBackwardArgs& b, int64_t batc
                b.grad_v.row);
         spread(block, ds, query_row, a.q.row, lanes, depth, const_cast<float*>(at(b.grad_k, batch, shared, start)), b.grad_k.row);
     }
-    alignas(64) float whole[width];
-    for (float& factor : whole) factor = 1.0f;
-    outputs.store_lanes(sums, depth, whole, b.grad_q);
+    alignas(64) float ones[width];
+    for (float& factor : ones) factor = 1.0f;
+    outputs.store_lanes(sums, depth, ones, b.grad_q);
 }
 
 // body(vectors, first output, how many) for all outputs of a head.
