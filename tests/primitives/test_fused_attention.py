@@ -109,6 +109,14 @@ def test_values_and_gradients_are_those_of_sums_in_float64(case: Any) -> None:
 
 
 @needs_kernel
+@pytest.mark.parametrize("p", [0.0, 0.4])
+def test_one_key_has_no_gradient_of_its_score(p: float) -> None:
+    query, key, value = (torch.randn(1, 2, n, c, requires_grad=True) for n, c in ((130, 8), (1, 8), (1, 40)))
+    y = exact_attention(query, key, value, None, False, 0.3, (p, 5, 2))
+    assert not any(g.any() for g in torch.autograd.grad(y, [query, key], torch.randn(1, 2, 130, 40)))
+
+
+@needs_kernel
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
 @pytest.mark.parametrize("kind", ["causal", "padding", "table"])
 def test_what_has_no_pair_may_be_anything(kind: str, wrong: float) -> None:
