@@ -18,11 +18,13 @@ from torch import Tensor
 from structconv import torch_compat as private
 from structconv.bases import dense
 from structconv.bases.entrywise import Normalized
+from structconv.bases.linear import Concat
 from structconv.bases.matrices import adjacency
 from structconv.bases.pooling import Pooling
 from structconv.bases.shift import Shift, ShiftTransposed
 from structconv.bases.sparse import Sparse
 from structconv.kernels.small_attention import composed_attention, is_small
+from structconv.kernels.sparse_attention import FEW_PRODUCTS
 from structconv.mechanisms.graphs import Adjacency
 from structconv.mechanisms.grids import Cuboid, Pool
 from structconv.mechanisms.index import Identity
@@ -39,8 +41,16 @@ from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.adjacency import Adjacency as Edges
 from structconv.primitives.native.adjacency import adjacency_of, unchanged
 from structconv.primitives.native.affine import projected_attention
+from structconv.primitives.native.bilinear import bilinear_attention
 from structconv.primitives.native.dispatch import NO_DROP, Drop, kernels
-from structconv.primitives.native.layer import attend_entries, attend_layer, attend_pairs, convolve
+from structconv.primitives.native.layer import (
+    attend_dots,
+    attend_entries,
+    attend_layer,
+    attend_pairs,
+    convolve,
+    convolve_with_self,
+)
 from structconv.primitives.native.node import is_direct
 from structconv.primitives.products import linear
 from structconv.structures.graph import Graph, listed_edges, looped
@@ -70,8 +80,10 @@ def direct_of(root: Any) -> Direct | None:
         return partial(_convolve_image, root, padding, _is_usual(root))
     if type(root) is Pool and root._structure_name is None:
         return None if root.ndim is None else partial(_pool_image, root, True)
-    if type(root) is not Operation or root.join is not None or "_names" in root.__dict__ or "_reads" in root.__dict__:
+    if type(root) is not Operation or "_names" in root.__dict__ or "_reads" in root.__dict__:
         return None
+    if root.join is not None:
+        return _with_self(root) if root.join == "concat" and not root.steps else None
     leaf, modules = root.mechanisms()[0], root._step_modules()
     names, options = [step.name for step in root.steps], {step.name: dict(step.options) for step in root.steps}
     if type(leaf) is Cuboid and names == ["transpose"] and (padding := _padding(leaf)) is not None:
@@ -99,8 +111,28 @@ def direct_of(root: Any) -> Direct | None:
     scale = options["scaled"]["scale"] if "scaled" in names else 1.0
     if sorted(names[:-1]) not in ([], ["scaled"], ["masked"], ["masked", "scaled"]) or isinstance(scale, Tensor):
         return None
+    if reads is STRUCTURE:
+        return partial(_attend_dots, leaf, mask, scale, p, None)
     known = mask is None or reads is STRUCTURE_IF_GIVEN or type(reads) is Causal
     return partial(_attend_entries, leaf, mask, scale, p) if known else None
+
+
+def _with_self(root: Operation) -> Direct | None:
+    """The direct call of a mechanism of edges beside `Identity()`."""
+    parts = root.mechanisms()
+    own = next((i for i, part in enumerate(parts) if type(part) is Identity), 0)
+    if len(parts) != 2 or any("_reads" in part.__dict__ or part._structure_name is not None for part in parts):
+        return None
+    itself, near = parts[own], parts[1 - own]
+    if type(itself) is not Identity or itself.size != 1:
+        return None
+    if type(near) is Adjacency:
+        return partial(_convolve_with_self, near, itself, own) if near.normalize_by in ("sym", "row") else None
+    direct: Any = direct_of(near)
+    if getattr(direct, "func", None) is not _attend_dots:
+        return None
+    *options, _ = direct.args
+    return partial(_attend_dots, *options, (itself, own))
 
 
 def is_plain(layer: Any, basis: type, *parts: Any) -> bool:
@@ -206,6 +238,43 @@ def _convolve(leaf: Adjacency, layer: Any, x: Tensor, graph: Any) -> Tensor | No
     fits = size == 1 and x.shape == (graph.num_inputs, channels) and x.shape[0] * max(channels, outputs) <= FEW_NUMBERS
     if not fits or layer._added or not is_direct(x, theta, bias) or not is_plain(layer, Sparse, leaf, weight):
         return None
+    prepared = _matrix(leaf, graph, x)
+    if prepared is None:
+        return None
+    edges, sums = prepared
+
+    def composed(x: Tensor, theta: Tensor, bias: Tensor | None) -> Tensor:
+        return plus(sums(x) @ theta.squeeze(0), bias)
+
+    return convolve(edges, composed, x, theta, bias, channels <= outputs)
+
+
+def _convolve_with_self(leaf: Adjacency, itself: Identity, own: int, layer: Any, x: Tensor, graph: Any
+                        ) -> Tensor | None:
+    """A^T x Theta_0 + x Theta_1 + b over the edges of a graph, with Theta_`own` that of x."""
+    weight, bias = layer._modules["weight"], _bias(layer)
+    theta = weight._parameters.get("theta")
+    if type(graph) is not Graph or theta is None or type(getattr(weight, "kind", None)) is not Full or x.dim() != 2:
+        return None
+    size, channels, outputs = theta.shape
+    fits = (size == 2 and graph.num_outputs == graph.num_inputs and x.shape == (graph.num_inputs, channels)
+            and x.shape[0] * max(channels, outputs) <= FEW_NUMBERS)
+    if not fits or layer._added or not is_direct(x, theta, bias) or must_be_planned(Sparse) or not is_plain(
+            layer, Concat, leaf, itself, weight):
+        return None
+    prepared = _matrix(leaf, graph, x)
+    if prepared is None:
+        return None
+    edges, sums = prepared
+
+    def composed(x: Tensor, theta: Tensor, bias: Tensor | None) -> Tensor:
+        return plus(sums(x) @ theta[1 - own] + x @ theta[own], bias)
+
+    return convolve_with_self(edges, composed, x, theta, bias, own)
+
+
+def _matrix(leaf: Adjacency, graph: Graph, x: Tensor) -> tuple[Edges, Callable[[Tensor], Tensor]] | None:
+    """The edges as kernels read them, and A^T x by differentiable operators if they did not change."""
     graph = looped(graph) if leaf.self_loops else graph
     index, loops = listed_edges(graph)
     weights = graph.edge_weight if leaf.weighted else None
@@ -218,21 +287,20 @@ def _convolve(leaf: Adjacency, layer: Any, x: Tensor, graph: Any) -> Tensor | No
         return None
     check = unchanged(index)
 
-    def composed(x: Tensor, theta: Tensor, bias: Tensor | None) -> Tensor:
+    def sums(x: Tensor) -> Tensor:
         check()
-        matrix = adjacency(graph, leaf.normalize_by, x.dtype, leaf.weighted)
-        return plus(matrix.analysis(x).squeeze(-3) @ theta.squeeze(0), bias)
+        return adjacency(graph, leaf.normalize_by, x.dtype, leaf.weighted).analysis(x).squeeze(-3)
 
-    return convolve(edges, composed, x, theta, bias, channels <= outputs)
+    return edges, sums
 
 
-def _edges(graph: Any, x: Tensor, channels: int, width: int) -> tuple[Edges, Callable[[], tuple[Any, Any]]] | None:
+def _edges(graph: Any, x: Tensor, channels: int, few: bool) -> tuple[Edges, Callable[[], tuple[Any, Any]]] | None:
     """The edges among the entries x (M, P) as kernels read them, and what returns both layouts if they did not change.
     """
     if type(graph) is not Graph or x.dim() != 2 or x.shape[1] != channels:
         return None
     nodes, (index, loops) = x.shape[0], listed_edges(graph)
-    if not graph.num_inputs == graph.num_outputs == nodes or nodes * width > FEW_NUMBERS or type(index) is not Tensor:
+    if not few or not graph.num_inputs == graph.num_outputs == nodes or type(index) is not Tensor:
         return None
     edges, check = adjacency_of(index, nodes, nodes, loops=loops), unchanged(index)
 
@@ -260,7 +328,7 @@ def _attend_edges(leaf: BiAffine, mask: Any, slope: float, p: float, layer: Any,
     if layer._added or not is_direct(x, theta, source, target, bias) or not is_plain(
             layer, Normalized, leaf, mask, weight):
         return None
-    prepared = _edges(graph, x, channels, heads * depth)
+    prepared = _edges(graph, x, channels, x.shape[0] * heads * depth <= FEW_NUMBERS)
     if prepared is None:
         return None
     edges, layouts = prepared
@@ -288,7 +356,7 @@ def _attend_pairs(leaf: Additive, mask: Any, slope: float, p: float, layer: Any,
     if not is_direct(x, theta, matrix, offset, vector, bias) or not is_plain(
             layer, Normalized, leaf, mask, weight, to):
         return None
-    prepared = _edges(graph, x, channels, 2 * heads * depth)
+    prepared = _edges(graph, x, channels, 2 * x.shape[0] * heads * depth <= FEW_NUMBERS)
     if prepared is None:
         return None
     edges, layouts = prepared
@@ -302,6 +370,55 @@ def _attend_pairs(leaf: Additive, mask: Any, slope: float, p: float, layer: Any,
         return plus(y.flatten(1), bias)
 
     return attend_pairs(edges, composed, x, theta, matrix, offset, vector, bias, slope, *drop)
+
+
+def _attend_dots(leaf: DotProduct, mask: Any, scale: float | None, p: float, beside: tuple[Any, int] | None, layer: Any,
+                 x: Tensor, graph: Any) -> Tensor | None:
+    """Scaled dot-product attention among the entries of a graph, the heads side by side, plus x Theta where an identity
+    is `beside` it, which it has with its place."""
+    weight, bias, parts = layer._modules["weight"], _bias(layer), leaf._modules
+    query, key, root = parts["query"], parts["key"], None
+    modules: list[Any] = [leaf, mask, query, key]
+    if beside is not None:
+        if weight._modules.keys() != {"0", "1"}:
+            return None
+        itself, own = beside
+        of_own = weight._modules[str(own)]
+        modules += [itself, weight, of_own]
+        weight, root = weight._modules[str(1 - own)], of_own._parameters.get("theta")
+        if root is None or root.shape[0] != 1 or type(getattr(of_own, "kind", None)) is not Full:
+            return None
+    theta = weight._parameters.get("theta")
+    if theta is None or type(getattr(weight, "kind", None)) is not HeadBlocks or layer._added:
+        return None
+    if type(query) is not Projection or type(key) is not Projection:
+        return None
+    tensors = [t for part in (query, key) for t in (part._parameters.get("weight"), part._parameters.get("bias"))]
+    if tensors[0] is None or tensors[2] is None or not is_direct(x, *tensors, theta, root, bias):
+        return None
+    if must_be_planned(Normalized) or not is_plain(
+            layer, Normalized if root is None else Concat, weight, *modules):
+        return None
+    heads, channels, depth = theta.shape
+    width = 2 * tensors[0].shape[0] + heads * depth
+    if heads != leaf.heads or tensors[0].shape != tensors[2].shape or tensors[0].shape[1] != channels:
+        return None
+    prepared = _edges(graph, x, channels, x.numel() * width <= FEW_PRODUCTS)
+    if prepared is None or (root is not None and tuple(root.shape[1:]) != (channels, heads * depth)):
+        return None
+    edges, layouts = prepared
+    drop = _drawn(p, layer, heads)
+    number = (tensors[0].shape[0] // heads) ** -0.5 if scale is None else scale
+
+    def composed(x: Tensor, query: Tensor, query_bias: Tensor | None, key: Tensor, key_bias: Tensor | None,
+                 theta: Tensor, _: None, bias: Tensor | None) -> Tensor:
+        q, k = [F.linear(x, w, b).unflatten(-1, (heads, -1)) for w, b in ((query, query_bias), (key, key_bias))]
+        y = bilinear_attention(*layouts(), q, k, torch.einsum("mp,kpc->mkc", x, theta), None, scale=number,
+                               dropout=drop[0], seed=torch.tensor(drop[1]), batch_heads=heads)
+        return plus(y.flatten(1), bias)
+
+    y = attend_dots(edges, composed, x, *tensors, theta, None, bias, 0, number, *drop)
+    return y if root is None else torch.addmm(y, x, root.squeeze(0))
 
 
 def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p: float, layer: Any, x: Tensor,
