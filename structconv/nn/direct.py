@@ -24,7 +24,6 @@ from structconv.bases.pooling import Pooling
 from structconv.bases.shift import Shift, ShiftTransposed
 from structconv.bases.sparse import Sparse
 from structconv.kernels.small_attention import composed_attention, is_small
-from structconv.kernels.sparse_attention import FEW_PRODUCTS
 from structconv.mechanisms.graphs import Adjacency
 from structconv.mechanisms.grids import Cuboid, Pool
 from structconv.mechanisms.index import Identity
@@ -66,13 +65,17 @@ Direct = Callable[[Any, Tensor, Any], Tensor | None]
 REFUSED = (RuntimeError, ValueError)
 #: Numbers of x and of y up to which a call is small.
 FEW_NUMBERS = 1 << 16
+#: The same of calls along edges, projections included, whose kernels are those of a plan for much more.
+_FEW_ALONG_EDGES = 3 << 19
+#: Normalizations of a matrix that kernels compute from the edges.
+_KINDS = (None, "sym", "row")
 #: Entries of a convolution's kernel up to which the planner takes torch's, but for a few at nearly equal cost.
 _USUAL = 49
 
 
 def direct_of(root: Any) -> Direct | None:
     """Return the direct call of layers with this expression, if there is one."""
-    if type(root) is Adjacency and root._structure_name is None and root.normalize_by in ("sym", "row"):
+    if type(root) is Adjacency and root._structure_name is None and root.normalize_by in _KINDS:
         return partial(_convolve, root)
     if type(root) is Identity and root.size == 1 and "_reads" not in root.__dict__:
         return partial(_project, root)
@@ -127,7 +130,7 @@ def _with_self(root: Operation) -> Direct | None:
     if type(itself) is not Identity or itself.size != 1:
         return None
     if type(near) is Adjacency:
-        return partial(_convolve_with_self, near, itself, own) if near.normalize_by in ("sym", "row") else None
+        return partial(_convolve_with_self, near, itself, own) if near.normalize_by in _KINDS else None
     direct: Any = direct_of(near)
     if getattr(direct, "func", None) is not _attend_dots:
         return None
@@ -235,7 +238,8 @@ def _convolve(leaf: Adjacency, layer: Any, x: Tensor, graph: Any) -> Tensor | No
     if type(graph) is not Graph or theta is None or type(getattr(weight, "kind", None)) is not Full or x.dim() != 2:
         return None
     size, channels, outputs = theta.shape
-    fits = size == 1 and x.shape == (graph.num_inputs, channels) and x.shape[0] * max(channels, outputs) <= FEW_NUMBERS
+    fits = (size == 1 and x.shape == (graph.num_inputs, channels)
+            and x.shape[0] * max(channels, outputs) <= _FEW_ALONG_EDGES)
     if not fits or layer._added or not is_direct(x, theta, bias) or not is_plain(layer, Sparse, leaf, weight):
         return None
     prepared = _matrix(leaf, graph, x)
@@ -258,7 +262,7 @@ def _convolve_with_self(leaf: Adjacency, itself: Identity, own: int, layer: Any,
         return None
     size, channels, outputs = theta.shape
     fits = (size == 2 and graph.num_outputs == graph.num_inputs and x.shape == (graph.num_inputs, channels)
-            and x.shape[0] * max(channels, outputs) <= FEW_NUMBERS)
+            and x.shape[0] * max(channels, outputs) <= _FEW_ALONG_EDGES)
     if not fits or layer._added or not is_direct(x, theta, bias) or must_be_planned(Sparse) or not is_plain(
             layer, Concat, leaf, itself, weight):
         return None
@@ -282,7 +286,7 @@ def _matrix(leaf: Adjacency, graph: Graph, x: Tensor) -> tuple[Edges, Callable[[
             type(weights) is not Tensor or weights.requires_grad or weights.dtype is not x.dtype or weights.dim() > 1)):
         return None
     edges = adjacency_of(index, graph.num_inputs, graph.num_outputs, loops=loops, square=graph.is_square,
-                         normalize=cast(str, leaf.normalize_by), weights=weights)
+                         normalize=cast("str | None", leaf.normalize_by), weights=weights)
     if edges is None:
         return None
     check = unchanged(index)
@@ -294,12 +298,13 @@ def _matrix(leaf: Adjacency, graph: Graph, x: Tensor) -> tuple[Edges, Callable[[
     return edges, sums
 
 
-def _edges(graph: Any, x: Tensor, channels: int, few: bool) -> tuple[Edges, Callable[[], tuple[Any, Any]]] | None:
+def _edges(graph: Any, x: Tensor, channels: int, width: int) -> tuple[Edges, Callable[[], tuple[Any, Any]]] | None:
     """The edges among the entries x (M, P) as kernels read them, and what returns both layouts if they did not change.
     """
     if type(graph) is not Graph or x.dim() != 2 or x.shape[1] != channels:
         return None
     nodes, (index, loops) = x.shape[0], listed_edges(graph)
+    few = nodes * width <= _FEW_ALONG_EDGES
     if not few or not graph.num_inputs == graph.num_outputs == nodes or type(index) is not Tensor:
         return None
     edges, check = adjacency_of(index, nodes, nodes, loops=loops), unchanged(index)
@@ -328,7 +333,7 @@ def _attend_edges(leaf: BiAffine, mask: Any, slope: float, p: float, layer: Any,
     if layer._added or not is_direct(x, theta, source, target, bias) or not is_plain(
             layer, Normalized, leaf, mask, weight):
         return None
-    prepared = _edges(graph, x, channels, x.shape[0] * heads * depth <= FEW_NUMBERS)
+    prepared = _edges(graph, x, channels, heads * depth)
     if prepared is None:
         return None
     edges, layouts = prepared
@@ -356,7 +361,7 @@ def _attend_pairs(leaf: Additive, mask: Any, slope: float, p: float, layer: Any,
     if not is_direct(x, theta, matrix, offset, vector, bias) or not is_plain(
             layer, Normalized, leaf, mask, weight, to):
         return None
-    prepared = _edges(graph, x, channels, 2 * x.shape[0] * heads * depth <= FEW_NUMBERS)
+    prepared = _edges(graph, x, channels, 2 * heads * depth)
     if prepared is None:
         return None
     edges, layouts = prepared
@@ -403,7 +408,7 @@ def _attend_dots(leaf: DotProduct, mask: Any, scale: float | None, p: float, bes
     width = 2 * tensors[0].shape[0] + heads * depth
     if heads != leaf.heads or tensors[0].shape != tensors[2].shape or tensors[0].shape[1] != channels:
         return None
-    prepared = _edges(graph, x, channels, x.numel() * width <= FEW_PRODUCTS)
+    prepared = _edges(graph, x, channels, width)
     if prepared is None or (root is not None and tuple(root.shape[1:]) != (channels, heads * depth)):
         return None
     edges, layouts = prepared

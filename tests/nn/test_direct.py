@@ -11,13 +11,15 @@ from torch.nn.utils import parametrize, prune
 import structconv as sc
 from structconv import Causal, Conv, Conv1d, Conv2d, DotProduct, GATConv, GATv2Conv, GCNConv, Graph
 from structconv.mechanisms import Identity
+from structconv.mechanisms.masks import STRUCTURE
 from structconv.nn import MultiheadAttention
-from structconv.weights import LowRank
+from structconv.weights import Full, HeadBlocks, LowRank
 
 EDGES = torch.tensor([[0, 1, 2, 3, 4, 0, 2], [1, 2, 3, 4, 0, 2, 2]])
 GRAPH = Graph(EDGES, num_nodes=5)
 WEIGHTED = Graph(EDGES, num_nodes=5, edge_weight=torch.rand(7) + 0.5)
 CAUSAL = DotProduct(heads=2, dim=3).masked(keep=Causal()).scaled(0.7).softmax()
+ALONG = DotProduct(heads=2, dim=3).masked(keep=STRUCTURE).scaled().softmax()
 CASES = {
     "linear": (lambda: Conv(Identity(), 6, 4), (5, 6), ()),
     "linear without bias": (lambda: Conv(Identity(), 6, 4, bias=False), (5, 6), ()),
@@ -32,6 +34,14 @@ CASES = {
     "gat, no loops": (lambda: GATConv(6, 3, heads=2, bias=False, add_self_loops=False), (5, 6), (GRAPH,)),
     "gatv2": (lambda: GATv2Conv(6, 3, heads=2), (5, 6), (GRAPH,)),
     "gatv2, no loops": (lambda: GATv2Conv(6, 3, heads=2, bias=False, add_self_loops=False), (5, 6), (GRAPH,)),
+    "sums": (lambda: Conv(sc.Adjacency(None, self_loops=True), 6, 4), (5, 6), (GRAPH,)),
+    "sage": (lambda: Conv(sc.Adjacency("row") | Identity(), 6, 4), (5, 6), (GRAPH,)),
+    "sage, itself first": (lambda: Conv(Identity() | sc.Adjacency("sym", self_loops=True), 6, 4, bias=False), (5, 6),
+                           (WEIGHTED,)),
+    "dots along edges": (lambda: Conv(ALONG, 6, 8, weight=HeadBlocks()), (5, 6), (GRAPH,)),
+    "dots beside itself": (lambda: Conv(ALONG | Identity(), 6, 8, weight=[HeadBlocks(), Full()]), (5, 6), (GRAPH,)),
+    "itself beside dots": (lambda: Conv(Identity() | ALONG, 6, 8, weight=[Full(), HeadBlocks()], bias=False), (5, 6),
+                           (GRAPH,)),
     "attention": (lambda: MultiheadAttention(6, 2), (2, 5, 6), ()),
     "attention without bias": (lambda: MultiheadAttention(6, 3, bias=False), (5, 6), ()),
     "attention of more entries": (lambda: MultiheadAttention(16, 2), (2, 37, 16), ()),
@@ -86,7 +96,8 @@ def test_a_call_is_one_node(name):
     layer, x, others = make(name)
     y = layer(x, *others)  # its node lives as long as it does
     above = {type(parent).__name__ for parent, _ in y.grad_fn.next_functions if parent is not None}
-    assert above <= {"AccumulateGrad", "SqueezeBackward1"}, y.grad_fn
+    dots = {"_AttendDotsBackward"} if "beside" in name else set()
+    assert above <= {"AccumulateGrad", "SqueezeBackward1"} | dots, y.grad_fn
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("linear")])
@@ -135,10 +146,11 @@ def test_a_replaced_projection_is_called():
     torch.testing.assert_close(layer(x), planned(layer, x))
 
 
-@pytest.mark.parametrize("name", ["gat", "gatv2", "attention"])
+@pytest.mark.parametrize("name", ["gat", "gatv2", "attention", "dots along edges"])
 def test_dropout_draws_as_a_plan_does(name):
     layer, x, others = make(name)
     dropped = (MultiheadAttention(6, 2, dropout=0.5) if name == "attention" else
+               Conv(ALONG.dropout(0.5), 6, 8, weight=HeadBlocks()) if name == "dots along edges" else
                (GATConv if name == "gat" else GATv2Conv)(6, 3, heads=2, dropout=0.5))
     dropped.load_state_dict(layer.state_dict())
     results = []
@@ -152,7 +164,7 @@ def test_dropout_draws_as_a_plan_does(name):
 
 
 def test_changed_edges_are_read_again_and_stop_a_second_derivative():
-    for name in ("gcn", "gat", "gatv2"):
+    for name in ("gcn", "gat", "gatv2", "sums", "sage", "dots beside itself"):
         layer, x, _ = make(name)
         edges = EDGES.clone()
         graph = Graph(edges, num_nodes=5)
