@@ -57,7 +57,7 @@ from structconv.structures.supports import Causal
 from structconv.weights import Full, HeadBlocks, LowRank
 from structconv.weights.base import Factor, plus
 
-__all__ = ["FEW_NUMBERS", "Direct", "direct_of", "is_plain", "must_be_planned"]
+__all__ = ["FEW_ALONG_EDGES", "FEW_NUMBERS", "Direct", "direct_of", "is_plain", "must_be_planned"]
 
 #: (layer, x, structure) -> y, or `None` where the usual way must be taken.
 Direct = Callable[[Any, Tensor, Any], Tensor | None]
@@ -66,7 +66,7 @@ REFUSED = (RuntimeError, ValueError)
 #: Numbers of x and of y up to which a call is small.
 FEW_NUMBERS = 1 << 16
 #: The same of calls along edges, projections included, whose kernels are those of a plan for much more.
-_FEW_ALONG_EDGES = 3 << 19
+FEW_ALONG_EDGES = 3 << 19
 #: Normalizations of a matrix that kernels compute from the edges.
 _KINDS = (None, "sym", "row")
 #: Entries of a convolution's kernel up to which the planner takes torch's, but for a few at nearly equal cost.
@@ -239,7 +239,7 @@ def _convolve(leaf: Adjacency, layer: Any, x: Tensor, graph: Any) -> Tensor | No
         return None
     size, channels, outputs = theta.shape
     fits = (size == 1 and x.shape == (graph.num_inputs, channels)
-            and x.shape[0] * max(channels, outputs) <= _FEW_ALONG_EDGES)
+            and x.shape[0] * max(channels, outputs) <= FEW_ALONG_EDGES)
     if not fits or layer._added or not is_direct(x, theta, bias) or not is_plain(layer, Sparse, leaf, weight):
         return None
     prepared = _matrix(leaf, graph, x)
@@ -262,7 +262,7 @@ def _convolve_with_self(leaf: Adjacency, itself: Identity, own: int, layer: Any,
         return None
     size, channels, outputs = theta.shape
     fits = (size == 2 and graph.num_outputs == graph.num_inputs and x.shape == (graph.num_inputs, channels)
-            and x.shape[0] * max(channels, outputs) <= _FEW_ALONG_EDGES)
+            and x.shape[0] * max(channels, outputs) <= FEW_ALONG_EDGES)
     if not fits or layer._added or not is_direct(x, theta, bias) or must_be_planned(Sparse) or not is_plain(
             layer, Concat, leaf, itself, weight):
         return None
@@ -304,7 +304,7 @@ def _edges(graph: Any, x: Tensor, channels: int, width: int) -> tuple[Edges, Cal
     if type(graph) is not Graph or x.dim() != 2 or x.shape[1] != channels:
         return None
     nodes, (index, loops) = x.shape[0], listed_edges(graph)
-    few = nodes * width <= _FEW_ALONG_EDGES
+    few = nodes * width <= FEW_ALONG_EDGES
     if not few or not graph.num_inputs == graph.num_outputs == nodes or type(index) is not Tensor:
         return None
     edges, check = adjacency_of(index, nodes, nodes, loops=loops), unchanged(index)

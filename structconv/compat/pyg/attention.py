@@ -32,8 +32,8 @@ from structconv.compat.pyg.layer import Channels, Layer, Nodes, pair
 from structconv.compat.pyg.linear import Linear, is_plain, project_together
 from structconv.compat.pyg.operator import attend
 from structconv.errors import ConfigError, ShapeError
-from structconv.kernels.sparse_attention import FEW_PRODUCTS, SortedEdges, sorted_edges
-from structconv.nn.direct import must_be_planned
+from structconv.kernels.sparse_attention import SortedEdges, sorted_edges
+from structconv.nn.direct import FEW_ALONG_EDGES, must_be_planned
 from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.affine import projected_attention
 from structconv.primitives.native.bilinear import bilinear_attention
@@ -137,7 +137,7 @@ class _Attention(Layer):
                    *others: Tensor | None) -> SortedEdges | None:
         """The edges as a node reads them that computes `width` products of each of few entries and attends among them;
         `None` where it does not apply. `others` are what it reads beside x and the layers."""
-        if (is_compiling() or z is not x or x.dim() != 2 or x.numel() * width > FEW_PRODUCTS or self.explain
+        if (is_compiling() or z is not x or x.dim() != 2 or x.shape[0] * width > FEW_ALONG_EDGES or self.explain
                 or graph.edge_attr is not None or graph.edge_weight is not None or self._message_forward_hooks
                 or not self._is_sum() or (self.training and self.dropout >= 1) or must_be_planned(Normalized)):
             return None
