@@ -34,6 +34,7 @@ from structconv.primitives.native.adjacency import Adjacency, adjacency_of, unch
 from structconv.primitives.native.affine import affine_attention, affine_weights, projected_attention
 from structconv.primitives.native.bilinear import bilinear_attention, bilinear_weights, packed_attention
 from structconv.primitives.native.dispatch import MAX_CHANNELS, NO_DROP, Drop, drop_of, usable
+from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.layer import attend_affine, attend_bilinear, attend_dots
 from structconv.primitives.native.node import is_direct
 from structconv.primitives.products import product
@@ -91,6 +92,11 @@ class SortedEdges(NamedTuple):
     graph: Graph
     adjacency: Adjacency
     check: Callable[[], None]
+
+    def layouts(self) -> tuple[Csr, Csr]:
+        """Both layouts, if the edges did not change."""
+        self.check()
+        return self.graph.layouts()
 
 
 def sorted_edges(graph: Graph, inputs: int, outputs: int, numbered: bool = False) -> SortedEdges | None:

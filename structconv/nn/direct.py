@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from structconv import torch_compat as private
@@ -36,20 +35,11 @@ from structconv.planning.tuning import Autotuning
 from structconv.primitives.functions import finite
 from structconv.primitives.fused_attention import exact_attention, fused_attention
 from structconv.primitives.images import convolve_images, convolve_transposed, window_means
-from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.adjacency import Adjacency as Edges
 from structconv.primitives.native.adjacency import adjacency_of, unchanged
-from structconv.primitives.native.affine import projected_attention
-from structconv.primitives.native.bilinear import bilinear_attention
+from structconv.primitives.native.along_edges import attend_by_dots, attend_by_pairs, attend_by_terms
 from structconv.primitives.native.dispatch import NO_DROP, Drop, kernels
-from structconv.primitives.native.layer import (
-    attend_dots,
-    attend_entries,
-    attend_layer,
-    attend_pairs,
-    convolve,
-    convolve_with_self,
-)
+from structconv.primitives.native.layer import attend_entries, convolve, convolve_with_self
 from structconv.primitives.native.node import is_direct
 from structconv.primitives.products import linear
 from structconv.structures.graph import Graph, listed_edges, looped
@@ -336,15 +326,7 @@ def _attend_edges(leaf: BiAffine, mask: Any, slope: float, p: float, layer: Any,
     prepared = _edges(graph, x, channels, heads * depth)
     if prepared is None:
         return None
-    edges, layouts = prepared
-    drop = _drawn(p, layer, heads)
-
-    def composed(x: Tensor, theta: Tensor, source: Tensor, target: Tensor, bias: Tensor | None) -> Tensor:
-        h, by_head = torch.einsum("mp,kpc->mkc", x, theta), None if bias is None else bias.view(heads, depth)
-        return projected_attention(*layouts(), h, source, target, None, by_head, slope=slope, dropout=drop[0],
-                                   seed=torch.tensor(drop[1]), batch_heads=heads).flatten(1)
-
-    return attend_layer(edges, composed, x, theta, source, target, bias, slope, *drop)
+    return attend_by_terms(*prepared, x, theta, source, target, bias, slope, _drawn(p, layer, heads))
 
 
 def _attend_pairs(leaf: Additive, mask: Any, slope: float, p: float, layer: Any, x: Tensor, graph: Any
@@ -364,17 +346,7 @@ def _attend_pairs(leaf: Additive, mask: Any, slope: float, p: float, layer: Any,
     prepared = _edges(graph, x, channels, 2 * heads * depth)
     if prepared is None:
         return None
-    edges, layouts = prepared
-    drop = _drawn(p, layer, heads)
-
-    def composed(x: Tensor, theta: Tensor, matrix: Tensor, offset: Tensor, vector: Tensor, bias: Tensor | None
-                 ) -> Tensor:
-        k, q = torch.einsum("mp,kpc->mkc", x, theta), F.linear(x, matrix, offset).view(-1, heads, depth)
-        y = additive_attention(*layouts(), q, k, k, vector, activation="leaky_relu", slope=slope,
-                               dropout=drop[0], seed=torch.tensor(drop[1]), batch_heads=heads)
-        return plus(y.flatten(1), bias)
-
-    return attend_pairs(edges, composed, x, theta, matrix, offset, vector, bias, slope, *drop)
+    return attend_by_pairs(*prepared, x, theta, matrix, offset, vector, bias, slope, _drawn(p, layer, heads))
 
 
 def _attend_dots(leaf: DotProduct, mask: Any, scale: float | None, p: float, beside: tuple[Any, int] | None, layer: Any,
@@ -398,31 +370,20 @@ def _attend_dots(leaf: DotProduct, mask: Any, scale: float | None, p: float, bes
         return None
     if type(query) is not Projection or type(key) is not Projection:
         return None
-    tensors = [t for part in (query, key) for t in (part._parameters.get("weight"), part._parameters.get("bias"))]
-    if tensors[0] is None or tensors[2] is None or not is_direct(x, *tensors, theta, root, bias):
+    (q, q_bias), (k, k_bias) = [(part._parameters.get("weight"), part._parameters.get("bias")) for part in (query, key)]
+    if q is None or k is None or not is_direct(x, q, q_bias, k, k_bias, theta, root, bias):
         return None
     if must_be_planned(Normalized) or not is_plain(
             layer, Normalized if root is None else Concat, weight, *modules):
         return None
     heads, channels, depth = theta.shape
-    width = 2 * tensors[0].shape[0] + heads * depth
-    if heads != leaf.heads or tensors[0].shape != tensors[2].shape or tensors[0].shape[1] != channels:
+    if heads != leaf.heads or q.shape != k.shape or q.shape[1] != channels:
         return None
-    prepared = _edges(graph, x, channels, width)
+    prepared = _edges(graph, x, channels, 2 * len(q) + heads * depth)
     if prepared is None or (root is not None and tuple(root.shape[1:]) != (channels, heads * depth)):
         return None
-    edges, layouts = prepared
-    drop = _drawn(p, layer, heads)
-    number = (tensors[0].shape[0] // heads) ** -0.5 if scale is None else scale
-
-    def composed(x: Tensor, query: Tensor, query_bias: Tensor | None, key: Tensor, key_bias: Tensor | None,
-                 theta: Tensor, _: None, bias: Tensor | None) -> Tensor:
-        q, k = [F.linear(x, w, b).unflatten(-1, (heads, -1)) for w, b in ((query, query_bias), (key, key_bias))]
-        y = bilinear_attention(*layouts(), q, k, torch.einsum("mp,kpc->mkc", x, theta), None, scale=number,
-                               dropout=drop[0], seed=torch.tensor(drop[1]), batch_heads=heads)
-        return plus(y.flatten(1), bias)
-
-    y = attend_dots(edges, composed, x, *tensors, theta, None, bias, 0, number, *drop)
+    number = (len(q) // heads) ** -0.5 if scale is None else scale
+    y = attend_by_dots(*prepared, x, q, q_bias, k, k_bias, theta, None, bias, heads, number, _drawn(p, layer, heads))
     return y if root is None else torch.addmm(y, x, root.squeeze(0))
 
 

@@ -34,13 +34,9 @@ from structconv.compat.pyg.operator import attend
 from structconv.errors import ConfigError, ShapeError
 from structconv.kernels.sparse_attention import SortedEdges, sorted_edges
 from structconv.nn.direct import FEW_ALONG_EDGES, must_be_planned
-from structconv.primitives.native.additive import additive_attention
-from structconv.primitives.native.affine import projected_attention
-from structconv.primitives.native.bilinear import bilinear_attention
+from structconv.primitives.native.along_edges import attend_by_dots, attend_by_pairs, attend_by_terms
 from structconv.primitives.native.dispatch import NO_DROP, drop_of
-from structconv.primitives.native.layer import attend_dots, attend_layer, attend_pairs
 from structconv.primitives.native.node import is_direct
-from structconv.primitives.products import linear
 from structconv.structures.graph import Graph
 from structconv.weights.base import plus
 
@@ -259,21 +255,16 @@ class GATConv(_Attention):
 
     def _as_one_node(self, x: Tensor, z: Tensor | None, graph: Graph) -> Tensor | None:
         """The result for few entries."""
-        lin, heads, vectors = self.lin, self.heads, (self.att_src, self.att_dst)
+        lin, heads, source, target = self.lin, self.heads, self.att_src, self.att_dst
         bias = self.bias if self.concat else None
-        edges = None if lin is None else self._few_edges(x, z, graph, heads * self.out_channels, (lin,), *vectors, bias)
-        if lin is None or edges is None:
+        if lin is None:
             return None
-        drop, slope = self._drop(), self.negative_slope
-
-        def composed(x: Tensor, theta: Tensor, source: Tensor, target: Tensor, bias: Tensor | None) -> Tensor:
-            edges.check()
-            h, by_head = torch.einsum("mp,kpc->mkc", x, theta), None if bias is None else bias.view(heads, -1)
-            return projected_attention(*graph.layouts(), h, source, target, None, by_head, slope=slope, dropout=drop[0],
-                                       seed=torch.tensor(drop[1]), batch_heads=heads).flatten(1)
-
+        edges = self._few_edges(x, z, graph, heads * self.out_channels, (lin,), source, target, bias)
+        if edges is None:
+            return None
         theta = lin.weight.unflatten(0, (heads, -1)).mT
-        y = attend_layer(edges.adjacency, composed, x, theta, *(v[0] for v in vectors), bias, slope, *drop)
+        y = attend_by_terms(edges.adjacency, edges.layouts, x, theta, source[0], target[0], bias,
+                            self.negative_slope, self._drop())
         return self._joined(y, self.bias)
 
     def _has_terms_first(self) -> bool:
@@ -369,24 +360,14 @@ class GATv2Conv(_Attention):
         dropped = self.training and self.dropout and self.lin_l.bias is not None  # then weights do not sum to one
         if edges is None or not self.add_self_loops or dropped:
             return None
-        drop, (values, to) = self._drop(), lins
+        values, to = lins
         offset = to.bias if values.bias is None else plus(values.bias, to.bias)
         bias = bias if values.bias is None else plus(values.bias, bias)
         if offset is None:
             offset = x.new_zeros(to.out_channels)
         theta = values.weight.unflatten(0, (self.heads, -1)).mT
-
-        def composed(x: Tensor, theta: Tensor, weight: Tensor, offset: Tensor, vector: Tensor, bias: Tensor | None
-                     ) -> Tensor:
-            edges.check()
-            k, q = torch.einsum("mp,kpc->mkc", x, theta), linear(x, weight, offset).unflatten(-1, (self.heads, -1))
-            y = additive_attention(*graph.layouts(), q, k, k, vector, activation="leaky_relu",
-                                   slope=self.negative_slope, dropout=drop[0], seed=torch.tensor(drop[1]),
-                                   batch_heads=self.heads)
-            return plus(y.flatten(1), bias)
-
-        y = attend_pairs(edges.adjacency, composed, x, theta, to.weight, offset, self.att[0], bias,
-                         self.negative_slope, *drop)
+        y = attend_by_pairs(edges.adjacency, edges.layouts, x, theta, to.weight, offset, self.att[0], bias,
+                            self.negative_slope, self._drop())
         return self._joined(y, self.bias)
 
 
@@ -462,16 +443,10 @@ class TransformerConv(_Attention):
         edges = self._few_edges(x, z, graph, 3 * heads * self.out_channels, lins)
         if edges is None:
             return None
-        drop, scale = self._drop(), 1 / math.sqrt(self.out_channels)
-
-        def composed(x: Tensor, *tensors: Any) -> Tensor:
-            edges.check()
-            q, k, v = [linear(x, *tensors[i:i + 2]).unflatten(-1, (heads, -1)) for i in (0, 2, 4)]
-            return bilinear_attention(*graph.layouts(), q, k, v, None, scale=scale, dropout=drop[0],
-                                      seed=torch.tensor(drop[1]), batch_heads=heads).flatten(1)
-
-        tensors = [t for lin in lins for t in (lin.weight, lin.bias)]
-        return self._joined(attend_dots(edges.adjacency, composed, x, *tensors, None, heads, scale, *drop), None)
+        query, key, value = lins
+        y = attend_by_dots(edges.adjacency, edges.layouts, x, query.weight, query.bias, key.weight, key.bias,
+                           value.weight, value.bias, None, heads, 1 / math.sqrt(self.out_channels), self._drop())
+        return self._joined(y, None)
 
     def _with_skip(self, y: Tensor, skip: Tensor | None) -> Tensor:
         if skip is None:
