@@ -56,6 +56,7 @@ EXPLANATIONS: tuple[tuple[str, str], ...] = (
     ("test_arma_conv.py::test_arma_conv", "It expects a CSC matrix to fail. Ours takes it."),
     ("test_load_lazy_linear", "It reads the private hook of a lazy layer. Ours has none."),
     ("test_basic.py::test_validate", "It expects other words in the error of a group beyond `dim_size`."),
+    ("test_basic_gnn.py::test_batch", "It expects other words in the error of a batch beyond `batch_size`."),
     ("hooks do nothing", "It registers a hook of messages. None are formed."),
     ("test_spmm_layout", "It expects PyTorch Geometric's warning that a COO or CSC matrix is converted to CSR. Ours "
      "reads each layout, with the same numbers."),

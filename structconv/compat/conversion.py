@@ -223,7 +223,7 @@ def _to_torch(walk: Walk, model: nn.Module) -> None:
 def _to_pyg(walk: Walk, model: nn.Module) -> None:
     pyg = import_module("structconv.compat.pyg.conversion")
     for name, module in list(model.named_modules()):
-        if isinstance(module, pyg.Layer):
+        if pyg.is_ours(module):
             before, reason = _full_name(type(module)), pyg.turn(module)
             if reason is None:
                 walk.converted[name] = before, type(module).__name__, ""

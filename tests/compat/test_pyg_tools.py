@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 import structconv.compat.pyg as ours
-from structconv import data
+from structconv import convert, data
+from structconv.compat import to_pyg
 from structconv.compat.pyg.layer import Layer
 from structconv.errors import ConfigError
 
@@ -306,6 +307,41 @@ def test_a_program_computes_the_same_under_a_patch(make):
         actual = program()
     close(actual, expected)
     assert report.replaced
+
+
+def norms():
+    """One of each, between which a model stays in the same range."""
+    return nn.ModuleList([theirs.GraphNorm(4), theirs.InstanceNorm(4, affine=True, track_running_stats=True),
+                          theirs.LayerNorm(4), theirs.PairNorm(), theirs.GraphSizeNorm(), theirs.MeanSubtractionNorm(),
+                          theirs.DiffGroupNorm(4, 2), theirs.MessageNorm(True)])
+
+
+def normalized(layers, x):
+    batch = torch.arange(6).repeat_interleave(5)
+    for layer in layers:
+        one = type(layer).__name__
+        x = layer(x) if one == "DiffGroupNorm" else layer(x, x.cos()) if one == "MessageNorm" else layer(x, batch)
+    return x
+
+
+def test_norms_are_converted_and_back_and_patched():
+    torch.manual_seed(3)
+    layers, x = norms(), torch.randn(30, 4, requires_grad=True)
+    expected = normalized(layers, x)
+    layers.eval()
+    converted, report = convert(layers)
+    assert len(report.converted) == len(layers) and not report.refused
+    close(normalized(converted, x), normalized(layers, x))
+    back, _ = to_pyg(converted)
+    assert [type(one) for one in back.modules()] == [type(one) for one in layers.modules()]
+    with ours.patch() as patched:
+        torch.manual_seed(3)
+        made = norms()
+        assert len(patched.replaced) == len(layers) and not patched.left
+        assert all(isinstance(one, getattr(ours, type(one).__name__)) for one in made)
+        copy.deepcopy(made), pickle.loads(pickle.dumps(made))
+    close(normalized(made, x), expected)
+    assert not isinstance(norms()[5], ours.MeanSubtractionNorm)
 
 
 # -- classes of PyTorch Geometric on our layers -------------------------------------------------------------------

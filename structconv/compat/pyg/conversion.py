@@ -12,20 +12,22 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from structconv.compat.copying import copied
-from structconv.compat.pyg import attention, convolutions, heterogeneous, mixtures, polynomials, relational
+from structconv.compat.pyg import attention, convolutions, heterogeneous, mixtures, norms, polynomials, relational
 from structconv.compat.pyg.aggregations import SIMPLE
 from structconv.compat.pyg.heterogeneous import Relations
 from structconv.compat.pyg.layer import Layer
 from structconv.compat.pyg.linear import Linear, LinearByType
 from structconv.errors import ConfigError
 
-__all__ = ["LAYERS", "counterpart", "expression", "is_layer", "turn"]
+__all__ = ["LAYERS", "NORMS", "counterpart", "expression", "is_layer", "is_ours", "turn"]
 
 #: Our layers, by their names in `torch_geometric.nn`.
 LAYERS: dict[str, type[Layer]] = {
     name: getattr(module, name)
     for module in (attention, convolutions, heterogeneous, mixtures, polynomials, relational)
     for name in module.__all__}
+
+NORMS: dict[str, type[nn.Module]] = {name: getattr(norms, name) for name in norms.__all__}
 
 _SIMPLE = (int, float, str, bool, type(None))
 #: Arguments whose attribute has another name, or none.
@@ -54,13 +56,19 @@ def _library() -> Any:
 
 def is_layer(module: nn.Module) -> bool:
     """Return True for a layer of PyTorch Geometric, or of a class derived from one."""
-    return isinstance(module, _library().MessagePassing) and not isinstance(module, Layer)
+    of_theirs = isinstance(module, _library().MessagePassing) or counterpart(type(module)) in NORMS.values()
+    return of_theirs and not is_ours(module)
+
+
+def is_ours(module: nn.Module) -> bool:
+    """Return True for one of our layers, or of a class derived from one."""
+    return isinstance(module, (Layer, *NORMS.values()))
 
 
 def counterpart(kind: type) -> type | None:
     """Our class for one of PyTorch Geometric's layers, theirs for one of ours; `None` for other classes."""
     name, library = kind.__name__, _library()
-    own, their = LAYERS.get(name), getattr(library, name, None)
+    own, their = {**LAYERS, **NORMS}.get(name), getattr(library, name, None)
     if own is None:
         return None
     if kind is their:
@@ -78,6 +86,14 @@ def turn(layer: Any, more: bool = False) -> str | None:
     other = counterpart(kind)
     if other is None:
         return "structconv has no such layer"
+    if kind in NORMS.values() or other in NORMS.values():  # which have the same attributes
+        if "forward" in vars(layer):
+            return "its forward was changed after it was made"
+        if "lin" in layer._modules:  # of DiffGroupNorm
+            new, pristine = (_made(one, layer.in_channels, layer.groups, device="meta").lin for one in (other, kind))
+            _become(layer.lin, new, pristine)
+        layer.__class__ = other
+        return None
     if any(layer.__dict__.get(name) for name in _MESSAGE_HOOKS):
         return "it has hooks of messages, which structconv does not call"
     if any(isinstance(p, UninitializedParameter) for p in layer.parameters()):
@@ -95,6 +111,13 @@ def turn(layer: Any, more: bool = False) -> str | None:
         return f"{changed} was changed after it was made"
     _become(layer, new, pristine)
     return None
+
+
+def _made(kind: Any, *args: Any, **options: Any) -> Any:
+    """A new layer; one of theirs, if it is patched."""
+    layer = kind.__new__(kind)
+    inspect.unwrap(kind.__init__)(layer, *args, **options)
+    return layer
 
 
 def _built(kind: Any, layer: Any) -> Any:
@@ -117,8 +140,7 @@ def _built(kind: Any, layer: Any) -> Any:
     if "nn" in options:
         options["nn"] = copied(options["nn"]).to("meta")  # its parameters would be drawn again
     with torch.device("meta"):
-        layer_of_pyg = kind.__new__(kind)
-        inspect.unwrap(kind.__init__)(layer_of_pyg, **options)  # theirs, if it is patched
+        layer_of_pyg = _made(kind, **options)
         if "aggr" in options:
             layer_of_pyg.aggr = layer.aggr  # the name, where a module was given
         for path, lin in list(layer_of_pyg.named_modules()):
