@@ -24,7 +24,7 @@ from structconv.compat.pyg.linear import Linear, LinearByType, project
 from structconv.compat.pyg.operator import attend
 from structconv.compat.pyg.tracing import is_tracing, traceable
 from structconv.derived import cached, derived, is_plain
-from structconv.errors import ConfigError, nearest
+from structconv.errors import ConfigError, ShapeError, nearest
 from structconv.nn.pooling import GroupPool
 from structconv.primitives.native.adjacency import unchanged
 from structconv.primitives.native.layer import group_starts, pool_groups
@@ -37,6 +37,8 @@ try:  # where it is installed, its own layers take our aggregations
     from torch_geometric.nn import Aggregation as Base
 except ImportError:
     Base = nn.Module
+
+calls_forward(Base.__call__)  # besides checks
 
 __all__ = ["SIMPLE", "MaxAggregation", "MeanAggregation", "MinAggregation", "MultiAggregation", "PowerMeanAggregation",
            "SoftmaxAggregation", "StdAggregation", "SumAggregation", "VarAggregation", "aggregate", "aggregation",
@@ -68,8 +70,8 @@ class _Aggregation(Base):
     def __call__(self, x: Tensor, index: Tensor | None = None, ptr: Tensor | None = None, dim_size: int | None = None,
                  dim: int = -2, **options: Any) -> Tensor:
         """`forward`, or the same by one kernel, which needs none of the checks of PyTorch Geometric's `__call__`."""
-        if index is not None and ptr is None and x.dim() == 2 and dim in (-2, 0) and not options and all_plain(self):
-            y = self._of_sorted(x, index, dim_size)
+        if index is not None and ptr is None and x.dim() == 2 and dim in (-2, 0) and not options:
+            y = self._of_sorted(x, index, dim_size) if _computes(self) else None
             if y is not None:
                 return y
         return cast(Tensor, super().__call__(x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **options))
@@ -92,16 +94,23 @@ class _Aggregation(Base):
         if index is None:
             sizes = x.new_tensor([count], dtype=torch.int64) if ptr is None else ptr.diff()
             dim_size, index = sizes.shape[0], numbered_by_count(sizes, count)
+        if index.shape != (count,):
+            raise ShapeError(type(self).__name__, f"index must have shape (E={count},), as x has rows", tuple(index.shape))
         size = group_count(index) if dim_size is None else dim_size
         members = derived(index, "members", lambda: numbered(index))
-        y = aggregate(self, rows, Sparse(Graph(members, num_inputs=count, num_outputs=size)))
-        return y.movedim(-2, dim)
+        rule = next(_RULES[kind.__name__] for kind in type(self).__mro__ if kind.__module__ == __name__)
+        return rule(self, rows, Sparse(Graph(members, num_inputs=count, num_outputs=size)), {}).movedim(-2, dim)
 
     def reset_parameters(self) -> None:
         """Set all parameters to their first values."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def _computes(how: Any) -> bool:
+    """Return True if a call of the aggregation computes what its class here does: without hooks or another `forward`."""
+    return isinstance(how, _Aggregation) and type(how).forward is _Aggregation.forward and all_plain(how)
 
 
 class SumAggregation(_Aggregation):
@@ -187,7 +196,7 @@ class StdAggregation(_Aggregation):
         self.var_aggr = VarAggregation(semi_grad)
 
     def _of_sorted(self, x: Tensor, index: Tensor, size: int | None) -> Tensor | None:
-        variances = self.var_aggr._of_sorted(x, index, size)
+        variances = self.var_aggr._of_sorted(x, index, size) if _computes(self.var_aggr) else None
         return None if variances is None else _root(variances)
 
 
@@ -322,7 +331,7 @@ class MultiAggregation(_Aggregation):
         return in_channels * len(self.aggrs) if self.mode == "cat" else in_channels
 
     def _of_sorted(self, x: Tensor, index: Tensor, size: int | None) -> Tensor | None:
-        if not all(isinstance(one, _Aggregation) for one in self.aggrs):
+        if not all(map(_computes, self.aggrs)):
             return None
         parts = [cast(_Aggregation, one)._of_sorted(x, index, size) for one in self.aggrs]
         return None if any(part is None for part in parts) else self.combine(cast("list[Tensor]", parts))
@@ -407,7 +416,7 @@ def aggregate(how: Any, x: Tensor, messages: Sparse) -> Tensor:
 def _aggregate(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
     kind: Any = _MODULES[how] if isinstance(how, str) else type(how)
     own = kind.__module__ == __name__ or kind.__module__.startswith("torch_geometric.nn.aggr.")
-    rule = _RULES.get(kind.__name__) if own else None
+    rule = _RULES.get(kind.__name__) if own and (isinstance(how, str) or all_plain(how)) else None
     if rule is not None:
         return rule(how, x, messages, known)
     rows, edges = _rows(x, messages)
@@ -447,7 +456,7 @@ def _var(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
 
 
 def _std(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
-    return _root(_var(how.var_aggr, x, messages, known))
+    return _root(_aggregate(how.var_aggr, x, messages, known))
 
 
 def _root(variances: Tensor) -> Tensor:
