@@ -1060,8 +1060,8 @@ def test_the_forward_pass_and_hooks_of_an_aggregation_are_called(name, args):
         hooked, doubled = kind(*args), Doubled(*args)
         hooked.register_forward_hook(lambda module, args, y: 3 * y)
         layers = [library.SAGEConv((3, 3), 2, aggr=how) for how in (hooked, doubled) if name != "MultiAggregation"]
-        found.append([doubled(x, index), library.MultiAggregation([doubled])(x, index), doubled(x[:, None], index, dim=0),
-                      *(layer(x, edges) for layer in layers)])
+        found.append([doubled(x, index), library.MultiAggregation([doubled])(x, index),
+                      doubled(x[:, None], index, dim=0), *(layer(x, edges) for layer in layers)])
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 

@@ -95,7 +95,8 @@ class _Aggregation(Base):
             sizes = x.new_tensor([count], dtype=torch.int64) if ptr is None else ptr.diff()
             dim_size, index = sizes.shape[0], numbered_by_count(sizes, count)
         if index.shape != (count,):
-            raise ShapeError(type(self).__name__, f"index must have shape (E={count},), as x has rows", tuple(index.shape))
+            raise ShapeError(type(self).__name__, f"index must have shape (E={count},), one for each row of x",
+                             tuple(index.shape))
         size = group_count(index) if dim_size is None else dim_size
         members = derived(index, "members", lambda: numbered(index))
         rule = next(_RULES[kind.__name__] for kind in type(self).__mro__ if kind.__module__ == __name__)
@@ -109,7 +110,7 @@ class _Aggregation(Base):
 
 
 def _computes(how: Any) -> bool:
-    """Return True if a call of the aggregation computes what its class here does: without hooks or another `forward`."""
+    """Return True if the aggregation is one of ours, without hooks or another `forward`."""
     return isinstance(how, _Aggregation) and type(how).forward is _Aggregation.forward and all_plain(how)
 
 
