@@ -362,7 +362,8 @@ class TransformerEncoderLayer(_Layer, nn.TransformerEncoderLayer):
         dropouts = self.dropout, self.dropout1, self.dropout2
         if (src_mask is not None or src_key_padding_mask is not None or is_causal
                 or any(type(one) is not nn.Dropout or (one.training and one.p) for one in dropouts)
-                or not all_plain(*dropouts) or (type(self)._sa_block, type(self)._ff_block) != _BLOCKS):
+                or not all_plain(*dropouts) or (type(self)._sa_block, type(self)._ff_block) != _BLOCKS
+                or "_sa_block" in self.__dict__ or "_ff_block" in self.__dict__):
             return super().forward(src, src_mask, src_key_padding_mask, is_causal)
         norm1, norm2 = self.norm1, self.norm2  # the same, without layers that do nothing, and checks of masks
         own = norm1(src) if self.norm_first else src

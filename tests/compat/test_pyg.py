@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 import structconv.compat.pyg as ours
 from structconv.compat.pyg import edges
 from structconv.compat.pyg.edges import numbered
-from structconv.errors import ConfigError
+from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.native.loader import core
 from tests.support import layers
 from tests.support.derivatives import autograd_nodes, derivatives
@@ -796,6 +796,14 @@ def test_errors_name_the_layer_and_the_argument(call, message):
         call()
 
 
+@pytest.mark.parametrize("name, options", [("GATConv", {"negative_slope": -0.5}), ("GATv2Conv", {"edge_dim": 3}),
+                                           ("GATv2Conv", {"negative_slope": -0.5}), ("GATConv", {"edge_dim": 3})])
+def test_attention_takes_negative_slopes_and_edges_without_attributes(name, options):
+    layer, peer = (getattr(library, name)(P, Q, 2, **options) for library in (ours, theirs))
+    layer.load_state_dict(peer.state_dict())
+    torch.testing.assert_close(layer(X, EDGES), peer(X, EDGES), rtol=1e-5, atol=1e-5)
+
+
 def test_a_subclass_with_messages_of_its_own_is_one_of_pyg():
     class Doubled(ours.GCNConv):
         def message(self, x_j, edge_weight):
@@ -1072,6 +1080,41 @@ def test_each_of_several_variances_keeps_its_own_gradient(index, lead):
     if lead:
         peer = theirs.MultiAggregation(parts(theirs))(x, index)
         torch.testing.assert_close(joined, results(peer, [x], torch.nn.Module()))
+
+
+@pytest.mark.parametrize("name, args", [
+    ("MeanAggregation", ()), ("VarAggregation", ()), ("StdAggregation", ()), ("SoftmaxAggregation", ()),
+    ("PowerMeanAggregation", ()), ("MultiAggregation", (["mean", "max"],))])
+def test_the_forward_pass_and_hooks_of_an_aggregation_are_called(name, args):
+    x, index, edges, found = torch.rand(9, 3) + 0.1, torch.arange(9) // 2, torch.randint(9, (2, 20)), []
+    for library in (ours, theirs):
+        kind = getattr(library, name)
+
+        class Doubled(kind):
+            def forward(self, *args, **options):
+                return 2 * super().forward(*args, **options)
+
+        torch.manual_seed(0)
+        hooked, doubled = kind(*args), Doubled(*args)
+        hooked.register_forward_hook(lambda module, args, y: 3 * y)
+        layers = [library.SAGEConv((3, 3), 2, aggr=how) for how in (hooked, doubled) if name != "MultiAggregation"]
+        found.append([doubled(x, index), library.MultiAggregation([doubled])(x, index),
+                      doubled(x[:, None], index, dim=0), *(layer(x, edges) for layer in layers)])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+def test_hooks_of_parts_of_an_aggregation_are_called():
+    x, index, found = torch.rand(9, 3), torch.arange(9) // 3, []
+    for library in (ours, theirs):
+        layer = library.StdAggregation()
+        layer.var_aggr.register_forward_hook(lambda module, args, y: 4 * y)
+        found.append([layer(x, index), layer(x.flip(0), index.flip(0))])
+    torch.testing.assert_close(*found)
+
+
+def test_an_index_shorter_than_x_is_an_error():
+    with pytest.raises(ShapeError, match=r"groups must have shape \(E=9,\)"):
+        ours.MeanAggregation()(torch.rand(9, 3), torch.arange(5))
 
 
 @pytest.mark.parametrize("name", ["MaxAggregation", "MinAggregation"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 
@@ -132,6 +133,18 @@ def test_group_norms_with_a_hook_or_another_norm_call_it():
     assert calls == [(6, 2 * P)]
     with pytest.raises(ValueError, match="more than 1 value"):
         ours.DiffGroupNorm(P, 2)(torch.randn(1, P))
+
+
+@pytest.mark.parametrize("options", [{}, {"affine": False, "momentum": None}, {"track_running_stats": False}])
+@pytest.mark.parametrize("rows, dtype", [(2, torch.float32), (30, torch.float64), (3000, torch.float32)])
+def test_norms_of_groups_of_large_numbers_are_as_exact(rows, dtype, options):
+    layer, peer = pair("DiffGroupNorm", (16, 3), options, dtype)
+    x = (30 + torch.randn(rows, 16, dtype=dtype)).requires_grad_()
+    exact = copy.deepcopy(peer).double()
+    actual, same = results(layer, x), results(peer, x)
+    expected = results(exact, x.detach().double().requires_grad_())
+    for a, s, e in zip(actual, same, expected, strict=True):
+        assert (a - e).norm() <= 5 * (s - e).norm() + (1e-10 if dtype is torch.float64 else 1e-6) * e.norm()
 
 
 def test_the_group_distance_ratio_is_theirs():

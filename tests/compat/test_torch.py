@@ -149,6 +149,17 @@ def test_attention_of_few_entries_is_one_node(bias: bool, masks: dict[str, Any])
     torch.testing.assert_close(*seconds, rtol=1e-4, atol=1e-5 * float(seconds[0].abs().max()))
 
 
+@pytest.mark.parametrize("name", ["_sa_block", "_ff_block"])
+def test_a_block_that_one_encoder_layer_replaces_is_called(name: str) -> None:
+    layer, peer = (library.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0) for library in (compat, nn))
+    layer.load_state_dict(peer.state_dict())
+    for one in (layer, peer):
+        block = getattr(one, name)
+        setattr(one, name, lambda *args, block=block, **options: 2 * block(*args, **options))
+    x = torch.randn(2, 5, 8)
+    torch.testing.assert_close(layer(x), peer(x), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_hooks_and_blocks_of_encoder_layers_are_called(norm_first: bool) -> None:
     calls = []

@@ -39,6 +39,8 @@ try:  # where it is installed, its own layers take our aggregations
 except ImportError:
     Base = nn.Module
 
+calls_forward(Base.__call__)  # besides checks
+
 __all__ = ["SIMPLE", "MaxAggregation", "MeanAggregation", "MinAggregation", "MultiAggregation", "PowerMeanAggregation",
            "SoftmaxAggregation", "StdAggregation", "SumAggregation", "VarAggregation", "aggregate", "aggregation",
            "check_floating", "of_sorted", "pool_extreme", "shares", "sorted_starts"]
@@ -77,8 +79,8 @@ class _Aggregation(Base):
     def __call__(self, x: Tensor, index: Tensor | None = None, ptr: Tensor | None = None, dim_size: int | None = None,
                  dim: int = -2, **options: Any) -> Tensor:
         """`forward`, or the same by one kernel, which needs none of the checks of PyTorch Geometric's `__call__`."""
-        if index is not None and ptr is None and x.dim() == 2 and dim in (-2, 0) and not options and all_plain(self):
-            y = self._of_sorted(x, index, dim_size)
+        if index is not None and ptr is None and x.dim() == 2 and dim in (-2, 0) and not options:
+            y = self._of_sorted(x, index, dim_size) if _computes(self) else None
             if y is not None:
                 return y
         return cast(Tensor, super().__call__(x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **options))
@@ -101,14 +103,20 @@ class _Aggregation(Base):
         if index is None:
             sizes = x.new_tensor([count], dtype=torch.int64) if ptr is None else ptr.diff()
             dim_size, index = sizes.shape[0], numbered_by_count(sizes, count)
-        y = aggregate(self, rows, Sparse(memberships(type(self).__name__, index, count, dim_size)))
-        return y.movedim(-2, dim)
+        rule = next(_RULES[kind.__name__] for kind in type(self).__mro__ if kind.__module__ == __name__)
+        members = memberships(type(self).__name__, index, count, dim_size)
+        return rule(self, rows, Sparse(members), {}).movedim(-2, dim)
 
     def reset_parameters(self) -> None:
         """Set all parameters to their first values."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def _computes(how: Any) -> bool:
+    """Return True if the aggregation is one of ours, without hooks or another `forward`."""
+    return isinstance(how, _Aggregation) and type(how).forward is _Aggregation.forward and all_plain(how)
 
 
 class SumAggregation(_Aggregation):
@@ -194,7 +202,7 @@ class StdAggregation(_Aggregation):
         self.var_aggr = VarAggregation(semi_grad)
 
     def _of_sorted(self, x: Tensor, index: Tensor, size: int | None) -> Tensor | None:
-        variances = self.var_aggr._of_sorted(x, index, size)
+        variances = self.var_aggr._of_sorted(x, index, size) if _computes(self.var_aggr) else None
         return None if variances is None else _root(variances)
 
 
@@ -329,7 +337,7 @@ class MultiAggregation(_Aggregation):
         return in_channels * len(self.aggrs) if self.mode == "cat" else in_channels
 
     def _of_sorted(self, x: Tensor, index: Tensor, size: int | None) -> Tensor | None:
-        if not all(isinstance(one, _Aggregation) for one in self.aggrs):
+        if not all(map(_computes, self.aggrs)):
             return None
         parts = [cast(_Aggregation, one)._of_sorted(x, index, size) for one in self.aggrs]
         return None if any(part is None for part in parts) else self.combine(cast("list[Tensor]", parts))
@@ -414,7 +422,7 @@ def aggregate(how: Any, x: Tensor, messages: Sparse) -> Tensor:
 def _aggregate(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
     kind: Any = _MODULES[how] if isinstance(how, str) else type(how)
     own = kind.__module__ == __name__ or kind.__module__.startswith("torch_geometric.nn.aggr.")
-    rule = _RULES.get(kind.__name__) if own else None
+    rule = _RULES.get(kind.__name__) if own and (isinstance(how, str) or all_plain(how)) else None
     if rule is not None:
         return rule(how, x, messages, known)
     rows, edges = _rows(x, messages)
@@ -454,7 +462,7 @@ def _var(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
 
 
 def _std(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
-    return _root(_var(how.var_aggr, x, messages, known))
+    return _root(_aggregate(how.var_aggr, x, messages, known))
 
 
 def _root(variances: Tensor) -> Tensor:

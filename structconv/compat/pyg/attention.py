@@ -78,7 +78,7 @@ class _Attention(Layer):
             elif not self._edges_may_be_bare:
                 raise ConfigError(owner, f"edge_attr must be given, with edge_dim={self.edge_dim}", "none")
         if attr is not None and self.edge_dim is None:
-            if not self._edges_may_be_bare:
+            if not self._attributes_may_be_unread:
                 raise ConfigError(owner, "edge_dim must be given for a call with edge_attr", "none")
             attr = None
         if attr is not None and attr.shape[-1] != self.edge_dim:
@@ -99,8 +99,8 @@ class _Attention(Layer):
         """The attributes (E, A) of edges as the layer reads them, before loops get theirs."""
         return attr
 
-    #: True if attributes and `edge_dim` may be given without each other.
-    _edges_may_be_bare = False
+    #: True if `edge_dim` may be given without attributes, and attributes without it.
+    _edges_may_be_bare = _attributes_may_be_unread = False
 
     def _heads(self, flat: Tensor) -> Tensor:
         """(..., M, K D) -> (..., K, M, D)."""
@@ -199,7 +199,7 @@ class GATConv(_Attention):
         [[1.0, 1.0], [1.0, 1.0]]
     """
 
-    _edges_may_be_bare = True
+    _edges_may_be_bare = _attributes_may_be_unread = True
 
     def __init__(self, in_channels: Channels, out_channels: int, heads: int = 1, concat: bool = True,
                  negative_slope: float = 0.2, dropout: float = 0.0, add_self_loops: bool = True,
@@ -254,10 +254,10 @@ class GATConv(_Attention):
         return _with_weights(self, y, edge_index, edges, alpha if return_attention_weights else None)
 
     def _as_one_node(self, x: Tensor, z: Tensor | None, graph: Graph) -> Tensor | None:
-        """The result for few entries."""
+        """The result for few entries, and a slope that keeps the order of scores."""
         lin, heads, source, target = self.lin, self.heads, self.att_src, self.att_dst
         bias = self.bias if self.concat else None
-        if lin is None:
+        if lin is None or self.negative_slope < 0:
             return None
         edges = self._few_edges(x, z, graph, heads * self.out_channels, (lin,), source, target, bias)
         if edges is None:
@@ -301,7 +301,7 @@ class GATv2Conv(_Attention):
         ['att', 'bias', 'lin_l.weight', 'lin_l.bias', 'lin_r.weight', 'lin_r.bias', 'lin_edge.weight']
     """
 
-    aggregation = "sum"
+    aggregation, _edges_may_be_bare = "sum", True
 
     def __init__(self, in_channels: Channels, out_channels: int, heads: int = 1, concat: bool = True,
                  negative_slope: float = 0.2, dropout: float = 0.0, add_self_loops: bool = True,

@@ -238,7 +238,7 @@ def numbered(ends: Tensor) -> Tensor:
 
 def memberships(owner: str, groups: Tensor, rows: int, size: int | None) -> Graph:
     """The graph that joins each of so many rows to its group (E,); `size` is the number of groups, if known."""
-    if groups.shape[0] != rows:
+    if groups.shape != (rows,):
         raise ShapeError(owner, f"the groups must have shape (E={rows},), one for each row of x", tuple(groups.shape))
     return Graph(derived(groups, "members", lambda: numbered(groups)), num_inputs=rows,
                  num_outputs=group_count(groups) if size is None else size)

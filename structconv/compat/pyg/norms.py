@@ -21,6 +21,9 @@ from structconv.primitives.native.adjacency import unchanged
 from structconv.primitives.native.layer import standardize_groups
 from structconv.shapes import check_choice
 
+#: Numbers of x times groups from which products of matrices are faster; float64 holds their differences for float32.
+_LEAST_NUMBERS = 1 << 17
+
 __all__ = ["DiffGroupNorm", "GraphNorm", "GraphSizeNorm", "InstanceNorm", "LayerNorm", "MeanSubtractionNorm",
            "MessageNorm", "PairNorm"]
 
@@ -336,7 +339,8 @@ class DiffGroupNorm(nn.Module):
         """x (N, C) -> (N, C)."""
         share, norm = self.lin(x).softmax(-1), cast(Any, self.norm)
         own = norm.training or norm.running_mean is None
-        few = own and (len(x) < 2 or not x.is_cpu)  # elsewhere float64 is slow
+        few = own and (len(x) < 2 or len(x) * norm.num_features < _LEAST_NUMBERS or x.dtype is torch.float64
+                       or not x.is_cpu)
         if few or share.dtype is not x.dtype or type(norm) is not nn.BatchNorm1d or not private.all_plain(norm):
             groups = share.unsqueeze(-1) * x.unsqueeze(-2)
             y: Tensor = norm(groups.flatten(1)).view_as(groups).sum(-2)

@@ -121,7 +121,7 @@ class JumpingKnowledge(nn.Module):
         if self.mode == "cat":
             return torch.cat(xs, -1)
         if self.mode == "max":
-            if torch.is_grad_enabled():
+            if torch.is_grad_enabled() or len(xs) == 1:
                 return torch.stack(xs, 0).max(0).values  # of equal numbers the first has the gradient
             y = xs[0]
             for other in xs[1:]:
