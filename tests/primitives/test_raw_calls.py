@@ -67,6 +67,7 @@ IMAGE = torch.ones(1, 1, 9, 7)
     ("window_means", (IMAGE, [2, 3], [2, 2], [0, MOST], False), "padding at most half of it"),
     ("window_means_backward", (IMAGE[..., :4, :3], [9, MOST], [2, 3], [2, 2], [0, 1], False),
      "x must have sizes from 1"),
+    ("conditioned_sums", ("layout", ONE[0], ONE[0], 0, MOST, ONE[0]), "heads must be heads of the values"),
     ("sddmm", ("layout", ONE, ONE, MOST), "result must have fewer than 2.63 bytes"),
 ])
 def test_numbers_that_overflow_are_refused(name, arguments, message):

@@ -682,12 +682,12 @@ std::tuple<Tensor, Maybe, Maybe, Maybe> norm_backward(const Tensor& starts, cons
 void conditioned(const Op& op, bool adjoint, const Tensor& layout_, const Tensor& values_, const Tensor& x_, int64_t first,
                  int64_t heads, const Tensor& sums_, const Maybe& grad_values_, const Maybe& grad_x_) {
     const View values = op.exact("values", values_, {kAny, kAny}, types().f32);
+    op.check(first >= 0 && heads > 0 && first <= values.size(1) - heads, "heads", "be heads of the values");
     const View x = op.exact("x", x_, {kAny, kAny}, types().f32);
     const View sums = op.exact("sums", sums_, {kAny, heads * x.size(1)}, types().f32);
     const Sealed layout = op.sealed("layout", layout_, adjoint ? sums.size(0) : x.size(0));
     op.check(layout.rows() == (adjoint ? x : sums).size(0), "layout", "have a row for each row of the result");
     op.check(values.size(0) == layout.slots() && layout.header->ordered, "values", "have a row for each edge");
-    op.check(first >= 0 && heads > 0 && first <= values.size(1) - heads, "heads", "be heads of the values");
     View grad_values, grad_x;
     if (grad_values_) grad_values = op.exact("grad_values", *grad_values_, {values.size(0), values.size(1)}, types().f32);
     if (grad_x_) grad_x = op.exact("grad_x", *grad_x_, {x.size(0), x.size(1)}, types().f32);
