@@ -3,7 +3,7 @@
     python -m tests.native.run [PYTEST ARGUMENT...]
 
 Exit status 0 if nothing is found. A tensor is a block of exactly its size: what a kernel reads or writes beside it is
-found, whichever test it is in.
+found, whichever test it is in. Without arguments, all operators are called wrongly first: primitives/raw_native.py.
 """
 
 from __future__ import annotations
@@ -21,11 +21,19 @@ from structconv.primitives.native import build, loader
 
 ROOT = Path(__file__).parents[2]
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
-TESTS = ("tests/primitives", "tests/kernels/test_attention_step.py", "tests/kernels/test_new_graphs.py",
+TESTS = ("tests/compat/test_pyg_norms.py", "tests/compat/test_torch.py", "tests/compat/test_steps.py",
+         "tests/compat/test_pyg.py::test_attention_among_few_nodes_is_one_node_of_autograd",
+         "tests/compat/test_pyg.py::test_messages_with_attributes_are_one_node_and_so_are_their_derivatives",
+         "tests/primitives", "tests/kernels/test_attention_step.py", "tests/kernels/test_new_graphs.py",
          "tests/kernels/test_window_attention.py", "tests/nn/test_direct.py",
          "tests/nn/test_step_gradients.py", "tests/test_loaders.py")
 #: What starts processes or compilers, or needs no kernel.
-LEFT_OUT = "not triton and not compile and not program and not native_build and not memory and not raw_calls"
+LEFT_OUT = ("not triton and not compile and not program and not native_build and not memory and not raw_calls"
+            " and not need_no")
+RAW_CALLS = """from tests.native import run
+from tests.primitives import raw_native
+run.pytest_configure()
+raw_native.run(0, 12)"""
 
 
 def runtimes(cxx: str) -> str | None:
@@ -46,6 +54,15 @@ def pytest_configure() -> None:
     assert core is not None and core.status.path == os.environ["STRUCTCONV_CHECKED_CORE"]
 
 
+def raw_calls(environment: dict[str, str]) -> int:
+    """Make wrong calls of every operator; 0 if none ends the process or has a wrong answer."""
+    done = subprocess.run([sys.executable, "-c", RAW_CALLS], env=environment, cwd=ROOT, capture_output=True, text=True,
+                          check=False)
+    wrong = done.returncode != 0 or "wrong" in done.stdout
+    print(done.stdout, done.stderr.rpartition("\ncalls ")[2] if wrong else "", flush=True)
+    return int(wrong)
+
+
 def main() -> int:
     cxx = build.compiler()
     preload = None if cxx is None else runtimes(cxx)
@@ -54,14 +71,18 @@ def main() -> int:
         return 1
     levels, status = build.levels(), 0
     build.FLAGS = (*(flag for flag in build.FLAGS if flag not in ("-O3", "-fno-exceptions", "-fno-rtti")), *SANITIZE)
+    build.OPERATOR_FLAGS = (*build.OPERATOR_FLAGS, *SANITIZE, "-fno-sanitize=vptr")  # torch's classes have no typeinfo
     with tempfile.TemporaryDirectory() as folder:
         for level in levels[:levels.index(loader._torch_level()) + 1]:
             print(f"{level}:", flush=True)
             target = Path(folder) / f"{level}.so"
             build.build(target, [level], cxx=cxx)
-            environment = {**os.environ, "LD_PRELOAD": preload, "ASAN_OPTIONS": "detect_leaks=0",
+            options = "detect_leaks=0:allocator_may_return_null=1"  # too large a size is an exception
+            environment = {**os.environ, "LD_PRELOAD": preload, "ASAN_OPTIONS": options,
                            "OMP_NUM_THREADS": "1", "STRUCTCONV_CHECKED_CORE": str(target)}
-            command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.native.run", "-k", LEFT_OUT]
+            if not sys.argv[1:]:
+                status |= raw_calls(environment)
+            command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.native.run", "-k", LEFT_OUT]
             done = subprocess.run([*command, *(sys.argv[1:] or TESTS)], env=environment, cwd=ROOT, check=False)
             status |= done.returncode
     return int(status != 0)

@@ -51,3 +51,26 @@ def test_degrees_without_end_are_refused():
     *arguments, _, _, chebyshev = valid(torch.float32)["polynomial_analysis"]
     with pytest.raises(ShapeError, match="degrees must be at most"):
         torch.ops.structconv.polynomial_analysis(*arguments, 1 << 40, 1 << 40, chebyshev)
+
+
+MOST, INDEX, ONE = torch.iinfo(torch.int64).max, torch.tensor([[0, 1], [1, 0]]), torch.ones(1, 2, 3)
+IMAGE = torch.ones(1, 1, 9, 7)
+
+
+@pytest.mark.skipif(core() is None, reason="there are no native kernels")
+@pytest.mark.parametrize("name, arguments, message", [
+    ("sample", (INDEX[0], INDEX[1], *[None] * 4, INDEX[0, :1], None, None, -1, False, False, 0, 0, MOST),
+     "base must leave a number to each node"),
+    ("number", (torch.full((8, 1), -1), INDEX[0], MOST, 1), "next must leave a number to each key"),
+    ("adjacency", (INDEX, 2, MOST, True, True, 0, None, False), "outputs must be below"),
+    ("drop_block", (ONE.clone(), ONE.clone(), None, MOST, 1, 2, 0.5, 0, 1), "first_head must be a number"),
+    ("window_means", (IMAGE, [2, 3], [2, 2], [0, MOST], False), "padding at most half of it"),
+    ("window_means_backward", (IMAGE[..., :4, :3], [9, MOST], [2, 3], [2, 2], [0, 1], False),
+     "x must have sizes from 1"),
+    ("conditioned_sums", ("layout", ONE[0], ONE[0], 0, MOST, ONE[0]), "heads must be heads of the values"),
+    ("sddmm", ("layout", ONE, ONE, MOST), "result must have fewer than 2.63 bytes"),
+])
+def test_numbers_that_overflow_are_refused(name, arguments, message):
+    arguments = [core().layouts(INDEX, 2, 2)[0] if isinstance(a, str) else a for a in arguments]
+    with pytest.raises(ValueError, match=message):
+        getattr(core(), name)(*arguments)

@@ -106,7 +106,7 @@ struct View {
 constexpr int64_t kAny = -1;
 using Shape = std::initializer_list<int64_t>;
 
-struct Header {
+struct __attribute__((packed, aligned(4))) Header {  // of an int32 tensor, which may be a part of another
     uint64_t seal;
     int32_t rows, slots, columns, ordered, valued, unused[9];
 };
@@ -282,8 +282,11 @@ struct Op {
     // A result: huge pages, and what was kept of earlier results, for a large one.
     Tensor empty(Shape shape, int32_t dtype) const {
         int64_t strides[4], bytes = dtype == types().bf16 ? 2 : 4, dim = static_cast<int64_t>(shape.size());
-        for (int64_t i = dim - 1, step = 1; i >= 0; --i) strides[i] = step, step *= std::max<int64_t>(shape.begin()[i], 1);
-        for (const int64_t size : shape) bytes *= size;
+        bool fits = true;
+        for (int64_t i = dim - 1, step = 1; i >= 0; --i)
+            strides[i] = step, fits = fits && !__builtin_mul_overflow(step, std::max<int64_t>(shape.begin()[i], 1), &step);
+        for (const int64_t size : shape) fits = fits && !__builtin_mul_overflow(bytes, size, &bytes);
+        check(fits, "result", "have fewer than 2^63 bytes");
         if (bytes >= kLarge && (dtype == types().f32 || dtype == types().bf16)) {
             const std::vector<int64_t> sizes(shape);
             StableIValue stack[2] = {torch::stable::detail::from(sizes), torch::stable::detail::from(dtype == types().bf16)};
@@ -396,6 +399,7 @@ std::tuple<Tensor, int64_t> adjacency(const Tensor& index_, int64_t inputs, int6
                                       int64_t normalize, const Maybe& weights_, bool numbered) {
     const Op op{"adjacency"};
     const View index = op.edge_index(index_, 2);
+    op.check(outputs < kLimit, "outputs", "be below 2^31 - 1");
     const int64_t edges = index.size(1), slots = loops ? edges + outputs : edges;
     op.check(normalize >= kNone && normalize <= kSymmetric, "normalize", "be 0, 1 or 2");
     View weights;
@@ -678,12 +682,12 @@ std::tuple<Tensor, Maybe, Maybe, Maybe> norm_backward(const Tensor& starts, cons
 void conditioned(const Op& op, bool adjoint, const Tensor& layout_, const Tensor& values_, const Tensor& x_, int64_t first,
                  int64_t heads, const Tensor& sums_, const Maybe& grad_values_, const Maybe& grad_x_) {
     const View values = op.exact("values", values_, {kAny, kAny}, types().f32);
+    op.check(first >= 0 && heads > 0 && first <= values.size(1) - heads, "heads", "be heads of the values");
     const View x = op.exact("x", x_, {kAny, kAny}, types().f32);
     const View sums = op.exact("sums", sums_, {kAny, heads * x.size(1)}, types().f32);
     const Sealed layout = op.sealed("layout", layout_, adjoint ? sums.size(0) : x.size(0));
     op.check(layout.rows() == (adjoint ? x : sums).size(0), "layout", "have a row for each row of the result");
     op.check(values.size(0) == layout.slots() && layout.header->ordered, "values", "have a row for each edge");
-    op.check(first >= 0 && heads > 0 && first <= values.size(1) - heads, "heads", "be heads of the values");
     View grad_values, grad_x;
     if (grad_values_) grad_values = op.exact("grad_values", *grad_values_, {values.size(0), values.size(1)}, types().f32);
     if (grad_x_) grad_x = op.exact("grad_x", *grad_x_, {x.size(0), x.size(1)}, types().f32);
@@ -1256,7 +1260,7 @@ struct Dots {
 
     Dots(const Op& op, const View& x_, const Tensor& query_, const Maybe& query_bias, const Tensor& key_, const Maybe& key_bias,
          const Tensor& value_, const Maybe& value_bias = {}, int64_t heads_ = 0)
-        : x(x_), nodes(x.tensor().numel() / std::max<int64_t>(x.size(x.tensor().dim() - 1), 1)),
+        : x(x_), nodes(x.tensor().dim() == 3 ? x.size(0) * x.size(1) : x.size(0)),
           in(x.size(x.tensor().dim() - 1)), turned(!heads_) {
         query = op.dense("query", query_, {kAny, in}, types().f32);
         own = query.size(0), key = op.dense("key", key_, {own, in}, types().f32);
@@ -1749,6 +1753,7 @@ void drop_block(const Tensor& weights_, const Tensor& dropped_, const Maybe& gra
     const View dropped = op.exact("dropped", dropped_, {heads, rows, columns}, types().f32);
     View gradient;
     if (gradient_) gradient = op.exact("gradient", *gradient_, {heads, rows, columns}, types().f32);
+    op.check(first_head >= 0 && first_head <= INT64_MAX - heads && last_row >= -1, "first_head", "be a number, as last_row");
     const DropBlockArgs args{weights.floats(), dropped.floats(), gradient.floats(), heads, rows, columns, first_head,
                              last_row, op.threads, op.drop(p, seed, batch_heads, outputs)};
     run.drop_block(&args);
@@ -2040,10 +2045,11 @@ MeansArgs windows(const Op& op, int64_t planes, const int64_t* from, const std::
         args.from[axis] = own < 0 ? 1 : from[own], args.size[axis] = own < 0 ? 1 : size[own];
         args.stride[axis] = own < 0 ? 1 : stride[own], args.padding[axis] = own < 0 ? 0 : padding[own];
         op.check(args.size[axis] >= 1 && args.size[axis] < kFewNumbers && args.stride[axis] >= 1 && args.stride[axis] < kFewNumbers &&
-                     args.padding[axis] >= 0 && 2 * args.padding[axis] <= args.size[axis], "size",
+                     args.padding[axis] >= 0 && args.padding[axis] <= args.size[axis] / 2, "size",
                  "be at least 1 and below 2^24, as stride, and padding at most half of it");
+        op.check(args.from[axis] >= 1 && args.from[axis] < kFewNumbers, "x", "have sizes from 1 to 2^24");
         const int64_t rest = args.from[axis] + 2 * args.padding[axis] - args.size[axis];
-        op.check(args.from[axis] >= 1 && rest >= 0, "x", "be as large as the window");
+        op.check(rest >= 0, "x", "be as large as the window");
         args.to[axis] = rest / args.stride[axis] + 1;
     }
     op.check(are_few(args.from, planes) && are_few(args.to, planes), "x", "be below 2^24 numbers, as the result");
@@ -2243,6 +2249,7 @@ std::tuple<Tensor, Tensor, Tensor, int64_t> sample(const Tensor& indptr_, const 
     const View groups = given("groups", groups_, count, i64), limits = given("limits", limits_, count, i64);
     op.check(!limits.sizes || edge_times.sizes || node_times.sizes, "limits", "be of edges with times");
     op.check(fanout < kLimit, "fanout", "be below 2^31 - 1");
+    op.check(base >= 0 && base <= INT64_MAX - count, "base", "leave a number to each node");
     const InEdges edges{indptr.data, index.data, order.data, edge_times.as<int64_t>(), node_times.as<int64_t>(),
                         weights.as<double>(), own == i64, indptr.size(0) - 1, slots,
                         node_times.sizes ? node_times.size(0) : 0};
@@ -2270,6 +2277,7 @@ std::tuple<Tensor, Tensor, int64_t> number(const Tensor& table_, const Tensor& k
     op.check(capacity > 0 && !(capacity & (capacity - 1)) && (table.size(1) == 1 || table.size(1) == 2), "table",
              "have a power of two entries, of one or two words");
     op.check(kEnter <= numbering && numbering <= kFind, "numbering", "be one of Numbering");
+    op.check(next >= 0 && next <= INT64_MAX - count, "next", "leave a number to each key");
     const View numbers = op.made({numbering == kEnter ? 0 : count}, types().i64);
     const View fresh = op.made({numbering == kAdd ? count : 0}, types().i64);
     int64_t added = 0;

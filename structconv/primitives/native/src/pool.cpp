@@ -146,7 +146,7 @@ void backward(const PoolArgs& a) {
 class Standard {
   public:
     explicit Standard(const NormArgs& a)
-        : a(a), numbers(6 * a.channels), mean(&numbers[0]), scale(mean + a.channels), factor(scale + a.channels),
+        : a(a), numbers(6 * a.channels), mean(numbers.data()), scale(mean + a.channels), factor(scale + a.channels),
           pull(factor + a.channels), held(pull + a.channels), of_grad(held + a.channels) {}
 
     void forward(int64_t group) {

@@ -182,7 +182,7 @@ struct Narrow {
     int64_t word;
     int64_t key() const { return word < 0 ? -1 : word >> 32; }
     int64_t number() const { return word & 0xFFFFFFFF; }
-    void set(int64_t key, int64_t number) { word = key << 32 | number; }
+    void set(int64_t key, int64_t number) { word = static_cast<int64_t>(static_cast<uint64_t>(key) << 32) | number; }
 };
 
 struct Wide {
