@@ -45,7 +45,7 @@ from structconv.primitives.native.node import is_direct
 from structconv.primitives.products import linear
 from structconv.shapes import check_tensor
 from structconv.structures.grid import Grid
-from structconv.torch_compat import all_plain, any_requires_grad, tracing
+from structconv.torch_compat import all_plain, tracing
 from structconv.weights import Eye, Full, Grouped, Weight
 
 __all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d",
@@ -188,7 +188,8 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
         if type(query) is Proxy:
             return cast(Any, recorded(self, query, key, value, key_padding_mask, need_weights, attn_mask,
                                       average_attn_weights, is_causal))
-        if query is key is value and (key_padding_mask is None or attn_mask is None):
+        if (query is key is value and (key_padding_mask is None or attn_mask is None)
+                and not (need_weights and torch.is_grad_enabled())):  # whose gradients the one node does not have
             pair = self._directly(query, key_padding_mask, attn_mask, is_causal, need_weights, average_attn_weights)
             if pair is not None:
                 return pair
@@ -229,8 +230,6 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
         tensors = x, query, of_query, key, of_key, value, of_value, output, after, table
         if not weights:
             return attend_entries(None, composed_attention(heads, scale, causal), *tensors, heads, scale, causal), None
-        if torch.is_grad_enabled() and any_requires_grad(*tensors):
-            return None
         return attend_entries_weighted(*tensors, heads, scale, causal, mean=mean)
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool) -> None:
