@@ -38,6 +38,7 @@ __all__ = [
     "decomposition_table",
     "defers",
     "dispatch_modes",
+    "encoder_blocks",
     "flash_attention",
     "flash_attention_backward",
     "follows_transforms",
@@ -62,6 +63,7 @@ __all__ = [
     "softmax_backward",
     "tracing",
     "transforms_active",
+    "unsafe_view",
     "version",
     "watched",
     "will_run",
@@ -104,6 +106,10 @@ def _level_unknown() -> int:
     return 0
 
 
+def _reshaped_copy(t: Tensor, shape: list[int]) -> Tensor:
+    return t.reshape(shape).clone()
+
+
 def _some_autocast() -> bool:
     return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
 
@@ -129,6 +135,9 @@ NAMES: dict[str, tuple[str, Any]] = {
     "flash_attention": ("torch.ops.aten._scaled_dot_product_flash_attention_for_cpu", None),
     "flash_attention_backward": ("torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward", None),
     "softmax_backward": ("torch.ops.aten._softmax_backward_data", None),
+    "unsafe_view": ("torch.ops.aten._unsafe_view", _reshaped_copy),
+    "encoder_attention": ("torch.nn.TransformerEncoderLayer._sa_block", None),
+    "encoder_linear": ("torch.nn.TransformerEncoderLayer._ff_block", None),
     "fused_choice": ("torch._fused_sdp_choice", None),
     "any_autocast": ("torch._C._is_any_autocast_enabled", _some_autocast),
     "no_dispatch_modes": ("torch.utils._python_dispatch._disable_current_modes", None),
@@ -146,6 +155,12 @@ transforms_active: Callable[[], bool] = _resolved(*NAMES["transforms_active"])
 is_batched: Callable[[Tensor], bool] = _resolved(*NAMES["is_batched"])
 #: Return True if a tensor belongs to a functional transform, or remained from one.
 is_functional: Callable[[Tensor], bool] = _resolved(*NAMES["is_functional"])
+
+
+#: Another shape of a tensor that nobody else has: no view of it, so that it may be changed in place.
+unsafe_view: Callable[[Tensor, list[int]], Tensor] = _resolved(*NAMES["unsafe_view"])
+#: The two blocks of torch's encoder layers; `None` if they are called otherwise.
+encoder_blocks: tuple[Any, Any] = (_resolved(*NAMES["encoder_attention"]), _resolved(*NAMES["encoder_linear"]))
 
 
 def is_wrapped(t: Tensor) -> bool:

@@ -114,10 +114,12 @@ def _with_self(root: Operation) -> Direct | None:
     """The direct call of a mechanism of edges beside `Identity()`."""
     parts = root.mechanisms()
     own = next((i for i, part in enumerate(parts) if type(part) is Identity), 0)
-    if len(parts) != 2 or any("_reads" in part.__dict__ or part._structure_name is not None for part in parts):
+    if len(parts) != 2:
         return None
     itself, near = parts[own], parts[1 - own]
-    if type(itself) is not Identity or itself.size != 1:
+    if type(itself) is not Identity or itself.size != 1 or type(near) not in (Adjacency, Operation):
+        return None
+    if any("_reads" in part.__dict__ or part._structure_name is not None for part in parts):
         return None
     if type(near) is Adjacency:
         return partial(_convolve_with_self, near, itself, own) if near.normalize_by in _KINDS else None

@@ -112,7 +112,7 @@ def _by_torch(by_outputs: bool, x: Tensor, w: Tensor, bias: Tensor | None) -> Te
 
 def _node_forward(_: Any, x: Tensor, w: Tensor, bias: Tensor | None, by_outputs: bool) -> Tensor:
     y = _project_kernel(x.reshape(-1, x.shape[-1]), w.t() if by_outputs else w, bias)
-    return y if x.dim() == 2 else torch.ops.aten._unsafe_view(y, [*x.shape[:-1], y.shape[1]])  # no view, as torch's
+    return y if x.dim() == 2 else private.unsafe_view(y, [*x.shape[:-1], y.shape[1]])  # no view, as torch's
 
 
 def _node_backward(_: Any, x: Tensor, w: Tensor, bias: Tensor | None, grad: Tensor, needed: Sequence[bool],
