@@ -38,7 +38,8 @@ __all__ = [
     "decomposition_table",
     "defers",
     "dispatch_modes",
-    "encoder_blocks",
+    "encoder_attention",
+    "encoder_linear",
     "flash_attention",
     "flash_attention_backward",
     "follows_transforms",
@@ -160,7 +161,8 @@ is_functional: Callable[[Tensor], bool] = _resolved(*NAMES["is_functional"])
 #: Another shape of a tensor that nobody else has: no view of it, so that it may be changed in place.
 unsafe_view: Callable[[Tensor, list[int]], Tensor] = _resolved(*NAMES["unsafe_view"])
 #: The two blocks of torch's encoder layers; `None` if they are called otherwise.
-encoder_blocks: tuple[Any, Any] = (_resolved(*NAMES["encoder_attention"]), _resolved(*NAMES["encoder_linear"]))
+encoder_attention: Any = _resolved(*NAMES["encoder_attention"])
+encoder_linear: Any = _resolved(*NAMES["encoder_linear"])
 
 
 def is_wrapped(t: Tensor) -> bool:

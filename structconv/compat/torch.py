@@ -45,7 +45,7 @@ from structconv.primitives.native.node import is_direct
 from structconv.primitives.products import linear
 from structconv.shapes import check_tensor
 from structconv.structures.grid import Grid
-from structconv.torch_compat import all_plain, encoder_blocks, tracing
+from structconv.torch_compat import all_plain, encoder_attention, encoder_linear, tracing
 from structconv.weights import Eye, Full, Grouped, Weight
 
 __all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d",
@@ -361,7 +361,8 @@ class TransformerEncoderLayer(_Layer, nn.TransformerEncoderLayer):
         dropouts = self.dropout, self.dropout1, self.dropout2
         if (src_mask is not None or src_key_padding_mask is not None or is_causal
                 or any(type(one) is not nn.Dropout or (one.training and one.p) for one in dropouts)
-                or not all_plain(*dropouts) or (type(self)._sa_block, type(self)._ff_block) != encoder_blocks
+                or not all_plain(*dropouts) or type(self)._sa_block is not encoder_attention
+                or type(self)._ff_block is not encoder_linear
                 or "_sa_block" in self.__dict__ or "_ff_block" in self.__dict__):
             return super().forward(src, src_mask, src_key_padding_mask, is_causal)
         norm1, norm2 = self.norm1, self.norm2  # the same, without layers that do nothing, and checks of masks
