@@ -171,7 +171,8 @@ def _large(x: Tensor, w: Tensor, columns: int, added: bool) -> bool:
     numbers = x.numel()
     if not tracing and not (numbers >= LEAST_NUMBERS if columns < FULL_WIDTH else numbers * columns >= LEAST_PRODUCTS):
         return False  # `_pays`, in each call
-    if ON_INTEL and not tracing and _suits_mkl(numbers, x.shape[-1], columns, added):
+    # where gradients follow, by MKL, another library ahead of it costs more than the copy of a bias
+    if ON_INTEL and not tracing and _suits_mkl(numbers, x.shape[-1], columns, added and not torch.is_grad_enabled()):
         return False
     if private.linear_pointwise is None or columns < 2 or w.dim() != 2:
         return False
