@@ -158,8 +158,9 @@ def test_dropout_draws_as_a_plan_does(name):
         dropped.max_bytes = limit
         torch.manual_seed(5)
         results.append(numbers(dropped, x, others))
+    scale = max(float(other.abs().max()) for other in results[1])  # a key's bias has no gradient but rounding
     for own, other in zip(*results, strict=True):
-        torch.testing.assert_close(own, other)
+        torch.testing.assert_close(own, other, rtol=1.3e-6, atol=1e-6 * scale)
     assert not torch.allclose(results[0][0], layer(x, *others))
 
 
