@@ -32,10 +32,11 @@ from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives.native.adjacency import Adjacency, adjacency_of, unchanged
 from structconv.primitives.native.affine import affine_attention, affine_weights, projected_attention
+from structconv.primitives.native.along_edges import attend_by_dots
 from structconv.primitives.native.bilinear import bilinear_attention, bilinear_weights, packed_attention
 from structconv.primitives.native.dispatch import MAX_CHANNELS, NO_DROP, Drop, drop_of, usable
 from structconv.primitives.native.indices import Csr
-from structconv.primitives.native.layer import attend_affine, attend_bilinear, attend_dots
+from structconv.primitives.native.layer import attend_affine, attend_bilinear
 from structconv.primitives.native.node import is_direct
 from structconv.primitives.products import product
 from structconv.shapes import broadcast
@@ -281,7 +282,7 @@ class BilinearEdges(NamedTuple):
         return few and self._is_whole(problem) and not problem.projected and usable(x, 0) is not None
 
     def _as_one_node(self, query: Projected, key: Projected, call: Call) -> Tensor | None:
-        """`attend_dots` of x (M, P) where a kernel can read the tensors of the call, and they are few; else `None`."""
+        """`attend_by_dots` of few x (M, P) where a kernel can read the tensors of the call; else `None`."""
         theta: Any = call.theta
         x, bias = call.x, call.bias
         value, nodes = theta.theta, x.shape[0]
@@ -290,21 +291,9 @@ class BilinearEdges(NamedTuple):
         tensors = x, query.weight, query.bias, key.weight, key.bias, value, None, bias
         if not fitting or nodes * x.shape[1] * width > FEW_PRODUCTS or not is_direct(*tensors):
             return None
-        edges_of_call = sorted_edges(self.edges.pairs(call.basis, nodes, nodes, x.device), nodes, nodes)
-        if edges_of_call is None:
-            return None
-        graph, adjacency, check = edges_of_call
-        options, depth = self.edges.options(call.basis), query.weight.shape[0] // query.heads
-
-        def composed(x: Tensor, query: Tensor, query_bias: Tensor | None, key: Tensor, key_bias: Tensor | None,
-                     value: Tensor, _: None, bias: Tensor | None) -> Tensor:
-            check()
-            parts = [(query.mT, query_bias), (key.mT, key_bias), (value.transpose(0, 1).flatten(1), None)]
-            y = packed_attention(*graph.layouts(), _one_product(x, parts), None, None, heads=value.shape[0],
-                                 depth=depth, scale=self.scale, **options)
-            return theta.join(y.transpose(0, 1), bias)
-
-        return attend_dots(adjacency, composed, *tensors, 0, self.scale, *self.edges.drop(call.basis))
+        edges = sorted_edges(self.edges.pairs(call.basis, nodes, nodes, x.device), nodes, nodes)
+        return None if edges is None else attend_by_dots(
+            edges.adjacency, edges.layouts, *tensors, value.shape[0], self.scale, self.edges.drop(call.basis))
 
     def _bias(self, batch: Folding, call: Call) -> Tensor | None:
         return None if self.bias is None else batch.by_edge(self.bias(call.basis))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from structconv import torch_compat as private
 from structconv.bases import dense
+from structconv.bases.algebra import draw_seed
 from structconv.bases.entrywise import Normalized
 from structconv.bases.linear import Concat
 from structconv.bases.matrices import adjacency
@@ -23,6 +24,7 @@ from structconv.bases.pooling import Pooling
 from structconv.bases.shift import Shift, ShiftTransposed
 from structconv.bases.sparse import Sparse
 from structconv.kernels.small_attention import composed_attention, is_small
+from structconv.kernels.sparse_attention import sorted_edges
 from structconv.mechanisms.graphs import Adjacency
 from structconv.mechanisms.grids import Cuboid, Pool
 from structconv.mechanisms.index import Identity
@@ -38,7 +40,7 @@ from structconv.primitives.images import convolve_images, convolve_transposed, w
 from structconv.primitives.native.adjacency import Adjacency as Edges
 from structconv.primitives.native.adjacency import adjacency_of, unchanged
 from structconv.primitives.native.along_edges import attend_by_dots, attend_by_pairs, attend_by_terms
-from structconv.primitives.native.dispatch import NO_DROP, Drop, kernels
+from structconv.primitives.native.dispatch import NO_DROP, Drop, drop_of, kernels
 from structconv.primitives.native.layer import attend_entries, convolve, convolve_with_self
 from structconv.primitives.native.node import is_direct
 from structconv.primitives.products import linear
@@ -47,7 +49,7 @@ from structconv.structures.supports import Causal
 from structconv.weights import Full, HeadBlocks, LowRank
 from structconv.weights.base import Factor, plus
 
-__all__ = ["FEW_ALONG_EDGES", "FEW_NUMBERS", "Direct", "direct_of", "is_plain", "must_be_planned"]
+__all__ = ["FEW_ALONG_EDGES", "FEW_NUMBERS", "Direct", "direct_of", "drawn", "is_plain", "must_be_planned"]
 
 #: (layer, x, structure) -> y, or `None` where the usual way must be taken.
 Direct = Callable[[Any, Tensor, Any], Tensor | None]
@@ -226,13 +228,8 @@ def _is_usual(leaf: Cuboid) -> bool:
 def _convolve(leaf: Adjacency, layer: Any, x: Tensor, graph: Any) -> Tensor | None:
     """A^T x Theta + b over the edges of a graph."""
     weight, bias = layer._modules["weight"], _bias(layer)
-    theta = weight._parameters.get("theta")
-    if type(graph) is not Graph or theta is None or type(getattr(weight, "kind", None)) is not Full or x.dim() != 2:
-        return None
-    size, channels, outputs = theta.shape
-    fits = (size == 1 and x.shape == (graph.num_inputs, channels)
-            and x.shape[0] * max(channels, outputs) <= FEW_ALONG_EDGES)
-    if not fits or layer._added or not is_direct(x, theta, bias) or not is_plain(layer, Sparse, leaf, weight):
+    theta = _theta_of_edges(layer, weight, bias, 1, x, graph)
+    if theta is None or not is_plain(layer, Sparse, leaf, weight):
         return None
     prepared = _matrix(leaf, graph, x)
     if prepared is None:
@@ -242,21 +239,16 @@ def _convolve(leaf: Adjacency, layer: Any, x: Tensor, graph: Any) -> Tensor | No
     def composed(x: Tensor, theta: Tensor, bias: Tensor | None) -> Tensor:
         return plus(sums(x) @ theta.squeeze(0), bias)
 
-    return convolve(edges, composed, x, theta, bias, channels <= outputs)
+    return convolve(edges, composed, x, theta, bias, theta.shape[1] <= theta.shape[2])
 
 
 def _convolve_with_self(leaf: Adjacency, itself: Identity, own: int, layer: Any, x: Tensor, graph: Any
                         ) -> Tensor | None:
     """A^T x Theta_0 + x Theta_1 + b over the edges of a graph, with Theta_`own` that of x."""
     weight, bias = layer._modules["weight"], _bias(layer)
-    theta = weight._parameters.get("theta")
-    if type(graph) is not Graph or theta is None or type(getattr(weight, "kind", None)) is not Full or x.dim() != 2:
-        return None
-    size, channels, outputs = theta.shape
-    fits = (size == 2 and graph.num_outputs == graph.num_inputs and x.shape == (graph.num_inputs, channels)
-            and x.shape[0] * max(channels, outputs) <= FEW_ALONG_EDGES)
-    if not fits or layer._added or not is_direct(x, theta, bias) or must_be_planned(Sparse) or not is_plain(
-            layer, Concat, leaf, itself, weight):
+    theta = _theta_of_edges(layer, weight, bias, 2, x, graph)
+    if (theta is None or graph.num_outputs != graph.num_inputs or must_be_planned(Sparse)
+            or not is_plain(layer, Concat, leaf, itself, weight)):
         return None
     prepared = _matrix(leaf, graph, x)
     if prepared is None:
@@ -269,6 +261,17 @@ def _convolve_with_self(leaf: Adjacency, itself: Identity, own: int, layer: Any,
     return convolve_with_self(edges, composed, x, theta, bias, own)
 
 
+def _theta_of_edges(layer: Any, weight: Any, bias: Tensor | None, size: int, x: Tensor, graph: Any) -> Any:
+    """Theta (K, P, Q), K = `size`, of a layer that is called with few entries x of a graph; `None` for another call."""
+    theta = weight._parameters.get("theta")
+    if type(graph) is not Graph or theta is None or type(getattr(weight, "kind", None)) is not Full or x.dim() != 2:
+        return None
+    parts, channels, outputs = theta.shape
+    fits = (parts == size and x.shape == (graph.num_inputs, channels)
+            and x.shape[0] * max(channels, outputs) <= FEW_ALONG_EDGES)
+    return theta if fits and not layer._added and is_direct(x, theta, bias) else None
+
+
 def _matrix(leaf: Adjacency, graph: Graph, x: Tensor) -> tuple[Edges, Callable[[Tensor], Tensor]] | None:
     """The edges as kernels read them, and A^T x by differentiable operators if they did not change."""
     graph = looped(graph) if leaf.self_loops else graph
@@ -279,15 +282,8 @@ def _matrix(leaf: Adjacency, graph: Graph, x: Tensor) -> tuple[Edges, Callable[[
         return None
     edges = adjacency_of(index, graph.num_inputs, graph.num_outputs, loops=loops, square=graph.is_square,
                          normalize=cast("str | None", leaf.normalize_by), weights=weights)
-    if edges is None:
-        return None
-    check = unchanged(index)
-
-    def sums(x: Tensor) -> Tensor:
-        check()
-        return adjacency(graph, leaf.normalize_by, x.dtype, leaf.weighted).analysis(x).squeeze(-3)
-
-    return edges, sums
+    return None if edges is None else (edges, unchanged(index, lambda x: adjacency(
+        graph, leaf.normalize_by, x.dtype, leaf.weighted).analysis(x).squeeze(-3)))
 
 
 def _edges(graph: Any, x: Tensor, channels: int, width: int) -> tuple[Edges, Callable[[], tuple[Any, Any]]] | None:
@@ -295,22 +291,16 @@ def _edges(graph: Any, x: Tensor, channels: int, width: int) -> tuple[Edges, Cal
     """
     if type(graph) is not Graph or x.dim() != 2 or x.shape[1] != channels:
         return None
-    nodes, (index, loops) = x.shape[0], listed_edges(graph)
-    few = nodes * width <= FEW_ALONG_EDGES
-    if not few or not graph.num_inputs == graph.num_outputs == nodes or type(index) is not Tensor:
+    nodes = x.shape[0]
+    if nodes * width > FEW_ALONG_EDGES or type(listed_edges(graph)[0]) is not Tensor:
         return None
-    edges, check = adjacency_of(index, nodes, nodes, loops=loops), unchanged(index)
-
-    def layouts() -> tuple[Any, Any]:
-        check()
-        return graph.layouts()
-
-    return None if edges is None else (edges, layouts)
+    edges = sorted_edges(graph, nodes, nodes)
+    return None if edges is None else (edges.adjacency, edges.layouts)
 
 
-def _drawn(p: float, layer: Any, heads: int) -> Drop:
+def drawn(p: float, layer: Any, heads: int) -> Drop:
     """The dropout of a call, with the numbers that the expression would draw."""
-    return (p, int(torch.randint(0, 2**62, (), dtype=torch.int64)), heads) if p and layer.training else NO_DROP
+    return drop_of(p, draw_seed(), heads) if p and layer.training else NO_DROP
 
 
 def _attend_edges(leaf: BiAffine, mask: Any, slope: float, p: float, layer: Any, x: Tensor, graph: Any
@@ -328,7 +318,8 @@ def _attend_edges(leaf: BiAffine, mask: Any, slope: float, p: float, layer: Any,
     prepared = _edges(graph, x, channels, heads * depth)
     if prepared is None:
         return None
-    return attend_by_terms(*prepared, x, theta, source, target, bias, slope, _drawn(p, layer, heads))
+    drop = drawn(p, layer, heads) if p else NO_DROP
+    return attend_by_terms(*prepared, x, theta, source, target, bias, slope, drop)
 
 
 def _attend_pairs(leaf: Additive, mask: Any, slope: float, p: float, layer: Any, x: Tensor, graph: Any
@@ -348,7 +339,8 @@ def _attend_pairs(leaf: Additive, mask: Any, slope: float, p: float, layer: Any,
     prepared = _edges(graph, x, channels, 2 * heads * depth)
     if prepared is None:
         return None
-    return attend_by_pairs(*prepared, x, theta, matrix, offset, vector, bias, slope, _drawn(p, layer, heads))
+    drop = drawn(p, layer, heads) if p else NO_DROP
+    return attend_by_pairs(*prepared, x, theta, matrix, offset, vector, bias, slope, drop)
 
 
 def _attend_dots(leaf: DotProduct, mask: Any, scale: float | None, p: float, beside: tuple[Any, int] | None, layer: Any,
@@ -385,7 +377,8 @@ def _attend_dots(leaf: DotProduct, mask: Any, scale: float | None, p: float, bes
     if prepared is None or (root is not None and tuple(root.shape[1:]) != (channels, heads * depth)):
         return None
     number = (len(q) // heads) ** -0.5 if scale is None else scale
-    y = attend_by_dots(*prepared, x, q, q_bias, k, k_bias, theta, None, bias, heads, number, _drawn(p, layer, heads))
+    drop = drawn(p, layer, heads) if p else NO_DROP
+    y = attend_by_dots(*prepared, x, q, q_bias, k, k_bias, theta, None, bias, heads, number, drop)
     return y if root is None else torch.addmm(y, x, root.squeeze(0))
 
 
@@ -416,7 +409,7 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
     causal = structure is not None or (mask is not None and type(mask._mask) is Causal)
     heads = leaf.heads
     number = (weights[0].shape[0] // heads) ** -0.5 if scale is None else scale
-    drop = _drawn(p, layer, heads) if p else NO_DROP
+    drop = drawn(p, layer, heads) if p else NO_DROP
     if not drop[0] and is_small(x.shape[-2], weights[0].shape[0] // heads, weights[2].shape[0] // heads):
         return attend_entries(None, composed_attention(heads, number, causal), *tensors, None, heads, number, causal)
     if weights[0].shape[0] != weights[2].shape[0]:

@@ -131,12 +131,7 @@ def _of_groups(x: Tensor, groups: Graph, kind: str, otherwise: Callable[[Tensor,
                              normalize="row" if kind == "mean" else None)
     if adjacency is None:
         return None
-    check = unchanged(index)
-
-    def composed(x: Tensor) -> Tensor:
-        check()
-        return otherwise(x, groups)
-
+    composed = unchanged(index, lambda x: otherwise(x, groups))
     return (gather_maxima if kind == "max" else gather_sums)(adjacency, composed, x)
 
 

@@ -57,7 +57,7 @@ def product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     functions are `x @ w + bias` as torch has it, without overhead.
     """
     small = not torch.compiler.is_compiling() and x.numel() < LEAST_NUMBERS and w.shape[-1] <= SURE_COLUMNS
-    if small or not _large(x, w, w.shape[-1], bias is not None):
+    if small or not _large(x, w, w.shape[-1], _is_copied(bias)):
         return x @ w if bias is None else small_product(x, w, bias)
     return _large_product(x, w, bias, False)
 
@@ -86,7 +86,7 @@ def linear(x: Tensor, w_QP: Tensor, bias: Tensor | None = None, *, relu: bool = 
     """
     small = torch.compiler.is_compiling() or (x.numel() < LEAST_NUMBERS and w_QP.shape[0] <= SURE_COLUMNS)
     if small or (bias is not None and bias.shape != w_QP.shape[:1]) or not _large(
-            x, w_QP, w_QP.shape[0], bias is not None):
+            x, w_QP, w_QP.shape[0], _is_copied(bias)):
         y = functional.linear(x, w_QP, bias)
         return y.relu_() if relu else y
     if not relu:
@@ -171,8 +171,7 @@ def _large(x: Tensor, w: Tensor, columns: int, added: bool) -> bool:
     numbers = x.numel()
     if not tracing and not (numbers >= LEAST_NUMBERS if columns < FULL_WIDTH else numbers * columns >= LEAST_PRODUCTS):
         return False  # `_pays`, in each call
-    # where gradients follow, by MKL, another library ahead of it costs more than the copy of a bias
-    if ON_INTEL and not tracing and _suits_mkl(numbers, x.shape[-1], columns, added and not torch.is_grad_enabled()):
+    if ON_INTEL and not tracing and _suits_mkl(numbers, x.shape[-1], columns, added):
         return False
     if private.linear_pointwise is None or columns < 2 or w.dim() != 2:
         return False
@@ -182,6 +181,12 @@ def _large(x: Tensor, w: Tensor, columns: int, added: bool) -> bool:
         return False
     return (x.device.type == "cpu" and not torch.is_autocast_enabled("cpu") and x.dim() > 1
             and not private.transforms_active() and private.forward_level() < 0)
+
+
+def _is_copied(bias: Tensor | None) -> bool:
+    """Return True if the copy of a bias that MKL makes counts: where gradients follow, by MKL, another library ahead of
+    it costs more."""
+    return bias is not None and not torch.is_grad_enabled()
 
 
 def _pays(numbers: int, columns: int) -> bool:

@@ -79,8 +79,8 @@ class _Aggregation(Base):
     def __call__(self, x: Tensor, index: Tensor | None = None, ptr: Tensor | None = None, dim_size: int | None = None,
                  dim: int = -2, **options: Any) -> Tensor:
         """`forward`, or the same by one kernel, which needs none of the checks of PyTorch Geometric's `__call__`."""
-        if index is not None and ptr is None and x.dim() == 2 and dim in (-2, 0) and not options:
-            y = self._of_sorted(x, index, dim_size) if _computes(self) else None
+        if index is not None and ptr is None and x.dim() == 2 and dim in (-2, 0) and not options and _computes(self):
+            y = self._of_sorted(x, index, dim_size)
             if y is not None:
                 return y
         return cast(Tensor, super().__call__(x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **options))
@@ -531,13 +531,7 @@ def of_sorted(x: Tensor, index: Tensor, size: int | None, kind: str, otherwise: 
     starts = sorted_starts(x, index, size)
     if starts is None:
         return None
-    check = unchanged(index)
-
-    def composed(x: Tensor) -> Tensor:
-        check()
-        return otherwise(x)
-
-    return pool_groups(x, starts, kind, composed, t)
+    return pool_groups(x, starts, kind, unchanged(index, otherwise), t)
 
 
 def check_floating(owner: str, x: Tensor) -> None:

@@ -14,7 +14,6 @@ from torch.compiler import is_compiling
 from torch.nn.functional import leaky_relu, normalize
 from torch.utils.hooks import RemovableHandle
 
-from structconv.bases.algebra import draw_seed
 from structconv.bases.entrywise import Normalized
 from structconv.bases.scores import Additive, Affine, Bilinear, EdgeScore
 from structconv.bases.tree import Term
@@ -33,9 +32,8 @@ from structconv.compat.pyg.linear import Linear, is_plain, project_together
 from structconv.compat.pyg.operator import attend
 from structconv.errors import ConfigError, ShapeError
 from structconv.kernels.sparse_attention import SortedEdges, sorted_edges
-from structconv.nn.direct import FEW_ALONG_EDGES, must_be_planned
+from structconv.nn.direct import FEW_ALONG_EDGES, drawn, must_be_planned
 from structconv.primitives.native.along_edges import attend_by_dots, attend_by_pairs, attend_by_terms
-from structconv.primitives.native.dispatch import NO_DROP, drop_of
 from structconv.primitives.native.node import is_direct
 from structconv.structures.graph import Graph
 from structconv.weights.base import plus
@@ -141,9 +139,6 @@ class _Attention(Layer):
                 x, *others, *(t for lin in lins for t in (lin.weight, lin.bias))):
             return None
         return sorted_edges(graph, x.shape[0], x.shape[0])
-
-    def _drop(self) -> tuple[float, int, int]:
-        return drop_of(self.dropout, draw_seed(), self.heads) if self.training and self.dropout else NO_DROP
 
     def _joined(self, y: Tensor, bias: Tensor | None) -> Tensor:
         """The heads side by side, to which b has been added, or their mean plus b."""
@@ -264,7 +259,7 @@ class GATConv(_Attention):
             return None
         theta = lin.weight.unflatten(0, (heads, -1)).mT
         y = attend_by_terms(edges.adjacency, edges.layouts, x, theta, source[0], target[0], bias,
-                            self.negative_slope, self._drop())
+                            self.negative_slope, drawn(self.dropout, self, self.heads))
         return self._joined(y, self.bias)
 
     def _has_terms_first(self) -> bool:
@@ -356,9 +351,11 @@ class GATv2Conv(_Attention):
         """The result for few entries, each of which has an edge, so that the bias of values is one of the result."""
         lins = self.lin_l, self.lin_r
         bias: Tensor | None = self.bias if self.concat else None
-        edges = self._few_edges(x, z, graph, 2 * self.heads * self.out_channels, lins, self.att, bias)
         dropped = self.training and self.dropout and self.lin_l.bias is not None  # then weights do not sum to one
-        if edges is None or not self.add_self_loops or dropped:
+        if dropped or not self.add_self_loops:
+            return None
+        edges = self._few_edges(x, z, graph, 2 * self.heads * self.out_channels, lins, self.att, bias)
+        if edges is None:
             return None
         values, to = lins
         offset = to.bias if values.bias is None else plus(values.bias, to.bias)
@@ -367,7 +364,7 @@ class GATv2Conv(_Attention):
             offset = x.new_zeros(to.out_channels)
         theta = values.weight.unflatten(0, (self.heads, -1)).mT
         y = attend_by_pairs(edges.adjacency, edges.layouts, x, theta, to.weight, offset, self.att[0], bias,
-                            self.negative_slope, self._drop())
+                            self.negative_slope, drawn(self.dropout, self, self.heads))
         return self._joined(y, self.bias)
 
 
@@ -443,9 +440,9 @@ class TransformerConv(_Attention):
         edges = self._few_edges(x, z, graph, 3 * heads * self.out_channels, lins)
         if edges is None:
             return None
-        query, key, value = lins
+        (query, key, value), scale = lins, 1 / math.sqrt(self.out_channels)
         y = attend_by_dots(edges.adjacency, edges.layouts, x, query.weight, query.bias, key.weight, key.bias,
-                           value.weight, value.bias, None, heads, 1 / math.sqrt(self.out_channels), self._drop())
+                           value.weight, value.bias, None, heads, scale, drawn(self.dropout, self, heads))
         return self._joined(y, None)
 
     def _with_skip(self, y: Tensor, skip: Tensor | None) -> Tensor:

@@ -19,7 +19,7 @@ from structconv.compat.pyg.layer import Layer
 from structconv.compat.pyg.linear import Linear, LinearByType
 from structconv.errors import ConfigError
 
-__all__ = ["LAYERS", "NORMS", "counterpart", "expression", "is_layer", "is_ours", "turn"]
+__all__ = ["LAYERS", "NORMS", "OURS", "counterpart", "expression", "is_layer", "is_ours", "turn"]
 
 #: Our layers, by their names in `torch_geometric.nn`.
 LAYERS: dict[str, type[Layer]] = {
@@ -27,7 +27,9 @@ LAYERS: dict[str, type[Layer]] = {
     for module in (attention, convolutions, heterogeneous, mixtures, polynomials, relational)
     for name in module.__all__}
 
+#: Our norms, and all of both.
 NORMS: dict[str, type[nn.Module]] = {name: getattr(norms, name) for name in norms.__all__}
+OURS: dict[str, type[nn.Module]] = {**LAYERS, **NORMS}
 
 _SIMPLE = (int, float, str, bool, type(None))
 #: Arguments whose attribute has another name, or none.
@@ -68,7 +70,7 @@ def is_ours(module: nn.Module) -> bool:
 def counterpart(kind: type) -> type | None:
     """Our class for one of PyTorch Geometric's layers, theirs for one of ours; `None` for other classes."""
     name, library = kind.__name__, _library()
-    own, their = {**LAYERS, **NORMS}.get(name), getattr(library, name, None)
+    own, their = OURS.get(name), getattr(library, name, None)
     if own is None:
         return None
     if kind is their:
@@ -86,7 +88,7 @@ def turn(layer: Any, more: bool = False) -> str | None:
     other = counterpart(kind)
     if other is None:
         return "structconv has no such layer"
-    if kind in NORMS.values() or other in NORMS.values():  # which have the same attributes
+    if kind.__name__ in NORMS:  # which have the same attributes
         if "forward" in vars(layer):
             return "its forward was changed after it was made"
         if "lin" in layer._modules:  # of DiffGroupNorm

@@ -237,7 +237,7 @@ def numbered(ends: Tensor) -> Tensor:
 
 
 def memberships(owner: str, groups: Tensor, rows: int, size: int | None) -> Graph:
-    """The graph that joins each of so many rows to its group (E,); `size` is the number of groups, if known."""
+    """The graph that joins each row to its group (E,); `rows` and `size` are the numbers of both, the last if known."""
     if groups.shape != (rows,):
         raise ShapeError(owner, f"the groups must have shape (E={rows},), one for each row of x", tuple(groups.shape))
     return Graph(derived(groups, "members", lambda: numbered(groups)), num_inputs=rows,

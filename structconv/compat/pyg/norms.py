@@ -66,12 +66,7 @@ def _standardized(x: Tensor, batch: Tensor | None, size: int | None, center: str
     starts = None if batch is None else sorted_starts(x, batch, size, shift, weight, bias)
     if batch is None or starts is None:
         return composed(x, shift, weight, bias)
-    check = unchanged(batch)
-
-    def again(*tensors: Any) -> Tensor:
-        check()
-        return composed(*tensors)
-
+    again = unchanged(batch, composed)
     y = standardize_groups(x, starts, shift, weight, bias, again, center, scale, eps, gain)
     return composed(x, shift, weight, bias) if y is None else y
 

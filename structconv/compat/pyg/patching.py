@@ -13,7 +13,7 @@ from typing import Any
 from torch.compiler import is_compiling
 
 from structconv.compat.pyg import functions, pooling, sampling
-from structconv.compat.pyg.conversion import LAYERS, NORMS, turn
+from structconv.compat.pyg.conversion import OURS, turn
 from structconv.compat.pyg.layer import Layer
 from structconv.compat.pyg.tracing import is_tracing
 from structconv.errors import ConfigError, StructconvError
@@ -23,7 +23,7 @@ __all__ = ["Patch", "joined", "patch", "unpatch"]
 
 #: Our layers and functions, by their names in `torch_geometric.nn`.
 _OURS: dict[str, Any] = {
-    **LAYERS, **NORMS, **{name: getattr(pooling, name) for name in pooling.__all__ if name != "pooled"}}
+    **OURS, **{name: getattr(pooling, name) for name in pooling.__all__ if name != "pooled"}}
 _FUNCTIONS = {name: getattr(functions, name) for name in functions.__all__}
 #: What a report counts by calls; of the others it counts objects.
 _CALLED = {*_FUNCTIONS, *(name for name, replacement in _OURS.items() if not isinstance(replacement, type))}
@@ -151,7 +151,7 @@ def joined(name: str) -> type:
         for method in [method for method in dir(ours) if getattr(ours, method, None) is Layer.propagate]:
             setattr(kind, method, _of_theirs(method))
         setattr(kind, "_need_messages", _hand_back)  # noqa: B010 - mypy refuses an assignment
-    if ours in (*LAYERS.values(), *NORMS.values()):
+    if name in OURS:
         setattr(kind, "__prepare_scriptable__", _scriptable)  # noqa: B010 - mypy refuses an assignment
     return kind
 

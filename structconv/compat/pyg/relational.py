@@ -68,12 +68,7 @@ class GINEConv(Layer):
 
     def _sums(self, x: Tensor, attr: Tensor, edges: Graph) -> Tensor:
         """The aggregated messages relu(x_m + e_mn), as one node of autograd where a kernel can."""
-        check = unchanged(edges.edge_index)
-
-        def composed(x: Tensor, attr: Tensor) -> Tensor:
-            check()
-            return self._of_edges((gather(x, edges) + attr).relu(), edges)
-
+        composed = unchanged(edges.edge_index, lambda x, attr: self._of_edges((gather(x, edges) + attr).relu(), edges))
         plain_sum = self._is_sum() and not self.explain and x.dim() == attr.dim() == 2 and not private.any_autocast()
         if not plain_sum or attr.shape[0] != edges.num_edges or not is_direct(x, attr):
             return composed(x, attr)

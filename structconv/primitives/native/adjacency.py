@@ -99,13 +99,14 @@ def adjacency_of(index: Tensor, inputs: int, outputs: int, *, loops: bool = Fals
     return cached(index, key, build) if weights is None else derived((index, weights), key, build)
 
 
-def unchanged(index: Tensor) -> Callable[[], None]:
-    """A check that raises `RuntimeError` if the edges are changed from now on."""
+def unchanged(index: Tensor, function: Callable[..., Any] = lambda: None) -> Callable[..., Any]:
+    """The function, which raises `RuntimeError` if the edges are changed from now on; without one, a check."""
     version = None if index.is_inference() else index._version
 
-    def check() -> None:
+    def checked(*arguments: Any) -> Any:
         if private.version(index) != version:
             raise RuntimeError("edge_index was changed in place after the layer was called, and a derivative of its "
                                "gradient needs the edges as they were: change a copy")
+        return function(*arguments)
 
-    return check
+    return checked

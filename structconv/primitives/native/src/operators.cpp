@@ -1469,12 +1469,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Maybe> attend_entries_forward(
                   e.bias.sizes ? &e.bias.tensor() : nullptr);
     const View mean = weights == 2 ? op.made({e.samples, e.entries, e.entries}) : each;
     const int64_t pairs = e.entries * e.entries;
-    for (int64_t b = 0; weights == 2 && b < e.samples; ++b)
-        for (int64_t at = 0; at < pairs; ++at) {
-            float sum = 0.0f;
-            for (int64_t head = 0; head < d.heads; ++head) sum += each.floats()[(b * d.heads + head) * pairs + at];
-            mean.floats()[b * pairs + at] = sum / static_cast<float>(d.heads);
-        }
+    for (int64_t b = 0; weights == 2 && b < e.samples; ++b) {
+        float* to = mean.floats() + b * pairs;
+        std::fill_n(to, pairs, 0.0f);
+        for (int64_t head = 0; head < d.heads; ++head)
+            for (int64_t at = 0; at < pairs; ++at) to[at] += each.floats()[(b * d.heads + head) * pairs + at];
+        for (int64_t at = 0; at < pairs; ++at) to[at] /= static_cast<float>(d.heads);
+    }
     return {y.tensor(), table.tensor(), peaks.tensor(), r.tensor(), maybe(mean)};
 }
 
