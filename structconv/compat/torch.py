@@ -532,8 +532,7 @@ class _Conv(_Layer):
         """(N, C, *S) or (C, *S) -> (N, C', *S') or (C', *S'); see torch's."""
         if _is_left_to_torch(self, input):
             try:
-                y: Tensor = super().forward(input)  # type: ignore[misc]
-                return y
+                return cast(Tensor, super().forward(input))  # type: ignore[misc]
             except RuntimeError:  # what does not fit is said below
                 pass
         if type(input) is Proxy:
@@ -604,8 +603,7 @@ class _ConvTranspose(_Layer):
         """(N, C, *S) or (C, *S) -> (N, C', *S') or (C', *S'); see torch's."""
         if _is_left_to_torch(self, input):
             try:
-                y: Tensor = super().forward(input, output_size)  # type: ignore[misc]
-                return y
+                return cast(Tensor, super().forward(input, output_size))  # type: ignore[misc]
             except (RuntimeError, ValueError):  # as above
                 pass
         if type(input) is Proxy:
@@ -699,8 +697,7 @@ class _AvgPool(_Layer):
         if (type(input) is Tensor and size == self.stride and input.dim() == axes + 2 and not is_compiling()
                 and not (self.ceil_mode or must_be_planned(Pooling))):  # as a plan would compute it
             if is_few_summed(input, 1, 1):
-                few: Tensor = super().forward(input)  # type: ignore[misc]
-                return few
+                return cast(Tensor, super().forward(input))  # type: ignore[misc]
             if self.padding in (0, (0,)) and self.__dict__.get("divisor_override") is None:
                 try:
                     return window_means(input, size := _each(size, axes), size, (0,) * axes, True)

@@ -1200,3 +1200,28 @@ def test_a_call_reads_a_parametrized_weight_once(name, args, inputs):
     layer(torch.randn(5, P), EDGES, *inputs)
     counts = {parameter: counting.readings for parameter, counting in read.items()}
     assert counts == {parameter: 2 if parameter == "root_weight" else 1 for parameter in read}  # that of two layers
+
+
+_SUMS: dict[str, Any] = {
+    "global_add_pool": lambda x, edges, groups: ours.global_add_pool(x, groups),
+    "global_mean_pool": lambda x, edges, groups: ours.global_mean_pool(x, groups),
+    "SumAggregation": lambda x, edges, groups: ours.SumAggregation()(x, groups),
+    "MeanSubtractionNorm": lambda x, edges, groups: ours.MeanSubtractionNorm()(x, groups),
+    "APPNP": lambda x, edges, groups: ours.APPNP(2, 0.1)(x, edges),
+    "GINConv": lambda x, edges, groups: ours.GINConv(nn.Identity())(x, edges),
+}
+
+
+@pytest.mark.parametrize("name", _SUMS)
+@pytest.mark.parametrize("channels", [8, 300])
+def test_what_is_only_summed_may_change_before_the_backward(name: str, channels: int) -> None:
+    leaf, groups = torch.randn(40, channels, requires_grad=True), torch.arange(40) // 9
+    edges, grads = torch.randint(40, (2, 120), generator=torch.Generator().manual_seed(0)), []
+    for change in (False, True):
+        x = leaf * 1
+        y = _SUMS[name](x, edges, groups)
+        if change:
+            x.zero_()
+        grads.append(torch.autograd.grad(y.square().sum(), leaf, create_graph=True)[0])
+    torch.testing.assert_close(*grads)
+    grads[1].sum().backward()  # the second derivative

@@ -41,7 +41,7 @@ def is_direct(x: Tensor, *others: Tensor | None) -> bool:
 
 
 def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: str | Callable[..., Any], *,
-            reads_result: bool = True, flagged: bool = False) -> Callable[..., Tensor]:
+            reads_result: bool = True, flagged: bool = False, linear: bool = False) -> Callable[..., Tensor]:
     """Return a function (adjacency, composed, *tensors, *options) -> y that is one node where it needs a gradient.
 
     Kernels are called with sealed layouts, functions of Python with the adjacency:
@@ -56,6 +56,8 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
             which gradients are needed.
         reads_result: whether the backward takes y.
         flagged: whether the last argument of the forward says if a gradient is needed.
+        linear: whether y is linear in its one tensor, of which the backward then gets the shape: x may be changed, or
+            freed, before it.
     """
     with_gradient, without = ((True,), (False,)) if flagged else ((), ())  # type: tuple[bool, ...], tuple[bool, ...]
 
@@ -63,7 +65,10 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
         results = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *with_gradient)
                    if isinstance(forward, str) else forward(adjacency, *arguments, *with_gradient))
         y, *others = results if isinstance(results, tuple) else (results,)
-        ctx.save_for_backward(*arguments[:count], *others)
+        if linear:
+            ctx.shape = arguments[0].shape
+        else:
+            ctx.save_for_backward(*arguments[:count], *others)
         ctx.adjacency, ctx.composed, ctx.options = adjacency, composed, arguments[count:]
         ctx.result = Result(y) if reads_result else None
         result: Tensor = y
@@ -73,9 +78,10 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
         return call(ctx.adjacency, ctx.composed, *tensors, *ctx.options)
 
     def back(ctx: Any, grad: Tensor) -> Gradients:
-        saved, needed = ctx.saved_tensors, ctx.needs_input_grad[2:count + 2]
+        saved, needed = (ctx.shape,) if linear else ctx.saved_tensors, ctx.needs_input_grad[2:count + 2]
         if torch.is_grad_enabled() or private.is_wrapped(grad):
-            gradients = pulled_back(ctx.composed, saved[:count], needed, [grad])
+            tensors = (torch.zeros(ctx.shape),) if linear else saved[:count]
+            gradients = pulled_back(ctx.composed, tensors, needed, [grad])
         else:
             if reads_result:
                 saved = (*saved[:count], ctx.result.take(partial(again, ctx, *saved[:count])), *saved[count:])
