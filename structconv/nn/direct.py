@@ -159,10 +159,14 @@ def _project(leaf: Identity, layer: Any, x: Tensor, structure: Any) -> Tensor | 
         return None
     if x.dim() != 2 or x.shape[1] != theta.shape[1] or x.shape[0] * max(theta.shape) > FEW_NUMBERS:
         return None
-    if layer._added or not is_direct(x, theta, bias) or not is_plain(layer, dense.Identity, leaf, weight):
+    fits = x.dtype is torch.float32 and x.is_cpu and not layer._added
+    if not fits or not is_plain(layer, dense.Identity, leaf, weight):
         return None
     theta = theta.squeeze(0)
-    return x @ theta if bias is None else torch.addmm(bias, x, theta)
+    try:
+        return x @ theta if bias is None else torch.addmm(bias, x, theta)
+    except REFUSED:  # the plan says what does not fit
+        return None
 
 
 def _padding(leaf: Cuboid) -> list[int] | None:
