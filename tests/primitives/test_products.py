@@ -14,7 +14,7 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.nn import Linear
 from structconv.primitives import products
 from structconv.primitives.native import core, gemm
-from structconv.primitives.products import LEAST_NUMBERS, outer, product
+from structconv.primitives.products import LEAST_NUMBERS, linear, outer, product
 from tests.support.drawn import EVERY, drawn
 
 
@@ -291,3 +291,14 @@ def test_what_is_not_finite_goes_where_mm_puts_it(asked, bad):
     x[17, 3], w[5, 36], g[40, 0] = bad, bad, bad
     for actual, expected in ((gemm.project(core(), x, w, None), x @ w), (gemm.outer(core(), x, g), x.t() @ g)):
         torch.testing.assert_close(actual, expected, equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
+def test_frozen_weights_keep_no_x_and_biases_may_change():
+    x, w, bias = torch.randn(5000, 20, requires_grad=True), torch.randn(3, 20), torch.randn(3, requires_grad=True)
+    copy = x * 1
+    y = linear(copy, w, bias + 0)
+    assert "_Product" in y.grad_fn.name()
+    assert [t for t in y.grad_fn.saved_tensors if t is not None and t.shape == x.shape] == []
+    copy.zero_()
+    grad, = torch.autograd.grad((y * y.detach()).sum(), x, create_graph=True)
+    torch.testing.assert_close(grad, y.detach() @ w)

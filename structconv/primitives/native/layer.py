@@ -153,7 +153,7 @@ convolve_with_self = as_node("_ConvolveWithSelf", 3, _convolve_with_self, _convo
 #: or none: (N, Q). Weights lie as in torch's linear layers. `structure_first` tells (A^T x) W^T from A^T (x W^T).
 convolve_linear = as_node("_ConvolveLinear", 5, _linear, _linear_backward, reads_result=False)
 #: The sums, or the maxima, of x (M, C) over the edges into each output: (N, C), zero without any.
-gather_sums = as_node("_Sums", 1, _sums, _sums_backward, reads_result=False, linear=True)
+gather_sums = as_node("_Sums", 1, _sums, _sums_backward, reads_result=False, unread=(0,))
 gather_maxima = as_node("_Maxima", 1, "maxima", "maxima_backward")
 
 
@@ -223,9 +223,9 @@ class _Groups(NamedTuple):
         return (self.by_target,)
 
 
-def _even_backward(groups: _Groups, shape: torch.Size, grad: Tensor, _: Any, kind: int, t: float) -> Tensor:
+def _even_backward(groups: _Groups, x: Tensor, grad: Tensor, _: Any, kind: int, t: float) -> Tensor:
     of_x: Tensor = Loaded.core.pool_backward(  # type: ignore[union-attr]
-        groups.by_target, torch.empty(shape), grad, grad, kind, t)  # which reads no number of x and y
+        groups.by_target, torch.empty(x.shape), grad, grad, kind, t)  # which reads no number of x and y
     return of_x
 
 
@@ -239,8 +239,8 @@ def _centered_backward(groups: _Groups, _: Any, grad: Tensor, needed: Any, *opti
 
 
 _pool = as_node("_Pool", 1, "pool", "pool_backward")
-_pool_evenly = as_node("_Pool", 1, "pool", _even_backward, reads_result=False, linear=True)
-_center = as_node("_Norm", 1, _centered, _centered_backward, reads_result=False, linear=True)
+_pool_evenly = as_node("_Pool", 1, "pool", _even_backward, reads_result=False, unread=(0,))
+_center = as_node("_Norm", 1, _centered, _centered_backward, reads_result=False, unread=(0,))
 _norm = as_node("_Norm", 4, "norm", "norm_backward", reads_result=False)
 #: Center and Scale in src/api.h.
 _CENTERS = {"channel": 0, "all": 1}

@@ -6,7 +6,7 @@ differentiable operators, for derivatives of the gradients, and with tensors tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from structconv.primitives.native.indices import LIMIT
 
 __all__ = ["Gradients", "as_node", "is_direct"]
 
-_PLAIN = frozenset((Tensor, torch.nn.Parameter))
+_PLAIN, _ZERO = frozenset((Tensor, torch.nn.Parameter)), torch.zeros(())
 Gradients = tuple[Tensor | None, ...]
 
 
@@ -41,7 +41,8 @@ def is_direct(x: Tensor, *others: Tensor | None) -> bool:
 
 
 def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: str | Callable[..., Any], *,
-            reads_result: bool = True, flagged: bool = False, linear: bool = False) -> Callable[..., Tensor]:
+            reads_result: bool = True, flagged: bool = False,
+            unread: Callable[[Sequence[bool]], Sequence[int]] | tuple[int, ...] = ()) -> Callable[..., Tensor]:
     """Return a function (adjacency, composed, *tensors, *options) -> y that is one node where it needs a gradient.
 
     Kernels are called with sealed layouts, functions of Python with the adjacency:
@@ -56,8 +57,8 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
             which gradients are needed.
         reads_result: whether the backward takes y.
         flagged: whether the last argument of the forward says if a gradient is needed.
-        linear: whether y is linear in its one tensor, of which the backward then gets the shape: x may be changed, or
-            freed, before it.
+        unread: which tensors the backward reads no numbers of, always or by the gradients that are needed. They may be
+            changed, or freed, before it, which gets zeros of their shapes without memory.
     """
     with_gradient, without = ((True,), (False,)) if flagged else ((), ())  # type: tuple[bool, ...], tuple[bool, ...]
 
@@ -65,10 +66,13 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
         results = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *with_gradient)
                    if isinstance(forward, str) else forward(adjacency, *arguments, *with_gradient))
         y, *others = results if isinstance(results, tuple) else (results,)
-        if linear:
-            ctx.shape = arguments[0].shape
-        else:
-            ctx.save_for_backward(*arguments[:count], *others)
+        kept = list(arguments[:count])
+        if unread:
+            ctx.shapes = shapes = {}
+            for i in unread if isinstance(unread, tuple) else unread(ctx.needs_input_grad[2:count + 2]):
+                if kept[i] is not None:
+                    shapes[i], kept[i] = kept[i].shape, None
+        ctx.save_for_backward(*kept, *others)
         ctx.adjacency, ctx.composed, ctx.options = adjacency, composed, arguments[count:]
         ctx.result = Result(y) if reads_result else None
         result: Tensor = y
@@ -78,10 +82,13 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
         return call(ctx.adjacency, ctx.composed, *tensors, *ctx.options)
 
     def back(ctx: Any, grad: Tensor) -> Gradients:
-        saved, needed = (ctx.shape,) if linear else ctx.saved_tensors, ctx.needs_input_grad[2:count + 2]
+        saved, needed = ctx.saved_tensors, ctx.needs_input_grad[2:count + 2]
+        if unread:
+            saved = list(saved)
+            for i, shape in ctx.shapes.items():
+                saved[i] = _ZERO.expand(shape)
         if torch.is_grad_enabled() or private.is_wrapped(grad):
-            tensors = (torch.zeros(ctx.shape),) if linear else saved[:count]
-            gradients = pulled_back(ctx.composed, tensors, needed, [grad])
+            gradients = pulled_back(ctx.composed, saved[:count], needed, [grad])
         else:
             if reads_result:
                 saved = (*saved[:count], ctx.result.take(partial(again, ctx, *saved[:count])), *saved[count:])
