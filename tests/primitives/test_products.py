@@ -14,7 +14,7 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.nn import Linear
 from structconv.primitives import products
 from structconv.primitives.native import core, gemm
-from structconv.primitives.products import LEAST_NUMBERS, outer, product
+from structconv.primitives.products import LEAST_NUMBERS, linear, outer, product
 from tests.support.drawn import EVERY, drawn
 
 
@@ -41,6 +41,18 @@ def test_strided_arguments(columns):
     x, w = torch.randn(64, 400).t(), torch.randn(columns, 64).t()
     torch.testing.assert_close(product(x, w), x @ w, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(product(x[::2], w), x[::2] @ w, rtol=1e-4, atol=1e-4)
+
+
+def test_strided_biases_and_rows_that_overlap(every_branch):
+    """oneDNN takes any bias as a contiguous one, and no matrix whose rows overlap."""
+    signal, bias = torch.randn(301), torch.randn(14)[::2]
+    rows = signal.unfold(0, 24, 1)[:7]
+    for x in (torch.randn(101, 48)[:, ::2], signal.unfold(0, 24, 1)):
+        w, up = torch.randn(24, 7, requires_grad=True), torch.randn(len(x), 7)
+        torch.testing.assert_close(product(x, w, bias), x @ w + bias, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(linear(x, rows, bias), x @ rows.t() + bias, rtol=1e-5, atol=1e-4)
+        grad, = torch.autograd.grad(product(x, w), w, up)
+        torch.testing.assert_close(grad, x.t() @ up, rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize("grad", [False, True])
