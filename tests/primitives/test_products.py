@@ -197,6 +197,28 @@ def test_outer_products(every_branch, sizes):
         torch.testing.assert_close(outer(a, b).double(), a.double().t() @ b.double(), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("trained", [(0,), (1,), (2,), (0, 2), (1, 2), (0, 1)])
+def test_what_no_gradient_reads_may_change_between_both_passes(trained):
+    """Another change is refused, as torch refuses it; and what is not read is not held."""
+    def outcome(function, changed):
+        torch.manual_seed(1)
+        tensors = [torch.randn(shape) for shape in ((4096, 8), (4, 8), (4,))]
+        for i in trained:
+            tensors[i].requires_grad_()
+        y = function(*tensors)
+        with torch.no_grad():
+            tensors[changed].add_(1)
+        try:
+            return torch.autograd.grad(y.square().sum(), [tensors[i] for i in trained], create_graph=True)
+        except RuntimeError as error:
+            assert "modified by an inplace operation" in str(error)
+            return ()
+
+    for changed in range(3):
+        actual, expected = (outcome(function, changed) for function in (linear, nn.functional.linear))
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-3)
+
+
 def test_operators_in_float64(every_branch):
     x, w, bias, y = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((6, 3), (3, 4), (4,), (6, 4)))
     operators = torch.ops.structconv
