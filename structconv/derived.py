@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling
 
 from structconv import torch_compat as private
@@ -158,7 +159,7 @@ def forget(owner: Any) -> None:
 
 
 def forget_changed(t: Tensor) -> None:
-    """`forget(t)` if a NumPy array shares the tensor's memory and has changed its numbers, which torch does not count.
+    """Count a change of the tensor by a NumPy array that shares its memory, as torch counts its own changes in place.
 
     O(E) for a tensor whose memory is shared, which cannot be resized; O(1) for others.
     """
@@ -168,9 +169,13 @@ def forget_changed(t: Tensor) -> None:
         return
     entry = _ENTRIES.get(id(t))
     known = None if entry is None or entry.ref() is not t or entry.version != t._version else entry.values.get(_COPY)
-    if known is None or not torch.equal(t, known[1]):
+    if known is not None and torch.equal(t, known[1]):
+        return
+    if known is None:
         forget(t)
-        cached(t, _COPY, t.clone)
+    else:
+        increment_version(t)  # what is derived of other tensors too is kept with those
+    cached(t, _COPY, t.clone)
 
 
 def _forgets(known: dict[int, Any], number: int) -> Callable[[object], object]:

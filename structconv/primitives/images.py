@@ -88,7 +88,7 @@ def _gradients_by_torch(image: Tensor, kernel: Tensor, grad: Tensor, needed: Any
     return result
 
 
-_images = as_node("_Images", 3, _forward, _backward, reads_result=False)
+_images = as_node("_Images", 3, _forward, _backward, reads_result=False, read={2: ()})
 
 
 def convolve_transposed(image: Tensor, kernel: Tensor, bias: Tensor | None, stride: Sequence[int],
@@ -144,7 +144,8 @@ def _transposed_backward(_: Any, image: Tensor, kernel: Tensor, bias: Tensor | N
     return of_image, of_kernel, grad.flatten(2).sum((0, 2)) if needed[2] else None
 
 
-_transposed = as_node("_ImagesTransposed", 3, _transposed_forward, _transposed_backward, reads_result=False)
+_transposed = as_node("_ImagesTransposed", 3, _transposed_forward, _transposed_backward, reads_result=False,
+                      read={2: ()})
 
 
 # -- means over windows -------------------------------------------------------------------------------------------

@@ -907,6 +907,29 @@ def test_a_net_costs_few_own_calls_on_a_new_batch(layer, training, inference):
             assert own_calls(run) <= most
 
 
+@pytest.mark.parametrize("more", [{}, {"edge_dim": A}, {"aggr": "mean"}], ids=["", "attributes", "mean"])
+@pytest.mark.parametrize("name, apart", [("GATConv", "add_self_loops"), ("GATv2Conv", "add_self_loops"),
+                                         ("TransformerConv", "root_weight")])
+@pytest.mark.parametrize("rows", [2, 3000])
+def test_dropout_draws_for_each_of_several_edges_between_two_entries(name, apart, more, rows):
+    layer = getattr(ours, name)(P, Q, dropout=0.5, bias=False, **{apart: False}, **more)
+    x, index, drawn = torch.ones(rows, P, requires_grad=True), torch.tensor([[0, 0], [1, 1]]), set()
+    attr = torch.ones(2, A) if "edge_dim" in more else None
+    expected = layer.eval()(x, index, attr)[1].sum()
+    layer.train()
+    for seed in range(20):
+        results = []
+        for indices in (index, index.clone()):
+            torch.manual_seed(seed)
+            y = layer(x, indices, attr)[1].sum()
+            results.append((y, *torch.autograd.grad(y, x)))
+        torch.testing.assert_close(*results)
+        drawn.add(round(float(y / expected), 3))
+        if attr is None:  # y is linear in the one source, because both of its weights are a half
+            torch.testing.assert_close(results[0][1][0].sum(), y)
+    assert drawn == {0.0, 1.0, 2.0}
+
+
 @pytest.mark.parametrize("name, more", [("GCNConv", {"cached": True}), ("GATConv", {}), ("SAGEConv", {"aggr": "max"})])
 @pytest.mark.parametrize("shared", ["before", "after"])
 def test_a_write_through_numpy_takes_effect(name, more, shared):
@@ -920,11 +943,22 @@ def test_a_write_through_numpy_takes_effect(name, more, shared):
     torch.testing.assert_close(y, layer(x, index.clone()))
 
 
-def test_a_write_to_weights_through_numpy_takes_effect():
-    layer, x, weight = ours.GCNConv(P, Q), torch.randn(5, P), torch.rand(EDGES.shape[1])
+@pytest.mark.parametrize("name", ["GCNConv", "GraphConv", "TAGConv", "ARMAConv"])
+def test_a_write_to_weights_through_numpy_takes_effect(name):
+    layer, x, weight = getattr(ours, name)(P, Q), torch.randn(5, P), torch.rand(EDGES.shape[1])
+    array = weight.numpy()
     layer(x, EDGES, weight)
-    weight.numpy()[1] = 9.0
+    array[1] = 9.0
     torch.testing.assert_close(layer(x, EDGES, weight), layer(x, EDGES.clone(), weight.clone()))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
+def test_weights_may_be_integers(dtype):
+    layer, peer = both("GraphConv", P, Q)
+    x, weight = torch.randn(5, P).double(), torch.randint(0, 2, (EDGES.shape[1],)).to(dtype)
+    torch.testing.assert_close(layer(x, EDGES, weight), peer(x, EDGES, weight))
+    weight[0] ^= True
+    torch.testing.assert_close(layer(x, EDGES, weight), peer(x, EDGES, weight))
 
 
 @pytest.mark.parametrize("loops", [False, True])

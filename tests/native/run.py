@@ -73,10 +73,10 @@ def guarded_calls() -> int:
         assert library is not None
         done = subprocess.run([sys.executable, "-m", "tests.primitives.raw_processes", folder, "200", *cases],
                               env=guarded.environment(library), cwd=ROOT, capture_output=True, text=True, check=False)
-        said = [Path(folder, f"{case}.out").read_text() for case in cases]
-        wrong = done.stdout.split() != ["with_kernels", "0", "native", "0"] or "wrong" in "".join(said)
-        errors = [Path(folder, f"{case}.err").read_text()[-3000:] for case in cases] if wrong else []
-    print("between guarded pages:", *said, done.stderr, *errors, flush=True)
+        said, errors = ("".join(path.read_text()[-3000:] for path in Path(folder).glob(f"*.{kind}"))
+                        for kind in ("out", "err"))
+    wrong = done.stdout.split() != ["with_kernels", "0", "native", "0"] or "wrong" in said
+    print("between guarded pages:", said, *([done.stderr, errors] if wrong else []), flush=True)
     return int(wrong)
 
 
