@@ -164,7 +164,7 @@ def test_means_are_geometric_and_name_the_lines_below_one():
         ("all", "", ""): (3, 1.0), ("all", "", FORWARD): (2, 1.0), ("all", "", BOTH): (1, 1.0),
         ("pyg", "small", FORWARD): (1, 4.0), ("pyg", "", BOTH): (1, 1.0), ("torch", "", FORWARD): (1, 0.25)}
     assert actual["all", "", ""]["below_one"] == actual["all", "", ""]["beyond_spread"] == ["mha, forward, torch 0.25x"]
-    lines[2].peer_ms = (0.4, 0.5, 1.1)
+    lines[2] = dataclasses.replace(lines[2], peer_ms=(0.4, 0.5, 1.1))
     assert means(lines)[0]["below_one"] and not means(lines)[0]["beyond_spread"]
 
 
