@@ -176,6 +176,23 @@ def test_torchs_operators_draw_what_the_kernels_draw(name, monkeypatch):
     _same(native, batches_of(OPTIONS[name])[1])
 
 
+@pytest.mark.parametrize("limit, words, dtype", [(1000, 1, torch.int32), (2**20, 1, torch.int64),
+                                                 (2**40, 2, torch.int64)])
+def test_every_table_numbers_keys_in_the_order_in_which_they_come(limit, words, dtype, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    seeds, *added, unknown = (torch.randint(limit, (300,), generator=generator) for _ in range(5))
+    results = []
+    for core in (sampling.kernels, lambda: None):
+        monkeypatch.setattr(sampling, "kernels", core)
+        numbers = sampling.Numbers(limit)
+        numbers.enter(seeds)
+        results.append([part for keys in added for part in numbers.add(torch.cat([keys, seeds[:9], keys[:9]]))]
+                       + [numbers.find(torch.cat([unknown, seeds, added[0]]))])
+        if numbers._core is not None:  # a number for each key that there may be, where this is not larger
+            assert numbers._table.dtype is dtype and numbers._table.shape[1] == words
+    assert all(map(torch.equal, *results))
+
+
 @pytest.mark.parametrize("name", ["few", "disjoint"])
 def test_many_draws_of_a_node_and_threads_change_nothing(name, monkeypatch):
     threads = torch.get_num_threads()

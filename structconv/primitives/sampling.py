@@ -6,6 +6,7 @@ of the batch, or on the implementation.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, cast
 
 import torch
@@ -130,11 +131,17 @@ class Numbers:
         return torch.where(numbers < self.count, numbers, -1)
 
     def _reserve(self, keys: Tensor) -> None:
-        """Make room for more keys, half of the table staying free. O(keys there are), when they have doubled."""
+        """Make room for more keys, half of the table staying free. O(keys there are), when they have doubled.
+
+        A number for each possible key takes the place of a table that would not be smaller.
+        """
         most = min(self.count + keys.shape[0], self.limit)
-        if self._core is None or (self._table.shape[0] >= 2 * most and self._table.shape[0]):
+        direct = self._table.dtype is torch.int32
+        if self._core is None or direct or (self._table.shape[0] >= 2 * most and self._table.shape[0]):
             return
-        self._table = torch.full((1 << max(2 * most - 1, 15).bit_length(), self._table.shape[1]), -1)
+        shape = 1 << max(2 * most - 1, 15).bit_length(), self._table.shape[1]
+        direct = self.limit <= 2 * math.prod(shape) and self.limit < _MOST
+        self._table = torch.full((self.limit, 1), -1, dtype=torch.int32) if direct else torch.full(shape, -1)
         entered = 0
         for known in self._keys:
             self._core.number(self._table, known, entered, _ENTER)
