@@ -407,6 +407,95 @@ def test_pygs_own_loaders_draw_by_ours_while_they_are_patched(kind):
             next(iter(loader.NeighborLoader(data, [2], **where)))
 
 
+def test_typed_edges_in_both_directions_are_those_of_pyg():
+    """PyTorch Geometric's own loader adds the reversed edges, to the edges that our sampler draws."""
+    loader, data = pytest.importorskip("torch_geometric.loader"), typed()
+    from structconv.compat.pyg import patch
+
+    data["venue"].x = torch.arange(3)
+    data["venue", "of", "paper"].edge_index = torch.stack([torch.arange(40) % 3, torch.arange(40)])
+    with patch(), pytest.warns(UserWarning, match=r"\('venue', 'of', 'paper'\) stay .* \('paper', 'rev_of', 'venue'\)"):
+        theirs, ours = (next(iter(cls(data, [-1], ("paper", torch.tensor([3, 30, 9])), batch_size=3,
+                                      subgraph_type="bidirectional")))
+                        for cls in (loader.NeighborLoader, NeighborLoader))
+    for kind in data.edge_types:
+        pairs = [sorted(zip(*(batch[end].n_id[index].tolist() for end, index in zip(kind[::2], batch[kind].edge_index,
+                                                                                  strict=True)), strict=True))
+                 for batch in (theirs, ours)]
+        assert pairs[0] == pairs[1] and pairs[0]
+        if kind[1] in ("cites", "of"):  # reversed edges of another type have no number in this one
+            assert len(ours[kind].e_id) == len(pairs[1])
+        else:
+            assert "e_id" not in ours[kind] and "edge_attr" not in ours[kind]
+
+
+def test_numbers_of_neighbors_are_also_pygs_object():
+    numbers = pytest.importorskip("torch_geometric.sampler").NumNeighbors
+    kind, data = ("paper", "cites", "paper"), typed()
+    cases = [(graph(), None, numbers([3, 2]), [3, 2]),
+             (data, "paper", numbers([3, 2]), [3, 2]),
+             (data, "paper", numbers({kind: [1, 0]}, default=[2, 2]),
+              {key: [2, 2] for key in data.edge_types} | {kind: [1, 0]})]
+    for whole, seeds, given, meant in cases:
+        one, other = (next(iter(NeighborLoader(whole, fanouts, seeds, batch_size=9, seed=0)))
+                      for fanouts in (given, meant))
+        for a, b in [(one, other)] if seeds is None else [(one[k], other[k]) for k in data.edge_types]:
+            assert torch.equal(a.e_id, b.e_id)
+    with pytest.raises(ConfigError, match="num_neighbors must name types"):
+        NeighborLoader(data, numbers({("paper", "likes", "paper"): [1]}), "paper")
+
+
+def test_two_types_of_nodes_name_the_only_edges_between_them():
+    data = typed()
+    batches = [next(iter(LinkNeighborLoader(data, [2], link, batch_size=5, seed=0)))["author", "writes", "paper"]
+               for link in (("author", "writes", "paper"), ("author", "paper"), (("author", "paper"), None))]
+    assert all(torch.equal(batches[0].edge_label_index, batch.edge_label_index) for batch in batches)
+    with pytest.raises(ConfigError, match="edge_label_index must be a type out of"):
+        LinkNeighborLoader(data, [2], ("author", "author"))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 1, "filter_per_worker": False},
+                                     {"disjoint": True}])
+@pytest.mark.parametrize("kind", ["plain", "typed"])
+def test_a_function_of_pygs_output_changes_what_is_read(kind, options):
+    pyg, whole = pytest.importorskip("torch_geometric"), graph()
+    data = typed() if kind == "typed" else pyg.data.Data(edge_index=whole.edge_index, num_nodes=NODES,
+                                                         edge_attr=torch.arange(EDGES))
+    edges = None if kind == "plain" else ("paper", "cites", "paper")
+
+    def even(output):
+        """Keep edges with even numbers."""
+        assert type(output).__name__ == ("SamplerOutput" if edges is None else "HeteroSamplerOutput")
+        assert output.metadata[0].tolist() == [0, 1, 2, 3]
+        keep = (output.edge if edges is None else output.edge[edges]) % 2 == 0
+        for name in ("row", "col", "edge"):
+            part = getattr(output, name)
+            setattr(output, name, part[keep] if edges is None else part | {edges: part[edges][keep]})
+        output.num_sampled_edges = None
+        return output
+
+    where = {"input_nodes": None if kind == "plain" else "paper", "batch_size": 4, "seed": 0}
+    every, some = (next(iter(NeighborLoader(data, [5, 4], **where, **options, transform_sampler_output=function)))
+                   for function in (None, even))
+    if edges is not None:
+        every, some = every[edges], some[edges]
+    keep = every.e_id % 2 == 0
+    assert 0 < int(keep.sum()) < len(keep)
+    for name in ("edge_index", "edge_attr", "e_id"):
+        assert torch.equal(some[name], every[name][..., keep])
+    assert "num_sampled_edges" not in some or some.num_sampled_edges is None
+
+
+def test_loaders_share_the_sampler_of_one():
+    first = NeighborLoader(graph(), [3, 2], batch_size=16, seed=1)
+    shared = NeighborLoader(graph(), [3, 2], batch_size=16, seed=1, neighbor_sampler=first.neighbor_sampler)
+    _same(list(first), list(shared))
+    links = LinkNeighborLoader(graph(), [3, 2], batch_size=16, neighbor_sampler=first.neighbor_sampler)
+    assert links.neighbor_sampler is shared.neighbor_sampler is first.neighbor_sampler
+    with pytest.raises(ConfigError, match="neighbor_sampler must be that of another loader of the same data"):
+        NeighborLoader(WHOLE, [3], neighbor_sampler=first.neighbor_sampler)
+
+
 @pytest.mark.parametrize("hops", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["directional", "induced"])
 def test_whole_neighborhoods_are_those_of_pygs_search(kind, hops):
@@ -514,7 +603,7 @@ RIGHT = {
     "batch_sampler": {"None"}, "sampler": {"None", "a negative list", "below", "booleans"},
     "sample_coverage": {"0"}, "seed": {"None", "0", "-1"}, "shuffle": {"None", "True"},
     "slack": {"0", "1.5", "a scalar", "2^70"}, "start": set(), "time_attr": {"None"},
-    "transform": {"None", "a class", "a function"},
+    "transform": {"None", "a class", "a function"}, "transform_sampler_output": {"None"}, "neighbor_sampler": {"None"},
     "walk_length": {"0"}, "weight_attr": {"None"}, "src_weight": {"None"}, "amount": {"1.5"}}
 LOADING = {"batch_size": 1, "shuffle": False, "generator": None, "num_workers": 0, "drop_last": False, "sampler": None,
            "batch_sampler": None}
@@ -522,7 +611,8 @@ SHARED = {"features": {"x": torch.ones(4)}, "seed": None, "transform": None}
 SAINT = {"data": WHOLE, "batch_size": 2, "num_steps": 1, "sample_coverage": 1, **SHARED}
 SAMPLING = {"data": WHOLE, "num_neighbors": [2], "replace": False, "subgraph_type": "induced", "disjoint": False,
             "temporal_strategy": "last", "time_attr": None, "weight_attr": None, "directed": True, "input_id": None,
-            "is_sorted": False, "filter_per_worker": None, **SHARED}
+            "is_sorted": False, "filter_per_worker": None, "transform_sampler_output": None, "neighbor_sampler": None,
+            **SHARED}
 #: Public functions and loaders, with right arguments.
 USES = {
     "partition": {"edge_index": WHOLE.edge_index, "num_nodes": 4, "num_parts": 2, "slack": 0.1, "seed": 0},

@@ -1,12 +1,13 @@
 """The sources of loaders: PyTorch Geometric's `Data` and `HeteroData`, or a `Graph` with features.
 
-PyTorch Geometric is not imported: its objects are recognized by their attributes.
+PyTorch Geometric is imported for `transform_sampler_output` only: its objects are recognized by their attributes.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+import importlib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -24,6 +25,9 @@ __all__ = ["NeighborBatch", "Source", "blocks", "source_of"]
 PLAIN_NODE: NodeType = None
 PLAIN_EDGE: EdgeType = (None, None, None)
 Key = NodeType | EdgeType
+#: Attributes of PyTorch Geometric's outputs of samplers, and of `Subgraph`.
+_OUTPUTS = {"node": "nodes", "row": "rows", "col": "cols", "edge": "edges", "batch": "groups",
+            "num_sampled_nodes": "num_sampled_nodes", "num_sampled_edges": "num_sampled_edges"}
 
 
 @dataclass(repr=False)
@@ -165,6 +169,11 @@ class Source:
         """Return the part of a batch that belongs to a type."""
         return batch
 
+    def transformed(self, subgraph: Subgraph, transform: Callable[[Any], Any]) -> Subgraph:
+        """Apply a function of PyTorch Geometric's outputs of samplers."""
+        raise ConfigError("NeighborLoader", "transform_sampler_output goes with data of PyTorch Geometric",
+                          type(self.data).__name__)
+
     def relations(self, time_attr: str | None, weight_attr: str | None, is_sorted: bool) -> dict[EdgeType, InEdges]:
         """The edges as the sampler reads them."""
         node_times = {kind: self.node_value(kind, time_attr) for kind in self.node_types} if time_attr else {}
@@ -224,6 +233,19 @@ class _Geometric(Source):
         stores = [self.store(self.data, kind) for kind in (*self.node_types, *self.edge_types)]
         return any(isinstance(value, Tensor) and not value.is_cpu for store in stores for _, value in _items(store))
 
+    def transformed(self, subgraph: Subgraph, transform: Callable[[Any], Any]) -> Subgraph:
+        module = importlib.import_module("torch_geometric.sampler")
+        make = module.HeteroSamplerOutput if self.typed else module.SamplerOutput
+        fields = {name: getattr(subgraph, own) for name, own in _OUTPUTS.items()}
+        output = transform(make(**{name: value if self.typed or value is None else next(iter(value.values()))
+                                   for name, value in fields.items()},
+                                metadata=tuple(v for name, v in subgraph.inputs.items() if name != "batch_size")))
+        parts = {own: getattr(output, name) for name, own in _OUTPUTS.items()}
+        if not self.typed:
+            kinds = {own: next(iter(getattr(subgraph, own) or {PLAIN_NODE: None})) for own in parts}
+            parts = {own: None if value is None else {kinds[own]: value} for own, value in parts.items()}
+        return replace(subgraph, **parts)
+
     def select(self, subgraph: Subgraph) -> Any:
         batch = copy.copy(self.data)
         for kind, nodes in subgraph.nodes.items():
@@ -247,8 +269,9 @@ class _Geometric(Source):
             if name == "edge_index":
                 target.edge_index = torch.stack([subgraph.rows[kind], subgraph.cols[kind]]).to(value.device)
             elif store.is_edge_attr(name):
-                target[name] = _selected(value, edges, self.data.__cat_dim__(name, value, store))
-        if "e_id" not in store:
+                target[name] = None if edges is None else _selected(value, edges,
+                                                                    self.data.__cat_dim__(name, value, store))
+        if edges is not None and "e_id" not in store:
             target.e_id = edges
 
 
