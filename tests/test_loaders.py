@@ -152,6 +152,26 @@ def test_layers_over_blocks_give_the_seeds_what_layers_over_the_whole_sample_giv
         torch.testing.assert_close(y, x[:seeds])
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("self_loops", [False, True])
+@pytest.mark.parametrize("normalize", [None, "row", "sym"])
+def test_blocks_have_the_degrees_of_the_whole_sample(normalize, self_loops, weighted):
+    torch.manual_seed(0)
+    whole = graph()
+    if not weighted:
+        whole = Graph(whole.edge_index, num_nodes=NODES, edge_attr=torch.randn(EDGES, 2))
+    for batch in NeighborLoader(whole, [4, 3, 2], batch_size=16, seed=0):
+        layers = [Conv(Adjacency(normalize, self_loops=self_loops), 3, 3) for _ in range(3)]
+        x = y = torch.randn(len(batch.n_id), 3)
+        for layer, block in zip(layers, blocks(batch, normalize=normalize, self_loops=self_loops), strict=True):
+            over_block = Conv(Adjacency(None), 3, 3)
+            over_block.load_state_dict(layer.state_dict())
+            x, y = layer(x, batch.graph).tanh(), over_block(y, block).tanh()
+            assert weighted or block.edge_attr.shape == (block.num_edges, 2)
+        assert bool((y != 0).any(1).all()) or not self_loops
+        torch.testing.assert_close(y, x[:batch.batch_size])
+
+
 def test_blocks_of_pygs_data_have_the_attributes_of_its_edges():
     pyg = pytest.importorskip("torch_geometric")
     data = pyg.data.Data(edge_index=graph().edge_index, num_nodes=NODES,
@@ -571,6 +591,8 @@ WRONG = {
     "type": (lambda: NeighborLoader(Graph(INDEX), [1], subgraph_type="whole"), ConfigError, "subgraph_type"),
     "hops": (lambda: blocks(next(iter(NeighborLoader(Graph(INDEX), [1], subgraph_type="induced")))), ConfigError,
              "directional"),
+    "normalization": (lambda: blocks(next(iter(NeighborLoader(Graph(INDEX), [1]))), normalize="col"), ConfigError,
+                      "normalize must be"),
     "mode": (lambda: LinkNeighborLoader(Graph(INDEX), [1], neg_sampling="ternary"), ConfigError, "neg_sampling"),
 }
 
@@ -599,6 +621,7 @@ RIGHT = {
     "edge_label": {"None"}, "edge_label_index": {"None"}, "edge_label_time": {"None"}, "features": {"None"},
     "filter_per_worker": {"None", "True"}, "generator": {"None"}, "index": {"0", "-1", "a negative list", "below"},
     "input_id": {"None"}, "input_nodes": {"None"}, "input_time": {"None"}, "is_sorted": {"True"}, "length": {"0"},
+    "normalize": {"None"}, "self_loops": {"True"},
     "neg_sampling": {"None"}, "neg_sampling_ratio": {"None", "0", "1.5"}, "replace": {"True"}, "num_workers": {"0"},
     "batch_sampler": {"None"}, "sampler": {"None", "a negative list", "below", "booleans"},
     "sample_coverage": {"0"}, "seed": {"None", "0", "-1"}, "shuffle": {"None", "True"},
@@ -627,7 +650,8 @@ USES = {
     "NeighborLoader": {**SAMPLING, "input_nodes": None, "input_time": None, **LOADING},
     "LinkNeighborLoader": {**SAMPLING, "edge_label_index": None, "edge_label": None, "edge_label_time": None,
                            "neg_sampling": "binary", "neg_sampling_ratio": None, "batch_size": 1},
-    "blocks": {"batch": ...}, "NeighborBatch": {}}  # a batch is what a loader yields
+    "blocks": {"batch": ..., "normalize": None, "self_loops": False},  # a batch is what a loader yields
+    "NeighborBatch": {}}
 INNER = {  # what stands within an argument
     "index of ClusterData": (lambda index: CLUSTERS[index], "index", {"0", "-1"}),
     "index of a call": (lambda index: NeighborLoader(WHOLE, [2])(index), "index", RIGHT["index"] - {"0", "-1"}),

@@ -157,7 +157,7 @@ class _Net(nn.Module):
     def __init__(self, library: Any, kind: str, over_blocks: bool, channels: int) -> None:
         super().__init__()
         make = {"sage": lambda: library.SAGEConv(channels, channels),
-                "gcn": lambda: library.GCNConv(channels, channels),
+                "gcn": lambda: library.GCNConv(channels, channels, bias=False),
                 "gat": lambda: library.GATConv(channels, channels // 4, 4, add_self_loops=False)}[kind]
         self.layers, self.over_blocks = nn.ModuleList(make() for _ in _EPOCH_FANOUTS), over_blocks
 
@@ -171,28 +171,52 @@ class _Net(nn.Module):
             x = layer((x, x[:block.num_outputs]), block.edge_index).relu()
         return x
 
+    def gradients(self) -> Tensor:
+        return torch.cat([p.grad.flatten() for p in self.parameters() if p.grad is not None])
+
+
+class _GCN(_Net):
+    """The net of GCN layers over blocks, which PyTorch Geometric's do not take."""
+
+    def __init__(self, net: _Net, channels: int) -> None:
+        nn.Module.__init__(self)
+        self.layers = nn.ModuleList(Conv(Adjacency(None), channels, channels, bias=False) for _ in _EPOCH_FANOUTS)
+        for own, theta in zip(net.parameters(), self.parameters(), strict=True):
+            theta.data.copy_(own.detach().t().view_as(theta))
+
+    def forward(self, batch: Any) -> Tensor:
+        x: Tensor = batch.features["x"]
+        for layer, block in zip(self.layers, blocks(batch, normalize="sym", self_loops=True), strict=True):
+            x = layer(x, block).relu()
+        return x
+
+    def gradients(self) -> Tensor:
+        return torch.cat([p.grad.squeeze(0).t().flatten() for p in self.parameters() if p.grad is not None])
+
 
 def _epoch(kind: str, training: bool, channels: int, size: Size) -> Comparison:
     """All nodes as seeds in batches of 1,024: neighbors are drawn, features read, layers applied and, in training, the
     gradients of the squares added up over the batches.
 
-    Peers apply their layers to what our loader samples, the same for all. Ours compute only what the seeds need, except
-    GCN, whose normalization reads the degrees of inputs.
+    Peers apply their layers to what our loader samples, the same for all. Ours compute only what the seeds need.
     """
     edges = size.pick(10**5, 10**6)
     nodes = edges // _DEGREE
-    graph, x = Graph(torch.randint(nodes, (2, edges)), num_nodes=nodes), torch.randn(nodes, channels)
+    source = torch.randint(nodes, (edges,))
+    target = (source + torch.randint(1, nodes, (edges,))) % nodes  # no loops, which PyTorch Geometric's GCN replaces
+    graph, x = Graph(torch.stack([source, target]), num_nodes=nodes), torch.randn(nodes, channels)
     loader = NeighborLoader(graph, list(_EPOCH_FANOUTS), batch_size=_SEEDS, shuffle=True, features={"x": x})
-    ours = _Net(compat, kind, kind != "gcn", channels)
-    nets = {"ours": ours}
+    nets = {"ours": _Net(compat, kind, True, channels)}
     if (library := peers.geometric()) is not None:
         nets["pyg"] = _Net(library, kind, False, channels)
         if kind != "gcn":
             nets["pyg-blocks"] = _Net(library, kind, True, channels)
     for net in nets.values():
-        net.load_state_dict(ours.state_dict())
+        net.load_state_dict(nets["ours"].state_dict())
+    if kind == "gcn":
+        nets["ours"] = _GCN(nets["ours"], channels)
 
-    def run(net: nn.Module) -> Tensor:
+    def run(net: _Net) -> Tensor:
         torch.manual_seed(0)  # all entrants draw the same
         if not training:
             return torch.cat([net(batch) for batch in loader])
@@ -200,7 +224,7 @@ def _epoch(kind: str, training: bool, channels: int, size: Size) -> Comparison:
         with torch.enable_grad():
             for batch in loader:
                 net(batch).square().mean().backward()
-        return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
+        return net.gradients()
 
     own, *rivals = (Entrant(name=name, run=partial(run, net), phases=(FORWARD,)) for name, net in nets.items())
     return Comparison(ours=own, peers=tuple(rivals), edges=edges,

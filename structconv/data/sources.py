@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from structconv.bases.matrices import adjacency
 from structconv.data.subgraphs import EdgeType, NodeType, Subgraph, in_edges
 from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.primitives.sampling import InEdges
+from structconv.shapes import check_choice
 from structconv.structures import Graph
 
 __all__ = ["NeighborBatch", "Source", "blocks", "source_of"]
@@ -86,16 +88,19 @@ class NeighborBatch:
             if value is not None) + ")"
 
 
-def blocks(batch: Any) -> list[Graph]:
+def blocks(batch: Any, *, normalize: str | None = None, self_loops: bool = False) -> list[Graph]:
     """Return a bipartite graph for each layer of a network, so that no layer computes what the seeds do not need.
 
     With L hops, layer l = 1 ... L maps the nodes of the first L - l + 1 hops to those of the first L - l, along all
     edges into these. For the seeds the last layer gives what it gives over the whole sampled graph, unless layers read
-    the degrees of inputs, as `normalize="sym"` does. Outputs are the first of the inputs: x[:graph.num_outputs].
+    the degrees of inputs, as `Adjacency("sym")` does: then normalize here, for layers with `Adjacency(None)`. Outputs
+    are the first of the inputs: x[:graph.num_outputs].
 
     Args:
         batch: of a `NeighborLoader` or a `LinkNeighborLoader`, with one kind of nodes: a `NeighborBatch`, or a `Data`.
             The graphs have its edge_weight and edge_attr.
+        normalize: "sym" or "row": the weights are those of the whole sampled graph, normalized as by `Adjacency`.
+        self_loops: each output also reads itself, by an edge after the others.
 
     Raises:
         ConfigError: the hops of the edges are not known, as with `subgraph_type="induced"`, or nodes have types.
@@ -114,20 +119,36 @@ def blocks(batch: Any) -> list[Graph]:
 
     Reference: Wang et al., *Deep Graph Library*, 2019, where such graphs are called blocks.
     """
+    check_choice("blocks", "normalize", normalize, (None, "sym", "row"))
+    if not isinstance(self_loops, bool):
+        raise ConfigError("blocks", "self_loops must be of type bool", type(self_loops).__name__)
     nodes, edges = getattr(batch, "num_sampled_nodes", None), getattr(batch, "num_sampled_edges", None)
     if not isinstance(nodes, list) or not isinstance(edges, list):
         raise ConfigError("blocks", "batch must come from a NeighborLoader, with one kind of nodes and directional "
                           "subgraphs, so that the hop of each edge is known", type(batch).__name__)
     whole = batch.graph if isinstance(batch, NeighborBatch) else batch
     weight, attr = getattr(whole, "edge_weight", None), getattr(whole, "edge_attr", None)
-    lead = -2 if attr is not None and attr.dim() > 1 else -1
+    graph = Graph(whole.edge_index, num_nodes=sum(nodes), edge_weight=weight, edge_attr=attr)
+    graph = graph.with_self_loops() if self_loops else graph
+    if normalize is not None:
+        dtype = torch.get_default_dtype() if weight is None else weight.dtype
+        graph = replace(graph, edge_weight=adjacency(graph, normalize, dtype).values)
     graphs = []
     for hop in range(len(edges), 0, -1):
-        count = sum(edges[:hop])
-        graphs.append(Graph(whole.edge_index[:, :count], num_inputs=sum(nodes[:hop + 1]), num_outputs=sum(nodes[:hop]),
-                           edge_weight=None if weight is None else weight[..., :count],
-                           edge_attr=None if attr is None else attr.narrow(lead, 0, count)))
+        inputs, outputs, count = sum(nodes[:hop + 1]), sum(nodes[:hop]), sum(edges[:hop])
+        parts = [slice(0, count), slice(sum(edges), sum(edges) + outputs)][:1 + self_loops]
+        lead = -2 if graph.edge_attr is not None and graph.edge_attr.dim() > 1 else -1
+        weight, attr = (None if value is None else _joined(value, parts, axis)
+                        for value, axis in ((graph.edge_weight, -1), (graph.edge_attr, lead)))
+        graphs.append(Graph(_joined(graph.edge_index, parts, 1), num_inputs=inputs, num_outputs=outputs,
+                            edge_weight=weight, edge_attr=attr))
     return graphs
+
+
+def _joined(value: Tensor, parts: list[slice], axis: int) -> Tensor:
+    """Return parts of a tensor, one after the other; a single part is a view."""
+    views = [value.narrow(axis, part.start, part.stop - part.start) for part in parts]
+    return views[0] if len(views) == 1 else torch.cat(views, axis)
 
 
 class Source:
