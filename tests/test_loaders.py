@@ -231,7 +231,9 @@ def test_many_draws_of_a_node_and_threads_change_nothing(name, monkeypatch):
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "filter_per_worker": False},
-                                     {"num_workers": 1, "persistent_workers": True}])
+                                     {"num_workers": 1, "persistent_workers": True},
+                                     {"num_workers": 1, "persistent_workers": True,
+                                      "multiprocessing_context": "spawn"}])
 def test_batches_are_the_seeds_and_not_the_workers(options):
     loaders = [NeighborLoader(graph(), [3, 2], batch_size=16, shuffle=True, seed=7, features={"x": torch.arange(NODES)},
                               **more) for more in ({}, options)]

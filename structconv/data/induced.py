@@ -208,6 +208,10 @@ class GraphSAINTRandomWalkSampler(_GraphSAINT):
         """The edges by source, whose targets a walk draws."""
         return in_edges(self.edge_index.flip(0), (self.num_nodes, self.num_nodes))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the edges by source, which each worker makes."""
+        return {name: value for name, value in super().__getstate__().items() if name != "out_edges"}
+
     def _draw(self, seed: int) -> Tensor:
         start = random_below(self.num_nodes, seed, torch.arange(self.num_drawn))
         return _walks(self.out_edges, start, self.walk_length, seed).flatten()
@@ -435,12 +439,13 @@ class ClusterLoader(_InducedLoader):
                  filter_per_worker: bool | None = None, seed: int | None = None, **options: Any) -> None:
         if not isinstance(cluster_data, ClusterData):
             raise ConfigError("ClusterLoader", "cluster_data must be a ClusterData", type(cluster_data).__name__)
-        self.clusters = cluster_data.nodes
+        self.members, self.sizes = torch.cat(cluster_data.nodes), list(map(len, cluster_data.nodes))
         super().__init__(cluster_data.source, len(cluster_data), transform=transform,
                          filter_per_worker=filter_per_worker, seed=seed, **options)
 
     def _nodes(self, index: Tensor, seed: int) -> dict[NodeType, Tensor]:
-        return {PLAIN_NODE: torch.cat([self.clusters[i] for i in index.tolist()])}
+        clusters = self.members.split(self.sizes)
+        return {PLAIN_NODE: torch.cat([clusters[i] for i in index.tolist()])}
 
 
 # -- HGT ----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from structconv.shapes import check_seed
 __all__ = ["LinkNeighborLoader", "Loader", "NeighborBatch", "NeighborLoader", "input_nodes_of"]
 
 _OWNER = "NeighborLoader"
+#: Attributes of torch's `DataLoader` that have generators.
+_DRAWING = frozenset(("batch_sampler", "generator", "sampler"))
 
 
 class _Positions:
@@ -109,7 +112,7 @@ class Loader(DataLoader[Any]):
         check_loading(type(self).__name__, options, shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler,
                       generator=generator)
         self.source, self.neighbor_sampler, self.transform = source, sampler_of_neighbors, transform
-        self.transform_sampler_output = transform_sampler_output
+        self.transform_sampler_output, self._owning = transform_sampler_output, False
         self.filter_per_worker = not source.on_gpu() if filter_per_worker is None else filter_per_worker
         self.seed, own = seed, generator
         if seed is not None:  # one generator for the batches, and one from which torch seeds workers in each epoch
@@ -128,6 +131,19 @@ class Loader(DataLoader[Any]):
         except ValueError as error:
             raise ConfigError(type(self).__name__, "options must be those of torch.utils.data.DataLoader",
                               str(error).removesuffix(".")) from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copy the tensors that share a storage with the data, once: spawned workers can get each storage once.
+
+        They only collate, and can get no generator, whose state has a storage that is gone when they start.
+        """
+        if not self._owning:
+            self.neighbor_sampler.own_storages()
+            tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+            self.__dict__.update({name: value.clone() for name, value in tensors.items()})
+            self._owning = True
+        unread = _DRAWING if get_spawning_popen() is not None else ()
+        return {name: value for name, value in vars(self).items() if name not in unread}
 
     def _collate(self, keys: Sequence[tuple[int, int]]) -> Any:
         try:

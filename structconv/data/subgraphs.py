@@ -133,6 +133,13 @@ class Sampler:
         self.disjoint = disjoint or self.temporal
         self.reverses = _reverses([*self.relations]) if self.subgraph_type == "bidirectional" else {}
 
+    def own_storages(self) -> None:
+        """Copy the edges, so that each tensor has a storage of its own."""
+        self.relations = {kind: InEdges(*(None if part is None else part.clone() for part in edges))  # type: ignore[arg-type]
+                          for kind, edges in self.relations.items()}
+        self.node_times = {kind[0]: edges.node_times for kind, edges in self.relations.items()
+                           if edges.node_times is not None}
+
     def sample(self, seeds: Mapping[NodeType, Tensor], seed: int, times: Mapping[NodeType, Tensor] | None = None
                ) -> Subgraph:
         """Sample the subgraph of some seeds.
