@@ -12,6 +12,7 @@ import torch
 
 from structconv import Adjacency, ConfigError, Conv, Graph, Identity, ShapeError, StructureError, data
 from structconv.data import LinkNeighborLoader, NeighborLoader, blocks
+from structconv.data.subgraphs import Sampler
 from structconv.errors import StructconvError
 from structconv.primitives import sampling
 
@@ -211,6 +212,14 @@ def test_every_table_numbers_keys_in_the_order_in_which_they_come(limit, words, 
         if numbers._core is not None:  # a number for each key that there may be, where this is not larger
             assert numbers._table.dtype is dtype and numbers._table.shape[1] == words
     assert all(map(torch.equal, *results))
+
+
+@pytest.mark.skipif(sampling.kernels() is None, reason="there are no native kernels")
+@pytest.mark.parametrize("source", [-1, 5, 2**40])
+def test_edges_from_outside_that_nobody_has_checked_are_refused(source):
+    edges = sampling.InEdges(torch.tensor([0, 1, 2]), torch.tensor([source, 0]))
+    with pytest.raises(StructureError, match=r"edges must begin at nodes in \[0, 2\); got"):
+        Sampler({(None, None, None): edges}, {None: 2}, [2]).sample({None: torch.tensor([0, 1])}, 0)
 
 
 @pytest.mark.parametrize("name", ["few", "disjoint"])
