@@ -4,8 +4,6 @@ The full state of FSDP2 has the names and the numbers of the layer, and loads ag
 both. Rank 0 prints the names of the layers, in JSON.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import warnings

@@ -3,8 +3,6 @@
 STEP is 1 for a `Conv` over every specimen, n for one of n.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import replace

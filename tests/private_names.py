@@ -6,8 +6,6 @@ Each argument is tried in a copy of the process that has imported torch, and not
 What goes away is what `structconv.torch_compat` finds when it is imported; torch itself keeps its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
@@ -67,8 +65,7 @@ def steps_over_what_was_prepared():
     cache = layer.prepare(x)
     steps = torch.cat([layer(cache, z=z[:, t:t + 1]) for t in range(3)], 1)
     actual, expected = (torch.autograd.grad(y.sin().sum(), [x, z, *layer.parameters()]) for y in (steps, layer(x, z=z)))
-    for a, b in zip(actual, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def forward_derivatives():

@@ -1,7 +1,5 @@
 """Wrong arguments of every named layer and every function: errors of this library, whose message is one line."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re
@@ -23,9 +21,7 @@ from structconv.compat import torch as compat
 from structconv.errors import ConfigError, ShapeError, StructconvError, StructureError
 from structconv.mechanisms import Score
 from structconv.nn.images import to_entries, to_image
-from structconv.structures import Graph, Grid, KnowledgeGraph, Padding
-from structconv.structures.batching import membership, unbatch
-from structconv.structures.supports import DenseMask, EdgeSupport
+from structconv.structures import DenseMask, EdgeSupport, Graph, Grid, KnowledgeGraph, Padding, membership, unbatch
 from tests.support.layers import LAYERS, drawn_uses, in_float32, uses
 
 INDEX = torch.tensor([[0, 1], [1, 2]])
@@ -309,7 +305,7 @@ class Unchecked(Protocol):
 
 
 class LooselyAnnotated(sc.GCNConv):
-    def __init__(self, size: int = None, kind: Unchecked = 3, other: "Absent" = 1):  # noqa: F821, RUF013, UP037
+    def __init__(self, size: int = None, kind: Unchecked = 3, other: "Absent" = 1):  # noqa: F821, RUF013
         super().__init__(2, 2)
         raise ValueError("the user's own")
 
@@ -456,6 +452,8 @@ NAMED = {
     "a graph of a text": (lambda: Graph("abc", num_nodes=3), StructureError, "edge_index must be a tensor"),
     "a graph of a dictionary": (lambda: Graph({}, num_nodes=3), StructureError, "edge_index must be a tensor"),
     "a graph of a sparse matrix": (lambda: Graph(torch.eye(2).to_sparse()), StructureError, "from_torch_sparse"),
+    "a graph of another library": (lambda: Graph(type("Data", (), {"edge_index": INDEX})()), StructureError,
+                                   r"got Data. Convert it: Graph.from_data\(data\)"),
     "too many nodes": (lambda: Graph(INDEX, num_nodes=2 ** 70), StructureError,
                        "below 2.63; got 1180591620717411303424"),
     "too many offsets": (lambda: sc.bases.cuboid_offsets(2 ** 70), ConfigError,
@@ -478,14 +476,6 @@ def test_the_message_says_what_came(name):
         call()
 
 
-def test_other_libraries_objects_are_told_how_they_become_a_graph():
-    class Data:
-        edge_index = INDEX
-
-    with pytest.raises(StructureError, match=r"got Data. Convert it: Graph.from_data\(data\)"):
-        Graph(Data())
-
-
 def test_a_padding_mask_without_a_batch_serves_a_batch_beside_other_parts():
     mask = Padding(torch.tensor([True, True, True, False]))
     scores = sc.DotProduct(heads=2, dim=3).masked(keep=mask).softmax()
@@ -503,22 +493,16 @@ def test_a_padding_mask_without_a_batch_serves_a_batch_beside_other_parts():
     (lambda: sc.Conv(sc.Adjacency(), 8, 8), (torch.randn(9, 8),), "Adjacency: structure must be a Graph"),
     (lambda: sc.GCNConv(8, 4), (torch.randn(9, 3), Grid((3, 3)).graph()), r"GCNConv: x must have shape .*P=8"),
     (lambda: sc.Conv(sc.DotProduct(2, 4).masked(keep=torch.ones(8) > 0).softmax(), 8, 8), (torch.randn(9, 8),),
-     r"masked: a mask of inputs must have shape .*M=9")])
-def test_a_compiled_program_raises_the_error_of_the_call(layer, args, message):
-    torch.compiler.reset()
-    with pytest.raises(Exception, match=rf"^\w*(Shape|Structure)Error: {message}"):
-        torch.compile(layer(), fullgraph=True, backend="eager")(*args)
-
-
-@pytest.mark.parametrize(("layer", "args", "message"), [
-    (lambda: layers.ConvGRUCell(sc.Shifts([-1, 0]), 3, 4), {"x": torch.randn(6, 3), "h": torch.randn(5, 4)},
+     r"masked: a mask of inputs must have shape .*M=9"),
+    (lambda: layers.ConvGRUCell(sc.Shifts([-1, 0]), 3, 4), (torch.randn(6, 3), torch.randn(5, 4)),
      r"ConvGRUCell: h must have shape \(6, 4\); got \(5, 4\)"),
-    (lambda: sc.Conv(sc.DotProduct().masked(keep=torch.ones(7, 5) > 0).softmax(), 8, 8), {"x": torch.randn(2, 5, 8)},
+    (lambda: sc.Conv(sc.DotProduct().masked(keep=torch.ones(7, 5) > 0).softmax(), 8, 8), (torch.randn(2, 5, 8),),
      r"masked: leading dimensions of the mask must broadcast to \(2,\), those of x and z; got \(7,\)")])
-def test_a_compiled_program_of_any_sizes_writes_them_in_its_errors(layer, args, message):
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_compiled_program_raises_the_error_of_the_call_with_its_sizes(layer, args, message, dynamic):
     torch.compiler.reset()
     with pytest.raises(Exception, match=rf"^\w*(Shape|Structure)Error: {message}"):
-        torch.compile(layer(), fullgraph=True, backend="eager", dynamic=True)(**args)
+        torch.compile(layer(), fullgraph=True, backend="eager", dynamic=dynamic)(*args)
 
 
 def test_no_error_writes_a_tuple_of_sizes():

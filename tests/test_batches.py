@@ -1,16 +1,12 @@
 """Batches do not leak: over every specimen and named layer, samples side by side give what each gives alone."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
 import torch
 
-from structconv.errors import StructureError
+from structconv import Conv, Graph, Grid, KnowledgeGraph, Samples, StructureError, batch
 from structconv.mechanisms import Chebyshev, DotProduct, Incidence
-from structconv.nn import Conv
-from structconv.structures import Graph, Grid, KnowledgeGraph, Samples, batch
 from structconv.structures.batching import parts_of
 from structconv.testing.batches import check_samples, takes_samples
 from tests.support.layers import drawn, uses
@@ -42,7 +38,6 @@ def test_only_layers_of_images_and_of_a_mask_and_without_structure_take_no_sampl
 
 
 def test_each_graph_of_a_batch_has_its_own_largest_eigenvalue():
-    torch.manual_seed(0)
     ring = torch.arange(5)
     graphs = [Graph(torch.stack([ring, (ring + 1) % 5]), num_nodes=5),
               Graph(torch.tensor([[0, 1, 2, 0, 1], [1, 2, 0, 2, 0]]), num_nodes=4)]

@@ -1,7 +1,5 @@
 """The built pages work without the network: links, formulas, widths. Skipped until `make docs` has built them."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 from pathlib import Path

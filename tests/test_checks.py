@@ -1,7 +1,5 @@
 """`structconv.testing`: each mistake of a basis, a mechanism or a kernel, made on purpose, fails the check for it."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from functools import partial
 
@@ -9,17 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from structconv.bases.base import Basis, value
-from structconv.bases.dense import Dense
-from structconv.bases.scores import Bilinear
-from structconv.bases.sparse import Sparse
+from structconv import ConfigError, DotProduct, Graph, Grid, Mechanism
+from structconv.bases import Basis, Bilinear, Dense, Sparse, value
 from structconv.bases.tree import getter
-from structconv.errors import ConfigError
 from structconv.kernels.orders import Application, Applied
-from structconv.mechanisms.expression import Mechanism
-from structconv.mechanisms.scores import DotProduct
 from structconv.planning import Cost, register
-from structconv.structures import Graph, Grid
 from structconv.testing import CHECKS, TRAITS, Setup, Specimen, add, suite
 from tests.support.library import SPECIMENS
 from tests.support.registered import own_register

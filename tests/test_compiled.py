@@ -1,45 +1,21 @@
 """Programs that torch compiles whole: layers with masks of every kind, and layers on batches of samples."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
 import torch
 
-from structconv.bases import Dense
-from structconv.mechanisms import (
-    STRUCTURE,
-    Context,
-    Cuboid,
-    DotProduct,
-    EdgeBias,
-    Given,
-    Identity,
-    Incidence,
-    LearnedEncoding,
-    RelativeBias,
-)
+from structconv import STRUCTURE, Causal, Dense, DotProduct, Graph, Grid, Padding, Samples, Window, batch
+from structconv.mechanisms import Context, Cuboid, EdgeBias, Given, Identity, Incidence, LearnedEncoding, RelativeBias
 from structconv.nn import Conv, GATConv, GCNConv, MultiheadAttention
-from structconv.structures import (
-    Blocks,
-    Causal,
-    DenseMask,
-    EdgeSupport,
-    Global,
-    Graph,
-    Grid,
-    Padding,
-    Samples,
-    Window,
-    batch,
-)
+from structconv.structures import Blocks, DenseMask, EdgeSupport, Global
 from structconv.testing.batches import larger, side_by_side, takes_samples
 from structconv.testing.checks import same
 from structconv.testing.use import Use
 from structconv.weights import Full, LowRank, Separable
 from tests.support import library
-from tests.support.layers import COMPAT, EVERY, LAYERS, drawn, over_specimens, use
+from tests.support.drawn import EVERY, drawn
+from tests.support.layers import COMPAT, LAYERS, over_specimens, use
 
 M, P, Q = library.M, library.P, library.Q
 DOT = DotProduct(heads=2, dim=3).scaled()

@@ -1,33 +1,20 @@
 """Decoding: outputs know their places, and what depends on x alone is made once, over every layer."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 
 import pytest
 import torch
 
+from structconv import Additive, Adjacency, ALiBi, DotProduct, Identity, LowRank, Mechanism, RelativeBias, Rotary
 from structconv.bases import Bilinear
 from structconv.errors import ConfigError, ShapeError, StructureError
-from structconv.mechanisms import (
-    Additive,
-    Adjacency,
-    ALiBi,
-    DotProduct,
-    GaussianWindow,
-    Identity,
-    Mechanism,
-    PredictedPosition,
-    RelativeBias,
-    RelativeKey,
-    Rotary,
-)
+from structconv.mechanisms import GaussianWindow, PredictedPosition, RelativeKey
 from structconv.nn import Conv, MultiheadAttention, RelativeValue
 from structconv.structures import Causal, DenseMask, Graph, Padding, Window
 from structconv.testing import Setup, Specimen, suite
 from structconv.testing.decoding import check_positions, check_prepared, takes_positions, takes_prepared
-from structconv.weights import LowRank
+from tests.support.errors import check_refused
 from tests.support.layers import drawn, uses
 
 USES = uses()
@@ -89,7 +76,6 @@ def test_what_has_no_places_refuses_to_be_told_them(name):
 @pytest.mark.parametrize(("name", "mask", "mixed"), [
     (name, mask, bool((i + j) % 2)) for i, name in enumerate(CAUSAL) for j, mask in enumerate(MASKS)])
 def test_steps_are_the_whole_call(name, mask, mixed):
-    torch.manual_seed(0)
     attention = CAUSAL[name].masked(keep=MASKS[mask]).softmax()
     layer = Conv(attention | Identity() if mixed else attention, 8, 6).double()
     x = torch.randn(2, 9, 8, dtype=torch.float64)
@@ -103,7 +89,6 @@ def test_steps_are_the_whole_call(name, mask, mixed):
 
 
 def test_relative_values_count_from_the_places_of_the_outputs():
-    torch.manual_seed(0)
     layer = Conv(DOT.masked(keep=Causal()).softmax(), 8, 6, weight=LowRank(4), relative_value=RelativeValue(2)).double()
     x = torch.randn(2, 6, 8, dtype=torch.float64)
     with torch.no_grad():
@@ -113,7 +98,6 @@ def test_relative_values_count_from_the_places_of_the_outputs():
 
 
 def test_beams_are_reordered_and_drafts_taken_back():
-    torch.manual_seed(0)
     layer, x = MultiheadAttention(8, 2).double(), torch.randn(3, 7, 8, dtype=torch.float64)
     with torch.no_grad():
         cache = layer.prepare(x[:, :5], Causal())
@@ -129,7 +113,6 @@ def test_beams_are_reordered_and_drafts_taken_back():
 
 @pytest.mark.parametrize(("outputs", "channels"), [(1, 5), (3, 16), (8, 70), (1, 70)])
 def test_few_outputs_of_additive_attention_have_the_numbers_of_many(outputs, channels):
-    torch.manual_seed(0)
     layer = Conv(Additive(channels, heads=2).softmax(), channels, 4, other_channels=6)
     x, z = (torch.randn(3, n, c, requires_grad=True) for n, c in ((70, channels), (outputs, 6)))
     wide = [t.detach().double().requires_grad_() for t in (x, z)]
@@ -154,35 +137,29 @@ def test_sliding_windows_hold_what_a_later_step_sees():
 
 
 def test_a_window_around_predicted_positions_and_one_without_them_keep_their_places():
-    torch.manual_seed(0)
     x = torch.randn(2, 9, 8)
     for weights in (GaussianWindow(1.5), GaussianWindow(1.5, PredictedPosition())):
         layer = Conv(DOT.softmax() * weights, 8, 6)
         torch.testing.assert_close(layer(x, z=x[:, 4:], positions=4), layer(x)[:, 4:])
 
 
-@pytest.mark.parametrize(("positions", "error"), [
-    (-1, StructureError), (1.5, StructureError), (torch.tensor([0.5]), StructureError), (True, StructureError),
-    (torch.tensor([1, 2, 3]), StructureError), ("last", StructureError), (torch.tensor([-1, 0]), StructureError)])
-def test_positions_that_are_none_are_told(positions, error):
+@pytest.mark.parametrize("positions", [
+    -1, 1.5, torch.tensor([0.5]), True, torch.tensor([1, 2, 3]), "last", torch.tensor([-1, 0])])
+def test_positions_that_are_none_are_told(positions):
     layer, x = MultiheadAttention(8, 2), torch.randn(2, 5, 8)
-    with pytest.raises(error, match="positions"):
+    with pytest.raises(StructureError, match="positions"):
         layer(x[:, :2], x, keep=Causal(), positions=positions)
 
 
 def test_what_was_prepared_otherwise_is_refused():
     layer, x = MultiheadAttention(8, 2), torch.randn(2, 5, 8)
     cache = layer.prepare(x)
-    with pytest.raises(ConfigError, match="prepared by this layer"):
-        MultiheadAttention(8, 2)(x, cache)
-    with pytest.raises(ShapeError, match=r"m, P=8"):
-        cache.append(x[:1])
-    with pytest.raises(ShapeError, match="P=8"):
-        cache.append(x[..., :3])
-    with pytest.raises(ConfigError, match="length"):
-        cache.truncate(6)
-    with pytest.raises(ShapeError, match=r"\(B"):
-        layer.prepare(x[0]).reorder(torch.tensor([0]))
+    check_refused(
+        (ConfigError, "prepared by this layer", lambda: MultiheadAttention(8, 2)(x, cache)),
+        (ShapeError, r"m, P=8", lambda: cache.append(x[:1])),
+        (ShapeError, "P=8", lambda: cache.append(x[..., :3])),
+        (ConfigError, "length", lambda: cache.truncate(6)),
+        (ShapeError, r"\(B", lambda: layer.prepare(x[0]).reorder(torch.tensor([0]))))
     with torch.no_grad():
         layer.bias.add_(1)
     with pytest.raises(ConfigError, match="Prepare x again"):
@@ -210,7 +187,6 @@ FOUND = {
 
 @pytest.mark.parametrize("name", FOUND)
 def test_steps_of_what_an_adversary_found(name):
-    torch.manual_seed(0)
     layer = Conv(FOUND[name], 8, 6).double()
     x = torch.randn(2, 9, 8, dtype=torch.float64)
     with torch.no_grad():
@@ -295,18 +271,6 @@ def test_steps_under_autocast_are_the_whole_call(weight, grad):
         steps = torch.cat([layer.step(cache, x[:, at:at + 1]) for at in range(5, 9)], 1)
         assert steps.dtype == torch.bfloat16
         torch.testing.assert_close(steps, layer(x)[:, 5:], atol=2e-2, rtol=2e-2)
-
-
-@pytest.mark.parametrize("part", ["attention.query", "weight.value", "weight.output"])
-@torch.no_grad()
-def test_a_hook_that_comes_between_steps_is_called(part):
-    layer, x = Conv(DotProduct(4, 4).masked(keep=Causal()).softmax(), 8, 8, weight=LowRank(3)), torch.randn(2, 6, 8)
-    cache, seen = layer.prepare(x[:, :3]), []
-    layer.step(cache, x[:, 3:4])
-    with layer.get_submodule(part).register_forward_hook(lambda module, inputs, output: seen.append(part)):
-        layer.step(cache, x[:, 4:5])
-        assert seen
-    torch.testing.assert_close(layer.step(cache, x[:, 5:]), layer(x)[:, 5:])
 
 
 @pytest.mark.parametrize("name", sorted(CAUSAL.keys() - {"projected"}))  # whose values project queries too

@@ -1,7 +1,5 @@
 """`derived`: remembered, forgotten with its owner, rebuilt after a change in place, built outside of every mode."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 
@@ -10,11 +8,10 @@ import torch
 import torch.autograd.forward_ad as forward
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from structconv import ALiBi, Conv, DotProduct, RelativeBias
 from structconv import derived as derivation
 from structconv import torch_compat as private
 from structconv.derived import derived, forget
-from structconv.mechanisms import ALiBi, DotProduct, RelativeBias
-from structconv.nn import Conv
 from structconv.structures import EdgeSupport, Graph, KnowledgeGraph, Padding
 
 
@@ -52,54 +49,35 @@ def test_every_structure_is_told_of_unseen_writes(structure):
     assert derived(one, "a", build) == 2
 
 
-def in_inference_mode(build):
-    with torch.inference_mode():
-        return build()
+def within(transform):
+    """What a function builds while torch transforms another one."""
+    def run(build):
+        actual = []
+        transform(lambda x: (actual.append(build()), x)[1])
+        return actual[0]
+
+    return run
 
 
-def in_fake_mode(build):
-    with FakeTensorMode():
-        return build()
+def under(mode):
+    """What a function builds in a mode."""
+    def run(build):
+        with mode():
+            return build()
+
+    return run
 
 
-def in_vmap(build):
-    actual = []
-    torch.func.vmap(lambda x: (actual.append(build()), x)[1])(torch.ones(3))
-    return actual[0]
-
-
-def in_jvp(build):
-    actual = []
-    torch.func.jvp(lambda x: (actual.append(build()), x)[1], (torch.ones(3),), (torch.ones(3),))
-    return actual[0]
-
-
-def in_grad(build):
-    actual = []
-    torch.func.grad(lambda x: (actual.append(build()), x)[1])(torch.tensor(1.0))
-    return actual[0]
-
-
-def in_dual_level(build):
-    with forward.dual_level():
-        return build()
-
-
-def in_autocast(build):
-    with torch.autocast("cpu", torch.bfloat16):
-        return build()
-
-
-def on_meta(build):
-    with torch.device("meta"):
-        return build()
-
-
-MODES = [in_inference_mode, in_fake_mode, in_vmap, in_jvp, in_grad, in_dual_level, in_autocast, on_meta]
+MODES = {
+    "inference": under(torch.inference_mode), "fake": under(FakeTensorMode), "dual level": under(forward.dual_level),
+    "autocast": under(lambda: torch.autocast("cpu", torch.bfloat16)), "meta": under(lambda: torch.device("meta")),
+    "vmap": within(lambda fn: torch.func.vmap(fn)(torch.ones(3))),
+    "jvp": within(lambda fn: torch.func.jvp(fn, (torch.ones(3),), (torch.ones(3),))),
+    "grad": within(lambda fn: torch.func.grad(fn)(torch.tensor(1.0)))}
 
 
 @pytest.mark.parametrize("public", [False, True])
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.__name__)
+@pytest.mark.parametrize("mode", MODES.values(), ids=list(MODES))
 def test_what_is_derived_is_free_of_the_mode_of_its_first_caller(mode, public, monkeypatch):
     if public:
         monkeypatch.setattr(private, "no_transforms", None)

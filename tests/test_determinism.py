@@ -1,29 +1,14 @@
 """Results and gradients are the same numbers in each run and with any number of threads, if torch is told to be
 deterministic."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
 import torch
 
-from structconv import (
-    STRUCTURE,
-    Conv,
-    Conv2d,
-    DotProduct,
-    GATConv,
-    GATv2Conv,
-    GCNConv,
-    Graph,
-    KnowledgeGraph,
-    MultiheadAttention,
-    RelationalConv,
-    Samples,
-    Window,
-)
-from structconv.nn import GraphPool
+from structconv import STRUCTURE, DotProduct, Graph, KnowledgeGraph, Samples, Window
+from structconv.nn import Conv, Conv2d, GATConv, GATv2Conv, GCNConv, GraphPool, MultiheadAttention, RelationalConv
+from tests.support.threads import on_threads
 
 NODES, EDGES, CHANNELS = 3000, 24000, 32  # enough for several threads in every kernel
 
@@ -67,22 +52,21 @@ LAYERS = {
 
 @pytest.fixture(autouse=True)
 def deterministic():
-    before, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(before)
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_runs_and_threads_change_no_bit(name):
     torch.manual_seed(2)
     layer, x, *more = LAYERS[name]()
-    actual = []
-    for threads in (1, 2, 2, 1):
-        torch.set_num_threads(threads)
+
+    def run():
         given = x.clone().requires_grad_()
         y = layer(given, *more)
-        actual.append((y, *torch.autograd.grad(y.square().sum(), [given, *layer.parameters()])))
-    for again in actual[1:]:
-        assert [torch.equal(a, b) for a, b in zip(actual[0], again, strict=True)] == [True] * len(again)
+        return y, *torch.autograd.grad(y.square().sum(), [given, *layer.parameters()])
+
+    first, *others = on_threads(run, (1, 2, 2, 1))
+    assert all(all(map(torch.equal, first, again)) for again in others)

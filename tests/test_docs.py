@@ -1,7 +1,5 @@
 """The README's example runs, its table is made of expressions that build, and the reference names what users call."""
 
-from __future__ import annotations
-
 import re
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Public names have an example in their docstring, which runs."""
 
-from __future__ import annotations
-
 import doctest
 import inspect
 import re
@@ -158,7 +156,6 @@ def test_the_table_has_every_layer_and_what_its_docstring_says() -> None:
 
 @pytest.mark.parametrize("name", EQUAL)
 def test_a_layer_equals_the_expression_that_its_docstring_names(name: str) -> None:
-    torch.manual_seed(0)
     layer, other = equal_layer(name)
     structure = EQUAL[name][2]
     if structure is not None:

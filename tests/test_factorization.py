@@ -1,13 +1,12 @@
 """Theta of a given basis, and the best basis, of a linear map."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from structconv.errors import ConfigError, ShapeError
 from structconv.factorization import decompose, factorize
 from structconv.tensors import compose
+from tests.support.errors import check_refused
 
 F64 = torch.float64
 
@@ -124,11 +123,10 @@ def test_linear_maps_with_more_than_two_axes_of_indices():
     actual = factorize(compose(basis, theta), size=2, axes=3)
     assert actual.residual < 1e-12
     torch.testing.assert_close(compose(actual.basis, actual.theta), compose(basis, theta), rtol=1e-10, atol=1e-10)
-    with pytest.raises(ShapeError, match=r"\(M, N, P, Q\); got \(3, 2, 4, 2, 3\).* axes="):
-        factorize(compose(basis, theta), size=2)
-    with pytest.raises(ShapeError, match=r"\(\*S, \*T\) with 6 axes of S"):
-        factorize(compose(basis, theta), size=2, axes=6)
-    with pytest.raises(ConfigError, match="axes must be an integer >= 0"):
-        factorize(compose(basis, theta), size=2, axes=-1)
-    with pytest.raises(ConfigError, match=r"at most min\(\|S\|, \|T\|\) = 6; got 7"):
-        factorize(compose(basis, theta), size=7, axes=3)
+    check_refused(
+        (ShapeError, r"\(M, N, P, Q\); got \(3, 2, 4, 2, 3\).* axes=",
+         lambda: factorize(compose(basis, theta), size=2)),
+        (ShapeError, r"\(\*S, \*T\) with 6 axes of S", lambda: factorize(compose(basis, theta), size=2, axes=6)),
+        (ConfigError, "axes must be an integer >= 0", lambda: factorize(compose(basis, theta), size=2, axes=-1)),
+        (ConfigError, r"at most min\(\|S\|, \|T\|\) = 6; got 7",
+         lambda: factorize(compose(basis, theta), size=7, axes=3)))

@@ -1,7 +1,5 @@
 """The fit of the cost model's constants: that it covers them all, gives back what is put in, and says what it saw."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -7,8 +7,6 @@ Reads the sources with `ast` and imports nothing, so that an import inside a fun
 `if TYPE_CHECKING:` is for the type checker alone and may look up.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import cache

@@ -1,7 +1,5 @@
 """Formulas of the pages are MathML, and a built page loads nothing from the network."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path

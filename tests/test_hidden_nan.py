@@ -1,31 +1,13 @@
 """NaN in an input that is in no pair, by a graph, a window or an order alone, reaches no gradient of a parameter."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
 import torch
 
-from structconv import (
-    STRUCTURE,
-    BiAffine,
-    Causal,
-    Conv,
-    DotProduct,
-    Full,
-    Given,
-    Graph,
-    LowRank,
-    Padding,
-    RelativeBias,
-    Rotary,
-    Samples,
-    Separable,
-    Window,
-)
+from structconv import STRUCTURE, BiAffine, Conv, DotProduct, Full, Given, LowRank, RelativeBias, Rotary, Separable
 from structconv.mechanisms import Additive, Concatenation, Context, EdgeBias, General, Pair
-from structconv.structures import DenseMask
+from structconv.structures import Causal, DenseMask, Graph, Padding, Samples, Window
 
 M, N, P, HIDDEN = 12, 5, 6, [7, 9]
 PAIRS = torch.tensor([(m, n) for m in range(M) for n in range(N) if m not in HIDDEN and (m + n) % 2 == 0]).T

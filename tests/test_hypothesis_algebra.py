@@ -1,7 +1,5 @@
 """Random expressions of the algebra against the tensors they mean."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -1,6 +1,7 @@
-"""Every row of `examples/literature.py` against an implementation of its own: torch's layer, an einsum or loops."""
+"""Every row of `examples/literature.py` against an implementation of its own: torch's layer, an einsum or loops.
 
-from __future__ import annotations
+The implementation of a row is the function of its name, or its entry in `FORMULAS`.
+"""
 
 import math
 import runpy
@@ -16,13 +17,6 @@ from torch.nn import functional as F
 from examples.literature import GRAPH, GRID, HYPERGRAPH, KNOWLEDGE, LINKS, REGIONS, ROWS, D
 
 F64 = torch.float64
-REFERENCES: dict[str, Callable[..., Any]] = {}
-
-
-def reference(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Enter an implementation of the row of the same name."""
-    REFERENCES[function.__name__] = function
-    return function
 
 
 def held(layer: torch.nn.Module, end: str) -> Tensor:
@@ -49,17 +43,13 @@ def test_row(name):
             if parameter_name.endswith("bias") or "table" in parameter_name:
                 parameter.normal_()
     inputs = {key: doubled(value) for key, value in entry.inputs().items()}
-    y, expected = layer(**inputs), REFERENCES[name](layer, **inputs)
+    y, expected = layer(**inputs), (FORMULAS.get(name) or globals()[name])(layer, **inputs)
     pairs = zip(y, expected, strict=True) if isinstance(y, tuple) else [(y, expected)]
     for ours, theirs in pairs:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
         assert ours.abs().max() > 1e-3
     (y[0] if isinstance(y, tuple) else y).square().sum().backward()
     assert not [key for key, p in layer.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
-
-
-def test_every_row_has_a_reference():
-    assert set(ROWS) == set(REFERENCES)
 
 
 def test_the_example_prints_every_row(capsys):
@@ -84,22 +74,6 @@ def kernel(theta_KPQ: Tensor) -> Tensor:
     return theta_KPQ.permute(2, 1, 0).unflatten(-1, (3, 3))
 
 
-@reference
-def one_by_one(layer, x, structure):
-    return x @ theta(layer)[0] + layer.bias
-
-
-@reference
-def conv2d(layer, x, structure):
-    return on_image(x, lambda image: F.conv2d(image, kernel(theta(layer)), layer.bias, stride=2, padding=1))
-
-
-@reference
-def dilated_conv2d(layer, x, structure):
-    return on_image(x, lambda image: F.conv2d(image, kernel(theta(layer)), layer.bias, 2, 2, 2))
-
-
-@reference
 def any_offsets(layer, x, structure):
     height, width = GRID.shape
     y = torch.zeros(x.shape[0], height, width, theta(layer).shape[2], dtype=F64)
@@ -112,7 +86,6 @@ def any_offsets(layer, x, structure):
     return y.flatten(1, 2) + layer.bias
 
 
-@reference
 def separable(layer, x, structure):
     mix, filters = held(layer, "mix"), held(layer, "filters")
     assert mix.numel() + filters.numel() == 2 * (9 + 16 * 24)
@@ -120,7 +93,6 @@ def separable(layer, x, structure):
     return on_image(x, lambda image: F.conv2d(image, kernel(whole), layer.bias, padding=1))
 
 
-@reference
 def depthwise_separable(layer, x, structure):
     depthwise, pointwise = held(layer, "depthwise"), held(layer, "pointwise")
 
@@ -131,14 +103,12 @@ def depthwise_separable(layer, x, structure):
     return on_image(x, xception)
 
 
-@reference
 def lightweight(layer, x):
     taps = held(layer, "depthwise").squeeze(-1).softmax(0)
     filters = torch.stack([taps[:, c * 4 // 16].flip(0) for c in range(16)]).unsqueeze(1)
     return F.conv1d(x.mT, filters, layer.bias, padding=2, groups=16).mT
 
 
-@reference
 def dynamic(layer, x):
     taps = by_heads(x, held(layer, "taps.weight"), 4).softmax(-1)
     padded = F.pad(x, (0, 0, 2, 2))
@@ -149,7 +119,6 @@ def dynamic(layer, x):
     return y + layer.bias
 
 
-@reference
 def deformable(layer, x, structure):
     height, width = GRID.shape
     offsets = (x @ held(layer, "offsets.weight").T + held(layer, "offsets.bias")).unflatten(-1, (9, 2))
@@ -165,9 +134,30 @@ def deformable(layer, x, structure):
     return y
 
 
-@reference
-def average_pooling(layer, x, structure):
-    return on_image(x, lambda image: F.avg_pool2d(image, 2)) + layer.bias
+#: Rows of one expression.
+FORMULAS: dict[str, Callable[..., Any]] = {
+    "one_by_one": lambda layer, x, structure: x @ theta(layer)[0] + layer.bias,
+    "conv2d": lambda layer, x, structure: (
+        on_image(x, lambda image: F.conv2d(image, kernel(theta(layer)), layer.bias, stride=2, padding=1))),
+    "dilated_conv2d": lambda layer, x, structure: (
+        on_image(x, lambda image: F.conv2d(image, kernel(theta(layer)), layer.bias, 2, 2, 2))),
+    "average_pooling": lambda layer, x, structure: on_image(x, lambda image: F.avg_pool2d(image, 2)) + layer.bias,
+    "diffusion": lambda layer, x, structure: diffused(theta(layer), x) + layer.bias,
+    "gat": lambda layer, x, structure: sum(gat_heads(layer, x, theta(layer))) + layer.bias,
+    "gat_concatenated": lambda layer, x, structure: (
+        torch.cat(gat_heads(layer, x, held(layer, "theta")), -1) + layer.bias),
+    "nodes_from_edges": lambda layer, x, structure: (
+        torch.stack([x[GRAPH.edge_index[1] == n].sum(0) for n in range(7)]) + layer.bias),
+    "cross_attention": lambda layer, x, z: attended(layer, x, (products(layer, x, z) / 8).softmax(-1)),
+    "luong_dot": lambda layer, x, z: (z @ x.mT).softmax(-1) @ x + layer.bias,
+    "luong_general": lambda layer, x, z: (z @ held(layer, "key.weight") @ x.mT).softmax(-1) @ x + layer.bias,
+    "luong_location": lambda layer, x, z: (z @ held(layer, "table.weight")[:12].T).softmax(-1) @ x + layer.bias,
+    "shaw_key": lambda layer, x: attended(layer, x, shaw_weights(layer, x)),
+    "non_local_dot": lambda layer, x: attended(layer, x, products(layer, x, heads=1) / 48),
+    "token_mixing": lambda layer, x: held(layer, "table")[0].mT @ x + layer.bias,
+    "context_attention": lambda layer, x: (
+        (held(layer, "query")[0] @ x.mT).softmax(-1) @ x @ theta(layer)[0] + layer.bias),
+}
 
 
 # Graphs
@@ -184,14 +174,12 @@ def reciprocal(degree: Tensor) -> Tensor:
     return torch.where(degree > 0, 1 / degree, torch.zeros((), dtype=F64))
 
 
-@reference
 def gcn(layer, x, structure):
     a = adjacency() + torch.eye(7, dtype=F64)
     d = torch.diag(a.sum(0).rsqrt())
     return (d @ a @ d).T @ x @ theta(layer)[0] + layer.bias
 
 
-@reference
 def hypergraph_convolution(layer, x, structure):
     h = torch.zeros(6, 4, dtype=F64)
     h[HYPERGRAPH.source, HYPERGRAPH.target] = 1
@@ -200,7 +188,6 @@ def hypergraph_convolution(layer, x, structure):
     return d @ h @ w @ b @ h.T @ d @ x @ theta(layer)[0] + layer.bias
 
 
-@reference
 def chebyshev(layer, x, structure):
     a, eye = adjacency(), torch.eye(7, dtype=F64)
     d = torch.diag(reciprocal(a.sum(0)).sqrt())
@@ -222,11 +209,6 @@ def diffused(weights: Tensor, x: Tensor) -> Tensor:
     return y
 
 
-@reference
-def diffusion(layer, x, structure):
-    return diffused(theta(layer), x) + layer.bias
-
-
 def relation(name: str) -> Tensor:
     a = torch.zeros(KNOWLEDGE.num_entities, KNOWLEDGE.num_entities, dtype=F64)
     for m, r, n in KNOWLEDGE.triples.tolist():
@@ -234,7 +216,6 @@ def relation(name: str) -> Tensor:
     return a
 
 
-@reference
 def relational(layer, x, structure):
     matrices = [relation(name) for name in KNOWLEDGE.relations]
     matrices = [a / a.sum(0).clamp(min=1) for a in matrices]
@@ -243,7 +224,6 @@ def relational(layer, x, structure):
     return torch.einsum("kmn,mp,kh,hpq->nq", torch.stack(matrices), x, mix, bases) + x @ own[0] + layer.bias
 
 
-@reference
 def typed_walk(layer, x, structure):
     walk = relation("played") @ relation("characterIn") @ relation("genre")
     assert walk[KNOWLEDGE.entity("Leonard Nimoy"), KNOWLEDGE.entity("science fiction")] == 1
@@ -251,9 +231,7 @@ def typed_walk(layer, x, structure):
     return walk.T @ x @ theta(layer)[0] + layer.bias
 
 
-@reference
-def typed_walk_product(layer, x, structure):
-    return typed_walk(layer, x, structure)
+typed_walk_product = typed_walk
 
 
 def gat_heads(layer, x, values: Tensor) -> list[Tensor]:
@@ -271,17 +249,6 @@ def gat_heads(layer, x, values: Tensor) -> list[Tensor]:
     return heads
 
 
-@reference
-def gat(layer, x, structure):
-    return sum(gat_heads(layer, x, theta(layer))) + layer.bias
-
-
-@reference
-def gat_concatenated(layer, x, structure):
-    return torch.cat(gat_heads(layer, x, held(layer, "theta")), -1) + layer.bias
-
-
-@reference
 def max_aggregation(layer, x, structure):
     source, target = GRAPH.edge_index
     expected = torch.zeros_like(x).scatter_reduce(0, target[:, None].expand(-1, 16), x[source], "amax",
@@ -289,7 +256,6 @@ def max_aggregation(layer, x, structure):
     return expected + layer.bias
 
 
-@reference
 def softmax_aggregation(layer, x, structure):
     y = torch.zeros_like(x)
     for n in range(7):
@@ -298,22 +264,15 @@ def softmax_aggregation(layer, x, structure):
     return y + layer.bias
 
 
-@reference
 def edge_update(layer, x, structure):
     source, target = GRAPH.edge_index
     return torch.cat([x[source], x[target]], -1) @ theta(layer).flatten(0, 1) + layer.bias
 
 
-@reference
 def interaction(layer, x, structure):
     (source, target), nodes = GRAPH.edge_index, x["nodes"]
     stacked = torch.cat([held(weight, "theta").squeeze(0) for weight in layer.weight.weights])
     return torch.cat([nodes[source], nodes[target], x["edges"]], -1) @ stacked + layer.bias
-
-
-@reference
-def nodes_from_edges(layer, x, structure):
-    return torch.stack([x[GRAPH.edge_index[1] == n].sum(0) for n in range(7)]) + layer.bias
 
 
 # Attention
@@ -337,7 +296,6 @@ def attended(layer, x: Tensor, weights_BKNM: Tensor, extra: Tensor | float = 0.0
     return torch.einsum("bknd,kdq->bnq", weights_BKNM @ v + extra, held(layer, "output")) + layer.bias
 
 
-@reference
 def causal_attention(layer, x):
     q, k = (by_heads(x, held(layer, f"{name}.weight")) for name in ("query", "key"))
     v = torch.einsum("bmp,kpd->bkmd", x, held(layer, "value"))
@@ -345,12 +303,6 @@ def causal_attention(layer, x):
     return torch.einsum("bknd,kdq->bnq", y, held(layer, "output")) + layer.bias
 
 
-@reference
-def cross_attention(layer, x, z):
-    return attended(layer, x, (products(layer, x, z) / 8).softmax(-1))
-
-
-@reference
 def grouped_queries(layer, x):
     q = by_heads(x, held(layer, "query.weight"))
     k = by_heads(x, held(layer, "key.weight"), 2)
@@ -359,7 +311,6 @@ def grouped_queries(layer, x):
     return torch.einsum("bknd,kdq->bnq", y, held(layer, "output")) + layer.bias
 
 
-@reference
 def decoding_step(layer, x, z, positions):
     seen = x[:, :positions + 1]
     q, k = by_heads(z, held(layer, "query.weight")), by_heads(seen, held(layer, "key.weight"))
@@ -367,7 +318,6 @@ def decoding_step(layer, x, z, positions):
     return torch.einsum("bknd,kdq->bnq", F.scaled_dot_product_attention(q, k, v), held(layer, "output")) + layer.bias
 
 
-@reference
 def sliding_step(layer, x, z, positions):
     seen, places = x[:, positions - 3:positions + 1], torch.arange(positions - 3, positions + 1)
     q = turned(by_heads(z, held(layer, "query.weight"), 4), torch.tensor([positions]))
@@ -385,7 +335,6 @@ def turned(t: Tensor, places: Tensor) -> Tensor:
     return torch.cat([y.real, y.imag], -1)
 
 
-@reference
 def bahdanau(layer, x, z):
     w, u = held(layer, "target.weight"), held(layer, "source.weight")
     b, v = held(layer, "target.bias"), held(layer, "vector")[0]
@@ -393,29 +342,12 @@ def bahdanau(layer, x, z):
     return scores.softmax(-1) @ x + layer.bias
 
 
-@reference
-def luong_dot(layer, x, z):
-    return (z @ x.mT).softmax(-1) @ x + layer.bias
-
-
-@reference
-def luong_general(layer, x, z):
-    return (z @ held(layer, "key.weight") @ x.mT).softmax(-1) @ x + layer.bias
-
-
-@reference
-def luong_location(layer, x, z):
-    return (z @ held(layer, "table.weight")[:12].T).softmax(-1) @ x + layer.bias
-
-
-@reference
 def luong_local_m(layer, x):
     scores = x @ held(layer, "key.weight") @ x.mT
     far = (torch.arange(12)[:, None] - torch.arange(12)).abs() > D
     return scores.masked_fill(far, -torch.inf).softmax(-1) @ x + layer.bias
 
 
-@reference
 def luong_local_p(layer, x, z):
     hidden, vector = held(layer, "hidden.weight"), held(layer, "vector.weight")[0]
     position = 12 * torch.sigmoid(torch.tanh(z @ hidden.T) @ vector)
@@ -437,12 +369,6 @@ def shaw_weights(layer, x: Tensor) -> Tensor:
     return ((products(layer, x) + key_side) / 8).softmax(-1)
 
 
-@reference
-def shaw_key(layer, x):
-    return attended(layer, x, shaw_weights(layer, x))
-
-
-@reference
 def shaw(layer, x):
     a = shaw_weights(layer, x)
     value_side = torch.einsum("bknm,nmd->bknd", a, relative(layer, x, "relative_value.table"))
@@ -457,38 +383,28 @@ def t5_bucket(offset: int) -> int:
     return half + min(15, 8 + int(math.log(distance / 8) / math.log(128 / 8) * 8))
 
 
-@reference
 def t5(layer, x):
     index = torch.tensor([[t5_bucket(m - n) for m in range(12)] for n in range(12)])
     bias = held(layer, "table").squeeze(1)[:, index]
     return attended(layer, x, (products(layer, x) / 8 + bias).softmax(-1))
 
 
-@reference
 def alibi(layer, x):
     slopes = torch.tensor([2.0 ** -k for k in range(1, 9)], dtype=F64)
     distance = (torch.arange(12)[:, None] - torch.arange(12)).abs()
     return attended(layer, x, (products(layer, x) / 8 - slopes[:, None, None] * distance).softmax(-1))
 
 
-@reference
 def non_local_gaussian(layer, x):
     f = (x @ x.mT).exp()
     return attended(layer, x, (f / f.sum(-1, keepdim=True)).unsqueeze(1))
 
 
-@reference
 def non_local_embedded(layer, x):
     f = products(layer, x, heads=1).exp()
     return attended(layer, x, f / f.sum(-1, keepdim=True))
 
 
-@reference
-def non_local_dot(layer, x):
-    return attended(layer, x, products(layer, x, heads=1) / 48)
-
-
-@reference
 def non_local_concatenation(layer, x):
     theta_x = x @ held(layer, "theta.weight").T + held(layer, "theta.bias")
     phi_x = x @ held(layer, "phi.weight").T + held(layer, "phi.bias")
@@ -497,19 +413,16 @@ def non_local_concatenation(layer, x):
     return attended(layer, x, (f / 48).unsqueeze(1))
 
 
-@reference
 def spatial_attention(layer, x):
     mean = torch.stack([x[:, max(0, n - 2):n + 3].mean(1) for n in range(12)], 1)
     return mean @ theta(layer)[0] + layer.bias
 
 
-@reference
 def zero_sink(layer, x):
     powers = (products(layer, x, heads=8) / 8).exp() * torch.ones(12, 12, dtype=torch.bool).tril()
     return attended(layer, x, powers / (1 + powers.sum(-1, keepdim=True)))
 
 
-@reference
 def talking_heads(layer, x, z):
     names = dict(layer.named_parameters())
     before, after = (names[f"{name}.mixing"] for name in ("mixing", "mixing_1"))
@@ -517,7 +430,6 @@ def talking_heads(layer, x, z):
     return attended(layer, x, torch.einsum("bjnm,ji->binm", scores.softmax(-1), after))
 
 
-@reference
 def sparsemax_attention(layer, x, z):
     scores = z @ held(layer, "key.weight") @ x.mT
     low, high = scores.amax(-1, keepdim=True) - 1, scores.amax(-1, keepdim=True)
@@ -528,25 +440,17 @@ def sparsemax_attention(layer, x, z):
     return (scores - low).clamp(min=0) @ x + layer.bias
 
 
-@reference
-def token_mixing(layer, x):
-    return held(layer, "table")[0].mT @ x + layer.bias
-
-
-@reference
 def random_synthesizer(layer, x):
     scores = held(layer, "table")[:, :12, :12].masked_fill(torch.ones(12, 12, dtype=torch.bool).tril(-1), -torch.inf)
     return attended(layer, x, scores.softmax(-2).mT.expand(2, -1, -1, -1))
 
 
-@reference
 def fourier_mixing(layer, x):
     transform = torch.fft.fft(torch.eye(12, dtype=F64))
     parts = (part.float().double() for part in (transform.real, transform.imag))
     return sum(part @ x @ theta(layer)[k] for k, part in enumerate(parts)) + layer.bias
 
 
-@reference
 def wavelets(layer, x):
     columns = [(0, torch.ones(16, dtype=F64) / 4)]
     for scale in range(1, 5):
@@ -562,12 +466,6 @@ def wavelets(layer, x):
     return y
 
 
-@reference
-def context_attention(layer, x):
-    return (held(layer, "query")[0] @ x.mT).softmax(-1) @ x @ theta(layer)[0] + layer.bias
-
-
-@reference
 def neighborhood_attention(layer, x, structure):
     scores = products(layer, x, heads=4) / math.sqrt(32)
     point = torch.cartesian_prod(torch.arange(6), torch.arange(8))
@@ -577,7 +475,6 @@ def neighborhood_attention(layer, x, structure):
     return torch.einsum("bknm,bmp,kpq->bnq", a, x, theta(layer)) + layer.bias
 
 
-@reference
 def global_tokens(layer, x):
     place = torch.arange(12)
     near = (place[:, None] - place).abs() <= 2
@@ -586,7 +483,6 @@ def global_tokens(layer, x):
     return torch.einsum("bknm,bmp,kpq->bnq", a, x, theta(layer)) + layer.bias
 
 
-@reference
 def mixed_heads(layer, x):
     a = (products(layer, x, heads=6) / math.sqrt(8)).softmax(-1)
     left, right = F.pad(x[:, 1:], (0, 0, 0, 1)), F.pad(x[:, :-1], (0, 0, 1, 0))
@@ -597,7 +493,6 @@ def mixed_heads(layer, x):
 # Several structures in one call
 
 
-@reference
 def chain_and_bonds(layer, x, structure):
     a = (products(layer, x.unsqueeze(0), heads=2)[0] / math.sqrt(8)).softmax(-1)
     left, right = F.pad(x[1:], (0, 0, 0, 1)), F.pad(x[:-1], (0, 0, 1, 0))
@@ -609,7 +504,6 @@ def chain_and_bonds(layer, x, structure):
     return heads + left @ theta(layer)[2] + right @ theta(layer)[3] + along @ theta(layer)[4] + layer.bias
 
 
-@reference
 def polynomials_and_relations(layer, x, structure):
     w = torch.zeros(10, 10, dtype=F64)
     w[LINKS.source, LINKS.target] = 1
@@ -624,7 +518,6 @@ def polynomials_and_relations(layer, x, structure):
     return y + layer.bias
 
 
-@reference
 def pixels_to_regions(layer, x, structure):
     coarse = on_image(x, lambda image: F.avg_pool2d(image, 2))
     w = torch.zeros(12, 12, dtype=F64)
@@ -635,7 +528,6 @@ def pixels_to_regions(layer, x, structure):
 # Recurrent cells, after a first step from zeros
 
 
-@reference
 def conv_lstm(layer, x, structure):
     both = torch.cat([x, x.new_zeros(2, 48, 24)], -1)
     gates = on_image(both, lambda image: F.conv2d(image, kernel(theta(layer)), layer.gates.bias, padding=1))
@@ -644,7 +536,6 @@ def conv_lstm(layer, x, structure):
     return o.sigmoid() * c.tanh(), c
 
 
-@reference
 def dcrnn(layer, x, structure):
     both = torch.cat([x, x.new_zeros(7, 24)], -1)
     _, u = (diffused(layer.gates.weight.theta, both) + layer.gates.bias).sigmoid().chunk(2, -1)

@@ -2,8 +2,6 @@
 over a layer on every specimen. A layer is held to one of so many changes, its neighbors to the others; with
 STRUCTCONV_EVERY_TEST=1 (`make test-every`) each is held to all of them."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 
@@ -12,8 +10,8 @@ import torch
 
 from structconv.mechanisms import Given
 from tests.support.calls import check_now
-from tests.support.drawn import part
-from tests.support.layers import EVERY, LAYERS, drawn, in_float32, over_specimens
+from tests.support.drawn import EVERY, drawn, part
+from tests.support.layers import LAYERS, in_float32, over_specimens
 from tests.support.mutations import MUTATIONS
 
 #: Changes that native kernels, most of which are for float32, may see.

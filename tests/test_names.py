@@ -1,14 +1,11 @@
 """Keys of `state_dict` are the names of parameters and persistent buffers, of every layer that there is."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
 
 from examples.literature import ROWS
-from structconv.mechanisms import DotProduct
-from structconv.nn import Conv
+from structconv import Conv, DotProduct
 from tests.support.layers import uses
 from tests.support.mutations.states import check_names
 

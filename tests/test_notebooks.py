@@ -1,7 +1,5 @@
 """The notebooks run as scripts: their cells in one namespace, without a kernel. `make docs` executes them with one."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Values of one's own: what they note beside their fields, which pairs they are asked for, and who trains them."""
 
-from __future__ import annotations
-
 import copy
 from functools import cached_property
 
@@ -9,20 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from structconv import STRUCTURE, Conv, Given, conv
-from structconv.bases import Basis, value
-from structconv.bases.pairs import Block, Edges
-from structconv.bases.scores import Score as ScoreValue
-from structconv.errors import ConfigError
+from structconv import STRUCTURE, Basis, ConfigError, Conv, Given, Graph, conv
+from structconv.bases import Block, Edges, value
+from structconv.bases import Score as ScoreValue
 from structconv.mechanisms.scores import Score
-from structconv.structures import Graph
+from tests.support.library import random
 
 F64 = torch.float64
 M, P, Q = 6, 3, 4
-
-
-def random(*shape):
-    return torch.randn(*shape, dtype=F64)
 
 
 class Circulant(Basis):

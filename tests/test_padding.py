@@ -1,7 +1,5 @@
 """Sequences padded to one length, with a mask of what exists, give what each gives alone; and so for a whole batch."""
 
-from __future__ import annotations
-
 import itertools
 import re
 
@@ -9,12 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv import Additive, ALiBi, BiAffine, ConfigError, Conv, MultiheadAttention, ShapeError, StructureError
 from structconv.mechanisms import (
     STRUCTURE_IF_GIVEN,
-    Additive,
-    ALiBi,
-    BiAffine,
     Concatenation,
     Context,
     Cuboid,
@@ -33,7 +28,6 @@ from structconv.mechanisms import (
     Rotary,
     Uniform,
 )
-from structconv.nn import Conv, MultiheadAttention
 from structconv.structures import Blocks, Causal, DenseMask, Graph, Padding, Samples, Window, batch
 
 P, Q = 4, 3
@@ -206,8 +200,7 @@ def test_an_input_that_masks_together_leave_to_no_output_may_be_anything(how, na
         y = layer(x, z=z)
         y.sum().backward()
         actual.append([y.detach(), *[p.grad for p in layer.parameters() if p.grad is not None]])
-    for ours, expected in zip(*actual, strict=True):
-        torch.testing.assert_close(ours, expected)
+    torch.testing.assert_close(*actual)
 
 
 def test_masks_before_and_after_a_composition_have_outputs_of_their_own():

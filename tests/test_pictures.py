@@ -1,7 +1,5 @@
 """Pictures: what is drawn where, read back from the PNG, and the terminal's characters."""
 
-from __future__ import annotations
-
 import io
 from unittest import mock
 
@@ -9,10 +7,9 @@ import numpy as np
 import torch
 from matplotlib import image
 
-from structconv import pictures
+from structconv import Graph, pictures
 from structconv.bases import Dense, Identity, Sparse
 from structconv.pictures import basis_png, matrix_text
-from structconv.structures import Graph
 
 
 def dark_share(png: bytes) -> float:

@@ -1,7 +1,5 @@
 """What a package index shows, and what a release needs."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import tomllib

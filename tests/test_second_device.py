@@ -1,7 +1,5 @@
 """Layers on another device than the CPU, without one: see `tests.support.second_device`."""
 
-from __future__ import annotations
-
 from tests.support.drawn import EVERY
 from tests.support.second_device import faults_of
 

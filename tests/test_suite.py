@@ -1,21 +1,17 @@
 """The generic suite over every basis and mechanism of the package."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest
 import torch
 
-from structconv import Adjacency, Graph
-from structconv.bases.base import Basis
+from structconv import Adjacency, Basis, Graph, Mechanism
 from structconv.bases.pairwise import nodes
-from structconv.mechanisms.expression import Mechanism
 from structconv.nn.expressed import Expressed
 from structconv.testing import CHECKS, Setup, suite
 from structconv.testing.programs import larger
-from tests.support.drawn import part
-from tests.support.layers import EVERY, LAYERS
+from tests.support.drawn import EVERY, part
+from tests.support.layers import LAYERS
 from tests.support.library import SPECIMENS
 
 #: Laws that tests/test_batches.py and tests/test_decoding.py hold over the same specimens, refusals named.

@@ -1,7 +1,5 @@
 """The tensor vocabulary against plain loops over multi-indices."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Private names of torch stand in one module, and the package does without any of them."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

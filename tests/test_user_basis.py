@@ -1,13 +1,10 @@
 """A user's own basis works with the layer, the algebra and the suite, without touching the package."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from structconv import Conv, DotProduct, Mechanism, conv
+from structconv import ConfigError, Conv, DotProduct, Mechanism, ShapeError, StructureError, conv
 from structconv.bases import Basis, Identity, Score, value
-from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.structures import Causal, Grid, Samples, Window
 from structconv.testing import Setup, Specimen, suite
 

@@ -1,29 +1,14 @@
 """Weights: what they hold, what they yield, and that outputs start with the variance of the inputs."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
 import torch
 
-from structconv.bases.dense import Dense, Identity
-from structconv.errors import ConfigError
-from structconv.ops import conv
+from structconv import ConfigError, Dense, Depthwise, Eye, Full, Grouped, LowRank, Separable, Shared, conv
+from structconv.bases.dense import Identity
 from structconv.testing import by_definition
-from structconv.weights import (
-    Depthwise,
-    DepthwiseSeparable,
-    Eye,
-    EyeBlocks,
-    Full,
-    Grouped,
-    HeadBlocks,
-    LowRank,
-    Separable,
-    Shared,
-    WeightList,
-)
+from structconv.weights import DepthwiseSeparable, EyeBlocks, HeadBlocks, WeightList
 
 K, P, Q = 4, 32, 32
 WEIGHTS = {
@@ -63,7 +48,6 @@ def test_numbers_and_values(name):
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_variance_is_kept(name):
     """The mean over `draws` layers of Var(y)/Var(x); its spread between draws bounds the error of that mean."""
-    torch.manual_seed(0)
     draws, entries, outputs = 24, 64, 64
     energy = torch.tensor([0.01, 3.0, 0.5, 0.2], dtype=torch.float64)
     x = torch.randn(8, entries, P, dtype=torch.float64)
@@ -82,7 +66,6 @@ def test_variance_is_kept(name):
 
 def test_shared_counts_the_overlap_of_its_matrices():
     """K equal matrices add up to one of K^2 times the energy, which only their Gram matrix tells."""
-    torch.manual_seed(0)
     a = torch.randn(1, 64, 64, dtype=torch.float64).expand(K, -1, -1) / 8
     gram = torch.einsum("kmn,lmn->kl", a, a) / 64
     x = torch.randn(64, 64, P, dtype=torch.float64)
@@ -94,7 +77,6 @@ def test_shared_counts_the_overlap_of_its_matrices():
 
 
 def test_weight_list():
-    torch.manual_seed(0)
     weight = WeightList([Full(), LowRank(8), Full()]).bound((1, 2, 3), P, Q, dtype=torch.float64)
     theta = weight()
     assert isinstance(theta, WeightList)

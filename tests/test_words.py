@@ -1,7 +1,5 @@
 """Pages, docstrings of public names, and names have none of the retired words. Code in pages is exempt."""
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import json
@@ -141,7 +139,6 @@ def options() -> Iterator[tuple[str, str]]:
 
 def test_options_have_no_retired_word_and_their_texts_name_the_thing() -> None:
     pairs = {*options()}
-    assert len(pairs) > 150
     assert not {name for name, _ in pairs if {*name.split("_")} & RETIRED_NAMES}
     unnamed = re.compile("(?:of|in|at|that|by|when|where|which)\\b")
     assert not {text for _, text in pairs if retired(text) or unnamed.match(text)}

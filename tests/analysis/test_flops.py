@@ -1,17 +1,13 @@
 """What a flop counter sees of the package's operators: all of them, forward and backward."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from structconv import Graph
+from structconv import Adjacency, Chebyshev, Conv, DotProduct, GATConv, Graph, Grid, Window
 from structconv.analysis.flops import FORMULAS, counted, forward_flops
-from structconv.mechanisms import Adjacency, Chebyshev, DotProduct
-from structconv.nn import Conv, EdgeConditionedConv, GATConv
+from structconv.nn import EdgeConditionedConv
 from structconv.primitives.native.operator import OPERATORS
-from structconv.structures import Grid, Window
 from tests.support.layers import drawn, uses
 
 EDGES, NODES = 90, 40

@@ -1,16 +1,11 @@
 """`layer_bases`: what each layer of a model applied in a call, whatever the layer, and nothing stays behind."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
 
+from structconv import Conv, GATConv, GCNConv, Graph, MultiheadAttention, Shifts, StructureError
 from structconv.analysis.layers import layer_bases
-from structconv.errors import StructureError
-from structconv.mechanisms import Shifts
-from structconv.nn import Conv, GATConv, GCNConv, MultiheadAttention
-from structconv.structures import Graph
 from structconv_systems.models.transformer import Transformer
 from tests.support.layers import drawn, planned
 
@@ -54,7 +49,6 @@ def test_no_hook_stays_even_where_the_call_fails():
 
 
 def test_the_transformers_alignment_is_what_its_last_block_applies():
-    torch.manual_seed(0)
     model = Transformer(20, channels=16, heads=4, layers=2, hidden=32, dropout=0.0).eval()
     source, target = torch.tensor([3, 4, 5, 6, 2]), torch.tensor([1, 7, 8])
     weights = model.alignment(source, target)

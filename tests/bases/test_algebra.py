@@ -1,36 +1,20 @@
 """What the operators of the algebra mean, and what they refuse."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
 
-from structconv import conv
-from structconv.bases import (
-    Bilinear,
-    Concat,
-    Dense,
-    Identity,
-    LinearSum,
-    Mixture,
-    Normalized,
-    Shift,
-    Sparse,
-    Transposed,
-)
-from structconv.errors import ConfigError, ShapeError, StructureError
-from structconv.structures import Causal, Graph, Grid, Padding, Window
+from structconv import Causal, ConfigError, Dense, Graph, Grid, Padding, ShapeError, Shift, StructureError, conv
+from structconv.bases import Bilinear, Concat, Identity, LinearSum, Mixture, Normalized, Sparse, Transposed
+from tests.support.library import random
 
 F64 = torch.float64
+close = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
 N = 5
 I = torch.arange(N)  # noqa: E741 - the index of an entry
-
-
-def random(*shape):
-    return torch.randn(*shape, dtype=F64)
 
 
 def scores(heads=2, n=N):
@@ -54,13 +38,6 @@ print(((0.5 * scores).masked(keep=Causal()).softmax() | scores.transpose()).size
     assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
 
 
-def close(actual, expected):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
-
-
-NEAR = (I[:, None] - I).abs() <= 1
-
-
 def test_a_mask_within_parts_that_do_not_meet_is_refused():
     joined = scores(2).masked(keep=Causal()) | scores(1)
     for refused in (lambda: joined + scores(3), lambda: joined * scores(3), lambda: scores(2).outer(joined)):
@@ -69,27 +46,18 @@ def test_a_mask_within_parts_that_do_not_meet_is_refused():
 
 
 @pytest.mark.parametrize("over", ["inputs", "outputs"])
-def test_normalizations(over):
-    dim = -2 if over == "inputs" else -1
-    a = scores()
+def test_sums_of_exponentials_and_squares(over):
+    a, dim = scores(), -2 if over == "inputs" else -1
     raw = a.dense()
-    close(a.softmax(over=over).dense(), raw.softmax(dim))
     close(a.exp().normalize("sum", over=over).dense(), raw.softmax(dim))
     close(a.map(torch.square).normalize("sum", over=over).dense(), raw.square() / raw.square().sum(dim, keepdim=True))
-    close(a.normalize("count", over=over).dense(), raw / N)
-    close(a.masked(keep=Window(1)).normalize("count", over=over).dense(), raw * NEAR / NEAR.sum(dim, keepdim=True))
-    close(a.masked(keep=Window(1)).normalize("sigmoid", over=over).dense(), torch.sigmoid(raw) * NEAR)
     assert a.normalize("none") is a
 
 
-def test_exponentials_divided_by_their_sum_do_not_overflow():
-    a = scores() * 1e4
-    assert a.exp().normalize("sum").dense().isfinite().all()
-    assert a.exp().masked(keep=Causal()).normalize("sum").dense().isfinite().all()
-
-
-def test_a_sum_that_is_zero_divides_nothing():
-    zero = Dense(torch.zeros(1, 3, 3, dtype=F64)).normalize("sum")
+def test_sums_that_overflow_or_are_zero_divide_nothing():
+    a, zero = scores() * 1e4, Dense(torch.zeros(1, 3, 3, dtype=F64)).normalize("sum")
+    for powers in (a.exp(), a.exp().masked(keep=Causal())):
+        assert powers.normalize("sum").dense().isfinite().all()
     assert not zero.dense().any()
 
 
@@ -173,6 +141,12 @@ def test_representations_read_like_the_code():
     (lambda: scores().dropout(1.0), ConfigError, r"p must be in \[0, 1\); got 1.0"),
     (lambda: Dense(torch.zeros(1, 3, 3)).scaled(), ConfigError, "products of one number D of channels; got none"),
     (lambda: Identity(3).scaled(), ConfigError, "scaled: its basis must have scores; got Identity"),
+    (lambda: Dense(torch.zeros(2, 3)), ShapeError, r"\(\.\.\., K, M, N\); got \(2, 3\)"),
+    (lambda: Dense(torch.zeros(1, 2, 3, dtype=torch.int64)), ShapeError, "floating"),
+    (lambda: Dense(torch.zeros(1, 2, 3)).analysis(random(2, 1)), ShapeError, r"float64 and torch\.float32"),
+    (lambda: Dense(torch.zeros(1, 2, 3)).analysis(torch.zeros(3, 1)), ShapeError, "M=2"),
+    (lambda: Dense(torch.zeros(2, 2, 3)).synthesis(torch.zeros(3, 2, 1)), ShapeError, "K=2"),
+    (lambda: Identity(-1), ConfigError, "positive"), (lambda: Identity(3, size=0), ConfigError, "size"),
 ])
 def test_mistakes_are_named(wrong, error, message):
     with pytest.raises(error, match=message) as caught:

@@ -1,25 +1,20 @@
 """Scores in the log domain: -inf where a pair does not exist, logarithms of weights, tables that are added."""
 
-from __future__ import annotations
+from functools import partial
 
 import pytest
 import torch
 
-from structconv.bases import Bilinear, Concat, Dense, Identity, Sparse
-from structconv.bases.base import Basis
-from structconv.errors import ConfigError, ShapeError, StructureError
-from structconv.structures import Causal, Graph, Window
+from structconv import Basis, Causal, ConfigError, Dense, Graph, ShapeError, StructureError, Window
+from structconv.bases import Bilinear, Concat, Identity, Sparse
 
 F64, INF, M, N = torch.float64, float("inf"), 6, 5
+close = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
 EARLIER = torch.arange(M)[:, None] <= torch.arange(N)
 
 
 def scores(heads=2):
     return Bilinear(torch.randn(heads, N, 3, dtype=F64), torch.randn(heads, M, 3, dtype=F64))
-
-
-def close(actual, expected):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
 def test_what_is_absent_shows_as_asked():
@@ -82,11 +77,9 @@ def test_added_tables_masks_and_both():
 
 
 def test_parts_of_a_concatenation_take_a_table_each():
-    basis = scores(1) | scores(2)
-    table = torch.randn(1, M, N, dtype=F64)
-    actual = basis + table
-    assert isinstance(actual, Concat)
-    close(actual.dense(), basis.dense() + table)
+    basis, table = scores(1) | scores(2), torch.randn(1, M, N, dtype=F64)
+    assert isinstance(basis + table, Concat)
+    close((basis + table).dense(), basis.dense() + table)
 
 
 @pytest.mark.parametrize(("added", "error"), [

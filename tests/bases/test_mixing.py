@@ -1,14 +1,11 @@
 """`mix`: combinations of heads before and after a softmax (talking heads), against einsums over dense tensors."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from structconv.bases import Bilinear, Dense
-from structconv.errors import ConfigError, ShapeError
-from structconv.mechanisms import STRUCTURE, BiAffine, DotProduct
-from structconv.nn.conv import Conv
+from structconv import STRUCTURE, BiAffine, ConfigError, Conv, Dense, DotProduct, ShapeError
+from structconv.bases import Bilinear
+from tests.support.errors import check_refused
 
 F64, M, N = torch.float64, 7, 6
 
@@ -47,16 +44,14 @@ def test_learned_matrices_are_drawn_with_each_layer():
 
 
 def test_errors_say_what_to_do():
-    with pytest.raises(ShapeError, match=r"mix: the matrix must have shape \(K=4, J\); got \(3, 4\)"):
-        DotProduct(heads=4, dim=8).mix(torch.eye(3, 4))
-    with pytest.raises(ShapeError, match=r"mix: the matrix must be floating, of shape \(K=3, J\)"):
-        scores().mix(torch.eye(4))
-    with pytest.raises(ConfigError, match="a basis must be given a matrix"):
-        scores().mix(3)
-    with pytest.raises(ConfigError, match="mix: heads must be"):
-        DotProduct(heads=4, dim=8).mix(0)
-    with pytest.raises(ConfigError, match="the matrix must be floating"):
-        DotProduct(heads=4, dim=8).mix(torch.ones(4, 4, dtype=torch.int64))
+    check_refused(
+        (ShapeError, r"mix: the matrix must have shape \(K=4, J\); got \(3, 4\)",
+         lambda: DotProduct(heads=4, dim=8).mix(torch.eye(3, 4))),
+        (ShapeError, r"mix: the matrix must be floating, of shape \(K=3, J\)", lambda: scores().mix(torch.eye(4))),
+        (ConfigError, "a basis must be given a matrix", lambda: scores().mix(3)),
+        (ConfigError, "mix: heads must be", lambda: DotProduct(heads=4, dim=8).mix(0)),
+        (ConfigError, "the matrix must be floating",
+         lambda: DotProduct(heads=4, dim=8).mix(torch.ones(4, 4, dtype=torch.int64))))
     gat = BiAffine(heads=4, bilinear=False, on="projected").leaky_relu(0.2).masked(keep=STRUCTURE).softmax()
     assert gat.mix(4).size == 4
     with pytest.raises(ConfigError, match="on='projected'"):

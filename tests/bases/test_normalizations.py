@@ -1,17 +1,13 @@
 """Sparsemax, entmax, top-k, hard attention, sinks and one's own normalizations, against plain torch, masks included."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest
 import torch
 
+from structconv import Causal, ConfigError, Conv, DotProduct, Graph, Identity, ShapeError, Window
 from structconv.bases import Bilinear, TopK, normalizations, register_normalization
-from structconv.errors import ConfigError, ShapeError
-from structconv.mechanisms import DotProduct, Identity
-from structconv.nn.conv import Conv
-from structconv.structures import Causal, DenseMask, Graph, Window
+from structconv.structures import DenseMask
 
 F64, M, N = torch.float64, 7, 6
 POWER_LAW = Graph(torch.tensor([[*range(M), 0, 1, 2, 3, 5, 6], [0] * M + [1, 1, 1, 2, 4, 4]]), num_inputs=M,

@@ -1,35 +1,26 @@
 """How expressions of scores are applied: along edges, in blocks or at once, and what they hold in memory."""
 
-from __future__ import annotations
-
 import math
+from functools import partial
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from structconv import mechanisms
-from structconv.bases import Additive, Affine, Bilinear, EdgeScore, Lookup, Sparse, pairs, pairwise
-from structconv.bases.pairs import Edges
-from structconv.bases.pairwise import weights_at
-from structconv.nn import Conv
+from structconv import Conv, mechanisms
+from structconv.bases import Additive, Affine, Bilinear, Edges, EdgeScore, Lookup, Sparse, pairs, pairwise, weights_at
+from structconv.bases.algebra import dropout
 from structconv.structures import Blocks, Causal, DenseMask, EdgeSupport, Graph, Samples, Window
+from tests.kernels.applied import LargestTensor
+from tests.support.library import random
 
 F64 = torch.float64
+close = partial(torch.testing.assert_close, rtol=0, atol=1e-11)
 M, HEADS = 6, 2
-
-
-def random(*shape):
-    return torch.randn(*shape, dtype=F64)
 
 
 def leaf(*shape):
     return random(*shape).requires_grad_()
-
-
-def close(actual, expected):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-11)
 
 
 @pytest.fixture
@@ -80,12 +71,10 @@ def test_along_edges_as_over_a_table(number, scores, head, in_blocks):
     tensors = [t for t in tree_leaves(a) if isinstance(t, torch.Tensor)]
     along = HEADS_OF[head](a.masked(keep=support))
     over = HEADS_OF[head](a.masked(keep=table(support)))
-    actual, expected = results(along, tensors), results(over, tensors)
+    expected = results(over, tensors)
+    close(results(along, tensors), expected)
     in_blocks()
-    pieces = results(over, tensors)
-    for one, two, three in zip(actual, expected, pieces, strict=True):
-        close(one, two)
-        close(three, two)
+    close(results(over, tensors), expected)
 
 
 def test_a_sparse_support_is_evaluated_along_its_edges_only(monkeypatch):
@@ -125,7 +114,7 @@ class TestDropout:
         torch.manual_seed(1)
         scores = Bilinear(leaf(2, HEADS, M, 3), leaf(2, HEADS, M, 3))
         scores = scores if mask is None else scores.masked(keep=mask)
-        return attention_dropout(scores.softmax(), p, self.seed)
+        return dropout(scores.softmax(), p, self.seed)
 
     def test_is_the_same_whichever_way_it_is_evaluated(self, in_blocks):
         support = Window(1)
@@ -149,15 +138,15 @@ class TestDropout:
 
     def test_keeps_the_mean_and_zeroes_a_share(self):
         scores = Affine(torch.zeros(4, 60, dtype=F64), torch.zeros(4, 60, dtype=F64))
-        a = attention_dropout(scores.softmax(), 0.25, self.seed).dense() * 60
+        a = dropout(scores.softmax(), 0.25, self.seed).dense() * 60
         assert ((a == 0) | ((a - 1 / 0.75).abs() < 1e-12)).all()
         share = float((a == 0).double().mean())
         assert abs(share - 0.25) < 5 * math.sqrt(0.25 * 0.75 / a.numel())
 
     def test_differs_between_heads_elements_parts_and_seeds(self):
         zeros = Affine(torch.zeros(2, HEADS, 20, dtype=F64), torch.zeros(2, HEADS, 20, dtype=F64))
-        both = attention_dropout(zeros.softmax() | zeros.softmax(), 0.5, self.seed).dense() == 0
-        masks = [*both.flatten(0, 1), *(attention_dropout(zeros.softmax(), 0.5, self.seed + 7).dense() == 0)[0]]
+        both = dropout(zeros.softmax() | zeros.softmax(), 0.5, self.seed).dense() == 0
+        masks = [*both.flatten(0, 1), *(dropout(zeros.softmax(), 0.5, self.seed + 7).dense() == 0)[0]]
         for i, one in enumerate(masks):
             assert all(0.3 < float((one == other).double().mean()) < 0.7 for other in masks[:i])
 
@@ -169,25 +158,6 @@ class TestDropout:
         close(scores.dropout(0.5).dense(), first.dense())
         assert not torch.equal(scores.dropout(0.5).dense(), first.dense())
         assert scores.dropout(0.0) is scores
-
-
-def attention_dropout(basis, p, seed):
-    from structconv.bases.algebra import dropout
-
-    return dropout(basis, p, seed)
-
-
-class LargestTensor(TorchDispatchMode):
-    """The largest number of elements that any operation returned."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for t in tree_leaves(out):
-            if isinstance(t, torch.Tensor):
-                self.elements = max(self.elements, t.untyped_storage().nbytes() // t.element_size())
-        return out
 
 
 @pytest.mark.parametrize("head", ["softmax", "softmax over outputs", "dropout"])
@@ -230,7 +200,6 @@ class Curve(torch.nn.Module):
     lambda curve: mechanisms.DotProduct(heads=2, dim=3).map(curve),
     lambda curve: mechanisms.Additive(3, heads=2, activation=curve)], ids=["map", "activation"])
 def test_a_module_of_entries_is_trained_also_where_they_are_evaluated_in_blocks(part, structure, in_blocks):
-    torch.manual_seed(0)
     scores = part(Curve())
     masked = scores.masked(keep=structure) if isinstance(structure, Graph) else scores
     layer = Conv(masked.softmax(), 4, 4).double()
@@ -241,8 +210,7 @@ def test_a_module_of_entries_is_trained_also_where_they_are_evaluated_in_blocks(
 
     whole = gradients()
     in_blocks()
-    for actual, expected in zip(gradients(), whole, strict=True):
-        close(actual, expected)
+    close(gradients(), whole)
     names = [name for name, _ in layer.named_parameters()]
     assert sum(name.endswith((".a", ".b")) and bool(grad) for name, grad in zip(names, whole, strict=True)) == 2
 

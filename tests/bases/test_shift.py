@@ -1,16 +1,15 @@
-from __future__ import annotations
-
 import itertools
 
 import pytest
 import torch
 from torch.nn import functional
 
-from structconv.bases.cuboid import cuboid_offsets
-from structconv.bases.pooling import Pooling
-from structconv.bases.shift import PADDINGS, Shift, ShiftTransposed
+from structconv.bases import Pooling, Shift, ShiftTransposed, cuboid_offsets
+from structconv.bases.shift import PADDINGS
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.structures import Grid, GridBatch
+from structconv.testing import CHECKS, Specimen
+from tests.support.errors import check_refused
 
 F64 = torch.float64
 GRIDS = [Grid(7), Grid((4, 5)), Grid((3, 2, 4), periodic=True), Grid(1), Grid(0), Grid((0, 3)),
@@ -23,12 +22,14 @@ def axes(grid):
 
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("grid", GRIDS, ids=repr)
-def test_laws(laws, grid, padding):
+def test_laws(grid, padding):
     generator = torch.Generator().manual_seed(3)
     offsets = [tuple(torch.randint(-3, 4, (axes(grid),), generator=generator).tolist()) for _ in range(3)]
     for stride, grow in ((1, None), (2, None)) if padding == "none" else ((1, 2), (2, -1), (2, None)):
         basis = Shift(grid, offsets, padding, stride, grow)
-        laws(basis if grow is None else Pooling(basis, 0.25))
+        specimen = Specimen("shift", lambda basis=basis, grow=grow: basis if grow is None else Pooling(basis, 0.25))
+        for name in ("reference", "adjoint", "entries"):
+            CHECKS[name](specimen)
 
 
 def by_definition(shape, offset, stride, padding):
@@ -131,24 +132,16 @@ def test_absent_pairs_leak_nothing():
 
 
 def test_errors_name_what_came():
-    with pytest.raises(ConfigError, match="2 of them"):
-        Shift(Grid((3, 3)), [(1,)])
-    with pytest.raises(ConfigError, match="empty"):
-        Shift(Grid(3), [])
-    with pytest.raises(ConfigError, match="sequence"):
-        Shift(Grid(3), 2)
-    with pytest.raises(ConfigError, match="'mirror'"):
-        Shift(Grid(3), [1], "mirror")
-    with pytest.raises(ConfigError, match="stride"):
-        Shift(Grid(3), [1], stride=0)
-    with pytest.raises(ConfigError, match="grow"):
-        Shift(Grid(3), [0, 1], "none", grow=0)
-    with pytest.raises(ConfigError, match="each offset"):
-        Shift(Grid(3), [0.5])
-    with pytest.raises(StructureError, match="one number of axes"):
-        Shift(GridBatch((Grid(3), Grid((3, 3)))), [1])
-    with pytest.raises(ShapeError, match="M=3"):
-        Shift(Grid(3), [1]).analysis(torch.zeros(4, 1))
+    check_refused(
+        (ConfigError, "2 of them", lambda: Shift(Grid((3, 3)), [(1,)])),
+        (ConfigError, "empty", lambda: Shift(Grid(3), [])),
+        (ConfigError, "sequence", lambda: Shift(Grid(3), 2)),
+        (ConfigError, "'mirror'", lambda: Shift(Grid(3), [1], "mirror")),
+        (ConfigError, "stride", lambda: Shift(Grid(3), [1], stride=0)),
+        (ConfigError, "grow", lambda: Shift(Grid(3), [0, 1], "none", grow=0)),
+        (ConfigError, "each offset", lambda: Shift(Grid(3), [0.5])),
+        (StructureError, "one number of axes", lambda: Shift(GridBatch((Grid(3), Grid((3, 3)))), [1])),
+        (ShapeError, "M=3", lambda: Shift(Grid(3), [1]).analysis(torch.zeros(4, 1))))
 
 
 @pytest.mark.parametrize("padding", ["zeros", "none", "circular"])

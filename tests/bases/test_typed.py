@@ -1,13 +1,8 @@
-from __future__ import annotations
-
 import pytest
 import torch
 
-from structconv.bases.pairs import Edges
-from structconv.bases.sparse import Sparse
-from structconv.bases.typed import Typed
-from structconv.errors import ShapeError, StructureError
-from structconv.structures import Graph
+from structconv import Graph, ShapeError, StructureError
+from structconv.bases import Edges, Sparse, Typed
 
 F64 = torch.float64
 

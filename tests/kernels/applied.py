@@ -4,8 +4,6 @@ Problems and plans are made anew, so that what a test changes in the package cou
 r (..., K or 1, M, C).
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -20,6 +18,7 @@ from structconv.planning import Call, Problem, Sizes, decide, registered
 from structconv.planning.kernel import matching
 from structconv.structures import Graph
 from structconv.weights.whole import ByHead, as_weight
+from tests.support.derivatives import same
 
 #: The expression as it is written.
 PRIMITIVES = "value, apply, output"
@@ -113,17 +112,8 @@ def check_computes_the_same(built, kernel, tolerance):
     expected = basis.apply(call.projected)
     for each in (call_of(basis, call.projected), call):
         plan = planned(each, kernel)
-        same(plan.run(each), expected, leaves, tolerance)
-        same(plan.weights(each), weights_at(basis, expected.dtype), leaves, tolerance)
-
-
-def same(got, expected, leaves, tolerance):
-    """Equal values, and equal gradients of a random linear function of them; what is not reached has zeros."""
-    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
-    cotangent = torch.randn_like(expected)
-    reference, actual = (torch.autograd.grad(y, leaves, cotangent, retain_graph=True, materialize_grads=True)
-                     for y in (expected, got))
-    torch.testing.assert_close(actual, reference, rtol=tolerance, atol=tolerance)
+        same(plan.run(each), expected, leaves, tolerance, tolerance)
+        same(plan.weights(each), weights_at(basis, expected.dtype), leaves, tolerance, tolerance)
 
 
 class LargestTensor(TorchDispatchMode):

@@ -1,18 +1,14 @@
 """Additive attention by one operator equals the expression evaluated node by node, values and gradients."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from structconv import ops
+from structconv import STRUCTURE, Additive, Causal, Window, ops
 from structconv.bases import scores
 from structconv.kernels.additive_attention import known
-from structconv.mechanisms import STRUCTURE, Additive
-from structconv.structures import Causal, Window
 from structconv.structures.values import tensors_in
 from tests.kernels.applied import check_computes_the_same, match_of, offered, on_a_graph
 

@@ -1,25 +1,19 @@
 """Dense attention in blocks, and by re-association, equals the expression evaluated pair by pair."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from structconv import ops, plan
-from structconv.bases import Bilinear, Dense, Lookup
-from structconv.bases.entrywise import Dropped
-from structconv.bases.positions import Distance
+from structconv import ALiBi, BiAffine, Causal, Dense, DotProduct, Eye, Padding, RelativeBias, Window, ops, plan
+from structconv.bases import Bilinear, Distance, Dropped, Lookup
 from structconv.kernels import dense_attention, reassociation
 from structconv.kernels.reassociation import causal_product
-from structconv.mechanisms import ALiBi, BiAffine, ClippedShifts, DotProduct, RelativeBias, RelativeKey
+from structconv.mechanisms import ClippedShifts, RelativeKey
 from structconv.planning import decide
 from structconv.primitives import dense_blocks
 from structconv.primitives.blocked_attention import _composed, blocked_attention
 from structconv.primitives.dense_blocks import Maps, Options
 from structconv.primitives.native import core
-from structconv.structures import Causal, Padding, Window
-from structconv.weights import Eye
 from tests.kernels.applied import (
     PRIMITIVES,
     application_of,
@@ -30,8 +24,8 @@ from tests.kernels.applied import (
     match_of,
     offered,
     problem_of,
-    same,
 )
+from tests.support.derivatives import same
 from tests.support.drawn import drawn, slow
 
 BLOCKED_KERNEL, REASSOCIATED = "structconv.blocked_attention", "structconv.reassociated"
@@ -115,7 +109,7 @@ def test_reassociation_computes_the_same(name, sizes):
     r = call.projected
     for each in (call_of(basis, r), call):
         form = application_of(REASSOCIATED, each)
-        same(form.apply(r, each), basis.apply(r), leaves, 1e-10)
+        same(form.apply(r, each), basis.apply(r), leaves, 1e-10, 1e-10)
         torch.testing.assert_close(form.apply(r, each), basis.dense().mT @ r, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(form.synthesize()(r, each), basis.synthesis(r), rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(form.analyze()(r[:, 0], each), basis.analysis(r[:, 0]), rtol=1e-10, atol=1e-10)
@@ -207,7 +201,7 @@ def test_weights_by_offset_are_those_of_the_outer_product(name, sizes):
     shifts = ClippedShifts(2).bound(P).basis(leaves[0])
     expected = basis.outer(shifts).analysis(leaves[0].new_ones(N, 1)).squeeze(-1).unflatten(-2, (basis.size, 5)).mT
     torch.testing.assert_close(y, basis.apply(r), rtol=1e-10, atol=1e-10)
-    same(actual, expected, leaves, 1e-10)
+    same(actual, expected, leaves, 1e-10, 1e-10)
 
 
 def problem(heads=2, dtype=torch.float64, *, weights="softmax", p=0.0):

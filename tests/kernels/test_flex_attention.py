@@ -4,8 +4,6 @@ Without a GPU torch evaluates Flex's functions as they are written; its own refu
 compiled kernels have none, is lifted here.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn.attention import flex_attention as torch_flex
@@ -15,8 +13,7 @@ from structconv.kernels.flex_attention import FlexScores
 from structconv.kernels.flex_masks import Present
 from structconv.mechanisms import ALiBi, BiAffine, DotProduct, RelativeBias, RelativeKey
 from structconv.planning import decide
-from structconv.structures import Blocks, Causal, DenseMask, Graph, Grid, Padding, Window
-from structconv.structures.supports import EdgeSupport
+from structconv.structures import Blocks, Causal, DenseMask, EdgeSupport, Graph, Grid, Padding, Window
 from tests.kernels.applied import applied, check_computes_the_same, expression, offered, planned, problem_of
 from tests.support.drawn import drawn
 

@@ -1,15 +1,12 @@
 """A window with global entries: one softmax over both lists, each pair once, and no table of all pairs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from structconv.mechanisms import DotProduct
-from structconv.nn.conv import Conv
-from structconv.structures import Causal, Global, Padding, Window
-from structconv.weights import LowRank
+from structconv import Causal, Conv, DotProduct, LowRank, Padding, Window
+from structconv.structures import Global
 from tests.kernels.applied import LargestTensor
+from tests.support.derivatives import same
 
 F64 = torch.float64
 DOT = DotProduct(heads=2, dim=8).scaled()
@@ -40,13 +37,7 @@ def test_global_entries_see_all_and_are_seen_by_all(entries):
     among = set(range(entries)) if isinstance(entries, int) else set(entries)
     of, x = layer(Window(2) | Global(entries)), torch.randn(12, 8, dtype=F64, requires_grad=True)
     expected = looped(of, x, lambda m, n: abs(m - n) <= 2 or m in among or n in among)
-    y = of(x)
-    torch.testing.assert_close(y, expected)
-    weights = torch.randn_like(y)
-    leaves = [x, *of.parameters()]
-    for actual, reference in zip(torch.autograd.grad((y * weights).sum(), leaves),
-                             torch.autograd.grad((expected * weights).sum(), leaves), strict=True):
-        torch.testing.assert_close(actual, reference)
+    same(of(x), expected, [x, *of.parameters()])
 
 
 def test_causal_and_padded():

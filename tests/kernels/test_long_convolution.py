@@ -1,16 +1,11 @@
 """Long windows by transforms, against torch's convolution: values, gradients, NaN, and where the planner takes them."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
 import torch
 
-from structconv.mechanisms import Cuboid, Shifts
-from structconv.nn.conv import Conv
-from structconv.structures import Grid
-from structconv.weights import Depthwise, Full
+from structconv import Conv, Cuboid, Depthwise, Full, Grid, Shifts
 
 F64, P = torch.float64, 4
 CASES = {

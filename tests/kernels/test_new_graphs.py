@@ -1,23 +1,18 @@
 """Layers as one node over edges that a kernel sorts: against the dense matrix, derivatives and changes included."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
 import torch
 from torch.overrides import BaseTorchFunctionMode
 
+from structconv import Graph, ShapeError, StructureError, batch, conv
 from structconv import torch_compat as private
 from structconv.bases import Sparse, Typed
-from structconv.errors import ShapeError, StructureError
-from structconv.mechanisms import Additive, Adjacency, DotProduct, Identity
-from structconv.mechanisms.masks import STRUCTURE
+from structconv.mechanisms import STRUCTURE, Additive, Adjacency, DotProduct, Identity
 from structconv.nn import Conv, GATConv, GATv2Conv, GraphPool, GroupPool
-from structconv.ops import conv
 from structconv.primitives.native import layer as layers
 from structconv.primitives.native.loader import core
-from structconv.structures import Graph, batch
 from structconv.structures.groups import rows_to_groups
 from structconv.weights import Eye, Full, HeadBlocks
 from tests.support.derivatives import autograd_nodes, derivatives
@@ -97,8 +92,7 @@ def test_attention_of_a_new_graph_is_that_of_the_operators(loops, bias, dropout)
         assert "_AttendLayerBackward" in autograd_nodes(actual[0].grad_fn)
         with BaseTorchFunctionMode():
             expected = results(order)
-        for one, other in zip(actual, expected, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(layer.eval()(x, given), layer(x.detach(), given))
 
 
@@ -144,8 +138,7 @@ def test_attention_by_products_and_additive_scores_is_one_node(kind, dtype):
         expected = results()
     assert name not in autograd_nodes(expected[0].grad_fn)
     scale = max(float(t.detach().abs().max()) for t in expected)  # of what cancels in the gradient of the keys' bias
-    for one, other in zip(actual, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=3e-6 * scale)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=3e-6 * scale)
     layer.eval()
     torch.testing.assert_close(layer(x.detach(), given), layer(x, given).detach(), rtol=0, atol=0)
     y = layer(x, given)
@@ -179,8 +172,7 @@ def test_neighbors_and_self_are_one_node(normalize, turned, eye):
     assert autograd_nodes(actual[0].grad_fn) & {"_ConvolveWithSelfBackward", "_SumsBackward"}
     with BaseTorchFunctionMode():
         expected = results()
-    for one, other in zip(actual, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("small", [False, True])
@@ -279,8 +271,7 @@ def test_pooling_is_that_of_the_operators(kind, form):
     assert ("_PoolBackward" if form == "samples" else along) in autograd_nodes(actual[0].grad_fn)
     with BaseTorchFunctionMode():
         expected = results()
-    for one, other in zip(actual, expected, strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(actual, expected)
     assert not actual[0][1 if form == "samples" else 3 if form == "groups" else 11].any()
     with torch.no_grad():
         torch.testing.assert_close(pool(x, joined), expected[0])

@@ -1,40 +1,19 @@
 """Every path of every basis gives eq. 8: values and gradients against the definition, in float64."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
 import torch
 
-from structconv.bases.base import Basis
-from structconv.bases.cuboid import cuboid_offsets
-from structconv.bases.dense import Dense, Identity
-from structconv.bases.polynomial import Polynomial
-from structconv.bases.scores import Bilinear
-from structconv.bases.shift import Shift
-from structconv.bases.sparse import Sparse
-from structconv.errors import ShapeError
-from structconv.ops import conv
+from structconv import Depthwise, Eye, Full, Graph, Grid, Grouped, LowRank, Separable, ShapeError, Shared, conv
+from structconv.bases import Basis, Bilinear, Dense, Identity, Polynomial, Shift, Sparse, cuboid_offsets
 from structconv.planning.kernel import matching
-from structconv.structures.graph import Graph
-from structconv.structures.grid import Grid
 from structconv.testing import by_definition
 from structconv.testing.specimens import with_leaves
-from structconv.weights import (
-    Depthwise,
-    DepthwiseSeparable,
-    Eye,
-    Full,
-    Grouped,
-    HeadBlocks,
-    LowRank,
-    Separable,
-    Shared,
-    WeightList,
-)
+from structconv.weights import DepthwiseSeparable, HeadBlocks, WeightList
 from tests.kernels.applied import convolution_of, numbers, problem_of
-from tests.support.drawn import EVERY
+from tests.support.derivatives import same
+from tests.support.drawn import EVERY, part
 
 M, P = 12, 4
 
@@ -96,17 +75,13 @@ def test_every_path_equals_the_definition(name, theta_name):
     theta, leaves = with_leaves(THETAS[theta_name](basis.size))
     x = numbers(2, M, P).requires_grad_()
     expected = by_definition(x, basis, theta)
-    seed = numbers(*expected.shape)
-    wanted_grads = torch.autograd.grad((expected * seed).sum(), [x, *leaves])
     paths = {path for _, _, path in matching(problem_of(convolution_of(x, basis, theta)))}
     assert {"channels_first", "structure_first", "operator_first"} <= paths
     assert ("between" in paths) == (theta_name in ("low rank", "concatenated heads"))
     assert ("per_part" in paths) == (name == "concat")
     for path in (None, *sorted(paths)):
-        y = conv(x, basis, theta, path=path)
-        torch.testing.assert_close(y, expected, rtol=0, atol=1e-10, msg=lambda m, path=path: f"{path}: {m}")
-        for ours, theirs in zip(torch.autograd.grad((y * seed).sum(), [x, *leaves]), wanted_grads, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10, msg=lambda m, path=path: f"{path}: {m}")
+        with part(str(path)):
+            same(conv(x, basis, theta, path=path), expected, [x, *leaves], 0, 1e-10)
 
 
 @pytest.mark.parametrize("shape", [(0, M, P), (2, 0, M, P)])

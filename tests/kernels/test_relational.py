@@ -1,20 +1,15 @@
 """Relations by their distinct pairs, or by mixed matrices: values, gradients and memory against one `Sparse` each."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from structconv.bases.sparse import Sparse
-from structconv.bases.typed import Typed
+from structconv import Eye, Full, Graph, Grouped, KnowledgeGraph, LowRank, Relations, Separable, Shared, conv, plan
+from structconv.bases import Sparse, Typed
 from structconv.kernels import relational
-from structconv.mechanisms import Relations
-from structconv.ops import conv, plan
-from structconv.structures import Graph, KnowledgeGraph
 from structconv.testing import by_definition
 from structconv.testing.specimens import with_leaves
-from structconv.weights import Eye, Full, Grouped, LowRank, Separable, Shared
 from tests.kernels.applied import LargestTensor
+from tests.support.derivatives import same
 
 F64 = torch.float64
 P = 4
@@ -76,13 +71,8 @@ def test_values_and_gradients(name, theta_name, blocks, monkeypatch):
         other = parts(given, values)
         reference = by_definition(x, other, theta)
         torch.testing.assert_close(conv(x, other, theta), reference, rtol=0, atol=1e-10)
-        seed = torch.randn_like(reference)
-        expected = torch.autograd.grad((reference * seed).sum(), [x, *leaves])
         for path in (*paths(theta), None):
-            y = conv(x, basis, theta, path=path)
-            torch.testing.assert_close(y, reference, rtol=0, atol=1e-10)
-            for ours, theirs in zip(torch.autograd.grad((y * seed).sum(), [x, *leaves]), expected, strict=True):
-                torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+            same(conv(x, basis, theta, path=path), reference, [x, *leaves], 0, 1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -126,10 +116,7 @@ def test_one_gradient_at_a_time(name, needed, monkeypatch):
     x, theta, values = tensors
     y = conv(x, Typed(given.graph, given.kind, given.count, values), theta, path="per_relation")
     expected = by_definition(x, parts(given, values), theta)
-    leaves = [t for t in tensors if t.requires_grad]
-    for ours, theirs in zip(torch.autograd.grad(y.sin().sum(), leaves),
-                            torch.autograd.grad(expected.sin().sum(), leaves), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+    same(y, expected, [t for t in tensors if t.requires_grad], 0, 1e-10)
 
 
 @pytest.mark.parametrize("name", ["few inputs", "few outputs"])
@@ -201,7 +188,6 @@ def test_never_all_heads_of_all_entries_nor_channels_of_edges(limit, monkeypatch
 @pytest.mark.parametrize("path", [None, "structure_first", "channels_first"])
 def test_values_of_one_basis_reach_no_other(path):
     """Several bases over the same edges and types, also after a change in place."""
-    torch.manual_seed(0)
     graph, kind = Graph(torch.randint(0, 20, (2, 90)), num_nodes=20), torch.randint(0, 3, (90,))
     x, theta = torch.randn(20, 6), torch.randn(3, 6, 16, requires_grad=True)
     values = [torch.rand(90), torch.rand(90), None]

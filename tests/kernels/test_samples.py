@@ -1,29 +1,23 @@
 """Samples of a batch by plans of their own: numbers, gradients, memory, and where the planner takes that."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
 import torch
 from torch import nn
 
-from structconv.bases import pairwise
-from structconv.bases.entrywise import Dropped
-from structconv.bases.positions import GaussianBump
-from structconv.bases.scores import Bilinear
+from structconv.bases import Bilinear, Dropped, GaussianBump, pairwise
 from structconv.kernels import samples as kernel
 from structconv.mechanisms import Additive, DotProduct, Location, RelativeKey
 from structconv.nn import Conv, MultiheadAttention, RelativeValue
-from structconv.planning.cost import Cost
+from structconv.planning import Call, Cost, plan_for
 from structconv.planning.kernel import FORGET
-from structconv.planning.plan import plan_for
-from structconv.planning.problem import Call
 from structconv.structures import Causal, DenseMask, Padding, Samples, Window
 from structconv.testing.batches import check_samples
 from structconv.weights import LowRank
 from structconv.weights.whole import Apart
 from tests.kernels.applied import LargestTensor
+from tests.support.derivatives import same
 from tests.support.drawn import drawn
 from tests.test_batches import REFUSED, USES
 
@@ -77,22 +71,17 @@ def result(layer, x, structure=None):
 @pytest.mark.parametrize(("sizes", "lead"), [([150, 0, 210, 150, 180], ()), ([170] * 4, (2,))], ids=["unlike", "alike"])
 @pytest.mark.parametrize("name", sorted(layers()))
 def test_samples_of_some_size_have_plans_of_their_own(name, sizes, lead):
-    torch.manual_seed(0)
     layer = layers()[name].double()
     x = torch.randn(*lead, sum(sizes), 8, dtype=torch.float64, requires_grad=True)
     plan = layer.plan(x, structure=Samples(sizes))
     assert plan.kernel == "samples, each alone"
     assert plan.parts[0].kernel in KERNELS.get(name, ("value, apply, output",))
-    read = [x, *layer.parameters()]
-    y, single = result(layer, x, Samples(sizes)), torch.cat([result(layer, each) for each in x.split(sizes, -2)], -2)
-    torch.testing.assert_close(y, single)
-    for own, reference in zip(*(torch.autograd.grad(t.cos().sum(), read) for t in (y, single)), strict=True):
-        torch.testing.assert_close(own, reference)
+    single = torch.cat([result(layer, each) for each in x.split(sizes, -2)], -2)
+    same(result(layer, x, Samples(sizes)), single, [x, *layer.parameters()])
 
 
 @pytest.mark.parametrize("name", sorted(layers()))
 def test_a_second_derivative_is_that_of_the_samples(name, preferred):
-    torch.manual_seed(0)
     layer, sizes = layers()[name].double(), [3, 5, 3]
     x = torch.randn(sum(sizes), 8, dtype=torch.float64, requires_grad=True)
 
@@ -105,7 +94,6 @@ def test_a_second_derivative_is_that_of_the_samples(name, preferred):
 
 
 def test_attention_of_one_sample_has_second_derivatives_with_and_without_a_mask():
-    torch.manual_seed(0)
     q, k, r = (torch.randn(2, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
     for mask in (None, Causal(), Padding(torch.tensor([True, True, False, True, True]))):
         scores = Bilinear(q, k)
@@ -137,7 +125,6 @@ def applied(basis, r):
                          ids=["unlike", "alike", "other_outputs"])
 @pytest.mark.parametrize("lead", [(), (3,)], ids=str)
 def test_masks_positions_and_dropout_are_those_of_the_whole_batch(inputs, outputs, lead, own, preferred):
-    torch.manual_seed(0)
     samples = Samples(inputs, outputs)
     m, n = samples.num_inputs, samples.num_outputs
     q, k, r, turned = (torch.randn(*batch, 2, count, 5, dtype=torch.float64, requires_grad=True)
@@ -153,12 +140,8 @@ def test_masks_positions_and_dropout_are_those_of_the_whole_batch(inputs, output
              (Dropped(scores.softmax(over="outputs"), 0.5, torch.tensor(3)), r)]
     for basis, values in cases:
         name, y = applied(basis, values)
-        reference = basis.dense().mT @ values
         assert name == "samples, each alone"
-        torch.testing.assert_close(y, reference)
-        for actual, expected in zip(*(torch.autograd.grad(t.sin().sum(), [values, q, k]) for t in (y, reference)),
-                                   strict=True):
-            torch.testing.assert_close(actual, expected)
+        same(y, basis.dense().mT @ values, [values, q, k])
 
 
 @pytest.mark.parametrize("name", ["sink", "location", "over_outputs", "relative_key"])
@@ -192,17 +175,13 @@ def test_linear_attention_visits_no_pairs_of_any_sample():
 
 
 def test_relative_values_are_those_of_each_sample():
-    torch.manual_seed(0)
     layer = Conv((DotProduct(heads=2, dim=4) + RelativeKey(3)).scaled().softmax(), 8, 8, weight=LowRank(4),
                  relative_value=RelativeValue(3)).double()
     sizes = [150, 210, 180]
     x = torch.randn(sum(sizes), 8, dtype=torch.float64, requires_grad=True)
     assert layer.plan(x, structure=Samples(sizes)).kernel == "samples, each alone"
-    y, single = result(layer, x, Samples(sizes)), torch.cat([result(layer, each) for each in x.split(sizes)])
-    torch.testing.assert_close(y, single)
-    read = [x, *layer.parameters()]
-    for own, reference in zip(*(torch.autograd.grad(t.cos().sum(), read) for t in (y, single)), strict=True):
-        torch.testing.assert_close(own, reference)
+    single = torch.cat([result(layer, each) for each in x.split(sizes)])
+    same(result(layer, x, Samples(sizes)), single, [x, *layer.parameters()])
 
 
 def test_many_small_samples_have_no_plans_of_their_own_and_equal_ones_have_one():
@@ -225,20 +204,13 @@ def test_samples_of_equal_sizes_are_computed_together(preferred, monkeypatch):
     assert set(actual) == {(0, 2, 3), (1, 4)}
 
 
-def test_what_is_normalized_over_more_than_a_sample_has_no_plan_for_each():
-    """The mask leaves pairs out after a softmax that they are part of."""
-    samples = Samples([3, 4])
+def test_masks_after_a_softmax_or_for_other_samples_are_applied_as_they_are(preferred):
+    """The first leaves pairs out after a softmax that they are part of, so that no sample has a plan."""
     q, k, r = (torch.randn(1, 7, 2, dtype=torch.float64) for _ in range(3))
-    basis = Bilinear(q, k).softmax().masked(keep=samples)
-    name, y = applied(basis, r)
-    assert name != "samples, each alone"
-    torch.testing.assert_close(y, basis.dense().mT @ r)
-
-
-def test_masks_for_other_samples_are_applied_as_they_are(preferred):
-    q, k, r = (torch.randn(1, 7, 2, dtype=torch.float64) for _ in range(3))
-    basis = Bilinear(q, k).masked(keep=Samples([3, 4])).masked(keep=Samples([5, 2])).softmax()
-    torch.testing.assert_close(applied(basis, r)[1], basis.dense().mT @ r)
+    later = Bilinear(q, k).softmax().masked(keep=Samples([3, 4]))
+    assert applied(later, r)[0] != "samples, each alone"
+    for basis in (later, Bilinear(q, k).masked(keep=Samples([3, 4])).masked(keep=Samples([5, 2])).softmax()):
+        torch.testing.assert_close(applied(basis, r)[1], basis.dense().mT @ r)
 
 
 def test_samples_without_any_pair_give_zeros(preferred):

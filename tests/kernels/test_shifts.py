@@ -1,17 +1,13 @@
 """Shift sets that are no cuboid, by products of slices: every padding, one to four axes, against the definition."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
+from structconv import Depthwise, Full, Grid, LowRank, Shift, conv, plan
 from structconv.bases.cuboid import cuboid_offsets
-from structconv.bases.shift import Shift
-from structconv.ops import conv, plan
-from structconv.structures.grid import Grid
 from structconv.testing import by_definition
-from structconv.weights import Depthwise, Full, LowRank
 from tests.kernels.applied import computed, convolution_of, match_of, numbers
+from tests.support.derivatives import same
 
 SLICES = "structconv.slices"
 
@@ -51,12 +47,7 @@ def test_equals_the_definition(name, padding, grow):
     if not taken(x, basis, theta):
         assert basis.as_cuboid() is not None
         pytest.skip("a cuboid after all")
-    y, expected = by_slices(x, basis, theta), by_definition(x, basis, theta)
-    torch.testing.assert_close(y, expected, rtol=0, atol=1e-10)
-    seed = numbers(*y.shape)
-    for got, right in zip(torch.autograd.grad((y * seed).sum(), [x, theta]),
-                          torch.autograd.grad((expected * seed).sum(), [x, theta]), strict=True):
-        torch.testing.assert_close(got, right, rtol=0, atol=1e-10)
+    same(by_slices(x, basis, theta), by_definition(x, basis, theta), [x, theta], 0, 1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -107,5 +98,3 @@ def test_a_nan_reaches_only_those_who_read_it():
     x[17] = torch.nan
     y = conv(x, basis, theta, path="per_shift")
     assert y.isnan().any(-1).equal((basis.dense()[:, 17] != 0).any(0))
-
-

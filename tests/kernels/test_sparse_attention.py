@@ -1,22 +1,16 @@
 """Attention along edges by one operator equals the expression evaluated node by node, values and gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from structconv import ops
-from structconv.bases import weights_at
-from structconv.bases.scores import Bilinear, EdgeScore
+from structconv import STRUCTURE, BiAffine, Causal, Conv, DotProduct, Graph, LowRank, RelativeBias, Window, conv, ops
+from structconv.bases import Bilinear, EdgeScore, weights_at
 from structconv.kernels import sparse_attention
 from structconv.kernels.sparse_attention import AffineEdges, BilinearEdges, ScoredEdges
-from structconv.mechanisms import STRUCTURE, BiAffine, DotProduct, EdgeBias, RelativeBias
-from structconv.nn import Conv
-from structconv.ops import conv
+from structconv.mechanisms import EdgeBias
 from structconv.primitives.native.bilinear import packed_attention
-from structconv.structures import Causal, Graph, Window
 from structconv.structures.supports import EdgeSupport
-from structconv.weights import HeadBlocks, LowRank
+from structconv.weights import HeadBlocks
 from tests.kernels.applied import (
     PRIMITIVES,
     applied,
@@ -26,8 +20,8 @@ from tests.kernels.applied import (
     offered,
     on_a_graph,
     planned,
-    same,
 )
+from tests.support.derivatives import same
 from tests.support.drawn import slow
 
 KERNEL = "structconv.edge_attention"
@@ -70,7 +64,7 @@ def test_the_kernel_computes_the_same(name, lead, dtype, tolerance):
 def test_a_multiple_of_attention_keeps_its_weights():
     basis, leaves, call = on_a_graph(FUSED["gat"][0])
     half = call_of(0.5 * basis, call.projected)
-    same(planned(half, "operands' kernels").weights(half), 0.5 * weights_at(basis, torch.float64), leaves, 1e-10)
+    same(planned(half, "operands' kernels").weights(half), 0.5 * weights_at(basis, torch.float64), leaves, 1e-10, 1e-10)
 
 
 def test_a_bias_along_other_edges_has_another_plan():

@@ -1,22 +1,18 @@
 """Attention within a window by one operator equals the expression evaluated as dense matrices, values and gradients."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from structconv.bases.entrywise import Dropped
-from structconv.bases.positions import Distance, GridLookup, Lookup
-from structconv.bases.scores import Bilinear
-from structconv.errors import ConfigError, ShapeError
+from structconv import Causal, ConfigError, Grid, Samples, ShapeError, Window
+from structconv.bases import Bilinear, Distance, Dropped, GridLookup, Lookup
 from structconv.kernels import dense_attention, window_attention
 from structconv.primitives.native import core
 from structconv.primitives.native import window as native
-from structconv.structures import Causal, Grid, Samples, Window
 from tests.kernels.applied import applied, call_of, computed, offered
+from tests.support.threads import on_threads
 
 KERNEL = "structconv.window_attention"
 F64 = torch.float64
@@ -192,7 +188,6 @@ def test_at_the_borders_windows_shrink():
 
 
 def test_derivatives_of_the_operator():
-    torch.manual_seed(0)
     shape, widths = (3, 6), (2, 3)
     tensors = [torch.randn(18, 2, c, dtype=F64, requires_grad=True) for c in (3, 3, 2)]
     seed = torch.tensor(3)
@@ -214,15 +209,12 @@ def test_the_numbers_do_not_depend_on_threads():
     if core() is None:
         pytest.skip("the native core cannot be built here")
     basis, leaves = scores_of("many chunks", (2,), torch.float32, "clip")
-    before, actual = torch.get_num_threads(), []
-    try:
-        for threads in (1, 3):
-            torch.set_num_threads(threads)
-            y = by_the_kernel(basis, leaves[-1])
-            actual.append((y, *torch.autograd.grad(y.square().sum(), leaves)))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(a, b) for a, b in zip(*actual, strict=True))
+
+    def run():
+        y = by_the_kernel(basis, leaves[-1])
+        return y, *torch.autograd.grad(y.square().sum(), leaves)
+
+    assert all(map(torch.equal, *on_threads(run, (1, 3))))
 
 
 def test_scores_that_are_no_scaled_product_with_a_bias_by_offset():
@@ -253,20 +245,14 @@ def test_large_scores_after_none():
     assert not none.any()
 
 
-@pytest.mark.parametrize("change", [{"q": torch.ones(9, 2, 4)}, {"k": torch.ones(10, 2, 5)},
-                                    {"v": torch.ones(10, 3, 8)}, {"table": torch.ones(2, 4)},
-                                    {"v": torch.ones(10, 2, 8).double()}])
-def test_sizes_are_checked(change):
-    given = {"q": torch.ones(10, 2, 4), "k": torch.ones(10, 2, 4), "v": torch.ones(10, 2, 8)} | change
-    with pytest.raises(ShapeError):
-        native.window_attention(**given, shape=(10,), below=(1,), above=(1,), dilation=(1,))
-
-
-@pytest.mark.parametrize("change", [{"below": (1, 1)}, {"above": (-1,)}, {"dilation": (0,)}, {"dropout": 0.5}])
-def test_options_are_checked(change):
-    q = torch.ones(10, 2, 4)
-    with pytest.raises(ConfigError):
-        native.window_attention(q, q, q, **{"shape": (10,), "below": (1,), "above": (1,), "dilation": (1,)} | change)
+@pytest.mark.parametrize("change", [
+    {"q": torch.ones(9, 2, 4)}, {"k": torch.ones(10, 2, 5)}, {"v": torch.ones(10, 3, 8)}, {"table": torch.ones(2, 4)},
+    {"v": torch.ones(10, 2, 8).double()}, {"below": (1, 1)}, {"above": (-1,)}, {"dilation": (0,)}, {"dropout": 0.5}])
+def test_sizes_and_options_are_checked(change):
+    given = {"q": torch.ones(10, 2, 4), "k": torch.ones(10, 2, 4), "v": torch.ones(10, 2, 8), "shape": (10,),
+             "below": (1,), "above": (1,), "dilation": (1,)}
+    with pytest.raises(ShapeError if {*change} & {"q", "k", "v", "table"} else ConfigError):
+        native.window_attention(**given | change)
 
 
 def test_without_entries():

@@ -4,20 +4,14 @@ The choice is by cost: the tests say nothing of where it turns, only that the le
 machine, and that a wide window is not listed.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from structconv import ops, plan
-from structconv.bases.positions import GridLookup
-from structconv.bases.scores import Bilinear
-from structconv.errors import ConfigError, StructureError
-from structconv.mechanisms import DotProduct, RelativeBias
+from structconv import Causal, ConfigError, DotProduct, Eye, Grid, RelativeBias, StructureError, Window, ops, plan
+from structconv.bases import Bilinear, GridLookup
 from structconv.planning import Machine, decide
 from structconv.planning import machine as machines
-from structconv.structures import Blocks, Causal, Grid, Window
-from structconv.weights import Eye
+from structconv.structures import Blocks
 from tests.kernels.applied import LargestTensor, applied, call_of, offered, problem_of
 
 KERNEL, LISTED = "structconv.window_attention", "structconv.edge_attention"

@@ -1,14 +1,10 @@
 """What the second of two composed mechanisms sees: the entries to which the first leads, with their own content."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from structconv import Conv, Grid
-from structconv.errors import StructureError
+from structconv import Conv, Graph, Grid, Samples, StructureError, batch
 from structconv.mechanisms import Adjacency, Context, Cuboid, DotProduct, Identity, Incidence, Pool, RelativeBias
-from structconv.structures import Graph, Samples, batch
 
 F64 = torch.float64
 

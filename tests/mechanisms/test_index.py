@@ -1,31 +1,18 @@
-from __future__ import annotations
+from functools import partial
 
 import pytest
 import torch
 from torch.nn import functional
 
+from structconv import Adjacency, Chebyshev, Conv, Cuboid, Identity, Incidence, Pool, Powers, Relations, Shifts
 from structconv.errors import ConfigError, StructureError
-from structconv.mechanisms import (
-    Adjacency,
-    Chebyshev,
-    Cuboid,
-    Identity,
-    Incidence,
-    Pool,
-    Powers,
-    Relation,
-    Relations,
-    Shifts,
-    Walks,
-)
-from structconv.nn import Conv
+from structconv.mechanisms import Relation, Walks
 from structconv.structures import Graph, Grid, KnowledgeGraph
+from tests.support.errors import check_refused
+from tests.support.graphs import matrix
 
 F64 = torch.float64
-
-
-def close(actual, expected):
-    torch.testing.assert_close(actual, expected, rtol=0.0, atol=1e-12)
+close = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
 
 
 def directed(weighted=True):
@@ -33,14 +20,6 @@ def directed(weighted=True):
     index = torch.tensor([[0, 1, 2, 0, 4, 1, 2], [1, 0, 0, 3, 2, 2, 3]])
     weight = torch.tensor([0.5, 2.0, 1.5, 3.0, 0.25, 1.0, 4.0], dtype=F64) if weighted else None
     return Graph(index, num_nodes=6, edge_weight=weight)
-
-
-def matrix(graph):
-    a = torch.zeros(graph.num_inputs, graph.num_outputs, dtype=F64)
-    weight = torch.ones(graph.num_edges, dtype=F64) if graph.edge_weight is None else graph.edge_weight
-    for m, n, w in zip(*graph.edge_index.tolist(), weight.tolist(), strict=True):
-        a[m, n] += w
-    return a
 
 
 def inverse(degree, power=1.0):
@@ -71,12 +50,11 @@ def built(mechanism, structure, entries, channels=2):
 def test_adjacencies(weighted):
     g = directed(weighted)
     w, eye = matrix(g), torch.eye(6, dtype=F64)
-    close(built(Adjacency("sym", self_loops=True), g, 6)[0], sym(w + eye))
-    close(built(Adjacency(), g, 6)[0], sym(w))
-    close(built(Adjacency("row"), g, 6)[0], row(w))
-    close(built(Adjacency("row", self_loops=True), g, 6)[0], row(w + eye))
-    close(built(Adjacency(None), g, 6)[0], w)
-    close(built(Adjacency(None, self_loops=True), g, 6)[0], w + eye)
+    for mechanism, expected in (
+            (Adjacency("sym", self_loops=True), sym(w + eye)), (Adjacency(), sym(w)), (Adjacency("row"), row(w)),
+            (Adjacency("row", self_loops=True), row(w + eye)), (Adjacency(None), w),
+            (Adjacency(None, self_loops=True), w + eye)):
+        close(built(mechanism, g, 6)[0], expected)
 
 
 def test_a_bipartite_graph_normalizes_both_sides():
@@ -103,20 +81,15 @@ def test_chebyshev(normalize, lambda_max):
     close(built(Chebyshev(3, normalize, lambda_max), g, 6), torch.stack(expected))
 
 
-def test_diffusion():
-    g = directed()
-    w = matrix(g)
-    forward, backward = inverse(w.sum(1)) @ w, inverse(w.sum(0)) @ w.T
-    expected = [torch.linalg.matrix_power(p, k) for p in (forward, backward) for k in range(3)]
-    close(built(Powers(2, walk="forward") | Powers(2, walk="backward"), g, 6), torch.stack(expected))
-    close(built(Powers(2, walk="forward", first=1), g, 6), torch.stack(expected[1:3]))
-
-
-def test_powers_of_adjacencies():
+def test_diffusion_and_powers_of_adjacencies():
     w, eye = matrix(directed()), torch.eye(6, dtype=F64)
-    close(built(Powers(3), directed(), 6), torch.stack([eye, w, w @ w, w @ w @ w]))
-    a = sym(w + eye)
-    close(built(Powers(2, normalize="sym", self_loops=True), directed(), 6), torch.stack([eye, a, a @ a]))
+    forward, backward, a = inverse(w.sum(1)) @ w, inverse(w.sum(0)) @ w.T, sym(w + eye)
+    expected = [torch.linalg.matrix_power(p, k) for p in (forward, backward) for k in range(3)]
+    for mechanism, powers in (
+            (Powers(2, walk="forward") | Powers(2, walk="backward"), expected), (Powers(3), (eye, w, w @ w, w @ w @ w)),
+            (Powers(2, walk="forward", first=1), expected[1:3]),
+            (Powers(2, normalize="sym", self_loops=True), (eye, a, a @ a))):
+        close(built(mechanism, directed(), 6), torch.stack(tuple(powers)))
 
 
 def test_incidence():
@@ -187,27 +160,12 @@ def test_typed_walks():
 
 def test_relations():
     kg = films()
-    matrices = [relation(kg, name) for name in kg.relations]
-    close(built(Relations(3), kg, kg.num_entities), torch.stack([row(a) for a in matrices]))
-    close(built(Relations(3, normalize=None), kg, kg.num_entities), torch.stack(matrices))
-    close(built(Relation("played^-1"), kg, kg.num_entities)[0], matrices[0].T)
-    close(built(Relation("played^-1"), kg.with_inverses(), kg.num_entities)[0], matrices[0].T)
-    mixed = Relations(3) | Identity()
-    close(built(mixed, kg, kg.num_entities)[3], torch.eye(kg.num_entities, dtype=F64))
-
-
-def test_errors_of_knowledge_graphs():
-    kg = films()
-    x = torch.zeros(kg.num_entities, 1)
-    with pytest.raises(StructureError, match="'played'"):
-        Relation("plaid").basis(x, structure=kg)
-    with pytest.raises(StructureError, match=r"2 relations; got 3.*Relations\(3\)"):
-        Relations(2).basis(x, structure=kg)
-    with pytest.raises(StructureError, match="KnowledgeGraph; got Graph"):
-        Walks(["played"]).basis(x, structure=directed())
-    for walks in ([], "played", ["played..genre"], [()]):
-        with pytest.raises(ConfigError, match="walk"):
-            Walks(walks)
+    matrices, entries = [relation(kg, name) for name in kg.relations], kg.num_entities
+    close(built(Relations(3), kg, entries), torch.stack([row(a) for a in matrices]))
+    close(built(Relations(3, normalize=None), kg, entries), torch.stack(matrices))
+    for given in (kg, kg.with_inverses()):
+        close(built(Relation("played^-1"), given, entries)[0], matrices[0].T)
+    close(built(Relations(3) | Identity(), kg, entries)[3], torch.eye(entries, dtype=F64))
 
 
 # -- grids --------------------------------------------------------------------------------------------------------
@@ -256,40 +214,37 @@ def test_upsampling_is_the_transpose_of_pooling():
     close(4 * y.T, nearest.flatten(2)[0])
 
 
-def test_errors_of_grids():
-    x = torch.zeros(12, 1)
-    with pytest.raises(StructureError, match=r"Cuboid: structure must be a Grid with 2 axes; got NoneType.*\(H, W\)"):
-        Cuboid((3, 3)).basis(x)
-    with pytest.raises(StructureError, match="2 axes"):
-        Cuboid((3, 3)).basis(x, structure=Grid(12))
-    with pytest.raises(StructureError, match="got Graph"):
-        Shifts([1]).basis(x, structure=directed())
-    with pytest.raises(StructureError, match="got Graph"):
-        Pool(2).basis(x, structure=directed())
-    for wrong in (lambda: Cuboid((3, 0)), lambda: Cuboid(3, stride=0), lambda: Cuboid(3, padding="mirror"),
-                  lambda: Cuboid(3, padding=-1), lambda: Cuboid((3, 3), padding=(1, 2, 3)),
-                  lambda: Cuboid((3, 3), padding=((1, 2),)), lambda: Cuboid(3.0),
-                  lambda: Cuboid(3, padding="reflect", padding_mode="zeros"),
-                  lambda: Shifts([]), lambda: Shifts(2), lambda: Shifts([(1, 2), (1,)]),
-                  lambda: Shifts([1], "same"), lambda: Pool(0), lambda: Pool(2, (1, 2)), lambda: Identity(0)):
-        with pytest.raises(ConfigError):
-            wrong()
-
-
 # -- all ----------------------------------------------------------------------------------------------------------
 
-def test_errors_of_graphs():
-    x = torch.zeros(6, 1)
-    with pytest.raises(StructureError, match=r"Adjacency: structure must be a Graph; got Grid.*grid\.graph\(\)"):
-        Adjacency().basis(x, structure=Grid(6))
-    with pytest.raises(StructureError, match="got NoneType"):
-        Chebyshev(2).basis(x)
-    for wrong in (lambda: Adjacency("column"), lambda: Chebyshev(-1), lambda: Chebyshev(2, None),
-                  lambda: Chebyshev(2, lambda_max=0), lambda: Powers(2, walk="sideways"), lambda: Powers(1, first=2),
-                  lambda: Powers(2, walk="forward", normalize="row"), lambda: Incidence("edge"),
-                  lambda: Relations(0), lambda: Relation("a", "mean"), lambda: Powers(True)):
-        with pytest.raises(ConfigError):
-            wrong()
+def test_structures_that_do_not_fit():
+    x, kg = torch.zeros(12, 1), films()
+    check_refused(
+        (StructureError, r"Adjacency: structure must be a Graph; got Grid.*grid\.graph\(\)",
+         lambda: Adjacency().basis(x, structure=Grid(12))),
+        (StructureError, "got NoneType", lambda: Chebyshev(2).basis(x)),
+        (StructureError, "'played'", lambda: Relation("plaid").basis(x, structure=kg)),
+        (StructureError, r"2 relations; got 3.*Relations\(3\)", lambda: Relations(2).basis(x, structure=kg)),
+        (StructureError, "KnowledgeGraph; got Graph", lambda: Walks(["played"]).basis(x, structure=directed())),
+        (StructureError, r"Cuboid: structure must be a Grid with 2 axes; got NoneType.*\(H, W\)",
+         lambda: Cuboid((3, 3)).basis(x)),
+        (StructureError, "2 axes", lambda: Cuboid((3, 3)).basis(x, structure=Grid(12))),
+        (StructureError, "got Graph", lambda: Shifts([1]).basis(x, structure=directed())),
+        (StructureError, "got Graph", lambda: Pool(2).basis(x, structure=directed())))
+
+
+@pytest.mark.parametrize("wrong", [
+    lambda: Adjacency("column"), lambda: Chebyshev(-1), lambda: Chebyshev(2, None), lambda: Chebyshev(2, lambda_max=0),
+    lambda: Powers(2, walk="sideways"), lambda: Powers(1, first=2), lambda: Powers(True), lambda: Incidence("edge"),
+    lambda: Powers(2, walk="forward", normalize="row"), lambda: Relations(0), lambda: Relation("a", "mean"),
+    lambda: Cuboid((3, 0)), lambda: Cuboid(3, stride=0), lambda: Cuboid(3, padding="mirror"),
+    lambda: Cuboid(3, padding=-1), lambda: Cuboid((3, 3), padding=(1, 2, 3)), lambda: Cuboid(3.0),
+    lambda: Cuboid((3, 3), padding=((1, 2),)), lambda: Cuboid(3, padding="reflect", padding_mode="zeros"),
+    lambda: Shifts([]), lambda: Shifts(2), lambda: Shifts([(1, 2), (1,)]), lambda: Shifts([1], "same"), lambda: Pool(0),
+    lambda: Pool(2, (1, 2)), lambda: Identity(0), lambda: Walks([]), lambda: Walks("played"),
+    lambda: Walks(["played..genre"]), lambda: Walks([()])])
+def test_options_that_cannot_be(wrong):
+    with pytest.raises(ConfigError):
+        wrong()
 
 
 @pytest.mark.parametrize("mechanism", [

@@ -1,19 +1,12 @@
 """Several structures in one call: each part of an expression reads the one whose name it has."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest
 import torch
 
-from structconv import mechanisms
-from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv import STRUCTURE, Adjacency, Chebyshev, ConfigError, Cuboid, ShapeError, StructureError, mechanisms
 from structconv.mechanisms import (
-    STRUCTURE,
-    Adjacency,
-    Chebyshev,
-    Cuboid,
     DotProduct,
     GaussianWindow,
     Identity,

@@ -1,39 +1,24 @@
 """Terms of positions and edges against their formulas."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
+from functools import partial
 
 import pytest
 import torch
 
+from structconv import ALiBi, ConfigError, Conv, GATConv, Graph, Grid, RelativeBias, ShapeError, StructureError, Window
 from structconv.bases.positions import bucket, bucket_count
-from structconv.errors import ConfigError, ShapeError, StructureError
-from structconv.mechanisms.edge_network import EdgeNetwork
-from structconv.mechanisms.encodings import LearnedEncoding, SinusoidalEncoding, sinusoidal
-from structconv.mechanisms.positions import (
-    ALiBi,
-    ClippedShifts,
-    EdgeBias,
-    GaussianWindow,
-    PredictedPosition,
-    RelativeBias,
-    RelativeKey,
-)
+from structconv.mechanisms import EdgeNetwork, LearnedEncoding, SinusoidalEncoding, sinusoidal
+from structconv.mechanisms.positions import ClippedShifts, EdgeBias, GaussianWindow, PredictedPosition, RelativeKey
 from structconv.mechanisms.scores import DotProduct, General, heads_of
-from structconv.nn import Conv, GATConv
-from structconv.structures import Graph, Grid, Window
 
 F64 = torch.float64
+close = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
 M, P = 7, 4
 X = torch.randn(2, M, P, dtype=F64, generator=torch.Generator().manual_seed(1))
 I = torch.arange(M)  # noqa: E741 - the index of an entry
 OFFSET = I[:, None] - I
-
-
-def close(actual, expected):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("dot", [DotProduct(), DotProduct(heads=2)])
@@ -50,11 +35,6 @@ def test_relative_key_alone_has_queries_of_its_own():
     close(m.basis(X).dense(F64), torch.einsum("bknd,mnd->bkmn", query, m.table[OFFSET.clamp(-2, 2) + 2]))
     with pytest.raises(ConfigError, match="dim must be given"):
         RelativeKey(2).bound(P)
-
-
-def test_sinusoidal_relative_keys_need_an_even_dimension():
-    with pytest.raises(ConfigError, match="multiple of 2"):
-        RelativeKey(2, heads=1, dim=3, sinusoidal=True).bound(P)
 
 
 @pytest.mark.parametrize("term", [ALiBi(), RelativeBias(2)])
@@ -95,16 +75,23 @@ def test_windows_around_predicted_positions_are_of_the_line_whatever_the_grid():
     close(m.basis(X, Grid((1, M))).dense(F64), m.basis(X).dense(F64))
 
 
-def test_edge_bias():
+@pytest.mark.parametrize("by", [2, torch.nn.Sequential(torch.nn.Linear(2, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))])
+def test_edge_bias(by):
     graph = Graph(torch.tensor([[0, 1, 2], [1, 0, 0]]), num_nodes=M, edge_attr=torch.randn(3, 2, dtype=F64))
-    m = EdgeBias(2, heads=3, bias=True).bound(P).to(F64)
-    expected = torch.zeros(3, M, M, dtype=F64)
-    expected[:, graph.source, graph.target] = m.linear(graph.edge_attr).mT
+    m = EdgeBias(by, heads=3, **({"bias": True} if by == 2 else {})).bound(P).to(F64)
+    expected, module = torch.zeros(3, M, M, dtype=F64), m.linear if by == 2 else m.module
+    expected[:, graph.source, graph.target] = module(graph.edge_attr).mT
     close(m.basis(X, graph).dense(F64), expected)
+    m.basis(X, graph).dense(F64).sum().backward()
+    assert module is not by and all(parameter.grad.abs().sum() > 0 for parameter in m.parameters())
     with pytest.raises(StructureError, match="must be called with a Graph; got NoneType"):
         m.basis(X)
-    with pytest.raises(StructureError, match=r"A=2 channels; got \(3,\)"):
-        m.basis(X, Graph(graph.edge_index, num_nodes=M, edge_attr=torch.zeros(3)))
+    if by == 2:
+        with pytest.raises(StructureError, match=r"A=2 channels; got \(3,\)"):
+            m.basis(X, Graph(graph.edge_index, num_nodes=M, edge_attr=torch.zeros(3)))
+    else:
+        with pytest.raises(ShapeError, match=r"of shape \(3, 2\); got \(3, 3\)"):
+            EdgeBias(by, heads=2).bound(P).to(F64).basis(X, graph)
 
 
 @pytest.mark.parametrize("layer", [GATConv(2, 3, edge_dim=1), Conv((DotProduct(dim=2) + EdgeBias(1)).softmax(), 2, 3),
@@ -115,20 +102,6 @@ def test_complex_attributes_of_edges_are_refused(layer, kinds):
     graph = Graph(edges, num_nodes=3, edge_attr=numbers[torch.arange(200) % kinds])
     with pytest.raises(ShapeError, match=r"edge_attr must be real; got torch\.complex64\. Pass both parts as channels"):
         layer(torch.randn(3, 2), structure=graph)
-
-
-def test_edge_bias_by_any_module():
-    graph = Graph(torch.tensor([[0, 1, 2], [1, 0, 0]]), num_nodes=M, edge_attr=torch.randn(3, 2, dtype=F64))
-    net = torch.nn.Sequential(torch.nn.Linear(2, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
-    m = EdgeBias(net, heads=3).bound(P).to(F64)
-    assert m.module is not net
-    expected = torch.zeros(3, M, M, dtype=F64)
-    expected[:, graph.source, graph.target] = m.module(graph.edge_attr).mT
-    close(m.basis(X, graph).dense(F64), expected)
-    m.basis(X, graph).dense(F64).sum().backward()
-    assert all(parameter.grad.abs().sum() > 0 for parameter in m.parameters())
-    with pytest.raises(ShapeError, match=r"of shape \(3, 2\); got \(3, 3\)"):
-        EdgeBias(net, heads=2).bound(P).to(F64).basis(X, graph)
 
 
 def test_attributes_of_a_batch_on_one_graph_give_what_each_sample_gives_alone():
@@ -215,6 +188,7 @@ def test_learned_encodings_are_exported_for_all_lengths_and_recorded_in_torch_fx
     (lambda: GaussianWindow(0.0), "deviation must be positive; got 0.0"),
     (lambda: ALiBi(heads=0), "ALiBi: heads must be a positive integer"),
     (lambda: EdgeBias(0), "attributes must be a positive integer"),
+    (lambda: RelativeKey(2, heads=1, dim=3, sinusoidal=True).bound(P), "multiple of 2"),
     (lambda: ClippedShifts(-1), "clip must be an integer >= 0")])
 def test_mistakes_are_named(wrong, message):
     with pytest.raises(ConfigError, match=message):

@@ -1,15 +1,12 @@
 """`Rotary`: both layouts, places, and the scaling of checkpoints, against the formulas written out number by number."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
 
-from structconv.errors import ConfigError
-from structconv.mechanisms import DotProduct, LearnedEncoding, Rotary, SinusoidalEncoding
-from structconv.nn import Conv
+from structconv import ConfigError, Conv, DotProduct, Rotary
+from structconv.mechanisms import LearnedEncoding, SinusoidalEncoding
 
 LLAMA = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
          "original_max_position_embeddings": 64}
@@ -56,19 +53,14 @@ def test_pairs_are_turned_by_the_rates_of_the_papers(layout, scaling):
             torch.testing.assert_close(y[:, m, second], gain * (t[:, m, first] * sin + t[:, m, second] * cos))
 
 
-def test_only_the_first_channels_are_turned_where_it_is_asked_for():
+def test_the_first_channels_only_and_positions_of_each_sample():
     t = torch.randn(5, 8)
     y = Rotary(channels=4)(t)
     torch.testing.assert_close(y[:, :4], Rotary()(t[:, :4]))
     assert torch.equal(y[:, 4:], t[:, 4:])
-
-
-def test_positions_of_a_batch_are_those_of_each_sample():
-    rotary, t = Rotary(), torch.randn(2, 3, 4, 8)
-    places = torch.tensor([[0, 1, 2, 3], [5, 6, 7, 9]])
-    y = rotary(t, places)
-    for sample in range(2):
-        torch.testing.assert_close(y[sample], rotary(t[sample], places[sample]))
+    t, places = torch.randn(2, 3, 4, 8), torch.tensor([[0, 1, 2, 3], [5, 6, 7, 9]])
+    expected = [Rotary()(own, at) for own, at in zip(t, places, strict=True)]
+    torch.testing.assert_close(Rotary()(t, places), torch.stack(expected))
 
 
 @pytest.mark.parametrize("options", [

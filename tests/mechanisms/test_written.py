@@ -1,7 +1,5 @@
 """The text of a mechanism or a weight is the Python that makes it, with each option that differs from its default."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 

@@ -5,8 +5,6 @@
 What a kernel reads or writes beside a tensor ends the process. Within it, `poison` says what new memory is full of.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

@@ -7,8 +7,6 @@ found, whichever test it is in. Without arguments, all operators are called wron
 52,000 times without the checkers, between guarded pages.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

@@ -5,13 +5,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from structconv.errors import ConfigError
+from structconv import Causal, ConfigError, DotProduct, MultiheadAttention, Padding, Window
 from structconv.kernels.attention_step import AttentionStep
-from structconv.mechanisms import DotProduct
-from structconv.nn import MultiheadAttention
 from structconv.planning.kernel import register
 from structconv.primitives.native.loader import core
-from structconv.structures import Causal, Padding, Window
 from tests.support.registered import own_register
 
 pytestmark = pytest.mark.skipif(core() is None, reason="needs the native kernels")
@@ -60,13 +57,14 @@ def test_the_steps_behind_the_first_are_bound(monkeypatch):
     assert not runs
 
 
-@pytest.mark.parametrize("name", ["layer", "weight", "mechanism", "scores", "query", "key", "all modules"])
+@pytest.mark.parametrize("name", [
+    "layer", "weight", "mechanism", "scores", "query", "key", "value", "output", "all modules"])
 def test_a_hook_that_came_later_is_heeded(name):
     steps, seen = Steps(), []
     layer, dot = steps.layer, dot_of(steps.layer)
     register = {"all modules": nn.modules.module.register_module_forward_hook}.get(name) or {
         "layer": layer, "weight": layer.weight, "mechanism": layer.mechanism, "scores": dot, "query": dot.query,
-        "key": dot.key}[name].register_forward_hook
+        "key": dot.key, "value": layer.weight.value, "output": layer.weight.output}[name].register_forward_hook
     handle = register(lambda *given: seen.append(name) and None)
     try:
         steps.check()
@@ -75,7 +73,7 @@ def test_a_hook_that_came_later_is_heeded(name):
     assert seen
 
 
-def test_a_forward_of_a_derived_class_is_run():
+def test_a_forward_of_a_derived_class_or_of_the_object_is_run():
     class Doubled(MultiheadAttention):
         def forward(self, *args, **options):
             return 2 * super().forward(*args, **options)
@@ -83,17 +81,16 @@ def test_a_forward_of_a_derived_class_is_run():
     steps = Steps(Doubled(8, 2).eval())
     assert steps.bound is None
     steps.check()
-
-
-def test_a_forward_of_the_object_is_run():
     steps = Steps()
     before = steps.layer.forward
     steps.layer.forward = lambda *args, **options: 3 * before(*args, **options)
     steps.check()
 
 
-def test_changed_parameters_are_refused():
+def test_changed_parameters_and_autocast_are_refused():
     steps = Steps()
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ConfigError, match="autocast"):
+        steps.step()
     dot_of(steps.layer).query.weight.mul_(2)
     with pytest.raises(ConfigError, match="parameters"):
         steps.step()
@@ -195,12 +192,6 @@ def test_modes_see_what_is_computed():
         actual = steps.step()
     assert seen.count > 6
     torch.testing.assert_close(actual, steps.expected(), rtol=1e-4, atol=1e-5)
-
-
-def test_autocast_is_refused_as_before():
-    steps = Steps()
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ConfigError, match="autocast"):
-        steps.step()
 
 
 def test_a_kernel_registered_since_is_weighed():

@@ -1,28 +1,11 @@
 """`compose`: two layers, or two pairs, become one that computes the same."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from structconv.bases import Dense
+from structconv import Cuboid, Dense, DotProduct, Identity, Incidence, Mechanism, Pool, RelativeBias, Shifts, Uniform
 from structconv.errors import ConfigError, ShapeError
-from structconv.mechanisms import (
-    Adjacency,
-    ALiBi,
-    ClippedShifts,
-    Cuboid,
-    DotProduct,
-    GaussianWindow,
-    Identity,
-    Incidence,
-    Mechanism,
-    Pool,
-    PredictedPosition,
-    RelativeBias,
-    Shifts,
-    Uniform,
-)
+from structconv.mechanisms import Adjacency, ALiBi, ClippedShifts, GaussianWindow, PredictedPosition
 from structconv.nn import Conv, Conv2d, OnGrid, compose
 from structconv.structures import Graph, Grid, Window
 from structconv.weights import Depthwise, Eye, HeadBlocks, Separable
@@ -74,22 +57,19 @@ def test_a_bias_passes_through_what_keeps_a_constant():
 
 
 def test_an_identity_adds_no_matrix():
-    one = assert_one(layer(Adjacency(), 2, 3), layer(Identity(), 3, 4), GRAPH, 4)
-    assert one.mechanism.size == 1 and isinstance(one.mechanism, Adjacency)
-    one = assert_one(layer(Identity(), 2, 3, bias=False), layer(Adjacency(), 3, 4), GRAPH, 4)
-    assert isinstance(one.mechanism, Adjacency)
+    for first, second in ((layer(Adjacency(), 2, 3), layer(Identity(), 3, 4)),
+                          (layer(Identity(), 2, 3, bias=False), layer(Adjacency(), 3, 4))):
+        one = assert_one(first, second, GRAPH, 4)
+        assert one.mechanism.size == 1 and isinstance(one.mechanism, Adjacency)
 
 
-def test_graph_layers():
+def test_graph_layers_and_factored_weights_multiply_out():
     one = assert_one(layer(Adjacency() | Identity(), 2, 3, bias=False), layer(Adjacency("row") | Identity(), 3, 2),
                      GRAPH, 4)
     assert one.mechanism.size == 4
     one = assert_one(layer(Incidence("sender") | Incidence("receiver"), 2, 3, bias=False),
                      layer(Incidence("receiver").transpose(), 3, 3, bias=False, weight=Eye()), GRAPH, 4)
     assert one.bias is None
-
-
-def test_factored_weights_multiply_out():
     window = Cuboid((3,), padding="valid")
     for weight, q in ((Separable(2), 4), (Depthwise(2), 6), (HeadBlocks(), 6)):
         assert_one(layer(window, 3, q, weight=weight), layer(window, q, 2), None, 9)

@@ -1,21 +1,16 @@
 """The layer: the formula, weights for the parts, masks, returned weights, initial variance, copies, errors."""
 
-from __future__ import annotations
-
 import copy
+from functools import partial
 
 import pytest
 import torch
 from torch.export import Dim
 
 import structconv
+from structconv import STRUCTURE, Additive, Adjacency, ALiBi, ConfigError, ShapeError, StructureError
 from structconv import nn as layers
-from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms import (
-    STRUCTURE,
-    Additive,
-    Adjacency,
-    ALiBi,
     BiAffine,
     Chebyshev,
     Context,
@@ -33,29 +28,16 @@ from structconv.mechanisms import (
     RelativeKey,
     Shifts,
 )
-from structconv.nn import Conv, Conv2d, GATConv, GCNConv, MultiheadAttention, NonLocalBlock
-from structconv.nn.images import to_entries
+from structconv.nn import Conv, Conv2d, GATConv, GCNConv, MultiheadAttention, NonLocalBlock, to_entries
 from structconv.structures import Causal, DenseMask, Graph, Grid, Padding, Window
-from structconv.weights import (
-    Depthwise,
-    DepthwiseSeparable,
-    Eye,
-    Full,
-    Grouped,
-    HeadBlocks,
-    LowRank,
-    Separable,
-)
+from structconv.weights import Depthwise, DepthwiseSeparable, Eye, Full, Grouped, HeadBlocks, LowRank, Separable
 from tests.support.layers import drawn
 
 F64 = torch.float64
+close = partial(torch.testing.assert_close, rtol=0, atol=1e-10)
 M, P, Q = 6, 4, 8
 GRAPH = Graph(torch.tensor([[0, 1, 1, 2, 3, 3, 4, 0], [1, 0, 2, 1, 2, 0, 0, 3]]), num_nodes=M)
 ATTENTION = DotProduct(heads=2, dim=3).scaled().softmax()
-
-
-def close(a: torch.Tensor, b: torch.Tensor) -> None:
-    torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
 
 
 def test_a_weight_for_each_part():
@@ -359,7 +341,6 @@ def test_dot_products_of_projections():
 
 
 def test_an_image_lies_on_the_grid_that_is_given_or_on_none_but_its_own():
-    torch.manual_seed(0)
     layer, image = layers.Conv(Shifts([1]), 3, 2), torch.randn(2, 3, 6)
     ring = Grid(6, periodic=True)
     torch.testing.assert_close(layer(image, axes=1, structure=ring), layer(image.mT, structure=ring).mT)

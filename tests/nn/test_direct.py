@@ -9,10 +9,8 @@ from torch import nn
 from torch.nn.utils import parametrize, prune
 
 import structconv as sc
-from structconv import Causal, Conv, Conv1d, Conv2d, DotProduct, GATConv, GATv2Conv, GCNConv, Graph
-from structconv.mechanisms import Identity
-from structconv.mechanisms.masks import STRUCTURE
-from structconv.nn import MultiheadAttention
+from structconv import Causal, Conv, Conv1d, Conv2d, DotProduct, GATConv, GATv2Conv, GCNConv, Graph, MultiheadAttention
+from structconv.mechanisms import STRUCTURE, Identity
 from structconv.weights import Full, HeadBlocks, LowRank
 
 EDGES = torch.tensor([[0, 1, 2, 3, 4, 0, 2], [1, 2, 3, 4, 0, 2, 2]])
@@ -159,8 +157,7 @@ def test_dropout_draws_as_a_plan_does(name):
         torch.manual_seed(5)
         results.append(numbers(dropped, x, others))
     scale = max(float(other.abs().max()) for other in results[1])  # a key's bias has no gradient but rounding
-    for own, other in zip(*results, strict=True):
-        torch.testing.assert_close(own, other, rtol=1.3e-6, atol=1e-6 * scale)
+    torch.testing.assert_close(*results, rtol=1.3e-6, atol=1e-6 * scale)
     assert not torch.allclose(results[0][0], layer(x, *others))
 
 
@@ -186,8 +183,7 @@ def test_a_result_may_be_changed_in_place_and_differentiated_twice(name, limit):
     y = layer(x, *others).relu_()
     for _ in range(2):
         actual = torch.autograd.grad(y.square().sum(), [x, *layer.parameters()], retain_graph=True)
-        for own, other in zip(actual, expected, strict=True):
-            torch.testing.assert_close(own, other)
+        torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize(("build", "shape"), [

@@ -1,7 +1,5 @@
 """Image layers: torch's convolutions and pooling, values and gradients."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
@@ -9,38 +7,25 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
+from structconv import ConfigError, Conv, Conv1d, Conv2d, Conv3d, Grid, ShapeError, StructureError, batch
 from structconv import nn as layers
-from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms import Cuboid, Pool, Shifts
-from structconv.nn import (
-    AvgPool1d,
-    AvgPool2d,
-    AvgPool3d,
-    Conv,
-    Conv1d,
-    Conv2d,
-    Conv3d,
-    SeparableConv2d,
-    to_entries,
-    to_image,
-)
-from structconv.structures import Grid, batch
+from structconv.nn import AvgPool1d, AvgPool2d, AvgPool3d, SeparableConv2d, to_entries, to_image
 
 F64 = torch.float64
 PAIRS = {1: (Conv1d, nn.Conv1d), 2: (Conv2d, nn.Conv2d), 3: (Conv3d, nn.Conv3d)}
 
 
-def assert_same(ours: nn.Module, theirs: nn.Module, shape: tuple[int, ...]) -> None:
-    """Values and gradients of the input, the kernel and the bias."""
+def assert_same(ours: nn.Module, theirs: nn.Module, shape: tuple[int, ...], *pairs: tuple) -> None:
+    """Values and gradients of the input, and of pairs of parameters, ours laid out as theirs."""
     x = torch.randn(shape, dtype=F64, requires_grad=True)
-    x_ = x.detach().clone().requires_grad_()
-    y, y_ = ours(x), theirs(x_)
+    y, y_ = ours(x), theirs(x)
     torch.testing.assert_close(y, y_, rtol=0, atol=1e-10)
     g = torch.randn_like(y)
-    grads = torch.autograd.grad(y, [x, ours.weight, *([] if ours.bias is None else [ours.bias])], g)
-    grads_ = torch.autograd.grad(y_, [x_, *(p for p in (theirs.weight, theirs.bias) if p is not None)], g)
-    for a, b in zip(grads, grads_, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+    grads = torch.autograd.grad(y, [x, *(pair[0] for pair in pairs)], g)
+    grads_ = torch.autograd.grad(y_, [x, *(pair[1] for pair in pairs)], g)
+    turned = [grad if len(pair) == 2 else pair[2](grad) for grad, pair in zip(grads_[1:], pairs, strict=True)]
+    torch.testing.assert_close([*grads], [grads_[0], *turned], rtol=0, atol=1e-10)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -65,7 +50,8 @@ def test_convolutions_equal_torchs(axes, options):
     theirs = theirs_type(4, 8, **options).to(F64)
     ours = ours_type.from_torch(theirs)
     torch.testing.assert_close(ours.weight, theirs.weight, rtol=0, atol=0)
-    assert_same(ours, theirs, (2, 4, *(7, 6, 5)[:axes]))
+    bias = [] if ours.bias is None else [(ours.bias, theirs.bias)]
+    assert_same(ours, theirs, (2, 4, *(7, 6, 5)[:axes]), (ours.weight, theirs.weight), *bias)
 
 
 @pytest.mark.parametrize("options", [{"padding": 1}, {"stride": 2, "dilation": 2}, {"padding": "same"}])
@@ -73,16 +59,10 @@ def test_depthwise_separable_is_torchs_pair(options):
     depthwise = nn.Conv2d(4, 4, 3, groups=4, bias=False, **options).to(F64)
     pointwise = nn.Conv2d(4, 6, 1).to(F64)
     ours = SeparableConv2d.from_torch(depthwise, pointwise)
-    x = torch.randn(2, 4, 9, 8, dtype=F64, requires_grad=True)
-    y, y_ = ours(x), pointwise(depthwise(x))
-    torch.testing.assert_close(y, y_, rtol=0, atol=1e-10)
-    g = torch.randn_like(y)
     weight = ours.conv.weight
-    grads = torch.autograd.grad(y, [x, weight.depthwise, weight.pointwise, ours.conv.bias], g)
-    grads_ = torch.autograd.grad(y_, [x, depthwise.weight, pointwise.weight, pointwise.bias], g)
-    expected = [grads_[0], grads_[1].flatten(1).mT, grads_[2].flatten(1).mT, grads_[3]]
-    for a, b in zip(grads, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+    assert_same(ours, nn.Sequential(depthwise, pointwise), (2, 4, 9, 8), (ours.conv.bias, pointwise.bias),
+                *[(own, part.weight, lambda g: g.flatten(1).mT) for own, part in (
+                    (weight.depthwise, depthwise), (weight.pointwise, pointwise))])
     assert sum(p.numel() for p in weight.parameters()) == 4 * (9 + 6)
 
 
@@ -96,11 +76,7 @@ def test_depthwise_separable_is_torchs_pair(options):
     (AvgPool3d(2, (1, 2, 1)), nn.AvgPool3d(2, (1, 2, 1)), (1, 2, 4, 5, 3)),
 ])
 def test_average_pooling_equals_torchs(ours, theirs, shape):
-    x = torch.randn(shape, dtype=F64, requires_grad=True)
-    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-10)
-    g = torch.randn_like(ours(x))
-    torch.testing.assert_close(torch.autograd.grad(ours(x), x, g), torch.autograd.grad(theirs(x), x, g),
-                               rtol=0, atol=1e-10)
+    assert_same(ours, theirs, shape)
 
 
 def test_entries_and_images_are_inverse():
@@ -135,6 +111,12 @@ def test_the_kernel_is_read_as_it_lies(options):
     (ConfigError, lambda: SeparableConv2d.from_torch(nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 1))),
     (ConfigError, lambda: SeparableConv2d(2, 2, (3, 3, 3))),
     (ConfigError, lambda: AvgPool2d(0)),
+    (ConfigError, lambda: AvgPool1d(3, padding=2)),
+    (ConfigError, lambda: layers.ConvTranspose2d(2, 2, 0)),
+    (ConfigError, lambda: layers.ConvTranspose1d(2, 2, 3, output_padding=1)),
+    (ConfigError, lambda: layers.ConvTranspose1d.from_torch(nn.ConvTranspose2d(2, 2, 3))),
+    (ShapeError, lambda: layers.ConvTranspose1d(2, 2, 3)(torch.ones(1, 3, 5))),
+    ((ConfigError, ShapeError), lambda: layers.ConvTranspose1d(2, 2, 1, padding=2)(torch.ones(2, 3))),
 ])
 def test_errors(error, call):
     with pytest.raises(error, match=r"got .*\."):
@@ -146,23 +128,13 @@ def test_from_torch_keeps_what_is_frozen_and_the_mode(groups):
     theirs = nn.Conv2d(4, 6, 3, groups=groups).eval()
     theirs.weight.requires_grad_(False)
     ours = Conv2d.from_torch(theirs)
-    assert not ours.training
-    assert not ours.weight.requires_grad
-    assert ours.bias.requires_grad
+    assert (ours.training, ours.weight.requires_grad, ours.bias.requires_grad) == (False, False, True)
     theirs.requires_grad_(False)
     assert not any(p.requires_grad for p in Conv2d.from_torch(theirs).parameters())
-
-
-def test_from_torch_keeps_what_is_frozen_of_a_pair():
-    depthwise, pointwise = nn.Conv2d(4, 4, 3, groups=4, bias=False), nn.Conv2d(4, 6, 1).eval()
-    depthwise.requires_grad_(False)
-    ours = SeparableConv2d.from_torch(depthwise, pointwise)
-    assert not ours.training
-    assert not ours.conv.weight.depthwise.requires_grad
-    assert ours.conv.weight.pointwise.requires_grad
-
-
-def test_from_torch_names_the_package_of_another_module():
+    depthwise = nn.Conv2d(4, 4, 3, groups=4, bias=False).requires_grad_(False)
+    ours = SeparableConv2d.from_torch(depthwise, nn.Conv2d(4, 6, 1).eval())
+    weight = ours.conv.weight
+    assert (ours.training, weight.depthwise.requires_grad, weight.pointwise.requires_grad) == (False, False, True)
     with pytest.raises(ConfigError, match=r"torch\.nn\.Conv2d; got structconv's Conv2d"):
         Conv2d.from_torch(Conv2d(4, 6, 3))
 
@@ -178,11 +150,9 @@ def test_a_window_larger_than_the_image_is_refused(layer, sizes):
 
 def test_a_window_larger_than_the_grid_is_refused_in_any_layer():
     for mechanism in (Cuboid(5, padding="none"), Shifts([0, 4], padding="none"), Pool(4)):
-        layer = Conv(mechanism, 2, 2)
-        with pytest.raises(StructureError, match=r"larger than the grid.*Grid\(\(3"):
-            layer(torch.randn(3, 2), structure=Grid(3))
-        with pytest.raises(StructureError, match=r"larger than the grid.*Grid\(\(3"):
-            layer(torch.randn(10, 2), structure=batch([Grid(7), Grid(3)]))
+        for entries, structure in ((3, Grid(3)), (10, batch([Grid(7), Grid(3)]))):
+            with pytest.raises(StructureError, match=r"larger than the grid.*Grid\(\(3"):
+                Conv(mechanism, 2, 2)(torch.randn(entries, 2), structure=structure)
     assert Conv(Cuboid(5), 2, 2)(torch.randn(3, 2), structure=Grid(3)).shape == (3, 2)
 
 
@@ -246,21 +216,8 @@ def test_what_torch_does_to_a_weight(name, groups):
 def test_transposed_convolutions_equal_torchs(axes, options, size):
     theirs = getattr(nn, f"ConvTranspose{axes}d")(4, 6, **options).double()
     ours = getattr(layers, f"ConvTranspose{axes}d").from_torch(theirs)
-    x = torch.randn(2, 4, *size, dtype=F64, requires_grad=True)
-    for image in (x, x[0]):
-        torch.testing.assert_close(ours(image), theirs(image), rtol=0, atol=1e-10)
-    g = torch.randn_like(ours(x))
-    torch.testing.assert_close(torch.autograd.grad(ours(x), x, g), torch.autograd.grad(theirs(x), x, g),
-                               rtol=0, atol=1e-10)
-    assert ours.plan(x.detach()) is ours.plan(x.detach())
+    for shape in ((2, 4, *size), (4, *size)):
+        assert_same(ours, theirs, shape)
+    x = torch.randn(2, 4, *size, dtype=F64)
+    assert ours.plan(x) is ours.plan(x)
     assert len(ours.state_dict()) == len(theirs.state_dict())
-
-
-@pytest.mark.parametrize("call", [
-    lambda: layers.ConvTranspose1d(2, 2, 3, output_padding=1), lambda: layers.ConvTranspose2d(2, 2, 0),
-    lambda: layers.ConvTranspose1d(2, 2, 1, padding=2)(torch.ones(2, 3)), lambda: AvgPool1d(3, padding=2),
-    lambda: layers.ConvTranspose1d.from_torch(nn.ConvTranspose2d(2, 2, 3)),
-    lambda: layers.ConvTranspose1d(2, 2, 3)(torch.ones(1, 3, 5))])
-def test_what_a_transposed_convolution_refuses(call):
-    with pytest.raises((ConfigError, ShapeError), match=r"; got "):
-        call()

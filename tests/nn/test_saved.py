@@ -3,8 +3,6 @@
 The suite of mutations recomputes every layer in float64, which these kernels leave to torch's operators.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
@@ -12,8 +10,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from structconv import nn
-from structconv.structures import Graph, KnowledgeGraph
+from structconv import Graph, KnowledgeGraph, nn
 from tests.support.layers import drawn
 
 NODES, EDGES, C = 300, 20_000, 16  # so many edges that values seen twice are kept in the order of slots

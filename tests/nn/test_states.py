@@ -1,7 +1,5 @@
 """Names of parameters: the same whatever is done to an expression, and the keys of `state_dict`."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from functools import cache
@@ -12,24 +10,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from structconv.errors import ConfigError
-from structconv.mechanisms import (
-    ALiBi,
-    Cuboid,
-    DotProduct,
-    EdgeBias,
-    GaussianWindow,
-    General,
-    Identity,
-    Mechanism,
-    PredictedPosition,
-    RelativeBias,
-    RelativeKey,
-    Shifts,
-)
+from structconv import ALiBi, ConfigError, Cuboid, DotProduct, Full, Identity, LowRank, Mechanism, RelativeBias, Shifts
+from structconv.mechanisms import EdgeBias, GaussianWindow, General, PredictedPosition, RelativeKey
 from structconv.nn import Conv, OnGrid, RelationalConv, compose
 from structconv.structures import Causal, Padding, Window
-from structconv.weights import Full, LowRank
 from tests.support.layers import LAYERS
 
 P, Q, M = 4, 3, 6
@@ -120,25 +104,13 @@ class Own(Mechanism):
         return self.inner.evaluate(inputs) * self.bias
 
 
-class Weight(Own):
-    """Its name in snake case is that of a child of the layer."""
-
-
-class Plan(Own):
-    """Its name in snake case is that of a method of the layer."""
-
-
-class InChannels(Own):
-    """Its name in snake case is that of an option of the layer."""
-
-
 def test_names_of_the_layer_are_its_own():
     for bias in (True, False):
         names = set(Conv(Own(), P, Q, bias=bias).state_dict())
         assert names == {"own.bias", "own.inner.operands.0.query.weight", "own.inner.operands.0.key.weight",
                          "weight.theta", *(["bias"] if bias else [])}
-    for kind, name in ((Weight, "weight_1"), (Plan, "plan_1"), (InChannels, "in_channels_1")):
-        layer = Conv(kind(), P, Q)
+    for child_method_or_option, name in (("Weight", "weight_1"), ("Plan", "plan_1"), ("InChannels", "in_channels_1")):
+        layer = Conv(type(child_method_or_option, (Own,), {})(), P, Q)
         assert f"{name}.bias" in layer.state_dict() and layer.mechanism is getattr(layer, name)
 
 

@@ -1,15 +1,11 @@
 """Arguments that have changed places are errors that say so."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
+from structconv import ConfigError, Conv, Graph, Grid, ShapeError, StructureError
 from structconv import nn as layers
-from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms import STRUCTURE, Adjacency, Context, Cuboid, DotProduct, Identity, Pool
-from structconv.nn import Conv
-from structconv.structures import Graph, Grid
 from tests.support.layers import LAYERS
 
 X, Z = torch.randn(6, 4), torch.randn(5, 4)

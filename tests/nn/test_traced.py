@@ -1,17 +1,13 @@
 """torch.fx takes a layer as one module, as it takes torch's own; type checkers know the names."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from structconv import ConfigError, Conv, DotProduct, MultiheadAttention, RelativeBias, Shifts
 from structconv import nn as layers
 from structconv.bases import TopK
-from structconv.errors import ConfigError
-from structconv.mechanisms import DotProduct, RelativeBias, Shifts
-from structconv.nn import Conv, MultiheadAttention
 from structconv.structures import Causal, Window
 from tests.support.layers import LAYERS
 
@@ -89,11 +85,6 @@ def test_a_graph_is_an_argument(name):
     use = LAYERS[name]()
     model = OnGraph(use.layer)
     torch.testing.assert_close(fx.symbolic_trace(model)(*use.args), model(*use.args))
-
-
-def test_a_layer_alone_is_refused():
-    with pytest.raises(ConfigError, match=r"Trace torch.nn.Sequential"):
-        fx.symbolic_trace(layers.Conv2d(2, 3, 3))
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit.trace:DeprecationWarning")

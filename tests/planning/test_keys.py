@@ -10,20 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from structconv import conv, ops
-from structconv.bases import Basis, Bilinear, Dense
-from structconv.bases.base import value
-from structconv.mechanisms import (
-    Additive,
-    BiAffine,
-    DotProduct,
-    EmbeddedGaussian,
-    Identity,
-    Mechanism,
-    RelativeBias,
-    Uniform,
-)
-from structconv.nn import Conv
+from structconv import Additive, BiAffine, Conv, DotProduct, Identity, Mechanism, RelativeBias, Uniform, conv, ops
+from structconv.bases import Basis, Bilinear, Dense, value
+from structconv.mechanisms import EmbeddedGaussian
 from structconv.planning import plan
 from structconv.structures import Causal, Grid, Padding, Window
 
@@ -168,9 +157,7 @@ class Wrapper(Mechanism):
         super().__init__()
         self.inner = inner
 
-    @property
-    def size(self):
-        return self.inner.size
+    size = property(lambda self: self.inner.size)
 
     def forward(self, inputs):
         return self.inner(inputs)

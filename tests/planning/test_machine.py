@@ -1,7 +1,5 @@
 """What the machine can do: stored, read back, never measured unasked."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

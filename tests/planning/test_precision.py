@@ -1,18 +1,14 @@
 """Autocast: one dtype for kernels, torch's for results, float32 for what is summed and normalized."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
 
-from structconv import ops
+from structconv import Graph, ShapeError, Window, ops
 from structconv.bases import Identity as IdentityBasis
-from structconv.errors import ShapeError
 from structconv.mechanisms import Adjacency, Cuboid, DotProduct, GaussianWindow, Identity
 from structconv.nn import AvgPool2d, Conv, Conv2d, GCNConv, MultiheadAttention
 from structconv.planning.precision import autocast_dtype, cast
-from structconv.structures import Graph, Window
 from structconv.structures.values import tensors_in
 from tests.support.drawn import drawn
 

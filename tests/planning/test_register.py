@@ -1,16 +1,12 @@
 """The register of kernels: precedence by name, checked for circles and for names that there are not."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from structconv import ops
+from structconv import ConfigError, Eye, Full, ops
 from structconv.bases.dense import Identity
-from structconv.errors import ConfigError
 from structconv.planning import Cost, Kernel, register, registered
 from structconv.planning.kernel import ordered
-from structconv.weights import Eye, Full
 from tests.support.registered import own_register
 
 

@@ -1,14 +1,10 @@
 """A plan's table in a notebook."""
 
-from __future__ import annotations
-
 import re
 
 import torch
 
-from structconv.mechanisms import DotProduct, Shifts
-from structconv.nn import Conv
-from structconv.structures import Grid
+from structconv import Conv, DotProduct, Grid, Shifts
 
 
 def test_a_notebook_shows_the_table_that_is_printed():

@@ -1,7 +1,5 @@
 """Autotuning: survivors are timed once per class of shapes, remembered on disk, and never while anything is traced."""
 
-from __future__ import annotations
-
 import json
 import re
 import warnings
@@ -10,15 +8,11 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from structconv import conv
-from structconv.bases.dense import Dense
+from structconv import Conv, Dense, Full, Identity, conv
+from structconv import plan as plan_of
 from structconv.bases.scores import Bilinear
-from structconv.mechanisms import Identity
-from structconv.nn import Conv
-from structconv.ops import plan as plan_of
 from structconv.planning import autotune, registered, tuning
 from structconv.planning import plan as plans
-from structconv.weights import Full
 from tests.kernels.applied import LargestTensor
 from tests.support.drawn import drawn
 from tests.support.layers import planned

@@ -1,7 +1,5 @@
 """A warm call runs few functions of the library: a cost that no load of the machine changes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -3,8 +3,6 @@
 Prints a line a kernel; ends with an exception where one does not compile to machine code.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

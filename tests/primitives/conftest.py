@@ -1,7 +1,5 @@
 """What tests of native kernels share."""
 
-from __future__ import annotations
-
 import pytest
 
 from structconv.primitives.native import core, dispatch

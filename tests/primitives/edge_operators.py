@@ -1,7 +1,5 @@
 """Lists of edges, and the operators along them, each with what it means: sums over the edges in plain torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from structconv import Full, Graph, conv
 from structconv.bases.typed import Typed
-from structconv.ops import conv
 from structconv.primitives.csr import sddmm, spmm
 from structconv.primitives.hashing import hash_uniform
 from structconv.primitives.layout import compress
@@ -21,8 +19,6 @@ from structconv.primitives.native.bilinear import bilinear_attention, bilinear_w
 from structconv.primitives.native.conditioned import conditioned_product
 from structconv.primitives.native.product import spmm_add
 from structconv.primitives.native.recurrence import polynomial_analysis, polynomial_synthesis
-from structconv.structures import Graph
-from structconv.weights import Full
 
 #: Heads, channels and the depth of a score: every width of a kernel's blocks of heads and channels, and their rests.
 SHAPES = [(4, 32, 20), (3, 20, 12), (17, 7, 3), (1, 300, 16), (2, 64, 64), (8, 16, 8), (5, 1, 1), (1, 40, 300)]

@@ -4,8 +4,6 @@ copies of the arguments give. Run in a process of its own, since what it looks f
     python -m tests.primitives.raw_processes FOLDER ROUNDS
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import os

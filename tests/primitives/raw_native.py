@@ -6,8 +6,6 @@ unwritten has another answer the second time, when new memory is full of somethi
     python -m [tests.native.guarded] tests.primitives.raw_processes FOLDER ROUNDS
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import random

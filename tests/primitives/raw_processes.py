@@ -5,9 +5,6 @@
 FOLDER/CASE.out and CASE.err hold what a copy writes; a line with the case and the exit status of each is printed.
 """
 
-from __future__ import annotations
-
-import ctypes
 import os
 import sys
 import traceback
@@ -16,28 +13,14 @@ from pathlib import Path
 import torch
 import torch._dynamo  # which the first gradient of an operator imports
 
-from tests.native import guarded
 from tests.primitives import raw_calls, raw_native
 
 ROUNDS = int(sys.argv[2])
 
 
-def beside_a_tensor() -> None:
-    """A process of its own for each place; prints how it ended."""
-    guarded.enable()
-    tensors = [torch.zeros(5) for _ in range(2)]  # one begins after a page, the other ends before one
-    for beside in (0, -4, 20):
-        child = os.fork()
-        if not child:
-            for t in tensors:
-                ctypes.c_float.from_address(t.data_ptr() + beside).value  # noqa: B018
-            os._exit(0)
-        print(os.waitpid(child, 0)[1])
-
-
 CASES = {"without_kernels": lambda: raw_calls.run("0", 2, ROUNDS),
          "with_kernels": lambda: raw_calls.run("1", 0, ROUNDS),
-         "native": lambda: raw_native.run(0, 4 * ROUNDS), "beside": beside_a_tensor}
+         "native": lambda: raw_native.run(0, 4 * ROUNDS)}
 
 
 def main() -> None:

@@ -1,7 +1,5 @@
 """Blocks with recomputation: the numbers of the plain loop, the memory of one block."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck

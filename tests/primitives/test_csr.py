@@ -1,7 +1,5 @@
 """Sparse products against a loop over the edges, their derivatives, memory, and what a compiler makes of them."""
 
-from __future__ import annotations
-
 import warnings
 from contextlib import nullcontext
 
@@ -15,6 +13,7 @@ from structconv.primitives import csr
 from structconv.primitives.csr import sddmm, spmm
 from structconv.primitives.layout import compress
 from tests.support.drawn import EVERY
+from tests.support.threads import on_threads
 
 F64 = torch.float64
 
@@ -59,23 +58,16 @@ def operands(values_lead, x_shape, e, dtype=F64):
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize(("values_lead", "x_shape"), CASES)
 def test_spmm_equals_a_loop_over_edges(values_lead, x_shape, index_dtype):
-    edges = Edges(7, 5, 30, index_dtype)
-    values, x = operands(values_lead, x_shape, 30)
-    expected = reference(edges, values, x)
-    got = spmm(*edges.layouts, values, x)
-    assert got.shape == expected.shape
-    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+    edges, (values, x) = Edges(7, 5, 30, index_dtype), operands(values_lead, x_shape, 30)
+    torch.testing.assert_close(spmm(*edges.layouts, values, x), reference(edges, values, x), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("values_lead", "x_shape"), [
     (v, x) for v, x in CASES if len(x) > 2 or (v is not None and len(v) > 0)])
 def test_sum_heads_equals_sum_of_products(values_lead, x_shape):
-    edges = Edges(7, 5, 30)
-    values, x = operands(values_lead, x_shape, 30)
-    expected = spmm(*edges.layouts, values, x).sum(-3)
-    got = spmm(*edges.layouts, values, x, sum_heads=True)
-    assert got.shape == expected.shape
-    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+    edges, (values, x) = Edges(7, 5, 30), operands(values_lead, x_shape, 30)
+    torch.testing.assert_close(spmm(*edges.layouts, values, x, sum_heads=True),
+                               spmm(*edges.layouts, values, x).sum(-3), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
@@ -127,15 +119,8 @@ def test_many_samples_of_a_small_graph_are_shared_among_threads(channels):
     edges = Edges(7, 5, 20)
     values, x = operands((3000, 1), (3000, 2, 7, channels), 20, torch.float32)
     q = torch.randn(3000, 2, 5, channels)
-    threads, actual = torch.get_num_threads(), []
-    try:
-        for number in (1, 2, 3):
-            torch.set_num_threads(number)
-            actual.append((spmm(*edges.layouts, values, x), sddmm(*edges.layouts, q, x)))
-    finally:
-        torch.set_num_threads(threads)
-    y, s = actual[0]
-    assert all(torch.equal(y, other) and torch.equal(s, more) for other, more in actual[1:])
+    (y, s), *others = on_threads(lambda: (spmm(*edges.layouts, values, x), sddmm(*edges.layouts, q, x)))
+    assert all(torch.equal(y, other) and torch.equal(s, more) for other, more in others)
     for i in (0, 1499, 2999):
         assert torch.equal(y[i, 1], spmm(*edges.layouts, values[i, 0], x[i, 1]))
         assert torch.equal(s[i, 1], sddmm(*edges.layouts, q[i, 1], x[i, 1]))
@@ -165,9 +150,7 @@ def test_sddmm_equals_gathered_dots(q_lead, k_lead):
     edges = Edges(7, 5, 30)
     q, k = torch.randn(*q_lead, 5, 4, dtype=F64), torch.randn(*k_lead, 7, 4, dtype=F64)
     expected = (q[..., edges.target, :] * k[..., edges.source, :]).sum(-1)
-    got = sddmm(*edges.layouts, q, k)
-    assert got.shape == expected.shape
-    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(sddmm(*edges.layouts, q, k), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_two_ways_of_sampled_dots_agree(monkeypatch):
@@ -177,32 +160,13 @@ def test_two_ways_of_sampled_dots_agree(monkeypatch):
     torch.testing.assert_close(csr._gathered_dots(edges.layouts[0], q, k), csr._pattern_dots(edges.layouts[0], q, k))
 
 
-def test_no_channels():
-    edges = Edges(7, 5, 30)
-    assert spmm(*edges.layouts, torch.ones(30), torch.ones(7, 0)).shape == (5, 0)
-    assert not sddmm(*edges.layouts, torch.ones(5, 0), torch.ones(7, 0)).any()
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_types_are_computed_in_float32(dtype):
-    edges = Edges(50, 20, 3000)
-    values, x = torch.randn(3, 3000).to(dtype), torch.randn(3, 50, 8).to(dtype)
-    expected = reference(edges, values.double(), x.double())
-    got = spmm(*edges.layouts, values, x)
-    assert got.dtype == dtype
-    eps = torch.finfo(dtype).eps
-    torch.testing.assert_close(got.double(), expected, rtol=eps, atol=1e-3)
-    summed = spmm(*edges.layouts, values, x, sum_heads=True)
-    torch.testing.assert_close(summed.double(), expected.sum(0), rtol=eps, atol=1e-3)
-    q, k = torch.randn(20, 64).to(dtype), torch.randn(50, 64).to(dtype)
-    dots = (q.double()[edges.target] * k.double()[edges.source]).sum(-1)
-    torch.testing.assert_close(sddmm(*edges.layouts, q, k).double(), dots, rtol=eps, atol=1e-4)
-
-
-def test_mixed_dtypes_promote_as_a_product_does():
-    edges = Edges(7, 5, 30)
-    assert spmm(*edges.layouts, torch.ones(30, dtype=F64), torch.ones(7, 2)).dtype == F64
-    assert sddmm(*edges.layouts, torch.ones(5, 2).bfloat16(), torch.ones(7, 2)).dtype == torch.float32
+def test_no_channels_and_mixed_dtypes():
+    """The latter promote as a product does."""
+    edges = Edges(7, 5, 30).layouts
+    assert spmm(*edges, torch.ones(30), torch.ones(7, 0)).shape == (5, 0)
+    assert not sddmm(*edges, torch.ones(5, 0), torch.ones(7, 0)).any()
+    assert spmm(*edges, torch.ones(30, dtype=F64), torch.ones(7, 2)).dtype == F64
+    assert sddmm(*edges, torch.ones(5, 2).bfloat16(), torch.ones(7, 2)).dtype == torch.float32
 
 
 KERNELS = {"structconv::spmm": csr._spmm_kernel, "structconv::sddmm": csr._sddmm_kernel}

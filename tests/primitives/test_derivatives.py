@@ -3,8 +3,6 @@
 Forward derivatives are held against finite differences, everything of second order against a double backward.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.autograd.forward_ad as forward

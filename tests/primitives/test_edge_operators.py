@@ -1,7 +1,5 @@
 """Every operator along edges, native and not: the laws of a sum over edges, and what is special to some of them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
@@ -16,6 +14,7 @@ from structconv.primitives.native.bilinear import bilinear_attention, bilinear_w
 from structconv.primitives.native.product import spmm_add, write_spmm
 from tests.primitives.edge_operators import OPERATORS, SHAPES, Edges, random_edges
 from tests.support.drawn import EVERY, drawn
+from tests.support.threads import on_threads
 
 F32, F64 = torch.float32, torch.float64
 DROPPED = [name for name, operator in OPERATORS.items() if operator.drops]
@@ -48,6 +47,13 @@ def close(actual, exact, tol, relative=None):
     torch.testing.assert_close(actual.double(), exact, rtol=relative or tol, atol=tol * largest)
 
 
+def check(operator, edges, inputs, tol=2e-5, drop=None, **options):
+    """The operator against its reference in float64, see `compare`."""
+    exact = doubles(inputs)
+    reference = operator.reference(edges, *exact) if drop is None else operator.reference(edges, *exact, drop=drop)
+    compare(operator.call(edges, *inputs, **options), reference, inputs, exact, tol)
+
+
 def compare(got, expected, inputs, exact, tol=2e-5):
     """Values, and gradients in the dtypes of the inputs."""
     close(got, expected, tol)
@@ -60,9 +66,7 @@ def compare(got, expected, inputs, exact, tol=2e-5):
 def test_values_and_gradients_are_those_of_the_sums_over_the_edges(path, name, shape):
     operator = OPERATORS[name]
     edges = operator.edges(*((60, 40) if shape[0] % 2 else (40, 60)), dtype=(torch.int32, torch.int64)[shape[1] % 2])
-    inputs = operator.tensors(edges, *shape, F32)
-    exact = doubles(inputs)
-    compare(operator.call(edges, *inputs), operator.reference(edges, *exact), inputs, exact)
+    check(operator, edges, operator.tensors(edges, *shape, F32))
 
 
 @half
@@ -71,21 +75,17 @@ def test_bfloat16_is_summed_in_float32(path, name):
     dtype = torch.bfloat16 if 16 in operator.bits else F32
     edges = operator.edges()
     inputs = operator.tensors(edges, 3, 20, 12, dtype)
-    exact = doubles(inputs)
-    got = operator.call(edges, *inputs)
-    assert got.dtype == (F32 if name.startswith("weights") else dtype)
-    compare(got, operator.reference(edges, *exact), inputs, exact, 0.03 if dtype is torch.bfloat16 else 2e-5)
+    assert operator.call(edges, *inputs).dtype == (F32 if name.startswith("weights") else dtype)
+    check(operator, edges, inputs, 0.03 if dtype is torch.bfloat16 else 2e-5)
 
 
 @pytest.mark.parametrize("name", drawn(DROPPED, 2))
 def test_dropout_is_that_of_the_hash(path, name):
     operator, seed = OPERATORS[name], torch.tensor(-(2**62) + 12345)
     edges = operator.edges()
-    inputs = operator.tensors(edges, 4, 16, 8, F32)
-    exact = doubles(inputs)
-    for batch_heads in (None, 2):
-        got = operator.call(edges, *inputs, dropout=0.4, seed=seed, batch_heads=batch_heads)
-        compare(got, operator.reference(edges, *exact, drop=(0.4, seed, batch_heads or 4)), inputs, exact)
+    for heads in (None, 2):
+        check(operator, edges, operator.tensors(edges, 4, 16, 8, F32), drop=(0.4, seed, heads or 4), dropout=0.4,
+              seed=seed, batch_heads=heads)
 
 
 @other_half
@@ -117,16 +117,10 @@ def test_a_hub_has_the_same_numbers_on_any_number_of_threads(name):
         pytest.skip("the native core cannot be built here")
     operator = OPERATORS[name]
     edges = hub() if operator.pairs in ("listed", "square") else operator.edges(400, 300)
-    inputs, before, actual = operator.tensors(edges, 2, 16, 8, F32), torch.get_num_threads(), []
+    inputs = operator.tensors(edges, 2, 16, 8, F32)
     if name.startswith("recurrence"):
         inputs = [inputs[0] / 50, inputs[1]]  # of a matrix with a row of 20,000
-    try:
-        for threads in (1, 3):
-            torch.set_num_threads(threads)
-            y = operator.call(edges, *inputs)
-            actual.append((y, *gradients(y, inputs)))
-    finally:
-        torch.set_num_threads(before)
+    actual = on_threads(lambda: ((y := operator.call(edges, *inputs)), *gradients(y, inputs)), (1, 3))
     if name not in ("relational", "conditioned"):  # whose products of rows are torch's
         first, second = (one[:1] if name.startswith("weights") else one for one in actual)  # gradients by torch too
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
@@ -144,9 +138,7 @@ def test_without_edges_there_are_zeros(path, name, m, n):
         pytest.skip("there is an edge")
     n = m if operator.pairs == "square" else n
     edges = Edges(torch.zeros(0), torch.zeros(0), m, n)
-    inputs = operator.tensors(edges, 2, 8, 4, F32)
-    y, exact = operator.call(edges, *inputs), doubles(inputs)
-    compare(y, operator.reference(edges, *exact), inputs, exact)
+    check(operator, edges, operator.tensors(edges, 2, 8, 4, F32))
 
 
 @pytest.mark.parametrize("bad", drawn([torch.nan, torch.inf, -torch.inf], 3))
@@ -252,8 +244,7 @@ def test_large_scores_do_not_overflow(path):
     with torch.no_grad():
         for t in inputs[:2]:
             t *= 1000
-    exact = doubles(inputs)
-    compare(operator.call(edges, *inputs), operator.reference(edges, *exact), inputs, exact, 1e-3)
+    check(operator, edges, inputs, 1e-3)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
@@ -273,9 +264,7 @@ def test_rows_without_edges_do_not_reach_the_vectors(path, bad, name):
 
 def test_results_larger_than_the_caches():
     operator, edges = OPERATORS["projected, bias"], random_edges(70_000, 70_000, 300)
-    inputs = operator.tensors(edges, 2, 32, 4, F32)
-    exact = doubles(inputs)
-    compare(operator.call(edges, *inputs), operator.reference(edges, *exact), inputs, exact, 1e-4)
+    check(operator, edges, operator.tensors(edges, 2, 32, 4, F32), 1e-4)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 15.0, 200.0])
@@ -291,8 +280,7 @@ def test_saturated_and_cancelling_sums(path, name, scale):
         inputs[1] *= scale
         half = len(inputs[0]) // 2
         inputs[0][:half] = 1e-2 * torch.randn(half, 2, 16) - inputs[1][:half]
-    exact = doubles(inputs)
-    compare(operator.call(edges, *inputs), operator.reference(edges, *exact), inputs, exact, 2e-5 + 1e-6 * scale)
+    check(operator, edges, inputs, 2e-5 + 1e-6 * scale)
 
 
 def test_products_of_factors_are_as_good_as_exponentials():

@@ -1,7 +1,5 @@
 """Native operators of rows without channels, whose projections are their biases."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

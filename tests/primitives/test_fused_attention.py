@@ -1,7 +1,5 @@
 """The kernel of attention over all pairs against sums in float64, pair by pair: masks, shared heads, odd sizes, NaN."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any
@@ -17,6 +15,7 @@ from structconv.primitives.fused_attention import all_pairs, exact_attention, ex
 from structconv.primitives.hashing import hash_uniform
 from structconv.primitives.native import core
 from tests.support.drawn import EVERY
+from tests.support.threads import on_threads
 
 needs_kernel = pytest.mark.skipif(core() is None, reason="the native kernels are turned off")
 SIZES = (1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 63, 65, 70, 130)
@@ -155,8 +154,7 @@ def test_large_numbers_in_a_mask_leave_gradients_right(number: float, outputs: i
         y = (all_pairs(*leaves, mask, causal=False, scale=0.5) if not exact else
              exact_weights(*leaves, mask, False, 0.5)[0] if weighted else exact_attention(*leaves, mask, False, 0.5))
         results.append([y, *torch.autograd.grad(y.square().sum(), leaves)])
-    for own, expected in zip(*results, strict=True):
-        torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
 @needs_kernel
@@ -248,14 +246,13 @@ def test_a_result_that_is_changed_in_place_is_made_again_for_the_gradients() -> 
 
 @needs_kernel
 def test_numbers_do_not_depend_on_threads() -> None:
-    tensors, threads = [torch.randn(2, 4, 150, 32, requires_grad=True) for _ in range(3)], torch.get_num_threads()
-    results = []
-    for count in (1, 2):
-        torch.set_num_threads(count)
+    tensors = [torch.randn(2, 4, 150, 32, requires_grad=True) for _ in range(3)]
+
+    def run() -> list[Tensor]:
         y = exact_attention(*tensors, None, True, 0.2)
-        results.append([y, *torch.autograd.grad(y.square().sum(), tensors)])
-    torch.set_num_threads(threads)
-    assert all(map(torch.equal, *results))
+        return [y, *torch.autograd.grad(y.square().sum(), tensors)]
+
+    assert all(map(torch.equal, *on_threads(run, (1, 2))))
 
 
 @needs_kernel

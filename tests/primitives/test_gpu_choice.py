@@ -1,7 +1,5 @@
 """When the GPU kernels cannot be used, torch's operators are, and whoever asks learns why. Needs no Triton."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 
@@ -28,24 +26,21 @@ def product(monkeypatch):
         cached.cache_clear()
 
 
-def test_kernels_that_cannot_be_imported(product, monkeypatch):
-    monkeypatch.setitem(sys.modules, "structconv.primitives.triton.kernels", None)
-    with pytest.warns(UserWarning, match="GPU kernels are not available.*ModuleNotFoundError"):
+class Broken:
+    @staticmethod
+    def probe(device):
+        raise RuntimeError("no C compiler")
+
+
+@pytest.mark.parametrize(("kernels", "reason"), [
+    (None, "GPU kernels are not available.*ModuleNotFoundError"), (Broken, "no C compiler")])
+def test_kernels_that_cannot_be_imported_or_run(product, monkeypatch, kernels, reason):
+    monkeypatch.setitem(sys.modules, "structconv.primitives.triton.kernels", kernels)
+    with pytest.warns(UserWarning, match=reason):
         assert product() == [11.0, 10.0]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert product() == [11.0, 10.0]  # said once
-
-
-def test_kernels_that_cannot_be_run(product, monkeypatch):
-    class Broken:
-        @staticmethod
-        def probe(device):
-            raise RuntimeError("no C compiler")
-
-    monkeypatch.setitem(sys.modules, "structconv.primitives.triton.kernels", Broken)
-    with pytest.warns(UserWarning, match="no C compiler"):
-        assert product() == [11.0, 10.0]
 
 
 def test_kernels_that_are_turned_off(product, monkeypatch):

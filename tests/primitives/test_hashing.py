@@ -1,12 +1,12 @@
-"""Hashed uniforms: they look uniform, look independent, and depend on nothing but the indices."""
-
-from __future__ import annotations
+"""Hashed uniforms: they look uniform and independent, and depend on nothing but the indices; dropout by them."""
 
 import pytest
 import torch
 
 from structconv.errors import ShapeError
 from structconv.primitives.hashing import hash_uniform
+from structconv.primitives.native import core
+from tests.support.threads import on_threads
 
 ROWS, COLS = torch.arange(256).unsqueeze(1), torch.arange(512)
 SEED = torch.tensor(7)
@@ -95,3 +95,27 @@ def test_indices_are_integers():
         hash_uniform(SEED, torch.rand(3))
     with pytest.raises(ShapeError, match="scalar"):
         hash_uniform(torch.tensor([1, 2]), ROWS)
+
+
+P, DROP_SEED = 0.3, 2**40 + 12345
+
+
+@pytest.mark.parametrize("gradient", [False, True], ids=["in place", "with a gradient"])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("heads", "rows", "columns", "first_head", "last_row", "outputs"), [
+    (1, 1, 1, 0, 0, 1), (4, 7, 33, 2, 19, 41), (3, 64, 300, 0, 63, 64), (2, 5, 70, 5, 2**27 + 11, 2**28 + 3)])
+def test_a_block_is_dropped_by_the_hash(heads, rows, columns, first_head, last_row, outputs, threads, gradient):
+    kernels = core()
+    if kernels is None:
+        pytest.skip("the native core cannot be built here")
+    weights, grad = torch.randn(heads, rows, columns), torch.randn(heads, rows, columns)
+    head = torch.arange(first_head, first_head + heads).view(-1, 1, 1)
+    pair = torch.arange(columns) * outputs + (last_row - torch.arange(rows)).unsqueeze(-1)
+    uniform = hash_uniform(torch.tensor(DROP_SEED), head // 2, head % 2, pair)
+    factor = torch.where(uniform >= P, 1 / (1 - P), 0.0)
+    dropped, through = torch.empty_like(weights) if gradient else weights.clone(), grad.clone() if gradient else None
+    on_threads(lambda: kernels.drop_block(weights if gradient else dropped, dropped, through, first_head, last_row,
+                                          outputs, P, DROP_SEED, 2), [threads])
+    torch.testing.assert_close(dropped, weights * factor)
+    if through is not None:
+        torch.testing.assert_close(through, grad * factor)

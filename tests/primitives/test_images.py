@@ -1,20 +1,18 @@
 """Convolutions of images and means over windows by our kernels are those of torch in float64, for all options."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from structconv import nn
+from structconv import StructureError, nn
 from structconv.compat.torch import AvgPool2d, Conv2d, ConvTranspose2d
-from structconv.errors import StructureError
 from structconv.primitives import images
 from structconv.primitives.images import convolve_images, convolve_transposed, window_means
 from structconv.primitives.native.loader import core
-from tests.support.layers import EVERY
+from tests.support.drawn import EVERY
+from tests.support.threads import on_threads
 
 TORCH = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -140,24 +138,15 @@ def test_derivatives_of_gradients(name, monkeypatch):
         leaves = [t.clone().requires_grad_() for t in tensors[:1 if name == "means" else 3]]
         grads = torch.autograd.grad(function(*leaves).tanh().sum(), leaves, create_graph=True)
         results.append(torch.autograd.grad(sum(g.square().sum() for g in grads), leaves))
-    for own, reference in zip(*results, strict=True):
-        torch.testing.assert_close(own, reference, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
 
 
 @needs_kernels
 def test_numbers_do_not_depend_on_threads():
     tensors, options = (torch.randn(9, 8, 30, 30), torch.randn(8, 8, 3, 3), torch.randn(8)), ([1, 1], [1, 1], [1, 1], 1)
-    torch.manual_seed(0)
-    threads, results, grad = torch.get_num_threads(), [], None
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            result, grad = gradients(convolve_images, tensors, options, grad)
-            results.append(result)
-    finally:
-        torch.set_num_threads(threads)
-    for result in results[1:]:
-        assert all(map(torch.equal, result, results[0]))
+    grad = torch.randn(9, 8, 30, 30)
+    first, *others = on_threads(lambda: gradients(convolve_images, tensors, options, grad)[0])
+    assert all(all(map(torch.equal, first, other)) for other in others)
 
 
 @needs_kernels

@@ -1,16 +1,12 @@
 """Edges into layouts: as sorts group them, and no index that is out of range becomes a place in memory."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from structconv import nn
-from structconv.errors import StructureError
+from structconv import Graph, KnowledgeGraph, StructureError, nn
 from structconv.primitives import layout as layouts_file
 from structconv.primitives.layout import check_bounds, compress, layouts
 from structconv.primitives.native import core
-from structconv.structures import Graph, KnowledgeGraph
 from tests.support.drawn import drawn
 
 NODES, C = 12, 8

@@ -1,7 +1,5 @@
 """Memory of large results: which memory a result gets, and that nobody else writes to it while it is used."""
 
-from __future__ import annotations
-
 import copy
 import io
 import subprocess
@@ -104,9 +102,6 @@ def test_no_more_is_kept_than_the_limit():
     keep_memory(0)
     large()
     assert reserved_memory() == 0
-
-
-def test_a_negative_limit_is_refused():
     with pytest.raises(ConfigError, match="at least 0"):
         keep_memory(-1)
 

@@ -1,7 +1,5 @@
 """How far operators along edges are from float64 at entries of many edges."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

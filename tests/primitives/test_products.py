@@ -1,7 +1,5 @@
 """Products of tall matrices with small ones: the numbers of `x @ w + bias`, by whichever library."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -16,6 +14,7 @@ from structconv.primitives import products
 from structconv.primitives.native import core, gemm
 from structconv.primitives.products import LEAST_NUMBERS, linear, outer, product
 from tests.support.drawn import EVERY, drawn
+from tests.support.threads import on_threads
 
 
 @pytest.mark.parametrize(("columns", "shape", "grad"), [
@@ -82,8 +81,7 @@ def test_a_linear_layer_has_the_numbers_of_torchs(activation):
         actual, expected = (torch.autograd.grad(layer(x).square().sum(), [x, *layer.parameters()])
                            for layer in (ours, theirs))
         torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-4)
-        for a, b in zip(actual, expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-2)
+        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-2)
 
 
 def test_the_activation_passes_nan_on_and_its_result_is_held_once():
@@ -155,15 +153,10 @@ def every_branch(request, monkeypatch):
         monkeypatch.setattr(products, "LEAST_BYTES", 0)
     else:
         monkeypatch.setattr(gemm, "kernels", lambda: None)
-    monkeypatch.setattr(products, "LEAST_NARROW", 1024)
-    monkeypatch.setattr(products, "LEAST_ROWS", 16)
-    monkeypatch.setattr(products, "LEAST_NUMBERS", 64)
-    monkeypatch.setattr(products, "LEAST_PRODUCTS", 1024)
-    monkeypatch.setattr(products, "ON_INTEL", False)
-    monkeypatch.setattr(products, "TALL", 90)
-    monkeypatch.setattr(products, "WIDE", 20)
-    if request.param == "fresh results":
-        monkeypatch.setattr(products, "FRESH_BYTES", 0)
+    for name, value in {"LEAST_NARROW": 1024, "LEAST_ROWS": 16, "LEAST_NUMBERS": 64, "LEAST_PRODUCTS": 1024,
+                        "ON_INTEL": False, "TALL": 90, "WIDE": 20,
+                        **({"FRESH_BYTES": 0} if request.param == "fresh results" else {})}.items():
+        monkeypatch.setattr(products, name, value)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -244,26 +237,18 @@ def test_compiled_with_gradients(every_branch, columns):
     for rows in (10, 300):
         x, w = torch.randn(rows, 64, requires_grad=True), torch.randn(64, columns, requires_grad=True)
         actual = torch.autograd.grad(compiled(x, w).square().sum(), (x, w))
-        for a, b in zip(actual, torch.autograd.grad((x @ w).square().sum(), (x, w)), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-2)
+        torch.testing.assert_close(actual, torch.autograd.grad((x @ w).square().sum(), (x, w)), rtol=1e-4, atol=1e-2)
 
 
 @pytest.fixture
 def asked(monkeypatch):
     """Which native kernels ran."""
-    actual, kernels = [], core()
-    if kernels is None:
+    actual = []
+    if core() is None:
         pytest.skip("the native core cannot be built here")
-
-    def counted(name, run):
-        def call(*args):
-            actual.append(name)
-            return run(*args)
-
-        return call
-
     for name in ("project", "outer"):
-        monkeypatch.setattr(gemm, name, counted(name, getattr(gemm, name)))
+        run = getattr(gemm, name)
+        monkeypatch.setattr(gemm, name, lambda *args, name=name, run=run: actual.append(name) or run(*args))
     return actual
 
 
@@ -308,14 +293,8 @@ def test_rows_that_collide_in_the_cache_and_large_w(asked):
 
 def test_results_do_not_depend_on_threads(asked):
     x, w, g = torch.randn(40_000, 70), torch.randn(70, 128), torch.randn(40_000, 90)
-    before, actual = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            actual.append((gemm.project(core(), x, w, None), gemm.outer(core(), x, g)))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(a, b) for other in actual[1:] for a, b in zip(actual[0], other, strict=True))
+    first, *others = on_threads(lambda: (gemm.project(core(), x, w, None), gemm.outer(core(), x, g)))
+    assert all(all(map(torch.equal, first, other)) for other in others)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])

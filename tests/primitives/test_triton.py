@@ -1,7 +1,5 @@
 """The GPU kernels against torch's operators in float64: on a GPU where there is one, else in Triton's interpreter."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

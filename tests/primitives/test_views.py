@@ -1,14 +1,11 @@
 """Tensors whose numbers are not the ones in memory: the negative bit of `z.conj().imag`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor
 
-from structconv import nn
+from structconv import Graph, nn
 from structconv.primitives.native.operator import OPERATORS
-from structconv.structures import Graph
 from tests.primitives.raw_calls import same, with_backwards
 
 CALLS = {dtype: with_backwards(dtype) for dtype in (torch.float32, torch.bfloat16)}
@@ -62,5 +59,4 @@ def test_layers_and_gradients(name):
         leaf = x.clone().requires_grad_()
         y = layer(change(leaf), *more)
         results.append([y, *torch.autograd.grad(y, [leaf, *layer.parameters()], change(grad))])
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(*results)

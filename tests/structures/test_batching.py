@@ -1,13 +1,11 @@
 """`batch`: block-diagonal structures, and `unbatch`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from structconv import RelationalConv
-from structconv.errors import ShapeError, StructureError
+from structconv import RelationalConv, ShapeError, StructureError
 from structconv.structures import Graph, Grid, GridBatch, KnowledgeGraph, batch, membership, unbatch
+from tests.support.graphs import matrix
 
 
 def random_graph(inputs, outputs, edges, **fields):
@@ -15,16 +13,12 @@ def random_graph(inputs, outputs, edges, **fields):
     return Graph(index, num_inputs=inputs, num_outputs=outputs, **fields)
 
 
-def dense(graph):
-    return graph.to_torch_sparse(torch.sparse_coo).to_dense()
-
-
 def test_graphs_become_block_diagonal():
     graphs = [random_graph(3, 4, 5, edge_weight=torch.rand(5), edge_attr=torch.rand(5, 2)),
               random_graph(2, 2, 0, edge_weight=torch.rand(0), edge_attr=torch.rand(0, 2)),
               random_graph(4, 2, 6, edge_weight=torch.rand(6), edge_attr=torch.rand(6, 2))]
     together = batch(graphs)
-    assert torch.equal(dense(together), torch.block_diag(*map(dense, graphs)))
+    assert torch.equal(matrix(together), torch.block_diag(*map(matrix, graphs)))
     assert torch.equal(together.edge_attr, torch.cat([graph.edge_attr for graph in graphs]))
     y = torch.rand(2, 8, 3)
     parts = unbatch(y, graphs)

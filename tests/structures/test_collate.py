@@ -1,9 +1,8 @@
 """Structures where people put them: in a `DataLoader`, a module, a file."""
 
-from __future__ import annotations
-
 import copy
 import io
+import pickle
 from collections import namedtuple
 from functools import partial
 
@@ -12,22 +11,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from structconv import (
-    Causal,
-    GCNConv,
-    Graph,
-    Grid,
-    KnowledgeGraph,
-    Padding,
-    StructureError,
-    Window,
-    batch,
-    collate,
-)
-from structconv.errors import ConfigError
-from structconv.mechanisms import Incidence
-from structconv.nn import Conv, StructureBuffer
-from structconv.structures import Blocks, DenseMask, EdgeSupport
+from structconv import Causal, ConfigError, Graph, Grid, Incidence, Padding, StructureError, Window, batch, collate
+from structconv.nn import Conv, GCNConv, StructureBuffer
+from structconv.structures import Blocks, DenseMask, EdgeSupport, KnowledgeGraph
 from structconv.structures.values import tensors_in
 
 P = 3
@@ -63,10 +49,8 @@ def test_samples_of_graphs(form):
     made = {"namedtuple": lambda s: s, "tuple": tuple, "list": list, "dict": lambda s: s._asdict(),
             "nested": lambda s: (s.x, {"graph": s.graph, "label": [s.label]})}[form]
     actual = next(iter(DataLoader([made(s) for s in SAMPLES], batch_size=3, collate_fn=collate)))
-    if form == "nested":
-        x, whole, label = actual[0], actual[1]["graph"], actual[1]["label"][0]
-    else:
-        x, whole, label = actual.values() if form == "dict" else actual
+    x, whole, label = ((actual[0], actual[1]["graph"], actual[1]["label"][0]) if form == "nested" else
+                       actual.values() if form == "dict" else actual)
     assert type(actual) is type(made(SAMPLES[0]))
     same(whole, batch([s.graph for s in SAMPLES]))
     assert torch.equal(x, torch.cat([s.x for s in SAMPLES])) and label.shape == (3,)
@@ -74,14 +58,11 @@ def test_samples_of_graphs(form):
     torch.testing.assert_close(layer(x, whole), torch.cat([layer(s.x, s.graph) for s in SAMPLES]))
 
 
-def test_what_has_no_row_for_an_entry_is_stacked():
+def test_what_has_no_row_for_an_entry_or_is_named_is_stacked():
     samples = [(torch.randn(n, P), graph(n, n), torch.randn(7), torch.arange(n), n, str(n)) for n in (4, 6)]
     x, _, label, numbers, count, name = collate(samples)
     assert x.shape == (10, P) and label.shape == (2, 7) and numbers.shape == (10,)
     assert count.tolist() == [4, 6] and list(name) == ["4", "6"]
-
-
-def test_what_is_stacked_can_be_said():
     samples = [{"x": torch.randn(4, P), "graph": graph(4), "y": torch.randn(4)} for _ in range(2)]
     assert collate(samples)["y"].shape == (8,)
     loader = DataLoader(samples, batch_size=2, collate_fn=partial(collate, stacked=("y",)))
@@ -123,11 +104,13 @@ def test_samples_that_do_not_go_together(samples):
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
-def test_structures_in_files(name):
-    stream = io.BytesIO()
-    torch.save({"structure": STRUCTURES[name], "step": 3}, stream)
+def test_structures_in_files_and_copies(name):
+    stream, structure = io.BytesIO(), STRUCTURES[name]
+    torch.save({"structure": structure, "step": 3}, stream)
     stream.seek(0)
-    same(torch.load(stream, weights_only=True)["structure"], STRUCTURES[name])
+    for twin in (torch.load(stream, weights_only=True)["structure"], pickle.loads(pickle.dumps(structure)),
+                 copy.deepcopy(structure), structure.to("cpu")):
+        same(twin, structure)
 
 
 @pytest.mark.parametrize("name", STRUCTURES)

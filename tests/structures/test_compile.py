@@ -1,7 +1,5 @@
 """Structures as inputs of compiled and exported programs."""
 
-from __future__ import annotations
-
 import io
 
 import pytest
@@ -9,20 +7,9 @@ import torch
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
-from structconv.mechanisms import Relations, Walks
-from structconv.nn import Conv
-from structconv.structures import (
-    Blocks,
-    Causal,
-    EdgeSupport,
-    Global,
-    Graph,
-    Grid,
-    KnowledgeGraph,
-    Padding,
-    Window,
-    batch,
-)
+from structconv import Causal, Conv, Graph, Grid, KnowledgeGraph, Padding, Relations, Window, batch
+from structconv.mechanisms import Walks
+from structconv.structures import Blocks, EdgeSupport, Global
 from tests.support.layers import drawn
 
 
@@ -45,20 +32,15 @@ def use_supports(graph, keep, x):
     return support.contains(m, n).sum() + x[listed.source].sum() + blocks.target.sum()
 
 
-def test_graph_compiles_whole_for_any_size():
+@pytest.mark.parametrize("supports", [False, True])
+def test_structures_compile_whole_for_any_size(supports):
     torch.compiler.reset()
-    compiled = torch.compile(use_graph, backend="eager", fullgraph=True)
-    for nodes, edges in [(3, 4), (5, 9), (8, 30)]:
+    function = use_supports if supports else use_graph
+    compiled = torch.compile(function, backend="eager", fullgraph=True)
+    for nodes, edges in [(4, 4), (6, 9), (8, 30)]:
         graph, x = random_graph(nodes, edges, edge_weight=torch.rand(edges)), torch.rand(nodes, 2)
-        torch.testing.assert_close(compiled(graph, x), use_graph(graph, x))
-
-
-def test_supports_compile_whole():
-    torch.compiler.reset()
-    compiled = torch.compile(use_supports, backend="eager", fullgraph=True)
-    for nodes, edges in [(4, 4), (6, 9)]:
-        graph, keep, x = random_graph(nodes, edges), torch.rand(nodes) > 0.3, torch.rand(nodes, 2)
-        torch.testing.assert_close(compiled(graph, keep, x), use_supports(graph, keep, x))
+        given = (graph, torch.rand(nodes) > 0.3, x) if supports else (graph, x)
+        torch.testing.assert_close(compiled(*given), function(*given))
 
 
 class UseGraph(torch.nn.Module):

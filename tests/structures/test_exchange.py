@@ -1,7 +1,5 @@
 """Graphs from and to NetworkX, SciPy, torch's sparse tensors and data objects."""
 
-from __future__ import annotations
-
 import os
 import sys
 import types
@@ -10,11 +8,9 @@ import warnings
 import pytest
 import torch
 
-from structconv.errors import ConfigError, StructureError
+from structconv import ConfigError, Conv, Eye, Graph, KnowledgeGraph, StructureError, batch
 from structconv.mechanisms import STRUCTURE, Adjacency, DotProduct
-from structconv.nn import Conv
-from structconv.structures import Graph, KnowledgeGraph, batch
-from structconv.weights import Eye
+from tests.support.errors import check_refused
 
 INDEX = torch.tensor([[2, 0, 1, 0], [1, 2, 0, 1]])
 WEIGHT = torch.tensor([1.0, 2.0, 3.0, 4.0])
@@ -52,6 +48,16 @@ PANDAS_GRAPHS = {
     "repeated": lambda: Graph(INDEX[:, [0, 0, 3]], num_nodes=3, edge_weight=WEIGHT[:3])}
 
 
+def check_same(back, graph, *but):
+    """Raise unless two graphs have the same sizes, samples and tensors, `but` for some fields."""
+    assert (back.num_inputs, back.num_outputs) == (graph.num_inputs, graph.num_outputs)
+    assert (None if graph.samples is None else graph.samples.sizes()) == (
+        None if back.samples is None else back.samples.sizes())
+    for field in {"edge_index", "edge_weight", "edge_attr"} - {*but}:
+        own, other = getattr(graph, field), getattr(back, field)
+        assert other is own is None or (own.dtype == other.dtype and torch.equal(own, other)), field
+
+
 @pytest.mark.parametrize("name", PANDAS_GRAPHS)
 def test_pandas_round_trip(name, tmp_path):
     pandas = pytest.importorskip("pandas", reason="pandas is in the extra `graph`")
@@ -59,17 +65,8 @@ def test_pandas_round_trip(name, tmp_path):
     frame = graph.to_pandas()
     assert len(frame) == graph.num_edges
     back = Graph.from_pandas(frame.copy())
-    assert (back.num_inputs, back.num_outputs) == (graph.num_inputs, graph.num_outputs)
-    for field in ("edge_index", "edge_weight", "edge_attr"):
-        own, other = getattr(graph, field), getattr(back, field)
-        if name == "no attributes" and field == "edge_attr":
-            assert other is None  # a frame has no columns of none
-        elif own is None:
-            assert other is None
-        else:
-            assert own.dtype == other.dtype and torch.equal(own, other)
-    assert (graph.samples is None) == (back.samples is None)
-    assert graph.samples is None or graph.samples.sizes() == back.samples.sizes()
+    check_same(back, graph, *(["edge_attr"] if name == "no attributes" else []))  # a frame has no columns of none
+    assert name != "no attributes" or back.edge_attr is None
     frame.to_csv(tmp_path / "edges.csv", index=False)  # without what is noted beside the columns
     read = Graph.from_pandas(pandas.read_csv(tmp_path / "edges.csv"), num_nodes=graph.num_inputs)
     assert torch.equal(read.edge_index, graph.edge_index)
@@ -88,14 +85,12 @@ def test_pandas_with_names():
     assert roads.edge_attr.tolist() == [2.0, 1.0, 4.0] and roads.edge_weight is None
     assert Graph.from_pandas(pandas.DataFrame({"source": [4, 0], "target": [1, 2]})).num_nodes == 5
     assert Graph.from_pandas(pandas.DataFrame({"source": [], "target": []}), num_nodes=3).num_nodes == 3
-    with pytest.raises(StructureError, match="columns 'source'"):
-        Graph.from_pandas(frame, target="to")
-    with pytest.raises(StructureError, match="nodes=labels"):
-        Graph.from_pandas(frame, "from", "to")
-    with pytest.raises(StructureError, match="every label of an edge; got none for 'c'"):
-        Graph.from_pandas(frame, "from", "to", nodes=["a", "b"])
-    with pytest.raises(StructureError, match="integers"):
-        Graph.from_pandas(frame, "km", "lanes")
+    check_refused(
+        (StructureError, "columns 'source'", lambda: Graph.from_pandas(frame, target="to")),
+        (StructureError, "nodes=labels", lambda: Graph.from_pandas(frame, "from", "to")),
+        (StructureError, "every label of an edge; got none for 'c'",
+         lambda: Graph.from_pandas(frame, "from", "to", nodes=["a", "b"])),
+        (StructureError, "integers", lambda: Graph.from_pandas(frame, "km", "lanes")))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -120,12 +115,11 @@ def test_gradients_reach_the_values(layout):
 
 
 def test_bad_sparse():
-    with pytest.raises(StructureError, match=r"COO, CSR or CSC tensor \(M, N\); got torch.strided \(3, 3\)"):
-        Graph.from_torch_sparse(torch.eye(3))
-    with pytest.raises(StructureError, match="got list"):
-        Graph.from_torch_sparse([[1.0]])
-    with pytest.raises(ConfigError, match=r"got torch\.strided"):
-        Graph(INDEX).to_torch_sparse(torch.strided)
+    check_refused(
+        (StructureError, r"COO, CSR or CSC tensor \(M, N\); got torch.strided \(3, 3\)",
+         lambda: Graph.from_torch_sparse(torch.eye(3))),
+        (StructureError, "got list", lambda: Graph.from_torch_sparse([[1.0]])),
+        (ConfigError, r"got torch\.strided", lambda: Graph(INDEX).to_torch_sparse(torch.strided)))
 
 
 @pytest.mark.parametrize("kind", ["coo_array", "csr_array", "csc_matrix", "lil_array"])
@@ -189,20 +183,14 @@ def test_networkx_loses_nothing(sizes):
     pytest.importorskip("networkx")
     index = torch.tensor([[0, 0, 1, 2], [1, 3, 0, 2]])  # by sources, as NetworkX lists edges
     graph = Graph(index, edge_weight=torch.rand(4), edge_attr=torch.rand(4, 3), **sizes)
-    back = Graph.from_networkx(graph.to_networkx())
-    assert (back.num_inputs, back.num_outputs) == (graph.num_inputs, graph.num_outputs)
-    for name in ("edge_index", "edge_weight", "edge_attr"):
-        assert torch.equal(getattr(back, name), getattr(graph, name))
+    check_same(Graph.from_networkx(graph.to_networkx()), graph)
 
 
-def test_attributes_of_some_edges_are_refused():
+def test_what_networkx_lacks_is_told(monkeypatch):
     networkx = pytest.importorskip("networkx")
     graph = networkx.DiGraph([(0, 1, {"edge_attr": [1.0]}), (1, 2, {})])
     with pytest.raises(StructureError, match="every edge, or none, must have the attribute 'edge_attr'; got 1 without"):
         Graph.from_networkx(graph)
-
-
-def test_missing_package_names_the_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "networkx", None)
     with pytest.raises(ConfigError, match=r"networkx must be installed.*pip install 'structconv\[graph\]'"):
         Graph(INDEX).to_networkx()
@@ -247,13 +235,7 @@ def test_pytorch_geometric_and_back_loses_nothing():
     one = Graph(INDEX, num_nodes=5, edge_weight=WEIGHT, edge_attr=torch.rand(4, 2))
     for graph in (one, batch([one, one, Graph(INDEX[:, :0], num_nodes=2, edge_weight=WEIGHT[:0],
                                               edge_attr=torch.rand(0, 2))])):
-        back = Graph.from_data(graph.to_data())
-        assert back.num_nodes == graph.num_nodes
-        assert (back.samples is None) == (graph.samples is None)
-        if graph.samples is not None:
-            assert back.samples.sizes() == graph.samples.sizes()
-        for name in ("edge_index", "edge_weight", "edge_attr"):
-            assert torch.equal(getattr(back, name), getattr(graph, name))
+        check_same(Graph.from_data(graph.to_data()), graph)
     with pytest.raises(StructureError, match=r"M=2 must be N; got 3"):
         Graph(torch.tensor([[0], [2]]), num_inputs=2, num_outputs=3).to_data()
     typed = data.Data(edge_index=INDEX, edge_type=torch.tensor([0, 2, 1, 0]), num_nodes=5)
@@ -303,14 +285,7 @@ def test_dgl_and_back_loses_nothing(name):
     graph = DGL_GRAPHS[name]()
     other = graph.to_dgl()
     assert other.num_edges() == graph.num_edges
-    back = Graph.from_dgl(other)
-    assert (back.num_inputs, back.num_outputs) == (graph.num_inputs, graph.num_outputs)
-    assert torch.equal(back.edge_index, graph.edge_index) and back.edge_index.dtype == graph.edge_index.dtype
-    for field in ("edge_weight", "edge_attr"):
-        own, actual = getattr(graph, field), getattr(back, field)
-        assert (own is None and actual is None) or torch.equal(own, actual)
-    sizes = None if graph.samples is None else graph.samples.sizes()
-    assert sizes == (None if back.samples is None else back.samples.sizes())
+    check_same(Graph.from_dgl(other), graph)
 
 
 def test_dgl_of_several_graphs_and_of_several_types():

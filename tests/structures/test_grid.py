@@ -1,7 +1,5 @@
 """`Grid`: sizes, coordinates and the pixel graph."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -9,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from structconv.errors import StructureError
-from structconv.structures import Grid
+from structconv import Grid, StructureError
 
 
 def test_shape_and_repr():

@@ -1,15 +1,12 @@
 """A structure of the user's: in batches and loaders, and under the laws of the suite."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
 import torch
 from torch import Tensor
 
-from structconv import Conv, Dense, DotProduct, Mechanism, Samples, batch, unbatch
-from structconv.errors import StructureError
+from structconv import Conv, Dense, DotProduct, Mechanism, Samples, StructureError, batch, unbatch
 from structconv.structures import StructureBatch, membership
 from structconv.structures.values import FrozenValue, structure
 from structconv.testing import CHECKS, Setup, Specimen, suite

@@ -1,15 +1,10 @@
 """`KnowledgeGraph`: typed edges by name."""
 
-from __future__ import annotations
-
-import copy
-import pickle
 
 import pytest
 import torch
 
-from structconv.errors import StructureError
-from structconv.structures import KnowledgeGraph
+from structconv import KnowledgeGraph, StructureError
 
 TRIPLES = torch.tensor([[0, 1, 2], [2, 0, 1], [1, 1, 0], [0, 1, 2]])
 LABELS = [("Nimoy", "played", "Spock"), ("Spock", "characterIn", "Star Trek"), ("Star Trek", "genre", "SciFi"),
@@ -70,8 +65,6 @@ def test_inverses():
         assert torch.equal(both.relation(name).edge_index, inverse.relation(name).edge_index)
 
 
-def test_copies_and_repr():
-    graph = KnowledgeGraph.from_labels(LABELS)
-    for twin in (pickle.loads(pickle.dumps(graph)), copy.deepcopy(graph), graph.to("cpu")):
-        assert torch.equal(twin.triples, graph.triples) and twin.entities == graph.entities
-    assert repr(graph) == "KnowledgeGraph(T=4, entities=6, relations=3: played, characterIn, genre)"
+def test_repr():
+    text = "KnowledgeGraph(T=4, entities=6, relations=3: played, characterIn, genre)"
+    assert repr(KnowledgeGraph.from_labels(LABELS)) == text

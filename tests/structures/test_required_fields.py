@@ -1,7 +1,5 @@
 """Required fields of each public structure: `None`, scalars and tensors of another dtype are refused by name."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

@@ -1,7 +1,5 @@
 """A headless Chromium without the network, driven through its DevTools pipe by the standard library."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -12,8 +10,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-__all__ = ["Browser", "BrowserError", "find_browser"]
 
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-dev-shm-usage", "--no-first-run",
          "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",

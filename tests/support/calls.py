@@ -3,8 +3,6 @@
 The latter uses no plan, no kernel and no derived value: a layer whose result differs is stale, or ignores a change.
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 from collections.abc import Iterator, Mapping
@@ -17,14 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from structconv import derived as derivation
+from structconv.planning import Plan, plan_for
 from structconv.planning import plan as planning
-from structconv.planning.plan import Plan, plan_for
 from structconv.planning.problem import Call, Image, PartInputs
 from structconv.testing.checks import same_gradients
 from structconv.testing.use import Use
 from structconv.weights.factored import Projections
-
-__all__ = ["as_written", "check_now", "forgotten", "with_tensors"]
 
 
 @contextmanager

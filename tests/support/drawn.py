@@ -1,7 +1,5 @@
 """Which cases of a test run: all with STRUCTCONV_EVERY_TEST=1 (`make test-every`), otherwise those that are drawn."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -9,8 +7,6 @@ from typing import TypeVar
 
 import pytest
 import torch
-
-__all__ = ["EVERY", "drawn", "part", "slow"]
 
 T = TypeVar("T")
 EVERY = bool(os.environ.get("STRUCTCONV_EVERY_TEST"))

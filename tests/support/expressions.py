@@ -4,8 +4,6 @@ The tensor never passes through a basis: every operator is written out here a se
 table of which pairs exist. `bases(...)` and `scores(...)` are Hypothesis strategies of `Drawn`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,16 +12,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from structconv.bases import Basis, Concat, Dense, Identity, Shift, Sparse, positions, scores
 from structconv.bases import algebra as _algebra  # noqa: F401 - registers the operators
-from structconv.bases import positions, scores
-from structconv.bases.base import Basis
-from structconv.bases.dense import Dense, Identity
-from structconv.bases.linear import Concat
-from structconv.bases.shift import Shift
-from structconv.bases.sparse import Sparse
 from structconv.structures import Blocks, Causal, DenseMask, Global, Graph, Grid, Padding, Window
-
-__all__ = ["F64", "Drawn", "expressions", "leaves_of_scores", "masks", "matrices"]
 
 F64 = torch.float64
 _FUNCTIONS: tuple[Callable[[Tensor], Tensor], ...] = (torch.tanh, torch.square, torch.cos)

@@ -3,8 +3,6 @@
 Sizes are a few entries and channels; numbers are float64, drawn anew and alike for each use.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from functools import partial
 from typing import Any
@@ -13,37 +11,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from structconv import Adjacency, Chebyshev, Conv, Identity, Incidence, Pool, Powers, Relations, Shifts
 from structconv import nn as layers
-from structconv.bases.base import Basis
-from structconv.bases.shift import Shift
-from structconv.bases.sparse import Sparse
+from structconv.bases import Basis, Shift, Sparse
 from structconv.compat import pyg
 from structconv.compat import torch as torch_layers
-from structconv.mechanisms import (
-    Adjacency,
-    Chebyshev,
-    Identity,
-    Incidence,
-    Pool,
-    Powers,
-    Relations,
-    Shifts,
-)
+from structconv.mechanisms import STRUCTURE, STRUCTURE_IF_GIVEN, ALiBi, Cuboid, RelativeBias
 from structconv.mechanisms import scores as mechanisms
 from structconv.mechanisms.expression import Inputs, Mechanism
-from structconv.mechanisms.grids import Cuboid
-from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN
-from structconv.mechanisms.positions import ALiBi, RelativeBias
-from structconv.nn.conv import Conv
 from structconv.structures import Causal, Graph, Grid, Padding, Samples, Window
 from structconv.testing.over import Make, layer_over, seeded, use
 from structconv.testing.specimens import SPECIMENS
 from structconv.testing.use import Use
 from structconv.weights import Depthwise, Full, Grouped, HeadBlocks, LowRank, Separable, Shared
 from tests.support import library
-from tests.support.drawn import EVERY, drawn
-
-__all__ = ["COMPAT", "EVERY", "LAYERS", "drawn", "drawn_uses", "in_float32", "over_specimens", "uses"]
+from tests.support.drawn import EVERY as EVERY
+from tests.support.drawn import drawn
 
 F64, M, P, Q = torch.float64, library.M, library.P, library.Q
 #: Every named layer by its name, made anew at each call.

@@ -3,8 +3,6 @@
 Sizes are a few entries and channels, so that all checks of all specimens take minutes on one core.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -12,49 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from structconv import Basis, Causal, Graph, Grid, KnowledgeGraph, Padding, Samples, Window, batch
 from structconv import mechanisms as index
+from structconv.bases import Mixture, Pooling, Shift, Sparse, Taps, TopK, Typed, cuboid_offsets, positions, scores
 from structconv.bases import algebra as _algebra  # noqa: F401 - registers the operators
-from structconv.bases import positions, scores
-from structconv.bases.base import Basis
 from structconv.bases.block_diagonal import BlockDiagonal
-from structconv.bases.cuboid import cuboid_offsets
 from structconv.bases.dense import Dense, Identity
 from structconv.bases.entrywise import DroppedWithin
-from structconv.bases.mixture import Mixture
-from structconv.bases.normalizations import TopK
 from structconv.bases.placed import Moved, Selected
 from structconv.bases.polynomial import Polynomial
-from structconv.bases.pooling import Pooling
-from structconv.bases.shift import Shift
-from structconv.bases.sparse import Sparse
-from structconv.bases.taps import Taps
-from structconv.bases.typed import Typed
+from structconv.mechanisms import STRUCTURE, Context, EdgeNetwork, Mechanism
 from structconv.mechanisms import positions as terms
 from structconv.mechanisms import scores as mechanisms
-from structconv.mechanisms.context import Context
 from structconv.mechanisms.dynamic import Deformable, DynamicShifts
-from structconv.mechanisms.edge_network import EdgeNetwork
-from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.given import Given, Learned
-from structconv.mechanisms.masks import STRUCTURE
-from structconv.structures import (
-    Blocks,
-    Causal,
-    DenseMask,
-    Global,
-    Graph,
-    Grid,
-    KnowledgeGraph,
-    Padding,
-    Samples,
-    Window,
-    batch,
-)
+from structconv.structures import Blocks, DenseMask, Global
 from structconv.structures.output_positions import OutputPositions
-from structconv.testing.specimens import SPECIMENS, Setup, add
-
-__all__ = ["CONTENT", "F64", "FREE", "GRAPH", "HEADS", "SPECIMENS", "empty_graph", "knowledge", "random",
-           "random_graph", "repeated_graph", "setup", "several"]
+from structconv.testing.specimens import SPECIMENS as SPECIMENS
+from structconv.testing.specimens import Setup, add
 
 F64 = torch.float64
 M, P, Q, HEADS = 6, 4, 3, 2

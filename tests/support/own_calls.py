@@ -1,7 +1,5 @@
 """How many functions of the library a call runs: a cost that no load of the machine changes."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What ran in a call: its plans, and what these hold."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -10,10 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from structconv.planning.plan import Plan
-from structconv.planning.problem import Call
-
-__all__ = ["check_plan_is_what_runs", "check_plans_hold_no_tensor", "held_by", "plans_that_run"]
+from structconv.planning import Call, Plan
 
 
 @contextmanager

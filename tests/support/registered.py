@@ -1,7 +1,5 @@
 """`own_register`: kernels registered for a while."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -20,8 +20,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
-__all__ = ["DEVICE", "faults_of", "report"]
-
 DEVICE = "spare:0"
 aten = torch.ops.aten
 #: Operators that take tensors of two devices.

@@ -3,18 +3,12 @@
 An unused `type: ignore` is an error, so each line that has one must be wrong.
 """
 
-from __future__ import annotations
-
 from typing import assert_type
 
 import torch
 
 import structconv
-from structconv import Adjacency, Conv, DotProduct, GCNConv, Graph, Grid, Identity, Samples, Window
-from structconv.bases.base import Basis
-from structconv.mechanisms.expression import Mechanism
-
-__all__: list[str] = []
+from structconv import Adjacency, Basis, Conv, DotProduct, GCNConv, Graph, Grid, Identity, Mechanism, Samples, Window
 
 
 def calls() -> None:

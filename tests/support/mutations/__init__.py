@@ -3,23 +3,10 @@
 A change is a function of a fresh use of the layer, in one of the files here.
 """
 
-from __future__ import annotations
+from importlib import import_module
+from pkgutil import iter_modules
 
-from tests.support.mutations import (
-    copies,
-    layouts,
-    modes,
-    modules,
-    options,
-    parameters,
-    precision,
-    states,
-    structures,
-    transforms,
-)
-from tests.support.mutations.register import MUTATIONS, Mutation, mutation
+from tests.support.mutations.register import MUTATIONS as MUTATIONS
 
-__all__ = ["FILES", "MUTATIONS", "Mutation", "mutation"]
-
-#: Where the changes are.
-FILES = (copies, layouts, modes, modules, options, parameters, precision, states, structures, transforms)
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

@@ -1,7 +1,5 @@
 """Copies of a layer: shallow, deep, pickled, replicas."""
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
 
@@ -13,8 +11,6 @@ from structconv.testing.use import Use
 from tests.support.calls import check_now, with_tensors
 from tests.support.mutations.register import mutation
 from tests.support.mutations.subjects import other, trains
-
-__all__: list[str] = []
 
 
 @mutation(trains)

@@ -1,7 +1,5 @@
 """Arguments and parameters of other sizes, memory layouts, dtypes and devices."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Callable
@@ -10,16 +8,13 @@ from functools import partial, reduce
 import torch
 from torch import Tensor
 
-from structconv.errors import ShapeError
-from structconv.structures import Graph, KnowledgeGraph
+from structconv import Graph, KnowledgeGraph, ShapeError
 from structconv.structures.values import map_tensors, tensors_in
 from structconv.testing.checks import same
 from structconv.testing.use import Use
 from tests.support.calls import as_written, check_now, forgotten
 from tests.support.mutations.register import mutation
 from tests.support.mutations.subjects import cast, refusal, trains
-
-__all__: list[str] = []
 
 
 @mutation()
@@ -56,8 +51,7 @@ def scattered(t: Tensor) -> Tensor:
 
 def negated(t: Tensor) -> Tensor:
     """The same numbers with the negative bit."""
-    view = torch.complex(t.detach(), -t.detach()).conj().imag if t.is_floating_point() else t
-    return view
+    return torch.complex(t.detach(), -t.detach()).conj().imag if t.is_floating_point() else t
 
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -1,7 +1,5 @@
 """Modes of torch that change: gradients, inference, training, autocast, recomputation, threads."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -15,14 +13,11 @@ from torch.utils.checkpoint import checkpoint
 from structconv.bases.pairs import NORMALIZATIONS
 from structconv.mechanisms.expression import Position
 from structconv.structures import Samples
-from structconv.testing.checks import same
+from structconv.testing.checks import same, same_gradients
 from structconv.testing.use import Use, joined
 from tests.support.calls import as_written, check_now, forgotten
 from tests.support.mutations.register import mutation
-from tests.support.mutations.subjects import cast, compare, has_graph, has_random_numbers, trains
-
-__all__: list[str] = []
-
+from tests.support.mutations.subjects import cast, has_graph, has_random_numbers, trains
 
 MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "no_grad": torch.no_grad, "inference_mode": torch.inference_mode, "enable_grad": torch.enable_grad,
@@ -88,7 +83,7 @@ def recomputed_on_the_first_call(use: Use) -> None:
         expected = use()
     for name in ("first", "second"):
         y = use.run(partial(checkpoint, use.layer, use_reentrant=False))
-        compare(y, expected, use.variables, f"recomputed, {name} call")
+        same_gradients(y, expected, use.variables, f"recomputed, {name} call")
 
 
 @mutation(lambda use: not has_random_numbers(use))
@@ -131,8 +126,8 @@ def several_threads(use: Use) -> None:
         try:
             barrier.wait()
             for _ in range(2):
-                y = _unseeded(use) if not random else None
-                if y is not None:
+                if not random:  # their generator is shared, and cannot be set in several threads
+                    y = joined(use.layer(*use.args, **use.kwargs))
                     same(y.detach(), expected, "in a thread")
                     for one, other in zip(_gradients(y, use), gradients, strict=True):
                         same(one, other, "a gradient in a thread")
@@ -148,11 +143,6 @@ def several_threads(use: Use) -> None:
             thread.join()
     if failures:
         raise failures[0]
-
-
-def _unseeded(use: Use) -> Tensor:
-    """The generator of random numbers is shared, and cannot be set in several threads."""
-    return joined(use.layer(*use.args, **use.kwargs))
 
 
 def _gradients(y: Tensor, use: Use) -> list[Tensor]:

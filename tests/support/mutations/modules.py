@@ -1,7 +1,5 @@
 """Hooks, patched calls, and submodules that are wrapped or exchanged."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from structconv.errors import ConfigError
-from structconv.mechanisms.expression import Mechanism
+from structconv import ConfigError, Mechanism
 from structconv.testing.checks import same
 from structconv.testing.specimens import mapped
 from structconv.testing.use import Use
@@ -20,9 +17,6 @@ from structconv.weights import BoundWeight
 from tests.support.calls import as_written, check_now
 from tests.support.mutations.register import mutation
 from tests.support.mutations.subjects import other, refusal
-
-__all__: list[str] = []
-
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList)
 

@@ -1,7 +1,5 @@
 """Options that are assigned: those of mechanisms are fixed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -9,16 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from structconv.errors import ConfigError
-from structconv.mechanisms.expression import Mechanism
+from structconv import ConfigError, Mechanism
 from structconv.mechanisms.options import options
 from structconv.nn.layer import Layer
 from structconv.testing.checks import same
 from structconv.testing.use import Use
 from tests.support.calls import as_written, check_now
 from tests.support.mutations.register import mutation
-
-__all__: list[str] = []
 
 #: What a planner is held to: values are the same.
 UNSEEN = ("path", "max_bytes")

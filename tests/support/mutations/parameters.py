@@ -1,7 +1,5 @@
 """Parameters that change, by every route."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import io
@@ -17,12 +15,11 @@ from structconv.mechanisms.given import Given
 from structconv.mechanisms.operations import Factor
 from structconv.planning import plan as planning
 from structconv.structures.values import tensors_in
+from structconv.testing.checks import same_gradients
 from structconv.testing.use import Use
 from tests.support.calls import as_written, check_now, with_tensors
 from tests.support.mutations.register import mutation
-from tests.support.mutations.subjects import compare, of_the_package, other, own_structures, owners, trains
-
-__all__: list[str] = []
+from tests.support.mutations.subjects import of_the_package, other, own_structures, owners, trains
 
 
 @mutation(trains)
@@ -129,7 +126,7 @@ def functional_call_with_others(use: Use) -> None:
     y = use.given(given)
     with as_written():
         expected = use.given(given)
-    compare(y, expected, [*use.arguments, *given.values()], "functional_call")
+    same_gradients(y, expected, [*use.arguments, *given.values()], "functional_call")
     check_now(use, "after a functional_call")
 
 
@@ -150,7 +147,7 @@ def an_inner_step_is_differentiated(use: Use) -> None:
         y, inner = adapted()
         with as_written():
             expected, _ = adapted()
-        compare(y, expected, use.variables, "after an inner step")
+        same_gradients(y, expected, use.variables, "after an inner step")
     del y, expected
     if any(ref() is not None for ref in inner):
         gc.collect()

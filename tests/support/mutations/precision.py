@@ -5,8 +5,6 @@ and backward, with every number that an operator makes moved at random by `UNITS
 rounds fewer numbers, by half a unit each.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -28,8 +26,6 @@ from structconv.testing.use import Use, joined
 from tests.support.calls import as_written, forgotten
 from tests.support.mutations.register import mutation
 from tests.support.mutations.subjects import cast, refusal
-
-__all__ = ["Chain", "Rounded", "chain", "on_meta", "roundings"]
 
 DTYPES = (torch.bfloat16, torch.float16)
 #: Runs in which numbers are moved, and by how many units; linear layers of which one is taken.

@@ -1,21 +1,16 @@
 """What a layer writes of itself, and reads again."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from structconv.mechanisms.mixture import Mixture
-from structconv.mechanisms.operations import Operation
+from structconv.mechanisms import Mixture, Operation
 from structconv.nn.expressed import Expressed
 from structconv.testing.use import Use
 from tests.support.calls import check_now
 from tests.support.mutations.register import mutation
 from tests.support.mutations.subjects import masks, other, trains
-
-__all__ = ["check_names", "named_tensors"]
 
 
 def named_tensors(layer: nn.Module) -> dict[str, Tensor]:

@@ -1,7 +1,5 @@
 """Structures and masks that change in place, or are others."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structconv.errors import ConfigError, StructureError
+from structconv import ConfigError, Conv, Graph, KnowledgeGraph, Padding, StructureError, batch
 from structconv.mechanisms.masks import Mask
-from structconv.nn.conv import Conv
-from structconv.structures import Graph, KnowledgeGraph, Padding, Support, batch
+from structconv.structures import Support
 from structconv.structures.values import map_tensors, tensors_in
 from structconv.testing.checks import same
 from structconv.testing.use import Use, joined
@@ -28,8 +25,6 @@ from tests.support.mutations.subjects import (
     own_structures,
     refusal,
 )
-
-__all__: list[str] = []
 
 
 def elsewhere(t: Tensor, structure: Any) -> Tensor:
@@ -90,15 +85,10 @@ def new_structures(use: Use) -> None:
     moved = use.on(lambda s: map_tensors(copy.deepcopy(s), lambda t: elsewhere(t, s)))
     check_now(moved, "a new structure of the same size")
     check_now(one, "the first structure again")
-    if sized(use):
+    if not has_masks(use):  # two graphs side by side fit: each entry of x is one of the structure's
         twice = use.on(lambda s: batch([s, s])).mapped(doubled)
         check_now(twice, "a structure of twice the size")
     check_now(one, "the first structure once more")
-
-
-def sized(use: Use) -> bool:
-    """Whether two graphs side by side fit: each entry of x is one of the structure's."""
-    return not has_masks(use)
 
 
 def doubled(t: Tensor) -> Tensor:

@@ -1,20 +1,13 @@
 """What the changes share: which parameters, masks and structures a layer has, and others in their place."""
 
-from __future__ import annotations
-
 import copy
 
 import torch
 from torch import Tensor, nn
 
-from structconv.mechanisms.expression import Mechanism
+from structconv import Graph, KnowledgeGraph, Mechanism
 from structconv.mechanisms.masks import Mask
-from structconv.structures import Graph, KnowledgeGraph
-from structconv.testing.checks import same_gradients
 from structconv.testing.use import Use
-
-__all__ = ["cast", "compare", "has_graph", "has_masks", "has_random_numbers", "masks", "of_the_package", "other",
-           "own_structures", "owners", "refusal", "smooth", "trains"]
 
 
 def owners(layer: nn.Module) -> list[tuple[nn.Module, str]]:
@@ -62,11 +55,6 @@ def cast(use: Use, dtype: torch.dtype) -> Use:
     """The layer itself in another dtype, on arguments in it."""
     use.layer.to(dtype)
     return use.mapped(lambda t: t.detach().to(dtype).requires_grad_() if t.is_floating_point() else t)
-
-
-def compare(y: Tensor, expected: Tensor, variables: list[Tensor], what: str) -> None:
-    """Values and gradients."""
-    same_gradients(y, expected, variables, what)
 
 
 def has_random_numbers(use: Use) -> bool:

@@ -1,7 +1,5 @@
 """Functional transforms and fake tensors, also before the first plain call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -16,8 +14,6 @@ from structconv.testing.use import Use
 from tests.support.calls import as_written, check_now, forgotten
 from tests.support.mutations.register import mutation
 from tests.support.mutations.subjects import smooth, trains
-
-__all__: list[str] = []
 
 
 def tangents(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -1,0 +1,13 @@
+"""Wrong calls and their errors, as data."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+def check_refused(*cases: tuple[type[Exception], str, Callable[[], Any]]) -> None:
+    """Raise unless each call raises its error, whose message has this pattern."""
+    for error, message, call in cases:
+        with pytest.raises(error, match=message):
+            call()
