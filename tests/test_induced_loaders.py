@@ -1,7 +1,5 @@
 """Loaders of induced subgraphs: random nodes, edges and walks, clusters, and nodes of several types by budget."""
 
-from __future__ import annotations
-
 import io
 import pickle
 from collections import Counter

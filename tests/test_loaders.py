@@ -1,7 +1,5 @@
 """Loaders of sampled neighborhoods: what is drawn, from what, by whom, and how often."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import partial
 from types import SimpleNamespace
@@ -15,6 +13,7 @@ from structconv.data import LinkNeighborLoader, NeighborLoader, blocks
 from structconv.data.subgraphs import Sampler
 from structconv.errors import StructconvError
 from structconv.primitives import sampling
+from tests.support.threads import on_threads
 
 NODES, EDGES = 60, 500
 
@@ -139,7 +138,6 @@ BLOCKS = [name for name in OPTIONS if "subgraph_type" not in OPTIONS[name]]
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_layers_over_blocks_give_the_seeds_what_layers_over_the_whole_sample_give(name):
-    torch.manual_seed(0)
     mechanism = Adjacency("row").of("neighbors") | Identity().of("own")
     for batch in batches_of(OPTIONS[name])[1]:
         hops = len(batch.num_sampled_edges)
@@ -224,19 +222,15 @@ def test_edges_from_outside_that_nobody_has_checked_are_refused(source):
 
 @pytest.mark.parametrize("name", ["few", "disjoint"])
 def test_many_draws_of_a_node_and_threads_change_nothing(name, monkeypatch):
-    threads = torch.get_num_threads()
-    try:
-        actual = []
-        for count, core in ((1, sampling.kernels), (4, sampling.kernels), (1, lambda: None)):
-            torch.set_num_threads(count)
-            monkeypatch.setattr(sampling, "kernels", core)
-            loader = NeighborLoader(graph(1, 300, 60_000), [90, 60], batch_size=100, seed=5, **OPTIONS[name])
-            actual.append([next(iter(loader))])
-        assert len(actual[0][0].e_id) > 2**14
-        _same(actual[0], actual[1])
-        _same(actual[0], actual[2])
-    finally:
-        torch.set_num_threads(threads)
+    def drawn():
+        loader = NeighborLoader(graph(1, 300, 60_000), [90, 60], batch_size=100, seed=5, **OPTIONS[name])
+        return [next(iter(loader))]
+
+    one, four = on_threads(drawn, (1, 4))
+    monkeypatch.setattr(sampling, "kernels", lambda: None)
+    assert len(one[0].e_id) > 2**14
+    _same(one, four)
+    _same(one, drawn())
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "filter_per_worker": False},

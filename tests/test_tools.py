@@ -3,8 +3,6 @@
 PEFT, transformers, Accelerate and Lightning are in the extra `tools`; a test is skipped where its package is missing.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json
@@ -20,10 +18,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from torch.func import functional_call
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from structconv.mechanisms import DotProduct, RelativeBias
-from structconv.nn import Conv, MultiheadAttention
-from structconv.structures import Padding
-from structconv.weights import LowRank
+from structconv import Conv, DotProduct, LowRank, MultiheadAttention, Padding, RelativeBias
 from tests.support.layers import COMPAT, EVERY, LAYERS, drawn, in_float32
 from tools import compatibility
 

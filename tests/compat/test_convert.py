@@ -1,7 +1,5 @@
 """`convert` and back: outputs, states and a step of training of whole models; what is refused; `merge_linear`."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle
@@ -15,12 +13,11 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 from torch.nn.utils.parametrize import is_parametrized
 
-from structconv import Adjacency, Conv, Grid, mechanisms
-from structconv.compat import Report, convert, merge_linear, to_pyg, to_torch
+from structconv import Adjacency, ConfigError, Conv, Grid, convert, mechanisms, merge_linear
+from structconv import Conv2d as OwnConv2d
+from structconv.compat import Report, to_pyg, to_torch
 from structconv.compat import pyg as compat_pyg
 from structconv.compat import torch as compat
-from structconv.errors import ConfigError
-from structconv.nn import Conv2d as OwnConv2d
 
 
 class Block(nn.Module):
@@ -87,7 +84,6 @@ def alike(state: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> Non
 
 @pytest.mark.parametrize("name", MODELS)
 def test_whole_models(name: str) -> None:
-    torch.manual_seed(0)
     model, example = MODELS[name]()
     state, kinds = copy.deepcopy(model.state_dict()), [type(m) for m in model.modules()]
     ours, report = convert(model, example=example)
@@ -429,6 +425,7 @@ def test_each_part_of_a_composite_model_gets_its_former_attention() -> None:
 
 PAIRS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "linear": (lambda: (nn.Linear(6, 20), nn.Linear(20, 5, bias=False)), (3, 6)),
+    "replaced weight": (lambda: replaced(nn.Linear), (2, 5)),
     "pointwise last": (lambda: (nn.Conv2d(3, 9, 3, 2, 1, 2, padding_mode="circular"), nn.Conv2d(9, 2, 1, 2)),
                        (2, 3, 11, 11)),
     "pointwise first": (lambda: (nn.Conv1d(3, 30, 1, bias=False), nn.Conv1d(30, 4, 3, 2, 2, 2)), (2, 3, 11)),
@@ -450,12 +447,7 @@ def test_merged_layers_compute_the_same(name: str) -> None:
     assert not any(module.training for module in merge_linear(model.eval())[0].modules())
 
 
-def test_layers_of_a_replaced_weight_are_merged() -> None:
-    assert merge_linear(replaced(nn.Linear), example=torch.randn(2, 5))[1].converted
-
-
 def test_complex_layers_are_merged() -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 9, dtype=torch.complex64), nn.Linear(9, 3, dtype=torch.complex64))
     x = torch.randn(5, 4, dtype=torch.complex64)
     merged, report = merge_linear(model, example=x)
@@ -510,18 +502,6 @@ def shared() -> nn.Sequential:
     return nn.Sequential(layer, layer)
 
 
-def hooked() -> nn.Sequential:
-    model = nn.Sequential(nn.Linear(4, 40), nn.Linear(40, 4))
-    model[0].register_forward_hook(lambda *_: None)
-    return model
-
-
-def frozen() -> nn.Sequential:
-    model = nn.Sequential(nn.Linear(4, 40), nn.Linear(40, 4))
-    model[0].requires_grad_(False)
-    return model
-
-
 def changed(change: Callable[[nn.Module], Any]) -> nn.Sequential:
     model = nn.Sequential(nn.Linear(4, 40), nn.Linear(40, 4))
     change(model[0])
@@ -555,7 +535,8 @@ def test_a_layer_of_an_own_class_stays() -> None:
 
 
 KEPT = {
-    "more than once": shared, "hooks": hooked, "frozen": frozen,
+    "more than once": shared, "hooks": lambda: changed(lambda layer: layer.register_forward_hook(lambda *_: None)),
+    "frozen": lambda: changed(lambda layer: layer.requires_grad_(False)),
     "would cost": lambda: nn.Sequential(nn.Linear(40, 4), nn.Linear(4, 40)),
     "pads": lambda: nn.Sequential(nn.Conv1d(2, 50, 3), nn.Conv1d(50, 2, 3, padding=1)),
     "groups": lambda: nn.Sequential(nn.Conv1d(2, 50, 3), nn.Conv1d(50, 2, 1, groups=2)),

@@ -1,7 +1,5 @@
 """Exported programs with dynamic sizes by torch's operators alone, and as ONNX in onnxruntime, against the layers."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Any
@@ -11,29 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from structconv import (
-    STRUCTURE,
-    Additive,
-    Causal,
-    ChebConv,
-    Conv,
-    Conv2d,
-    DotProduct,
-    GATConv,
-    GATv2Conv,
-    GCNConv,
-    Graph,
-    Grid,
-    KnowledgeGraph,
-    MultiheadAttention,
-    RelationalConv,
-    Samples,
-    Shifts,
-    Window,
-    batch,
-)
+from structconv import Causal, Graph, Grid, KnowledgeGraph, Samples, Window, batch
 from structconv.compat import decompositions, pyg
 from structconv.compat import torch as compat
+from structconv.mechanisms import STRUCTURE, Additive, DotProduct, Shifts
+from structconv.nn import ChebConv, Conv, Conv2d, GATConv, GATv2Conv, GCNConv, MultiheadAttention, RelationalConv
 from structconv.primitives.native.operator import OPERATORS
 from tests.support.layers import drawn
 
@@ -185,14 +165,10 @@ def test_onnx_computes_the_same(name: str, tmp_path: Any) -> None:
 @pytest.mark.parametrize("sizes", [[2, 3], [40, 0, 1]])
 @pytest.mark.filterwarnings("ignore")
 def test_onnx_of_attention_within_samples_that_are_an_input(sizes: list[int], tmp_path: Any) -> None:
-    for module in ("onnx", "onnxscript"):
-        pytest.importorskip(module)
-    runtime = pytest.importorskip("onnxruntime")
     layer, samples = MultiheadAttention(8, 2).eval(), Samples(sizes)
     program = torch.export.export(layer, (torch.randn(sum(sizes), 8),), {"structure": samples})
     assert len(program.run_decompositions(decompositions()).graph.nodes) < 100  # no operators for each offset
-    torch.onnx.export(program, dynamo=True, verbose=False).save(tmp_path / "model.onnx")
-    session = runtime.InferenceSession(tmp_path / "model.onnx")
+    session = session_of(program, (), tmp_path / "model.onnx")
     x = torch.randn(sum(sizes), 8)
     x[0] = torch.nan  # which reaches the first sample only
     inputs = {held.name: (x if number == 0 else samples.input_starts).numpy()
@@ -209,13 +185,18 @@ def test_onnx_of_a_patched_model_of_pyg(tmp_path: Any) -> None:
         assert_same_in_onnx(model, NODES[0], model, NODES[0], tmp_path / "model.onnx")
 
 
-def assert_same_in_onnx(program: Any, inputs: tuple[Tensor, ...], model: Any, others: tuple[Tensor, ...],
-                        path: Path) -> None:
+def session_of(program: Any, inputs: tuple[Tensor, ...], path: Path) -> Any:
+    """The program in onnxruntime."""
     for module in ("onnx", "onnxscript"):
         pytest.importorskip(module)
     runtime = pytest.importorskip("onnxruntime")
     torch.onnx.export(program, inputs, dynamo=True, verbose=False).save(path)
-    session = runtime.InferenceSession(path)
+    return runtime.InferenceSession(path)
+
+
+def assert_same_in_onnx(program: Any, inputs: tuple[Tensor, ...], model: Any, others: tuple[Tensor, ...],
+                        path: Path) -> None:
+    session = session_of(program, inputs, path)
     given = {held.name: t.numpy() for held, t in zip(session.get_inputs(), others, strict=True)}
     torch.testing.assert_close(torch.from_numpy(session.run(None, given)[0]), model(*others).detach(), rtol=1e-5,
                                atol=1e-5)

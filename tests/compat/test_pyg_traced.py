@@ -1,7 +1,5 @@
 """`torch.jit.trace` and `torch.jit.script` of the layers, and what a patched layer does that only theirs can."""
 
-from __future__ import annotations
-
 import io
 from types import MethodType
 

@@ -1,7 +1,5 @@
 """Steps of decoding through `attend`: without a plan they give what any call gives."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """`structconv.compat.transformers`: randomly drawn models of many families give what eager attention gives."""
 
-from __future__ import annotations
-
 import copy
 import sys
 from typing import Any
@@ -10,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from structconv import Causal, ConfigError, Window
 from structconv.compat.transformers import interface as compat
-from structconv.errors import ConfigError
-from structconv.structures import Causal, Window
 from tests.support.layers import drawn
 
 transformers = pytest.importorskip("transformers")

@@ -1,7 +1,5 @@
 """`replace`: other heads in models of transformers keep weights, masks, caches and files."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -9,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from structconv import ConfigError, Graph
 from structconv.compat.transformers import replace, set_structure, with_heads
-from structconv.errors import ConfigError
-from structconv.structures import Graph
 from tests.compat.test_transformers import FAMILIES, LENGTH, _model, _words
+from tests.support.errors import check_refused
 
 transformers = pytest.importorskip("transformers")
 
@@ -204,12 +202,10 @@ def test_errors_say_what_is_wrong() -> None:
     with pytest.raises(ConfigError, match='"window" must have radius; got size'):
         replace(model, [{"kind": "window", "heads": 4, "size": 3}])
     falcon = transformers.FalconForCausalLM(transformers.FalconConfig(**FAMILIES["gpt2"][3]))
-    with pytest.raises(ConfigError, match="without transformers' interface"):
-        replace(falcon, "additive")
-    with pytest.raises(ConfigError, match="it has sinks"):
-        replace(_model("gpt_oss"), "additive")
-    with pytest.raises(ConfigError, match="must have self-attention"):
-        replace(torch.nn.Linear(2, 2), "additive")
+    check_refused(
+        (ConfigError, "without transformers' interface", lambda: replace(falcon, "additive")),
+        (ConfigError, "it has sinks", lambda: replace(_model("gpt_oss"), "additive")),
+        (ConfigError, "must have self-attention", lambda: replace(torch.nn.Linear(2, 2), "additive")))
     own, _ = replace(model, "graph")
     with pytest.raises(ConfigError, match="set_structure"):
         own(_words())

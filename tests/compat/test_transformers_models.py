@@ -1,7 +1,5 @@
 """A transformers model of our layers (`examples/language_model.py`): files, Trainer, PEFT, Accelerate, generate."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
