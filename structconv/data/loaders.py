@@ -437,6 +437,9 @@ def _input_edges(source: Source, edges: Any) -> tuple[EdgeType, Tensor]:
         if not pair or not (kind := tuple(edges[0])) or {kind[0], kind[-1]} - {*source.node_types}:
             raise ConfigError(_OWNER, f"edge_label_index must be a type out of {source.edge_types}, or a pair of a "
                               "type and edges", repr(edges))
+        if len(kind) == 2:  # as PyTorch Geometric reads a pair of node types
+            known = [one for one in source.edge_types if (one[0], one[-1]) == kind]
+            kind = known[0] if len(known) == 1 else (kind[0], "to", kind[1])
         edges = edges[1]
     pairs = check_indices(_OWNER, "edge_label_index", source.edge_index(kind) if edges is None else edges)
     pairs = torch.Tensor.as_subclass(pairs, Tensor).cpu().long()
