@@ -63,6 +63,8 @@ FEW_ALONG_EDGES = 3 << 19
 _KINDS = (None, "sym", "row")
 #: Entries of a convolution's kernel up to which the planner takes torch's, but for a few at nearly equal cost.
 _USUAL = 49
+#: Other dtypes, in which torch's kernels compute what the planner takes.
+_BY_TORCH = frozenset((torch.float64, torch.bfloat16, torch.float16))
 
 
 def direct_of(root: Any) -> Direct | None:
@@ -182,10 +184,12 @@ def _convolve_image(leaf: Cuboid, padding: list[int], usual: bool, layer: Any, i
     bias = _bias(layer)
     if image.shape[1] != layer.in_channels or kernel.shape[2:] != leaf.kernel_size or image.layout is not torch.strided:
         return None
-    if not is_direct(image, kernel, bias) or not is_plain(layer, Shift, leaf):
+    dtype = image.dtype if usual and image.dtype in _BY_TORCH else torch.float32
+    if not is_direct(image, kernel, bias, dtype=dtype) or not is_plain(layer, Shift, leaf):
         return None
     try:
-        return convolve_images(image, kernel, bias, leaf.stride, padding, leaf.dilation, layer.groups, direct=True)
+        return convolve_images(image, kernel, bias, leaf.stride, padding, leaf.dilation, layer.groups,
+                               direct=dtype is torch.float32)
     except REFUSED:  # the plan computes it, or says what does not fit
         return None
 
@@ -196,12 +200,13 @@ def _convolve_transposed(leaf: Cuboid, padding: list[int], layer: Any, image: Te
     if kernel is None or extra is None or image.dim() != len(padding) + 2 or image.layout is not torch.strided:
         return None
     bias = _bias(layer)
-    fits = image.shape[1] == layer.in_channels and is_direct(image, kernel, bias)
+    dtype = image.dtype if image.dtype in _BY_TORCH else torch.float32
+    fits = image.shape[1] == layer.in_channels and is_direct(image, kernel, bias, dtype=dtype)
     if not fits or not is_plain(layer, ShiftTransposed, leaf):
         return None
     try:
         return convolve_transposed(image, kernel, bias, leaf.stride, padding, extra, layer.groups, leaf.dilation,
-                                   direct=True)
+                                   direct=dtype is torch.float32)
     except REFUSED:  # as above
         return None
 

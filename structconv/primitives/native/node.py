@@ -25,14 +25,14 @@ _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 Gradients = tuple[Tensor | None, ...]
 
 
-def is_direct(x: Tensor, *others: Tensor | None) -> bool:
+def is_direct(x: Tensor, *others: Tensor | None, dtype: torch.dtype = torch.float32) -> bool:
     """Return True if a kernel may read x (M, ..., C), and only autograd records or transforms the layer."""
     if (is_compiling() or private.transforms_active() or private.dispatch_modes() or private.function_modes()
             or private.forward_level() >= 0 or private.tracing() is not None):
         return False
     try:
         for t in (x, *others):
-            if t is not None and (type(t) not in _PLAIN or t.dtype is not torch.float32 or not t.is_cpu
+            if t is not None and (type(t) not in _PLAIN or t.dtype is not dtype or not t.is_cpu
                                   or t.shape[-1] > MAX_CHANNELS):
                 return False
     except IndexError:  # a scalar
