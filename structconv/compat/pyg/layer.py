@@ -223,8 +223,14 @@ class Layer(MessagePassing):
             return lazy_adjacency(graph, "row", dtype, weighted=False)
         if self.aggr == "mean":
             count = shares(graph, dtype)
-            messages = Sparse(graph, count if values is None else derived(
-                (graph.edge_index, values), ("shares", graph.num_outputs, dtype), lambda: values * count))
+            if values is not None and values.dim() == 1:
+                graph = derived((values, graph.edge_index), ("shares", graph.num_outputs, dtype),
+                                lambda: dataclasses.replace(messages.graph, edge_weight=values * count))
+                if lazy and not self.explain and not is_compiling():
+                    return lazy_adjacency(graph, None, dtype)
+                messages = Sparse(graph, graph.edge_weight)
+            else:
+                messages = Sparse(graph, count if values is None else values * count)
         return self._masked(messages)
 
     def _aggregated(self, x: Tensor, messages: Sparse, lin: nn.Module | None = None, root: nn.Module | None = None,
