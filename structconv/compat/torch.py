@@ -39,7 +39,7 @@ from structconv.nn.images import to_entries, to_image
 from structconv.nn.layer import recorded, refuse_script
 from structconv.planning.plan import plan_for
 from structconv.primitives.fused_attention import is_readable
-from structconv.primitives.images import is_few, is_few_summed, window_means
+from structconv.primitives.images import DTYPES, is_few, is_few_summed, window_means
 from structconv.primitives.native.dispatch import kernels
 from structconv.primitives.native.layer import attend_entries, attend_entries_weighted
 from structconv.primitives.native.node import is_direct
@@ -473,7 +473,7 @@ def _is_left_to_torch(layer: Any, image: Any) -> bool:
     if not built[3]:
         return False
     weight = layer._parameters.get("weight")
-    return (weight is not None and image.dim() == weight.dim() and image.dtype is torch.float32 and image.is_cpu
+    return (weight is not None and image.dim() == weight.dim() and image.dtype in DTYPES and image.is_cpu
             and weight.shape[2:] == layer.kernel_size and not is_few(image, weight, built[2].args[0].stride)
             and not must_be_planned(Shift))
 

@@ -36,7 +36,7 @@ from structconv.planning import kernel as register
 from structconv.planning.tuning import Autotuning
 from structconv.primitives.functions import finite
 from structconv.primitives.fused_attention import exact_attention, fused_attention
-from structconv.primitives.images import convolve_images, convolve_transposed, window_means
+from structconv.primitives.images import DTYPES, convolve_images, convolve_transposed, window_means
 from structconv.primitives.native.adjacency import Adjacency as Edges
 from structconv.primitives.native.adjacency import adjacency_of, unchanged
 from structconv.primitives.native.along_edges import attend_by_dots, attend_by_pairs, attend_by_terms
@@ -186,7 +186,8 @@ def _convolve_image(leaf: Cuboid, padding: list[int], usual: bool, layer: Any, i
     bias = _bias(layer)
     if image.shape[1] != layer.in_channels or kernel.shape[2:] != leaf.kernel_size or image.layout is not torch.strided:
         return None
-    if image.dtype is not torch.float32 or not image.is_cpu or not is_plain(layer, Shift, leaf):
+    dtypes = DTYPES if usual else (torch.float32,)
+    if image.dtype not in dtypes or not image.is_cpu or not is_plain(layer, Shift, leaf):
         return None
     try:
         return convolve_images(image, kernel, bias, leaf.stride, padding, leaf.dilation, layer.groups)
@@ -200,7 +201,7 @@ def _convolve_transposed(leaf: Cuboid, padding: list[int], layer: Any, image: Te
     if kernel is None or extra is None or image.dim() != len(padding) + 2 or image.layout is not torch.strided:
         return None
     bias = _bias(layer)
-    fits = image.shape[1] == layer.in_channels and image.dtype is torch.float32 and image.is_cpu
+    fits = image.shape[1] == layer.in_channels and image.dtype in DTYPES and image.is_cpu
     if not fits or not is_plain(layer, ShiftTransposed, leaf):
         return None
     try:

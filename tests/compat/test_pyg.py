@@ -459,8 +459,42 @@ def test_values_of_a_sparse_matrix_count_where_they_do_there(name, aggr):
     layer, peer = both(name, *((nn.Linear(P, Q),) if name == "GINConv" else (P, Q)), aggr=aggr)
     peer.load_state_dict(layer.state_dict())
     x = torch.randn(5, P).double()
-    for matrix in (MATRIX, MATRIX.to_sparse_csr()):
+    ones = torch.sparse_coo_tensor(MATRIX.indices(), torch.ones(7).double(), (5, 5), is_coalesced=True)
+    for matrix in (MATRIX, MATRIX.to_sparse_csr(), ones, ones.to_sparse_csr()):
         torch.testing.assert_close(layer(x, matrix), peer(x, matrix), rtol=1e-10, atol=1e-10)
+        matrix = matrix.clone()
+        layer(x, matrix)
+        matrix.values().mul_(2.0)
+        torch.testing.assert_close(layer(x, matrix), peer(x, matrix), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.skipif(core() is None, reason="there are no native kernels")
+@pytest.mark.parametrize("name, aggr, numbers", [
+    ("SAGEConv", "mean", torch.ones(7)), ("SAGEConv", "mean", torch.rand(7)), ("GINConv", "add", torch.ones(7)),
+    ("GINConv", "add", torch.rand(7))])
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_a_sparse_matrix_costs_few_more_own_calls_than_its_edges(name, aggr, numbers):
+    layer = getattr(ours, name)(*((nn.Linear(P, Q),) if name == "GINConv" else (P, Q)), aggr=aggr)
+    x = torch.randn(5, P)
+    matrix = torch.sparse_coo_tensor(MATRIX.indices(), numbers, (5, 5), is_coalesced=True).to_sparse_csr()
+    for run in (lambda: layer(x, matrix), lambda: layer(x, EDGES)):
+        run()
+    assert own_calls(lambda: layer(x, matrix)) <= own_calls(lambda: layer(x, EDGES)) + 40
+
+
+@pytest.mark.parametrize("numbers", [torch.ones(7).double(), MATRIX.values()])
+@pytest.mark.parametrize("name", ["SAGEConv", "GraphConv"])
+def test_gradients_reach_the_values_of_a_sparse_matrix(name, numbers):
+    layer, x = getattr(ours, name)(P, Q, aggr="mean").double(), torch.randn(5, P).double()
+    matrix = torch.sparse_coo_tensor(MATRIX.indices(), numbers, (5, 5), is_coalesced=True)
+    for _ in range(2):
+        weight = numbers.clone().requires_grad_()
+        got, = torch.autograd.grad(layer(x, torch.sparse_coo_tensor(
+            matrix.indices(), weight, (5, 5), is_coalesced=True)).square().sum(), weight)
+        moved = [torch.sparse_coo_tensor(matrix.indices(), numbers + h, (5, 5), is_coalesced=True)
+                 for h in 1e-6 * torch.cat([torch.eye(7), -torch.eye(7)]).double()]
+        ahead, back = torch.stack([layer(x, m).square().sum() for m in moved]).detach().split(7)
+        torch.testing.assert_close(got, (ahead - back) / 2e-6, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.filterwarnings("ignore:Converting sparse tensor to CSR")

@@ -645,7 +645,9 @@ def test_one_head_of_queries_is_that_of_all_keys() -> None:
     ("AvgPool3d", (2,), {}, (2, 4, 4, 5, 6)),
     ("ConvTranspose1d", (4, 6, 3), {"stride": 2, "output_padding": 1}, (2, 4, 9)),
     ("ConvTranspose2d", (4, 6, 3), {"padding": 1, "groups": 2}, (2, 4, 6, 7)),
-    ("ConvTranspose3d", (4, 6, 3), {"dilation": 2, "bias": False}, (2, 4, 4, 5, 6))])
+    ("ConvTranspose3d", (4, 6, 3), {"dilation": 2, "bias": False}, (2, 4, 4, 5, 6)),
+    *[(name, (4, 6, 3), {"padding": 1, "dtype": dtype}, (2, 4, 6, 7)) for name in ("Conv2d", "ConvTranspose2d")
+      for dtype in (torch.float64, torch.bfloat16, torch.float16)]])
 def test_small_images_need_no_plan(monkeypatch, name, args, options, shape):
     def planned(*args, **options):
         raise AssertionError("a plan was asked for")
@@ -653,7 +655,7 @@ def test_small_images_need_no_plan(monkeypatch, name, args, options, shape):
     monkeypatch.setattr("structconv.compat.torch.plan_for", planned)
     ours, theirs = (getattr(module, name)(*args, **options) for module in (compat, nn))
     ours.load_state_dict(theirs.state_dict())
-    x = torch.randn(shape)
+    x = torch.randn(shape).to(options.get("dtype", torch.float32))
     torch.testing.assert_close(ours(x), theirs(x))
 
 
