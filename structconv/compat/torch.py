@@ -209,8 +209,8 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
     def _directly(self, x: Tensor, padding: Tensor | None, mask: Tensor | None, hint: bool, weights: bool, mean: bool
                   ) -> tuple[Tensor, Tensor | None] | None:
         """Attention of few entries to themselves, by the kernel that a plan would choose; `None` for other calls."""
-        if type(x) is not Tensor or x.is_nested or x.dim() != 3 or not self.batch_first:
-            return None
+        if is_compiling() or type(x) is not Tensor or x.is_nested or x.dim() != 3 or not self.batch_first:
+            return None  # a traced program shall hold for any number of entries
         own, last, heads, shape = self._parameters, cast(nn.Module, self._modules["out_proj"]), self.num_heads, x.shape
         weight, bias = own.get("in_proj_weight"), own.get("in_proj_bias")
         if (weight is None or self.bias_k is not None or self.add_zero_attn or shape[2] != self.embed_dim
