@@ -141,9 +141,9 @@ def test_scipy_round_trip(kind):
 def test_complex_weights_and_other_arrays_are_refused():
     """Complex weights would lose their imaginary parts."""
     sparse = pytest.importorskip("scipy.sparse")
-    with pytest.raises(StructureError, match="edge_weight must be floating; got torch.complex64"):
+    with pytest.raises(StructureError, match=r"edge_weight must be floating; got torch\.complex64"):
         Graph.from_torch_sparse(torch.eye(2, dtype=torch.complex64).to_sparse())
-    with pytest.raises(StructureError, match="edge_weight must be floating; got torch.complex128"):
+    with pytest.raises(StructureError, match=r"edge_weight must be floating; got torch\.complex128"):
         Graph.from_scipy(sparse.csr_array([[0, 1j]]))
     with pytest.raises(StructureError, match=r"sparse matrix or array \(M, N\); got coo_array \(3,\)"):
         Graph.from_scipy(sparse.coo_array([1.0, 0.0, 2.0]))

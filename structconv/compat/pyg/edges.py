@@ -20,9 +20,9 @@ from structconv.structures.graph import Graph, attributes_of_loops, has_loops, l
 from structconv.torch_compat import is_batched, is_functional
 from structconv.weights import Eye
 
-__all__ = ["Fill", "edges_to_outputs", "gather", "graph_of", "group_count", "has_repeats", "is_sparse", "matrix_of", "memberships",
-           "numbered", "replaced_loops", "warn_of_two_kinds", "with_loops", "with_remaining_loops", "without_edges",
-           "without_loops"]
+__all__ = ["Fill", "edges_to_outputs", "gather", "graph_of", "group_count", "has_repeats", "is_sparse", "matrix_of",
+           "memberships", "numbered", "replaced_loops", "warn_of_two_kinds", "with_loops", "with_remaining_loops",
+           "without_edges", "without_loops"]
 
 Fill = float | str | Tensor
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
@@ -242,6 +242,7 @@ def _attributes(attr: Tensor | None, index: Tensor, inputs: int, outputs: int, f
 
 def group_count(index: Tensor) -> int:
     """The largest of the groups (E,) that entries are in, plus one; remembered."""
+    forget_changed(index)
     return derived(index, "groups", lambda: int(index.max()) + 1 if index.numel() else 0)
 
 
@@ -254,6 +255,7 @@ def memberships(owner: str, groups: Tensor, rows: int, size: int | None) -> Grap
     """The graph that joins each row to its group (E,); `rows` and `size` are the numbers of both, the last if known."""
     if groups.shape != (rows,):
         raise ShapeError(owner, f"the groups must have shape (E={rows},), one for each row of x", tuple(groups.shape))
+    forget_changed(groups)
     return Graph(derived(groups, "members", lambda: numbered(groups)), num_inputs=rows,
                  num_outputs=group_count(groups) if size is None else size)
 
