@@ -1252,7 +1252,8 @@ def test_attention_among_few_nodes_is_one_node_of_autograd(name, concat):
             found.append([y, *first, *torch.autograd.grad(sum(g.square().sum() for g in first), x)])
         torch.testing.assert_close(*found, rtol=2e-4, atol=1e-4 * float(found[1][-1].abs().max()))
         torch.manual_seed(3)
-        names = autograd_nodes(layer(x, edges).grad_fn)
+        y = layer(x, edges)  # torch 2.12 names the nodes of living results only
+        names = autograd_nodes(y.grad_fn)
         assert f"{ONE_NODE[name]}Backward" in names or (name == "GATv2Conv" and dropout)
 
 
