@@ -16,10 +16,8 @@ from structconv.primitives.native.dispatch import Loaded, kernels
 from structconv.primitives.native.loader import Core
 from structconv.primitives.native.node import Gradients, as_node, is_direct
 
-__all__ = ["DTYPES", "convolve_images", "convolve_transposed", "is_few", "is_few_summed", "window_means"]
+__all__ = ["convolve_images", "convolve_transposed", "is_few", "is_few_summed", "window_means"]
 
-#: Dtypes in which torch's kernels compute what the planner takes; ours compute in the first.
-DTYPES = torch.float32, torch.float64, torch.bfloat16, torch.float16
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
 _TRANSPOSED: dict[int, Callable[..., Tensor]] = {3: F.conv_transpose1d, 4: F.conv_transpose2d, 5: F.conv_transpose3d}
 _MEANS: dict[int, Callable[..., Tensor]] = {3: F.avg_pool1d, 4: F.avg_pool2d, 5: F.avg_pool3d}

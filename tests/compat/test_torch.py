@@ -665,3 +665,21 @@ def test_a_hook_of_the_last_linear_layer_is_called(need_weights: bool) -> None:
     y = layer(x, x, x, need_weights=need_weights)[0]
     layer.out_proj.register_forward_hook(lambda module, inputs, output: 2 * output)
     torch.testing.assert_close(layer(x, x, x, need_weights=need_weights)[0], 2 * y)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("strict", [False, True])
+def test_attention_exports_for_any_batch_and_length(need_weights, strict):
+    class Itself(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = compat.MultiheadAttention(16, 2, batch_first=True)
+
+        def forward(self, x):
+            return self.attention(x, x, x, need_weights=need_weights)
+
+    model, sizes = Itself().eval(), {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
+    program = torch.export.export(model, (torch.randn(2, 5, 16),), dynamic_shapes=(sizes,), strict=strict).module()
+    for shape in ((3, 7, 16), (1, 200, 16), (4, 1, 16)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(program(x), model(x), rtol=1e-5, atol=1e-5)

@@ -254,6 +254,7 @@ def _attributes(attr: Tensor | None, index: Tensor, inputs: int, outputs: int, f
 
 def group_count(index: Tensor) -> int:
     """The largest of the groups (E,) that entries are in, plus one; remembered."""
+    forget_changed(index)
     return derived(index, "groups", lambda: int(index.max()) + 1 if index.numel() else 0)
 
 
@@ -266,6 +267,7 @@ def memberships(owner: str, groups: Tensor, rows: int, size: int | None) -> Grap
     """The graph that joins each row to its group (E,); `rows` and `size` are the numbers of both, the last if known."""
     if groups.shape != (rows,):
         raise ShapeError(owner, f"the groups must have shape (E={rows},), one for each row of x", tuple(groups.shape))
+    forget_changed(groups)
     return Graph(derived(groups, "members", lambda: numbered(groups)), num_inputs=rows,
                  num_outputs=group_count(groups) if size is None else size)
 
