@@ -63,14 +63,8 @@ class Binary(OverTwo, Pairwise):
 
     first: Basis
     second: Basis
-
-    @property
-    def size(self) -> int:
-        return max(self.first.size, self.second.size)
-
-    @property
-    def has_scores(self) -> bool:
-        return self.first.has_scores or self.second.has_scores
+    size = property(lambda self: max(self.first.size, self.second.size))
+    has_scores = property(lambda self: self.first.has_scores or self.second.has_scores)
 
     def support(self) -> Support | None:
         return both(self.first.support(), self.second.support())
@@ -86,10 +80,8 @@ class Binary(OverTwo, Pairwise):
 
 
 def _common_pattern(first: Basis, second: Basis) -> Graph | None:
-    """Return the graph on which a product can be evaluated; a side that normalizes needs all of its own pairs.
-
-    Each pair is listed once, because the product of two sums over repeated edges is not the sum of products.
-    """
+    """Return the graph on which a product can be evaluated; a side that normalizes needs all of its own pairs. Each
+    pair is listed once, because the product of two sums over repeated edges is not the sum of products."""
     patterns = [basis.pattern() for basis in (first, second) if complete(basis)]
     if patterns:
         return patterns[0] if all(graph is patterns[0] for graph in patterns) else None
@@ -177,10 +169,7 @@ class Outer(Binary):
     """
 
     written = "a.outer(b)"
-
-    @property
-    def size(self) -> int:
-        return self.first.size * self.second.size
+    size = property(lambda self: self.first.size * self.second.size)
 
     def pattern(self) -> Graph | None:
         return _common_pattern(self.first, self.second)
@@ -299,14 +288,8 @@ class Normalized(Unary):
 
     kind: str
     over: str
-
-    @property
-    def has_scores(self) -> bool:
-        return False
-
-    @property
-    def normalizes(self) -> str:  # type: ignore[override]
-        return "" if self.kind == "sigmoid" else self.over
+    has_scores = False
+    normalizes = property(lambda self: "" if self.kind == "sigmoid" else self.over)
 
     def support(self) -> Support | None:
         return None
@@ -379,10 +362,7 @@ class DroppedWithin(SamePattern):
     first_input: Tensor
     first_output: Tensor
     outputs: int
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return broadcast(self.first_input.shape, self.child.batch_shape)
+    batch_shape = property(lambda self: broadcast(self.first_input.shape, self.child.batch_shape))
 
     def restricted(self, to: Restriction) -> Basis | None:
         return None

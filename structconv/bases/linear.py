@@ -45,10 +45,7 @@ class Concat(OverParts):
     """
 
     parts: tuple[Basis, ...]
-
-    @property
-    def has_scores(self) -> bool:
-        return any(part.has_scores for part in self.parts)
+    has_scores = property(lambda self: any(part.has_scores for part in self.parts))
 
     def split(self, t: Tensor) -> tuple[Tensor, ...]:
         """Cut axis -3 at the parts' borders."""
@@ -89,10 +86,7 @@ class Operands(OverTwo):
 
     first: Basis
     second: Basis
-
-    @property
-    def device(self) -> torch.device:
-        return self.first.device
+    device = property(lambda self: self.first.device)
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -119,13 +113,8 @@ class Composed(Operands):
                              f"M={self.second.num_inputs}",
                              "A mechanism with other outputs than inputs says which by output_structure.")
 
-    @property
-    def size(self) -> int:
-        return self.first.size * self.second.size
-
-    @property
-    def num_outputs(self) -> int:
-        return self.second.num_outputs
+    size = property(lambda self: self.first.size * self.second.size)
+    num_outputs = property(lambda self: self.second.num_outputs)
 
     def analysis(self, x: Tensor) -> Tensor:
         y = self.second.analysis(_fold(self.first.analysis(x)))
@@ -165,10 +154,7 @@ class Repeated(SamePattern):
     """
 
     times: int
-
-    @property
-    def size(self) -> int:
-        return self.times
+    size = property(lambda self: self.times)
 
     def apply(self, r: Tensor) -> Tensor:
         return _unfold(self.child.apply(_fold(r).unsqueeze(-3)).squeeze(-3), self.times)
@@ -206,9 +192,7 @@ class LinearSum(Operands):
                 [0., 1., 0.]])
     """
 
-    @property
-    def size(self) -> int:
-        return self.first.size
+    size = property(lambda self: self.first.size)
 
     def apply(self, r: Tensor) -> Tensor:
         return self.first.apply(r) + self.second.apply(r)
@@ -282,14 +266,8 @@ class Transposed(Unary):
     """
 
     flips = True
-
-    @property
-    def num_inputs(self) -> int:
-        return self.child.num_outputs
-
-    @property
-    def num_outputs(self) -> int:
-        return self.child.num_inputs
+    num_inputs = property(lambda self: self.child.num_outputs)
+    num_outputs = property(lambda self: self.child.num_inputs)
 
     def restricted(self, to: Restriction) -> Basis | None:
         return super().restricted(to.turned())

@@ -15,7 +15,7 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.structures.graph import Graph
 from structconv.structures.supports import DenseMask, Support
 
-__all__ = ["mask_and_table", "with_heads"]
+__all__ = ["check_masks_scores", "mask_and_table", "with_heads"]
 
 
 def mask_and_table(kind: str, added: Any) -> tuple[Any, Tensor | None]:
@@ -40,6 +40,13 @@ def mask_and_table(kind: str, added: Any) -> tuple[Any, Tensor | None]:
         raise ShapeError("a + b", "a tensor that is added must have shape (M, N) or (..., K or 1, M, N)",
                          tuple(added.shape))
     return _split(with_heads(added), isinstance(added, torch.nn.Parameter))
+
+
+def check_masks_scores(first: Any, mask: Any) -> None:
+    """Raise `ConfigError` where a mask is added to a matrix."""
+    if mask is not None and not first.has_scores:
+        raise ConfigError("a + b", "a mask in the log domain must be added to scores", repr(first),
+                          "Of a matrix leave pairs out by a.masked(keep=mask).")
 
 
 def with_heads(table: Tensor) -> Tensor:

@@ -27,19 +27,14 @@ class Mixed(SamePattern):
     """
 
     matrix: Tensor
-
-    @property
-    def size(self) -> int:
-        return self.matrix.shape[1]
+    size = property(lambda self: self.matrix.shape[1])
 
     @property
     def _width(self) -> int:
         """The heads of the child that are held for one of its own."""
         return -(-self.child.size // max(self.size, 1))
 
-    @property
-    def _terms(self) -> int:
-        return self.child.size
+    _terms = property(lambda self: self.child.size)
 
     def apply(self, r: Tensor) -> Tensor:
         heads, channels = r.shape[-3], r.shape[-1]

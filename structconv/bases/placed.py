@@ -80,14 +80,8 @@ class _Placed(OverChild):
     child: Basis
     output_positions: OutputPositions
     outputs: int
-
-    @property
-    def num_outputs(self) -> int:
-        return self.outputs
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return broadcast(self.child.batch_shape, self.output_positions.batch_shape)
+    num_outputs = property(lambda self: self.outputs)
+    batch_shape = property(lambda self: broadcast(self.child.batch_shape, self.output_positions.batch_shape))
 
     @property
     def dtype(self) -> torch.dtype | None:

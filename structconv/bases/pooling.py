@@ -40,18 +40,9 @@ class Pooling(Basis):
 
     shift: Shift | ShiftTransposed
     scale: float = 1.0
-
-    @property
-    def size(self) -> int:
-        return 1
-
-    @property
-    def num_inputs(self) -> int:
-        return self.shift.num_inputs
-
-    @property
-    def num_outputs(self) -> int:
-        return self.shift.num_outputs
+    size = 1
+    num_inputs = property(lambda self: self.shift.num_inputs)
+    num_outputs = property(lambda self: self.shift.num_outputs)
 
     @property
     def input_grid(self) -> Grid | GridBatch:
@@ -63,10 +54,7 @@ class Pooling(Basis):
         """The grid of the N outputs."""
         return self.shift.output_grid
 
-    @property
-    def device(self) -> torch.device:
-        """The device of the pairs of `pattern()`."""
-        return self.shift.device
+    device = property(lambda self: self.shift.device)
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         return self.scale * self.shift.dense(dtype).sum(-3, keepdim=True)

@@ -46,24 +46,8 @@ from structconv.structures.values import (
     tensors_in,
 )
 
-__all__ = [
-    "LAZY",
-    "Function",
-    "Leaf",
-    "NormalizedWeights",
-    "Projected",
-    "Rotated",
-    "Shared",
-    "Term",
-    "getter",
-    "itself",
-    "materialized",
-    "materializer",
-    "shape_class",
-    "tensor",
-    "tree_key",
-    "tree_spec",
-]
+__all__ = ["LAZY", "Function", "Leaf", "NormalizedWeights", "Projected", "Rotated", "Shared", "Term", "getter",
+           "itself", "materialized", "materializer", "shape_class", "tensor", "tree_key", "tree_spec"]
 
 #: The basis of a call -> a part of it.
 Get = Callable[[Any], Any]
@@ -189,10 +173,7 @@ class NormalizedWeights:
         """The weights themselves, which have the dtype and device."""
         return self
 
-    @property
-    def device(self) -> torch.device:
-        """The device of the edges."""
-        return listed_edges(self.graph)[0].device
+    device = property(lambda self: listed_edges(self.graph)[0].device)
 
     @property
     def shape(self) -> tuple[int]:

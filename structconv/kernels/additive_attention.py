@@ -146,8 +146,7 @@ class AdditiveScores(NamedTuple):
 
     def _factor(self, source: Tensor, target: Tensor, lead: tuple[int, ...]) -> Tensor | None:
         """Return the part of the kernel that depends only on the inputs; it is remembered if outputs are few, as in
-        decoding.
-        """
+        decoding."""
         few = target.shape[-2] * FEW <= source.shape[-2] and values_known(source) and source.is_cpu
         if not few:
             return None

@@ -28,8 +28,7 @@ __all__ = ["AttentionStep"]
 
 class AttentionStep(ScaledDotProduct):
     """One output that reads all entries, of which the last is still to be projected: softmax attention, Theta_k = V_k
-    O_k.
-    """
+    O_k."""
 
     name = "structconv.attention_step"
     types: ClassVar[tuple[type, ...]] = (Normalized,)
@@ -132,10 +131,8 @@ class _Step(NamedTuple):
 
     def attend(self, keys: Tensor, values: Tensor, x: Tensor | None = None, position: int = 0) -> Tensor:
         """y = sum_k softmax_m(scale <q_k, key_km> + term_km) value_km O_k + b, of another entry x at a position, where
-        query, key and value are projections.
-
-        The entry's key and value are written to the last rows of keys (B, G, M, D) and values (B, G', M, C).
-        """
+        query, key and value are projections. The entry's key and value are written to the last rows of keys (B, G, M,
+        D) and values (B, G', M, C)."""
         core, query, key, value, output, bias, scale, term, turn, own, shape = self
         if x is not None:
             query, key, value, own = Heads(x, *query[1:]), Heads(x, *key[1:]), Heads(x, *value[1:]), position

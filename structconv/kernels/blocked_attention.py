@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis
-from structconv.bases.entrywise import Dropped, Mapped, Masked, Normalized
-from structconv.bases.linear import Scaled
+from structconv.bases.entrywise import Dropped, Mapped, Normalized
 from structconv.bases.positions import bucket_count
-from structconv.bases.tree import Leaf
 from structconv.kernels.existing import Existing
-from structconv.kernels.expressions import Dropout, finite, listed, undropped
+from structconv.kernels.expressions import Dropout, finite, listed, undropped, unscaled
 from structconv.kernels.orders import Application, Applied, shares_of
 from structconv.kernels.terms import (
     PRODUCTS,
@@ -139,13 +137,7 @@ class BlockedAttention(Applied):
 
 def mapped(weights: Normalized) -> tuple[str, str, float, Basis] | None:
     """(normalization, map, gain, scores) of weights = normalized(gain map(scores))."""
-    kind, node, gain = weights.kind, weights.child, 1.0
-    while isinstance(node, Masked | Scaled):
-        if isinstance(node, Scaled):
-            if isinstance(node.factor, Tensor | Leaf):
-                break
-            gain *= node.factor
-        node = node.child
+    kind, (gain, node) = weights.kind, unscaled(weights.child)
     if isinstance(node, Mapped):
         name = next((name for fn, name in _MAPS if fn is node.fn), None)
         return None if name is None or kind == "sigmoid" or gain == 0 else (kind, name, gain, node.child)

@@ -86,8 +86,7 @@ class FlexScores(NamedTuple):
 
     def _suits(self, r: Tensor, query: Tensor, key: Tensor) -> bool:
         """Return True if Flex supports these dtypes, and masked inputs are finite: absent pairs are multiplied by zero.
-        Another entry reads an input that order or a window hides, so that the result shows if it is not finite.
-        """
+        Another entry reads an input that order or a window hides, so that the result shows if it is not finite."""
         operands = (r, query, key)
         if any(t.dtype not in _STORED for t in operands):
             return False
@@ -149,10 +148,8 @@ def _widened(t: Tensor) -> Tensor:
 
 def _whole(query: Tensor, key: Tensor, values: Tensor, maps: Maps, blocks: BlockMask | None, scale: float,
            mapping: str, gain: float) -> Any:
-    """Flex with the score gain map(score + along[m - n] + rows[n, bucket[m - n]]), -inf where a tensor says so.
-
-    The tensors are arguments: what the score function closed over outside would be a part of the program.
-    """
+    """Flex with the score gain map(score + along[m - n] + rows[n, bucket[m - n]]), -inf where a tensor says so. The
+    tensors are arguments: what the score function closed over outside would be a part of the program."""
     fn, first, (along, rows, bucket, padding, tables) = _MAPS[mapping], query.shape[-2] - 1, maps
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, n: Tensor, m: Tensor) -> Tensor:
@@ -173,9 +170,7 @@ def _whole(query: Tensor, key: Tensor, values: Tensor, maps: Maps, blocks: Block
 
 def _attention(device: torch.device, kind: Hashable) -> Callable[..., Tensor]:
     """Return the function for problems of one kind: compiled on a GPU, and plain elsewhere, where it is only tested.
-
-    Each kind has its own code object, because a compiler stops after a few programs of one code object.
-    """
+    Each kind has its own code object, because a compiler stops after a few programs of one code object."""
     if device.type in UNCOMPILED:
         return _whole
     compiled = _COMPILED.get(kind)

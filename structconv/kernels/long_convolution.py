@@ -41,8 +41,7 @@ class Circle(NamedTuple):
     @classmethod
     def of(cls, shift: Shift) -> Circle | None:
         """Return the circle for shifts without stride whose outputs are their inputs, on one grid with zero or circular
-        padding; else `None`.
-        """
+        padding; else `None`."""
         grid = shift.grid
         if not isinstance(grid, Grid) or grid.ndim > 2 or any(shift.grow) or any(s != 1 for s in shift.stride):
             return None

@@ -133,8 +133,7 @@ class _Match(NamedTuple):
 
     def calls(self) -> int:
         """The number of calls: one for each sample, or one for each size if samples stack, estimated from the sums of
-        sizes.
-        """
+        sizes."""
         samples, count = self.samples, _count(self.samples)
         if not self.stacks:
             return count
@@ -255,10 +254,8 @@ def _tensors_of(basis: Basis) -> list[Tensor]:
 
 
 def _groups(samples: Samples, numbers: int, stacks: bool) -> list[tuple[int, _Group]]:
-    """Samples that are computed together, with so many numbers at each pair, after how many numbers that makes.
-
-    They are of equal sizes, and one block holds their pairs. Nothing where no sample has any pair.
-    """
+    """Samples that are computed together, with so many numbers at each pair, after how many numbers that makes. They
+    are of equal sizes, and one block holds their pairs. Nothing where no sample has any pair."""
     if samples.pair_count == 0:
         return []
     alike: dict[Any, list[int]] = {}

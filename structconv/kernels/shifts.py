@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, cast
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
-from structconv.bases.shift import Shift
+from structconv.bases.shift import Shift, axis_positions
 from structconv.derived import derived
 from structconv.kernels.grid import ConvolutionWindow
 from structconv.planning.cost import Cost
@@ -123,19 +122,9 @@ def _laid(image: Tensor, padding: str, frame: Frame) -> Tensor:
     for axis, (low, high) in enumerate(zip(frame.before, frame.after, strict=True)):
         if low or high:
             size = image.shape[axis + 1]
-            image = image.index_select(axis + 1, _positions(size, low, high, padding, image.device))
+            positions, = axis_positions(size, low + size + high, 1, (-low,), padding, image.device)
+            image = image.index_select(axis + 1, positions)
     return image
-
-
-def _positions(size: int, low: int, high: int, padding: str, device: torch.device) -> Tensor:
-    """Return the entry at each position of a padded axis."""
-    at = torch.arange(-low, size + high, device=device)
-    if padding == "circular":
-        return at % size
-    if padding == "replicate":
-        return at.clamp(0, size - 1)
-    at = at % max(2 * (size - 1), 1)
-    return torch.where(at < size, at, 2 * (size - 1) - at)
 
 
 register(SliceProducts())

@@ -13,15 +13,15 @@ from structconv.bases.base import Basis
 from structconv.bases.entrywise import Dropped, LeakyReLU, Normalized
 from structconv.bases.pairs import Edges
 from structconv.bases.pairwise import complete, entries, weights_at
-from structconv.bases.scores import Affine, EdgeScore
+from structconv.bases.scores import Affine, Bilinear, EdgeScore
 from structconv.bases.tree import Projected, Term, getter, materializer, tensor
 from structconv.kernels.expressions import (
     Dropout,
     pairs_list,
     product_and_bias,
-    scaled_product,
     softmax_over_inputs,
     unmasked,
+    unscaled,
 )
 from structconv.kernels.folding import Folding, folded
 from structconv.kernels.orders import Application, Applied
@@ -423,8 +423,8 @@ def _bilinear(node: Basis, edges: AttentionEdges, support: Support | None) -> Bi
     """A bias must be one of the very edges that are listed."""
     own = support.graph.edge_index if isinstance(support, EdgeSupport) else None
     product, bias = product_and_bias(node, lambda part: isinstance(part, EdgeScore) and part.graph.edge_index is own)
-    scale, scores = scaled_product(product)
-    if scores is None:
+    scale, scores = unscaled(product)
+    if not isinstance(scores, Bilinear):
         return None
     return BilinearEdges(edges, getter(scores.query), getter(scores.key), None if bias is None else getter(bias.values),
                          scale)

@@ -22,8 +22,7 @@ from structconv.structures.graph import Graph, listed_edges
 from structconv.weights import Eye, Full
 from structconv.weights.base import plus
 
-__all__ = ["Matrices", "Sorted", "SparseProduct", "as_one_node", "is_lazy", "matrices",
-           "sorted_matrix"]
+__all__ = ["Matrices", "Sorted", "SparseProduct", "as_one_node", "is_lazy", "matrices", "sorted_matrix"]
 
 #: Edges as a native kernel reads them, and a function that raises an error if they changed after that.
 Sorted = tuple[Adjacency, Callable[[], None]]

@@ -20,13 +20,7 @@ from structconv.bases.positions import Distance, GridLookup, Lookup, bucket
 from structconv.bases.scores import Bilinear
 from structconv.bases.tree import getter, materializer, tensor
 from structconv.kernels.dense_attention import whole_bias
-from structconv.kernels.expressions import (
-    Dropout,
-    product_and_bias,
-    scaled_product,
-    softmax_over_inputs,
-    unmasked,
-)
+from structconv.kernels.expressions import Dropout, product_and_bias, softmax_over_inputs, unmasked, unscaled
 from structconv.kernels.folding import Folding
 from structconv.kernels.orders import Application, Applied
 from structconv.planning.cost import Cost
@@ -58,8 +52,7 @@ class Offsets(NamedTuple):
     @classmethod
     def of(cls, window: Window, causal: bool, entries: int) -> Offsets:
         """Return the offsets of a window over a sequence of entries, or on its grid. In a program for any number of
-        entries they are all offsets of the window, and the kernel skips those off the grid.
-        """
+        entries they are all offsets of the window, and the kernel skips those off the grid."""
         shape = (entries,) if window.grid is None else window.grid.shape
         below = tuple(at_most(radius, max(size - 1, 0) // step)
                       for (radius, step), size in zip(window.axes(), shape, strict=True))
@@ -149,7 +142,7 @@ class WindowAttention(Applied):
         if isinstance(bias, GridLookup) and (grid is None or grid.shape != bias.grid.shape
                                              or (dropout.p == 0 and whole_bias(weights) is not None)):
             return None
-        scale, scores = scaled_product(product)
+        scale, scores = unscaled(product)
         if not isinstance(scores, Bilinear) or not _stored(scores):
             return None
         return Windowed(getter(scores.query), getter(scores.key), None if bias is None else materializer(bias), dropout,

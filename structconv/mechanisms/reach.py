@@ -31,8 +31,7 @@ class _Reaches(NamedTuple):
 
 def reach_of(mechanism: Mechanism, structure: Any) -> Reach:
     """Return how many positions before its own an output reads at most; `None` if there is no bound, or if positions
-    are counted from the first input.
-    """
+    are counted from the first input."""
     parts = [part for part in mechanism.modules() if isinstance(part, Mechanism) and not isinstance(part, Operation)]
     masks = [_support(part, structure) for part in mechanism.modules() if isinstance(part, Mask)]
     by_offset = all(part.batching in ("pairs", "offsets") for part in parts) and all(map(_by_offset, masks))

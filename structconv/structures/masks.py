@@ -189,9 +189,7 @@ class _Pair(Support):
     def num_outputs(self) -> int | None:
         return self.second.num_outputs if self.first.num_outputs is None else self.first.num_outputs
 
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return broadcast(self.first.batch_shape, self.second.batch_shape)
+    batch_shape = property(lambda self: broadcast(self.first.batch_shape, self.second.batch_shape))
 
     def check(self, owner: str, num_inputs: int, num_outputs: int | None) -> None:
         self.first.check(owner, num_inputs, num_outputs)
@@ -211,9 +209,7 @@ class And(_Pair):
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return self.first._contains(m, n) & self.second._contains(m, n)
 
-    @property
-    def samples(self) -> Any:
-        return self.second.samples if self.first.samples is None else self.first.samples
+    samples = property(lambda self: self.second.samples if self.first.samples is None else self.first.samples)
 
     def _restricted(self, to: Any) -> list[Support] | None:
         first, second = self.first.restricted(to), self.second.restricted(to)
@@ -290,9 +286,7 @@ class Or(_Pair):
             return None
         return [Or(joined(first), joined(second))] if first and second else []
 
-    @property
-    def listed(self) -> bool:
-        return self.first.listed and self.second.listed and not torch.compiler.is_compiling()
+    listed = property(lambda self: self.first.listed and self.second.listed and not torch.compiler.is_compiling())
 
     def edge_bound(self, num_inputs: int, num_outputs: int) -> int | None:
         first, second = (side.edge_bound(num_inputs, num_outputs) for side in (self.first, self.second))
@@ -307,18 +301,9 @@ class Not(Support):
     """The pairs that are not in `kept`: `~kept`, for `drop=` masks. Never listed."""
 
     kept: Support
-
-    @property
-    def num_inputs(self) -> int | None:
-        return self.kept.num_inputs
-
-    @property
-    def num_outputs(self) -> int | None:
-        return self.kept.num_outputs
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return self.kept.batch_shape
+    num_inputs = property(lambda self: self.kept.num_inputs)
+    num_outputs = property(lambda self: self.kept.num_outputs)
+    batch_shape = property(lambda self: self.kept.batch_shape)
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return ~self.kept._contains(m, n)
@@ -347,27 +332,16 @@ class Transposed(Support):
     """The pairs of `of` with inputs and outputs exchanged, where no simpler support says it."""
 
     of: Support
-
-    @property
-    def num_inputs(self) -> int | None:
-        return self.of.num_outputs
-
-    @property
-    def num_outputs(self) -> int | None:
-        return self.of.num_inputs
+    num_inputs = property(lambda self: self.of.num_outputs)
+    num_outputs = property(lambda self: self.of.num_inputs)
 
     @property
     def samples(self) -> Any:
         samples = self.of.samples
         return None if samples is None else samples.transpose()
 
-    @property
-    def listed(self) -> bool:
-        return self.of.listed
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return self.of.batch_shape
+    listed = property(lambda self: self.of.listed)
+    batch_shape = property(lambda self: self.of.batch_shape)
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return self.of._contains(n, m)

@@ -76,8 +76,7 @@ class NamedStructures(NamedTuple):
         return self.samples
 
     def leading(self, name: str | None, led: Any) -> Self:
-        """Return the structures after a part that maps from the structure `name` to `led`.
-        """
+        """Return the structures after a part that maps from the structure `name` to `led`."""
         name = next(iter(self.by_name)) if name is None and len(self.by_name) == 1 else name
         by_name = self.by_name if name is None else {**self.by_name, name: led}
         samples = getattr(led, "samples", None)

@@ -91,18 +91,13 @@ class At(Support):
 
     support: Support
     output_positions: OutputPositions
-
-    @property
-    def num_inputs(self) -> int | None:
-        return self.support.num_inputs
+    num_inputs = property(lambda self: self.support.num_inputs)
 
     @property
     def num_outputs(self) -> int | None:
         return None if self.output_positions.positions is None else self.output_positions.positions.shape[-1]
 
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return self.output_positions.batch_shape
+    batch_shape = property(lambda self: self.output_positions.batch_shape)
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         positions = self.output_positions.positions

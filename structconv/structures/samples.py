@@ -95,13 +95,8 @@ class Samples(Support):
         """B."""
         return self.input_starts.shape[0] - 1
 
-    @property
-    def num_inputs(self) -> int:
-        return self.input_count
-
-    @property
-    def num_outputs(self) -> int:
-        return self.output_count
+    num_inputs = property(lambda self: self.input_count)
+    num_outputs = property(lambda self: self.output_count)
 
     def sizes(self) -> tuple[list[int], list[int]]:
         """Return M and N of each sample. A compiled program reads them as constants and is recompiled for others."""
@@ -143,9 +138,7 @@ class Samples(Support):
     def edge_bound(self, num_inputs: int, num_outputs: int) -> int:
         return self.pair_count
 
-    @property
-    def listed(self) -> bool:
-        return True
+    listed = True
 
     def transpose(self) -> Support:
         return self.turned() if self.square or isinstance(self.input_starts, Tensor) else Transposed(self)
@@ -173,14 +166,8 @@ class _InPlaces(Support):
     """A support over the entries of a batch, by their positions in their samples."""
 
     layout: Samples
-
-    @property
-    def num_inputs(self) -> int:
-        return self.layout.num_inputs
-
-    @property
-    def num_outputs(self) -> int:
-        return self.layout.num_outputs
+    num_inputs = property(lambda self: self.layout.num_inputs)
+    num_outputs = property(lambda self: self.layout.num_outputs)
 
 
 @structure()
@@ -207,10 +194,7 @@ class EachWithin(_InPlaces):
 
     supports: tuple[Support | None, ...]
     layout: Samples
-
-    @property
-    def samples(self) -> Samples:
-        return self.layout
+    samples = property(lambda self: self.layout)
 
     @property
     def batch_shape(self) -> tuple[int, ...]:

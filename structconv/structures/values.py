@@ -260,19 +260,16 @@ def frozen(cls: type, *, eq: bool, init: bool) -> Any:
     finally:  # such a field seems to have a default, so that fields after it may seem to be out of order
         if dataclasses.is_dataclass(cls):
             _check_names(cls)
-    name = f"{cls.__module__}.{cls.__qualname__}"
     if result.NAMES or result.DERIVED:
-        _register(result, name)
+        _register(result)
     else:
-        torch.export.register_dataclass(result, serialized_type_name=name)
+        torch.export.register_dataclass(result, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
     return result
 
 
 def _check_names(cls: type) -> None:
-    """Raise `ConfigError` if a field hides an attribute of a base class, or is hidden by it.
-
-    A field with a default may stand for a property, for example `size: int = 1`.
-    """
+    """Raise `ConfigError` if a field hides an attribute of a base class, or is hidden by it. A field with a default may
+    stand for a property, for example `size: int = 1`."""
     inherited = {name for base in cls.__mro__[1:] for name in vars(base).get("__dataclass_fields__", ())}
     for name in (field.name for field in dataclasses.fields(cls) if field.name not in inherited):
         homes = [base for base in cls.__mro__[1:] if name in vars(base)]
@@ -285,7 +282,7 @@ def _check_names(cls: type) -> None:
                               first, property) else "."))
 
 
-def _register(cls: Any, name: str) -> None:
+def _register(cls: Any) -> None:
     """Register a value with names, or with fields that its constructor finds, as `register_dataclass` does others."""
     leaves = [field for field in cls.__dataclass_fields__ if field not in (*cls.NAMES, *cls.DERIVED)]
 
@@ -294,17 +291,22 @@ def _register(cls: Any, name: str) -> None:
         return [getattr(value, field) for field in present], (
             tuple(present), tuple(getattr(value, field) for field in cls.NAMES))
 
-    def flatten_with_keys(value: Any) -> tuple[list[Any], Any]:
-        parts, context = flatten(value)
-        return [(pytree.GetAttrKey(field), part) for field, part in zip(context[0], parts, strict=True)], context
-
     def unflatten(parts: Iterable[Any], context: Any) -> Any:
         values = dict.fromkeys(leaves) | dict(zip(context[0], parts, strict=True))
         return cls(**values, **dict(zip(cls.NAMES, context[1], strict=True)))
 
-    pytree.register_pytree_node(cls, flatten, unflatten, serialized_type_name=name, to_dumpable_context=list,
-                                from_dumpable_context=lambda read: (tuple(read[0]), tuple(map(tuple, read[1]))),
-                                flatten_with_keys_fn=flatten_with_keys)
+    register_node(cls, flatten, unflatten)
+
+
+def register_node(cls: type, flatten: Callable[[Any], tuple[list[Any], Any]], unflatten: Callable[..., Any]) -> None:
+    """Register a node of pytrees, whose context is the names of its parts and a tuple of tuples."""
+    def flatten_with_keys(value: Any) -> tuple[list[Any], Any]:
+        parts, context = flatten(value)
+        return [(pytree.GetAttrKey(name), part) for name, part in zip(context[0], parts, strict=True)], context
+
+    pytree.register_pytree_node(cls, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys,
+                                serialized_type_name=f"{cls.__module__}.{cls.__qualname__}", to_dumpable_context=list,
+                                from_dumpable_context=lambda read: (tuple(read[0]), tuple(map(tuple, read[1]))))
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
