@@ -19,57 +19,14 @@ from torch.utils import _pytree as pytree
 
 from structconv import errors
 
-__all__ = [
-    "CALL",
-    "NAMES",
-    "PLAIN",
-    "PLAIN_CALLS",
-    "above_autograd",
-    "all_plain",
-    "any_autocast",
-    "any_requires_grad",
-    "autocast",
-    "backward_task",
-    "below_autograd",
-    "bound",
-    "bound_apply",
-    "called",
-    "calls_forward",
-    "decomposition_table",
-    "defers",
-    "dispatch_modes",
-    "encoder_attention",
-    "encoder_linear",
-    "flash_attention",
-    "flash_attention_backward",
-    "follows_transforms",
-    "forward_level",
-    "forward_mode",
-    "function_modes",
-    "fused_choice",
-    "global_hooks",
-    "in_a_mode",
-    "is_batched",
-    "is_functional",
-    "is_wrapped",
-    "known_version",
-    "linear_pointwise",
-    "meta_table",
-    "outside_modes",
-    "outside_trace",
-    "parameter",
-    "profiling",
-    "pytree",
-    "single_level",
-    "softmax_backward",
-    "tracing",
-    "transforms_active",
-    "unsafe_view",
-    "version",
-    "watched",
-    "will_run",
-    "without_autocast",
-]
+__all__ = ["CALL", "NAMES", "PLAIN", "PLAIN_CALLS", "above_autograd", "all_plain", "any_autocast", "any_requires_grad",
+           "autocast", "backward_task", "below_autograd", "bound", "bound_apply", "called", "calls_forward",
+           "decomposition_table", "defers", "dispatch_modes", "encoder_attention", "encoder_linear", "flash_attention",
+           "flash_attention_backward", "follows_transforms", "forward_level", "forward_mode", "function_modes",
+           "fused_choice", "global_hooks", "in_a_mode", "is_batched", "is_functional", "is_wrapped", "known_version",
+           "linear_pointwise", "meta_table", "outside_modes", "outside_trace", "parameter", "profiling", "pytree",
+           "single_level", "softmax_backward", "tracing", "transforms_active", "unsafe_view", "version", "watched",
+           "will_run", "without_autocast"]
 
 T = TypeVar("T")
 
@@ -264,11 +221,9 @@ all_plain: Callable[..., bool] = _all_plain if PLAIN_CALLS else _never
 
 
 class _Parameter:
-    """Finds the parameter that a module has registered under a name.
-
-    Whatever takes its place elsewhere (the tensor of a pruned or parametrized module, a buffer, a property of a derived
-    class) comes before, or is found as in any module.
-    """
+    """Finds the parameter that a module has registered under a name. Whatever takes its place elsewhere (the tensor of
+    a pruned or parametrized module, a buffer, a property of a derived class) comes before, or is found as in any
+    module."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name

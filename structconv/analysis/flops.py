@@ -85,8 +85,7 @@ def _window(a: _Arguments) -> int:
 def _attention(pairs: Callable[[_Arguments], int], depth: Callable[[_Arguments], int],
                channels: Callable[[_Arguments], int]) -> dict[str, _Formula]:
     """Count a product for scores and one for values forward, and the scores again and two gradients of each product
-    backward.
-    """
+    backward."""
     return {"": lambda a: 2 * pairs(a) * (depth(a) + channels(a)),
             "_backward": lambda a: 2 * pairs(a) * (3 * depth(a) + 2 * channels(a))}
 

@@ -34,8 +34,7 @@ CHANNELS = 3
 
 def absent_pairs(basis: Basis) -> Tensor:
     """Return the pairs that are masked out in all matrices, (M, N) booleans; without a mask, the pairs whose entries
-    are zero.
-    """
+    are zero."""
     present = basis._present()
     absent = basis.dense(F64) == 0 if present is None else ~present
     return absent.flatten(0, -3).all(0)
@@ -146,8 +145,7 @@ def _check_reads_content(specimen: Specimen) -> None:
 
 def check_reference(specimen: Specimen) -> None:
     """The primitives of the basis and of its transpose equal the einsum over `dense()`, gradients included; also in
-    float32, without gradients, with 0 to 2 leading dimensions and other numbers of channels (`draws`).
-    """
+    float32, without gradients, with 0 to 2 leading dimensions and other numbers of channels (`draws`)."""
     for turned in (False, True):
         subject, leaves = with_leaves(specimen.subject())
         basis = as_basis(subject)

@@ -19,8 +19,7 @@ from structconv.testing.checks import F64, arguments, same
 from structconv.testing.laws import twice, with_entries_reversed
 from structconv.testing.specimens import Setup, Specimen, Subject, as_basis, mapped, with_dtype
 
-__all__ = ["Analysis", "check_compile", "check_copies", "check_dtypes", "check_export",
-           "check_noncontiguous", "larger"]
+__all__ = ["Analysis", "check_compile", "check_copies", "check_dtypes", "check_export", "check_noncontiguous", "larger"]
 
 
 def check_dtypes(specimen: Specimen) -> None:
