@@ -107,10 +107,8 @@ def latest(owner: Any, name: str, key: Hashable, build: Callable[[], T]) -> T:
 
 
 def cached(owner: Tensor, key: Hashable, build: Callable[[], T]) -> T:
-    """`derived` for results that no mode of the caller changes, and that hold no tensor of the owner: without its care.
-
-    The owner is a plain tensor without a gradient, such as a list of edges.
-    """
+    """`derived` for results that no mode of the caller changes, and that hold no tensor of the owner, a plain tensor
+    without a gradient such as a list of edges: without its care."""
     entry, version = _ENTRIES.get(id(owner)), None if owner.is_inference() else owner._version
     if entry is None or entry.version != version or entry.ref() is not owner:
         value = build()
@@ -130,10 +128,8 @@ class Owner:
 
 
 class Reused:
-    """The last value computed from some tensors, remembered until they change.
-
-    It belongs to an object that makes many calls with the same tensors, and is freed with it.
-    """
+    """The last value computed from some tensors, remembered until they change by an object that makes many calls with
+    them."""
 
     def __init__(self) -> None:
         self._last: tuple[Hashable, tuple[Tensor, ...], Any] = None, (), None
@@ -159,9 +155,7 @@ def forget(owner: Any) -> None:
 
 def forget_changed(t: Tensor) -> None:
     """`forget(t)` if a NumPy array shares the tensor's memory and has changed its numbers, which torch does not count.
-
-    O(E) for a tensor whose memory is shared, which cannot be resized; O(1) for others.
-    """
+    O(E) for a tensor whose memory is shared, which cannot be resized; O(1) for others."""
     if is_compiling() or type(t) not in _PLAIN or private.is_functional(t) or private.is_batched(t):
         return
     if t.untyped_storage().resizable() or t.requires_grad or t.is_inference():  # the latter are not remembered

@@ -309,11 +309,7 @@ def softcap(basis: Basis, cap: float) -> Basis:
 
 @operator("scaled")
 def scaled(basis: Basis, scale: float | None = None) -> Basis:
-    """Multiply by `scale`, or by 1/sqrt(D).
-
-    Raises:
-        ConfigError: no `scale`, and a basis without scores, for example after a softmax.
-    """
+    """Multiply by `scale`, or by 1/sqrt(D): a `ConfigError` for a basis without scores, for example after a softmax."""
     if scale is None and not basis.has_scores:
         raise ConfigError("scaled", "its basis must have scores", type(basis).__name__,
                           "Scale before the softmax, or give the factor: scaled(0.125).")

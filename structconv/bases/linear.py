@@ -87,11 +87,8 @@ class Operands(OverTwo):
     first: Basis
     second: Basis
     device = property(lambda self: self.first.device)
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """The dtype of the first operand that has one."""
-        return first_dtype(self.first, self.second)
+    #: The dtype of the first operand that has one.
+    dtype = property(lambda self: first_dtype(self.first, self.second))
 
 
 @value
@@ -106,6 +103,8 @@ class Composed(Operands):
         tensor([[3., 3.],
                 [7., 7.]])
     """
+
+    _shown = "({0.first!r} @ {0.second!r})"
 
     def __post_init__(self) -> None:
         if self.first.num_outputs != self.second.num_inputs:
@@ -137,9 +136,6 @@ class Composed(Operands):
         """(..., K' K'', M, C) -> (..., K', K'', M, C)."""
         return r.unflatten(-3, (self.first.size, self.second.size))
 
-    def __repr__(self) -> str:
-        return f"({self.first!r} @ {self.second!r})"
-
 
 @value
 class Repeated(SamePattern):
@@ -155,6 +151,7 @@ class Repeated(SamePattern):
 
     times: int
     size = property(lambda self: self.times)
+    _shown = "{0.child!r}"
 
     def apply(self, r: Tensor) -> Tensor:
         return _unfold(self.child.apply(_fold(r).unsqueeze(-3)).squeeze(-3), self.times)
@@ -174,9 +171,6 @@ class Repeated(SamePattern):
         a, rank = self.child.evaluate(pairs), len(pairs.shape)
         return a.expand(*a.shape[:-rank - 1], self.times, *a.shape[-rank:])
 
-    def __repr__(self) -> str:
-        return repr(self.child)
-
 
 @value
 class LinearSum(Operands):
@@ -193,6 +187,7 @@ class LinearSum(Operands):
     """
 
     size = property(lambda self: self.first.size)
+    _shown = "({0.first!r} + {0.second!r})"
 
     def apply(self, r: Tensor) -> Tensor:
         return self.first.apply(r) + self.second.apply(r)
@@ -205,9 +200,6 @@ class LinearSum(Operands):
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         return self.first.dense(dtype or self.dtype) + self.second.dense(dtype or self.dtype)
-
-    def __repr__(self) -> str:
-        return f"({self.first!r} + {self.second!r})"
 
 
 @value
@@ -268,6 +260,7 @@ class Transposed(Unary):
     flips = True
     num_inputs = property(lambda self: self.child.num_outputs)
     num_outputs = property(lambda self: self.child.num_inputs)
+    _shown = "{0.child!r}.transpose()"
 
     def restricted(self, to: Restriction) -> Basis | None:
         return super().restricted(to.turned())
@@ -296,6 +289,3 @@ class Transposed(Unary):
         if graph is not None and graph.reversed().edge_index is pairs.graph.edge_index:  # type: ignore[attr-defined]
             return Edges(graph, pairs.dtype)
         return pairs.transposed()
-
-    def __repr__(self) -> str:
-        return f"{self.child!r}.transpose()"

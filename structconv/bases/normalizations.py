@@ -243,14 +243,12 @@ class LogSoftmax(GroupWise):
 
     child: Basis
     over: str
+    _shown = "{0.child!r}.log_softmax(over={0.over!r})"
 
     def of_group(self, scores: Tensor, keep: Tensor, dim: int) -> Tensor:
         top = _finite(scores.detach().masked_fill(~keep, -torch.inf).amax(dim, keepdim=True))
         total = torch.where(keep, torch.exp(scores - top), 0).sum(dim, keepdim=True)
         return scores - top - torch.where(total > 0, total, 1).log()
-
-    def __repr__(self) -> str:
-        return f"{self.child!r}.log_softmax(over={self.over!r})"
 
 
 # -- groups of a block, and of a list of edges --------------------------------------------------------------------

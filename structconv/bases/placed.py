@@ -21,11 +21,8 @@ __all__ = ["Moved", "Selected", "placed"]
 
 
 def placed(basis: Basis, output_positions: OutputPositions, outputs: int) -> Basis:
-    """Return the basis for outputs at these positions: by offsets from there, or by selecting its outputs.
-
-    Raises:
-        StructureError: some entries are absent, or the outputs are not the inputs.
-    """
+    """Return the basis for outputs at these positions, by offsets from there or by selecting its outputs; a
+    `StructureError` where entries are absent, or the outputs are not the inputs."""
     if isinstance(basis, Pairwise):
         if basis.support() is not None:
             raise StructureError("positions", "positions must be left out where a mechanism masks what it makes",
@@ -82,11 +79,8 @@ class _Placed(OverChild):
     outputs: int
     num_outputs = property(lambda self: self.outputs)
     batch_shape = property(lambda self: broadcast(self.child.batch_shape, self.output_positions.batch_shape))
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """The dtype of the child, which x must share."""
-        return getattr(self.child, "dtype", None)
+    #: The dtype of the child, which x must share.
+    dtype = property(lambda self: getattr(self.child, "dtype", None))
 
 
 @value

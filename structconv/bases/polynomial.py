@@ -50,6 +50,7 @@ class Polynomial(Basis):
     order: int
     kind: str = "chebyshev"
     first: int = 0
+    _shown = "Polynomial({0.operator!r}, order={0.order}, kind={0.kind!r}, first={0.first})"
 
     def __post_init__(self) -> None:
         if not isinstance(self.operator, Basis):
@@ -65,12 +66,8 @@ class Polynomial(Basis):
     size = property(lambda self: self.order - self.first + 1)
     num_inputs = num_outputs = property(lambda self: self.operator.num_inputs)
     batch_shape = property(lambda self: self.operator.batch_shape)
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """The operator's dtype."""
-        return getattr(self.operator, "dtype", None)
-
+    #: The operator's dtype.
+    dtype = property(lambda self: getattr(self.operator, "dtype", None))
     device = property(lambda self: self.operator.device)
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
@@ -114,9 +111,6 @@ class Polynomial(Basis):
 
     def _transposed(self) -> Basis:
         return Polynomial(self.operator.transpose(), self.order, self.kind, self.first)
-
-    def __repr__(self) -> str:
-        return f"Polynomial({self.operator!r}, order={self.order}, kind={self.kind!r}, first={self.first})"
 
     def constant_edges(self, x: Tensor) -> tuple[Csr, Csr, Tensor | None] | None:
         """Both layouts of a `Sparse` operator's edges and its values (E,), if these are constants and not batched."""

@@ -260,17 +260,11 @@ class ShiftTransposed(Basis):
     size = property(lambda self: self.shift.size)
     num_inputs = property(lambda self: self.shift.num_outputs)
     num_outputs = property(lambda self: self.shift.num_inputs)
-
-    @property
-    def input_grid(self) -> Grid | GridBatch:
-        """The grid of the M inputs."""
-        return self.shift.output_grid
-
-    @property
-    def output_grid(self) -> Grid | GridBatch:
-        """The grid of the N outputs."""
-        return self.shift.input_grid
-
+    _shown = "{0.shift!r}.transpose()"
+    #: The grid of the M inputs.
+    input_grid = property(lambda self: self.shift.output_grid)
+    #: The grid of the N outputs.
+    output_grid = property(lambda self: self.shift.input_grid)
     device = property(lambda self: self.shift.device)
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
@@ -303,9 +297,6 @@ class ShiftTransposed(Basis):
     def _transposed(self) -> Basis:
         return self.shift
 
-    def __repr__(self) -> str:
-        return f"{self.shift!r}.transpose()"
-
     def _scatter(self, r: Tensor, rows: Tensor, slots: int) -> Tensor:
         r = r.expand(*r.shape[:-3], self.size, *r.shape[-2:]).flatten(-3, -2)
         return r.new_zeros(*r.shape[:-2], slots, r.shape[-1]).index_add(-2, rows.flatten(), r)
@@ -331,7 +322,7 @@ def _agreed(grid: Grid | GridBatch) -> tuple[int, bool]:
 
 
 def axis_positions(size: int, outputs: int, stride: int, starts: Sequence[int], padding: str,
-                    device: torch.device | str) -> Tensor:
+                   device: torch.device | str) -> Tensor:
     """Return the input that each output reads on one axis, (K, outputs), by the padding's rule; -1 if there is none."""
     position = stride * torch.arange(outputs, device=device) + torch.tensor(starts, device=device).unsqueeze(-1)
     if size == 0 or padding in ("zeros", "none"):

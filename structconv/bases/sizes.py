@@ -87,12 +87,8 @@ class OverParts(Basis):
     num_inputs = property(lambda self: self.parts[0].num_inputs)
     num_outputs = property(lambda self: self.parts[0].num_outputs)
     batch_shape = property(lambda self: broadcast(*(part.batch_shape for part in self.parts)))
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """The dtype of the first part that has one."""
-        return first_dtype(*self.parts)
-
+    #: The dtype of the first part that has one.
+    dtype = property(lambda self: first_dtype(*self.parts))
     device = property(lambda self: self.parts[0].device)
 
 
@@ -110,12 +106,8 @@ class GraphValues(OnGraph):
     ENTRY_COUNTS = ("values",)
 
     values: Tensor | None
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """The dtype of the values, which x must share; `None` where they are ones."""
-        return None if self.values is None else self.values.dtype
-
+    #: The dtype of the values, which x must share; `None` where they are ones.
+    dtype = property(lambda self: None if self.values is None else self.values.dtype)
     device = property(lambda self: listed_edges(self.graph)[0].device)
 
 

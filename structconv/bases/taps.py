@@ -37,19 +37,11 @@ class Taps(Basis):
     size = property(lambda self: self.weights.shape[-3])
     num_inputs = property(lambda self: self.inputs)
     num_outputs = property(lambda self: self.weights.shape[-2])
-
-    @property
-    def taps(self) -> int:
-        """T."""
-        return self.weights.shape[-1]
-
+    #: T.
+    taps = property(lambda self: self.weights.shape[-1])
     batch_shape = property(lambda self: broadcast(tuple(self.index.shape[:-3]), tuple(self.weights.shape[:-3])))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the weights."""
-        return self.weights.dtype
-
+    #: The dtype of the weights.
+    dtype = property(lambda self: self.weights.dtype)
     device = property(lambda self: self.weights.device)
 
     def apply(self, r: Tensor) -> Tensor:

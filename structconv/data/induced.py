@@ -14,7 +14,7 @@ from structconv.arguments import checked, plain
 from structconv.data.checks import check_counts, check_edges, check_indices, check_range
 from structconv.data.loaders import Loader, input_nodes_of
 from structconv.data.sources import PLAIN_EDGE, PLAIN_NODE, Source, source_of
-from structconv.data.subgraphs import NodeType, Sampler, Subgraph, in_edges
+from structconv.data.subgraphs import NodeType, Subgraph, in_edges
 from structconv.errors import ConfigError, ShapeError, StructconvError, StructureError
 from structconv.primitives.hashing import hash_bits
 from structconv.primitives.sampling import InEdges, draw_neighbors, random_below
@@ -28,16 +28,10 @@ _ROUNDS = 40  # of `partition`
 
 
 class _InducedLoader(Loader):
-    """Batches of nodes with all edges between them.
-
-    Args:
-        length: how many positions there are to draw batches of.
-    """
+    """Batches of nodes with all edges between them, drawn from `length` positions."""
 
     def __init__(self, source: Source, length: int, *, is_sorted: bool = False, **options: Any) -> None:
-        sampler = Sampler(source.relations(None, None, is_sorted),
-                          {kind: source.num_nodes(kind) for kind in source.node_types}, [], subgraph_type="induced")
-        super().__init__(source, sampler, length, **options)
+        super().__init__(source, source.sampler([], is_sorted=is_sorted, subgraph_type="induced"), length, **options)
 
     def _subgraph(self, index: Tensor, seed: int) -> Subgraph:
         return self.neighbor_sampler.sample(self._nodes(index, seed), seed)

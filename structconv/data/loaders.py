@@ -40,12 +40,8 @@ class _Positions:
 
 
 class _Numbered:
-    """The positions of a sampler, each with a random number of the epoch, so that workers need no state.
-
-    Args:
-        generator: where the numbers come from; `None`: torch's own.
-        batches: the sampler yields lists of positions.
-    """
+    """The positions of a sampler, or with `batches` its lists of positions, each with a random number of the epoch, so
+    that workers need no state. The numbers come from `generator`, `None`: torch's own."""
 
     def __init__(self, positions: Any, generator: torch.Generator | None, batches: bool) -> None:
         self.positions, self.generator, self.batches = positions, generator, batches
@@ -85,12 +81,7 @@ def _named(constructor: Callable[..., None]) -> Callable[..., None]:
 
 
 class Loader(DataLoader[Any]):
-    """Samples a subgraph for each batch of seeds, in the workers if there are some.
-
-    Args:
-        data, features: see `NeighborLoader`.
-        length: the number of seeds.
-    """
+    """Samples a subgraph for each batch of `length` seeds, in the workers if there are some; see `NeighborLoader`."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Arguments of the constructor that have a wrong type are named, in an error that names the class."""
@@ -249,10 +240,9 @@ class NeighborLoader(Loader):
         self.input_type, self.seeds, self.input_id = input_nodes_of(source, input_nodes, input_id)
         times = check_rows(_OWNER, "input_time", input_time, len(self.seeds), "the seeds")
         self.input_time = None if times is None else check_times(_OWNER, "input_time", times)
-        sampler = Sampler(source.relations(time_attr, weight_attr, is_sorted),
-                          {kind: source.num_nodes(kind) for kind in source.node_types}, num_neighbors, replace=replace,
-                          disjoint=disjoint, subgraph_type=subgraph_type if directed else "induced",
-                          temporal_strategy=temporal_strategy)
+        sampler = source.sampler(num_neighbors, time_attr, weight_attr, is_sorted=is_sorted, replace=replace,
+                                 disjoint=disjoint, subgraph_type=subgraph_type if directed else "induced",
+                                 temporal_strategy=temporal_strategy)
         super().__init__(source, sampler, len(self.seeds), transform=transform, filter_per_worker=filter_per_worker,
                          seed=seed, **options)
 
@@ -332,10 +322,9 @@ class LinkNeighborLoader(Loader):
         times = check_rows(_OWNER, "edge_label_time", edge_label_time, *pairs)
         self.times = None if times is None else check_times(_OWNER, "edge_label_time", times)
         self.input_id = check_rows(_OWNER, "input_id", input_id, *pairs)
-        sampler = Sampler(source.relations(time_attr, weight_attr, is_sorted),
-                          {kind: source.num_nodes(kind) for kind in source.node_types}, num_neighbors, replace=replace,
-                          disjoint=disjoint, subgraph_type=subgraph_type if directed else "induced",
-                          temporal_strategy=temporal_strategy)
+        sampler = source.sampler(num_neighbors, time_attr, weight_attr, is_sorted=is_sorted, replace=replace,
+                                 disjoint=disjoint, subgraph_type=subgraph_type if directed else "induced",
+                                 temporal_strategy=temporal_strategy)
         if self.negatives is not None:
             self.ends = [Endpoint(source.num_nodes(kind), weights, sampler.node_times.get(kind), stream)
                          for stream, (kind, weights) in enumerate(zip((self.input_type[0], self.input_type[2]),

@@ -6,14 +6,14 @@ PyTorch Geometric is not imported: its objects are recognized by their attribute
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from structconv.data.subgraphs import EdgeType, NodeType, Subgraph, in_edges
+from structconv.data.subgraphs import EdgeType, NodeType, Sampler, Subgraph, in_edges
 from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.primitives.sampling import InEdges
 from structconv.structures import Graph
@@ -127,11 +127,7 @@ def blocks(batch: Any) -> list[Graph]:
 
 
 class Source:
-    """Data of one kind of nodes or several.
-
-    Args:
-        data: the whole graph.
-    """
+    """The whole graph, of one kind of nodes or several."""
 
     typed = False
     node_types: list[NodeType]
@@ -141,25 +137,14 @@ class Source:
         self.data = data
         self.node_types, self.edge_types = [PLAIN_NODE], [PLAIN_EDGE]
 
-    def num_nodes(self, kind: NodeType) -> int:
-        """Return the number of nodes of a type."""
-        raise NotImplementedError
-
-    def edge_index(self, kind: EdgeType) -> Tensor:
-        """(2, E)."""
-        raise NotImplementedError
-
-    def node_value(self, kind: NodeType, name: str) -> Tensor | None:
-        """A feature of all nodes of a type, or `None`."""
-        raise NotImplementedError
-
-    def edge_value(self, kind: EdgeType, name: str) -> Tensor | None:
-        """A feature of all edges of a type, or `None`."""
-        raise NotImplementedError
-
-    def select(self, subgraph: Subgraph) -> Any:
-        """The sampled part of the data."""
-        raise NotImplementedError
+    #: The number of nodes of a type, and its edges (2, E).
+    num_nodes: Callable[[NodeType], int]
+    edge_index: Callable[[EdgeType], Tensor]
+    #: A feature of all nodes, or of all edges, of a type, or `None`.
+    node_value: Callable[[NodeType, str], Tensor | None]
+    edge_value: Callable[[EdgeType, str], Tensor | None]
+    #: The sampled part of the data.
+    select: Callable[[Subgraph], Any]
 
     def store(self, batch: Any, kind: Key) -> Any:
         """Return the part of a batch that belongs to a type."""
@@ -179,6 +164,12 @@ class Source:
         return {kind: in_edges(self.edge_index(kind), (self.num_nodes(kind[0]), self.num_nodes(kind[2])),
                                edge_times=edge_times.get(kind), node_times=node_times.get(kind[0]),
                                weights=weights.get(kind), is_sorted=is_sorted) for kind in self.edge_types}
+
+    def sampler(self, num_neighbors: Any, time_attr: str | None = None, weight_attr: str | None = None, *,
+                is_sorted: bool = False, **options: Any) -> Sampler:
+        """The sampler of the data; `options` as of `Sampler`."""
+        return Sampler(self.relations(time_attr, weight_attr, is_sorted),
+                       {kind: self.num_nodes(kind) for kind in self.node_types}, num_neighbors, **options)
 
     def on_gpu(self) -> bool:
         """Return True if some of the data lies on another device."""
@@ -297,11 +288,7 @@ class _Entries(Source):
 
 
 def source_of(data: Any, features: Mapping[str, Tensor] | None) -> Source:
-    """Return the source of a loader.
-
-    Raises:
-        ConfigError: neighbors cannot be drawn from this kind of data.
-    """
+    """Return the source of a loader; a `ConfigError` for data from which no neighbors can be drawn."""
     if isinstance(data, Graph):
         return _Entries(replace(data, samples=None) if data.samples is not None else data,
                         {} if features is None else features)

@@ -63,9 +63,10 @@ def in_edges(edge_index: Tensor, sizes: tuple[int, int], *, edge_times: Tensor |
     edge_index = torch.Tensor.as_subclass(edge_index.detach(), Tensor).cpu()
     edge_times, node_times = _times(edge_times), _times(node_times)
     source, target = edge_index
-    if is_sorted:
+    if is_sorted or edge_times is not None or node_times is not None:
         check_bounds("NeighborLoader", "edge_index", "edge", edge_index, (("num_sources", sizes[0]),
                                                                          ("num_targets", sizes[1])))
+    if is_sorted:
         if bool((target[1:] < target[:-1]).any()):
             raise StructureError("NeighborLoader", "with is_sorted=True the targets edge_index[1] must not fall",
                                  int((target[1:] < target[:-1]).nonzero()[0]) + 1)
@@ -77,8 +78,6 @@ def in_edges(edge_index: Tensor, sizes: tuple[int, int], *, edge_times: Tensor |
         indptr, index, order = layouts(edge_index, *sizes)[0]
         order = order.to(index.dtype)
     else:
-        check_bounds("NeighborLoader", "edge_index", "edge", edge_index, (("num_sources", sizes[0]),
-                                                                         ("num_targets", sizes[1])))
         times = edge_times if edge_times is not None else node_times[source]  # type: ignore[index]
         by_time = times.argsort(stable=True)
         order = by_time[target[by_time].argsort(stable=True)]
@@ -137,15 +136,8 @@ class Sampler:
 
     def sample(self, seeds: Mapping[NodeType, Tensor], seed: int, times: Mapping[NodeType, Tensor] | None = None
                ) -> Subgraph:
-        """Sample the subgraph of some seeds.
-
-        Args:
-            seeds: nodes by type, int64.
-            seed: samples of the same seeds and the same seed are equal.
-            times: the time of each seed; with times of nodes, by default theirs.
-
-        Cost: O(1) a sampled edge.
-        """
+        """Sample the subgraph of some seeds, nodes by type, the same for the same `seed`; `times` are by default those
+        of the nodes. O(1) a sampled edge."""
         run = _Run(self, seeds, seed, times)
         for hop in range(self.hops):
             run.draw(hop)

@@ -15,6 +15,7 @@ from structconv.bases.positions import Distance, Lookup
 from structconv.bases.tree import Projected, Rotated, Shared, tensor
 from structconv.kernels.dense_attention import Attended, ScaledDotProduct, matched
 from structconv.kernels.expressions import product_and_bias, unmasked
+from structconv.kernels.terms import is_by_offset
 from structconv.planning.kernel import register
 from structconv.planning.problem import BoundRun, Call, Problem, Run
 from structconv.primitives.native.loader import Core
@@ -77,14 +78,8 @@ class AttentionStep(ScaledDotProduct):
 
 
 class _Step(NamedTuple):
-    """The arguments of a step, beside the cache.
-
-    Args:
-        query, key, value: the new entry, or its projections.
-        term: of the scores, by the offset from the new entry.
-        turn, position: how query and key are rotated, and where they stand.
-        shape: the shape of the entry, (B, 1, P) or (1, P).
-    """
+    """The new entry of shape (B, 1, P) or (1, P), or its projections, the term of the scores by the offset from it, and
+    how query and key are rotated, and where they stand: the arguments of a step, beside the cache."""
 
     core: Core
     query: Heads
@@ -144,11 +139,8 @@ class _Step(NamedTuple):
 
 
 class _Term:
-    """A term of the scores that depends on the offset of an entry from the last one alone.
-
-    Args:
-        scores: the term for any pairs. size: K.
-    """
+    """A term of the scores that depends on the offset of an entry from the last one alone; `scores` for any pairs, of K
+    = `size`."""
 
     def __init__(self, scores: Distance | Lookup, size: int) -> None:
         self._scores, self._size = scores, size
@@ -166,10 +158,8 @@ class _Term:
 
 def _is_by_offset(term: Basis) -> bool:
     """Return True for a term that depends only on the offset, with an output anywhere."""
-    scores = term.child if isinstance(term, Moved) and term.output_positions.positions is None else None
-    if isinstance(scores, Lookup):
-        return scores.kind != "position" and scores.table.shape[-2] == 1 and not scores.batch_shape
-    return isinstance(scores, Distance)
+    return (isinstance(term, Moved) and term.output_positions.positions is None and is_by_offset(term.child)
+            and not term.child.batch_shape)
 
 
 def _rows(stored: Any) -> Any:

@@ -44,11 +44,8 @@ _MAPS: tuple[tuple[Callable[[Tensor], Tensor], str], ...] = (
 
 
 class Blocked(NamedTuple):
-    """w = normalized(gain map(terms)), dropped, where pairs exist.
-
-    Args:
-        terms: what finds them. size: K. batch: the basis's leading dimensions.
-    """
+    """w = normalized(gain map(terms)), dropped, where pairs exist. Fields: what finds them in a basis; K; its leading
+    dimensions."""
 
     terms: Callable[[Any], tuple[Term, ...]]
     normalization: str

@@ -48,11 +48,7 @@ HELD_WEIGHTS, HELD_RELATIVE = 1 << 22, 1 << 16
 
 class Attended(NamedTuple):
     """softmax_m(scale <query_kn, key_km> + bias) where pairs exist; a bias is held whole, and a table goes with a mask.
-
-    Args:
-        query, key: what finds them. size: K. depth: D.
-        bias: (basis) -> the basis of the bias. places: the owner of what sizes alone decide of it.
-    """
+    Fields: what finds them in a basis; K and D; the owner (`places`) of what sizes alone decide of the bias."""
 
     query: Callable[[Any], Any]
     key: Callable[[Any], Any]

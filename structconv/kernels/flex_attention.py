@@ -55,12 +55,8 @@ _COMPILED: dict[Hashable, Callable[..., Tensor]] = {}
 
 
 class FlexScores(NamedTuple):
-    """softmax over the inputs of gain map(terms), at the pairs that are present.
-
-    Args:
-        terms: what finds them. size: K.
-        otherwise: the same in blocks, or `None` where blocks do not express it.
-    """
+    """softmax over the inputs of gain map(terms), at the pairs that are present; `otherwise` in blocks, or `None` where
+    blocks do not express it."""
 
     terms: Callable[[Any], tuple[Term, ...]]
     mapping: str
@@ -120,15 +116,9 @@ class FlexScores(NamedTuple):
 
 
 class Maps(NamedTuple):
-    """The terms of a pair (m, n) that the score function reads.
-
-    Args:
-        along: (B, K, N + M - 1), the term of each offset m - n.
-        rows: (B, K, N, L), the term of each output at each bucket.
-        bucket: (N + M - 1,), the bucket of each offset.
-        padding: (B, M) booleans.
-        tables: (M, N) or (B, M, N) booleans.
-    """
+    """What the score function reads of a pair (m, n): the term (B, K, N + M - 1) of each offset m - n, that (B, K, N,
+    L) of each output at each bucket, the bucket (N + M - 1,) of each offset, and booleans (B, M), and (M, N) or (B, M,
+    N)."""
 
     along: Tensor | None
     rows: Tensor | None

@@ -316,11 +316,9 @@ def _numbers(problem: Problem) -> int:
 
 
 class DenseOperator(Kernel):
-    """Phi = sum_k A_k (x) Theta_k as one (M P, N Q) matrix, then x Phi: O(M N P Q) memory.
-
-    A dense operator multiplies the zeros of a sparse basis as well, so that a NaN of x reaches every output; it is
-    therefore run unasked for `Dense` alone, where no entry is absent, and while the operator is small.
-    """
+    """Phi = sum_k A_k (x) Theta_k as one (M P, N Q) matrix, then x Phi: O(M N P Q) memory. It multiplies the zeros of a
+    sparse basis as well, so that a NaN of x reaches every output; it is therefore run unasked for `Dense` alone, where
+    no entry is absent, and while the operator is small."""
 
     name, orders = "dense operator", ("operator_first",)
 

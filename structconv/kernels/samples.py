@@ -42,13 +42,9 @@ _Group = tuple[int, ...]
 
 
 class Samplewise(NamedTuple):
-    """The computation of the samples of a call.
-
-    Args:
-        stacks: if True, samples of equal sizes may be stacked along a leading dimension.
-        keeps: if True, the backward would store their pairs, so that many are evaluated again instead.
-        plans: the plans of the size classes so far; all else that is static is shared by the call.
-    """
+    """The computation of the samples of a call: whether those of equal sizes may be stacked along a leading dimension,
+    whether the backward would store their pairs (`keeps`), so that many are evaluated again instead, and the plans of
+    the size classes so far; all else that is static is shared by the call."""
 
     stacks: bool
     keeps: bool

@@ -21,15 +21,9 @@ __all__ = ["Frame", "SliceProducts", "frame"]
 
 
 class Frame(NamedTuple):
-    """Inputs and outputs on one grid, on which each offset is one shift of the flat index.
-
-    Args:
-        before, after: padding of the input at the two ends of each axis.
-        shape: the padded input's size on each axis. Output n has the place n; only the first axis may have a different
-            number of outputs.
-        outputs: the output grid's size on each axis.
-        shifts: for each k, the flat index that an output reads minus its own.
-    """
+    """Inputs and outputs on one grid, on which each offset is one shift of the flat index: padding before and after
+    each axis, the sizes of the padded input and of the outputs, and for each k the index that an output reads minus its
+    own. Only the first axis may have a different number of outputs."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -69,10 +63,8 @@ def _frame(shift: Shift) -> Frame:
 
 
 class SliceProducts(Kernel):
-    """y = sum over k of one product with Theta_k, of a slice of x and into a slice of y; no row is gathered.
-
-    For stride 1, on grids of any number of axes, with every padding. torch's convolution keeps the cuboids.
-    """
+    """y = sum over k of one product with Theta_k, of a slice of x and into a slice of y; no row is gathered. For stride
+    1, on grids of any number of axes, with every padding. torch's convolution keeps the cuboids."""
 
     name, types, orders = "structconv.slices", (Shift,), ("per_shift",)
 

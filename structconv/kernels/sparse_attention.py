@@ -52,11 +52,8 @@ FEW_PRODUCTS = 1 << 26
 
 
 class AttentionEdges(NamedTuple):
-    """The edges of attention, its dropout, and its sizes.
-
-    Args:
-        pairs: what finds the list of the pairs. size: K. graph: what finds the graph, where the list is a graph's.
-    """
+    """The edges of attention, its dropout, and its sizes; `pairs` finds the list of the pairs, `graph` the graph where
+    it is a graph's."""
 
     pairs: Callable[[Any, int, int, torch.device], Graph]
     dropout: Dropout
@@ -156,8 +153,7 @@ class AffineEdges(NamedTuple):
         y = projected_attention(*batch.layouts, batch.rows(x), batch.by_head(source.vector),
                                 batch.by_head(target.vector), None if z is x else batch.rows(z),
                                 None if bias is None else batch.by_head(bias), slope=self.slope,
-                                dropout=edges.dropout.p, seed=edges.dropout.seed_of(call.basis),
-                                batch_heads=edges.size)
+                                **edges.options(call.basis))
         return batch.heads(y)
 
     def as_one_node(self, otherwise: Run, graph_of: Callable[[Any], Graph]) -> Run:

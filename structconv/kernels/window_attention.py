@@ -23,6 +23,7 @@ from structconv.kernels.dense_attention import whole_bias
 from structconv.kernels.expressions import Dropout, product_and_bias, softmax_over_inputs, unmasked, unscaled
 from structconv.kernels.folding import Folding
 from structconv.kernels.orders import Application, Applied
+from structconv.kernels.terms import is_by_offset
 from structconv.planning.cost import Cost
 from structconv.planning.counts import fused_application, samples_in
 from structconv.planning.fitted import SPARSE_CALLS, WINDOW_ENTRY
@@ -72,13 +73,8 @@ class Offsets(NamedTuple):
 
 
 class Windowed(NamedTuple):
-    """softmax over the offsets of a window of scale <query_n, key_m> + table[m - n].
-
-    Args:
-        query, key, bias: what finds them. size, depth: K and D.
-        window, causal: the offsets; all of a sample where there is no window.
-        samples: what finds the samples within which they are, or none.
-    """
+    """softmax over the offsets of a window, or of a whole sample, of scale <query_n, key_m> + table[m - n]. Fields:
+    what finds them in a basis; K and D; the offsets; what finds the samples, or none."""
 
     query: Callable[[Any], Any]
     key: Callable[[Any], Any]
@@ -133,7 +129,8 @@ class WindowAttention(Applied):
         if softmax is None:
             return None
         weights, dropout = softmax
-        product, bias = product_and_bias(unmasked(weights.child), _by_offset)
+        product, bias = product_and_bias(
+            unmasked(weights.child), lambda term: isinstance(term, GridLookup) or is_by_offset(term))
         parts = _window(weights.child.support(), bias)
         if parts is None or (parts[2] is None and weights.num_inputs != weights.num_outputs):
             return None
@@ -197,12 +194,6 @@ def _stored(scores: Bilinear) -> bool:
 
 def _native(*tensors: Tensor) -> bool:
     return len({t.dtype for t in tensors}) == 1 and tensors[0].dtype in STORED
-
-
-def _by_offset(bias: Basis) -> bool:
-    """Return True if a bias is a function of the offset."""
-    return isinstance(bias, Distance | GridLookup) or (isinstance(bias, Lookup) and bias.kind != "position"
-                                                       and bias.table.shape[-2] == 1)
 
 
 def _table(bias: Basis, offsets: Offsets) -> Tensor:

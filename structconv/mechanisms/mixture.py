@@ -157,11 +157,8 @@ class Mixture(Mechanism):
 
 
 def mixed(name: str, *operands: Any) -> Mixture | None:
-    """Apply an operator to operands of which some name their x; `None` if the result is not a mixture.
-
-    Raises:
-        ConfigError: an operator other than `|` on a mixture.
-    """
+    """Apply an operator to operands of which some name their x; `None` if the result is not a mixture. Only `|` takes
+    one."""
     mechanisms = [operand for operand in operands if isinstance(operand, Mechanism)]
     if name == "concat" and len(mechanisms) == len(operands):
         named = any(result is not None for part in mechanisms for result in names_of_x(part))

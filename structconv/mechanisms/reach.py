@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from structconv.mechanisms.expression import Mechanism, Position
 from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN, Mask
 from structconv.mechanisms.operations import Operation
-from structconv.mechanisms.samples import NORMALIZING
+from structconv.mechanisms.samples import LEAVING_ZEROS, NORMALIZING
 from structconv.mechanisms.scores import Uniform
 from structconv.structures.graph import Graph
 from structconv.structures.masks import And, Or
@@ -17,8 +17,6 @@ __all__ = ["reach_of", "reads_all_inputs"]
 
 #: OutputPositions before its own; `None` where it is not bounded.
 Reach = int | None
-#: Steps that leave a zero zero, and no other pair there.
-_PLAIN = frozenset(("multiply", "scaled", "softcap", "leaky_relu", "dropout", "mix"))
 
 
 class _Reaches(NamedTuple):
@@ -80,7 +78,7 @@ def _after_step(reaches: _Reaches, name: str, mask: Any, structure: Any) -> _Rea
         return _Reaches(None, reaches.counting, _longest([reaches.normalized, reaches.existing]))
     if name == "map":
         return reaches._replace(counting=reaches.existing)
-    return reaches if name in _PLAIN else _Reaches(None, None, None)
+    return reaches if name in LEAVING_ZEROS else _Reaches(None, None, None)
 
 
 def _support(mask: Mask, structure: Any) -> Any:

@@ -36,15 +36,10 @@ NOMINAL_DEGREE = 8
 
 @dataclass(frozen=True)
 class Sizes:
-    """Read sizes for costs. Each size counts as the greatest of its class, so that the plan does not depend on which
-    call comes first, and a resumed training computes the same numbers. Nominal sizes make a traced program independent
-    of the number of entries.
-
-    Args:
-        batch: product of the leading dimensions, read in this way.
-        itemsize: bytes of one number.
-        nominal: if True, every M and N is `NOMINAL_ENTRIES`, and every list of edges `NOMINAL_DEGREE` times that.
-    """
+    """Read sizes for costs. Each counts as the greatest of its class, so that the plan does not depend on which call
+    comes first, and a resumed training computes the same numbers. Nominal sizes, `NOMINAL_ENTRIES` and `NOMINAL_DEGREE`
+    times that of edges, make a traced program independent of the number of entries. `batch`: product of the leading
+    dimensions."""
 
     batch: int
     itemsize: int
@@ -77,11 +72,8 @@ def nonzero_count(*types: type) -> Callable[[_Function], _Function]:
 
 
 def application_cost(*types: type) -> Callable[[_Function], _Function]:
-    """Register `fn(basis, sizes, channels, mode)`: `Cost` of one of the three primitives, at a number of channels.
-
-    `mode` is "analysis", "synthesis" or "apply". Only a type whose primitives are not K products of its nonzeros
-    needs one.
-    """
+    """Register `fn(basis, sizes, channels, mode)`, the `Cost` of a primitive, "analysis", "synthesis" or "apply", at a
+    number of channels: for a type whose primitives are not K products of its nonzeros."""
     def register(fn: _Function) -> _Function:
         APPLICATIONS.update(dict.fromkeys(types, fn))
         return fn
@@ -105,10 +97,8 @@ def application(basis: Basis, sizes: Sizes, channels: int, mode: str = "apply") 
 
 
 def fused_application(basis: Basis, sizes: Sizes, channels: int, mode: str) -> Cost:
-    """Return the cost of one kernel that reads the scores once; listing the pairs costs the same.
-
-    Native kernels take numbers of at most 4 bytes; wider ones gather the rows of each pair by separate operators.
-    """
+    """The cost of one kernel that reads the scores once; listing the pairs costs the same. Native kernels take numbers
+    of at most 4 bytes; wider ones gather the rows of each pair by separate operators."""
     listed = _listing(basis, sizes)
     if sizes.itemsize > 4:
         return application(basis, sizes, channels, mode) + rows_gathered(basis, sizes)

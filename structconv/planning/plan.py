@@ -126,11 +126,8 @@ def served(call: Call) -> Hashable:
 
 
 def decide(problem: Problem, path: str | None = None, call: Call | None = None, key: Hashable = None) -> Plan:
-    """Compare the kernels that match a problem and choose the cheapest; see `plan_for`.
-
-    With `key`, the class of the problem, those within `tuning.LIMIT` of the cheapest are timed on `call`, and the
-    fastest is taken.
-    """
+    """Compare the kernels that match a problem and choose the cheapest; see `plan_for`. With `key`, the class of the
+    problem, those within `tuning.LIMIT` of the cheapest are timed on `call`, and the fastest is taken."""
     weighed = _weigh(problem, path)
     of_path = [w for w in weighed if path is None or w.path == path]
     allowed = [w for w in of_path if w.kernel.automatic(w.match, problem, w.path)] or of_path

@@ -82,14 +82,8 @@ def autotune(enabled: bool = True) -> Autotuning:
 
 
 def measured(runs: dict[str, Run], call: Call, key: Hashable) -> Seconds:
-    """Return the seconds of each path for this class of problems, remembered or timed now; empty if timing is not
-    possible.
-
-    Args:
-        runs: the candidates by name.
-        call: the call that is timed.
-        key: the key of the class.
-    """
+    """The seconds of each of these runs for this class of problems, remembered or timed now on `call`; empty if timing
+    is not possible."""
     digest = hashlib.sha256(repr(_written(key)).encode()).hexdigest()[:32]
     path, environment = _file(), _environment(call.x.device)
     known = _known(environment).get(digest, {})

@@ -28,14 +28,8 @@ class Pieces:
 
 
 class Restriction:
-    """The entries of one sample, or of several samples of equal sizes along a new leading dimension.
-
-    Args:
-        samples: the samples of the batch.
-        numbers: the numbers of the selected samples.
-        lead: the number of leading dimensions after the new one.
-        pieces: the pieces that were cut so far.
-    """
+    """The entries of one sample, or of several of equal sizes along a new leading dimension before `lead` others.
+    `pieces` are those of the batch's tensors that were cut so far."""
 
     def __init__(self, samples: Samples, numbers: tuple[int, ...], lead: int, pieces: Pieces) -> None:
         self.samples, self.numbers, self._pieces = samples, numbers, pieces
@@ -44,15 +38,10 @@ class Restriction:
         self.inputs, self.outputs = (side[numbers[0]] for side in self.sizes)
         self._turned = False
 
-    @property
-    def number(self) -> int | None:
-        """The number of the sample; `None` for several."""
-        return self.numbers[0] if self.lead is None else None
-
-    @property
-    def aligned(self) -> bool:
-        """True if the first input and output of each sample have equal numbers, so that m - n is unchanged."""
-        return self.samples.square
+    #: The number of the sample; `None` for several.
+    number = property(lambda self: self.numbers[0] if self.lead is None else None)
+    #: True if the first input and output of each sample have equal numbers, so that m - n is unchanged.
+    aligned = property(lambda self: self.samples.square)
 
     def turned(self) -> Restriction:
         """Return the restriction with inputs and outputs exchanged."""

@@ -115,10 +115,8 @@ def key_of(value: Any) -> Hashable:
 
 
 def static(value: Any, within: tuple[int, ...] = ()) -> Hashable:
-    """Return a hashable key of a value that does not hold it: its type and value, or its identity and contents.
-
-    `within` are the objects that contain it, so that a value that contains itself ends the search.
-    """
+    """A hashable key of a value that does not hold it: its type and value, or its identity and contents. `within` are
+    the objects that contain it, so that a value that contains itself ends the search."""
     kind, inside = type(value), (*within, id(value))
     if kind in VALUES or isinstance(value, type):
         return kind, value
@@ -174,10 +172,8 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def map_tensors(value: Any, fn: Callable[[Any], Any], whole: tuple[type, ...] = (), also: tuple[type, ...] = ()) -> Any:
-    """Return the value with fn applied to each tensor in it, also in tuples and nested values.
-
-    Values of the types in `whole` stay unchanged; fn is also applied to values of the types in `also`.
-    """
+    """The value with fn applied to each tensor in it, also in tuples and nested values, and to values of the types in
+    `also`. Values of the types in `whole` stay unchanged."""
     return _mapped(value, fn, whole, also)[0]
 
 
@@ -209,13 +205,8 @@ def _mapped(value: Any, fn: Callable[[Any], Any], whole: tuple[type, ...] = (), 
 
 
 def altered(value: Any, /, **changed: Any) -> Any:
-    """Return the frozen value with other fields, which are not checked again.
-
-    Values that `__post_init__` derives from them are computed again.
-
-    Raises:
-        ConfigError: the value holds tensors beside its fields that another constructor made.
-    """
+    """The frozen value with other fields, which are not checked again; what `__post_init__` derives is computed again.
+    Tensors beside its fields, which another constructor made, are an error."""
     return alterer(value)(changed)
 
 
@@ -246,11 +237,8 @@ def refreshed(value: Any) -> Any:
 
 
 def frozen(cls: type, *, eq: bool, init: bool) -> Any:
-    """Make a class a frozen dataclass and register it with `torch.export.register_dataclass`.
-
-    Raises:
-        ConfigError: a class that is no value, or a field that has the name of an attribute of a base class.
-    """
+    """Make a class a frozen dataclass and register it with `torch.export.register_dataclass`; an error if it is no
+    value, or a field has the name of an attribute of a base class."""
     if not issubclass(cls, FrozenValue):
         raise ConfigError(cls.__name__, "the class must derive from a Basis, a Score or a FrozenValue",
                           f"{cls.__mro__[1].__name__ if cls.__mro__[1:] else 'object'}",

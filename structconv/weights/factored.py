@@ -193,20 +193,12 @@ class LowRank(_TwoFactors, value="GPD", output="KDQ"):
             raise ShapeError("LowRank", "the number of value projections must divide K",
                              f"G={self.value.shape[0]}, K={self.output.shape[0]}")
 
-    @property
-    def inner(self) -> Tensor:
-        """The factor by which `heads` multiplies, (G, P, D)."""
-        return self.value
-
-    @property
-    def groups(self) -> int:
-        """G, the number of value projections."""
-        return self.value.shape[0]
-
-    @property
-    def _repeats(self) -> int:
-        """K / G, the number of heads that share a value projection."""
-        return self.output.shape[0] // self.value.shape[0]
+    #: The factor by which `heads` multiplies, (G, P, D).
+    inner = property(lambda self: self.value)
+    #: G, the number of value projections.
+    groups = property(lambda self: self.value.shape[0])
+    #: K / G, the number of heads that share a value projection.
+    _repeats = property(lambda self: self.output.shape[0] // self.value.shape[0])
 
     def dense(self) -> Tensor:
         return torch.einsum("kpd,kdq->kpq", self._head_values(), self.output)
@@ -359,11 +351,8 @@ class HeadBlocks(_Blocks, theta="KPD"):
     """
 
     theta: Tensor
-
-    @property
-    def groups(self) -> int:
-        """K: each head has a matrix of its own."""
-        return self.size
+    #: K: each head has a matrix of its own.
+    groups = property(lambda self: self.size)
 
     def _extents(self, size: int, in_channels: int, out_channels: int) -> dict[str, int]:
         return {"D": check_divides("HeadBlocks", "size", size, "out_channels", out_channels)}
@@ -371,11 +360,8 @@ class HeadBlocks(_Blocks, theta="KPD"):
     def _draw(self, theta: HeadBlocks, energy: Energy, variance: float) -> None:
         draw(theta.theta, variance * theta.size / (theta.in_channels * total_energy(energy, theta.size)))
 
-    @property
-    def inner(self) -> Tensor:
-        """The factor by which `heads` multiplies, (K, P, D)."""
-        return self.theta
-
+    #: The factor by which `heads` multiplies, (K, P, D).
+    inner = property(lambda self: self.theta)
     out_channels = property(lambda self: self.size * self.head_channels)
     head_channels = property(lambda self: self.theta.shape[2])
 
