@@ -62,18 +62,6 @@ def _one_requires_grad(*values: Any) -> bool:
     return any(isinstance(value, Tensor) and value.requires_grad for value in values)
 
 
-def _traces() -> bool | None:
-    return torch.jit.is_tracing() or None
-
-
-def _level_unknown() -> int:
-    return 0
-
-
-def _reshaped_copy(t: Tensor, shape: list[int]) -> Tensor:
-    return t.reshape(shape).clone()
-
-
 def _some_autocast() -> bool:
     return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
 
@@ -85,7 +73,8 @@ is_batched: Callable[[Tensor], bool] = _resolved("torch._C._functorch.is_legacy_
 #: Return True if a tensor belongs to a functional transform, or remained from one.
 is_functional: Callable[[Tensor], bool] = _resolved("torch._C._functorch.is_functorch_wrapped_tensor", _without_storage)
 #: Another shape of a tensor that nobody else has: no view of it, so that it may be changed in place.
-unsafe_view: Callable[[Tensor, list[int]], Tensor] = _resolved("torch.ops.aten._unsafe_view", _reshaped_copy)
+unsafe_view: Callable[[Tensor, list[int]], Tensor] = _resolved(
+    "torch.ops.aten._unsafe_view", lambda t, shape: t.reshape(shape).clone())
 #: The two blocks of torch's encoder layers; `None` if they are called otherwise.
 encoder_attention: Any = _resolved("torch.nn.TransformerEncoderLayer._sa_block")
 encoder_linear: Any = _resolved("torch.nn.TransformerEncoderLayer._ff_block")
@@ -109,9 +98,9 @@ exclude_key: Any = _resolved("torch._C._dispatch_tls_set_dispatch_key_excluded")
 #: A context in which an `autograd.Function` is one of the level that is being differentiated; `None` without.
 single_level: Any = _resolved("torch._functorch.autograd_function.enable_single_level_autograd_function")
 #: Return the state of the tracer, `None` if none is active.
-tracing: Callable[[], Any] = _resolved("torch._C._get_tracing_state", _traces)
+tracing: Callable[[], Any] = _resolved("torch._C._get_tracing_state", lambda: torch.jit.is_tracing() or None)
 #: Return the level of forward derivatives; below 0 if there are none.
-forward_level: Callable[[], int] = (_level_unknown if _resolved("torch.autograd.forward_ad._current_level") is None
+forward_level: Callable[[], int] = ((lambda: 0) if _resolved("torch.autograd.forward_ad._current_level") is None
                                     else partial(getattr, torch.autograd.forward_ad, "_current_level"))
 #: A context that enables or disables them.
 forward_mode: Any = _resolved("torch.autograd.forward_ad._set_fwd_grad_enabled")
@@ -182,12 +171,8 @@ _HOOKS = {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 PLAIN_CALLS = torch.nn.Module().__dict__.keys() >= _HOOKS
 
 
-def _never(*_: Any) -> bool:
-    return False
-
-
 #: Return True if a call of each module is its `forward`, without hooks.
-all_plain: Callable[..., bool] = _all_plain if PLAIN_CALLS else _never
+all_plain: Callable[..., bool] = _all_plain if PLAIN_CALLS else lambda *_: False
 
 
 class _Parameter:

@@ -21,11 +21,9 @@ _Formula = Callable[[_Arguments], int]
 
 
 def forward_flops(fn: Callable[[Tensor], Any], x: Tensor) -> int:
-    """Flops of the products in ``fn(x)``: matrix products, convolutions, attention and sparse products.
-
-    A multiplication and an addition are two. Element-wise work (activations, softmax, index selection) is not
-    counted. The function is run once, without gradients.
-    """
+    """Flops of the products in ``fn(x)``: matrix products, convolutions, attention and sparse products, a
+    multiplication and an addition being two. Element-wise work is not counted. The function is run once, without
+    gradients."""
     counter = FlopCounterMode(display=False, custom_mapping=counted())
     with torch.no_grad(), counter:
         fn(x)

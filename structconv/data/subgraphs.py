@@ -25,16 +25,9 @@ EdgeType = tuple[NodeType, str | None, NodeType]
 
 @dataclass
 class Subgraph:
-    """Sampled nodes and edges by type.
-
-    Args:
-        nodes: the sampled nodes, seeds first, then those of each hop.
-        rows, cols: positions in `nodes` where each edge begins and ends.
-        edges: the numbers of the edges.
-        groups: with disjoint subgraphs, the position of the seed of each node among all seeds.
-        num_sampled_nodes, num_sampled_edges: the numbers of nodes, seeds first, and of edges in each hop.
-        inputs: attributes of the seeds that the loader adds.
-    """
+    """Sampled nodes and edges by type: the nodes, seeds first, then those of each hop; the positions in them where each
+    edge begins and ends, and its number; with disjoint subgraphs the position of the seed of each node among all seeds
+    (`groups`); how many nodes and edges each hop has; attributes of the seeds that the loader adds."""
 
     nodes: dict[NodeType, Tensor]
     rows: dict[EdgeType, Tensor]
@@ -48,18 +41,9 @@ class Subgraph:
 
 def in_edges(edge_index: Tensor, sizes: tuple[int, int], *, edge_times: Tensor | None = None,
              node_times: Tensor | None = None, weights: Tensor | None = None, is_sorted: bool = False) -> InEdges:
-    """Edges (2, E) of M sources and N targets as the sampler reads them. O(E), or O(E log E) with times.
-
-    Args:
-        edge_times, node_times: (E,) or (M,), the times of the edges, or of the nodes where they begin.
-        weights: (E,).
-        is_sorted: edges are in the order of their targets, those of a target in the order of times; they are not
-            copied.
-
-    Raises:
-        StructureError: an index is out of range, edges are not sorted, or a weight is negative or not finite.
-        ShapeError: times or weights have another shape.
-    """
+    """Edges (2, E) of M sources and N targets as the sampler reads them, with weights (E,) and the times (E,) of the
+    edges, or (M,) of the nodes where they begin. With `is_sorted` they are in the order of their targets, those of a
+    target in the order of times, and are not copied. O(E), or O(E log E) with times."""
     edge_index = torch.Tensor.as_subclass(edge_index.detach(), Tensor).cpu()
     edge_times, node_times = _times(edge_times), _times(node_times)
     source, target = edge_index
@@ -102,15 +86,8 @@ def _times(times: Tensor | None) -> Tensor | None:
 
 
 class Sampler:
-    """Draw neighbors of seeds, then neighbors of these, hop by hop.
-
-    Args:
-        relations: the edges of each type, as `in_edges` makes them.
-        num_nodes: the number of nodes of each type.
-        num_neighbors: for each hop the number of edges drawn into a node, -1 for all; or such a list for each type
-            of edges.
-        replace, disjoint, subgraph_type, temporal_strategy: as of `NeighborLoader`.
-    """
+    """Draw neighbors of seeds, then neighbors of these, hop by hop: `num_neighbors` for each hop, -1 for all, or such a
+    list for each type of edges. The other options are those of `NeighborLoader`."""
 
     def __init__(self, relations: Mapping[EdgeType, InEdges], num_nodes: Mapping[NodeType, int],
                  num_neighbors: Sequence[int] | Mapping[EdgeType, Sequence[int]], *, replace: bool = False,

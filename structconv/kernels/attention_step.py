@@ -67,7 +67,7 @@ class AttentionStep(ScaledDotProduct):
         step, pending = _Step.of(match, call), call.pending
         if step is None or not step.projects(pending.x) or step.position != pending.start:
             return None
-        keys, values = pending.rows(_rows(match.key(call.basis))), pending.rows(_rows(call.projected))
+        keys, values = (pending.entries_of(_rows(own)).rows for own in (match.key(call.basis), call.projected))
 
         def run(x: Tensor, position: int) -> Tensor | None:
             if private.watched() or x.shape != step.shape or core_for(x, step.output) is None:

@@ -70,7 +70,8 @@ class SliceProducts(Kernel):
 
     def match(self, problem: Problem) -> Frame | None:
         shift = cast(Shift, problem.basis)
-        fits = _unstrided(shift) and shift.num_inputs > 0 and shift.num_outputs > 0
+        unstrided = isinstance(shift.grid, Grid) and all(step == 1 for step in shift.stride)
+        fits = unstrided and shift.num_inputs > 0 and shift.num_outputs > 0
         return frame(shift) if fits and ConvolutionWindow.of(shift) is None else None
 
     def cost(self, match: Frame, problem: Problem, path: str) -> Cost:
@@ -100,10 +101,6 @@ class SliceProducts(Kernel):
             return y if call.bias is None else y + call.bias
 
         return run
-
-
-def _unstrided(shift: Shift) -> bool:
-    return isinstance(shift.grid, Grid) and all(step == 1 for step in shift.stride)
 
 
 def _laid(image: Tensor, padding: str, frame: Frame) -> Tensor:

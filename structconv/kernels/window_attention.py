@@ -61,15 +61,12 @@ class Offsets(NamedTuple):
 
     def work(self) -> float:
         """Pairs that are computed, 16 outputs of a line at once, full or not, and what each output takes beside."""
-        *others, (last, line) = self._widths()
+        *others, (last, line) = [  # of each axis the offsets, and the entries that are that far apart
+            (below + above + 1, -(-size // step))
+            for below, above, size, step in zip(self.below, self.above, self.shape, self.dilation, strict=True)]
         lanes = -(-line // 16) * 16 / max(line, 1)
         near = math.prod(min(width, size) for width, size in others) * min(last + 15, line)
         return math.prod(self.shape) * (near * lanes + WINDOW_ENTRY)
-
-    def _widths(self) -> list[tuple[int, int]]:
-        """Return for each axis the number of offsets, and the number of entries that are that far apart."""
-        return [(below + above + 1, -(-size // step))
-                for below, above, size, step in zip(self.below, self.above, self.shape, self.dilation, strict=True)]
 
 
 class Windowed(NamedTuple):

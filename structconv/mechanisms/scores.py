@@ -443,7 +443,7 @@ class Gaussian(DotProduct):
         return Mapped(super().forward(inputs), torch.exp)
 
 
-class EmbeddedGaussian(DotProduct):
+class EmbeddedGaussian(Gaussian):
     """a_mn = exp(<phi(z_n), theta(x_m)>) in `dim` channels (Wang et al. 2018, eq. 3).
 
     Example:
@@ -455,10 +455,7 @@ class EmbeddedGaussian(DotProduct):
     """
 
     def __init__(self, dim: int, heads: int | None = 1) -> None:
-        super().__init__(heads, dim)
-
-    def forward(self, inputs: Inputs) -> Basis:
-        return Mapped(super().forward(inputs), torch.exp)
+        DotProduct.__init__(self, heads, dim)
 
 
 class Pair(Score):

@@ -126,7 +126,7 @@ class Samples(Support):
         inputs, outputs = self.members(m.device)
         return inputs[m] == outputs[n]
 
-    def _restricted(self, to: Any) -> list[Support] | None:
+    def restricted(self, to: Any) -> list[Support] | None:
         return [] if to.same(self) else None
 
     def edges(self, num_inputs: int, num_outputs: int, device: Device = None) -> Graph:
@@ -181,7 +181,7 @@ class Within(_InPlaces):
         inputs, outputs = self.layout.positions(m.device)
         return self.support._contains(inputs[m], outputs[n])
 
-    def _restricted(self, to: Any) -> list[Support] | None:
+    def restricted(self, to: Any) -> list[Support] | None:
         return [self.support] if to.same(self.layout) else None
 
     def __repr__(self) -> str:
@@ -211,7 +211,7 @@ class EachWithin(_InPlaces):
             result = result | inside
         return result
 
-    def _restricted(self, to: Any) -> list[Support] | None:
+    def restricted(self, to: Any) -> list[Support] | None:
         if to.number is None or not to.same(self.layout):
             return None
         own = self.supports[to.number]

@@ -42,7 +42,7 @@ class Causal(Support):
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return m <= n
 
-    def _restricted(self, to: Any) -> list[Support] | None:
+    def restricted(self, to: Any) -> list[Support] | None:
         return [self] if to.aligned else None
 
 
@@ -181,7 +181,7 @@ class Padding(Support):
     def visible_inputs(self) -> Tensor:
         return self.keep
 
-    def _restricted(self, to: Any) -> list[Support]:
+    def restricted(self, to: Any) -> list[Support]:
         return [Padding(to.of_inputs(self.keep, -1, 1))]
 
 
@@ -220,7 +220,7 @@ class DenseMask(Support):
     def visible_inputs(self) -> Tensor:
         return self.keep.any(-1)
 
-    def _restricted(self, to: Any) -> list[Support] | None:
+    def restricted(self, to: Any) -> list[Support] | None:
         if to.number is None:
             return None
         return [DenseMask(to.of_outputs(to.of_inputs(self.keep, -2, 2), -1, 2))]

@@ -33,11 +33,8 @@ def takes_samples(use: Use) -> bool:
 
 
 def check_samples(use: Use) -> None:
-    """Two samples of different sizes side by side give what each gives by itself, gradients included.
-
-    Raises:
-        StructureError: the layer refuses such a batch.
-    """
+    """Two samples of different sizes side by side give what each gives by itself, gradients included; or the layer
+    refuses such a batch by a `StructureError`."""
     use = dataclasses.replace(use, layer=use.layer.eval())
     single = use, larger(use)
     together = side_by_side(*single)
