@@ -97,7 +97,8 @@ def row(line: Line) -> tuple[str, ...]:
 def means(lines: Sequence[Line]) -> list[dict[str, Any]]:
     """The geometric mean of the ratios of each suite, of each of its phases, and of each peer, group and phase.
 
-    `below_one` names the lines whose peer is faster. Lines whose numbers were not compared do not count.
+    `below_one` names the lines whose peer is faster, `beyond_spread` those of them in which three quarters of its times
+    are below three quarters of ours. Lines whose numbers were not compared do not count.
     """
     compared = [line for line in lines if line.ratio is not None and line.max_error is not None]
     groups: dict[tuple[str, str, str, str], list[Line]] = {}
@@ -107,8 +108,14 @@ def means(lines: Sequence[Line]) -> list[dict[str, Any]]:
             groups.setdefault((line.suite, *level(line)), []).append(line)
     return [{"suite": suite, "peer": peer, "group": group, "phase": phase, "lines": len(members),
              "geometric_mean": _rounded(statistics.geometric_mean(line.ratio or 0.0 for line in members)),
-             "below_one": [f"{line.case}, {line.phase}, {line.peer}" for line in members if (line.ratio or 0.0) < 1]}
+             "below_one": [_named(line) for line in members if (line.ratio or 0.0) < 1],
+             "beyond_spread": [_named(line) for line in members if line.peer_ms and line.ours_ms
+                               and line.peer_ms[2] < line.ours_ms[0]]}
             for (suite, peer, group, phase), members in groups.items()]
+
+
+def _named(line: Line) -> str:
+    return f"{line.case}, {line.phase}, {line.peer} {line.ratio:.2f}x"
 
 
 def _milliseconds(times: tuple[float, float, float] | None) -> str:

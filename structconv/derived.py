@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling
 
 from structconv import torch_compat as private
@@ -154,17 +155,23 @@ def forget(owner: Any) -> None:
 
 
 def forget_changed(t: Tensor) -> None:
-    """`forget(t)` if a NumPy array shares the tensor's memory and has changed its numbers, which torch does not count.
-    O(E) for a tensor whose memory is shared, which cannot be resized; O(1) for others."""
+    """Count a change of the tensor by a NumPy array that shares its memory, as torch counts its own changes in place.
+
+    O(E) for a tensor whose memory is shared, which cannot be resized; O(1) for others.
+    """
     if is_compiling() or type(t) not in _PLAIN or private.is_functional(t) or private.is_batched(t):
         return
     if t.untyped_storage().resizable() or t.requires_grad or t.is_inference():  # the latter are not remembered
         return
     entry = _ENTRIES.get(id(t))
     known = None if entry is None or entry.ref() is not t or entry.version != t._version else entry.values.get(_COPY)
-    if known is None or not torch.equal(t, known[1]):
+    if known is not None and torch.equal(t, known[1]):
+        return
+    if known is None:
         forget(t)
-        cached(t, _COPY, t.clone)
+    else:
+        increment_version(t)  # what is derived of other tensors too is kept with those
+    cached(t, _COPY, t.clone)
 
 
 def _forgets(known: dict[int, Any], number: int) -> Callable[[object], object]:

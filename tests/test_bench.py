@@ -156,13 +156,16 @@ def test_means_are_geometric_and_name_the_lines_below_one():
         return Line(**{"suite": "compat", "case": "gcn", "phase": FORWARD, "peer": peer, "ratio": ratio,
                        "max_error": 0.0, **fields})
 
-    lines = [line(4.0, group="small"), line(1.0, phase=BOTH), line(0.25, "torch", case="mha"),
+    lines = [line(4.0, group="small"), line(1.0, phase=BOTH, ours_ms=(1.0, 2.0, 3.0), peer_ms=(0.5, 2.0, 4.0)),
+             line(0.25, "torch", case="mha", ours_ms=(1.0, 2.0, 3.0), peer_ms=(0.4, 0.5, 0.9)),
              line(9.0, "its parts", max_error=None), line(None, phase=BOTH, note="left out")]
     actual = {(mean["peer"], mean["group"], mean["phase"]): mean for mean in means(lines)}
     assert {key: (mean["lines"], mean["geometric_mean"]) for key, mean in actual.items()} == {
         ("all", "", ""): (3, 1.0), ("all", "", FORWARD): (2, 1.0), ("all", "", BOTH): (1, 1.0),
         ("pyg", "small", FORWARD): (1, 4.0), ("pyg", "", BOTH): (1, 1.0), ("torch", "", FORWARD): (1, 0.25)}
-    assert actual["all", "", ""]["below_one"] == ["mha, forward, torch"]
+    assert actual["all", "", ""]["below_one"] == actual["all", "", ""]["beyond_spread"] == ["mha, forward, torch 0.25x"]
+    lines[2] = dataclasses.replace(lines[2], peer_ms=(0.4, 0.5, 1.1))
+    assert means(lines)[0]["below_one"] and not means(lines)[0]["beyond_spread"]
 
 
 @pytest.mark.parametrize("verb", [main, lambda words: structconv(["bench", *words])])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import pickle
+from collections import Counter
+
 import pytest
 import torch
 
@@ -18,7 +22,7 @@ from structconv.data import (
     partition,
     random_walk,
 )
-from tests.test_loaders import NODES, graph
+from tests.test_loaders import NODES, graph, typed
 
 FEATURES = {"x": torch.arange(NODES) * 10}
 LOADERS = {
@@ -81,6 +85,42 @@ def test_a_call_gives_what_the_first_epoch_gives():
     loader = NeighborLoader(graph(), [3, 2], batch_size=4, seed=5)
     for at, batch in enumerate(loader):
         assert loader(batch.input_id).e_id.equal(batch.e_id) and batch.input_id.tolist()[0] == 4 * at
+
+
+class _Storages(pickle.Pickler):
+    """Counts the tensors of each storage. Linux passes no storage twice to a spawned process."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO())
+        self.counts, self.kept = Counter(), []
+
+    def reducer_override(self, value):
+        if not isinstance(value, torch.Tensor):
+            return NotImplemented
+        self.kept.append(value)
+        self.counts[value.untyped_storage().data_ptr()] += value.numel() > 0
+        return str, ("",)
+
+
+STORED = SEEDED | {
+    "walks with norms": lambda **o: GraphSAINTRandomWalkSampler(graph(), 6, 3, sample_coverage=2, **o),
+    "timed": lambda **o: NeighborLoader(graph(), [3], features={"time": torch.arange(NODES)}, time_attr="time",
+                                        input_time=torch.arange(NODES), **o),
+    "sorted": lambda **o: NeighborLoader(Graph(graph().edge_index.sort(1).values, num_nodes=NODES), [3],
+                                         is_sorted=True, **o),
+    "typed": lambda **o: NeighborLoader(typed(), [3], "paper", time_attr="time", **o),
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_spawned_workers_get_no_storage_twice(name):
+    make, pickler = STORED[name], _Storages()
+    loader, again = make(seed=2), make(seed=2)
+    pickler.dump(loader._collate)
+    assert pickler.counts and {*pickler.counts.values()} <= {0, 1}
+    for one, other in zip(loader, again, strict=True):
+        stores = [(one, other)] if name != "typed" else [(one[kind], other[kind]) for kind in one.edge_types]
+        assert all(torch.equal(a.e_id, b.e_id) for a, b in stores)
 
 
 def test_items_of_clusters_leave_the_global_random_state():

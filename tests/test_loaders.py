@@ -12,6 +12,7 @@ import torch
 
 from structconv import Adjacency, ConfigError, Conv, Graph, Identity, ShapeError, StructureError, data
 from structconv.data import LinkNeighborLoader, NeighborLoader, blocks
+from structconv.data.subgraphs import Sampler
 from structconv.errors import StructconvError
 from structconv.primitives import sampling
 
@@ -152,6 +153,26 @@ def test_layers_over_blocks_give_the_seeds_what_layers_over_the_whole_sample_giv
         torch.testing.assert_close(y, x[:seeds])
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("self_loops", [False, True])
+@pytest.mark.parametrize("normalize", [None, "row", "sym"])
+def test_blocks_have_the_degrees_of_the_whole_sample(normalize, self_loops, weighted):
+    torch.manual_seed(0)
+    whole = graph()
+    if not weighted:
+        whole = Graph(whole.edge_index, num_nodes=NODES, edge_attr=torch.randn(EDGES, 2))
+    for batch in NeighborLoader(whole, [4, 3, 2], batch_size=16, seed=0):
+        layers = [Conv(Adjacency(normalize, self_loops=self_loops), 3, 3) for _ in range(3)]
+        x = y = torch.randn(len(batch.n_id), 3)
+        for layer, block in zip(layers, blocks(batch, normalize=normalize, self_loops=self_loops), strict=True):
+            over_block = Conv(Adjacency(None), 3, 3)
+            over_block.load_state_dict(layer.state_dict())
+            x, y = layer(x, batch.graph).tanh(), over_block(y, block).tanh()
+            assert weighted or block.edge_attr.shape == (block.num_edges, 2)
+        assert bool((y != 0).any(1).all()) or not self_loops
+        torch.testing.assert_close(y, x[:batch.batch_size])
+
+
 def test_blocks_of_pygs_data_have_the_attributes_of_its_edges():
     pyg = pytest.importorskip("torch_geometric")
     data = pyg.data.Data(edge_index=graph().edge_index, num_nodes=NODES,
@@ -176,6 +197,31 @@ def test_torchs_operators_draw_what_the_kernels_draw(name, monkeypatch):
     _same(native, batches_of(OPTIONS[name])[1])
 
 
+@pytest.mark.parametrize("limit, words, dtype", [(1000, 1, torch.int32), (2**20, 1, torch.int64),
+                                                 (2**40, 2, torch.int64)])
+def test_every_table_numbers_keys_in_the_order_in_which_they_come(limit, words, dtype, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    seeds, *added, unknown = (torch.randint(limit, (300,), generator=generator) for _ in range(5))
+    results = []
+    for core in (sampling.kernels, lambda: None):
+        monkeypatch.setattr(sampling, "kernels", core)
+        numbers = sampling.Numbers(limit)
+        numbers.enter(seeds)
+        results.append([part for keys in added for part in numbers.add(torch.cat([keys, seeds[:9], keys[:9]]))]
+                       + [numbers.find(torch.cat([unknown, seeds, added[0]]))])
+        if numbers._core is not None:  # a number for each key that there may be, where this is not larger
+            assert numbers._table.dtype is dtype and numbers._table.shape[1] == words
+    assert all(map(torch.equal, *results))
+
+
+@pytest.mark.skipif(sampling.kernels() is None, reason="there are no native kernels")
+@pytest.mark.parametrize("source", [-1, 5, 2**40])
+def test_edges_from_outside_that_nobody_has_checked_are_refused(source):
+    edges = sampling.InEdges(torch.tensor([0, 1, 2]), torch.tensor([source, 0]))
+    with pytest.raises(StructureError, match=r"edges must begin at nodes in \[0, 2\); got"):
+        Sampler({(None, None, None): edges}, {None: 2}, [2]).sample({None: torch.tensor([0, 1])}, 0)
+
+
 @pytest.mark.parametrize("name", ["few", "disjoint"])
 def test_many_draws_of_a_node_and_threads_change_nothing(name, monkeypatch):
     threads = torch.get_num_threads()
@@ -194,7 +240,9 @@ def test_many_draws_of_a_node_and_threads_change_nothing(name, monkeypatch):
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "filter_per_worker": False},
-                                     {"num_workers": 1, "persistent_workers": True}])
+                                     {"num_workers": 1, "persistent_workers": True},
+                                     {"num_workers": 1, "persistent_workers": True,
+                                      "multiprocessing_context": "spawn"}])
 def test_batches_are_the_seeds_and_not_the_workers(options):
     loaders = [NeighborLoader(graph(), [3, 2], batch_size=16, shuffle=True, seed=7, features={"x": torch.arange(NODES)},
                               **more) for more in ({}, options)]
@@ -390,6 +438,95 @@ def test_pygs_own_loaders_draw_by_ours_while_they_are_patched(kind):
             next(iter(loader.NeighborLoader(data, [2], **where)))
 
 
+def test_typed_edges_in_both_directions_are_those_of_pyg():
+    """PyTorch Geometric's own loader adds the reversed edges, to the edges that our sampler draws."""
+    loader, data = pytest.importorskip("torch_geometric.loader"), typed()
+    from structconv.compat.pyg import patch
+
+    data["venue"].x = torch.arange(3)
+    data["venue", "of", "paper"].edge_index = torch.stack([torch.arange(40) % 3, torch.arange(40)])
+    with patch(), pytest.warns(UserWarning, match=r"\('venue', 'of', 'paper'\) stay .* \('paper', 'rev_of', 'venue'\)"):
+        theirs, ours = (next(iter(cls(data, [-1], ("paper", torch.tensor([3, 30, 9])), batch_size=3,
+                                      subgraph_type="bidirectional")))
+                        for cls in (loader.NeighborLoader, NeighborLoader))
+    for kind in data.edge_types:
+        pairs = [sorted(zip(*(batch[end].n_id[index].tolist() for end, index in zip(kind[::2], batch[kind].edge_index,
+                                                                                  strict=True)), strict=True))
+                 for batch in (theirs, ours)]
+        assert pairs[0] == pairs[1] and pairs[0]
+        if kind[1] in ("cites", "of"):  # reversed edges of another type have no number in this one
+            assert len(ours[kind].e_id) == len(pairs[1])
+        else:
+            assert "e_id" not in ours[kind] and "edge_attr" not in ours[kind]
+
+
+def test_numbers_of_neighbors_are_also_pygs_object():
+    numbers = pytest.importorskip("torch_geometric.sampler").NumNeighbors
+    kind, data = ("paper", "cites", "paper"), typed()
+    cases = [(graph(), None, numbers([3, 2]), [3, 2]),
+             (data, "paper", numbers([3, 2]), [3, 2]),
+             (data, "paper", numbers({kind: [1, 0]}, default=[2, 2]),
+              {key: [2, 2] for key in data.edge_types} | {kind: [1, 0]})]
+    for whole, seeds, given, meant in cases:
+        one, other = (next(iter(NeighborLoader(whole, fanouts, seeds, batch_size=9, seed=0)))
+                      for fanouts in (given, meant))
+        for a, b in [(one, other)] if seeds is None else [(one[k], other[k]) for k in data.edge_types]:
+            assert torch.equal(a.e_id, b.e_id)
+    with pytest.raises(ConfigError, match="num_neighbors must name types"):
+        NeighborLoader(data, numbers({("paper", "likes", "paper"): [1]}), "paper")
+
+
+def test_two_types_of_nodes_name_the_only_edges_between_them():
+    data = typed()
+    batches = [next(iter(LinkNeighborLoader(data, [2], link, batch_size=5, seed=0)))["author", "writes", "paper"]
+               for link in (("author", "writes", "paper"), ("author", "paper"), (("author", "paper"), None))]
+    assert all(torch.equal(batches[0].edge_label_index, batch.edge_label_index) for batch in batches)
+    with pytest.raises(ConfigError, match="edge_label_index must be a type out of"):
+        LinkNeighborLoader(data, [2], ("author", "author"))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 1, "filter_per_worker": False},
+                                     {"disjoint": True}])
+@pytest.mark.parametrize("kind", ["plain", "typed"])
+def test_a_function_of_pygs_output_changes_what_is_read(kind, options):
+    pyg, whole = pytest.importorskip("torch_geometric"), graph()
+    data = typed() if kind == "typed" else pyg.data.Data(edge_index=whole.edge_index, num_nodes=NODES,
+                                                         edge_attr=torch.arange(EDGES))
+    edges = None if kind == "plain" else ("paper", "cites", "paper")
+
+    def even(output):
+        """Keep edges with even numbers."""
+        assert type(output).__name__ == ("SamplerOutput" if edges is None else "HeteroSamplerOutput")
+        assert output.metadata[0].tolist() == [0, 1, 2, 3]
+        keep = (output.edge if edges is None else output.edge[edges]) % 2 == 0
+        for name in ("row", "col", "edge"):
+            part = getattr(output, name)
+            setattr(output, name, part[keep] if edges is None else part | {edges: part[edges][keep]})
+        output.num_sampled_edges = None
+        return output
+
+    where = {"input_nodes": None if kind == "plain" else "paper", "batch_size": 4, "seed": 0}
+    every, some = (next(iter(NeighborLoader(data, [5, 4], **where, **options, transform_sampler_output=function)))
+                   for function in (None, even))
+    if edges is not None:
+        every, some = every[edges], some[edges]
+    keep = every.e_id % 2 == 0
+    assert 0 < int(keep.sum()) < len(keep)
+    for name in ("edge_index", "edge_attr", "e_id"):
+        assert torch.equal(some[name], every[name][..., keep])
+    assert "num_sampled_edges" not in some or some.num_sampled_edges is None
+
+
+def test_loaders_share_the_sampler_of_one():
+    first = NeighborLoader(graph(), [3, 2], batch_size=16, seed=1)
+    shared = NeighborLoader(graph(), [3, 2], batch_size=16, seed=1, neighbor_sampler=first.neighbor_sampler)
+    _same(list(first), list(shared))
+    links = LinkNeighborLoader(graph(), [3, 2], batch_size=16, neighbor_sampler=first.neighbor_sampler)
+    assert links.neighbor_sampler is shared.neighbor_sampler is first.neighbor_sampler
+    with pytest.raises(ConfigError, match="neighbor_sampler must be that of another loader of the same data"):
+        NeighborLoader(WHOLE, [3], neighbor_sampler=first.neighbor_sampler)
+
+
 @pytest.mark.parametrize("hops", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["directional", "induced"])
 def test_whole_neighborhoods_are_those_of_pygs_search(kind, hops):
@@ -465,6 +602,8 @@ WRONG = {
     "type": (lambda: NeighborLoader(Graph(INDEX), [1], subgraph_type="whole"), ConfigError, "subgraph_type"),
     "hops": (lambda: blocks(next(iter(NeighborLoader(Graph(INDEX), [1], subgraph_type="induced")))), ConfigError,
              "directional"),
+    "normalization": (lambda: blocks(next(iter(NeighborLoader(Graph(INDEX), [1]))), normalize="col"), ConfigError,
+                      "normalize must be"),
     "mode": (lambda: LinkNeighborLoader(Graph(INDEX), [1], neg_sampling="ternary"), ConfigError, "neg_sampling"),
 }
 
@@ -493,11 +632,12 @@ RIGHT = {
     "edge_label": {"None"}, "edge_label_index": {"None"}, "edge_label_time": {"None"}, "features": {"None"},
     "filter_per_worker": {"None", "True"}, "generator": {"None"}, "index": {"0", "-1", "a negative list", "below"},
     "input_id": {"None"}, "input_nodes": {"None"}, "input_time": {"None"}, "is_sorted": {"True"}, "length": {"0"},
+    "normalize": {"None"}, "self_loops": {"True"},
     "neg_sampling": {"None"}, "neg_sampling_ratio": {"None", "0", "1.5"}, "replace": {"True"}, "num_workers": {"0"},
     "batch_sampler": {"None"}, "sampler": {"None", "a negative list", "below", "booleans"},
     "sample_coverage": {"0"}, "seed": {"None", "0", "-1"}, "shuffle": {"None", "True"},
     "slack": {"0", "1.5", "a scalar", "2^70"}, "start": set(), "time_attr": {"None"},
-    "transform": {"None", "a class", "a function"},
+    "transform": {"None", "a class", "a function"}, "transform_sampler_output": {"None"}, "neighbor_sampler": {"None"},
     "walk_length": {"0"}, "weight_attr": {"None"}, "src_weight": {"None"}, "amount": {"1.5"}}
 LOADING = {"batch_size": 1, "shuffle": False, "generator": None, "num_workers": 0, "drop_last": False, "sampler": None,
            "batch_sampler": None}
@@ -505,7 +645,8 @@ SHARED = {"features": {"x": torch.ones(4)}, "seed": None, "transform": None}
 SAINT = {"data": WHOLE, "batch_size": 2, "num_steps": 1, "sample_coverage": 1, **SHARED}
 SAMPLING = {"data": WHOLE, "num_neighbors": [2], "replace": False, "subgraph_type": "induced", "disjoint": False,
             "temporal_strategy": "last", "time_attr": None, "weight_attr": None, "directed": True, "input_id": None,
-            "is_sorted": False, "filter_per_worker": None, **SHARED}
+            "is_sorted": False, "filter_per_worker": None, "transform_sampler_output": None, "neighbor_sampler": None,
+            **SHARED}
 #: Public functions and loaders, with right arguments.
 USES = {
     "partition": {"edge_index": WHOLE.edge_index, "num_nodes": 4, "num_parts": 2, "slack": 0.1, "seed": 0},
@@ -520,7 +661,8 @@ USES = {
     "NeighborLoader": {**SAMPLING, "input_nodes": None, "input_time": None, **LOADING},
     "LinkNeighborLoader": {**SAMPLING, "edge_label_index": None, "edge_label": None, "edge_label_time": None,
                            "neg_sampling": "binary", "neg_sampling_ratio": None, "batch_size": 1},
-    "blocks": {"batch": ...}, "NeighborBatch": {}}  # a batch is what a loader yields
+    "blocks": {"batch": ..., "normalize": None, "self_loops": False},  # a batch is what a loader yields
+    "NeighborBatch": {}}
 INNER = {  # what stands within an argument
     "index of ClusterData": (lambda index: CLUSTERS[index], "index", {"0", "-1"}),
     "index of a call": (lambda index: NeighborLoader(WHOLE, [2])(index), "index", RIGHT["index"] - {"0", "-1"}),

@@ -1,4 +1,4 @@
-"""Neighbor sampling: 1,024 seeds with 15, 10 and 5 neighbors a hop, on graphs of 10 edges a node; layers on samples.
+"""Neighbor sampling: 1,024 seeds with 15, 10 and 5 neighbors a hop, on graphs of 10 edges a node; steps and epochs.
 
 Samplers draw other edges from other random numbers, so that what is compared is how many edges and nodes they draw.
 """
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import structconv.compat.pyg as compat
 from benchmarks import peers
 from benchmarks.case import FORWARD, Case, Comparison, Entrant, Size
 from structconv import Adjacency, Conv, Identity
@@ -21,7 +22,7 @@ from structconv.structures import Graph
 
 __all__ = ["CASES"]
 
-_SEEDS, _FANOUTS, _DEGREE = 1024, (15, 10, 5), 10
+_SEEDS, _FANOUTS, _EPOCH_FANOUTS, _DEGREE = 1024, (15, 10, 5), (10, 5), 10
 #: Seeds -> how many edges and nodes are sampled.
 Counts = Callable[[Tensor], tuple[int, int]]
 
@@ -150,8 +151,90 @@ def _step(edges: int, channels: int, size: Size) -> Comparison:
                       size=f"{nodes:,} nodes, {edges:,} edges, {channels} channels")
 
 
+class _Net(nn.Module):
+    """Two layers of PyTorch Geometric or of ours, each over its block of a sample, or over all of it."""
+
+    def __init__(self, library: Any, kind: str, over_blocks: bool, channels: int) -> None:
+        super().__init__()
+        make = {"sage": lambda: library.SAGEConv(channels, channels),
+                "gcn": lambda: library.GCNConv(channels, channels, bias=False),
+                "gat": lambda: library.GATConv(channels, channels // 4, 4, add_self_loops=False)}[kind]
+        self.layers, self.over_blocks = nn.ModuleList(make() for _ in _EPOCH_FANOUTS), over_blocks
+
+    def forward(self, batch: Any) -> Tensor:
+        x = batch.features["x"]
+        if not self.over_blocks:
+            for layer in self.layers:
+                x = layer(x, batch.graph.edge_index).relu()
+            return x[:batch.batch_size]
+        for layer, block in zip(self.layers, blocks(batch), strict=True):
+            x = layer((x, x[:block.num_outputs]), block.edge_index).relu()
+        return x
+
+    def gradients(self) -> Tensor:
+        return torch.cat([p.grad.flatten() for p in self.parameters() if p.grad is not None])
+
+
+class _GCN(_Net):
+    """The net of GCN layers over blocks, which PyTorch Geometric's do not take."""
+
+    def __init__(self, net: _Net, channels: int) -> None:
+        nn.Module.__init__(self)
+        self.layers = nn.ModuleList(Conv(Adjacency(None), channels, channels, bias=False) for _ in _EPOCH_FANOUTS)
+        for own, theta in zip(net.parameters(), self.parameters(), strict=True):
+            theta.data.copy_(own.detach().t().view_as(theta))
+
+    def forward(self, batch: Any) -> Tensor:
+        x: Tensor = batch.features["x"]
+        for layer, block in zip(self.layers, blocks(batch, normalize="sym", self_loops=True), strict=True):
+            x = layer(x, block).relu()
+        return x
+
+    def gradients(self) -> Tensor:
+        return torch.cat([p.grad.squeeze(0).t().flatten() for p in self.parameters() if p.grad is not None])
+
+
+def _epoch(kind: str, training: bool, channels: int, size: Size) -> Comparison:
+    """All nodes as seeds in batches of 1,024: neighbors are drawn, features read, layers applied and, in training, the
+    gradients of the squares added up over the batches.
+
+    Peers apply their layers to what our loader samples, the same for all. Ours compute only what the seeds need.
+    """
+    edges = size.pick(10**5, 10**6)
+    nodes = edges // _DEGREE
+    source = torch.randint(nodes, (edges,))
+    target = (source + torch.randint(1, nodes, (edges,))) % nodes  # no loops, which PyTorch Geometric's GCN replaces
+    graph, x = Graph(torch.stack([source, target]), num_nodes=nodes), torch.randn(nodes, channels)
+    loader = NeighborLoader(graph, list(_EPOCH_FANOUTS), batch_size=_SEEDS, shuffle=True, features={"x": x})
+    nets = {"ours": _Net(compat, kind, True, channels)}
+    if (library := peers.geometric()) is not None:
+        nets["pyg"] = _Net(library, kind, False, channels)
+        if kind != "gcn":
+            nets["pyg-blocks"] = _Net(library, kind, True, channels)
+    for net in nets.values():
+        net.load_state_dict(nets["ours"].state_dict())
+    if kind == "gcn":
+        nets["ours"] = _GCN(nets["ours"], channels)
+
+    def run(net: _Net) -> Tensor:
+        torch.manual_seed(0)  # all entrants draw the same
+        if not training:
+            return torch.cat([net(batch) for batch in loader])
+        net.zero_grad()
+        with torch.enable_grad():
+            for batch in loader:
+                net(batch).square().mean().backward()
+        return net.gradients()
+
+    own, *rivals = (Entrant(name=name, run=partial(run, net), phases=(FORWARD,)) for name, net in nets.items())
+    return Comparison(ours=own, peers=tuple(rivals), edges=edges,
+                      size=f"{nodes:,} nodes and seeds, {edges:,} edges, {channels} channels")
+
+
 CASES = (
     Case(suite="sampling", name="sage-step-1e6", build=partial(_step, 10**6, 128), headline=False),
+    *(Case(suite="sampling", name=f"{kind}-epoch-{phase}", build=partial(_epoch, kind, phase == "training", 128),
+           headline=False) for kind in ("sage", "gcn", "gat") for phase in ("inference", "training")),
     Case(suite="sampling", name="uniform-1e6", build=partial(_sampling, 10**6, None)),
     *(Case(suite="sampling", name=f"region-1e{power}", build=partial(_sampling, 10**power, 10**4), headline=power == 5)
       for power in (5, 6, 7, 8)),

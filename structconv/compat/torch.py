@@ -26,19 +26,20 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from structconv.arguments import suggesting
 from structconv.bases.entrywise import Normalized
 from structconv.bases.pooling import Pooling
+from structconv.bases.shift import Shift
 from structconv.compat.attending import Mask, attend, attend_plainly
 from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.kernels.small_attention import composed_attention, is_small
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.grids import Cuboid, Pool
 from structconv.nn.conv import call_of
-from structconv.nn.direct import direct_of, is_plain, must_be_planned
+from structconv.nn.direct import direct_of, is_plain, is_usual, must_be_planned
 from structconv.nn.grids import theta_of_kernel
 from structconv.nn.images import to_entries, to_image
 from structconv.nn.layer import recorded, refuse_script
 from structconv.planning.plan import plan_for
 from structconv.primitives.fused_attention import is_readable
-from structconv.primitives.images import FEW_SUMMED, is_quick_line
+from structconv.primitives.images import is_few, is_few_summed, window_means
 from structconv.primitives.native.dispatch import kernels
 from structconv.primitives.native.layer import attend_entries, attend_entries_weighted
 from structconv.primitives.native.node import is_direct
@@ -456,8 +457,25 @@ def _mechanism(layer: nn.Module, kind: Callable[..., Mechanism], *options: Any) 
     built = layer.__dict__.get("_mechanism")
     if built is None or built[0] != options:
         mechanism = kind(*options).bound(1)
-        built = layer.__dict__["_mechanism"] = options, mechanism, direct_of(mechanism)
+        direct = direct_of(mechanism)
+        built = layer.__dict__["_mechanism"] = options, mechanism, direct, is_usual(direct)
     return cast(Mechanism, built[1])
+
+
+def _is_left_to_torch(layer: Any, image: Any) -> bool:
+    """Return True if a plan would take torch's own convolution."""
+    if type(image) is not Tensor or is_compiling():
+        return False
+    built = layer.__dict__.get("_mechanism")
+    if built is None:
+        layer._mechanism_of()
+        built = layer.__dict__["_mechanism"]
+    if not built[3]:
+        return False
+    weight = layer._parameters.get("weight")
+    return (weight is not None and image.dim() == weight.dim() and image.dtype is torch.float32 and image.is_cpu
+            and weight.shape[2:] == layer.kernel_size and not is_few(image, weight, built[2].args[0].stride)
+            and not must_be_planned(Shift))
 
 
 #: The mechanisms of compiled layers, as attributes: a compiler reads modules from an object, and cannot build them.
@@ -512,6 +530,11 @@ class _Conv(_Layer):
 
     def forward(self: Any, input: Tensor) -> Tensor:
         """(N, C, *S) or (C, *S) -> (N, C', *S') or (C', *S'); see torch's."""
+        if _is_left_to_torch(self, input):
+            try:
+                return cast(Tensor, super().forward(input))  # type: ignore[misc]
+            except RuntimeError:  # what does not fit is said below
+                pass
         if type(input) is Proxy:
             return cast(Tensor, recorded(self, input))
         mechanism = self._mechanism_of()
@@ -578,6 +601,11 @@ class _ConvTranspose(_Layer):
 
     def forward(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """(N, C, *S) or (C, *S) -> (N, C', *S') or (C', *S'); see torch's."""
+        if _is_left_to_torch(self, input):
+            try:
+                return cast(Tensor, super().forward(input, output_size))  # type: ignore[misc]
+            except (RuntimeError, ValueError):  # as above
+                pass
         if type(input) is Proxy:
             return cast(Tensor, recorded(self, input, output_size))
         if _is_recorded(input):
@@ -665,14 +693,18 @@ class _AvgPool(_Layer):
 
     def forward(self: Any, input: Tensor) -> Tensor:
         """(N, C, *S) or (C, *S) -> (N, C, *S') or (C, *S'); see torch's."""
+        axes, size = self.axes, self.kernel_size
+        if (type(input) is Tensor and size == self.stride and input.dim() == axes + 2 and not is_compiling()
+                and not (self.ceil_mode or must_be_planned(Pooling))):  # as a plan would compute it
+            if is_few_summed(input, 1, 1):
+                return cast(Tensor, super().forward(input))  # type: ignore[misc]
+            if self.padding in (0, (0,)) and self.__dict__.get("divisor_override") is None:
+                try:
+                    return window_means(input, size := _each(size, axes), size, (0,) * axes, True)
+                except (RuntimeError, ValueError):  # what does not fit is said below
+                    pass
         if type(input) is Proxy:
             return cast(Tensor, recorded(self, input))
-        axes = self.axes
-        if (type(input) is Tensor and self.kernel_size == self.stride and input.numel() < FEW_SUMMED
-                and input.dim() == axes + 2 and not (self.ceil_mode or must_be_planned(Pooling))
-                and (axes > 1 or not is_quick_line(input))):
-            few: Tensor = super().forward(input)  # type: ignore[misc]
-            return few  # as a plan would compute it
         owner = type(self).__name__
         check_tensor(owner, "input", input)
         if self.ceil_mode:

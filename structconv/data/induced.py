@@ -14,7 +14,7 @@ from structconv.arguments import checked, plain
 from structconv.data.checks import check_counts, check_edges, check_indices, check_range
 from structconv.data.loaders import Loader, input_nodes_of
 from structconv.data.sources import PLAIN_EDGE, PLAIN_NODE, Source, source_of
-from structconv.data.subgraphs import NodeType, Subgraph, in_edges
+from structconv.data.subgraphs import NodeType, Sampler, Subgraph, in_edges
 from structconv.errors import ConfigError, ShapeError, StructconvError, StructureError
 from structconv.primitives.hashing import hash_bits
 from structconv.primitives.sampling import InEdges, draw_neighbors, random_below
@@ -30,8 +30,11 @@ _ROUNDS = 40  # of `partition`
 class _InducedLoader(Loader):
     """Batches of nodes with all edges between them, drawn from `length` positions."""
 
-    def __init__(self, source: Source, length: int, *, is_sorted: bool = False, **options: Any) -> None:
-        super().__init__(source, source.sampler([], is_sorted=is_sorted, subgraph_type="induced"), length, **options)
+    def __init__(self, source: Source, length: int, *, is_sorted: bool = False,
+                 transform_sampler_output: Callable[[Any], Any] | None = None, **options: Any) -> None:
+        sampler = Sampler(source.relations(None, None, is_sorted),
+                          {kind: source.num_nodes(kind) for kind in source.node_types}, [], subgraph_type="induced")
+        super().__init__(source, sampler, length, transform_sampler_output=transform_sampler_output, **options)
 
     def _subgraph(self, index: Tensor, seed: int) -> Subgraph:
         return self.neighbor_sampler.sample(self._nodes(index, seed), seed)
@@ -200,6 +203,10 @@ class GraphSAINTRandomWalkSampler(_GraphSAINT):
     def out_edges(self) -> InEdges:
         """The edges by source, whose targets a walk draws."""
         return in_edges(self.edge_index.flip(0), (self.num_nodes, self.num_nodes))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the edges by source, which each worker makes."""
+        return {name: value for name, value in super().__getstate__().items() if name != "out_edges"}
 
     def _draw(self, seed: int) -> Tensor:
         start = random_below(self.num_nodes, seed, torch.arange(self.num_drawn))
@@ -426,12 +433,13 @@ class ClusterLoader(_InducedLoader):
                  filter_per_worker: bool | None = None, seed: int | None = None, **options: Any) -> None:
         if not isinstance(cluster_data, ClusterData):
             raise ConfigError("ClusterLoader", "cluster_data must be a ClusterData", type(cluster_data).__name__)
-        self.clusters = cluster_data.nodes
+        self.members, self.sizes = torch.cat(cluster_data.nodes), list(map(len, cluster_data.nodes))
         super().__init__(cluster_data.source, len(cluster_data), transform=transform,
                          filter_per_worker=filter_per_worker, seed=seed, **options)
 
     def _nodes(self, index: Tensor, seed: int) -> dict[NodeType, Tensor]:
-        return {PLAIN_NODE: torch.cat([self.clusters[i] for i in index.tolist()])}
+        clusters = self.members.split(self.sizes)
+        return {PLAIN_NODE: torch.cat([clusters[i] for i in index.tolist()])}
 
 
 # -- HGT ----------------------------------------------------------------------------------------------------------
@@ -447,7 +455,7 @@ class HGTLoader(_InducedLoader):
         data: PyTorch Geometric's `HeteroData`.
         num_samples: nodes of each type for each round; or a mapping from types to such lists.
         input_nodes: the seeds: a type, or a pair of a type and indices or a mask.
-        is_sorted, transform, filter_per_worker, seed, options: those of `NeighborLoader`.
+        is_sorted, transform, transform_sampler_output, filter_per_worker, seed, options: those of `NeighborLoader`.
 
     Yields:
         `HeteroData` with `n_id`, `e_id`, and `batch_size` and `input_id` of the type of the seeds, which come first.
@@ -468,8 +476,9 @@ class HGTLoader(_InducedLoader):
     """
 
     def __init__(self, data: Any, num_samples: Sequence[int] | Mapping[str, Sequence[int]], input_nodes: Any,
-                 is_sorted: bool = False, transform: Callable[[Any], Any] | None = None, *,
-                 filter_per_worker: bool | None = None, seed: int | None = None, **options: Any) -> None:
+                 is_sorted: bool = False, transform: Callable[[Any], Any] | None = None,
+                 transform_sampler_output: Callable[[Any], Any] | None = None,
+                 filter_per_worker: bool | None = None, *, seed: int | None = None, **options: Any) -> None:
         source = source_of(data, None)
         expected = f"counts for types out of {source.node_types}"
         samples = num_samples if isinstance(num_samples, Mapping) else dict.fromkeys(source.node_types, num_samples)
@@ -479,7 +488,8 @@ class HGTLoader(_InducedLoader):
             raise ConfigError("HGTLoader", f"num_samples must be {expected}", num_samples)
         self.input_type, self.seeds, self.input_id = input_nodes_of(source, input_nodes, None)
         super().__init__(source, len(self.seeds), is_sorted=is_sorted, transform=transform,
-                         filter_per_worker=filter_per_worker, seed=seed, **options)
+                         transform_sampler_output=transform_sampler_output, filter_per_worker=filter_per_worker,
+                         seed=seed, **options)
 
     def _subgraph(self, index: Tensor, seed: int) -> Subgraph:
         result = super()._subgraph(index, seed)

@@ -6,6 +6,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from structconv.shapes import check_seed
 __all__ = ["LinkNeighborLoader", "Loader", "NeighborBatch", "NeighborLoader", "input_nodes_of"]
 
 _OWNER = "NeighborLoader"
+#: Attributes of torch's `DataLoader` that have generators.
+_DRAWING = frozenset(("batch_sampler", "generator", "sampler"))
 
 
 class _Positions:
@@ -90,16 +93,17 @@ class Loader(DataLoader[Any]):
         if "__init__" in cls.__dict__:
             cls.__init__ = _named(cls.__init__)  # type: ignore[method-assign]
 
-    def __init__(self, source: Source, neighbor_sampler: Sampler, length: int, *,
-                 transform: Callable[[Any], Any] | None, filter_per_worker: bool | None, seed: int | None,
-                 shuffle: bool | None = None, sampler: Any = None,
+    def __init__(self, source: Source, sampler_of_neighbors: Sampler, length: int, /, *,
+                 transform: Callable[[Any], Any] | None, transform_sampler_output: Callable[[Any], Any] | None,
+                 filter_per_worker: bool | None, seed: int | None, shuffle: bool | None = None, sampler: Any = None,
                  batch_sampler: Any = None, generator: torch.Generator | None = None, **options: Any) -> None:
         options.pop("dataset", None)
         options.pop("collate_fn", None)
         check_seed(type(self).__name__, 0 if seed is None else seed)
         check_loading(type(self).__name__, options, shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler,
                       generator=generator)
-        self.source, self.neighbor_sampler, self.transform = source, neighbor_sampler, transform
+        self.source, self.neighbor_sampler, self.transform = source, sampler_of_neighbors, transform
+        self.transform_sampler_output, self._owning = transform_sampler_output, False
         self.filter_per_worker = not source.on_gpu() if filter_per_worker is None else filter_per_worker
         self.seed, own = seed, generator
         if seed is not None:  # one generator for the batches, and one from which torch seeds workers in each epoch
@@ -118,6 +122,19 @@ class Loader(DataLoader[Any]):
         except ValueError as error:
             raise ConfigError(type(self).__name__, "options must be those of torch.utils.data.DataLoader",
                               str(error).removesuffix(".")) from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copy the tensors that share a storage with the data, once: spawned workers can get each storage once.
+
+        They only collate, and can get no generator, whose state has a storage that is gone when they start.
+        """
+        if not self._owning:
+            self.neighbor_sampler.own_storages()
+            tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+            self.__dict__.update({name: value.clone() for name, value in tensors.items()})
+            self._owning = True
+        unread = _DRAWING if get_spawning_popen() is not None else ()
+        return {name: value for name, value in vars(self).items() if name not in unread}
 
     def _collate(self, keys: Sequence[tuple[int, int]]) -> Any:
         try:
@@ -154,6 +171,8 @@ class Loader(DataLoader[Any]):
         raise NotImplementedError
 
     def _batch(self, subgraph: Subgraph) -> Any:
+        if self.transform_sampler_output is not None:
+            subgraph = self.source.transformed(subgraph, self.transform_sampler_output)
         batch = self.source.select(subgraph)
         for name, kinds in (("batch", subgraph.groups), ("num_sampled_nodes", subgraph.num_sampled_nodes),
                             ("num_sampled_edges", subgraph.num_sampled_edges)):
@@ -177,7 +196,8 @@ class NeighborLoader(Loader):
 
     Args:
         data: PyTorch Geometric's `Data` or `HeteroData` with an `edge_index`, or a `Graph`.
-        num_neighbors: edges per node for each hop, -1 for all; or a mapping from types of edges to such lists.
+        num_neighbors: edges per node for each hop, -1 for all; or a mapping from types of edges to such lists, or
+            PyTorch Geometric's `NumNeighbors`.
         input_nodes: the seeds: indices, a mask, or none for all nodes; of typed nodes a type, or a pair of type and
             indices.
         input_time: the time of each seed; by default that of the node. Needs `time_attr`.
@@ -190,9 +210,12 @@ class NeighborLoader(Loader):
         weight_attr: an attribute of edges: edges are drawn with probabilities proportional to it, one of weight 0
             only by -1.
         transform: a function that is called with each batch.
+        transform_sampler_output: a function of PyTorch Geometric's `SamplerOutput` or `HeteroSamplerOutput`, which is
+            called for each batch of `Data` or `HeteroData` before features are read, and returns such an output.
         is_sorted: edges are sorted by target, and those of a target by time: the edges are then not copied, and may
             be memory-mapped.
         filter_per_worker: whether workers read the features; by default unless data lies on a GPU.
+        neighbor_sampler: that of another loader of this data, whose sorted edges and options of sampling are shared.
         directed: False is "induced".
         features: of the nodes of a `Graph`, by name, each with N rows; they may be memory-mapped.
         input_id: what each batch has as `input_id`, by default the positions of its seeds.
@@ -225,12 +248,13 @@ class NeighborLoader(Loader):
     Reference: Hamilton, Ying and Leskovec, *Inductive representation learning on large graphs*, 2017, algorithm 2.
     """
 
-    def __init__(self, data: Any, num_neighbors: Sequence[int] | Mapping[EdgeType, Sequence[int]],
+    def __init__(self, data: Any, num_neighbors: Any,
                  input_nodes: Any = None, input_time: Tensor | None = None, replace: bool = False,
                  subgraph_type: Any = "directional", disjoint: bool = False, temporal_strategy: str = "uniform",
                  time_attr: str | None = None, weight_attr: str | None = None,
-                 transform: Callable[[Any], Any] | None = None, *, is_sorted: bool = False,
-                 filter_per_worker: bool | None = None, directed: bool = True,
+                 transform: Callable[[Any], Any] | None = None,
+                 transform_sampler_output: Callable[[Any], Any] | None = None, is_sorted: bool = False,
+                 filter_per_worker: bool | None = None, neighbor_sampler: Any = None, directed: bool = True, *,
                  features: Mapping[str, Tensor] | None = None, input_id: Tensor | None = None,
                  seed: int | None = None, **options: Any) -> None:
         if input_time is not None and time_attr is None:
@@ -240,10 +264,11 @@ class NeighborLoader(Loader):
         self.input_type, self.seeds, self.input_id = input_nodes_of(source, input_nodes, input_id)
         times = check_rows(_OWNER, "input_time", input_time, len(self.seeds), "the seeds")
         self.input_time = None if times is None else check_times(_OWNER, "input_time", times)
-        sampler = source.sampler(num_neighbors, time_attr, weight_attr, is_sorted=is_sorted, replace=replace,
-                                 disjoint=disjoint, subgraph_type=subgraph_type if directed else "induced",
-                                 temporal_strategy=temporal_strategy)
-        super().__init__(source, sampler, len(self.seeds), transform=transform, filter_per_worker=filter_per_worker,
+        sampler = _sampler(neighbor_sampler, source, num_neighbors, (time_attr, weight_attr, is_sorted),
+                           replace=replace, disjoint=disjoint, subgraph_type=subgraph_type if directed else "induced",
+                           temporal_strategy=temporal_strategy)
+        super().__init__(source, sampler, len(self.seeds), transform=transform,
+                         transform_sampler_output=transform_sampler_output, filter_per_worker=filter_per_worker,
                          seed=seed, **options)
 
     def _subgraph(self, index: Tensor, seed: int) -> Subgraph:
@@ -292,13 +317,14 @@ class LinkNeighborLoader(Loader):
                 [0, 0]]))
     """
 
-    def __init__(self, data: Any, num_neighbors: Sequence[int] | Mapping[EdgeType, Sequence[int]],
+    def __init__(self, data: Any, num_neighbors: Any,
                  edge_label_index: Any = None, edge_label: Tensor | None = None, edge_label_time: Tensor | None = None,
                  replace: bool = False, subgraph_type: Any = "directional", disjoint: bool = False,
                  temporal_strategy: str = "uniform", neg_sampling: Any = None, neg_sampling_ratio: float | None = None,
                  time_attr: str | None = None, weight_attr: str | None = None,
-                 transform: Callable[[Any], Any] | None = None, *, is_sorted: bool = False,
-                 filter_per_worker: bool | None = None, directed: bool = True,
+                 transform: Callable[[Any], Any] | None = None,
+                 transform_sampler_output: Callable[[Any], Any] | None = None, is_sorted: bool = False,
+                 filter_per_worker: bool | None = None, neighbor_sampler: Any = None, directed: bool = True, *,
                  features: Mapping[str, Tensor] | None = None, input_id: Tensor | None = None,
                  seed: int | None = None, **options: Any) -> None:
         if (edge_label_time is None) != (time_attr is None):
@@ -322,15 +348,16 @@ class LinkNeighborLoader(Loader):
         times = check_rows(_OWNER, "edge_label_time", edge_label_time, *pairs)
         self.times = None if times is None else check_times(_OWNER, "edge_label_time", times)
         self.input_id = check_rows(_OWNER, "input_id", input_id, *pairs)
-        sampler = source.sampler(num_neighbors, time_attr, weight_attr, is_sorted=is_sorted, replace=replace,
-                                 disjoint=disjoint, subgraph_type=subgraph_type if directed else "induced",
-                                 temporal_strategy=temporal_strategy)
+        sampler = _sampler(neighbor_sampler, source, num_neighbors, (time_attr, weight_attr, is_sorted),
+                           replace=replace, disjoint=disjoint, subgraph_type=subgraph_type if directed else "induced",
+                           temporal_strategy=temporal_strategy)
         if self.negatives is not None:
             self.ends = [Endpoint(source.num_nodes(kind), weights, sampler.node_times.get(kind), stream)
                          for stream, (kind, weights) in enumerate(zip((self.input_type[0], self.input_type[2]),
                                                                       self.negatives.weights, strict=True))]
         super().__init__(source, sampler, self.pairs.shape[1], transform=transform,
-                         filter_per_worker=filter_per_worker, seed=seed, **options)
+                         transform_sampler_output=transform_sampler_output, filter_per_worker=filter_per_worker,
+                         seed=seed, **options)
 
     def _subgraph(self, index: Tensor, seed: int) -> Subgraph:
         source, target = self.pairs[:, index]
@@ -393,6 +420,17 @@ class LinkNeighborLoader(Loader):
                 setattr(self.source.store(batch, owner), name, value)
 
 
+def _sampler(shared: Any, source: Source, num_neighbors: Any, read: tuple[str | None, str | None, bool],
+             **options: Any) -> Sampler:
+    """Return the sampler of another loader, or else a new one."""
+    sizes = {kind: source.num_nodes(kind) for kind in source.node_types}
+    if shared is None:
+        return Sampler(source.relations(*read), sizes, num_neighbors, **options)
+    if not isinstance(shared, Sampler) or shared.num_nodes != sizes or [*shared.relations] != source.edge_types:
+        raise ConfigError(_OWNER, "neighbor_sampler must be that of another loader of the same data", repr(shared))
+    return shared
+
+
 def input_nodes_of(source: Source, seeds: Any, input_id: Tensor | None) -> tuple[NodeType, Tensor, Tensor | None]:
     """Type, seeds, and what each batch names them by."""
     kind = PLAIN_NODE
@@ -423,7 +461,10 @@ def _input_edges(source: Source, edges: Any) -> tuple[EdgeType, Tensor]:
         if isinstance(edges, (tuple, list)) and edges and isinstance(edges[0], str):
             edges = edges, None
         pair = isinstance(edges, (tuple, list)) and len(edges) == 2 and isinstance(edges[0], (tuple, list))
-        if not pair or not (kind := tuple(edges[0])) or {kind[0], kind[-1]} - {*source.node_types}:
+        kind = tuple(edges[0]) if pair else ()
+        between = [known for known in source.edge_types if (known[0], known[2]) == kind]  # two types of nodes
+        kind = between[0] if len(between) == 1 else kind
+        if len(kind) != 3 or {kind[0], kind[2]} - {*source.node_types}:
             raise ConfigError(_OWNER, f"edge_label_index must be a type out of {source.edge_types}, or a pair of a "
                               "type and edges", repr(edges))
         edges = edges[1]
@@ -431,6 +472,6 @@ def _input_edges(source: Source, edges: Any) -> tuple[EdgeType, Tensor]:
     pairs = torch.Tensor.as_subclass(pairs, Tensor).cpu().long()
     if pairs.dim() != 2 or pairs.shape[0] != 2:
         raise ShapeError(_OWNER, "edge_label_index must have shape (2, L)", tuple(pairs.shape))
-    for end, nodes in ((kind[0], pairs[0]), (kind[-1], pairs[1])):
+    for end, nodes in ((kind[0], pairs[0]), (kind[2], pairs[1])):
         check_range(_OWNER, "nodes in edge_label_index", nodes, source.num_nodes(end))
     return kind, pairs

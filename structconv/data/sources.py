@@ -1,11 +1,12 @@
 """The sources of loaders: PyTorch Geometric's `Data` and `HeteroData`, or a `Graph` with features.
 
-PyTorch Geometric is not imported: its objects are recognized by their attributes.
+PyTorch Geometric is imported for `transform_sampler_output` only: its objects are recognized by their attributes.
 """
 
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -13,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structconv.data.subgraphs import EdgeType, NodeType, Sampler, Subgraph, in_edges
+from structconv.bases.matrices import adjacency
+from structconv.data.subgraphs import EdgeType, NodeType, Subgraph, in_edges
 from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.primitives.sampling import InEdges
+from structconv.shapes import check_choice
 from structconv.structures import Graph
 
 __all__ = ["NeighborBatch", "Source", "blocks", "source_of"]
@@ -24,6 +27,9 @@ __all__ = ["NeighborBatch", "Source", "blocks", "source_of"]
 PLAIN_NODE: NodeType = None
 PLAIN_EDGE: EdgeType = (None, None, None)
 Key = NodeType | EdgeType
+#: Attributes of PyTorch Geometric's outputs of samplers, and of `Subgraph`.
+_OUTPUTS = {"node": "nodes", "row": "rows", "col": "cols", "edge": "edges", "batch": "groups",
+            "num_sampled_nodes": "num_sampled_nodes", "num_sampled_edges": "num_sampled_edges"}
 
 
 @dataclass(repr=False)
@@ -82,16 +88,19 @@ class NeighborBatch:
             if value is not None) + ")"
 
 
-def blocks(batch: Any) -> list[Graph]:
+def blocks(batch: Any, *, normalize: str | None = None, self_loops: bool = False) -> list[Graph]:
     """Return a bipartite graph for each layer of a network, so that no layer computes what the seeds do not need.
 
     With L hops, layer l = 1 ... L maps the nodes of the first L - l + 1 hops to those of the first L - l, along all
     edges into these. For the seeds the last layer gives what it gives over the whole sampled graph, unless layers read
-    the degrees of inputs, as `normalize="sym"` does. Outputs are the first of the inputs: x[:graph.num_outputs].
+    the degrees of inputs, as `Adjacency("sym")` does: then normalize here, for layers with `Adjacency(None)`. Outputs
+    are the first of the inputs: x[:graph.num_outputs].
 
     Args:
         batch: of a `NeighborLoader` or a `LinkNeighborLoader`, with one kind of nodes: a `NeighborBatch`, or a `Data`.
             The graphs have its edge_weight and edge_attr.
+        normalize: "sym" or "row": the weights are those of the whole sampled graph, normalized as by `Adjacency`.
+        self_loops: each output also reads itself, by an edge after the others.
 
     Raises:
         ConfigError: the hops of the edges are not known, as with `subgraph_type="induced"`, or nodes have types.
@@ -110,20 +119,36 @@ def blocks(batch: Any) -> list[Graph]:
 
     Reference: Wang et al., *Deep Graph Library*, 2019, where such graphs are called blocks.
     """
+    check_choice("blocks", "normalize", normalize, (None, "sym", "row"))
+    if not isinstance(self_loops, bool):
+        raise ConfigError("blocks", "self_loops must be of type bool", type(self_loops).__name__)
     nodes, edges = getattr(batch, "num_sampled_nodes", None), getattr(batch, "num_sampled_edges", None)
     if not isinstance(nodes, list) or not isinstance(edges, list):
         raise ConfigError("blocks", "batch must come from a NeighborLoader, with one kind of nodes and directional "
                           "subgraphs, so that the hop of each edge is known", type(batch).__name__)
     whole = batch.graph if isinstance(batch, NeighborBatch) else batch
     weight, attr = getattr(whole, "edge_weight", None), getattr(whole, "edge_attr", None)
-    lead = -2 if attr is not None and attr.dim() > 1 else -1
+    graph = Graph(whole.edge_index, num_nodes=sum(nodes), edge_weight=weight, edge_attr=attr)
+    graph = graph.with_self_loops() if self_loops else graph
+    if normalize is not None:
+        dtype = torch.get_default_dtype() if weight is None else weight.dtype
+        graph = replace(graph, edge_weight=adjacency(graph, normalize, dtype).values)
     graphs = []
     for hop in range(len(edges), 0, -1):
-        count = sum(edges[:hop])
-        graphs.append(Graph(whole.edge_index[:, :count], num_inputs=sum(nodes[:hop + 1]), num_outputs=sum(nodes[:hop]),
-                           edge_weight=None if weight is None else weight[..., :count],
-                           edge_attr=None if attr is None else attr.narrow(lead, 0, count)))
+        inputs, outputs, count = sum(nodes[:hop + 1]), sum(nodes[:hop]), sum(edges[:hop])
+        parts = [slice(0, count), slice(sum(edges), sum(edges) + outputs)][:1 + self_loops]
+        lead = -2 if graph.edge_attr is not None and graph.edge_attr.dim() > 1 else -1
+        weight, attr = (None if value is None else _joined(value, parts, axis)
+                        for value, axis in ((graph.edge_weight, -1), (graph.edge_attr, lead)))
+        graphs.append(Graph(_joined(graph.edge_index, parts, 1), num_inputs=inputs, num_outputs=outputs,
+                            edge_weight=weight, edge_attr=attr))
     return graphs
+
+
+def _joined(value: Tensor, parts: list[slice], axis: int) -> Tensor:
+    """Return parts of a tensor, one after the other; a single part is a view."""
+    views = [value.narrow(axis, part.start, part.stop - part.start) for part in parts]
+    return views[0] if len(views) == 1 else torch.cat(views, axis)
 
 
 class Source:
@@ -150,6 +175,11 @@ class Source:
         """Return the part of a batch that belongs to a type."""
         return batch
 
+    def transformed(self, subgraph: Subgraph, transform: Callable[[Any], Any]) -> Subgraph:
+        """Apply a function of PyTorch Geometric's outputs of samplers."""
+        raise ConfigError("NeighborLoader", "transform_sampler_output goes with data of PyTorch Geometric",
+                          type(self.data).__name__)
+
     def relations(self, time_attr: str | None, weight_attr: str | None, is_sorted: bool) -> dict[EdgeType, InEdges]:
         """The edges as the sampler reads them."""
         node_times = {kind: self.node_value(kind, time_attr) for kind in self.node_types} if time_attr else {}
@@ -164,12 +194,6 @@ class Source:
         return {kind: in_edges(self.edge_index(kind), (self.num_nodes(kind[0]), self.num_nodes(kind[2])),
                                edge_times=edge_times.get(kind), node_times=node_times.get(kind[0]),
                                weights=weights.get(kind), is_sorted=is_sorted) for kind in self.edge_types}
-
-    def sampler(self, num_neighbors: Any, time_attr: str | None = None, weight_attr: str | None = None, *,
-                is_sorted: bool = False, **options: Any) -> Sampler:
-        """The sampler of the data; `options` as of `Sampler`."""
-        return Sampler(self.relations(time_attr, weight_attr, is_sorted),
-                       {kind: self.num_nodes(kind) for kind in self.node_types}, num_neighbors, **options)
 
     def on_gpu(self) -> bool:
         """Return True if some of the data lies on another device."""
@@ -215,6 +239,19 @@ class _Geometric(Source):
         stores = [self.store(self.data, kind) for kind in (*self.node_types, *self.edge_types)]
         return any(isinstance(value, Tensor) and not value.is_cpu for store in stores for _, value in _items(store))
 
+    def transformed(self, subgraph: Subgraph, transform: Callable[[Any], Any]) -> Subgraph:
+        module = importlib.import_module("torch_geometric.sampler")
+        make = module.HeteroSamplerOutput if self.typed else module.SamplerOutput
+        fields = {name: getattr(subgraph, own) for name, own in _OUTPUTS.items()}
+        output = transform(make(**{name: value if self.typed or value is None else next(iter(value.values()))
+                                   for name, value in fields.items()},
+                                metadata=tuple(v for name, v in subgraph.inputs.items() if name != "batch_size")))
+        parts = {own: getattr(output, name) for name, own in _OUTPUTS.items()}
+        if not self.typed:
+            kinds = {own: next(iter(getattr(subgraph, own) or {PLAIN_NODE: None})) for own in parts}
+            parts = {own: None if value is None else {kinds[own]: value} for own, value in parts.items()}
+        return replace(subgraph, **parts)
+
     def select(self, subgraph: Subgraph) -> Any:
         batch = copy.copy(self.data)
         for kind, nodes in subgraph.nodes.items():
@@ -238,8 +275,9 @@ class _Geometric(Source):
             if name == "edge_index":
                 target.edge_index = torch.stack([subgraph.rows[kind], subgraph.cols[kind]]).to(value.device)
             elif store.is_edge_attr(name):
-                target[name] = _selected(value, edges, self.data.__cat_dim__(name, value, store))
-        if "e_id" not in store:
+                target[name] = None if edges is None else _selected(value, edges,
+                                                                    self.data.__cat_dim__(name, value, store))
+        if edges is not None and "e_id" not in store:
             target.e_id = edges
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,14 +26,21 @@ EdgeType = tuple[NodeType, str | None, NodeType]
 
 @dataclass
 class Subgraph:
-    """Sampled nodes and edges by type: the nodes, seeds first, then those of each hop; the positions in them where each
-    edge begins and ends, and its number; with disjoint subgraphs the position of the seed of each node among all seeds
-    (`groups`); how many nodes and edges each hop has; attributes of the seeds that the loader adds."""
+    """Sampled nodes and edges by type.
+
+    Args:
+        nodes: the sampled nodes, seeds first, then those of each hop.
+        rows, cols: positions in `nodes` where each edge begins and ends.
+        edges: the numbers of the edges; `None` if some are those of another type, reversed.
+        groups: with disjoint subgraphs, the position of the seed of each node among all seeds.
+        num_sampled_nodes, num_sampled_edges: the numbers of nodes, seeds first, and of edges in each hop.
+        inputs: attributes of the seeds that the loader adds.
+    """
 
     nodes: dict[NodeType, Tensor]
     rows: dict[EdgeType, Tensor]
     cols: dict[EdgeType, Tensor]
-    edges: dict[EdgeType, Tensor]
+    edges: dict[EdgeType, Any]
     groups: dict[NodeType, Tensor] | None
     num_sampled_nodes: dict[NodeType, list[int]] | None
     num_sampled_edges: dict[EdgeType, list[int]] | None
@@ -106,10 +114,14 @@ class Sampler:
                            if edges.node_times is not None}
         self.temporal = bool(self.node_times) or any(e.edge_times is not None for e in self.relations.values())
         self.disjoint = disjoint or self.temporal
-        if self.subgraph_type == "bidirectional" and any(source != target for source, _, target in self.relations):
-            raise ConfigError("NeighborLoader", "subgraph_type='bidirectional' needs edges within one type of nodes",
-                              [kind for kind in self.relations if kind[0] != kind[2]],
-                              "Use 'induced' or 'directional'.")
+        self.reverses = _reverses([*self.relations]) if self.subgraph_type == "bidirectional" else {}
+
+    def own_storages(self) -> None:
+        """Copy the edges, so that each tensor has a storage of its own."""
+        self.relations = {kind: InEdges(*(None if part is None else part.clone() for part in edges))  # type: ignore[arg-type]
+                          for kind, edges in self.relations.items()}
+        self.node_times = {kind[0]: edges.node_times for kind, edges in self.relations.items()
+                           if edges.node_times is not None}
 
     def sample(self, seeds: Mapping[NodeType, Tensor], seed: int, times: Mapping[NodeType, Tensor] | None = None
                ) -> Subgraph:
@@ -122,7 +134,7 @@ class Sampler:
         if self.subgraph_type == "induced":
             run.induce(result)
         elif self.subgraph_type == "bidirectional":
-            _make_bidirectional(result)
+            _make_bidirectional(result, self.reverses)
         return result
 
     def limits(self, seeds: Mapping[NodeType, Tensor], times: Mapping[NodeType, Tensor] | None) -> Tensor | None:
@@ -227,26 +239,56 @@ class _Run:
         subgraph.num_sampled_nodes = subgraph.num_sampled_edges = None
 
 
-def _make_bidirectional(subgraph: Subgraph) -> None:
-    """Each pair of nodes once in both directions, sorted by target; of the edges of a pair the first stays."""
-    for relation, rows in subgraph.rows.items():
-        size, cols = len(subgraph.nodes[relation[0]]), subgraph.cols[relation]
-        pairs, inverse = (torch.cat([cols, rows]) * size + torch.cat([rows, cols])).unique(return_inverse=True)
-        first = torch.full_like(pairs, len(inverse)).scatter_reduce(0, inverse, torch.arange(len(inverse)), "amin")
+def _reverses(kinds: Sequence[EdgeType]) -> dict[EdgeType, EdgeType]:
+    """Return the type of the reversed edges of each type: the one named `rev_`, or the type itself, or the only one."""
+    result = {}
+    for kind in kinds:
+        source, name, target = kind
+        opposite = [other for other in kinds if (other[2], other[0]) == (source, target)]
+        named = [other for other in opposite if other[1] == f"rev_{name}" or name == f"rev_{other[1]}"]
+        if named or source == target or len(opposite) == 1:
+            result[kind] = named[0] if named else kind if source == target else opposite[0]
+        else:
+            warnings.warn(f"NeighborLoader: the edges {kind} stay as they are drawn, as subgraph_type='bidirectional' "
+                          f"needs a type of reversed edges, for example {(target, f'rev_{name}', source)}; got "
+                          f"{len(opposite)}.", stacklevel=4)
+    return result
+
+
+def _make_bidirectional(subgraph: Subgraph, reverses: Mapping[EdgeType, EdgeType]) -> None:
+    """Each pair of nodes once in both directions, sorted by target; of the edges of a pair the first stays.
+
+    Edges of another type, reversed, have no number, as in PyTorch Geometric.
+    """
+    rows, cols = dict(subgraph.rows), dict(subgraph.cols)
+    for relation, reverse in reverses.items():
+        size = len(subgraph.nodes[relation[0]])
+        pairs, inverse = (torch.cat([cols[relation], rows[reverse]]) * size
+                          + torch.cat([rows[relation], cols[reverse]])).unique(return_inverse=True)
         subgraph.rows[relation], subgraph.cols[relation] = (pairs % size, pairs // size) if size else (pairs, pairs)
-        subgraph.edges[relation] = subgraph.edges[relation].repeat(2)[first]
+        if reverse == relation:
+            first = torch.full_like(pairs, len(inverse)).scatter_reduce(0, inverse, torch.arange(len(inverse)), "amin")
+            subgraph.edges[relation] = subgraph.edges[relation].repeat(2)[first]
+        else:
+            subgraph.edges[relation] = None
     subgraph.num_sampled_nodes = subgraph.num_sampled_edges = None
 
 
 def _fanouts(fanouts: Any, relations: Mapping[EdgeType, InEdges]) -> dict[EdgeType, list[int]]:
     """Return the numbers of neighbors of each relation; also takes PyTorch Geometric's `NumNeighbors`."""
-    if not isinstance(fanouts, (Mapping, Tensor)):
-        fanouts = getattr(fanouts, "values", fanouts)
+    expected, default = "-1 (all) or a number of edges for each hop", ()
+    if isinstance(fanouts, Tensor):
+        raise ConfigError("NeighborLoader", f"num_neighbors must be a list of {expected}", "a tensor")
+    if hasattr(fanouts, "get_mapped_values"):  # whose types of edges are strings
+        kinds = {"__".join(map(str, kind)): kind for kind in relations}
+        fanouts, default = fanouts.values, fanouts.default or ()
+        if isinstance(fanouts, Mapping):
+            fanouts = {kinds.get(name, name): numbers for name, numbers in fanouts.items()}
     if isinstance(fanouts, Mapping):
         unknown = [kind for kind in fanouts if kind not in relations]
         if unknown:
             raise ConfigError("NeighborLoader", f"num_neighbors must name types of edges out of {list(relations)}",
                               unknown)
     lists = fanouts if isinstance(fanouts, Mapping) else dict.fromkeys(relations, fanouts)
-    return {kind: check_counts("NeighborLoader", "num_neighbors", lists.get(kind, ()),
-                               "-1 (all) or a number of edges for each hop", -1) for kind in relations}
+    return {kind: check_counts("NeighborLoader", "num_neighbors", lists.get(kind, default), expected, -1)
+            for kind in relations}

@@ -49,7 +49,7 @@ from structconv.structures.supports import Causal
 from structconv.weights import Full, HeadBlocks, LowRank
 from structconv.weights.base import Factor, plus
 
-__all__ = ["FEW_ALONG_EDGES", "FEW_NUMBERS", "Direct", "direct_of", "drawn", "is_plain", "must_be_planned"]
+__all__ = ["FEW_ALONG_EDGES", "FEW_NUMBERS", "Direct", "direct_of", "drawn", "is_plain", "is_usual", "must_be_planned"]
 
 #: (layer, x, structure) -> y, or `None` where the usual way must be taken.
 Direct = Callable[[Any, Tensor, Any], Tensor | None]
@@ -159,10 +159,14 @@ def _project(leaf: Identity, layer: Any, x: Tensor, structure: Any) -> Tensor | 
         return None
     if x.dim() != 2 or x.shape[1] != theta.shape[1] or x.shape[0] * max(theta.shape) > FEW_NUMBERS:
         return None
-    if layer._added or not is_direct(x, theta, bias) or not is_plain(layer, dense.Identity, leaf, weight):
+    fits = x.dtype is torch.float32 and x.is_cpu and not layer._added
+    if not fits or not is_plain(layer, dense.Identity, leaf, weight):
         return None
     theta = theta.squeeze(0)
-    return x @ theta if bias is None else torch.addmm(bias, x, theta)
+    try:
+        return x @ theta if bias is None else torch.addmm(bias, x, theta)
+    except REFUSED:  # the plan says what does not fit
+        return None
 
 
 def _padding(leaf: Cuboid) -> list[int] | None:
@@ -182,10 +186,10 @@ def _convolve_image(leaf: Cuboid, padding: list[int], usual: bool, layer: Any, i
     bias = _bias(layer)
     if image.shape[1] != layer.in_channels or kernel.shape[2:] != leaf.kernel_size or image.layout is not torch.strided:
         return None
-    if not is_direct(image, kernel, bias) or not is_plain(layer, Shift, leaf):
+    if image.dtype is not torch.float32 or not image.is_cpu or not is_plain(layer, Shift, leaf):
         return None
     try:
-        return convolve_images(image, kernel, bias, leaf.stride, padding, leaf.dilation, layer.groups, direct=True)
+        return convolve_images(image, kernel, bias, leaf.stride, padding, leaf.dilation, layer.groups)
     except REFUSED:  # the plan computes it, or says what does not fit
         return None
 
@@ -196,12 +200,11 @@ def _convolve_transposed(leaf: Cuboid, padding: list[int], layer: Any, image: Te
     if kernel is None or extra is None or image.dim() != len(padding) + 2 or image.layout is not torch.strided:
         return None
     bias = _bias(layer)
-    fits = image.shape[1] == layer.in_channels and is_direct(image, kernel, bias)
+    fits = image.shape[1] == layer.in_channels and image.dtype is torch.float32 and image.is_cpu
     if not fits or not is_plain(layer, ShiftTransposed, leaf):
         return None
     try:
-        return convolve_transposed(image, kernel, bias, leaf.stride, padding, extra, layer.groups, leaf.dilation,
-                                   direct=True)
+        return convolve_transposed(image, kernel, bias, leaf.stride, padding, extra, layer.groups, leaf.dilation)
     except REFUSED:  # as above
         return None
 
@@ -211,10 +214,11 @@ def _pool_image(leaf: Pool, all_count: bool, layer: Any, image: Tensor, _: Any) 
     if "weight" in layer._modules or layer._parameters or image.dim() != len(leaf.window) + 2:
         return None
     basis = Pooling if all_count else Normalized
-    if image.layout is not torch.strided or not is_direct(image) or not is_plain(layer, basis, leaf):
+    if (image.layout is not torch.strided or image.dtype is not torch.float32 or not image.is_cpu
+            or not is_plain(layer, basis, leaf)):
         return None
     try:
-        return window_means(image, leaf.window, leaf.stride, leaf.padding, all_count, direct=True)
+        return window_means(image, leaf.window, leaf.stride, leaf.padding, all_count)
     except REFUSED:  # as above
         return None
 
@@ -223,6 +227,14 @@ def _is_usual(leaf: Cuboid) -> bool:
     """True of small kernels of odd sizes, but not of single entries that are far apart."""
     apart = leaf.size == 1 and max(leaf.stride) > 1
     return all(size % 2 for size in leaf.kernel_size) and leaf.size <= _USUAL and not apart
+
+
+def is_usual(direct: Direct | None) -> bool:
+    """Return True of convolutions that are torch's for many numbers: usual ones, and transposed ones with a stride."""
+    if not isinstance(direct, partial):
+        return False
+    return (direct.func is _convolve_image and direct.args[2]) or (
+        direct.func is _convolve_transposed and max(direct.args[0].stride) > 1)
 
 
 def _convolve(leaf: Adjacency, layer: Any, x: Tensor, graph: Any) -> Tensor | None:

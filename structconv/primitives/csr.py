@@ -402,6 +402,12 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:-1])
 
 
+def _spmm_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *others, x, _ = inputs
+    ctx.members = 1 if x.dim() == 2 else x.shape[0]
+    ctx.save_for_backward(*others, x if ctx.needs_input_grad[6] else None)  # else x may change, and be freed
+
+
 def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     *layouts, values, x = ctx.saved_tensors
     ahead, back = layouts[:3], layouts[3:]
@@ -411,7 +417,7 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         result = _sddmm(*ahead, *back, *whole, _count(values, whole[1], whole[0].shape[0]))
         grad_values = _summed(result, _tables(values)).view(values.shape)
     if ctx.needs_input_grad[7]:
-        grad_x = edge_product(*back, *ahead, values, grad, 1 if x.dim() == 2 else x.shape[0])
+        grad_x = edge_product(*back, *ahead, values, grad, ctx.members)
     return *(None,) * 6, grad_values, grad_x, None
 
 
@@ -434,5 +440,5 @@ def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 define("spmm", f"{EDGES}, Tensor? values, Tensor x, SymInt rows", _spmm_kernel, _spmm_fake, _check_spmm)
 define("sddmm", f"{EDGES}, Tensor q, Tensor k, SymInt rows", _sddmm_kernel, _sddmm_fake, _check_sddmm)
 #: `spmm` on (V, E) or no values and x (X, M, C) or (M, C), without checks: the arguments of the kernel.
-edge_product = register_gradient("spmm", _spmm_backward, _save, tangent=multilinear("spmm", 6, 7))
+edge_product = register_gradient("spmm", _spmm_backward, _spmm_save, tangent=multilinear("spmm", 6, 7))
 _sddmm = register_gradient("sddmm", _sddmm_backward, _save, tangent=multilinear("sddmm", 6, 7))

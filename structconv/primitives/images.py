@@ -16,7 +16,7 @@ from structconv.primitives.native.dispatch import Loaded, kernels
 from structconv.primitives.native.loader import Core
 from structconv.primitives.native.node import Gradients, as_node, is_direct
 
-__all__ = ["FEW_SUMMED", "convolve_images", "convolve_transposed", "is_quick_line", "window_means"]
+__all__ = ["convolve_images", "convolve_transposed", "is_few", "is_few_summed", "window_means"]
 
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
 _TRANSPOSED: dict[int, Callable[..., Tensor]] = {3: F.conv_transpose1d, 4: F.conv_transpose2d, 5: F.conv_transpose3d}
@@ -27,19 +27,18 @@ _PRODUCTS, _FEW_CHANNELS, _PRODUCTS_OF_FEW, _PRODUCTS_OF_PARTS = 5 << 20, 3, 30 
 #: Numbers below which our kernels take an image: kFewNumbers in native/src/operators.cpp.
 _FEW_NUMBERS = 1 << 24
 #: Numbers that are summed for all windows, below which a node of C++ is worth more than a faster kernel.
-FEW_SUMMED = 12 << 10
+_FEW_SUMMED = 12 << 10
 #: Numbers of a kernel, which each call brings into an order of its own.
 _MOST_WEIGHTS = 1 << 16
 
 
 def convolve_images(image: Tensor, kernel: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
-                    dilation: Sequence[int], groups: int, *, direct: bool = False) -> Tensor:
+                    dilation: Sequence[int], groups: int) -> Tensor:
     """`torch.nn.functional.conv1d`, `conv2d` or `conv3d`, differentiable any number of times.
 
     Args:
         image: (B, P, *S). kernel: (Q, P / groups, *K). bias: (Q,) or none.
         stride, padding, dilation: a number for each axis.
-        direct: whether `is_direct` is known to accept the tensors.
 
     Returns:
         (B, Q, *S').
@@ -47,13 +46,13 @@ def convolve_images(image: Tensor, kernel: Tensor, bias: Tensor | None, stride: 
     Cost: 2 Q P / groups prod(K) B prod(S') flops; small batches of stride 1 in one pass over `src/images.cpp`.
     """
     options = list(stride), list(padding), list(dilation), groups
-    small = _is_small(image, kernel, stride) and (direct or is_direct(image, kernel, bias))
+    small = is_few(image, kernel, stride) and is_direct(image, kernel, bias)
     if not small or (Loaded.core if Loaded.asked else kernels()) is None:
         return _by_torch(options, image, kernel, bias)
     return _images(None, partial(_by_torch, options), image, kernel, bias, *options)
 
 
-def _is_small(image: Tensor, kernel: Tensor, stride: Sequence[int]) -> bool:
+def is_few(image: Tensor, kernel: Tensor, stride: Sequence[int]) -> bool:
     """Return True for images that our kernel should take; torch has another one, as fast, for a single image."""
     shape, read, weights = image.shape, kernel.shape, kernel.numel()
     if type(shape[0]) is not int or type(weights) is not int:  # a program is recorded
@@ -89,12 +88,11 @@ def _gradients_by_torch(image: Tensor, kernel: Tensor, grad: Tensor, needed: Any
     return result
 
 
-_images = as_node("_Images", 3, _forward, _backward, reads_result=False)
+_images = as_node("_Images", 3, _forward, _backward, reads_result=False, read={2: ()})
 
 
 def convolve_transposed(image: Tensor, kernel: Tensor, bias: Tensor | None, stride: Sequence[int],
-                        padding: Sequence[int], extra: Sequence[int], groups: int, dilation: Sequence[int], *,
-                        direct: bool = False) -> Tensor:
+                        padding: Sequence[int], extra: Sequence[int], groups: int, dilation: Sequence[int]) -> Tensor:
     """`torch.nn.functional.conv_transpose1d`, `2d` or `3d`, differentiable any number of times.
 
     Args:
@@ -110,13 +108,13 @@ def convolve_transposed(image: Tensor, kernel: Tensor, bias: Tensor | None, stri
         apart * (size - 1) - cut for size, cut, apart in zip(kernel.shape[2:], padding, dilation, strict=True)]
     if border is None or min(border) < 0:
         options = list(stride), list(padding), list(dilation), groups, list(extra)
-        small = _is_small(image, kernel, stride) and all(map(lt, extra, stride))
-        if not small or not (direct or is_direct(image, kernel, bias)) or kernels() is None:
+        small = is_few(image, kernel, stride) and all(map(lt, extra, stride))
+        if not small or not is_direct(image, kernel, bias) or kernels() is None:
             return _transposed_by_torch(options, image, kernel, bias)
         return _transposed(None, partial(_transposed_by_torch, options), image, kernel, bias, *options)
     axes = list(range(2, kernel.dim()))
     sides = kernel.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1) if groups > 1 else kernel.transpose(0, 1)
-    return convolve_images(image, sides.flip(axes), bias, stride, border, dilation, groups, direct=direct)
+    return convolve_images(image, sides.flip(axes), bias, stride, border, dilation, groups)
 
 
 def _transposed_by_torch(options: tuple[Any, ...], *tensors: Any) -> Tensor:
@@ -146,36 +144,41 @@ def _transposed_backward(_: Any, image: Tensor, kernel: Tensor, bias: Tensor | N
     return of_image, of_kernel, grad.flatten(2).sum((0, 2)) if needed[2] else None
 
 
-_transposed = as_node("_ImagesTransposed", 3, _transposed_forward, _transposed_backward, reads_result=False)
+_transposed = as_node("_ImagesTransposed", 3, _transposed_forward, _transposed_backward, reads_result=False,
+                      read={2: ()})
 
 
 # -- means over windows -------------------------------------------------------------------------------------------
 
-def window_means(image: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int], all_count: bool, *,
-                 direct: bool = False) -> Tensor:
+def window_means(image: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int], all_count: bool
+                 ) -> Tensor:
     """`torch.nn.functional.avg_pool1d`, `2d` or `3d`, differentiable any number of times.
 
     Args:
         image: (B, P, *S).
         size, stride, padding: a number for each axis.
-        all_count: whether zeros of the padding count. direct: see `convolve_images`.
+        all_count: whether zeros of the padding count.
 
     Returns:
         (B, P, *S').
 
     Cost: rows are added up before windows along them: B P prod(S') (sum of the axes' sizes, roughly) additions.
     """
-    options, numbers = (list(size), list(stride), list(padding), all_count), image.numel()
-    few = type(numbers) is not int or numbers * prod(size) < FEW_SUMMED * prod(stride)  # or a program is recorded
-    if ((few and not is_quick_line(image)) or numbers >= _FEW_NUMBERS or not image.is_contiguous()
-            or not (direct or is_direct(image)) or kernels() is None):
+    options = list(size), list(stride), list(padding), all_count
+    if (is_few_summed(image, prod(size), prod(stride)) or image.numel() >= _FEW_NUMBERS or not image.is_contiguous()
+            or not is_direct(image) or kernels() is None):
         return _means_by_torch(options, image)
     return _means(None, partial(_means_by_torch, options), image, *options)
 
 
-def is_quick_line(image: Tensor) -> bool:
-    """Return True for what has one axis, and no gradient: torch's means are then slow, being those of a plane."""
-    return image.dim() == 3 and type(image.shape[0]) is int and not (image.requires_grad and torch.is_grad_enabled())
+def is_few_summed(image: Tensor, size: int, stride: int) -> bool:
+    """Return True for means over windows of so many numbers that torch's should take."""
+    numbers = image.numel()
+    if type(numbers) is not int:  # a program is recorded
+        return True
+    if image.dim() == 3 and not (image.requires_grad and torch.is_grad_enabled()):  # torch's are slow without gradients
+        return False
+    return numbers * size < _FEW_SUMMED * stride
 
 
 def _means_by_torch(options: tuple[Any, ...], image: Tensor) -> Tensor:

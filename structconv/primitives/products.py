@@ -125,7 +125,7 @@ def _node_backward(_: Any, x: Tensor, w: Tensor, bias: Tensor | None, grad: Tens
     return of_x, of_w, grads.sum(0) if needed[2] else None
 
 
-_node = as_node("_Product", 3, _node_forward, _node_backward, reads_result=False)
+_node = as_node("_Product", 3, _node_forward, _node_backward, reads_result=False, read={0: (1,), 1: (0,), 2: ()})
 
 
 def outer(x: Tensor, y: Tensor) -> Tensor:
@@ -230,8 +230,9 @@ def _native(x: Tensor) -> bool:
 
 
 def _linear(x: Tensor, w_QP: Tensor, bias: Tensor | None) -> Tensor:
-    """x w^T + bias by oneDNN, whatever the strides of w."""
-    return private.linear_pointwise(x, w_QP, bias, "none", [], "")
+    """x w^T + bias by oneDNN, which refuses rows of w that overlap and reads any bias as a contiguous one."""
+    w_QP = w_QP if w_QP.is_contiguous() or w_QP.t().is_contiguous() else w_QP.contiguous()
+    return private.linear_pointwise(x, w_QP, None if bias is None else bias.contiguous(), "none", [], "")
 
 
 def _project_kernel(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:

@@ -6,6 +6,7 @@ of the batch, or on the implementation.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, cast
 
 import torch
@@ -105,7 +106,7 @@ class Numbers:
         """Number keys by their positions; a key that comes twice has the first."""
         self._reserve(keys)
         if self._core is not None:
-            self._core.number(self._table, keys, self.count, _ENTER)
+            self._number(keys, self.count, _ENTER)
         self._keys.append(keys)
         self.count += keys.shape[0]
 
@@ -113,7 +114,7 @@ class Numbers:
         """Return the number of each key, and the new keys, which get the next numbers."""
         self._reserve(keys)
         if self._core is not None:
-            numbers, fresh, added = self._core.number(self._table, keys, self.count, _ADD)
+            numbers, fresh, added = self._number(keys, self.count, _ADD)
             fresh = fresh[:added]
         else:
             numbers, fresh = self._by_sorting(keys)
@@ -125,20 +126,34 @@ class Numbers:
         """Return the number of each key, -1 for an unknown key."""
         if self._core is not None:
             self._reserve(keys[:0])
-            return cast(Tensor, self._core.number(self._table, keys, self.count, _FIND)[0])
+            return self._number(keys, self.count, _FIND)[0]
         numbers = self._by_sorting(keys)[0]
         return torch.where(numbers < self.count, numbers, -1)
 
     def _reserve(self, keys: Tensor) -> None:
-        """Make room for more keys, half of the table staying free. O(keys there are), when they have doubled."""
+        """Make room for more keys, half of the table staying free. O(keys there are), when they have doubled.
+
+        A number for each possible key takes the place of a table that would not be smaller.
+        """
         most = min(self.count + keys.shape[0], self.limit)
-        if self._core is None or (self._table.shape[0] >= 2 * most and self._table.shape[0]):
+        direct = self._table.dtype is torch.int32
+        if self._core is None or direct or (self._table.shape[0] >= 2 * most and self._table.shape[0]):
             return
-        self._table = torch.full((1 << max(2 * most - 1, 15).bit_length(), self._table.shape[1]), -1)
+        shape = 1 << max(2 * most - 1, 15).bit_length(), self._table.shape[1]
+        direct = self.limit <= 2 * math.prod(shape) and self.limit < _MOST
+        self._table = torch.full((self.limit, 1), -1, dtype=torch.int32) if direct else torch.full(shape, -1)
         entered = 0
         for known in self._keys:
-            self._core.number(self._table, known, entered, _ENTER)
+            self._number(known, entered, _ENTER)
             entered += known.shape[0]
+
+    def _number(self, keys: Tensor, first: int, numbering: int) -> tuple[Tensor, Tensor, int]:
+        try:
+            return cast(tuple[Tensor, Tensor, int],
+                        self._core.number(self._table, keys, first, numbering))  # type: ignore[union-attr]
+        except ValueError as error:
+            raise StructureError("sampling", f"edges must begin at nodes in [0, {self.limit})",
+                                 (int(keys.min()), int(keys.max())), "Is the number of nodes too small?") from error
 
     def _by_sorting(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         every = torch.cat([*self._keys, keys])

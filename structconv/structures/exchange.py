@@ -11,7 +11,7 @@ from torch import Tensor
 
 from structconv.errors import ConfigError, StructureError
 
-__all__ = ["MAKERS", "Exchange", "require", "samples_of"]
+__all__ = ["MAKERS", "Exchange", "floating", "require", "samples_of"]
 
 #: Constructors that samples.py, which imports this file, puts here: "samples" from sizes (B,), "starts" from the first
 #: entry of each sample and the number of all (B + 1,).
@@ -145,7 +145,7 @@ class Exchange:
         both = None if None not in sizes else int(index.max()) + 1 if index.numel() else 0
         values = [_column(owner, frame, name) for name in names]
         attributes = None if not names else values[0] if isinstance(edge_attr, str) else torch.stack(values, -1)
-        weights = _floating(_column(owner, frame, weight)) if weight in frame.columns else None
+        weights = floating(_column(owner, frame, weight)) if weight in frame.columns else None
         samples = MAKERS["samples"](torch.tensor(noted["samples"])) if "samples" in noted and nodes is None else None
         return cls(index, num_inputs=sizes[0] if both is None else both, num_outputs=sizes[1] if both is None else both,
                    edge_weight=weights, edge_attr=attributes, samples=samples)
@@ -189,6 +189,9 @@ class Exchange:
     @classmethod
     def from_scipy(cls, matrix: Any) -> Self:
         """From a SciPy sparse matrix or array A (M, N) of any format; stored entries, zeros too, are edges. O(E)."""
+        if not hasattr(matrix, "tocoo") or len(matrix.shape) != 2:
+            raise StructureError("Graph.from_scipy", "matrix must be a sparse matrix or array (M, N)",
+                                 f"{type(matrix).__name__} {getattr(matrix, 'shape', '')}".strip())
         coo = matrix.tocoo()
         index = torch.stack([torch.as_tensor(coo.row).long(), torch.as_tensor(coo.col).long()])
         return cls._from_matrix(index, torch.as_tensor(coo.data), *coo.shape)
@@ -248,7 +251,7 @@ class Exchange:
         samples = samples_of(data)
         nodes = getattr(data, "num_nodes", None)
         return cls(data.edge_index, num_nodes=samples.num_inputs if nodes is None and samples is not None else nodes,
-                   edge_weight=getattr(data, "edge_weight", None), edge_attr=getattr(data, "edge_attr", None),
+                   edge_weight=floating(getattr(data, "edge_weight", None)), edge_attr=getattr(data, "edge_attr", None),
                    samples=samples)
 
     def to_data(self) -> Any:
@@ -315,7 +318,7 @@ class Exchange:
                                      "Convert the graphs of dgl.unbatch(graph), then structconv.batch them.")
             samples = MAKERS["samples"](graph.batch_num_nodes())
         return cls(torch.stack(graph.edges(order="eid")), num_inputs=graph.num_nodes(source),
-                   num_outputs=graph.num_nodes(target), edge_weight=_floating(graph.edata.get(weight)),
+                   num_outputs=graph.num_nodes(target), edge_weight=floating(graph.edata.get(weight)),
                    edge_attr=graph.edata.get(attr), samples=samples)
 
     def to_dgl(self, weight: str = "weight", attr: str = "edge_attr") -> Any:
@@ -352,7 +355,7 @@ class Exchange:
 
     @classmethod
     def _from_matrix(cls, index: Tensor, weight: Tensor | None, inputs: int, outputs: int) -> Self:
-        return cls(index, num_inputs=inputs, num_outputs=outputs, edge_weight=_floating(weight))
+        return cls(index, num_inputs=inputs, num_outputs=outputs, edge_weight=floating(weight))
 
     def _weights(self, dtype: torch.dtype | None) -> Tensor:
         """One weight an edge; `StructureError` where samples of a batch have their own."""
@@ -388,14 +391,16 @@ def samples_of(data: Any) -> Any:
     return MAKERS["samples"](torch.bincount(owner, minlength=getattr(data, "num_graphs", None) or 0))
 
 
-def _floating(weight: Tensor | None) -> Tensor | None:
-    """The weights in a floating dtype: their own, or the default one of integers and booleans."""
-    return weight if weight is None or weight.is_floating_point() else weight.to(torch.get_default_dtype())
+def floating(weight: Tensor | None) -> Tensor | None:
+    """The weights in a floating dtype: their own, or the default one of integers and booleans. Complex ones stay, which
+    `Graph` refuses."""
+    real = weight is None or weight.is_floating_point() or weight.is_complex()
+    return weight if weight is None or real else weight.to(torch.get_default_dtype())
 
 
 def _column(owner: str, frame: Any, name: str, remedy: str = "") -> Tensor:
     """The numbers of a column of a data frame."""
-    if not len(frame) and frame[name].dtype == object:  # read from a file of no edges
+    if not len(frame) and (remedy or frame[name].dtype == object):  # of no edges, whatever their dtype
         return torch.empty(0, dtype=torch.int64)
     try:
         return torch.tensor(frame[name].to_numpy(copy=True))

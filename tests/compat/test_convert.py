@@ -593,3 +593,8 @@ def test_models_that_share_a_configuration_are_all_in_the_report(implementation:
     assert {name: after for name, (_, after, _) in report.converted.items()} == dict.fromkeys(
         model, f'attn_implementation="{implementation}"')
     assert back["two"].config._attn_implementation == model["two"].config._attn_implementation == implementation
+
+
+def test_layers_of_unknown_channels_say_so():
+    _, report = convert(nn.Sequential(nn.LazyConv1d(4, 3)))
+    assert report.refused == {"0": "LazyConv1d: its channels are still unknown. Call the model once before"}

@@ -907,6 +907,29 @@ def test_a_net_costs_few_own_calls_on_a_new_batch(layer, training, inference):
             assert own_calls(run) <= most
 
 
+@pytest.mark.parametrize("more", [{}, {"edge_dim": A}, {"aggr": "mean"}], ids=["", "attributes", "mean"])
+@pytest.mark.parametrize("name, apart", [("GATConv", "add_self_loops"), ("GATv2Conv", "add_self_loops"),
+                                         ("TransformerConv", "root_weight")])
+@pytest.mark.parametrize("rows", [2, 3000])
+def test_dropout_draws_for_each_of_several_edges_between_two_entries(name, apart, more, rows):
+    layer = getattr(ours, name)(P, Q, dropout=0.5, bias=False, **{apart: False}, **more)
+    x, index, drawn = torch.ones(rows, P, requires_grad=True), torch.tensor([[0, 0], [1, 1]]), set()
+    attr = torch.ones(2, A) if "edge_dim" in more else None
+    expected = layer.eval()(x, index, attr)[1].sum()
+    layer.train()
+    for seed in range(20):
+        results = []
+        for indices in (index, index.clone()):
+            torch.manual_seed(seed)
+            y = layer(x, indices, attr)[1].sum()
+            results.append((y, *torch.autograd.grad(y, x)))
+        torch.testing.assert_close(*results)
+        drawn.add(round(float(y / expected), 3))
+        if attr is None:  # y is linear in the one source, because both of its weights are a half
+            torch.testing.assert_close(results[0][1][0].sum(), y)
+    assert drawn == {0.0, 1.0, 2.0}
+
+
 @pytest.mark.parametrize("name, more", [("GCNConv", {"cached": True}), ("GATConv", {}), ("SAGEConv", {"aggr": "max"})])
 @pytest.mark.parametrize("shared", ["before", "after"])
 def test_a_write_through_numpy_takes_effect(name, more, shared):
@@ -920,11 +943,22 @@ def test_a_write_through_numpy_takes_effect(name, more, shared):
     torch.testing.assert_close(y, layer(x, index.clone()))
 
 
-def test_a_write_to_weights_through_numpy_takes_effect():
-    layer, x, weight = ours.GCNConv(P, Q), torch.randn(5, P), torch.rand(EDGES.shape[1])
+@pytest.mark.parametrize("name", ["GCNConv", "GraphConv", "TAGConv", "ARMAConv"])
+def test_a_write_to_weights_through_numpy_takes_effect(name):
+    layer, x, weight = getattr(ours, name)(P, Q), torch.randn(5, P), torch.rand(EDGES.shape[1])
+    array = weight.numpy()
     layer(x, EDGES, weight)
-    weight.numpy()[1] = 9.0
+    array[1] = 9.0
     torch.testing.assert_close(layer(x, EDGES, weight), layer(x, EDGES.clone(), weight.clone()))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
+def test_weights_may_be_integers(dtype):
+    layer, peer = both("GraphConv", P, Q)
+    x, weight = torch.randn(5, P).double(), torch.randint(0, 2, (EDGES.shape[1],)).to(dtype)
+    torch.testing.assert_close(layer(x, EDGES, weight), peer(x, EDGES, weight))
+    weight[0] ^= True
+    torch.testing.assert_close(layer(x, EDGES, weight), peer(x, EDGES, weight))
 
 
 @pytest.mark.parametrize("loops", [False, True])
@@ -1200,3 +1234,28 @@ def test_a_call_reads_a_parametrized_weight_once(name, args, inputs):
     layer(torch.randn(5, P), EDGES, *inputs)
     counts = {parameter: counting.readings for parameter, counting in read.items()}
     assert counts == {parameter: 2 if parameter == "root_weight" else 1 for parameter in read}  # that of two layers
+
+
+_SUMS: dict[str, Any] = {
+    "global_add_pool": lambda x, edges, groups: ours.global_add_pool(x, groups),
+    "global_mean_pool": lambda x, edges, groups: ours.global_mean_pool(x, groups),
+    "SumAggregation": lambda x, edges, groups: ours.SumAggregation()(x, groups),
+    "MeanSubtractionNorm": lambda x, edges, groups: ours.MeanSubtractionNorm()(x, groups),
+    "APPNP": lambda x, edges, groups: ours.APPNP(2, 0.1)(x, edges),
+    "GINConv": lambda x, edges, groups: ours.GINConv(nn.Identity())(x, edges),
+}
+
+
+@pytest.mark.parametrize("name", _SUMS)
+@pytest.mark.parametrize("channels", [8, 300])
+def test_what_is_only_summed_may_change_before_the_backward(name: str, channels: int) -> None:
+    leaf, groups = torch.randn(40, channels, requires_grad=True), torch.arange(40) // 9
+    edges, grads = torch.randint(40, (2, 120), generator=torch.Generator().manual_seed(0)), []
+    for change in (False, True):
+        x = leaf * 1
+        y = _SUMS[name](x, edges, groups)
+        if change:
+            x.zero_()
+        grads.append(torch.autograd.grad(y.square().sum(), leaf, create_graph=True)[0])
+    torch.testing.assert_close(*grads)
+    grads[1].sum().backward()  # the second derivative

@@ -195,3 +195,20 @@ def test_norms_need_no_torch_geometric():
             "print(GraphNorm(2)(torch.ones(3, 2), torch.tensor([0, 0, 1])).tolist(), DiffGroupNorm(2, 2))")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]] DiffGroupNorm(2, groups=2)\n"
+
+
+@pytest.mark.parametrize("name, options", [("GraphNorm", {}), ("LayerNorm", {}), ("InstanceNorm", {"affine": True})])
+def test_a_bias_may_change_between_both_passes(name, options):
+    layer, peer = pair(name, (P,), options, torch.float32)
+    x, gradients = (3 + 2 * torch.randn(6, P)).requires_grad_(), []
+    for norm in (layer, peer):
+        y = norm(x, BATCHES["sorted"])
+        with torch.no_grad():
+            norm.bias.add_(1)
+        gradients.append(torch.autograd.grad((y * y.detach().cos()).sum(), [x, norm.weight, norm.bias]))
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
+    y = layer(x, BATCHES["sorted"])
+    with torch.no_grad():
+        layer.weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()

@@ -63,7 +63,7 @@ SEEDS = pytest.mark.parametrize("seed", range(400 if EVERY else 60))
 @SEEDS
 def test_any_convolution(seed, monkeypatch):
     tensors, options = drawn(seed)
-    monkeypatch.setattr(images, "_is_small", lambda *_: True)
+    monkeypatch.setattr(images, "is_few", lambda *_: True)
     check(convolve_images, TORCH[tensors[0].dim() - 2], tensors, options)
 
 
@@ -78,7 +78,7 @@ def test_any_transposed_convolution(seed, monkeypatch):
                zip(padding, dilation, kernel.shape[2:], strict=True)]  # so that there are outputs
     image = F.pad(image, [amount for _ in padding for amount in (3, 3)])
     finer = TORCH[axes](image, kernel, bias, stride, padding, dilation, groups)
-    monkeypatch.setattr(images, "_is_small", lambda *_: True)
+    monkeypatch.setattr(images, "is_few", lambda *_: True)
     bias = None if bias is None else torch.randn(kernel.shape[1] * groups)
     check(convolve_transposed, TRANSPOSED[axes], (finer, kernel, bias), (stride, padding, extra, groups, dilation))
 
@@ -90,7 +90,7 @@ def test_any_means(seed, monkeypatch):
     rng = random.Random(seed)
     size = [rng.randint(1, min(most, 4)) for most in image.shape[2:]]
     padding = [rng.randint(0, width // 2) for width in size]
-    monkeypatch.setattr(images, "FEW_SUMMED", 0)
+    monkeypatch.setattr(images, "_FEW_SUMMED", 0)
     all_count = rng.random() < 0.5
 
     def reference(image, size, stride, padding, all_count):
@@ -126,7 +126,7 @@ def test_what_it_takes():
 @needs_kernels
 @pytest.mark.parametrize("name", ["convolve", "transposed", "means"])
 def test_derivatives_of_gradients(name, monkeypatch):
-    monkeypatch.setattr(images, "FEW_SUMMED", 0)
+    monkeypatch.setattr(images, "_FEW_SUMMED", 0)
     tensors, one = [torch.randn(2, 2, 5, 4), torch.randn(3, 2, 3, 2), torch.randn(3)], [1, 1]
     ours, theirs = {
         "convolve": (lambda *t: convolve_images(*t, one, one, one, 1), lambda *t: F.conv2d(*t, one, one)),

@@ -14,7 +14,7 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.nn import Linear
 from structconv.primitives import products
 from structconv.primitives.native import core, gemm
-from structconv.primitives.products import LEAST_NUMBERS, outer, product
+from structconv.primitives.products import LEAST_NUMBERS, linear, outer, product
 from tests.support.drawn import EVERY, drawn
 
 
@@ -41,6 +41,18 @@ def test_strided_arguments(columns):
     x, w = torch.randn(64, 400).t(), torch.randn(columns, 64).t()
     torch.testing.assert_close(product(x, w), x @ w, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(product(x[::2], w), x[::2] @ w, rtol=1e-4, atol=1e-4)
+
+
+def test_strided_biases_and_rows_that_overlap(every_branch):
+    """oneDNN takes any bias as a contiguous one, and no matrix whose rows overlap."""
+    signal, bias = torch.randn(301), torch.randn(14)[::2]
+    rows = signal.unfold(0, 24, 1)[:7]
+    for x in (torch.randn(101, 48)[:, ::2], signal.unfold(0, 24, 1)):
+        w, up = torch.randn(24, 7, requires_grad=True), torch.randn(len(x), 7)
+        torch.testing.assert_close(product(x, w, bias), x @ w + bias, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(linear(x, rows, bias), x @ rows.t() + bias, rtol=1e-5, atol=1e-4)
+        grad, = torch.autograd.grad(product(x, w), w, up)
+        torch.testing.assert_close(grad, x.t() @ up, rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize("grad", [False, True])
@@ -183,6 +195,27 @@ def test_outer_products(every_branch, sizes):
     x, y = torch.randn(rows, p), torch.randn(rows, q)
     for a, b in ((x, y), (torch.randn(p, rows).t(), y), (x, torch.randn(q, rows).t())):
         torch.testing.assert_close(outer(a, b).double(), a.double().t() @ b.double(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("trained", [(0,), (1,), (2,), (0, 2), (1, 2), (0, 1)])
+def test_what_no_gradient_reads_may_change_between_both_passes(trained):
+    """Another change is refused, as torch refuses it; and what is not read is not held."""
+    def outcome(function, changed):
+        torch.manual_seed(1)
+        tensors = [torch.randn(shape) for shape in ((4096, 8), (4, 8), (4,))]
+        for i in trained:
+            tensors[i].requires_grad_()
+        y = function(*tensors)
+        with torch.no_grad():
+            tensors[changed].add_(1)
+        try:
+            return torch.autograd.grad(y.square().sum(), [tensors[i] for i in trained], create_graph=True)
+        except RuntimeError as error:
+            return "modified by an inplace operation" in str(error)
+
+    for changed in range(3):
+        actual, expected = (outcome(function, changed) for function in (linear, nn.functional.linear))
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-3)
 
 
 def test_operators_in_float64(every_branch):

@@ -87,6 +87,7 @@ def test_pandas_with_names():
     assert (roads.num_inputs, roads.num_outputs, roads.edge_index.tolist()) == (2, 3, [[1, 0, 1], [1, 0, 0]])
     assert roads.edge_attr.tolist() == [2.0, 1.0, 4.0] and roads.edge_weight is None
     assert Graph.from_pandas(pandas.DataFrame({"source": [4, 0], "target": [1, 2]})).num_nodes == 5
+    assert Graph.from_pandas(pandas.DataFrame({"source": [], "target": []}), num_nodes=3).num_nodes == 3
     with pytest.raises(StructureError, match="columns 'source'"):
         Graph.from_pandas(frame, target="to")
     with pytest.raises(StructureError, match="nodes=labels"):
@@ -135,6 +136,19 @@ def test_scipy_round_trip(kind):
     back = Graph.from_scipy(getattr(sparse, kind)(there))
     assert torch.equal(torch.tensor(back.to_scipy().toarray()), torch.tensor(there.toarray()))
     assert back.edge_weight.dtype == torch.float64 and back.edge_index.dtype == torch.int64
+
+
+def test_complex_weights_and_other_arrays_are_refused():
+    """Complex weights would lose their imaginary parts."""
+    sparse = pytest.importorskip("scipy.sparse")
+    with pytest.raises(StructureError, match=r"floating; got torch.complex64"):
+        Graph.from_torch_sparse(torch.eye(2, dtype=torch.complex64).to_sparse())
+    with pytest.raises(StructureError, match=r"floating; got torch.complex128"):
+        Graph.from_scipy(sparse.csr_array([[0, 1j]]))
+    with pytest.raises(StructureError, match=r"sparse matrix or array \(M, N\); got coo_array \(3,\)"):
+        Graph.from_scipy(sparse.coo_array([1.0, 0.0, 2.0]))
+    with pytest.raises(StructureError, match="got Tensor"):
+        Graph.from_scipy(torch.eye(2))
 
 
 def test_networkx_undirected_gives_both_directions():
@@ -214,6 +228,11 @@ def test_a_batch_of_data_objects_is_a_batch(told):
     assert graph.samples.sizes()[0] == ([3, 3, 0] if len(told) > 1 else [3, 3])
     layer, x = Conv(DotProduct(2, 4).scaled().softmax(), 4, 4), torch.randn(6, 4)
     torch.testing.assert_close(layer(x, structure=graph), torch.cat([layer(x[:3]), layer(x[3:])]))
+
+
+def test_data_objects_may_have_integer_weights():
+    data = types.SimpleNamespace(edge_index=INDEX, edge_weight=torch.arange(INDEX.shape[1]))
+    assert torch.equal(Graph.from_data(data).edge_weight, torch.arange(float(INDEX.shape[1])))
 
 
 def test_a_batch_of_data_objects_out_of_order_is_refused():

@@ -22,6 +22,7 @@ from structconv.compat.pyg.edges import (
     Fill,
     edges_to_outputs,
     gather,
+    has_repeats,
     is_sparse,
     matrix_of,
     warn_of_two_kinds,
@@ -127,13 +128,19 @@ class _Attention(Layer):
                                   "No message is formed here. Use PyTorch Geometric's layer to change messages.")
         return self._joined(y, bias), alpha
 
+    def _reads_edges(self, edges: Graph, mask: Tensor | None) -> bool:
+        """Return True if the values must be those of edges: an explainer has a mask of them, or dropout is to draw for
+        each of several edges between two entries. Compiled programs, which read no edges, draw once for these."""
+        return mask is not None or (self.training and 0 < self.dropout < 1 and has_repeats(edges))
+
     def _few_edges(self, x: Tensor, z: Tensor | None, graph: Graph, width: int, lins: tuple[Any, ...],
                    *others: Tensor | None) -> SortedEdges | None:
         """The edges as a node reads them that computes `width` products of each of few entries and attends among them;
         `None` where it does not apply. `others` are what it reads beside x and the layers."""
         if (is_compiling() or z is not x or x.dim() != 2 or x.shape[0] * width > FEW_ALONG_EDGES or self.explain
                 or graph.edge_attr is not None or graph.edge_weight is not None or self._message_forward_hooks
-                or not self._is_sum() or (self.training and self.dropout >= 1) or must_be_planned(Normalized)):
+                or not self._is_sum() or (self.training and self.dropout >= 1) or must_be_planned(Normalized)
+                or self._reads_edges(graph, None)):
             return None
         if not all(is_plain(lin) and lin.in_channels == x.shape[1] for lin in lins) or not is_direct(
                 x, *others, *(t for lin in lins for t in (lin.weight, lin.bias))):
@@ -236,7 +243,7 @@ class GATConv(_Attention):
             to = heads if z is x and source is target else self._heads(target(z))  # type: ignore[misc]
             of_target = Term(to, self.att_dst[0])
         graph, mask = edges, self._mask(edges)
-        if mask is not None:
+        if self._reads_edges(edges, mask):
             values, graph = gather(values, edges), edges_to_outputs(edges)
             heads = self._heads(values)
         scores: Any = Affine(cast(Any, Term(heads, self.att_src[0])), of_target)
@@ -335,7 +342,7 @@ class GATv2Conv(_Attention):
         heads = self._heads(values)
         target = heads if of_target is values else self._heads(of_target)
         source, graph, mask = heads, edges, self._mask(edges)
-        if mask is not None or edges.edge_attr is not None:
+        if edges.edge_attr is not None or self._reads_edges(edges, mask):
             values, graph = gather(values, edges), edges_to_outputs(edges)
             source = heads = self._heads(values)
             if edges.edge_attr is not None and self.lin_edge is not None:
@@ -423,7 +430,7 @@ class TransformerConv(_Attention):
             (of_query, key, values), skip = project_together(x, self.lin_query, self.lin_key, self.lin_value), None
         query = self._heads(of_query)
         graph, mask = edges, self._mask(edges)
-        if mask is not None or edges.edge_attr is not None:
+        if edges.edge_attr is not None or self._reads_edges(edges, mask):
             key, values, graph = gather(key, edges), gather(values, edges), edges_to_outputs(edges)
             if edges.edge_attr is not None and self.lin_edge is not None:
                 along = self.lin_edge(edges.edge_attr)

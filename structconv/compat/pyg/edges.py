@@ -12,16 +12,17 @@ from torch.compiler import is_compiling
 
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.operator import apply
-from structconv.derived import derived, forget_changed
+from structconv.derived import derived, forget_changed, values_known
 from structconv.errors import ShapeError, StructureError
 from structconv.nn.direct import FEW_NUMBERS
-from structconv.structures.graph import Graph, attributes_of_loops, has_loops, looped
+from structconv.structures.exchange import floating
+from structconv.structures.graph import Graph, attributes_of_loops, has_loops, listed_edges, looped
 from structconv.torch_compat import is_batched, is_functional
 from structconv.weights import Eye
 
-__all__ = ["Fill", "edges_to_outputs", "gather", "graph_of", "group_count", "is_sparse", "matrix_of", "memberships",
-           "numbered", "replaced_loops", "warn_of_two_kinds", "with_loops", "with_remaining_loops", "without_edges",
-           "without_loops"]
+__all__ = ["Fill", "edges_to_outputs", "gather", "graph_of", "group_count", "has_repeats", "is_sparse", "matrix_of",
+           "memberships", "numbered", "replaced_loops", "warn_of_two_kinds", "with_loops", "with_remaining_loops",
+           "without_edges", "without_loops"]
 
 Fill = float | str | Tensor
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
@@ -66,6 +67,8 @@ def graph_of(owner: str, edges: Any, inputs: int, outputs: int | None, flow: str
         forget_changed(index)
     if weight is not None:
         forget_changed(weight)
+        numbers = weight
+        weight = weight if weight.is_floating_point() else derived(weight, "floating", lambda: floating(numbers))
     if flow != "source_to_target":
         index = derived(index, "turned", lambda: index.flip(0))
     if weight is not None and weight.dim() > 1:
@@ -105,6 +108,17 @@ def _parts(graph: Graph) -> tuple[Tensor, Tensor, Tensor] | None:
         return kept, graph.edge_index[:, kept], loop.nonzero().squeeze(-1)
 
     return derived(graph.edge_index, "loops apart", split) if has_loops(graph.edge_index) else None
+
+
+def has_repeats(graph: Graph) -> bool:
+    """Return True if several edges are known to lead from one entry to another. O(E log E) once."""
+    index, outputs = listed_edges(graph)[0], graph.num_outputs
+
+    def repeats() -> bool:
+        pairs = index[0].long() * outputs + index[1]
+        return len(pairs.unique()) < len(pairs)
+
+    return values_known(index) and derived(index, ("repeats", outputs), repeats)
 
 
 def without_loops(graph: Graph) -> Graph:

@@ -36,7 +36,7 @@ def _sums(adjacency: Adjacency, x: Tensor, more: Tensor | None = None) -> Tensor
     return y
 
 
-def _sums_backward(adjacency: Adjacency, x: Tensor, grad: Tensor, needed: Any) -> Tensor:
+def _sums_backward(adjacency: Adjacency, _: Any, grad: Tensor, needed: Any) -> Tensor:
     return _spread(adjacency, grad)
 
 
@@ -145,15 +145,15 @@ def _convolve_with_self_backward(adjacency: Adjacency, x: Tensor, theta: Tensor,
 
 #: y = sum_k A_k^T x Theta_k + b of x (M, P), Theta (K, P, Q) and b (Q) or none: (N, Q). Edges lead to N K outputs, of
 #: which n K + k is output n of A_k; of one matrix, `structure_first` tells (A^T x) Theta from A^T (x Theta).
-convolve = as_node("_Convolve", 3, _convolve, _convolve_backward, reads_result=False)
+convolve = as_node("_Convolve", 3, _convolve, _convolve_backward, reads_result=False, read={2: ()})
 #: y = A^T x Theta_(1 - own) + x Theta_own + b of x (N, P) and Theta (2, P, Q): GraphSAGE (Hamilton et al. 2017).
 convolve_with_self = as_node("_ConvolveWithSelf", 3, _convolve_with_self, _convolve_with_self_backward,
-                             reads_result=False)
+                             reads_result=False, read={2: ()})
 #: y = A^T x W^T + x_root R^T + b of x (M, P), W (Q, P), R (Q, P) or none, x_root (N, P) or none for x itself, and b (Q)
 #: or none: (N, Q). Weights lie as in torch's linear layers. `structure_first` tells (A^T x) W^T from A^T (x W^T).
-convolve_linear = as_node("_ConvolveLinear", 5, _linear, _linear_backward, reads_result=False)
+convolve_linear = as_node("_ConvolveLinear", 5, _linear, _linear_backward, reads_result=False, read={4: ()})
 #: The sums, or the maxima, of x (M, C) over the edges into each output: (N, C), zero without any.
-gather_sums = as_node("_Sums", 1, _sums, _sums_backward, reads_result=False)
+gather_sums = as_node("_Sums", 1, _sums, _sums_backward, reads_result=False, read={0: ()})
 gather_maxima = as_node("_Maxima", 1, "maxima", "maxima_backward")
 
 
@@ -223,8 +223,33 @@ class _Groups(NamedTuple):
         return (self.by_target,)
 
 
+def _even_backward(groups: _Groups, x: Tensor, grad: Tensor, _: Any, kind: int, t: float) -> Tensor:
+    of_x: Tensor = Loaded.core.pool_backward(  # type: ignore[union-attr]
+        groups.by_target, torch.empty(x.shape), grad, grad, kind, t)  # which reads no number of x and y
+    return of_x
+
+
+def _centered(groups: _Groups, x: Tensor, *options: Any) -> Tensor:
+    y: Tensor = Loaded.core.norm(groups.by_target, x, None, None, None, *options)  # type: ignore[union-attr]
+    return y
+
+
+def _centered_backward(groups: _Groups, _: Any, grad: Tensor, needed: Any, *options: Any) -> Tensor:
+    return _centered(groups, grad, *options)
+
+
+def _norm_backward(groups: _Groups, x: Tensor, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None,
+                   grad: Tensor, _: Any, *options: Any) -> Gradients:
+    bias = None if bias is None else bias.contiguous()  # whose numbers are not read
+    grads: Gradients = Loaded.core.norm_backward(  # type: ignore[union-attr]
+        groups.by_target, x, shift, weight, bias, grad, *options)
+    return grads
+
+
 _pool = as_node("_Pool", 1, "pool", "pool_backward")
-_norm = as_node("_Norm", 4, "norm", "norm_backward", reads_result=False)
+_pool_evenly = as_node("_Pool", 1, "pool", _even_backward, reads_result=False, read={0: ()})
+_center = as_node("_Norm", 1, _centered, _centered_backward, reads_result=False, read={0: ()})
+_norm = as_node("_Norm", 4, "norm", _norm_backward, reads_result=False, read={3: ()})
 #: Center and Scale in src/api.h.
 _CENTERS = {"channel": 0, "all": 1}
 _SCALES = {None: 0, "channel": 1, "all": 2}
@@ -241,7 +266,9 @@ def pool_groups(x: Tensor, starts: Tensor, kind: str, composed: Callable[[Tensor
         t: the factor of the scores of a softmax.
         x, composed: as of every layer here.
     """
-    return _pool(_Groups(starts), composed, x, _POOLINGS[kind], t) if _readable(starts) is not None else None
+    if _readable(starts) is None:
+        return None
+    return (_pool_evenly if kind in ("sum", "mean") else _pool)(_Groups(starts), composed, x, _POOLINGS[kind], t)
 
 
 def standardize_groups(x: Tensor, starts: Tensor, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None,
@@ -258,7 +285,10 @@ def standardize_groups(x: Tensor, starts: Tensor, shift: Tensor | None, weight: 
     """
     if _readable(starts) is None:
         return None
-    return _norm(_Groups(starts), composed, x, shift, weight, bias, _CENTERS[center], _SCALES[scale], eps, gain)
+    options = _CENTERS[center], _SCALES[scale], eps, gain
+    if scale is shift is weight is bias is None:
+        return _center(_Groups(starts), lambda x: composed(x, None, None, None), x, *options)
+    return _norm(_Groups(starts), composed, x, shift, weight, bias, *options)
 
 
 def group_starts(groups: Tensor, count: int) -> Tensor | None:

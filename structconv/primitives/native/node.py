@@ -6,7 +6,7 @@ differentiable operators, for derivatives of the gradients, and with tensors tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,8 @@ __all__ = ["Gradients", "as_node", "is_direct"]
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 Gradients = tuple[Tensor | None, ...]
+#: In the place of the numbers that no gradient reads.
+_UNREAD = torch.zeros(())
 
 
 def is_direct(x: Tensor, *others: Tensor | None) -> bool:
@@ -41,7 +43,8 @@ def is_direct(x: Tensor, *others: Tensor | None) -> bool:
 
 
 def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: str | Callable[..., Any], *,
-            reads_result: bool = True, flagged: bool = False) -> Callable[..., Tensor]:
+            reads_result: bool = True, flagged: bool = False, read: Mapping[int, tuple[int, ...]] | None = None
+            ) -> Callable[..., Tensor]:
     """Return a function (adjacency, composed, *tensors, *options) -> y that is one node where it needs a gradient.
 
     Kernels are called with sealed layouts, functions of Python with the adjacency:
@@ -56,14 +59,23 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
             which gradients are needed.
         reads_result: whether the backward takes y.
         flagged: whether the last argument of the forward says if a gradient is needed.
+        read: the numbers of tensors -> those of the tensors whose gradients read them, if not all do. Others may change
+            between both passes; the backward takes zeros in their place.
     """
+    limited = () if read is None else tuple(read.items())
     with_gradient, without = ((True,), (False,)) if flagged else ((), ())  # type: tuple[bool, ...], tuple[bool, ...]
 
     def ahead(ctx: Any, adjacency: Any, composed: Callable[..., Tensor], *arguments: Any) -> Tensor:
         results = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *with_gradient)
                    if isinstance(forward, str) else forward(adjacency, *arguments, *with_gradient))
         y, *others = results if isinstance(results, tuple) else (results,)
-        ctx.save_for_backward(*arguments[:count], *others)
+        tensors, ctx.unread = [*arguments[:count]], []
+        for i, readers in limited:
+            t = tensors[i]
+            if t is not None and True not in map(ctx.needs_input_grad[2:].__getitem__, readers):
+                tensors[i] = None
+                ctx.unread.append((i, _UNREAD.expand(t.shape)))
+        ctx.save_for_backward(*tensors, *others)
         ctx.adjacency, ctx.composed, ctx.options = adjacency, composed, arguments[count:]
         ctx.result = Result(y) if reads_result else None
         result: Tensor = y
@@ -73,12 +85,14 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
         return call(ctx.adjacency, ctx.composed, *tensors, *ctx.options)
 
     def back(ctx: Any, grad: Tensor) -> Gradients:
-        saved, needed = ctx.saved_tensors, ctx.needs_input_grad[2:count + 2]
+        saved, needed = [*ctx.saved_tensors], ctx.needs_input_grad[2:count + 2]
+        for i, t in ctx.unread:
+            saved[i] = t
         if torch.is_grad_enabled() or private.is_wrapped(grad):
             gradients = pulled_back(ctx.composed, saved[:count], needed, [grad])
         else:
             if reads_result:
-                saved = (*saved[:count], ctx.result.take(partial(again, ctx, *saved[:count])), *saved[count:])
+                saved.insert(count, ctx.result.take(partial(again, ctx, *saved[:count])))
             if isinstance(backward, str):
                 gradients = getattr(Loaded.core, backward)(*ctx.adjacency.sides(), *saved, grad, *ctx.options)
             else:

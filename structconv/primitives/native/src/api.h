@@ -154,14 +154,16 @@ struct SampleDrawArgs {
 };
 
 // Numbers of keys, in the order in which they are met. kEnter: key i has the number next + i, unless it has one. kAdd: keys
-// without a number get the next ones and are listed in `fresh`. kFind: they get -1. `table` has `capacity` entries, a power
-// of two and twice the keys at least: (key << 32 | number) or, `wide`, for keys from 2^31 on, a key and a number; -1: none.
+// without a number get the next ones and are listed in `fresh`. kFind: they get -1. `table` has `capacity` entries: of kDirect
+// an int32 for each key, its number; else a power of two and twice the keys at least, of kNarrow (key << 32 | number), of
+// kWide, for keys from 2^31 on, a key and a number. -1: none.
 enum Numbering : int64_t { kEnter, kAdd, kFind };
+enum Table : int64_t { kDirect, kNarrow, kWide };
 
 struct NumberArgs {
     void* table;
     const int64_t* keys;
-    int64_t wide, capacity, count, next, numbering;
+    int64_t kind, capacity, count, next, numbering;
     int64_t *numbers, *fresh, *added;
 };
 

@@ -2273,18 +2273,22 @@ std::tuple<Tensor, Tensor, Tensor, int64_t> sample(const Tensor& indptr_, const 
 // Numbers of keys, and the keys that had none; see Numbering.
 std::tuple<Tensor, Tensor, int64_t> number(const Tensor& table_, const Tensor& keys_, int64_t next, int64_t numbering) {
     const Op op{"number"};
-    const View keys = op.exact("keys", keys_, {kAny}, types().i64), table = op.exact("table", table_, {kAny, kAny}, types().i64);
-    const int64_t capacity = table.size(0), count = keys.size(0);
-    op.check(capacity > 0 && !(capacity & (capacity - 1)) && (table.size(1) == 1 || table.size(1) == 2), "table",
-             "have a power of two entries, of one or two words");
+    const View keys = op.exact("keys", keys_, {kAny}, types().i64);
+    const bool direct = op.view("table", table_).dtype == types().i32;
+    const View table = op.exact("table", table_, {kAny, kAny}, direct ? types().i32 : types().i64);
+    const int64_t capacity = table.size(0), words = table.size(1), count = keys.size(0);
+    op.check(direct ? words == 1 : capacity > 0 && !(capacity & (capacity - 1)) && (words == 1 || words == 2), "table",
+             "have an int32 for each key, or a power of two entries of one or two words");
     op.check(kEnter <= numbering && numbering <= kFind, "numbering", "be one of Numbering");
     op.check(next >= 0 && next <= INT64_MAX - count, "next", "leave a number to each key");
     const View numbers = op.made({numbering == kEnter ? 0 : count}, types().i64);
     const View fresh = op.made({numbering == kAdd ? count : 0}, types().i64);
     int64_t added = 0;
-    const NumberArgs args{table.data, keys.as<int64_t>(), table.size(1) > 1, capacity, count, next, numbering,
-                          numbers.as<int64_t>(), fresh.as<int64_t>(), &added};
+    op.check(!direct || next + count < kLimit, "next", "leave a number of 32 bits to each key");
+    const NumberArgs args{table.data, keys.as<int64_t>(), direct ? kDirect : words > 1 ? kWide : kNarrow, capacity, count,
+                          next, numbering, numbers.as<int64_t>(), fresh.as<int64_t>(), &added};
     run.number(&args);
+    op.check(added >= 0, "keys", "be in the table");
     return {numbers.tensor(), fresh.tensor(), added};
 }
 

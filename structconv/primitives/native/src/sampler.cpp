@@ -213,6 +213,28 @@ template <class Entry> int64_t number(const NumberArgs& a) {
     return added;
 }
 
+// A table with a number for each key: one access a key and no branch. Returns -1 if a key is not in the table.
+int64_t number_directly(const NumberArgs& a) {
+    int32_t* table = static_cast<int32_t*>(a.table);
+    int64_t added = 0;
+    const auto inside = [&](int64_t key) { return static_cast<uint64_t>(key) < static_cast<uint64_t>(a.capacity); };
+    for (int64_t i = 0; i < a.count; ++i) {
+        if (i + kAhead < a.count && inside(a.keys[i + kAhead])) __builtin_prefetch(table + a.keys[i + kAhead]);
+        const int64_t key = a.keys[i];
+        if (!inside(key)) return -1;
+        const int64_t held = table[key], is_new = held < 0;
+        if (a.numbering == kFind) {
+            a.numbers[i] = held;
+            continue;
+        }
+        const int64_t given = a.next + (a.numbering == kEnter ? i : added), own = is_new ? given : held;
+        table[key] = static_cast<int32_t>(own);
+        if (a.numbering == kAdd) a.fresh[added] = key, a.numbers[i] = own;
+        added += is_new;
+    }
+    return added;
+}
+
 }  // namespace
 }  // namespace structconv::SC_ISA
 
@@ -228,5 +250,7 @@ SC_EXPORT(sample_draw)(const structconv::SampleDrawArgs* args) {
 
 SC_EXPORT(number)(const structconv::NumberArgs* args) {
     using namespace structconv::SC_ISA;
-    *args->added = args->wide ? number<Wide>(*args) : number<Narrow>(*args);
+    using structconv::kDirect, structconv::kWide;
+    *args->added = args->kind == kDirect ? number_directly(*args)
+                   : args->kind == kWide ? number<Wide>(*args) : number<Narrow>(*args);
 }
