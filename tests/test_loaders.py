@@ -397,6 +397,16 @@ def test_pairs(negatives, timed, kind):
             assert bool((batch.features["time"][source] <= times[batch.input_id][batch.batch[source]]).all())
 
 
+@pytest.mark.parametrize("given, kind", [(("author", "paper"), ("author", "writes", "paper")),
+                                         (("author", "author"), ("author", "to", "author"))])
+def test_two_node_types_name_the_type_of_pairs(given, kind):
+    pairs = torch.stack([torch.arange(8), torch.arange(8, 16)])
+    batch = next(iter(LinkNeighborLoader(typed(), [3], (given, pairs), batch_size=8, neg_sampling="binary", seed=0)))
+    ends = [batch[kind[0]].n_id, batch[kind[2]].n_id]
+    index = batch[kind].edge_label_index[:, :8]
+    assert torch.equal(torch.stack([n_id[row] for n_id, row in zip(ends, index, strict=True)]), pairs)
+
+
 @pytest.mark.parametrize("kind", ["plain", "typed"])
 def test_pygs_own_loaders_draw_by_ours_while_they_are_patched(kind):
     loader = pytest.importorskip("torch_geometric.loader")

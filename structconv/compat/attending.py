@@ -143,7 +143,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
         support = (Padding(keep.squeeze(-2).expand(*keep.shape[:-2], inputs)) if keep.shape[-2] == 1 else
                    DenseMask(keep.expand(*keep.shape[:-2], outputs, inputs).mT))
     if weights:  # the transposed basis is laid out as the weights are
-        if vector is None and depth < inputs:  # fewer numbers than the scores
+        if vector is None and not is_compiling() and depth < inputs:  # fewer numbers than the scores
             query, scale = query * scale, 1.0
         scores = _scores(key, query, bias, None if support is None else support.transpose(), scale, softcap, vector)
         table = _weights(scores, "outputs", sink, dropout, seed).dense(query.dtype)

@@ -33,7 +33,7 @@ from structconv.kernels.small_attention import composed_attention, is_small
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.grids import Cuboid, Pool
 from structconv.nn.conv import call_of
-from structconv.nn.direct import direct_of, is_plain, is_usual, must_be_planned
+from structconv.nn.direct import direct_of, dtypes_of_torch, is_plain, must_be_planned
 from structconv.nn.grids import theta_of_kernel
 from structconv.nn.images import to_entries, to_image
 from structconv.nn.layer import recorded, refuse_script
@@ -210,8 +210,8 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
     def _directly(self, x: Tensor, padding: Tensor | None, mask: Tensor | None, hint: bool, weights: bool, mean: bool
                   ) -> tuple[Tensor, Tensor | None] | None:
         """Attention of few entries to themselves, by the kernel that a plan would choose; `None` for other calls."""
-        if type(x) is not Tensor or x.is_nested or x.dim() != 3 or not self.batch_first:
-            return None
+        if is_compiling() or type(x) is not Tensor or x.is_nested or x.dim() != 3 or not self.batch_first:
+            return None  # a traced program shall hold for any number of entries
         own, last, heads, shape = self._parameters, cast(nn.Module, self._modules["out_proj"]), self.num_heads, x.shape
         weight, bias = own.get("in_proj_weight"), own.get("in_proj_bias")
         if (weight is None or self.bias_k is not None or self.add_zero_attn or shape[2] != self.embed_dim
@@ -458,7 +458,7 @@ def _mechanism(layer: nn.Module, kind: Callable[..., Mechanism], *options: Any) 
     if built is None or built[0] != options:
         mechanism = kind(*options).bound(1)
         direct = direct_of(mechanism)
-        built = layer.__dict__["_mechanism"] = options, mechanism, direct, is_usual(direct)
+        built = layer.__dict__["_mechanism"] = options, mechanism, direct, dtypes_of_torch(direct)
     return cast(Mechanism, built[1])
 
 
@@ -470,10 +470,8 @@ def _is_left_to_torch(layer: Any, image: Any) -> bool:
     if built is None:
         layer._mechanism_of()
         built = layer.__dict__["_mechanism"]
-    if not built[3]:
-        return False
     weight = layer._parameters.get("weight")
-    return (weight is not None and image.dim() == weight.dim() and image.dtype is torch.float32 and image.is_cpu
+    return (weight is not None and image.dim() == weight.dim() and image.dtype in built[3] and image.is_cpu
             and weight.shape[2:] == layer.kernel_size and not is_few(image, weight, built[2].args[0].stride)
             and not must_be_planned(Shift))
 

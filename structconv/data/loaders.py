@@ -462,8 +462,9 @@ def _input_edges(source: Source, edges: Any) -> tuple[EdgeType, Tensor]:
             edges = edges, None
         pair = isinstance(edges, (tuple, list)) and len(edges) == 2 and isinstance(edges[0], (tuple, list))
         kind = tuple(edges[0]) if pair else ()
-        between = [known for known in source.edge_types if (known[0], known[2]) == kind]  # two types of nodes
-        kind = between[0] if len(between) == 1 else kind
+        if len(kind) == 2:  # two types of nodes, as PyTorch Geometric reads them
+            between = [known for known in source.edge_types if (known[0], known[2]) == kind]
+            kind = between[0] if len(between) == 1 else kind if edges[1] is None else (kind[0], "to", kind[1])
         if len(kind) != 3 or {kind[0], kind[2]} - {*source.node_types}:
             raise ConfigError(_OWNER, f"edge_label_index must be a type out of {source.edge_types}, or a pair of a "
                               "type and edges", repr(edges))

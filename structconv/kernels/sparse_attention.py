@@ -274,7 +274,7 @@ class BilinearEdges(NamedTuple):
     def is_one_node(self, problem: Problem) -> bool:
         """Return True if calls of such a problem may be one node, if their queries and keys are projections of x."""
         x = problem.x
-        few = x.dim() == 2 and x.numel() * 3 * problem.theta.out_channels <= FEW_PRODUCTS
+        few = x.dim() == 2 and not problem.sizes.nominal and x.numel() * 3 * problem.theta.out_channels <= FEW_PRODUCTS
         return few and self._is_whole(problem) and not problem.projected and usable(x, 0) is not None
 
     def _as_one_node(self, query: Projected, key: Projected, call: Call) -> Tensor | None:

@@ -49,7 +49,8 @@ from structconv.structures.supports import Causal
 from structconv.weights import Full, HeadBlocks, LowRank
 from structconv.weights.base import Factor, plus
 
-__all__ = ["FEW_ALONG_EDGES", "FEW_NUMBERS", "Direct", "direct_of", "drawn", "is_plain", "is_usual", "must_be_planned"]
+__all__ = ["FEW_ALONG_EDGES", "FEW_NUMBERS", "Direct", "direct_of", "drawn", "dtypes_of_torch", "is_plain",
+           "must_be_planned"]
 
 #: (layer, x, structure) -> y, or `None` where the usual way must be taken.
 Direct = Callable[[Any, Tensor, Any], Tensor | None]
@@ -63,6 +64,7 @@ FEW_ALONG_EDGES = 3 << 19
 _KINDS = (None, "sym", "row")
 #: Entries of a convolution's kernel up to which the planner takes torch's, but for a few at nearly equal cost.
 _USUAL = 49
+_FLOATING = torch.float32, torch.float64, torch.bfloat16, torch.float16
 
 
 def direct_of(root: Any) -> Direct | None:
@@ -229,12 +231,13 @@ def _is_usual(leaf: Cuboid) -> bool:
     return all(size % 2 for size in leaf.kernel_size) and leaf.size <= _USUAL and not apart
 
 
-def is_usual(direct: Direct | None) -> bool:
-    """Return True of convolutions that are torch's for many numbers: usual ones, and transposed ones with a stride."""
+def dtypes_of_torch(direct: Direct | None) -> tuple[torch.dtype, ...]:
+    """Return the dtypes in which torch's own layer computes many numbers of a convolution as a plan would."""
     if not isinstance(direct, partial):
-        return False
-    return (direct.func is _convolve_image and direct.args[2]) or (
-        direct.func is _convolve_transposed and max(direct.args[0].stride) > 1)
+        return ()
+    if direct.func is _convolve_transposed:
+        return _FLOATING[max(direct.args[0].stride) == 1:]  # in the first we reverse the kernel
+    return _FLOATING if direct.func is _convolve_image and direct.args[2] else ()
 
 
 def _convolve(leaf: Adjacency, layer: Any, x: Tensor, graph: Any) -> Tensor | None:

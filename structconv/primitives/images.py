@@ -57,7 +57,8 @@ def is_few(image: Tensor, kernel: Tensor, stride: Sequence[int]) -> bool:
     shape, read, weights = image.shape, kernel.shape, kernel.numel()
     if type(shape[0]) is not int or type(weights) is not int:  # a program is recorded
         return False
-    if len(read) != len(shape) or shape[0] < 2 or shape[1] < 1 or not image.is_contiguous():
+    if (image.dtype is not torch.float32 or len(read) != len(shape) or shape[0] < 2 or shape[1] < 1
+            or not image.is_contiguous()):
         return False
     most = (_PRODUCTS_OF_PARTS if read[1] < shape[1] or max(stride) > 1 else
             _PRODUCTS_OF_FEW if read[1] <= _FEW_CHANNELS else _PRODUCTS)

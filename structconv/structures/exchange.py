@@ -47,10 +47,10 @@ class Exchange:
         edges all lead from 0 to 1, is bipartite: nodes with 0 are the inputs, those with 1 the outputs. O(E).
 
         Raises:
-            StructureError: some edges have the attribute `attr`, and others not.
+            StructureError: some edges have the attribute `attr`, and others not; or attributes are not numbers.
         """
         side = dict(graph.nodes(data="bipartite"))
-        apart = (graph.is_directed() and set(side.values()) == {0, 1}
+        apart = (graph.is_directed() and len(side) > 0 and {0, 1}.issuperset(side.values())
                  and all(side[a] == 0 and side[b] == 1 for a, b in graph.edges()))
         number = {node: i for i, node in enumerate(graph.nodes)}
         if apart:
@@ -64,12 +64,12 @@ class Exchange:
         weights, rows = ([data.get(name) for _, _, data in edges] for name in (weight, attr))
         edge_weight = edge_attr = None
         if any(w is not None for w in weights):
-            edge_weight = torch.tensor([1.0 if w is None else float(w) for w in weights])
+            edge_weight = _rows_of(weight, [1.0 if w is None else w for w in weights])
         if any(row is not None for row in rows):
             if any(row is None for row in rows):
                 raise StructureError("Graph.from_networkx", f"every edge, or none, must have the attribute {attr!r}",
                                      f"{sum(row is None for row in rows)} without")
-            edge_attr = torch.tensor(rows, dtype=torch.get_default_dtype())
+            edge_attr = _rows_of(attr, rows)
         outputs = sum(side.values()) if apart else len(number)
         return cls(index, num_inputs=len(number) - outputs if apart else outputs, num_outputs=outputs,
                    edge_weight=edge_weight, edge_attr=edge_attr)
@@ -416,6 +416,19 @@ def _numbered(owner: str, column: Any, labels: Any) -> Tensor:
         unknown = column[(numbers < 0).numpy()].iloc[0]
         raise StructureError(owner, "nodes must have every label of an edge", f"none for {unknown!r}")
     return numbers
+
+
+def _rows_of(name: str, rows: list[Any]) -> Tensor:
+    """The attributes of edges: numbers, or lists, arrays or tensors of as many numbers each."""
+    dtype = torch.get_default_dtype()
+    try:
+        if any(isinstance(row, Tensor) for row in rows):
+            return torch.stack([torch.as_tensor(row, dtype=dtype) for row in rows])
+        return torch.tensor([row if isinstance(row, list | tuple) or hasattr(row, "__array__") else float(row)
+                             for row in rows], dtype=dtype)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise StructureError("Graph.from_networkx", f"the attribute {name!r} of each edge must hold as many numbers",
+                             str(error)) from error
 
 
 def _numbers(t: Tensor) -> Any:

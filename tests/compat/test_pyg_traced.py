@@ -206,3 +206,12 @@ def test_under_a_patch_functions_are_scripted_and_raise_as_theirs():
         torch.testing.assert_close(torch.jit.script(utils.softmax)(src, index), utils.softmax(src, index))
         with pytest.raises(RuntimeError, match="out of bounds"):
             utils.scatter(src, index, dim_size=1)
+
+
+@pytest.mark.parametrize("name", ["GCNConv", "GATConv", "TransformerConv"])
+def test_layers_export_for_any_number_of_nodes_and_edges(name):
+    layer, sizes = getattr(ours, name)(P, Q).eval(), ({0: torch.export.Dim("nodes")}, {1: torch.export.Dim("edges")})
+    program = torch.export.export(layer, (x(), EDGES[0]), dynamic_shapes=sizes).module()
+    for nodes, edges in ((9, 30), (50, 3), (1, 2)):
+        inputs = torch.randn(nodes, P), torch.randint(nodes, (2, edges))
+        torch.testing.assert_close(program(*inputs), layer(*inputs), rtol=1e-5, atol=1e-5)

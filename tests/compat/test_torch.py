@@ -663,7 +663,9 @@ def test_one_head_of_queries_is_that_of_all_keys() -> None:
     ("AvgPool3d", (2,), {}, (2, 4, 4, 5, 6)),
     ("ConvTranspose1d", (4, 6, 3), {"stride": 2, "output_padding": 1}, (2, 4, 9)),
     ("ConvTranspose2d", (4, 6, 3), {"padding": 1, "groups": 2}, (2, 4, 6, 7)),
-    ("ConvTranspose3d", (4, 6, 3), {"dilation": 2, "bias": False}, (2, 4, 4, 5, 6))])
+    ("ConvTranspose3d", (4, 6, 3), {"dilation": 2, "bias": False}, (2, 4, 4, 5, 6)),
+    *[(name, (4, 6, 3), {"padding": 1, "dtype": dtype}, (2, 4, 6, 7)) for name in ("Conv2d", "ConvTranspose2d")
+      for dtype in (torch.float64, torch.bfloat16, torch.float16)]])
 def test_small_images_need_no_plan(monkeypatch, name, args, options, shape):
     def planned(*args, **options):
         raise AssertionError("a plan was asked for")
@@ -671,7 +673,7 @@ def test_small_images_need_no_plan(monkeypatch, name, args, options, shape):
     monkeypatch.setattr("structconv.compat.torch.plan_for", planned)
     ours, theirs = (getattr(module, name)(*args, **options) for module in (compat, nn))
     ours.load_state_dict(theirs.state_dict())
-    x = torch.randn(shape)
+    x = torch.randn(shape).to(options.get("dtype", torch.float32))
     torch.testing.assert_close(ours(x), theirs(x))
 
 
@@ -681,3 +683,21 @@ def test_a_hook_of_the_last_linear_layer_is_called(need_weights: bool) -> None:
     y = layer(x, x, x, need_weights=need_weights)[0]
     layer.out_proj.register_forward_hook(lambda module, inputs, output: 2 * output)
     torch.testing.assert_close(layer(x, x, x, need_weights=need_weights)[0], 2 * y)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("strict", [False, True])
+def test_attention_exports_for_any_batch_and_length(need_weights, strict):
+    class Itself(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = compat.MultiheadAttention(16, 2, batch_first=True)
+
+        def forward(self, x):
+            return self.attention(x, x, x, need_weights=need_weights)
+
+    model, sizes = Itself().eval(), {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
+    program = torch.export.export(model, (torch.randn(2, 5, 16),), dynamic_shapes=(sizes,), strict=strict).module()
+    for shape in ((3, 7, 16), (1, 200, 16), (4, 1, 16)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(program(x), model(x), rtol=1e-5, atol=1e-5)

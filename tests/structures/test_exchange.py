@@ -141,9 +141,9 @@ def test_scipy_round_trip(kind):
 def test_complex_weights_and_other_arrays_are_refused():
     """Complex weights would lose their imaginary parts."""
     sparse = pytest.importorskip("scipy.sparse")
-    with pytest.raises(StructureError, match=r"floating; got torch.complex64"):
+    with pytest.raises(StructureError, match=r"edge_weight must be floating; got torch\.complex64"):
         Graph.from_torch_sparse(torch.eye(2, dtype=torch.complex64).to_sparse())
-    with pytest.raises(StructureError, match=r"floating; got torch.complex128"):
+    with pytest.raises(StructureError, match=r"edge_weight must be floating; got torch\.complex128"):
         Graph.from_scipy(sparse.csr_array([[0, 1j]]))
     with pytest.raises(StructureError, match=r"sparse matrix or array \(M, N\); got coo_array \(3,\)"):
         Graph.from_scipy(sparse.coo_array([1.0, 0.0, 2.0]))
@@ -182,6 +182,31 @@ def test_networkx_multigraph_and_bipartite():
     bipartite = Graph(torch.tensor([[0, 1], [2, 0]]), num_inputs=2, num_outputs=3).to_networkx()
     assert list(bipartite.edges) == [(0, 4), (1, 2)]
     assert [side for _, side in bipartite.nodes(data="bipartite")] == [0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("sizes", [(0, 5), (3, 0), (0, 0)])
+def test_networkx_keeps_a_side_without_entries(sizes):
+    pytest.importorskip("networkx")
+    graph = Graph(torch.empty(2, 0, dtype=torch.int64), num_inputs=sizes[0], num_outputs=sizes[1])
+    back = Graph.from_networkx(graph.to_networkx())
+    assert (back.num_inputs, back.num_outputs) == sizes
+
+
+def test_networkx_attributes_may_be_tensors_and_must_be_numbers():
+    networkx = pytest.importorskip("networkx")
+    pairs, rows = [(0, 1), (1, 2)], torch.rand(2, 3, requires_grad=True)
+    attributes = [{"edge_attr": row, "weight": row[0]} for row in rows]
+    graph = Graph.from_networkx(networkx.DiGraph([(*pairs[e], attributes[e]) for e in range(2)]))
+    assert torch.equal(graph.edge_attr, rows) and torch.equal(graph.edge_weight, rows[:, 0])
+    graph.edge_attr.sum().backward()
+    read = networkx.DiGraph([(0, 1, {"weight": "2.5"}), (1, 2, {"weight": True})])
+    assert Graph.from_networkx(read).edge_weight.tolist() == [2.5, 1.0]
+    assert torch.equal(rows.grad, torch.ones(2, 3))
+    wrong_ones = ("edge_attr", ([1.0], [1.0, 2.0])), ("weight", ("x", 1.0)), ("edge_attr", (rows[0], rows[:, 0]))
+    for name, values in wrong_ones:
+        wrong = networkx.DiGraph([(*pair, {name: value}) for pair, value in zip(pairs, values, strict=True)])
+        with pytest.raises(StructureError, match=f"the attribute '{name}' of each edge must hold as many numbers"):
+            Graph.from_networkx(wrong)
 
 
 @pytest.mark.parametrize("sizes", [{"num_nodes": 4}, {"num_inputs": 3, "num_outputs": 5}])

@@ -23,7 +23,7 @@ from structconv.compat.pyg.edges import edges_to_outputs, gather, memberships
 from structconv.compat.pyg.linear import Linear, LinearByType, project
 from structconv.compat.pyg.operator import attend
 from structconv.compat.pyg.tracing import is_tracing, traceable
-from structconv.derived import cached, derived, is_plain
+from structconv.derived import cached, derived, forget_changed, is_plain
 from structconv.errors import ConfigError, nearest
 from structconv.nn.layer import refuse_script
 from structconv.nn.pooling import GroupPool
@@ -515,6 +515,8 @@ def sorted_starts(x: Tensor, index: Tensor, size: int | None, *others: Tensor | 
     """The first row of each group and the number of all; `None` as of `of_sorted`, or of `others` that none reads."""
     if x.dim() != 2 or not is_direct(x, *others) or not is_plain(index) or index.dim() != 1 or len(index) != x.shape[0]:
         return None
+    if not index.untyped_storage().resizable():  # what NumPy may share, without a call for others
+        forget_changed(index)
     starts: Tensor | None = cached(index, ("starts", size),
                                    lambda: group_starts(index, int(index[-1]) + 1 if size is None else size))
     return starts

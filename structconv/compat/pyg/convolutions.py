@@ -190,7 +190,7 @@ class GINConv(Layer):
         graph = self._without_values(graph, edge_index)
         if x_root is x and self._is_plain_sum():
             graph, x_root = looped(graph), None
-        y = self._aggregated(x, adjacency(graph, None, x.dtype))
+        y = self._aggregated(x, Sparse(graph) if graph.edge_weight is None else self._weighted(graph, x.dtype))
         out: Tensor = self.nn(y if x_root is None else torch.addcmul(y, x_root, 1 + self.eps))
         return out
 

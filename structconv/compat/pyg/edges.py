@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.operator import apply
-from structconv.derived import derived, forget_changed, values_known
+from structconv.derived import derived, forget_changed, is_plain, values_known
 from structconv.errors import ShapeError, StructureError
 from structconv.nn.direct import FEW_NUMBERS
 from structconv.structures.exchange import floating
@@ -22,7 +22,7 @@ from structconv.weights import Eye
 
 __all__ = ["Fill", "edges_to_outputs", "gather", "graph_of", "group_count", "has_repeats", "is_sparse", "matrix_of",
            "memberships", "numbered", "replaced_loops", "warn_of_two_kinds", "with_loops", "with_remaining_loops",
-           "without_edges", "without_loops"]
+           "without_edges", "without_loops", "without_ones"]
 
 Fill = float | str | Tensor
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
@@ -54,6 +54,8 @@ def graph_of(owner: str, edges: Any, inputs: int, outputs: int | None, flow: str
         if graph.num_inputs != inputs or (outputs is not None and outputs != graph.num_outputs):
             raise StructureError(owner, f"the matrix must have shape (N, M={inputs})",
                                  (graph.num_outputs, graph.num_inputs), "Its rows are the targets of the edges.")
+        if weight is None and attr is None:
+            return graph
         return dataclasses.replace(graph, edge_weight=graph.edge_weight if weight is None else weight,
                                    edge_attr=graph.edge_attr if attr is None else attr)
     if not isinstance(edges, Tensor):
@@ -74,6 +76,16 @@ def graph_of(owner: str, edges: Any, inputs: int, outputs: int | None, flow: str
     if weight is not None and weight.dim() > 1:
         weight = weight.flatten()
     return Graph(index, num_inputs=inputs, num_outputs=outputs, edge_weight=weight, edge_attr=attr)
+
+
+def without_ones(graph: Graph, matrix: Any) -> Graph:
+    """The graph of a sparse matrix of torch, without weights if each is 1: sums and means need none."""
+    weight = graph.edge_weight
+    if weight is None or not isinstance(matrix, Tensor) or weight.requires_grad or not is_plain(weight):
+        return graph
+    if not derived(matrix, "of ones", lambda: bool((weight == 1).all())):
+        return graph
+    return derived(matrix, "without weights", lambda: dataclasses.replace(graph, edge_weight=None))
 
 
 def _of_matrix(matrix: Any) -> Graph:
@@ -242,6 +254,7 @@ def _attributes(attr: Tensor | None, index: Tensor, inputs: int, outputs: int, f
 
 def group_count(index: Tensor) -> int:
     """The largest of the groups (E,) that entries are in, plus one; remembered."""
+    forget_changed(index)
     return derived(index, "groups", lambda: int(index.max()) + 1 if index.numel() else 0)
 
 
@@ -254,6 +267,7 @@ def memberships(owner: str, groups: Tensor, rows: int, size: int | None) -> Grap
     """The graph that joins each row to its group (E,); `rows` and `size` are the numbers of both, the last if known."""
     if groups.shape != (rows,):
         raise ShapeError(owner, f"the groups must have shape (E={rows},), one for each row of x", tuple(groups.shape))
+    forget_changed(groups)
     return Graph(derived(groups, "members", lambda: numbered(groups)), num_inputs=rows,
                  num_outputs=group_count(groups) if size is None else size)
 

@@ -21,9 +21,10 @@ from structconv.bases.dense import Identity
 from structconv.bases.matrices import adjacency, lazy_adjacency
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.aggregations import SIMPLE, aggregate, aggregation, shares
-from structconv.compat.pyg.edges import edges_to_outputs, graph_of, replaced_loops, without_edges
+from structconv.compat.pyg.edges import edges_to_outputs, graph_of, replaced_loops, without_edges, without_ones
 from structconv.compat.pyg.linear import draw, glorot, project
 from structconv.compat.pyg.tracing import record
+from structconv.derived import derived
 from structconv.errors import ConfigError, ShapeError, StructconvError
 from structconv.nn.layer import refuse_script
 from structconv.structures.graph import Graph
@@ -176,7 +177,7 @@ class Layer(MessagePassing):
         of torch's matrices count for the aggregations that it computes by a product with the matrix, and for no other.
         """
         if graph.edge_weight is None or (self.aggr in SIMPLE and not self.explain and isinstance(edges, Tensor)):
-            return graph
+            return without_ones(graph, edges)
         return dataclasses.replace(graph, edge_weight=None)
 
     def _mask(self, graph: Graph) -> Tensor | None:
@@ -222,7 +223,14 @@ class Layer(MessagePassing):
             return lazy_adjacency(graph, "row", dtype, weighted=False)
         if self.aggr == "mean":
             count = shares(graph, dtype)
-            messages = Sparse(graph, count if values is None else values * count)
+            if values is not None and values.dim() == 1:
+                graph = derived((values, graph.edge_index), ("shares", graph.num_outputs, dtype),
+                                lambda: dataclasses.replace(messages.graph, edge_weight=values * count))
+                if lazy and not self.explain and not is_compiling():
+                    return lazy_adjacency(graph, None, dtype)
+                messages = Sparse(graph, graph.edge_weight)
+            else:
+                messages = Sparse(graph, count if values is None else values * count)
         return self._masked(messages)
 
     def _aggregated(self, x: Tensor, messages: Sparse, lin: nn.Module | None = None, root: nn.Module | None = None,

@@ -14,7 +14,7 @@ from structconv.compat.pyg.aggregations import sorted_starts
 from structconv.compat.pyg.edges import group_count
 from structconv.compat.pyg.linear import Linear, draw
 from structconv.compat.pyg.pooling import pooled
-from structconv.derived import derived
+from structconv.derived import derived, forget_changed
 from structconv.nn.layer import refuse_script
 from structconv.primitives.functions import sum_dtype
 from structconv.primitives.native.adjacency import unchanged
@@ -248,6 +248,7 @@ class GraphSizeNorm(_Norm):
         """x (N, C), the graph of each row (N,) and the number of graphs -> (N, C)."""
         if batch is None:
             return x / math.sqrt(len(x))
+        forget_changed(batch)
         return x * derived(batch, ("sizes", batch_size, x.dtype),
                            lambda: _spread(_counts(x.detach(), batch, batch_size).rsqrt(), batch))
 

@@ -18,7 +18,7 @@ from structconv.compat.pyg.edges import gather
 from structconv.compat.pyg.layer import Channels, Layer, Nodes, pair
 from structconv.compat.pyg.linear import Linear
 from structconv.compat.pyg.operator import apply
-from structconv.derived import derived
+from structconv.derived import derived, forget_changed
 from structconv.errors import ConfigError, ShapeError, StructureError, text_of
 from structconv.primitives.native.adjacency import adjacency_of, unchanged
 from structconv.primitives.native.layer import gather_messages
@@ -214,6 +214,7 @@ class RGCNConv(Layer):
             got = (f"{text_of(edge_type.shape)} of {edge_type.dtype}" if isinstance(edge_type, Tensor)
                    else type(edge_type))
             raise ShapeError("RGCNConv", f"edge_type must be integers of shape (E={graph.num_edges},)", got)
+        forget_changed(edge_type)
         kind: Tensor = edge_type.long()
         try:
             Typed(graph, kind, self.num_relations)
