@@ -45,10 +45,7 @@ class Concat(OverParts):
     """
 
     parts: tuple[Basis, ...]
-
-    @property
-    def has_scores(self) -> bool:
-        return any(part.has_scores for part in self.parts)
+    has_scores = property(lambda self: any(part.has_scores for part in self.parts))
 
     def split(self, t: Tensor) -> tuple[Tensor, ...]:
         """Cut axis -3 at the parts' borders."""
@@ -89,15 +86,9 @@ class Operands(OverTwo):
 
     first: Basis
     second: Basis
-
-    @property
-    def device(self) -> torch.device:
-        return self.first.device
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """The dtype of the first operand that has one."""
-        return first_dtype(self.first, self.second)
+    device = property(lambda self: self.first.device)
+    #: The dtype of the first operand that has one.
+    dtype = property(lambda self: first_dtype(self.first, self.second))
 
 
 @value
@@ -113,19 +104,16 @@ class Composed(Operands):
                 [7., 7.]])
     """
 
+    _shown = "({0.first!r} @ {0.second!r})"
+
     def __post_init__(self) -> None:
         if self.first.num_outputs != self.second.num_inputs:
             raise ShapeError("a @ b", f"b must take the N={self.first.num_outputs} outputs of a",
                              f"M={self.second.num_inputs}",
                              "A mechanism with other outputs than inputs says which by output_structure.")
 
-    @property
-    def size(self) -> int:
-        return self.first.size * self.second.size
-
-    @property
-    def num_outputs(self) -> int:
-        return self.second.num_outputs
+    size = property(lambda self: self.first.size * self.second.size)
+    num_outputs = property(lambda self: self.second.num_outputs)
 
     def analysis(self, x: Tensor) -> Tensor:
         y = self.second.analysis(_fold(self.first.analysis(x)))
@@ -148,9 +136,6 @@ class Composed(Operands):
         """(..., K' K'', M, C) -> (..., K', K'', M, C)."""
         return r.unflatten(-3, (self.first.size, self.second.size))
 
-    def __repr__(self) -> str:
-        return f"({self.first!r} @ {self.second!r})"
-
 
 @value
 class Repeated(SamePattern):
@@ -165,10 +150,8 @@ class Repeated(SamePattern):
     """
 
     times: int
-
-    @property
-    def size(self) -> int:
-        return self.times
+    size = property(lambda self: self.times)
+    _shown = "{0.child!r}"
 
     def apply(self, r: Tensor) -> Tensor:
         return _unfold(self.child.apply(_fold(r).unsqueeze(-3)).squeeze(-3), self.times)
@@ -188,9 +171,6 @@ class Repeated(SamePattern):
         a, rank = self.child.evaluate(pairs), len(pairs.shape)
         return a.expand(*a.shape[:-rank - 1], self.times, *a.shape[-rank:])
 
-    def __repr__(self) -> str:
-        return repr(self.child)
-
 
 @value
 class LinearSum(Operands):
@@ -206,9 +186,8 @@ class LinearSum(Operands):
                 [0., 1., 0.]])
     """
 
-    @property
-    def size(self) -> int:
-        return self.first.size
+    size = property(lambda self: self.first.size)
+    _shown = "({0.first!r} + {0.second!r})"
 
     def apply(self, r: Tensor) -> Tensor:
         return self.first.apply(r) + self.second.apply(r)
@@ -221,9 +200,6 @@ class LinearSum(Operands):
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         return self.first.dense(dtype or self.dtype) + self.second.dense(dtype or self.dtype)
-
-    def __repr__(self) -> str:
-        return f"({self.first!r} + {self.second!r})"
 
 
 @value
@@ -282,14 +258,9 @@ class Transposed(Unary):
     """
 
     flips = True
-
-    @property
-    def num_inputs(self) -> int:
-        return self.child.num_outputs
-
-    @property
-    def num_outputs(self) -> int:
-        return self.child.num_inputs
+    num_inputs = property(lambda self: self.child.num_outputs)
+    num_outputs = property(lambda self: self.child.num_inputs)
+    _shown = "{0.child!r}.transpose()"
 
     def restricted(self, to: Restriction) -> Basis | None:
         return super().restricted(to.turned())
@@ -318,6 +289,3 @@ class Transposed(Unary):
         if graph is not None and graph.reversed().edge_index is pairs.graph.edge_index:  # type: ignore[attr-defined]
             return Edges(graph, pairs.dtype)
         return pairs.transposed()
-
-    def __repr__(self) -> str:
-        return f"{self.child!r}.transpose()"

@@ -21,11 +21,8 @@ __all__ = ["Moved", "Selected", "placed"]
 
 
 def placed(basis: Basis, output_positions: OutputPositions, outputs: int) -> Basis:
-    """Return the basis for outputs at these positions: by offsets from there, or by selecting its outputs.
-
-    Raises:
-        StructureError: some entries are absent, or the outputs are not the inputs.
-    """
+    """Return the basis for outputs at these positions, by offsets from there or by selecting its outputs; a
+    `StructureError` where entries are absent, or the outputs are not the inputs."""
     if isinstance(basis, Pairwise):
         if basis.support() is not None:
             raise StructureError("positions", "positions must be left out where a mechanism masks what it makes",
@@ -80,19 +77,10 @@ class _Placed(OverChild):
     child: Basis
     output_positions: OutputPositions
     outputs: int
-
-    @property
-    def num_outputs(self) -> int:
-        return self.outputs
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return broadcast(self.child.batch_shape, self.output_positions.batch_shape)
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """The dtype of the child, which x must share."""
-        return getattr(self.child, "dtype", None)
+    num_outputs = property(lambda self: self.outputs)
+    batch_shape = property(lambda self: broadcast(self.child.batch_shape, self.output_positions.batch_shape))
+    #: The dtype of the child, which x must share.
+    dtype = property(lambda self: getattr(self.child, "dtype", None))
 
 
 @value

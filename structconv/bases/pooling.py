@@ -9,9 +9,7 @@ from structconv.bases.base import Basis, value
 from structconv.bases.dense import check_heads
 from structconv.bases.pairs import Pairs
 from structconv.bases.shift import Shift, ShiftTransposed
-from structconv.structures.batching import GridBatch
 from structconv.structures.graph import Graph
-from structconv.structures.grid import Grid
 
 __all__ = ["Pooling"]
 
@@ -40,33 +38,15 @@ class Pooling(Basis):
 
     shift: Shift | ShiftTransposed
     scale: float = 1.0
-
-    @property
-    def size(self) -> int:
-        return 1
-
-    @property
-    def num_inputs(self) -> int:
-        return self.shift.num_inputs
-
-    @property
-    def num_outputs(self) -> int:
-        return self.shift.num_outputs
-
-    @property
-    def input_grid(self) -> Grid | GridBatch:
-        """The grid of the M inputs."""
-        return self.shift.input_grid
-
-    @property
-    def output_grid(self) -> Grid | GridBatch:
-        """The grid of the N outputs."""
-        return self.shift.output_grid
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the pairs of `pattern()`."""
-        return self.shift.device
+    size = 1
+    num_inputs = property(lambda self: self.shift.num_inputs)
+    num_outputs = property(lambda self: self.shift.num_outputs)
+    _shown = "Pooling({0.shift!r}, scale={0.scale:g})"
+    #: The grid of the M inputs.
+    input_grid = property(lambda self: self.shift.input_grid)
+    #: The grid of the N outputs.
+    output_grid = property(lambda self: self.shift.output_grid)
+    device = property(lambda self: self.shift.device)
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         return self.scale * self.shift.dense(dtype).sum(-3, keepdim=True)
@@ -92,6 +72,3 @@ class Pooling(Basis):
         transposed = self.shift._transposed()
         assert isinstance(transposed, Shift | ShiftTransposed)
         return Pooling(transposed, self.scale)
-
-    def __repr__(self) -> str:
-        return f"Pooling({self.shift!r}, scale={self.scale:g})"

@@ -33,10 +33,8 @@ __all__ = ["Additive", "Affine", "Bilinear", "EdgeScore", "PairFunction", "Score
 
 
 def _guarded(pairs: Pairs, score: Callable[[Tensor, Tensor], Tensor], source: Tensor, target: Tensor) -> Tensor:
-    """score(source, target) of (..., K, M, D) and (..., K, N, D'), NaN at the pairs of an entry that is not finite.
-
-    No gradient passes through such a pair, so that a mask above it keeps the NaN from all other entries.
-    """
+    """score(source, target) of (..., K, M, D) and (..., K, N, D'), NaN at the pairs of an entry that is not finite. No
+    gradient passes through such a pair, so that a mask above it keeps the NaN from all other entries."""
     if torch.compiler.is_compiling() or (values_known(source, target) and finite(source) and finite(target)):
         return score(source, target)
     known = source.isfinite().all(-1), target.isfinite().all(-1)
@@ -70,9 +68,7 @@ class Score(Pairwise):
         if "evaluate" in cls.__dict__:
             setattr(cls, "evaluate", _expanded(cls.__dict__["evaluate"]))  # noqa: B010 - mypy refuses an assignment
 
-    @property
-    def has_scores(self) -> bool:
-        return True
+    has_scores = True
 
 
 def _expanded(evaluate: Callable[[Any, Pairs], Tensor]) -> Callable[[Any, Pairs], Tensor]:
@@ -114,27 +110,8 @@ def _expanded(evaluate: Callable[[Any, Pairs], Tensor]) -> Callable[[Any, Pairs]
     return expanded
 
 
-class Products(Score):
-    """a_kmn = <query_kn, key_km>, with query (..., K, N, D) and key (..., K, M, D)."""
-
-    query: Tensor
-    key: Tensor
-
-    @property
-    def depth(self) -> int:
-        """D, by whose square root `scaled()` divides."""
-        return self.query.shape[-1]
-
-    @property
-    def _terms(self) -> int:
-        return self.depth
-
-    def evaluate(self, pairs: Pairs) -> Tensor:
-        return _guarded(pairs, lambda key, query: pairs.bilinear(query, key), self.key, self.query)
-
-
 @value
-class Bilinear(QueryKey, Products):
+class Bilinear(QueryKey, Score):
     """a_kmn = <query_kn, key_km>, with query (..., K, N, D) and key (..., K, M, D).
 
     Example:
@@ -149,19 +126,19 @@ class Bilinear(QueryKey, Products):
     query: Tensor
     key: Tensor
 
+    @property
+    def depth(self) -> int:
+        """D, by whose square root `scaled()` divides."""
+        return self.query.shape[-1]
 
-class Terms(Score):
-    """a_kmn = source_km + target_kn, with source (..., K, M) and target (..., K, N)."""
-
-    source: Tensor
-    target: Tensor
+    _terms = property(lambda self: self.depth)
 
     def evaluate(self, pairs: Pairs) -> Tensor:
-        return pairs.source(self.source) + pairs.target(self.target)
+        return _guarded(pairs, lambda key, query: pairs.bilinear(query, key), self.key, self.query)
 
 
 @value
-class Affine(Terms):
+class Affine(Score):
     """a_kmn = source_km + target_kn, with source (..., K, M) and target (..., K, N).
 
     Example:
@@ -176,10 +153,7 @@ class Affine(Terms):
 
     source: Tensor
     target: Tensor
-
-    @property
-    def size(self) -> int:
-        return max(self.source.shape[-2], self.target.shape[-2])
+    size = property(lambda self: max(self.source.shape[-2], self.target.shape[-2]))
 
     @property
     def num_inputs(self) -> int:
@@ -193,9 +167,10 @@ class Affine(Terms):
         rows: int = target.x.shape[-2] if type(target) is Term else target.shape[-1]
         return rows
 
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return broadcast(self.source.shape[:-2], self.target.shape[:-2])
+    batch_shape = property(lambda self: broadcast(self.source.shape[:-2], self.target.shape[:-2]))
+
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        return pairs.source(self.source) + pairs.target(self.target)
 
     def restricted(self, to: Restriction) -> Affine:
         return Affine(to.of_inputs(self.source, -1, 2), to.of_outputs(self.target, -1, 2))
@@ -219,18 +194,9 @@ class Additive(SourceTarget, Score):
     target: Tensor
     vector: Tensor
     activation: Callable[[Tensor], Tensor] = torch.tanh
-
-    @property
-    def size(self) -> int:
-        return self.vector.shape[0]
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return broadcast(self.source.shape[:-3], self.target.shape[:-3])
-
-    @property
-    def _width(self) -> int:
-        return self.vector.shape[-1]
+    size = property(lambda self: self.vector.shape[0])
+    batch_shape = property(lambda self: broadcast(self.source.shape[:-3], self.target.shape[:-3]))
+    _width = property(lambda self: self.vector.shape[-1])
 
     def restricted(self, to: Restriction) -> Additive:
         return Additive(to.of_inputs(self.source, -2, 3), to.of_outputs(self.target, -2, 3), self.vector,
@@ -271,18 +237,9 @@ class PairFunction(SourceTarget, Score):
     target: Tensor
     heads: int
     hidden: int
-
-    @property
-    def size(self) -> int:
-        return self.heads
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return broadcast(self.source.shape[:-2], self.target.shape[:-2])
-
-    @property
-    def _width(self) -> int:
-        return self.hidden
+    size = property(lambda self: self.heads)
+    batch_shape = property(lambda self: broadcast(self.source.shape[:-2], self.target.shape[:-2]))
+    _width = property(lambda self: self.hidden)
 
     def restricted(self, to: Restriction) -> PairFunction:
         return altered(self, source=to.of_inputs(self.source, -2, 2),
@@ -317,14 +274,8 @@ class EdgeScore(OnGraph, Score):
 
     graph: Graph
     values: Tensor
-
-    @property
-    def size(self) -> int:
-        return self.values.shape[-2]
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return tuple(self.values.shape[:-2])
+    size = property(lambda self: self.values.shape[-2])
+    batch_shape = property(lambda self: tuple(self.values.shape[:-2]))
 
     def support(self) -> Support:
         return EdgeSupport(self.graph)
@@ -359,10 +310,7 @@ class Uniform(Sized, Score):
     like: Tensor
     inputs: int
     outputs: int
-
-    @property
-    def size(self) -> int:
-        return 1
+    size = 1
 
     def restricted(self, to: Restriction) -> Basis:
         return self._resized(to)

@@ -85,17 +85,9 @@ class Shift(Basis):
         for name, field in fields.items():
             object.__setattr__(self, name, field)
 
-    @property
-    def size(self) -> int:
-        return len(self.offsets)
-
-    @property
-    def num_inputs(self) -> int:
-        return self.grid.num_entries
-
-    @property
-    def num_outputs(self) -> int:
-        return sum(math.prod(self._output_shape(grid)) for grid in self._grids)
+    size = property(lambda self: len(self.offsets))
+    num_inputs = property(lambda self: self.grid.num_entries)
+    num_outputs = property(lambda self: sum(math.prod(self._output_shape(grid)) for grid in self._grids))
 
     @property
     def input_grid(self) -> Grid | GridBatch:
@@ -188,9 +180,7 @@ class Shift(Basis):
         stride = "" if all(s == 1 for s in self.stride) else f", stride={self.stride}"
         return f"Shift({self.grid!r}, offsets={listed}, padding={self.padding!r}{stride})"
 
-    @property
-    def _grids(self) -> tuple[Grid, ...]:
-        return self.grid.grids if isinstance(self.grid, GridBatch) else (self.grid,)
+    _grids = property(lambda self: self.grid.grids if isinstance(self.grid, GridBatch) else (self.grid,))
 
     def _output_shape(self, grid: Grid) -> tuple[int, ...]:
         sizes = []
@@ -202,7 +192,7 @@ class Shift(Basis):
     def _positions(self, grid: Grid, device: torch.device | str) -> list[Tensor]:
         """Return the coordinate that each output coordinate reads, (K, N_a) for each axis a; -1 if there is none."""
         axes = zip(grid.shape, self._output_shape(grid), self.stride, zip(*self.starts, strict=True), strict=True)
-        return [_axis_positions(*axis, self.padding, device) for axis in axes]
+        return [axis_positions(*axis, self.padding, device) for axis in axes]
 
     def _dense(self, grid: Grid, dtype: torch.dtype) -> Tensor:
         axes = []
@@ -267,33 +257,15 @@ class ShiftTransposed(Basis):
     keeps_key = True
 
     shift: Shift
-
-    @property
-    def size(self) -> int:
-        return self.shift.size
-
-    @property
-    def num_inputs(self) -> int:
-        return self.shift.num_outputs
-
-    @property
-    def num_outputs(self) -> int:
-        return self.shift.num_inputs
-
-    @property
-    def input_grid(self) -> Grid | GridBatch:
-        """The grid of the M inputs."""
-        return self.shift.output_grid
-
-    @property
-    def output_grid(self) -> Grid | GridBatch:
-        """The grid of the N outputs."""
-        return self.shift.input_grid
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the pairs of `pattern()`."""
-        return self.shift.device
+    size = property(lambda self: self.shift.size)
+    num_inputs = property(lambda self: self.shift.num_outputs)
+    num_outputs = property(lambda self: self.shift.num_inputs)
+    _shown = "{0.shift!r}.transpose()"
+    #: The grid of the M inputs.
+    input_grid = property(lambda self: self.shift.output_grid)
+    #: The grid of the N outputs.
+    output_grid = property(lambda self: self.shift.input_grid)
+    device = property(lambda self: self.shift.device)
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         return self.shift.dense(dtype).mT
@@ -325,9 +297,6 @@ class ShiftTransposed(Basis):
     def _transposed(self) -> Basis:
         return self.shift
 
-    def __repr__(self) -> str:
-        return f"{self.shift!r}.transpose()"
-
     def _scatter(self, r: Tensor, rows: Tensor, slots: int) -> Tensor:
         r = r.expand(*r.shape[:-3], self.size, *r.shape[-2:]).flatten(-3, -2)
         return r.new_zeros(*r.shape[:-2], slots, r.shape[-1]).index_add(-2, rows.flatten(), r)
@@ -352,8 +321,8 @@ def _agreed(grid: Grid | GridBatch) -> tuple[int, bool]:
     return kinds.pop()
 
 
-def _axis_positions(size: int, outputs: int, stride: int, starts: Sequence[int], padding: str,
-                    device: torch.device | str) -> Tensor:
+def axis_positions(size: int, outputs: int, stride: int, starts: Sequence[int], padding: str,
+                   device: torch.device | str) -> Tensor:
     """Return the input that each output reads on one axis, (K, outputs), by the padding's rule; -1 if there is none."""
     position = stride * torch.arange(outputs, device=device) + torch.tensor(starts, device=device).unsqueeze(-1)
     if size == 0 or padding in ("zeros", "none"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -75,18 +76,11 @@ class Sparse(GraphValues):
         if all(isinstance(basis, Sparse) and basis.values is not None and basis.graph is first.graph  # type: ignore
                and basis.batch_shape == first.batch_shape for basis in bases):
             return Sparse(first.graph, torch.cat([basis._rows() for basis in bases], dim=-2))  # type: ignore
-        result = first
-        for basis in bases[1:]:
-            result = OPERATORS["concat"](result, basis)
-        return result
+        joined: Basis = reduce(OPERATORS["concat"], bases)
+        return joined
 
-    @property
-    def size(self) -> int:
-        return 1 if self.values is None or self.values.dim() == 1 else self.values.shape[-2]
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return () if self.values is None else tuple(self.values.shape[:-2])
+    size = property(lambda self: 1 if self.values is None or self.values.dim() == 1 else self.values.shape[-2])
+    batch_shape = property(lambda self: () if self.values is None else tuple(self.values.shape[:-2]))
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         values = self._rows(dtype)

@@ -77,9 +77,7 @@ class Typed(GraphValues):
         if low < 0 or high >= self.count:
             raise StructureError("Typed", f"kind must be in [0, K={self.count})", f"{low} to {high}")
 
-    @property
-    def size(self) -> int:
-        return self.count
+    size = property(lambda self: self.count)
 
     def weights(self, dtype: torch.dtype | None = None) -> Tensor:
         """The values as a tensor (E,), ones where there are none."""
@@ -121,8 +119,7 @@ class Typed(GraphValues):
 
     def derived(self, key: object, build: Callable[[], T], *, of_values: bool = False) -> T:
         """Compute a value from the edges and their types, and with `of_values` from the values, too, once, and remember
-        it until one of them changes.
-        """
+        it until one of them changes."""
         if of_values and self.values is not None:
             return derived(self.values, (self.derived("identity", _Identity), key), build)
         edges = derived(self.graph.edge_index, "identity", _Identity)

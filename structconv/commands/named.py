@@ -25,11 +25,8 @@ class Options:
     offsets: tuple[tuple[int, ...], ...] = field(default=())
     order: int = 3
     heads: int = 4
-
-    @property
-    def entries(self) -> int:
-        """M, the number of points of the grid."""
-        return math.prod(self.grid)
+    #: M, the number of points of the grid.
+    entries = property(lambda self: math.prod(self.grid))
 
     def structure(self, on_graph: bool) -> Grid | Graph:
         """The grid, or the graph of its neighboring points."""
@@ -114,11 +111,7 @@ def _windowed(options: Options) -> Mechanism:
 
 
 def find(name: str) -> Named:
-    """Return the mechanism of that name.
-
-    Raises:
-        ConfigError: the name is unknown; the nearest one is suggested.
-    """
+    """Return the mechanism of that name, or a `ConfigError` that suggests the nearest one."""
     if name not in NAMED:
         raise ConfigError("structconv", f"a basis must be one of {', '.join(NAMED)}", repr(name),
                           nearest(name, NAMED))

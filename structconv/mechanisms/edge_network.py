@@ -65,9 +65,7 @@ class EdgeNetwork(GraphMechanism):
             raise ConfigError(owner, "hidden must have one width or more", hidden)
         self.activation, self.normalize_by = activation, normalize
 
-    @property
-    def size(self) -> int:
-        return self.hidden[-1] + 1
+    size = property(lambda self: self.hidden[-1] + 1)
 
     def bind(self, channels: Channels) -> None:
         self.network = nn.Sequential(*(module for before, after in pairwise((self.attributes, *self.hidden))
@@ -112,8 +110,7 @@ def _by_channels(attributes: Tensor) -> Tensor:
 
 def _kinds(attributes: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return the kind of each edge and the attributes of each kind, possibly with duplicates; `None` if most edges
-    differ.
-    """
+    differ."""
     known = attributes.dim() <= 2 and is_plain(attributes) and not attributes.requires_grad
     return derived(attributes, "kinds", lambda: _distinct(_by_channels(attributes))) if known else None
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from structconv.bases.base import Basis
 from structconv.bases.dense import Dense
-from structconv.bases.logdomain import mask_and_table, with_heads
+from structconv.bases.logdomain import check_masks_scores, mask_and_table, with_heads
 from structconv.derived import derived
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism
@@ -63,13 +63,8 @@ class Given(Mechanism):
         self._count = len(tensors_in(basis))
         self._turned = False
 
-    @property
-    def size(self) -> int:
-        return self._basis.size
-
-    @property
-    def has_scores(self) -> bool:  # type: ignore[override]
-        return self._basis.has_scores
+    size = property(lambda self: self._basis.size)
+    has_scores = property(lambda self: self._basis.has_scores)
 
     def forward(self, inputs: Inputs) -> Basis:
         if not torch.compiler.is_compiling():
@@ -156,9 +151,7 @@ class Learned(Mechanism):
         self.outputs = self.inputs if outputs is None else check_positive("Learned", "outputs", outputs)
         self._size = check_positive("Learned", "size", size)
 
-    @property
-    def size(self) -> int:
-        return self._size
+    size = property(lambda self: self._size)
 
     def bind(self, channels: Channels) -> None:
         self.table = nn.Parameter(torch.empty(self._size, self.inputs, self.outputs))
@@ -216,8 +209,6 @@ def added(first: Mechanism, term: Any) -> Mechanism:
         return first + Given(term)
     later = any(term is named for named in (STRUCTURE, STRUCTURE_IF_GIVEN))
     mask, table = (term, None) if later else mask_and_table("mechanisms", term)
-    if mask is not None and not first.has_scores:
-        raise ConfigError("a + b", "a mask in the log domain must be added to scores", repr(first),
-                          "Of a matrix leave pairs out by a.masked(keep=mask).")
+    check_masks_scores(first, mask)
     first = first if mask is None else first.masked(keep=mask)
     return first if table is None else first + Given(table)

@@ -166,9 +166,7 @@ class Chebyshev(MatrixMechanism):
             raise ConfigError("Chebyshev", "lambda_max must be positive", lambda_max)
         self.order, self.normalize_by = _degree("Chebyshev", order), normalize
 
-    @property
-    def size(self) -> int:
-        return self.order + 1
+    size = property(lambda self: self.order + 1)
 
     def checked(self, structure: Any) -> Graph:
         return _square(self, _graph(self, structure))
@@ -227,9 +225,7 @@ class Powers(MatrixMechanism):
             raise ConfigError("Powers", f"first must be at most order={order}", first)
         self.walk, self.normalize_by, self.self_loops = walk, normalize, self_loops
 
-    @property
-    def size(self) -> int:
-        return self.order - self.first + 1
+    size = property(lambda self: self.order - self.first + 1)
 
     def checked(self, structure: Any) -> Graph:
         return _square(self, _graph(self, structure))
@@ -297,9 +293,7 @@ class Relations(GraphMechanism):
         check_choice("Relations", "normalize", normalize, NORMALIZATIONS)
         self.count, self.normalize_by = check_positive("Relations", "count", count), normalize
 
-    @property
-    def size(self) -> int:
-        return self.count
+    size = property(lambda self: self.count)
 
     def forward(self, inputs: Inputs) -> Basis:
         knowledge, dtype = _knowledge(self, inputs.structure), inputs.x.dtype
@@ -342,9 +336,7 @@ class Walks(GraphMechanism):
         if not all(walk and all(walk) for walk in self.walks):
             raise ConfigError("Walks", "each walk must name at least one relation", repr(walks))
 
-    @property
-    def size(self) -> int:
-        return len(self.walks)
+    size = property(lambda self: len(self.walks))
 
     def forward(self, inputs: Inputs) -> Basis:
         knowledge, dtype = _knowledge(self, inputs.structure), inputs.x.dtype

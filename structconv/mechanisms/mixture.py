@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
@@ -83,13 +83,8 @@ class Mixture(Mechanism):
             raise ConfigError("on='projected'", "it must be in a layer of one x", repr(self),
                               "Scores of x itself may read an x by name.")
 
-    @property
-    def size(self) -> int:
-        return sum(part.size for part in self._branches())
-
-    @property
-    def reads(self) -> Collection[str]:  # type: ignore[override]
-        return {fact for part in self._branches() for fact in part.reads} - {"positions"}
+    size = property(lambda self: sum(part.size for part in self._branches()))
+    reads = property(lambda self: {fact for part in self._branches() for fact in part.reads} - {"positions"})
 
     def _branches(self) -> list[Mechanism]:
         return cast("list[Mechanism]", list(self.operands))
@@ -138,8 +133,7 @@ class Mixture(Mechanism):
 
     def _placed(self, parts: list[Mechanism], names: tuple[str, ...], structure: Any) -> list[Any]:
         """Return the structure of each part. In a batch, parts must agree on the samples of their outputs, and on the
-        samples of an x that they share.
-        """
+        samples of an x that they share."""
         named = type(structure) is NamedStructures
         if not structure.batched if named else getattr(structure, "samples", None) is None:
             return [part._own(structure) for part in parts]
@@ -163,11 +157,8 @@ class Mixture(Mechanism):
 
 
 def mixed(name: str, *operands: Any) -> Mixture | None:
-    """Apply an operator to operands of which some name their x; `None` if the result is not a mixture.
-
-    Raises:
-        ConfigError: an operator other than `|` on a mixture.
-    """
+    """Apply an operator to operands of which some name their x; `None` if the result is not a mixture. Only `|` takes
+    one."""
     mechanisms = [operand for operand in operands if isinstance(operand, Mechanism)]
     if name == "concat" and len(mechanisms) == len(operands):
         named = any(result is not None for part in mechanisms for result in names_of_x(part))

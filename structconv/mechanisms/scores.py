@@ -57,9 +57,7 @@ class Score(Mechanism):
         super().__init__()
         self.heads = check_positive(type(self).__name__, "heads", heads)
 
-    @property
-    def size(self) -> int:
-        return self.heads
+    size = property(lambda self: self.heads)
 
     def _reads_projected(self, on: str) -> None:
         """Take the option `on`: the scores are of "entries", or of what is "projected" by Theta."""
@@ -143,9 +141,7 @@ class DotProduct(Score):
         query = query if self.rotary is None else self.rotary(query, positions)
         return query if self.feature is None else self.feature(query)
 
-    @property
-    def sources(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("stored_keys",) if self.projects else ()
+    sources = property(lambda self: ("stored_keys",) if self.projects else ())
 
     def stored_keys(self, x: Tensor, start: int = 0) -> Tensor | Projected | Rotated | Shared:
         """`keys` as a cache stores them: each once that several heads share, and lazy without a feature map."""
@@ -284,9 +280,7 @@ class BiAffine(Score):
         product = values.Bilinear(self._queries(z), keys())
         return product if affine is None else product + affine
 
-    @property
-    def _affine(self) -> bool:
-        return self.source or self.target or self.constant
+    _affine = property(lambda self: self.source or self.target or self.constant)
 
     def _keys_of_heads(self, x: Tensor) -> Tensor:
         return x @ (self.weight if self.rank is None else self.weight_source)
@@ -348,9 +342,7 @@ class Additive(Score):
         """U_k x of x (..., M, P): (..., K, M, D)."""
         return by_heads(self.source, x, self.heads)
 
-    @property
-    def sources(self) -> tuple[str, ...]:  # type: ignore[override]
-        return () if self._on == "projected" else ("keys",)
+    sources = property(lambda self: () if self._on == "projected" else ("keys",))
 
     def forward(self, inputs: Inputs) -> Basis:
         source = _projected("Additive", inputs)[0] if self._on == "projected" else inputs.of_x(self.keys)
@@ -451,7 +443,7 @@ class Gaussian(DotProduct):
         return Mapped(super().forward(inputs), torch.exp)
 
 
-class EmbeddedGaussian(DotProduct):
+class EmbeddedGaussian(Gaussian):
     """a_mn = exp(<phi(z_n), theta(x_m)>) in `dim` channels (Wang et al. 2018, eq. 3).
 
     Example:
@@ -463,10 +455,7 @@ class EmbeddedGaussian(DotProduct):
     """
 
     def __init__(self, dim: int, heads: int | None = 1) -> None:
-        super().__init__(heads, dim)
-
-    def forward(self, inputs: Inputs) -> Basis:
-        return Mapped(super().forward(inputs), torch.exp)
+        DotProduct.__init__(self, heads, dim)
 
 
 class Pair(Score):

@@ -124,10 +124,6 @@ class Support(Structure, abc.ABC):
     def restricted(self, to: Any) -> list[Support] | None:
         """The supports that the pairs of some samples of a batch (`Restriction`) must all be in, by their positions in
         these samples; an empty list for all pairs, `None` if this is unknown."""
-        return self._restricted(to)
-
-    def _restricted(self, to: Any) -> list[Support] | None:
-        """Implement `restricted` for the type; a subclass that does not is treated as a whole."""
         return None
 
     def transpose(self) -> Support:
@@ -150,13 +146,11 @@ class Support(Structure, abc.ABC):
     _of_graph: ClassVar[Callable[[Graph], Support]]
 
     def __and__(self, other: Support | Graph) -> Support:
-        if isinstance(other, Graph):
-            other = Support._of_graph(other)
+        other = Support._of_graph(other) if isinstance(other, Graph) else other
         return And(self, other) if isinstance(other, Support) else NotImplemented
 
     def __or__(self, other: Support | Graph) -> Support:
-        if isinstance(other, Graph):
-            other = Support._of_graph(other)
+        other = Support._of_graph(other) if isinstance(other, Graph) else other
         return Or(self, other) if isinstance(other, Support) else NotImplemented
 
     def __rand__(self, other: Graph) -> Support:
@@ -189,9 +183,7 @@ class _Pair(Support):
     def num_outputs(self) -> int | None:
         return self.second.num_outputs if self.first.num_outputs is None else self.first.num_outputs
 
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return broadcast(self.first.batch_shape, self.second.batch_shape)
+    batch_shape = property(lambda self: broadcast(self.first.batch_shape, self.second.batch_shape))
 
     def check(self, owner: str, num_inputs: int, num_outputs: int | None) -> None:
         self.first.check(owner, num_inputs, num_outputs)
@@ -211,11 +203,9 @@ class And(_Pair):
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return self.first._contains(m, n) & self.second._contains(m, n)
 
-    @property
-    def samples(self) -> Any:
-        return self.second.samples if self.first.samples is None else self.first.samples
+    samples = property(lambda self: self.second.samples if self.first.samples is None else self.first.samples)
 
-    def _restricted(self, to: Any) -> list[Support] | None:
+    def restricted(self, to: Any) -> list[Support] | None:
         first, second = self.first.restricted(to), self.second.restricted(to)
         return None if first is None or second is None else [*first, *second]
 
@@ -284,15 +274,13 @@ class Or(_Pair):
         new = filtered(second, ~self.first.contains(second.source, second.target))
         return listed(tuple(torch.cat([first.edge_index, new.edge_index], dim=1)), num_inputs, num_outputs)
 
-    def _restricted(self, to: Any) -> list[Support] | None:
+    def restricted(self, to: Any) -> list[Support] | None:
         first, second = self.first.restricted(to), self.second.restricted(to)
         if first is None or second is None:
             return None
         return [Or(joined(first), joined(second))] if first and second else []
 
-    @property
-    def listed(self) -> bool:
-        return self.first.listed and self.second.listed and not torch.compiler.is_compiling()
+    listed = property(lambda self: self.first.listed and self.second.listed and not torch.compiler.is_compiling())
 
     def edge_bound(self, num_inputs: int, num_outputs: int) -> int | None:
         first, second = (side.edge_bound(num_inputs, num_outputs) for side in (self.first, self.second))
@@ -307,18 +295,9 @@ class Not(Support):
     """The pairs that are not in `kept`: `~kept`, for `drop=` masks. Never listed."""
 
     kept: Support
-
-    @property
-    def num_inputs(self) -> int | None:
-        return self.kept.num_inputs
-
-    @property
-    def num_outputs(self) -> int | None:
-        return self.kept.num_outputs
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return self.kept.batch_shape
+    num_inputs = property(lambda self: self.kept.num_inputs)
+    num_outputs = property(lambda self: self.kept.num_outputs)
+    batch_shape = property(lambda self: self.kept.batch_shape)
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return ~self.kept._contains(m, n)
@@ -326,7 +305,7 @@ class Not(Support):
     def check(self, owner: str, num_inputs: int, num_outputs: int | None) -> None:
         self.kept.check(owner, num_inputs, num_outputs)
 
-    def _restricted(self, to: Any) -> list[Support] | None:
+    def restricted(self, to: Any) -> list[Support] | None:
         kept = self.kept.restricted(to)
         return [Not(joined(kept))] if kept else None
 
@@ -347,27 +326,16 @@ class Transposed(Support):
     """The pairs of `of` with inputs and outputs exchanged, where no simpler support says it."""
 
     of: Support
-
-    @property
-    def num_inputs(self) -> int | None:
-        return self.of.num_outputs
-
-    @property
-    def num_outputs(self) -> int | None:
-        return self.of.num_inputs
+    num_inputs = property(lambda self: self.of.num_outputs)
+    num_outputs = property(lambda self: self.of.num_inputs)
 
     @property
     def samples(self) -> Any:
         samples = self.of.samples
         return None if samples is None else samples.transpose()
 
-    @property
-    def listed(self) -> bool:
-        return self.of.listed
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return self.of.batch_shape
+    listed = property(lambda self: self.of.listed)
+    batch_shape = property(lambda self: self.of.batch_shape)
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return self.of._contains(n, m)
@@ -383,7 +351,7 @@ class Transposed(Support):
     def edge_bound(self, num_inputs: int, num_outputs: int) -> int | None:
         return self.of.edge_bound(num_outputs, num_inputs)
 
-    def _restricted(self, to: Any) -> list[Support] | None:
+    def restricted(self, to: Any) -> list[Support] | None:
         turned = self.of.restricted(to.turned())
         return None if turned is None else [support.transpose() for support in turned]
 

@@ -19,12 +19,7 @@ __all__ = ["At", "OutputPositions", "at_positions"]
 
 @structure()
 class OutputPositions(Structure):
-    """Output n has the position of input `first` + n, or `positions[..., n]`.
-
-    Args:
-        first: the position of the first output; the others follow it.
-        positions: (..., N) integers, the position of each output.
-    """
+    """Output n has the position of input `first` + n, or `positions[..., n]`."""
 
     first: int = 0
     positions: Tensor | None = None
@@ -35,11 +30,7 @@ class OutputPositions(Structure):
 
     @classmethod
     def of(cls, positions: int | Tensor | None) -> OutputPositions | None:
-        """Convert the argument `positions` of a call; `None` if output n has the position of input n.
-
-        Raises:
-            StructureError: a position is negative or not an integer.
-        """
+        """Convert the argument `positions` of a call; `None` if output n has the position of input n."""
         if positions is None or (type(positions) is int and positions == 0):
             return None
         if isinstance(positions, Tensor):
@@ -53,10 +44,8 @@ class OutputPositions(Structure):
         raise StructureError("positions", "positions must be that of the first output, an integer >= 0, or those of "
                              "all, an integer tensor (..., N)", received)
 
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """Leading dimensions of the positions."""
-        return () if self.positions is None else tuple(self.positions.shape[:-1])
+    #: Leading dimensions of the positions.
+    batch_shape = property(lambda self: () if self.positions is None else tuple(self.positions.shape[:-1]))
 
     def check(self, outputs: int) -> None:
         """Raise `StructureError` where there are not as many positions as outputs."""
@@ -91,18 +80,13 @@ class At(Support):
 
     support: Support
     output_positions: OutputPositions
-
-    @property
-    def num_inputs(self) -> int | None:
-        return self.support.num_inputs
+    num_inputs = property(lambda self: self.support.num_inputs)
 
     @property
     def num_outputs(self) -> int | None:
         return None if self.output_positions.positions is None else self.output_positions.positions.shape[-1]
 
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return self.output_positions.batch_shape
+    batch_shape = property(lambda self: self.output_positions.batch_shape)
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         positions = self.output_positions.positions
@@ -115,10 +99,8 @@ class At(Support):
 
 
 def at_positions(mask: Any, output_positions: OutputPositions, inputs: int, outputs: int, or_none: bool = True) -> Any:
-    """Return the mask for outputs at these positions; `None` if it keeps all pairs and `or_none`.
-
-    A mask that was made for this number of outputs is returned unchanged.
-    """
+    """Return the mask for outputs at these positions; `None` if it keeps all pairs and `or_none`. A mask that was made
+    for this number of outputs is returned unchanged."""
     result = _at(mask, output_positions, inputs, outputs)
     return At(mask, output_positions) if result is None and mask is not None and not or_none else result
 

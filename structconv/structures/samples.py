@@ -95,13 +95,8 @@ class Samples(Support):
         """B."""
         return self.input_starts.shape[0] - 1
 
-    @property
-    def num_inputs(self) -> int:
-        return self.input_count
-
-    @property
-    def num_outputs(self) -> int:
-        return self.output_count
+    num_inputs = property(lambda self: self.input_count)
+    num_outputs = property(lambda self: self.output_count)
 
     def sizes(self) -> tuple[list[int], list[int]]:
         """Return M and N of each sample. A compiled program reads them as constants and is recompiled for others."""
@@ -131,7 +126,7 @@ class Samples(Support):
         inputs, outputs = self.members(m.device)
         return inputs[m] == outputs[n]
 
-    def _restricted(self, to: Any) -> list[Support] | None:
+    def restricted(self, to: Any) -> list[Support] | None:
         return [] if to.same(self) else None
 
     def edges(self, num_inputs: int, num_outputs: int, device: Device = None) -> Graph:
@@ -143,9 +138,7 @@ class Samples(Support):
     def edge_bound(self, num_inputs: int, num_outputs: int) -> int:
         return self.pair_count
 
-    @property
-    def listed(self) -> bool:
-        return True
+    listed = True
 
     def transpose(self) -> Support:
         return self.turned() if self.square or isinstance(self.input_starts, Tensor) else Transposed(self)
@@ -173,14 +166,8 @@ class _InPlaces(Support):
     """A support over the entries of a batch, by their positions in their samples."""
 
     layout: Samples
-
-    @property
-    def num_inputs(self) -> int:
-        return self.layout.num_inputs
-
-    @property
-    def num_outputs(self) -> int:
-        return self.layout.num_outputs
+    num_inputs = property(lambda self: self.layout.num_inputs)
+    num_outputs = property(lambda self: self.layout.num_outputs)
 
 
 @structure()
@@ -194,7 +181,7 @@ class Within(_InPlaces):
         inputs, outputs = self.layout.positions(m.device)
         return self.support._contains(inputs[m], outputs[n])
 
-    def _restricted(self, to: Any) -> list[Support] | None:
+    def restricted(self, to: Any) -> list[Support] | None:
         return [self.support] if to.same(self.layout) else None
 
     def __repr__(self) -> str:
@@ -207,10 +194,7 @@ class EachWithin(_InPlaces):
 
     supports: tuple[Support | None, ...]
     layout: Samples
-
-    @property
-    def samples(self) -> Samples:
-        return self.layout
+    samples = property(lambda self: self.layout)
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -227,7 +211,7 @@ class EachWithin(_InPlaces):
             result = result | inside
         return result
 
-    def _restricted(self, to: Any) -> list[Support] | None:
+    def restricted(self, to: Any) -> list[Support] | None:
         if to.number is None or not to.same(self.layout):
             return None
         own = self.supports[to.number]

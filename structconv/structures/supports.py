@@ -42,7 +42,7 @@ class Causal(Support):
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return m <= n
 
-    def _restricted(self, to: Any) -> list[Support] | None:
+    def restricted(self, to: Any) -> list[Support] | None:
         return [self] if to.aligned else None
 
 
@@ -74,9 +74,7 @@ class Blocks(Support):
     def edge_bound(self, num_inputs: int, num_outputs: int) -> int:
         return num_outputs * enumeration.at_most(self.size, num_inputs)
 
-    @property
-    def listed(self) -> bool:
-        return True
+    listed = True
 
     def transpose(self) -> Blocks:
         return self
@@ -130,9 +128,7 @@ class Global(Support):
         inputs, outputs = self._count(num_inputs), self._count(num_outputs)
         return outputs * num_inputs + inputs * (num_outputs - outputs)
 
-    @property
-    def listed(self) -> bool:
-        return True
+    listed = True
 
     def transpose(self) -> Global:
         return self
@@ -171,13 +167,8 @@ class Padding(Support):
     def __post_init__(self) -> None:
         _check_mask("Padding", self.keep, 1, "(..., M)")
 
-    @property
-    def num_inputs(self) -> int:
-        return self.keep.shape[-1]
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return tuple(self.keep.shape[:-1])
+    num_inputs = property(lambda self: self.keep.shape[-1])
+    batch_shape = property(lambda self: tuple(self.keep.shape[:-1]))
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return self.keep[..., m]
@@ -190,7 +181,7 @@ class Padding(Support):
     def visible_inputs(self) -> Tensor:
         return self.keep
 
-    def _restricted(self, to: Any) -> list[Support]:
+    def restricted(self, to: Any) -> list[Support]:
         return [Padding(to.of_inputs(self.keep, -1, 1))]
 
 
@@ -212,17 +203,9 @@ class DenseMask(Support):
     def __post_init__(self) -> None:
         _check_mask("DenseMask", self.keep, 2, "(..., M, N)")
 
-    @property
-    def num_inputs(self) -> int:
-        return self.keep.shape[-2]
-
-    @property
-    def num_outputs(self) -> int:
-        return self.keep.shape[-1]
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return tuple(self.keep.shape[:-2])
+    num_inputs = property(lambda self: self.keep.shape[-2])
+    num_outputs = property(lambda self: self.keep.shape[-1])
+    batch_shape = property(lambda self: tuple(self.keep.shape[:-2]))
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return self.keep[..., m, n]
@@ -237,7 +220,7 @@ class DenseMask(Support):
     def visible_inputs(self) -> Tensor:
         return self.keep.any(-1)
 
-    def _restricted(self, to: Any) -> list[Support] | None:
+    def restricted(self, to: Any) -> list[Support] | None:
         if to.number is None:
             return None
         return [DenseMask(to.of_outputs(to.of_inputs(self.keep, -2, 2), -1, 2))]
@@ -264,18 +247,9 @@ class EdgeSupport(Support):
     """
 
     graph: Graph
-
-    @property
-    def samples(self) -> Any:
-        return self.graph.samples
-
-    @property
-    def num_inputs(self) -> int:
-        return self.graph.num_inputs
-
-    @property
-    def num_outputs(self) -> int:
-        return self.graph.num_outputs
+    samples = property(lambda self: self.graph.samples)
+    num_inputs = property(lambda self: self.graph.num_inputs)
+    num_outputs = property(lambda self: self.graph.num_outputs)
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         keys = derived(self.graph.edge_index, ("pair keys", self.graph.num_outputs), lambda: _pair_keys(self.graph))
@@ -290,9 +264,7 @@ class EdgeSupport(Support):
     def listing(self, num_inputs: int, num_outputs: int, device: Device = None) -> tuple[Graph | None, bool]:
         return self.edges(num_inputs, num_outputs, device), True
 
-    @property
-    def listed(self) -> bool:
-        return True
+    listed = True
 
     def edge_bound(self, num_inputs: int, num_outputs: int) -> int:
         return self.graph.num_edges

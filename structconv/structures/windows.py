@@ -67,13 +67,8 @@ class Window(Support):
         if isinstance(self.center, Tensor) and not self.center.dim():
             raise StructureError("Window", "center must have shape (..., N)", (), "Expand it to the outputs.")
 
-    @property
-    def num_inputs(self) -> int | None:
-        return None if self.grid is None else self.grid.num_entries
-
-    @property
-    def num_outputs(self) -> int | None:
-        return self.num_inputs if self.center is None else self.center.shape[-1]
+    num_inputs = property(lambda self: None if self.grid is None else self.grid.num_entries)
+    num_outputs = property(lambda self: self.num_inputs if self.center is None else self.center.shape[-1])
 
     def on(self, grid: Grid) -> Window:
         """Return the window over the entries of `grid`."""
@@ -112,9 +107,7 @@ class Window(Support):
     def listed(self) -> bool:
         return self.center is None or (self.center.dim() == 1 and not torch.compiler.is_compiling())
 
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return () if self.center is None else tuple(self.center.shape[:-1])
+    batch_shape = property(lambda self: () if self.center is None else tuple(self.center.shape[:-1]))
 
     def edge_bound(self, num_inputs: int, num_outputs: int) -> int | None:
         if self.center is not None and self.center.dim() > 1:
@@ -125,7 +118,7 @@ class Window(Support):
             bound *= enumeration.at_most(2 * radius + 1, size)
         return bound
 
-    def _restricted(self, to: Any) -> list[Support] | None:
+    def restricted(self, to: Any) -> list[Support] | None:
         if self.center is not None:
             return [dataclasses.replace(self, center=to.from_first_input(to.of_outputs(self.center, -1, 1)))]
         return [self] if self.grid is None and to.aligned else None

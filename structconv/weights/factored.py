@@ -126,7 +126,25 @@ class DepthwiseSeparable(Weight, depthwise="KP", pointwise="PQ"):
         return 2 * self.in_channels * (self.size + self.out_channels)
 
 
-class LowRank(Weight, value="GPD", output="KDQ"):
+class _TwoFactors(Weight):
+    """The heads are made by a factor (G, P, D), and joined by another."""
+
+    sums_heads = False
+    factors = 2
+
+    def inner_flops(self) -> int:
+        """Flops of `heads` for one entry."""
+        return 2 * self.groups * self.in_channels * self.head_channels  # type: ignore[attr-defined]
+
+    def outer_flops(self) -> int:
+        """Flops of `join` for one entry."""
+        return 2 * self.size * self.head_channels * self.out_channels
+
+    def expand_flops(self) -> int:
+        return self.inner_flops() + self.outer_flops()
+
+
+class LowRank(_TwoFactors, value="GPD", output="KDQ"):
     """Theta_k = value_g(k) output_k of rank `dim` (Andreoli 2019, eq. 13): attention's value and output projections.
 
     value (G, P, D), output (K, D, Q), g(k) = k // (K / G). `heads` and `join` are the two halves, between which the
@@ -147,8 +165,6 @@ class LowRank(Weight, value="GPD", output="KDQ"):
 
     value: Tensor
     output: Tensor
-    sums_heads = False
-    factors = 2
     LINEAR: ClassVar[Mapping[str, str]] = {"value": "GD, P", "output": "Q, KD"}
 
     def __init__(self, dim: int, shared_by: int = 1) -> None:
@@ -177,27 +193,17 @@ class LowRank(Weight, value="GPD", output="KDQ"):
             raise ShapeError("LowRank", "the number of value projections must divide K",
                              f"G={self.value.shape[0]}, K={self.output.shape[0]}")
 
-    @property
-    def inner(self) -> Tensor:
-        """The factor by which `heads` multiplies, (G, P, D)."""
-        return self.value
-
-    @property
-    def groups(self) -> int:
-        """G, the number of value projections."""
-        return self.value.shape[0]
-
-    @property
-    def _repeats(self) -> int:
-        """K / G, the number of heads that share a value projection."""
-        return self.output.shape[0] // self.value.shape[0]
+    #: The factor by which `heads` multiplies, (G, P, D).
+    inner = property(lambda self: self.value)
+    #: G, the number of value projections.
+    groups = property(lambda self: self.value.shape[0])
+    #: K / G, the number of heads that share a value projection.
+    _repeats = property(lambda self: self.output.shape[0] // self.value.shape[0])
 
     def dense(self) -> Tensor:
         return torch.einsum("kpd,kdq->kpq", self._head_values(), self.output)
 
-    @property
-    def head_channels(self) -> int:
-        return self.value.shape[2]
+    head_channels = property(lambda self: self.value.shape[2])
 
     def heads(self, x: Tensor) -> Tensor:
         """x value_g(k): (..., M, P) -> (..., K, M, D)."""
@@ -224,17 +230,6 @@ class LowRank(Weight, value="GPD", output="KDQ"):
             return LowRank.of(self._head_values()[start:stop], self.output[start:stop])
         return LowRank.of(self.value[start // step:stop // step], self.output[start:stop])
 
-    def inner_flops(self) -> int:
-        """Flops of `heads` for one entry."""
-        return 2 * self.value.shape[0] * self.in_channels * self.head_channels
-
-    def outer_flops(self) -> int:
-        """Flops of `join` for one entry."""
-        return 2 * self.size * self.head_channels * self.out_channels
-
-    def expand_flops(self) -> int:
-        return self.inner_flops() + self.outer_flops()
-
     def contract_flops(self) -> int:
         return 2 * self.size * self.in_channels * self.head_channels + self.outer_flops()
 
@@ -242,7 +237,7 @@ class LowRank(Weight, value="GPD", output="KDQ"):
         return self.value if self._repeats == 1 else self.value.repeat_interleave(self._repeats, dim=0)
 
 
-class Projections(Weight):
+class Projections(_TwoFactors):
     """Theta_k = V_g(k) O_k of a `LowRank` whose factors are modules of another kind, or with hooks: they are called.
 
     That is what a value or an output projection becomes with an update of low rank, quantized or parametrized. `heads`
@@ -265,8 +260,6 @@ class Projections(Weight):
     out_channels: int = 1
     trained: bool = False
     value_bias: Tensor | None = None
-    sums_heads = False
-    factors = 2
     orders = ("between",)
 
     @classmethod
@@ -297,9 +290,7 @@ class Projections(Weight):
     def requires_grad(self) -> bool:
         return self.trained or (self.value_bias is not None and self.value_bias.requires_grad)
 
-    @property
-    def head_channels(self) -> int:
-        return self.dim
+    head_channels = property(lambda self: self.dim)
 
     def heads(self, x: Tensor) -> Tensor:
         """x V_g(k): (..., M, P) -> (..., K, M, D)."""
@@ -329,18 +320,7 @@ class Projections(Weight):
     def slice(self, start: int, stop: int) -> Weight:
         return self.low_rank().slice(start, stop)
 
-    def inner_flops(self) -> int:
-        """Flops of `heads` for one entry."""
-        return 2 * self.groups * self.in_channels * self.dim
-
-    def outer_flops(self) -> int:
-        """Flops of `join` for one entry."""
-        return 2 * self.size * self.dim * self.out_channels
-
-    def expand_flops(self) -> int:
-        return self.inner_flops() + self.outer_flops()
-
-    contract_flops = expand_flops
+    contract_flops = _TwoFactors.expand_flops
 
 
 class _Blocks(Weight):
@@ -371,11 +351,8 @@ class HeadBlocks(_Blocks, theta="KPD"):
     """
 
     theta: Tensor
-
-    @property
-    def groups(self) -> int:
-        """K: each head has a matrix of its own."""
-        return self.size
+    #: K: each head has a matrix of its own.
+    groups = property(lambda self: self.size)
 
     def _extents(self, size: int, in_channels: int, out_channels: int) -> dict[str, int]:
         return {"D": check_divides("HeadBlocks", "size", size, "out_channels", out_channels)}
@@ -383,18 +360,10 @@ class HeadBlocks(_Blocks, theta="KPD"):
     def _draw(self, theta: HeadBlocks, energy: Energy, variance: float) -> None:
         draw(theta.theta, variance * theta.size / (theta.in_channels * total_energy(energy, theta.size)))
 
-    @property
-    def inner(self) -> Tensor:
-        """The factor by which `heads` multiplies, (K, P, D)."""
-        return self.theta
-
-    @property
-    def out_channels(self) -> int:
-        return self.size * self.head_channels
-
-    @property
-    def head_channels(self) -> int:
-        return self.theta.shape[2]
+    #: The factor by which `heads` multiplies, (K, P, D).
+    inner = property(lambda self: self.theta)
+    out_channels = property(lambda self: self.size * self.head_channels)
+    head_channels = property(lambda self: self.theta.shape[2])
 
     def dense(self) -> Tensor:
         eye = torch.eye(self.size, dtype=self.theta.dtype, device=self.theta.device)
@@ -438,9 +407,7 @@ class EyeBlocks(_Blocks, Fixed):
         check_divides("EyeBlocks", "size", size, "in_channels", in_channels)
         return extents
 
-    @property
-    def head_channels(self) -> int:
-        return self.channels // self.size
+    head_channels = property(lambda self: self.channels // self.size)
 
     def heads(self, x: Tensor) -> Tensor:
         """The blocks of channels: (..., M, K D) -> (..., K, M, D)."""
