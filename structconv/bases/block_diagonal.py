@@ -28,10 +28,21 @@ class BlockDiagonal(OverParts):
         if len({part.size for part in self.parts}) != 1:
             raise ShapeError("BlockDiagonal", "all parts must have the same size K", [part.size for part in self.parts])
 
-    size = property(lambda self: self.parts[0].size)
-    num_inputs = property(lambda self: sum(part.num_inputs for part in self.parts))
-    num_outputs = property(lambda self: sum(part.num_outputs for part in self.parts))
-    has_scores = property(lambda self: any(part.has_scores for part in self.parts))
+    @property
+    def size(self) -> int:
+        return self.parts[0].size
+
+    @property
+    def num_inputs(self) -> int:
+        return sum(part.num_inputs for part in self.parts)
+
+    @property
+    def num_outputs(self) -> int:
+        return sum(part.num_outputs for part in self.parts)
+
+    @property
+    def has_scores(self) -> bool:
+        return any(part.has_scores for part in self.parts)
 
     def support(self) -> Support | None:
         supports = tuple(part.support() for part in self.parts)

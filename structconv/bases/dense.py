@@ -52,17 +52,31 @@ class Dense(Basis):
             raise ShapeError("Dense", "a must be a floating tensor of shape (..., K, M, N)", got,
                              "For one matrix write Dense(a.unsqueeze(0)).")
 
-    size = property(lambda self: self.a.shape[-3])
-    num_inputs = property(lambda self: self.a.shape[-2])
-    num_outputs = property(lambda self: self.a.shape[-1])
-    batch_shape = property(lambda self: tuple(self.a.shape[:-3]))
+    @property
+    def size(self) -> int:
+        return self.a.shape[-3]
+
+    @property
+    def num_inputs(self) -> int:
+        return self.a.shape[-2]
+
+    @property
+    def num_outputs(self) -> int:
+        return self.a.shape[-1]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return tuple(self.a.shape[:-3])
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the entries, which x must share."""
         return self.a.dtype
 
-    device = property(lambda self: self.a.device)
+    @property
+    def device(self) -> torch.device:
+        return self.a.device
+
     has_scores = True
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
@@ -130,7 +144,13 @@ class Identity(Basis):
             device = check_device("Identity", device)
         self.__dict__.update(n=n, size=size, device=device)
 
-    num_inputs = num_outputs = property(lambda self: self.n)
+    @property
+    def num_inputs(self) -> int:
+        return self.n
+
+    @property
+    def num_outputs(self) -> int:
+        return self.n
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         return torch.eye(self.n, dtype=dtype, device=self.device).expand(self.size, self.n, self.n)

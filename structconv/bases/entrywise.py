@@ -63,8 +63,14 @@ class Binary(OverTwo, Pairwise):
 
     first: Basis
     second: Basis
-    size = property(lambda self: max(self.first.size, self.second.size))
-    has_scores = property(lambda self: self.first.has_scores or self.second.has_scores)
+
+    @property
+    def size(self) -> int:
+        return max(self.first.size, self.second.size)
+
+    @property
+    def has_scores(self) -> bool:
+        return self.first.has_scores or self.second.has_scores
 
     def support(self) -> Support | None:
         return both(self.first.support(), self.second.support())
@@ -165,7 +171,11 @@ class Outer(Binary):
     """
 
     written = "a.outer(b)"
-    size = property(lambda self: self.first.size * self.second.size)
+
+    @property
+    def size(self) -> int:
+        return self.first.size * self.second.size
+
     _shown = "{0.first!r}.outer({0.second!r})"
 
     def pattern(self) -> Graph | None:
@@ -279,7 +289,11 @@ class Normalized(Unary):
     kind: str
     over: str
     has_scores = False
-    normalizes = property(lambda self: "" if self.kind == "sigmoid" else self.over)
+
+    @property
+    def normalizes(self) -> str:  # type: ignore[override]
+        return "" if self.kind == "sigmoid" else self.over
+
     _shown = "{0.child!r}.normalize({0.kind!r}, over={0.over!r})"
 
     def support(self) -> Support | None:
@@ -348,7 +362,11 @@ class DroppedWithin(SamePattern):
     first_input: Tensor
     first_output: Tensor
     outputs: int
-    batch_shape = property(lambda self: broadcast(self.first_input.shape, self.child.batch_shape))
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return broadcast(self.first_input.shape, self.child.batch_shape)
+
     _shown = "{0.child!r}.dropout({0.p})"
 
     def restricted(self, to: Restriction) -> Basis | None:

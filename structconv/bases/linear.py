@@ -45,7 +45,10 @@ class Concat(OverParts):
     """
 
     parts: tuple[Basis, ...]
-    has_scores = property(lambda self: any(part.has_scores for part in self.parts))
+
+    @property
+    def has_scores(self) -> bool:
+        return any(part.has_scores for part in self.parts)
 
     def split(self, t: Tensor) -> tuple[Tensor, ...]:
         """Cut axis -3 at the parts' borders."""
@@ -86,9 +89,15 @@ class Operands(OverTwo):
 
     first: Basis
     second: Basis
-    device = property(lambda self: self.first.device)
-    #: The dtype of the first operand that has one.
-    dtype = property(lambda self: first_dtype(self.first, self.second))
+
+    @property
+    def device(self) -> torch.device:
+        return self.first.device
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of the first operand that has one."""
+        return first_dtype(self.first, self.second)
 
 
 @value
@@ -112,8 +121,13 @@ class Composed(Operands):
                              f"M={self.second.num_inputs}",
                              "A mechanism with other outputs than inputs says which by output_structure.")
 
-    size = property(lambda self: self.first.size * self.second.size)
-    num_outputs = property(lambda self: self.second.num_outputs)
+    @property
+    def size(self) -> int:
+        return self.first.size * self.second.size
+
+    @property
+    def num_outputs(self) -> int:
+        return self.second.num_outputs
 
     def analysis(self, x: Tensor) -> Tensor:
         y = self.second.analysis(_fold(self.first.analysis(x)))
@@ -150,7 +164,11 @@ class Repeated(SamePattern):
     """
 
     times: int
-    size = property(lambda self: self.times)
+
+    @property
+    def size(self) -> int:
+        return self.times
+
     _shown = "{0.child!r}"
 
     def apply(self, r: Tensor) -> Tensor:
@@ -186,7 +204,10 @@ class LinearSum(Operands):
                 [0., 1., 0.]])
     """
 
-    size = property(lambda self: self.first.size)
+    @property
+    def size(self) -> int:
+        return self.first.size
+
     _shown = "({0.first!r} + {0.second!r})"
 
     def apply(self, r: Tensor) -> Tensor:
@@ -258,8 +279,15 @@ class Transposed(Unary):
     """
 
     flips = True
-    num_inputs = property(lambda self: self.child.num_outputs)
-    num_outputs = property(lambda self: self.child.num_inputs)
+
+    @property
+    def num_inputs(self) -> int:
+        return self.child.num_outputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.child.num_inputs
+
     _shown = "{0.child!r}.transpose()"
 
     def restricted(self, to: Restriction) -> Basis | None:

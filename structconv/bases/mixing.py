@@ -27,7 +27,11 @@ class Mixed(SamePattern):
     """
 
     matrix: Tensor
-    size = property(lambda self: self.matrix.shape[1])
+
+    @property
+    def size(self) -> int:
+        return self.matrix.shape[1]
+
     _shown = "{0.child!r}.mix({0.child.size} -> {0.size})"
     #: The heads of the child that are held for one of its own.
     _width = property(lambda self: -(-self.child.size // max(self.size, 1)))

@@ -39,7 +39,9 @@ class Mixture(OverParts):
             raise ShapeError("Mixture", "all parts of a | must have the same outputs N",
                              " and ".join(f"N={count}" for count in counts) or "none")
 
-    num_inputs = property(lambda self: sum(part.num_inputs for part in self.parts))
+    @property
+    def num_inputs(self) -> int:
+        return sum(part.num_inputs for part in self.parts)
 
     def apply(self, r: Tensor) -> Tensor:
         return concatenate([part.apply(own) for part, own in self._own(r)], -3)

@@ -151,7 +151,10 @@ class GroupWise(Unary):
     """A node whose entries depend on all scores of their group."""
 
     over: str
-    normalizes = property(lambda self: self.over)
+
+    @property
+    def normalizes(self) -> str:  # type: ignore[override]
+        return self.over
 
     def of_group(self, scores: Tensor, keep: Tensor, dim: int) -> Tensor:
         """Normalize scores (..., K, *, *) in groups along `dim`, -1 or -2."""

@@ -144,7 +144,10 @@ class Block(Pairs):
     columns: tuple[int, int]
     dtype: torch.dtype
     device: torch.device
-    shape = property(lambda self: (self.rows[1] - self.rows[0], self.columns[1] - self.columns[0]))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.rows[1] - self.rows[0], self.columns[1] - self.columns[0])
 
     def source_index(self) -> Tensor:
         return torch.arange(*self.rows, device=self.device).unsqueeze(-1)
@@ -227,7 +230,9 @@ class Edges(Pairs):
         object.__setattr__(self, "num_outputs", self.graph.num_outputs)
         object.__setattr__(self, "device", self.graph.edge_index.device)
 
-    shape = property(lambda self: (self.graph.num_edges,))
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.graph.num_edges,)
 
     def source_index(self) -> Tensor:
         return self.graph.source.long()

@@ -77,10 +77,19 @@ class _Placed(OverChild):
     child: Basis
     output_positions: OutputPositions
     outputs: int
-    num_outputs = property(lambda self: self.outputs)
-    batch_shape = property(lambda self: broadcast(self.child.batch_shape, self.output_positions.batch_shape))
-    #: The dtype of the child, which x must share.
-    dtype = property(lambda self: getattr(self.child, "dtype", None))
+
+    @property
+    def num_outputs(self) -> int:
+        return self.outputs
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return broadcast(self.child.batch_shape, self.output_positions.batch_shape)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of the child, which x must share."""
+        return getattr(self.child, "dtype", None)
 
 
 @value

@@ -63,12 +63,30 @@ class Polynomial(Basis):
                               f"first={self.first}, order={self.order}")
         check_choice("Polynomial", "kind", self.kind, KINDS)
 
-    size = property(lambda self: self.order - self.first + 1)
-    num_inputs = num_outputs = property(lambda self: self.operator.num_inputs)
-    batch_shape = property(lambda self: self.operator.batch_shape)
-    #: The operator's dtype.
-    dtype = property(lambda self: getattr(self.operator, "dtype", None))
-    device = property(lambda self: self.operator.device)
+    @property
+    def size(self) -> int:
+        return self.order - self.first + 1
+
+    @property
+    def num_inputs(self) -> int:
+        return self.operator.num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.operator.num_inputs
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return self.operator.batch_shape
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The operator's dtype."""
+        return getattr(self.operator, "dtype", None)
+
+    @property
+    def device(self) -> torch.device:
+        return self.operator.device
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         a = self.operator.dense(dtype)

@@ -9,7 +9,9 @@ from structconv.bases.base import Basis, value
 from structconv.bases.dense import check_heads
 from structconv.bases.pairs import Pairs
 from structconv.bases.shift import Shift, ShiftTransposed
+from structconv.structures.batching import GridBatch
 from structconv.structures.graph import Graph
+from structconv.structures.grid import Grid
 
 __all__ = ["Pooling"]
 
@@ -39,14 +41,30 @@ class Pooling(Basis):
     shift: Shift | ShiftTransposed
     scale: float = 1.0
     size = 1
-    num_inputs = property(lambda self: self.shift.num_inputs)
-    num_outputs = property(lambda self: self.shift.num_outputs)
+
+    @property
+    def num_inputs(self) -> int:
+        return self.shift.num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.shift.num_outputs
+
     _shown = "Pooling({0.shift!r}, scale={0.scale:g})"
-    #: The grid of the M inputs.
-    input_grid = property(lambda self: self.shift.input_grid)
-    #: The grid of the N outputs.
-    output_grid = property(lambda self: self.shift.output_grid)
-    device = property(lambda self: self.shift.device)
+
+    @property
+    def input_grid(self) -> Grid | GridBatch:
+        """The grid of the M inputs."""
+        return self.shift.input_grid
+
+    @property
+    def output_grid(self) -> Grid | GridBatch:
+        """The grid of the N outputs."""
+        return self.shift.output_grid
+
+    @property
+    def device(self) -> torch.device:
+        return self.shift.device
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         return self.scale * self.shift.dense(dtype).sum(-3, keepdim=True)

@@ -72,8 +72,14 @@ class Lookup(Sized, Score):
     clip: int
     inputs: int
     outputs: int
-    size = property(lambda self: self.table.shape[-3])
-    batch_shape = property(lambda self: tuple(self.table.shape[:-3]))
+
+    @property
+    def size(self) -> int:
+        return self.table.shape[-3]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return tuple(self.table.shape[:-3])
 
     def restricted(self, to: Restriction) -> Basis | None:
         if self.kind == "position" or not to.aligned:
@@ -135,9 +141,21 @@ class GridLookup(Score):
             raise StructureError("GridLookup", "table must be (..., K, 2 R + 1 for each axis) on a grid with borders",
                                  f"{shape} and {self.grid!r}")
 
-    size = property(lambda self: self.table.shape[-self.grid.ndim - 1])
-    num_inputs = num_outputs = property(lambda self: self.grid.num_entries)
-    batch_shape = property(lambda self: tuple(self.table.shape[:-self.grid.ndim - 1]))
+    @property
+    def size(self) -> int:
+        return self.table.shape[-self.grid.ndim - 1]
+
+    @property
+    def num_inputs(self) -> int:
+        return self.grid.num_entries
+
+    @property
+    def num_outputs(self) -> int:
+        return self.grid.num_entries
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return tuple(self.table.shape[:-self.grid.ndim - 1])
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         """The entries, (..., K, M, N), contiguous in M; where they are in the table is remembered with the grid."""
@@ -186,7 +204,10 @@ class Distance(Sized, Score):
     slope: Tensor
     inputs: int
     outputs: int
-    size = property(lambda self: self.slope.shape[0])
+
+    @property
+    def size(self) -> int:
+        return self.slope.shape[0]
 
     def restricted(self, to: Restriction) -> Basis | None:
         return self._resized(to) if to.aligned else None
@@ -236,9 +257,18 @@ class GaussianBump(Pairwise):
     deviation: float
     inputs: int
     size = 1
-    num_inputs = property(lambda self: self.inputs)
-    num_outputs = property(lambda self: self.center.shape[-1])
-    batch_shape = property(lambda self: tuple(self.center.shape[:-1]))
+
+    @property
+    def num_inputs(self) -> int:
+        return self.inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.center.shape[-1]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return tuple(self.center.shape[:-1])
 
     def restricted(self, to: Restriction) -> GaussianBump:
         center = to.from_first_input(to.of_outputs(self.center, -1, 1))
@@ -269,7 +299,10 @@ class ClippedShifts(Sized, Pairwise):
     clip: int
     inputs: int
     outputs: int
-    size = property(lambda self: bucket_count("clip", self.clip))
+
+    @property
+    def size(self) -> int:
+        return bucket_count("clip", self.clip)
 
     def restricted(self, to: Restriction) -> Basis | None:
         return self._resized(to) if to.aligned else None

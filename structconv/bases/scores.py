@@ -153,7 +153,10 @@ class Affine(Score):
 
     source: Tensor
     target: Tensor
-    size = property(lambda self: max(self.source.shape[-2], self.target.shape[-2]))
+
+    @property
+    def size(self) -> int:
+        return max(self.source.shape[-2], self.target.shape[-2])
 
     @property
     def num_inputs(self) -> int:
@@ -167,7 +170,9 @@ class Affine(Score):
         rows: int = target.x.shape[-2] if type(target) is Term else target.shape[-1]
         return rows
 
-    batch_shape = property(lambda self: broadcast(self.source.shape[:-2], self.target.shape[:-2]))
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return broadcast(self.source.shape[:-2], self.target.shape[:-2])
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         return pairs.source(self.source) + pairs.target(self.target)
@@ -194,8 +199,15 @@ class Additive(SourceTarget, Score):
     target: Tensor
     vector: Tensor
     activation: Callable[[Tensor], Tensor] = torch.tanh
-    size = property(lambda self: self.vector.shape[0])
-    batch_shape = property(lambda self: broadcast(self.source.shape[:-3], self.target.shape[:-3]))
+
+    @property
+    def size(self) -> int:
+        return self.vector.shape[0]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return broadcast(self.source.shape[:-3], self.target.shape[:-3])
+
     _width = property(lambda self: self.vector.shape[-1])
 
     def restricted(self, to: Restriction) -> Additive:
@@ -237,8 +249,15 @@ class PairFunction(SourceTarget, Score):
     target: Tensor
     heads: int
     hidden: int
-    size = property(lambda self: self.heads)
-    batch_shape = property(lambda self: broadcast(self.source.shape[:-2], self.target.shape[:-2]))
+
+    @property
+    def size(self) -> int:
+        return self.heads
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return broadcast(self.source.shape[:-2], self.target.shape[:-2])
+
     _width = property(lambda self: self.hidden)
 
     def restricted(self, to: Restriction) -> PairFunction:
@@ -274,8 +293,14 @@ class EdgeScore(OnGraph, Score):
 
     graph: Graph
     values: Tensor
-    size = property(lambda self: self.values.shape[-2])
-    batch_shape = property(lambda self: tuple(self.values.shape[:-2]))
+
+    @property
+    def size(self) -> int:
+        return self.values.shape[-2]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape[:-2])
 
     def support(self) -> Support:
         return EdgeSupport(self.graph)

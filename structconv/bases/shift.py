@@ -85,9 +85,17 @@ class Shift(Basis):
         for name, field in fields.items():
             object.__setattr__(self, name, field)
 
-    size = property(lambda self: len(self.offsets))
-    num_inputs = property(lambda self: self.grid.num_entries)
-    num_outputs = property(lambda self: sum(math.prod(self._output_shape(grid)) for grid in self._grids))
+    @property
+    def size(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def num_inputs(self) -> int:
+        return self.grid.num_entries
+
+    @property
+    def num_outputs(self) -> int:
+        return sum(math.prod(self._output_shape(grid)) for grid in self._grids)
 
     @property
     def input_grid(self) -> Grid | GridBatch:
@@ -257,15 +265,34 @@ class ShiftTransposed(Basis):
     keeps_key = True
 
     shift: Shift
-    size = property(lambda self: self.shift.size)
-    num_inputs = property(lambda self: self.shift.num_outputs)
-    num_outputs = property(lambda self: self.shift.num_inputs)
+
+    @property
+    def size(self) -> int:
+        return self.shift.size
+
+    @property
+    def num_inputs(self) -> int:
+        return self.shift.num_outputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.shift.num_inputs
+
     _shown = "{0.shift!r}.transpose()"
-    #: The grid of the M inputs.
-    input_grid = property(lambda self: self.shift.output_grid)
-    #: The grid of the N outputs.
-    output_grid = property(lambda self: self.shift.input_grid)
-    device = property(lambda self: self.shift.device)
+
+    @property
+    def input_grid(self) -> Grid | GridBatch:
+        """The grid of the M inputs."""
+        return self.shift.output_grid
+
+    @property
+    def output_grid(self) -> Grid | GridBatch:
+        """The grid of the N outputs."""
+        return self.shift.input_grid
+
+    @property
+    def device(self) -> torch.device:
+        return self.shift.device
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         return self.shift.dense(dtype).mT

@@ -24,8 +24,14 @@ class Sized(Basis):
 
     inputs: int
     outputs: int
-    num_inputs = property(lambda self: self.inputs)
-    num_outputs = property(lambda self: self.outputs)
+
+    @property
+    def num_inputs(self) -> int:
+        return self.inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.outputs
 
     def _resized(self, to: Restriction) -> Basis:
         """Return the basis with the numbers of inputs and outputs of the selected samples."""
@@ -37,12 +43,30 @@ class OverChild(Basis):
     """Sizes and device are those of another basis."""
 
     child: Basis
-    size = property(lambda self: self.child.size)
-    num_inputs = property(lambda self: self.child.num_inputs)
-    num_outputs = property(lambda self: self.child.num_outputs)
-    batch_shape = property(lambda self: self.child.batch_shape)
-    device = property(lambda self: self.child.device)
-    has_scores = property(lambda self: self.child.has_scores)
+
+    @property
+    def size(self) -> int:
+        return self.child.size
+
+    @property
+    def num_inputs(self) -> int:
+        return self.child.num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.child.num_outputs
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return self.child.batch_shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.child.device
+
+    @property
+    def has_scores(self) -> bool:
+        return self.child.has_scores
 
 
 #: Classes with the K, M and N of their child.
@@ -74,30 +98,63 @@ class OverTwo(Basis):
 
     first: Basis
     second: Basis
-    num_inputs = property(lambda self: self.first.num_inputs)
-    num_outputs = property(lambda self: self.first.num_outputs)
-    batch_shape = property(lambda self: broadcast(self.first.batch_shape, self.second.batch_shape))
+
+    @property
+    def num_inputs(self) -> int:
+        return self.first.num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.first.num_outputs
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return broadcast(self.first.batch_shape, self.second.batch_shape)
 
 
 class OverParts(Basis):
     """A basis with the K matrices of each part, in order."""
 
     parts: tuple[Basis, ...]
-    size = property(lambda self: sum(part.size for part in self.parts))
-    num_inputs = property(lambda self: self.parts[0].num_inputs)
-    num_outputs = property(lambda self: self.parts[0].num_outputs)
-    batch_shape = property(lambda self: broadcast(*(part.batch_shape for part in self.parts)))
-    #: The dtype of the first part that has one.
-    dtype = property(lambda self: first_dtype(*self.parts))
-    device = property(lambda self: self.parts[0].device)
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.parts)
+
+    @property
+    def num_inputs(self) -> int:
+        return self.parts[0].num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.parts[0].num_outputs
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return broadcast(*(part.batch_shape for part in self.parts))
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of the first part that has one."""
+        return first_dtype(*self.parts)
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0].device
 
 
 class OnGraph(Basis):
     """Entries at the edges of a graph."""
 
     graph: Graph
-    num_inputs = property(lambda self: self.graph.num_inputs)
-    num_outputs = property(lambda self: self.graph.num_outputs)
+
+    @property
+    def num_inputs(self) -> int:
+        return self.graph.num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.graph.num_outputs
 
 
 class GraphValues(OnGraph):
@@ -106,9 +163,15 @@ class GraphValues(OnGraph):
     ENTRY_COUNTS = ("values",)
 
     values: Tensor | None
-    #: The dtype of the values, which x must share; `None` where they are ones.
-    dtype = property(lambda self: None if self.values is None else self.values.dtype)
-    device = property(lambda self: listed_edges(self.graph)[0].device)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of the values, which x must share; `None` where they are ones."""
+        return None if self.values is None else self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return listed_edges(self.graph)[0].device
 
 
 class QueryKey(Basis):
@@ -125,7 +188,9 @@ class QueryKey(Basis):
         second: int = key.heads if type(key) is Projected else key.shape[-3]
         return max(first, second)
 
-    device = property(lambda self: self.query.device)
+    @property
+    def device(self) -> torch.device:
+        return self.query.device
 
     @property
     def num_inputs(self) -> int:
@@ -137,7 +202,9 @@ class QueryKey(Basis):
         rows: Tensor = getattr(self.query, "x", self.query)
         return rows.shape[-2]
 
-    batch_shape = property(lambda self: broadcast(self.query.shape[:-3], self.key.shape[:-3]))
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return broadcast(self.query.shape[:-3], self.key.shape[:-3])
 
     def restricted(self, to: Restriction) -> Basis | None:
         cut: Basis = altered(self, query=to.of_outputs(self.query, -2, 3), key=to.of_inputs(self.key, -2, 3))
@@ -149,5 +216,12 @@ class SourceTarget(Basis):
 
     source: Tensor
     target: Tensor
-    num_inputs = property(lambda self: self.source.shape[-2])
-    num_outputs = property(lambda self: self.target.shape[-2])
+
+    @property
+    def num_inputs(self) -> int:
+        return self.source.shape[-2]
+
+    @property
+    def num_outputs(self) -> int:
+        return self.target.shape[-2]
+

@@ -79,8 +79,13 @@ class Sparse(GraphValues):
         joined: Basis = reduce(OPERATORS["concat"], bases)
         return joined
 
-    size = property(lambda self: 1 if self.values is None or self.values.dim() == 1 else self.values.shape[-2])
-    batch_shape = property(lambda self: () if self.values is None else tuple(self.values.shape[:-2]))
+    @property
+    def size(self) -> int:
+        return 1 if self.values is None or self.values.dim() == 1 else self.values.shape[-2]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return () if self.values is None else tuple(self.values.shape[:-2])
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         values = self._rows(dtype)

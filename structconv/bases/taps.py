@@ -34,15 +34,36 @@ class Taps(Basis):
     index: Tensor
     weights: Tensor
     inputs: int
-    size = property(lambda self: self.weights.shape[-3])
-    num_inputs = property(lambda self: self.inputs)
-    num_outputs = property(lambda self: self.weights.shape[-2])
-    #: T.
-    taps = property(lambda self: self.weights.shape[-1])
-    batch_shape = property(lambda self: broadcast(tuple(self.index.shape[:-3]), tuple(self.weights.shape[:-3])))
-    #: The dtype of the weights.
-    dtype = property(lambda self: self.weights.dtype)
-    device = property(lambda self: self.weights.device)
+
+    @property
+    def size(self) -> int:
+        return self.weights.shape[-3]
+
+    @property
+    def num_inputs(self) -> int:
+        return self.inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.weights.shape[-2]
+
+    @property
+    def taps(self) -> int:
+        """T."""
+        return self.weights.shape[-1]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return broadcast(tuple(self.index.shape[:-3]), tuple(self.weights.shape[:-3]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        return self.weights.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights.device
 
     def apply(self, r: Tensor) -> Tensor:
         check_heads(self, r)

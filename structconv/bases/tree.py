@@ -156,11 +156,19 @@ class NormalizedWeights:
                  compute: Callable[..., Tensor]) -> None:
         self.graph, self.normalize, self.weighted, self.dtype, self.compute = graph, normalize, weighted, dtype, compute
 
-    #: The weights themselves, which have the dtype and device.
-    x = property(lambda self: self)
-    device = property(lambda self: listed_edges(self.graph)[0].device)
-    #: One number an edge.
-    shape = property(lambda self: (self.graph.num_edges,))
+    @property
+    def x(self) -> NormalizedWeights:
+        """The weights themselves, which have the dtype and device."""
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        return listed_edges(self.graph)[0].device
+
+    @property
+    def shape(self) -> tuple[int]:
+        """One number an edge."""
+        return (self.graph.num_edges,)
 
     def dim(self) -> int:
         """One axis."""
@@ -258,8 +266,10 @@ class Leaf:
         return tuple(Leaf(_item(lambda basis: get(basis).split(sizes), i), self, (size,))
                      for i, size in enumerate(sizes))
 
-    #: True if the device is the CPU.
-    is_cpu = property(lambda self: self.device.type == "cpu")
+    @property
+    def is_cpu(self) -> bool:
+        """True if the device is the CPU."""
+        return self.device.type == "cpu"
 
 
 def tensor(leaf: Any) -> Any:

@@ -77,7 +77,9 @@ class Typed(GraphValues):
         if low < 0 or high >= self.count:
             raise StructureError("Typed", f"kind must be in [0, K={self.count})", f"{low} to {high}")
 
-    size = property(lambda self: self.count)
+    @property
+    def size(self) -> int:
+        return self.count
 
     def weights(self, dtype: torch.dtype | None = None) -> Tensor:
         """The values as a tensor (E,), ones where there are none."""

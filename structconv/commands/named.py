@@ -25,8 +25,11 @@ class Options:
     offsets: tuple[tuple[int, ...], ...] = field(default=())
     order: int = 3
     heads: int = 4
-    #: M, the number of points of the grid.
-    entries = property(lambda self: math.prod(self.grid))
+
+    @property
+    def entries(self) -> int:
+        """M, the number of points of the grid."""
+        return math.prod(self.grid)
 
     def structure(self, on_graph: bool) -> Grid | Graph:
         """The grid, or the graph of its neighboring points."""

@@ -128,9 +128,17 @@ class _Operand(Basis):
     def __init__(self, application: Application, call: Call, size: int) -> None:
         self.application, self.call, self.heads = application, call, size
 
-    size = property(lambda self: self.heads)
-    num_inputs = property(lambda self: self.call.materialized().num_inputs)
-    num_outputs = property(lambda self: self.call.materialized().num_outputs)
+    @property
+    def size(self) -> int:
+        return self.heads
+
+    @property
+    def num_inputs(self) -> int:
+        return self.call.materialized().num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.call.materialized().num_outputs
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         return self.call.materialized().dense(dtype)

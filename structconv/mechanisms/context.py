@@ -53,8 +53,11 @@ class Context(Score):
     def extra_repr(self) -> str:
         return written(self, {"heads": self.heads if self.score is None else 1})
 
-    #: The score, if there is one.
-    operands = property(lambda self: () if self.score is None else (self.score,))
+    @property
+    def operands(self) -> tuple[Mechanism, ...]:
+        """The score, if there is one."""
+        return () if self.score is None else (self.score,)
+
     #: To the score, if there is one.
     _passes_structures = property(lambda self: self.score is not None)
 

@@ -58,7 +58,9 @@ class DynamicShifts(Shifts):
         super().__init__(offsets, padding, structure=structure)
         self.heads = check_positive("DynamicShifts", "heads", heads)
 
-    size = property(lambda self: self.heads)
+    @property
+    def size(self) -> int:
+        return self.heads
 
     def bind(self, channels: Channels) -> None:
         self.taps = Projection(channels.others, self.heads, len(self.offsets))

@@ -65,7 +65,9 @@ class EdgeNetwork(GraphMechanism):
             raise ConfigError(owner, "hidden must have one width or more", hidden)
         self.activation, self.normalize_by = activation, normalize
 
-    size = property(lambda self: self.hidden[-1] + 1)
+    @property
+    def size(self) -> int:
+        return self.hidden[-1] + 1
 
     def bind(self, channels: Channels) -> None:
         self.network = nn.Sequential(*(module for before, after in pairwise((self.attributes, *self.hidden))

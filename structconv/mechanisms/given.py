@@ -63,8 +63,13 @@ class Given(Mechanism):
         self._count = len(tensors_in(basis))
         self._turned = False
 
-    size = property(lambda self: self._basis.size)
-    has_scores = property(lambda self: self._basis.has_scores)
+    @property
+    def size(self) -> int:
+        return self._basis.size
+
+    @property
+    def has_scores(self) -> bool:  # type: ignore[override]
+        return self._basis.has_scores
 
     def forward(self, inputs: Inputs) -> Basis:
         if not torch.compiler.is_compiling():
@@ -151,7 +156,9 @@ class Learned(Mechanism):
         self.outputs = self.inputs if outputs is None else check_positive("Learned", "outputs", outputs)
         self._size = check_positive("Learned", "size", size)
 
-    size = property(lambda self: self._size)
+    @property
+    def size(self) -> int:
+        return self._size
 
     def bind(self, channels: Channels) -> None:
         self.table = nn.Parameter(torch.empty(self._size, self.inputs, self.outputs))

@@ -166,7 +166,9 @@ class Chebyshev(MatrixMechanism):
             raise ConfigError("Chebyshev", "lambda_max must be positive", lambda_max)
         self.order, self.normalize_by = _degree("Chebyshev", order), normalize
 
-    size = property(lambda self: self.order + 1)
+    @property
+    def size(self) -> int:
+        return self.order + 1
 
     def checked(self, structure: Any) -> Graph:
         return _square(self, _graph(self, structure))
@@ -225,7 +227,9 @@ class Powers(MatrixMechanism):
             raise ConfigError("Powers", f"first must be at most order={order}", first)
         self.walk, self.normalize_by, self.self_loops = walk, normalize, self_loops
 
-    size = property(lambda self: self.order - self.first + 1)
+    @property
+    def size(self) -> int:
+        return self.order - self.first + 1
 
     def checked(self, structure: Any) -> Graph:
         return _square(self, _graph(self, structure))
@@ -293,7 +297,9 @@ class Relations(GraphMechanism):
         check_choice("Relations", "normalize", normalize, NORMALIZATIONS)
         self.count, self.normalize_by = check_positive("Relations", "count", count), normalize
 
-    size = property(lambda self: self.count)
+    @property
+    def size(self) -> int:
+        return self.count
 
     def forward(self, inputs: Inputs) -> Basis:
         knowledge, dtype = _knowledge(self, inputs.structure), inputs.x.dtype
@@ -336,7 +342,9 @@ class Walks(GraphMechanism):
         if not all(walk and all(walk) for walk in self.walks):
             raise ConfigError("Walks", "each walk must name at least one relation", repr(walks))
 
-    size = property(lambda self: len(self.walks))
+    @property
+    def size(self) -> int:
+        return len(self.walks)
 
     def forward(self, inputs: Inputs) -> Basis:
         knowledge, dtype = _knowledge(self, inputs.structure), inputs.x.dtype

@@ -151,7 +151,9 @@ class Shifts(GridMechanism):
         self.padding = padding
         self.stride = per_axis("Shifts", "stride", stride, self.ndim, least=1)
 
-    size = property(lambda self: len(self.offsets))
+    @property
+    def size(self) -> int:
+        return len(self.offsets)
 
     def shift_options(self, ndim: int) -> tuple[Any, ...]:
         return self.offsets, self.padding, self.stride, None
@@ -214,7 +216,9 @@ class Cuboid(GridMechanism):
         offsets = cuboid_offsets(self.kernel_size, self.dilation, low)
         self._options = offsets, self.padding_mode, self.stride, grow
 
-    size = property(lambda self: math.prod(self.kernel_size))
+    @property
+    def size(self) -> int:
+        return math.prod(self.kernel_size)
 
     def shift_options(self, ndim: int) -> tuple[Any, ...]:
         return self._options

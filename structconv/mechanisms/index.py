@@ -39,7 +39,9 @@ class Identity(Mechanism):
         super().__init__()
         self._size = check_positive("Identity", "size", size)
 
-    size = property(lambda self: self._size)
+    @property
+    def size(self) -> int:
+        return self._size
 
     def _outputs_are(self, structure: Any, num_inputs: int) -> str | None:
         return "x"

@@ -91,10 +91,15 @@ class Mask(Named, nn.Module):
         self.reads: Collection[str] = {fact for position in _positions(mask) for fact in reads_of(position)} | {
             *(["structure"] if isinstance(mask, CalledWith) else []), *(["content"] if self._predicts else [])}
 
-    #: The mask as it was passed in.
-    mask = property(lambda self: self._mask)
-    #: True if the mask holds the pairs that exist.
-    keeps = property(lambda self: self._kept)
+    @property
+    def mask(self) -> Any:
+        """The mask as it was passed in."""
+        return self._mask
+
+    @property
+    def keeps(self) -> bool:
+        """True if the mask holds the pairs that exist."""
+        return self._kept
 
     def forward(self, inputs: Any, samples: Samples | None = None) -> Any:
         """The support, or the graph, of a call with these inputs; `None` for all pairs. Of a batch, which inputs and

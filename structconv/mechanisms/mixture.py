@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
@@ -83,8 +83,13 @@ class Mixture(Mechanism):
             raise ConfigError("on='projected'", "it must be in a layer of one x", repr(self),
                               "Scores of x itself may read an x by name.")
 
-    size = property(lambda self: sum(part.size for part in self._branches()))
-    reads = property(lambda self: {fact for part in self._branches() for fact in part.reads} - {"positions"})
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self._branches())
+
+    @property
+    def reads(self) -> Collection[str]:  # type: ignore[override]
+        return {fact for part in self._branches() for fact in part.reads} - {"positions"}
 
     def _branches(self) -> list[Mechanism]:
         return cast("list[Mechanism]", list(self.operands))

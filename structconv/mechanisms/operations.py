@@ -6,7 +6,7 @@ to these bases. So the basis of a call is a tree with the shape of the expressio
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -174,14 +174,18 @@ class Operation(Mechanism):
         #: True if inputs and outputs are exchanged.
         self._turned = [step.name for step in steps].count("transpose") % 2 == 1
 
-    size = property(lambda self: self._size)
+    @property
+    def size(self) -> int:
+        return self._size
 
     @property
     def has_scores(self) -> bool:  # type: ignore[override]
         normalized = any(step.name in NORMALIZING for step in self.steps)
         return not normalized and self.join != "compose" and any(operand.has_scores for operand in self.mechanisms())
 
-    reads = property(lambda self: (self.__dict__.get("_known_parts") or self._parts_now()).reads)
+    @property
+    def reads(self) -> Collection[str]:  # type: ignore[override]
+        return (self.__dict__.get("_known_parts") or self._parts_now()).reads
 
     @property
     def _reads_sizes(self) -> bool:  # type: ignore[override]

@@ -56,7 +56,9 @@ class Term(Mechanism):
         super().__init__(structure=structure)
         self.heads = None if heads is None else check_positive(type(self).__name__, "heads", heads)
 
-    size = property(lambda self: 1 if self.heads is None else self.heads)
+    @property
+    def size(self) -> int:
+        return 1 if self.heads is None else self.heads
 
     def _adopted_beside(self, sibling: Mechanism) -> Mechanism:
         if self.heads is not None:
@@ -431,7 +433,9 @@ class ClippedShifts(Mechanism):
         super().__init__()
         self.clip = check_natural("ClippedShifts", "clip", clip)
 
-    size = property(lambda self: 2 * self.clip + 1)
+    @property
+    def size(self) -> int:
+        return 2 * self.clip + 1
 
     def forward(self, inputs: Inputs) -> Basis:
         return values.ClippedShifts(inputs.x.new_ones(()), self.clip, inputs.num_inputs, inputs.num_outputs)

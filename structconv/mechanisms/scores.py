@@ -57,7 +57,9 @@ class Score(Mechanism):
         super().__init__()
         self.heads = check_positive(type(self).__name__, "heads", heads)
 
-    size = property(lambda self: self.heads)
+    @property
+    def size(self) -> int:
+        return self.heads
 
     def _reads_projected(self, on: str) -> None:
         """Take the option `on`: the scores are of "entries", or of what is "projected" by Theta."""
@@ -141,7 +143,9 @@ class DotProduct(Score):
         query = query if self.rotary is None else self.rotary(query, positions)
         return query if self.feature is None else self.feature(query)
 
-    sources = property(lambda self: ("stored_keys",) if self.projects else ())
+    @property
+    def sources(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("stored_keys",) if self.projects else ()
 
     def stored_keys(self, x: Tensor, start: int = 0) -> Tensor | Projected | Rotated | Shared:
         """`keys` as a cache stores them: each once that several heads share, and lazy without a feature map."""
@@ -342,7 +346,9 @@ class Additive(Score):
         """U_k x of x (..., M, P): (..., K, M, D)."""
         return by_heads(self.source, x, self.heads)
 
-    sources = property(lambda self: () if self._on == "projected" else ("keys",))
+    @property
+    def sources(self) -> tuple[str, ...]:  # type: ignore[override]
+        return () if self._on == "projected" else ("keys",)
 
     def forward(self, inputs: Inputs) -> Basis:
         source = _projected("Additive", inputs)[0] if self._on == "projected" else inputs.of_x(self.keys)

@@ -55,10 +55,15 @@ class GrowingTensor:
             self._view = self._storage.narrow(self._axis, self._start, len(self))
         return self._view
 
-    #: The memory in which they lie, with more along the axis.
-    room = property(lambda self: self._storage)
-    #: Return True if appending makes a new tensor, because the stored one has a gradient.
-    joined = property(lambda self: torch.is_grad_enabled() or self._storage.requires_grad)
+    @property
+    def room(self) -> Tensor:
+        """The memory in which they lie, with more along the axis."""
+        return self._storage
+
+    @property
+    def joined(self) -> bool:
+        """Return True if appending makes a new tensor, because the stored one has a gradient."""
+        return torch.is_grad_enabled() or self._storage.requires_grad
 
     def append(self, entries: Tensor) -> None:
         """Put these behind."""

@@ -183,8 +183,10 @@ class Problem:
         """Bytes of so many numbers for each element of the batch."""
         return self.sizes.batch * numbers * self.sizes.itemsize
 
-    #: True if each part has an x of its own.
-    separate = property(lambda self: type(self.x) is PartInputs)
+    @property
+    def separate(self) -> bool:
+        """True if each part has an x of its own."""
+        return type(self.x) is PartInputs
 
     def part(self, basis: Basis, theta: Weight, x: Tensor | None = None) -> Problem:
         """The entries of the same x, or of that of a part, with another basis and Theta."""

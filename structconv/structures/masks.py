@@ -183,7 +183,9 @@ class _Pair(Support):
     def num_outputs(self) -> int | None:
         return self.second.num_outputs if self.first.num_outputs is None else self.first.num_outputs
 
-    batch_shape = property(lambda self: broadcast(self.first.batch_shape, self.second.batch_shape))
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return broadcast(self.first.batch_shape, self.second.batch_shape)
 
     def check(self, owner: str, num_inputs: int, num_outputs: int | None) -> None:
         self.first.check(owner, num_inputs, num_outputs)
@@ -203,7 +205,9 @@ class And(_Pair):
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return self.first._contains(m, n) & self.second._contains(m, n)
 
-    samples = property(lambda self: self.second.samples if self.first.samples is None else self.first.samples)
+    @property
+    def samples(self) -> Any:
+        return self.second.samples if self.first.samples is None else self.first.samples
 
     def restricted(self, to: Any) -> list[Support] | None:
         first, second = self.first.restricted(to), self.second.restricted(to)
@@ -280,7 +284,9 @@ class Or(_Pair):
             return None
         return [Or(joined(first), joined(second))] if first and second else []
 
-    listed = property(lambda self: self.first.listed and self.second.listed and not torch.compiler.is_compiling())
+    @property
+    def listed(self) -> bool:
+        return self.first.listed and self.second.listed and not torch.compiler.is_compiling()
 
     def edge_bound(self, num_inputs: int, num_outputs: int) -> int | None:
         first, second = (side.edge_bound(num_inputs, num_outputs) for side in (self.first, self.second))
@@ -295,9 +301,18 @@ class Not(Support):
     """The pairs that are not in `kept`: `~kept`, for `drop=` masks. Never listed."""
 
     kept: Support
-    num_inputs = property(lambda self: self.kept.num_inputs)
-    num_outputs = property(lambda self: self.kept.num_outputs)
-    batch_shape = property(lambda self: self.kept.batch_shape)
+
+    @property
+    def num_inputs(self) -> int | None:
+        return self.kept.num_inputs
+
+    @property
+    def num_outputs(self) -> int | None:
+        return self.kept.num_outputs
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return self.kept.batch_shape
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return ~self.kept._contains(m, n)
@@ -326,16 +341,27 @@ class Transposed(Support):
     """The pairs of `of` with inputs and outputs exchanged, where no simpler support says it."""
 
     of: Support
-    num_inputs = property(lambda self: self.of.num_outputs)
-    num_outputs = property(lambda self: self.of.num_inputs)
+
+    @property
+    def num_inputs(self) -> int | None:
+        return self.of.num_outputs
+
+    @property
+    def num_outputs(self) -> int | None:
+        return self.of.num_inputs
 
     @property
     def samples(self) -> Any:
         samples = self.of.samples
         return None if samples is None else samples.transpose()
 
-    listed = property(lambda self: self.of.listed)
-    batch_shape = property(lambda self: self.of.batch_shape)
+    @property
+    def listed(self) -> bool:
+        return self.of.listed
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return self.of.batch_shape
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return self.of._contains(n, m)

@@ -44,8 +44,10 @@ class OutputPositions(Structure):
         raise StructureError("positions", "positions must be that of the first output, an integer >= 0, or those of "
                              "all, an integer tensor (..., N)", received)
 
-    #: Leading dimensions of the positions.
-    batch_shape = property(lambda self: () if self.positions is None else tuple(self.positions.shape[:-1]))
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """Leading dimensions of the positions."""
+        return () if self.positions is None else tuple(self.positions.shape[:-1])
 
     def check(self, outputs: int) -> None:
         """Raise `StructureError` where there are not as many positions as outputs."""
@@ -80,13 +82,18 @@ class At(Support):
 
     support: Support
     output_positions: OutputPositions
-    num_inputs = property(lambda self: self.support.num_inputs)
+
+    @property
+    def num_inputs(self) -> int | None:
+        return self.support.num_inputs
 
     @property
     def num_outputs(self) -> int | None:
         return None if self.output_positions.positions is None else self.output_positions.positions.shape[-1]
 
-    batch_shape = property(lambda self: self.output_positions.batch_shape)
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return self.output_positions.batch_shape
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         positions = self.output_positions.positions

@@ -29,10 +29,15 @@ class Restriction:
         self.inputs, self.outputs = (side[numbers[0]] for side in self.sizes)
         self._turned = False
 
-    #: The number of the sample; `None` for several.
-    number = property(lambda self: self.numbers[0] if self.lead is None else None)
-    #: True if the first input and output of each sample have equal numbers, so that m - n is unchanged.
-    aligned = property(lambda self: self.samples.square)
+    @property
+    def number(self) -> int | None:
+        """The number of the sample; `None` for several."""
+        return self.numbers[0] if self.lead is None else None
+
+    @property
+    def aligned(self) -> bool:
+        """True if the first input and output of each sample have equal numbers, so that m - n is unchanged."""
+        return self.samples.square
 
     def turned(self) -> Restriction:
         """Return the restriction with inputs and outputs exchanged."""

@@ -95,8 +95,13 @@ class Samples(Support):
         """B."""
         return self.input_starts.shape[0] - 1
 
-    num_inputs = property(lambda self: self.input_count)
-    num_outputs = property(lambda self: self.output_count)
+    @property
+    def num_inputs(self) -> int:
+        return self.input_count
+
+    @property
+    def num_outputs(self) -> int:
+        return self.output_count
 
     def sizes(self) -> tuple[list[int], list[int]]:
         """Return M and N of each sample. A compiled program reads them as constants and is recompiled for others."""
@@ -166,8 +171,14 @@ class _InPlaces(Support):
     """A support over the entries of a batch, by their positions in their samples."""
 
     layout: Samples
-    num_inputs = property(lambda self: self.layout.num_inputs)
-    num_outputs = property(lambda self: self.layout.num_outputs)
+
+    @property
+    def num_inputs(self) -> int:
+        return self.layout.num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.layout.num_outputs
 
 
 @structure()
@@ -194,7 +205,10 @@ class EachWithin(_InPlaces):
 
     supports: tuple[Support | None, ...]
     layout: Samples
-    samples = property(lambda self: self.layout)
+
+    @property
+    def samples(self) -> Samples:
+        return self.layout
 
     @property
     def batch_shape(self) -> tuple[int, ...]:

@@ -167,8 +167,13 @@ class Padding(Support):
     def __post_init__(self) -> None:
         _check_mask("Padding", self.keep, 1, "(..., M)")
 
-    num_inputs = property(lambda self: self.keep.shape[-1])
-    batch_shape = property(lambda self: tuple(self.keep.shape[:-1]))
+    @property
+    def num_inputs(self) -> int:
+        return self.keep.shape[-1]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return tuple(self.keep.shape[:-1])
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return self.keep[..., m]
@@ -203,9 +208,17 @@ class DenseMask(Support):
     def __post_init__(self) -> None:
         _check_mask("DenseMask", self.keep, 2, "(..., M, N)")
 
-    num_inputs = property(lambda self: self.keep.shape[-2])
-    num_outputs = property(lambda self: self.keep.shape[-1])
-    batch_shape = property(lambda self: tuple(self.keep.shape[:-2]))
+    @property
+    def num_inputs(self) -> int:
+        return self.keep.shape[-2]
+
+    @property
+    def num_outputs(self) -> int:
+        return self.keep.shape[-1]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return tuple(self.keep.shape[:-2])
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return self.keep[..., m, n]
@@ -247,9 +260,18 @@ class EdgeSupport(Support):
     """
 
     graph: Graph
-    samples = property(lambda self: self.graph.samples)
-    num_inputs = property(lambda self: self.graph.num_inputs)
-    num_outputs = property(lambda self: self.graph.num_outputs)
+
+    @property
+    def samples(self) -> Any:
+        return self.graph.samples
+
+    @property
+    def num_inputs(self) -> int:
+        return self.graph.num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.graph.num_outputs
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         keys = derived(self.graph.edge_index, ("pair keys", self.graph.num_outputs), lambda: _pair_keys(self.graph))

@@ -67,8 +67,13 @@ class Window(Support):
         if isinstance(self.center, Tensor) and not self.center.dim():
             raise StructureError("Window", "center must have shape (..., N)", (), "Expand it to the outputs.")
 
-    num_inputs = property(lambda self: None if self.grid is None else self.grid.num_entries)
-    num_outputs = property(lambda self: self.num_inputs if self.center is None else self.center.shape[-1])
+    @property
+    def num_inputs(self) -> int | None:
+        return None if self.grid is None else self.grid.num_entries
+
+    @property
+    def num_outputs(self) -> int | None:
+        return self.num_inputs if self.center is None else self.center.shape[-1]
 
     def on(self, grid: Grid) -> Window:
         """Return the window over the entries of `grid`."""
@@ -107,7 +112,9 @@ class Window(Support):
     def listed(self) -> bool:
         return self.center is None or (self.center.dim() == 1 and not torch.compiler.is_compiling())
 
-    batch_shape = property(lambda self: () if self.center is None else tuple(self.center.shape[:-1]))
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return () if self.center is None else tuple(self.center.shape[:-1])
 
     def edge_bound(self, num_inputs: int, num_outputs: int) -> int | None:
         if self.center is not None and self.center.dim() > 1:

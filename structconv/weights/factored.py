@@ -193,17 +193,25 @@ class LowRank(_TwoFactors, value="GPD", output="KDQ"):
             raise ShapeError("LowRank", "the number of value projections must divide K",
                              f"G={self.value.shape[0]}, K={self.output.shape[0]}")
 
-    #: The factor by which `heads` multiplies, (G, P, D).
-    inner = property(lambda self: self.value)
-    #: G, the number of value projections.
-    groups = property(lambda self: self.value.shape[0])
+    @property
+    def inner(self) -> Tensor:
+        """The factor by which `heads` multiplies, (G, P, D)."""
+        return self.value
+
+    @property
+    def groups(self) -> int:
+        """G, the number of value projections."""
+        return self.value.shape[0]
+
     #: K / G, the number of heads that share a value projection.
     _repeats = property(lambda self: self.output.shape[0] // self.value.shape[0])
 
     def dense(self) -> Tensor:
         return torch.einsum("kpd,kdq->kpq", self._head_values(), self.output)
 
-    head_channels = property(lambda self: self.value.shape[2])
+    @property
+    def head_channels(self) -> int:
+        return self.value.shape[2]
 
     def heads(self, x: Tensor) -> Tensor:
         """x value_g(k): (..., M, P) -> (..., K, M, D)."""
@@ -290,7 +298,9 @@ class Projections(_TwoFactors):
     def requires_grad(self) -> bool:
         return self.trained or (self.value_bias is not None and self.value_bias.requires_grad)
 
-    head_channels = property(lambda self: self.dim)
+    @property
+    def head_channels(self) -> int:
+        return self.dim
 
     def heads(self, x: Tensor) -> Tensor:
         """x V_g(k): (..., M, P) -> (..., K, M, D)."""
@@ -351,8 +361,11 @@ class HeadBlocks(_Blocks, theta="KPD"):
     """
 
     theta: Tensor
-    #: K: each head has a matrix of its own.
-    groups = property(lambda self: self.size)
+
+    @property
+    def groups(self) -> int:
+        """K: each head has a matrix of its own."""
+        return self.size
 
     def _extents(self, size: int, in_channels: int, out_channels: int) -> dict[str, int]:
         return {"D": check_divides("HeadBlocks", "size", size, "out_channels", out_channels)}
@@ -360,10 +373,18 @@ class HeadBlocks(_Blocks, theta="KPD"):
     def _draw(self, theta: HeadBlocks, energy: Energy, variance: float) -> None:
         draw(theta.theta, variance * theta.size / (theta.in_channels * total_energy(energy, theta.size)))
 
-    #: The factor by which `heads` multiplies, (K, P, D).
-    inner = property(lambda self: self.theta)
-    out_channels = property(lambda self: self.size * self.head_channels)
-    head_channels = property(lambda self: self.theta.shape[2])
+    @property
+    def inner(self) -> Tensor:
+        """The factor by which `heads` multiplies, (K, P, D)."""
+        return self.theta
+
+    @property
+    def out_channels(self) -> int:
+        return self.size * self.head_channels
+
+    @property
+    def head_channels(self) -> int:
+        return self.theta.shape[2]
 
     def dense(self) -> Tensor:
         eye = torch.eye(self.size, dtype=self.theta.dtype, device=self.theta.device)
@@ -407,7 +428,9 @@ class EyeBlocks(_Blocks, Fixed):
         check_divides("EyeBlocks", "size", size, "in_channels", in_channels)
         return extents
 
-    head_channels = property(lambda self: self.channels // self.size)
+    @property
+    def head_channels(self) -> int:
+        return self.channels // self.size
 
     def heads(self, x: Tensor) -> Tensor:
         """The blocks of channels: (..., M, K D) -> (..., K, M, D)."""

@@ -51,12 +51,29 @@ class WeightList(Weight):
         """P of each part."""
         return (in_channels,) * len(self.parts)
 
-    is_value = property(lambda self: all(part.is_value for part in self.parts))
-    orders = property(lambda self: ("per_part",) if any(part.orders for part in self.parts) else ())
-    tensors = property(lambda self: tuple([tensor for part in self.parts for tensor in part.tensors]))
-    size = property(lambda self: sum([part.size for part in self.parts]))
-    in_channels = property(lambda self: self.parts[0].in_channels)
-    out_channels = property(lambda self: self.parts[0].out_channels)
+    @property
+    def is_value(self) -> bool:
+        return all(part.is_value for part in self.parts)
+
+    @property
+    def orders(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("per_part",) if any(part.orders for part in self.parts) else ()
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple([tensor for part in self.parts for tensor in part.tensors])
+
+    @property
+    def size(self) -> int:
+        return sum([part.size for part in self.parts])
+
+    @property
+    def in_channels(self) -> int:
+        return self.parts[0].in_channels
+
+    @property
+    def out_channels(self) -> int:
+        return self.parts[0].out_channels
 
     def check(self) -> None:
         for part in self.parts:
@@ -125,7 +142,9 @@ class MixtureWeights(WeightList):
     def _channels(self, in_channels: int) -> Sequence[int]:
         return self.channels
 
-    in_channels = property(lambda self: sum([part.in_channels for part in self.parts]))
+    @property
+    def in_channels(self) -> int:
+        return sum([part.in_channels for part in self.parts])
 
     def check(self) -> None:
         for part in self.parts:

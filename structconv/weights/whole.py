@@ -80,8 +80,13 @@ class Grouped(Weight, theta="KGPQ"):
     def _draw(self, theta: Grouped, energy: Energy, variance: float) -> None:
         draw(theta.theta, variance / (theta.theta.shape[-2] * total_energy(energy, theta.size)))
 
-    in_channels = property(lambda self: self.theta.shape[1] * self.theta.shape[2])
-    out_channels = property(lambda self: self.theta.shape[1] * self.theta.shape[3])
+    @property
+    def in_channels(self) -> int:
+        return self.theta.shape[1] * self.theta.shape[2]
+
+    @property
+    def out_channels(self) -> int:
+        return self.theta.shape[1] * self.theta.shape[3]
 
     def dense(self) -> Tensor:
         eye = torch.eye(self.theta.shape[1], dtype=self.dtype, device=self.device)
@@ -158,7 +163,9 @@ class Depthwise(Weight, depthwise="KPJ"):
             draw_mixing(theta.depthwise, energies_of(energy, theta.size), dims=(0,))
             scale(theta.depthwise, variance ** 0.5)
 
-    out_channels = property(lambda self: self.depthwise.shape[1] * self.depthwise.shape[2])
+    @property
+    def out_channels(self) -> int:
+        return self.depthwise.shape[1] * self.depthwise.shape[2]
 
     def dense(self) -> Tensor:
         eye = torch.eye(self.in_channels, dtype=self.dtype, device=self.device)
@@ -223,7 +230,13 @@ class Fixed(Weight):
             raise ConfigError(type(self).__name__, f"out_channels must equal in_channels={in_channels}", out_channels)
         return {}
 
-    in_channels = out_channels = property(lambda self: self.channels)
+    @property
+    def in_channels(self) -> int:
+        return self.channels
+
+    @property
+    def out_channels(self) -> int:
+        return self.channels
 
 
 class Eye(Fixed):
