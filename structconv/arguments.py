@@ -32,11 +32,9 @@ Hints = Mapping[str, tuple[Any, str]]
 
 
 def checked(function: F) -> F:
-    """Wrap a constructor so that an argument of another type than its annotation is a `ConfigError`.
-
-    Types are checked in each call, for what is made once: a layer, a mechanism, a loader. The constructor's own checks
-    come first, since their errors say more. Numbers of NumPy, and of tensors without dimensions, become Python's.
-    """
+    """Wrap a constructor so that an argument of another type than its annotation is a `ConfigError`, in each call:
+    after the constructor's own checks, whose errors say more. Numbers of NumPy, and of tensors without dimensions,
+    become Python's."""
     function = explained(function)
 
     @functools.wraps(function)
@@ -56,11 +54,9 @@ def checked(function: F) -> F:
 
 
 def check_constructor(cls: type) -> None:
-    """Let the constructor that a class defines name arguments of a wrong type: in each call, or after a failure.
-
-    The latter is for classes of users, whose annotations need not be exact. One that does not call that of
-    `torch.nn.Module` is an error.
-    """
+    """Let the constructor that a class defines name arguments of a wrong type: in each call, or after a failure, for
+    classes of users, whose annotations need not be exact. One that does not call that of `torch.nn.Module` is an
+    error."""
     if "__init__" in cls.__dict__:
         own = cls.__dict__["__init__"]
         cls.__init__ = checked(own) if cls.__module__.startswith("structconv.") else _complete(own)  # type: ignore[misc]
@@ -99,10 +95,8 @@ def check_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs:
 
 
 def explained(function: F) -> F:
-    """Wrap a function so that a foreign error becomes a `ConfigError` if an argument's name or type explains it.
-
-    Arguments are checked only after a failure, so that calls that work are as fast as before.
-    """
+    """Wrap a function so that a foreign error becomes a `ConfigError` if an argument's name or type explains it:
+    checked only after a failure, so that calls that work are as fast as before."""
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         try:

@@ -108,10 +108,8 @@ def latest(owner: Any, name: str, key: Hashable, build: Callable[[], T]) -> T:
 
 
 def cached(owner: Tensor, key: Hashable, build: Callable[[], T]) -> T:
-    """`derived` for results that no mode of the caller changes, and that hold no tensor of the owner: without its care.
-
-    The owner is a plain tensor without a gradient, such as a list of edges.
-    """
+    """`derived` for results that no mode of the caller changes, and that hold no tensor of the owner, a plain tensor
+    without a gradient such as a list of edges: without its care."""
     entry, version = _ENTRIES.get(id(owner)), None if owner.is_inference() else owner._version
     if entry is None or entry.version != version or entry.ref() is not owner:
         value = build()
@@ -131,10 +129,8 @@ class Owner:
 
 
 class Reused:
-    """The last value computed from some tensors, remembered until they change.
-
-    It belongs to an object that makes many calls with the same tensors, and is freed with it.
-    """
+    """The last value computed from some tensors, remembered until they change by an object that makes many calls with
+    them."""
 
     def __init__(self) -> None:
         self._last: tuple[Hashable, tuple[Tensor, ...], Any] = None, (), None

@@ -132,10 +132,8 @@ def _scale(array: NDArray[np.float64]) -> tuple[float, float, str]:
 
 def panels(count: int, inches: float, *, aspect: float = 1.0, headroom: float = 0.0,
            left: float = _LEFT, right: float = 0.1, below: float = _BELOW) -> tuple[Any, list[Any]]:
-    """A figure with `count` framed axes, at most eight a row; without pyplot, so no global state is touched.
-
-    Each panel has the same place for its ticks and title: laying out by content would draw everything twice.
-    """
+    """A figure with `count` framed axes, at most eight a row; without pyplot, so no global state is touched. Each has
+    the same place for its ticks and title: laying out by content would draw everything twice."""
     from matplotlib.figure import Figure
 
     rows = math.ceil(count / 8) or 1

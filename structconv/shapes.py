@@ -24,11 +24,8 @@ _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bs
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """The shape that all broadcast to; no work where they are equal, or empty beside one that is not.
-
-    Raises:
-        RuntimeError: torch's, if they do not broadcast.
-    """
+    """The shape that all broadcast to, or torch's error; no work where they are equal, or empty beside one that is
+    not."""
     if torch.compiler.is_compiling():
         return tuple(torch.broadcast_shapes(*shapes))
     first: Shape = ()

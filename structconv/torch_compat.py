@@ -19,67 +19,30 @@ from torch.utils import _pytree as pytree
 
 from structconv import errors
 
-__all__ = [
-    "CALL",
-    "NAMES",
-    "PLAIN",
-    "PLAIN_CALLS",
-    "above_autograd",
-    "all_plain",
-    "any_autocast",
-    "any_requires_grad",
-    "autocast",
-    "backward_task",
-    "below_autograd",
-    "bound",
-    "bound_apply",
-    "called",
-    "calls_forward",
-    "decomposition_table",
-    "defers",
-    "dispatch_modes",
-    "encoder_attention",
-    "encoder_linear",
-    "flash_attention",
-    "flash_attention_backward",
-    "follows_transforms",
-    "forward_level",
-    "forward_mode",
-    "function_modes",
-    "fused_choice",
-    "global_hooks",
-    "in_a_mode",
-    "is_batched",
-    "is_functional",
-    "is_wrapped",
-    "known_version",
-    "linear_pointwise",
-    "meta_table",
-    "outside_modes",
-    "outside_trace",
-    "parameter",
-    "profiling",
-    "pytree",
-    "single_level",
-    "softmax_backward",
-    "tracing",
-    "transforms_active",
-    "unsafe_view",
-    "version",
-    "watched",
-    "will_run",
-    "without_autocast",
-]
+__all__ = ["CALL", "NAMES", "PLAIN", "PLAIN_CALLS", "above_autograd", "all_plain", "any_autocast", "any_requires_grad",
+           "autocast", "backward_task", "below_autograd", "bound", "bound_apply", "called", "calls_forward",
+           "decomposition_table", "defers", "dispatch_modes", "encoder_attention", "encoder_linear", "flash_attention",
+           "flash_attention_backward", "follows_transforms", "forward_level", "forward_mode", "function_modes",
+           "fused_choice", "global_hooks", "in_a_mode", "is_batched", "is_functional", "is_wrapped", "known_version",
+           "linear_pointwise", "meta_table", "outside_modes", "outside_trace", "parameter", "profiling", "pytree",
+           "single_level", "softmax_backward", "tracing", "transforms_active", "unsafe_view", "version", "watched",
+           "will_run", "without_autocast"]
 
 T = TypeVar("T")
 
 
-def _resolved(path: str, fallback: T) -> T:
+#: Torch's name -> what stands for it here, and what does without it.
+NAMES: dict[str, tuple[Any, Any]] = {}
+
+
+def _resolved(path: str, fallback: Any = None) -> Any:
     """Return torch's object under this path, or the fallback."""
     try:
-        return reduce(getattr, path.split(".")[1:], torch)  # type: ignore[return-value]
+        found = reduce(getattr, path.split(".")[1:], torch)
     except AttributeError:
-        return fallback
+        found = fallback
+    NAMES[path] = found, fallback
+    return found
 
 
 def _always(*_: Any) -> bool:
@@ -99,70 +62,22 @@ def _one_requires_grad(*values: Any) -> bool:
     return any(isinstance(value, Tensor) and value.requires_grad for value in values)
 
 
-def _traces() -> bool | None:
-    return torch.jit.is_tracing() or None
-
-
-def _level_unknown() -> int:
-    return 0
-
-
-def _reshaped_copy(t: Tensor, shape: list[int]) -> Tensor:
-    return t.reshape(shape).clone()
-
-
 def _some_autocast() -> bool:
     return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
 
 
-#: Our name -> torch's, and what does without it.
-NAMES: dict[str, tuple[str, Any]] = {
-    "transforms_active": ("torch._C._are_functorch_transforms_active", _always),
-    "is_functional": ("torch._C._functorch.is_functorch_wrapped_tensor", _without_storage),
-    "is_batched": ("torch._C._functorch.is_legacy_batchedtensor", _without_storage),
-    "dispatch_modes": ("torch._C._len_torch_dispatch_stack", _always),
-    "function_modes": ("torch._C._len_torch_function_stack", _always),
-    "profiling": ("torch.autograd._profiler_enabled", _always),
-    "any_requires_grad": ("torch._C._any_requires_grad", _one_requires_grad),
-    "below_autograd": ("torch._C._AutoDispatchBelowAutograd", None),
-    "exclude_key": ("torch._C._dispatch_tls_set_dispatch_key_excluded", None),
-    "single_level": ("torch._functorch.autograd_function.enable_single_level_autograd_function", None),
-    "tracing": ("torch._C._get_tracing_state", _traces),
-    "forward_level": ("torch.autograd.forward_ad._current_level", None),
-    "forward_mode": ("torch.autograd.forward_ad._set_fwd_grad_enabled", None),
-    "function_base": ("torch._C._FunctionBase", None),
-    "global_hooks": ("torch.nn.modules.module._has_any_global_hook", _always),
-    "linear_pointwise": ("torch.ops.mkldnn._linear_pointwise", None),
-    "flash_attention": ("torch.ops.aten._scaled_dot_product_flash_attention_for_cpu", None),
-    "flash_attention_backward": ("torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward", None),
-    "softmax_backward": ("torch.ops.aten._softmax_backward_data", None),
-    "unsafe_view": ("torch.ops.aten._unsafe_view", _reshaped_copy),
-    "encoder_attention": ("torch.nn.TransformerEncoderLayer._sa_block", None),
-    "encoder_linear": ("torch.nn.TransformerEncoderLayer._ff_block", None),
-    "fused_choice": ("torch._fused_sdp_choice", None),
-    "any_autocast": ("torch._C._is_any_autocast_enabled", _some_autocast),
-    "no_dispatch_modes": ("torch.utils._python_dispatch._disable_current_modes", None),
-    "no_transforms": ("torch._C._DisableFuncTorch", None),
-    "no_functions": ("torch._C.DisableTorchFunction", None),
-    "backward_task": ("torch._C._current_graph_task_id", None),
-    "will_run": ("torch._C._will_engine_execute_node", None),
-    "decomposition_table": ("torch._decomp.decomposition_table", None),
-    "meta_table": ("torch._decomp.meta_table", None),
-}
-
 #: Return True if a functional transform (`torch.func`) is active.
-transforms_active: Callable[[], bool] = _resolved(*NAMES["transforms_active"])
+transforms_active: Callable[[], bool] = _resolved("torch._C._are_functorch_transforms_active", _always)
 #: Return True if a gradient is a batch of gradients (`torch.autograd.grad` with `is_grads_batched`).
-is_batched: Callable[[Tensor], bool] = _resolved(*NAMES["is_batched"])
+is_batched: Callable[[Tensor], bool] = _resolved("torch._C._functorch.is_legacy_batchedtensor", _without_storage)
 #: Return True if a tensor belongs to a functional transform, or remained from one.
-is_functional: Callable[[Tensor], bool] = _resolved(*NAMES["is_functional"])
-
-
+is_functional: Callable[[Tensor], bool] = _resolved("torch._C._functorch.is_functorch_wrapped_tensor", _without_storage)
 #: Another shape of a tensor that nobody else has: no view of it, so that it may be changed in place.
-unsafe_view: Callable[[Tensor, list[int]], Tensor] = _resolved(*NAMES["unsafe_view"])
+unsafe_view: Callable[[Tensor, list[int]], Tensor] = _resolved(
+    "torch.ops.aten._unsafe_view", lambda t, shape: t.reshape(shape).clone())
 #: The two blocks of torch's encoder layers; `None` if they are called otherwise.
-encoder_attention: Any = _resolved(*NAMES["encoder_attention"])
-encoder_linear: Any = _resolved(*NAMES["encoder_linear"])
+encoder_attention: Any = _resolved("torch.nn.TransformerEncoderLayer._sa_block")
+encoder_linear: Any = _resolved("torch.nn.TransformerEncoderLayer._ff_block")
 
 
 def is_wrapped(t: Tensor) -> bool:
@@ -171,49 +86,50 @@ def is_wrapped(t: Tensor) -> bool:
 
 
 #: Return the number of active dispatch modes, and of function modes.
-dispatch_modes: Callable[[], int] = _resolved(*NAMES["dispatch_modes"])
-function_modes: Callable[[], int] = _resolved(*NAMES["function_modes"])
+dispatch_modes: Callable[[], int] = _resolved("torch._C._len_torch_dispatch_stack", _always)
+function_modes: Callable[[], int] = _resolved("torch._C._len_torch_function_stack", _always)
 #: Return True if a profiler records operators.
-profiling: Callable[[], bool] = _resolved(*NAMES["profiling"])
-any_requires_grad: Callable[..., bool] = _resolved(*NAMES["any_requires_grad"])
+profiling: Callable[[], bool] = _resolved("torch.autograd._profiler_enabled", _always)
+any_requires_grad: Callable[..., bool] = _resolved("torch._C._any_requires_grad", _one_requires_grad)
 #: A context in which operators skip autograd; `None` if torch has none.
-below_autograd: Any = _resolved(*NAMES["below_autograd"])
+below_autograd: Any = _resolved("torch._C._AutoDispatchBelowAutograd")
 #: Excludes a dispatch key, or no longer; `None` if torch does not.
-exclude_key: Any = _resolved(*NAMES["exclude_key"])
+exclude_key: Any = _resolved("torch._C._dispatch_tls_set_dispatch_key_excluded")
 #: A context in which an `autograd.Function` is one of the level that is being differentiated; `None` without.
-single_level: Any = _resolved(*NAMES["single_level"])
+single_level: Any = _resolved("torch._functorch.autograd_function.enable_single_level_autograd_function")
 #: Return the state of the tracer, `None` if none is active.
-tracing: Callable[[], Any] = _resolved(*NAMES["tracing"])
+tracing: Callable[[], Any] = _resolved("torch._C._get_tracing_state", lambda: torch.jit.is_tracing() or None)
 #: Return the level of forward derivatives; below 0 if there are none.
-forward_level: Callable[[], int] = (_level_unknown if _resolved(*NAMES["forward_level"]) is None
+forward_level: Callable[[], int] = ((lambda: 0) if _resolved("torch.autograd.forward_ad._current_level") is None
                                     else partial(getattr, torch.autograd.forward_ad, "_current_level"))
 #: A context that enables or disables them.
-forward_mode: Any = _resolved(*NAMES["forward_mode"])
-function_base: Any = _resolved(*NAMES["function_base"])
+forward_mode: Any = _resolved("torch.autograd.forward_ad._set_fwd_grad_enabled")
+function_base: Any = _resolved("torch._C._FunctionBase")
 #: True if an `autograd.Function` can follow functional transforms level by level; otherwise torch raises its error.
 follows_transforms: bool = None not in (below_autograd, single_level, forward_mode, function_base)
 #: Return True if hooks are registered for all modules.
-global_hooks: Callable[[], bool] = _resolved(*NAMES["global_hooks"])
+global_hooks: Callable[[], bool] = _resolved("torch.nn.modules.module._has_any_global_hook", _always)
 #: oneDNN's product x w^T + b; `None` where torch was built without it.
-linear_pointwise: Any = _resolved(*NAMES["linear_pointwise"]) if torch.backends.mkldnn.is_available() else None
+linear_pointwise: Any = (_resolved("torch.ops.mkldnn._linear_pointwise")
+                         if torch.backends.mkldnn.is_available() else None)
 #: The operator of attention on a CPU; `None` if torch has none.
-flash_attention: Any = _resolved(*NAMES["flash_attention"])
-flash_attention_backward: Any = _resolved(*NAMES["flash_attention_backward"])
+flash_attention: Any = _resolved("torch.ops.aten._scaled_dot_product_flash_attention_for_cpu")
+flash_attention_backward: Any = _resolved("torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward")
 #: The backward of torch's softmax: (gradient, weights, axis, dtype) -> gradient of the scores.
-softmax_backward: Any = _resolved(*NAMES["softmax_backward"])
+softmax_backward: Any = _resolved("torch.ops.aten._softmax_backward_data")
 #: Return the operator that torch chooses for attention.
-fused_choice: Any = _resolved(*NAMES["fused_choice"])
-any_autocast: Callable[[], bool] = _resolved(*NAMES["any_autocast"])
-no_dispatch_modes: Any = _resolved(*NAMES["no_dispatch_modes"])
-no_transforms: Any = _resolved(*NAMES["no_transforms"])
-no_functions: Any = _resolved(*NAMES["no_functions"])
+fused_choice: Any = _resolved("torch._fused_sdp_choice")
+any_autocast: Callable[[], bool] = _resolved("torch._C._is_any_autocast_enabled", _some_autocast)
+no_dispatch_modes: Any = _resolved("torch.utils._python_dispatch._disable_current_modes")
+no_transforms: Any = _resolved("torch._C._DisableFuncTorch")
+no_functions: Any = _resolved("torch._C.DisableTorchFunction")
 #: The number of the backward pass under way, and whether it comes to a node of the graph; `None` where torch lacks it.
-backward_task: Any = _resolved(*NAMES["backward_task"])
-will_run: Any = _resolved(*NAMES["will_run"])
+backward_task: Any = _resolved("torch._C._current_graph_task_id")
+will_run: Any = _resolved("torch._C._will_engine_execute_node")
 #: Operator -> its form by others, which `torch.onnx.export` reads. A trace with dynamic sizes reads it too, except for
 #: operators in the second table; `None` where torch lacks them.
-decomposition_table: Any = _resolved(*NAMES["decomposition_table"])
-meta_table: Any = _resolved(*NAMES["meta_table"])
+decomposition_table: Any = _resolved("torch._decomp.decomposition_table")
+meta_table: Any = _resolved("torch._decomp.meta_table")
 #: True if a node can leave work to a later node of the same backward pass.
 defers: bool = None not in (backward_task, will_run)
 
@@ -255,20 +171,14 @@ _HOOKS = {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 PLAIN_CALLS = torch.nn.Module().__dict__.keys() >= _HOOKS
 
 
-def _never(*_: Any) -> bool:
-    return False
-
-
 #: Return True if a call of each module is its `forward`, without hooks.
-all_plain: Callable[..., bool] = _all_plain if PLAIN_CALLS else _never
+all_plain: Callable[..., bool] = _all_plain if PLAIN_CALLS else lambda *_: False
 
 
 class _Parameter:
-    """Finds the parameter that a module has registered under a name.
-
-    Whatever takes its place elsewhere (the tensor of a pruned or parametrized module, a buffer, a property of a derived
-    class) comes before, or is found as in any module.
-    """
+    """Finds the parameter that a module has registered under a name. Whatever takes its place elsewhere (the tensor of
+    a pruned or parametrized module, a buffer, a property of a derived class) comes before, or is found as in any
+    module."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -305,9 +215,7 @@ def called(module: torch.nn.Module, *args: Any, **options: Any) -> Any:
 
 def bound_apply(function: Any) -> Callable[..., Any]:
     """`function.apply`, which outside of functional transforms need not look for them: 27 of 47 us of a small call.
-
-    What is left of a transform's tensors is not for it.
-    """
+    What is left of a transform's tensors is not for it."""
     return function.apply if function_base is None else super(torch.autograd.Function, function).apply
 
 
@@ -368,9 +276,7 @@ def in_a_mode() -> bool:
 
 def outside_modes(build: Callable[[], T]) -> T:
     """`build()` without gradients, as if no inference mode, transform, fake tensors, autocast or default device were.
-
-    All of these belong to a thread, so that another one is free of them: that is the public way.
-    """
+    All of these belong to a thread, so that another one is free of them: that is the public way."""
     if not in_a_mode():
         with torch.no_grad():
             return build()

@@ -16,14 +16,9 @@ _ABSENT = object()
 
 
 def written(module: object, others: Mapping[str, Any] | None = None) -> str:
-    """Return the arguments of an object's constructor that have no default or differ from it.
-
-    The value of an argument is the attribute of its name, of its name followed by `_by`, or preceded by `_`. Others are
-    left out.
-
-    Args:
-        others: arguments that are not attributes.
-    """
+    """The arguments of an object's constructor that have no default or differ from it. The value of one is the
+    attribute of its name, of its name followed by `_by`, or preceded by `_`; those of `others`, and without attribute,
+    are left out."""
     result, attrs, by_name = [], {**vars(module), **getattr(module, "_modules", {}), **(others or {})}, False
     for name, parameter in inspect.signature(type(module)).parameters.items():
         value = next((attrs[own] for own in (name, f"{name}_by", f"_{name}") if own in attrs), _ABSENT)

@@ -9,7 +9,7 @@ from pathlib import Path
 import structconv
 from structconv import torch_compat
 
-PATHS = [path for path, _ in torch_compat.NAMES.values()]
+PATHS = list(torch_compat.NAMES)
 
 
 def test_numbers_are_the_same_without_a_name(monkeypatch):

@@ -21,11 +21,9 @@ _Formula = Callable[[_Arguments], int]
 
 
 def forward_flops(fn: Callable[[Tensor], Any], x: Tensor) -> int:
-    """Flops of the products in ``fn(x)``: matrix products, convolutions, attention and sparse products.
-
-    A multiplication and an addition are two. Element-wise work (activations, softmax, index selection) is not
-    counted. The function is run once, without gradients.
-    """
+    """Flops of the products in ``fn(x)``: matrix products, convolutions, attention and sparse products, a
+    multiplication and an addition being two. Element-wise work is not counted. The function is run once, without
+    gradients."""
     counter = FlopCounterMode(display=False, custom_mapping=counted())
     with torch.no_grad(), counter:
         fn(x)
@@ -85,8 +83,7 @@ def _window(a: _Arguments) -> int:
 def _attention(pairs: Callable[[_Arguments], int], depth: Callable[[_Arguments], int],
                channels: Callable[[_Arguments], int]) -> dict[str, _Formula]:
     """Count a product for scores and one for values forward, and the scores again and two gradients of each product
-    backward.
-    """
+    backward."""
     return {"": lambda a: 2 * pairs(a) * (depth(a) + channels(a)),
             "_backward": lambda a: 2 * pairs(a) * (3 * depth(a) + 2 * channels(a))}
 

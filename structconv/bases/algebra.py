@@ -27,7 +27,7 @@ from structconv.bases.entrywise import (
     check_sizes,
 )
 from structconv.bases.linear import Composed, Concat, LinearSum, Repeated, Scaled, Transposed
-from structconv.bases.logdomain import mask_and_table
+from structconv.bases.logdomain import check_masks_scores, mask_and_table
 from structconv.bases.mixing import Mixed
 from structconv.bases.normalizations import LogSoftmax, NormalizedBy, SinkSoftmax, normalization
 from structconv.bases.pairs import NORMALIZATIONS
@@ -61,6 +61,14 @@ def _over_parts(basis: Basis, fn: Callable[[Basis], Basis]) -> Basis:
     if isinstance(basis, Concat):
         return Concat(tuple(_over_parts(part, fn) for part in basis.parts))
     return fn(basis)
+
+
+def _with_numbers(basis: Basis, numbers: Any, fn: Callable[[Basis, Any], Basis]) -> Basis:
+    """fn of each part of a `|` and its own of K numbers, or the one number of all."""
+    if not isinstance(basis, Concat) or numbers.numel() == 1:
+        return _over_parts(basis, lambda part: fn(part, numbers))
+    pieces = numbers.split([part.size for part in basis.parts])
+    return Concat(tuple(_with_numbers(part, own, fn) for part, own in zip(basis.parts, pieces, strict=True)))
 
 
 def _part_by_part(owner: str, fn: Callable[[Basis, Basis], Basis], first: Basis, second: Basis) -> Basis:
@@ -106,7 +114,7 @@ def add(first: Basis, second: Basis | Tensor | Support | Graph) -> Basis:
     """
     if not isinstance(second, Basis):
         mask, table = mask_and_table("bases", second)
-        _check_masks_scores(first.has_scores, mask, first)
+        check_masks_scores(first, mask)
         first = first if mask is None else masked(first, keep=mask)
         return first if table is None else add(first, Dense(table))
     if type(first) is not Concat and type(second) is not Concat and (first.has_scores or second.has_scores):
@@ -114,12 +122,6 @@ def add(first: Basis, second: Basis | Tensor | Support | Graph) -> Basis:
     _check_same_entries("a + b", first, second)
     check_sizes("a + b", first, second)
     return _part_by_part("a + b", Sum if first.has_scores or second.has_scores else _linear_sum, first, second)
-
-
-def _check_masks_scores(scored: bool, mask: Any, first: Any) -> None:
-    if mask is not None and not scored:
-        raise ConfigError("a + b", "a mask in the log domain must be added to scores", repr(first),
-                          "Of a matrix leave pairs out by a.masked(keep=mask).")
 
 
 def _linear_sum(first: Basis, second: Basis) -> Basis:
@@ -141,11 +143,7 @@ def multiply(first: Basis, second: Basis | Tensor | float) -> Basis:
         return _over_parts(first, lambda part: Scaled(part, check_number("c * a", "c", second)))
     if second.numel() not in (1, first.size):
         raise ShapeError("c * a", f"a tensor c must have 1 or K={first.size} elements", tuple(second.shape))
-    factor = second.reshape(-1)
-    if not isinstance(first, Concat) or factor.numel() == 1:
-        return _over_parts(first, lambda part: Scaled(part, factor))
-    factors = factor.split([part.size for part in first.parts])
-    return Concat(tuple(multiply(part, piece) for part, piece in zip(first.parts, factors, strict=True)))
+    return _with_numbers(first, second.reshape(-1), Scaled)
 
 
 @operator("mix")
@@ -267,11 +265,7 @@ def softmax_with_sink(basis: Basis, sink: float | Tensor, over: str = "inputs") 
         return _over_parts(basis, lambda part: SinkSoftmax(part, check_number("softmax", "sink", sink), over))
     if sink.numel() not in (1, basis.size):
         raise ShapeError("softmax", f"a tensor as sink must have 1 or K={basis.size} elements", tuple(sink.shape))
-    flat = sink.reshape(-1)
-    if not isinstance(basis, Concat) or flat.numel() == 1:
-        return _over_parts(basis, lambda part: SinkSoftmax(part, flat, over))
-    pieces = flat.split([part.size for part in basis.parts])
-    return Concat(tuple(softmax_with_sink(part, piece, over) for part, piece in zip(basis.parts, pieces, strict=True)))
+    return _with_numbers(basis, sink.reshape(-1), lambda part, own: SinkSoftmax(part, own, over))
 
 
 @operator("log_softmax")
@@ -315,11 +309,7 @@ def softcap(basis: Basis, cap: float) -> Basis:
 
 @operator("scaled")
 def scaled(basis: Basis, scale: float | None = None) -> Basis:
-    """Multiply by `scale`, or by 1/sqrt(D).
-
-    Raises:
-        ConfigError: no `scale`, and a basis without scores, for example after a softmax.
-    """
+    """Multiply by `scale`, or by 1/sqrt(D): a `ConfigError` for a basis without scores, for example after a softmax."""
     if scale is None and not basis.has_scores:
         raise ConfigError("scaled", "its basis must have scores", type(basis).__name__,
                           "Scale before the softmax, or give the factor: scaled(0.125).")

@@ -355,8 +355,11 @@ class Basis(FrozenValue, ScoreMaps["Basis"], abc.ABC):
         own: list[Any] = [(name, key_of(value)) for name, value in vars(self).items() if name not in NOTED]
         return type(self), *own, self.size, *map(size_class, (self.num_inputs, self.num_outputs, *self.batch_shape))
 
+    #: The text of the basis, by its attributes.
+    _shown: ClassVar[str] = "{0.__class__.__name__}(K={0.size}, M={0.num_inputs}, N={0.num_outputs})"
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(K={self.size}, M={self.num_inputs}, N={self.num_outputs})"
+        return self._shown.format(self)
 
     def _repr_png_(self) -> bytes | None:
         """Return the picture for a notebook; `None` for a large basis, whose `repr` is shown instead."""
@@ -368,11 +371,7 @@ class Basis(FrozenValue, ScoreMaps["Basis"], abc.ABC):
 
 
 def _with_absent(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap `dense(dtype)` of a class as `dense(dtype, absent=...)`, and check the axis of K.
-
-    Raises:
-        ShapeError: the tensor is not (..., K, M, N).
-    """
+    """Wrap `dense(dtype)` of a class as `dense(dtype, absent=...)`, and check that it returns (..., K, M, N)."""
     def dense(self: Basis, dtype: torch.dtype | None = None, *, absent: float = 0.0) -> Tensor:
         a, present = own(self, dtype), None if absent == 0 else self._present()
         if not a.is_floating_point() and not a.is_complex():

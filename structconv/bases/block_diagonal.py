@@ -19,11 +19,8 @@ __all__ = ["BlockDiagonal"]
 
 @value
 class BlockDiagonal(OverParts):
-    """A_k = diag(A_k^(1), ..., A_k^(B)): the matrices of sample b over its own inputs and outputs, zero elsewhere.
-
-    Raises:
-        ShapeError: if the parts have different sizes K, or there are none.
-    """
+    """A_k = diag(A_k^(1), ..., A_k^(B)): the matrices of sample b over its own inputs and outputs, zero elsewhere; all
+    parts have one size K."""
 
     parts: tuple[Basis, ...]
 

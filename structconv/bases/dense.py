@@ -75,12 +75,9 @@ class Dense(Basis):
 
     @property
     def device(self) -> torch.device:
-        """The device of the entries."""
         return self.a.device
 
-    @property
-    def has_scores(self) -> bool:
-        return True
+    has_scores = True
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         return self.a if dtype is None else self.a.to(dtype)

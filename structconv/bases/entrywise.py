@@ -86,10 +86,8 @@ class Binary(OverTwo, Pairwise):
 
 
 def _common_pattern(first: Basis, second: Basis) -> Graph | None:
-    """Return the graph on which a product can be evaluated; a side that normalizes needs all of its own pairs.
-
-    Each pair is listed once, because the product of two sums over repeated edges is not the sum of products.
-    """
+    """Return the graph on which a product can be evaluated; a side that normalizes needs all of its own pairs. Each
+    pair is listed once, because the product of two sums over repeated edges is not the sum of products."""
     patterns = [basis.pattern() for basis in (first, second) if complete(basis)]
     if patterns:
         return patterns[0] if all(graph is patterns[0] for graph in patterns) else None
@@ -120,6 +118,7 @@ class Sum(Binary):
     """
 
     written = "a + b"
+    _shown = "({0.first!r} + {0.second!r})"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -127,9 +126,6 @@ class Sum(Binary):
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         return self.first.evaluate(pairs) + self.second.evaluate(pairs)
-
-    def __repr__(self) -> str:
-        return f"({self.first!r} + {self.second!r})"
 
 
 @value
@@ -146,6 +142,7 @@ class Product(Binary):
     """
 
     written = "a * b"
+    _shown = "({0.first!r} * {0.second!r})"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -159,9 +156,6 @@ class Product(Binary):
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         return self.first.evaluate(pairs) * self.second.evaluate(pairs)
-
-    def __repr__(self) -> str:
-        return f"({self.first!r} * {self.second!r})"
 
 
 @value
@@ -182,6 +176,8 @@ class Outer(Binary):
     def size(self) -> int:
         return self.first.size * self.second.size
 
+    _shown = "{0.first!r}.outer({0.second!r})"
+
     def pattern(self) -> Graph | None:
         return _common_pattern(self.first, self.second)
 
@@ -192,9 +188,6 @@ class Outer(Binary):
         axis = -1 - len(pairs.shape)
         first, second = self.first.evaluate(pairs), self.second.evaluate(pairs)
         return (first.unsqueeze(axis) * second.unsqueeze(axis - 1)).flatten(axis - 1, axis)
-
-    def __repr__(self) -> str:
-        return f"{self.first!r}.outer({self.second!r})"
 
 
 @value
@@ -211,6 +204,7 @@ class Masked(SamePattern):
     """
 
     mask: Support
+    _shown = "{0.child!r}.masked(keep={0.mask!r})"
 
     def support(self) -> Support:
         return both(self.child.support(), self.mask)  # type: ignore[return-value]
@@ -226,9 +220,6 @@ class Masked(SamePattern):
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         return self.child.evaluate(pairs)
-
-    def __repr__(self) -> str:
-        return f"{self.child!r}.masked(keep={self.mask!r})"
 
 
 @value
@@ -268,12 +259,10 @@ class LeakyReLU(Unary):
     """
 
     negative_slope: float
+    _shown = "{0.child!r}.leaky_relu({0.negative_slope})"
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         return torch.nn.functional.leaky_relu(self.child.evaluate(pairs), self.negative_slope)
-
-    def __repr__(self) -> str:
-        return f"{self.child!r}.leaky_relu({self.negative_slope})"
 
 
 AS_CHILD.update((Masked, LeakyReLU))
@@ -299,14 +288,13 @@ class Normalized(Unary):
 
     kind: str
     over: str
-
-    @property
-    def has_scores(self) -> bool:
-        return False
+    has_scores = False
 
     @property
     def normalizes(self) -> str:  # type: ignore[override]
         return "" if self.kind == "sigmoid" else self.over
+
+    _shown = "{0.child!r}.normalize({0.kind!r}, over={0.over!r})"
 
     def support(self) -> Support | None:
         return None
@@ -320,9 +308,6 @@ class Normalized(Unary):
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         return normalized(self.child.evaluate(pairs), pairs, self.child.support(), self.kind, self.over)
-
-    def __repr__(self) -> str:
-        return f"{self.child!r}.normalize({self.kind!r}, over={self.over!r})"
 
 
 @value
@@ -343,6 +328,7 @@ class Dropped(SamePattern):
     p: float
     seed: Tensor
     stream: int = 0
+    _shown = "{0.child!r}.dropout({0.p})"
 
     def restricted(self, to: Restriction) -> Basis | None:
         child = self.child.restricted(to)
@@ -356,9 +342,6 @@ class Dropped(SamePattern):
         batch = _numbers(a.shape[:-rank - 1], rank, a.device)
         pair = pairs.source_index() * pairs.num_outputs + pairs.target_index()
         return _dropped(a, self.p, self.seed + self.stream, batch, pair, rank)
-
-    def __repr__(self) -> str:
-        return f"{self.child!r}.dropout({self.p})"
 
 
 @value
@@ -384,6 +367,8 @@ class DroppedWithin(SamePattern):
     def batch_shape(self) -> tuple[int, ...]:
         return broadcast(self.first_input.shape, self.child.batch_shape)
 
+    _shown = "{0.child!r}.dropout({0.p})"
+
     def restricted(self, to: Restriction) -> Basis | None:
         return None
 
@@ -395,9 +380,6 @@ class DroppedWithin(SamePattern):
         m, n = (first.to(a.device).view(*lead, *(1,) * (rank + 1)) for first in (self.first_input, self.first_output))
         pair = (pairs.source_index() + m) * self.outputs + pairs.target_index() + n
         return _dropped(a, self.p, self.seed + self.stream, batch, pair, rank)
-
-    def __repr__(self) -> str:
-        return f"{self.child!r}.dropout({self.p})"
 
 
 def _numbers(lead: tuple[int, ...], rank: int, device: torch.device) -> Tensor:

@@ -113,6 +113,8 @@ class Composed(Operands):
                 [7., 7.]])
     """
 
+    _shown = "({0.first!r} @ {0.second!r})"
+
     def __post_init__(self) -> None:
         if self.first.num_outputs != self.second.num_inputs:
             raise ShapeError("a @ b", f"b must take the N={self.first.num_outputs} outputs of a",
@@ -148,9 +150,6 @@ class Composed(Operands):
         """(..., K' K'', M, C) -> (..., K', K'', M, C)."""
         return r.unflatten(-3, (self.first.size, self.second.size))
 
-    def __repr__(self) -> str:
-        return f"({self.first!r} @ {self.second!r})"
-
 
 @value
 class Repeated(SamePattern):
@@ -170,6 +169,8 @@ class Repeated(SamePattern):
     def size(self) -> int:
         return self.times
 
+    _shown = "{0.child!r}"
+
     def apply(self, r: Tensor) -> Tensor:
         return _unfold(self.child.apply(_fold(r).unsqueeze(-3)).squeeze(-3), self.times)
 
@@ -187,9 +188,6 @@ class Repeated(SamePattern):
     def evaluate(self, pairs: Pairs) -> Tensor:
         a, rank = self.child.evaluate(pairs), len(pairs.shape)
         return a.expand(*a.shape[:-rank - 1], self.times, *a.shape[-rank:])
-
-    def __repr__(self) -> str:
-        return repr(self.child)
 
 
 @value
@@ -210,6 +208,8 @@ class LinearSum(Operands):
     def size(self) -> int:
         return self.first.size
 
+    _shown = "({0.first!r} + {0.second!r})"
+
     def apply(self, r: Tensor) -> Tensor:
         return self.first.apply(r) + self.second.apply(r)
 
@@ -221,9 +221,6 @@ class LinearSum(Operands):
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         return self.first.dense(dtype or self.dtype) + self.second.dense(dtype or self.dtype)
-
-    def __repr__(self) -> str:
-        return f"({self.first!r} + {self.second!r})"
 
 
 @value
@@ -291,6 +288,8 @@ class Transposed(Unary):
     def num_outputs(self) -> int:
         return self.child.num_inputs
 
+    _shown = "{0.child!r}.transpose()"
+
     def restricted(self, to: Restriction) -> Basis | None:
         return super().restricted(to.turned())
 
@@ -318,6 +317,3 @@ class Transposed(Unary):
         if graph is not None and graph.reversed().edge_index is pairs.graph.edge_index:  # type: ignore[attr-defined]
             return Edges(graph, pairs.dtype)
         return pairs.transposed()
-
-    def __repr__(self) -> str:
-        return f"{self.child!r}.transpose()"

@@ -15,21 +15,13 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.structures.graph import Graph
 from structconv.structures.supports import DenseMask, Support
 
-__all__ = ["mask_and_table", "with_heads"]
+__all__ = ["check_masks_scores", "mask_and_table", "with_heads"]
 
 
 def mask_and_table(kind: str, added: Any) -> tuple[Any, Tensor | None]:
-    """The mask, and the finite table (..., K or 1, M, N), that something added to scores stands for.
-
-    Args:
-        kind: what else could be added, in words: "bases" or "mechanisms".
-        added: a `Support` or a `Graph`, which is a mask; or a floating tensor (M, N) or (..., K or 1, M, N).
-
-    Raises:
-        ConfigError: if it is neither; or the pairs at -inf differ between heads, which share a mask; or a parameter
-            holds -inf.
-        ShapeError: if a tensor has less than two axes.
-    """
+    """The mask, and the finite table (..., K or 1, M, N), that something added to scores stands for: a `Support`, a
+    `Graph` or a floating tensor, whose pairs at -inf are a mask of all heads and no parameters. `kind` says in errors
+    what else could be added."""
     if isinstance(added, Support | Graph):
         return added, None
     if not isinstance(added, Tensor) or not added.is_floating_point():
@@ -40,6 +32,13 @@ def mask_and_table(kind: str, added: Any) -> tuple[Any, Tensor | None]:
         raise ShapeError("a + b", "a tensor that is added must have shape (M, N) or (..., K or 1, M, N)",
                          tuple(added.shape))
     return _split(with_heads(added), isinstance(added, torch.nn.Parameter))
+
+
+def check_masks_scores(first: Any, mask: Any) -> None:
+    """Raise `ConfigError` where a mask is added to a matrix."""
+    if mask is not None and not first.has_scores:
+        raise ConfigError("a + b", "a mask in the log domain must be added to scores", repr(first),
+                          "Of a matrix leave pairs out by a.masked(keep=mask).")
 
 
 def with_heads(table: Tensor) -> Tensor:

@@ -145,16 +145,13 @@ def laplacian_bound(graph: Graph, normalize: str | None) -> float:
         return max(_largest(Sparse(laplacian.graph, row)) for row in rows)
 
     def bound() -> float:
-        degree = 1.0 if normalize is not None else float(_degree(graph).amax()) if graph.num_nodes else 0.0
-        result = build()
+        result, degree = build(), 1.0
+        if normalize is None:  # the sum of absolute weights measures the rounding of L
+            weight = _weights(graph, torch.float64).abs()
+            degree = float(_sums(graph.target, weight, graph.num_outputs).amax()) if graph.num_nodes else 0.0
         return result if result > _ROUNDING * degree else 2.0
 
     return derived(graph, ("lambda", normalize), bound)
-
-
-def _degree(graph: Graph) -> Tensor:
-    """The sum of the absolute weights into each entry, by which the rounding of L is measured."""
-    return _sums(graph.target, _weights(graph, torch.float64).abs(), graph.num_outputs)
 
 
 def _largest(shifted: Sparse) -> float:

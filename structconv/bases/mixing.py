@@ -32,14 +32,10 @@ class Mixed(SamePattern):
     def size(self) -> int:
         return self.matrix.shape[1]
 
-    @property
-    def _width(self) -> int:
-        """The heads of the child that are held for one of its own."""
-        return -(-self.child.size // max(self.size, 1))
-
-    @property
-    def _terms(self) -> int:
-        return self.child.size
+    _shown = "{0.child!r}.mix({0.child.size} -> {0.size})"
+    #: The heads of the child that are held for one of its own.
+    _width = property(lambda self: -(-self.child.size // max(self.size, 1)))
+    _terms = property(lambda self: self.child.size)
 
     def apply(self, r: Tensor) -> Tensor:
         heads, channels = r.shape[-3], r.shape[-1]
@@ -75,6 +71,3 @@ class Mixed(SamePattern):
         """(..., K, *rank) -> (..., J, *rank)."""
         flat = heads.flatten(-rank)
         return (self.matrix.to(heads.dtype).mT @ flat).unflatten(-1, heads.shape[heads.dim() - rank:])
-
-    def __repr__(self) -> str:
-        return f"{self.child!r}.mix({self.child.size} -> {self.size})"

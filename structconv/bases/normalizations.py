@@ -145,12 +145,6 @@ def _finite(top: Tensor) -> Tensor:
     return top.masked_fill(top == -torch.inf, 0)
 
 
-def _log_softmax(scores: Tensor, keep: Tensor, dim: int) -> Tensor:
-    top = _finite(scores.detach().masked_fill(~keep, -torch.inf).amax(dim, keepdim=True))
-    total = torch.where(keep, torch.exp(scores - top), 0).sum(dim, keepdim=True)
-    return scores - top - torch.where(total > 0, total, 1).log()
-
-
 # -- nodes --------------------------------------------------------------------------------------------------------
 
 class GroupWise(Unary):
@@ -179,9 +173,7 @@ class GroupWise(Unary):
 class _Weights(GroupWise):
     """Weights, where absent pairs weigh zero."""
 
-    @property
-    def has_scores(self) -> bool:
-        return False
+    has_scores = False
 
     def support(self) -> Support | None:
         return None
@@ -254,21 +246,19 @@ class LogSoftmax(GroupWise):
 
     child: Basis
     over: str
+    _shown = "{0.child!r}.log_softmax(over={0.over!r})"
 
     def of_group(self, scores: Tensor, keep: Tensor, dim: int) -> Tensor:
-        return _log_softmax(scores, keep, dim)
-
-    def __repr__(self) -> str:
-        return f"{self.child!r}.log_softmax(over={self.over!r})"
+        top = _finite(scores.detach().masked_fill(~keep, -torch.inf).amax(dim, keepdim=True))
+        total = torch.where(keep, torch.exp(scores - top), 0).sum(dim, keepdim=True)
+        return scores - top - torch.where(total > 0, total, 1).log()
 
 
 # -- groups of a block, and of a list of edges --------------------------------------------------------------------
 
 def _by_groups(node: GroupWise, values: Tensor, pairs: Pairs) -> Tensor:
-    """The node's entries at the pairs; exact zeros, without gradients, where a pair is absent.
-
-    The logarithm of a weight of zero is -inf where the pair exists.
-    """
+    """The node's entries at the pairs; exact zeros, without gradients, where a pair is absent. The logarithm of a
+    weight of zero is -inf where the pair exists."""
     if values.numel() == 0:
         return values
     scores = values.to(sum_dtype(values.dtype))

@@ -147,7 +147,7 @@ class Block(Pairs):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.rows[1] - self.rows[0], self.columns[1] - self.columns[0]
+        return (self.rows[1] - self.rows[0], self.columns[1] - self.columns[0])
 
     def source_index(self) -> Tensor:
         return torch.arange(*self.rows, device=self.device).unsqueeze(-1)

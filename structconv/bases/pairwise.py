@@ -200,8 +200,7 @@ def _contract(basis: Pairwise, r: Tensor, *, sum_heads: bool) -> Tensor:
 
 def _not_finite(r: Tensor) -> Tensor | None:
     """Return the rows of r (..., M, C) that are not finite, (..., M); `None` if all are finite or values cannot be
-    read.
-    """
+    read."""
     if torch.compiler.is_compiling():
         return None
     bad = ~r.isfinite().all(-1)

@@ -21,11 +21,8 @@ __all__ = ["Moved", "Selected", "placed"]
 
 
 def placed(basis: Basis, output_positions: OutputPositions, outputs: int) -> Basis:
-    """Return the basis for outputs at these positions: by offsets from there, or by selecting its outputs.
-
-    Raises:
-        StructureError: some entries are absent, or the outputs are not the inputs.
-    """
+    """Return the basis for outputs at these positions, by offsets from there or by selecting its outputs; a
+    `StructureError` where entries are absent, or the outputs are not the inputs."""
     if isinstance(basis, Pairwise):
         if basis.support() is not None:
             raise StructureError("positions", "positions must be left out where a mechanism masks what it makes",

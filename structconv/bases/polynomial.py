@@ -50,6 +50,7 @@ class Polynomial(Basis):
     order: int
     kind: str = "chebyshev"
     first: int = 0
+    _shown = "Polynomial({0.operator!r}, order={0.order}, kind={0.kind!r}, first={0.first})"
 
     def __post_init__(self) -> None:
         if not isinstance(self.operator, Basis):
@@ -110,10 +111,7 @@ class Polynomial(Basis):
         r, edges = r.expand(*r.shape[:-3], self.size, *r.shape[-2:]), self.constant_edges(r)
         if edges is not None:
             return polynomial_synthesis(*edges, r, first=self.first, chebyshev=self.kind == "chebyshev")
-        heads = r.unbind(-3)
-        if self.kind == "monomial":
-            return self._horner(heads)
-        return self._clenshaw(heads)
+        return self._summed(r.unbind(-3))
 
     def apply(self, r: Tensor) -> Tensor:
         check_heads(self, r)
@@ -131,9 +129,6 @@ class Polynomial(Basis):
 
     def _transposed(self) -> Basis:
         return Polynomial(self.operator.transpose(), self.order, self.kind, self.first)
-
-    def __repr__(self) -> str:
-        return f"Polynomial({self.operator!r}, order={self.order}, kind={self.kind!r}, first={self.first})"
 
     def constant_edges(self, x: Tensor) -> tuple[Csr, Csr, Tensor | None] | None:
         """Both layouts of a `Sparse` operator's edges and its values (E,), if these are constants and not batched."""
@@ -163,21 +158,14 @@ class Polynomial(Basis):
         assert flat[0] is not None
         return self._next(flat[0], flat[1]).unflatten(-1, (heads, channels)).movedim(-2, -3)
 
-    def _horner(self, heads: tuple[Tensor, ...]) -> Tensor:
-        y = heads[-1]
-        for degree in range(self.order - 1, -1, -1):
-            y = self._times(y)
-            if degree >= self.first:
-                y = y + heads[degree - self.first]
-        return y
-
-    def _clenshaw(self, heads: tuple[Tensor, ...]) -> Tensor:
-        """b_j = r_j + 2 L^T b_(j+1) - b_(j+2), and y = r_0 + L^T b_1 - b_2, with r_j = 0 below `first`."""
-        now, before = heads[-1], None
+    def _summed(self, heads: tuple[Tensor, ...]) -> Tensor:
+        """b_j = r_j + 2 L^T b_(j+1) - b_(j+2), and y = r_0 + L^T b_1 - b_2, with r_j = 0 below `first` (Clenshaw); of
+        monomials b_j = r_j + L^T b_(j+1) (Horner)."""
+        now, before, chebyshev = heads[-1], None, self.kind == "chebyshev"
         for degree in range(self.order - 1, -1, -1):
             product = self._times(now)
-            following = product if degree == 0 else 2 * product
-            if before is not None:
+            following = 2 * product if chebyshev and degree else product
+            if chebyshev and before is not None:
                 following = following - before
             if degree >= self.first:
                 following = following + heads[degree - self.first]

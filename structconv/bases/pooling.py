@@ -40,10 +40,7 @@ class Pooling(Basis):
 
     shift: Shift | ShiftTransposed
     scale: float = 1.0
-
-    @property
-    def size(self) -> int:
-        return 1
+    size = 1
 
     @property
     def num_inputs(self) -> int:
@@ -52,6 +49,8 @@ class Pooling(Basis):
     @property
     def num_outputs(self) -> int:
         return self.shift.num_outputs
+
+    _shown = "Pooling({0.shift!r}, scale={0.scale:g})"
 
     @property
     def input_grid(self) -> Grid | GridBatch:
@@ -65,7 +64,6 @@ class Pooling(Basis):
 
     @property
     def device(self) -> torch.device:
-        """The device of the pairs of `pattern()`."""
         return self.shift.device
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
@@ -92,6 +90,3 @@ class Pooling(Basis):
         transposed = self.shift._transposed()
         assert isinstance(transposed, Shift | ShiftTransposed)
         return Pooling(transposed, self.scale)
-
-    def __repr__(self) -> str:
-        return f"Pooling({self.shift!r}, scale={self.scale:g})"

@@ -256,10 +256,7 @@ class GaussianBump(Pairwise):
     center: Tensor
     deviation: float
     inputs: int
-
-    @property
-    def size(self) -> int:
-        return 1
+    size = 1
 
     @property
     def num_inputs(self) -> int:

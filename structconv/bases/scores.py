@@ -33,10 +33,8 @@ __all__ = ["Additive", "Affine", "Bilinear", "EdgeScore", "PairFunction", "Score
 
 
 def _guarded(pairs: Pairs, score: Callable[[Tensor, Tensor], Tensor], source: Tensor, target: Tensor) -> Tensor:
-    """score(source, target) of (..., K, M, D) and (..., K, N, D'), NaN at the pairs of an entry that is not finite.
-
-    No gradient passes through such a pair, so that a mask above it keeps the NaN from all other entries.
-    """
+    """score(source, target) of (..., K, M, D) and (..., K, N, D'), NaN at the pairs of an entry that is not finite. No
+    gradient passes through such a pair, so that a mask above it keeps the NaN from all other entries."""
     if torch.compiler.is_compiling() or (values_known(source, target) and finite(source) and finite(target)):
         return score(source, target)
     known = source.isfinite().all(-1), target.isfinite().all(-1)
@@ -70,9 +68,7 @@ class Score(Pairwise):
         if "evaluate" in cls.__dict__:
             setattr(cls, "evaluate", _expanded(cls.__dict__["evaluate"]))  # noqa: B010 - mypy refuses an assignment
 
-    @property
-    def has_scores(self) -> bool:
-        return True
+    has_scores = True
 
 
 def _expanded(evaluate: Callable[[Any, Pairs], Tensor]) -> Callable[[Any, Pairs], Tensor]:
@@ -114,27 +110,8 @@ def _expanded(evaluate: Callable[[Any, Pairs], Tensor]) -> Callable[[Any, Pairs]
     return expanded
 
 
-class Products(Score):
-    """a_kmn = <query_kn, key_km>, with query (..., K, N, D) and key (..., K, M, D)."""
-
-    query: Tensor
-    key: Tensor
-
-    @property
-    def depth(self) -> int:
-        """D, by whose square root `scaled()` divides."""
-        return self.query.shape[-1]
-
-    @property
-    def _terms(self) -> int:
-        return self.depth
-
-    def evaluate(self, pairs: Pairs) -> Tensor:
-        return _guarded(pairs, lambda key, query: pairs.bilinear(query, key), self.key, self.query)
-
-
 @value
-class Bilinear(QueryKey, Products):
+class Bilinear(QueryKey, Score):
     """a_kmn = <query_kn, key_km>, with query (..., K, N, D) and key (..., K, M, D).
 
     Example:
@@ -149,19 +126,19 @@ class Bilinear(QueryKey, Products):
     query: Tensor
     key: Tensor
 
+    @property
+    def depth(self) -> int:
+        """D, by whose square root `scaled()` divides."""
+        return self.query.shape[-1]
 
-class Terms(Score):
-    """a_kmn = source_km + target_kn, with source (..., K, M) and target (..., K, N)."""
-
-    source: Tensor
-    target: Tensor
+    _terms = property(lambda self: self.depth)
 
     def evaluate(self, pairs: Pairs) -> Tensor:
-        return pairs.source(self.source) + pairs.target(self.target)
+        return _guarded(pairs, lambda key, query: pairs.bilinear(query, key), self.key, self.query)
 
 
 @value
-class Affine(Terms):
+class Affine(Score):
     """a_kmn = source_km + target_kn, with source (..., K, M) and target (..., K, N).
 
     Example:
@@ -197,6 +174,9 @@ class Affine(Terms):
     def batch_shape(self) -> tuple[int, ...]:
         return broadcast(self.source.shape[:-2], self.target.shape[:-2])
 
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        return pairs.source(self.source) + pairs.target(self.target)
+
     def restricted(self, to: Restriction) -> Affine:
         return Affine(to.of_inputs(self.source, -1, 2), to.of_outputs(self.target, -1, 2))
 
@@ -228,9 +208,7 @@ class Additive(SourceTarget, Score):
     def batch_shape(self) -> tuple[int, ...]:
         return broadcast(self.source.shape[:-3], self.target.shape[:-3])
 
-    @property
-    def _width(self) -> int:
-        return self.vector.shape[-1]
+    _width = property(lambda self: self.vector.shape[-1])
 
     def restricted(self, to: Restriction) -> Additive:
         return Additive(to.of_inputs(self.source, -2, 3), to.of_outputs(self.target, -2, 3), self.vector,
@@ -280,9 +258,7 @@ class PairFunction(SourceTarget, Score):
     def batch_shape(self) -> tuple[int, ...]:
         return broadcast(self.source.shape[:-2], self.target.shape[:-2])
 
-    @property
-    def _width(self) -> int:
-        return self.hidden
+    _width = property(lambda self: self.hidden)
 
     def restricted(self, to: Restriction) -> PairFunction:
         return altered(self, source=to.of_inputs(self.source, -2, 2),
@@ -359,10 +335,7 @@ class Uniform(Sized, Score):
     like: Tensor
     inputs: int
     outputs: int
-
-    @property
-    def size(self) -> int:
-        return 1
+    size = 1
 
     def restricted(self, to: Restriction) -> Basis:
         return self._resized(to)

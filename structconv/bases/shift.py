@@ -188,9 +188,7 @@ class Shift(Basis):
         stride = "" if all(s == 1 for s in self.stride) else f", stride={self.stride}"
         return f"Shift({self.grid!r}, offsets={listed}, padding={self.padding!r}{stride})"
 
-    @property
-    def _grids(self) -> tuple[Grid, ...]:
-        return self.grid.grids if isinstance(self.grid, GridBatch) else (self.grid,)
+    _grids = property(lambda self: self.grid.grids if isinstance(self.grid, GridBatch) else (self.grid,))
 
     def _output_shape(self, grid: Grid) -> tuple[int, ...]:
         sizes = []
@@ -202,7 +200,7 @@ class Shift(Basis):
     def _positions(self, grid: Grid, device: torch.device | str) -> list[Tensor]:
         """Return the coordinate that each output coordinate reads, (K, N_a) for each axis a; -1 if there is none."""
         axes = zip(grid.shape, self._output_shape(grid), self.stride, zip(*self.starts, strict=True), strict=True)
-        return [_axis_positions(*axis, self.padding, device) for axis in axes]
+        return [axis_positions(*axis, self.padding, device) for axis in axes]
 
     def _dense(self, grid: Grid, dtype: torch.dtype) -> Tensor:
         axes = []
@@ -280,6 +278,8 @@ class ShiftTransposed(Basis):
     def num_outputs(self) -> int:
         return self.shift.num_inputs
 
+    _shown = "{0.shift!r}.transpose()"
+
     @property
     def input_grid(self) -> Grid | GridBatch:
         """The grid of the M inputs."""
@@ -292,7 +292,6 @@ class ShiftTransposed(Basis):
 
     @property
     def device(self) -> torch.device:
-        """The device of the pairs of `pattern()`."""
         return self.shift.device
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
@@ -325,9 +324,6 @@ class ShiftTransposed(Basis):
     def _transposed(self) -> Basis:
         return self.shift
 
-    def __repr__(self) -> str:
-        return f"{self.shift!r}.transpose()"
-
     def _scatter(self, r: Tensor, rows: Tensor, slots: int) -> Tensor:
         r = r.expand(*r.shape[:-3], self.size, *r.shape[-2:]).flatten(-3, -2)
         return r.new_zeros(*r.shape[:-2], slots, r.shape[-1]).index_add(-2, rows.flatten(), r)
@@ -352,8 +348,8 @@ def _agreed(grid: Grid | GridBatch) -> tuple[int, bool]:
     return kinds.pop()
 
 
-def _axis_positions(size: int, outputs: int, stride: int, starts: Sequence[int], padding: str,
-                    device: torch.device | str) -> Tensor:
+def axis_positions(size: int, outputs: int, stride: int, starts: Sequence[int], padding: str,
+                   device: torch.device | str) -> Tensor:
     """Return the input that each output reads on one axis, (K, outputs), by the padding's rule; -1 if there is none."""
     position = stride * torch.arange(outputs, device=device) + torch.tensor(starts, device=device).unsqueeze(-1)
     if size == 0 or padding in ("zeros", "none"):

@@ -171,7 +171,6 @@ class GraphValues(OnGraph):
 
     @property
     def device(self) -> torch.device:
-        """The device of the edges."""
         return listed_edges(self.graph)[0].device
 
 
@@ -225,3 +224,4 @@ class SourceTarget(Basis):
     @property
     def num_outputs(self) -> int:
         return self.target.shape[-2]
+

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -75,10 +76,8 @@ class Sparse(GraphValues):
         if all(isinstance(basis, Sparse) and basis.values is not None and basis.graph is first.graph  # type: ignore
                and basis.batch_shape == first.batch_shape for basis in bases):
             return Sparse(first.graph, torch.cat([basis._rows() for basis in bases], dim=-2))  # type: ignore
-        result = first
-        for basis in bases[1:]:
-            result = OPERATORS["concat"](result, basis)
-        return result
+        joined: Basis = reduce(OPERATORS["concat"], bases)
+        return joined
 
     @property
     def size(self) -> int:

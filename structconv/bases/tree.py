@@ -46,24 +46,8 @@ from structconv.structures.values import (
     tensors_in,
 )
 
-__all__ = [
-    "LAZY",
-    "Function",
-    "Leaf",
-    "NormalizedWeights",
-    "Projected",
-    "Rotated",
-    "Shared",
-    "Term",
-    "getter",
-    "itself",
-    "materialized",
-    "materializer",
-    "shape_class",
-    "tensor",
-    "tree_key",
-    "tree_spec",
-]
+__all__ = ["LAZY", "Function", "Leaf", "NormalizedWeights", "Projected", "Rotated", "Shared", "Term", "getter",
+           "itself", "materialized", "materializer", "shape_class", "tensor", "tree_key", "tree_spec"]
 
 #: The basis of a call -> a part of it.
 Get = Callable[[Any], Any]
@@ -101,10 +85,8 @@ class Projected(NamedTuple):
 
 
 class Rotated(NamedTuple):
-    """A `Projected` whose pairs of channels are turned by the positions of the entries, not computed yet.
-
-    A decoding step makes it in one kernel. The further fields are those of `primitives.rotation.rotate`.
-    """
+    """A `Projected` whose pairs of channels are turned by the positions of the entries, not computed yet: a decoding
+    step makes it in one kernel. The further fields are those of `primitives.rotation.rotate`."""
 
     x: Tensor
     weight: Tensor
@@ -127,9 +109,7 @@ class Rotated(NamedTuple):
 
 class Shared(NamedTuple):
     """Keys or values of which each head stands for several consecutive ones: (..., G, M, D) -> (..., G repeats, M, D).
-
-    A decoding step reads them as they are.
-    """
+    A decoding step reads them as they are."""
 
     x: Tensor
     repeats: int
@@ -147,10 +127,8 @@ class Shared(NamedTuple):
 
 
 class Term(NamedTuple):
-    """<vector_k, x_km> for each entry, not computed yet: (..., K or 1, M, C) and (K, C) -> (..., K, M).
-
-    A kernel that reads the rows of x anyway makes it as it passes.
-    """
+    """<vector_k, x_km> for each entry, not computed yet: (..., K or 1, M, C) and (K, C) -> (..., K, M). A kernel that
+    reads the rows of x anyway makes it as it passes."""
 
     x: Tensor
     vector: Tensor
@@ -168,14 +146,8 @@ class Term(NamedTuple):
 
 
 class NormalizedWeights:
-    """The weights of the edges of a graph, normalized, not computed yet: (E,), without a gradient.
-
-    A kernel that sorts the edges anyway makes them in passing.
-
-    Args:
-        graph, normalize, weighted, dtype: as in `bases.matrices.adjacency`, which gives them to `compute`.
-        compute: (graph, normalize, dtype, weighted) -> the numbers.
-    """
+    """The weights (E,) of the edges of a graph, normalized, not computed yet, without a gradient: a kernel that sorts
+    the edges makes them in passing. Fields as in `bases.matrices.adjacency`, which `compute` gives the numbers."""
 
     __slots__ = ("compute", "dtype", "graph", "normalize", "weighted")
     requires_grad = False
@@ -191,7 +163,6 @@ class NormalizedWeights:
 
     @property
     def device(self) -> torch.device:
-        """The device of the edges."""
         return listed_edges(self.graph)[0].device
 
     @property
@@ -216,11 +187,9 @@ for _kind in LAZY - {NormalizedWeights}:
 
 @structure(init=False)
 class Function(FrozenValue):
-    """A module that maps entries, as a part of a basis: a plan is for any, and keeps none.
-
-    Its parameters are among the tensors of what holds it, so that a block that is evaluated again sends gradients to
-    them. With `precision` it runs under autocast to that dtype, and gives the dtype of what it maps.
-    """
+    """A module that maps entries, as a part of a basis: a plan is for any, and keeps none. Its parameters are among the
+    tensors of what holds it, so that a block that is evaluated again sends gradients to them. With `precision` it runs
+    under autocast to that dtype, and gives the dtype of what it maps."""
 
     static_key = ("Function",)
     module: Callable[[Tensor], Tensor] | None
@@ -327,10 +296,8 @@ def shape_class(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def tree_key(basis: Any) -> tuple[Hashable, ...]:
-    """Compute what a plan may depend on of a basis: types, options, dtypes, classes of sizes, and shared tensors.
-
-    A walk over the tree in one function: it runs in every call of a layer.
-    """
+    """What a plan may depend on of a basis: types, options, dtypes, classes of sizes, and shared tensors. A walk over
+    the tree in one function: it runs in every call of a layer."""
     facts: list[Any] = []
     met: list[int] = []
     pending = [basis]
@@ -419,10 +386,8 @@ def _fields(value: Any, facts: list[Any], met: list[int], pending: list[Any]) ->
 
 
 def tree_spec(value: Any, get: Get, specs: _Specs | None = None) -> Any:
-    """Return the value with a `Leaf` in place of each tensor; `get` finds the value in the basis of a call.
-
-    A part that occurs twice in the value becomes one part of the spec.
-    """
+    """The value with a `Leaf` in place of each tensor; `get` finds the value in the basis of a call. A part that occurs
+    twice in the value becomes one part of the spec."""
     specs = {} if specs is None else specs
     if id(value) not in specs:
         specs[id(value)] = value, _stand_in(value, get, specs)

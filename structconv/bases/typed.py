@@ -121,8 +121,7 @@ class Typed(GraphValues):
 
     def derived(self, key: object, build: Callable[[], T], *, of_values: bool = False) -> T:
         """Compute a value from the edges and their types, and with `of_values` from the values, too, once, and remember
-        it until one of them changes.
-        """
+        it until one of them changes."""
         if of_values and self.values is not None:
             return derived(self.values, (self.derived("identity", _Identity), key), build)
         edges = derived(self.graph.edge_index, "identity", _Identity)

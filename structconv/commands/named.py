@@ -114,11 +114,7 @@ def _windowed(options: Options) -> Mechanism:
 
 
 def find(name: str) -> Named:
-    """Return the mechanism of that name.
-
-    Raises:
-        ConfigError: the name is unknown; the nearest one is suggested.
-    """
+    """Return the mechanism of that name, or a `ConfigError` that suggests the nearest one."""
     if name not in NAMED:
         raise ConfigError("structconv", f"a basis must be one of {', '.join(NAMED)}", repr(name),
                           nearest(name, NAMED))

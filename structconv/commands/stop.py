@@ -8,10 +8,8 @@ __all__ = ["Stop"]
 
 
 class Stop(Exception):
-    """A verb stops: the command prints the message and leaves with `exit_code`.
-
-    Derived classes or objects set the code; `details` are further keys of the object that `--json` prints.
-    """
+    """A verb stops: the command prints the message and leaves with `exit_code`, which derived classes or objects set;
+    `details` are further keys of the object that `--json` prints."""
 
     exit_code: int = 1
 

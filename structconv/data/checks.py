@@ -30,11 +30,7 @@ def check_edges(owner: str, edge_index: Any, num_nodes: int) -> Tensor:
 
 
 def check_indices(owner: str, name: str, value: Any, *, masks: bool = False) -> Tensor:
-    """Return indices, a tensor or a list, as a tensor; of booleans only with `masks`.
-
-    Raises:
-        ConfigError: the value is no tensor of integers.
-    """
+    """Return indices, a tensor or a list of integers, as a tensor; of booleans only with `masks`."""
     try:
         index = torch.as_tensor(value)
     except (OverflowError, RuntimeError, TypeError, ValueError) as error:

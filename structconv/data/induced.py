@@ -28,11 +28,7 @@ _ROUNDS = 40  # of `partition`
 
 
 class _InducedLoader(Loader):
-    """Batches of nodes with all edges between them.
-
-    Args:
-        length: how many positions there are to draw batches of.
-    """
+    """Batches of nodes with all edges between them, drawn from `length` positions."""
 
     def __init__(self, source: Source, length: int, *, is_sorted: bool = False,
                  transform_sampler_output: Callable[[Any], Any] | None = None, **options: Any) -> None:
@@ -264,10 +260,8 @@ def _walks(out_edges: InEdges, start: Tensor, length: int, seed: int) -> Tensor:
 
 
 def _without_replacement(chances: Tensor, count: int, seed: int, *indices: Tensor) -> Tensor:
-    """Positions of `count` entries, each next one drawn in proportion to the chances that are left.
-
-    The smallest of exponential variables with rates c_i is that of i with the probability c_i / sum c.
-    """
+    """Positions of `count` entries, each next one drawn in proportion to the chances that are left. The smallest of
+    exponential variables with rates c_i is that of i with the probability c_i / sum c."""
     uniform = (hash_bits(torch.tensor(seed), *indices).double() + 0.5) * 2.0**-32
     arrival = -uniform.log() / chances
     return arrival.topk(min(count, int((chances > 0).sum())), largest=False).indices

@@ -43,12 +43,8 @@ class _Positions:
 
 
 class _Numbered:
-    """The positions of a sampler, each with a random number of the epoch, so that workers need no state.
-
-    Args:
-        generator: where the numbers come from; `None`: torch's own.
-        batches: the sampler yields lists of positions.
-    """
+    """The positions of a sampler, or with `batches` its lists of positions, each with a random number of the epoch, so
+    that workers need no state. The numbers come from `generator`, `None`: torch's own."""
 
     def __init__(self, positions: Any, generator: torch.Generator | None, batches: bool) -> None:
         self.positions, self.generator, self.batches = positions, generator, batches
@@ -88,12 +84,7 @@ def _named(constructor: Callable[..., None]) -> Callable[..., None]:
 
 
 class Loader(DataLoader[Any]):
-    """Samples a subgraph for each batch of seeds, in the workers if there are some.
-
-    Args:
-        data, features: see `NeighborLoader`.
-        length: the number of seeds.
-    """
+    """Samples a subgraph for each batch of `length` seeds, in the workers if there are some; see `NeighborLoader`."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Arguments of the constructor that have a wrong type are named, in an error that names the class."""

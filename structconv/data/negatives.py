@@ -20,13 +20,8 @@ _MOST = 2 ** 31  # negative samples of a pair
 
 
 class Negatives:
-    """The kind and the number of negative samples.
-
-    Args:
-        sampling: "binary", "triplet", a mapping with the keys mode, amount, src_weight and dst_weight, or PyTorch
-            Geometric's `NegativeSampling`.
-        name: the argument that says it.
-    """
+    """The kind and the number of negative samples, from the argument `name`: "binary", "triplet", a mapping with the
+    keys mode, amount, src_weight and dst_weight, or PyTorch Geometric's `NegativeSampling`."""
 
     def __init__(self, sampling: Any, name: str = "neg_sampling") -> None:
         if isinstance(sampling, str):
@@ -48,11 +43,7 @@ class Negatives:
 
 class Endpoint:
     """Nodes from which negative samples are drawn, by their weights and, with times, not later than a given time.
-
-    Args:
-        num_nodes, weights, times: of all nodes; those of weight 0 are not drawn.
-        stream: what makes the draws of two ends independent.
-    """
+    `stream` makes the draws of two ends independent."""
 
     def __init__(self, num_nodes: int, weights: Tensor | None, times: Tensor | None, stream: int) -> None:
         self.num_nodes, self.stream, self.nodes = num_nodes, stream, None

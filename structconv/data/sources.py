@@ -152,11 +152,7 @@ def _joined(value: Tensor, parts: list[slice], axis: int) -> Tensor:
 
 
 class Source:
-    """Data of one kind of nodes or several.
-
-    Args:
-        data: the whole graph.
-    """
+    """The whole graph, of one kind of nodes or several."""
 
     typed = False
     node_types: list[NodeType]
@@ -166,25 +162,14 @@ class Source:
         self.data = data
         self.node_types, self.edge_types = [PLAIN_NODE], [PLAIN_EDGE]
 
-    def num_nodes(self, kind: NodeType) -> int:
-        """Return the number of nodes of a type."""
-        raise NotImplementedError
-
-    def edge_index(self, kind: EdgeType) -> Tensor:
-        """(2, E)."""
-        raise NotImplementedError
-
-    def node_value(self, kind: NodeType, name: str) -> Tensor | None:
-        """A feature of all nodes of a type, or `None`."""
-        raise NotImplementedError
-
-    def edge_value(self, kind: EdgeType, name: str) -> Tensor | None:
-        """A feature of all edges of a type, or `None`."""
-        raise NotImplementedError
-
-    def select(self, subgraph: Subgraph) -> Any:
-        """The sampled part of the data."""
-        raise NotImplementedError
+    #: The number of nodes of a type, and its edges (2, E).
+    num_nodes: Callable[[NodeType], int]
+    edge_index: Callable[[EdgeType], Tensor]
+    #: A feature of all nodes, or of all edges, of a type, or `None`.
+    node_value: Callable[[NodeType, str], Tensor | None]
+    edge_value: Callable[[EdgeType, str], Tensor | None]
+    #: The sampled part of the data.
+    select: Callable[[Subgraph], Any]
 
     def store(self, batch: Any, kind: Key) -> Any:
         """Return the part of a batch that belongs to a type."""
@@ -341,11 +326,7 @@ class _Entries(Source):
 
 
 def source_of(data: Any, features: Mapping[str, Tensor] | None) -> Source:
-    """Return the source of a loader.
-
-    Raises:
-        ConfigError: neighbors cannot be drawn from this kind of data.
-    """
+    """Return the source of a loader; a `ConfigError` for data from which no neighbors can be drawn."""
     if isinstance(data, Graph):
         return _Entries(replace(data, samples=None) if data.samples is not None else data,
                         {} if features is None else features)

@@ -49,24 +49,16 @@ class Subgraph:
 
 def in_edges(edge_index: Tensor, sizes: tuple[int, int], *, edge_times: Tensor | None = None,
              node_times: Tensor | None = None, weights: Tensor | None = None, is_sorted: bool = False) -> InEdges:
-    """Edges (2, E) of M sources and N targets as the sampler reads them. O(E), or O(E log E) with times.
-
-    Args:
-        edge_times, node_times: (E,) or (M,), the times of the edges, or of the nodes where they begin.
-        weights: (E,).
-        is_sorted: edges are in the order of their targets, those of a target in the order of times; they are not
-            copied.
-
-    Raises:
-        StructureError: an index is out of range, edges are not sorted, or a weight is negative or not finite.
-        ShapeError: times or weights have another shape.
-    """
+    """Edges (2, E) of M sources and N targets as the sampler reads them, with weights (E,) and the times (E,) of the
+    edges, or (M,) of the nodes where they begin. With `is_sorted` they are in the order of their targets, those of a
+    target in the order of times, and are not copied. O(E), or O(E log E) with times."""
     edge_index = torch.Tensor.as_subclass(edge_index.detach(), Tensor).cpu()
     edge_times, node_times = _times(edge_times), _times(node_times)
     source, target = edge_index
-    if is_sorted:
+    if is_sorted or edge_times is not None or node_times is not None:
         check_bounds("NeighborLoader", "edge_index", "edge", edge_index, (("num_sources", sizes[0]),
                                                                          ("num_targets", sizes[1])))
+    if is_sorted:
         if bool((target[1:] < target[:-1]).any()):
             raise StructureError("NeighborLoader", "with is_sorted=True the targets edge_index[1] must not fall",
                                  int((target[1:] < target[:-1]).nonzero()[0]) + 1)
@@ -78,8 +70,6 @@ def in_edges(edge_index: Tensor, sizes: tuple[int, int], *, edge_times: Tensor |
         indptr, index, order = layouts(edge_index, *sizes)[0]
         order = order.to(index.dtype)
     else:
-        check_bounds("NeighborLoader", "edge_index", "edge", edge_index, (("num_sources", sizes[0]),
-                                                                         ("num_targets", sizes[1])))
         times = edge_times if edge_times is not None else node_times[source]  # type: ignore[index]
         by_time = times.argsort(stable=True)
         order = by_time[target[by_time].argsort(stable=True)]
@@ -104,15 +94,8 @@ def _times(times: Tensor | None) -> Tensor | None:
 
 
 class Sampler:
-    """Draw neighbors of seeds, then neighbors of these, hop by hop.
-
-    Args:
-        relations: the edges of each type, as `in_edges` makes them.
-        num_nodes: the number of nodes of each type.
-        num_neighbors: for each hop the number of edges drawn into a node, -1 for all; or such a list for each type
-            of edges.
-        replace, disjoint, subgraph_type, temporal_strategy: as of `NeighborLoader`.
-    """
+    """Draw neighbors of seeds, then neighbors of these, hop by hop: `num_neighbors` for each hop, -1 for all, or such a
+    list for each type of edges. The other options are those of `NeighborLoader`."""
 
     def __init__(self, relations: Mapping[EdgeType, InEdges], num_nodes: Mapping[NodeType, int],
                  num_neighbors: Sequence[int] | Mapping[EdgeType, Sequence[int]], *, replace: bool = False,
@@ -142,15 +125,8 @@ class Sampler:
 
     def sample(self, seeds: Mapping[NodeType, Tensor], seed: int, times: Mapping[NodeType, Tensor] | None = None
                ) -> Subgraph:
-        """Sample the subgraph of some seeds.
-
-        Args:
-            seeds: nodes by type, int64.
-            seed: samples of the same seeds and the same seed are equal.
-            times: the time of each seed; with times of nodes, by default theirs.
-
-        Cost: O(1) a sampled edge.
-        """
+        """Sample the subgraph of some seeds, nodes by type, the same for the same `seed`; `times` are by default those
+        of the nodes. O(1) a sampled edge."""
         run = _Run(self, seeds, seed, times)
         for hop in range(self.hops):
             run.draw(hop)

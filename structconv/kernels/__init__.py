@@ -2,29 +2,8 @@
 
 from __future__ import annotations
 
-from structconv.kernels import (
-    additive_attention,
-    attention_step,
-    blocked_attention,
-    composite,
-    conditioned,
-    dense_attention,
-    flex_attention,
-    grid,
-    joined,
-    long_convolution,
-    neighbors,
-    orders,
-    polynomial,
-    reassociation,
-    relational,
-    samples,
-    shifts,
-    small_attention,
-    sparse_attention,
-    sparse_product,
-    window_attention,
-)
+from importlib import import_module
+
 from structconv.planning.kernel import complete
 from structconv.primitives.decompositions import enlist
 
@@ -33,5 +12,7 @@ __all__ = ["additive_attention", "attention_step", "blocked_attention", "composi
            "relational", "samples", "shifts", "small_attention", "sparse_attention", "sparse_product",
            "window_attention"]
 
+for _name in __all__:
+    import_module(f"{__name__}.{_name}")
 complete()
 enlist()

@@ -58,12 +58,8 @@ _NAMED: dict[Callable[..., Tensor], tuple[str, float]] = {
 
 
 class AdditiveScores(NamedTuple):
-    """softmax of <vector, activation(target_n + source_m)>, along edges, or over all m, or those up to n.
-
-    Args:
-        source, target, vector: what finds them. size: K.
-        edges: none for all pairs that `existing` leaves.
-    """
+    """softmax of <vector, activation(target_n + source_m)>, along edges, or over all m, or those up to n. Fields: what
+    finds the three in a basis; K; the edges, none for all pairs that `existing` leaves."""
 
     source: Callable[[Any], Any]
     target: Callable[[Any], Any]
@@ -146,8 +142,7 @@ class AdditiveScores(NamedTuple):
 
     def _factor(self, source: Tensor, target: Tensor, lead: tuple[int, ...]) -> Tensor | None:
         """Return the part of the kernel that depends only on the inputs; it is remembered if outputs are few, as in
-        decoding.
-        """
+        decoding."""
         few = target.shape[-2] * FEW <= source.shape[-2] and values_known(source) and source.is_cpu
         if not few:
             return None

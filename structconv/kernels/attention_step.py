@@ -15,6 +15,7 @@ from structconv.bases.positions import Distance, Lookup
 from structconv.bases.tree import Projected, Rotated, Shared, tensor
 from structconv.kernels.dense_attention import Attended, ScaledDotProduct, matched
 from structconv.kernels.expressions import product_and_bias, unmasked
+from structconv.kernels.terms import is_by_offset
 from structconv.planning.kernel import register
 from structconv.planning.problem import BoundRun, Call, Problem, Run
 from structconv.primitives.native.loader import Core
@@ -28,8 +29,7 @@ __all__ = ["AttentionStep"]
 
 class AttentionStep(ScaledDotProduct):
     """One output that reads all entries, of which the last is still to be projected: softmax attention, Theta_k = V_k
-    O_k.
-    """
+    O_k."""
 
     name = "structconv.attention_step"
     types: ClassVar[tuple[type, ...]] = (Normalized,)
@@ -67,7 +67,7 @@ class AttentionStep(ScaledDotProduct):
         step, pending = _Step.of(match, call), call.pending
         if step is None or not step.projects(pending.x) or step.position != pending.start:
             return None
-        keys, values = pending.rows(_rows(match.key(call.basis))), pending.rows(_rows(call.projected))
+        keys, values = (pending.entries_of(_rows(own)).rows for own in (match.key(call.basis), call.projected))
 
         def run(x: Tensor, position: int) -> Tensor | None:
             if private.watched() or x.shape != step.shape or core_for(x, step.output) is None:
@@ -78,14 +78,8 @@ class AttentionStep(ScaledDotProduct):
 
 
 class _Step(NamedTuple):
-    """The arguments of a step, beside the cache.
-
-    Args:
-        query, key, value: the new entry, or its projections.
-        term: of the scores, by the offset from the new entry.
-        turn, position: how query and key are rotated, and where they stand.
-        shape: the shape of the entry, (B, 1, P) or (1, P).
-    """
+    """The new entry of shape (B, 1, P) or (1, P), or its projections, the term of the scores by the offset from it, and
+    how query and key are rotated, and where they stand: the arguments of a step, beside the cache."""
 
     core: Core
     query: Heads
@@ -132,10 +126,8 @@ class _Step(NamedTuple):
 
     def attend(self, keys: Tensor, values: Tensor, x: Tensor | None = None, position: int = 0) -> Tensor:
         """y = sum_k softmax_m(scale <q_k, key_km> + term_km) value_km O_k + b, of another entry x at a position, where
-        query, key and value are projections.
-
-        The entry's key and value are written to the last rows of keys (B, G, M, D) and values (B, G', M, C).
-        """
+        query, key and value are projections. The entry's key and value are written to the last rows of keys (B, G, M,
+        D) and values (B, G', M, C)."""
         core, query, key, value, output, bias, scale, term, turn, own, shape = self
         if x is not None:
             query, key, value, own = Heads(x, *query[1:]), Heads(x, *key[1:]), Heads(x, *value[1:]), position
@@ -147,11 +139,8 @@ class _Step(NamedTuple):
 
 
 class _Term:
-    """A term of the scores that depends on the offset of an entry from the last one alone.
-
-    Args:
-        scores: the term for any pairs. size: K.
-    """
+    """A term of the scores that depends on the offset of an entry from the last one alone; `scores` for any pairs, of K
+    = `size`."""
 
     def __init__(self, scores: Distance | Lookup, size: int) -> None:
         self._scores, self._size = scores, size
@@ -169,10 +158,8 @@ class _Term:
 
 def _is_by_offset(term: Basis) -> bool:
     """Return True for a term that depends only on the offset, with an output anywhere."""
-    scores = term.child if isinstance(term, Moved) and term.output_positions.positions is None else None
-    if isinstance(scores, Lookup):
-        return scores.kind != "position" and scores.table.shape[-2] == 1 and not scores.batch_shape
-    return isinstance(scores, Distance)
+    return (isinstance(term, Moved) and term.output_positions.positions is None and is_by_offset(term.child)
+            and not term.child.batch_shape)
 
 
 def _rows(stored: Any) -> Any:

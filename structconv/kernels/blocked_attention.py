@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis
-from structconv.bases.entrywise import Dropped, Mapped, Masked, Normalized
-from structconv.bases.linear import Scaled
+from structconv.bases.entrywise import Dropped, Mapped, Normalized
 from structconv.bases.positions import bucket_count
-from structconv.bases.tree import Leaf
 from structconv.kernels.existing import Existing
-from structconv.kernels.expressions import Dropout, finite, listed, undropped
+from structconv.kernels.expressions import Dropout, finite, listed, undropped, unscaled
 from structconv.kernels.orders import Application, Applied, shares_of
 from structconv.kernels.terms import (
     PRODUCTS,
@@ -46,11 +44,8 @@ _MAPS: tuple[tuple[Callable[[Tensor], Tensor], str], ...] = (
 
 
 class Blocked(NamedTuple):
-    """w = normalized(gain map(terms)), dropped, where pairs exist.
-
-    Args:
-        terms: what finds them. size: K. batch: the basis's leading dimensions.
-    """
+    """w = normalized(gain map(terms)), dropped, where pairs exist. Fields: what finds them in a basis; K; its leading
+    dimensions."""
 
     terms: Callable[[Any], tuple[Term, ...]]
     normalization: str
@@ -139,13 +134,7 @@ class BlockedAttention(Applied):
 
 def mapped(weights: Normalized) -> tuple[str, str, float, Basis] | None:
     """(normalization, map, gain, scores) of weights = normalized(gain map(scores))."""
-    kind, node, gain = weights.kind, weights.child, 1.0
-    while isinstance(node, Masked | Scaled):
-        if isinstance(node, Scaled):
-            if isinstance(node.factor, Tensor | Leaf):
-                break
-            gain *= node.factor
-        node = node.child
+    kind, (gain, node) = weights.kind, unscaled(weights.child)
     if isinstance(node, Mapped):
         name = next((name for fn, name in _MAPS if fn is node.fn), None)
         return None if name is None or kind == "sigmoid" or gain == 0 else (kind, name, gain, node.child)

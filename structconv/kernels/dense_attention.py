@@ -12,12 +12,11 @@ from torch.compiler import is_compiling
 
 from structconv import torch_compat as private
 from structconv.bases.dense import Dense
-from structconv.bases.entrywise import Dropped, Masked, Normalized
-from structconv.bases.linear import Scaled
+from structconv.bases.entrywise import Dropped, Normalized
 from structconv.bases.placed import Moved
 from structconv.bases.positions import Distance, GridLookup, Lookup
 from structconv.bases.scores import Bilinear
-from structconv.bases.tree import LAZY, Leaf, getter, materializer
+from structconv.bases.tree import LAZY, getter, materializer
 from structconv.derived import Owner
 from structconv.kernels.existing import Existing
 from structconv.kernels.expressions import (
@@ -27,6 +26,7 @@ from structconv.kernels.expressions import (
     product_and_bias,
     softmax_over_inputs,
     unmasked,
+    unscaled,
 )
 from structconv.kernels.orders import Application, Applied
 from structconv.planning.cost import Cost
@@ -48,11 +48,7 @@ HELD_WEIGHTS, HELD_RELATIVE = 1 << 22, 1 << 16
 
 class Attended(NamedTuple):
     """softmax_m(scale <query_kn, key_km> + bias) where pairs exist; a bias is held whole, and a table goes with a mask.
-
-    Args:
-        query, key: what finds them. size: K. depth: D.
-        bias: (basis) -> the basis of the bias. places: the owner of what sizes alone decide of it.
-    """
+    Fields: what finds them in a basis; K and D; the owner (`places`) of what sizes alone decide of the bias."""
 
     query: Callable[[Any], Any]
     key: Callable[[Any], Any]
@@ -105,11 +101,9 @@ class Attended(NamedTuple):
 
 
 def _sound(y: Tensor, query: Tensor, key: Tensor, r: Tensor) -> bool:
-    """Return True if no value that is not finite can have reached an earlier output.
-
-    torch's fused kernel on a CPU masks the scores first, so that only r can leak, multiplied by weights of zero. The
-    last output then shows it, because it reads all inputs.
-    """
+    """Return True if no value that is not finite can have reached an earlier output. torch's fused kernel on a CPU
+    masks the scores first, so that only r can leak, multiplied by weights of zero. The last output then shows it,
+    because it reads all inputs."""
     if is_compiling():
         return True
     unit = all(t.stride(-1) == 1 for t in (query, key, r))
@@ -154,18 +148,11 @@ class ScaledDotProduct(Applied):
 
 def matched(basis: Normalized, bias: Held | Moved | None) -> Attended | None:
     """Return the operands of the operator in a basis with this term of the scores; `None` if the basis is something
-    else, or its mask is a list of edges.
-    """
+    else, or its mask is a list of edges."""
     if basis.kind != "softmax" or basis.over != "inputs":
         return None
     node = basis.child if bias is None else product_and_bias(unmasked(basis.child), lambda part: part is bias)[0]
-    scale = 1.0
-    while isinstance(node, Masked | Scaled):
-        if isinstance(node, Scaled):
-            if isinstance(node.factor, Tensor | Leaf):
-                return None
-            scale *= node.factor
-        node = node.child
+    scale, node = unscaled(node)
     if not isinstance(node, Bilinear) or listed(basis.child):
         return None
     existing = Existing.of(basis.child.support(), node.num_inputs, node.num_outputs)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,23 +14,18 @@ from torch import Tensor
 from structconv.bases.tree import getter, materializer
 from structconv.derived import derived
 from structconv.shapes import broadcast
-from structconv.structures.masks import And
+from structconv.structures.masks import joined_by_and
 from structconv.structures.supports import Causal, DenseMask, Padding, Support
 
-__all__ = ["Existing"]
+__all__ = ["Existing", "all_of"]
 
 #: Booleans of a mask above which blocks are preferred to one table, and up to which a table is remembered.
 MASK_ELEMENTS, REMEMBERED = 1 << 27, 1 << 22
 
 
 class Existing(NamedTuple):
-    """The parts of a support's spec.
-
-    Args:
-        causal: if True, only pairs m <= n exist.
-        paddings: functions that return the booleans (..., M) of each padding.
-        others: functions that return the supports of other kinds.
-    """
+    """The parts of a support's spec: only pairs m <= n (`causal`), and what finds the booleans (..., M) of each
+    padding, and the supports of other kinds."""
 
     causal: bool
     paddings: tuple[Callable[[Any], Tensor], ...]
@@ -37,7 +34,7 @@ class Existing(NamedTuple):
     @classmethod
     def of(cls, support: Support | None, num_inputs: int, num_outputs: int) -> Existing | None:
         """The parts of a support; `None` where a table of its pairs would be too large."""
-        parts = _parts(support)
+        parts = joined_by_and(support)
         others = [part for part in parts if not isinstance(part, Causal | Padding)]
         entries = math.prod(broadcast(*(part.batch_shape for part in others))) if others else 0
         if not torch.compiler.is_compiling() and entries * num_inputs * num_outputs > MASK_ELEMENTS:
@@ -53,23 +50,22 @@ class Existing(NamedTuple):
 
     def padding(self, basis: Any) -> Tensor | None:
         """The inputs that exist by all paddings, (..., M)."""
-        keep: Tensor | None = None
-        for find in self.paddings:
-            keep = find(basis) if keep is None else keep & find(basis)
-        return keep
+        return all_of([find(basis) for find in self.paddings])
 
     def table(self, basis: Any, lead: tuple[int, ...], num_inputs: int, num_outputs: int,
               device: torch.device) -> Tensor | None:
         """Booleans (B or 1, 1, M, N) of all but the order, B = prod(lead); padding alone has stride 0 along N."""
-        keep: Tensor | None = None
-        for find in self.others:
-            part = _table(find(basis), num_inputs, num_outputs, device)
-            keep = part if keep is None else keep & part
+        keep = all_of([_table(find(basis), num_inputs, num_outputs, device) for find in self.others])
         padding = self.padding(basis)
         if padding is None:
             return None if keep is None else _flat(keep, lead)
         rows = _flat(padding.unsqueeze(-1), lead)
         return rows.expand(*rows.shape[:-1], num_outputs) if keep is None else _flat(keep, lead) & rows
+
+
+def all_of(masks: list[Tensor]) -> Tensor | None:
+    """True where all masks are; `None` without any."""
+    return functools.reduce(operator.and_, masks) if masks else None
 
 
 def _table(support: Support, num_inputs: int, num_outputs: int, device: torch.device) -> Tensor:
@@ -91,9 +87,3 @@ def _flat(keep: Tensor, lead: tuple[int, ...]) -> Tensor:
     if keep.dim() == 2:
         return keep[None, None]
     return keep.expand(*lead, *shape).reshape(math.prod(lead), 1, *shape)
-
-
-def _parts(support: Support | None) -> tuple[Any, ...]:
-    if isinstance(support, And):
-        return _parts(support.first) + _parts(support.second)
-    return () if support is None else (support,)

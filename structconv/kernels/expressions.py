@@ -11,14 +11,13 @@ from torch import Tensor
 from structconv.bases.base import Basis
 from structconv.bases.entrywise import Dropped, Masked, Normalized, Sum
 from structconv.bases.linear import Scaled
-from structconv.bases.scores import Products
 from structconv.bases.tree import Leaf, getter, materializer
 from structconv.primitives.functions import finite
 from structconv.structures.graph import Graph, listed_edges
 from structconv.structures.supports import EdgeSupport, Support
 
 __all__ = ["Dropout", "finite", "listed", "pairs_list", "product_and_bias",
-           "scaled_product", "softmax_over_inputs", "undropped", "unmasked"]
+           "softmax_over_inputs", "undropped", "unmasked", "unscaled"]
 
 
 class Dropout(NamedTuple):
@@ -55,12 +54,12 @@ def unmasked(node: Basis) -> Basis:
     return node
 
 
-def scaled_product(node: Basis) -> tuple[float, Products | None]:
-    """The scale and the scores where the node is a product scaled by numbers, else `None` for the scores."""
-    scale = 1.0
-    while isinstance(node, Scaled) and not isinstance(node.factor, Tensor | Leaf):
-        scale, node = scale * node.factor, unmasked(node.child)
-    return scale, node if isinstance(node, Products) else None
+def unscaled(node: Basis) -> tuple[float, Basis]:
+    """The product of the numbers that scale a node, and the node below them and the masks."""
+    scale: Any = 1.0
+    while isinstance(node, Masked) or (isinstance(node, Scaled) and not isinstance(node.factor, Tensor | Leaf)):
+        scale, node = scale * node.factor if isinstance(node, Scaled) else scale, node.child
+    return scale, node
 
 
 def product_and_bias(node: Basis, fits: Callable[[Basis], bool]) -> tuple[Basis, Any]:

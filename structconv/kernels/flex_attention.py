@@ -55,12 +55,8 @@ _COMPILED: dict[Hashable, Callable[..., Tensor]] = {}
 
 
 class FlexScores(NamedTuple):
-    """softmax over the inputs of gain map(terms), at the pairs that are present.
-
-    Args:
-        terms: what finds them. size: K.
-        otherwise: the same in blocks, or `None` where blocks do not express it.
-    """
+    """softmax over the inputs of gain map(terms), at the pairs that are present; `otherwise` in blocks, or `None` where
+    blocks do not express it."""
 
     terms: Callable[[Any], tuple[Term, ...]]
     mapping: str
@@ -86,8 +82,7 @@ class FlexScores(NamedTuple):
 
     def _suits(self, r: Tensor, query: Tensor, key: Tensor) -> bool:
         """Return True if Flex supports these dtypes, and masked inputs are finite: absent pairs are multiplied by zero.
-        Another entry reads an input that order or a window hides, so that the result shows if it is not finite.
-        """
+        Another entry reads an input that order or a window hides, so that the result shows if it is not finite."""
         operands = (r, query, key)
         if any(t.dtype not in _STORED for t in operands):
             return False
@@ -121,15 +116,9 @@ class FlexScores(NamedTuple):
 
 
 class Maps(NamedTuple):
-    """The terms of a pair (m, n) that the score function reads.
-
-    Args:
-        along: (B, K, N + M - 1), the term of each offset m - n.
-        rows: (B, K, N, L), the term of each output at each bucket.
-        bucket: (N + M - 1,), the bucket of each offset.
-        padding: (B, M) booleans.
-        tables: (M, N) or (B, M, N) booleans.
-    """
+    """What the score function reads of a pair (m, n): the term (B, K, N + M - 1) of each offset m - n, that (B, K, N,
+    L) of each output at each bucket, the bucket (N + M - 1,) of each offset, and booleans (B, M), and (M, N) or (B, M,
+    N)."""
 
     along: Tensor | None
     rows: Tensor | None
@@ -149,10 +138,8 @@ def _widened(t: Tensor) -> Tensor:
 
 def _whole(query: Tensor, key: Tensor, values: Tensor, maps: Maps, blocks: BlockMask | None, scale: float,
            mapping: str, gain: float) -> Any:
-    """Flex with the score gain map(score + along[m - n] + rows[n, bucket[m - n]]), -inf where a tensor says so.
-
-    The tensors are arguments: what the score function closed over outside would be a part of the program.
-    """
+    """Flex with the score gain map(score + along[m - n] + rows[n, bucket[m - n]]), -inf where a tensor says so. The
+    tensors are arguments: what the score function closed over outside would be a part of the program."""
     fn, first, (along, rows, bucket, padding, tables) = _MAPS[mapping], query.shape[-2] - 1, maps
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, n: Tensor, m: Tensor) -> Tensor:
@@ -173,9 +160,7 @@ def _whole(query: Tensor, key: Tensor, values: Tensor, maps: Maps, blocks: Block
 
 def _attention(device: torch.device, kind: Hashable) -> Callable[..., Tensor]:
     """Return the function for problems of one kind: compiled on a GPU, and plain elsewhere, where it is only tested.
-
-    Each kind has its own code object, because a compiler stops after a few programs of one code object.
-    """
+    Each kind has its own code object, because a compiler stops after a few programs of one code object."""
     if device.type in UNCOMPILED:
         return _whole
     compiled = _COMPILED.get(kind)

@@ -14,6 +14,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from structconv.bases.tree import getter
 from structconv.derived import derived
+from structconv.kernels.existing import all_of
 from structconv.structures.masks import And, Not, Or, Transposed
 from structconv.structures.supports import Blocks, Causal, DenseMask, Global, Padding, Support, Window
 
@@ -27,13 +28,7 @@ _FIRST: dict[Hashable, Support] = {}
 
 
 class Present(NamedTuple):
-    """The pairs that are in every part.
-
-    Args:
-        parts: functions of only m and n.
-        paddings: what finds booleans (..., M).
-        tables: what finds booleans (..., M, N).
-    """
+    """The pairs that are in every part: functions of only m and n, and what finds booleans (..., M) and (..., M, N)."""
 
     parts: tuple[Support, ...]
     paddings: tuple[Callable[[Any], Tensor], ...]
@@ -66,19 +61,15 @@ class Present(NamedTuple):
 
     def by_tensors(self, basis: Any, lead: torch.Size) -> tuple[Tensor | None, tuple[Tensor, ...]]:
         """The padding (B, M) and the tables (M, N) or (B, M, N) of a batch of B = prod(lead) entries."""
-        padding: Tensor | None = None
-        for find in self.paddings:
-            padding = find(basis) if padding is None else padding & find(basis)
+        padding = all_of([find(basis) for find in self.paddings])
         padding = None if padding is None else padding.expand(*lead, -1).reshape(lead.numel(), -1)
         tables = [find(basis) for find in self.tables]
         return padding, tuple(t if t.dim() == 2 else t.expand(*lead, *t.shape[-2:]).reshape(-1, *t.shape[-2:])
                               for t in tables)
 
     def block_mask(self, inputs: int, outputs: int, device: torch.device) -> BlockMask | None:
-        """The pairs of `parts`; `None` where there are none.
-
-        Found once for these sizes: O(M N) booleans, a piece at a time.
-        """
+        """The pairs of `parts`, `None` where there are none; found once for these sizes: O(M N) booleans, a piece at a
+        time."""
         if not self.parts:
             return None
         key = "block mask", tuple(map(_key, self.parts)), inputs, outputs, device

@@ -19,13 +19,9 @@ COPIED = 1 << 23
 
 
 class Folding(NamedTuple):
-    """B samples over one graph, as rows of B copies of it, (B M, K, C), or in the heads of one, (M, B K, C).
-
-    Args:
-        lead, size: the leading dimensions, of B samples, and K.
-        ends: the edges by output and by input, of all copies; none for all pairs.
-        copies: whether there are copies.
-    """
+    """B samples over one graph, as rows of B `copies` of it, (B M, K, C), or in the heads of one, (M, B K, C). The
+    `ends` are the edges of all copies by output and by input, none for all pairs; `lead` the dimensions of the
+    samples."""
 
     lead: tuple[int, ...]
     size: int
@@ -78,11 +74,8 @@ class Folding(NamedTuple):
 
 
 def folded(graph: Graph, lead: tuple[int, ...], size: int, *, dropout: float = 0.0) -> Folding:
-    """Return the folding of a batch over a graph: into copies, in the row layout of linear layers, if possible.
-
-    Copies are not possible with dropout, whose random numbers depend on entry and head, or in traced programs, which
-    take any number of samples.
-    """
+    """The folding of a batch over a graph: into copies, in the row layout of linear layers, but not with dropout, whose
+    random numbers depend on entry and head, nor in traced programs, which take any number of samples."""
     count = math.prod(lead)
     several = not is_compiling() and count > 1 and not dropout and (
         count * max(graph.num_edges, graph.num_inputs, graph.num_outputs) <= COPIED)

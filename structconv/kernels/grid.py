@@ -35,11 +35,9 @@ Convolve = Callable[[Tensor, Any, "Tensor | None"], Tensor]
 
 
 class GridConvolution(Kernel):
-    """Theta as the kernel of a strided, dilated convolution, whose padding is that of the grid.
-
+    """Theta as the kernel of a strided, dilated convolution of one to three axes, with the padding of the grid.
     Depthwise and grouped Theta become groups; a depthwise separable Theta is a depthwise convolution, then a product
-    with channels; any other is a dense kernel. Grids of one, two or three axes.
-    """
+    with channels; any other is a dense kernel."""
 
     name, types, orders, images = "torch.conv", (Shift,), ("operator_first",), True
     before = ("structconv.slices", "dense operator")
@@ -65,10 +63,8 @@ class GridConvolution(Kernel):
 
 
 class TransposedConvolution(Kernel):
-    """Theta, dense, grouped or depthwise, as the kernel of a transposed convolution.
-
-    For windows that are padded by as many zeros at both ends of an axis.
-    """
+    """Theta, dense, grouped or depthwise, as the kernel of a transposed convolution, where both ends of an axis are
+    padded by as many zeros."""
 
     name, types, orders = "torch.conv_transpose", (ShiftTransposed,), ("operator_first",)
     before = ("dense operator",)
@@ -108,10 +104,8 @@ class TransposedConvolution(Kernel):
 
 
 class GridPooling(Kernel):
-    """Means over windows; a dense Theta is a product with the means.
-
-    For windows that are padded by as many zeros at both ends of an axis.
-    """
+    """Means over windows that are padded by as many zeros at both ends of an axis; a dense Theta is a product with
+    them."""
 
     name, types, orders, images = "torch.avg_pool", (Pooling,), ("operator_first",), True
     before = ("dense operator",)
@@ -186,12 +180,8 @@ def _of_entries(convolve: Convolve, shape: tuple[int, ...]) -> Run:
 
 
 class ConvolutionWindow(NamedTuple):
-    """The arguments of a convolution for a cuboid of shifts; `pads` is the padding that it cannot do itself.
-
-    Args:
-        pads: amounts for `torch.nn.functional.pad`, none if the convolution pads. mode: the padding mode.
-        order: the order of Theta's matrices in the kernel; none if it is unchanged.
-    """
+    """The arguments of a convolution for a cuboid of shifts. `pads` and `mode` are padding that it cannot do itself,
+    for `torch.nn.functional.pad`; `order` is that of Theta's matrices in the kernel, none if it is unchanged."""
 
     ndim: int
     kernel_size: tuple[int, ...]

@@ -26,12 +26,8 @@ FEWEST, CALLS, TRANSFORM_SHARE = 64, 20, 0.03
 
 
 class Circle(NamedTuple):
-    """The periodic grid on which a window of shifts is one product of transforms, and the place of each Theta_k.
-
-    Args:
-        shape: shape of the grid of inputs. sizes: sizes of the transforms. places: the flat entry of each offset that
-            reads an input. read: the numbers of these offsets.
-    """
+    """The periodic grid on which a window of shifts is one product of transforms of these `sizes`: the shape of the
+    inputs, and the flat entry (`places`) of each offset that reads an input, and its number (`read`)."""
 
     shape: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -41,8 +37,7 @@ class Circle(NamedTuple):
     @classmethod
     def of(cls, shift: Shift) -> Circle | None:
         """Return the circle for shifts without stride whose outputs are their inputs, on one grid with zero or circular
-        padding; else `None`.
-        """
+        padding; else `None`."""
         grid = shift.grid
         if not isinstance(grid, Grid) or grid.ndim > 2 or any(shift.grow) or any(s != 1 for s in shift.stride):
             return None
@@ -62,12 +57,10 @@ class Circle(NamedTuple):
 
 
 class LongConvolution(Kernel):
-    """y = F^-1 (F x F Theta): O(N log N) for any number K of offsets, where K N of a window are more.
-
-    For one or two axes, zeros or a periodic grid, stride 1, whole and depthwise Theta, at least 64 offsets. Rounding is
-    that of the transforms, relative to the largest numbers of x. A number that is not finite would reach every output,
-    so that such x go through torch's convolution.
-    """
+    """y = F^-1 (F x F Theta): O(N log N) for any number K of offsets, at least 64, where K N of a window are more. For
+    one or two axes, zeros or a periodic grid, stride 1, whole and depthwise Theta. Rounding is that of the transforms,
+    relative to the largest numbers of x. A number that is not finite would reach every output, so that such x go
+    through torch's convolution."""
 
     name, types, orders = "transforms", (Shift,), ("by_transforms",)
 

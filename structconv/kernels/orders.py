@@ -213,11 +213,6 @@ _ORDERS: dict[str, Callable[[Application, Problem], Run]] = {
 Structure = Callable[[int, str], Cost]
 
 
-def _distinct_heads(theta: Weight) -> int:
-    """Return the number of different products x Theta_k."""
-    return 1 if isinstance(theta, Eye | Shared) else theta.size
-
-
 def _structure_first_cost(problem: Problem, structure: Structure) -> Cost:
     theta = problem.theta
     channels = problem.channel_product(theta.contract_flops(), problem.outputs, theta.size, theta.out_channels,
@@ -228,7 +223,8 @@ def _structure_first_cost(problem: Problem, structure: Structure) -> Cost:
 
 
 def _channels_first_cost(problem: Problem, structure: Structure) -> Cost:
-    theta, heads = problem.theta, _distinct_heads(problem.theta)
+    theta = problem.theta
+    heads = 1 if isinstance(theta, Eye | Shared) else theta.size  # different products x Theta_k
     channels = problem.channel_product(theta.expand_flops(), problem.inputs, heads, theta.in_channels,
                                        theta.out_channels, heads * theta.out_channels, products=theta.factors)
     around = structure(theta.out_channels, "synthesis").repeated(1 + (problem.x_grad or problem.theta_grad))
@@ -316,11 +312,9 @@ def _numbers(problem: Problem) -> int:
 
 
 class DenseOperator(Kernel):
-    """Phi = sum_k A_k (x) Theta_k as one (M P, N Q) matrix, then x Phi: O(M N P Q) memory.
-
-    A dense operator multiplies the zeros of a sparse basis as well, so that a NaN of x reaches every output; it is
-    therefore run unasked for `Dense` alone, where no entry is absent, and while the operator is small.
-    """
+    """Phi = sum_k A_k (x) Theta_k as one (M P, N Q) matrix, then x Phi: O(M N P Q) memory. It multiplies the zeros of a
+    sparse basis as well, so that a NaN of x reaches every output; it is therefore run unasked for `Dense` alone, where
+    no entry is absent, and while the operator is small."""
 
     name, orders = "dense operator", ("operator_first",)
 

@@ -64,12 +64,10 @@ def _kinds(basis: Typed) -> relations.Kinds:
 
 
 class PerRelation(Kernel):
-    """r_u = sum of x_m over the edges onto the pair u = (n, k), then r_u Theta_k, then y_n = their sum over k.
-
-    Or pairs (m, k) the other way round where they are fewer. In blocks of outputs, or of inputs, whose sums r_u the
-    backward forms again: the memory of one block, at most O(pairs (P + Q)), and never (N, K, C) or (E, C). The
-    number of pairs depends on values, so that compiled programs take another path.
-    """
+    """r_u = sum of x_m over the edges onto the pair u = (n, k), then r_u Theta_k, then y_n = their sum over k; or pairs
+    (m, k) the other way round where they are fewer. In blocks of outputs, or of inputs, whose sums r_u the backward
+    forms again: at most O(pairs (P + Q)) memory, never (N, K, C) or (E, C). The number of pairs depends on values, so
+    that compiled programs take another path."""
 
     name, types, orders = "distinct pairs", (Typed,), ("per_relation",)
 
@@ -140,10 +138,8 @@ def _expected(edges: int, cells: int) -> int:
 
 
 class Stacked(Primitives):
-    """The sums of all relations side by side, (N, K P), times all Theta_k as one matrix: one node on a new graph.
-
-    Right where there are few relations or entries; O(N K P) memory.
-    """
+    """The sums of all relations side by side, (N, K P), times all Theta_k as one matrix: one node on a new graph, for
+    few relations or entries; O(N K P) memory."""
 
     name, types, before = "relations, one product", (Typed,), ("primitives",)
 
@@ -183,10 +179,8 @@ def _side_by_side(typed: Typed) -> Sorted | None:
 
 
 class MixedFirst(Kernel):
-    """sum_k mix_kh A_k is one matrix over all edges: H of them and H filters instead of K, for a separable Theta.
-
-    One where all relations share Theta. O(E H) memory beside what the path over those matrices holds.
-    """
+    """sum_k mix_kh A_k is one matrix over all edges: H of them and H filters instead of K, for a separable Theta; one
+    where all relations share Theta. O(E H) memory beside what the path over those matrices holds."""
 
     name, types, orders = "one matrix a filter", (Typed,), ("mixed_first",)
 

@@ -42,13 +42,9 @@ _Group = tuple[int, ...]
 
 
 class Samplewise(NamedTuple):
-    """The computation of the samples of a call.
-
-    Args:
-        stacks: if True, samples of equal sizes may be stacked along a leading dimension.
-        keeps: if True, the backward would store their pairs, so that many are evaluated again instead.
-        plans: the plans of the size classes so far; all else that is static is shared by the call.
-    """
+    """The computation of the samples of a call: whether those of equal sizes may be stacked along a leading dimension,
+    whether the backward would store their pairs (`keeps`), so that many are evaluated again instead, and the plans of
+    the size classes so far; all else that is static is shared by the call."""
 
     stacks: bool
     keeps: bool
@@ -133,8 +129,7 @@ class _Match(NamedTuple):
 
     def calls(self) -> int:
         """The number of calls: one for each sample, or one for each size if samples stack, estimated from the sums of
-        sizes.
-        """
+        sizes."""
         samples, count = self.samples, _count(self.samples)
         if not self.stacks:
             return count
@@ -255,10 +250,8 @@ def _tensors_of(basis: Basis) -> list[Tensor]:
 
 
 def _groups(samples: Samples, numbers: int, stacks: bool) -> list[tuple[int, _Group]]:
-    """Samples that are computed together, with so many numbers at each pair, after how many numbers that makes.
-
-    They are of equal sizes, and one block holds their pairs. Nothing where no sample has any pair.
-    """
+    """Samples that are computed together, with so many numbers at each pair, after how many numbers that makes. They
+    are of equal sizes, and one block holds their pairs. Nothing where no sample has any pair."""
     if samples.pair_count == 0:
         return []
     alike: dict[Any, list[int]] = {}

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, cast
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
-from structconv.bases.shift import Shift
+from structconv.bases.shift import Shift, axis_positions
 from structconv.derived import derived
 from structconv.kernels.grid import ConvolutionWindow
 from structconv.planning.cost import Cost
@@ -22,15 +21,9 @@ __all__ = ["Frame", "SliceProducts", "frame"]
 
 
 class Frame(NamedTuple):
-    """Inputs and outputs on one grid, on which each offset is one shift of the flat index.
-
-    Args:
-        before, after: padding of the input at the two ends of each axis.
-        shape: the padded input's size on each axis. Output n has the place n; only the first axis may have a different
-            number of outputs.
-        outputs: the output grid's size on each axis.
-        shifts: for each k, the flat index that an output reads minus its own.
-    """
+    """Inputs and outputs on one grid, on which each offset is one shift of the flat index: padding before and after
+    each axis, the sizes of the padded input and of the outputs, and for each k the index that an output reads minus its
+    own. Only the first axis may have a different number of outputs."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -70,16 +63,15 @@ def _frame(shift: Shift) -> Frame:
 
 
 class SliceProducts(Kernel):
-    """y = sum over k of one product with Theta_k, of a slice of x and into a slice of y; no row is gathered.
-
-    For stride 1, on grids of any number of axes, with every padding. torch's convolution keeps the cuboids.
-    """
+    """y = sum over k of one product with Theta_k, of a slice of x and into a slice of y; no row is gathered. For stride
+    1, on grids of any number of axes, with every padding. torch's convolution keeps the cuboids."""
 
     name, types, orders = "structconv.slices", (Shift,), ("per_shift",)
 
     def match(self, problem: Problem) -> Frame | None:
         shift = cast(Shift, problem.basis)
-        fits = _unstrided(shift) and shift.num_inputs > 0 and shift.num_outputs > 0
+        unstrided = isinstance(shift.grid, Grid) and all(step == 1 for step in shift.stride)
+        fits = unstrided and shift.num_inputs > 0 and shift.num_outputs > 0
         return frame(shift) if fits and ConvolutionWindow.of(shift) is None else None
 
     def cost(self, match: Frame, problem: Problem, path: str) -> Cost:
@@ -111,10 +103,6 @@ class SliceProducts(Kernel):
         return run
 
 
-def _unstrided(shift: Shift) -> bool:
-    return isinstance(shift.grid, Grid) and all(step == 1 for step in shift.stride)
-
-
 def _laid(image: Tensor, padding: str, frame: Frame) -> Tensor:
     """(B, S..., P) on its frame."""
     if padding in ("zeros", "none"):
@@ -123,19 +111,9 @@ def _laid(image: Tensor, padding: str, frame: Frame) -> Tensor:
     for axis, (low, high) in enumerate(zip(frame.before, frame.after, strict=True)):
         if low or high:
             size = image.shape[axis + 1]
-            image = image.index_select(axis + 1, _positions(size, low, high, padding, image.device))
+            positions, = axis_positions(size, low + size + high, 1, (-low,), padding, image.device)
+            image = image.index_select(axis + 1, positions)
     return image
-
-
-def _positions(size: int, low: int, high: int, padding: str, device: torch.device) -> Tensor:
-    """Return the entry at each position of a padded axis."""
-    at = torch.arange(-low, size + high, device=device)
-    if padding == "circular":
-        return at % size
-    if padding == "replicate":
-        return at.clamp(0, size - 1)
-    at = at % max(2 * (size - 1), 1)
-    return torch.where(at < size, at, 2 * (size - 1) - at)
 
 
 register(SliceProducts())

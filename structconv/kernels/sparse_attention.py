@@ -13,15 +13,15 @@ from structconv.bases.base import Basis
 from structconv.bases.entrywise import Dropped, LeakyReLU, Normalized
 from structconv.bases.pairs import Edges
 from structconv.bases.pairwise import complete, entries, weights_at
-from structconv.bases.scores import Affine, EdgeScore
+from structconv.bases.scores import Affine, Bilinear, EdgeScore
 from structconv.bases.tree import Projected, Term, getter, materializer, tensor
 from structconv.kernels.expressions import (
     Dropout,
     pairs_list,
     product_and_bias,
-    scaled_product,
     softmax_over_inputs,
     unmasked,
+    unscaled,
 )
 from structconv.kernels.folding import Folding, folded
 from structconv.kernels.orders import Application, Applied
@@ -52,11 +52,8 @@ FEW_PRODUCTS = 1 << 26
 
 
 class AttentionEdges(NamedTuple):
-    """The edges of attention, its dropout, and its sizes.
-
-    Args:
-        pairs: what finds the list of the pairs. size: K. graph: what finds the graph, where the list is a graph's.
-    """
+    """The edges of attention, its dropout, and its sizes; `pairs` finds the list of the pairs, `graph` the graph where
+    it is a graph's."""
 
     pairs: Callable[[Any, int, int, torch.device], Graph]
     dropout: Dropout
@@ -156,8 +153,7 @@ class AffineEdges(NamedTuple):
         y = projected_attention(*batch.layouts, batch.rows(x), batch.by_head(source.vector),
                                 batch.by_head(target.vector), None if z is x else batch.rows(z),
                                 None if bias is None else batch.by_head(bias), slope=self.slope,
-                                dropout=edges.dropout.p, seed=edges.dropout.seed_of(call.basis),
-                                batch_heads=edges.size)
+                                **edges.options(call.basis))
         return batch.heads(y)
 
     def as_one_node(self, otherwise: Run, graph_of: Callable[[Any], Graph]) -> Run:
@@ -423,8 +419,8 @@ def _bilinear(node: Basis, edges: AttentionEdges, support: Support | None) -> Bi
     """A bias must be one of the very edges that are listed."""
     own = support.graph.edge_index if isinstance(support, EdgeSupport) else None
     product, bias = product_and_bias(node, lambda part: isinstance(part, EdgeScore) and part.graph.edge_index is own)
-    scale, scores = scaled_product(product)
-    if scores is None:
+    scale, scores = unscaled(product)
+    if not isinstance(scores, Bilinear):
         return None
     return BilinearEdges(edges, getter(scores.query), getter(scores.key), None if bias is None else getter(bias.values),
                          scale)

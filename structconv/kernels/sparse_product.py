@@ -22,8 +22,7 @@ from structconv.structures.graph import Graph, listed_edges
 from structconv.weights import Eye, Full
 from structconv.weights.base import plus
 
-__all__ = ["Matrices", "Sorted", "SparseProduct", "as_one_node", "is_lazy", "matrices",
-           "sorted_matrix"]
+__all__ = ["Matrices", "Sorted", "SparseProduct", "as_one_node", "is_lazy", "matrices", "sorted_matrix"]
 
 #: Edges as a native kernel reads them, and a function that raises an error if they changed after that.
 Sorted = tuple[Adjacency, Callable[[], None]]
@@ -116,13 +115,9 @@ class SparseProduct(Applied):
 
 def as_one_node(sort: Callable[[Call], Sorted | None], otherwise: Run, node: Callable[..., Tensor], *options: Any
                 ) -> Run:
-    """The run of a layer with a `Full` Theta as one node of autograd, if a kernel can read the tensors of the call.
-
-    Args:
-        sort: returns the sorted edges of a call, if a kernel can read them.
-        otherwise: the same by differentiable operators.
-        node: (adjacency, composed, x, theta, bias, *options) -> y, for example `convolve`.
-    """
+    """The run of a layer with a `Full` Theta as one node of autograd, (adjacency, composed, x, theta, bias, *options)
+    -> y such as `convolve`, where `sort` finds the edges of a call in an order that a kernel can read; else
+    `otherwise`, the same by differentiable operators."""
     def run(call: Call) -> Tensor:
         x, theta, bias = call.x, cast(Full, call.theta).theta, call.bias
         if not is_direct(x, theta, bias) or (edges := sort(call)) is None:

@@ -19,8 +19,8 @@ from structconv.bases.scores import Affine, Bilinear
 from structconv.bases.tree import materializer
 from structconv.shapes import concatenate
 
-__all__ = ["PRODUCTS", "Factor", "Summand", "Term", "buckets", "by_head", "diagonal", "filled", "products", "summands",
-           "table_rows", "tables"]
+__all__ = ["PRODUCTS", "Factor", "Summand", "Term", "buckets", "by_head", "diagonal", "filled", "is_by_offset",
+           "products", "summands", "table_rows", "tables"]
 
 #: Types that are products of vectors.
 PRODUCTS = (Bilinear, Affine)
@@ -42,6 +42,12 @@ def summands(node: Basis, factors: tuple[Any, ...] = ()) -> tuple[Summand, ...] 
         return None if first is None or second is None else first + second
     relative = isinstance(node, Distance) or (isinstance(node, Lookup) and node.kind != "position")
     return ((node, factors),) if relative or isinstance(node, PRODUCTS) else None
+
+
+def is_by_offset(leaf: Basis) -> bool:
+    """Return True for a term that depends only on the offset m - n."""
+    return isinstance(leaf, Distance) or (isinstance(leaf, Lookup) and leaf.kind != "position"
+                                          and leaf.table.shape[-2] == 1)
 
 
 def filled(terms: Sequence[Summand]) -> Callable[[Any], tuple[Term, ...]]:

@@ -20,15 +20,10 @@ from structconv.bases.positions import Distance, GridLookup, Lookup, bucket
 from structconv.bases.scores import Bilinear
 from structconv.bases.tree import getter, materializer, tensor
 from structconv.kernels.dense_attention import whole_bias
-from structconv.kernels.expressions import (
-    Dropout,
-    product_and_bias,
-    scaled_product,
-    softmax_over_inputs,
-    unmasked,
-)
+from structconv.kernels.expressions import Dropout, product_and_bias, softmax_over_inputs, unmasked, unscaled
 from structconv.kernels.folding import Folding
 from structconv.kernels.orders import Application, Applied
+from structconv.kernels.terms import is_by_offset
 from structconv.planning.cost import Cost
 from structconv.planning.counts import fused_application, samples_in
 from structconv.planning.fitted import SPARSE_CALLS, WINDOW_ENTRY
@@ -58,8 +53,7 @@ class Offsets(NamedTuple):
     @classmethod
     def of(cls, window: Window, causal: bool, entries: int) -> Offsets:
         """Return the offsets of a window over a sequence of entries, or on its grid. In a program for any number of
-        entries they are all offsets of the window, and the kernel skips those off the grid.
-        """
+        entries they are all offsets of the window, and the kernel skips those off the grid."""
         shape = (entries,) if window.grid is None else window.grid.shape
         below = tuple(at_most(radius, max(size - 1, 0) // step)
                       for (radius, step), size in zip(window.axes(), shape, strict=True))
@@ -67,25 +61,17 @@ class Offsets(NamedTuple):
 
     def work(self) -> float:
         """Pairs that are computed, 16 outputs of a line at once, full or not, and what each output takes beside."""
-        *others, (last, line) = self._widths()
+        *others, (last, line) = [  # of each axis the offsets, and the entries that are that far apart
+            (below + above + 1, -(-size // step))
+            for below, above, size, step in zip(self.below, self.above, self.shape, self.dilation, strict=True)]
         lanes = -(-line // 16) * 16 / max(line, 1)
         near = math.prod(min(width, size) for width, size in others) * min(last + 15, line)
         return math.prod(self.shape) * (near * lanes + WINDOW_ENTRY)
 
-    def _widths(self) -> list[tuple[int, int]]:
-        """Return for each axis the number of offsets, and the number of entries that are that far apart."""
-        return [(below + above + 1, -(-size // step))
-                for below, above, size, step in zip(self.below, self.above, self.shape, self.dilation, strict=True)]
-
 
 class Windowed(NamedTuple):
-    """softmax over the offsets of a window of scale <query_n, key_m> + table[m - n].
-
-    Args:
-        query, key, bias: what finds them. size, depth: K and D.
-        window, causal: the offsets; all of a sample where there is no window.
-        samples: what finds the samples within which they are, or none.
-    """
+    """softmax over the offsets of a window, or of a whole sample, of scale <query_n, key_m> + table[m - n]. Fields:
+    what finds them in a basis; K and D; the offsets; what finds the samples, or none."""
 
     query: Callable[[Any], Any]
     key: Callable[[Any], Any]
@@ -140,7 +126,8 @@ class WindowAttention(Applied):
         if softmax is None:
             return None
         weights, dropout = softmax
-        product, bias = product_and_bias(unmasked(weights.child), _by_offset)
+        product, bias = product_and_bias(
+            unmasked(weights.child), lambda term: isinstance(term, GridLookup) or is_by_offset(term))
         parts = _window(weights.child.support(), bias)
         if parts is None or (parts[2] is None and weights.num_inputs != weights.num_outputs):
             return None
@@ -149,7 +136,7 @@ class WindowAttention(Applied):
         if isinstance(bias, GridLookup) and (grid is None or grid.shape != bias.grid.shape
                                              or (dropout.p == 0 and whole_bias(weights) is not None)):
             return None
-        scale, scores = scaled_product(product)
+        scale, scores = unscaled(product)
         if not isinstance(scores, Bilinear) or not _stored(scores):
             return None
         return Windowed(getter(scores.query), getter(scores.key), None if bias is None else materializer(bias), dropout,
@@ -204,12 +191,6 @@ def _stored(scores: Bilinear) -> bool:
 
 def _native(*tensors: Tensor) -> bool:
     return len({t.dtype for t in tensors}) == 1 and tensors[0].dtype in STORED
-
-
-def _by_offset(bias: Basis) -> bool:
-    """Return True if a bias is a function of the offset."""
-    return isinstance(bias, Distance | GridLookup) or (isinstance(bias, Lookup) and bias.kind != "position"
-                                                       and bias.table.shape[-2] == 1)
 
 
 def _table(bias: Basis, offsets: Offsets) -> Tensor:

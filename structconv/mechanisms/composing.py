@@ -15,14 +15,9 @@ __all__ = ["behind_first"]
 
 
 def behind_first(first: Mechanism, second: Mechanism, basis: Callable[[], Basis], inputs: Inputs) -> Inputs:
-    """Return the inputs of the second of two composed mechanisms: its x are the outputs of the first.
-
-    If these are the entries of x or of z, they have their content. Other outputs have no content, only a number and a
-    structure.
-
-    Raises:
-        StructureError: the outputs have no content, and the second mechanism reads it.
-    """
+    """The inputs of the second of two composed mechanisms: its x are the outputs of the first. If these are the entries
+    of x or of z, they have their content; others have only a number and a structure, a `StructureError` where the
+    second reads content."""
     x, z, structure, projected, *_ = inputs
     own = first._own(structure)
     whose = first._outputs_are(own, x.shape[-2])

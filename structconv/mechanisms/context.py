@@ -58,10 +58,8 @@ class Context(Score):
         """The score, if there is one."""
         return () if self.score is None else (self.score,)
 
-    @property
-    def _passes_structures(self) -> bool:  # type: ignore[override]
-        """To the score, if there is one."""
-        return self.score is not None
+    #: To the score, if there is one.
+    _passes_structures = property(lambda self: self.score is not None)
 
     @property
     def reads(self) -> Collection[str]:  # type: ignore[override]

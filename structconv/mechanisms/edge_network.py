@@ -112,8 +112,7 @@ def _by_channels(attributes: Tensor) -> Tensor:
 
 def _kinds(attributes: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return the kind of each edge and the attributes of each kind, possibly with duplicates; `None` if most edges
-    differ.
-    """
+    differ."""
     known = attributes.dim() <= 2 and is_plain(attributes) and not attributes.requires_grad
     return derived(attributes, "kinds", lambda: _distinct(_by_channels(attributes))) if known else None
 

@@ -121,8 +121,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
     def of(self, x: str) -> Self:
         """A copy that reads the x of this name, in calls with several: in an expression all parts that have no name yet
         do. Parts of `|` may read different ones: `(Incidence("sender") | Incidence("receiver")).of("nodes") |
-        Identity().of("edges")` is called as `layer({"nodes": nodes, "edges": edges}, structure=graph)`.
-        """
+        Identity().of("edges")` is called as `layer({"nodes": nodes, "edges": edges}, structure=graph)`."""
         if not isinstance(x, str) or not x:
             raise ConfigError(type(self).__name__, "of must be given the name of an x of the call", type(x).__name__,
                               "The tensor itself goes to the layer: layer(x={name: tensor, ...}).")
@@ -287,8 +286,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
 
     @property
     def _static_key(self) -> Hashable:
-        """Return a key of the type and the options, under which values derived from a structure are remembered.
-        """
+        """Return a key of the type and the options, under which values derived from a structure are remembered."""
         if torch.compiler.is_compiling():
             return None
         key = self.__dict__.get("_options_key")
@@ -348,8 +346,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
 
     def _outputs_are(self, structure: Any, num_inputs: int) -> str | None:
         """Return "z" or "x" if the outputs are the entries of z or of x; `None` for other outputs, such as a coarser
-        grid, edges or learned queries.
-        """
+        grid, edges or learned queries."""
         return "z"
 
     def _samples_of_outputs(self, structure: Any) -> Any:

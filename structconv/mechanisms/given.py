@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from structconv.bases.base import Basis
 from structconv.bases.dense import Dense
-from structconv.bases.logdomain import mask_and_table, with_heads
+from structconv.bases.logdomain import check_masks_scores, mask_and_table, with_heads
 from structconv.derived import derived
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism
@@ -216,8 +216,6 @@ def added(first: Mechanism, term: Any) -> Mechanism:
         return first + Given(term)
     later = any(term is named for named in (STRUCTURE, STRUCTURE_IF_GIVEN))
     mask, table = (term, None) if later else mask_and_table("mechanisms", term)
-    if mask is not None and not first.has_scores:
-        raise ConfigError("a + b", "a mask in the log domain must be added to scores", repr(first),
-                          "Of a matrix leave pairs out by a.masked(keep=mask).")
+    check_masks_scores(first, mask)
     first = first if mask is None else first.masked(keep=mask)
     return first if table is None else first + Given(table)

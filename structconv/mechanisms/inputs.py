@@ -115,8 +115,7 @@ class Inputs(NamedTuple):
 
     def existing(self) -> int | Tensor:
         """Return the number of existing inputs: M, or (..., 1) without masked ones; for a batch, the number in each
-        output's sample, (..., N).
-        """
+        output's sample, (..., N)."""
         samples, visible = self.samples, self.visible
         if samples is None:
             return self.num_inputs if visible is None else visible.sum(-1, keepdim=True)

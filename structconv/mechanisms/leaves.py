@@ -54,10 +54,8 @@ def role_of(leaf: nn.Module) -> str:
 
 
 class Link(NamedTuple):
-    """An attribute of a leaf that is a child of another leaf: both use one module, for example one predicted position.
-
-    All four are names: of the leaf and its attribute, of the leaf that holds the module and of the child there.
-    """
+    """An attribute of a leaf that is a child of another leaf, one predicted position of both for example. All four are
+    names: of the leaf and its attribute, of the leaf that holds the module and of the child there."""
 
     leaf: str
     attribute: str

@@ -63,16 +63,10 @@ STRUCTURE_IF_GIVEN = CalledWith("STRUCTURE_IF_GIVEN")
 
 
 class Mask(Named, nn.Module):
-    """The pairs that exist: a support, a graph, a boolean tensor, or the structure of the call.
-
-    Its tensors are buffers: they move with `.to()`, are part of `state_dict`, and are copied. A file without them
-    loads, and so does a file with the buffers of a mask that was removed. Positions that it predicts are submodules.
-
-    Args:
-        mask: a `Support`, a `Graph`, booleans (..., M) of the inputs, `STRUCTURE` or `STRUCTURE_IF_GIVEN`; a string is
-            the name of a structure of the call.
-        kept: True if the mask holds the pairs that exist, False if it holds the pairs that do not.
-    """
+    """The pairs that exist, or with kept=False that do not: a `Support`, a `Graph`, booleans (..., M) of the inputs,
+    `STRUCTURE`, `STRUCTURE_IF_GIVEN`, or the name of a structure of the call. Its tensors are buffers: they move with
+    `.to()`, are part of `state_dict`, and are copied. A file without them loads, and so does a file with the buffers of
+    a mask that was removed. Positions that it predicts are submodules."""
 
     _role = "mask"
 

@@ -14,13 +14,8 @@ __all__ = ["Factor", "Mixing"]
 
 
 class Mixing(nn.Module):
-    """W (K, J) over the heads of an expression: a number J for a learned one, normal with variance 1/K, or a matrix,
-    trained if it is a parameter.
-
-    Raises:
-        ConfigError: if it is neither a positive integer nor a floating tensor.
-        ShapeError: if it is no matrix of K rows.
-    """
+    """W (K, J) over the heads of an expression: a number J for a learned one, normal with variance 1/K, or a matrix of
+    K rows, trained if it is a parameter."""
 
     _role = "mixing"
 

@@ -138,8 +138,7 @@ class Mixture(Mechanism):
 
     def _placed(self, parts: list[Mechanism], names: tuple[str, ...], structure: Any) -> list[Any]:
         """Return the structure of each part. In a batch, parts must agree on the samples of their outputs, and on the
-        samples of an x that they share.
-        """
+        samples of an x that they share."""
         named = type(structure) is NamedStructures
         if not structure.batched if named else getattr(structure, "samples", None) is None:
             return [part._own(structure) for part in parts]
@@ -163,11 +162,8 @@ class Mixture(Mechanism):
 
 
 def mixed(name: str, *operands: Any) -> Mixture | None:
-    """Apply an operator to operands of which some name their x; `None` if the result is not a mixture.
-
-    Raises:
-        ConfigError: an operator other than `|` on a mixture.
-    """
+    """Apply an operator to operands of which some name their x; `None` if the result is not a mixture. Only `|` takes
+    one."""
     mechanisms = [operand for operand in operands if isinstance(operand, Mechanism)]
     if name == "concat" and len(mechanisms) == len(operands):
         named = any(result is not None for part in mechanisms for result in names_of_x(part))

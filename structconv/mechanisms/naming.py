@@ -103,11 +103,8 @@ def names_structures(mechanism: Any) -> bool:
 
 
 def called_with(mechanism: Any, structure: Any) -> Any:
-    """Return the structure for a mechanism from that of a call, or from its structures, a dict by name.
-
-    Raises:
-        StructureError: a name in the expression that the call does not give, or one of the call that nothing reads.
-    """
+    """The structure for a mechanism from that of a call, or from its structures by name: a `StructureError` for a name
+    in the expression that the call does not give, or one of the call that nothing reads."""
     readers = _readers(mechanism)
     by_name = structure if type(structure) is dict else {}
     if not readers and (structure is not by_name or len(by_name) == 1):
@@ -133,10 +130,8 @@ def check_structure(owner: str, structure: Any, call: str) -> None:
 
 
 def check_unread(structure: Any, reads: Collection[str] = ()) -> None:
-    """Raise `StructureError` where a structure that nothing reads was meant to do something.
-
-    With what the whole expression reads: one graph, which separates no samples, does nothing for attention.
-    """
+    """Raise `StructureError` where a structure that nothing reads was meant to do something. With what the whole
+    expression reads: one graph, which separates no samples, does nothing for attention."""
     filters = isinstance(structure, Support) and not isinstance(structure, Samples)
     unread = isinstance(structure, Graph | KnowledgeGraph) and structure.samples is None and "content" in reads
     if filters or unread or not isinstance(structure, FrozenValue | NamedStructures):

@@ -23,7 +23,7 @@ from structconv.mechanisms.masks import CalledWith, Mask, covers_inputs
 from structconv.mechanisms.mixing import Factor, Mixing
 from structconv.mechanisms.mixture import mixed
 from structconv.mechanisms.naming import reads_of
-from structconv.mechanisms.samples import NORMALIZING, closings, left_out
+from structconv.mechanisms.samples import LEAVING_ZEROS, NORMALIZING, closings, left_out
 from structconv.mechanisms.steps import Build, Step, builder, node_of, shown
 from structconv.mechanisms.visibility import EVERY_INPUT, InputSet, Masks
 from structconv.shapes import check_number
@@ -37,8 +37,6 @@ __all__ = ["Operation"]
 _ENTRYWISE_JOINS = (None, "add", "multiply")
 #: Operators that normalize, and the kinds that two of them have by their names.
 _NORMALIZING = {"normalize": None, "softmax_with_sink": "softmax", "log_softmax": "log_softmax"}
-#: Steps that keep a weight of zero.
-_LEAVING_ZEROS = frozenset(("multiply", "scaled", "softcap", "leaky_relu", "dropout", "mix"))
 #: The arguments of operators that are numbers.
 _NUMBERS = {"leaky_relu": ("negative_slope",), "softcap": ("cap",), "scaled": ("scale",)}
 _SIGNS = {"concat": "|", "compose": "@", "add": "+", "multiply": "*"}
@@ -195,8 +193,9 @@ class Operation(Mechanism):
 
     def _parts_now(self) -> _Parts:
         """The parts of this node. They stay in the node of a layer, which makes new nodes when a part is replaced."""
-        operands, own = self.mechanisms(), iter(self._step_modules())
-        program = [(builder(step), next(own) if step.reads else self, *node_of(step)) for step in self.steps]
+        operands = self.mechanisms()
+        program = [(builder(step), self if module is None else module, *node_of(step))
+                   for step, module in self._modules_by_step()]
         masks = self._masks()
         masking: list[Any] = [part for part in masks if isinstance(part, Mask)]
         for part in operands:
@@ -222,8 +221,7 @@ class Operation(Mechanism):
 
     def _masks(self) -> list[nn.Module]:
         """The masks, or the modules that replaced them."""
-        readers = [step.name for step in self.steps if step.reads]
-        return [module for name, module in zip(readers, self._step_modules(), strict=True) if name == "masked"]
+        return [cast(nn.Module, module) for step, module in self._modules_by_step() if step.name == "masked"]
 
     def forward(self, inputs: Inputs) -> Basis:
         if inputs.output_positions is not None:
@@ -315,7 +313,7 @@ class Operation(Mechanism):
             elif step.name in NORMALIZING:  # what did not exist is a zero that does; shares of zero are zero
                 shares = dict(step.options).get("kind") in ("sum", "count")
                 existing, reaching = EVERY_INPUT, existing | reaching if shares else existing
-            elif not (step.name in _LEAVING_ZEROS or dict(step.options).get("fn") in (torch.relu, torch.tanh)):
+            elif not (step.name in LEAVING_ZEROS or dict(step.options).get("fn") in (torch.relu, torch.tanh)):
                 reaching = existing
         return existing, reaching
 
@@ -447,9 +445,8 @@ class Operation(Mechanism):
         if others:
             text = (f"({text} {_SIGNS[self.join]} {others[0]})" if self.join in _SIGNS
                     else f"{text}.{self.join}({others[0]})")
-        own = iter(self.step_modules)
-        for step in self.steps:
-            text = shown(text, step, next(own) if step.reads else None)
+        for step, module in self._modules_by_step():
+            text = shown(text, step, module)
         return text
 
 

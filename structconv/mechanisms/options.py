@@ -23,11 +23,8 @@ _FIXED = (float, complex, type, enum.Enum, np.generic, FunctionType, MethodType,
 
 
 def options(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of a module beside parameters, buffers and submodules, by name.
-
-    Tensors are not options: pruning, weight norms and replicas set one in the place of a parameter at each call.
-    Neither is a module that is a child of another module.
-    """
+    """The attributes of a module, by name, beside parameters, buffers and submodules; not tensors, which pruning,
+    weight norms and replicas set in the place of a parameter at each call, and not a child of another module."""
     return {name: value for name, value in module.__dict__.items()
             if name not in KEPT and not isinstance(value, Tensor | nn.Module)}
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from structconv.mechanisms.expression import Mechanism, Position
 from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN, Mask
 from structconv.mechanisms.operations import Operation
-from structconv.mechanisms.samples import NORMALIZING
+from structconv.mechanisms.samples import LEAVING_ZEROS, NORMALIZING
 from structconv.mechanisms.scores import Uniform
 from structconv.structures.graph import Graph
 from structconv.structures.masks import And, Or
@@ -17,8 +17,6 @@ __all__ = ["reach_of", "reads_all_inputs"]
 
 #: OutputPositions before its own; `None` where it is not bounded.
 Reach = int | None
-#: Steps that leave a zero zero, and no other pair there.
-_PLAIN = frozenset(("multiply", "scaled", "softcap", "leaky_relu", "dropout", "mix"))
 
 
 class _Reaches(NamedTuple):
@@ -31,8 +29,7 @@ class _Reaches(NamedTuple):
 
 def reach_of(mechanism: Mechanism, structure: Any) -> Reach:
     """Return how many positions before its own an output reads at most; `None` if there is no bound, or if positions
-    are counted from the first input.
-    """
+    are counted from the first input."""
     parts = [part for part in mechanism.modules() if isinstance(part, Mechanism) and not isinstance(part, Operation)]
     masks = [_support(part, structure) for part in mechanism.modules() if isinstance(part, Mask)]
     by_offset = all(part.batching in ("pairs", "offsets") for part in parts) and all(map(_by_offset, masks))
@@ -81,7 +78,7 @@ def _after_step(reaches: _Reaches, name: str, mask: Any, structure: Any) -> _Rea
         return _Reaches(None, reaches.counting, _longest([reaches.normalized, reaches.existing]))
     if name == "map":
         return reaches._replace(counting=reaches.existing)
-    return reaches if name in _PLAIN else _Reaches(None, None, None)
+    return reaches if name in LEAVING_ZEROS else _Reaches(None, None, None)
 
 
 def _support(mask: Mask, structure: Any) -> Any:

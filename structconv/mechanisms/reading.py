@@ -14,11 +14,8 @@ T = TypeVar("T")
 
 
 def names_of_x(mechanism: Any) -> tuple[str | None, ...]:
-    """The name of the x that each part of `|` reads, in order; `None` for one without a name.
-
-    Raises:
-        ConfigError: a part with two names.
-    """
+    """The name of the x that each part of `|` reads, in order; `None` for one without a name, `ConfigError` for one
+    with two."""
     return tuple(_name_of(part) for part in mechanism._branches())
 
 
@@ -31,11 +28,7 @@ def _name_of(part: Any) -> str | None:
 
 
 def all_named(mixture: Any) -> tuple[str, ...]:
-    """Return the names of a mixture's parts.
-
-    Raises:
-        ConfigError: a part without a name.
-    """
+    """Return the names of a mixture's parts, each of which must have one."""
     names = names_of_x(mixture)
     if None in names:
         unnamed = [repr(part) for part, name in zip(mixture._branches(), names, strict=True) if name is None]
@@ -45,11 +38,8 @@ def all_named(mixture: Any) -> tuple[str, ...]:
 
 
 def called_on(mechanism: Any, x: Any) -> Any:
-    """Return x as a bound mechanism needs it: a tensor, or a dict by name if its parts read several.
-
-    Raises:
-        ConfigError: the call lacks a name of the expression, or gives one that nothing reads.
-    """
+    """Return x as a bound mechanism needs it: a tensor, or a dict by name if its parts read several, with exactly their
+    names."""
     reads: tuple[str, ...] = mechanism.__dict__.get("_reads", ())
     if type(x) is not dict and not reads:
         return x

@@ -19,7 +19,7 @@ from structconv.structures.supports import Causal, EdgeSupport, Global
 from structconv.structures.values import altered
 from structconv.structures.windows import Window
 
-__all__ = ["NORMALIZING", "closings", "each_sample", "left_out", "positions", "within"]
+__all__ = ["LEAVING_ZEROS", "NORMALIZING", "closings", "each_sample", "left_out", "positions", "within"]
 
 
 def each_sample(inputs: Any) -> list[Any]:
@@ -57,17 +57,16 @@ def _split(name: str, letter: str, entries: Tensor, sizes: list[int]) -> tuple[T
     return entries.split(sizes, -2)
 
 
-#: Steps that read one pair at a time and leave a zero zero; those that make weights of scores.
-_ENTRYWISE = frozenset(("masked", "multiply", "mix", "leaky_relu", "scaled", "softcap", "dropout"))
+#: Steps that leave a zero zero and no other pair there; all that read one pair at a time and leave a zero zero; those
+#: that make weights of scores.
+LEAVING_ZEROS = frozenset(("multiply", "mix", "leaky_relu", "scaled", "softcap", "dropout"))
+_ENTRYWISE = LEAVING_ZEROS | {"masked"}
 NORMALIZING = frozenset(("normalize", "softmax_with_sink"))
 
 
 def closings(steps: tuple[Any, ...], opened: bool) -> tuple[frozenset[int], bool]:
-    """Before which steps pairs of different samples are left out, and whether there may be some in the end.
-
-    That is where something reads more than one pair of what is `opened`, to such pairs, and where it would take them
-    for pairs of weight zero.
-    """
+    """Before which steps pairs of different samples are left out, and whether there may be some in the end: where
+    something reads more than one pair of what is `opened`, or would take them for pairs of weight zero."""
     before, left = set(), False
     for i, step in enumerate(steps):
         whole = step.name not in _ENTRYWISE and step.name != "map"
@@ -92,11 +91,8 @@ def _leaves_out(support: Support | None) -> bool:
 
 
 def within(mask: Any, inputs: Any, samples: Samples) -> Any:
-    """Return the mask with positions counted in each sample; a mask made for the whole batch stays unchanged.
-
-    Raises:
-        StructureError: a mask for another batch.
-    """
+    """The mask with positions counted in each sample; one made for the whole batch stays, one for another batch is an
+    error."""
     own = getattr(mask, "samples", None)
     if own is not None and not same_samples(own, samples):
         raise StructureError("masked", f"the mask must be for the samples of the call, {samples!r}", repr(own))

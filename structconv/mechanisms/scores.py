@@ -284,9 +284,7 @@ class BiAffine(Score):
         product = values.Bilinear(self._queries(z), keys())
         return product if affine is None else product + affine
 
-    @property
-    def _affine(self) -> bool:
-        return self.source or self.target or self.constant
+    _affine = property(lambda self: self.source or self.target or self.constant)
 
     def _keys_of_heads(self, x: Tensor) -> Tensor:
         return x @ (self.weight if self.rank is None else self.weight_source)
@@ -451,7 +449,7 @@ class Gaussian(DotProduct):
         return Mapped(super().forward(inputs), torch.exp)
 
 
-class EmbeddedGaussian(DotProduct):
+class EmbeddedGaussian(Gaussian):
     """a_mn = exp(<phi(z_n), theta(x_m)>) in `dim` channels (Wang et al. 2018, eq. 3).
 
     Example:
@@ -463,10 +461,7 @@ class EmbeddedGaussian(DotProduct):
     """
 
     def __init__(self, dim: int, heads: int | None = 1) -> None:
-        super().__init__(heads, dim)
-
-    def forward(self, inputs: Inputs) -> Basis:
-        return Mapped(super().forward(inputs), torch.exp)
+        DotProduct.__init__(self, heads, dim)
 
 
 class Pair(Score):

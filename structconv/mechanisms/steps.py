@@ -40,7 +40,13 @@ def builder(step: Step) -> Build:
     options, operator = dict(step.options), OPERATORS[step.name]
     if step.name in _OWN:
         return _OWN[step.name](options, operator)
-    return lambda basis, *_: cast(Basis, operator(basis, **options))
+    if not step.reads:
+        options = {"second": options["factor"]} if step.name == "multiply" else options
+        return lambda basis, *_: cast(Basis, operator(basis, **options))
+    if step.name == "map":
+        return lambda basis, module, *_: cast(Basis, operator(basis, Function(module)))
+    options.pop("heads", None)  # the matrix has them
+    return lambda basis, module, *_: cast(Basis, operator(basis, module(), **options))
 
 
 def node_of(step: Step) -> tuple[Callable[..., Basis] | None, tuple[Any, ...]]:
@@ -54,12 +60,6 @@ def node_of(step: Step) -> tuple[Callable[..., Basis] | None, tuple[Any, ...]]:
     if step.name == "multiply" and not step.reads:
         return Scaled, (options["factor"],)
     return None, ()
-
-
-def _multiply(options: dict[str, Any], operator: Any) -> Build:
-    if "factor" not in options:
-        return lambda basis, factor, *_: cast(Basis, operator(basis, factor()))
-    return lambda basis, *_: cast(Basis, operator(basis, options["factor"]))
 
 
 def _scaled(options: dict[str, Any], operator: Any) -> Build:
@@ -106,25 +106,8 @@ def _dropout(options: dict[str, Any], operator: Any) -> Build:
     return dropout
 
 
-def _map(options: dict[str, Any], operator: Any) -> Build:
-    if "fn" in options:
-        return lambda basis, *_: cast(Basis, operator(basis, options["fn"]))
-    return lambda basis, module, *_: cast(Basis, operator(basis, Function(module)))
-
-
-def _mix(options: dict[str, Any], operator: Any) -> Build:
-    return lambda basis, mixing, *_: cast(Basis, operator(basis, mixing()))
-
-
-def _with_sink(options: dict[str, Any], operator: Any) -> Build:
-    if "sink" in options:
-        return lambda basis, *_: cast(Basis, operator(basis, **options))
-    return lambda basis, sink, *_: cast(Basis, operator(basis, sink=sink(), **options))
-
-
 _OWN: dict[str, Callable[[dict[str, Any], Any], Build]] = {
-    "multiply": _multiply, "scaled": _scaled, "masked": _masked, "dropout": _dropout, "map": _map, "mix": _mix,
-    "softmax_with_sink": _with_sink}
+    "scaled": _scaled, "masked": _masked, "dropout": _dropout}
 
 
 def shown(text: str, step: Step, module: Any) -> str:

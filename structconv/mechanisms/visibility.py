@@ -98,12 +98,8 @@ class Visibility(NamedTuple):
 
 
 def visibility(mechanism: Any, inputs: Any, all_pairs: bool = False) -> Visibility:
-    """Return the visible inputs (..., M) of a call, by the masks of the expression; with `all_pairs` also by their
-    pairs, which costs a pass over these.
-
-    Raises:
-        StructureError: a mask has a number of inputs other than M.
-    """
+    """The visible inputs (..., M) of a call, by the masks of the expression; with `all_pairs` also by their pairs,
+    which costs a pass over these."""
     masks = Masks(all_pairs)
     _, reached = mechanism._visible_inputs(inputs, masks)
     needed = mechanism._needed_inputs(inputs, masks, EVERY_INPUT)

@@ -134,18 +134,15 @@ class PendingEntries:
     def computed(self, kept: Tensor) -> Any:
         """The last rows of a stored tensor, computed by its method; where heads share rows, the shared ones."""
         with self._as_appended():
-            result = self._result(self._entries_of(kept))
+            result = self._result(self.entries_of(kept))
         return result.x if type(result) is Shared else result
 
     def holds(self, kept: Tensor) -> bool:
         """Return True if this tensor is stored, with room for the last rows."""
         return any(own.rows.entries() is kept for own in self._entries)
 
-    def rows(self, kept: Tensor) -> GrowingTensor:
-        """Return the rows that are stored as this tensor."""
-        return self._entries_of(kept).rows
-
-    def _entries_of(self, kept: Tensor) -> CachedEntries:
+    def entries_of(self, kept: Tensor) -> CachedEntries:
+        """Return what is stored as this tensor."""
         for own in self._entries:
             if own.rows.entries() is kept:
                 return own
@@ -300,7 +297,8 @@ class Cache:
                              f"{', ' if own.dim() > 2 else ''}m, P={own.shape[-1]})", f"{x.dtype} {text_of(x.shape)}",
                              "Entry t is x[..., t:t + 1, :].")
         start, kept = self.length, tuple(self._entries.values())
-        joined = [_stored(make(x, start), self._dtype)[0] for make, *_ in kept] if self._joins() else None
+        joins = self._x.joined or True in [rows.joined for _, rows, _ in kept]  # new tensors, which pass gradients
+        joined = [_stored(make(x, start), self._dtype)[0] for make, *_ in kept] if joins else None
         self._drop()
         self._x.append(x)
         if joined is None:
@@ -414,10 +412,6 @@ class Cache:
         """All that is held."""
         self._compute_pending()
         return [self._x, *[kept.rows for kept in self._entries.values()]]
-
-    def _joins(self) -> bool:
-        """Return True if appending makes new tensors, through which gradients flow."""
-        return self._x.joined or True in [kept.rows.joined for kept in self._entries.values()]
 
     def _drop(self) -> None:
         """Drop the entries that no later output reads."""

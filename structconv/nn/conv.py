@@ -280,10 +280,10 @@ class Conv(Expressed):
 
     def _planned(self, x: Any, z: Tensor | None, structure: Any, axes: int, positions: Any) -> tuple[Call, Plan]:
         return self._with_call(lambda call, image: (call, plan_for(call, self.path, self.max_bytes, image)),
-                          x, z, structure, axes, positions)
+                               x, z, structure, axes, positions)
 
     def _with_call(self, use: Callable[[Call, Image | None], T], x: Any, z: Tensor | None, structure: Any, axes: int,
-              positions: Any) -> T:
+                   positions: Any) -> T:
         """Return `use(call)`, with nested tensors unpacked and errors explained."""
         try:
             if is_nested(x, z):

@@ -33,12 +33,10 @@ class _Expression(NamedTuple):
 
 
 class Expressed(Layer):
-    """A layer whose parameters are named by what they are for: `attention.query.weight`, `position_bias.table`.
-
-    The leaves of its expression are its children. A leaf's name is its role, with a number where a role occurs twice:
-    `mask`, `mask_1`. So neither dropout, nor a mask, a scale or another term changes the name of what is there already.
-    The nodes of the expression are no children; they are made again when a leaf is replaced, or the mode changes.
-    """
+    """A layer whose parameters are named by what they are for: `attention.query.weight`, `position_bias.table`. The
+    leaves of its expression are its children, each by its role, with a number where a role occurs twice (`mask_1`):
+    neither dropout, nor a mask, a scale or another term changes the name of what is there already. The nodes are no
+    children; they are made again when a leaf is replaced, or the mode changes."""
 
     @property
     def mechanism(self) -> Mechanism:

@@ -270,11 +270,9 @@ class _AttentionLayer(Conv):
     def forward(self, x: Tensor, graph: Graph | None = None, *, z: Tensor | None = None,  # type: ignore[override]
                 structure: Graph | None = None, return_weights: bool = False,
                 return_attention_weights: bool = False) -> Any:
-        """y; (y, weights (..., K, E')); or, as other libraries return them, (y, (edge_index, alpha (..., E', K))).
-
-        The weights are in the order of the edges, appended loops last, and those that are applied: when training with
-        dropout, after it. They cost one pass over the edges.
-        """
+        """y; (y, weights (..., K, E')); or, as other libraries return them, (y, (edge_index, alpha (..., E', K))). The
+        weights are in the order of the edges, appended loops last, and those that are applied: when training with
+        dropout, after it. They cost one pass over the edges."""
         if type(x) is Proxy:
             return recorded(self, x, graph, z=z, structure=structure, return_weights=return_weights,
                             return_attention_weights=return_attention_weights)

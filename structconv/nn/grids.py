@@ -15,9 +15,10 @@ from structconv.bases.cuboid import Ints, per_axis
 from structconv.errors import ConfigError, ShapeError, StructconvError, text_of
 from structconv.mechanisms.expression import check_mechanism
 from structconv.mechanisms.grids import Cuboid, GridMechanism, Pool
+from structconv.nn.composite import Composite
 from structconv.nn.conv import ERRORS, Conv, call_of
 from structconv.nn.expressed import Expressed
-from structconv.nn.layer import Device, Layer, kind, name_owner, named, recorded, take
+from structconv.nn.layer import Device, kind, name_owner, named, recorded, take
 from structconv.planning import Plan, precision
 from structconv.planning.plan import plan_for
 from structconv.planning.problem import Call
@@ -27,7 +28,7 @@ from structconv.weights import DepthwiseSeparable, Eye, Full, Grouped, Weight
 __all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d", "Conv1d", "Conv2d", "Conv3d", "OnGrid", "SeparableConv2d"]
 
 
-class OnGrid(Layer):
+class OnGrid(Composite):
     """A `Conv`, applied to images in torch's layout: (..., P, *S) -> (..., Q, *S'), with their grid as its structure.
 
     Args:
@@ -44,7 +45,6 @@ class OnGrid(Layer):
         >>> OnGrid(Conv(Shifts([(0, 0), (2, -1)]), 3, 8), 2)(torch.randn(5, 3, 6, 6)).shape
         torch.Size([5, 8, 6, 6])
     """
-
 
     def __init__(self, conv: Conv, ndim: int) -> None:
         super().__init__()
@@ -66,10 +66,6 @@ class OnGrid(Layer):
             return cast(Tensor, recorded(self, image))
         y: Tensor = private.called(self._modules["conv"], image, axes=self.ndim)  # type: ignore[arg-type]
         return y
-
-    def reset_parameters(self) -> None:
-        """Draw all parameters again, in place, as those of a new layer."""
-        self.conv.reset_parameters()
 
     def plan(self, image: Tensor) -> Plan:
         """The plan that computes such a call; `print` it."""

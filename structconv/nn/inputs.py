@@ -15,18 +15,8 @@ from structconv.mechanisms.reading import all_named, by_name, called_on, names_o
 from structconv.planning.precision import autocast_dtype, cast
 from structconv.shapes import check_alike, check_entries, check_leads, check_positive, check_tensor, leads_fit
 
-__all__ = [
-    "CallNames",
-    "Several",
-    "channels_of",
-    "check_by_name",
-    "check_options",
-    "check_output_positions",
-    "fits",
-    "other_outputs",
-    "variance_of",
-    "x_by_name",
-]
+__all__ = ["CallNames", "Several", "channels_of", "check_by_name", "check_options", "check_output_positions", "fits",
+           "other_outputs", "variance_of", "x_by_name"]
 
 
 #: x, or several by name.
@@ -132,8 +122,7 @@ def _check_entries(layer: Any, x: dict[str, Tensor], z: Tensor | None, structure
 
 def fits(layer: Any, x: dict[str, Tensor], structure: Any) -> bool:
     """Return True if each x matches its channels, the dtype of the others and the structure's entries. Runs in each
-    call.
-    """
+    call."""
     for part, name, own in [] if structure is None else _parts(layer.mechanism, structure):
         expected = part._input_entries(own)
         if expected is not None and expected != x[name].shape[-2]:

@@ -21,12 +21,8 @@ def is_nested(*tensors: Any) -> bool:
 
 def unpacked(owner: str, x: Any, z: Any, structure: Any, name: str = "x", other_name: str = "z"
              ) -> tuple[Tensor, Tensor | None, Any]:
-    """The entries of all sequences, and the structure whose samples they are; errors name x and z so.
-
-    Raises:
-        ConfigError: one of x and z is not nested, or not as (B, entries, channels) without holes.
-        StructureError: a structure of other samples.
-    """
+    """The entries of all sequences, and the structure whose samples they are; errors name x and z so. Both must be
+    nested as (B, entries, channels) without holes, and the structure of the same samples."""
     for own, t in ((name, x), (other_name, x if z is None else z)):
         if not (isinstance(t, Tensor) and t.is_nested):
             raise ConfigError(owner, f"{name} and {other_name} must both be nested tensors, or neither",

@@ -156,8 +156,7 @@ def _largest(x: Tensor, groups: Graph) -> Tensor:
 
 def _members(groups: Graph) -> Tensor | None:
     """Return the rows of each group, (G, W), padded by M, with W the largest group; `None` if a group is empty or the
-    table exceeds `_SPREAD` times the edges.
-    """
+    table exceeds `_SPREAD` times the edges."""
     if not groups.num_outputs or is_compiling():
         return None
     return derived(groups, "members", lambda: _table(groups.by_target(), groups.num_inputs))

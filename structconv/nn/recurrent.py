@@ -78,7 +78,7 @@ class ConvGRUCell(Composite):
             raise
 
     def _next(self, x: Tensor, h: Tensor | None, structure: Any) -> Tensor:
-        h = self._hidden(x, h)
+        h = _state("ConvGRUCell", "h", h, x, self.hidden_channels)
         if self.reset == "before":
             r, u = _as_many("ConvGRUCell", self.gates(torch.cat([x, h], -1), structure=structure), x).sigmoid().chunk(
                 2, -1)
@@ -89,9 +89,6 @@ class ConvGRUCell(Composite):
             r, u = (r_x + r_h).sigmoid(), (u_x + u_h).sigmoid()
             c = (c_x + r * c_h).tanh()
         return u * h + (1 - u) * c
-
-    def _hidden(self, x: Tensor, h: Tensor | None) -> Tensor:
-        return _state("ConvGRUCell", "h", h, x, self.hidden_channels)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.hidden_channels}, reset={self.reset!r}"
@@ -158,7 +155,7 @@ class ConvLSTMCell(Composite):
             raise
 
     def _next(self, x: Tensor, h: Tensor | None, c: Tensor | None, structure: Any) -> tuple[Tensor, Tensor]:
-        h, c = self._states(x, h, c)
+        h, c = (_state("ConvLSTMCell", name, own, x, self.hidden_channels) for name, own in (("h", h), ("c", c)))
         if self.peephole is not None and self.peephole.dim() == 3 and (
                 self.peephole.shape[1] != x.shape[-2] or getattr(structure, "samples", None) is not None):
             raise ShapeError("ConvLSTMCell", f"x must have the M={self.peephole.shape[1]} entries of peephole",
@@ -172,10 +169,6 @@ class ConvLSTMCell(Composite):
         if peephole is not None:
             o = o + peephole[2] * c
         return o.sigmoid() * c.tanh(), c
-
-    def _states(self, x: Tensor, h: Tensor | None, c: Tensor | None) -> tuple[Tensor, Tensor]:
-        return (_state("ConvLSTMCell", "h", h, x, self.hidden_channels),
-                _state("ConvLSTMCell", "c", c, x, self.hidden_channels))
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.hidden_channels}"

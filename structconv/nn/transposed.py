@@ -13,9 +13,10 @@ from structconv.bases.base import Basis
 from structconv.bases.cuboid import Ints, per_axis
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.grids import Cuboid
+from structconv.nn.composite import Composite
 from structconv.nn.conv import ERRORS, Conv
 from structconv.nn.images import to_entries, to_image
-from structconv.nn.layer import Device, Layer, kind, recorded, take
+from structconv.nn.layer import Device, kind, recorded, take
 from structconv.planning import Plan
 from structconv.shapes import check_tensor
 from structconv.structures.grid import Grid
@@ -24,7 +25,7 @@ from structconv.weights import Full, Grouped, Weight
 __all__ = ["ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
 
 
-class _ConvTransposeNd(Layer):
+class _ConvTransposeNd(Composite):
     """Over the transpose of `Cuboid`, with torch's arguments."""
 
     axes: int = 0
@@ -88,8 +89,7 @@ class _ConvTransposeNd(Layer):
 
     def output_grid(self, grid: Grid) -> Grid:
         """Return the grid of the outputs: S' = stride (S - 1) + dilation (kernel_size - 1) + 1 - 2 padding +
-        output_padding.
-        """
+        output_padding."""
         sizes = [step * (size - 1) + spread * (width - 1) + 1 - 2 * cut + more
                  for size, step, spread, width, cut, more in zip(grid.shape, self.stride, self.dilation,
                                                                  self.kernel_size, self.padding, self.output_padding,
@@ -97,10 +97,6 @@ class _ConvTransposeNd(Layer):
         if any(size < 1 for size in sizes):
             raise ShapeError(type(self).__name__, "the image must leave an output without its padding", grid.shape)
         return Grid(tuple(sizes))
-
-    def reset_parameters(self) -> None:
-        """Draw all parameters again, in place, as those of a new layer."""
-        self.conv.reset_parameters()
 
     @classmethod
     def from_torch(cls, module: nn.Module) -> Self:

@@ -36,15 +36,10 @@ NOMINAL_DEGREE = 8
 
 @dataclass(frozen=True)
 class Sizes:
-    """Read sizes for costs. Each size counts as the greatest of its class, so that the plan does not depend on which
-    call comes first, and a resumed training computes the same numbers. Nominal sizes make a traced program independent
-    of the number of entries.
-
-    Args:
-        batch: product of the leading dimensions, read in this way.
-        itemsize: bytes of one number.
-        nominal: if True, every M and N is `NOMINAL_ENTRIES`, and every list of edges `NOMINAL_DEGREE` times that.
-    """
+    """Read sizes for costs. Each counts as the greatest of its class, so that the plan does not depend on which call
+    comes first, and a resumed training computes the same numbers. Nominal sizes, `NOMINAL_ENTRIES` and `NOMINAL_DEGREE`
+    times that of edges, make a traced program independent of the number of entries. `batch`: product of the leading
+    dimensions."""
 
     batch: int
     itemsize: int
@@ -77,11 +72,8 @@ def nonzero_count(*types: type) -> Callable[[_Function], _Function]:
 
 
 def application_cost(*types: type) -> Callable[[_Function], _Function]:
-    """Register `fn(basis, sizes, channels, mode)`: `Cost` of one of the three primitives, at a number of channels.
-
-    `mode` is "analysis", "synthesis" or "apply". Only a type whose primitives are not K products of its nonzeros
-    needs one.
-    """
+    """Register `fn(basis, sizes, channels, mode)`, the `Cost` of a primitive, "analysis", "synthesis" or "apply", at a
+    number of channels: for a type whose primitives are not K products of its nonzeros."""
     def register(fn: _Function) -> _Function:
         APPLICATIONS.update(dict.fromkeys(types, fn))
         return fn
@@ -105,10 +97,8 @@ def application(basis: Basis, sizes: Sizes, channels: int, mode: str = "apply") 
 
 
 def fused_application(basis: Basis, sizes: Sizes, channels: int, mode: str) -> Cost:
-    """Return the cost of one kernel that reads the scores once; listing the pairs costs the same.
-
-    Native kernels take numbers of at most 4 bytes; wider ones gather the rows of each pair by separate operators.
-    """
+    """The cost of one kernel that reads the scores once; listing the pairs costs the same. Native kernels take numbers
+    of at most 4 bytes; wider ones gather the rows of each pair by separate operators."""
     listed = _listing(basis, sizes)
     if sizes.itemsize > 4:
         return application(basis, sizes, channels, mode) + rows_gathered(basis, sizes)
@@ -123,10 +113,8 @@ def rows_gathered(basis: Basis, sizes: Sizes) -> Cost:
 
 
 def _listing(basis: Basis, sizes: Sizes) -> Cost:
-    """Return the cost of listing the pairs within the samples of a batch, which change with each call.
-
-    A pair passes through about 16 numbers of 8 bytes, and 3 are read at indices, in 20 operators.
-    """
+    """Return the cost of listing the pairs within the samples of a batch, which change with each call. A pair passes
+    through about 16 numbers of 8 bytes, and 3 are read at indices, in 20 operators."""
     samples = None if sizes.nominal else samples_in(basis)
     if samples is None:
         return Cost()
@@ -171,40 +159,14 @@ def _registered(register: dict[type, Any], kind: type) -> Any:
     return None
 
 
-@nonzero_count(Sparse, EdgeScore)
-def _edges(basis: Sparse | EdgeScore, sizes: Sizes) -> int:
-    return sizes.edges(basis.graph.num_edges)
-
-
-@nonzero_count(Typed)
-def _typed(basis: Typed, sizes: Sizes) -> int:
-    """Return the mean number of edges of a type, because the maximum is not known."""
-    return -(-sizes.edges(basis.graph.num_edges) // basis.count)
-
-
-@nonzero_count(Identity, Shift)
-def _one_an_output(basis: Basis, sizes: Sizes) -> int:
-    return sizes.entries(basis)[1]
-
-
-@nonzero_count(ShiftTransposed)
-def _one_an_input(basis: ShiftTransposed, sizes: Sizes) -> int:
-    return sizes.entries(basis)[0]
-
-
-@nonzero_count(Taps)
-def _taps(basis: Taps, sizes: Sizes) -> int:
-    return basis.taps * sizes.entries(basis)[1]
-
-
-@nonzero_count(Pooling)
-def _window(basis: Pooling, sizes: Sizes) -> int:
-    return basis.shift.size * (nonzeros(basis.shift, sizes) or 0)
-
-
-@nonzero_count(Unary)
-def _child(basis: Unary, sizes: Sizes) -> int | None:
-    return nonzeros(basis.child, sizes)
+nonzero_count(Sparse, EdgeScore)(lambda basis, sizes: sizes.edges(basis.graph.num_edges))
+#: Of edges of a type the mean number, because the maximum is not known.
+nonzero_count(Typed)(lambda basis, sizes: -(-sizes.edges(basis.graph.num_edges) // basis.count))
+nonzero_count(Identity, Shift)(lambda basis, sizes: sizes.entries(basis)[1])
+nonzero_count(ShiftTransposed)(lambda basis, sizes: sizes.entries(basis)[0])
+nonzero_count(Taps)(lambda basis, sizes: basis.taps * sizes.entries(basis)[1])
+nonzero_count(Pooling)(lambda basis, sizes: basis.shift.size * (nonzeros(basis.shift, sizes) or 0))
+nonzero_count(Unary)(lambda basis, sizes: nonzeros(basis.child, sizes))
 
 
 @nonzero_count(Masked)
@@ -233,21 +195,15 @@ def _concat(basis: Concat, sizes: Sizes, channels: int, mode: str) -> Cost:
     return cost
 
 
-@application_cost(LinearSum)
-def _linear_sum(basis: LinearSum, sizes: Sizes, channels: int, mode: str) -> Cost:
-    return application(basis.first, sizes, channels, mode) + application(basis.second, sizes, channels, mode)
-
-
-@application_cost(Scaled, Repeated)
-def _scaled(basis: Scaled | Repeated, sizes: Sizes, channels: int, mode: str) -> Cost:
-    return application(basis.child, sizes, channels, mode)
+application_cost(LinearSum)(
+    lambda basis, *others: application(basis.first, *others) + application(basis.second, *others))
+application_cost(Scaled, Repeated)(lambda basis, *others: application(basis.child, *others))
 
 
 @application_cost(Mixed)
 def _mixed(basis: Mixed, sizes: Sizes, channels: int, mode: str) -> Cost:
     """Return the child's cost, with the channels of all heads in `apply`, and a product over the heads of the argument
-    or result.
-    """
+    or result."""
     inputs, outputs = sizes.entries(basis)
     work = sizes.batch * basis.child.size * basis.size * channels * (inputs if mode == "synthesis" else outputs)
     inner = channels * basis.size if mode == "apply" else channels
@@ -268,8 +224,7 @@ def _composed(basis: Composed, sizes: Sizes, channels: int, mode: str) -> Cost:
 @application_cost(Shift)
 def _shift(basis: Shift, sizes: Sizes, channels: int, mode: str) -> Cost:
     """Count the rows gathered and written for each offset, after a copy with one more row if there are gaps. A sum over
-    the offsets then reads two terms and writes a third; concatenated heads are copied once.
-    """
+    the offsets then reads two terms and writes a third; concatenated heads are copied once."""
     inputs, outputs = sizes.entries(basis)
     number = sizes.batch * channels * sizes.itemsize
     copied = 2 * inputs * (1 if mode == "analysis" else basis.size) if basis.padding == "zeros" else 0
@@ -280,11 +235,9 @@ def _shift(basis: Shift, sizes: Sizes, channels: int, mode: str) -> Cost:
 
 @application_cost(Polynomial)
 def _polynomial(basis: Polynomial, sizes: Sizes, channels: int, mode: str) -> Cost:
-    """`order` products with the operator, and each head read or written once.
-
-    Analysis runs forward over the inputs and synthesis (Clenshaw) over the outputs, each with the channels that it is
-    given; `apply` carries all remaining heads through each product.
-    """
+    """`order` products with the operator, and each head read or written once. Analysis runs forward over the inputs and
+    synthesis (Clenshaw) over the outputs, each with the channels that it is given; `apply` carries all remaining heads
+    through each product."""
     step = application(basis.operator, sizes, channels, "analysis")
     heads = 1 if mode != "apply" else (basis.size + 1) / 2
     moved = 2 * sizes.batch * basis.size * sizes.entries(basis)[0] * channels * sizes.itemsize

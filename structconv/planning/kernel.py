@@ -103,8 +103,7 @@ class Kernel(abc.ABC):
     def bind(self, match: Any, call: Call) -> BoundRun | None:
         """Return (entry x) -> y for the later steps of a prepared x, whose operands do not change. It computes the
         pending parts of x and may hold tensors of the call. If nothing is pending, return (queries, keys, values,
-        table) -> y for later calls of the same plan, without tensors of this one. `None` if it would not be faster.
-        """
+        table) -> y for later calls of the same plan, without tensors of this one. `None` if it would not be faster."""
         return None
 
     def label(self, path: str) -> str:
@@ -122,8 +121,7 @@ OF_USERS: list[Kernel] = []
 
 class _Register:
     """The state of the register: whether all kernels of the package are loaded, so that an unknown name is an error,
-    these kernels, and the number of registrations.
-    """
+    these kernels, and the number of registrations."""
 
     complete = False
     built_in: ClassVar[list[Kernel]] = []

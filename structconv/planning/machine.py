@@ -58,10 +58,8 @@ _KNOWN: dict[str, Machine] = {}
 
 
 def rates(device: torch.device | str = "cpu") -> Machine:
-    """The device's rates: as measured and stored, else typical. O(1) after the first call; measures nothing.
-
-    While `torch.compile` or `torch.export` trace, they are the typical ones: a program depends on no cache.
-    """
+    """The device's rates: as measured and stored, else typical. O(1) after the first call; measures nothing. While
+    `torch.compile` or `torch.export` trace, they are the typical ones: a program depends on no cache."""
     kind = torch.device(device).type
     typical = TYPICAL.get(kind, TYPICAL["cpu"])
     if torch.compiler.is_compiling():

@@ -49,16 +49,10 @@ FORGET.append(_PLANS.clear)
 
 
 def plan_for(call: Call, path: str | None = None, max_bytes: int | None = None, image: Image | None = None) -> Plan:
-    """Return the plan of a call: find it by the key of the call, or make it.
-
-    Args:
-        path: take this order, even if it is not the cheapest.
-        max_bytes: drop paths that hold more beside their arguments and result; where all do, the smallest is taken.
-        image: what x and y are, if they are images.
-
-    Raises:
-        ConfigError: if no kernel has this path. ShapeError: sizes, dtypes or devices do not fit.
-    """
+    """The plan of a call, found by the key of the call, or made: by this path, even if it is not the cheapest, and
+    without those that hold more than `max_bytes` beside their arguments and result; where all do, the smallest is
+    taken. `image` says what x and y are, if they are images. Sizes, dtypes or devices that do not fit are a
+    `ShapeError`."""
     if is_compiling():
         return decide(_problem(call, call.materialized(), max_bytes, image, nominal=True), path)
     x, relative = call.x, call.relative
@@ -126,16 +120,14 @@ def served(call: Call) -> Hashable:
 
 
 def decide(problem: Problem, path: str | None = None, call: Call | None = None, key: Hashable = None) -> Plan:
-    """Compare the kernels that match a problem and choose the cheapest; see `plan_for`.
-
-    With `key`, the class of the problem, those within `tuning.LIMIT` of the cheapest are timed on `call`, and the
-    fastest is taken.
-    """
+    """Compare the kernels that match a problem and choose the cheapest; see `plan_for`. With `key`, the class of the
+    problem, those within `tuning.LIMIT` of the cheapest are timed on `call`, and the fastest is taken."""
     weighed = _weigh(problem, path)
     of_path = [w for w in weighed if path is None or w.path == path]
     allowed = [w for w in of_path if w.kernel.automatic(w.match, problem, w.path)] or of_path
     fitting = [w for w in allowed if problem.max_bytes is None or w.cost.peak_bytes <= problem.max_bytes]
-    chosen = _least(fitting, [w.seconds for w in fitting]) if fitting else _smallest(allowed)
+    chosen = (_least(fitting, [w.seconds for w in fitting]) if fitting
+              else _least(allowed, [w.cost.peak_bytes for w in allowed]))
     if is_compiling():
         return Plan(_compiled(chosen, problem), _weights(chosen, problem), "",
                     (_candidate(chosen, ""),), "")
@@ -288,10 +280,6 @@ def _least(weighed: list[_Weighed], measures: list[float]) -> _Weighed:
         if measures[i] < measures[best]:
             best = i
     return weighed[best]
-
-
-def _smallest(weighed: list[_Weighed]) -> _Weighed:
-    return _least(weighed, [w.cost.peak_bytes for w in weighed])
 
 
 def _time(weighed: _Weighed, times: tuning.Seconds) -> float:

@@ -14,12 +14,7 @@ __all__ = ["cache_folder", "read", "write"]
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The object in a file; empty where there is no file.
-
-    Raises:
-        ValueError: if the file holds something else.
-        OSError: if there is a file that cannot be read.
-    """
+    """The object in a file, empty where there is no file; a `ValueError` for something else."""
     try:
         result = json.loads(path.read_text())
     except FileNotFoundError:

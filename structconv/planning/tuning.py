@@ -82,14 +82,8 @@ def autotune(enabled: bool = True) -> Autotuning:
 
 
 def measured(runs: dict[str, Run], call: Call, key: Hashable) -> Seconds:
-    """Return the seconds of each path for this class of problems, remembered or timed now; empty if timing is not
-    possible.
-
-    Args:
-        runs: the candidates by name.
-        call: the call that is timed.
-        key: the key of the class.
-    """
+    """The seconds of each of these runs for this class of problems, remembered or timed now on `call`; empty if timing
+    is not possible."""
     digest = hashlib.sha256(repr(_written(key)).encode()).hexdigest()[:32]
     path, environment = _file(), _environment(call.x.device)
     known = _known(environment).get(digest, {})
@@ -156,7 +150,8 @@ def _work(run: Run, call: Call) -> Callable[[], None]:
     leaves: list[Tensor] = []
     if torch.is_grad_enabled():
         copies: dict[int, Tensor] = {}
-        arguments = map_tensors(arguments, lambda t: copies.setdefault(id(t), _detached(t)))
+        arguments = map_tensors(arguments, lambda t: copies.setdefault(
+            id(t), t.detach().requires_grad_() if t.requires_grad else t))
         leaves = [t for t in copies.values() if t.requires_grad]
     x, basis, theta, bias, projected, relative = arguments
     own = Call(x, basis, theta, bias, projected, relative, call.output_positions, part=call.part)
@@ -170,11 +165,6 @@ def _work(run: Run, call: Call) -> Callable[[], None]:
         torch.autograd.grad(y, leaves, torch.ones_like(y), allow_unused=True)
 
     return both if leaves else forward
-
-
-def _detached(t: Tensor) -> Tensor:
-    """Return a leaf of autograd for a tensor that requires a gradient, and other tensors unchanged."""
-    return t.detach().requires_grad_() if t.requires_grad else t
 
 
 # -- memory -------------------------------------------------------------------------------------------------------

@@ -328,10 +328,6 @@ def _samples(graphs: Sequence[Graph | KnowledgeGraph]) -> Samples:
     return _joined_samples([_sizes_of_samples(graph) for graph in graphs])
 
 
-def _batch_samples(members: list[Samples]) -> Samples:
-    return _joined_samples([samples.sizes() for samples in members])
-
-
 def _joined_samples(sizes: list[tuple[list[int], list[int]]]) -> Samples:
     inputs, outputs = ([size for own in sizes for size in own[i]] for i in (0, 1))
     return Samples(inputs, outputs)
@@ -348,7 +344,7 @@ def _sizes_of_samples(graph: Graph | KnowledgeGraph) -> tuple[list[int], list[in
 
 _BATCHERS: dict[type, Callable[[list[Any]], Structure]] = {
     Graph: _batch_graphs, KnowledgeGraph: _batch_knowledge, Grid: lambda grids: GridBatch(tuple(grids)),
-    Samples: _batch_samples}
+    Samples: lambda members: _joined_samples([samples.sizes() for samples in members])}
 
 
 def samples_of(structure: Any) -> Samples:

@@ -15,13 +15,8 @@ __all__ = ["Coarsened", "coarsened"]
 
 
 class Coarsened(NamedTuple):
-    """A graph whose nodes are clusters of another one's.
-
-    Attributes:
-        clusters: from the M nodes of the other graph to these, with an edge for each node, in order, as a pool of
-            groups wants it.
-        graph: of the clusters; weighted, without loops.
-    """
+    """A graph whose nodes are clusters of another one's, weighted, without loops. `clusters` leads from the M nodes of
+    the other graph to these, with an edge for each node, in order, as a pool of groups wants it."""
 
     clusters: Graph
     graph: Graph

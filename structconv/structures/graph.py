@@ -75,8 +75,7 @@ class Graph(Exchange, Structure):
                 None if samples is None else (size_class(samples.num_samples), samples.square))
 
     def __getattr__(self, name: str) -> Any:
-        """Build the edges of a graph with self-loops at their first use, and remember them.
-        """
+        """Build the edges of a graph with self-loops at their first use, and remember them."""
         base = self.__dict__.get("_base")
         if name != "edge_index" or base is None:
             raise AttributeError(name)

@@ -124,10 +124,6 @@ class Support(Structure, abc.ABC):
     def restricted(self, to: Any) -> list[Support] | None:
         """The supports that the pairs of some samples of a batch (`Restriction`) must all be in, by their positions in
         these samples; an empty list for all pairs, `None` if this is unknown."""
-        return self._restricted(to)
-
-    def _restricted(self, to: Any) -> list[Support] | None:
-        """Implement `restricted` for the type; a subclass that does not is treated as a whole."""
         return None
 
     def transpose(self) -> Support:
@@ -150,13 +146,11 @@ class Support(Structure, abc.ABC):
     _of_graph: ClassVar[Callable[[Graph], Support]]
 
     def __and__(self, other: Support | Graph) -> Support:
-        if isinstance(other, Graph):
-            other = Support._of_graph(other)
+        other = Support._of_graph(other) if isinstance(other, Graph) else other
         return And(self, other) if isinstance(other, Support) else NotImplemented
 
     def __or__(self, other: Support | Graph) -> Support:
-        if isinstance(other, Graph):
-            other = Support._of_graph(other)
+        other = Support._of_graph(other) if isinstance(other, Graph) else other
         return Or(self, other) if isinstance(other, Support) else NotImplemented
 
     def __rand__(self, other: Graph) -> Support:
@@ -215,7 +209,7 @@ class And(_Pair):
     def samples(self) -> Any:
         return self.second.samples if self.first.samples is None else self.first.samples
 
-    def _restricted(self, to: Any) -> list[Support] | None:
+    def restricted(self, to: Any) -> list[Support] | None:
         first, second = self.first.restricted(to), self.second.restricted(to)
         return None if first is None or second is None else [*first, *second]
 
@@ -284,7 +278,7 @@ class Or(_Pair):
         new = filtered(second, ~self.first.contains(second.source, second.target))
         return listed(tuple(torch.cat([first.edge_index, new.edge_index], dim=1)), num_inputs, num_outputs)
 
-    def _restricted(self, to: Any) -> list[Support] | None:
+    def restricted(self, to: Any) -> list[Support] | None:
         first, second = self.first.restricted(to), self.second.restricted(to)
         if first is None or second is None:
             return None
@@ -326,7 +320,7 @@ class Not(Support):
     def check(self, owner: str, num_inputs: int, num_outputs: int | None) -> None:
         self.kept.check(owner, num_inputs, num_outputs)
 
-    def _restricted(self, to: Any) -> list[Support] | None:
+    def restricted(self, to: Any) -> list[Support] | None:
         kept = self.kept.restricted(to)
         return [Not(joined(kept))] if kept else None
 
@@ -383,7 +377,7 @@ class Transposed(Support):
     def edge_bound(self, num_inputs: int, num_outputs: int) -> int | None:
         return self.of.edge_bound(num_outputs, num_inputs)
 
-    def _restricted(self, to: Any) -> list[Support] | None:
+    def restricted(self, to: Any) -> list[Support] | None:
         turned = self.of.restricted(to.turned())
         return None if turned is None else [support.transpose() for support in turned]
 

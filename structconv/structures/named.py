@@ -23,24 +23,16 @@ class Place(NamedTuple):
 
 
 class NamedStructures(NamedTuple):
-    """Several structures of one call.
-
-    Args:
-        by_name: each structure by its name.
-        samples: which entries are of one sample at this place of the expression, where the structures are batches.
-    """
+    """Several structures of one call by name, with the samples of the entries at this place of the expression, if they
+    are batches."""
 
     by_name: Mapping[str, Any]
     samples: Samples | None = None
 
     @classmethod
     def of(cls, by_name: Mapping[str, Any]) -> Self:
-        """Collect the structures of a call. If some are batches, a single graph or grid is shared by all samples.
-
-        Raises:
-            StructureError: a value is not a structure, batches differ in their number of samples, or a structure beside
-                them cannot be shared.
-        """
+        """Collect the structures of a call. If some are batches, they must have as many samples, and share a single
+        graph or grid."""
         for name, structure in by_name.items():
             if not isinstance(structure, FrozenValue):
                 raise StructureError("structure", f"{name!r} must be a structure", type(structure).__name__,
@@ -59,12 +51,8 @@ class NamedStructures(NamedTuple):
         return any(map(_is_batch, self.by_name.values()))
 
     def named(self, owner: str, name: str | None, reads: bool) -> Any:
-        """The structure of this name. Without a name it is the only one there is; else what reads none gets the samples
-        of its entries.
-
-        Raises:
-            StructureError: no name where there are several.
-        """
+        """The structure of this name. Without one it is the only one there is; else what reads none gets the samples of
+        its entries."""
         if name is not None:
             return self.by_name[name]
         if len(self.by_name) == 1:
@@ -76,8 +64,7 @@ class NamedStructures(NamedTuple):
         return self.samples
 
     def leading(self, name: str | None, led: Any) -> Self:
-        """Return the structures after a part that maps from the structure `name` to `led`.
-        """
+        """Return the structures after a part that maps from the structure `name` to `led`."""
         name = next(iter(self.by_name)) if name is None and len(self.by_name) == 1 else name
         by_name = self.by_name if name is None else {**self.by_name, name: led}
         samples = getattr(led, "samples", None)
@@ -93,11 +80,8 @@ class NamedStructures(NamedTuple):
         return self if same else type(self)(by_name, samples)
 
     def at(self, named_samples: list[Place]) -> Self:
-        """Return the structures at a node whose samples are `named_samples`.
-
-        Raises:
-            StructureError: the structures are batches and none determines the samples, or they differ.
-        """
+        """The structures at a node whose samples are `named_samples`: an error where they are batches and none
+        determines the samples."""
         if not self.batched:
             return self
         if named_samples:

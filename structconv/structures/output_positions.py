@@ -19,12 +19,7 @@ __all__ = ["At", "OutputPositions", "at_positions"]
 
 @structure()
 class OutputPositions(Structure):
-    """Output n has the position of input `first` + n, or `positions[..., n]`.
-
-    Args:
-        first: the position of the first output; the others follow it.
-        positions: (..., N) integers, the position of each output.
-    """
+    """Output n has the position of input `first` + n, or `positions[..., n]`."""
 
     first: int = 0
     positions: Tensor | None = None
@@ -35,11 +30,7 @@ class OutputPositions(Structure):
 
     @classmethod
     def of(cls, positions: int | Tensor | None) -> OutputPositions | None:
-        """Convert the argument `positions` of a call; `None` if output n has the position of input n.
-
-        Raises:
-            StructureError: a position is negative or not an integer.
-        """
+        """Convert the argument `positions` of a call; `None` if output n has the position of input n."""
         if positions is None or (type(positions) is int and positions == 0):
             return None
         if isinstance(positions, Tensor):
@@ -115,10 +106,8 @@ class At(Support):
 
 
 def at_positions(mask: Any, output_positions: OutputPositions, inputs: int, outputs: int, or_none: bool = True) -> Any:
-    """Return the mask for outputs at these positions; `None` if it keeps all pairs and `or_none`.
-
-    A mask that was made for this number of outputs is returned unchanged.
-    """
+    """Return the mask for outputs at these positions; `None` if it keeps all pairs and `or_none`. A mask that was made
+    for this number of outputs is returned unchanged."""
     result = _at(mask, output_positions, inputs, outputs)
     return At(mask, output_positions) if result is None and mask is not None and not or_none else result
 

@@ -13,29 +13,14 @@ from structconv.structures.samples import Samples, same_samples
 __all__ = ["Pieces", "Restriction"]
 
 
-class Pieces:
-    """Tensors of a batch cut at the borders of its samples, each once: its gradient is put together once too."""
-
-    def __init__(self) -> None:
-        self._pieces: dict[tuple[int, int, bool], tuple[Tensor, tuple[Tensor, ...]]] = {}
-
-    def of(self, t: Tensor, axis: int, sizes: list[int], side: bool) -> tuple[Tensor, ...]:
-        """Cut t into the pieces of the samples; t is held so that its id is not reused."""
-        key = id(t), axis, side
-        if key not in self._pieces:
-            self._pieces[key] = t, t.split(sizes, axis)
-        return self._pieces[key][1]
+#: Tensors of a batch cut at the borders of its samples, each once: its gradient is put together once too. A tensor is
+#: held so that its id, which with the axis and the side finds the pieces, is not reused.
+Pieces = dict[tuple[int, int, bool], tuple[Tensor, tuple[Tensor, ...]]]
 
 
 class Restriction:
-    """The entries of one sample, or of several samples of equal sizes along a new leading dimension.
-
-    Args:
-        samples: the samples of the batch.
-        numbers: the numbers of the selected samples.
-        lead: the number of leading dimensions after the new one.
-        pieces: the pieces that were cut so far.
-    """
+    """The entries of one sample, or of several of equal sizes along a new leading dimension before `lead` others.
+    `pieces` are those of the batch's tensors that were cut so far."""
 
     def __init__(self, samples: Samples, numbers: tuple[int, ...], lead: int, pieces: Pieces) -> None:
         self.samples, self.numbers, self._pieces = samples, numbers, pieces
@@ -92,13 +77,15 @@ class Restriction:
         return any(isinstance(term, Samples) for term in joined_by_and(support))
 
     def _select(self, t: Tensor, axis: int, own: int, side: bool) -> Tensor:
-        sizes = self.sizes[side]
-        if self.lead is None:
-            return self._pieces.of(t, axis, sizes, side)[self.numbers[0]]
-        count = len(self.numbers)
-        if count == len(sizes):
+        sizes, count = self.sizes[side], len(self.numbers)
+        if self.lead is not None and count == len(sizes):
             stacked = t.unflatten(axis, (count, sizes[0])).movedim(axis - 1, 0)
         else:
-            pieces = self._pieces.of(t, axis, sizes, side)
+            key = id(t), axis, side
+            if key not in self._pieces:
+                self._pieces[key] = t, t.split(sizes, axis)
+            pieces = self._pieces[key][1]
+            if self.lead is None:
+                return pieces[self.numbers[0]]
             stacked = torch.stack([pieces[number] for number in self.numbers])
         return stacked[(slice(None), *(None,) * (self.lead - (t.dim() - own)))]

@@ -131,7 +131,7 @@ class Samples(Support):
         inputs, outputs = self.members(m.device)
         return inputs[m] == outputs[n]
 
-    def _restricted(self, to: Any) -> list[Support] | None:
+    def restricted(self, to: Any) -> list[Support] | None:
         return [] if to.same(self) else None
 
     def edges(self, num_inputs: int, num_outputs: int, device: Device = None) -> Graph:
@@ -143,9 +143,7 @@ class Samples(Support):
     def edge_bound(self, num_inputs: int, num_outputs: int) -> int:
         return self.pair_count
 
-    @property
-    def listed(self) -> bool:
-        return True
+    listed = True
 
     def transpose(self) -> Support:
         return self.turned() if self.square or isinstance(self.input_starts, Tensor) else Transposed(self)
@@ -194,7 +192,7 @@ class Within(_InPlaces):
         inputs, outputs = self.layout.positions(m.device)
         return self.support._contains(inputs[m], outputs[n])
 
-    def _restricted(self, to: Any) -> list[Support] | None:
+    def restricted(self, to: Any) -> list[Support] | None:
         return [self.support] if to.same(self.layout) else None
 
     def __repr__(self) -> str:
@@ -227,7 +225,7 @@ class EachWithin(_InPlaces):
             result = result | inside
         return result
 
-    def _restricted(self, to: Any) -> list[Support] | None:
+    def restricted(self, to: Any) -> list[Support] | None:
         if to.number is None or not to.same(self.layout):
             return None
         own = self.supports[to.number]

@@ -21,14 +21,8 @@ _RANKS: dict[type, dict[str, int]] = {Padding: {"keep": 1}, DenseMask: {"keep": 
 
 
 def of_samples(structure: Any, index: Tensor, lead: int) -> Any:
-    """Return the structure with element index[b] of the batch as element b; unchanged if all elements share it.
-
-    Args:
-        structure: of a call, or those of a call by name. index: (B,) integers. lead: leading dimensions of x.
-
-    Raises:
-        StructureError: the structure has leading dimensions of unknown meaning.
-    """
+    """The structure of a call, or those by name, with element index[b] of the batch as element b, (B,) integers;
+    unchanged if all elements share it. x has `lead` leading dimensions; those of a structure must be known."""
     if isinstance(structure, dict):
         return {name: of_samples(own, index, lead) for name, own in structure.items()}
     if not isinstance(structure, FrozenValue):

@@ -42,7 +42,7 @@ class Causal(Support):
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return m <= n
 
-    def _restricted(self, to: Any) -> list[Support] | None:
+    def restricted(self, to: Any) -> list[Support] | None:
         return [self] if to.aligned else None
 
 
@@ -74,9 +74,7 @@ class Blocks(Support):
     def edge_bound(self, num_inputs: int, num_outputs: int) -> int:
         return num_outputs * enumeration.at_most(self.size, num_inputs)
 
-    @property
-    def listed(self) -> bool:
-        return True
+    listed = True
 
     def transpose(self) -> Blocks:
         return self
@@ -130,9 +128,7 @@ class Global(Support):
         inputs, outputs = self._count(num_inputs), self._count(num_outputs)
         return outputs * num_inputs + inputs * (num_outputs - outputs)
 
-    @property
-    def listed(self) -> bool:
-        return True
+    listed = True
 
     def transpose(self) -> Global:
         return self
@@ -190,7 +186,7 @@ class Padding(Support):
     def visible_inputs(self) -> Tensor:
         return self.keep
 
-    def _restricted(self, to: Any) -> list[Support]:
+    def restricted(self, to: Any) -> list[Support]:
         return [Padding(to.of_inputs(self.keep, -1, 1))]
 
 
@@ -237,7 +233,7 @@ class DenseMask(Support):
     def visible_inputs(self) -> Tensor:
         return self.keep.any(-1)
 
-    def _restricted(self, to: Any) -> list[Support] | None:
+    def restricted(self, to: Any) -> list[Support] | None:
         if to.number is None:
             return None
         return [DenseMask(to.of_outputs(to.of_inputs(self.keep, -2, 2), -1, 2))]
@@ -290,9 +286,7 @@ class EdgeSupport(Support):
     def listing(self, num_inputs: int, num_outputs: int, device: Device = None) -> tuple[Graph | None, bool]:
         return self.edges(num_inputs, num_outputs, device), True
 
-    @property
-    def listed(self) -> bool:
-        return True
+    listed = True
 
     def edge_bound(self, num_inputs: int, num_outputs: int) -> int:
         return self.graph.num_edges

@@ -115,10 +115,8 @@ def key_of(value: Any) -> Hashable:
 
 
 def static(value: Any, within: tuple[int, ...] = ()) -> Hashable:
-    """Return a hashable key of a value that does not hold it: its type and value, or its identity and contents.
-
-    `within` are the objects that contain it, so that a value that contains itself ends the search.
-    """
+    """A hashable key of a value that does not hold it: its type and value, or its identity and contents. `within` are
+    the objects that contain it, so that a value that contains itself ends the search."""
     kind, inside = type(value), (*within, id(value))
     if kind in VALUES or isinstance(value, type):
         return kind, value
@@ -174,10 +172,8 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def map_tensors(value: Any, fn: Callable[[Any], Any], whole: tuple[type, ...] = (), also: tuple[type, ...] = ()) -> Any:
-    """Return the value with fn applied to each tensor in it, also in tuples and nested values.
-
-    Values of the types in `whole` stay unchanged; fn is also applied to values of the types in `also`.
-    """
+    """The value with fn applied to each tensor in it, also in tuples and nested values, and to values of the types in
+    `also`. Values of the types in `whole` stay unchanged."""
     return _mapped(value, fn, whole, also)[0]
 
 
@@ -209,13 +205,8 @@ def _mapped(value: Any, fn: Callable[[Any], Any], whole: tuple[type, ...] = (), 
 
 
 def altered(value: Any, /, **changed: Any) -> Any:
-    """Return the frozen value with other fields, which are not checked again.
-
-    Values that `__post_init__` derives from them are computed again.
-
-    Raises:
-        ConfigError: the value holds tensors beside its fields that another constructor made.
-    """
+    """The frozen value with other fields, which are not checked again; what `__post_init__` derives is computed again.
+    Tensors beside its fields, which another constructor made, are an error."""
     return alterer(value)(changed)
 
 
@@ -246,11 +237,8 @@ def refreshed(value: Any) -> Any:
 
 
 def frozen(cls: type, *, eq: bool, init: bool) -> Any:
-    """Make a class a frozen dataclass and register it with `torch.export.register_dataclass`.
-
-    Raises:
-        ConfigError: a class that is no value, or a field that has the name of an attribute of a base class.
-    """
+    """Make a class a frozen dataclass and register it with `torch.export.register_dataclass`; an error if it is no
+    value, or a field has the name of an attribute of a base class."""
     if not issubclass(cls, FrozenValue):
         raise ConfigError(cls.__name__, "the class must derive from a Basis, a Score or a FrozenValue",
                           f"{cls.__mro__[1].__name__ if cls.__mro__[1:] else 'object'}",
@@ -260,19 +248,16 @@ def frozen(cls: type, *, eq: bool, init: bool) -> Any:
     finally:  # such a field seems to have a default, so that fields after it may seem to be out of order
         if dataclasses.is_dataclass(cls):
             _check_names(cls)
-    name = f"{cls.__module__}.{cls.__qualname__}"
     if result.NAMES or result.DERIVED:
-        _register(result, name)
+        _register(result)
     else:
-        torch.export.register_dataclass(result, serialized_type_name=name)
+        torch.export.register_dataclass(result, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
     return result
 
 
 def _check_names(cls: type) -> None:
-    """Raise `ConfigError` if a field hides an attribute of a base class, or is hidden by it.
-
-    A field with a default may stand for a property, for example `size: int = 1`.
-    """
+    """Raise `ConfigError` if a field hides an attribute of a base class, or is hidden by it. A field with a default may
+    stand for a property, for example `size: int = 1`."""
     inherited = {name for base in cls.__mro__[1:] for name in vars(base).get("__dataclass_fields__", ())}
     for name in (field.name for field in dataclasses.fields(cls) if field.name not in inherited):
         homes = [base for base in cls.__mro__[1:] if name in vars(base)]
@@ -285,7 +270,7 @@ def _check_names(cls: type) -> None:
                               first, property) else "."))
 
 
-def _register(cls: Any, name: str) -> None:
+def _register(cls: Any) -> None:
     """Register a value with names, or with fields that its constructor finds, as `register_dataclass` does others."""
     leaves = [field for field in cls.__dataclass_fields__ if field not in (*cls.NAMES, *cls.DERIVED)]
 
@@ -294,17 +279,22 @@ def _register(cls: Any, name: str) -> None:
         return [getattr(value, field) for field in present], (
             tuple(present), tuple(getattr(value, field) for field in cls.NAMES))
 
-    def flatten_with_keys(value: Any) -> tuple[list[Any], Any]:
-        parts, context = flatten(value)
-        return [(pytree.GetAttrKey(field), part) for field, part in zip(context[0], parts, strict=True)], context
-
     def unflatten(parts: Iterable[Any], context: Any) -> Any:
         values = dict.fromkeys(leaves) | dict(zip(context[0], parts, strict=True))
         return cls(**values, **dict(zip(cls.NAMES, context[1], strict=True)))
 
-    pytree.register_pytree_node(cls, flatten, unflatten, serialized_type_name=name, to_dumpable_context=list,
-                                from_dumpable_context=lambda read: (tuple(read[0]), tuple(map(tuple, read[1]))),
-                                flatten_with_keys_fn=flatten_with_keys)
+    register_node(cls, flatten, unflatten)
+
+
+def register_node(cls: type, flatten: Callable[[Any], tuple[list[Any], Any]], unflatten: Callable[..., Any]) -> None:
+    """Register a node of pytrees, whose context is the names of its parts and a tuple of tuples."""
+    def flatten_with_keys(value: Any) -> tuple[list[Any], Any]:
+        parts, context = flatten(value)
+        return [(pytree.GetAttrKey(name), part) for name, part in zip(context[0], parts, strict=True)], context
+
+    pytree.register_pytree_node(cls, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys,
+                                serialized_type_name=f"{cls.__module__}.{cls.__qualname__}", to_dumpable_context=list,
+                                from_dumpable_context=lambda read: (tuple(read[0]), tuple(map(tuple, read[1]))))
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)

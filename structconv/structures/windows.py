@@ -125,7 +125,7 @@ class Window(Support):
             bound *= enumeration.at_most(2 * radius + 1, size)
         return bound
 
-    def _restricted(self, to: Any) -> list[Support] | None:
+    def restricted(self, to: Any) -> list[Support] | None:
         if self.center is not None:
             return [dataclasses.replace(self, center=to.from_first_input(to.of_outputs(self.center, -1, 1)))]
         return [self] if self.grid is None and to.aligned else None

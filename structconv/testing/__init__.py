@@ -14,5 +14,4 @@ from structconv.testing.checks import by_definition
 from structconv.testing.specimens import SPECIMENS, TRAITS, Setup, Specimen, add, specimen
 from structconv.testing.suite import CHECKS, Check, suite
 
-__all__ = ["CHECKS", "SPECIMENS", "TRAITS", "Check", "Setup", "Specimen", "add", "by_definition", "specimen",
-           "suite"]
+__all__ = ["CHECKS", "SPECIMENS", "TRAITS", "Check", "Setup", "Specimen", "add", "by_definition", "specimen", "suite"]

@@ -26,19 +26,15 @@ _SIZES = ("num_inputs", "num_outputs", "num_entities", "num_entries", "num_edges
 
 def takes_samples(use: Use) -> bool:
     """Return True if the layer takes a structure, also by keyword only, and no mask replaces it; an image layer takes
-    samples of one size.
-    """
+    samples of one size."""
     filters = any(isinstance(value, Support) and not isinstance(value, Samples)
                   for name, value in _named(use) if name == "structure")
     return not filters and bool(use.structures or "structure" in inspect.signature(use.layer.forward).parameters)
 
 
 def check_samples(use: Use) -> None:
-    """Two samples of different sizes side by side give what each gives by itself, gradients included.
-
-    Raises:
-        StructureError: the layer refuses such a batch.
-    """
+    """Two samples of different sizes side by side give what each gives by itself, gradients included; or the layer
+    refuses such a batch by a `StructureError`."""
     use = dataclasses.replace(use, layer=use.layer.eval())
     single = use, larger(use)
     together = side_by_side(*single)

@@ -34,18 +34,15 @@ CHANNELS = 3
 
 def absent_pairs(basis: Basis) -> Tensor:
     """Return the pairs that are masked out in all matrices, (M, N) booleans; without a mask, the pairs whose entries
-    are zero.
-    """
+    are zero."""
     present = basis._present()
     absent = basis.dense(F64) == 0 if present is None else ~present
     return absent.flatten(0, -3).all(0)
 
 
 def same(actual: Tensor, expected: Tensor, what: str, tolerance: float | Tensor | None = None) -> None:
-    """Assert that two tensors have one shape and differ by at most `tolerance`, relative to the larger of 1 and max.
-
-    Without one it is that of float64, or a thousand units in the last place of a narrower dtype.
-    """
+    """Assert that two tensors have one shape and differ by at most `tolerance`, relative to the larger of 1 and max: by
+    default that of float64, or a thousand units in the last place of a narrower dtype."""
     if actual.shape != expected.shape:
         raise AssertionError(f"{what}: shape {tuple(actual.shape)} instead of {tuple(expected.shape)}")
     if expected.numel() == 0:
@@ -63,10 +60,8 @@ def same(actual: Tensor, expected: Tensor, what: str, tolerance: float | Tensor 
 
 def same_gradients(actual: Tensor, expected: Tensor, inputs: Sequence[Tensor], what: str,
                    of_expected: Sequence[Tensor] | None = None) -> None:
-    """Assert equal values, and equal gradients of one random linear function of them with respect to `inputs`.
-
-    `of_expected` are the inputs of `expected`, if it has its own.
-    """
+    """Assert equal values, and equal gradients of one random linear function of them with respect to `inputs`, those of
+    `expected` being `of_expected`."""
     same(actual.detach(), expected.detach(), what)
     weight = torch.randn(expected.shape, dtype=actual.dtype, generator=torch.Generator().manual_seed(1))
     result = _gradients(actual, weight, inputs)
@@ -83,16 +78,8 @@ def _gradients(y: Tensor, weight: Tensor, inputs: Sequence[Tensor]) -> list[Tens
 
 
 def by_definition(x: Tensor, basis: Basis, theta: Weight | Tensor) -> Tensor:
-    """y_nq = sum_kmp A_kmn x_mp Theta_kpq, eq. 8 as one einsum over `basis.dense()` and the whole Theta.
-
-    Args:
-        x: (..., M, P), in the dtype of the computation.
-        basis: (..., K, M, N).
-        theta: (K, P, Q), whole or in factors.
-
-    Returns:
-        (..., N, Q). O(K M N) memory and more: for small sizes.
-    """
+    """y_nq = sum_kmp A_kmn x_mp Theta_kpq, eq. 8 as one einsum over `basis.dense()` and the whole Theta: (..., M, P),
+    (..., K, M, N) and (K, P, Q) -> (..., N, Q). O(K M N) memory and more: for small sizes."""
     whole = as_weight(theta).dense().to(dtype=x.dtype, device=x.device)
     return torch.einsum("...kmn,...mp,kpq->...nq", basis.dense(x.dtype).to(dtype=x.dtype, device=x.device), x, whole)
 
@@ -146,8 +133,7 @@ def _check_reads_content(specimen: Specimen) -> None:
 
 def check_reference(specimen: Specimen) -> None:
     """The primitives of the basis and of its transpose equal the einsum over `dense()`, gradients included; also in
-    float32, without gradients, with 0 to 2 leading dimensions and other numbers of channels (`draws`).
-    """
+    float32, without gradients, with 0 to 2 leading dimensions and other numbers of channels (`draws`)."""
     for turned in (False, True):
         subject, leaves = with_leaves(specimen.subject())
         basis = as_basis(subject)

@@ -29,12 +29,8 @@ def takes_positions(use: Use) -> bool:
 
 
 def check_positions(use: Use) -> None:
-    """Check that only the last outputs, and all outputs in another order, at given positions, equal those of
-    the whole call.
-
-    Raises:
-        ConfigError, StructureError: the layer does not take positions.
-    """
+    """Only the last outputs, and all outputs in another order, at given positions, equal those of the whole call; or
+    the layer refuses positions by an error."""
     layer: Any = use.layer.eval()
     x, z, others = _parted(use)
     others.pop("return_weights", None)

@@ -36,14 +36,8 @@ class Rounded(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """One kind of call that a basis or a kernel must compute.
-
-    Args:
-        dtype: of x, Theta and all tensors of the subject.
-        gradients: False under `torch.no_grad()`.
-        dims: the number of leading dimensions of x: 0, 1 or 2.
-        channels: P.
-    """
+    """One kind of call that a basis or a kernel must compute: the dtype of x, Theta and all tensors of the subject,
+    whether gradients are wanted, the number of leading dimensions of x, and P."""
 
     dtype: torch.dtype
     gradients: bool
@@ -92,8 +86,6 @@ class Draw(NamedTuple):
 
 
 def draws(turn: int) -> list[Draw]:
-    """Three draws, which have each dtype, mode, number of leading dimensions and number of channels.
-
-    Those of the turns 0, 1 and 2 have all pairs of them: two orthogonal Latin squares.
-    """
+    """Three draws, which have each dtype, mode, number of leading dimensions and number of channels; those of the turns
+    0, 1 and 2 have all pairs of them: two orthogonal Latin squares."""
     return [Draw(*_MODES[(i + 2 * turn) % 3], i, _CHANNELS[(i + turn) % 3]) for i in range(3)]

@@ -82,12 +82,10 @@ def compiled(call: Call) -> Iterator[Compiled]:
 
 
 def check_kernels(specimen: Specimen) -> None:
-    """Each kernel that matches gives eq. 8 with a bias, gradients included, and the entries where they count.
-
-    On each of its paths, for Theta whole and in factors, for the call that it was compiled for and for another one of
-    other numbers that finds the same plan; and for calls in float32, without gradients, with 0 to 2 leading dimensions
-    and with other numbers of channels (`draws`).
-    """
+    """Each kernel that matches gives eq. 8 with a bias, gradients included, and the entries where they count: on each
+    of its paths, for Theta whole and in factors, for the call that it was compiled for and for one of other numbers
+    that finds the same plan; and for calls in float32, without gradients, with 0 to 2 leading dimensions and with other
+    numbers of channels (`draws`)."""
     rounded = Rounded.of(specimen.subject())
     for turn, theta in enumerate(THETAS):
         calls = [_call(*with_leaves(subject), theta) for subject in (specimen.subject(), _other(specimen))]

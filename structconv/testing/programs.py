@@ -19,16 +19,13 @@ from structconv.testing.checks import F64, arguments, same
 from structconv.testing.laws import twice, with_entries_reversed
 from structconv.testing.specimens import Setup, Specimen, Subject, as_basis, mapped, with_dtype
 
-__all__ = ["Analysis", "check_compile", "check_copies", "check_dtypes", "check_export",
-           "check_noncontiguous", "larger"]
+__all__ = ["Analysis", "check_compile", "check_copies", "check_dtypes", "check_export", "check_noncontiguous", "larger"]
 
 
 def check_dtypes(specimen: Specimen) -> None:
-    """float32 and bfloat16 keep their dtype and differ from float64 by what rounding explains.
-
-    A sum of n terms is off by at most n eps times the sum of their absolute values (Higham 2002, equation 3.5); the
-    basis itself is off by what relative errors of n eps in its tensors make of it, measured by perturbing them.
-    """
+    """float32 and bfloat16 keep their dtype and differ from float64 by what rounding explains. A sum of n terms is off
+    by at most n eps times the sum of their absolute values (Higham 2002, equation 3.5); the basis itself is off by what
+    relative errors of n eps in its tensors make of it, measured by perturbing them."""
     for dtype in (torch.float32, torch.bfloat16):
         low = with_dtype(specimen.subject(), dtype)
         basis, exact = as_basis(low), as_basis(with_dtype(low, F64))
@@ -161,11 +158,8 @@ def check_compile(specimen: Specimen) -> None:
 
 
 def check_export(specimen: Specimen) -> None:
-    """An exported program gives the eager numbers at the sizes it was traced for and at larger ones.
-
-    With a graph the number of edges is free and the number of entries, an integer of the graph, is not; nor are they
-    with a grid, which has its sizes.
-    """
+    """An exported program gives the eager numbers at the sizes it was traced for and at larger ones. With a graph the
+    number of edges is free and the number of entries, an integer of the graph, is not; nor are they with a grid."""
     setup = specimen.setup("exports")
     module, graph = Analysis(setup.mechanism), setup.structure
     free = None if isinstance(graph, Graph | Grid) else {-2 % setup.x.dim(): Dim.DYNAMIC}

@@ -183,10 +183,8 @@ def as_basis(subject: Subject) -> Basis:
 
 
 def mapped(value: Any, fn: Callable[[Tensor], Tensor], copies: dict[int, Any] | None = None) -> Any:
-    """`value` with fn applied to each floating tensor that it holds; parts without any stay the same objects.
-
-    Goes through bases, structures, setups, modules, tuples and lists. A tensor held twice is mapped once.
-    """
+    """`value` with fn applied to each floating tensor that it holds, once where it is held twice; parts without any
+    stay the same objects. Goes through bases, structures, setups, modules, tuples and lists."""
     copies = {} if copies is None else copies
     if id(value) not in copies:
         copies[id(value)] = (value, _mapped(value, fn, copies))

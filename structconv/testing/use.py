@@ -53,21 +53,17 @@ class Use:
 
     def mapped(self, fn: Callable[[Tensor], Tensor]) -> Use:
         """Return the layer with mapped arguments; tensors inside structures are not mapped."""
-        def of(t: Any) -> Any:
-            if isinstance(t, dict):
-                return {name: of(item) for name, item in t.items()}
-            return fn(t) if isinstance(t, Tensor) else t
-
-        return replace(self, args=tuple(map(of, self.args)), kwargs={name: of(t) for name, t in self.kwargs.items()})
+        return self._each(lambda t: fn(t) if isinstance(t, Tensor) else t)
 
     def on(self, fn: Callable[[Any], Any]) -> Use:
         """Return the layer with fn applied to each structure among the arguments."""
-        def of(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {name: of(item) for name, item in value.items()}
-            return value if value is None or isinstance(value, Tensor) else fn(value)
+        return self._each(lambda value: value if value is None or isinstance(value, Tensor) else fn(value))
 
-        return replace(self, args=tuple(map(of, self.args)), kwargs={name: of(v) for name, v in self.kwargs.items()})
+    def _each(self, fn: Callable[[Any], Any]) -> Use:
+        def of(value: Any) -> Any:
+            return {name: of(item) for name, item in value.items()} if isinstance(value, dict) else fn(value)
+
+        return replace(self, args=tuple(map(of, self.args)), kwargs=of(self.kwargs))
 
     @property
     def structures(self) -> list[Any]:

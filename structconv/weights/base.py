@@ -27,8 +27,7 @@ from structconv.bases.tree import Shared
 from structconv.errors import ShapeError
 from structconv.primitives.products import linear
 from structconv.shapes import check_positive
-from structconv.structures.values import FrozenValue, key_of
-from structconv.torch_compat import pytree
+from structconv.structures.values import FrozenValue, key_of, register_node
 from structconv.written import written
 
 __all__ = ["BoundWeight", "Device", "Energy", "Factor", "Weight", "draw", "draw_mixing", "energies_of", "plus",
@@ -61,17 +60,10 @@ class _Held(FrozenValue):
             options = tuple([(name, attrs[name]) for name in attrs if name not in present])
             return [attrs[name] for name in present], (present, options)
 
-        def flatten_with_keys(theta: Any) -> tuple[list[Any], Any]:
-            parts, context = flatten(theta)
-            return [(pytree.GetAttrKey(name), part) for name, part in zip(context[0], parts, strict=True)], context
-
         def unflatten(parts: Iterable[Any], context: Any) -> Any:
             return cls._over({**dict(zip(context[0], parts, strict=True)), **dict(context[1])})
 
-        pytree.register_pytree_node(cls, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys,
-                                    serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
-                                    to_dumpable_context=list,
-                                    from_dumpable_context=lambda read: (tuple(read[0]), tuple(map(tuple, read[1]))))
+        register_node(cls, flatten, unflatten)
 
     @classmethod
     def _over(cls, attrs: Mapping[str, Any]) -> Self:

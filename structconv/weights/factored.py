@@ -126,7 +126,25 @@ class DepthwiseSeparable(Weight, depthwise="KP", pointwise="PQ"):
         return 2 * self.in_channels * (self.size + self.out_channels)
 
 
-class LowRank(Weight, value="GPD", output="KDQ"):
+class _TwoFactors(Weight):
+    """The heads are made by a factor (G, P, D), and joined by another."""
+
+    sums_heads = False
+    factors = 2
+
+    def inner_flops(self) -> int:
+        """Flops of `heads` for one entry."""
+        return 2 * self.groups * self.in_channels * self.head_channels  # type: ignore[attr-defined]
+
+    def outer_flops(self) -> int:
+        """Flops of `join` for one entry."""
+        return 2 * self.size * self.head_channels * self.out_channels
+
+    def expand_flops(self) -> int:
+        return self.inner_flops() + self.outer_flops()
+
+
+class LowRank(_TwoFactors, value="GPD", output="KDQ"):
     """Theta_k = value_g(k) output_k of rank `dim` (Andreoli 2019, eq. 13): attention's value and output projections.
 
     value (G, P, D), output (K, D, Q), g(k) = k // (K / G). `heads` and `join` are the two halves, between which the
@@ -147,8 +165,6 @@ class LowRank(Weight, value="GPD", output="KDQ"):
 
     value: Tensor
     output: Tensor
-    sums_heads = False
-    factors = 2
     LINEAR: ClassVar[Mapping[str, str]] = {"value": "GD, P", "output": "Q, KD"}
 
     def __init__(self, dim: int, shared_by: int = 1) -> None:
@@ -187,10 +203,8 @@ class LowRank(Weight, value="GPD", output="KDQ"):
         """G, the number of value projections."""
         return self.value.shape[0]
 
-    @property
-    def _repeats(self) -> int:
-        """K / G, the number of heads that share a value projection."""
-        return self.output.shape[0] // self.value.shape[0]
+    #: K / G, the number of heads that share a value projection.
+    _repeats = property(lambda self: self.output.shape[0] // self.value.shape[0])
 
     def dense(self) -> Tensor:
         return torch.einsum("kpd,kdq->kpq", self._head_values(), self.output)
@@ -224,17 +238,6 @@ class LowRank(Weight, value="GPD", output="KDQ"):
             return LowRank.of(self._head_values()[start:stop], self.output[start:stop])
         return LowRank.of(self.value[start // step:stop // step], self.output[start:stop])
 
-    def inner_flops(self) -> int:
-        """Flops of `heads` for one entry."""
-        return 2 * self.value.shape[0] * self.in_channels * self.head_channels
-
-    def outer_flops(self) -> int:
-        """Flops of `join` for one entry."""
-        return 2 * self.size * self.head_channels * self.out_channels
-
-    def expand_flops(self) -> int:
-        return self.inner_flops() + self.outer_flops()
-
     def contract_flops(self) -> int:
         return 2 * self.size * self.in_channels * self.head_channels + self.outer_flops()
 
@@ -242,7 +245,7 @@ class LowRank(Weight, value="GPD", output="KDQ"):
         return self.value if self._repeats == 1 else self.value.repeat_interleave(self._repeats, dim=0)
 
 
-class Projections(Weight):
+class Projections(_TwoFactors):
     """Theta_k = V_g(k) O_k of a `LowRank` whose factors are modules of another kind, or with hooks: they are called.
 
     That is what a value or an output projection becomes with an update of low rank, quantized or parametrized. `heads`
@@ -265,8 +268,6 @@ class Projections(Weight):
     out_channels: int = 1
     trained: bool = False
     value_bias: Tensor | None = None
-    sums_heads = False
-    factors = 2
     orders = ("between",)
 
     @classmethod
@@ -329,18 +330,7 @@ class Projections(Weight):
     def slice(self, start: int, stop: int) -> Weight:
         return self.low_rank().slice(start, stop)
 
-    def inner_flops(self) -> int:
-        """Flops of `heads` for one entry."""
-        return 2 * self.groups * self.in_channels * self.dim
-
-    def outer_flops(self) -> int:
-        """Flops of `join` for one entry."""
-        return 2 * self.size * self.dim * self.out_channels
-
-    def expand_flops(self) -> int:
-        return self.inner_flops() + self.outer_flops()
-
-    contract_flops = expand_flops
+    contract_flops = _TwoFactors.expand_flops
 
 
 class _Blocks(Weight):

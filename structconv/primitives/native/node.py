@@ -7,7 +7,7 @@ differentiable operators, for derivatives of the gradients, and with tensors tha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -23,8 +23,12 @@ __all__ = ["Gradients", "as_node", "is_direct"]
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 Gradients = tuple[Tensor | None, ...]
-#: In the place of the numbers that no gradient reads.
-_UNREAD = torch.zeros(())
+
+
+@lru_cache(256)
+def _unread(shape: torch.Size) -> Tensor:
+    """Zeros without memory, in the place of numbers that no gradient reads."""
+    return torch.zeros(()).expand(shape)
 
 
 def is_direct(x: Tensor, *others: Tensor | None) -> bool:
@@ -71,10 +75,13 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
         y, *others = results if isinstance(results, tuple) else (results,)
         tensors, ctx.unread = [*arguments[:count]], []
         for i, readers in limited:
-            t = tensors[i]
-            if t is not None and True not in map(ctx.needs_input_grad[2:].__getitem__, readers):
-                tensors[i] = None
-                ctx.unread.append((i, _UNREAD.expand(t.shape)))
+            for reader in readers:
+                if ctx.needs_input_grad[2 + reader]:
+                    break
+            else:
+                if tensors[i] is not None:
+                    ctx.unread.append((i, _unread(tensors[i].shape)))
+                    tensors[i] = None
         ctx.save_for_backward(*tensors, *others)
         ctx.adjacency, ctx.composed, ctx.options = adjacency, composed, arguments[count:]
         ctx.result = Result(y) if reads_result else None
