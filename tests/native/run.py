@@ -28,8 +28,7 @@ TESTS = ("tests/compat/test_pyg_norms.py", "tests/compat/test_torch.py", "tests/
          "tests/kernels/test_window_attention.py", "tests/nn/test_direct.py",
          "tests/nn/test_step_gradients.py", "tests/test_loaders.py")
 #: What starts processes or compilers, or needs no kernel.
-LEFT_OUT = ("not triton and not compile and not program and not native_build and not memory and not raw_calls"
-            " and not need_no")
+LEFT_OUT = "not triton and not compile and not program and not native_build and not memory and not raw_calls"
 RAW_CALLS = """from tests.native import run
 from tests.primitives import raw_native
 run.pytest_configure()
