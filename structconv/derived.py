@@ -165,7 +165,7 @@ def forget_changed(t: Tensor) -> None:
         return
     entry = _ENTRIES.get(id(t))
     known = None if entry is None or entry.ref() is not t or entry.version != t._version else entry.values.get(_COPY)
-    if known is not None and torch.equal(t, known[1]):
+    if known is not None and (torch.equal(t, known[1]) or torch.allclose(t, known[1], 0, 0, equal_nan=True)):
         return
     if known is None:
         forget(t)

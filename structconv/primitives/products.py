@@ -100,7 +100,8 @@ def _large_product(x: Tensor, w: Tensor, bias: Tensor | None, by_outputs: bool) 
     """`product`, or `linear` for a w (Q, P): one node where it may be, else the registered operator."""
     columns = w.shape[0 if by_outputs else 1]
     if is_direct(x, w, bias) and x.shape[-1] * columns == w.numel() and (bias is None or bias.shape == (columns,)):
-        return _node(None, partial(_by_torch, by_outputs), x, w, bias, by_outputs)
+        by_rows = not (w.t() if by_outputs else w).is_contiguous()
+        return _node(None, partial(_by_torch, by_outputs), x, w, bias, by_outputs, by_rows)
     rows, w = x.reshape(-1, x.shape[-1]), w.mT if by_outputs else w
     _check_project(rows, w, bias)
     return _project(rows, w, bias).reshape(*x.shape[:-1], w.shape[1])
@@ -110,17 +111,17 @@ def _by_torch(by_outputs: bool, x: Tensor, w: Tensor, bias: Tensor | None) -> Te
     return functional.linear(x, w if by_outputs else w.mT, bias)
 
 
-def _node_forward(_: Any, x: Tensor, w: Tensor, bias: Tensor | None, by_outputs: bool) -> Tensor:
+def _node_forward(_: Any, x: Tensor, w: Tensor, bias: Tensor | None, by_outputs: bool, _by_rows: bool) -> Tensor:
     y = _project_kernel(x.reshape(-1, x.shape[-1]), w.t() if by_outputs else w, bias)
     return y if x.dim() == 2 else private.unsafe_view(y, [*x.shape[:-1], y.shape[1]])  # no view, as torch's
 
 
 def _node_backward(_: Any, x: Tensor, w: Tensor, bias: Tensor | None, grad: Tensor, needed: Sequence[bool],
-                   by_outputs: bool) -> Gradients:
+                   by_outputs: bool, by_rows: bool) -> Gradients:
     rows, grads, w = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1]), w.t() if by_outputs else w
     of_x = _project_kernel(grads, w.t(), None).view(x.shape) if needed[0] else None
-    by_rows = not w.is_contiguous()  # as w lies: where gradients are added up, another layout is copied
     of_w = (_outer_kernel(grads, rows) if by_rows else _outer_kernel(rows, grads)) if needed[1] else None
+    # As w lies: where gradients are added up, another layout is copied.
     of_w = of_w.t() if of_w is not None and by_rows is not by_outputs else of_w
     return of_x, of_w, grads.sum(0) if needed[2] else None
 

@@ -962,6 +962,33 @@ def test_a_write_to_weights_through_numpy_takes_effect(name):
     torch.testing.assert_close(layer(x, EDGES, weight), layer(x, EDGES.clone(), weight.clone()))
 
 
+def test_weights_of_a_numpy_array_that_are_not_numbers_are_unchanged():
+    weight = torch.full((EDGES.shape[1],), torch.nan)
+    weight.numpy()
+    layer, x = ours.GraphConv(P, P), torch.randn(2, 5, P, requires_grad=True)  # which keeps the weights
+    layer(layer(x, EDGES, weight), EDGES, weight).sum().backward()
+    assert x.grad.isnan().any() and weight._version == 0
+
+
+@pytest.mark.parametrize("function", [ours.global_mean_pool, ours.GraphNorm(P),
+                                      *(lambda x, groups, layer=getattr(ours, name)(P, Q): layer(x, EDGES)
+                                        for name in ("SAGEConv", "GCNConv"))])
+def test_layers_may_have_another_dtype_than_the_default(function):
+    """Neither during a change of the default nor after it."""
+    x, groups, results = torch.randn(5, P, requires_grad=True), torch.tensor([0, 0, 1, 2, 2]), []
+    for default in (torch.float64, torch.float32):
+        torch.set_default_dtype(default)
+        try:
+            loss = function(x, groups).square().sum()
+            first, = torch.autograd.grad(loss, x, retain_graph=True)
+            recorded, = torch.autograd.grad(loss, x, create_graph=True)
+            results.append((first, recorded, *torch.autograd.grad(recorded.square().sum(), x)))
+        finally:
+            torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(*results)
+    torch.testing.assert_close(*results[0][:2])
+
+
 TYPED = ours.RGCNConv(P, Q, 3)
 
 

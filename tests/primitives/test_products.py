@@ -63,7 +63,7 @@ def test_rows_stay_apart(grad):
     assert not y[3].isfinite().any() and y[[0, 1, 2, 4, 5, 6]].isfinite().all() and y[8:].isfinite().all()
 
 
-@pytest.mark.parametrize("rows", [600, 20_000])
+@pytest.mark.parametrize("rows", [600, 60_000])
 def test_gradients_lie_as_the_matrix_does(rows):
     """Where they are added up, another layout would be copied."""
     x, w = torch.randn(rows, 64), torch.randn(64, 40)

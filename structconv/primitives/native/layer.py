@@ -225,7 +225,7 @@ class _Groups(NamedTuple):
 
 def _even_backward(groups: _Groups, x: Tensor, grad: Tensor, _: Any, kind: int, t: float) -> Tensor:
     of_x: Tensor = Loaded.core.pool_backward(  # type: ignore[union-attr]
-        groups.by_target, torch.empty(x.shape), grad, grad, kind, t)  # which reads no number of x and y
+        groups.by_target, grad.new_empty(x.shape), grad, grad, kind, t)  # which reads no number of x and y
     return of_x
 
 

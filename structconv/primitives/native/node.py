@@ -28,7 +28,7 @@ Gradients = tuple[Tensor | None, ...]
 @lru_cache(256)
 def _unread(shape: torch.Size) -> Tensor:
     """Zeros without memory, in the place of numbers that no gradient reads."""
-    return torch.zeros(()).expand(shape)
+    return torch.zeros((), dtype=torch.float32).expand(shape)
 
 
 def is_direct(x: Tensor, *others: Tensor | None) -> bool:
