@@ -152,6 +152,10 @@ def forget(owner: Any) -> None:
     """Forget what was derived from the tensors of `owner`, after a change that torch does not count."""
     for t in _tensors(owner) or [owner]:
         _ENTRIES.pop(id(t), None)
+        if weakref.getweakrefcount(t):  # what is derived of others and of it
+            for entry in [*_ENTRIES.values()]:
+                entry.values = {key: known for key, known in entry.values.items()
+                                if all(ref() is not t for ref, _ in known[0])}
 
 
 def forget_changed(t: Tensor) -> None:

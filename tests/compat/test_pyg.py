@@ -8,6 +8,7 @@ import operator
 import random
 import subprocess
 import sys
+import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -953,13 +954,28 @@ def test_a_write_through_numpy_takes_effect(name, more, shared):
     torch.testing.assert_close(y, layer(x, index.clone()))
 
 
-@pytest.mark.parametrize("name", ["GCNConv", "GraphConv", "TAGConv", "ARMAConv"])
-def test_a_write_to_weights_through_numpy_takes_effect(name):
-    layer, x, weight = getattr(ours, name)(P, Q), torch.randn(5, P), torch.rand(EDGES.shape[1])
-    array = weight.numpy()
-    layer(x, EDGES, weight)
-    array[1] = 9.0
-    torch.testing.assert_close(layer(x, EDGES, weight), layer(x, EDGES.clone(), weight.clone()))
+@pytest.mark.parametrize("name, more", [("GCNConv", {}), ("GraphConv", {}), ("GraphConv", {"aggr": "mean"}),
+                                        ("TAGConv", {}), ("ARMAConv", {})])
+@pytest.mark.parametrize("shared", ["before", "after"])
+@pytest.mark.parametrize("part", ["edges", "weights"])
+def test_a_write_to_weighted_edges_through_numpy_takes_effect(name, more, shared, part):
+    layer, x = getattr(ours, name)(P, Q, **more), torch.randn(5, P)
+    index, weight = EDGES.clone(), torch.rand(EDGES.shape[1])
+    of = (index[1] if part == "edges" else weight).numpy
+    array = of() if shared == "before" else None
+    layer(x, index, weight)
+    (of() if array is None else array)[1] = 3
+    torch.testing.assert_close(layer(x, index, weight), layer(x, index.clone(), weight.clone()))
+
+
+def test_weighted_means_hold_no_graph():
+    layer, x, dead = ours.GraphConv(P, Q, aggr="mean"), torch.randn(5, P), []
+    for _ in range(3):
+        index, weight = EDGES.clone(), torch.rand(EDGES.shape[1])
+        layer(x, index, weight)
+        dead += weakref.ref(index), weakref.ref(weight)
+    del index, weight
+    assert not any(ref() is not None for ref in dead)
 
 
 def test_weights_of_a_numpy_array_that_are_not_numbers_are_unchanged():
@@ -970,9 +986,10 @@ def test_weights_of_a_numpy_array_that_are_not_numbers_are_unchanged():
     assert x.grad.isnan().any() and weight._version == 0
 
 
-@pytest.mark.parametrize("function", [ours.global_mean_pool, ours.GraphNorm(P),
-                                      *(lambda x, groups, layer=getattr(ours, name)(P, Q): layer(x, EDGES)
-                                        for name in ("SAGEConv", "GCNConv"))])
+SAGE = ours.SAGEConv(P, Q)
+
+
+@pytest.mark.parametrize("function", [ours.global_mean_pool, ours.GraphNorm(P), lambda x, _: SAGE(x, EDGES)])
 def test_layers_may_have_another_dtype_than_the_default(function):
     """Neither during a change of the default nor after it."""
     x, groups, results = torch.randn(5, P, requires_grad=True), torch.tensor([0, 0, 1, 2, 2]), []

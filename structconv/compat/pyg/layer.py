@@ -224,11 +224,12 @@ class Layer(MessagePassing):
         if self.aggr == "mean":
             count = shares(graph, dtype)
             if values is not None and values.dim() == 1:
-                graph = derived((values, graph.edge_index), ("shares", graph.num_outputs, dtype),
-                                lambda: dataclasses.replace(messages.graph, edge_weight=values * count))
+                weight = derived((graph.edge_index, values), ("shares", graph.num_outputs, dtype),
+                                 lambda: values * count)
+                graph = dataclasses.replace(graph, edge_weight=weight)
                 if lazy and not self.explain and not is_compiling():
                     return lazy_adjacency(graph, None, dtype)
-                messages = Sparse(graph, graph.edge_weight)
+                messages = Sparse(graph, weight)
             else:
                 messages = Sparse(graph, count if values is None else values * count)
         return self._masked(messages)
