@@ -968,14 +968,17 @@ def test_a_write_to_weighted_edges_through_numpy_takes_effect(name, more, shared
     torch.testing.assert_close(layer(x, index, weight), layer(x, index.clone(), weight.clone()))
 
 
-def test_weighted_means_hold_no_graph():
-    layer, x, dead = ours.GraphConv(P, Q, aggr="mean"), torch.randn(5, P), []
-    for _ in range(3):
-        index, weight = EDGES.clone(), torch.rand(EDGES.shape[1])
-        layer(x, index, weight)
-        dead += weakref.ref(index), weakref.ref(weight)
-    del index, weight
-    assert not any(ref() is not None for ref in dead)
+@pytest.mark.parametrize("layout", [None, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
+@pytest.mark.parametrize("name, aggr", [("GraphConv", "mean"), ("GraphConv", "sum"), ("SAGEConv", "max"),
+                                        ("GATConv", "sum")])
+def test_layers_hold_no_edges(name, aggr, layout):
+    layer, x, weight = getattr(ours, name)(P, Q, aggr=aggr), torch.randn(5, P), torch.rand(EDGES.shape[1])
+    inputs = [EDGES.clone(), *[weight] * (name == "GraphConv")] if layout is None else [
+        torch.sparse_coo_tensor(EDGES, weight, (5, 5)).coalesce().to_sparse(layout=layout)]
+    layer(x, *inputs)
+    inputs = list(map(weakref.ref, inputs))
+    del weight
+    assert not any(ref() is not None for ref in inputs)
 
 
 def test_weights_of_a_numpy_array_that_are_not_numbers_are_unchanged():

@@ -93,8 +93,9 @@ def _of_matrix(matrix: Any) -> Graph:
         rows = matrix if matrix.is_coalesced() else matrix.coalesce()
         return Graph(derived(matrix, "edges", lambda: rows.indices().flip(0)), num_inputs=matrix.shape[1],
                      num_outputs=matrix.shape[0], edge_attr=rows.values())
-    if isinstance(matrix, Tensor):
-        return derived(matrix, "graph", lambda: Graph.from_torch_sparse(matrix).reversed())
+    if isinstance(matrix, Tensor):  # whose values, as views, would hold it
+        return derived(matrix, "graph", lambda: Graph.from_torch_sparse(
+            matrix if matrix.requires_grad else matrix.detach()).reversed())
     row, col, value = matrix.coo()
     numbers = value is None or value.dim() == 1
     return Graph(torch.stack([col, row]), num_inputs=matrix.size(1), num_outputs=matrix.size(0),
