@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -69,8 +70,8 @@ def graph_of(owner: str, edges: Any, inputs: int, outputs: int | None, flow: str
         forget_changed(index)
     if weight is not None:
         forget_changed(weight)
-        numbers = weight
-        weight = weight if weight.is_floating_point() else derived(weight, "floating", lambda: floating(numbers))
+        if not weight.is_floating_point():
+            weight = derived(weight, "floating", partial(floating, weight))
     if flow != "source_to_target":
         index = derived(index, "turned", lambda: index.flip(0))
     if weight is not None and weight.dim() > 1:

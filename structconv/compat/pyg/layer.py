@@ -224,7 +224,7 @@ class Layer(MessagePassing):
         if self.aggr == "mean":
             count = shares(graph, dtype)
             if values is not None and values.dim() == 1:
-                weight = derived((graph.edge_index, values), ("shares", graph.num_outputs, dtype),
+                weight = derived((graph.edge_index, values), ("weighted shares", graph.num_outputs, dtype),
                                  lambda: values * count)
                 graph = dataclasses.replace(graph, edge_weight=weight)
                 if lazy and not self.explain and not is_compiling():

@@ -63,9 +63,11 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
             which gradients are needed.
         reads_result: whether the backward takes y.
         flagged: whether the last argument of the forward says if a gradient is needed.
-        read: the numbers of tensors -> those of the tensors whose gradients read them, if not all do. Others may change
-            between both passes; the backward takes zeros in their place.
+        read: the numbers of tensors -> those of the tensors whose gradients read them, if not all do; not of a backward
+            that takes y, which is computed from all. Others may change between both passes; the backward takes zeros
+            in their place.
     """
+    assert read is None or not reads_result
     limited = () if read is None else tuple(read.items())
     with_gradient, without = ((True,), (False,)) if flagged else ((), ())  # type: tuple[bool, ...], tuple[bool, ...]
 
