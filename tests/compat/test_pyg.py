@@ -968,6 +968,18 @@ def test_a_write_to_weighted_edges_through_numpy_takes_effect(name, more, shared
     torch.testing.assert_close(layer(x, index, weight), layer(x, index.clone(), weight.clone()))
 
 
+@pytest.mark.parametrize("name", ["SAGEConv", "GCNConv", "GraphConv"])
+@pytest.mark.parametrize("shared", ["before", "after"])
+def test_a_write_to_the_values_of_a_sparse_matrix_through_numpy_takes_effect(name, shared):
+    layer, x, index = getattr(ours, name)(P, Q), torch.randn(5, P), torch.tensor([[0, 1, 2, 4], [1, 0, 3, 2]])
+    values = torch.ones(4)
+    matrix = torch.sparse_coo_tensor(index, values, (5, 5), is_coalesced=True)
+    array = values.numpy() if shared == "before" else None
+    layer(x, matrix)
+    (values.numpy() if array is None else array)[1] = 3
+    torch.testing.assert_close(layer(x, matrix), layer(x, torch.sparse_coo_tensor(index, values.clone(), (5, 5))))
+
+
 @pytest.mark.parametrize("layout", [None, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
 @pytest.mark.parametrize("name, aggr", [("GraphConv", "mean"), ("GraphConv", "sum"), ("SAGEConv", "max"),
                                         ("GATConv", "sum")])

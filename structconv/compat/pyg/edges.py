@@ -84,7 +84,7 @@ def without_ones(graph: Graph, matrix: Any) -> Graph:
     weight = graph.edge_weight
     if weight is None or not isinstance(matrix, Tensor) or weight.requires_grad or not is_plain(weight):
         return graph
-    if not derived(matrix, "of ones", lambda: bool((weight == 1).all())):
+    if not derived(weight, "of ones", lambda: bool((weight == 1).all())):
         return graph
     return derived(matrix, "without weights", lambda: dataclasses.replace(graph, edge_weight=None))
 
@@ -95,8 +95,11 @@ def _of_matrix(matrix: Any) -> Graph:
         return Graph(derived(matrix, "edges", lambda: rows.indices().flip(0)), num_inputs=matrix.shape[1],
                      num_outputs=matrix.shape[0], edge_attr=rows.values())
     if isinstance(matrix, Tensor):  # whose values, as views, would hold it
-        return derived(matrix, "graph", lambda: Graph.from_torch_sparse(
+        graph = derived(matrix, "graph", lambda: Graph.from_torch_sparse(
             matrix if matrix.requires_grad else matrix.detach()).reversed())
+        if graph.edge_weight is not None:
+            forget_changed(graph.edge_weight)
+        return graph
     row, col, value = matrix.coo()
     numbers = value is None or value.dim() == 1
     return Graph(torch.stack([col, row]), num_inputs=matrix.size(1), num_outputs=matrix.size(0),
