@@ -154,8 +154,9 @@ def forget(owner: Any) -> None:
         _ENTRIES.pop(id(t), None)
         if weakref.getweakrefcount(t):  # what is derived of others and of it
             for entry in [*_ENTRIES.values()]:
-                entry.values = {key: known for key, known in entry.values.items()
-                                if all(ref() is not t for ref, _ in known[0])}
+                for key, (others, _) in [*entry.values.items()]:
+                    if any(ref() is t for ref, _ in others):
+                        entry.values.pop(key, None)
 
 
 def forget_changed(t: Tensor) -> None:
