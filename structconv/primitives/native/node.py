@@ -25,10 +25,10 @@ _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 Gradients = tuple[Tensor | None, ...]
 
 
-@lru_cache(256)
+@lru_cache(128)
 def _unread(shape: torch.Size) -> Tensor:
-    """Zeros without memory, in the place of numbers that no gradient reads."""
-    return torch.zeros(()).expand(shape)
+    """Zeros in the place of numbers that no gradient reads; without memory, but for those of a bias."""
+    return torch.zeros(shape) if shape.numel() <= MAX_CHANNELS else torch.zeros(()).expand(shape)
 
 
 def is_direct(x: Tensor, *others: Tensor | None) -> bool:
