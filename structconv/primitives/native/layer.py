@@ -225,7 +225,7 @@ class _Groups(NamedTuple):
 
 def _even_backward(groups: _Groups, x: Tensor, grad: Tensor, _: Any, kind: int, t: float) -> Tensor:
     of_x: Tensor = Loaded.core.pool_backward(  # type: ignore[union-attr]
-        groups.by_target, grad.new_empty(x.shape), grad, grad, kind, t)  # which reads no number of x and y
+        groups.by_target, x, grad, grad, kind, t)  # which reads no number of x and y
     return of_x
 
 
@@ -238,18 +238,10 @@ def _centered_backward(groups: _Groups, _: Any, grad: Tensor, needed: Any, *opti
     return _centered(groups, grad, *options)
 
 
-def _norm_backward(groups: _Groups, x: Tensor, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None,
-                   grad: Tensor, _: Any, *options: Any) -> Gradients:
-    bias = None if bias is None else bias.contiguous()  # whose numbers are not read
-    grads: Gradients = Loaded.core.norm_backward(  # type: ignore[union-attr]
-        groups.by_target, x, shift, weight, bias, grad, *options)
-    return grads
-
-
 _pool = as_node("_Pool", 1, "pool", "pool_backward")
 _pool_evenly = as_node("_Pool", 1, "pool", _even_backward, reads_result=False, read={0: ()})
 _center = as_node("_Norm", 1, _centered, _centered_backward, reads_result=False, read={0: ()})
-_norm = as_node("_Norm", 4, "norm", _norm_backward, reads_result=False, read={3: ()})
+_norm = as_node("_Norm", 4, "norm", "norm_backward", reads_result=False, read={3: ()})
 #: Center and Scale in src/api.h.
 _CENTERS = {"channel": 0, "all": 1}
 _SCALES = {None: 0, "channel": 1, "all": 2}

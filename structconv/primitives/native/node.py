@@ -25,10 +25,11 @@ _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 Gradients = tuple[Tensor | None, ...]
 
 
-@lru_cache(256)
+@lru_cache(128)
 def _unread(shape: torch.Size) -> Tensor:
-    """Zeros without memory, in the place of numbers that no gradient reads."""
-    return torch.zeros((), dtype=torch.float32).expand(shape)
+    """Zeros in the place of numbers that no gradient reads; without memory, but for those of a bias."""
+    few = shape.numel() <= MAX_CHANNELS
+    return torch.zeros(shape if few else (), dtype=torch.float32).expand(shape)
 
 
 def is_direct(x: Tensor, *others: Tensor | None) -> bool:

@@ -620,7 +620,9 @@ Tensor pool(const Tensor& starts, const Tensor& x_, int64_t kind, double t) {
 // The gradient of x.
 Tensor pool_backward(const Tensor& starts, const Tensor& x_, const Tensor& y_, const Tensor& grad_, int64_t kind, double t) {
     const Op op{"pool_backward"};
-    const View x = op.dense("x", x_, {kAny, kAny}, types().f32);
+    const bool even = kind == kSumOf || kind == kMeanOf;  // then x has a shape, of which no number is read
+    const View x = even ? op.view("x", x_) : op.dense("x", x_, {kAny, kAny}, types().f32);
+    op.check_shape("x", x, {kAny, kAny});
     PoolArgs args = groups_of(op, starts, x, kind, t);
     const View y = op.dense("y", y_, {args.groups, args.channels}, types().f32);
     const View grad = op.dense("grad", grad_, {args.groups, args.channels}, types().f32);
