@@ -314,7 +314,7 @@ PER_SAMPLE = {"padding": lambda: Padding(torch.arange(5)[None] < torch.tensor([[
               "table": lambda: DenseMask(torch.rand(2, 5, 1) < 0.6), "shared": Causal}
 
 
-@pytest.mark.parametrize(("name", "index"), zip(PER_SAMPLE, ([1, 1], [0, 0, 1, 1], [1, 0], [0, 0]), strict=True))
+@pytest.mark.parametrize(("name", "index"), list(zip(PER_SAMPLE, ([1, 1], [0, 0, 1, 1], [1, 0], [0, 0]), strict=True)))
 def test_what_a_structure_has_for_each_sample_is_reordered_with_it(name, index):
     layer, structure, index = MultiheadAttention(8, 2).eval(), PER_SAMPLE[name](), torch.tensor(index)
     x, z = torch.randn(2, 5, 8), torch.randn(len(index), 1, 8)

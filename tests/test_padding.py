@@ -53,7 +53,7 @@ def sequences():
     return [torch.randn(n, P, dtype=torch.float64, generator=generator) for n in LENGTHS]
 
 
-@pytest.mark.parametrize(("name", "end"), zip(SCORES, itertools.cycle(ENDS)))
+@pytest.mark.parametrize(("name", "end"), list(zip(SCORES, itertools.cycle(ENDS))))
 def test_a_padded_sequence_gives_what_it_gives_alone(name, end):
     own, longest = sequences(), max(LENGTHS)
     keep = torch.arange(longest) < torch.tensor(LENGTHS).unsqueeze(-1)
@@ -67,7 +67,7 @@ def test_a_padded_sequence_gives_what_it_gives_alone(name, end):
         torch.testing.assert_close(y[i, :len(t)], single(t))
 
 
-@pytest.mark.parametrize(("name", "end"), zip(SCORES, itertools.cycle(ENDS)))
+@pytest.mark.parametrize(("name", "end"), list(zip(SCORES, itertools.cycle(ENDS))))
 def test_entries_that_are_masked_out_of_a_batch_of_samples_do_not_count(name, end):
     own = sequences()
     keep = torch.cat([torch.arange(len(t)) < len(t) - 1 for t in own])
@@ -153,7 +153,7 @@ def test_nested_tensors_are_prepared_as_entries_of_samples():
     torch.testing.assert_close(layer(cache), layer(x).values())
 
 
-@pytest.mark.parametrize(("name", "place"), zip(SCORES, itertools.cycle(PLACES)))
+@pytest.mark.parametrize(("name", "place"), list(zip(SCORES, itertools.cycle(PLACES))))
 def test_what_is_prepared_of_padded_entries_passes_no_gradient_of_them(name, place):
     """Padding that holds NaN: the gradients of the ordinary call."""
     own, longest = sequences(), max(LENGTHS)
@@ -189,7 +189,7 @@ MET = {
     "product": lambda scores: (scores.masked(keep=FIRST) * (2 * scores).masked(keep=SECOND)).softmax()}
 
 
-@pytest.mark.parametrize(("name", "how"), zip(SCORES, itertools.cycle(MET)))
+@pytest.mark.parametrize(("name", "how"), list(zip(SCORES, itertools.cycle(MET))))
 def test_an_input_that_masks_together_leave_to_no_output_may_be_anything(how, name):
     layer = Conv(MET[how](SCORES[name]), P, P, other_channels=P).double()
     x, z = torch.randn(5, P, dtype=torch.float64), torch.randn(6, P, dtype=torch.float64)

@@ -65,8 +65,8 @@ def test_each_group_by_itself(kind, over):
 
 
 @pytest.mark.parametrize("over", ["inputs", "outputs"])
-@pytest.mark.parametrize(("mask", "sink"), zip(
-    MASKS, [0.0, torch.tensor([0.3, -2.0], dtype=F64), -1.5] * 2, strict=True))
+@pytest.mark.parametrize(("mask", "sink"), list(zip(
+    MASKS, [0.0, torch.tensor([0.3, -2.0], dtype=F64), -1.5] * 2, strict=True)))
 def test_a_sink_is_one_more_score(mask, sink, over):
     basis = scores() if MASKS[mask] is None else scores().masked(keep=MASKS[mask])
     a, dim = basis.dense(absent=-torch.inf), -2 if over == "inputs" else -1

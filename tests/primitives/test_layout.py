@@ -67,7 +67,7 @@ LAYERS = {
 BAD = [10**9, NODES, -1]
 
 
-@pytest.mark.parametrize(("write", "value"), zip(WRITES, BAD, strict=True))
+@pytest.mark.parametrize(("write", "value"), list(zip(WRITES, BAD, strict=True)))
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_graph_that_was_changed_in_place_is_refused(way, name, write, value):
     layer, x = LAYERS[name](), torch.randn(NODES, C)
@@ -80,7 +80,7 @@ def test_a_graph_that_was_changed_in_place_is_refused(way, name, write, value):
             Graph(graph.edge_index, num_nodes=NODES)
 
 
-@pytest.mark.parametrize(("write", "value"), zip(WRITES, BAD, strict=True))
+@pytest.mark.parametrize(("write", "value"), list(zip(WRITES, BAD, strict=True)))
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_graph_that_was_used_before_is_refused_too_or_taken_as_it_was(way, name, write, value):
     """Torch does not count writes that go past it: what was derived before them stays, and is sound."""
@@ -100,7 +100,7 @@ def test_a_graph_that_was_used_before_is_refused_too_or_taken_as_it_was(way, nam
             layer(x, graph)
 
 
-@pytest.mark.parametrize(("column", "value"), zip([0, 1, 2], BAD, strict=True))
+@pytest.mark.parametrize(("column", "value"), list(zip([0, 1, 2], BAD, strict=True)))
 @pytest.mark.parametrize("options", [{}, {"num_bases": 2}, {"num_blocks": 2}], ids=str)
 def test_knowledge_that_was_changed_in_place_is_refused(way, options, value, column):
     triples = torch.stack([torch.randint(NODES, (40,)), torch.randint(3, (40,)), torch.randint(NODES, (40,))], 1)
