@@ -62,7 +62,7 @@ def _entrant(name: str, counts: Counts, region: Tensor) -> Entrant:
 
 
 def _sampling(edges: int, region: int | None, size: Size) -> Comparison:
-    """Random edges, all within regions of so many nodes, of which one has the seeds; nodes are numbered at random."""
+    """Random edges within regions of `region` nodes; one region has the seeds. Nodes are numbered at random."""
     nodes = edges // _DEGREE
     region = nodes if region is None else region
     target = torch.randint(nodes, (edges,), dtype=torch.int32)
@@ -105,24 +105,42 @@ class _Sage(nn.Module):
         return x
 
 
-class _PygSage(nn.Module):
-    """The same by PyTorch Geometric, over all of a sample, or trimmed by its `trim_to_layer`."""
+class _Net(nn.Module):
+    """Layers of PyTorch Geometric or of ours, over "blocks" of a sample, over "all" of it, or over what PyTorch
+    Geometric's `trim_to_layer` leaves of it, "trimmed"."""
 
-    def __init__(self, library: Any, trim: bool, ours: _Sage, channels: int) -> None:
+    def __init__(self, library: Any, kind: str, over: str, channels: int, layers: int, **options: Any) -> None:
         super().__init__()
-        self.trim = import_module("torch_geometric.utils").trim_to_layer if trim else None
-        self.layers = nn.ModuleList(library.SAGEConv(channels, channels, bias=False) for _ in _FANOUTS)
-        for layer, own in zip(self.layers, ours.layers, strict=True):
-            neighbors, root = (theta.detach().view(channels, channels).t() for theta in own.parameters())
-            layer.load_state_dict({"lin_l.weight": neighbors, "lin_r.weight": root})
+        make = {"sage": lambda: library.SAGEConv(channels, channels, **options),
+                "gcn": lambda: library.GCNConv(channels, channels, bias=False),
+                "gat": lambda: library.GATConv(channels, channels // 4, 4, add_self_loops=False)}[kind]
+        self.layers, self.over = nn.ModuleList(make() for _ in range(layers)), over
+        self.trim = import_module("torch_geometric.utils").trim_to_layer if over == "trimmed" else None
 
     def forward(self, batch: Any) -> Tensor:
-        x, edges = batch.features["x"], batch.graph.edge_index
+        x = batch.features["x"]
+        if self.over == "blocks":
+            for layer, block in zip(self.layers, blocks(batch), strict=True):
+                x = layer((x, x[:block.num_outputs]), block.edge_index).relu()
+            return x
+        edges = batch.graph.edge_index
         for depth, layer in enumerate(self.layers):
             if self.trim is not None:
                 x, edges, _ = self.trim(depth, batch.num_sampled_nodes, batch.num_sampled_edges, x, edges)
             x = layer(x, edges).relu()
         return x[:batch.batch_size]
+
+    def gradients(self) -> Tensor:
+        return torch.cat([p.grad.flatten() for p in self.parameters() if p.grad is not None])
+
+
+def _as_pyg(library: Any, over: str, ours: _Sage, channels: int) -> _Net:
+    """The same layers by PyTorch Geometric."""
+    net = _Net(library, "sage", over, channels, len(_FANOUTS), bias=False)
+    for layer, own in zip(net.layers, ours.layers, strict=True):
+        neighbors, root = (theta.detach().view(channels, channels).t() for theta in own.parameters())
+        layer.load_state_dict({"lin_l.weight": neighbors, "lin_r.weight": root})
+    return net
 
 
 def _step(edges: int, channels: int, size: Size) -> Comparison:
@@ -135,8 +153,8 @@ def _step(edges: int, channels: int, size: Size) -> Comparison:
     ours = _Sage(channels)
     nets: dict[str, nn.Module] = {"ours": ours}
     if (library := peers.geometric()) is not None:
-        nets |= {"pyg": _PygSage(library, False, ours, channels),
-                 "pyg-trimmed": _PygSage(library, True, ours, channels)}
+        nets |= {"pyg": _as_pyg(library, "all", ours, channels),
+                 "pyg-trimmed": _as_pyg(library, "trimmed", ours, channels)}
 
     loader = NeighborLoader(graph, list(_FANOUTS), features={"x": x})
 
@@ -149,30 +167,6 @@ def _step(edges: int, channels: int, size: Size) -> Comparison:
                     for name, net in nets.items())
     return Comparison(ours=own, peers=tuple(rivals), edges=edges,
                       size=f"{nodes:,} nodes, {edges:,} edges, {channels} channels")
-
-
-class _Net(nn.Module):
-    """Two layers of PyTorch Geometric or of ours, each over its block of a sample, or over all of it."""
-
-    def __init__(self, library: Any, kind: str, over_blocks: bool, channels: int) -> None:
-        super().__init__()
-        make = {"sage": lambda: library.SAGEConv(channels, channels),
-                "gcn": lambda: library.GCNConv(channels, channels, bias=False),
-                "gat": lambda: library.GATConv(channels, channels // 4, 4, add_self_loops=False)}[kind]
-        self.layers, self.over_blocks = nn.ModuleList(make() for _ in _EPOCH_FANOUTS), over_blocks
-
-    def forward(self, batch: Any) -> Tensor:
-        x = batch.features["x"]
-        if not self.over_blocks:
-            for layer in self.layers:
-                x = layer(x, batch.graph.edge_index).relu()
-            return x[:batch.batch_size]
-        for layer, block in zip(self.layers, blocks(batch), strict=True):
-            x = layer((x, x[:block.num_outputs]), block.edge_index).relu()
-        return x
-
-    def gradients(self) -> Tensor:
-        return torch.cat([p.grad.flatten() for p in self.parameters() if p.grad is not None])
 
 
 class _GCN(_Net):
@@ -206,11 +200,11 @@ def _epoch(kind: str, training: bool, channels: int, size: Size) -> Comparison:
     target = (source + torch.randint(1, nodes, (edges,))) % nodes  # no loops, which PyTorch Geometric's GCN replaces
     graph, x = Graph(torch.stack([source, target]), num_nodes=nodes), torch.randn(nodes, channels)
     loader = NeighborLoader(graph, list(_EPOCH_FANOUTS), batch_size=_SEEDS, shuffle=True, features={"x": x})
-    nets = {"ours": _Net(compat, kind, True, channels)}
+    nets = {"ours": _Net(compat, kind, "blocks", channels, len(_EPOCH_FANOUTS))}
     if (library := peers.geometric()) is not None:
-        nets["pyg"] = _Net(library, kind, False, channels)
+        nets["pyg"] = _Net(library, kind, "all", channels, len(_EPOCH_FANOUTS))
         if kind != "gcn":
-            nets["pyg-blocks"] = _Net(library, kind, True, channels)
+            nets["pyg-blocks"] = _Net(library, kind, "blocks", channels, len(_EPOCH_FANOUTS))
     for net in nets.values():
         net.load_state_dict(nets["ours"].state_dict())
     if kind == "gcn":

@@ -191,9 +191,10 @@ def _to_ours(walk: Walk, model: nn.Module) -> None:
         elif kind in _TORCH:
             _swap(walk, name, module, _TORCH[kind])
         elif kind not in _BACK and isinstance(module, tuple(_TORCH)):
-            walk.refused[name] = f"{kind.__name__}: its channels are still unknown. Call the model once before" \
-                if isinstance(module, nn.modules.lazy.LazyModuleMixin) else \
-                f"{kind.__name__} is derived from a layer of torch, whose methods it may override"
+            lazy = isinstance(module, nn.modules.lazy.LazyModuleMixin)
+            walk.refused[name] = kind.__name__ + (
+                ": its channels are still unknown. Call the model once before" if lazy else
+                " is derived from a layer of torch, whose methods it may override")
         if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerEncoder):
             _leave_fast_path(module)
     models = pretrained_in(model)

@@ -136,8 +136,7 @@ class Numbers:
         A number for each possible key takes the place of a table that would not be smaller.
         """
         most = min(self.count + keys.shape[0], self.limit)
-        direct = self._table.dtype is torch.int32
-        if self._core is None or direct or (self._table.shape[0] >= 2 * most and self._table.shape[0]):
+        if self._core is None or self._table.dtype is torch.int32 or self._table.shape[0] >= max(2 * most, 1):
             return
         shape = 1 << max(2 * most - 1, 15).bit_length(), self._table.shape[1]
         direct = self.limit <= 2 * math.prod(shape) and self.limit < _MOST

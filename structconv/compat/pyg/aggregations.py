@@ -515,8 +515,7 @@ def sorted_starts(x: Tensor, index: Tensor, size: int | None, *others: Tensor | 
     """The first row of each group and the number of all; `None` as of `of_sorted`, or of `others` that none reads."""
     if x.dim() != 2 or not is_direct(x, *others) or not is_plain(index) or index.dim() != 1 or len(index) != x.shape[0]:
         return None
-    if not index.untyped_storage().resizable():  # what NumPy may share, without a call for others
-        forget_changed(index)
+    forget_changed(index)
     starts: Tensor | None = cached(index, ("starts", size),
                                    lambda: group_starts(index, int(index[-1]) + 1 if size is None else size))
     return starts

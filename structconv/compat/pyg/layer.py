@@ -218,21 +218,18 @@ class Layer(MessagePassing):
 
     def _messages(self, messages: Sparse, dtype: torch.dtype, lazy: bool = False) -> Sparse:
         """The matrix that sums or averages messages, with an explainer's mask; with `lazy` nothing reads its values."""
-        graph, values = messages.graph, messages.values
-        if lazy and self.aggr == "mean" and values is None and not self.explain and not is_compiling():
+        if self.aggr != "mean":
+            return self._masked(messages)
+        graph, values, unread = messages.graph, messages.values, lazy and not self.explain and not is_compiling()
+        if unread and values is None:
             return lazy_adjacency(graph, "row", dtype, weighted=False)
-        if self.aggr == "mean":
-            count = shares(graph, dtype)
-            if values is not None and values.dim() == 1:
-                weight = derived((graph.edge_index, values), ("weighted shares", graph.num_outputs, dtype),
-                                 lambda: values * count)
-                graph = dataclasses.replace(graph, edge_weight=weight)
-                if lazy and not self.explain and not is_compiling():
-                    return lazy_adjacency(graph, None, dtype)
-                messages = Sparse(graph, weight)
-            else:
-                messages = Sparse(graph, count if values is None else values * count)
-        return self._masked(messages)
+        count = shares(graph, dtype)
+        if values is None or values.dim() > 1:
+            return self._masked(Sparse(graph, count if values is None else values * count))
+        weight = derived((graph.edge_index, values), ("weighted shares", graph.num_outputs, dtype),
+                         lambda: values * count)
+        graph = dataclasses.replace(graph, edge_weight=weight)
+        return lazy_adjacency(graph, None, dtype) if unread else self._masked(Sparse(graph, weight))
 
     def _aggregated(self, x: Tensor, messages: Sparse, lin: nn.Module | None = None, root: nn.Module | None = None,
                     x_root: Tensor | None = None, bias: Tensor | None = None, absent: Tensor | None = None) -> Tensor:
