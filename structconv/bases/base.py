@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 OPERATORS: dict[str, Callable[..., Any]] = {}
 #: The subclasses of `Basis`: `isinstance` of an abstract class is slow.
 BASES: set[type] = set()
-#: A notebook draws a basis of at most so many inputs and outputs, and of at most so many numbers; else it prints it.
+#: Most inputs or outputs, and most numbers, of a basis that a notebook draws; it prints a larger one.
 MOST_DRAWN, MOST_NUMBERS = 512, 16 * 512 ** 2
 _Class = TypeVar("_Class", bound=type)
 #: The result type of the operators: `Basis` or `Mechanism`.

@@ -91,8 +91,8 @@ class Lookup(Sized, Score):
         return pairs.table(self.table, bucket(self.kind, self.clip, pairs.source_index(), pairs.target_index()))
 
     def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, owner: Owner) -> Tensor:
-        """The entries of all pairs of so many, (..., 1 or B, K, N, M); where the last ones are in the table is kept
-        with `owner`."""
+        """All entries, (..., 1 or B, K, N, M). Where those of the last call are in the table is kept with
+        `owner`."""
         *lead, size, row, count = self.table.shape
         if row != 1 or not is_plain(self.table):
             return _batched(altered(self, inputs=inputs, outputs=outputs).dense(dtype).mT)
@@ -217,8 +217,8 @@ class Distance(Sized, Score):
         return -self.slope.to(pairs.dtype).view(-1, *(1,) * len(pairs.shape)) * distance
 
     def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, owner: Owner) -> Tensor:
-        """The entries of all pairs of so many, (1, K, N, M): the last ones are reused as long as the slopes stay, and
-        the last distances are kept with `owner`."""
+        """All entries, (1, K, N, M): those of the last call while the slopes stay. The last distances are kept with
+        `owner`."""
         if not is_plain(self.slope):
             return _batched(altered(self, inputs=inputs, outputs=outputs).dense(dtype).mT)
 

@@ -108,8 +108,8 @@ class Rotated(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Keys or values of which each head stands for several consecutive ones: (..., G, M, D) -> (..., G repeats, M, D).
-    A decoding step reads them as they are."""
+    """Keys or values whose heads serve `repeats` consecutive heads each: (..., G, M, D) -> (..., G repeats, M, D). A
+    decoding step reads them as they are."""
 
     x: Tensor
     repeats: int
@@ -261,7 +261,7 @@ class Leaf:
         return Leaf(lambda basis: get(basis).reshape(shape), self, (self.numel(),) if shape == (-1,) else shape)
 
     def split(self, sizes: list[int]) -> tuple[Leaf, ...]:
-        """The numbers of a vector, so many after so many."""
+        """A vector in consecutive parts of these sizes."""
         get = self.get
         return tuple(Leaf(_item(lambda basis: get(basis).split(sizes), i), self, (size,))
                      for i, size in enumerate(sizes))
@@ -296,8 +296,8 @@ def shape_class(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def tree_key(basis: Any) -> tuple[Hashable, ...]:
-    """What a plan may depend on of a basis: types, options, dtypes, classes of sizes, and shared tensors. A walk over
-    the tree in one function: it runs in every call of a layer."""
+    """The facts of a basis that a plan may depend on: types, options, dtypes, classes of sizes, and shared tensors. One
+    function walks over the tree, because it runs in every call of a layer."""
     facts: list[Any] = []
     met: list[int] = []
     pending = [basis]
@@ -354,8 +354,8 @@ def tree_key(basis: Any) -> tuple[Hashable, ...]:
 
 #: Types that are their own key: no two values of them are equal that differ.
 _PLAIN = VALUES - {bool}
-#: Of each type of value that is walked through, the fields, and whether they are numbers of entries, or tensors whose
-#: last axis counts entries too.
+#: The fields of each type in the tree, and whether a field is a number of entries, or a tensor whose last axis counts
+#: entries.
 _NODES: dict[type, tuple[tuple[str, bool], ...]] = {}
 
 

@@ -146,7 +146,7 @@ def blocks(batch: Any, *, normalize: str | None = None, self_loops: bool = False
 
 
 def _joined(value: Tensor, parts: list[slice], axis: int) -> Tensor:
-    """Return parts of a tensor, one after the other; a single part is a view."""
+    """Concatenate parts of a tensor along an axis; a single part is a view."""
     views = [value.narrow(axis, part.start, part.stop - part.start) for part in parts]
     return views[0] if len(views) == 1 else torch.cat(views, axis)
 

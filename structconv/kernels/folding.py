@@ -83,7 +83,7 @@ def folded(graph: Graph, lead: tuple[int, ...], size: int, *, dropout: float = 0
 
 
 def side_by_side(graph: Graph, count: int) -> tuple[Csr, Csr]:
-    """The layouts of so many copies of a graph, entry m of copy b being b M + m. O(count E) once, and remembered for
-    the last count."""
+    """The layouts of `count` copies of a graph, entry m of copy b being b M + m. O(count E) once; the last count is
+    remembered."""
     sizes = graph.num_inputs, graph.num_outputs
     return latest(graph.edge_index, "copies", (count, *sizes), lambda: copies(graph.layouts(), sizes, count))

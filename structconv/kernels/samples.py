@@ -121,7 +121,7 @@ class _Match(NamedTuple):
     stacks: bool
 
     def least(self, channels: int) -> tuple[Applied, Cost]:
-        """The kernel that costs least with so many channels."""
+        """The kernel that costs least for this number of channels."""
         rates, itemsize = machine.rates(self.problem.x.device), self.problem.sizes.itemsize
         costs = [(kernel, kernel.application_cost(match, self.problem, channels, "apply"))
                  for kernel, match in self.kernels]
@@ -250,8 +250,8 @@ def _tensors_of(basis: Basis) -> list[Tensor]:
 
 
 def _groups(samples: Samples, numbers: int, stacks: bool) -> list[tuple[int, _Group]]:
-    """Samples that are computed together, with so many numbers at each pair, after how many numbers that makes. They
-    are of equal sizes, and one block holds their pairs. Nothing where no sample has any pair."""
+    """Groups of samples of equal sizes that are computed together, each with its count of numbers, `numbers` at each
+    pair; one block holds a group. Empty if no sample has a pair."""
     if samples.pair_count == 0:
         return []
     alike: dict[Any, list[int]] = {}

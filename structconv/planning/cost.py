@@ -62,7 +62,7 @@ class Cost:
 
 
 def lost_flops(flops: float, columns: int, filled: bool = False) -> float:
-    """Flops lost by a product with so many columns, beside those that it needs, from timings in float32: full rate at
+    """Flops lost by a product with these columns, beside those that it needs, from timings in float32: full rate at
     multiples of `FULL_COLUMNS`; fewer take the time of `NARROW_TAKEN`, the fewest that of `FEW_TAKEN`, one is a product
     with a vector. With `filled` a narrow matrix costs as much as one of `FULL_COLUMNS`, as it does where
     `primitives.products` computes it."""

@@ -173,7 +173,7 @@ def window_means(image: Tensor, size: Sequence[int], stride: Sequence[int], padd
 
 
 def is_few_summed(image: Tensor, size: int, stride: int) -> bool:
-    """Return True for means over windows of so many numbers that torch's should take."""
+    """Return True if the windows read so few numbers that torch's kernel is the faster one."""
     numbers = image.numel()
     if type(numbers) is not int:  # a program is recorded
         return True

@@ -233,7 +233,7 @@ def _of_one_plan(setup: Setup, theta: MakeTheta) -> tuple[Call, Call]:
 
 
 def _times(setup: Setup, copies: int) -> Setup:
-    """The mechanism on so many times the entries, and on so many copies of the structure side by side."""
+    """The mechanism on `copies` times as many entries, and on `copies` of the structure side by side."""
     x, z = (None if t is None else _numbers(*t.shape[:-2], t.shape[-2] * copies, t.shape[-1])
             for t in (setup.x, setup.z))
     assert x is not None

@@ -290,7 +290,7 @@ class ARMAConv(Layer):
 
     @torch.no_grad()
     def _materialize(self, in_channels: int) -> None:
-        """Draw the weights of so many channels; as there, one layer of `root_weight` more than `weight` has."""
+        """Draw the weights; as in PyTorch Geometric, `root_weight` has one layer more than `weight`."""
         shape = (self.num_stacks, in_channels, self.out_channels)
         cast(UninitializedParameter, self.init_weight).materialize(shape)
         cast(UninitializedParameter, self.root_weight).materialize((self.weight.shape[0] + 1, *shape))

@@ -25,7 +25,7 @@ __all__ = ["Patch", "joined", "patch", "unpatch"]
 _OURS: dict[str, Any] = {
     **OURS, **{name: getattr(pooling, name) for name in pooling.__all__ if name != "pooled"}}
 _FUNCTIONS = {name: getattr(functions, name) for name in functions.__all__}
-#: What a report counts by calls; of the others it counts objects.
+#: Names whose calls a report counts; it counts the objects of the others.
 _CALLED = {*_FUNCTIONS, *(name for name, replacement in _OURS.items() if not isinstance(replacement, type))}
 
 
