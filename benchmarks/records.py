@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 __all__ = ["HEADERS", "TEXT_COLUMNS", "Line", "from_json", "means", "row"]
@@ -84,7 +84,8 @@ def row(line: Line) -> tuple[str, ...]:
     remarks = [line.note] if line.note else []
     if line.overhead_us is not None:
         remarks.append(f"{line.overhead_us:+.1f} us")
-    remarks += [f"{key.replace('_', ' ')} {_number(value)}" for key, value in line.extra.items()]
+    remarks += [f"{key.replace('_', ' ')} " + ", ".join(map(_number, value if isinstance(value, list) else [value]))
+                for key, value in line.extra.items()]
     if line.huge_pages:
         remarks.append("huge pages")
     edges = f" at {line.edges:,}" if "ns_per_edge" in line.extra else ""
@@ -97,8 +98,8 @@ def row(line: Line) -> tuple[str, ...]:
 def means(lines: Sequence[Line]) -> list[dict[str, Any]]:
     """The geometric mean of the ratios of each suite, of each of its phases, and of each peer, group and phase.
 
-    `below_one` names the lines whose peer is faster, `beyond_spread` those of them in which three quarters of its times
-    are below three quarters of ours. Lines whose numbers were not compared do not count.
+    `below_one` names the lines whose peer is faster, `slower` those of them in which it is in each measurement, also of
+    tensors and layers made anew; their ratio is the median of all. Lines whose numbers were not compared do not count.
     """
     compared = [line for line in lines if line.ratio is not None and line.max_error is not None]
     groups: dict[tuple[str, str, str, str], list[Line]] = {}
@@ -109,8 +110,8 @@ def means(lines: Sequence[Line]) -> list[dict[str, Any]]:
     return [{"suite": suite, "peer": peer, "group": group, "phase": phase, "lines": len(members),
              "geometric_mean": _rounded(statistics.geometric_mean(line.ratio or 0.0 for line in members)),
              "below_one": [_named(line) for line in members if (line.ratio or 0.0) < 1],
-             "beyond_spread": [_named(line) for line in members if line.peer_ms and line.ours_ms
-                               and line.peer_ms[2] < line.ours_ms[0]]}
+             "slower": [_named(replace(line, ratio=statistics.median(ratios))) for line in members
+                        if max(ratios := [line.ratio or 0.0, *line.extra.get("anew", ())]) < 1]}
             for (suite, peer, group, phase), members in groups.items()]
 
 

@@ -166,15 +166,15 @@ def _print(lines: Sequence[Line]) -> None:
 
 
 def _print_means(groups: Sequence[dict[str, Any]]) -> None:
-    print_table(("suite", "peer", "group", "phase", "lines", "geometric mean", "below 1", "beyond spread"),
+    print_table(("suite", "peer", "group", "phase", "lines", "geometric mean", "below 1", "slower"),
                 [(*(mean[key] for key in ("suite", "peer", "group", "phase")), str(mean["lines"]),
-                  f"{mean['geometric_mean']:.3g}x", str(len(mean["below_one"])), str(len(mean["beyond_spread"])))
+                  f"{mean['geometric_mean']:.3g}x", str(len(mean["below_one"])), str(len(mean["slower"])))
                  for mean in groups],
                 title="The geometric means of the ratios.", texts=4)
     for mean in groups:
         if mean["peer"] == "all" and not mean["phase"] and mean["below_one"]:
             print(f"below 1 in {mean['suite']}: {'; '.join(mean['below_one'])}")
-            print(f"of which beyond the spread of both: {'; '.join(mean['beyond_spread']) or 'none'}")
+            print(f"of which also with tensors and layers made anew: {'; '.join(mean['slower']) or 'none'}")
 
 
 def _print_environment(lines: Sequence[Line]) -> None:

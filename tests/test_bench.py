@@ -15,7 +15,7 @@ from benchmarks.records import HEADERS, Line, from_json, means, row
 from benchmarks.runner import Settings, run
 from benchmarks.suites import cases, compat_pyg, compat_torch
 from structconv.cli import main as structconv
-from structconv_systems.timing import alternate
+from structconv_systems.timing import Times, alternate
 from tests.support.drawn import EVERY
 
 FIELDS = {"suite", "case", "phase", "peer", "ratio", "memory_ratio", "roofline", "max_error", "ours_ms", "peer_ms",
@@ -153,16 +153,28 @@ def test_means_are_geometric_and_name_the_lines_below_one():
         return Line(**{"suite": "compat", "case": "gcn", "phase": FORWARD, "peer": peer, "ratio": ratio,
                        "max_error": 0.0, **fields})
 
-    lines = [line(4.0, group="small"), line(1.0, phase=BOTH, ours_ms=(1.0, 2.0, 3.0), peer_ms=(0.5, 2.0, 4.0)),
-             line(0.25, "torch", case="mha", ours_ms=(1.0, 2.0, 3.0), peer_ms=(0.4, 0.5, 0.9)),
+    lines = [line(4.0, group="small"), line(1.0, phase=BOTH),
+             line(0.25, "torch", case="mha", extra={"anew": [0.2, 0.3, 0.3, 0.9]}),
              line(9.0, "its parts", max_error=None), line(None, phase=BOTH, note="left out")]
     actual = {(mean["peer"], mean["group"], mean["phase"]): mean for mean in means(lines)}
     assert {key: (mean["lines"], mean["geometric_mean"]) for key, mean in actual.items()} == {
         ("all", "", ""): (3, 1.0), ("all", "", FORWARD): (2, 1.0), ("all", "", BOTH): (1, 1.0),
         ("pyg", "small", FORWARD): (1, 4.0), ("pyg", "", BOTH): (1, 1.0), ("torch", "", FORWARD): (1, 0.25)}
-    assert actual["all", "", ""]["below_one"] == actual["all", "", ""]["beyond_spread"] == ["mha, forward, torch 0.25x"]
-    lines[2] = dataclasses.replace(lines[2], peer_ms=(0.4, 0.5, 1.1))
-    assert means(lines)[0]["below_one"] and not means(lines)[0]["beyond_spread"]
+    assert actual["all", "", ""]["below_one"] == ["mha, forward, torch 0.25x"]
+    assert actual["all", "", ""]["slower"] == ["mha, forward, torch 0.30x"]
+    lines[2] = dataclasses.replace(lines[2], extra={"anew": [0.2, 1.1, 0.3, 0.9]})
+    assert means(lines)[0]["below_one"] and not means(lines)[0]["slower"]
+
+
+def test_a_line_below_one_is_measured_with_tensors_made_anew(monkeypatch):
+    times = {"ours": Times((2.0,)), "peer": Times((1.0,))}
+    monkeypatch.setattr("benchmarks.runner.alternate", lambda works, **_: {name: times[name] for name in works})
+    made = []
+    actual = list(run(Case(suite="graph", name="case", build=lambda size: made.append(size) or comparison()), BRIEF))
+    assert [line.extra["anew"] for line in actual] == [[0.5] * 4] * 2 and len(made) == 9
+    assert "anew 0.5, 0.5, 0.5, 0.5" in row(actual[0])[-1]
+    times["peer"] = Times((2.0,))
+    assert "anew" not in lines_of(comparison())[0].extra
 
 
 @pytest.mark.parametrize("verb", [main, lambda words: structconv(["bench", *words])])

@@ -171,6 +171,23 @@ def test_blocks_have_the_degrees_of_the_whole_sample(normalize, self_loops, weig
         torch.testing.assert_close(y, x[:batch.batch_size])
 
 
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_first_layer_reads_features_of_the_whole_graph_where_they_are(name):
+    mechanism = Adjacency(None).of("neighbors") | Identity().of("own")
+    features = torch.randn(NODES, 3, requires_grad=True)
+    for batch in batches_of(OPTIONS[name])[1]:
+        layer, options = Conv(mechanism, {"neighbors": 3, "own": 3}, 3), {"normalize": "sym", "self_loops": True}
+        copied, whole = blocks(batch, **options)[0], blocks(batch, **options, num_nodes=NODES)
+        assert whole[0].num_inputs == NODES and [block.num_inputs for block in whole[1:]] == [
+            block.num_outputs for block in whole[:-1]]
+        x = features[batch.n_id]
+        results = [layer({"neighbors": inputs, "own": x[:block.num_outputs]}, block)
+                   for inputs, block in ((x, copied), (features, whole[0]))]
+        torch.testing.assert_close(*results)
+        torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), features, retain_graph=True)[0]
+                                     for y in results))
+
+
 def test_blocks_of_pygs_data_have_the_attributes_of_its_edges():
     pyg = pytest.importorskip("torch_geometric")
     data = pyg.data.Data(edge_index=graph().edge_index, num_nodes=NODES,
@@ -608,6 +625,8 @@ WRONG = {
              "directional"),
     "normalization": (lambda: blocks(next(iter(NeighborLoader(Graph(INDEX), [1]))), normalize="col"), ConfigError,
                       "normalize must be"),
+    "whole": (lambda: blocks(next(iter(NeighborLoader(WHOLE, [1]))), num_nodes=0), StructureError,
+              "num_nodes=0"),
     "mode": (lambda: LinkNeighborLoader(Graph(INDEX), [1], neg_sampling="ternary"), ConfigError, "neg_sampling"),
 }
 
@@ -636,7 +655,7 @@ RIGHT = {
     "edge_label": {"None"}, "edge_label_index": {"None"}, "edge_label_time": {"None"}, "features": {"None"},
     "filter_per_worker": {"None", "True"}, "generator": {"None"}, "index": {"0", "-1", "a negative list", "below"},
     "input_id": {"None"}, "input_nodes": {"None"}, "input_time": {"None"}, "is_sorted": {"True"}, "length": {"0"},
-    "normalize": {"None"}, "self_loops": {"True"},
+    "normalize": {"None"}, "num_nodes of blocks": {"None"}, "self_loops": {"True"},
     "neg_sampling": {"None"}, "neg_sampling_ratio": {"None", "0", "1.5"}, "replace": {"True"}, "num_workers": {"0"},
     "batch_sampler": {"None"}, "sampler": {"None", "a negative list", "below", "booleans"},
     "sample_coverage": {"0"}, "seed": {"None", "0", "-1"}, "shuffle": {"None", "True"},
@@ -665,7 +684,7 @@ USES = {
     "NeighborLoader": {**SAMPLING, "input_nodes": None, "input_time": None, **LOADING},
     "LinkNeighborLoader": {**SAMPLING, "edge_label_index": None, "edge_label": None, "edge_label_time": None,
                            "neg_sampling": "binary", "neg_sampling_ratio": None, "batch_size": 1},
-    "blocks": {"batch": ..., "normalize": None, "self_loops": False},  # a batch is what a loader yields
+    "blocks": {"batch": ..., "normalize": None, "self_loops": False, "num_nodes": 4},  # a batch is what a loader yields
     "NeighborBatch": {}}
 INNER = {  # what stands within an argument
     "index of ClusterData": (lambda index: CLUSTERS[index], "index", {"0", "-1"}),
@@ -714,7 +733,8 @@ def test_every_loader_names_the_wrong_argument(name):
 
     assert run(**given) is not None
     wrong = {(place, bad): said for place in given for bad, value in BAD.items()
-             if bad not in RIGHT.get(place, ()) and (said := complaint(partial(run, **{**given, place: value}), place))}
+             if bad not in RIGHT.get(f"{place} of {name}", RIGHT.get(place, ()))
+             and (said := complaint(partial(run, **{**given, place: value}), place))}
     assert not wrong
 
 

@@ -107,10 +107,12 @@ class _Sage(nn.Module):
 
 class _Net(nn.Module):
     """Layers of PyTorch Geometric or of ours, over "blocks" of a sample, over "all" of it, or over what PyTorch
-    Geometric's `trim_to_layer` leaves of it, "trimmed"."""
+    Geometric's `trim_to_layer` leaves of it, "trimmed". The first block can read the features of the whole graph."""
 
-    def __init__(self, library: Any, kind: str, over: str, channels: int, layers: int, **options: Any) -> None:
+    def __init__(self, library: Any, kind: str, over: str, channels: int, layers: int, features: Tensor | None = None,
+                 **options: Any) -> None:
         super().__init__()
+        self.features = features
         make = {"sage": lambda: library.SAGEConv(channels, channels, **options),
                 "gcn": lambda: library.GCNConv(channels, channels, bias=False),
                 "gat": lambda: library.GATConv(channels, channels // 4, 4, add_self_loops=False)}[kind]
@@ -118,11 +120,16 @@ class _Net(nn.Module):
         self.trim = import_module("torch_geometric.utils").trim_to_layer if over == "trimmed" else None
 
     def forward(self, batch: Any) -> Tensor:
-        x = batch.features["x"]
         if self.over == "blocks":
-            for layer, block in zip(self.layers, blocks(batch), strict=True):
-                x = layer((x, x[:block.num_outputs]), block.edge_index).relu()
+            whole = self.features
+            graphs = blocks(batch, num_nodes=None if whole is None else len(whole))
+            x = batch.features["x"] if whole is None else whole
+            own = x[:graphs[0].num_outputs] if whole is None else x.index_select(0, batch.n_id[:graphs[0].num_outputs])
+            for layer, block in zip(self.layers, graphs, strict=True):
+                x = layer((x, own[:block.num_outputs]), block.edge_index).relu()
+                own = x
             return x
+        x = batch.features["x"]
         edges = batch.graph.edge_index
         for depth, layer in enumerate(self.layers):
             if self.trim is not None:
@@ -172,15 +179,18 @@ def _step(edges: int, channels: int, size: Size) -> Comparison:
 class _GCN(_Net):
     """The net of GCN layers over blocks, which PyTorch Geometric's do not take."""
 
-    def __init__(self, net: _Net, channels: int) -> None:
+    def __init__(self, net: _Net, channels: int, features: Tensor) -> None:
         nn.Module.__init__(self)
+        self.features = features
         self.layers = nn.ModuleList(Conv(Adjacency(None), channels, channels, bias=False) for _ in _EPOCH_FANOUTS)
         for own, theta in zip(net.parameters(), self.parameters(), strict=True):
             theta.data.copy_(own.detach().t().view_as(theta))
 
     def forward(self, batch: Any) -> Tensor:
-        x: Tensor = batch.features["x"]
-        for layer, block in zip(self.layers, blocks(batch, normalize="sym", self_loops=True), strict=True):
+        x = self.features
+        assert x is not None
+        graphs = blocks(batch, normalize="sym", self_loops=True, num_nodes=len(x))
+        for layer, block in zip(self.layers, graphs, strict=True):
             x = layer(x, block).relu()
         return x
 
@@ -192,15 +202,17 @@ def _epoch(kind: str, training: bool, channels: int, size: Size) -> Comparison:
     """All nodes as seeds in batches of 1,024: neighbors are drawn, features read, layers applied and, in training, the
     gradients of the squares added up over the batches.
 
-    Peers apply their layers to what our loader samples, the same for all. Ours compute only what the seeds need.
+    Peers apply their layers to what our loader samples, the same for all. Ours compute only what the seeds need, and
+    but for GAT, which multiplies features by weights first, read them in the whole graph.
     """
     edges = size.pick(10**5, 10**6)
     nodes = edges // _DEGREE
     source = torch.randint(nodes, (edges,))
     target = (source + torch.randint(1, nodes, (edges,))) % nodes  # no loops, which PyTorch Geometric's GCN replaces
     graph, x = Graph(torch.stack([source, target]), num_nodes=nodes), torch.randn(nodes, channels)
-    loader = NeighborLoader(graph, list(_EPOCH_FANOUTS), batch_size=_SEEDS, shuffle=True, features={"x": x})
-    nets = {"ours": _Net(compat, kind, "blocks", channels, len(_EPOCH_FANOUTS))}
+    loader, bare = (NeighborLoader(graph, list(_EPOCH_FANOUTS), batch_size=_SEEDS, shuffle=True, features=features)
+                    for features in ({"x": x}, None))
+    nets = {"ours": _Net(compat, kind, "blocks", channels, len(_EPOCH_FANOUTS), None if kind == "gat" else x)}
     if (library := peers.geometric()) is not None:
         nets["pyg"] = _Net(library, kind, "all", channels, len(_EPOCH_FANOUTS))
         if kind != "gcn":
@@ -208,15 +220,16 @@ def _epoch(kind: str, training: bool, channels: int, size: Size) -> Comparison:
     for net in nets.values():
         net.load_state_dict(nets["ours"].state_dict())
     if kind == "gcn":
-        nets["ours"] = _GCN(nets["ours"], channels)
+        nets["ours"] = _GCN(nets["ours"], channels, x)
 
     def run(net: _Net) -> Tensor:
         torch.manual_seed(0)  # all entrants draw the same
+        batches = loader if net.features is None else bare
         if not training:
-            return torch.cat([net(batch) for batch in loader])
+            return torch.cat([net(batch) for batch in batches])
         net.zero_grad()
         with torch.enable_grad():
-            for batch in loader:
+            for batch in batches:
                 net(batch).square().mean().backward()
         return net.gradients()
 

@@ -17,8 +17,9 @@ from torch import Tensor
 from structconv.bases.matrices import adjacency
 from structconv.data.subgraphs import EdgeType, NodeType, Subgraph, in_edges
 from structconv.errors import ConfigError, ShapeError, text_of
+from structconv.primitives.layout import check_bounds
 from structconv.primitives.sampling import InEdges
-from structconv.shapes import check_choice
+from structconv.shapes import check_choice, check_natural
 from structconv.structures import Graph
 
 __all__ = ["NeighborBatch", "Source", "blocks", "source_of"]
@@ -88,7 +89,8 @@ class NeighborBatch:
             if value is not None) + ")"
 
 
-def blocks(batch: Any, *, normalize: str | None = None, self_loops: bool = False) -> list[Graph]:
+def blocks(batch: Any, *, normalize: str | None = None, self_loops: bool = False, num_nodes: int | None = None
+           ) -> list[Graph]:
     """Return a bipartite graph for each layer of a network, so that no layer computes what the seeds do not need.
 
     With L hops, layer l = 1 ... L maps the nodes of the first L - l + 1 hops to those of the first L - l, along all
@@ -101,6 +103,10 @@ def blocks(batch: Any, *, normalize: str | None = None, self_loops: bool = False
             The graphs have its edge_weight and edge_attr.
         normalize: "sym" or "row": the weights are those of the whole sampled graph, normalized as by `Adjacency`.
         self_loops: each output also reads itself, by an edge after the others.
+        num_nodes: of the whole graph. The inputs of the first layer are then all its nodes, read where they are, so
+            that the features of the sampled ones need not be copied: call the loader without features, and give the
+            layer those of all nodes; its outputs are the nodes batch.n_id[:graph.num_outputs]. Faster for layers that
+            aggregate before they multiply by weights, not for attention, which multiplies all inputs.
 
     Raises:
         ConfigError: the hops of the edges are not known, as with `subgraph_type="induced"`, or nodes have types.
@@ -117,6 +123,13 @@ def blocks(batch: Any, *, normalize: str | None = None, self_loops: bool = False
         >>> x.shape                                                # of the seeds
         torch.Size([8, 3])
 
+    The same, with the features read where they are:
+
+        >>> x, (first, second) = torch.randn(100, 4), blocks(batch, num_nodes=100)
+        >>> layer = Conv(Adjacency("row"), 4, 16)
+        >>> torch.equal(layer(x, first), layer(x[batch.n_id], blocks(batch)[0]))
+        True
+
     Reference: Wang et al., *Deep Graph Library*, 2019, where such graphs are called blocks.
     """
     check_choice("blocks", "normalize", normalize, (None, "sym", "row"))
@@ -126,6 +139,10 @@ def blocks(batch: Any, *, normalize: str | None = None, self_loops: bool = False
     if not isinstance(nodes, list) or not isinstance(edges, list):
         raise ConfigError("blocks", "batch must come from a NeighborLoader, with one kind of nodes and directional "
                           "subgraphs, so that the hop of each edge is known", type(batch).__name__)
+    numbers = getattr(batch, "n_id", None)
+    if num_nodes is not None:
+        check_natural("blocks", "num_nodes", num_nodes)
+        check_bounds("blocks", "batch.n_id", "node", numbers.unsqueeze(0), [("num_nodes", num_nodes)])
     whole = batch.graph if isinstance(batch, NeighborBatch) else batch
     weight, attr = getattr(whole, "edge_weight", None), getattr(whole, "edge_attr", None)
     graph = Graph(whole.edge_index, num_nodes=sum(nodes), edge_weight=weight, edge_attr=attr)
@@ -140,8 +157,10 @@ def blocks(batch: Any, *, normalize: str | None = None, self_loops: bool = False
         lead = -2 if graph.edge_attr is not None and graph.edge_attr.dim() > 1 else -1
         weight, attr = (None if value is None else _joined(value, parts, axis)
                         for value, axis in ((graph.edge_weight, -1), (graph.edge_attr, lead)))
-        graphs.append(Graph(_joined(graph.edge_index, parts, 1), num_inputs=inputs, num_outputs=outputs,
-                            edge_weight=weight, edge_attr=attr))
+        index = _joined(graph.edge_index, parts, 1)
+        if num_nodes is not None and not graphs:
+            index, inputs = torch.stack([numbers.index_select(0, index[0]), index[1]]), num_nodes
+        graphs.append(Graph(index, num_inputs=inputs, num_outputs=outputs, edge_weight=weight, edge_attr=attr))
     return graphs
 
 
