@@ -462,18 +462,17 @@ def _mechanism(layer: nn.Module, kind: Callable[..., Mechanism], *options: Any) 
     return cast(Mechanism, built[1])
 
 
-def _is_left_to_torch(layer: Any, image: Any) -> bool:
+def _is_left_to_torch(layer: Any, image: Any, weight: Tensor | None) -> bool:
     """Return True if a plan would take torch's own convolution."""
-    if type(image) is not Tensor or is_compiling():
+    if type(image) is not Tensor or weight is None or is_compiling():
         return False
     built = layer.__dict__.get("_mechanism")
     if built is None:
         layer._mechanism_of()
         built = layer.__dict__["_mechanism"]
-    weight = layer._parameters.get("weight")
-    return (weight is not None and image.dim() == weight.dim() and image.dtype in built[3] and image.is_cpu
-            and weight.shape[2:] == layer.kernel_size and not is_few(image, weight, built[2].args[0].stride)
-            and not must_be_planned(Shift))
+    return (image.dim() == weight.dim() and image.dtype in built[3] and image.is_cpu
+            and weight.shape[2:] == layer.kernel_size and layer.padding_mode == "zeros"
+            and not is_few(image, weight, built[2].args[0].stride) and not must_be_planned(Shift))
 
 
 #: The mechanisms of compiled layers, as attributes: a compiler reads modules from an object, and cannot build them.
@@ -526,12 +525,16 @@ def _is_recorded(image: Tensor) -> bool:
 class _Conv(_Layer):
     """The forward pass of torch's convolutions."""
 
+    _by_torch: Callable[..., Tensor]
+
     def forward(self: Any, input: Tensor) -> Tensor:
         """(N, C, *S) or (C, *S) -> (N, C', *S') or (C', *S'); see torch's."""
-        if _is_left_to_torch(self, input):
+        parameters = self._parameters
+        if _is_left_to_torch(self, input, weight := parameters.get("weight")):
             try:
-                return cast(Tensor, super().forward(input))  # type: ignore[misc]
-            except RuntimeError:  # what does not fit is said below
+                return self._by_torch(input, weight, parameters["bias"], self.stride, self.padding, self.dilation,
+                                      self.groups)
+            except (KeyError, RuntimeError):  # what does not fit is said below
                 pass
         if type(input) is Proxy:
             return cast(Tensor, recorded(self, input))
@@ -563,6 +566,8 @@ class Conv1d(_Conv, nn.Conv1d):
         True
     """
 
+    _by_torch = staticmethod(F.conv1d)
+
 
 class Conv2d(_Conv, nn.Conv2d):
     """`torch.nn.Conv2d` as structured convolution: the same arguments, parameters and results.
@@ -577,6 +582,8 @@ class Conv2d(_Conv, nn.Conv2d):
         >>> torch.allclose(ours(x), theirs(x), atol=1e-5)
         True
     """
+
+    _by_torch = staticmethod(F.conv2d)
 
 
 class Conv3d(_Conv, nn.Conv3d):
@@ -593,16 +600,22 @@ class Conv3d(_Conv, nn.Conv3d):
         True
     """
 
+    _by_torch = staticmethod(F.conv3d)
+
 
 class _ConvTranspose(_Layer):
     """The forward pass of torch's transposed convolutions."""
 
+    _by_torch: Callable[..., Tensor]
+
     def forward(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """(N, C, *S) or (C, *S) -> (N, C', *S') or (C', *S'); see torch's."""
-        if _is_left_to_torch(self, input):
+        parameters = self._parameters
+        if output_size is None and _is_left_to_torch(self, input, weight := parameters.get("weight")):
             try:
-                return cast(Tensor, super().forward(input, output_size))  # type: ignore[misc]
-            except (RuntimeError, ValueError):  # as above
+                return self._by_torch(input, weight, parameters["bias"], self.stride, self.padding, self.output_padding,
+                                      self.groups, self.dilation)
+            except (KeyError, RuntimeError):  # as above
                 pass
         if type(input) is Proxy:
             return cast(Tensor, recorded(self, input, output_size))
@@ -653,6 +666,8 @@ class ConvTranspose1d(_ConvTranspose, nn.ConvTranspose1d):
         True
     """
 
+    _by_torch = staticmethod(F.conv_transpose1d)
+
 
 class ConvTranspose2d(_ConvTranspose, nn.ConvTranspose2d):
     """`torch.nn.ConvTranspose2d` as structured convolution: the same arguments, parameters and results.
@@ -668,6 +683,8 @@ class ConvTranspose2d(_ConvTranspose, nn.ConvTranspose2d):
         True
     """
 
+    _by_torch = staticmethod(F.conv_transpose2d)
+
 
 class ConvTranspose3d(_ConvTranspose, nn.ConvTranspose3d):
     """`torch.nn.ConvTranspose3d` as structured convolution: the same arguments, parameters and results.
@@ -682,6 +699,8 @@ class ConvTranspose3d(_ConvTranspose, nn.ConvTranspose3d):
         >>> torch.allclose(ours(x), theirs(x), atol=1e-5)
         True
     """
+
+    _by_torch = staticmethod(F.conv_transpose3d)
 
 
 class _AvgPool(_Layer):

@@ -139,7 +139,7 @@ def blocks(batch: Any, *, normalize: str | None = None, self_loops: bool = False
     if not isinstance(nodes, list) or not isinstance(edges, list):
         raise ConfigError("blocks", "batch must come from a NeighborLoader, with one kind of nodes and directional "
                           "subgraphs, so that the hop of each edge is known", type(batch).__name__)
-    numbers = getattr(batch, "n_id", None)
+    numbers: Any = getattr(batch, "n_id", None)
     if num_nodes is not None:
         check_natural("blocks", "num_nodes", num_nodes)
         check_bounds("blocks", "batch.n_id", "node", numbers.unsqueeze(0), [("num_nodes", num_nodes)])
@@ -150,7 +150,7 @@ def blocks(batch: Any, *, normalize: str | None = None, self_loops: bool = False
     if normalize is not None:
         dtype = torch.get_default_dtype() if weight is None else weight.dtype
         graph = replace(graph, edge_weight=adjacency(graph, normalize, dtype).values)
-    graphs = []
+    graphs: list[Graph] = []
     for hop in range(len(edges), 0, -1):
         inputs, outputs, count = sum(nodes[:hop + 1]), sum(nodes[:hop]), sum(edges[:hop])
         parts = [slice(0, count), slice(sum(edges), sum(edges) + outputs)][:1 + self_loops]

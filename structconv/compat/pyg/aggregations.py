@@ -30,6 +30,7 @@ from structconv.nn.pooling import GroupPool
 from structconv.primitives.native.adjacency import unchanged
 from structconv.primitives.native.layer import group_starts, pool_groups
 from structconv.primitives.native.node import is_direct
+from structconv.primitives.segments import is_few_rows, sum_of_rows
 from structconv.primitives.sorting import numbered_by_count
 from structconv.structures.graph import Graph
 from structconv.torch_compat import all_plain, calls_forward
@@ -524,11 +525,19 @@ def sorted_starts(x: Tensor, index: Tensor, size: int | None, *others: Tensor | 
 def of_sorted(x: Tensor, index: Tensor, size: int | None, kind: str, otherwise: Callable[[Tensor], Tensor],
               t: float = 1.0) -> Tensor | None:
     """The rows of x (E, C) in groups by one node of autograd; `None` where groups do not rise, or no kernel can read x.
+    Where few rows are summed the groups may be in any order.
 
     Args:
         index: the group of each row. size: the number of groups, else the largest index + 1.
         kind, t: see `pool_groups`. otherwise: the same function of x by differentiable operators.
     """
+    if kind == "sum" and is_few_rows(x) and is_plain(index) and index.shape == x.shape[:1]:
+        forget_changed(index)
+        try:
+            groups = cached(index, "groups", lambda: int(index.max()) + 1) if size is None else size
+            return sum_of_rows(x, index, groups)
+        except (IndexError, RuntimeError):  # what does not fit is said by the usual way
+            return None
     starts = sorted_starts(x, index, size)
     if starts is None:
         return None
