@@ -527,6 +527,12 @@ class _Conv(_Layer):
 
     _by_torch: Callable[..., Tensor]
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A class that says itself how it convolves keeps torch's forward pass, which asks it."""
+        if "_conv_forward" in cls.__dict__ and "forward" not in cls.__dict__:
+            cls.forward = cast(Any, super()).forward  # type: ignore[method-assign]
+        super().__init_subclass__(**options)
+
     def forward(self: Any, input: Tensor) -> Tensor:
         """(N, C, *S) or (C, *S) -> (N, C', *S') or (C', *S'); see torch's."""
         parameters = self._parameters

@@ -341,6 +341,18 @@ def test_a_call_reads_a_parametrized_weight_once(name: str) -> None:
         _alike(original, ours, (torch.randn(2, 4, 5, 5, dtype=torch.float64),))
 
 
+@pytest.mark.parametrize("side", [3, 40])
+def test_a_derived_class_may_say_how_it_convolves(side: int) -> None:
+    def standardized(self: Any, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return super(type(self), self)._conv_forward(image, weight - weight.mean((1, 2, 3), keepdim=True), bias)
+
+    ours, theirs = (type("Standardized", (base,), {"_conv_forward": standardized})(4, 8, 3)
+                    for base in (compat.Conv2d, nn.Conv2d))
+    ours.load_state_dict(theirs.state_dict())
+    image = torch.randn(2, 4, side, side)
+    torch.testing.assert_close(ours(image), theirs(image))
+
+
 def test_transposed_convolution_takes_an_output_size() -> None:
     original, ours = _pair("ConvTranspose2d", torch.float64, 3, 2, 3, stride=2)
     image = torch.randn(2, 3, 4, 5, dtype=torch.float64)
