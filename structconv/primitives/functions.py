@@ -27,13 +27,10 @@ class Result:
         self.y: Tensor | None = y.detach()
         self.version = y._version
 
-    def take(self, again: Callable[[], Tensor]) -> Tensor:
-        """Return the result as it was, perhaps computed `again`, and release it: a number, without derivatives."""
+    def take(self) -> Tensor | None:
+        """Return the result and release it; `None` if it is to be computed again."""
         y, self.y = self.y, None
-        if y is not None and y._version == self.version:
-            return y
-        with torch.no_grad():
-            return again()
+        return y if y is not None and y._version == self.version else None
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:

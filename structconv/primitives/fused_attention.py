@@ -16,7 +16,7 @@ from structconv.primitives.functions import Result, pulled_back
 from structconv.primitives.hashing import hash_uniform
 from structconv.primitives.native.dispatch import NO_DROP, Drop, Loaded, kernels
 from structconv.primitives.native.loader import Core
-from structconv.primitives.native.node import Gradients, as_node, is_direct
+from structconv.primitives.native.node import Gradients, is_direct
 from structconv.primitives.segments import masked_softmax
 
 __all__ = ["all_pairs", "exact_attention", "exact_weights", "fused_attention", "is_readable"]
@@ -67,8 +67,7 @@ def exact_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | N
     if core is None:
         return None
     if torch.is_grad_enabled() and private.any_requires_grad(query, key, values, mask):
-        composed = partial(all_pairs, causal=causal, scale=scale, drop=drop)
-        return _attention(None, composed, query, key, values, mask, causal, scale, *drop[:2])
+        return _exact(query, key, values, mask, causal, scale, drop)
     y: Tensor = core.attention_forward(query, key, values, mask, causal, scale, *drop[:2], False, False)[0]
     return y
 
@@ -80,7 +79,7 @@ def exact_weights(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | Non
     if core is None:
         return None
     if torch.is_grad_enabled() and private.any_requires_grad(query, key, values, mask):
-        pair: tuple[Tensor, Tensor] = _weighted(query, key, values, mask, causal, scale, *drop[:2])
+        pair: tuple[Tensor, Tensor] = _weighted(query, key, values, mask, causal, scale, drop)
         return pair
     y, _, weights = core.attention_forward(query, key, values, mask, causal, scale, *drop[:2], False, True)
     return y, weights
@@ -111,47 +110,60 @@ def is_readable(mask: Tensor, shape: Sequence[int], inputs: int) -> bool:
     return all(own in (1, size) for own, size in zip(reversed(mask.shape), sizes, strict=False))
 
 
-def _forward(_: Any, *arguments: Any) -> Any:
-    return Loaded.core.attention_forward(*arguments, False)[:2]  # type: ignore[union-attr]
+class _Exact(torch.autograd.Function):
+    """The kernel, for what it takes."""
 
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float,
+                drop: Drop) -> Tensor:
+        y, total, _ = Loaded.core.attention_forward(  # type: ignore[union-attr]
+            query, key, values, mask, causal, scale, drop[0], drop[1], True, False)
+        ctx.save_for_backward(query, key, values, mask, total)
+        ctx.kept = causal, scale, drop, Result(y)
+        result: Tensor = y
+        return result
 
-def _backward(_: Any, *arguments: Any) -> Gradients:
-    *saved, needed, causal, scale, p, seed = arguments
-    gradients: Gradients = Loaded.core.attention_backward(  # type: ignore[union-attr]
-        *saved, causal, scale, p, seed, needed[3])
-    return gradients
-
-
-#: The kernel, for what it takes.
-_attention = as_node("_Attention", 4, _forward, _backward, flagged=True)
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return *_gradients(ctx, all_pairs, grad), None, None, None
 
 
 class _Weighted(torch.autograd.Function):
     """The kernel with its weights."""
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        y, total, weights = Loaded.core.attention_forward(*arguments, True, True)  # type: ignore[union-attr]
-        ctx.save_for_backward(*arguments[:4], total)
-        ctx.options, ctx.result = arguments[4:], Result(y)
+    def forward(ctx: Any, query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float,
+                drop: Drop) -> tuple[Tensor, Tensor]:
+        y, total, weights = Loaded.core.attention_forward(  # type: ignore[union-attr]
+            query, key, values, mask, causal, scale, drop[0], drop[1], True, True)
+        ctx.save_for_backward(query, key, values, mask, total)
+        ctx.kept = causal, scale, drop, Result(y)
         ctx.set_materialize_grads(False)
         return y, weights
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, of_weights: Tensor | None) -> tuple[Any, ...]:
-        query, key, values, mask, total = ctx.saved_tensors
-        tensors, (causal, scale, p, seed) = (query, key, values, mask), ctx.options
-        drop, grads = (p, seed, query.shape[1]), None
-        if of_weights is not None or torch.is_grad_enabled() or (grad is not None and private.is_wrapped(grad)):
-            composed = partial(_pairs_and_weights, causal=causal, scale=scale, drop=drop)
-            grads = pulled_back(composed, tensors, ctx.needs_input_grad[:4], [grad, of_weights])
-        elif grad is not None:
-            y = ctx.result.take(lambda: exact_attention(*tensors, causal, scale, drop))
-            grads = Loaded.core.attention_backward(  # type: ignore[union-attr]
-                *tensors, y, total, grad, causal, scale, p, seed, ctx.needs_input_grad[3])
-        return *(grads or (None,) * 4), None, None, None, None
+        if of_weights is not None:
+            return *_gradients(ctx, _pairs_and_weights, grad, of_weights), None, None, None
+        grads = (None,) * 4 if grad is None else _gradients(ctx, all_pairs, grad)
+        return *grads, None, None, None
 
 
+def _gradients(ctx: Any, function: Callable[..., Any], grad: Tensor | None, *others: Tensor) -> Gradients:
+    """Those of query, key, values and mask: by the kernel, unless they are differentiated again or there are others."""
+    query, key, values, mask, total = ctx.saved_tensors
+    causal, scale, drop, result = ctx.kept
+    if others or torch.is_grad_enabled() or private.is_functional(grad) or private.is_batched(grad):
+        composed = partial(function, causal=causal, scale=scale, drop=drop)
+        return tuple(pulled_back(composed, (query, key, values, mask), ctx.needs_input_grad[:4], [grad, *others]))
+    if (y := result.take()) is None:
+        y = exact_attention(query, key, values, mask, causal, scale, drop)
+    grads: Gradients = Loaded.core.attention_backward(  # type: ignore[union-attr]
+        query, key, values, mask, y, total, grad, causal, scale, drop[0], drop[1], ctx.needs_input_grad[3])
+    return grads
+
+
+_exact: Callable[..., Tensor] = private.bound_apply(_Exact)
 _weighted: Callable[..., Any] = private.bound_apply(_Weighted)
 
 

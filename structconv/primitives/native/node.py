@@ -7,7 +7,7 @@ differentiable operators, for derivatives of the gradients, and with tensors tha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -70,45 +70,51 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
     """
     assert read is None or not reads_result
     limited = () if read is None else tuple(read.items())
+    named, names_backward = isinstance(forward, str), isinstance(backward, str)
     with_gradient, without = ((True,), (False,)) if flagged else ((), ())  # type: tuple[bool, ...], tuple[bool, ...]
 
     def ahead(ctx: Any, adjacency: Any, composed: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        results = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *with_gradient)
-                   if isinstance(forward, str) else forward(adjacency, *arguments, *with_gradient))
-        y, *others = results if isinstance(results, tuple) else (results,)
-        tensors, ctx.unread = [*arguments[:count]], []
+        results = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *with_gradient)  # type: ignore[arg-type]
+                   if named else forward(adjacency, *arguments, *with_gradient))  # type: ignore[operator]
+        y, *others = results if type(results) is tuple else (results,)
+        tensors, unread = arguments[:count], []
         for i, readers in limited:
             for reader in readers:
                 if ctx.needs_input_grad[2 + reader]:
                     break
             else:
                 if tensors[i] is not None:
-                    ctx.unread.append((i, _unread(tensors[i].shape)))
-                    tensors[i] = None
+                    unread.append((i, _unread(tensors[i].shape)))
+                    tensors = *tensors[:i], None, *tensors[i + 1:]
         ctx.save_for_backward(*tensors, *others)
-        ctx.adjacency, ctx.composed, ctx.options = adjacency, composed, arguments[count:]
-        ctx.result = Result(y) if reads_result else None
+        ctx.kept = adjacency, composed, arguments[count:], Result(y) if reads_result else None, unread  # one is faster
         result: Tensor = y
         return result
 
-    def again(ctx: Any, *tensors: Tensor | None) -> Tensor:
-        return call(ctx.adjacency, ctx.composed, *tensors, *ctx.options)
-
     def back(ctx: Any, grad: Tensor) -> Gradients:
-        saved, needed = [*ctx.saved_tensors], ctx.needs_input_grad[2:count + 2]
-        for i, t in ctx.unread:
-            saved[i] = t
-        if torch.is_grad_enabled() or private.is_wrapped(grad):
-            gradients = pulled_back(ctx.composed, saved[:count], needed, [grad])
+        adjacency, composed, options, result, unread = ctx.kept
+        saved = ctx.saved_tensors
+        if unread:
+            saved = [*saved]
+            for i, t in unread:
+                saved[i] = t
+        if torch.is_grad_enabled() or private.is_functional(grad) or private.is_batched(grad):
+            gradients = pulled_back(composed, saved[:count], ctx.needs_input_grad[2:count + 2], [grad])
         else:
             if reads_result:
-                saved.insert(count, ctx.result.take(partial(again, ctx, *saved[:count])))
-            if isinstance(backward, str):
-                gradients = getattr(Loaded.core, backward)(*ctx.adjacency.sides(), *saved, grad, *ctx.options)
+                y = result.take()
+                if y is None:
+                    with torch.no_grad():
+                        y = call(adjacency, composed, *saved[:count], *options)
+                saved = *saved[:count], y, *saved[count:]
+            if names_backward:
+                gradients = getattr(Loaded.core, backward)(*adjacency.sides(), *saved, grad, *options)  # type: ignore[arg-type]
             else:
-                gradients = backward(ctx.adjacency, *saved, grad, needed, *ctx.options)
-        grads = (gradients,) if isinstance(gradients, Tensor) else gradients
-        return None, None, *grads, *(None,) * len(ctx.options)
+                needed = ctx.needs_input_grad[2:count + 2]
+                gradients = backward(adjacency, *saved, grad, needed, *options)  # type: ignore[operator]
+        if isinstance(gradients, Tensor):
+            return None, None, gradients, *(None,) * len(options)
+        return None, None, *gradients, *(None,) * len(options)
 
     node = type(name, (torch.autograd.Function,), {"forward": staticmethod(ahead), "backward": staticmethod(back)})
     apply = private.bound_apply(node)
@@ -117,8 +123,8 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
         if torch.is_grad_enabled() and private.any_requires_grad(*arguments):
             y: Tensor = apply(adjacency, composed, *arguments)
             return y
-        results = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *without)
-                   if isinstance(forward, str) else forward(adjacency, *arguments, *without))
+        results = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *without)  # type: ignore[arg-type]
+                   if named else forward(adjacency, *arguments, *without))  # type: ignore[operator]
         y = results[0] if isinstance(results, tuple) else results
         return y
 

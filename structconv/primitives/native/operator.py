@@ -571,7 +571,9 @@ class _Operator:
         saved, options = self._kept(ctx)
         if ctx.result is not None:
             inputs = saved[:self.stop]
-            y = ctx.result.take(lambda: _several(OPERATORS[self.name](*inputs, *options, *(True,) * self.flags))[0])
+            if (y := ctx.result.take()) is None:
+                with torch.no_grad():
+                    y = _several(OPERATORS[self.name](*inputs, *options, *(True,) * self.flags))[0]
             saved = (*inputs, y, *saved[self.stop + 1:])
         if cotangents[0] is None:
             cotangents = (torch.zeros_like(saved[self.stop]), *cotangents[1:])
