@@ -93,8 +93,8 @@ def _core_for(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None) -
     shape, own, held = query.shape, key.shape, values.shape
     if not len(shape) == len(own) == len(held) == 4:
         return None
-    (batch, heads, _, depth), (*_, groups, inputs, width), channels = shape, own, held[3]
-    if not (own[0] == held[0] == batch and groups == held[1] and inputs == held[2] and width == depth):
+    (batch, heads, _, depth), (of_key, groups, inputs, width), (of_values, others, rows, channels) = shape, own, held
+    if not (of_key == of_values == batch and groups == others and inputs == rows and width == depth):
         return None
     if groups == 0 or heads % groups or not 0 < depth <= _MOST_CHANNELS or not 0 < channels <= _MOST_CHANNELS:
         return None
@@ -149,7 +149,7 @@ class _Weighted(torch.autograd.Function):
         return *grads, None, None, None
 
 
-def _gradients(ctx: Any, function: Callable[..., Any], grad: Tensor | None, *others: Tensor) -> Gradients:
+def _gradients(ctx: Any, function: Callable[..., Any], grad: Any, *others: Tensor) -> Gradients:
     """Those of query, key, values and mask: by the kernel, unless they are differentiated again or there are others."""
     query, key, values, mask, total = ctx.saved_tensors
     causal, scale, drop, result = ctx.kept
