@@ -69,7 +69,7 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
             in their place.
     """
     assert read is None or not reads_result
-    limited = () if read is None else tuple(read.items())
+    limited = () if read is None else tuple((i, [2 + reader for reader in readers]) for i, readers in read.items())
     named, names_backward = isinstance(forward, str), isinstance(backward, str)
     with_gradient, without = ((True,), (False,)) if flagged else ((), ())  # type: tuple[bool, ...], tuple[bool, ...]
 
@@ -77,14 +77,14 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
         results = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *with_gradient)  # type: ignore[arg-type]
                    if named else forward(adjacency, *arguments, *with_gradient))  # type: ignore[operator]
         y, *others = results if type(results) is tuple else (results,)
-        tensors, unread = arguments[:count], []
+        tensors, needed, unread = arguments[:count], ctx.needs_input_grad, None
         for i, readers in limited:
             for reader in readers:
-                if ctx.needs_input_grad[2 + reader]:
+                if needed[reader]:
                     break
             else:
                 if tensors[i] is not None:
-                    unread.append((i, _unread(tensors[i].shape)))
+                    unread = [*(unread or ()), (i, _unread(tensors[i].shape))]
                     tensors = *tensors[:i], None, *tensors[i + 1:]
         ctx.save_for_backward(*tensors, *others)
         ctx.kept = adjacency, composed, arguments[count:], Result(y) if reads_result else None, unread  # one is faster
@@ -94,7 +94,7 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
     def back(ctx: Any, grad: Tensor) -> Gradients:
         adjacency, composed, options, result, unread = ctx.kept
         saved = ctx.saved_tensors
-        if unread:
+        if unread is not None:
             saved = [*saved]
             for i, t in unread:
                 saved[i] = t
