@@ -19,6 +19,7 @@ constexpr int kMost = 1;
 constexpr int kKeys = 64;                // of a block
 constexpr int kHeldKeys = 512;           // up to which the weights of a tile stay until they are known
 constexpr int kTogether = 4;             // heads whose one output is computed from the same keys
+alignas(64) constexpr float kNumbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 constexpr int64_t kLeastWork = 1 << 20;  // products of numbers for a second thread
 
 const float* at(const Planes& p, int64_t batch, int64_t head, int64_t row) {
@@ -182,12 +183,15 @@ template <int L> bool open_block(const Outputs<L>& outputs, int64_t start, int64
                 for (int r = 0; r < 8; ++r) store(block.added + (j + r) * outputs.width + i, turned[r]);
             }
         }
-    } else {
-        std::memset(block.added, 0, sizeof(float) * count * outputs.width);
     }
-    for (int j = 0; diagonal && j < count; ++j)
-        for (int64_t i = outputs.first; i < start + j && i < outputs.first + outputs.width; ++i)
-            block.added[j * outputs.width + (i - outputs.first)] = -INFINITY;
+    for (int j = 0; diagonal && j < count; ++j) {  // outputs before the key
+        const v16 before = splat<v16>(static_cast<float>(start + j - outputs.first));
+        for (int l = 0; l < outputs.width; l += 16) {
+            float* own = block.added + j * outputs.width + l;
+            store(own, choose(load<v16>(kNumbers) + static_cast<float>(l) < before, splat<v16>(-INFINITY),
+                              a.mask ? load<v16>(own) : v16{}));
+        }
+    }
     return any;
 }
 
