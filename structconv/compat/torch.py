@@ -716,19 +716,19 @@ class _AvgPool(_Layer):
 
     def forward(self: Any, input: Tensor) -> Tensor:
         """(N, C, *S) or (C, *S) -> (N, C, *S') or (C, *S'); see torch's."""
-        axes, size = self.axes, self.kernel_size
-        if (type(input) is Tensor and size == self.stride and input.dim() == axes + 2 and not is_compiling()
-                and not (self.ceil_mode or must_be_planned(Pooling))):  # as a plan would compute it
-            if is_few_summed(input, 1, 1):
-                return cast(Tensor, super().forward(input))  # type: ignore[misc]
-            if self.padding in (0, (0,)) and self.__dict__.get("divisor_override") is None:
-                try:
+        if type(input) is Tensor and not (self.ceil_mode or is_compiling() or must_be_planned(Pooling)):
+            try:  # as a plan would compute it
+                if is_few_summed(input, 1, 1):
+                    return cast(Tensor, super().forward(input))  # type: ignore[misc]
+                size, axes = self.kernel_size, self.axes
+                if (size == self.stride and input.dim() == axes + 2 and self.padding in (0, (0,))
+                        and self.__dict__.get("divisor_override") is None):
                     return window_means(input, size := _each(size, axes), size, (0,) * axes, True)
-                except (RuntimeError, ValueError):  # what does not fit is said below
-                    pass
+            except (RuntimeError, ValueError):  # what does not fit is said below
+                pass
         if type(input) is Proxy:
             return cast(Tensor, recorded(self, input))
-        owner = type(self).__name__
+        owner, axes = type(self).__name__, self.axes
         check_tensor(owner, "input", input)
         if self.ceil_mode:
             raise ConfigError(owner, "ceil_mode must be False", "True", "Use torch's layer, or pad the input.")
