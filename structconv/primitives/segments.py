@@ -19,7 +19,7 @@ from structconv.primitives.functions import apply, finite, sum_dtype, transforme
 __all__ = ["is_few_rows", "masked_softmax", "segment_max", "segment_softmax", "segment_sum", "sum_of_rows"]
 
 #: Numbers up to which torch's node, in C++, takes less time than a faster kernel in a node of Python.
-_FEW_NUMBERS = 5 << 13
+_FEW_NUMBERS = 1 << 16
 
 
 def segment_sum(values: Tensor, index: Tensor, num: int) -> Tensor:
