@@ -7,8 +7,6 @@ from structconv.bases.dense import *
 from structconv.bases.entrywise import *
 from structconv.bases.linear import *
 from structconv.bases.matrices import *
-from structconv.bases.mixing import *
-from structconv.bases.mixture import *
 from structconv.bases.normalizations import *
 from structconv.bases.pairs import *
 from structconv.bases.pairwise import *

@@ -15,9 +15,9 @@ from structconv.bases.entrywise import Dropped, Normalized
 from structconv.bases.scores import Additive
 from structconv.bases.tree import getter, tensor
 from structconv.derived import derived, values_known
-from structconv.kernels.existing import Existing
 from structconv.kernels.expressions import (
     Dropout,
+    Existing,
     finite,
     listed,
     pairs_list,

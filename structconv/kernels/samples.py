@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis
-from structconv.bases.block_diagonal import BlockDiagonal
+from structconv.bases.linear import BlockDiagonal
 from structconv.bases.pairwise import BLOCK_ELEMENTS, complete, nodes, reach
 from structconv.bases.tree import Leaf, itself, tree_spec
 from structconv.kernels.composite import Nested
@@ -30,8 +30,7 @@ from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives.blocks import recompute_blocks
 from structconv.shapes import broadcast
 from structconv.structures.masks import Transposed, joined_by_and
-from structconv.structures.restriction import Pieces, Restriction
-from structconv.structures.samples import Samples
+from structconv.structures.samples import Pieces, Restriction, Samples
 from structconv.structures.values import Structure, altered, map_tensors, size_class
 from structconv.weights.whole import Apart
 

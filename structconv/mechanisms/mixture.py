@@ -9,13 +9,12 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from structconv.bases import mixture as bases
+from structconv.bases import linear as bases
 from structconv.bases.base import Basis
 from structconv.bases.tree import materialized
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism
-from structconv.mechanisms.naming import called_with
-from structconv.mechanisms.reading import all_named, by_name, called_on, names_of_x
+from structconv.mechanisms.naming import all_named, by_name, called_on, called_with, names_of_x
 from structconv.mechanisms.visibility import BY_INPUTS, BY_PAIRS, cleared_by_pairs, visibility
 from structconv.planning.precision import autocast_dtype
 from structconv.planning.precision import cast as cast_to

@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.expression import Mechanism, check_mechanism
-from structconv.mechanisms.reading import all_named, by_name, called_on, names_of_x
+from structconv.mechanisms.naming import all_named, by_name, called_on, names_of_x
 from structconv.planning.precision import autocast_dtype, cast
 from structconv.shapes import check_alike, check_entries, check_leads, check_positive, check_tensor, leads_fit
 
