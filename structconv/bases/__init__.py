@@ -2,7 +2,6 @@
 
 from structconv.bases import algebra as _algebra  # noqa: F401 - registers the operators: every basis has them
 from structconv.bases.base import *
-from structconv.bases.cuboid import *
 from structconv.bases.dense import *
 from structconv.bases.entrywise import *
 from structconv.bases.linear import *

@@ -22,10 +22,9 @@ from structconv.planning.kernel import Kernel, matching, register
 from structconv.planning.plan import Plan, decide
 from structconv.planning.problem import Call, PartInputs, Problem, Run
 from structconv.primitives.products import product
-from structconv.shapes import broadcast
+from structconv.shapes import broadcast, sum_tensors
 from structconv.structures.values import altered
 from structconv.weights import Full, MixtureWeights
-from structconv.weights.base import sum_tensors
 
 __all__ = ["JoinedInputs", "Nested", "PerInput", "PerPart", "cheapest", "part_of"]
 

@@ -48,7 +48,7 @@ from structconv.planning.fitted import DENSE_CALLS
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem
 from structconv.primitives import triton
-from structconv.structures.masks import And, Not, Or, Transposed
+from structconv.structures.masks import And, Not, Or, Transposed, joined_by_and
 from structconv.structures.supports import Blocks, Causal, DenseMask, Global, Padding, Support, Window
 
 __all__ = ["BOOLEANS", "SIDE", "FlexAttention", "FlexScores", "Present"]
@@ -70,17 +70,13 @@ class Present(NamedTuple):
     @classmethod
     def of(cls, support: Support | None) -> Present | None:
         """The parts of a support's spec; `None` where one of them is of another kind."""
-        if support is None:
-            return cls((), (), ())
-        if isinstance(support, And):
-            first, second = cls.of(support.first), cls.of(support.second)
-            return None if first is None or second is None else cls(
-                *(one + other for one, other in zip(first, second, strict=True)))  # type: ignore[arg-type]
-        if isinstance(support, Padding):
-            return cls((), (getter(support.keep),), ())
-        if isinstance(support, DenseMask):
-            return cls((), (), (getter(support.keep),))
-        return cls((_FIRST.setdefault(_key(support), support),), (), ()) if _computable(support) else None
+        parts = joined_by_and(support)
+        functions = [part for part in parts if not isinstance(part, Padding | DenseMask)]
+        if not all(map(_computable, functions)):
+            return None
+        return cls(tuple(_FIRST.setdefault(_key(part), part) for part in functions),
+                   tuple(getter(part.keep) for part in parts if isinstance(part, Padding)),
+                   tuple(getter(part.keep) for part in parts if isinstance(part, DenseMask)))
 
     @property
     def everything(self) -> bool:

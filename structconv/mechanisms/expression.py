@@ -300,19 +300,24 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         dtype = autocast_dtype(x)
         x, z = cast_to(x, dtype), cast_to(z, dtype)
         structure = called_with(self, structure)
-        inputs = Inputs(x, x if z is None else z, structure)
         try:
-            masking = self._may_mask_inputs(structure, z is not None)
-            if masking & BY_INPUTS:
-                visible = visibility(self, inputs)
-                x = visible.cleared(x)[1]
-                inputs = inputs._replace(x=x, z=visible.outputs(inputs.x) if z is None else z, visible=visible.values)
-            if masking & BY_PAIRS:
-                inputs = inputs._replace(x=cleared_by_pairs(self, inputs, inputs.x)[1])
-            return cast(Basis, materialized(cast_to(self.evaluate(inputs), dtype)))
+            return cast(Basis, materialized(cast_to(self.evaluate(self._call_inputs(x, z, structure)[0]), dtype)))
         except AttributeError:
             check_bound("basis", self)
             raise
+
+    def _call_inputs(self, x: Tensor, z: Tensor | None, structure: Any) -> tuple[Inputs, Tensor]:
+        """The inputs of a call, and x with zeros where the weights are zero."""
+        inputs = Inputs(x, x if z is None else z, structure)
+        masking, values = self._may_mask_inputs(structure, z is not None), x
+        if masking & BY_INPUTS:
+            visible = visibility(self, inputs)
+            values, scores = visible.cleared(x)
+            inputs = inputs._replace(x=scores, z=visible.outputs(x) if z is None else z, visible=visible.values)
+        if masking & BY_PAIRS:
+            values, scores = cleared_by_pairs(self, inputs, values)
+            inputs = inputs._replace(x=scores)
+        return inputs, values
 
     def evaluate(self, inputs: Inputs, closed: bool = True) -> Basis:
         """The basis for the inputs of a call: of a batch of samples without the pairs of different samples, if it is
@@ -411,19 +416,15 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
             for fact in module.reads:
                 check_choice(owner, "reads", fact, _READS)
             if isinstance(module, Mechanism):
-                module._check_sources()
+                for name in module.sources:
+                    if not callable(getattr(module, name, None)):
+                        raise ConfigError(owner, "sources must name its methods (x, place) -> a leaf", repr(name))
                 module.__dict__["_bound"] = True
         if names_structures(self):
             self.__dict__["_names"] = True
         names = names_of_x(self)
         if names[0] is not None:
             self.__dict__["_reads"] = names
-
-    def _check_sources(self) -> None:
-        """Raise `ConfigError` where a source is no method."""
-        for name in self.sources:
-            if not callable(getattr(self, name, None)):
-                raise ConfigError(type(self).__name__, "sources must name its methods (x, place) -> a leaf", repr(name))
 
     @property
     def _static_key(self) -> Hashable:

@@ -206,13 +206,6 @@ def _step(name: str, operand: Mechanism, others: tuple[Any, ...], options: dict[
     return Step(name, tuple(options.items())), None
 
 
-def _adopted(join: str | None, operands: tuple[Mechanism, ...]) -> tuple[Mechanism, ...]:
-    if join not in ("add", "multiply"):
-        return operands
-    first, second = operands
-    return first._adopted_beside(second), second._adopted_beside(first)
-
-
 def _size(join: str | None, sizes: list[int]) -> int:
     if join is None:
         return sizes[0]
@@ -310,7 +303,10 @@ class Operation(Mechanism):
     def __init__(self, join: str | None, operands: tuple[Mechanism, ...], steps: tuple[Step, ...] = (),
                  step_modules: list[nn.Module] | None = None) -> None:
         super().__init__()
-        self.operands = nn.ModuleList(_adopted(join, operands))
+        if join in ("add", "multiply"):
+            first, second = operands
+            operands = first._adopted_beside(second), second._adopted_beside(first)
+        self.operands = nn.ModuleList(operands)
         self.step_modules = nn.ModuleList(step_modules or [])
         self.join, self.steps = join, steps
         mechanisms = self.mechanisms()

@@ -32,15 +32,18 @@ from structconv.nn.inputs import (
     Several,
     channels_of,
     check_by_name,
+    check_named,
     check_options,
     check_output_positions,
     fits,
+    is_nested,
     other_outputs,
+    packed,
+    unpacked,
     variance_of,
     x_by_name,
 )
 from structconv.nn.layer import Device, copy_parameters, move, name_owner, named, on_device, recorded
-from structconv.nn.nested import check_named, is_nested, packed, unpacked
 from structconv.nn.relative import RelativeValue
 from structconv.planning import Plan
 from structconv.planning.plan import plan_for
