@@ -266,4 +266,4 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_here(tmp_path):
     names = {line.split()[0] for line in done.stdout.splitlines()}
     assert names == {f"{file}.{name}" for file, names in {
         "affine": ("_forward", "_backward"), "queries": ("_forward", "_backward"), "combine": ("_add", "_softmax"),
-        "dots": ("_pack",), "product": ("_spmm", "_sddmm")}.items() for name in names}
+        "common": ("_pack",), "product": ("_spmm", "_sddmm")}.items() for name in names}

@@ -28,6 +28,8 @@ from structconv.primitives.triton.combine import add_parts, combine_softmax
 from structconv.primitives.triton.common import (
     Rows,
     begin,
+    dot_rows,
+    drop_arguments,
     end_softmax,
     floats,
     generator,
@@ -42,7 +44,6 @@ from structconv.primitives.triton.common import (
     unit,
     write_sums,
 )
-from structconv.primitives.triton.dots import dot_rows, drop_arguments
 from structconv.primitives.triton.tiles import power, tile
 
 __all__ = ["additive_backward", "additive_forward", "bilinear_backward", "bilinear_forward", "packed_backward",
