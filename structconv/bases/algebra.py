@@ -15,17 +15,7 @@ from torch import Tensor
 
 from structconv.bases.base import BASES, Basis, operator
 from structconv.bases.dense import Dense
-from structconv.bases.entrywise import (
-    Dropped,
-    LeakyReLU,
-    Mapped,
-    Masked,
-    Normalized,
-    Outer,
-    Product,
-    Sum,
-    check_sizes,
-)
+from structconv.bases.entrywise import Dropped, LeakyReLU, Mapped, Masked, Normalized, Outer, Product, Sum, check_sizes
 from structconv.bases.linear import Composed, Concat, LinearSum, Mixed, Repeated, Scaled, Transposed
 from structconv.bases.normalizations import LogSoftmax, NormalizedBy, SinkSoftmax, normalization
 from structconv.bases.pairs import NORMALIZATIONS
