@@ -52,6 +52,14 @@ def total(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(tensors if same else torch.broadcast_tensors(*tensors))).sum(0)
 
 
+def sum_tensors(terms: Sequence[Tensor]) -> Tensor:
+    """The sum of one tensor or more, one after the other, without a leading zero."""
+    result = terms[0]
+    for term in terms[1:]:
+        result = result + term
+    return result
+
+
 def goes_into(shape: Shape, whole: Shape) -> bool:
     """Return True if `shape` broadcasts to `whole` without changing `whole`."""
     rank = len(whole) - len(shape)

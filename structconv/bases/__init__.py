@@ -2,13 +2,10 @@
 
 from structconv.bases import algebra as _algebra  # noqa: F401 - registers the operators: every basis has them
 from structconv.bases.base import *
-from structconv.bases.cuboid import *
 from structconv.bases.dense import *
 from structconv.bases.entrywise import *
 from structconv.bases.linear import *
 from structconv.bases.matrices import *
-from structconv.bases.mixing import *
-from structconv.bases.mixture import *
 from structconv.bases.normalizations import *
 from structconv.bases.pairs import *
 from structconv.bases.pairwise import *

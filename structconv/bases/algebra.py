@@ -15,20 +15,8 @@ from torch import Tensor
 
 from structconv.bases.base import BASES, Basis, operator
 from structconv.bases.dense import Dense
-from structconv.bases.entrywise import (
-    Dropped,
-    LeakyReLU,
-    Mapped,
-    Masked,
-    Normalized,
-    Outer,
-    Product,
-    Sum,
-    check_sizes,
-)
-from structconv.bases.linear import Composed, Concat, LinearSum, Repeated, Scaled, Transposed
-from structconv.bases.logdomain import check_masks_scores, mask_and_table
-from structconv.bases.mixing import Mixed
+from structconv.bases.entrywise import Dropped, LeakyReLU, Mapped, Masked, Normalized, Outer, Product, Sum, check_sizes
+from structconv.bases.linear import Composed, Concat, LinearSum, Mixed, Repeated, Scaled, Transposed
 from structconv.bases.normalizations import LogSoftmax, NormalizedBy, SinkSoftmax, normalization
 from structconv.bases.pairs import NORMALIZATIONS
 from structconv.bases.pairwise import both, nodes
@@ -38,11 +26,11 @@ from structconv.errors import ConfigError, ShapeError, StructureError, class_rem
 from structconv.shapes import check_choice, check_number
 from structconv.structures.graph import Graph
 from structconv.structures.masks import inverted
-from structconv.structures.supports import EdgeSupport, Padding, Support
+from structconv.structures.supports import DenseMask, EdgeSupport, Padding, Support
 
-__all__ = ["Sizes", "add", "as_support", "check_mask", "check_normalization", "compose", "concat", "depth", "draw_seed",
-           "dropout", "entrywise", "leaky_relu", "log_softmax", "masked", "mix", "multiply", "normalize", "outer",
-           "scaled", "softcap", "softmax_with_sink", "transpose"]
+__all__ = ["Sizes", "add", "as_support", "check_mask", "check_masks_scores", "check_normalization", "compose", "concat",
+           "depth", "draw_seed", "dropout", "entrywise", "leaky_relu", "log_softmax", "mask_and_table", "masked", "mix",
+           "multiply", "normalize", "outer", "scaled", "softcap", "softmax_with_sink", "transpose", "with_heads"]
 
 
 def _check_bases(owner: str, first: Basis, second: Basis) -> None:
@@ -344,3 +332,54 @@ def dropout(basis: Basis, p: float, seed: Tensor | None = None, stream: int = 0)
 def draw_seed() -> Tensor:
     """A seed of hashed numbers, by torch's generator."""
     return torch.randint(0, 2**62, (), dtype=torch.int64)
+
+
+# -- terms added to scores in the log domain (Andreoli 2019, Definition 4) ----------------------------------------
+# Adding -inf to a score removes its pair from every later sum of exponentials, like a mask. So a table of -inf and 0 is
+# a mask, a table of other numbers is a term, and a table with both is split.
+
+def mask_and_table(kind: str, added: Any) -> tuple[Any, Tensor | None]:
+    """The mask, and the finite table (..., K or 1, M, N), that something added to scores stands for: a `Support`, a
+    `Graph` or a floating tensor, whose pairs at -inf are a mask of all heads and no parameters. `kind` says in errors
+    what else could be added."""
+    if isinstance(added, Support | Graph):
+        return added, None
+    if not isinstance(added, Tensor) or not added.is_floating_point():
+        got = f"a tensor of {added.dtype}" if isinstance(added, Tensor) else type(added).__name__
+        raise ConfigError("a + b", f"both operands must be {kind}", got, "A floating tensor (M, N) or (..., K, M, N), "
+                          "a Support and a Graph may be added too; a boolean mask goes as a.masked(keep=mask).")
+    if added.dim() < 2:
+        raise ShapeError("a + b", "a tensor that is added must have shape (M, N) or (..., K or 1, M, N)",
+                         tuple(added.shape))
+    return _split(with_heads(added), isinstance(added, torch.nn.Parameter))
+
+
+def check_masks_scores(first: Any, mask: Any) -> None:
+    """Raise `ConfigError` where a mask is added to a matrix."""
+    if mask is not None and not first.has_scores:
+        raise ConfigError("a + b", "a mask in the log domain must be added to scores", repr(first),
+                          "Of a matrix leave pairs out by a.masked(keep=mask).")
+
+
+def with_heads(table: Tensor) -> Tensor:
+    """A table (M, N) as (1, M, N), others as they are; of a parameter a parameter."""
+    if table.dim() != 2:
+        return table
+    if isinstance(table, torch.nn.Parameter):
+        return torch.nn.Parameter(table.detach().unsqueeze(0), requires_grad=table.requires_grad)
+    return table.unsqueeze(0)
+
+
+def _split(table: Tensor, trained: bool) -> tuple[Any, Tensor | None]:
+    exists = table.detach() != -torch.inf
+    if exists.all():
+        return None, table
+    if trained:
+        raise ConfigError("a + b", "a parameter that is added must be finite", "-inf",
+                          "Leave the pairs out by a.masked(keep=mask).")
+    if (exists != exists[..., :1, :, :]).any():
+        raise ConfigError("a + b", "-inf must be at the same pairs for all heads, which share a mask",
+                          "others for some", "Mask heads apart and join them by |.")
+    mask = exists[..., 0, :, :]
+    left = table.masked_fill(~exists, 0)
+    return DenseMask(mask), left if left.any() or left.requires_grad else None

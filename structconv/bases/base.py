@@ -26,7 +26,7 @@ __all__ = ["Algebra", "Basis", "operator", "value"]
 if TYPE_CHECKING:
     from structconv.bases.pairs import Pairs
     from structconv.structures.graph import Graph
-    from structconv.structures.restriction import Restriction
+    from structconv.structures.samples import Restriction
     from structconv.structures.supports import Support
 
 OPERATORS: dict[str, Callable[..., Any]] = {}

@@ -21,7 +21,7 @@ from structconv.primitives.hashing import hash_uniform
 from structconv.shapes import broadcast
 from structconv.structures.graph import Graph, distinct
 from structconv.structures.masks import joined
-from structconv.structures.restriction import Restriction
+from structconv.structures.samples import Restriction
 from structconv.structures.supports import Support
 from structconv.structures.values import altered
 

@@ -1,4 +1,4 @@
-"""Nodes that act through their operands' primitives: concatenation, product, sum, multiple, transpose.
+"""Nodes that act through their operands' primitives: concatenation, product, sum, multiple, mixture, transpose.
 
 No matrix is formed: each node calls `apply`, `analysis` and `synthesis` of its operands. It folds heads into channels
 if that turns many products into one.
@@ -7,6 +7,7 @@ if that turns many products into one.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from structconv.bases.base import Basis, value
@@ -17,10 +18,10 @@ from structconv.bases.sizes import AS_CHILD, OverParts, OverTwo, first_dtype
 from structconv.errors import ShapeError
 from structconv.shapes import concatenate, total
 from structconv.structures.graph import Graph
-from structconv.structures.restriction import Restriction
+from structconv.structures.samples import EachWithin, Restriction, Samples
 from structconv.structures.supports import Support
 
-__all__ = ["Composed", "Concat", "LinearSum", "Repeated", "Scaled", "Transposed"]
+__all__ = ["Composed", "Concat", "LinearSum", "Mixed", "Mixture", "Repeated", "Scaled", "Transposed"]
 
 
 def _fold(t: Tensor) -> Tensor:
@@ -317,3 +318,178 @@ class Transposed(Unary):
         if graph is not None and graph.reversed().edge_index is pairs.graph.edge_index:  # type: ignore[attr-defined]
             return Edges(graph, pairs.dtype)
         return pairs.transposed()
+
+
+@value
+class Mixed(SamePattern):
+    """sum_k W_kj a_k for each of J heads: W (K, J) maps over the heads, and no pair meets another.
+
+    A score that is -inf in one of the heads, an absent pair in the log domain, is absent in every mixture.
+
+    Example:
+
+        >>> from structconv import Dense
+        >>> heads = Dense(torch.ones(2, 3, 3))
+        >>> heads.mix(torch.tensor([[0.5], [2.0]])).dense()[0, 0]
+        tensor([2.5000, 2.5000, 2.5000])
+    """
+
+    matrix: Tensor
+
+    @property
+    def size(self) -> int:
+        return self.matrix.shape[1]
+
+    _shown = "{0.child!r}.mix({0.child.size} -> {0.size})"
+    #: The heads of the child that are held for one of its own.
+    _width = property(lambda self: -(-self.child.size // max(self.size, 1)))
+    _terms = property(lambda self: self.child.size)
+
+    def apply(self, r: Tensor) -> Tensor:
+        heads, channels = r.shape[-3], r.shape[-1]
+        if heads != self.size:
+            return self.analysis(r.squeeze(-3))
+        y = self.child.analysis(r.movedim(-3, -2).flatten(-2)).unflatten(-1, (heads, channels))
+        return torch.einsum("...knjc,kj->...jnc", y, self.matrix.to(y.dtype))
+
+    def analysis(self, x: Tensor) -> Tensor:
+        return self._combined(self.child.analysis(x), 2)
+
+    def synthesis(self, r: Tensor) -> Tensor:
+        return self.child.synthesis(torch.einsum("...jmc,kj->...kmc", r, self.matrix.to(r.dtype)))
+
+    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        return self._mixed(self.child.dense(dtype), 2)
+
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        return self._mixed(self.child.evaluate(pairs), len(pairs.shape))
+
+    def _transposed(self) -> Basis:
+        return Mixed(self.child.transpose(), self.matrix)
+
+    def _mixed(self, entries: Tensor, rank: int) -> Tensor:
+        """The combinations of the entries, where scores of -inf stay so."""
+        if not self.has_scores:
+            return self._combined(entries, rank)
+        absent = entries == -torch.inf
+        mixed = self._combined(entries.masked_fill(absent, 0), rank)
+        return mixed.masked_fill(absent.any(-1 - rank, keepdim=True), -torch.inf)
+
+    def _combined(self, heads: Tensor, rank: int) -> Tensor:
+        """(..., K, *rank) -> (..., J, *rank)."""
+        flat = heads.flatten(-rank)
+        return (self.matrix.to(heads.dtype).mT @ flat).unflatten(-1, heads.shape[heads.dim() - rank:])
+
+
+@value
+class Mixture(OverParts):
+    """The K matrices of each part, in order, over the concatenated inputs of all parts: M = M_1 + M_2 + ...
+
+    A matrix of a part is zero at the inputs of the others. The parts share their outputs.
+
+    Raises:
+        ShapeError: the parts differ in their number of outputs, or there is no part.
+
+    Example:
+
+        >>> from structconv import Dense
+        >>> from structconv.bases import Mixture
+        >>> Mixture((Dense(torch.ones(1, 2, 3)), Dense(torch.ones(1, 4, 3)))).num_inputs
+        6
+    """
+
+    parts: tuple[Basis, ...]
+
+    def __post_init__(self) -> None:
+        counts = [part.num_outputs for part in self.parts]
+        if not counts or any(count != counts[0] for count in counts):
+            raise ShapeError("Mixture", "all parts of a | must have the same outputs N",
+                             " and ".join(f"N={count}" for count in counts) or "none")
+
+    @property
+    def num_inputs(self) -> int:
+        return sum(part.num_inputs for part in self.parts)
+
+    def apply(self, r: Tensor) -> Tensor:
+        return concatenate([part.apply(own) for part, own in self._own(r)], -3)
+
+    def analysis(self, x: Tensor) -> Tensor:
+        own = x.split([part.num_inputs for part in self.parts], -2)
+        return concatenate([part.analysis(rows) for part, rows in zip(self.parts, own, strict=True)], -3)
+
+    def synthesis(self, r: Tensor) -> Tensor:
+        return total([part.synthesis(own) for part, own in self._own(r)])
+
+    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        blocks, before = [], 0
+        for part in self.parts:
+            after = self.num_inputs - before - part.num_inputs
+            blocks.append(F.pad(part.dense(dtype or self.dtype), (0, 0, before, after)))
+            before += part.num_inputs
+        return concatenate(blocks, -3)
+
+    def _own(self, r: Tensor) -> list[tuple[Basis, Tensor]]:
+        """Each part with what its heads take at its inputs."""
+        heads = r.split([part.size for part in self.parts], -3)
+        sizes = [part.num_inputs for part in self.parts]
+        return [(part, own.split(sizes, -2)[i]) for i, (part, own) in enumerate(zip(self.parts, heads, strict=True))]
+
+    def __repr__(self) -> str:
+        return f"({' | '.join(map(repr, self.parts))})"
+
+
+@value
+class BlockDiagonal(OverParts):
+    """A_k = diag(A_k^(1), ..., A_k^(B)): the matrices of sample b over its own inputs and outputs, zero elsewhere; all
+    parts have one size K."""
+
+    parts: tuple[Basis, ...]
+
+    def __post_init__(self) -> None:
+        if len({part.size for part in self.parts}) != 1:
+            raise ShapeError("BlockDiagonal", "all parts must have the same size K", [part.size for part in self.parts])
+
+    @property
+    def size(self) -> int:
+        return self.parts[0].size
+
+    @property
+    def num_inputs(self) -> int:
+        return sum(part.num_inputs for part in self.parts)
+
+    @property
+    def num_outputs(self) -> int:
+        return sum(part.num_outputs for part in self.parts)
+
+    @property
+    def has_scores(self) -> bool:
+        return any(part.has_scores for part in self.parts)
+
+    def support(self) -> Support | None:
+        supports = tuple(part.support() for part in self.parts)
+        sizes = ([part.num_inputs for part in self.parts], [part.num_outputs for part in self.parts])
+        return None if not any(supports) else EachWithin(supports, Samples(*sizes))
+
+    def restricted(self, to: Restriction) -> Basis | None:
+        return None if to.number is None else self.parts[to.number]
+
+    def apply(self, r: Tensor) -> Tensor:
+        return concatenate([part.apply(own) for part, own in self._rows(r)], -2)
+
+    def analysis(self, x: Tensor) -> Tensor:
+        return concatenate([part.analysis(own) for part, own in self._rows(x)], -2)
+
+    def synthesis(self, r: Tensor) -> Tensor:
+        return concatenate([part.synthesis(own) for part, own in self._rows(r)], -2)
+
+    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        blocks = [part.dense(dtype) for part in self.parts]
+        rows, before = [], 0
+        for block in blocks:
+            rows.append(F.pad(block, (before, self.num_outputs - before - block.shape[-1])))
+            before += block.shape[-1]
+        return concatenate(rows, -2)
+
+    def _rows(self, x: Tensor) -> list[tuple[Basis, Tensor]]:
+        own = x.split([part.num_inputs for part in self.parts], -2)
+        return list(zip(self.parts, own, strict=True))

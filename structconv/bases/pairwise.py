@@ -127,14 +127,10 @@ def both(first: Support | None, second: Support | None) -> Support | None:
     """The pairs in both supports, `None` standing for all."""
     if first is None or second is None:
         return second if first is None else first
-    if first is second or _same_edges(first, second):
+    if first is second or (isinstance(first, EdgeSupport) and isinstance(second, EdgeSupport)
+                           and first.graph.edge_index is second.graph.edge_index):
         return second
     return first & second
-
-
-def _same_edges(first: Support, second: Support) -> bool:
-    return (isinstance(first, EdgeSupport) and isinstance(second, EdgeSupport)
-            and first.graph.edge_index is second.graph.edge_index)
 
 
 def weights_at(basis: Basis, dtype: torch.dtype) -> Tensor:

@@ -16,7 +16,7 @@ from structconv.derived import Owner, derived, is_plain, latest
 from structconv.errors import StructureError
 from structconv.primitives.functions import sum_dtype
 from structconv.structures.grid import Grid
-from structconv.structures.restriction import Restriction
+from structconv.structures.samples import Restriction
 from structconv.structures.values import altered
 
 __all__ = ["ClippedShifts", "Distance", "GaussianBump", "GridLookup", "Lookup"]

@@ -25,7 +25,7 @@ from structconv.primitives.functions import finite
 from structconv.primitives.segments import segment_sum
 from structconv.shapes import broadcast
 from structconv.structures.graph import Graph
-from structconv.structures.restriction import Restriction
+from structconv.structures.samples import Restriction
 from structconv.structures.supports import EdgeSupport, Support
 from structconv.structures.values import altered, map_tensors, tensors_in
 

@@ -10,7 +10,7 @@ from structconv.bases.tree import Projected
 from structconv.errors import ShapeError
 from structconv.shapes import broadcast
 from structconv.structures.graph import Graph, listed_edges
-from structconv.structures.restriction import Restriction
+from structconv.structures.samples import Restriction
 from structconv.structures.values import altered
 
 __all__ = ["AS_CHILD", "GraphValues", "OnGraph", "OverChild", "OverParts", "OverTwo", "QueryKey", "Sized",

@@ -15,15 +15,7 @@ from structconv.bases.entrywise import Dropped, Normalized
 from structconv.bases.scores import Additive
 from structconv.bases.tree import getter, tensor
 from structconv.derived import derived, values_known
-from structconv.kernels.existing import Existing
-from structconv.kernels.expressions import (
-    Dropout,
-    finite,
-    listed,
-    pairs_list,
-    softmax_over_inputs,
-    unmasked,
-)
+from structconv.kernels.expressions import Dropout, Existing, finite, listed, pairs_list, softmax_over_inputs, unmasked
 from structconv.kernels.folding import Folding
 from structconv.kernels.orders import Application, Applied
 from structconv.kernels.sparse_attention import AttentionEdges
@@ -31,13 +23,7 @@ from structconv.planning.cost import Cost
 from structconv.planning.counts import fused_application
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem
-from structconv.primitives.native.additive import (
-    additive_attention,
-    additive_weights,
-    as_logistic,
-    attend,
-    scaled,
-)
+from structconv.primitives.native.additive import additive_attention, additive_weights, as_logistic, attend, scaled
 from structconv.primitives.native.additive_dense import dense_additive_attention, factor_of
 from structconv.primitives.native.additive_steps import StepInputs, additive_step
 from structconv.primitives.native.dispatch import drop_of, usable
@@ -98,18 +84,15 @@ class AdditiveScores(NamedTuple):
         vector, edges = self.vector(call.basis), self.edges
         if edges is None or (edges_of_call := edges.sorted_for(call, r, source, target, vector)) is None:
             return None
-        graph, adjacency, check = edges_of_call
         kind, parameter, amplitude = as_logistic(self.activation, self.slope)
-        p, seed = edges.dropout.p, edges.dropout.seed_of(call.basis)
+        p, seed, options = edges.dropout.p, edges.dropout.seed_of(call.basis), (kind, parameter, False)
 
-        def composed(q: Tensor, k: Tensor, x: Tensor, vector: Tensor) -> Tensor:
-            check()
-            y: Tensor = attend(*graph.layouts(), q, k, x, vector, kind, parameter, False, p, seed, edges.size)[0]
+        def operator(*tensors: Any) -> Tensor:
+            y: Tensor = attend(*tensors, *options, p, seed, edges.size)[0]
             return y
 
-        q, k, x = target.transpose(0, 1), source.transpose(0, 1), r.expand(self.size, -1, -1).transpose(0, 1)
-        return attend_additive(adjacency, composed, q, k, x, scaled(vector, amplitude), kind, parameter, False,
-                               *drop_of(p, seed, edges.size)).transpose(0, 1)
+        return edges.attend(attend_additive, operator, edges_of_call, target, source, r, scaled(vector, amplitude),
+                            *options, *drop_of(p, seed, edges.size))
 
     def _folded(self, source: Tensor, target: Tensor, lead: tuple[int, ...], call: Call) -> Folding:
         if self.edges is None:

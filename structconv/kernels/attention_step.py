@@ -14,8 +14,7 @@ from structconv.bases.placed import Moved
 from structconv.bases.positions import Distance, Lookup
 from structconv.bases.tree import Projected, Rotated, Shared, tensor
 from structconv.kernels.dense_attention import Attended, ScaledDotProduct, matched
-from structconv.kernels.expressions import product_and_bias, unmasked
-from structconv.kernels.terms import is_by_offset
+from structconv.kernels.expressions import is_by_offset, product_and_bias, unmasked
 from structconv.planning.kernel import register
 from structconv.planning.problem import BoundRun, Call, Problem, Run
 from structconv.primitives.native.loader import Core

@@ -12,28 +12,31 @@ from torch import Tensor
 from structconv.bases.base import Basis
 from structconv.bases.entrywise import Dropped, Mapped, Normalized
 from structconv.bases.positions import bucket_count
-from structconv.kernels.existing import Existing
-from structconv.kernels.expressions import Dropout, finite, listed, undropped, unscaled
-from structconv.kernels.orders import Application, Applied, shares_of
-from structconv.kernels.terms import (
+from structconv.kernels.expressions import (
     PRODUCTS,
+    Dropout,
+    Existing,
     Summand,
     Term,
     buckets,
     diagonal,
     filled,
+    finite,
+    listed,
     products,
     summands,
     table_rows,
     tables,
+    undropped,
+    unscaled,
 )
+from structconv.kernels.orders import Application, Applied, shares_of
 from structconv.planning.cost import Cost
 from structconv.planning.counts import application
 from structconv.planning.fitted import FUSED_SHARE
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem
-from structconv.primitives.blocked_attention import attend_in_blocks
-from structconv.primitives.dense_blocks import Maps, Options
+from structconv.primitives.blocked_attention import Maps, Options, attend_in_blocks
 from structconv.shapes import broadcast
 
 __all__ = ["Blocked", "BlockedAttention", "fitting", "mapped"]

@@ -1,4 +1,6 @@
-"""Bases made of others: `a | b` with a plan for each part; multiples, sums and products by their operands."""
+"""Bases made of others: `a | b` with a plan for each part, or with the rows of all parts joined before one product with
+Theta; multiples, sums and products by their operands.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,7 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis
-from structconv.bases.linear import Composed, Concat, LinearSum, Repeated, Scaled
-from structconv.bases.mixing import Mixed
-from structconv.bases.mixture import Mixture
+from structconv.bases.linear import Composed, Concat, LinearSum, Mixed, Mixture, Repeated, Scaled
 from structconv.bases.tree import itself, materializer
 from structconv.kernels.orders import Application, Applied
 from structconv.planning import machine
@@ -21,11 +21,12 @@ from structconv.planning.fitted import NODE_CALLS
 from structconv.planning.kernel import Kernel, matching, register
 from structconv.planning.plan import Plan, decide
 from structconv.planning.problem import Call, PartInputs, Problem, Run
+from structconv.primitives.products import product
+from structconv.shapes import broadcast, sum_tensors
 from structconv.structures.values import altered
-from structconv.weights import MixtureWeights
-from structconv.weights.base import sum_tensors
+from structconv.weights import Full, MixtureWeights
 
-__all__ = ["Nested", "PerInput", "PerPart", "cheapest", "part_of"]
+__all__ = ["JoinedInputs", "Nested", "PerInput", "PerPart", "cheapest", "part_of"]
 
 
 class Part(NamedTuple):
@@ -220,5 +221,60 @@ def _item_of(find: Callable[[Any], Any], number: int) -> Callable[[Any], Any]:
     return lambda basis: find(basis)[number]
 
 
-for _kernel in (PerPart(), PerInput(), Nested()):
+class Joined(NamedTuple):
+    """The application of each part of a mixture, and its cost."""
+
+    applications: tuple[Application, ...]
+    cost: Cost
+
+    def rows(self) -> Run:
+        """(call) -> [A_1^T x_1, A_2^T x_2, ...], (..., N, P_1 + P_2 + ...)."""
+        ways = [applied.rows() for applied in self.applications]
+
+        def joined(call: Call) -> Tensor:
+            own = [part_of(call, number) for number in range(len(ways))]
+            parts = [way(one.x, one) for way, one in zip(ways, own, strict=True)]
+            lead = broadcast(*(rows.shape[:-2] for rows in parts))
+            return torch.cat([rows.expand(*lead, *rows.shape[-2:]) for rows in parts], -1)
+
+        return joined
+
+
+class JoinedInputs(Kernel):
+    """[A_1^T x_1, A_2^T x_2, ...] [Theta_1; Theta_2; ...] for parts of K = 1: right where the P_i are small."""
+
+    name, types, orders, separate = "rows of all parts, joined", (Mixture,), ("structure_first",), True
+
+    def match(self, problem: Problem) -> Joined | None:
+        thetas, xs = cast(MixtureWeights, problem.theta).parts, cast(PartInputs, problem.x).parts
+        if not all(isinstance(theta, Full) and theta.size == 1 for theta in thetas):
+            return None
+        own = [problem.part(*part) for part in zip(cast(Mixture, problem.basis).parts, thetas, xs, strict=True)]
+        chosen, total = [cheapest(part, part.theta.in_channels, "analysis") for part in own], Cost()
+        for (_, cost), part in zip(chosen, own, strict=True):
+            total = total + cost.repeated(1 + part.x_grad)
+        return Joined(tuple([applied for applied, _ in chosen]), total)
+
+    def cost(self, match: Joined, problem: Problem, path: str) -> Cost:
+        theta, rows = problem.theta, problem.bytes(problem.outputs * problem.theta.in_channels)
+        whole = problem.channel_product(2 * theta.in_channels * theta.out_channels, problem.outputs, 1,
+                                        theta.in_channels, theta.out_channels, theta.out_channels)
+        return match.cost + Cost(bytes=2 * rows, calls=1).repeated(1 + problem.x_grad) + whole + Cost(peak_bytes=rows)
+
+    def compile(self, match: Joined, problem: Problem, path: str) -> Run:
+        rows = match.rows()
+
+        def run(call: Call) -> Tensor:
+            thetas = [cast(Full, part).theta.squeeze(0) for part in cast(MixtureWeights, call.theta).parts]
+            return product(rows(call), torch.cat(thetas), call.bias)
+
+        return run
+
+    def weights(self, match: Joined, problem: Problem) -> Run:
+        entries = super().weights(match, problem)
+        functions = [entries if applied.weights is None else applied.weights for applied in match.applications]
+        return lambda call: tuple(of(part_of(call, number)) for number, of in enumerate(functions))  # type: ignore[return-value]
+
+
+for _kernel in (PerPart(), PerInput(), Nested(), JoinedInputs()):
     register(_kernel)

@@ -9,7 +9,7 @@ from typing import cast
 
 from torch import Tensor
 
-from structconv.bases.mixing import Mixed
+from structconv.bases.linear import Mixed
 from structconv.bases.sparse import Sparse
 from structconv.bases.tree import getter, materializer
 from structconv.kernels.sparse_product import Matrices

@@ -18,9 +18,9 @@ from structconv.bases.positions import Distance, GridLookup, Lookup
 from structconv.bases.scores import Bilinear
 from structconv.bases.tree import LAZY, getter, materializer
 from structconv.derived import Owner
-from structconv.kernels.existing import Existing
 from structconv.kernels.expressions import (
     Dropout,
+    Existing,
     finite,
     listed,
     product_and_bias,

@@ -16,15 +16,7 @@ from structconv.planning.kernel import Kernel, register
 from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives.images import convolve_images, convolve_transposed, window_means
 from structconv.structures.grid import Grid
-from structconv.weights import (
-    Depthwise,
-    DepthwiseSeparable,
-    Eye,
-    Full,
-    Grouped,
-    Shared,
-    Weight,
-)
+from structconv.weights import Depthwise, DepthwiseSeparable, Eye, Full, Grouped, Shared, Weight
 
 __all__ = ["ConvolutionWindow", "GridConvolution", "GridPooling", "TransposedConvolution"]
 

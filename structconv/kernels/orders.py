@@ -7,6 +7,7 @@ Theta.
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -327,9 +328,7 @@ class DenseOperator(Kernel):
 
     def cost(self, match: Any, problem: Problem, path: str) -> Cost:
         theta, (inputs, outputs) = problem.theta, (problem.inputs, problem.outputs)
-        batch = 1
-        for size in problem.basis.batch_shape:
-            batch *= size
+        batch = math.prod(problem.basis.batch_shape)
         operator = inputs * outputs * theta.in_channels * theta.out_channels
         peak = batch * (operator + theta.size * inputs * outputs) * problem.sizes.itemsize
         moved = problem.bytes(inputs * theta.in_channels + outputs * theta.out_channels)

@@ -17,10 +17,8 @@ from torch import Tensor
 from structconv.bases.entrywise import Masked, Normalized
 from structconv.bases.linear import Scaled
 from structconv.bases.scores import Bilinear
-from structconv.kernels.existing import Existing
-from structconv.kernels.expressions import finite, listed
+from structconv.kernels.expressions import Existing, Term, filled, finite, listed, products, summands
 from structconv.kernels.orders import Application, Applied
-from structconv.kernels.terms import Term, filled, products, summands
 from structconv.planning.cost import Cost, lost_flops
 from structconv.planning.fitted import CAUSAL_CALLS, DENSE_CALLS, DIVIDED_CALLS
 from structconv.planning.kernel import register

@@ -30,15 +30,7 @@ from structconv.primitives.native.indices import LIMIT
 from structconv.primitives.native.layer import convolve
 from structconv.primitives.relations import Blocks, Pairs, blocks_of, relational_product, values_by_block
 from structconv.shapes import alike
-from structconv.weights import (
-    Eye,
-    Full,
-    Grouped,
-    LowRank,
-    Separable,
-    Shared,
-    Weight,
-)
+from structconv.weights import Eye, Full, Grouped, LowRank, Separable, Shared, Weight
 
 __all__ = ["BLOCK_BYTES", "MixedFirst", "PerRelation", "Stacked", "counts", "distinct_pairs"]
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis
-from structconv.bases.block_diagonal import BlockDiagonal
+from structconv.bases.linear import BlockDiagonal
 from structconv.bases.pairwise import BLOCK_ELEMENTS, complete, nodes, reach
 from structconv.bases.tree import Leaf, itself, tree_spec
 from structconv.kernels.composite import Nested
@@ -30,9 +30,8 @@ from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives.blocks import recompute_blocks
 from structconv.shapes import broadcast
 from structconv.structures.masks import Transposed, joined_by_and
-from structconv.structures.restriction import Pieces, Restriction
-from structconv.structures.samples import Samples
-from structconv.structures.values import Structure, altered, map_tensors, size_class
+from structconv.structures.samples import Pieces, Restriction, Samples
+from structconv.structures.values import Structure, altered, map_tensors, size_class, tensors_in
 from structconv.weights.whole import Apart
 
 __all__ = ["SampleBySample", "Samplewise"]
@@ -68,7 +67,7 @@ class Samplewise(NamedTuple):
         if not groups or basis.restricted(Restriction(samples, groups[0][1], len(lead), Pieces())) is None:
             y = basis.apply(r)
             return y if relative is None else y + shares_of(call, relative.shape[0] // 2) @ relative
-        tensors_of_basis, rank = _tensors_of(basis), len(lead)
+        tensors_of_basis, rank = tensors_in(basis, whole=(Structure,)), len(lead)
 
         def run(block: list[_Group], rows: Tensor, *tensors: Tensor) -> Tensor:
             supply, pieces = iter(tensors), Pieces()
@@ -236,18 +235,6 @@ def _nowhere(basis: Sequence[Any]) -> Any:
 
 
 # -- a call -------------------------------------------------------------------------------------------------------
-
-def _tensors_of(basis: Basis) -> list[Tensor]:
-    """The tensors of a basis, but for those of its structures."""
-    result: list[Tensor] = []
-
-    def note(t: Tensor) -> Tensor:
-        result.append(t)
-        return t
-
-    map_tensors(basis, note, whole=(Structure,))
-    return result
-
 
 def _groups(samples: Samples, numbers: int, stacks: bool) -> list[tuple[int, _Group]]:
     """Groups of samples of equal sizes that are computed together, each with its count of numbers, `numbers` at each

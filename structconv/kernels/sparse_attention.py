@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -71,6 +72,16 @@ class AttentionEdges(NamedTuple):
     def drop(self, basis: Any) -> Drop:
         """The same as numbers."""
         return drop_of(self.dropout.p, self.dropout.seed_of(basis), self.size) if self.dropout.p else NO_DROP
+
+    def attend(self, node: Callable[..., Tensor], operator: Callable[..., Tensor], edges: SortedEdges, q: Tensor,
+               k: Tensor, r: Tensor, *others: Any) -> Tensor:
+        """(K, N, C) by a node, of q (K, N, D), k (K, M, D), r and others; `operator` is the same over layouts."""
+        def composed(*tensors: Tensor | None) -> Tensor:
+            return operator(*edges.layouts(), *tensors)
+
+        v = r.expand(self.size, -1, -1)
+        y = node(edges.adjacency, composed, q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), *others)
+        return y.transpose(0, 1)
 
     def sorted_for(self, call: Call, r: Tensor, source: Tensor, target: Tensor, vector: Tensor | None = None
                    ) -> SortedEdges | None:
@@ -207,29 +218,17 @@ class BilinearEdges(NamedTuple):
     def apply(self, r: Tensor, call: Call) -> Tensor:
         """A_k^T r_k."""
         query, key = tensor(self.query(call.basis)), tensor(self.key(call.basis))
-        if (result := self._over_new_edges(query, key, r, call)) is not None:
-            return result
-        lead = broadcast(r.shape[:-3], query.shape[:-3], key.shape[:-3])
-        batch = self.edges.folded(call.basis, key.shape[-2], query.shape[-2], r, lead)
-        q, k, v = map(batch.rows, (query, key, r))
-        y = bilinear_attention(*batch.layouts, q, k, v, self._bias(batch, call), scale=self.scale,
-                               **self.edges.options(call.basis))
-        return batch.heads(y)
-
-    def _over_new_edges(self, query: Tensor, key: Tensor, r: Tensor, call: Call) -> Tensor | None:
-        """`attend_bilinear` where a kernel can read the tensors of the call, else `None`."""
         edges, scale = self.edges, self.scale
-        if self.bias is not None or (edges_of_call := edges.sorted_for(call, r, key, query)) is None:
-            return None
-        graph, adjacency, check = edges_of_call
-        options = edges.options(call.basis)
-
-        def composed(q: Tensor, k: Tensor, v: Tensor, bias: None) -> Tensor:
-            check()
-            return bilinear_attention(*graph.layouts(), q, k, v, scale=scale, **options)
-
-        q, k, v = query.transpose(0, 1), key.transpose(0, 1), r.expand(edges.size, -1, -1).transpose(0, 1)
-        return attend_bilinear(adjacency, composed, q, k, v, None, scale, *edges.drop(call.basis)).transpose(0, 1)
+        if self.bias is None and (edges_of_call := edges.sorted_for(call, r, key, query)) is not None:
+            operator = partial(bilinear_attention, scale=scale, **edges.options(call.basis))
+            return edges.attend(attend_bilinear, operator, edges_of_call, query, key, r, None, scale,
+                                *edges.drop(call.basis))
+        lead = broadcast(r.shape[:-3], query.shape[:-3], key.shape[:-3])
+        batch = edges.folded(call.basis, key.shape[-2], query.shape[-2], r, lead)
+        q, k, v = map(batch.rows, (query, key, r))
+        y = bilinear_attention(*batch.layouts, q, k, v, self._bias(batch, call), scale=scale,
+                               **edges.options(call.basis))
+        return batch.heads(y)
 
     def weights(self, call: Call) -> Tensor:
         """(..., K, E) in the order of the edges."""
@@ -303,34 +302,21 @@ class ScoredEdges(NamedTuple):
 
     def apply(self, r: Tensor, call: Call) -> Tensor:
         """A_k^T r_k."""
-        scores, graph = self._evaluated(call)
-        if (result := self._over_new_edges(scores, graph, r, call)) is not None:
-            return result
-        batch = self.edges.folded(call.basis, graph.num_inputs, graph.num_outputs, r,
-                                  broadcast(r.shape[:-3], scores.shape[:-2]))
-        q, k = (r.new_zeros(()).expand(*r.shape[:-3], self.edges.size, rows, 1)
-                for rows in (graph.num_outputs, graph.num_inputs))
+        (scores, graph), edges = self._evaluated(call), self.edges
+        size, options = edges.size, edges.options(call.basis)
+        direct = r.dim() == 3 and scores.dim() == 2 and scores.shape[0] == size and is_direct(r, scores)
+        edges_of_call = sorted_edges(graph, r.shape[1], graph.num_outputs, numbered=True) if direct else None
+        none = r.new_zeros(())
+        if edges_of_call is not None:
+            q, k = none.expand(size, graph.num_outputs, 1), none.expand(size, r.shape[1], 1)
+            return edges.attend(attend_bilinear, partial(bilinear_attention, **options), edges_of_call, q, k, r, scores,
+                                1.0, *edges.drop(call.basis))
+        batch = edges.folded(call.basis, graph.num_inputs, graph.num_outputs, r,
+                             broadcast(r.shape[:-3], scores.shape[:-2]))
+        q, k = (none.expand(*r.shape[:-3], size, rows, 1) for rows in (graph.num_outputs, graph.num_inputs))
         y = bilinear_attention(*batch.layouts, batch.rows(q), batch.rows(k), batch.rows(r),
-                               batch.by_edge(scores.to(r.dtype)), **self.edges.options(call.basis))
+                               batch.by_edge(scores.to(r.dtype)), **options)
         return batch.heads(y)
-
-    def _over_new_edges(self, scores: Tensor, graph: Graph, r: Tensor, call: Call) -> Tensor | None:
-        """`attend_bilinear` where a kernel can read the tensors of the call, else `None`."""
-        size, options = self.edges.size, self.edges.options(call.basis)
-        if r.dim() != 3 or scores.dim() != 2 or scores.shape[0] != size or not is_direct(r, scores):
-            return None
-        edges = sorted_edges(graph, r.shape[1], graph.num_outputs, numbered=True)
-        if edges is None:
-            return None
-
-        def composed(q: Tensor, k: Tensor, v: Tensor, scores: Tensor) -> Tensor:
-            edges.check()
-            return bilinear_attention(*graph.layouts(), q, k, v, scores, **options)
-
-        none = r.new_zeros(()).expand(max(r.shape[1], graph.num_outputs), size, 1)
-        y = attend_bilinear(edges.adjacency, composed, none[:graph.num_outputs], none[:r.shape[1]],
-                            r.expand(size, -1, -1).transpose(0, 1), scores, 1.0, *self.edges.drop(call.basis))
-        return y.transpose(0, 1)
 
     def weights(self, call: Call) -> Tensor:
         """(..., K, E) in the order of the edges."""

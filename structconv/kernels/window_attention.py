@@ -20,10 +20,16 @@ from structconv.bases.positions import Distance, GridLookup, Lookup, bucket
 from structconv.bases.scores import Bilinear
 from structconv.bases.tree import getter, materializer, tensor
 from structconv.kernels.dense_attention import whole_bias
-from structconv.kernels.expressions import Dropout, product_and_bias, softmax_over_inputs, unmasked, unscaled
+from structconv.kernels.expressions import (
+    Dropout,
+    is_by_offset,
+    product_and_bias,
+    softmax_over_inputs,
+    unmasked,
+    unscaled,
+)
 from structconv.kernels.folding import Folding
 from structconv.kernels.orders import Application, Applied
-from structconv.kernels.terms import is_by_offset
 from structconv.planning.cost import Cost
 from structconv.planning.counts import fused_application, samples_in
 from structconv.planning.fitted import SPARSE_CALLS, WINDOW_ENTRY

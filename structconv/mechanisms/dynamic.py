@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from structconv.bases.base import Basis
-from structconv.bases.cuboid import Ints
+from structconv.bases.shift import Ints
 from structconv.bases.taps import Taps
 from structconv.errors import ShapeError
 from structconv.mechanisms.expression import Channels, Inputs

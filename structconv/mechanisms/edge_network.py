@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from structconv.bases.base import Basis
+from structconv.bases.linear import Mixed
 from structconv.bases.matrices import adjacency
-from structconv.bases.mixing import Mixed
 from structconv.bases.sparse import Sparse
 from structconv.bases.typed import Typed
 from structconv.derived import derived, is_plain

@@ -13,26 +13,35 @@ This module is step 1. Nothing is kept from one call to the next.
 from __future__ import annotations
 
 import copy
+import enum
 from collections.abc import Callable, Collection, Hashable
-from types import FunctionType
-from typing import Any, ClassVar, Self, cast
+from dataclasses import dataclass
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from structconv import torch_compat as private
 from structconv.arguments import check_constructor
 from structconv.bases.base import BASES, Basis, ScoreMaps, is_basis
-from structconv.bases.block_diagonal import BlockDiagonal
 from structconv.bases.dense import Dense
+from structconv.bases.linear import BlockDiagonal
 from structconv.bases.placed import placed
 from structconv.bases.tree import materialized
 from structconv.errors import ConfigError, StructureError
-from structconv.mechanisms.inputs import Channels, Inputs
 from structconv.mechanisms.mixing import Mixing
-from structconv.mechanisms.naming import Named, called_with, check_name, check_structure, names_structures
-from structconv.mechanisms.options import KEPT, may_change, options
-from structconv.mechanisms.reading import called_on, names_of_x
+from structconv.mechanisms.naming import (
+    Named,
+    called_on,
+    called_with,
+    check_name,
+    check_structure,
+    names_of_x,
+    names_structures,
+)
 from structconv.mechanisms.samples import each_sample, left_out
 from structconv.mechanisms.visibility import (
     BY_INPUTS,
@@ -45,16 +54,148 @@ from structconv.mechanisms.visibility import (
 )
 from structconv.planning.precision import autocast_dtype
 from structconv.planning.precision import cast as cast_to
+from structconv.primitives.segments import segment_sum
 from structconv.shapes import check_choice
 from structconv.structures.batching import AnyStructure
 from structconv.structures.graph import Graph
 from structconv.structures.named import NamedStructures
 from structconv.structures.output_positions import OutputPositions
 from structconv.structures.samples import Samples
-from structconv.structures.values import static
+from structconv.structures.values import VALUES, FrozenValue, static
 from structconv.written import written
 
 __all__ = ["Channels", "Inputs", "Mechanism", "Position"]
+
+
+@dataclass(frozen=True)
+class Channels:
+    """The channel counts of a layer, for `Mechanism.bind`: P of x, P' of z, Q of y.
+
+    Example:
+
+        >>> from structconv import Conv, Mechanism
+        >>> class Scaling(Mechanism):
+        ...     def bind(self, channels):
+        ...         self.scale = torch.nn.Parameter(torch.ones(channels.inputs))
+        ...     def forward(self, inputs):
+        ...         return torch.diag((inputs.x * self.scale).mean(-1))[None]
+        >>> Conv(Scaling(), 8, 4)(torch.randn(5, 8)).shape
+        torch.Size([5, 4])
+    """
+
+    inputs: int
+    others: int
+    outputs: int
+
+
+class Inputs(NamedTuple):
+    """The arguments of one call of a mechanism. Most mechanisms read x, z, the structure and the sizes only.
+
+    Args:
+        x: (..., M, P). z: (..., N, P'), x itself if the call has no z. For a mechanism that reads no entries
+            (`Given`, grids and graphs) both may be images (..., P, *S).
+        structure: the structure of the call, or `None`.
+        projected: x Theta_k (..., K, M, Q) and z Theta_k (..., K, N, Q), if a mechanism reads them.
+        sibling: the other operand of a sum or a product, for a mechanism that reads it.
+        visible: (..., M) booleans, the inputs that some output reads; `None` if masks hide none.
+        output_positions: the positions of the outputs among the inputs; `None` if output n is at input n.
+        cache: results computed from x in an earlier call.
+
+    Example:
+
+        >>> from structconv import Conv, Mechanism
+        >>> class Ones(Mechanism):
+        ...     def forward(self, inputs):
+        ...         return torch.ones(1, inputs.num_inputs, inputs.num_outputs, dtype=inputs.dtype)
+        >>> Conv(Ones(), 8, 4)(torch.randn(5, 8)).shape
+        torch.Size([5, 4])
+    """
+
+    x: Tensor
+    z: Tensor
+    structure: Any = None
+    projected: tuple[Tensor, Tensor] | None = None
+    sibling: Any = None
+    visible: Tensor | None = None
+    output_positions: OutputPositions | None = None
+    cache: Any = None
+
+    @property
+    def samples(self) -> Samples | None:
+        """The samples of the batch, if the structure is one."""
+        return getattr(self.structure, "samples", None)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of x."""
+        return self.x.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of x."""
+        return self.x.device
+
+    @property
+    def num_inputs(self) -> int:
+        """M."""
+        return self.x.shape[-2]
+
+    @property
+    def num_outputs(self) -> int:
+        """N."""
+        return self.z.shape[-2]
+
+    def of_x(self, function: Callable[[Tensor, int], Any], unread: bool = False) -> Any:
+        """Compute function(x, 0), one of a mechanism's `sources`; for a prepared x, return the stored result.
+
+        With `unread` the result of the last entries may not be computed yet. Use it only if the result goes into the
+        basis unchanged.
+        """
+        return function(self.x, 0) if self.cache is None else self.cache.of(function, unread)
+
+    @property
+    def start(self) -> int:
+        """The place of the first input: 0 unless x is prepared and what came before is gone."""
+        return 0 if self.cache is None else self.cache.dropped
+
+    def positions_of_outputs(self) -> Tensor:
+        """Return the position of each output among the existing inputs, (..., N) integers."""
+        if self.output_positions is None:
+            return torch.arange(self.num_outputs, device=self.device)
+        return self.output_positions.of_outputs(self.num_outputs, self.device)
+
+    def existing(self) -> int | Tensor:
+        """Return the number of existing inputs: M, or (..., 1) without masked ones; for a batch, the number in each
+        output's sample, (..., N)."""
+        samples, visible = self.samples, self.visible
+        if samples is None:
+            return self.num_inputs if visible is None else visible.sum(-1, keepdim=True)
+        of_inputs, of_outputs = samples.members(self.device)
+        visible = torch.ones_like(of_inputs, dtype=torch.bool) if visible is None else visible
+        return segment_sum(visible.to(self.dtype), of_inputs, samples.num_samples)[..., of_outputs]
+
+
+#: The attributes that torch, or this package, sets in every module.
+KEPT = frozenset((*nn.Module().__dict__, "_known_parts", "_known_in_layer", "_options_key", "_bound",
+                  "_names", "_reads"))
+#: Objects that never change, but are known by their identity, or by what they hold.
+_FIXED = (float, complex, type, enum.Enum, np.generic, FunctionType, MethodType, partial, FrozenValue, nn.Module,
+          Tensor)
+
+
+def options(module: nn.Module) -> dict[str, Any]:
+    """The attributes of a module, by name, beside parameters, buffers and submodules; not tensors, which pruning,
+    weight norms and replicas set in the place of a parameter at each call, and not a child of another module."""
+    return {name: value for name, value in module.__dict__.items()
+            if name not in KEPT and not isinstance(value, Tensor | nn.Module)}
+
+
+def may_change(option: Any) -> bool:
+    """Return True if an option may change in place without notice."""
+    if isinstance(option, tuple | frozenset) and not hasattr(option, "__dict__"):
+        return any(map(may_change, option))
+    return type(option) not in VALUES and not isinstance(option, _FIXED)
+
 
 _BATCHING = ("apart", "structure", "pairs", "offsets")
 _READS = ("content", "structure", "projected", "sibling", "positions")
@@ -159,19 +300,24 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         dtype = autocast_dtype(x)
         x, z = cast_to(x, dtype), cast_to(z, dtype)
         structure = called_with(self, structure)
-        inputs = Inputs(x, x if z is None else z, structure)
         try:
-            masking = self._may_mask_inputs(structure, z is not None)
-            if masking & BY_INPUTS:
-                visible = visibility(self, inputs)
-                x = visible.cleared(x)[1]
-                inputs = inputs._replace(x=x, z=visible.outputs(inputs.x) if z is None else z, visible=visible.values)
-            if masking & BY_PAIRS:
-                inputs = inputs._replace(x=cleared_by_pairs(self, inputs, inputs.x)[1])
-            return cast(Basis, materialized(cast_to(self.evaluate(inputs), dtype)))
+            return cast(Basis, materialized(cast_to(self.evaluate(self._call_inputs(x, z, structure)[0]), dtype)))
         except AttributeError:
             check_bound("basis", self)
             raise
+
+    def _call_inputs(self, x: Tensor, z: Tensor | None, structure: Any) -> tuple[Inputs, Tensor]:
+        """The inputs of a call, and x with zeros where the weights are zero."""
+        inputs = Inputs(x, x if z is None else z, structure)
+        masking, values = self._may_mask_inputs(structure, z is not None), x
+        if masking & BY_INPUTS:
+            visible = visibility(self, inputs)
+            values, scores = visible.cleared(x)
+            inputs = inputs._replace(x=scores, z=visible.outputs(x) if z is None else z, visible=visible.values)
+        if masking & BY_PAIRS:
+            values, scores = cleared_by_pairs(self, inputs, values)
+            inputs = inputs._replace(x=scores)
+        return inputs, values
 
     def evaluate(self, inputs: Inputs, closed: bool = True) -> Basis:
         """The basis for the inputs of a call: of a batch of samples without the pairs of different samples, if it is
@@ -270,19 +416,15 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
             for fact in module.reads:
                 check_choice(owner, "reads", fact, _READS)
             if isinstance(module, Mechanism):
-                module._check_sources()
+                for name in module.sources:
+                    if not callable(getattr(module, name, None)):
+                        raise ConfigError(owner, "sources must name its methods (x, place) -> a leaf", repr(name))
                 module.__dict__["_bound"] = True
         if names_structures(self):
             self.__dict__["_names"] = True
         names = names_of_x(self)
         if names[0] is not None:
             self.__dict__["_reads"] = names
-
-    def _check_sources(self) -> None:
-        """Raise `ConfigError` where a source is no method."""
-        for name in self.sources:
-            if not callable(getattr(self, name, None)):
-                raise ConfigError(type(self).__name__, "sources must name its methods (x, place) -> a leaf", repr(name))
 
     @property
     def _static_key(self) -> Hashable:

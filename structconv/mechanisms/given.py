@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from structconv.bases.algebra import check_masks_scores, mask_and_table, with_heads
 from structconv.bases.base import Basis
 from structconv.bases.dense import Dense
-from structconv.bases.logdomain import check_masks_scores, mask_and_table, with_heads
 from structconv.derived import derived
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism

@@ -10,9 +10,8 @@ from typing import Any, cast
 import torch
 
 from structconv.bases.base import Basis
-from structconv.bases.cuboid import Ints, cuboid_offsets, per_axis
 from structconv.bases.pooling import Pooling
-from structconv.bases.shift import PADDINGS, Shift
+from structconv.bases.shift import PADDINGS, Ints, Shift, cuboid_offsets, per_axis
 from structconv.derived import derived
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.expression import Inputs, Mechanism

@@ -22,16 +22,7 @@ from structconv.structures.masks import And, Not, Or, inverted
 from structconv.structures.named import NamedStructures
 from structconv.structures.output_positions import at_positions
 from structconv.structures.samples import Samples
-from structconv.structures.supports import (
-    Blocks,
-    Causal,
-    DenseMask,
-    EdgeSupport,
-    Global,
-    Padding,
-    Support,
-    Window,
-)
+from structconv.structures.supports import Blocks, Causal, DenseMask, EdgeSupport, Global, Padding, Support, Window
 from structconv.structures.values import FrozenValue, altered, map_tensors, tensors_in
 from structconv.torch_compat import is_wrapped
 

@@ -9,14 +9,12 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from structconv.bases import mixture as bases
+from structconv.bases import linear as bases
 from structconv.bases.base import Basis
 from structconv.bases.tree import materialized
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism
-from structconv.mechanisms.naming import called_with
-from structconv.mechanisms.reading import all_named, by_name, called_on, names_of_x
-from structconv.mechanisms.visibility import BY_INPUTS, BY_PAIRS, cleared_by_pairs, visibility
+from structconv.mechanisms.naming import all_named, by_name, called_on, called_with, names_of_x
 from structconv.planning.precision import autocast_dtype
 from structconv.planning.precision import cast as cast_to
 from structconv.structures.named import NamedStructures, Place
@@ -109,7 +107,7 @@ class Mixture(Mechanism):
         """Return the inputs of each part in a call."""
         parts, names = self._branches(), self.__dict__["_reads"]
         placed = self._placed(parts, names, structure)
-        result = [_part_inputs(part, x[name], z, own) for part, name, own in zip(parts, names, placed, strict=True)]
+        result = [part._call_inputs(x[name], z, own) for part, name, own in zip(parts, names, placed, strict=True)]
         return InputsOfParts(tuple([own for own, _ in result]), z, structure, None, tuple([own for _, own in result]))
 
     def basis(self, x: Any, structure: Any = None, *, z: Tensor | None = None) -> Basis:
@@ -177,20 +175,6 @@ def mixed(name: str, *operands: Any) -> Mixture | None:
 def _counts(argument: str, names: tuple[str, ...], counts: Mapping[str, int] | int) -> Mapping[str, int]:
     """Channel counts by the names of x."""
     return by_name("Conv", argument, names, counts) if isinstance(counts, Mapping) else dict.fromkeys(names, counts)
-
-
-def _part_inputs(part: Mechanism, x: Tensor, z: Tensor | None, structure: Any) -> tuple[Inputs, Tensor]:
-    """The inputs of a part, and its x with zeros where the weights are zero."""
-    inputs = Inputs(x, x if z is None else z, structure)
-    masking, values = part._may_mask_inputs(structure, z is not None), x
-    if masking & BY_INPUTS:
-        visible = visibility(part, inputs)
-        values, scores = visible.cleared(x)
-        inputs = inputs._replace(x=scores, z=visible.outputs(x) if z is None else z, visible=visible.values)
-    if masking & BY_PAIRS:
-        values, scores = cleared_by_pairs(part, inputs, values)
-        inputs = inputs._replace(x=scores)
-    return inputs, values
 
 
 def _place(part: Mechanism, structure: Any) -> tuple[Any, Place | None]:

@@ -1,10 +1,10 @@
-"""Names of structures: select the structure that a part of an expression reads."""
+"""Names of structures and of x: select those that a part of an expression reads, and check that a call gives them."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
-from typing import Any, Self, cast
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Self, TypeVar, cast
 
 from torch import Tensor
 
@@ -16,7 +16,10 @@ from structconv.structures.samples import Samples
 from structconv.structures.supports import Support
 from structconv.structures.values import FrozenValue
 
-__all__ = ["Named", "called_with", "check_name", "check_structure", "check_unread", "names_structures", "reads_of"]
+__all__ = ["Named", "all_named", "by_name", "called_on", "called_with", "check_name", "check_structure", "check_unread",
+           "names_of_x", "names_structures", "reads_of"]
+
+T = TypeVar("T")
 
 
 class Named:
@@ -112,7 +115,8 @@ def called_with(mechanism: Any, structure: Any) -> Any:
     if readers.keys() != by_name.keys():
         raise StructureError("Conv", "structure must have what the expression names, "
                              f"{listed_names(readers)}", listed_names(by_name) if structure is by_name
-                             else type(structure).__name__, _remedy(list(readers), list(by_name)))
+                             else type(structure).__name__, _remedy(readers, by_name, "have names by structure=NAME or "
+                             "expression.on(NAME), calls by structure={NAME: graph, ...}."))
     for name, read in readers.items():
         if not read:
             check_unread(by_name[name])
@@ -150,7 +154,56 @@ def _readers(mechanism: Any) -> dict[str, bool]:
     return result
 
 
-def _remedy(named: list[str], called: list[str]) -> str:
+def _remedy(named: Collection[str], called: Collection[str], how: str) -> str:
     missing, left = ([name for name in one if name not in other] for one, other in ((named, called), (called, named)))
-    return (f"Missing: {listed_names(missing)}; left over: {listed_names(left)}. "
-            "Parts have names by structure=NAME or expression.on(NAME), calls by structure={NAME: graph, ...}.")
+    return f"Missing: {listed_names(missing)}; left over: {listed_names(left)}. Parts {how}"
+
+
+# -- names of x: the input that each part of `|` reads ------------------------------------------------------------
+
+def names_of_x(mechanism: Any) -> tuple[str | None, ...]:
+    """The name of the x that each part of `|` reads, in order; `None` for one without a name, `ConfigError` for one
+    with two."""
+    return tuple(_name_of(part) for part in mechanism._branches())
+
+
+def _name_of(part: Any) -> str | None:
+    result = dict.fromkeys(name for module in part.modules() if (name := getattr(module, "_input_name", None)))
+    if len(result) > 1:
+        raise ConfigError("of", "each part of | must read one x", listed_names(result),
+                          "Parts of one softmax, sum or product read the same x; only those of | may differ.")
+    return next(iter(result), None)
+
+
+def all_named(mixture: Any) -> tuple[str, ...]:
+    """Return the names of a mixture's parts, each of which must have one."""
+    names = names_of_x(mixture)
+    if None in names:
+        unnamed = [repr(part) for part, name in zip(mixture._branches(), names, strict=True) if name is None]
+        raise ConfigError("Conv", "each part of | must name the x that it reads, as others do", ", ".join(unnamed),
+                          "Say expression.of(NAME).")
+    return cast("tuple[str, ...]", names)
+
+
+def called_on(mechanism: Any, x: Any) -> Any:
+    """Return x as a bound mechanism needs it: a tensor, or a dict by name if its parts read several, with exactly their
+    names."""
+    reads: tuple[str, ...] = mechanism.__dict__.get("_reads", ())
+    if type(x) is not dict and not reads:
+        return x
+    if not reads and len(x) == 1:
+        return next(iter(x.values()))
+    inputs = by_name("Conv", "x", reads, x)
+    return inputs if mechanism._reads_by_name else next(iter(inputs.values()))
+
+
+def by_name(owner: str, argument: str, reads: Iterable[str], values: Mapping[str, T] | Any) -> Mapping[str, T]:
+    """Return the arguments by name, after a check that the names are exactly those of the expression."""
+    names = dict.fromkeys(reads)
+    if not names or not isinstance(values, Mapping) or values.keys() != names.keys():
+        present = values if isinstance(values, Mapping) else ()
+        raise ConfigError(owner, f"{argument} must be a dict of what the expression names, {listed_names(names)}",
+                          listed_names(present) if isinstance(values, Mapping) else type(values).__name__,
+                          _remedy(names, present, "of | have names by expression.of(NAME), calls and layers by "
+                                  f"{argument}={{NAME: ...}}."))
+    return values

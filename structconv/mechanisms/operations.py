@@ -1,7 +1,8 @@
 """Expressions of mechanisms: `a | b`, `a @ b`, `a + b`, `a.softmax()`, ... as modules.
 
 The `forward` of an expression evaluates its operands, which gives bases, and applies the same operator of the algebra
-to these bases. So the basis of a call is a tree with the shape of the expression: one node for each operator.
+to these bases. So the basis of a call is a tree with the shape of the expression: one node for each operator. An
+operator on one basis is a step; a node has a chain of them.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from structconv import torch_compat as private
 from structconv.bases.algebra import check_mask, check_normalization  # which registers the operators, too
 from structconv.bases.base import OPERATORS, Basis
-from structconv.bases.linear import Concat
-from structconv.errors import ConfigError, ShapeError, class_remedy
-from structconv.mechanisms.composing import behind_first
+from structconv.bases.entrywise import LeakyReLU, Masked, Normalized
+from structconv.bases.linear import Concat, Scaled
+from structconv.bases.scores import Bilinear
+from structconv.bases.sizes import sized
+from structconv.bases.tree import Function, Projected
+from structconv.errors import ConfigError, ShapeError, StructureError, class_remedy
 from structconv.mechanisms.expression import Inputs, Mechanism
 from structconv.mechanisms.given import added
 from structconv.mechanisms.masks import CalledWith, Mask, covers_inputs
@@ -24,13 +29,121 @@ from structconv.mechanisms.mixing import Factor, Mixing
 from structconv.mechanisms.mixture import mixed
 from structconv.mechanisms.naming import reads_of
 from structconv.mechanisms.samples import LEAVING_ZEROS, NORMALIZING, closings, left_out
-from structconv.mechanisms.steps import Build, Step, builder, node_of, shown
 from structconv.mechanisms.visibility import EVERY_INPUT, InputSet, Masks
 from structconv.shapes import check_number
 from structconv.structures.graph import Graph
+from structconv.structures.masks import Support
 from structconv.structures.named import NamedStructures, Place, agreed, behind
+from structconv.structures.samples import Samples
+from structconv.structures.supports import EdgeSupport
+from structconv.written import text as as_text
 
 __all__ = ["Operation"]
+
+
+class Step(NamedTuple):
+    """An operator on one basis: its name, its options, and whether it reads a module (a mask, a factor) in each call.
+    """
+
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()
+    reads: bool = False
+
+
+#: Applies a step: (basis, the module that the step reads, the inputs, the samples of a batch) -> basis.
+Build = Callable[[Basis, Any, Any, Any], Basis]
+
+
+def builder(step: Step) -> Build:
+    """The function that applies a step in each call."""
+    options, operator = dict(step.options), OPERATORS[step.name]
+    if step.name in _OWN:
+        return _OWN[step.name](options, operator)
+    if not step.reads:
+        options = {"second": options["factor"]} if step.name == "multiply" else options
+        return lambda basis, *_: cast(Basis, operator(basis, **options))
+    if step.name == "map":
+        return lambda basis, module, *_: cast(Basis, operator(basis, Function(module)))
+    options.pop("heads", None)  # the matrix has them
+    return lambda basis, module, *_: cast(Basis, operator(basis, module(), **options))
+
+
+def node_of(step: Step) -> tuple[Callable[..., Basis] | None, tuple[Any, ...]]:
+    """The class that a step makes of a single basis, and what follows the basis in its arguments: the expression has
+    checked it once. `None` where the algebra is asked in each call, as for parts of `|`."""
+    options = dict(step.options)
+    if step.name == "leaky_relu":
+        return LeakyReLU, (float(options["negative_slope"]),)
+    if step.name == "normalize" and options["kind"] in ("softmax", "count", "sigmoid"):
+        return Normalized, (options["kind"], options["over"])
+    if step.name == "multiply" and not step.reads:
+        return Scaled, (options["factor"],)
+    return None, ()
+
+
+def _scaled(options: dict[str, Any], operator: Any) -> Build:
+    scale = options["scale"]
+
+    def scaled(basis: Basis, *_: Any) -> Basis:
+        if scale is None and type(basis) is Bilinear:
+            query: Any = basis.query  # a product that is not computed yet has D without its shape
+            depth = query.weight.shape[0] // query.heads if type(query) is Projected else query.shape[-1]
+            if type(depth) is int:
+                return Scaled(basis, depth ** -0.5)
+        return cast(Basis, operator(basis, scale))
+
+    return scaled
+
+
+def _masked(options: dict[str, Any], operator: Any) -> Build:
+    name = "keep" if options["kept"] else "drop"
+
+    def masked(basis: Basis, own: Any, inputs: Any, samples: Any) -> Basis:
+        mask = private.called(own, inputs) if samples is None else private.called(own, inputs, samples)
+        if mask is None:
+            return basis
+        if type(mask) is Graph and name == "keep" and type(basis) is not Concat:
+            inner = sized(basis)
+            if mask.num_inputs == inner.num_inputs and mask.num_outputs == inner.num_outputs:
+                edges = object.__new__(EdgeSupport)  # of a graph: nothing to check in each call
+                edges.__dict__["graph"] = mask
+                return Masked(basis, edges)
+        if name == "keep" and isinstance(mask, Support) and type(basis) is not Concat:
+            mask.check("masked", basis.num_inputs, basis.num_outputs)
+            return Masked(basis, mask)
+        return cast(Basis, operator(basis, **{name: mask}))
+
+    return masked
+
+
+def _dropout(options: dict[str, Any], operator: Any) -> Build:
+    def dropout(basis: Basis, node: Any, *_: Any) -> Basis:
+        if not (node.training and options["p"] > 0):
+            return basis
+        return cast(Basis, operator(basis, **options, seed=torch.randint(0, 2**62, (), dtype=torch.int64)))
+
+    return dropout
+
+
+_OWN: dict[str, Callable[[dict[str, Any], Any], Build]] = {
+    "scaled": _scaled, "masked": _masked, "dropout": _dropout}
+
+
+def shown(text: str, step: Step, module: Any) -> str:
+    """The step in the text of an expression."""
+    options = {key: option for key, option in step.options if option is not None}
+    if step.name == "multiply":
+        return f"({text} * {options.get('factor', 'factor')})"
+    if step.name == "masked":
+        return f"{text}.masked({'keep' if options['kept'] else 'drop'}={module!r})"
+    if step.name == "map":
+        return f"{text}.map({as_text(options.get('fn', module))})"
+    if step.name == "mix":
+        return f"{text}.mix({options['heads']})"
+    if step.name == "softmax_with_sink":
+        return f"{text}.softmax(over={options['over']!r}, sink={options.get('sink', 'sink')})"
+    name = step.name if options.get("kind") != "softmax" else options.pop("kind")
+    return f"{text}.{name}({', '.join(f'{key}={option!r}' for key, option in options.items())})"
 
 
 #: Operators that join pair by pair.
@@ -93,13 +206,6 @@ def _step(name: str, operand: Mechanism, others: tuple[Any, ...], options: dict[
     return Step(name, tuple(options.items())), None
 
 
-def _adopted(join: str | None, operands: tuple[Mechanism, ...]) -> tuple[Mechanism, ...]:
-    if join not in ("add", "multiply"):
-        return operands
-    first, second = operands
-    return first._adopted_beside(second), second._adopted_beside(first)
-
-
 def _size(join: str | None, sizes: list[int]) -> int:
     if join is None:
         return sizes[0]
@@ -120,6 +226,44 @@ def _check_own_heads(operands: list[Mechanism], size: int) -> None:
         if "projected" in operand.reads and operand.size != size:
             raise ConfigError("on='projected'", "each head must have a Theta_k of its own, so that the other operand "
                               "of @ or outer has one matrix", f"K={operand.size} of {size}", "Join them by |.")
+
+
+def _behind_first(first: Mechanism, second: Mechanism, basis: Basis, inputs: Inputs) -> Inputs:
+    """The inputs of the second of two composed mechanisms: its x are the outputs of the first. If these are the entries
+    of x or of z, they have their content; others have only a number and a structure, a `StructureError` where the
+    second reads content."""
+    x, z, structure, projected, *_ = inputs
+    own = first._own(structure)
+    whose = first._outputs_are(own, x.shape[-2])
+    if whose == "x":
+        return inputs
+    counted = first._output_entries(own)
+    count = basis.num_outputs if counted is None else counted
+    known = whose == "z" and count == inputs.num_outputs
+    if known and z is x:
+        return inputs
+    structure = _led(first, second, structure, known)
+    if known:
+        return type(inputs)(z, z, structure, projected and (projected[1], projected[1]))
+    if "content" in second.reads:
+        raise StructureError("a @ b", "the outputs of a must be entries of x or of z, of which b reads the content",
+                             f"{first!r} @ {second!r}", "Make two layers: the second reads what the first gives.")
+    x = x.new_zeros(()).expand(*x.shape[:-2], count, x.shape[-1])
+    return type(inputs)(x, x, structure)
+
+
+def _led(first: Mechanism, second: Mechanism, structure: Any, to_z: bool) -> Any:
+    """Return the structure (or structures) after the first of two composed mechanisms; its entries may be those of z.
+    """
+    samples = getattr(structure, "samples", None)
+    named = type(structure) is NamedStructures
+    led = first._leads(structure)
+    if led is structure and samples is not None and (isinstance(led, Samples) or to_z):
+        if named:
+            led = led._replace(samples=samples.of_outputs())
+        elif led is samples or "structure" not in second.reads:
+            led = samples.of_outputs()
+    return led.at(second._samples_of(led)) if named else led
 
 
 class _Parts(NamedTuple):
@@ -159,7 +303,10 @@ class Operation(Mechanism):
     def __init__(self, join: str | None, operands: tuple[Mechanism, ...], steps: tuple[Step, ...] = (),
                  step_modules: list[nn.Module] | None = None) -> None:
         super().__init__()
-        self.operands = nn.ModuleList(_adopted(join, operands))
+        if join in ("add", "multiply"):
+            first, second = operands
+            operands = first._adopted_beside(second), second._adopted_beside(first)
+        self.operands = nn.ModuleList(operands)
         self.step_modules = nn.ModuleList(step_modules or [])
         self.join, self.steps = join, steps
         mechanisms = self.mechanisms()
@@ -429,8 +576,7 @@ class Operation(Mechanism):
         join = OPERATORS[cast(str, self.join)]
         if self.join == "compose":
             basis = first.evaluate(inputs)
-            behind = behind_first(first, second, lambda: basis, inputs)
-            return cast(Basis, join(basis, second.evaluate(behind)))
+            return cast(Basis, join(basis, second.evaluate(_behind_first(first, second, basis, inputs))))
         if self.join != "concat" or inputs.projected is None:
             to_first = inputs._replace(sibling=second) if "sibling" in first.reads else inputs
             to_second = inputs._replace(sibling=first) if "sibling" in second.reads else inputs

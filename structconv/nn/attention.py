@@ -16,8 +16,8 @@ from structconv.mechanisms.masks import STRUCTURE_IF_GIVEN
 from structconv.mechanisms.scores import Concatenation, DotProduct, EmbeddedGaussian, Gaussian
 from structconv.nn.cache import Cache
 from structconv.nn.conv import ERRORS, CallNames, Conv
+from structconv.nn.inputs import is_nested
 from structconv.nn.layer import Device, Layer, kind, recorded, take
-from structconv.nn.nested import is_nested
 from structconv.planning import Plan
 from structconv.shapes import check_choice, check_divides
 from structconv.structures.graph import Graph

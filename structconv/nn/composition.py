@@ -15,8 +15,8 @@ from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.grids import Cuboid, Pool, Shifts
 from structconv.mechanisms.index import Identity
 from structconv.mechanisms.masks import Mask
+from structconv.mechanisms.naming import names_of_x
 from structconv.mechanisms.operations import Operation
-from structconv.mechanisms.reading import names_of_x
 from structconv.nn.conv import Conv
 from structconv.nn.grids import Conv1d, Conv2d, Conv3d, OnGrid
 from structconv.structures.grid import Grid

@@ -21,9 +21,8 @@ from structconv.bases.base import Basis
 from structconv.bases.tree import Shared
 from structconv.errors import ConfigError, ShapeError, StructconvError, class_remedy, text_of
 from structconv.mechanisms.expression import Inputs, Mechanism, check_bound, check_mechanism
-from structconv.mechanisms.naming import called_with, check_structure, check_unread
+from structconv.mechanisms.naming import called_with, check_structure, check_unread, names_of_x
 from structconv.mechanisms.reach import reach_of
-from structconv.mechanisms.reading import names_of_x
 from structconv.mechanisms.visibility import BY_INPUTS, BY_PAIRS, cleared_by_pairs, visibility
 from structconv.nn.cache import Cache
 from structconv.nn.expressed import Expressed
@@ -33,15 +32,18 @@ from structconv.nn.inputs import (
     Several,
     channels_of,
     check_by_name,
+    check_named,
     check_options,
     check_output_positions,
     fits,
+    is_nested,
     other_outputs,
+    packed,
+    unpacked,
     variance_of,
     x_by_name,
 )
 from structconv.nn.layer import Device, copy_parameters, move, name_owner, named, on_device, recorded
-from structconv.nn.nested import check_named, is_nested, packed, unpacked
 from structconv.nn.relative import RelativeValue
 from structconv.planning import Plan
 from structconv.planning.plan import plan_for

@@ -11,14 +11,13 @@ from torch.fx import Proxy
 
 from structconv.bases.base import Basis
 from structconv.errors import ConfigError, StructureError
-from structconv.mechanisms.activations import leaky_relu
 from structconv.mechanisms.edge_network import EdgeNetwork
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.graphs import Adjacency, Chebyshev, Powers, Relations
 from structconv.mechanisms.index import Identity
 from structconv.mechanisms.masks import STRUCTURE
 from structconv.mechanisms.positions import EdgeBias
-from structconv.mechanisms.scores import Additive, BiAffine
+from structconv.mechanisms.scores import Additive, BiAffine, leaky_relu
 from structconv.nn.conv import Conv
 from structconv.nn.layer import Device, recorded
 from structconv.planning import Plan

@@ -11,7 +11,7 @@ from torch.fx import Proxy
 
 from structconv import torch_compat as private
 from structconv.bases.base import Basis
-from structconv.bases.cuboid import Ints, per_axis
+from structconv.bases.shift import Ints, per_axis
 from structconv.errors import ConfigError, ShapeError, StructconvError, text_of
 from structconv.mechanisms.expression import check_mechanism
 from structconv.mechanisms.grids import Cuboid, GridMechanism, Pool

@@ -10,7 +10,7 @@ from torch.fx import Proxy
 from torch.nn.functional import pad
 
 from structconv.bases.base import Basis
-from structconv.bases.cuboid import Ints, per_axis
+from structconv.bases.shift import Ints, per_axis
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.grids import Cuboid
 from structconv.nn.composite import Composite

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 from structconv.bases.base import Basis
 from structconv.bases.dense import Identity
 from structconv.bases.entrywise import Binary, Masked, Unary
-from structconv.bases.linear import Composed, Concat, LinearSum, Repeated, Scaled
-from structconv.bases.mixing import Mixed
+from structconv.bases.linear import Composed, Concat, LinearSum, Mixed, Repeated, Scaled
 from structconv.bases.pairwise import Pairwise, nodes
 from structconv.bases.polynomial import Polynomial
 from structconv.bases.pooling import Pooling

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import torch
 
+from structconv.cache_folder import cache_folder, read_json, write_json
 from structconv.errors import ConfigError
-from structconv.planning import store
-from structconv.planning.store import cache_folder
 
 __all__ = ["TYPICAL", "Machine", "cache_folder", "load", "measure", "rates"]
 
@@ -73,7 +72,7 @@ def rates(device: torch.device | str = "cpu") -> Machine:
 def load(kind: str = "cpu") -> Machine | None:
     """The stored rates of a kind of device, or `None` where there are none that can be read."""
     try:
-        result = Machine(**store.read(_file())[kind])
+        result = Machine(**read_json(_file())[kind])
         valid = all(value > 0 for value in (result.gflops, result.copy_gbs, result.gather_gbs, result.call_us))
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -162,7 +161,7 @@ def _store(kind: str, machine: Machine) -> None:
     """Add the rates of one kind of device to the file; one that cannot be read is replaced."""
     path = _file()
     try:
-        stored = store.read(path)
+        stored = read_json(path)
     except (OSError, ValueError):
         stored = {}
-    store.write(path, {**stored, kind: dataclasses.asdict(machine)})
+    write_json(path, {**stored, kind: dataclasses.asdict(machine)})

@@ -136,7 +136,7 @@ def decide(problem: Problem, path: str | None = None, call: Call | None = None, 
         survivors = [w for w in fitting if w.seconds <= tuning.LIMIT * chosen.seconds]
         runs = {w.label: _compiled(w, problem) for w in survivors}
         times = tuning.measured(runs, call, key) if len(survivors) > 1 else {}
-        chosen = _least(survivors, [_time(w, times) for w in survivors]) if times else chosen
+        chosen = _least(survivors, [times.get(w.label, float("inf")) for w in survivors]) if times else chosen
     reason = "asked for" if path is not None else "cheapest" if fitting else "smallest; all hold more than max_bytes"
     others = sorted((w for w in weighed if w is not chosen), key=lambda w: w.seconds)
     left = [_candidate(w, _rejection(w, chosen, problem, path, times), times) for w in others]
@@ -237,21 +237,11 @@ def _weigh(problem: Problem, path: str | None) -> list[_Weighed]:
 
 
 def _compiled(weighed: _Weighed, problem: Problem) -> Run:
-    run = _computed(weighed, problem)
-    return run if weighed.kernel.pending or not problem.pending else _settled(run)
-
-
-def _settled(run: Run) -> Run:
-    """Return the function that runs after everything remembered of x was computed."""
-    def of_all(call: Call) -> Tensor:
-        return run(call.settled())
-
-    return of_all
-
-
-def _computed(weighed: _Weighed, problem: Problem) -> Run:
-    run = _in_one_dtype(weighed.kernel.compile(weighed.match, problem, weighed.path), problem)
-    return run if problem.image is None or weighed.kernel.images else _of_images(run, problem.image)
+    """The function that computes the path, after what is pending of x unless its kernel does so."""
+    kernel = weighed.kernel
+    run = _in_one_dtype(kernel.compile(weighed.match, problem, weighed.path), problem)
+    run = run if problem.image is None or kernel.images else _of_images(run, problem.image)
+    return run if kernel.pending or not problem.pending else lambda call: run(call.settled())
 
 
 def _weights(weighed: _Weighed, problem: Problem) -> Run:
@@ -282,10 +272,6 @@ def _least(weighed: list[_Weighed], measures: list[float]) -> _Weighed:
     return weighed[best]
 
 
-def _time(weighed: _Weighed, times: tuning.Seconds) -> float:
-    return times.get(weighed.label, float("inf"))
-
-
 def _candidate(weighed: _Weighed, rejected: str, times: tuning.Seconds | None = None) -> Candidate:
     measured = None if times is None else times.get(weighed.label)
     name = weighed.kernel.label(weighed.path)
@@ -301,7 +287,7 @@ def _rejection(weighed: _Weighed, chosen: _Weighed, problem: Problem, path: str 
     if problem.max_bytes is not None and weighed.cost.peak_bytes > problem.max_bytes:
         return f"over max_bytes={problem.max_bytes}"
     if weighed.label in times:
-        return f"{_time(weighed, times) / _time(chosen, times):.3g}x measured"
+        return f"{times[weighed.label] / times[chosen.label]:.3g}x measured"
     return f"{weighed.seconds / chosen.seconds:.3g}x" if chosen.seconds else "not cheaper"
 
 

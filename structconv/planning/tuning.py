@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from structconv import torch_compat as private
-from structconv.planning import store
+from structconv.cache_folder import cache_folder, read_json, write_json
 from structconv.planning.problem import Call, Run
 from structconv.structures.values import map_tensors
 
@@ -194,12 +194,12 @@ def _known(environment: str) -> dict[str, Seconds]:
 
 
 def _file() -> Path:
-    return store.cache_folder() / "plans.json"
+    return cache_folder() / "plans.json"
 
 
 def _stored(path: Path) -> dict[str, Any]:
     try:
-        return store.read(path)
+        return read_json(path)
     except (OSError, ValueError) as error:
         warnings.warn(f"structconv: {path} cannot be read ({error}); measured plans start again", RuntimeWarning,
                       stacklevel=2)
@@ -221,7 +221,7 @@ def _remember(path: Path, environment: str, digest: str, seconds: Seconds) -> No
     entries = {**_valid(stored.get(environment)), digest: finite}
     stored[environment] = dict(list(entries.items())[-ENTRIES:])
     try:
-        store.write(path, stored)
+        write_json(path, stored)
     except OSError as error:
         warnings.warn(f"structconv: {path} cannot be written ({error}); measured plans last for this process",
                       RuntimeWarning, stacklevel=2)

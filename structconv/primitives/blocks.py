@@ -12,7 +12,7 @@ from torch import Tensor
 
 from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.functions import apply, pulled_back, transformed
-from structconv.shapes import check_choice
+from structconv.shapes import check_choice, sum_tensors
 
 __all__ = ["recompute_blocks"]
 
@@ -55,15 +55,8 @@ def recompute_blocks(fn: BlockFunction, tensors: Sequence[Tensor], blocks: Seque
     first = fn(blocks[0], *[t.detach() for t in tensors]) if torch.is_grad_enabled() and not traced else None
     if traced or (first is not None and first.requires_grad):
         pieces = [fn(block, *tensors) for block in blocks]
-        return torch.cat(pieces, dim) if reduce == "cat" else _add(pieces)
+        return torch.cat(pieces, dim) if reduce == "cat" else sum_tensors(pieces)
     return apply(_Blocks, fn, blocks, reduce, dim, [first], *tensors)
-
-
-def _add(pieces: Sequence[Tensor]) -> Tensor:
-    total = pieces[0]
-    for piece in pieces[1:]:
-        total = total + piece
-    return total
 
 
 def _sum_blocks(pieces: Iterator[Tensor]) -> Tensor:

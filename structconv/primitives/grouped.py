@@ -114,14 +114,6 @@ def _outer_kernel(x: Tensor, y: Tensor, bounds: Sequence[int], blocks: int) -> T
     return z
 
 
-def _products_fake(x: Tensor, theta: Tensor, bounds: Sequence[int]) -> Tensor:
-    return x.new_empty((x.shape[0], theta.shape[1] * theta.shape[3]))
-
-
-def _outer_fake(x: Tensor, y: Tensor, bounds: Sequence[int], blocks: int) -> Tensor:
-    return x.new_empty((len(bounds) - 1, blocks, x.shape[1] // blocks, y.shape[1] // blocks))
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.bounds = inputs[2]
     ctx.save_for_backward(*inputs[:2])
@@ -139,9 +131,11 @@ def _outer_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             group_products(x, grad, ctx.bounds) if ctx.needs_input_grad[1] else None, None, None)
 
 
-define("group_products", "Tensor x, Tensor theta, int[] bounds", _products_kernel, _products_fake,
+define("group_products", "Tensor x, Tensor theta, int[] bounds", _products_kernel,
+       lambda x, theta, bounds: x.new_empty((x.shape[0], theta.shape[1] * theta.shape[3])),
        _checked("group_products", _check_products))
-define("group_outer", "Tensor x, Tensor y, int[] bounds, int blocks", _outer_kernel, _outer_fake,
+define("group_outer", "Tensor x, Tensor y, int[] bounds, int blocks", _outer_kernel,
+       lambda x, y, bounds, blocks: x.new_empty((len(bounds) - 1, blocks, x.shape[1] // blocks, y.shape[1] // blocks)),
        _checked("group_outer", _check_outer))
 _group_products = register_gradient("group_products", _products_backward, _save,
                                     tangent=multilinear("group_products", 0, 1))

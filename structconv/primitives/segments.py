@@ -68,28 +68,17 @@ def segment_max(values: Tensor, index: Tensor, num: int, *, empty: float = 0.0, 
     Raises:
         ShapeError: the number of values, or of rows, is not the length of `index`.
     """
-    if rows:
-        return _max_of_rows(values, index, num, empty)
-    _check_segments("segment_max", values, index)
+    _check_segments("segment_max", values.mT if rows else values, index)
     positions = index.long()
+    absent = torch.ones(num, dtype=torch.bool, device=index.device).index_fill(0, positions, 0)
+    axis, shape = -1, (*values.shape[:-1], num)
+    if rows:  # without a transpose: torch scatters whole rows several times faster
+        axis, shape = -2, (*values.shape[:-2], num, values.shape[-1])
+        positions, absent = positions.unsqueeze(-1), absent.unsqueeze(-1)
     # NaN equals nothing: torch shares the gradient with what was there before, left out or not, if that is a maximum
-    start = values.new_full((*values.shape[:-1], num), torch.nan)
-    result = start.scatter_reduce(-1, positions.expand(values.shape), values, "amax", include_self=False)
-    return result.masked_fill(_absent(positions, num), empty)
-
-
-def _max_of_rows(values: Tensor, index: Tensor, num: int, empty: float) -> Tensor:
-    """The maxima of rows, without a transpose: torch scatters whole rows several times faster."""
-    _check_segments("segment_max", values.mT, index)
-    positions = index.long()
-    start = values.new_full((*values.shape[:-2], num, values.shape[-1]), torch.nan)  # NaN: see `segment_max`
-    result = start.scatter_reduce(-2, positions.unsqueeze(-1).expand(values.shape), values, "amax", include_self=False)
-    return result.masked_fill(_absent(positions, num).unsqueeze(-1), empty)
-
-
-def _absent(positions: Tensor, num: int) -> Tensor:
-    """Return booleans, True for segments without entries."""
-    return torch.ones(num, dtype=torch.bool, device=positions.device).index_fill(0, positions, 0)
+    start = values.new_full(shape, torch.nan)
+    result = start.scatter_reduce(axis, positions.expand(values.shape), values, "amax", include_self=False)
+    return result.masked_fill(absent, empty)
 
 
 def segment_softmax(scores: Tensor, index: Tensor, num: int, *, keep: Tensor | None = None) -> Tensor:
@@ -113,7 +102,8 @@ def segment_softmax(scores: Tensor, index: Tensor, num: int, *, keep: Tensor | N
     _check_segments("segment_softmax", scores, index)
     scores, keep = _broadcast("segment_softmax", scores, keep)
     if transformed(scores):
-        return _spelled_segments(scores, keep, index, num)
+        return _spelled(scores, keep, lambda t: segment_max(t, index, num).index_select(-1, index),
+                        lambda t: segment_sum(t, index, num).index_select(-1, index))
     return apply(_SegmentSoftmax, scores, keep, index, num)
 
 
@@ -134,7 +124,8 @@ def masked_softmax(scores: Tensor, keep: Tensor | None, dim: int) -> Tensor:
     """
     scores, keep = _broadcast("masked_softmax", scores, keep)
     if transformed(scores):
-        return _spelled_masked(scores, keep, dim)
+        return scores if scores.numel() == 0 else _spelled(
+            scores, keep, lambda t: t.amax(dim, keepdim=True), lambda t: t.sum(dim, keepdim=True))
     return apply(_MaskedSoftmax, scores, keep, dim)
 
 
@@ -167,24 +158,10 @@ def _softmax_grad(weights: Tensor, grad: Tensor, total: Any) -> Tensor:
     return torch.where(alive, p * (g - total(p * g)), 0).to(weights.dtype)
 
 
-# -- in differentiable operators, for transforms and forward derivatives ------------------------------------------
-
-def _spelled_segments(scores: Tensor, keep: Tensor | None, index: Tensor, num: int) -> Tensor:
-    def spread(values: Tensor) -> Tensor:
-        return values.index_select(-1, index)
-
-    return _spelled(scores, keep, lambda t: spread(segment_max(t, index, num)),
-                    lambda t: spread(segment_sum(t, index, num)))
-
-
-def _spelled_masked(scores: Tensor, keep: Tensor | None, dim: int) -> Tensor:
-    if scores.numel() == 0:
-        return scores
-    return _spelled(scores, keep, lambda t: t.amax(dim, keepdim=True), lambda t: t.sum(dim, keepdim=True))
-
-
 def _spelled(scores: Tensor, keep: Tensor | None, peak: Callable[[Tensor], Tensor],
              total: Callable[[Tensor], Tensor]) -> Tensor:
+    """A softmax in differentiable operators, for transforms and forward derivatives; `peak` and `total` repeat what
+    they find in a group."""
     wide = scores.to(sum_dtype(scores.dtype))
     wide = wide if keep is None else wide.masked_fill(~keep, -torch.inf)
     top = peak(wide.detach())

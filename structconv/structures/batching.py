@@ -325,21 +325,13 @@ def _batch_knowledge(graphs: list[KnowledgeGraph]) -> KnowledgeGraph:
 
 def _samples(graphs: Sequence[Graph | KnowledgeGraph]) -> Samples:
     """Return the samples of all graphs; a graph that is a batch itself contributes each of its own."""
-    return _joined_samples([_sizes_of_samples(graph) for graph in graphs])
+    return _joined_samples([([[count] for count in _counts_of(graph)] if graph.samples is None  # without `Samples`
+                             else graph.samples.sizes()) for graph in graphs])
 
 
-def _joined_samples(sizes: list[tuple[list[int], list[int]]]) -> Samples:
+def _joined_samples(sizes: list[Sequence[list[int]]]) -> Samples:
     inputs, outputs = ([size for own in sizes for size in own[i]] for i in (0, 1))
     return Samples(inputs, outputs)
-
-
-def _sizes_of_samples(graph: Graph | KnowledgeGraph) -> tuple[list[int], list[int]]:
-    """Return M and N of each sample of a graph, without building `Samples` for a single graph."""
-    if graph.samples is not None:
-        return graph.samples.sizes()
-    if isinstance(graph, Graph):
-        return [graph.num_inputs], [graph.num_outputs]
-    return [graph.num_entities], [graph.num_entities]
 
 
 _BATCHERS: dict[type, Callable[[list[Any]], Structure]] = {

@@ -465,15 +465,9 @@ def looped(graph: Graph, attr: float | str = 0.0) -> Graph:
     square = graph.num_inputs == graph.num_outputs and (graph.samples is None or graph.samples.square)
     if not (bare and square and is_plain(graph.edge_index)):
         return graph.with_self_loops(attr=attr)
-    own["_looped"] = graph_with_loops = _with_lazy_loops(graph)
-    return graph_with_loops
-
-
-def _with_lazy_loops(graph: Graph) -> Graph:
-    """See `looped`."""
-    graph_with_loops = object.__new__(Graph)
+    own["_looped"] = graph_with_loops = object.__new__(Graph)
     graph_with_loops.__dict__.update(_base=graph.edge_index, num_inputs=graph.num_inputs, num_outputs=graph.num_outputs,
-                          edge_weight=None, edge_attr=None, samples=graph.samples)
+                                     edge_weight=None, edge_attr=None, samples=graph.samples)
     return graph_with_loops
 
 

@@ -161,13 +161,15 @@ def fields(value: Any) -> list[Any]:
     return [value.__dict__[name] if name in value.__dict__ else getattr(value, name) for name in field_names(value)]
 
 
-def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors that a value holds, in the order of its fields, through tuples and nested values."""
+def tensors_in(value: Any, whole: tuple[type, ...] = ()) -> list[Tensor]:
+    """The tensors that a value holds, in the order of its fields, through tuples and nested values, but for those of
+    the types in `whole`."""
     if isinstance(value, Tensor):
         return [value]
     result: list[Tensor] = []
-    for part in value if isinstance(value, tuple | list) else fields(value) if isinstance(value, FrozenValue) else ():
-        result += tensors_in(part)
+    nested = isinstance(value, FrozenValue) and not (whole and isinstance(value, whole))
+    for part in value if isinstance(value, tuple | list) else fields(value) if nested else ():
+        result += tensors_in(part, whole)
     return result
 
 

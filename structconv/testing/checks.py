@@ -18,8 +18,7 @@ from structconv.bases import pairs, pairwise
 from structconv.bases.base import Basis
 from structconv.bases.pairs import Edges, full
 from structconv.bases.pairwise import Pairwise, entries, nodes
-from structconv.testing.draws import Draw, Rounded, draws
-from structconv.testing.specimens import Setup, Specimen, as_basis, with_leaves
+from structconv.testing.specimens import Draw, Rounded, Setup, Specimen, as_basis, draws, with_leaves
 from structconv.weights import Weight
 from structconv.weights.whole import as_weight
 

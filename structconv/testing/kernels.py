@@ -24,11 +24,13 @@ from structconv.planning.problem import Call, Problem, Run
 from structconv.structures import Graph, batch
 from structconv.structures.values import EXACT
 from structconv.testing.checks import CHANNELS, F64, absent_pairs, arguments, by_definition, same, same_gradients
-from structconv.testing.draws import Draw, Rounded, draws
 from structconv.testing.specimens import (
+    Draw,
+    Rounded,
     Setup,
     Specimen,
     Subject,
+    draws,
     mapped,
     random_numbers,
     with_dtype,

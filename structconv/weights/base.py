@@ -31,20 +31,42 @@ from structconv.structures.values import FrozenValue, key_of, register_node
 from structconv.written import written
 
 __all__ = ["BoundWeight", "Device", "Energy", "Factor", "Weight", "draw", "draw_mixing", "energies_of", "plus",
-           "repeat_head", "scale", "sum_tensors", "total_energy"]
+           "repeat_head", "scale", "total_energy"]
 
 Energy = float | Tensor | None
 Device = torch.device | str | None
 
 
-class _Held(FrozenValue):
-    """The tensors among a value's fields, and what they say of it."""
+class Weight(FrozenValue, abc.ABC):
+    """A weight of K matrices from P input to Q output channels; letters as in eq. 8.
+
+    A kind of weight is one class, `class Separable(Weight, mix="KH", filters="HPQ")`. The constructor takes options.
+    The letters name the axes of its tensors; from them follow the checks, the sizes K, P and Q, and the shapes of the
+    parameters that `bound` makes.
+
+    Example:
+
+        >>> import torch
+        >>> from structconv import Full, conv
+        >>> from structconv.bases import Identity
+        >>> conv(torch.randn(5, 4), Identity(5), Full.of(torch.randn(1, 4, 8))).shape
+        torch.Size([5, 8])
+    """
 
     #: The fields of a weight: its tensors, or numbers that stand for them.
     FIELDS: ClassVar[tuple[str, ...]] = ()
-
     #: The axes of each tensor, by its name.
     LETTERS: ClassVar[Mapping[str, str]] = {}
+    #: True if `join` sums the heads, so that the structure may be applied to their sum.
+    sums_heads: ClassVar[bool] = True
+    #: True if `expand` and `contract` copy their K heads, because products need another layout.
+    rearranges_heads: ClassVar[bool] = False
+    #: The number of factors by which `expand` and `contract` multiply, one after the other.
+    factors: ClassVar[int] = 1
+    #: The orders of the products by which a plan may compute; all where there are none.
+    orders: ClassVar[tuple[str, ...]] = ()
+    #: The tensors that a linear layer holds as its matrix (outputs, inputs), by the letters of both, "GD, P" say.
+    LINEAR: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, **letters: str) -> None:
         """Make the class a dataclass, whose constructor takes options, and a pytree over its fields."""
@@ -102,34 +124,6 @@ class _Held(FrozenValue):
     def device(self) -> torch.device | None:
         """The device of the tensors; `None` for a configuration."""
         return next((t.device for t in self.tensors), None)
-
-
-class Weight(_Held, abc.ABC):
-    """A weight of K matrices from P input to Q output channels; letters as in eq. 8.
-
-    A kind of weight is one class, `class Separable(Weight, mix="KH", filters="HPQ")`. The constructor takes options.
-    The letters name the axes of its tensors; from them follow the checks, the sizes K, P and Q, and the shapes of the
-    parameters that `bound` makes.
-
-    Example:
-
-        >>> import torch
-        >>> from structconv import Full, conv
-        >>> from structconv.bases import Identity
-        >>> conv(torch.randn(5, 4), Identity(5), Full.of(torch.randn(1, 4, 8))).shape
-        torch.Size([5, 8])
-    """
-
-    #: True if `join` sums the heads, so that the structure may be applied to their sum.
-    sums_heads: ClassVar[bool] = True
-    #: True if `expand` and `contract` copy their K heads, because products need another layout.
-    rearranges_heads: ClassVar[bool] = False
-    #: The number of factors by which `expand` and `contract` multiply, one after the other.
-    factors: ClassVar[int] = 1
-    #: The orders of the products by which a plan may compute; all where there are none.
-    orders: ClassVar[tuple[str, ...]] = ()
-    #: The tensors that a linear layer holds as its matrix (outputs, inputs), by the letters of both, "GD, P" say.
-    LINEAR: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def of(cls, *fields: Any) -> Self:
@@ -380,14 +374,6 @@ class Factor(nn.Linear):
 def plus(y: Tensor, bias: Tensor | None) -> Tensor:
     """y + b, where there is b."""
     return y if bias is None else y + bias
-
-
-def sum_tensors(terms: list[Tensor]) -> Tensor:
-    """The sum of one tensor or more, without a leading zero."""
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
 
 
 def repeat_head(x: Tensor, size: int) -> Tensor:

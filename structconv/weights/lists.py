@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from structconv.errors import ConfigError, ShapeError, class_remedy
+from structconv.shapes import sum_tensors
 from structconv.torch_compat import called
-from structconv.weights.base import BoundWeight, Device, Energy, Weight, sum_tensors
+from structconv.weights.base import BoundWeight, Device, Energy, Weight
 from structconv.weights.whole import Full
 
 __all__ = ["BoundWeights", "MixtureWeights", "WeightList"]

@@ -10,9 +10,8 @@ from structconv.kernels import dense_attention, reassociation
 from structconv.kernels.reassociation import causal_product
 from structconv.mechanisms import ClippedShifts, RelativeKey
 from structconv.planning import decide
-from structconv.primitives import dense_blocks
-from structconv.primitives.blocked_attention import _composed, blocked_attention
-from structconv.primitives.dense_blocks import Maps, Options
+from structconv.primitives import blocked_attention as blocks
+from structconv.primitives.blocked_attention import Maps, Options, _composed, blocked_attention
 from structconv.primitives.native import core
 from tests.kernels.applied import (
     PRIMITIVES,
@@ -75,8 +74,8 @@ OTHERS = {
 
 @pytest.fixture(params=[(1 << 20, 256), (64, 4), (700, 5)], ids=["one block", "rows", "blocks"])
 def sizes(request, monkeypatch):
-    monkeypatch.setattr(dense_blocks, "BUFFER", request.param[0])
-    monkeypatch.setattr(dense_blocks, "ROWS", request.param[1])
+    monkeypatch.setattr(blocks, "BUFFER", request.param[0])
+    monkeypatch.setattr(blocks, "ROWS", request.param[1])
     monkeypatch.setattr(reassociation, "CHUNK", request.param[1])
     monkeypatch.setattr(dense_attention, "HELD_RELATIVE", 0)
 
@@ -89,7 +88,7 @@ def built(mechanism, dtype=torch.float64):
 @pytest.mark.parametrize("name", drawn(BLOCKED, 2))
 def test_blocks_compute_the_same(name, sizes):
     """In each dtype, of which every second expression has the other; in float32 another kernel has the dropout."""
-    exact = name == "dropout" or (list(BLOCKED).index(name) + dense_blocks.ROWS) % 2
+    exact = name == "dropout" or (list(BLOCKED).index(name) + blocks.ROWS) % 2
     dtype, tolerance = (torch.float64, 1e-10) if exact else (torch.float32, 1e-4)
     check_computes_the_same(built(BLOCKED[name], dtype), BLOCKED_KERNEL, tolerance)
 
@@ -215,7 +214,7 @@ def problem(heads=2, dtype=torch.float64, *, weights="softmax", p=0.0):
             Options(weights, "tanh", 2.0, False, 0.5, p, heads))
 
 
-@pytest.mark.parametrize("weights", dense_blocks.WEIGHTS)
+@pytest.mark.parametrize("weights", blocks.WEIGHTS)
 def test_the_operator_has_its_derivatives_of_first_and_second_order(weights):
     q, k, v, terms, options = problem(weights=weights, p=0.3)
     leaves = (q, k, v, terms.diagonal, terms.rows)

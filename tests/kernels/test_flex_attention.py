@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch.nn.attention import flex_attention as torch_flex
 
-from structconv.kernels import dense_attention, flex_attention, flex_masks, window_attention
-from structconv.kernels.flex_attention import FlexScores
-from structconv.kernels.flex_masks import Present
+from structconv.kernels import dense_attention, flex_attention, window_attention
+from structconv.kernels.flex_attention import FlexScores, Present
 from structconv.mechanisms import ALiBi, BiAffine, DotProduct, RelativeBias, RelativeKey
 from structconv.planning import decide
 from structconv.structures import Blocks, Causal, DenseMask, EdgeSupport, Graph, Grid, Padding, Window
@@ -62,10 +61,10 @@ def flex(monkeypatch):
     monkeypatch.setattr(flex_attention, "LEAST_PAIRS", 0)
     monkeypatch.setattr(flex_attention.triton, "working", lambda device: True)
     monkeypatch.setattr(torch_flex, "_validate_device", lambda *tensors: None)
-    monkeypatch.setattr(flex_masks, "SIDE", 8)
+    monkeypatch.setattr(flex_attention, "SIDE", 8)
     monkeypatch.setattr(torch_flex, "_warn_once", lambda *args, **kwargs: None)
     torch._dynamo.reset()  # on a CPU all problems are traced from one function, of which torch makes few programs
-    monkeypatch.setattr(flex_masks, "_FIRST", {})
+    monkeypatch.setattr(flex_attention, "_FIRST", {})
     monkeypatch.setattr(dense_attention, "HELD_RELATIVE", 0)
     monkeypatch.setattr(window_attention, "STORED", ())  # as on a GPU
 
@@ -114,7 +113,7 @@ def test_blocks_are_those_that_torch_finds(mask):
     inputs, outputs = 37, 29
     actual = Present.of(mask).block_mask(inputs, outputs, DEVICE)
     expected = torch_flex.create_block_mask(lambda b, h, n, m: mask.contains(m, n), None, None, outputs, inputs,
-                                            device=DEVICE, BLOCK_SIZE=flex_masks.SIDE)
+                                            device=DEVICE, BLOCK_SIZE=flex_attention.SIDE)
     for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks", "q_indices"):
         assert torch.equal(getattr(actual, name), getattr(expected, name)), name
     assert Present.of(mask).block_mask(inputs, outputs, DEVICE) is actual

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from structconv import Depthwise, Full, Grid, LowRank, Shift, conv, plan
-from structconv.bases.cuboid import cuboid_offsets
+from structconv.bases.shift import cuboid_offsets
 from structconv.testing import by_definition
 from tests.kernels.applied import computed, convolution_of, match_of, numbers
 from tests.support.derivatives import same

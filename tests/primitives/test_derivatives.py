@@ -10,10 +10,9 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 from structconv.errors import ConfigError, ShapeError
 from structconv.primitives import products  # noqa: F401  (defines its operators)
-from structconv.primitives.blocked_attention import blocked_attention
+from structconv.primitives.blocked_attention import Maps, Options, blocked_attention
 from structconv.primitives.blocks import recompute_blocks
 from structconv.primitives.csr import sddmm, spmm
-from structconv.primitives.dense_blocks import Maps, Options
 from structconv.primitives.grouped import group_outer, group_products
 from structconv.primitives.layout import compress
 from structconv.primitives.native.additive import additive_attention, additive_weights

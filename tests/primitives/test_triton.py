@@ -215,7 +215,7 @@ def test_operator_contracts():
     for name, operator, options in (
             ("affine", operators.affine_attention, (0.2, *drop, True)),
             ("bilinear, bias", operators.bilinear_attention, (0.5, *drop)),
-            ("additive", operators.additive_attention, ("tanh", 0.0, *drop)))[::1 if EVERY else 3]:
+            ("additive", operators.additive_attention, (1, 2.0, False, *drop)))[::1 if EVERY else 3]:
         torch.library.opcheck(operator.default, (*flat, *arguments(name, edges, (2, 4, 3)), *options))
 
 
@@ -265,6 +265,5 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_here(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     names = {line.split()[0] for line in done.stdout.splitlines()}
     assert names == {f"{file}.{name}" for file, names in {
-        "additive": ("_forward", "_backward"), "affine": ("_forward", "_backward"),
-        "bilinear": ("_forward", "_backward"), "combine": ("_add", "_softmax"), "dots": ("_pack",),
-        "product": ("_spmm", "_sddmm")}.items() for name in names}
+        "affine": ("_forward", "_backward"), "queries": ("_forward", "_backward"), "combine": ("_add", "_softmax"),
+        "common": ("_pack",), "product": ("_spmm", "_sddmm")}.items() for name in names}

@@ -14,9 +14,9 @@ from structconv import Basis, Causal, Graph, Grid, KnowledgeGraph, Padding, Samp
 from structconv import mechanisms as index
 from structconv.bases import Mixture, Pooling, Shift, Sparse, Taps, TopK, Typed, cuboid_offsets, positions, scores
 from structconv.bases import algebra as _algebra  # noqa: F401 - registers the operators
-from structconv.bases.block_diagonal import BlockDiagonal
 from structconv.bases.dense import Dense, Identity
 from structconv.bases.entrywise import DroppedWithin
+from structconv.bases.linear import BlockDiagonal
 from structconv.bases.placed import Moved, Selected
 from structconv.bases.polynomial import Polynomial
 from structconv.mechanisms import STRUCTURE, Context, EdgeNetwork, Mechanism

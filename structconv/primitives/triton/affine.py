@@ -18,6 +18,8 @@ from structconv.primitives.triton.combine import add_parts, combine_softmax
 from structconv.primitives.triton.common import (
     Rows,
     begin,
+    dot_rows,
+    drop_arguments,
     end_softmax,
     floats,
     generator,
@@ -32,7 +34,6 @@ from structconv.primitives.triton.common import (
     unit,
     write_sums,
 )
-from structconv.primitives.triton.dots import dot_rows, drop_arguments
 from structconv.primitives.triton.tiles import tile
 
 __all__ = ["affine_backward", "affine_forward"]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import torch
 
 from structconv.primitives.native.indices import Csr
-from structconv.primitives.triton.additive import additive_backward, additive_forward
 from structconv.primitives.triton.affine import affine_backward, affine_forward
-from structconv.primitives.triton.bilinear import (
+from structconv.primitives.triton.product import sddmm, spmm
+from structconv.primitives.triton.queries import (
+    additive_backward,
+    additive_forward,
     bilinear_backward,
     bilinear_forward,
     packed_backward,
     packed_forward,
 )
-from structconv.primitives.triton.product import sddmm, spmm
 
 __all__ = ["additive_backward", "additive_forward", "affine_backward", "affine_forward", "bilinear_backward",
            "bilinear_forward", "packed_backward", "packed_forward", "probe", "sddmm", "spmm"]

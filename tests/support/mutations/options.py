@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from structconv import ConfigError, Mechanism
-from structconv.mechanisms.options import options
+from structconv.mechanisms.expression import options
 from structconv.nn.layer import Layer
 from structconv.testing.checks import same
 from structconv.testing.use import Use
