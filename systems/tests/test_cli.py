@@ -1,7 +1,5 @@
 """The verbs as a user meets them: help, errors, exit codes, runs, interruption and resumption."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The README's table is what the script writes of the run that is recorded, and that run is of the present code."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

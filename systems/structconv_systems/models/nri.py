@@ -35,13 +35,9 @@ class Inferred(NamedTuple):
 
     Example:
 
-        >>> from structconv import Graph
-        >>> from structconv_systems.models.nri import RelationalInference
-        >>> graph, x = Graph.complete(3), torch.randn(2, 10, 3, 4)
-        >>> model = RelationalInference.paper(times=10, channels=4, hidden=8).eval()
-        >>> inferred = model(x, graph, torch.tensor([0, 5]), 2)
-        >>> inferred.states.shape, inferred.logits.shape
-        (torch.Size([2, 2, 2, 3, 4]), torch.Size([2, 6, 2]))
+        >>> from structconv_systems.models.nri import Inferred
+        >>> Inferred(states=torch.zeros(2, 2, 2, 3, 4), logits=torch.zeros(2, 6, 2))._fields
+        ('states', 'logits')
     """
 
     states: Tensor
@@ -69,8 +65,9 @@ class RelationalInference(nn.Module):
         >>> from structconv_systems.models.nri import RelationalInference
         >>> graph, x = Graph.complete(3), torch.randn(2, 10, 3, 4)
         >>> model = RelationalInference.paper(times=10, channels=4, hidden=8).eval()
-        >>> model(x, graph, starts=torch.tensor([0, 5]), horizon=2).states.shape
-        torch.Size([2, 2, 2, 3, 4])
+        >>> inferred = model(x, graph, starts=torch.tensor([0, 5]), horizon=2)
+        >>> inferred.states.shape, inferred.logits.shape
+        (torch.Size([2, 2, 2, 3, 4]), torch.Size([2, 6, 2]))
     """
 
     def __init__(self, encoder: nn.Module, decoder: nn.Module, *, times: int, types: int = 2,

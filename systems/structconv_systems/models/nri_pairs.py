@@ -68,11 +68,9 @@ class Plane(Space):
 
     Example:
 
-        >>> from structconv import Graph
-        >>> from structconv_systems.models.nri_pairs import PairEncoder, Plane
-        >>> graph, x = Graph.complete(3), torch.randn(2, 10, 3, 4)
-        >>> PairEncoder(Plane(), types=2, hidden=8).eval()(x, graph).shape
-        torch.Size([2, 6, 2])
+        >>> from structconv_systems.models.nri_pairs import Plane
+        >>> Plane().velocity(torch.arange(4.0)).tolist()   # see `PairEncoder`
+        [2.0, 3.0]
     """
 
     channels, node_features, pair_features = 4, 6, 5
@@ -99,11 +97,9 @@ class Circle(Space):
 
     Example:
 
-        >>> from structconv import Graph
-        >>> from structconv_systems.models.nri_pairs import Circle, PairEncoder
-        >>> graph, x = Graph.complete(3), torch.randn(2, 10, 3, 4)
-        >>> PairEncoder(Circle(), types=2, hidden=8).eval()(x, graph).shape
-        torch.Size([2, 6, 2])
+        >>> from structconv_systems.models.nri_pairs import Circle
+        >>> Circle().velocity(torch.arange(4.0)).tolist()  # see `PairEncoder`
+        [0.0]
     """
 
     channels, node_features, pair_features = 4, 5, 2

@@ -13,13 +13,7 @@ from torch import Tensor, nn
 
 from structconv.errors import DataError
 from structconv.structures import Graph
-from structconv_systems.data.molecules import (
-    ATOM_CHANNELS,
-    BOND_CHANNELS,
-    descriptors,
-    fingerprints,
-    read_molecules,
-)
+from structconv_systems.data.molecules import ATOM_CHANNELS, BOND_CHANNELS, descriptors, fingerprints, read_molecules
 from structconv_systems.data.molecules import Molecules as Data
 from structconv_systems.data.series import ends_of_parts
 from structconv_systems.models.molecules import Ensemble, MessagePassing

@@ -47,22 +47,10 @@ class Task(Protocol):
 
     Example:
 
-        >>> from structconv_systems.train.batches import Batches
-        >>> from structconv_systems.train.options import Trained
-        >>> from structconv_systems.train.task import BatchTask
-        >>> class Line(Trained):
-        ...     name = "line"
-        >>> class LineTask(BatchTask):                     # y = 3 x
-        ...     metric, higher = "val_loss", False
-        ...     def __init__(self):
-        ...         self.x = torch.linspace(-1, 1, 40).unsqueeze(-1)
-        ...         super().__init__(torch.nn.Linear(1, 1), Line(learning_rate=0.1), Batches([1] * 40, cost=10, seed=0))
-        ...     def loss(self, samples):
-        ...         error = self.model(self.x[samples]) - 3 * self.x[samples]
-        ...         return error.square().sum(), float(len(samples))
-        ...     def figures(self, part):
-        ...         return {f"{part}_loss": (self.model(self.x) - 3 * self.x).square().mean().item()}
-        >>> task = LineTask()                                  # a `BatchTask` is a `Task`
+        >>> from structconv_systems.recipes.register import entry_named
+        >>> from structconv_systems.train.config import resolve
+        >>> pooling = entry_named("pooling")
+        >>> task = pooling.runner().jobs(resolve(pooling.recipe, preset="quick"), None)[0].make()
         >>> task.train_step(1).keys()
         dict_keys(['loss'])
     """
@@ -213,32 +201,18 @@ def fit(make: Callable[[], Task], schedule: Schedule, *, run: Run, job: str, int
     Example:
 
         >>> from tempfile import TemporaryDirectory
+        >>> from structconv_systems.recipes.register import entry_named
+        >>> from structconv_systems.train.config import resolve
         >>> from structconv_systems.train.interrupt import Interrupt
-        >>> from structconv_systems.train.loop import Schedule, fit
+        >>> from structconv_systems.train.loop import fit
         >>> from structconv_systems.train.progress import Quiet
         >>> from structconv_systems.train.run import Run
-        >>> from structconv_systems.train.stopping import Last
-        >>> from structconv_systems.train.batches import Batches
-        >>> from structconv_systems.train.options import Trained
-        >>> from structconv_systems.train.task import BatchTask
-        >>> class Line(Trained):
-        ...     name = "line"
-        >>> class LineTask(BatchTask):                     # y = 3 x
-        ...     metric, higher = "val_loss", False
-        ...     def __init__(self):
-        ...         self.x = torch.linspace(-1, 1, 40).unsqueeze(-1)
-        ...         super().__init__(torch.nn.Linear(1, 1), Line(learning_rate=0.1), Batches([1] * 40, cost=10, seed=0))
-        ...     def loss(self, samples):
-        ...         error = self.model(self.x[samples]) - 3 * self.x[samples]
-        ...         return error.square().sum(), float(len(samples))
-        ...     def figures(self, part):
-        ...         return {f"{part}_loss": (self.model(self.x) - 3 * self.x).square().mean().item()}
-        >>> folder = TemporaryDirectory()
-        >>> run = Run.create(f"{folder.name}/line", Line())
-        >>> schedule = Schedule(steps=60, seed=0, validate_every=20, stopping=Last())
-        >>> result = fit(LineTask, schedule, run=run, job="line", interrupt=Interrupt(), progress=Quiet())
-        >>> result["steps"], result["test_loss"] < 0.1
-        (60, True)
+        >>> folder, pooling = TemporaryDirectory(), entry_named("pooling")
+        >>> recipe = resolve(pooling.recipe, {"steps": 5})
+        >>> run, job = Run.create(f"{folder.name}/run", recipe), pooling.runner().jobs(recipe, None)[0]
+        >>> result = fit(job.make, job.schedule(), run=run, job=job.name, interrupt=Interrupt(), progress=Quiet())
+        >>> result["steps"], "test_accuracy" in result
+        (5, True)
     """
     checkpoints = Checkpoints(run.checkpoint_folder(job))
     saved = checkpoints.latest(progress.note)
@@ -288,11 +262,7 @@ def _go_on(training: _Training, checkpoints: Checkpoints, *, run: Run, job: str,
 
 
 def _goes_on(finished: Checkpoint, schedule: Schedule) -> bool:
-    """Return True if a finished training should continue.
-
-    Raises:
-        ConfigError: an earlier version finished it without storing its last weights.
-    """
+    """Return True if a finished training should continue; `ConfigError` if its last weights were not stored."""
     if finished.ends(schedule.steps):
         return False
     if "last" not in finished.state:

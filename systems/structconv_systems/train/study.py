@@ -224,17 +224,7 @@ def _firsts(jobs: Sequence[Job]) -> dict[str, Job]:
 
 
 def learning(jobs: Sequence[Job]) -> dict[str, Job]:
-    """Return the first training of each group that learns by gradients.
-
-    Example:
-
-        >>> from structconv_systems.recipes.register import entry_named
-        >>> from structconv_systems.train.config import resolve
-        >>> from structconv_systems.train.study import learning
-        >>> tsp = entry_named("tsp")
-        >>> list(learning(tsp.runner().jobs(resolve(tsp.recipe, preset="quick"), None)))
-        ['attention']
-    """
+    """Return the first training of each group that learns by gradients."""
     return {group: job for group, job in _firsts(jobs).items() if job.metric}
 
 

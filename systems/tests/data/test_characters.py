@@ -1,7 +1,5 @@
 """Text as characters: the split, the alphabet, and characters that it lacks."""
 
-from __future__ import annotations
-
 import gzip
 
 import pytest

@@ -1,7 +1,5 @@
 """CoNLL-U: the real treebank, what is skipped, and every line that is wrong."""
 
-from __future__ import annotations
-
 import gzip
 
 import pytest

@@ -1,7 +1,5 @@
 """idx files, and images with labels: what is whole is read, what is not is named."""
 
-from __future__ import annotations
-
 import gzip
 import struct
 

@@ -1,7 +1,5 @@
 """Knowledge graphs: the real ones, archives that are read without being unpacked, and every line that is wrong."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import tarfile

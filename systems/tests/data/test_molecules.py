@@ -1,7 +1,5 @@
 """Molecules in CSV files: the real ESOL, what is read of an atom and a bond, and every line that is wrong."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import sys

@@ -1,7 +1,5 @@
 """Parallel text: which files are read, and that both sides have one sentence a line."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 

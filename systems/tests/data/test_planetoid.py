@@ -1,7 +1,5 @@
 """The Planetoid reader: the real Cora, a synthetic set with gaps, damaged files and hostile pickles."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

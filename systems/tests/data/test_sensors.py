@@ -1,7 +1,5 @@
 """What relates sensors: DCRNN's published files, other orders, and everything in them that is wrong."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

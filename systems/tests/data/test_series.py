@@ -1,7 +1,5 @@
 """Series of sensors: the real week of traffic, what is missing, and every cell that is wrong."""
 
-from __future__ import annotations
-
 import gzip
 
 import pytest

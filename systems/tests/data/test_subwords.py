@@ -1,7 +1,5 @@
 """Subwords: exact round trips, equal pieces of equal lines, and files that are none."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

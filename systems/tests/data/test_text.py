@@ -1,7 +1,5 @@
 """Text files: plain and gzipped, with any ends of lines, and everything that is no text."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import json

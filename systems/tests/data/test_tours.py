@@ -1,7 +1,5 @@
 """Shortest tours: two ways to find them agree with all permutations."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

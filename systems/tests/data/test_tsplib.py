@@ -1,7 +1,5 @@
 """TSPLIB: the real problems with their known optima, every rule of distance by hand, and every line that is wrong."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

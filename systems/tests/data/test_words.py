@@ -1,7 +1,5 @@
 """Vocabularies of words, characters and labels."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What tests of models over sequences share: pairs of token sequences, padded, and what must hold of a model."""
 
-from __future__ import annotations
-
 import torch
 from safetensors.torch import load, save
 from torch.nn import functional as F

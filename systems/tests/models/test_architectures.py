@@ -1,7 +1,5 @@
 """Convolution, recurrence and attention in one model: each learns, sees what it should, and costs what is predicted."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

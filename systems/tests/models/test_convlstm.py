@@ -1,7 +1,5 @@
 """ConvLSTM: it learns, goes with what moves, is exported, and is an LSTM where a patch is the whole frame."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

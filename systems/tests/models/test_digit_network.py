@@ -1,7 +1,5 @@
 """The pixel network: every variant has the claimed receptive field, and only its layers differ."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,16 +1,11 @@
 """Luong's attention in all its combinations: it learns, decodes, and does not see padding."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from structconv.errors import ConfigError
 from structconv_systems.models.luong import WINDOWS, Luong, alignment
-from systems.tests.models.sequences import (
-    WORDS,
-    pairs,
-)
+from systems.tests.models.sequences import WORDS, pairs
 
 
 def options_of(score, window):

@@ -1,7 +1,5 @@
 """Filters on the graph of pixels, and the CNN of the same size."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Message passing: its equations atom by atom, molecules in any order and alone, and a program for any molecules."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.export import Dim

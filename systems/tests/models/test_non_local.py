@@ -1,7 +1,5 @@
 """A CNN with and without a non-local block."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

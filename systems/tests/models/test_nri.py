@@ -1,7 +1,5 @@
 """Neural relational inference: it learns, bodies may come in any order, batches and single ones agree, save, export."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

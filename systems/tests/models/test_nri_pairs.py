@@ -1,7 +1,5 @@
 """Neural relational inference with geometry: symmetries of the encoder and the decoders, and laws that are learned."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

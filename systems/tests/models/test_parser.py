@@ -1,7 +1,5 @@
 """The bi-affine parser: it learns trees, padding changes nothing, and decoding finds the best tree with one root."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 

@@ -1,16 +1,11 @@
 """Pervasive attention: it learns, decodes row by row, and sees neither padding nor what is to come."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from structconv.errors import ConfigError
 from structconv_systems.models.pervasive import Pervasive
-from systems.tests.models.sequences import (
-    WORDS,
-    pairs,
-)
+from systems.tests.models.sequences import WORDS, pairs
 
 
 def make(pooling="both", kernel=3, positions="none", seed=0):

@@ -1,7 +1,5 @@
 """Poolings: weights that sum to one, by place alone, by content alone, or by relations; each learns what it can."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

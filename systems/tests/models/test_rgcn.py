@@ -1,7 +1,5 @@
 """R-GCN: the table without features is the layer with x = I; what it overfits; permutations, saving, exporting."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

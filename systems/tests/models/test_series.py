@@ -1,7 +1,5 @@
 """Forecasters of series: they learn what lies a period back, do not see what is missing, and are saved and exported."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """The sparse first layer against dense arithmetic, values and gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The model of tours: it is a distribution over them, the same whatever the order of the points, and it learns."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

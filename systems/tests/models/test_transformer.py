@@ -1,7 +1,5 @@
 """Transformers and models of characters: what is theirs alone beside the laws of `test_translators`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,8 +1,6 @@
 """Laws of models that translate: they learn a few pairs, a sentence alone is what it is in a padded batch, words to
 come change nothing, steps are the full pass, they are saved, and exported for any batch."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """Typed walks: scores are those of the expression, a triple says nothing of itself, entities have no numbers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

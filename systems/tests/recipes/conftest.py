@@ -1,7 +1,5 @@
 """Pictures of tiny runs are drawn coarsely; `systems/tests/test_pictures.py` draws them as users see them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

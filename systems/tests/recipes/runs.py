@@ -1,7 +1,5 @@
 """What tests of recipes share."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -1,7 +1,5 @@
 """The recipes on citation graphs, on a synthetic one: train, evaluate, resume, compare."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Recipes over sequences made from a seed: train, try, evaluate, resume, tables, pictures, reproduce without files."""
 
-from __future__ import annotations
-
 import json
 import math
 

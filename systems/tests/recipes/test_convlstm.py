@@ -1,7 +1,5 @@
 """The recipe `convlstm` as its user meets it: trained, resumed, evaluated on other images, and refused bad files."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import struct

@@ -1,7 +1,5 @@
 """The recipe `dcrnn` as its user meets it: trained, resumed, evaluated on another week, and refused bad files."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """The recipes on images: train, pictures, evaluate on other images, resume, what they refuse."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

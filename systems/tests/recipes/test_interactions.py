@@ -1,8 +1,6 @@
 """The recipe `interactions` as its user meets it: train, evaluate, also on more bodies, resume, pictures, bad options;
 and what it measures."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

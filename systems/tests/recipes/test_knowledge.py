@@ -1,7 +1,5 @@
 """Recipes on knowledge graphs: train, evaluate on other files, resume, pictures, what is wrong in files and options."""
 
-from __future__ import annotations
-
 import json
 import resource
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The recipe `molecules` as its user meets it: train, evaluate on other files, resume, skip, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import math
 

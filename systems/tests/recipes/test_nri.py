@@ -1,7 +1,5 @@
 """The recipe `nri` as its user meets it: train, evaluate, resume, pictures, bad options; and what it measures."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

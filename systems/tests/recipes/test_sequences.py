@@ -1,7 +1,5 @@
 """Recipes of sequences as their user meets them: train, resume, evaluate, reproduce, translate, sample, bad files."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

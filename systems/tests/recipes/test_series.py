@@ -1,7 +1,5 @@
 """What the recipe `series` measures: parts in time order, observed readings, the known error of the last value."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """The recipe `tsp` as its user meets it: train, resume, evaluate, on files too; and its baselines."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """One process at a time in a run's folder, and files of a run that are no UTF-8."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

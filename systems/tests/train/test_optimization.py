@@ -1,7 +1,5 @@
 """Steps: batches by length, schedules, accumulated gradients, averages, what is not finite, and resumption of all."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter
