@@ -7,7 +7,7 @@ import pytest
 from structconv.analysis.flops import forward_flops
 from structconv_systems.data.digits import load_digits
 from structconv_systems.recipes.digits import network
-from structconv_systems.recipes.options.digits import CompareDigits
+from structconv_systems.recipes.options.images import CompareDigits
 from tools import results
 
 RESULTS = json.loads(results.RECORDED.read_text(encoding="utf-8"))

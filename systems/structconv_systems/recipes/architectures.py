@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from typing import Any
 
@@ -18,13 +17,13 @@ from structconv_systems.models.architectures import (
     layer_of,
     predicted,
 )
-from structconv_systems.recipes.generated import Classification, parts_of
+from structconv_systems.recipes.generated import parts_of, trainings
 from structconv_systems.recipes.growth import exponent, growth_png, halves
 from structconv_systems.recipes.options.comparisons import Architectures
 from structconv_systems.timing import alternate
 from structconv_systems.train.progress import Progress
 from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study, jobs_of
+from structconv_systems.train.study import Finished, Job, Study
 
 __all__ = ["RUNNER", "measured_costs", "network", "sequences"]
 
@@ -53,12 +52,7 @@ def sequences(recipe: Architectures, task: str) -> dict[str, Labeled]:
 
 def _jobs(recipe: Architectures, run: Run | None) -> list[Job]:
     return [job for task in _TASKS for parts in [sequences(recipe, task)] for architecture in ARCHITECTURES
-            for job in jobs_of(recipe, f"{architecture}-{task}", partial(_task, architecture=architecture, parts=parts),
-                               Classification)]
-
-
-def _task(recipe: Architectures, architecture: str, parts: dict[str, Labeled], seed: int) -> Classification:
-    return Classification(network(recipe, architecture), recipe, parts, seed)
+            for job in trainings(recipe, f"{architecture}-{task}", partial(network, recipe, architecture), parts)]
 
 
 @torch.no_grad()
@@ -102,8 +96,7 @@ def _finish(recipe: Architectures, finished: Finished) -> dict[str, Any]:
 
 
 def _show(recipe: Architectures, summary: dict[str, Any]) -> None:
-    """The figures, and what a layer of each costs, if that was measured: evaluating a run again does not."""
-    _STUDY.show(recipe, summary)
+    """What a layer of each costs, if that was measured: evaluating a run again does not."""
     if "cost" in summary:
         costs = summary["cost"]
         shortest, *_, longest = costs["lengths"]
@@ -120,5 +113,4 @@ def _row(name: str, row: dict[str, Any]) -> tuple[str, ...]:
             f"{row['path'][0]} ... {row['path'][-1]}")
 
 
-_STUDY = Study(jobs=_jobs, columns={"test_accuracy": "accuracy, %"}, finish=_finish)
-RUNNER = dataclasses.replace(_STUDY.runner, show=_show)
+RUNNER = Study(jobs=_jobs, columns={"test_accuracy": "accuracy, %"}, finish=_finish, show_more=_show).runner

@@ -17,7 +17,7 @@ from structconv_systems import pictures
 from structconv_systems.data.idx import read_idx
 from structconv_systems.data.moving import Videos
 from structconv_systems.models.convlstm import ConvLSTM, MeanFrame, width_without_grid
-from structconv_systems.recipes.options.convlstm import MovingDigits
+from structconv_systems.recipes.options.images import MovingDigits
 from structconv_systems.train.batches import Batches
 from structconv_systems.train.parts import Parts
 from structconv_systems.train.run import Run

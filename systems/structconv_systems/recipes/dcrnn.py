@@ -30,7 +30,7 @@ from structconv_systems.data.series import (
 from structconv_systems.models.dcrnn import DCRNN, Persistence, diffusion, sampled_share, width_without_graph
 from structconv_systems.models.forecasts import LinearForecast, MeanForecast, TimeOfDay, ZeroForecast
 from structconv_systems.models.series import History
-from structconv_systems.recipes.options.dcrnn import Traffic
+from structconv_systems.recipes.options.series import Traffic
 from structconv_systems.train.batches import Batches
 from structconv_systems.train.parts import Parts
 from structconv_systems.train.run import Run
@@ -92,14 +92,9 @@ class Sensors:
         readings, target = part.values[times].split((recipe.history, recipe.horizon), 1)
         later = times[:, recipe.history:]
         counted = part.observed[later] & (later < part.end).unsqueeze(-1)
-        return Batch(readings=readings, known=self._time_of_day(times[:, :recipe.history]), target=target,
-                     counted=counted)
-
-    def _time_of_day(self, times: Tensor) -> Tensor | None:
-        """Between 0 and 1, the same for all sensors."""
-        period = self.recipe.period
-        share = times.remainder(max(period, 1)) / max(period, 1)
-        return share[..., None, None].expand(-1, -1, len(self.names), 1) if period else None
+        share = times[:, :recipe.history].remainder(max(recipe.period, 1)) / max(recipe.period, 1)
+        known = share[..., None, None].expand(-1, -1, len(self.names), 1) if recipe.period else None
+        return Batch(readings=readings, known=known, target=target, counted=counted)
 
     @torch.no_grad()
     def errors(self, model: nn.Module, name: str, stride: int = 1) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,7 +16,7 @@ from structconv.analysis.flops import forward_flops
 from structconv.commands.table import print_table
 from structconv_systems.data.digits import Digits, Split, load_digits
 from structconv_systems.models.digits import VARIANTS, PixelNetwork
-from structconv_systems.recipes.options.digits import CompareDigits
+from structconv_systems.recipes.options.images import CompareDigits
 from structconv_systems.report.comparison import HEADERS, table_rows, write_report
 from structconv_systems.train.batches import generator
 from structconv_systems.train.interrupt import Interrupt

@@ -14,9 +14,10 @@ from structconv_systems.recipes.options.comparisons import Generated
 from structconv_systems.recipes.options.images import OnImages
 from structconv_systems.train.batches import Batches
 from structconv_systems.train.parts import Parts
+from structconv_systems.train.study import Job, jobs_of
 from structconv_systems.train.task import BatchTask
 
-__all__ = ["Classification", "parts_of"]
+__all__ = ["Classification", "parts_of", "trainings"]
 
 _PARTS = ("train", "val", "test")
 
@@ -54,3 +55,9 @@ class Classification(BatchTask):
         right = int((logits.argmax(-1) == data.labels).sum())
         return {f"{part}_loss": F.cross_entropy(logits, data.labels).item(),
                 f"{part}_accuracy": 100 * right / len(data)}
+
+
+def trainings(recipe: Generated | OnImages, group: str, make: Callable[[], nn.Module], parts: Mapping[str, Any],
+              kind: type[Classification] = Classification) -> list[Job]:
+    """One of a model for each seed."""
+    return jobs_of(recipe, group, lambda options, seed: kind(make(), options, parts, seed), kind)

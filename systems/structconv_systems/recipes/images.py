@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
-from torch import nn
-
 from structconv.errors import DataError
 from structconv_systems.data.images import Images, read_images
 from structconv_systems.recipes.generated import Classification
 from structconv_systems.recipes.options.images import OnImages
-from structconv_systems.train.study import Job, jobs_of
 
-__all__ = ["ImageTask", "parts_of", "trainings"]
+__all__ = ["ImageTask", "parts_of"]
 
 
 class ImageTask(Classification):
@@ -34,12 +28,3 @@ def parts_of(recipe: OnImages) -> dict[str, Images]:
     if test.names != known.names[:len(test.names)]:
         raise DataError(recipe.path(recipe.test), f"the classes {', '.join(known.names)}", ", ".join(test.names))
     return {"train": known[:min(first, recipe.samples or first)], "val": known[first:], "test": test}
-
-
-def trainings(recipe: OnImages, group: str, make: Callable[[], nn.Module], parts: dict[str, Images]) -> list[Job]:
-    """One of a model for each seed."""
-    return jobs_of(recipe, group, partial(_task, make=make, parts=parts), ImageTask)
-
-
-def _task(recipe: OnImages, make: Callable[[], nn.Module], parts: dict[str, Images], seed: int) -> ImageTask:
-    return ImageTask(make(), recipe, parts, seed)

@@ -23,7 +23,7 @@ from structconv_systems.models.interaction_features import (
     StringFeatures,
 )
 from structconv_systems.models.interactions import InteractionNetwork
-from structconv_systems.recipes.options import interactions as options
+from structconv_systems.recipes.options import physics as options
 from structconv_systems.train.batches import Windows
 from structconv_systems.train.parts import Parts
 from structconv_systems.train.run import Run
@@ -177,15 +177,12 @@ class InteractionTask(BatchTask):
     def figures(self, part: str) -> dict[str, float]:
         error, constant = self.motion.steps[part].figures(self.model)
         figures = {f"{part}_loss": error, f"{part}_constant": constant, f"{part}_ratio": constant / error}
-        return figures if part == "val" else {**figures, **self._other_bodies(), **self._long()}
-
-    def _other_bodies(self) -> dict[str, float]:
-        errors = {part: self.motion.steps[part].figures(self.model) for part in ("fewer", "more")}
-        return {f"test_{part}": constant / error for part, (error, constant) in errors.items()}
-
-    def _long(self) -> dict[str, float]:
+        if part == "val":
+            return figures
         motion = self.motion
-        return {"test_drift": motion.drift(motion.rollout(self.model)), "test_drift_true": motion.drift(motion.long)}
+        others = {part: motion.steps[part].figures(self.model) for part in ("fewer", "more")}
+        return {**figures, **{f"test_{part}": constant / error for part, (error, constant) in others.items()},
+                "test_drift": motion.drift(motion.rollout(self.model)), "test_drift_true": motion.drift(motion.long)}
 
 
 def _jobs(recipe: options.Interactions, run: Run | None) -> list[Job]:
@@ -211,14 +208,12 @@ def _finish(recipe: options.Interactions, finished: Finished) -> dict[str, Any]:
 
 
 def _show(recipe: options.Interactions, summary: dict[str, Any]) -> None:
-    """The table, and the errors themselves."""
-    _STUDY.show(recipe, summary)
+    """The errors themselves."""
     print_table(("mean squared error of velocities after a step, (m/s)^2", "network", "constant velocity"), [
         (name, f"{row['test_loss']:.3g}", f"{row['test_constant']:.3g}") for name, row in summary["results"].items()])
 
 
-_STUDY = Study(jobs=_jobs, columns={"test_ratio": "error of constant velocity over ours", "test_fewer": "fewer bodies",
+RUNNER = Study(jobs=_jobs, columns={"test_ratio": "error of constant velocity over ours", "test_fewer": "fewer bodies",
                                     "test_more": "more bodies", "test_drift": "drift of energy in a rollout, %",
                                     "test_drift_true": "in the simulation, %"},
-               finish=_finish)
-RUNNER = dataclasses.replace(_STUDY.runner, show=_show)
+               finish=_finish, show_more=_show).runner

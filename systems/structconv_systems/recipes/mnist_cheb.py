@@ -14,7 +14,8 @@ from structconv.structures.coarsening import coarsened
 from structconv_systems.data.images import Images
 from structconv_systems.models.mnist_cheb import GraphLeNet, GridLeNet, pixel_graph
 from structconv_systems.pictures import graphs
-from structconv_systems.recipes.images import parts_of, trainings
+from structconv_systems.recipes.generated import trainings
+from structconv_systems.recipes.images import ImageTask, parts_of
 from structconv_systems.recipes.options.images import MnistCheb
 from structconv_systems.train.run import Run
 from structconv_systems.train.study import Finished, Job, Study, parameters_of
@@ -45,7 +46,7 @@ def of_grid(recipe: MnistCheb, images: Images) -> GridLeNet:
 def _jobs(recipe: MnistCheb, run: Run | None) -> list[Job]:
     parts = parts_of(recipe)
     return [job for group, make in (("graph", of_graph), ("cnn", of_grid))
-            for job in trainings(recipe, group, partial(make, recipe, parts["train"]), parts)]
+            for job in trainings(recipe, group, partial(make, recipe, parts["train"]), parts, ImageTask)]
 
 
 def _finish(recipe: MnistCheb, finished: Finished) -> dict[str, Any]:

@@ -136,18 +136,15 @@ class UnsupervisedTask(BatchTask):
 
     def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
         states, _ = self.motion.training(samples)
-        recipe = self.recipe
-        free = recipe.times - recipe.horizon
-        starts = (torch.randint(free, (1,)) + torch.arange(recipe.windows) * free // recipe.windows) % free
-        return self._bound(states, starts) / ((recipe.times - 1) * recipe.bodies), float(len(samples))
-
-    def _bound(self, states: Tensor, starts: Tensor) -> Tensor:
         recipe, horizon = self.recipe, self.recipe.horizon
+        free = recipe.times - horizon
+        starts = (torch.randint(free, (1,)) + torch.arange(recipe.windows) * free // recipe.windows) % free
         output = self.model(states, self.motion.graph, starts, horizon)
         error = output.states - _ahead(states, starts, horizon)
         share = (recipe.times - 1) / (len(starts) * horizon)
         log_q = output.logits.log_softmax(-1)
-        return share * self._surprise(error).sum() + (log_q.exp() * log_q).sum()
+        bound = share * self._surprise(error).sum() + (log_q.exp() * log_q).sum()
+        return bound / ((recipe.times - 1) * recipe.bodies), float(len(samples))
 
     def _surprise(self, error: Tensor) -> Tensor:
         """The negative log likelihood of each error: the paper's Gaussian of fixed variance, or one, or Student's t,
@@ -267,12 +264,6 @@ class SupervisedTask(BatchTask):
         return {f"{part}_loss": float(loss), f"{part}_accuracy": self.motion.accuracy(logits.argmax(-1), part)}
 
 
-def _correlation(recipe: options.RelationalInference, motion: Motion) -> Correlation:
-    """Correlations of the trajectories, with the threshold that fits the training graphs best."""
-    states, types = motion.states["train"][:2000], motion.types["train"][:2000]
-    return Correlation().fit(states[:, :recipe.times], motion.graph, types)
-
-
 def _correlated(motion: Motion, model: nn.Module, part: str) -> dict[str, float]:
     scale = motion.logits(model, part).argmax(-1)
     return {f"{part}_loss": 0.0, f"{part}_accuracy": motion.accuracy(scale, part)}
@@ -304,7 +295,9 @@ def _jobs(recipe: options.RelationalInference, run: Run | None) -> list[Job]:
             *jobs_of(supervised, _TOLD, partial(SupervisedTask, motion=motion), SupervisedTask)]
     if recipe.model != "paper":
         jobs += jobs_of(paper, _MLP, partial(UnsupervisedTask, motion=beside), UnsupervisedTask)
-    return [*jobs, untrained_job(_CORRELATION, _correlation(recipe, beside), partial(_correlated, beside))]
+    states, types = beside.states["train"][:2000, :recipe.times], beside.types["train"][:2000]
+    correlation = Correlation().fit(states, beside.graph, types)
+    return [*jobs, untrained_job(_CORRELATION, correlation, partial(_correlated, beside))]
 
 
 @torch.no_grad()
@@ -364,8 +357,7 @@ def _draw(run: Run, task: UnsupervisedTask, place: int, probable: Tensor) -> Non
 
 
 def _show(recipe: options.RelationalInference, summary: dict[str, Any]) -> None:
-    """The accuracies, and how well the decoder predicts."""
-    _STUDY.show(recipe, summary)
+    """How well the decoder predicts."""
     learned = next(row for name, row in summary["results"].items() if name.startswith(_ALONE))
     print_table(("mean squared error of", "units of the model"), [
         ("1 step", f"{learned['test_mse_1']:.2e}"),
@@ -374,6 +366,5 @@ def _show(recipe: options.RelationalInference, summary: dict[str, Any]) -> None:
         ("later, edges found anew", f"{learned['test_mse_dynamic']:.2e}")])
 
 
-_STUDY = Study(jobs=_jobs, columns={"test_accuracy": "edge accuracy, %", "test_accuracy_refined": "refined, %"},
-               finish=_finish)
-RUNNER = dataclasses.replace(_STUDY.runner, show=_show)
+RUNNER = Study(jobs=_jobs, columns={"test_accuracy": "edge accuracy, %", "test_accuracy_refined": "refined, %"},
+               finish=_finish, show_more=_show).runner

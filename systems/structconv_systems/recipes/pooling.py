@@ -10,10 +10,10 @@ import torch
 from structconv.pictures import basis_png
 from structconv_systems.data.generated import QUESTIONS, Labeled, entry_channels, labeled_entries
 from structconv_systems.models.pooling import POOLINGS, PoolingClassifier
-from structconv_systems.recipes.generated import Classification, parts_of
+from structconv_systems.recipes.generated import Classification, parts_of, trainings
 from structconv_systems.recipes.options.comparisons import Pooling
 from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study, jobs_of
+from structconv_systems.train.study import Finished, Job, Study
 
 __all__ = ["RUNNER", "WINS", "PoolingTask", "entries", "network"]
 
@@ -46,11 +46,7 @@ class PoolingTask(Classification):
 
 def _jobs(recipe: Pooling, run: Run | None) -> list[Job]:
     return [job for question in QUESTIONS for parts in [entries(recipe, question)] for name in POOLINGS
-            for job in jobs_of(recipe, f"{name}-{question}", partial(_task, name=name, parts=parts), PoolingTask)]
-
-
-def _task(recipe: Pooling, name: str, parts: dict[str, Labeled], seed: int) -> PoolingTask:
-    return PoolingTask(network(recipe, name), recipe, parts, seed)
+            for job in trainings(recipe, f"{name}-{question}", partial(network, recipe, name), parts, PoolingTask)]
 
 
 def _finish(recipe: Pooling, finished: Finished) -> dict[str, Any]:

@@ -165,12 +165,11 @@ def baseline(recipe: TSP, model: TourModel, seed: int) -> Baseline:
         return Exponential(recipe.decay)
     if recipe.baseline == "shared":
         return Shared(recipe.copies)
-    return Rollout(model, measure, partial(_challengers, recipe, seed), every=recipe.challenge_every,
-                   alpha=recipe.alpha, decay=recipe.decay)
 
+    def challengers(number: int) -> Tensor:
+        return uniform(recipe.challengers, recipe.nodes, _CHALLENGES + 1_000_003 * seed + number)
 
-def _challengers(recipe: TSP, seed: int, number: int) -> Tensor:
-    return uniform(recipe.challengers, recipe.nodes, _CHALLENGES + 1_000_003 * seed + number)
+    return Rollout(model, measure, challengers, every=recipe.challenge_every, alpha=recipe.alpha, decay=recipe.decay)
 
 
 class _Reinforced(Optimization):
@@ -249,10 +248,6 @@ class Heuristic(nn.Module):
         return self.rule(table)
 
 
-def _mended(table: Tensor) -> Tensor:
-    return two_opt(table, farthest_insertion(table))
-
-
 def _restarted(table: Tensor) -> Tensor:
     """The shortest of as many tours as `turned_tours` compares, each a random one after 2-opt."""
     batch, nodes = table.shape[:2]
@@ -263,7 +258,9 @@ def _restarted(table: Tensor) -> Tensor:
 
 
 #: The rules that stand beside the network.
-_RULES = {"farthest-insertion": farthest_insertion, "insertion-2-opt": _mended, "2-opt-of-eight": _restarted}
+_RULES: dict[str, Callable[[Tensor], Tensor]] = {
+    "farthest-insertion": farthest_insertion,
+    "insertion-2-opt": lambda table: two_opt(table, farthest_insertion(table)), "2-opt-of-eight": _restarted}
 
 
 def _by_rule(parts: Parts[Instances], model: nn.Module, part: str) -> dict[str, float]:
@@ -284,13 +281,9 @@ def _jobs(recipe: TSP, run: Run | None) -> list[Job]:
     tests = [Instances.read(recipe.test)] * recipe.seeds if recipe.test else [
         Instances.drawn(recipe.instances, recipe.nodes, _TEST + (seed << 24)) for seed in range(recipe.seeds)]
     parts = [Parts({"val": val, "test": test}, of="instances; each training step draws new ones") for test in tests]
-    return [*jobs_of(recipe, "attention", partial(_task, parts=parts), TourTask),
+    return [*jobs_of(recipe, "attention", lambda options, seed: TourTask(options, parts[seed], seed), TourTask),
             *(fitted_job(name, seed, partial(Heuristic, rule), partial(_by_rule, own))
               for name, rule in _RULES.items() for seed, own in enumerate(parts))]
-
-
-def _task(recipe: TSP, parts: Sequence[Parts[Instances]], seed: int) -> TourTask:
-    return TourTask(recipe, parts[seed], seed)
 
 
 def _finish(recipe: TSP, finished: Finished) -> dict[str, Any]:

@@ -66,6 +66,7 @@ class Study:
         columns: the figures of the table, by their names in what `Task.test` measures their names for people; the first
             is the one the recipe is about. The first training measures all of them, the others at least the first.
         finish: (recipe, finished) -> what else the summary says; it may write pictures and samples into the run.
+        show_more: (recipe, summary): print what a summary says beside the figures of each group.
         use: see `Runner`.
 
     Example:
@@ -82,6 +83,7 @@ class Study:
     jobs: Callable[[Any, Run | None], list[Job]]
     columns: Mapping[str, str]
     finish: Callable[[Any, Finished], dict[str, Any]] = lambda recipe, finished: {}
+    show_more: Callable[[Any, dict[str, Any]], None] = lambda recipe, summary: None
     use: Callable[..., Any] | None = None
 
     @property
@@ -118,6 +120,7 @@ class Study:
         print_table((recipe.name, *self.columns.values()), group_rows(summary["groups"], self.columns))
         print(f"{sentence(summary['headline'])} Seeds: {recipe.seeds}.")
         print(f"run: {summary['run']}")
+        self.show_more(recipe, summary)
 
     def _trainings(self, recipe: Measured, run: Run | None) -> list[Job]:
         """Its trainings; `ConfigError` if the recipe has a rate for a group that none of them is of."""

@@ -7,7 +7,7 @@ from structconv.analysis.fields import receptive_field
 from structconv.analysis.flops import forward_flops
 from structconv.primitives.products import product
 from structconv_systems.models.digits import VARIANTS, PixelNetwork
-from structconv_systems.recipes.options.digits import DIGIT_BASES
+from structconv_systems.recipes.options.images import DIGIT_BASES
 
 
 def test_the_recipe_names_the_variants():

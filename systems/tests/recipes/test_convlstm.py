@@ -10,7 +10,7 @@ import torch
 
 from structconv.cli import main
 from structconv_systems.recipes.convlstm import network, videos_of
-from structconv_systems.recipes.options.convlstm import MovingDigits
+from structconv_systems.recipes.options.images import MovingDigits
 from structconv_systems.train.parts import final_evaluation
 from systems.tests.recipes.runs import check_laws, evaluated
 

@@ -9,7 +9,7 @@ import torch
 from structconv.cli import main
 from structconv_systems.models.dcrnn import Persistence
 from structconv_systems.recipes.dcrnn import Sensors
-from structconv_systems.recipes.options.dcrnn import Traffic
+from structconv_systems.recipes.options.series import Traffic
 from structconv_systems.recipes.register import recipe_of
 from structconv_systems.train.parts import final_evaluation
 from structconv_systems.train.run import Run

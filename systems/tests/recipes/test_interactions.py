@@ -8,7 +8,7 @@ import torch
 
 from structconv.cli import main
 from structconv_systems.recipes.interactions import RUNNER, InteractionTask, Motion
-from structconv_systems.recipes.options.interactions import Interactions
+from structconv_systems.recipes.options.physics import Interactions
 from structconv_systems.train.parts import final_evaluation
 from systems.tests.recipes.runs import check_laws, evaluated
 

@@ -9,7 +9,7 @@ import torch
 from structconv.cli import main
 from structconv_systems.data.molecules import descriptors
 from structconv_systems.recipes.molecules import RUNNER, Forest, MoleculesTask, Table
-from structconv_systems.recipes.options.molecules import Molecules
+from structconv_systems.recipes.options.graphs import Molecules
 from structconv_systems.train.parts import final_evaluation
 from systems.tests.recipes.runs import check_laws, evaluated
 
