@@ -33,7 +33,7 @@ def test_parameters_and_flops_are_those_of_the_present_code(basis):
     assert forward_flops(model, digits.test.images[:1]) == recorded["flops"], "record a new run: make results"
 
 
-def test_a_run_is_recorded_and_replaces_the_table(tmp_path, monkeypatch):
+def test_a_run_is_recorded_and_replaces_the_table(tmp_path, monkeypatch, written):
     run = tmp_path / "run"
     (run / "pictures").mkdir(parents=True)
     bases = {"shifts": {**RESULTS["bases"]["shifts"], "title": "a | b", "flops": 12_340_000}}
@@ -43,8 +43,7 @@ def test_a_run_is_recorded_and_replaces_the_table(tmp_path, monkeypatch):
                                                       "command": ["structconv"]}))
     for name in results.PICTURES:
         (run / "pictures" / name).write_bytes(name.encode())
-    page = tmp_path / "README.md"
-    page.write_text(f"before\n{results.BEGIN}old\n{results.END}after\n")
+    page = written("README.md", f"before\n{results.BEGIN}old\n{results.END}after\n")
     for name, place in {"PAGE": page, "RECORDED": tmp_path / "kept" / "run.json", "IMAGES": tmp_path}.items():
         monkeypatch.setattr(results, name, place)
     results.main([str(run)])

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from structconv.errors import ConfigError
 from structconv.structures import Graph
 from structconv_systems.models.mnist_cheb import GraphLeNet, GridLeNet, pixel_graph
 from systems.tests.models.images import drawn
@@ -70,8 +69,3 @@ def test_signals_of_any_graph():
     model = GraphLeNet(graph, 2, channels=(3,), order=3, hidden=4)
     assert model(torch.randn(5, 9)).shape == (5, 2)
     assert isinstance(model.classify, nn.Sequential)
-
-
-def test_images_that_are_too_small():
-    with pytest.raises(ConfigError, match="sides halved"):
-        GridLeNet((3, 12), 2, channels=(2, 2))

@@ -35,13 +35,6 @@ def test_alignments_are_shares_of_the_channels():
         make("attention").alignment(own, words)
 
 
-def test_bad_options():
-    with pytest.raises(ConfigError, match="odd"):
-        make(kernel=4)
-    with pytest.raises(ConfigError, match="pooling"):
-        make("mean")
-
-
 @pytest.mark.parametrize("pooling", ["max", "attention", "both"])
 def test_a_source_without_words_has_finite_logits_and_disturbs_no_other(pooling):
     model = make(pooling).eval()

@@ -135,15 +135,7 @@ def test_compiled_whole():
     torch.testing.assert_close(compiled(SOURCE, TARGET), model(SOURCE, TARGET), atol=1e-5, rtol=1e-5)
 
 
-def test_what_has_no_meaning_is_told():
-    with pytest.raises(ConfigError, match="heads must divide"):
-        Transformer(WORDS, channels=10, heads=3)
-    with pytest.raises(ConfigError, match="norm"):
-        make(norm="none")
-    with pytest.raises(ConfigError, match="positions"):
-        make(positions="rotary")
-    with pytest.raises(ConfigError, match="layers"):
-        make(layers=0)
+def test_learned_positions_have_a_length():
     with pytest.raises(ShapeError, match="length=5"):
         make(positions="learned", length=5)(SOURCE, TARGET)
 
