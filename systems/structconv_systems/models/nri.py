@@ -12,17 +12,7 @@ from structconv.errors import ConfigError
 from structconv.mechanisms import Incidence
 from structconv.nn import Conv, Conv1d, GraphNetwork, Linear
 from structconv.structures import Graph
-from structconv_systems.models.nri_pairs import (
-    ForceDecoder,
-    PairEncoder,
-    Plane,
-    Space,
-    TurningDecoder,
-    acting_types,
-    update_of,
-    weighted,
-    windows,
-)
+from structconv_systems.models import nri_pairs
 
 __all__ = ["Correlation", "Decoder", "Encoder", "Inferred", "RecurrentDecoder", "RelationalInference", "SeriesEncoder"]
 
@@ -102,7 +92,7 @@ class RelationalInference(nn.Module):
                    types=types, temperature=temperature)
 
     @classmethod
-    def structured(cls, space: Space, *, times: int, types: int = 2, still: bool = True, hidden: int = 64,
+    def structured(cls, space: nri_pairs.Space, *, times: int, types: int = 2, still: bool = True, hidden: int = 64,
                    temperature: float = 0.5, symmetric: bool = True) -> RelationalInference:
         """The encoder of pairs over time, with a decoder that forms forces in the plane or turns phases.
 
@@ -111,8 +101,8 @@ class RelationalInference(nn.Module):
             symmetric: the two directions of a pair have the same logits.
             still, hidden: as in `paper`.
         """
-        decoder = ForceDecoder if isinstance(space, Plane) else TurningDecoder
-        return cls(PairEncoder(space, types, hidden=hidden, symmetric=symmetric),
+        decoder = nri_pairs.ForceDecoder if isinstance(space, nri_pairs.Plane) else nri_pairs.TurningDecoder
+        return cls(nri_pairs.PairEncoder(space, types, hidden=hidden, symmetric=symmetric),
                    decoder(types, still=still, hidden=hidden), times=times, types=types, temperature=temperature)
 
     def forward(self, x: Tensor, graph: Graph, starts: Tensor, horizon: int) -> Inferred:
@@ -189,7 +179,7 @@ class SeriesEncoder(nn.Module):
         self.read = GraphNetwork(hidden, hidden, edge=(hidden, hidden, types), activation=nn.ELU)
 
     def forward(self, x: Tensor, graph: Graph) -> Tensor:
-        edges = self.embed(self._over_time(self.first(windows(x, _KERNEL, 1), graph).edges.relu()))
+        edges = self.embed(self._over_time(self.first(nri_pairs.windows(x, _KERNEL, 1), graph).edges.relu()))
         nodes = self.node_norm(self.nodes(None, graph, edges).nodes)
         logits: Tensor = self.read(nodes, graph, edges).edges
         return logits
@@ -224,12 +214,12 @@ class Decoder(nn.Module):
 
     def __init__(self, channels: int, types: int, *, still: bool = True, hidden: int = 256, messages: int = 1) -> None:
         super().__init__()
-        self.acting = acting_types(types, still)
+        self.acting = nri_pairs.acting_types(types, still)
         ends = Incidence("sender") | Incidence("receiver")
         self.messages = nn.ModuleList(Conv(ends, channels, hidden) for _ in self.acting)
         self.deeper = nn.ModuleList(nn.Sequential(*(part for _ in range(messages - 1) for part in (
             Linear(hidden, hidden), nn.ReLU()))) for _ in self.acting)
-        self.update = update_of(channels, self.acting, hidden, hidden)
+        self.update = nri_pairs.update_of(channels, self.acting, hidden, hidden)
         self.rest = nn.Sequential(nn.ReLU(), Linear(hidden, hidden), nn.ReLU(), Linear(hidden, channels))
         self.drift = Linear(channels, channels)
         for parameter in (*self.rest[-1].parameters(), *self.drift.parameters()):
@@ -238,7 +228,7 @@ class Decoder(nn.Module):
     def forward(self, x: Tensor, graph: Graph, edges: Tensor, horizon: int, starts: Tensor | None = None) -> Tensor:
         """States (B, T, N, C), the edges' types (B, E, K), and from where rollouts begin, (W,), from each state where
         absent -> the H states after each, (B, W, H, N, C)."""
-        graphs, states = weighted(graph, edges[:, None], self.acting), []
+        graphs, states = nri_pairs.weighted(graph, edges[:, None], self.acting), []
         x = x if starts is None else x[:, starts]
         for _ in range(horizon):
             x = x + self.drift(x) + self._change(x, graph, graphs)
@@ -271,12 +261,13 @@ class RecurrentDecoder(nn.Module):
 
     def __init__(self, channels: int, types: int, *, still: bool = True, hidden: int = 256, messages: int = 1) -> None:
         super().__init__()
-        self.hidden, self.acting = hidden, acting_types(types, still)
+        self.hidden, self.acting = hidden, nri_pairs.acting_types(types, still)
         ends = Incidence("sender") | Incidence("receiver")
         self.messages = nn.ModuleList(Conv(ends, hidden, hidden) for _ in self.acting)
         self.deeper = nn.ModuleList(nn.Sequential(nn.Tanh(), *(part for _ in range(messages - 1) for part in (
             Linear(hidden, hidden), nn.Tanh()))) for _ in self.acting)
-        self.inputs, self.state = update_of(channels, self.acting, hidden, 3 * hidden), Linear(hidden, 3 * hidden)
+        self.inputs = nri_pairs.update_of(channels, self.acting, hidden, 3 * hidden)
+        self.state = Linear(hidden, 3 * hidden)
         self.rest = nn.Sequential(Linear(hidden, hidden), nn.ReLU(), Linear(hidden, hidden), nn.ReLU(),
                                   Linear(hidden, channels))
         for parameter in self.rest[-1].parameters():
@@ -284,7 +275,7 @@ class RecurrentDecoder(nn.Module):
 
     def forward(self, x: Tensor, graph: Graph, edges: Tensor, horizon: int, starts: Tensor | None = None) -> Tensor:
         """As `Decoder`."""
-        graphs = weighted(graph, edges[:, None], self.acting)
+        graphs = nri_pairs.weighted(graph, edges[:, None], self.acting)
         starts = torch.arange(x.shape[1], device=x.device) if starts is None else starts
         h, read = x.new_zeros(*x[:, :1].shape[:-1], self.hidden), []
         for t in range(int(starts.max()) + 1):

@@ -10,13 +10,7 @@ import torch
 from structconv.analysis.flops import forward_flops
 from structconv.commands.table import print_table
 from structconv_systems.data.generated import MARKS, NOISE, Labeled, temporal_order
-from structconv_systems.models.architectures import (
-    ARCHITECTURES,
-    SequenceClassifier,
-    dilated_layers,
-    layer_of,
-    predicted,
-)
+from structconv_systems.models import architectures as models
 from structconv_systems.recipes.generated import parts_of, trainings
 from structconv_systems.recipes.growth import exponent, growth_png, halves
 from structconv_systems.recipes.options.comparisons import Architectures
@@ -34,11 +28,11 @@ _HEADERS = ("layer", "flops are", "Mflop", "exponent", "ms", "exponent of time",
             "path")
 
 
-def network(recipe: Architectures, architecture: str) -> SequenceClassifier:
+def network(recipe: Architectures, architecture: str) -> models.SequenceClassifier:
     """The recipe's model of one architecture: `recipe.layers` layers; dilated convolutions have as many as reach the
     whole sequence."""
-    layers = dilated_layers(recipe.length, recipe.kernel) if architecture == "dilated" else recipe.layers
-    return SequenceClassifier(architecture, NOISE + MARKS, MARKS ** 2, channels=recipe.channels, layers=layers,
+    layers = models.dilated_layers(recipe.length, recipe.kernel) if architecture == "dilated" else recipe.layers
+    return models.SequenceClassifier(architecture, NOISE + MARKS, MARKS ** 2, channels=recipe.channels, layers=layers,
                               kernel=recipe.kernel, heads=recipe.heads)
 
 
@@ -51,15 +45,15 @@ def sequences(recipe: Architectures, task: str) -> dict[str, Labeled]:
 
 
 def _jobs(recipe: Architectures, run: Run | None) -> list[Job]:
-    return [job for task in _TASKS for parts in [sequences(recipe, task)] for architecture in ARCHITECTURES
+    return [job for task in _TASKS for parts in [sequences(recipe, task)] for architecture in models.ARCHITECTURES
             for job in trainings(recipe, f"{architecture}-{task}", partial(network, recipe, architecture), parts)]
 
 
 @torch.no_grad()
 def measured_costs(recipe: Architectures, progress: Progress) -> dict[str, Any]:
     """Measure one layer of each architecture by length: seconds of a call, flops counted and predicted."""
-    layers = {name: layer_of(name, recipe.channels, kernel=recipe.kernel, heads=recipe.heads).eval()
-              for name in ARCHITECTURES}
+    layers = {name: models.layer_of(name, recipe.channels, kernel=recipe.kernel, heads=recipe.heads).eval()
+              for name in models.ARCHITECTURES}
     lengths = halves(recipe.longest, _SHORTEST)
     measured: dict[str, dict[str, list[float]]] = {
         name: {"seconds": [], "flops": [], "predicted_flops": [], "sequential": [], "path": []} for name in layers}
@@ -69,12 +63,12 @@ def measured_costs(recipe: Architectures, progress: Progress) -> dict[str, Any]:
         x = torch.randn(1, length, recipe.channels, generator=torch.Generator().manual_seed(0))
         times = alternate({name: partial(layer, x) for name, layer in layers.items()}, repeats=recipe.rounds)
         for name, layer in layers.items():
-            cost = predicted(name, length, recipe.channels, kernel=recipe.kernel)
+            cost = models.predicted(name, length, recipe.channels, kernel=recipe.kernel)
             row = {"seconds": times[name].median, "flops": forward_flops(layer, x), "predicted_flops": cost.flops,
                    "sequential": cost.sequential, "path": cost.path}
             for key, number in row.items():
                 measured[name][key].append(number)
-        other_load.append(times[ARCHITECTURES[0]].other_load)
+        other_load.append(times[models.ARCHITECTURES[0]].other_load)
     return {"lengths": lengths, "channels": recipe.channels, "kernel": recipe.kernel, "other_load": other_load,
             "layers": {name: {**row, "exponents": _exponents(lengths, row)} for name, row in measured.items()}}
 
