@@ -45,8 +45,8 @@ class Recipe:
     Field types may be int, float, bool, str and tuples of one of them. `threads` is part of a recipe because sums over
     another number of threads round differently: with the same one, a run gives the same weights on the same machine.
 
-    A recipe that has another default than the one it stands on writes that alone: ``steps: int = 4000`` keeps the help
-    line and the bounds.
+    A recipe that has another default than the one it stands on writes that alone: ``class Line(Trained, steps=4000)``,
+    or the field ``steps: int = 4000``, keeps the help line and the bounds.
 
     Attributes:
         name: what the command calls it.
@@ -78,12 +78,13 @@ class Recipe:
                          choices=DEVICES)
     compile: bool = option(False, "torch.compile the model; pays for long trainings only, and needs a C++ compiler")
 
-    def __init_subclass__(cls) -> None:
-        inherited = {field.name: field.metadata for field in dataclasses.fields(cls)}
-        for key in inspect.get_annotations(cls):
-            default = cls.__dict__.get(key, dataclasses.MISSING)
-            if key in inherited and not isinstance(default, dataclasses.Field):
-                setattr(cls, key, dataclasses.field(default=default, metadata=inherited[key]))
+    def __init_subclass__(cls, **defaults: Any) -> None:
+        inherited, own = {field.name: field for field in dataclasses.fields(cls)}, inspect.get_annotations(cls)
+        defaults |= {key: cls.__dict__.get(key, dataclasses.MISSING) for key in own if key in inherited}
+        cls.__annotations__ = {**own, **{key: inherited[key].type for key in defaults}}
+        for key, default in defaults.items():
+            if not isinstance(default, dataclasses.Field):
+                setattr(cls, key, dataclasses.field(default=default, metadata=inherited[key].metadata))
 
     def __post_init__(self) -> None:
         kinds = typing.get_type_hints(type(self))

@@ -27,7 +27,7 @@ def _over_words(group: str, figure: float) -> Effect:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cora(InFolder):
+class Cora(InFolder, seeds=10):
     """Options of the three Cora recipes.
 
     Attributes:
@@ -43,7 +43,6 @@ class Cora(InFolder):
     where = "The files are in the folder data of github.com/kimiyoung/planetoid."
     presets: ClassVar = {"quick": {"seeds": 1, "epochs": 60}}
     dataset: str = option("cora", "NAME of the files ind.NAME.*: any data set in the Planetoid format")
-    seeds: int = 10
     verify: bool = option(True, "compare the files with their published SHA-256")
     learning_rate: float = option(0.01, "learning rate of Adam", minimum=0, below=1e38)
     weight_decay: float = option(5e-4, "L2 penalty", minimum=0)
@@ -91,7 +90,7 @@ class CoraCheb(CoraGCN):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CoraGAT(Cora):
+class CoraGAT(Cora, learning_rate=0.005, epochs=2000):
     """Velickovic et al. (2018), section 3.3."""
 
     name = "cora-gat"
@@ -102,11 +101,9 @@ class CoraGAT(Cora):
     figures: ClassVar = {"cora": "83.0 ± 0.7 on Cora", "citeseer": "72.5 ± 0.7 on Citeseer",
                          "pubmed": "79.0 ± 0.3 on Pubmed"}
     published = figures["cora"]
-    learning_rate: float = 0.005
     heads: int = option(8, "attention heads of the first layer", minimum=1)
     hidden: int = option(8, "channels of each head", minimum=1)
     dropout: float = option(0.6, "share of inputs, hidden units and attention dropped", minimum=0, below=1)
-    epochs: int = 2000
     patience: int = option(100, "validations without a better loss or accuracy before stopping", minimum=1)
 
 
@@ -114,7 +111,8 @@ _READOUTS = ("sum", "mean", "max", "softmax", "set2set")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Molecules(OnFiles):
+class Molecules(OnFiles, seeds=10, steps=2500, optimizer="adamw", weight_decay=0.05, ema=0.99, learning_rate=1.5e-3,
+                schedule="cosine", warmup=100, validate_every=100):
     """Gilmer et al. (2017), on a data set of MoleculeNet (Wu et al. 2018)."""
 
     name = "molecules"
@@ -151,15 +149,6 @@ class Molecules(OnFiles):
     members: int = option(1, "models that differ in their first weights, whose mean is the prediction", minimum=1)
     dropout: float = option(0.1, "share of hidden units dropped after the readout", minimum=0, below=1)
     batch_size: int = option(32, "molecules in a batch", minimum=1)
-    seeds: int = 10
-    steps: int = 2500
-    optimizer: str = "adamw"
-    weight_decay: float = 0.05
-    ema: float = 0.99
-    learning_rate: float = 1.5e-3
-    schedule: str = "cosine"
-    warmup: int = 100
-    validate_every: int = 100
 
     @property
     def expected(self) -> Effect:

@@ -18,7 +18,7 @@ _BLOCKS = ("embedded-gaussian", "gaussian", "dot-product", "concatenation")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnImages(OnFiles):
+class OnImages(OnFiles, schedule="cosine", warmup=100, clip=5.0):
     """Options of the recipes that classify images."""
 
     folder = "mnist"
@@ -30,9 +30,6 @@ class OnImages(OnFiles):
     held_out: int = option(5000, "validation images: the last of the training images", minimum=1)
     samples: int = option(0, "use the first so many training images; 0: all", minimum=0)
     batch_size: int = option(100, "images in a batch", minimum=1)
-    schedule: str = "cosine"
-    warmup: int = 100
-    clip: float = 5.0
 
     def _files_at(self, path: Path) -> list[Path]:
         return files_of(path)
@@ -43,15 +40,15 @@ class OnImages(OnFiles):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MnistCheb(OnImages):
+class MnistCheb(OnImages, seeds=3, steps=2750, weight_decay=1e-4, optimizer="adamw", validate_every=550,
+                checkpoint_every=110):
     """Defferrard, Bresson and Vandergheynst (2016), section 5.1."""
 
     name = "mnist-cheb"
     learning = "loss"
     published = "99.14 on MNIST (CNN: 99.33)"
-    effect: ClassVar = Effect(
-        claim="accuracy of the graph network over the CNN, points; 0.5 less counts as none",
-        figure="test_accuracy", pairs=(("graph", "cnn"),), published=99.14 - 99.33, margin=-0.5)
+    effect: ClassVar = Effect(claim="accuracy of the graph network over the CNN, points; 0.5 less counts as none",
+                              figure="test_accuracy", pairs=(("graph", "cnn"),), published=99.14 - 99.33, margin=-0.5)
     presets: ClassVar = {
         "quick": {"seeds": 1, "samples": 10_000, "order": 9, "channels": (16, 32), "hidden": 128, "steps": 500,
                   "validate_every": 250, "checkpoint_every": 125, "learning_rate": 2e-3},
@@ -63,12 +60,6 @@ class MnistCheb(OnImages):
                                        minimum=1)
     hidden: int = option(512, "channels of the layer before the logits", minimum=1)
     dropout: float = option(0.5, "share of these channels dropped", minimum=0, below=1)
-    seeds: int = 3
-    steps: int = 2750
-    weight_decay: float = 1e-4
-    optimizer: str = "adamw"
-    validate_every: int = 550
-    checkpoint_every: int = 110
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,14 +70,13 @@ class MnistCheb(OnImages):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NonLocal(OnImages):
+class NonLocal(OnImages, seeds=3, steps=1100, learning_rate=1e-2, warmup=20, validate_every=275, checkpoint_every=110):
     """Wang, Girshick, Gupta and He (2018), section 4.1 and table 2a."""
 
     name = "nonlocal"
     published = "72.7 on Kinetics, without a block 71.8"
-    effect: ClassVar = Effect(
-        claim="least accuracy with a block over none, points", figure="test_accuracy",
-        pairs=tuple((name, "none") for name in _BLOCKS), published=72.5 - 71.8)
+    effect: ClassVar = Effect(claim="least accuracy with a block over none, points", figure="test_accuracy",
+                              pairs=tuple((name, "none") for name in _BLOCKS), published=72.5 - 71.8)
     presets: ClassVar = {
         "quick": {"blocks": ("gaussian",), "samples": 10_000, "steps": 200, "validate_every": 100,
                   "checkpoint_every": 100, "seeds": 1, "longest": 56, "rounds": 3},
@@ -99,12 +89,6 @@ class NonLocal(OnImages):
     longest: int = option(112, "pixels on a side of the largest timed image; the others are 1/2, 1/4, ... of it, "
                           "down to 14", minimum=28)
     rounds: int = option(5, "rounds of timing; each times every block once", minimum=3)
-    seeds: int = 3
-    steps: int = 1100
-    learning_rate: float = 1e-2
-    warmup: int = 20
-    validate_every: int = 275
-    checkpoint_every: int = 110
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,7 +97,8 @@ class NonLocal(OnImages):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MovingDigits(OnFiles):
+class MovingDigits(OnFiles, seeds=3, steps=800, learning_rate=3e-3, schedule="cosine", warmup=50, clip=0.0,
+                   validate_every=250, checkpoint_every=100):
     """Shi et al. (2015)."""
 
     name = "convlstm"
@@ -148,14 +133,6 @@ class MovingDigits(OnFiles):
     layers: int = option(2, "layers of cells in the encoder and in the decoder", minimum=1)
     wide: int = option(512, "hidden units of the wide LSTM; 0: a state of as many numbers as the ConvLSTM's", minimum=0)
     batch_size: int = option(16, "videos in a batch", minimum=1)
-    seeds: int = 3
-    steps: int = 800
-    learning_rate: float = 3e-3
-    schedule: str = "cosine"
-    warmup: int = 50
-    clip: float = 0.0
-    validate_every: int = 250
-    checkpoint_every: int = 100
 
     def __post_init__(self) -> None:
         super().__post_init__()

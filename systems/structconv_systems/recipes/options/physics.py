@@ -20,7 +20,8 @@ _PAPER: dict[str, Any] = {"model": "paper", "symmetric": False, "horizon": 10, "
 
 
 @dataclass(frozen=True, kw_only=True)
-class RelationalInference(Trained):
+class RelationalInference(Trained, seeds=3, steps=8000, rates=("supervised=5e-3",), learning_rate=2e-3,
+                          schedule="cosine", warmup=50, validate_every=250):
     """Kipf et al. (2018)."""
 
     name = "nri"
@@ -58,13 +59,6 @@ class RelationalInference(Trained):
     dropout: float = option(0.0, "share of hidden units dropped in the paper's encoder", minimum=0, below=1)
     batch_size: int = option(32, "simulations in a batch", minimum=1)
     supervised_steps: int = option(3000, "steps of the encoder that is trained on the true graphs", minimum=1)
-    seeds: int = 3
-    steps: int = 8000
-    rates: tuple[str, ...] = ("supervised=5e-3",)
-    learning_rate: float = 2e-3
-    schedule: str = "cosine"
-    warmup: int = 50
-    validate_every: int = 250
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,7 +89,8 @@ _BODIES = ("gravity", "balls", "string")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interactions(Trained):
+class Interactions(Trained, seeds=3, steps=12_000, learning_rate=2e-3, schedule="cosine", warmup=50,
+                   validate_every=1000, checkpoint_every=500):
     """Battaglia et al. (2016)."""
 
     name = "interactions"
@@ -128,13 +123,6 @@ class Interactions(Trained):
     effects: int = option(48, "channels of an effect; 50 in the paper", minimum=1)
     layers: int = option(2, "hidden layers of the network of effects; 4 in the paper", minimum=1)
     batch_size: int = option(64, "steps of simulations in a batch", minimum=1)
-    seeds: int = 3
-    steps: int = 12_000
-    learning_rate: float = 2e-3
-    schedule: str = "cosine"
-    warmup: int = 50
-    validate_every: int = 1000
-    checkpoint_every: int = 500
 
     @staticmethod
     def from_here(name: str) -> str:

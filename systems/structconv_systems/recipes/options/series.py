@@ -14,7 +14,7 @@ __all__ = ["Series", "Traffic"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Series(OnFiles):
+class Series(OnFiles, seeds=3, steps=1200, learning_rate=9e-3, schedule="cosine", warmup=50, clip=5.0):
     """Cinar et al. (2017, 2018)."""
 
     name = "series"
@@ -22,9 +22,8 @@ class Series(OnFiles):
     where = "Los-loop is at github.com/lehaifeng/T-GCN, data/los_speed.csv; any CSV of series goes."
     published = "period-aware below plain attention"
     reads = ("file", "test")
-    effect: ClassVar = Effect(
-        claim="absolute error, plain over period-aware attention", figure="test_mae", higher=False, ratio=True,
-        pairs=(("period-aware", "attention"),))
+    effect: ClassVar = Effect(claim="absolute error, plain over period-aware attention", figure="test_mae",
+                              higher=False, ratio=True, pairs=(("period-aware", "attention"),))
     presets: ClassVar = {
         "quick": {"history": 300, "patch": 12, "hidden": 32, "steps": 300, "validate_every": 150,
                   "checkpoint_every": 50, "seeds": 1, "stride": 12, "learning_rate": 1e-2}}
@@ -45,12 +44,6 @@ class Series(OnFiles):
     gap: int = option(12, "consecutive readings in a gap", minimum=1)
     batch_size: int = option(128, "histories in a batch", minimum=1)
     stride: int = option(3, "times between the starts of two forecasts in validation, and with gaps", minimum=1)
-    seeds: int = 3
-    steps: int = 1200
-    learning_rate: float = 9e-3
-    schedule: str = "cosine"
-    warmup: int = 50
-    clip: float = 5.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,7 +58,8 @@ class Series(OnFiles):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traffic(OnFiles):
+class Traffic(OnFiles, seeds=3, steps=700, learning_rate=2e-2, rates=("without-graph=4e-2",), schedule="cosine",
+              warmup=20, clip=5.0, validate_every=100, checkpoint_every=100):
     """Li et al. (2018)."""
 
     name = "dcrnn"
@@ -97,8 +91,7 @@ class Traffic(OnFiles):
     valid: float = option(0.1, "share of the times for validation; the rest is for testing", minimum=0.01, below=1)
     history: int = option(12, "input readings of a forecast", minimum=1)
     horizon: int = option(12, "forecast readings", minimum=1)
-    period: int = option(288, "readings in a day, so that the time of day is an input; 0: it is no input",
-                         minimum=0)
+    period: int = option(288, "readings in a day, so that the time of day is an input; 0: it is no input", minimum=0)
     walk: int = option(2, "longest walk on the graph, in steps", minimum=0)
     hidden: int = option(32, "channels of a state", minimum=1)
     layers: int = option(1, "layers of cells in the encoder and in the decoder", minimum=1)
@@ -106,15 +99,6 @@ class Traffic(OnFiles):
                              "tau / (tau + exp(step / tau)); 0: never", minimum=0)
     batch_size: int = option(16, "histories in a batch, of all sensors", minimum=1)
     stride: int = option(3, "times between the starts of two forecasts in validation", minimum=1)
-    seeds: int = 3
-    steps: int = 700
-    learning_rate: float = 2e-2
-    rates: tuple[str, ...] = ("without-graph=4e-2",)
-    schedule: str = "cosine"
-    warmup: int = 20
-    clip: float = 5.0
-    validate_every: int = 100
-    checkpoint_every: int = 100
 
     def __post_init__(self) -> None:
         super().__post_init__()
