@@ -93,8 +93,7 @@ def alternate(works: Mapping[str, Work], *, repeats: int = 7, seconds: float = 1
         timer: seconds of one call from a work and how many calls make a sample.
     """
     end = time.perf_counter() + seconds
-    calls = {name: _calls((known or {}).get(name) or timer(work, 1), work, timer)
-             for name, work in works.items()}
+    calls = {name: _calls((known or {}).get(name) or timer(work, 1), work, timer) for name, work in works.items()}
     load = _Load()
     rounds = [_round(works, calls, timer, number) for number in range(min(repeats, 3))]
     while len(rounds) < repeats and time.perf_counter() < end:

@@ -119,10 +119,9 @@ def read_planetoid(folder: str | Path, name: str = "cora", *, verify: bool = Tru
     features, one_hot = _placed(allx, tx, ally, ty, test)
     labels = torch.from_numpy(one_hot.argmax(1).astype("int64"))
     first = y.shape[0]
-    return Planetoid(
-        name=name, features=features, labels=labels, num_classes=int(one_hot.shape[1]),
-        train=torch.arange(first), validation=torch.arange(first, min(first + _VALIDATION, allx.shape[0])),
-        test=test.sort().values, edge_index=_edges(paths["graph"], features.shape[0]))
+    return Planetoid(name=name, features=features, labels=labels, num_classes=int(one_hot.shape[1]),
+                     train=torch.arange(first), validation=torch.arange(first, min(first + _VALIDATION, allx.shape[0])),
+                     test=test.sort().values, edge_index=_edges(paths["graph"], features.shape[0]))
 
 
 def _find(folder: Path, name: str, verify: bool) -> dict[str, Path]:

@@ -7,11 +7,9 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from structconv import STRUCTURE, Adjacency, BiAffine, Chebyshev, Conv, Graph, Identity, Mechanism
 from structconv.bases.sparse import Sparse
 from structconv.derived import derived
-from structconv.mechanisms import STRUCTURE, Adjacency, BiAffine, Chebyshev, Identity, Mechanism
-from structconv.nn import Conv
-from structconv.structures import Graph
 from structconv_systems.models.sparse_input import SparseConv, drop_values
 
 __all__ = ["CitationNetwork", "chebyshev", "gat", "gcn", "perceptron"]
@@ -84,8 +82,7 @@ def chebyshev(words: int, classes: int, *, hidden: int = 16, order: int = 2, dro
     """
     polynomials = Chebyshev(order=order)
     return _glorot(CitationNetwork(SparseConv(polynomials, words, hidden),
-                                   Conv(polynomials, hidden, classes, bias=False), dropout=dropout,
-                                   activation=F.relu))
+                                   Conv(polynomials, hidden, classes, bias=False), dropout=dropout, activation=F.relu))
 
 
 def gat(words: int, classes: int, *, heads: int = 8, hidden: int = 8, dropout: float = 0.6,

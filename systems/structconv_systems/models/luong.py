@@ -8,12 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from structconv import mechanisms
-from structconv.errors import ConfigError
+from structconv import ConfigError, Padding, Window, mechanisms
 from structconv.nn import Conv, Linear
 from structconv.nn.cache import Cache
 from structconv.shapes import check_choice, check_positive
-from structconv.structures import Padding, Window
 from structconv_systems.models.recurrent import Recurrent, lstm_step
 from structconv_systems.models.tokens import PAD
 

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from structconv.errors import ConfigError
-from structconv.mechanisms import Incidence
+from structconv import ConfigError, Graph, Incidence
 from structconv.nn import Conv, Conv1d, GraphNetwork, Linear
-from structconv.structures import Graph
 from structconv_systems.models import nri_pairs
 
 __all__ = ["Correlation", "Decoder", "Encoder", "Inferred", "RecurrentDecoder", "RelationalInference", "SeriesEncoder"]
@@ -193,7 +191,7 @@ class SeriesEncoder(nn.Module):
         return pooled.unflatten(0, series.shape[:2])
 
 
-class Decoder(nn.Module):
+class Decoder(nri_pairs.Rollout):
     """x_(t+1) = x_t + W x_t + g(sum_k sum_(e: m -> n) z_ek f_k([x_m, x_n]), x_n) (eq. 10 to 12; its MLP decoder).
 
     f_k is a network for each type. Its messages are the x of the basis A_k[e, n] = z_ek where e leads to n: what a type
@@ -225,22 +223,11 @@ class Decoder(nn.Module):
         for parameter in (*self.rest[-1].parameters(), *self.drift.parameters()):
             nn.init.zeros_(parameter)
 
-    def forward(self, x: Tensor, graph: Graph, edges: Tensor, horizon: int, starts: Tensor | None = None) -> Tensor:
-        """States (B, T, N, C), the edges' types (B, E, K), and from where rollouts begin, (W,), from each state where
-        absent -> the H states after each, (B, W, H, N, C)."""
-        graphs, states = nri_pairs.weighted(graph, edges[:, None], self.acting), []
-        x = x if starts is None else x[:, starts]
-        for _ in range(horizon):
-            x = x + self.drift(x) + self._change(x, graph, graphs)
-            states.append(x)
-        return torch.stack(states, 2)
-
-    def _change(self, x: Tensor, graph: Graph, graphs: dict[str, Graph]) -> Tensor:
-        messages = {"nodes": x}
+    def following(self, x: Tensor, graph: Graph, graphs: dict[str, Graph]) -> Tensor:
+        moved, messages = x + self.drift(x), {"nodes": x}
         for name, first, deeper in zip(graphs, self.messages, self.deeper, strict=True):
             messages[name] = deeper(first(x, structure=graph).relu())
-        change: Tensor = self.rest(self.update(messages, structure=graphs or None))
-        return change
+        return moved + self.rest(self.update(messages, structure=graphs or None))
 
 
 class RecurrentDecoder(nn.Module):

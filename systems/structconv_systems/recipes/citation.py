@@ -13,12 +13,9 @@ from structconv.bases.sparse import Sparse
 from structconv.structures.graph import Graph
 from structconv_systems.data.planetoid import Planetoid, read_planetoid
 from structconv_systems.models import citation as networks
+from structconv_systems.recipes.base import Job, Parts, Run, Schedule, Study, Task
 from structconv_systems.recipes.options.graphs import Cora, CoraCheb, CoraGAT, CoraGCN
-from structconv_systems.train.loop import Schedule, Task
-from structconv_systems.train.parts import Parts
-from structconv_systems.train.run import Run
 from structconv_systems.train.stopping import LossWindow, Patience
-from structconv_systems.train.study import Job, Study
 
 __all__ = ["RUNNER", "CitationTask", "network", "row_normalized"]
 

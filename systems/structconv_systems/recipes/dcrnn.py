@@ -12,22 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from structconv import Graph, Identity
 from structconv.errors import DataError
-from structconv.mechanisms import Identity
-from structconv.structures import Graph
 from structconv_systems import pictures
 from structconv_systems.data import series as data
 from structconv_systems.data.sensors import read_locations
 from structconv_systems.models.dcrnn import DCRNN, Persistence, diffusion, sampled_share, width_without_graph
 from structconv_systems.models.forecasts import LinearForecast, MeanForecast, TimeOfDay, ZeroForecast
 from structconv_systems.models.series import History
+from structconv_systems.recipes.base import Batches, BatchTask, Finished, Job, Parts, Run, Study, jobs_of, untrained_job
 from structconv_systems.recipes.options.series import Traffic
-from structconv_systems.train.batches import Batches
-from structconv_systems.train.parts import Parts
-from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study, jobs_of
-from structconv_systems.train.task import BatchTask
-from structconv_systems.train.untrained import untrained_job
 
 __all__ = ["RUNNER", "DCRNNTask", "Sensors", "network"]
 
@@ -234,5 +228,4 @@ def _positions(recipe: Traffic, sensors: Sensors) -> Tensor:
 
 
 RUNNER = Study(jobs=_jobs, columns={"test_mae": "MAE", "test_mae_3_of_12": "at 1/4", "test_mae_6_of_12": "1/2",
-                                    "test_mae_12_of_12": "the end", "test_rmse": "RMSE"},
-               finish=_finish).runner
+                                    "test_mae_12_of_12": "the end", "test_rmse": "RMSE"}, finish=_finish).runner

@@ -23,12 +23,8 @@ from structconv_systems.models.interaction_features import (
     StringFeatures,
 )
 from structconv_systems.models.interactions import InteractionNetwork
+from structconv_systems.recipes.base import BatchTask, Finished, Job, Parts, Run, Study, Windows, jobs_of
 from structconv_systems.recipes.options import physics as options
-from structconv_systems.train.batches import Windows
-from structconv_systems.train.parts import Parts
-from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study, jobs_of
-from structconv_systems.train.task import BatchTask
 
 __all__ = ["RUNNER", "InteractionTask", "Motion", "Steps", "network"]
 
@@ -193,7 +189,7 @@ def _jobs(recipe: options.Interactions, run: Run | None) -> list[Job]:
                                InteractionTask)]
 
 
-def _finish(recipe: options.Interactions, finished: Finished) -> dict[str, Any]:
+def _finish(recipe: options.Interactions, finished: Finished) -> None:
     """A test simulation of each system beside its rollout: the ways of the first steps, and all of it moving."""
     for name in recipe.systems:
         task = finished.task(name)
@@ -204,7 +200,6 @@ def _finish(recipe: options.Interactions, finished: Finished) -> dict[str, Any]:
                           f"{caption} The first {_DRAWN} steps; a dot: where they end.")
         finished.run.draw(f"motion-{name}.gif", pictures.motion_gif({
             title: way[::_EVERY] for title, way in ways.items()}, tail=2), f"{caption} Every {_EVERY}th step.")
-    return {}
 
 
 def _show(recipe: options.Interactions, summary: dict[str, Any]) -> None:
@@ -215,5 +210,4 @@ def _show(recipe: options.Interactions, summary: dict[str, Any]) -> None:
 
 RUNNER = Study(jobs=_jobs, columns={"test_ratio": "error of constant velocity over ours", "test_fewer": "fewer bodies",
                                     "test_more": "more bodies", "test_drift": "drift of energy in a rollout, %",
-                                    "test_drift_true": "in the simulation, %"},
-               finish=_finish, show_more=_show).runner
+                                    "test_drift_true": "in the simulation, %"}, finish=_finish, show_more=_show).runner

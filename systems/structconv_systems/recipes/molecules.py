@@ -18,13 +18,9 @@ from structconv_systems.data.molecules import Molecules as Data
 from structconv_systems.data.series import ends_of_parts
 from structconv_systems.models.molecules import Ensemble, MessagePassing
 from structconv_systems.pictures import agreement
+from structconv_systems.recipes.base import Batches, BatchTask, Parts, Run, fitted_job, generator
 from structconv_systems.recipes.options.graphs import Molecules
-from structconv_systems.train.batches import Batches, generator
-from structconv_systems.train.parts import Parts
-from structconv_systems.train.run import Run
 from structconv_systems.train.study import Finished, Job, Study, jobs_of
-from structconv_systems.train.task import BatchTask
-from structconv_systems.train.untrained import fitted_job
 
 __all__ = ["RUNNER", "MoleculesTask", "Table", "network"]
 

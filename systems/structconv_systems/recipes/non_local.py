@@ -13,14 +13,11 @@ from structconv.nn import NonLocalBlock
 from structconv_systems.data.images import Images, side_by_side
 from structconv_systems.models.non_local import FUNCTIONS, NonLocalNetwork
 from structconv_systems.plots import images_png
-from structconv_systems.recipes.generated import trainings
+from structconv_systems.recipes.base import Finished, Job, Progress, Run, Study, parameters_of
+from structconv_systems.recipes.generated import ImageTask, image_parts, trainings
 from structconv_systems.recipes.growth import exponent, growth_png, halves
-from structconv_systems.recipes.images import ImageTask, parts_of
 from structconv_systems.recipes.options.images import NonLocal
 from structconv_systems.timing import alternate
-from structconv_systems.train.progress import Progress
-from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study, parameters_of
 
 __all__ = ["RUNNER", "measured_costs"]
 
@@ -33,7 +30,7 @@ _HEADERS = ("block", "ms", "exponent", "planned Mflop", "exponent", "planned KiB
 
 def _parts(recipe: NonLocal) -> dict[str, Images]:
     """The images, or pairs of images of the same part: no image is in two parts."""
-    parts = parts_of(recipe)
+    parts = image_parts(recipe)
     if not recipe.pairs:
         return parts
     counts = {part: recipe.pairs if part == "train" else len(images) for part, images in parts.items()}

@@ -20,13 +20,8 @@ from structconv_systems import pictures
 from structconv_systems.data.physics import SYSTEMS, Oscillators, Simulations
 from structconv_systems.models.nri import Correlation, RelationalInference
 from structconv_systems.models.nri_pairs import Circle, Plane, reversed_edges
+from structconv_systems.recipes.base import Batches, BatchTask, Finished, Job, Parts, Run, Study, jobs_of, untrained_job
 from structconv_systems.recipes.options import physics as options
-from structconv_systems.train.batches import Batches
-from structconv_systems.train.parts import Parts
-from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study, jobs_of
-from structconv_systems.train.task import BatchTask
-from structconv_systems.train.untrained import untrained_job
 
 __all__ = ["RUNNER", "Motion", "SupervisedTask", "UnsupervisedTask", "network", "simulations_of"]
 
@@ -114,9 +109,8 @@ def network(recipe: options.RelationalInference, motion: Motion) -> RelationalIn
     states, still = motion.states["train"], recipe.system != "charged"
     if recipe.model == "paper":
         return RelationalInference.paper(times=recipe.times, channels=states.shape[-1], still=still,
-                                         hidden=recipe.hidden, messages=recipe.messages,
-                                         temperature=recipe.temperature, dropout=recipe.dropout,
-                                         encoder=recipe.encoder, decoder=recipe.decoder)
+                                         hidden=recipe.hidden, messages=recipe.messages, temperature=recipe.temperature,
+                                         dropout=recipe.dropout, encoder=recipe.encoder, decoder=recipe.decoder)
     space = Circle() if recipe.system == "kuramoto" else Plane()
     space.fit(states)
     return RelationalInference.structured(space, times=recipe.times, still=still, hidden=recipe.hidden,
@@ -301,7 +295,7 @@ def _jobs(recipe: options.RelationalInference, run: Run | None) -> list[Job]:
 
 
 @torch.no_grad()
-def _finish(recipe: options.RelationalInference, finished: Finished) -> dict[str, Any]:
+def _finish(recipe: options.RelationalInference, finished: Finished) -> None:
     """Draw the inferred graph and the predicted motion of a few test simulations, beside the true ones."""
     task: UnsupervisedTask = finished.task(_ALONE)
     motion, model = task.motion, task.model
@@ -313,7 +307,6 @@ def _finish(recipe: options.RelationalInference, finished: Finished) -> dict[str
             finished.run.draw("law", pictures.curves(_laws(task), x_label="distance", y_label="force"),
                               "Force on the receiver, away from the sender, by the distance of the two bodies: the law "
                               "of the simulation and the decoder's.")
-    return {}
 
 
 def _laws(task: UnsupervisedTask) -> dict[str, tuple[Tensor, dict[str, Tensor]]]:

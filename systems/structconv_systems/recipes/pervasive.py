@@ -6,11 +6,10 @@ from functools import partial
 from typing import Any
 
 from structconv_systems.models.pervasive import Pervasive as Model
+from structconv_systems.recipes.base import Finished, Job, Run, Study, parameters_of
 from structconv_systems.recipes.options.sequences import Pervasive
 from structconv_systems.recipes.rnnsearch import network as rnnsearch
 from structconv_systems.recipes.translation import translation_jobs, translator, write_translated
-from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study, parameters_of
 
 __all__ = ["RUNNER", "network"]
 
@@ -36,6 +35,5 @@ def _finish(recipe: Pervasive, finished: Finished) -> dict[str, Any]:
                 "shares of channels with their maximum there" if recipe.pooling != "attention" else ""))}
 
 
-RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"},
-               finish=_finish,
+RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"}, finish=_finish,
                use=partial(translator, network, f"{_OURS}/seed-0")).runner

@@ -6,10 +6,9 @@ import dataclasses
 from functools import partial
 
 from structconv_systems.models.rgcn import LinkPredictor
+from structconv_systems.recipes.base import Job, Run, Study, jobs_of
 from structconv_systems.recipes.links import COLUMNS, Facts, LinkTask
 from structconv_systems.recipes.options.knowledge import RGCNLinks
-from structconv_systems.train.run import Run
-from structconv_systems.train.study import Job, Study, jobs_of
 
 __all__ = ["RUNNER"]
 

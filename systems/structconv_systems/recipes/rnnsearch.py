@@ -7,10 +7,9 @@ from typing import Any
 
 from structconv_systems.data.parallel import in_a_row
 from structconv_systems.models.rnnsearch import RNNsearch as Model
+from structconv_systems.recipes.base import Finished, Job, Run, Study
 from structconv_systems.recipes.options.sequences import RNNSearch, Translation
 from structconv_systems.recipes.translation import bleu, translation_jobs, translator, write_translated
-from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study
 
 __all__ = ["RUNNER", "network"]
 

@@ -18,13 +18,8 @@ from structconv_systems.data import series as data
 from structconv_systems.models.forecasts import LinearForecast, MeanForecast, SeasonalForecast, ZeroForecast
 from structconv_systems.models.series import Forecaster, History, LastValue
 from structconv_systems.plots import forecast_png
+from structconv_systems.recipes.base import BatchTask, Finished, Job, Parts, Run, Study, Windows, jobs_of, untrained_job
 from structconv_systems.recipes.options.series import Series
-from structconv_systems.train.batches import Windows
-from structconv_systems.train.parts import Parts
-from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study, jobs_of
-from structconv_systems.train.task import BatchTask
-from structconv_systems.train.untrained import untrained_job
 
 __all__ = ["RUNNER", "Histories", "SeriesTask", "network"]
 
@@ -218,5 +213,4 @@ def _picture(task: SeriesTask) -> bytes:
 
 RUNNER = Study(jobs=_jobs, columns={"test_mae": "MAE", "test_mae_1_of_12": "at 1/12", "test_mae_3_of_12": "1/4",
                                     "test_mae_6_of_12": "1/2", "test_mae_12_of_12": "the end",
-                                    "test_mae_gaps": "with gaps"},
-               finish=_finish).runner
+                                    "test_mae_gaps": "with gaps"}, finish=_finish).runner

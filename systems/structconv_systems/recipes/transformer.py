@@ -7,11 +7,10 @@ from functools import partial
 from typing import Any
 
 from structconv_systems.models.transformer import Transformer as Model
+from structconv_systems.recipes.base import Finished, Job, Run, Study, parameters_of
 from structconv_systems.recipes.options.sequences import Transformer
 from structconv_systems.recipes.rnnsearch import network as rnnsearch
 from structconv_systems.recipes.translation import translation_jobs, translator, write_translated
-from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study, parameters_of
 
 __all__ = ["RUNNER", "network"]
 
@@ -21,8 +20,7 @@ _BESIDE = "rnnsearch"
 def network(recipe: Transformer, vocabulary: int) -> Model:
     """The recipe's model."""
     return Model(vocabulary, channels=recipe.channels, layers=recipe.layers, heads=recipe.heads, hidden=recipe.hidden,
-                 dropout=recipe.dropout, norm=recipe.norm, positions=recipe.positions,
-                 recompute=recipe.recompute)
+                 dropout=recipe.dropout, norm=recipe.norm, positions=recipe.positions, recompute=recipe.recompute)
 
 
 def _jobs(recipe: Transformer, run: Run | None) -> list[Job]:

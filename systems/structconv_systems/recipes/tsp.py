@@ -18,16 +18,11 @@ from structconv_systems.data.tsplib import read_problem, read_tour
 from structconv_systems.models.decoding import greedy, sample
 from structconv_systems.models.tours import BEGIN, TourDecoding, TourModel
 from structconv_systems.pictures import Drawing, graphs
+from structconv_systems.recipes.base import BatchTask, Finished, Job, Parts, Run, Study, Windows, fitted_job, jobs_of
 from structconv_systems.recipes.baselines import Baseline, Exponential, Rollout, Shared
 from structconv_systems.recipes.options.tsp import TSP
-from structconv_systems.train.batches import Windows
 from structconv_systems.train.device import compiled
 from structconv_systems.train.optimization import Optimization
-from structconv_systems.train.parts import Parts
-from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study, jobs_of
-from structconv_systems.train.task import BatchTask
-from structconv_systems.train.untrained import fitted_job
 
 __all__ = ["RUNNER", "Instances", "TourTask", "best_of", "greedy_tours", "network", "turned_tours"]
 
@@ -277,7 +272,7 @@ def _jobs(recipe: TSP, run: Run | None) -> list[Job]:
               for name, rule in _RULES.items() for seed, own in enumerate(parts))]
 
 
-def _finish(recipe: TSP, finished: Finished) -> dict[str, Any]:
+def _finish(recipe: TSP, finished: Finished) -> None:
     """Tours through a few test instances beside the shortest, by the first training."""
     task = finished.task("attention")
     test = task.parts["test"]
@@ -286,7 +281,6 @@ def _finish(recipe: TSP, finished: Finished) -> dict[str, Any]:
         finished.run.draw(f"tours-{place + 1}", _drawing(task, one),
                           f"Tours through the points of test instance {place + 1} "
                           "(axes: their coordinates), with their lengths and by how much they exceed the shortest.")
-    return {}
 
 
 def _drawing(task: TourTask, one: Instances) -> Drawing:

@@ -12,11 +12,10 @@ from torch import Tensor
 from structconv.errors import ConfigError
 from structconv_systems.models.walks import WalkScores, check_size, entries
 from structconv_systems.plots import alignment_png
+from structconv_systems.recipes.base import Finished, Job, Run, Study, jobs_of
 from structconv_systems.recipes.links import COLUMNS, Facts, LinkTask, consecutive
 from structconv_systems.recipes.options.knowledge import TypedWalks
-from structconv_systems.train.run import Run
 from structconv_systems.train.stopping import Last
-from structconv_systems.train.study import Finished, Job, Study, jobs_of
 
 __all__ = ["RUNNER", "WalkTask"]
 

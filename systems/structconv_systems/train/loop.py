@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -15,7 +14,7 @@ from torch.optim import Optimizer
 from structconv.errors import ConfigError
 from structconv_systems.train.checkpoint import Checkpoint, Checkpoints
 from structconv_systems.train.device import compiled, factories_on, moved
-from structconv_systems.train.events import Events
+from structconv_systems.train.events import events
 from structconv_systems.train.interrupt import Diverged, Interrupt, Interrupted
 from structconv_systems.train.parts import Parts, final_evaluation
 from structconv_systems.train.progress import Progress
@@ -233,20 +232,20 @@ def fit(make: Callable[[], Task], schedule: Schedule, *, run: Run, job: str, int
         progress.note(f"{job}: {missing} of {training.step} steps are not in {run.metrics.path}")
     progress.job(job, schedule.steps)
     with factories_on(schedule.device):
-        with closing(Events(run.folder / "events" / job, training.step)) as events:
-            _go_on(training, checkpoints, run=run, job=job, interrupt=interrupt, progress=progress, events=events)
+        with events(run.folder / "events" / job, training.step) as note:
+            _go_on(training, checkpoints, run=run, job=job, interrupt=interrupt, progress=progress, note=note)
         return _finish(training, checkpoints, run)
 
 
 def _go_on(training: _Training, checkpoints: Checkpoints, *, run: Run, job: str, interrupt: Interrupt,
-           progress: Progress, events: Events) -> None:
+           progress: Progress, note: Callable[[int, dict[str, float]], None]) -> None:
     """All steps that are left."""
     schedule = training.schedule
     shown: dict[str, float] = {}
     while training.step < schedule.steps and not training.stopped:
         metrics = training.advance()
         run.metrics.append(job, training.step, metrics)
-        events.append(training.step, metrics)
+        note(training.step, metrics)
         shown |= metrics
         if "skipped" in metrics:
             progress.note(f"{job}: step {training.step} was skipped, for its loss or gradient was not finite")

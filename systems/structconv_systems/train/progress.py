@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from types import TracebackType
 from typing import IO, Any, Self
 
 __all__ = ["Lines", "Live", "Progress", "Quiet", "progress_for"]
@@ -23,21 +22,15 @@ class Progress:
 
     Example:
 
-        >>> import sys
-        >>> from structconv_systems.train.progress import Progress, Quiet
+        >>> from structconv_systems.train.progress import Quiet
         >>> with Quiet() as progress:
-        ...     progress.jobs(1)
-        ...     progress.job("line", 2)
-        ...     progress.advance(1, {"loss": 0.5})
-        ...     progress.job_done("loss 0.5")
-        ...     progress.note("done")
+        ...     progress.note("nobody reads this")
     """
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         return None
 
     def phase(self, text: str) -> None:
@@ -59,15 +52,8 @@ class Progress:
         """A line to keep."""
 
 
-class Quiet(Progress):
-    """Reports nothing; for tests and for callers that have their own display.
-
-    Example:
-
-        >>> from structconv_systems.train.progress import Quiet
-        >>> with Quiet() as progress:
-        ...     progress.note("nobody reads this")
-    """
+#: For tests and for callers that have their own display.
+Quiet = Progress
 
 
 def progress_for(stream: IO[str] | None = None) -> Progress:
@@ -136,8 +122,7 @@ class Lines(Progress):
         self._pulse.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._over.set()
         self._pulse.join()
 
@@ -201,8 +186,7 @@ class Live(Progress):
         self._bars.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._bars.stop()
 
     def phase(self, text: str) -> None:

@@ -20,8 +20,7 @@ def read(path, **options):
 
 
 def test_esol_has_its_published_counts(real):
-    actual = read_molecules(real("molecules/delaney-processed.csv"),
-                            target="measured log solubility in mols per litre")
+    actual = read_molecules(real("molecules/delaney-processed.csv"), target="measured log solubility in mols per litre")
     assert len(actual) == 1128 and not actual.skipped
     assert (actual.targets.min(), actual.targets.max()) == (pytest.approx(-11.6), pytest.approx(1.58))
     assert actual.smiles[1] == "Cc1occc1C(=O)Nc2ccccc2" and actual.targets[1] == pytest.approx(-3.3)

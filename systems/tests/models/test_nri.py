@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from structconv.errors import ConfigError
-from structconv.structures import Graph
+from structconv import ConfigError, Graph
 from structconv_systems.data.physics import Springs
 from structconv_systems.models.nri import Correlation, Decoder, RecurrentDecoder, RelationalInference, SeriesEncoder
 from systems.tests.models.sequences import check_in_any_order, trained

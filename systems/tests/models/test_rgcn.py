@@ -4,9 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from structconv.errors import ConfigError, StructureError
-from structconv.nn import RelationalConv
-from structconv.structures import KnowledgeGraph
+from structconv import ConfigError, KnowledgeGraph, RelationalConv, StructureError
 from structconv_systems.models.rgcn import EntityClassifier, EntityTable, LinkPredictor
 from systems.tests.models.sequences import check_learns, check_saved
 from tests.support.drawn import drawn

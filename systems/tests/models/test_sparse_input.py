@@ -3,9 +3,8 @@
 import pytest
 import torch
 
+from structconv import STRUCTURE, Adjacency, BiAffine, Chebyshev, Graph
 from structconv.bases.sparse import Sparse
-from structconv.mechanisms import STRUCTURE, Adjacency, BiAffine, Chebyshev
-from structconv.structures import Graph
 from structconv_systems.models.citation import chebyshev, gat, gcn
 from structconv_systems.models.sparse_input import SparseConv, drop_values
 

@@ -5,9 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from structconv.errors import ConfigError, ShapeError
+from structconv import Causal, ConfigError, ShapeError
 from structconv.mechanisms import STRUCTURE_IF_GIVEN, ALiBi, DotProduct, Shifts
-from structconv.structures import Causal
 from structconv_systems.models.characters import CharacterModel
 from structconv_systems.models.decoding import beam, greedy, sample
 from structconv_systems.models.transformer import Transformer

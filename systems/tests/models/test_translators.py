@@ -6,10 +6,9 @@ from functools import partial
 import pytest
 import torch
 
+from structconv import Causal, LowRank
 from structconv.mechanisms import STRUCTURE_IF_GIVEN, ALiBi, DotProduct, RelativeBias, RelativeKey, Rotary, Shifts
 from structconv.nn import Conv, RelativeValue
-from structconv.structures import Causal
-from structconv.weights import LowRank
 from structconv_systems.models.luong import SCORES, WINDOWS, Luong
 from structconv_systems.models.pervasive import Pervasive
 from structconv_systems.models.rnnsearch import RNNsearch

@@ -46,8 +46,7 @@ def run(folder, tmp_path_factory):
 
 def test_a_run_keeps_the_laws_says_its_figure_and_draws_a_map(run, tmp_path, capsys):
     summary = check_laws(run, tmp_path, capsys)
-    assert list(summary["groups"]) == ["dcrnn", "without-graph", "linear", "time-of-day", "last-value", "mean",
-                                        "zero"]
+    assert list(summary["groups"]) == ["dcrnn", "without-graph", "linear", "time-of-day", "last-value", "mean", "zero"]
     assert summary["below"].keys() == {"without-graph", "last-value"}
     for ending, begin in (("png", b"\x89PNG"), ("svg", b"<?xml")):
         assert (run / "pictures" / f"errors.{ending}").read_bytes().startswith(begin)

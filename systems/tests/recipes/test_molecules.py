@@ -116,8 +116,7 @@ def test_descriptors_are_computed_once_for_all_seeds(folder, monkeypatch):
 
 def test_bad_molecules_end_a_run_or_are_counted(tmp_path, refused):
     (tmp_path / "a.csv").write_text(rows(COUNT) + "C(,3\nC1C,4\n")
-    refused(words_of(tmp_path),
-            "a.csv, line 42: expected a molecule as SMILES in the column 'smiles'; got 'C('.", 3)
+    refused(words_of(tmp_path), "a.csv, line 42: expected a molecule as SMILES in the column 'smiles'; got 'C('.", 3)
     with pytest.warns(UserWarning, match=r"a\.csv: 2 of 42 molecules are left out, .*; the first is in line 42"):
         run = trained(tmp_path / "run", words_of(tmp_path, "--skip-bad"))
     assert summary_of(run)["skipped"] == 2
