@@ -34,9 +34,7 @@ def attention(mechanism: Mechanism | Conv, channels: int, dim: int) -> Conv:
         >>> layer(torch.randn(5, 8)).shape
         torch.Size([5, 8])
     """
-    if isinstance(mechanism, Conv):
-        return mechanism
-    return Conv(mechanism, channels, channels, weight=LowRank(dim))
+    return mechanism if isinstance(mechanism, Conv) else Conv(mechanism, channels, channels, weight=LowRank(dim))
 
 
 class DecoderCache(NamedTuple):

@@ -16,12 +16,7 @@ from structconv.commands.table import print_table
 from structconv.structures import Graph
 from structconv_systems import pictures
 from structconv_systems.data.physics import Balls, Gravity, Newtonian, Simulations, String
-from structconv_systems.models.interaction_features import (
-    BoxFeatures,
-    InteractionFeatures,
-    SpaceFeatures,
-    StringFeatures,
-)
+from structconv_systems.models import interaction_features as views
 from structconv_systems.models.interactions import InteractionNetwork
 from structconv_systems.recipes.base import BatchTask, Finished, Job, Parts, Run, Study, Windows, jobs_of
 from structconv_systems.recipes.options import physics as options
@@ -86,7 +81,7 @@ class Motion:
 
     recipe: options.Interactions
     system: Newtonian
-    features: InteractionFeatures
+    features: views.InteractionFeatures
     steps: Parts[Steps]
     long: Simulations
 
@@ -129,16 +124,16 @@ class Motion:
         return 100 * float(((energy[:, -1] - energy[:, 0]).abs() / kinetic).median())
 
 
-def _laws(recipe: options.Interactions, name: str, bodies: int) -> tuple[Newtonian, InteractionFeatures]:
+def _laws(recipe: options.Interactions, name: str, bodies: int) -> tuple[Newtonian, views.InteractionFeatures]:
     """The system of so many bodies, and what these see."""
     if name == "gravity":
         space = Gravity(bodies=bodies, softening=recipe.softening)
-        return space, SpaceFeatures(space.step * space.every)
+        return space, views.SpaceFeatures(space.step * space.every)
     if name == "balls":
         box = Balls(bodies=bodies)
-        return box, BoxFeatures(box.step * box.every, box.box)
+        return box, views.BoxFeatures(box.step * box.every, box.box)
     row = String(bodies=bodies)
-    return row, StringFeatures(row.step * row.every, row.length, row.disk)
+    return row, views.StringFeatures(row.step * row.every, row.length, row.disk)
 
 
 def network(recipe: options.Interactions, motion: Motion, relations: bool = True) -> InteractionNetwork:

@@ -7,16 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from structconv.errors import ConfigError, nearest
-from structconv_systems.recipes.options import (
-    comparisons,
-    graphs,
-    images,
-    knowledge,
-    physics,
-    sequences,
-    series,
-    tsp,
-)
+from structconv_systems.recipes.options import comparisons, graphs, images, knowledge, physics, sequences, series, tsp
 from structconv_systems.train.config import Recipe, from_json
 
 if TYPE_CHECKING:

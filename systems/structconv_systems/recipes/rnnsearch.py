@@ -42,5 +42,4 @@ def _finish(recipe: RNNSearch, finished: Finished) -> dict[str, Any]:
 
 RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_bleu_long": "BLEU of the longest tenth",
                                     "test_perplexity": "perplexity"},
-               finish=_finish,
-               use=partial(translator, network, f"{_WITH}/seed-0")).runner
+               finish=_finish, use=partial(translator, network, f"{_WITH}/seed-0")).runner

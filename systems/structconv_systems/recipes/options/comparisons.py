@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from structconv.errors import ConfigError
-from structconv_systems.train.config import option
-from structconv_systems.train.effect import Effect
-from structconv_systems.train.options import Trained
+from structconv_systems.recipes.options.base import Effect, Trained, option
 
 __all__ = ["Architectures", "Generated", "Pooling"]
 

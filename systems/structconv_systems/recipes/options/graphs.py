@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from structconv.errors import ConfigError
-from structconv_systems.recipes.options.folder import InFolder
-from structconv_systems.recipes.options.sequences import OnFiles
-from structconv_systems.train.config import option
-from structconv_systems.train.effect import Effect
+from structconv_systems.recipes.options.base import Effect, InFolder, OnFiles, option
 
 __all__ = ["Cora", "CoraCheb", "CoraGAT", "CoraGCN", "Molecules"]
 

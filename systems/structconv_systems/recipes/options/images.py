@@ -8,9 +8,7 @@ from typing import ClassVar
 
 from structconv.errors import ConfigError
 from structconv_systems.data.image_files import files_of
-from structconv_systems.recipes.options.sequences import OnFiles
-from structconv_systems.train.config import Recipe, option
-from structconv_systems.train.effect import Effect
+from structconv_systems.recipes.options.base import Effect, OnFiles, Recipe, option
 
 __all__ = ["DIGIT_BASES", "CompareDigits", "MnistCheb", "MovingDigits", "NonLocal", "OnImages"]
 

@@ -8,18 +8,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from structconv.errors import ConfigError
-from structconv_systems.recipes.options.folder import InFolder
-from structconv_systems.train.config import option
-from structconv_systems.train.effect import Effect
-from structconv_systems.train.options import Trained
+from structconv_systems.recipes.options.base import Effect, OnFiles, option
 
-__all__ = ["Characters", "FixedHeads", "Luong", "OnFiles", "Parser", "Pervasive", "RNNSearch", "RelativePositions",
+__all__ = ["Characters", "FixedHeads", "Luong", "Parser", "Pervasive", "RNNSearch", "RelativePositions",
            "Transformer", "Translation"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnFiles(InFolder, Trained):
-    """A recipe that trains by gradients on batches of what files hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +89,7 @@ class RNNSearch(Translation, in_a_row=4, seeds=3, steps=1000, learning_rate=5e-3
     further: ClassVar = (("in_a_row=1",),)
     presets: ClassVar = {
         "quick": {"seeds": 1, "sentences": 4000, "in_a_row": 1, "vocabulary": 2000, "channels": 128, "steps": 300,
-                  "validate_every": 150, "checkpoint_every": 50, "beam": 1, "learning_rate": 3e-3,
-                  "warmup": 200}}
+                  "validate_every": 150, "checkpoint_every": 50, "beam": 1, "learning_rate": 3e-3, "warmup": 200}}
 
 
 #: No attention; and where the model looks and the score by which it does, as table 4 of Luong et al. has them.

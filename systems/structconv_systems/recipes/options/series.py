@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from structconv.errors import ConfigError
-from structconv_systems.recipes.options.sequences import OnFiles
-from structconv_systems.train.config import option
-from structconv_systems.train.effect import Effect
+from structconv_systems.recipes.options.base import Effect, OnFiles, option
 
 __all__ = ["Series", "Traffic"]
 

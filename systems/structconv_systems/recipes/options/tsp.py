@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from structconv.errors import ConfigError
-from structconv_systems.train.config import option
-from structconv_systems.train.effect import Effect
-from structconv_systems.train.options import Trained
+from structconv_systems.recipes.options.base import Effect, Trained, option
 
 __all__ = ["TSP"]
 
