@@ -19,7 +19,6 @@ FIELDS = {"identity": 1, "shifts": 25, "separable": 25, "gcn": 13, "attention": 
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_receptive_fields(name):
-    torch.manual_seed(0)
     network = PixelNetwork(VARIANTS[name], (8, 8), channels=8, classes=10).double()
     x = torch.rand(64, 1, dtype=torch.float64)
     assert receptive_field(lambda x: network.entries(x[None], smooth=True)[0], x) == FIELDS[name]
@@ -27,7 +26,6 @@ def test_receptive_fields(name):
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_batched_equals_alone_and_all_parameters_learn(name):
-    torch.manual_seed(0)
     network = PixelNetwork(VARIANTS[name], (4, 5), channels=8, classes=3).double()
     images = torch.rand(6, 20, 1, dtype=torch.float64)
     logits = network(images)

@@ -68,7 +68,6 @@ def test_a_source_beyond_the_length_weighs_nothing_there(window):
 
 def test_without_attention_the_source_is_read_through_the_last_states_only():
     """a_t = tanh(W_c h_t), and no parameter of attention."""
-    torch.manual_seed(0)
     model, (source, target) = Luong(WORDS, WORDS, embed=12, hidden=16, score=None).eval(), pairs()
     states, outputs = model.begin(source).advanced(target)
     torch.testing.assert_close(outputs, torch.tanh(states @ model.own.weight.T))

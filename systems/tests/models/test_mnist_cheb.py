@@ -64,7 +64,6 @@ def test_filters_do_not_know_the_numbers_of_pixels():
 
 
 def test_signals_of_any_graph():
-    torch.manual_seed(0)
     graph = Graph.complete(9)
     model = GraphLeNet(graph, 2, channels=(3,), order=3, hidden=4)
     assert model(torch.randn(5, 9)).shape == (5, 2)

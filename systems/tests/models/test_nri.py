@@ -57,7 +57,6 @@ def test_the_motion_is_that_of_the_formula():
 
 def test_a_recurrent_decoder_is_a_gru_of_what_edges_send():
     """Written out with torch's GRUCell: true states are read up to each start, predicted ones from there on."""
-    torch.manual_seed(0)
     decoder, x, edges = RecurrentDecoder(4, 3, hidden=8, messages=2).eval(), drawn(), torch.rand(5, 12, 3)
     torch.nn.init.normal_(decoder.rest[-1].weight)
     cell = torch.nn.GRUCell(4 + 2 * 8, 8)
@@ -89,7 +88,6 @@ def test_a_recurrent_decoder_is_a_gru_of_what_edges_send():
 
 def test_an_encoder_of_series_convolves_each_pair_over_time():
     """Written out with torch's convolutions of [x_s, x_r]."""
-    torch.manual_seed(0)
     encoder, x = SeriesEncoder(4, 2, hidden=8).eval(), drawn(times=15)
     series = torch.cat([x[:, :, GRAPH.source], x[:, :, GRAPH.target]], -1).movedim(1, -1).flatten(0, 1)  # (B E, 8, T)
     first = encoder.first.edge.first

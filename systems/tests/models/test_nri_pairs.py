@@ -82,7 +82,6 @@ def test_a_decoder_with_the_true_graph_learns_the_law_of_springs():
     system = Springs(bodies=4, stiffness=1.0)
     simulations = system.simulate(64, T, seed=0)
     x, joined = simulations.states, simulations.couplings[:, GRAPH.source, GRAPH.target]
-    torch.manual_seed(0)
     decoder = ForceDecoder(2, hidden=32)
     trained(decoder, lambda: F.mse_loss(
         decoder(x[:, :-1], GRAPH, torch.stack([1 - joined, joined], -1), 1)[:, :, 0], x[:, 1:]), 300, 5e-3)

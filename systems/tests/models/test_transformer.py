@@ -204,7 +204,6 @@ def test_mechanisms_are_exchanged_and_a_decoder_must_not_see_ahead():
     tokens = torch.tensor([[4, 5, 6]])
     whole = DotProduct(2, 4).scaled().masked(keep=STRUCTURE_IF_GIVEN).softmax()
     causal = (DotProduct(2, 4) + ALiBi()).masked(keep=Causal()).softmax()
-    torch.manual_seed(0)
     model = Transformer(9, channels=8, heads=2, hidden=8, layers=2, encoder_mechanism=whole, decoder_mechanism=causal,
                         source_mechanism=lambda layer: whole)
     assert model(tokens, tokens).shape == (1, 3, 9)

@@ -38,7 +38,6 @@ def test_a_run_keeps_the_laws_says_its_figures_and_draws(run, tmp_path, capsys):
 @torch.no_grad()
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_refined_types_are_those_that_no_change_of_one_pair_makes_more_likely(symmetric):
-    torch.manual_seed(0)
     recipe = resolve(RelationalInference, {"bodies": 3, "samples": 4, "held_out": 4, "times": 8, "hidden": 6,
                                            "horizon": 1, "rollout": 2, "symmetric": symmetric})
     task = UnsupervisedTask(recipe, Motion.simulated(recipe), 0)
@@ -102,7 +101,6 @@ def test_a_mirrored_simulation_is_one():
     """Its bodies have the distances and speeds that they had, and states move on by their velocities."""
     motion = Motion.simulated(RelationalInference(**SMALL))
     states = motion.states["train"]
-    torch.manual_seed(0)
     mirrored = motion.mirrored(states)
     assert not torch.equal(mirrored, states)
     for part in (slice(0, 2), slice(2, 4)):

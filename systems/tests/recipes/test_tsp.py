@@ -29,7 +29,6 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def small():
-    torch.manual_seed(0)
     return TourModel(channels=8, layers=1, heads=2, hidden=16).eval()
 
 

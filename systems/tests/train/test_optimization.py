@@ -149,7 +149,6 @@ def test_gradients_are_clipped_by_norm():
 
 
 def test_averaged_weights_are_measured_and_kept_and_the_own_ones_go_on():
-    torch.manual_seed(0)
     task = SumsTask(plain(ema=0.9))
     for step in range(1, 6):
         task.train_step(step)
