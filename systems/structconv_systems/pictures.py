@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from structconv.pictures import INK, as_array
+
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 __all__ = ["Drawing", "agreement", "curves", "graphs", "images_gif", "map_of", "motion_gif", "paths", "videos"]
 
-_INK, _DPI = "#808080", 110
+_DPI = 110
 
 
 class Drawing(NamedTuple):
@@ -31,7 +33,7 @@ def graphs(positions_N2: ArrayLike, edges: Mapping[str, ArrayLike]) -> Drawing:
     between 0 and 1, by which they are opaque."""
     import numpy as np
 
-    positions = np.asarray(positions_N2, dtype=float)
+    positions = as_array(positions_N2)
     figure, axes = _figure(len(edges))
     size = min(18.0, max(1.5, 1000 / max(len(positions), 1)))
     for axis, (title, values) in zip(axes, edges.items(), strict=True):
@@ -48,12 +50,10 @@ def graphs(positions_N2: ArrayLike, edges: Mapping[str, ArrayLike]) -> Drawing:
 
 def paths(paths_TN2: Mapping[str, ArrayLike]) -> Drawing:
     """Panels of the ways of N points in T steps, (T, N, 2), by title; a dot where each ends. All on one scale."""
-    import numpy as np
-
     figure, axes = _figure(len(paths_TN2))
     low, high = _bounds(list(paths_TN2.values()))
     for axis, (title, way) in zip(axes, paths_TN2.items(), strict=True):
-        steps = np.asarray(way, dtype=float)
+        steps = as_array(way)
         for point in range(steps.shape[1]):
             axis.plot(*steps[:, point].T, linewidth=0.9, color=f"C{point % 10}")
             axis.scatter(*steps[-1, point], s=14, color=f"C{point % 10}")
@@ -63,9 +63,7 @@ def paths(paths_TN2: Mapping[str, ArrayLike]) -> Drawing:
 
 def map_of(positions_N2: ArrayLike, values: Mapping[str, ArrayLike], *, label: str = "") -> Drawing:
     """Panels of the same points, each with a value (N,) as their color, all on one scale."""
-    import numpy as np
-
-    positions, rows = np.asarray(positions_N2, dtype=float), {k: np.asarray(v, dtype=float) for k, v in values.items()}
+    positions, rows = as_array(positions_N2), {k: as_array(v) for k, v in values.items()}
     figure, axes = _figure(len(rows))
     low, high = min(row.min() for row in rows.values()), max(row.max() for row in rows.values())
     for axis, (title, row) in zip(axes, rows.items(), strict=True):
@@ -81,35 +79,33 @@ def agreement(pairs: Mapping[str, tuple[ArrayLike, ArrayLike]], *, x_label: str 
     equal; with the root of the mean squared difference. All on one scale."""
     import numpy as np
 
-    numbers = {title: np.stack([np.asarray(part, dtype=float) for part in pair], -1) for title, pair in pairs.items()}
+    numbers = {title: np.stack([as_array(part) for part in pair], -1) for title, pair in pairs.items()}
     figure, axes = _figure(len(numbers), 2.6)
     low, high = (reduced([bound(points) for points in numbers.values()])
                  for reduced, bound in ((min, np.min), (max, np.max)))
     for axis, (title, points) in zip(axes, numbers.items(), strict=True):
         root = float(np.sqrt(np.square(points[:, 0] - points[:, 1]).mean()))
-        axis.plot((low, high), (low, high), color=_INK, linewidth=0.8, zorder=1)
+        axis.plot((low, high), (low, high), color=INK, linewidth=0.8, zorder=1)
         axis.scatter(*points.T, s=6, alpha=0.5, linewidths=0, zorder=2)
         _equal(axis, f"{title}: {len(points)}, RMSE {root:.2f}", np.full(2, low), np.full(2, high))
-        axis.set_xlabel(x_label, fontsize=7, color=_INK)
-    axes[0].set_ylabel(y_label, fontsize=7, color=_INK)
+        axis.set_xlabel(x_label, fontsize=7, color=INK)
+    axes[0].set_ylabel(y_label, fontsize=7, color=INK)
     return _drawn(figure)
 
 
 def curves(panels: Mapping[str, tuple[ArrayLike, Mapping[str, ArrayLike]]], *, x_label: str, y_label: str) -> Drawing:
     """Panels, by title, of numbers (N,) and of what depends on them, (N,) by name; a dashed line for the first name."""
-    import numpy as np
-
     figure, axes = _figure(len(panels), 2.6)
     for axis, (title, (x, lines)) in zip(axes, panels.items(), strict=True):
         for place, (name, y) in enumerate(lines.items()):
-            axis.plot(np.asarray(x, dtype=float), np.asarray(y, dtype=float), "-" if place else "--", color=f"C{place}",
+            axis.plot(as_array(x), as_array(y), "-" if place else "--", color=f"C{place}",
                       linewidth=1.2, label=name, zorder=2 - place)
-        axis.axhline(0, color=_INK, linewidth=0.5)
+        axis.axhline(0, color=INK, linewidth=0.5)
         axis.set_title(title, fontsize=8)
-        axis.tick_params(labelsize=6, colors=_INK, length=2)
-        axis.set_xlabel(x_label, fontsize=7, color=_INK)
+        axis.tick_params(labelsize=6, colors=INK, length=2)
+        axis.set_xlabel(x_label, fontsize=7, color=INK)
         axis.legend(fontsize=7, frameon=False)
-    axes[0].set_ylabel(y_label, fontsize=7, color=_INK)
+    axes[0].set_ylabel(y_label, fontsize=7, color=INK)
     return _drawn(figure)
 
 
@@ -119,7 +115,7 @@ def videos(frames_THW: Mapping[str, ArrayLike]) -> Drawing:
     import numpy as np
     from matplotlib.figure import Figure
 
-    rows = {title: np.asarray(video, dtype=float) for title, video in frames_THW.items()}
+    rows = {title: as_array(video) for title, video in frames_THW.items()}
     low, high = min(video.min() for video in rows.values()), max(video.max() for video in rows.values())
     wide = max(video.shape[0] * video.shape[2] / video.shape[1] for video in rows.values())
     figure = Figure(figsize=(0.6 * wide, 0.8 * len(rows)), layout="constrained")
@@ -135,9 +131,7 @@ def videos(frames_THW: Mapping[str, ArrayLike]) -> Drawing:
 
 def motion_gif(paths_TN2: Mapping[str, ArrayLike], *, frames_a_second: int = 20, tail: int = 15) -> bytes:
     """Panels of N points that move for T steps, (T, N, 2), by title, each with the last `tail` steps of its way."""
-    import numpy as np
-
-    ways = {title: np.asarray(way, dtype=float) for title, way in paths_TN2.items()}
+    ways = {title: as_array(way) for title, way in paths_TN2.items()}
     figure, axes = _figure(len(ways))
     low, high = _bounds(list(ways.values()))
     lines: list[tuple[Any, Any, Any]] = []
@@ -158,9 +152,7 @@ def motion_gif(paths_TN2: Mapping[str, ArrayLike], *, frames_a_second: int = 20,
 
 def images_gif(frames_THW: Mapping[str, ArrayLike], *, frames_a_second: int = 5) -> bytes:
     """Panels of images that change, (T, H, W), by title, all on one scale of greys."""
-    import numpy as np
-
-    videos = {title: np.asarray(video, dtype=float) for title, video in frames_THW.items()}
+    videos = {title: as_array(video) for title, video in frames_THW.items()}
     figure, axes = _figure(len(videos))
     low, high = min(video.min() for video in videos.values()), max(video.max() for video in videos.values())
     shown = []
@@ -187,7 +179,7 @@ def _bounds(ways: Sequence[ArrayLike]) -> tuple[Any, Any]:
     """The corners of what holds all finite points."""
     import numpy as np
 
-    points = np.concatenate([np.asarray(way, dtype=float).reshape(-1, 2) for way in ways])
+    points = np.concatenate([as_array(way).reshape(-1, 2) for way in ways])
     points = points[np.isfinite(points).all(1)]
     return points.min(0), points.max(0)
 
@@ -195,7 +187,7 @@ def _bounds(ways: Sequence[ArrayLike]) -> tuple[Any, Any]:
 def _equal(axis: Any, title: str, low: Any = None, high: Any = None) -> None:
     axis.set_title(title, fontsize=8)
     axis.set_aspect("equal")
-    axis.tick_params(labelsize=6, colors=_INK, length=2)
+    axis.tick_params(labelsize=6, colors=INK, length=2)
     if low is not None:
         margin = 0.05 * max(high - low) + 1e-9
         axis.set_xlim(low[0] - margin, high[0] + margin)

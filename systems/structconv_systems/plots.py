@@ -106,8 +106,7 @@ def alignment_png(weights_NM: ArrayLike, source: Sequence[str], target: Sequence
         return to_png(figure)
 
 
-def forecast_png(history: ArrayLike, futures: Mapping[str, ArrayLike], weights_RM: ArrayLike, *,
-                 y_label: str) -> bytes:
+def forecast_png(history: ArrayLike, futures: Mapping[str, ArrayLike], weights_RM: ArrayLike, *, y_label: str) -> bytes:
     """Draw a series, its continuations by name, and below them the weights of R rows for M equal parts of it, with a
     color bar.
 

@@ -45,14 +45,7 @@ def ranking_figures(ranks: Tensor, part: str) -> dict[str, float]:
 
 
 def numbers_between(first: Tensor, behind: Tensor) -> tuple[Tensor, Tensor]:
-    """List the numbers from first[b] to behind[b] - 1 of all b: the b of each, and the number.
-
-    Example:
-
-        >>> from structconv_systems.ranking import numbers_between
-        >>> [t.tolist() for t in numbers_between(torch.tensor([3, 7]), torch.tensor([5, 8]))]
-        [[0, 0, 1], [3, 4, 7]]
-    """
+    """List the numbers from first[b] to behind[b] - 1 of all b: the b of each, and the number."""
     counts = behind - first
     rows = torch.repeat_interleave(counts)
     return rows, torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts - first)[rows]

@@ -93,14 +93,14 @@ def alternate(works: Mapping[str, Work], *, repeats: int = 7, seconds: float = 1
         timer: seconds of one call from a work and how many calls make a sample.
     """
     end = time.perf_counter() + seconds
-    calls = {name: _calls((known or {}).get(name) or timer(work, 1), work, timer)
-             for name, work in works.items()}
+    calls = {name: _calls((known or {}).get(name) or timer(work, 1), work, timer) for name, work in works.items()}
     load = _Load()
     rounds = [_round(works, calls, timer, number) for number in range(min(repeats, 3))]
     while len(rounds) < repeats and time.perf_counter() < end:
         rounds.append(_round(works, calls, timer, len(rounds)))
     repeated = 0
-    while repeated < repeats and time.perf_counter() < end and _widest(rounds) > SPREAD:
+    while repeated < repeats and time.perf_counter() < end and any(
+            Times(tuple(one_round[name] for one_round in rounds)).spread > SPREAD for name in works):
         rounds[_furthest(rounds)] = _round(works, calls, timer, len(rounds) + repeated)
         repeated += 1
     other = load.other_cores()
@@ -121,10 +121,6 @@ def _round(works: Mapping[str, Work], calls: dict[str, int], timer: Callable[[Wo
     names = list(works)
     turn = number % len(names)
     return {name: timer(works[name], calls[name]) for name in names[turn:] + names[:turn]}
-
-
-def _widest(rounds: list[dict[str, float]]) -> float:
-    return max(Times(tuple(one_round[name] for one_round in rounds)).spread for name in rounds[0])
 
 
 def _furthest(rounds: list[dict[str, float]]) -> int:

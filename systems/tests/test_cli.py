@@ -1,7 +1,5 @@
 """The verbs as a user meets them: help, errors, exit codes, runs, interruption and resumption."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -21,12 +19,6 @@ from structconv_systems.recipes.register import entry_named
 from structconv_systems.train.lock import locked
 from structconv_systems.train.run import Metrics
 
-SHARED = Path(os.environ.get("STRUCTCONV_DATA", Path(__file__).parents[3] / "shared" / "data"))
-CORA = SHARED / "planetoid"
-needs_cora = pytest.mark.skipif(not (CORA / "ind.cora.x").is_file(),
-                                reason="the Planetoid files are not beside the repository (STRUCTCONV_DATA)")
-needs_triples = pytest.mark.skipif(not (SHARED / "kg" / "kinship.tar.gz").is_file(),
-                                   reason="the archives of triples are not beside the repository (STRUCTCONV_DATA)")
 SMALL = ["compare", "digits", "bases=identity,shifts", "--seeds", "1", "--channels", "8"]
 QUICK = [*SMALL, "--epochs", "2"]
 
@@ -117,19 +109,13 @@ def test_compare_writes_everything_and_evaluate_agrees(tmp_path, capsys):
         assert again["bases"][basis]["test_accuracies"] == entry["test_accuracies"]
 
 
-def test_a_run_is_not_overwritten(tmp_path, capsys):
-    (tmp_path / "mine").write_text("x")
-    assert main([*QUICK, "--out", str(tmp_path)]) == 2
-    assert "must be a new or an empty folder" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("began", [True, False])
-def test_a_place_that_is_taken_is_named_for_what_it_is(tmp_path, began, capsys):
-    place = tmp_path / "config.json" if not began else tmp_path
-    (tmp_path / "config.json").write_text("{}")
-    assert main([*QUICK, "--out", str(place)]) == 2
-    said = capsys.readouterr().err
-    assert ("got a run. Continue it" if began else "got a file. Name another") in said
+@pytest.mark.parametrize(("name", "place", "said"), [
+    ("mine", ".", "must be a new or an empty folder"), ("config.json", ".", "got a run. Continue it"),
+    ("config.json", "config.json", "got a file. Name another")])
+def test_a_place_that_is_taken_is_named_for_what_it_is(tmp_path, name, place, said, capsys):
+    (tmp_path / name).write_text("{}")
+    assert main([*QUICK, "--out", str(tmp_path / place)]) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -174,11 +160,10 @@ def test_interruption_saves_exits_75_and_resume_gives_the_same_weights(tmp_path)
     assert (cut / "metrics.jsonl").read_text() == (straight / "metrics.jsonl").read_text()
 
 
-@needs_cora
 @pytest.mark.parametrize("recipe", ["cora-gcn", "cora-cheb", "cora-gat"])
-def test_cora_recipes_learn_and_print_one_object(tmp_path, capsys, recipe):
-    words = ["train", recipe, "--data", str(CORA), "--seeds", "1", "--epochs", "30", "--out", str(tmp_path / "run")]
-    assert main([*words, "--json"]) == 0
+def test_cora_recipes_learn_and_print_one_object(tmp_path, capsys, real, recipe):
+    words = ["train", recipe, "--data", str(real("planetoid")), "--seeds", "1", "--epochs", "30"]
+    assert main([*words, "--out", str(tmp_path / "run"), "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert (summary["recipe"], summary["headline"]["published"][:2]) == (recipe, "83" if recipe == "cora-gat" else "81")
     baseline = "gcn" if recipe == "cora-gat" else "mlp"
@@ -190,17 +175,16 @@ def test_cora_recipes_learn_and_print_one_object(tmp_path, capsys, recipe):
     assert json.loads(capsys.readouterr().out)["groups"] == summary["groups"]
 
 
-@needs_cora
-def test_a_training_in_whole_passes_that_is_not_finite_diverged(tmp_path, capsys):
+def test_a_training_in_whole_passes_that_is_not_finite_diverged(tmp_path, capsys, real):
     """Its task has an optimizer of its own."""
-    words = ["train", "cora-gcn", "--data", str(CORA), "--seeds", "1", "--out", str(tmp_path / "run"), "--json"]
-    assert main([*words, "learning_rate=1e30"]) == 4
+    words = ["train", "cora-gcn", "--data", str(real("planetoid")), "--seeds", "1", "learning_rate=1e30"]
+    assert main([*words, "--out", str(tmp_path / "run"), "--json"]) == 4
     assert "was not finite in 10 steps in a row" in json.loads(capsys.readouterr().out.splitlines()[-1])["error"]
 
 
-@needs_cora
-def test_recipes_side_by_side_have_the_outcomes_of_those_in_turn(tmp_path, capsys):
-    words = ["reproduce", "cora-gat", "cora-gcn", "cora-cheb", "--preset", "quick", "epochs=3", "--data", str(SHARED)]
+def test_recipes_side_by_side_have_the_outcomes_of_those_in_turn(tmp_path, capsys, real):
+    words = ["reproduce", "cora-gat", "cora-gcn", "cora-cheb", "--preset", "quick", "epochs=3", "--data",
+             str(real("planetoid").parent)]
     results = []
     for jobs in (["--jobs", "1"], ["--jobs", "2"], ["threads=1"]):
         out = tmp_path / jobs[-1]
@@ -217,10 +201,9 @@ def test_recipes_side_by_side_have_the_outcomes_of_those_in_turn(tmp_path, capsy
     assert gat["gcn"] == gcn["cora-gcn"]  # with its own options
 
 
-@needs_cora
-def test_a_recipe_that_fails_beside_others_is_named_and_gives_the_exit_code(tmp_path, capsys):
-    words = ["reproduce", "cora-gat", "cora-gcn", "--preset", "quick", "epochs=3", "--data", str(SHARED), "--out",
-             str(tmp_path), "--jobs", "2", "--json"]
+def test_a_recipe_that_fails_beside_others_is_named_and_gives_the_exit_code(tmp_path, capsys, real):
+    words = ["reproduce", "cora-gat", "cora-gcn", "--preset", "quick", "epochs=3", "--data",
+             str(real("planetoid").parent), "--out", str(tmp_path), "--jobs", "2", "--json"]
     (tmp_path / "cora-gcn-quick-epochs=3").mkdir()
     (tmp_path / "cora-gcn-quick-epochs=3" / "config.json").write_text("{")
     assert main(words) == 2
@@ -229,10 +212,10 @@ def test_a_recipe_that_fails_beside_others_is_named_and_gives_the_exit_code(tmp_
     assert main([*words, "--jobs", "0"]) == 2
 
 
-@needs_triples
-def test_all_recipes_are_those_with_further_data_sets_too(tmp_path, capsys, monkeypatch):
+def test_all_recipes_are_those_with_further_data_sets_too(tmp_path, capsys, monkeypatch, real):
     monkeypatch.setattr(reproduce, "RECIPES", {"walks": entry_named("walks")})
-    words = ["reproduce", "--all", "--resume", "--data", str(SHARED), "--out", str(tmp_path), "--budget", "0", "--json"]
+    words = ["reproduce", "--all", "--resume", "--data", str(real("kg").parent), "--out", str(tmp_path), "--budget",
+             "0", "--json"]
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out)["left_out"] == [
         "walks", "walks triples=nations.tar.gz", "walks triples=umls.tar.gz"]
@@ -273,8 +256,7 @@ def test_a_command_that_was_killed_while_it_made_the_folder_works_again(tmp_path
 
 
 def test_more_steps_that_are_refused_leave_the_run_as_it_was(tours, tmp_path, capsys):
-    run = tmp_path / "run"
-    shutil.copytree(tours, run)
+    run = shutil.copytree(tours, tmp_path / "run")
     files, before = run / "files.json", (run / "config.json").read_text()
     files.write_text('{"/nowhere/a.tsp": "0"}')
     assert main(["resume", str(run), "--steps", "9"]) == 3
@@ -286,8 +268,7 @@ def test_more_steps_that_are_refused_leave_the_run_as_it_was(tours, tmp_path, ca
 
 def test_a_run_whose_trainings_have_different_steps_is_not_evaluated(tours, tmp_path, capsys):
     """As after a kill while the first of two trainings was done with the further steps."""
-    run = tmp_path / "run"
-    shutil.copytree(tours, run)
+    run = shutil.copytree(tours, tmp_path / "run")
     assert main(["resume", str(run), "--steps", "6"]) == 0
     shutil.rmtree(run / "checkpoints" / "attention" / "seed-1")
     shutil.copytree(tours / "checkpoints" / "attention" / "seed-1", run / "checkpoints" / "attention" / "seed-1")
@@ -298,8 +279,7 @@ def test_a_run_whose_trainings_have_different_steps_is_not_evaluated(tours, tmp_
 
 
 def test_metrics_that_are_gone_are_said_and_decide_nothing(tours, tmp_path, capsys):
-    run = tmp_path / "run"
-    shutil.copytree(tours, run)
+    run = shutil.copytree(tours, tmp_path / "run")
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(lines[2:]))
     assert main(["resume", str(run), "--steps", "6"]) == 0
@@ -321,8 +301,7 @@ def test_a_quick_preset_whose_metrics_are_gone_has_no_outcome(tmp_path, capsys, 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"command": []}', "{"])
 def test_a_torn_environment_is_named_before_a_step(tours, tmp_path, text, capsys):
-    run = tmp_path / "run"
-    shutil.copytree(tours, run)
+    run = shutil.copytree(tours, tmp_path / "run")
     (run / "environment.json").write_text(text)
     assert main(["resume", str(run), "--steps", "6"]) == 3
     assert "environment.json" in capsys.readouterr().err

@@ -1,7 +1,5 @@
 """Scenes: what is drawn are pictures, the same for the same arguments, and what moves has its frames."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """Plots: what is drawn where, read back from the PNG."""
 
-from __future__ import annotations
-
 import io
 from unittest import mock
 

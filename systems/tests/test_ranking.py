@@ -1,7 +1,5 @@
 """Filtered ranks by hand, and which answers are known."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The README's table is what the script writes of the run that is recorded, and that run is of the present code."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from structconv.analysis.flops import forward_flops
 from structconv_systems.data.digits import load_digits
 from structconv_systems.recipes.digits import network
-from structconv_systems.recipes.options.digits import CompareDigits
+from structconv_systems.recipes.options.images import CompareDigits
 from tools import results
 
 RESULTS = json.loads(results.RECORDED.read_text(encoding="utf-8"))
@@ -35,7 +33,7 @@ def test_parameters_and_flops_are_those_of_the_present_code(basis):
     assert forward_flops(model, digits.test.images[:1]) == recorded["flops"], "record a new run: make results"
 
 
-def test_a_run_is_recorded_and_replaces_the_table(tmp_path, monkeypatch):
+def test_a_run_is_recorded_and_replaces_the_table(tmp_path, monkeypatch, written):
     run = tmp_path / "run"
     (run / "pictures").mkdir(parents=True)
     bases = {"shifts": {**RESULTS["bases"]["shifts"], "title": "a | b", "flops": 12_340_000}}
@@ -45,8 +43,7 @@ def test_a_run_is_recorded_and_replaces_the_table(tmp_path, monkeypatch):
                                                       "command": ["structconv"]}))
     for name in results.PICTURES:
         (run / "pictures" / name).write_bytes(name.encode())
-    page = tmp_path / "README.md"
-    page.write_text(f"before\n{results.BEGIN}old\n{results.END}after\n")
+    page = written("README.md", f"before\n{results.BEGIN}old\n{results.END}after\n")
     for name, place in {"PAGE": page, "RECORDED": tmp_path / "kept" / "run.json", "IMAGES": tmp_path}.items():
         monkeypatch.setattr(results, name, place)
     results.main([str(run)])

@@ -1,7 +1,5 @@
 """The table of validations by learning rate."""
 
-from __future__ import annotations
-
 import gzip
 import json
 

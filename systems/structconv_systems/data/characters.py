@@ -156,5 +156,4 @@ def read_characters(path: str | Path, held_out: float = 0.1, alphabet: Alphabet 
     first, second = (int(share * len(numbers)) for share in (1 - 2 * held_out, 1 - held_out))
     if not 0 < first < second < len(numbers):
         raise DataError(path, "text enough to train, to validate and to test", f"{len(numbers)} characters")
-    return Characters(alphabet=alphabet, train=numbers[:first], validation=numbers[first:second],
-                      test=numbers[second:])
+    return Characters(alphabet=alphabet, train=numbers[:first], validation=numbers[first:second], test=numbers[second:])

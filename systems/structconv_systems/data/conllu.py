@@ -110,18 +110,12 @@ def _sentence(path: str | Path, rows: list[Row]) -> Sentence:
     for place, (number, columns) in enumerate(words, 1):
         if columns[0] != str(place):
             raise DataError(path, f"the ID {place}, or one of the forms 1-2 and 1.1", repr(columns[0]), line=number)
-    heads = tuple(_head(path, row, len(words)) for row in words)
+        if not _NUMBER.fullmatch(columns[_HEAD]) or int(columns[_HEAD]) > len(words):
+            raise DataError(path, f"a HEAD from 0 to {len(words)}", repr(columns[_HEAD]), line=number)
+    heads = tuple(int(columns[_HEAD]) for _, columns in words)
     _check_tree(path, [number for number, _ in words], heads)
     _, forms, lemmas, upos, xpos, _, _, relations, *_ = zip(*(columns for _, columns in words), strict=True)
     return Sentence(forms=forms, lemmas=lemmas, upos=upos, xpos=xpos, heads=heads, relations=relations)
-
-
-def _head(path: str | Path, row: Row, words: int) -> int:
-    number, columns = row
-    text = columns[_HEAD]
-    if not _NUMBER.fullmatch(text) or int(text) > words:
-        raise DataError(path, f"a HEAD from 0 to {words}", repr(text), line=number)
-    return int(text)
 
 
 def _check_tree(path: str | Path, lines: Sequence[int], heads: Sequence[int]) -> None:

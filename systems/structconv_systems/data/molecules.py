@@ -148,14 +148,7 @@ def fingerprints(smiles: Sequence[str], *, radius: int = 2, size: int = 2048) ->
 
 def descriptors(smiles: Sequence[str]) -> Any:
     """Compute RDKit's descriptors of each molecule, as a NumPy array (B, D) of float32; a number that is not finite
-    there is NaN. Needs rdkit.
-
-    Example:
-
-        >>> from structconv_systems.data.molecules import descriptors
-        >>> descriptors(["CCO", "CCN"]).shape[0]
-        2
-    """
+    there is NaN. Needs rdkit."""
     import numpy as np
 
     chem, known = (require(f"rdkit.{module}", "descriptors", "molecules") for module in ("Chem", "Chem.Descriptors"))

@@ -99,8 +99,7 @@ class System(abc.ABC):
     def simulate(self, simulations: int, times: int, *, seed: int, progress: Told = lambda done, all: None
                  ) -> Simulations:
         """Return S simulations of T times, drawn from `seed`; calls `progress(done, total)`."""
-        start = self.start(check_positive("simulate", "simulations", simulations),
-                           torch.Generator().manual_seed(seed))
+        start = self.start(check_positive("simulate", "simulations", simulations), torch.Generator().manual_seed(seed))
         return self.run(start, times, progress)
 
     @torch.no_grad()
@@ -485,8 +484,7 @@ SYSTEMS: dict[str, type[System]] = {"springs": Springs, "charged": Charges, "kur
 def _padded(block: Simulations) -> Simulations:
     """With its last one repeated until the vectors of a processor are full."""
     rows = torch.arange(-(-len(block) // _LANES) * _LANES).clamp(max=len(block) - 1)
-    return replace(block, states=block.states[rows], couplings=block.couplings[rows],
-                   properties=block.properties[rows])
+    return replace(block, states=block.states[rows], couplings=block.couplings[rows], properties=block.properties[rows])
 
 
 def _sum_over_first(pairs: Tensor) -> Tensor:

@@ -119,10 +119,9 @@ def read_planetoid(folder: str | Path, name: str = "cora", *, verify: bool = Tru
     features, one_hot = _placed(allx, tx, ally, ty, test)
     labels = torch.from_numpy(one_hot.argmax(1).astype("int64"))
     first = y.shape[0]
-    return Planetoid(
-        name=name, features=features, labels=labels, num_classes=int(one_hot.shape[1]),
-        train=torch.arange(first), validation=torch.arange(first, min(first + _VALIDATION, allx.shape[0])),
-        test=test.sort().values, edge_index=_edges(paths["graph"], features.shape[0]))
+    return Planetoid(name=name, features=features, labels=labels, num_classes=int(one_hot.shape[1]),
+                     train=torch.arange(first), validation=torch.arange(first, min(first + _VALIDATION, allx.shape[0])),
+                     test=test.sort().values, edge_index=_edges(paths["graph"], features.shape[0]))
 
 
 def _find(folder: Path, name: str, verify: bool) -> dict[str, Path]:
@@ -201,16 +200,12 @@ def _placed(allx: Any, tx: Any, ally: Any, ty: Any, test: Tensor) -> tuple[csr_m
     return features, np.concatenate([ally, labels])
 
 
-def _numbers_node(value: Any) -> bool:
-    """Return True for an integer that fits a tensor."""
-    return isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) < 2 ** 63
-
-
 def _edges(path: Path, num_nodes: int) -> Tensor:
     raw = read_array_pickle(path)
     if not isinstance(raw, dict) or not all(isinstance(neighbors, list) for neighbors in raw.values()):
         raise DataError(path, "a dictionary of lists", type(raw).__name__)
-    wrong = [n for m, neighbors in raw.items() for n in (m, *neighbors) if not _numbers_node(n)]
+    wrong = [n for m, neighbors in raw.items() for n in (m, *neighbors)
+             if not isinstance(n, Integral) or isinstance(n, bool) or abs(int(n)) >= 2 ** 63]
     if wrong:
         raise DataError(path, f"nodes from 0 to {num_nodes - 1}", repr(wrong[0]))
     pairs = torch.tensor([(m, n) for m, neighbors in raw.items() for n in neighbors if m != n], dtype=torch.int64)

@@ -77,7 +77,8 @@ class Subwords:
             ConfigError: `tokenizers` is not installed.
         """
         merges = read_json(path)
-        if not isinstance(merges, list) or not all(map(_is_pair, merges)):
+        if not isinstance(merges, list) or not all(isinstance(merge, list) and [*map(type, merge)] == [str, str]
+                                                   for merge in merges):
             raise DataError(path, "a list of pairs of pieces", f"{type(merges).__name__} of other things")
         wrong = _first_wrong(merges)
         if wrong is not None:
@@ -133,10 +134,6 @@ def _coder(library: Any, model: Any) -> Any:
     coder.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     coder.decoder = library.decoders.ByteLevel()
     return coder
-
-
-def _is_pair(merge: object) -> bool:
-    return isinstance(merge, list) and len(merge) == 2 and all(isinstance(piece, str) for piece in merge)
 
 
 def _first_wrong(merges: Any) -> int | None:

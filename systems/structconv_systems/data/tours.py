@@ -33,14 +33,7 @@ def uniform(samples: int, nodes: int, seed: int) -> Tensor:
 
 
 def permutations(samples: int, nodes: int, generator: torch.Generator) -> Tensor:
-    """Tours (B, N) drawn uniformly.
-
-    Example:
-
-        >>> from structconv_systems.data.tours import permutations
-        >>> permutations(2, 5, torch.Generator().manual_seed(0)).sort(-1).values.tolist()
-        [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
-    """
+    """Tours (B, N) drawn uniformly."""
     return torch.stack([torch.randperm(nodes, generator=generator) for _ in range(samples)])
 
 
@@ -73,7 +66,7 @@ def lengths(table: Tensor, tours: Tensor) -> Tensor:
     nodes = torch.arange(table.shape[-1], device=tours.device)
     if tours.shape[-1] != table.shape[-1] or not bool((tours.sort(-1).values == nodes).all()):
         raise ShapeError("lengths", f"tours must have each of N={table.shape[-1]} nodes once", tuple(tours.shape))
-    return table[*_leading(tours), tours, tours.roll(-1, -1)].sum(-1)
+    return table.flatten(-2).gather(-1, len(nodes) * tours + tours.roll(-1, -1)).sum(-1)
 
 
 def ways(points: Tensor, tours: Tensor) -> Tensor:
@@ -313,10 +306,3 @@ def check_distances(owner: str, table: Tensor) -> tuple[int, int]:
     if not bool(table.isfinite().all()):
         raise ShapeError(owner, "distances must be finite numbers", "others")
     return table.shape[0], check_positive(owner, "nodes", table.shape[-1])
-
-
-def _leading(tours: Tensor) -> list[Tensor]:
-    """An index for each leading axis, to be followed by those of nodes."""
-    lead = tours.dim() - 1
-    return [torch.arange(size).view(*(-1 if axis == own else 1 for axis in range(lead + 1)))
-            for own, size in enumerate(tours.shape[:-1])]

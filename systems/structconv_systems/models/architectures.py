@@ -8,11 +8,9 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from structconv.errors import ConfigError
-from structconv.mechanisms import DotProduct, Shifts
+from structconv import ConfigError, DotProduct, LowRank, Shifts
 from structconv.nn import Conv, Linear
 from structconv.shapes import check_choice, check_divides, check_positive
-from structconv.weights import LowRank
 from structconv_systems.models.blocks import Block, Stack, Tokens
 from structconv_systems.models.recurrent import Recurrent
 

@@ -11,13 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from structconv.errors import ShapeError
-from structconv.mechanisms import Mechanism
+from structconv import LowRank, Mechanism, ShapeError
 from structconv.mechanisms.encodings import LearnedEncoding, sinusoidal
 from structconv.nn import Cache, Conv, Linear, MultiheadAttention
 from structconv.shapes import check_choice
 from structconv.structures import Support
-from structconv.weights import LowRank
 
 __all__ = ["Block", "DecoderCache", "Stack", "StackDecoding", "Tokens", "attention"]
 
@@ -36,9 +34,7 @@ def attention(mechanism: Mechanism | Conv, channels: int, dim: int) -> Conv:
         >>> layer(torch.randn(5, 8)).shape
         torch.Size([5, 8])
     """
-    if isinstance(mechanism, Conv):
-        return mechanism
-    return Conv(mechanism, channels, channels, weight=LowRank(dim))
+    return mechanism if isinstance(mechanism, Conv) else Conv(mechanism, channels, channels, weight=LowRank(dim))
 
 
 class DecoderCache(NamedTuple):
@@ -197,7 +193,10 @@ class Tokens(nn.Module):
         """p of the places from 0 on, (L, C), L >= `count`; with `room` for so many more, unless they are learned."""
         weight = self.embedding.weight
         if self.learned is not None:
-            self._check(count)
+            length = self.learned.embedding.shape[0]
+            if not torch.compiler.is_compiling() and count > length:
+                raise ShapeError("Tokens", f"sentences must have at most length={length} tokens", count,
+                                 "Learn more positions: length=.")
             return self.learned.embedding
         if not self.sinusoidal:
             return None
@@ -206,12 +205,6 @@ class Tokens(nn.Module):
     def logits(self, h: Tensor) -> Tensor:
         """(..., C) -> (..., V), by the embeddings of the tokens (Press and Wolf 2017)."""
         return F.linear(h, self.embedding.weight)
-
-    def _check(self, count: int) -> None:
-        length = cast(LearnedEncoding, self.learned).embedding.shape[0]
-        if not torch.compiler.is_compiling() and count > length:
-            raise ShapeError("Tokens", f"sentences must have at most length={length} tokens", count,
-                             "Learn more positions: length=.")
 
 
 class StackDecoding:

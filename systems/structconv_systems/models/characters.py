@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from structconv.mechanisms import DotProduct, Rotary
+from structconv import Causal, DotProduct, Rotary, Window
 from structconv.shapes import check_choice, check_divides, check_positive
-from structconv.structures import Causal, Window
 from structconv_systems.models.blocks import Block, Stack, StackDecoding, Tokens, attention
 
 __all__ = ["CharacterModel"]

@@ -7,11 +7,9 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from structconv import STRUCTURE, Adjacency, BiAffine, Chebyshev, Conv, Graph, Identity, Mechanism
 from structconv.bases.sparse import Sparse
 from structconv.derived import derived
-from structconv.mechanisms import STRUCTURE, Adjacency, BiAffine, Chebyshev, Identity, Mechanism
-from structconv.nn import Conv
-from structconv.structures import Graph
 from structconv_systems.models.sparse_input import SparseConv, drop_values
 
 __all__ = ["CitationNetwork", "chebyshev", "gat", "gcn", "perceptron"]
@@ -51,13 +49,9 @@ def gcn(words: int, classes: int, *, hidden: int = 16, dropout: float = 0.5) -> 
 
     Example:
 
-        >>> from structconv import Graph
-        >>> from structconv.bases import Sparse
         >>> from structconv_systems.models.citation import gcn
-        >>> words = Sparse(Graph(torch.tensor([[0, 4, 2], [0, 1, 2]]), num_inputs=5, num_outputs=3), torch.ones(3))
-        >>> graph = Graph(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
-        >>> gcn(5, 2).eval()(words, graph).shape   # three papers, two classes
-        torch.Size([3, 2])
+        >>> gcn(5, 2).second.mechanism                     # see `CitationNetwork` for a call
+        Adjacency(self_loops=True)
     """
     adjacency = Adjacency(normalize="sym", self_loops=True)
     return _glorot(CitationNetwork(SparseConv(adjacency, words, hidden), Conv(adjacency, hidden, classes, bias=False),
@@ -69,13 +63,9 @@ def perceptron(words: int, classes: int, *, hidden: int = 16, dropout: float = 0
 
     Example:
 
-        >>> from structconv import Graph
-        >>> from structconv.bases import Sparse
         >>> from structconv_systems.models.citation import perceptron
-        >>> words = Sparse(Graph(torch.tensor([[0, 4, 2], [0, 1, 2]]), num_inputs=5, num_outputs=3), torch.ones(3))
-        >>> graph = Graph(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
-        >>> perceptron(5, 2).eval()(words, graph).shape   # three papers, two classes
-        torch.Size([3, 2])
+        >>> perceptron(5, 2).second.mechanism              # see `CitationNetwork` for a call
+        Identity()
     """
     return _glorot(CitationNetwork(SparseConv(Identity(), words, hidden),
                                    Conv(Identity(), hidden, classes, bias=False), dropout=dropout, activation=F.relu))
@@ -86,18 +76,13 @@ def chebyshev(words: int, classes: int, *, hidden: int = 16, order: int = 2, dro
 
     Example:
 
-        >>> from structconv import Graph
-        >>> from structconv.bases import Sparse
         >>> from structconv_systems.models.citation import chebyshev
-        >>> words = Sparse(Graph(torch.tensor([[0, 4, 2], [0, 1, 2]]), num_inputs=5, num_outputs=3), torch.ones(3))
-        >>> graph = Graph(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
-        >>> chebyshev(5, 2).eval()(words, graph).shape   # three papers, two classes
-        torch.Size([3, 2])
+        >>> chebyshev(5, 2).second.mechanism               # see `CitationNetwork` for a call
+        Chebyshev(2)
     """
     polynomials = Chebyshev(order=order)
     return _glorot(CitationNetwork(SparseConv(polynomials, words, hidden),
-                                   Conv(polynomials, hidden, classes, bias=False), dropout=dropout,
-                                   activation=F.relu))
+                                   Conv(polynomials, hidden, classes, bias=False), dropout=dropout, activation=F.relu))
 
 
 def gat(words: int, classes: int, *, heads: int = 8, hidden: int = 8, dropout: float = 0.6,
@@ -107,13 +92,9 @@ def gat(words: int, classes: int, *, heads: int = 8, hidden: int = 8, dropout: f
 
     Example:
 
-        >>> from structconv import Graph
-        >>> from structconv.bases import Sparse
         >>> from structconv_systems.models.citation import gat
-        >>> words = Sparse(Graph(torch.tensor([[0, 4, 2], [0, 1, 2]]), num_inputs=5, num_outputs=3), torch.ones(3))
-        >>> graph = Graph(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
-        >>> gat(5, 2).eval()(words, graph).shape   # three papers, two classes
-        torch.Size([3, 2])
+        >>> gat(5, 2, heads=3).first.theta.shape           # see `CitationNetwork` for a call
+        torch.Size([3, 5, 8])
     """
     def attention(heads: int) -> Mechanism:
         scores = BiAffine(heads=heads, bilinear=False, on="projected").leaky_relu(0.2)

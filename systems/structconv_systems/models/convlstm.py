@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from structconv.mechanisms import Cuboid
+from structconv import Cuboid, Grid
 from structconv.nn import ConvLSTMCell, Linear
 from structconv.shapes import check_divides, check_positive
-from structconv.structures import Grid
 
 __all__ = ["ConvLSTM", "MeanFrame", "width_without_grid"]
 
@@ -53,9 +52,8 @@ class ConvLSTM(nn.Module):
         self.grid = Grid((side, side))
         shifts = Cuboid((kernel, kernel), padding="zeros")
         sizes = [pixels, *[hidden] * (check_positive("ConvLSTM", "layers", layers) - 1)]
-        self.encoder, self.forecaster = (
-            nn.ModuleList(ConvLSTMCell(shifts, channels, hidden, peephole=True) for channels in sizes)
-            for _ in range(2))
+        self.encoder, self.forecaster = (nn.ModuleList(ConvLSTMCell(shifts, channels, hidden, peephole=True)
+                                                       for channels in sizes) for _ in range(2))
         self.readout = Linear(layers * hidden, pixels)
 
     def forward(self, frames: Tensor) -> Tensor:

@@ -9,10 +9,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from structconv.mechanisms import Mechanism, Powers
+from structconv import Graph, Mechanism, Powers
 from structconv.nn import ConvGRUCell, Linear
 from structconv.shapes import check_positive
-from structconv.structures import Graph
 
 __all__ = ["DCRNN", "Persistence", "diffusion", "sampled_share", "width_without_graph"]
 

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from structconv.bases.base import Basis
-from structconv.mechanisms import Adjacency, Chebyshev, Cuboid, DotProduct, Identity, Mechanism
+from structconv import Adjacency, Basis, Chebyshev, Cuboid, DotProduct, Graph, Grid, Identity, Mechanism
 from structconv.nn import Conv, Linear
-from structconv.structures import Graph, Grid
 from structconv.weights import Full, LowRank, Separable, Weight
 
 __all__ = ["VARIANTS", "PixelNetwork", "Variant"]

@@ -8,21 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from structconv.errors import ConfigError
-from structconv.mechanisms import (
-    STRUCTURE,
-    Additive,
-    DotProduct,
-    GaussianWindow,
-    General,
-    Location,
-    Mechanism,
-    PredictedPosition,
-)
+from structconv import ConfigError, Padding, Window, mechanisms
 from structconv.nn import Conv, Linear
 from structconv.nn.cache import Cache
 from structconv.shapes import check_choice, check_positive
-from structconv.structures import Padding, Window
 from structconv_systems.models.recurrent import Recurrent, lstm_step
 from structconv_systems.models.tokens import PAD
 
@@ -168,7 +157,7 @@ class LuongDecoding:
 
 
 def alignment(score: str, window: str = "global", *, radius: int | None = None, length: int | None = None,
-              dim: int | None = None) -> Mechanism:
+              dim: int | None = None) -> mechanisms.Mechanism:
     """The weights of Luong's attention, as an expression: a softmax of scores, over all inputs that exist ("global"),
     over those within `radius` of the output's own place ("local-m"), or of a predicted one, times a Gaussian of
     deviation radius / 2 around it ("local-p", eq. 9 and 10).
@@ -190,7 +179,7 @@ def alignment(score: str, window: str = "global", *, radius: int | None = None, 
     check_choice("Luong", "window", window, WINDOWS)
     if length is not None and score != "location":
         raise ConfigError("Luong", "length must be left out but with score='location'", f"{length} with {score!r}")
-    scores = _scores(score, length, dim).masked(keep=STRUCTURE)
+    scores = _scores(score, length, dim).masked(keep=mechanisms.STRUCTURE)
     if window == "global":
         if radius is not None:
             raise ConfigError("Luong", "radius must be left out with window='global'", radius)
@@ -198,16 +187,17 @@ def alignment(score: str, window: str = "global", *, radius: int | None = None, 
     near = _required("radius", radius, f"window={window!r}")
     if window == "local-m":
         return scores.masked(keep=Window(near)).softmax()
-    center: Any = PredictedPosition()
-    return scores.masked(keep=Window(near, center=center)).softmax() * GaussianWindow(near / 2, center=center)
+    center: Any = mechanisms.PredictedPosition()
+    weights = scores.masked(keep=Window(near, center=center)).softmax()
+    return weights * mechanisms.GaussianWindow(near / 2, center=center)
 
 
-def _scores(score: str, length: int | None, dim: int | None) -> Mechanism:
+def _scores(score: str, length: int | None, dim: int | None) -> mechanisms.Mechanism:
     if score == "location":
-        return Location(_required("length", length, "score='location'"))
+        return mechanisms.Location(_required("length", length, "score='location'"))
     if score == "additive":
-        return Additive(_required("dim", dim, "score='additive'"))
-    return DotProduct() if score == "dot" else General()
+        return mechanisms.Additive(_required("dim", dim, "score='additive'"))
+    return mechanisms.DotProduct() if score == "dot" else mechanisms.General()
 
 
 def _required(name: str, value: int | None, option: str) -> int:

@@ -8,21 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from structconv.errors import ConfigError
-from structconv.mechanisms import Incidence
+from structconv import ConfigError, Graph, Incidence
 from structconv.nn import Conv, Conv1d, GraphNetwork, Linear
-from structconv.structures import Graph
-from structconv_systems.models.nri_pairs import (
-    ForceDecoder,
-    PairEncoder,
-    Plane,
-    Space,
-    TurningDecoder,
-    acting_types,
-    update_of,
-    weighted,
-    windows,
-)
+from structconv_systems.models import nri_pairs
 
 __all__ = ["Correlation", "Decoder", "Encoder", "Inferred", "RecurrentDecoder", "RelationalInference", "SeriesEncoder"]
 
@@ -35,13 +23,9 @@ class Inferred(NamedTuple):
 
     Example:
 
-        >>> from structconv import Graph
-        >>> from structconv_systems.models.nri import RelationalInference
-        >>> graph, x = Graph.complete(3), torch.randn(2, 10, 3, 4)
-        >>> model = RelationalInference.paper(times=10, channels=4, hidden=8).eval()
-        >>> inferred = model(x, graph, torch.tensor([0, 5]), 2)
-        >>> inferred.states.shape, inferred.logits.shape
-        (torch.Size([2, 2, 2, 3, 4]), torch.Size([2, 6, 2]))
+        >>> from structconv_systems.models.nri import Inferred
+        >>> Inferred(states=torch.zeros(2, 2, 2, 3, 4), logits=torch.zeros(2, 6, 2))._fields
+        ('states', 'logits')
     """
 
     states: Tensor
@@ -69,8 +53,9 @@ class RelationalInference(nn.Module):
         >>> from structconv_systems.models.nri import RelationalInference
         >>> graph, x = Graph.complete(3), torch.randn(2, 10, 3, 4)
         >>> model = RelationalInference.paper(times=10, channels=4, hidden=8).eval()
-        >>> model(x, graph, starts=torch.tensor([0, 5]), horizon=2).states.shape
-        torch.Size([2, 2, 2, 3, 4])
+        >>> inferred = model(x, graph, starts=torch.tensor([0, 5]), horizon=2)
+        >>> inferred.states.shape, inferred.logits.shape
+        (torch.Size([2, 2, 2, 3, 4]), torch.Size([2, 6, 2]))
     """
 
     def __init__(self, encoder: nn.Module, decoder: nn.Module, *, times: int, types: int = 2,
@@ -105,7 +90,7 @@ class RelationalInference(nn.Module):
                    types=types, temperature=temperature)
 
     @classmethod
-    def structured(cls, space: Space, *, times: int, types: int = 2, still: bool = True, hidden: int = 64,
+    def structured(cls, space: nri_pairs.Space, *, times: int, types: int = 2, still: bool = True, hidden: int = 64,
                    temperature: float = 0.5, symmetric: bool = True) -> RelationalInference:
         """The encoder of pairs over time, with a decoder that forms forces in the plane or turns phases.
 
@@ -114,8 +99,8 @@ class RelationalInference(nn.Module):
             symmetric: the two directions of a pair have the same logits.
             still, hidden: as in `paper`.
         """
-        decoder = ForceDecoder if isinstance(space, Plane) else TurningDecoder
-        return cls(PairEncoder(space, types, hidden=hidden, symmetric=symmetric),
+        decoder = nri_pairs.ForceDecoder if isinstance(space, nri_pairs.Plane) else nri_pairs.TurningDecoder
+        return cls(nri_pairs.PairEncoder(space, types, hidden=hidden, symmetric=symmetric),
                    decoder(types, still=still, hidden=hidden), times=times, types=types, temperature=temperature)
 
     def forward(self, x: Tensor, graph: Graph, starts: Tensor, horizon: int) -> Inferred:
@@ -192,7 +177,7 @@ class SeriesEncoder(nn.Module):
         self.read = GraphNetwork(hidden, hidden, edge=(hidden, hidden, types), activation=nn.ELU)
 
     def forward(self, x: Tensor, graph: Graph) -> Tensor:
-        edges = self.embed(self._over_time(self.first(windows(x, _KERNEL, 1), graph).edges.relu()))
+        edges = self.embed(self._over_time(self.first(nri_pairs.windows(x, _KERNEL, 1), graph).edges.relu()))
         nodes = self.node_norm(self.nodes(None, graph, edges).nodes)
         logits: Tensor = self.read(nodes, graph, edges).edges
         return logits
@@ -206,7 +191,7 @@ class SeriesEncoder(nn.Module):
         return pooled.unflatten(0, series.shape[:2])
 
 
-class Decoder(nn.Module):
+class Decoder(nri_pairs.Rollout):
     """x_(t+1) = x_t + W x_t + g(sum_k sum_(e: m -> n) z_ek f_k([x_m, x_n]), x_n) (eq. 10 to 12; its MLP decoder).
 
     f_k is a network for each type. Its messages are the x of the basis A_k[e, n] = z_ek where e leads to n: what a type
@@ -227,33 +212,22 @@ class Decoder(nn.Module):
 
     def __init__(self, channels: int, types: int, *, still: bool = True, hidden: int = 256, messages: int = 1) -> None:
         super().__init__()
-        self.acting = acting_types(types, still)
+        self.acting = nri_pairs.acting_types(types, still)
         ends = Incidence("sender") | Incidence("receiver")
         self.messages = nn.ModuleList(Conv(ends, channels, hidden) for _ in self.acting)
         self.deeper = nn.ModuleList(nn.Sequential(*(part for _ in range(messages - 1) for part in (
             Linear(hidden, hidden), nn.ReLU()))) for _ in self.acting)
-        self.update = update_of(channels, self.acting, hidden, hidden)
+        self.update = nri_pairs.update_of(channels, self.acting, hidden, hidden)
         self.rest = nn.Sequential(nn.ReLU(), Linear(hidden, hidden), nn.ReLU(), Linear(hidden, channels))
         self.drift = Linear(channels, channels)
         for parameter in (*self.rest[-1].parameters(), *self.drift.parameters()):
             nn.init.zeros_(parameter)
 
-    def forward(self, x: Tensor, graph: Graph, edges: Tensor, horizon: int, starts: Tensor | None = None) -> Tensor:
-        """States (B, T, N, C), the edges' types (B, E, K), and from where rollouts begin, (W,), from each state where
-        absent -> the H states after each, (B, W, H, N, C)."""
-        graphs, states = weighted(graph, edges[:, None], self.acting), []
-        x = x if starts is None else x[:, starts]
-        for _ in range(horizon):
-            x = x + self.drift(x) + self._change(x, graph, graphs)
-            states.append(x)
-        return torch.stack(states, 2)
-
-    def _change(self, x: Tensor, graph: Graph, graphs: dict[str, Graph]) -> Tensor:
-        messages = {"nodes": x}
+    def following(self, x: Tensor, graph: Graph, graphs: dict[str, Graph]) -> Tensor:
+        moved, messages = x + self.drift(x), {"nodes": x}
         for name, first, deeper in zip(graphs, self.messages, self.deeper, strict=True):
             messages[name] = deeper(first(x, structure=graph).relu())
-        change: Tensor = self.rest(self.update(messages, structure=graphs or None))
-        return change
+        return moved + self.rest(self.update(messages, structure=graphs or None))
 
 
 class RecurrentDecoder(nn.Module):
@@ -274,12 +248,13 @@ class RecurrentDecoder(nn.Module):
 
     def __init__(self, channels: int, types: int, *, still: bool = True, hidden: int = 256, messages: int = 1) -> None:
         super().__init__()
-        self.hidden, self.acting = hidden, acting_types(types, still)
+        self.hidden, self.acting = hidden, nri_pairs.acting_types(types, still)
         ends = Incidence("sender") | Incidence("receiver")
         self.messages = nn.ModuleList(Conv(ends, hidden, hidden) for _ in self.acting)
         self.deeper = nn.ModuleList(nn.Sequential(nn.Tanh(), *(part for _ in range(messages - 1) for part in (
             Linear(hidden, hidden), nn.Tanh()))) for _ in self.acting)
-        self.inputs, self.state = update_of(channels, self.acting, hidden, 3 * hidden), Linear(hidden, 3 * hidden)
+        self.inputs = nri_pairs.update_of(channels, self.acting, hidden, 3 * hidden)
+        self.state = Linear(hidden, 3 * hidden)
         self.rest = nn.Sequential(Linear(hidden, hidden), nn.ReLU(), Linear(hidden, hidden), nn.ReLU(),
                                   Linear(hidden, channels))
         for parameter in self.rest[-1].parameters():
@@ -287,7 +262,7 @@ class RecurrentDecoder(nn.Module):
 
     def forward(self, x: Tensor, graph: Graph, edges: Tensor, horizon: int, starts: Tensor | None = None) -> Tensor:
         """As `Decoder`."""
-        graphs = weighted(graph, edges[:, None], self.acting)
+        graphs = nri_pairs.weighted(graph, edges[:, None], self.acting)
         starts = torch.arange(x.shape[1], device=x.device) if starts is None else starts
         h, read = x.new_zeros(*x[:, :1].shape[:-1], self.hidden), []
         for t in range(int(starts.max()) + 1):

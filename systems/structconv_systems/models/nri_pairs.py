@@ -7,15 +7,14 @@ import abc
 from dataclasses import replace
 from functools import reduce
 from operator import or_
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from structconv import Adjacency, Graph, Identity, Mechanism
 from structconv.derived import derived
-from structconv.mechanisms import Adjacency, Identity, Mechanism
 from structconv.nn import Conv, GraphNetwork, Linear
-from structconv.structures import Graph
 from structconv.structures.groups import edges_to_receivers
 
 __all__ = ["Circle", "ForceDecoder", "PairEncoder", "Plane", "Space", "TurningDecoder", "acting_types", "name_of",
@@ -68,11 +67,9 @@ class Plane(Space):
 
     Example:
 
-        >>> from structconv import Graph
-        >>> from structconv_systems.models.nri_pairs import PairEncoder, Plane
-        >>> graph, x = Graph.complete(3), torch.randn(2, 10, 3, 4)
-        >>> PairEncoder(Plane(), types=2, hidden=8).eval()(x, graph).shape
-        torch.Size([2, 6, 2])
+        >>> from structconv_systems.models.nri_pairs import Plane
+        >>> Plane().velocity(torch.arange(4.0)).tolist()   # see `PairEncoder`
+        [2.0, 3.0]
     """
 
     channels, node_features, pair_features = 4, 6, 5
@@ -99,11 +96,9 @@ class Circle(Space):
 
     Example:
 
-        >>> from structconv import Graph
-        >>> from structconv_systems.models.nri_pairs import Circle, PairEncoder
-        >>> graph, x = Graph.complete(3), torch.randn(2, 10, 3, 4)
-        >>> PairEncoder(Circle(), types=2, hidden=8).eval()(x, graph).shape
-        torch.Size([2, 6, 2])
+        >>> from structconv_systems.models.nri_pairs import Circle
+        >>> Circle().velocity(torch.arange(4.0)).tolist()  # see `PairEncoder`
+        [0.0]
     """
 
     channels, node_features, pair_features = 4, 5, 2
@@ -175,8 +170,31 @@ class PairEncoder(nn.Module):
         return (logits + logits[..., reversed_edges(graph), :]) / 2 if self.symmetric else logits
 
 
-class _Scaled(nn.Module):
-    """A decoder whose predictions have a learned standard deviation for each channel, which falls from 1.
+class Rollout(nn.Module):
+    """A decoder of states by what types of edges send, `acting`, one step after another."""
+
+    acting: tuple[int, ...]
+    #: Whether what edges send has a dim of coordinates before that of edges.
+    coordinates: ClassVar[bool] = False
+
+    def forward(self, x: Tensor, graph: Graph, edges: Tensor, horizon: int, starts: Tensor | None = None) -> Tensor:
+        """States (B, T, N, C), the edges' types (B, E, K), and from where rollouts begin, (W,), from each state where
+        absent -> the H states after each, (B, W, H, N, C)."""
+        x = x if starts is None else x[:, starts]
+        types = edges[:, None, None] if self.coordinates else edges[:, None]
+        graphs, states = weighted(graph, types, self.acting), []
+        for _ in range(horizon):
+            x = self.following(x, graph, graphs)
+            states.append(x)
+        return torch.stack(states, 2)
+
+    def following(self, x: Tensor, graph: Graph, graphs: dict[str, Graph]) -> Tensor:
+        """The states (B, W, N, C) after x, (B, W, N, C)."""
+        raise NotImplementedError
+
+
+class _Scaled(Rollout):
+    """One whose predictions have a learned standard deviation for each channel, which falls from 1.
 
     While it is great the divergence outweighs the error, so that types stay uncertain until the decoder can use them.
     """
@@ -215,6 +233,8 @@ class ForceDecoder(_Scaled):
         torch.Size([2, 10, 1, 3, 4])
     """
 
+    coordinates = True
+
     def __init__(self, types: int, *, still: bool = True, hidden: int = 64) -> None:
         super().__init__(4)
         self.acting = acting_types(types, still)
@@ -225,30 +245,20 @@ class ForceDecoder(_Scaled):
         for parameter in (*self.drift.parameters(), *self.walls[-1].parameters()):
             nn.init.zeros_(parameter)
 
-    def forward(self, x: Tensor, graph: Graph, edges: Tensor, horizon: int, starts: Tensor | None = None) -> Tensor:
-        """States (B, T, N, 4), types (B, E, K), and from where rollouts begin, (W,), from each state where absent ->
-        the H states after each, (B, W, H, N, 4)."""
-        x = x if starts is None else x[:, starts]
-        graphs, states = weighted(graph, edges[:, None, None], self.acting), []
-        for _ in range(horizon):
-            moved = self.drift(x)
-            unit, distance = directions(x + moved / 2, graph)
-            forces = {name_of(k): (unit * law(distance.log())).mT.unsqueeze(-1)
-                      for k, law in zip(self.acting, self.laws, strict=True)}
-            pushed = self.sum(forces, structure=graphs).movedim(-3, -1).flatten(-2)
-            x = x + moved + self.walls(x) + pushed
-            states.append(x)
-        return torch.stack(states, 2)
+    def following(self, x: Tensor, graph: Graph, graphs: dict[str, Graph]) -> Tensor:
+        moved = self.drift(x)
+        unit, distance = directions(x + moved / 2, graph)
+        forces = {name_of(k): (unit * law(distance.log())).mT.unsqueeze(-1)
+                  for k, law in zip(self.acting, self.laws, strict=True)}
+        pushed = self.sum(forces, structure=graphs).movedim(-3, -1).flatten(-2)
+        return x + moved + self.walls(x) + pushed
 
     def law(self, distance: Tensor) -> Tensor:
         """Return the learned change of velocity in a step at distances (D,), for each interacting type, (K', D)."""
         logs = distance.clamp(min=_NEAR).log().unsqueeze(-1)
-        return torch.stack([law(logs).squeeze(-1) * gain for law, gain in zip(self.laws, self._gains(), strict=True)])
-
-    def _gains(self) -> list[Tensor]:
-        """Return the factors by which the forces of each type change velocities."""
         weights: Any = [self.sum.weight] if len(self.acting) == 1 else self.sum.weight.weights
-        return [weight.theta[0, 0, 1] for weight in weights]
+        return torch.stack([law(logs).squeeze(-1) * weight.theta[0, 0, 1]  # by which a force changes velocities
+                            for law, weight in zip(self.laws, weights, strict=True)])
 
 
 class TurningDecoder(_Scaled):
@@ -280,19 +290,12 @@ class TurningDecoder(_Scaled):
         for parameter in (*self.rest[-1].parameters(), *self.drift.parameters()):
             nn.init.zeros_(parameter)
 
-    def forward(self, x: Tensor, graph: Graph, edges: Tensor, horizon: int, starts: Tensor | None = None) -> Tensor:
-        """States (B, T, N, 4), types (B, E, K), and from where rollouts begin, (W,), from each state where absent ->
-        the H states after each, (B, W, H, N, 4)."""
-        x = x if starts is None else x[:, starts]
-        graphs, states = weighted(graph, edges[:, None], self.acting), []
-        for _ in range(horizon):
-            x = _turned(x, self.drift(x))
-            between = differences(x, graph)
-            messages = {"nodes": x, **{name_of(k): message(x, graph, between).edges.relu()
-                                    for k, message in zip(self.acting, self.messages, strict=True)}}
-            x = _turned(x, self.rest(self.update(messages, structure=graphs)))
-            states.append(x)
-        return torch.stack(states, 2)
+    def following(self, x: Tensor, graph: Graph, graphs: dict[str, Graph]) -> Tensor:
+        x = _turned(x, self.drift(x))
+        between = differences(x, graph)
+        messages = {"nodes": x, **{name_of(k): message(x, graph, between).edges.relu()
+                                   for k, message in zip(self.acting, self.messages, strict=True)}}
+        return _turned(x, self.rest(self.update(messages, structure=graphs)))
 
 
 def _turned(x: Tensor, change: Tensor) -> Tensor:

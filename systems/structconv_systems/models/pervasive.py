@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from structconv.errors import ConfigError
+from structconv import ConfigError, Grid, Padding
 from structconv.mechanisms import STRUCTURE, Context, Cuboid
 from structconv.nn import Conv, Linear
 from structconv.shapes import check_choice, check_positive
-from structconv.structures import Grid, Padding
 from structconv_systems.models.blocks import Tokens
 from structconv_systems.models.tokens import PAD
 

@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from structconv.errors import ConfigError
-from structconv.mechanisms import STRUCTURE, Additive
+from structconv import STRUCTURE, Additive, ConfigError, Padding
 from structconv.nn import Conv, Linear
-from structconv.structures import Padding
 from structconv_systems.models.recurrent import Recurrent, gated
 from structconv_systems.models.tokens import PAD
 

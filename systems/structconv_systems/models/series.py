@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from structconv.errors import ConfigError
-from structconv.mechanisms import Additive, Mechanism, RelativeBias
+from structconv import Additive, ConfigError, Mechanism, RelativeBias
 from structconv.nn import Conv, Linear
 from structconv.shapes import check_choice, check_divides, check_positive
 from structconv.weights import EyeBlocks

@@ -7,11 +7,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from structconv import Causal, Eye, LowRank, Padding
 from structconv.mechanisms import STRUCTURE_IF_GIVEN, DotProduct, General
 from structconv.nn import Conv, Linear, MultiheadAttention
 from structconv.shapes import check_divides, check_positive
-from structconv.structures import Causal, Padding
-from structconv.weights import Eye, LowRank
 
 __all__ = ["BEGIN", "EncoderBlock", "TourDecoding", "TourModel"]
 

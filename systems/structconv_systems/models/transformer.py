@@ -8,13 +8,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from structconv import Causal, ConfigError, Padding, Samples, ShapeError
 from structconv.analysis.layers import layer_bases
 from structconv.derived import is_plain
-from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms import STRUCTURE_IF_GIVEN, DotProduct, Mechanism
 from structconv.nn import Conv, Linear
 from structconv.shapes import check_divides, check_positive
-from structconv.structures import Causal, Padding, Samples
 from structconv_systems.models.blocks import Block, Stack, StackDecoding, Tokens, attention
 from structconv_systems.models.sentences import Sentences
 

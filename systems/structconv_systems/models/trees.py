@@ -88,8 +88,7 @@ def _arborescence(table: NDArray[Any]) -> NDArray[Any]:
         enters = table[np.ix_(others, cycle)] - table[heads[cycle], cycle]
         leaves = table[np.ix_(cycle, others)]
         contracted.append((heads, cycle, others, enters.argmax(1), leaves.argmax(0)))
-        table = np.block([[table[np.ix_(others, others)], enters.max(1)[:, None]],
-                          [leaves.max(0), np.array(-np.inf)]])
+        table = np.block([[table[np.ix_(others, others)], enters.max(1)[:, None]], [leaves.max(0), np.array(-np.inf)]])
     for inner, cycle, others, entered, left in reversed(contracted):
         opened = inner.copy()
         opened[cycle[entered[heads[-1]]]] = others[heads[-1]]

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from structconv import ConfigError, Graph, KnowledgeGraph, StructureError
 from structconv.bases import Sparse
 from structconv.derived import derived
-from structconv.errors import ConfigError, StructureError
 from structconv.shapes import check_positive
-from structconv.structures import Graph, KnowledgeGraph
 from structconv_systems.ranking import numbers_between
 
 __all__ = ["LARGEST", "WalkScores", "check_size", "entries"]

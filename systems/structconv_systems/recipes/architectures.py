@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from typing import Any
 
@@ -11,20 +10,12 @@ import torch
 from structconv.analysis.flops import forward_flops
 from structconv.commands.table import print_table
 from structconv_systems.data.generated import MARKS, NOISE, Labeled, temporal_order
-from structconv_systems.models.architectures import (
-    ARCHITECTURES,
-    SequenceClassifier,
-    dilated_layers,
-    layer_of,
-    predicted,
-)
-from structconv_systems.recipes.generated import Classification, parts_of
+from structconv_systems.models import architectures as models
+from structconv_systems.recipes.base import Finished, Job, Progress, Run, Study
+from structconv_systems.recipes.generated import parts_of, trainings
 from structconv_systems.recipes.growth import exponent, growth_png, halves
 from structconv_systems.recipes.options.comparisons import Architectures
 from structconv_systems.timing import alternate
-from structconv_systems.train.progress import Progress
-from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study, jobs_of
 
 __all__ = ["RUNNER", "measured_costs", "network", "sequences"]
 
@@ -35,11 +26,11 @@ _HEADERS = ("layer", "flops are", "Mflop", "exponent", "ms", "exponent of time",
             "path")
 
 
-def network(recipe: Architectures, architecture: str) -> SequenceClassifier:
+def network(recipe: Architectures, architecture: str) -> models.SequenceClassifier:
     """The recipe's model of one architecture: `recipe.layers` layers; dilated convolutions have as many as reach the
     whole sequence."""
-    layers = dilated_layers(recipe.length, recipe.kernel) if architecture == "dilated" else recipe.layers
-    return SequenceClassifier(architecture, NOISE + MARKS, MARKS ** 2, channels=recipe.channels, layers=layers,
+    layers = models.dilated_layers(recipe.length, recipe.kernel) if architecture == "dilated" else recipe.layers
+    return models.SequenceClassifier(architecture, NOISE + MARKS, MARKS ** 2, channels=recipe.channels, layers=layers,
                               kernel=recipe.kernel, heads=recipe.heads)
 
 
@@ -52,20 +43,15 @@ def sequences(recipe: Architectures, task: str) -> dict[str, Labeled]:
 
 
 def _jobs(recipe: Architectures, run: Run | None) -> list[Job]:
-    return [job for task in _TASKS for parts in [sequences(recipe, task)] for architecture in ARCHITECTURES
-            for job in jobs_of(recipe, f"{architecture}-{task}", partial(_task, architecture=architecture, parts=parts),
-                               Classification)]
-
-
-def _task(recipe: Architectures, architecture: str, parts: dict[str, Labeled], seed: int) -> Classification:
-    return Classification(network(recipe, architecture), recipe, parts, seed)
+    return [job for task in _TASKS for parts in [sequences(recipe, task)] for architecture in models.ARCHITECTURES
+            for job in trainings(recipe, f"{architecture}-{task}", partial(network, recipe, architecture), parts)]
 
 
 @torch.no_grad()
 def measured_costs(recipe: Architectures, progress: Progress) -> dict[str, Any]:
     """Measure one layer of each architecture by length: seconds of a call, flops counted and predicted."""
-    layers = {name: layer_of(name, recipe.channels, kernel=recipe.kernel, heads=recipe.heads).eval()
-              for name in ARCHITECTURES}
+    layers = {name: models.layer_of(name, recipe.channels, kernel=recipe.kernel, heads=recipe.heads).eval()
+              for name in models.ARCHITECTURES}
     lengths = halves(recipe.longest, _SHORTEST)
     measured: dict[str, dict[str, list[float]]] = {
         name: {"seconds": [], "flops": [], "predicted_flops": [], "sequential": [], "path": []} for name in layers}
@@ -75,12 +61,12 @@ def measured_costs(recipe: Architectures, progress: Progress) -> dict[str, Any]:
         x = torch.randn(1, length, recipe.channels, generator=torch.Generator().manual_seed(0))
         times = alternate({name: partial(layer, x) for name, layer in layers.items()}, repeats=recipe.rounds)
         for name, layer in layers.items():
-            cost = predicted(name, length, recipe.channels, kernel=recipe.kernel)
+            cost = models.predicted(name, length, recipe.channels, kernel=recipe.kernel)
             row = {"seconds": times[name].median, "flops": forward_flops(layer, x), "predicted_flops": cost.flops,
                    "sequential": cost.sequential, "path": cost.path}
             for key, number in row.items():
                 measured[name][key].append(number)
-        other_load.append(times[ARCHITECTURES[0]].other_load)
+        other_load.append(times[models.ARCHITECTURES[0]].other_load)
     return {"lengths": lengths, "channels": recipe.channels, "kernel": recipe.kernel, "other_load": other_load,
             "layers": {name: {**row, "exponents": _exponents(lengths, row)} for name, row in measured.items()}}
 
@@ -102,8 +88,7 @@ def _finish(recipe: Architectures, finished: Finished) -> dict[str, Any]:
 
 
 def _show(recipe: Architectures, summary: dict[str, Any]) -> None:
-    """The figures, and what a layer of each costs, if that was measured: evaluating a run again does not."""
-    _STUDY.show(recipe, summary)
+    """What a layer of each costs, if that was measured: evaluating a run again does not."""
     if "cost" in summary:
         costs = summary["cost"]
         shortest, *_, longest = costs["lengths"]
@@ -120,5 +105,4 @@ def _row(name: str, row: dict[str, Any]) -> tuple[str, ...]:
             f"{row['path'][0]} ... {row['path'][-1]}")
 
 
-_STUDY = Study(jobs=_jobs, columns={"test_accuracy": "accuracy, %"}, finish=_finish)
-RUNNER = dataclasses.replace(_STUDY.runner, show=_show)
+RUNNER = Study(jobs=_jobs, columns={"test_accuracy": "accuracy, %"}, finish=_finish, show_more=_show).runner

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,27 +16,29 @@ __all__ = ["Baseline", "Exponential", "Rollout", "Shared"]
 Measure = Callable[[Any, Tensor], Tensor]
 
 
-class Baseline(Protocol):
+class Baseline(abc.ABC):
     """b(s) of instances s; sum (L - b) grad log p has the expectation of sum L grad log p, and less variance."""
 
     #: How many samples of each instance a batch has, one behind the other.
-    copies: int
+    copies = 1
 
+    @abc.abstractmethod
     def value(self, instances: Tensor, costs: Tensor) -> Tensor:
         """b of the instances, (B,), of which samples cost so much, (B copies,); broadcasts to these."""
 
     def stepped(self, step: int, model: nn.Module) -> dict[str, float]:
         """Look at the model behind step number `step`, from 1; what it tells."""
+        return {}
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]:
+        return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        return None
 
 
-class Exponential:
+class Exponential(Baseline):
     """b = decay b + (1 - decay) mean L, one number for all instances, beginning with the first mean."""
-
-    copies = 1
 
     def __init__(self, decay: float) -> None:
         self.decay, self.mean = decay, float("nan")
@@ -45,9 +48,6 @@ class Exponential:
         self.mean = mean if self.mean != self.mean else self.decay * self.mean + (1 - self.decay) * mean
         return costs.new_tensor(self.mean)
 
-    def stepped(self, step: int, model: nn.Module) -> dict[str, float]:
-        return {}
-
     def state_dict(self) -> dict[str, Any]:
         return {"mean": self.mean}
 
@@ -55,7 +55,7 @@ class Exponential:
         self.mean = state["mean"]
 
 
-class Shared:
+class Shared(Baseline):
     """b of a sample is the mean cost of the other samples of its instance (Kool, van Hoof and Welling 2019, Buy 4
     REINFORCE samples, get a baseline for free!)."""
 
@@ -66,17 +66,8 @@ class Shared:
         own = costs.view(-1, self.copies)
         return ((own.sum(-1, keepdim=True) - own) / (self.copies - 1)).flatten()
 
-    def stepped(self, step: int, model: nn.Module) -> dict[str, float]:
-        return {}
 
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """There is none."""
-
-
-class Rollout:
+class Rollout(Baseline):
     """b(s) is the cost of what a frozen copy of the model says at once (Kool et al. 2019, section 4).
 
     After every `every` steps the model challenges the copy on instances of their own, and takes its place where it is
@@ -89,8 +80,6 @@ class Rollout:
         instances: (number) -> those of the challenge of that number.
         every, alpha, decay: see above.
     """
-
-    copies = 1
 
     def __init__(self, model: nn.Module, measure: Measure, instances: Callable[[int], Tensor], *, every: int,
                  alpha: float, decay: float) -> None:

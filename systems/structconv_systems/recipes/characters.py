@@ -17,13 +17,9 @@ from structconv.pictures import basis_png
 from structconv_systems.data.characters import Alphabet, read_characters
 from structconv_systems.models.characters import CharacterModel
 from structconv_systems.models.decoding import sample
+from structconv_systems.recipes.base import BatchTask, Parts, Progress, Run, Windows, mean_loss
 from structconv_systems.recipes.options.sequences import Characters
-from structconv_systems.train.batches import Windows
-from structconv_systems.train.parts import Parts
-from structconv_systems.train.progress import Progress
-from structconv_systems.train.run import Run
 from structconv_systems.train.study import Finished, Job, Study, jobs_of, loaded
-from structconv_systems.train.task import BatchTask, mean_loss
 
 __all__ = ["RUNNER", "CharactersTask", "Writer", "network", "writer"]
 
@@ -31,8 +27,7 @@ _ALPHABET = "alphabet.json"
 _DRAWN = 64
 
 
-def network(recipe: Characters, alphabet: int, window: int | None = None, positions: str = "rotary"
-            ) -> CharacterModel:
+def network(recipe: Characters, alphabet: int, window: int | None = None, positions: str = "rotary") -> CharacterModel:
     """The recipe's model; each character attends to all before it, or to a window."""
     return CharacterModel(alphabet, channels=recipe.channels, layers=recipe.layers, heads=recipe.heads,
                           hidden=4 * recipe.channels, dropout=recipe.dropout, window=window, positions=positions,

@@ -13,12 +13,9 @@ from structconv.bases.sparse import Sparse
 from structconv.structures.graph import Graph
 from structconv_systems.data.planetoid import Planetoid, read_planetoid
 from structconv_systems.models import citation as networks
-from structconv_systems.recipes.options.citation import Cora, CoraCheb, CoraGAT, CoraGCN
-from structconv_systems.train.loop import Schedule, Task
-from structconv_systems.train.parts import Parts
-from structconv_systems.train.run import Run
-from structconv_systems.train.stopping import LossWindow, Patience, Stopping
-from structconv_systems.train.study import Job, Study
+from structconv_systems.recipes.base import Job, Parts, Run, Schedule, Study, Task
+from structconv_systems.recipes.options.graphs import Cora, CoraCheb, CoraGAT, CoraGCN
+from structconv_systems.train.stopping import LossWindow, Patience
 
 __all__ = ["RUNNER", "CitationTask", "network", "row_normalized"]
 
@@ -124,15 +121,9 @@ def _groups(recipe: Cora) -> dict[str, Cora]:
 
 
 def _schedule(recipe: Cora, seed: int) -> Schedule:
-    return Schedule(steps=recipe.epochs, seed=seed, stopping=_stopping(recipe), device=recipe.device,
-                    compile=recipe.compile)
-
-
-def _stopping(recipe: Cora) -> Stopping:
-    if isinstance(recipe, CoraGAT):
-        return Patience(recipe.patience)
-    assert isinstance(recipe, CoraGCN)
-    return LossWindow(recipe.window)
+    assert isinstance(recipe, CoraGCN | CoraGAT)
+    stopping = Patience(recipe.patience) if isinstance(recipe, CoraGAT) else LossWindow(recipe.window)
+    return Schedule(steps=recipe.epochs, seed=seed, stopping=stopping, device=recipe.device, compile=recipe.compile)
 
 
 RUNNER = Study(jobs=_jobs, columns={"test_accuracy": "test accuracy, %"}).runner

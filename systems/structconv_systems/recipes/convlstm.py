@@ -17,13 +17,9 @@ from structconv_systems import pictures
 from structconv_systems.data.idx import read_idx
 from structconv_systems.data.moving import Videos
 from structconv_systems.models.convlstm import ConvLSTM, MeanFrame, width_without_grid
-from structconv_systems.recipes.options.convlstm import MovingDigits
-from structconv_systems.train.batches import Batches
-from structconv_systems.train.parts import Parts
-from structconv_systems.train.run import Run
+from structconv_systems.recipes.base import Batches, BatchTask, Parts, Run, untrained_job
+from structconv_systems.recipes.options.images import MovingDigits
 from structconv_systems.train.study import Finished, Job, Study, jobs_of, parameters_of
-from structconv_systems.train.task import BatchTask
-from structconv_systems.train.untrained import untrained_job
 
 __all__ = ["RUNNER", "VideoTask", "network", "videos_of"]
 

@@ -12,31 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from structconv import Graph, Identity
 from structconv.errors import DataError
-from structconv.mechanisms import Identity
-from structconv.structures import Graph
 from structconv_systems import pictures
+from structconv_systems.data import series as data
 from structconv_systems.data.sensors import read_locations
-from structconv_systems.data.series import (
-    Part,
-    Series,
-    at_twelfths,
-    check_times,
-    checked_parts,
-    ends_of_parts,
-    mean_and_deviation,
-    read_series,
-)
 from structconv_systems.models.dcrnn import DCRNN, Persistence, diffusion, sampled_share, width_without_graph
 from structconv_systems.models.forecasts import LinearForecast, MeanForecast, TimeOfDay, ZeroForecast
 from structconv_systems.models.series import History
-from structconv_systems.recipes.options.dcrnn import Traffic
-from structconv_systems.train.batches import Batches
-from structconv_systems.train.parts import Parts
-from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study, jobs_of
-from structconv_systems.train.task import BatchTask
-from structconv_systems.train.untrained import untrained_job
+from structconv_systems.recipes.base import Batches, BatchTask, Finished, Job, Parts, Run, Study, jobs_of, untrained_job
+from structconv_systems.recipes.options.series import Traffic
 
 __all__ = ["RUNNER", "DCRNNTask", "Sensors", "network"]
 
@@ -63,7 +48,7 @@ class Sensors:
     """Series in three parts, one behind the other, and the graph of the sensors."""
 
     recipe: Traffic
-    parts: Parts[Part]
+    parts: Parts[data.Part]
     names: tuple[str, ...]
     graph: Graph
 
@@ -73,14 +58,14 @@ class Sensors:
         path = recipe.path(recipe.file)
         series = _read(recipe, recipe.file, recipe.path(recipe.adjacency))
         times, least = len(series.values), recipe.history - 1
-        ends = ends_of_parts(times, recipe.train, recipe.valid)
+        ends = data.ends_of_parts(times, recipe.train, recipe.valid)
         firsts = {"train": least, "val": ends["train"], "test": ends["val"]}
         for part, end in ends.items():
             if end - max(firsts[part], least) <= recipe.horizon:
                 raise DataError(path, f"more than horizon={recipe.horizon} times in each part, behind the first "
                                 f"history={recipe.history}", f"{times}, of which {part} has {end - firsts[part]}")
         parts = {part: _part(recipe, series, max(firsts[part], least), ends[part]) for part in ends}
-        parts = checked_parts(path, parts, _other(recipe, series) if recipe.test else None)
+        parts = data.checked_parts(path, parts, _other(recipe, series) if recipe.test else None)
         assert series.graph is not None
         return cls(recipe=recipe, parts=Parts(parts, of="times to forecast from"), names=series.names,
                    graph=series.graph)
@@ -92,14 +77,9 @@ class Sensors:
         readings, target = part.values[times].split((recipe.history, recipe.horizon), 1)
         later = times[:, recipe.history:]
         counted = part.observed[later] & (later < part.end).unsqueeze(-1)
-        return Batch(readings=readings, known=self._time_of_day(times[:, :recipe.history]), target=target,
-                     counted=counted)
-
-    def _time_of_day(self, times: Tensor) -> Tensor | None:
-        """Between 0 and 1, the same for all sensors."""
-        period = self.recipe.period
-        share = times.remainder(max(period, 1)) / max(period, 1)
-        return share[..., None, None].expand(-1, -1, len(self.names), 1) if period else None
+        share = times[:, :recipe.history].remainder(max(recipe.period, 1)) / max(recipe.period, 1)
+        known = share[..., None, None].expand(-1, -1, len(self.names), 1) if recipe.period else None
+        return Batch(readings=readings, known=known, target=target, counted=counted)
 
     @torch.no_grad()
     def errors(self, model: nn.Module, name: str, stride: int = 1) -> tuple[Tensor, Tensor, Tensor]:
@@ -120,37 +100,37 @@ class Sensors:
         if name == "val":
             return {"val_loss": whole}
         steps = absolute.sum(-1) / counts.sum(-1)
-        return {f"{name}_mae": whole, **at_twelfths(f"{name}_mae", steps, _TWELFTHS),
+        return {f"{name}_mae": whole, **data.at_twelfths(f"{name}_mae", steps, _TWELFTHS),
                 f"{name}_rmse": float((squared.sum() / counts.sum()).sqrt())}
 
 
-def _read(recipe: Traffic, name: str, adjacency: Any = None) -> Series:
-    return read_series(recipe.path(name), adjacency, missing=cast(Literal["nan", "zero", "none"], recipe.missing))
+def _read(recipe: Traffic, name: str, adjacency: Any = None) -> data.Series:
+    return data.read_series(recipe.path(name), adjacency, missing=cast(Literal["nan", "zero", "none"], recipe.missing))
 
 
-def _part(recipe: Traffic, series: Series, first: int, end: int) -> Part:
+def _part(recipe: Traffic, series: data.Series, first: int, end: int) -> data.Part:
     """Its values filled with the last reading before each that is missing."""
     filled = History.of(series.values.mT, series.observed.mT).filled.mT
     values, observed = (F.pad(table, (0, 0, 0, recipe.horizon)) for table in (filled, series.observed))
-    return Part(values=values, observed=observed, first=first, end=end)
+    return data.Part(values=values, observed=observed, first=first, end=end)
 
 
-def _other(recipe: Traffic, series: Series) -> tuple[Path, Part]:
+def _other(recipe: Traffic, series: data.Series) -> tuple[Path, data.Part]:
     """The whole of the file that tests, whose sensors are those of the series, in any order."""
     path, test = recipe.path(recipe.test), _read(recipe, recipe.test)
     if sorted(test.names) != sorted(series.names):
         odd = min(set(test.names) ^ set(series.names))
         raise DataError(path, f"the {len(series.names)} sensors of {recipe.file}", f"{len(test.names)} with another "
                         f"one, {odd!r}" if odd in test.names else f"{len(test.names)} without {odd!r}", line=1)
-    check_times(path, len(test.values), recipe.history, recipe.horizon)
+    data.check_times(path, len(test.values), recipe.history, recipe.horizon)
     order = [test.names.index(name) for name in series.names]
-    same = Series(values=test.values[:, order], observed=test.observed[:, order], names=series.names)
+    same = data.Series(values=test.values[:, order], observed=test.observed[:, order], names=series.names)
     return path, _part(recipe, same, recipe.history - 1, len(test.values))
 
 
 def network(recipe: Traffic, sensors: Sensors, name: str) -> DCRNN:
     """The recipe's model with the graph, or the one without it that has as many parameters."""
-    (mean, deviation), day = mean_and_deviation(sensors.parts["train"].known), int(recipe.period > 0)
+    (mean, deviation), day = data.mean_and_deviation(sensors.parts["train"].known), int(recipe.period > 0)
     wide = width_without_graph(recipe.hidden, recipe.layers, day, recipe.walk)
     mechanism, hidden = (diffusion(recipe.walk), recipe.hidden) if name == _GRAPH else (Identity(), wide)
     return DCRNN(mechanism, horizon=recipe.horizon, hidden=hidden, layers=recipe.layers, known=day,
@@ -248,5 +228,4 @@ def _positions(recipe: Traffic, sensors: Sensors) -> Tensor:
 
 
 RUNNER = Study(jobs=_jobs, columns={"test_mae": "MAE", "test_mae_3_of_12": "at 1/4", "test_mae_6_of_12": "1/2",
-                                    "test_mae_12_of_12": "the end", "test_rmse": "RMSE"},
-               finish=_finish).runner
+                                    "test_mae_12_of_12": "the end", "test_rmse": "RMSE"}, finish=_finish).runner

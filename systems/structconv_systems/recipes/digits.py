@@ -16,13 +16,10 @@ from structconv.analysis.flops import forward_flops
 from structconv.commands.table import print_table
 from structconv_systems.data.digits import Digits, Split, load_digits
 from structconv_systems.models.digits import VARIANTS, PixelNetwork
-from structconv_systems.recipes.options.digits import CompareDigits
+from structconv_systems.recipes.base import Progress, Run, Schedule, Task, generator
+from structconv_systems.recipes.options.images import CompareDigits
 from structconv_systems.report.comparison import HEADERS, table_rows, write_report
-from structconv_systems.train.batches import generator
 from structconv_systems.train.interrupt import Interrupt
-from structconv_systems.train.loop import Schedule, Task
-from structconv_systems.train.progress import Progress
-from structconv_systems.train.run import Run
 from structconv_systems.train.stopping import BestAccuracy
 from structconv_systems.train.study import Job, Runner, measured, train_all, trained
 from structconv_systems.train.summary import mean_and_std

@@ -12,10 +12,9 @@ from structconv.analysis.layers import layer_bases
 from structconv.mechanisms import STRUCTURE_IF_GIVEN, DotProduct, Mechanism, Shifts
 from structconv.pictures import basis_png
 from structconv_systems.models.transformer import Transformer as Model
+from structconv_systems.recipes.base import Finished, Job, Run, Study, parameters_of
 from structconv_systems.recipes.options.sequences import FixedHeads
 from structconv_systems.recipes.translation import TranslationTask, telling, translation_jobs, translator
-from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study, parameters_of
 
 __all__ = ["RUNNER", "network"]
 
@@ -72,6 +71,5 @@ def _heads(recipe: FixedHeads, task: TranslationTask) -> bytes:
     return basis_png(torch.stack(matrices), names, x_label="reading subword", y_label="read subword")
 
 
-RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"},
-               finish=_finish,
+RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"}, finish=_finish,
                use=partial(translator, network, f"{_FIXED}/seed-0")).runner

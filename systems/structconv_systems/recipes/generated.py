@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from structconv.errors import DataError
 from structconv_systems.data.generated import Labeled
+from structconv_systems.data.images import Images, read_images
+from structconv_systems.recipes.base import Batches, BatchTask, Job, Parts, jobs_of
 from structconv_systems.recipes.options.comparisons import Generated
 from structconv_systems.recipes.options.images import OnImages
-from structconv_systems.train.batches import Batches
-from structconv_systems.train.parts import Parts
-from structconv_systems.train.task import BatchTask
 
-__all__ = ["Classification", "parts_of"]
+__all__ = ["Classification", "ImageTask", "image_parts", "parts_of", "trainings"]
 
 _PARTS = ("train", "val", "test")
 
@@ -37,8 +37,7 @@ class Classification(BatchTask):
 
     samples: ClassVar[str] = "generated sequences"
 
-    def __init__(self, model: nn.Module, recipe: Generated | OnImages, parts: Mapping[str, Any],
-                 seed: int) -> None:
+    def __init__(self, model: nn.Module, recipe: Generated | OnImages, parts: Mapping[str, Any], seed: int) -> None:
         self.parts = Parts(parts, of=self.samples)
         batches = Batches([1] * len(parts["train"]), cost=recipe.batch_size, seed=seed)
         super().__init__(model, recipe, batches)
@@ -54,3 +53,29 @@ class Classification(BatchTask):
         right = int((logits.argmax(-1) == data.labels).sum())
         return {f"{part}_loss": F.cross_entropy(logits, data.labels).item(),
                 f"{part}_accuracy": 100 * right / len(data)}
+
+
+def trainings(recipe: Generated | OnImages, group: str, make: Callable[[], nn.Module], parts: Mapping[str, Any],
+              kind: type[Classification] = Classification) -> list[Job]:
+    """One of a model for each seed."""
+    return jobs_of(recipe, group, lambda options, seed: kind(make(), options, parts, seed), kind)
+
+
+class ImageTask(Classification):
+    """Cross-entropy, and accuracy in percent, by which weights are chosen."""
+
+    metric, higher, samples = "val_accuracy", True, "images"
+
+
+def image_parts(recipe: OnImages) -> dict[str, Images]:
+    """``train``, ``val`` (the last of the training images) and ``test``; `DataError` where they do not fit."""
+    known, test = (read_images(recipe.path(name)) for name in (recipe.train, recipe.test))
+    first = len(known) - recipe.held_out
+    if first < 1:
+        raise DataError(recipe.path(recipe.train), f"more than held_out={recipe.held_out} images", len(known))
+    if test.inputs.shape[1:] != known.inputs.shape[1:]:
+        sizes = [" x ".join(map(str, images.inputs.shape[1:])) for images in (known, test)]
+        raise DataError(recipe.path(recipe.test), f"images of {sizes[0]} pixels, as those that train", sizes[1])
+    if test.names != known.names[:len(test.names)]:
+        raise DataError(recipe.path(recipe.test), f"the classes {', '.join(known.names)}", ", ".join(test.names))
+    return {"train": known[:min(first, recipe.samples or first)], "val": known[first:], "test": test}

@@ -16,19 +16,10 @@ from structconv.commands.table import print_table
 from structconv.structures import Graph
 from structconv_systems import pictures
 from structconv_systems.data.physics import Balls, Gravity, Newtonian, Simulations, String
-from structconv_systems.models.interaction_features import (
-    BoxFeatures,
-    InteractionFeatures,
-    SpaceFeatures,
-    StringFeatures,
-)
+from structconv_systems.models import interaction_features as views
 from structconv_systems.models.interactions import InteractionNetwork
-from structconv_systems.recipes.options import interactions as options
-from structconv_systems.train.batches import Windows
-from structconv_systems.train.parts import Parts
-from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study, jobs_of
-from structconv_systems.train.task import BatchTask
+from structconv_systems.recipes.base import BatchTask, Finished, Job, Parts, Run, Study, Windows, jobs_of
+from structconv_systems.recipes.options import physics as options
 
 __all__ = ["RUNNER", "InteractionTask", "Motion", "Steps", "network"]
 
@@ -90,7 +81,7 @@ class Motion:
 
     recipe: options.Interactions
     system: Newtonian
-    features: InteractionFeatures
+    features: views.InteractionFeatures
     steps: Parts[Steps]
     long: Simulations
 
@@ -133,16 +124,16 @@ class Motion:
         return 100 * float(((energy[:, -1] - energy[:, 0]).abs() / kinetic).median())
 
 
-def _laws(recipe: options.Interactions, name: str, bodies: int) -> tuple[Newtonian, InteractionFeatures]:
+def _laws(recipe: options.Interactions, name: str, bodies: int) -> tuple[Newtonian, views.InteractionFeatures]:
     """The system of so many bodies, and what these see."""
     if name == "gravity":
         space = Gravity(bodies=bodies, softening=recipe.softening)
-        return space, SpaceFeatures(space.step * space.every)
+        return space, views.SpaceFeatures(space.step * space.every)
     if name == "balls":
         box = Balls(bodies=bodies)
-        return box, BoxFeatures(box.step * box.every, box.box)
+        return box, views.BoxFeatures(box.step * box.every, box.box)
     row = String(bodies=bodies)
-    return row, StringFeatures(row.step * row.every, row.length, row.disk)
+    return row, views.StringFeatures(row.step * row.every, row.length, row.disk)
 
 
 def network(recipe: options.Interactions, motion: Motion, relations: bool = True) -> InteractionNetwork:
@@ -177,15 +168,12 @@ class InteractionTask(BatchTask):
     def figures(self, part: str) -> dict[str, float]:
         error, constant = self.motion.steps[part].figures(self.model)
         figures = {f"{part}_loss": error, f"{part}_constant": constant, f"{part}_ratio": constant / error}
-        return figures if part == "val" else {**figures, **self._other_bodies(), **self._long()}
-
-    def _other_bodies(self) -> dict[str, float]:
-        errors = {part: self.motion.steps[part].figures(self.model) for part in ("fewer", "more")}
-        return {f"test_{part}": constant / error for part, (error, constant) in errors.items()}
-
-    def _long(self) -> dict[str, float]:
+        if part == "val":
+            return figures
         motion = self.motion
-        return {"test_drift": motion.drift(motion.rollout(self.model)), "test_drift_true": motion.drift(motion.long)}
+        others = {part: motion.steps[part].figures(self.model) for part in ("fewer", "more")}
+        return {**figures, **{f"test_{part}": constant / error for part, (error, constant) in others.items()},
+                "test_drift": motion.drift(motion.rollout(self.model)), "test_drift_true": motion.drift(motion.long)}
 
 
 def _jobs(recipe: options.Interactions, run: Run | None) -> list[Job]:
@@ -196,7 +184,7 @@ def _jobs(recipe: options.Interactions, run: Run | None) -> list[Job]:
                                InteractionTask)]
 
 
-def _finish(recipe: options.Interactions, finished: Finished) -> dict[str, Any]:
+def _finish(recipe: options.Interactions, finished: Finished) -> None:
     """A test simulation of each system beside its rollout: the ways of the first steps, and all of it moving."""
     for name in recipe.systems:
         task = finished.task(name)
@@ -207,18 +195,14 @@ def _finish(recipe: options.Interactions, finished: Finished) -> dict[str, Any]:
                           f"{caption} The first {_DRAWN} steps; a dot: where they end.")
         finished.run.draw(f"motion-{name}.gif", pictures.motion_gif({
             title: way[::_EVERY] for title, way in ways.items()}, tail=2), f"{caption} Every {_EVERY}th step.")
-    return {}
 
 
 def _show(recipe: options.Interactions, summary: dict[str, Any]) -> None:
-    """The table, and the errors themselves."""
-    _STUDY.show(recipe, summary)
+    """The errors themselves."""
     print_table(("mean squared error of velocities after a step, (m/s)^2", "network", "constant velocity"), [
         (name, f"{row['test_loss']:.3g}", f"{row['test_constant']:.3g}") for name, row in summary["results"].items()])
 
 
-_STUDY = Study(jobs=_jobs, columns={"test_ratio": "error of constant velocity over ours", "test_fewer": "fewer bodies",
+RUNNER = Study(jobs=_jobs, columns={"test_ratio": "error of constant velocity over ours", "test_fewer": "fewer bodies",
                                     "test_more": "more bodies", "test_drift": "drift of energy in a rollout, %",
-                                    "test_drift_true": "in the simulation, %"},
-               finish=_finish)
-RUNNER = dataclasses.replace(_STUDY.runner, show=_show)
+                                    "test_drift_true": "in the simulation, %"}, finish=_finish, show_more=_show).runner

@@ -14,10 +14,8 @@ from structconv.errors import DataError
 from structconv.structures import KnowledgeGraph
 from structconv_systems.data.knowledge import Triples, read_triples
 from structconv_systems.ranking import KnownAnswers, filtered_ranks, ranking_figures
+from structconv_systems.recipes.base import BatchTask, Parts, Windows
 from structconv_systems.recipes.options.knowledge import Links
-from structconv_systems.train.batches import Windows
-from structconv_systems.train.parts import Parts
-from structconv_systems.train.task import BatchTask
 
 __all__ = ["COLUMNS", "Facts", "LinkTask", "consecutive"]
 

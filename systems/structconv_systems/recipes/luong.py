@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 
 from structconv.pictures import basis_png
 from structconv_systems.models.luong import Luong as Model
+from structconv_systems.recipes.base import Finished, Job, Progress, Run, Study
 from structconv_systems.recipes.options.sequences import Luong
 from structconv_systems.recipes.translation import Translator, telling, translation_jobs, translator
-from structconv_systems.train.progress import Progress
-from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study
 
 __all__ = ["RUNNER", "network"]
 
@@ -33,7 +30,7 @@ def _jobs(recipe: Luong, run: Run | None) -> list[Job]:
     return translation_jobs(recipe, run, {row: partial(network, recipe, row=row) for row in recipe.rows})
 
 
-def _finish(recipe: Luong, finished: Finished) -> dict[str, Any]:
+def _finish(recipe: Luong, finished: Finished) -> None:
     """Where each row with attention looks in the source of a test sentence (a row) while it chooses the reference's
     subwords."""
     tasks = finished.tasks()
@@ -51,7 +48,6 @@ def _finish(recipe: Luong, finished: Finished) -> dict[str, Any]:
         finished.run.draw("alignments.png", picture, f"Attention in a test sentence by each model. Rows: source "
                           f"subwords ({source_words}); columns: target subwords ({target_words}); each column sums to "
                           "1.")
-    return {}
 
 
 def _use(recipe: Luong, run: Run, progress: Progress, beam: int | None = None) -> Translator:

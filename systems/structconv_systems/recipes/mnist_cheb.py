@@ -8,16 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structconv.errors import ConfigError
-from structconv.structures import Graph, Grid
+from structconv import ConfigError, Graph, Grid
 from structconv.structures.coarsening import coarsened
 from structconv_systems.data.images import Images
 from structconv_systems.models.mnist_cheb import GraphLeNet, GridLeNet, pixel_graph
 from structconv_systems.pictures import graphs
-from structconv_systems.recipes.images import parts_of, trainings
+from structconv_systems.recipes.base import Finished, Job, Run, Study, parameters_of
+from structconv_systems.recipes.generated import ImageTask, image_parts, trainings
 from structconv_systems.recipes.options.images import MnistCheb
-from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study, parameters_of
 
 __all__ = ["RUNNER", "of_graph", "of_grid"]
 
@@ -43,9 +41,9 @@ def of_grid(recipe: MnistCheb, images: Images) -> GridLeNet:
 
 
 def _jobs(recipe: MnistCheb, run: Run | None) -> list[Job]:
-    parts = parts_of(recipe)
+    parts = image_parts(recipe)
     return [job for group, make in (("graph", of_graph), ("cnn", of_grid))
-            for job in trainings(recipe, group, partial(make, recipe, parts["train"]), parts)]
+            for job in trainings(recipe, group, partial(make, recipe, parts["train"]), parts, ImageTask)]
 
 
 def _finish(recipe: MnistCheb, finished: Finished) -> dict[str, Any]:

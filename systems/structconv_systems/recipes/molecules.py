@@ -13,24 +13,14 @@ from torch import Tensor, nn
 
 from structconv.errors import DataError
 from structconv.structures import Graph
-from structconv_systems.data.molecules import (
-    ATOM_CHANNELS,
-    BOND_CHANNELS,
-    descriptors,
-    fingerprints,
-    read_molecules,
-)
+from structconv_systems.data.molecules import ATOM_CHANNELS, BOND_CHANNELS, descriptors, fingerprints, read_molecules
 from structconv_systems.data.molecules import Molecules as Data
 from structconv_systems.data.series import ends_of_parts
 from structconv_systems.models.molecules import Ensemble, MessagePassing
 from structconv_systems.pictures import agreement
-from structconv_systems.recipes.options.molecules import Molecules
-from structconv_systems.train.batches import Batches, generator
-from structconv_systems.train.parts import Parts
-from structconv_systems.train.run import Run
+from structconv_systems.recipes.base import Batches, BatchTask, Parts, Run, fitted_job, generator
+from structconv_systems.recipes.options.graphs import Molecules
 from structconv_systems.train.study import Finished, Job, Study, jobs_of
-from structconv_systems.train.task import BatchTask
-from structconv_systems.train.untrained import fitted_job
 
 __all__ = ["RUNNER", "MoleculesTask", "Table", "network"]
 
@@ -75,14 +65,11 @@ class Table:
 
 def network(recipe: Molecules, targets: Tensor) -> Ensemble:
     """The recipe's models of numbers like these."""
-    return Ensemble(_member(recipe, targets) for _ in range(recipe.members))
-
-
-def _member(recipe: Molecules, targets: Tensor) -> MessagePassing:
-    return MessagePassing(ATOM_CHANNELS, BOND_CHANNELS + recipe.reach - 1, channels=recipe.channels,
-                          edge_hidden=recipe.edge_hidden, message_steps=recipe.message_steps, readout=recipe.readout,
-                          readout_steps=recipe.readout_steps, dropout=recipe.dropout, mean=float(targets.mean()),
-                          deviation=float(targets.std(correction=0)) or 1.0)
+    return Ensemble(MessagePassing(
+        ATOM_CHANNELS, BOND_CHANNELS + recipe.reach - 1, channels=recipe.channels, edge_hidden=recipe.edge_hidden,
+        message_steps=recipe.message_steps, readout=recipe.readout, readout_steps=recipe.readout_steps,
+        dropout=recipe.dropout, mean=float(targets.mean()), deviation=float(targets.std(correction=0)) or 1.0)
+        for _ in range(recipe.members))
 
 
 class MoleculesTask(BatchTask):

@@ -3,7 +3,6 @@ block looks, and what one costs over more and more pixels."""
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from typing import Any
 
@@ -14,13 +13,11 @@ from structconv.nn import NonLocalBlock
 from structconv_systems.data.images import Images, side_by_side
 from structconv_systems.models.non_local import FUNCTIONS, NonLocalNetwork
 from structconv_systems.plots import images_png
+from structconv_systems.recipes.base import Finished, Job, Progress, Run, Study, parameters_of
+from structconv_systems.recipes.generated import ImageTask, image_parts, trainings
 from structconv_systems.recipes.growth import exponent, growth_png, halves
-from structconv_systems.recipes.images import parts_of, trainings
 from structconv_systems.recipes.options.images import NonLocal
 from structconv_systems.timing import alternate
-from structconv_systems.train.progress import Progress
-from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study, parameters_of
 
 __all__ = ["RUNNER", "measured_costs"]
 
@@ -33,7 +30,7 @@ _HEADERS = ("block", "ms", "exponent", "planned Mflop", "exponent", "planned KiB
 
 def _parts(recipe: NonLocal) -> dict[str, Images]:
     """The images, or pairs of images of the same part: no image is in two parts."""
-    parts = parts_of(recipe)
+    parts = image_parts(recipe)
     if not recipe.pairs:
         return parts
     counts = {part: recipe.pairs if part == "train" else len(images) for part, images in parts.items()}
@@ -44,7 +41,7 @@ def _jobs(recipe: NonLocal, run: Run | None) -> list[Job]:
     parts = _parts(recipe)
     return [job for name, function in _NAMED.items() if name in (_NONE, *recipe.blocks) for job in trainings(
         recipe, name, partial(NonLocalNetwork, len(parts["train"].names), function=function, channels=recipe.channels,
-                              inner=recipe.inner), parts)]
+                              inner=recipe.inner), parts, ImageTask)]
 
 
 @torch.no_grad()
@@ -99,8 +96,7 @@ def _looks(tasks: dict[str, Any], blocks: tuple[str, ...]) -> bytes:
 
 
 def _show(recipe: NonLocal, summary: dict[str, Any]) -> None:
-    """The figures, and what a block of each costs, if that was measured: evaluating a run again does not."""
-    _STUDY.show(recipe, summary)
+    """What a block of each costs, if that was measured: evaluating a run again does not."""
     if "cost" in summary:
         costs = summary["cost"]
         title = f"a block of {costs['channels']} channels, over n={costs['pixels'][0]} ... {costs['pixels'][-1]} pixels"
@@ -116,6 +112,5 @@ def _row(name: str, row: dict[str, Any]) -> tuple[str, ...]:
             ends("bytes", 1 / 1024), exponents["bytes"])
 
 
-_STUDY = Study(jobs=_jobs, columns={"test_accuracy": "accuracy, %", "test_loss": "cross-entropy"},
-               finish=_finish)
-RUNNER = dataclasses.replace(_STUDY.runner, show=_show)
+RUNNER = Study(jobs=_jobs, columns={"test_accuracy": "accuracy, %", "test_loss": "cross-entropy"},
+               finish=_finish, show_more=_show).runner

@@ -20,13 +20,8 @@ from structconv_systems import pictures
 from structconv_systems.data.physics import SYSTEMS, Oscillators, Simulations
 from structconv_systems.models.nri import Correlation, RelationalInference
 from structconv_systems.models.nri_pairs import Circle, Plane, reversed_edges
+from structconv_systems.recipes.base import Batches, BatchTask, Finished, Job, Parts, Run, Study, jobs_of, untrained_job
 from structconv_systems.recipes.options import physics as options
-from structconv_systems.train.batches import Batches
-from structconv_systems.train.parts import Parts
-from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study, jobs_of
-from structconv_systems.train.task import BatchTask
-from structconv_systems.train.untrained import untrained_job
 
 __all__ = ["RUNNER", "Motion", "SupervisedTask", "UnsupervisedTask", "network", "simulations_of"]
 
@@ -114,9 +109,8 @@ def network(recipe: options.RelationalInference, motion: Motion) -> RelationalIn
     states, still = motion.states["train"], recipe.system != "charged"
     if recipe.model == "paper":
         return RelationalInference.paper(times=recipe.times, channels=states.shape[-1], still=still,
-                                         hidden=recipe.hidden, messages=recipe.messages,
-                                         temperature=recipe.temperature, dropout=recipe.dropout,
-                                         encoder=recipe.encoder, decoder=recipe.decoder)
+                                         hidden=recipe.hidden, messages=recipe.messages, temperature=recipe.temperature,
+                                         dropout=recipe.dropout, encoder=recipe.encoder, decoder=recipe.decoder)
     space = Circle() if recipe.system == "kuramoto" else Plane()
     space.fit(states)
     return RelationalInference.structured(space, times=recipe.times, still=still, hidden=recipe.hidden,
@@ -136,18 +130,15 @@ class UnsupervisedTask(BatchTask):
 
     def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
         states, _ = self.motion.training(samples)
-        recipe = self.recipe
-        free = recipe.times - recipe.horizon
-        starts = (torch.randint(free, (1,)) + torch.arange(recipe.windows) * free // recipe.windows) % free
-        return self._bound(states, starts) / ((recipe.times - 1) * recipe.bodies), float(len(samples))
-
-    def _bound(self, states: Tensor, starts: Tensor) -> Tensor:
         recipe, horizon = self.recipe, self.recipe.horizon
+        free = recipe.times - horizon
+        starts = (torch.randint(free, (1,)) + torch.arange(recipe.windows) * free // recipe.windows) % free
         output = self.model(states, self.motion.graph, starts, horizon)
         error = output.states - _ahead(states, starts, horizon)
         share = (recipe.times - 1) / (len(starts) * horizon)
         log_q = output.logits.log_softmax(-1)
-        return share * self._surprise(error).sum() + (log_q.exp() * log_q).sum()
+        bound = share * self._surprise(error).sum() + (log_q.exp() * log_q).sum()
+        return bound / ((recipe.times - 1) * recipe.bodies), float(len(samples))
 
     def _surprise(self, error: Tensor) -> Tensor:
         """The negative log likelihood of each error: the paper's Gaussian of fixed variance, or one, or Student's t,
@@ -267,12 +258,6 @@ class SupervisedTask(BatchTask):
         return {f"{part}_loss": float(loss), f"{part}_accuracy": self.motion.accuracy(logits.argmax(-1), part)}
 
 
-def _correlation(recipe: options.RelationalInference, motion: Motion) -> Correlation:
-    """Correlations of the trajectories, with the threshold that fits the training graphs best."""
-    states, types = motion.states["train"][:2000], motion.types["train"][:2000]
-    return Correlation().fit(states[:, :recipe.times], motion.graph, types)
-
-
 def _correlated(motion: Motion, model: nn.Module, part: str) -> dict[str, float]:
     scale = motion.logits(model, part).argmax(-1)
     return {f"{part}_loss": 0.0, f"{part}_accuracy": motion.accuracy(scale, part)}
@@ -304,11 +289,13 @@ def _jobs(recipe: options.RelationalInference, run: Run | None) -> list[Job]:
             *jobs_of(supervised, _TOLD, partial(SupervisedTask, motion=motion), SupervisedTask)]
     if recipe.model != "paper":
         jobs += jobs_of(paper, _MLP, partial(UnsupervisedTask, motion=beside), UnsupervisedTask)
-    return [*jobs, untrained_job(_CORRELATION, _correlation(recipe, beside), partial(_correlated, beside))]
+    states, types = beside.states["train"][:2000, :recipe.times], beside.types["train"][:2000]
+    correlation = Correlation().fit(states, beside.graph, types)
+    return [*jobs, untrained_job(_CORRELATION, correlation, partial(_correlated, beside))]
 
 
 @torch.no_grad()
-def _finish(recipe: options.RelationalInference, finished: Finished) -> dict[str, Any]:
+def _finish(recipe: options.RelationalInference, finished: Finished) -> None:
     """Draw the inferred graph and the predicted motion of a few test simulations, beside the true ones."""
     task: UnsupervisedTask = finished.task(_ALONE)
     motion, model = task.motion, task.model
@@ -320,7 +307,6 @@ def _finish(recipe: options.RelationalInference, finished: Finished) -> dict[str
             finished.run.draw("law", pictures.curves(_laws(task), x_label="distance", y_label="force"),
                               "Force on the receiver, away from the sender, by the distance of the two bodies: the law "
                               "of the simulation and the decoder's.")
-    return {}
 
 
 def _laws(task: UnsupervisedTask) -> dict[str, tuple[Tensor, dict[str, Tensor]]]:
@@ -364,8 +350,7 @@ def _draw(run: Run, task: UnsupervisedTask, place: int, probable: Tensor) -> Non
 
 
 def _show(recipe: options.RelationalInference, summary: dict[str, Any]) -> None:
-    """The accuracies, and how well the decoder predicts."""
-    _STUDY.show(recipe, summary)
+    """How well the decoder predicts."""
     learned = next(row for name, row in summary["results"].items() if name.startswith(_ALONE))
     print_table(("mean squared error of", "units of the model"), [
         ("1 step", f"{learned['test_mse_1']:.2e}"),
@@ -374,6 +359,5 @@ def _show(recipe: options.RelationalInference, summary: dict[str, Any]) -> None:
         ("later, edges found anew", f"{learned['test_mse_dynamic']:.2e}")])
 
 
-_STUDY = Study(jobs=_jobs, columns={"test_accuracy": "edge accuracy, %", "test_accuracy_refined": "refined, %"},
-               finish=_finish)
-RUNNER = dataclasses.replace(_STUDY.runner, show=_show)
+RUNNER = Study(jobs=_jobs, columns={"test_accuracy": "edge accuracy, %", "test_accuracy_refined": "refined, %"},
+               finish=_finish, show_more=_show).runner

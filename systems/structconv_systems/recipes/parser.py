@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,12 +17,8 @@ from structconv_systems.data.conllu import Sentence, read_conllu
 from structconv_systems.data.words import Vocabulary
 from structconv_systems.models.parser import Parser as Model
 from structconv_systems.models.tokens import PAD
+from structconv_systems.recipes.base import Batches, BatchTask, Finished, Job, Parts, Run, Study, jobs_of
 from structconv_systems.recipes.options.sequences import Parser
-from structconv_systems.train.batches import Batches
-from structconv_systems.train.parts import Parts
-from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study, jobs_of
-from structconv_systems.train.task import BatchTask
 
 __all__ = ["RUNNER", "ParserTask", "network"]
 
@@ -136,11 +131,10 @@ def _jobs(recipe: Parser, run: Run | None) -> list[Job]:
             for job in jobs_of(recipe, name, partial(ParserTask, treebank=treebank, scores=scores), ParserTask)]
 
 
-def _finish(recipe: Parser, finished: Finished) -> dict[str, Any]:
+def _finish(recipe: Parser, finished: Finished) -> None:
     task = finished.task(recipe.name)
     finished.run.draw("heads.png", _picture(task), "Heads of the words of a test sentence: probabilities, best tree, "
                       "treebank. Rows: head, 0 is the root and m the word m; columns: word, from 0.")
-    return {}
 
 
 @torch.no_grad()

@@ -6,13 +6,12 @@ from functools import partial
 from typing import Any
 
 from structconv_systems.models.pervasive import Pervasive as Model
-from structconv_systems.models.rnnsearch import RNNsearch
+from structconv_systems.recipes.base import Finished, Job, Run, Study, parameters_of
 from structconv_systems.recipes.options.sequences import Pervasive
+from structconv_systems.recipes.rnnsearch import network as rnnsearch
 from structconv_systems.recipes.translation import translation_jobs, translator, write_translated
-from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study, parameters_of
 
-__all__ = ["RUNNER", "beside", "network"]
+__all__ = ["RUNNER", "network"]
 
 _OURS, _BESIDE = "pervasive", "rnnsearch"
 
@@ -24,13 +23,8 @@ def network(recipe: Pervasive, vocabulary: int) -> Model:
                  positions=recipe.positions, dropout=recipe.dropout)
 
 
-def beside(recipe: Pervasive, vocabulary: int) -> RNNsearch:
-    """The model that it is compared with."""
-    return RNNsearch(vocabulary, vocabulary, embed=recipe.channels, hidden=recipe.channels, dropout=recipe.dropout)
-
-
 def _jobs(recipe: Pervasive, run: Run | None) -> list[Job]:
-    return translation_jobs(recipe, run, {_OURS: partial(network, recipe), _BESIDE: partial(beside, recipe)})
+    return translation_jobs(recipe, run, {_OURS: partial(network, recipe), _BESIDE: partial(rnnsearch, recipe)})
 
 
 def _finish(recipe: Pervasive, finished: Finished) -> dict[str, Any]:
@@ -41,6 +35,5 @@ def _finish(recipe: Pervasive, finished: Finished) -> dict[str, Any]:
                 "shares of channels with their maximum there" if recipe.pooling != "attention" else ""))}
 
 
-RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"},
-               finish=_finish,
+RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"}, finish=_finish,
                use=partial(translator, network, f"{_OURS}/seed-0")).runner

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 
 from structconv.pictures import basis_png
 from structconv_systems.data.generated import QUESTIONS, Labeled, entry_channels, labeled_entries
 from structconv_systems.models.pooling import POOLINGS, PoolingClassifier
-from structconv_systems.recipes.generated import Classification, parts_of
+from structconv_systems.recipes.base import Finished, Job, Run, Study
+from structconv_systems.recipes.generated import Classification, parts_of, trainings
 from structconv_systems.recipes.options.comparisons import Pooling
-from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study, jobs_of
 
 __all__ = ["RUNNER", "WINS", "PoolingTask", "entries", "network"]
 
@@ -46,14 +44,10 @@ class PoolingTask(Classification):
 
 def _jobs(recipe: Pooling, run: Run | None) -> list[Job]:
     return [job for question in QUESTIONS for parts in [entries(recipe, question)] for name in POOLINGS
-            for job in jobs_of(recipe, f"{name}-{question}", partial(_task, name=name, parts=parts), PoolingTask)]
+            for job in trainings(recipe, f"{name}-{question}", partial(network, recipe, name), parts, PoolingTask)]
 
 
-def _task(recipe: Pooling, name: str, parts: dict[str, Labeled], seed: int) -> PoolingTask:
-    return PoolingTask(network(recipe, name), recipe, parts, seed)
-
-
-def _finish(recipe: Pooling, finished: Finished) -> dict[str, Any]:
+def _finish(recipe: Pooling, finished: Finished) -> None:
     """The weights of a few test sequences, a picture a question, by the first trainings."""
     tasks = finished.tasks()
     for question in QUESTIONS:
@@ -62,7 +56,6 @@ def _finish(recipe: Pooling, finished: Finished) -> dict[str, Any]:
                           f"Question: {question}. The entry that decides, and the weights of each pooling. Rows: "
                           "entries of a sequence; columns: test sequences; each sums to 1. Last panel: attention "
                           "between the entries of the first test sequence, attended ones as rows.")
-    return {}
 
 
 @torch.no_grad()

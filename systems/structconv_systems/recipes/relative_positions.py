@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
+from structconv import Causal, LowRank
 from structconv.mechanisms import STRUCTURE_IF_GIVEN, ALiBi, DotProduct, Mechanism, RelativeBias, RelativeKey, Rotary
 from structconv.nn import Conv, RelativeValue
-from structconv.structures import Causal
-from structconv.weights import LowRank
 from structconv_systems.models.transformer import Transformer as Model
 from structconv_systems.plots import curves_png
+from structconv_systems.recipes.base import Finished, Job, Run, Study
 from structconv_systems.recipes.options.sequences import RelativePositions
 from structconv_systems.recipes.translation import translation_jobs
-from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study
 
 __all__ = ["RUNNER", "attention", "network"]
 
@@ -55,7 +52,7 @@ def _jobs(recipe: RelativePositions, run: Run | None) -> list[Job]:
     return translation_jobs(recipe, run, {row: partial(network, recipe, row=row) for row in recipe.rows})
 
 
-def _finish(recipe: RelativePositions, finished: Finished) -> dict[str, Any]:
+def _finish(recipe: RelativePositions, finished: Finished) -> None:
     """BLEU by clipping, and of the other rows, in a picture."""
     means = {row: figures["test_bleu"]["mean"] for row, figures in finished.groups.items()}
     clips = sorted(int(row.removeprefix("clip-")) for row in means if row.startswith("clip-")) or [0]
@@ -64,8 +61,6 @@ def _finish(recipe: RelativePositions, finished: Finished) -> dict[str, Any]:
     curves["both sides"] = clips, [means.get(f"clip-{clip}", float("nan")) for clip in clips]
     finished.run.draw("clipping.png", curves_png(curves, x_label="offsets are clipped at", y_label="BLEU"),
                       "Test BLEU, mean over seeds, by the greatest offset; level lines: models without that option.")
-    return {}
 
 
-RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"},
-               finish=_finish).runner
+RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"}, finish=_finish).runner

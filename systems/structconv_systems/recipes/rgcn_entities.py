@@ -13,17 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from structconv.errors import ConfigError
-from structconv.structures import KnowledgeGraph
+from structconv import ConfigError, KnowledgeGraph
 from structconv_systems.data.knowledge import Classes, read_classes
 from structconv_systems.models.rgcn import EntityClassifier
+from structconv_systems.recipes.base import Job, Parts, Run, Schedule, Study, Task, generator
 from structconv_systems.recipes.options.knowledge import RGCNEntities
-from structconv_systems.train.batches import generator
-from structconv_systems.train.loop import Schedule, Task
-from structconv_systems.train.parts import Parts
-from structconv_systems.train.run import Run
 from structconv_systems.train.stopping import Last
-from structconv_systems.train.study import Job, Study
 
 __all__ = ["RUNNER", "EntityTask", "without_types"]
 

@@ -6,24 +6,20 @@ import dataclasses
 from functools import partial
 
 from structconv_systems.models.rgcn import LinkPredictor
+from structconv_systems.recipes.base import Job, Run, Study, jobs_of
 from structconv_systems.recipes.links import COLUMNS, Facts, LinkTask
 from structconv_systems.recipes.options.knowledge import RGCNLinks
-from structconv_systems.train.run import Run
-from structconv_systems.train.study import Job, Study, jobs_of
 
-__all__ = ["RUNNER", "network"]
+__all__ = ["RUNNER"]
 
 _RGCN, _ALONE, _TUNED = "rgcn", "distmult", "distmult-tuned"
 
 
-def network(recipe: RGCNLinks, facts: Facts, layers: int) -> LinkPredictor:
-    """The recipe's model with so many layers of an encoder; 0 is DistMult."""
-    return LinkPredictor(facts.graph.num_entities, facts.graph.num_relations, recipe.channels, layers=layers,
-                         num_bases=recipe.bases or None, dropout=recipe.dropout)
-
-
 def _task(recipe: RGCNLinks, facts: Facts, layers: int, seed: int) -> LinkTask:
-    return LinkTask(recipe, facts, network(recipe, facts, layers), seed)
+    """Of the recipe's model with so many layers of an encoder; 0 is DistMult."""
+    model = LinkPredictor(facts.graph.num_entities, facts.graph.num_relations, recipe.channels, layers=layers,
+                          num_bases=recipe.bases or None, dropout=recipe.dropout)
+    return LinkTask(recipe, facts, model, seed)
 
 
 def _jobs(recipe: RGCNLinks, run: Run | None) -> list[Job]:

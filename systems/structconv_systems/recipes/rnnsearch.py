@@ -7,25 +7,24 @@ from typing import Any
 
 from structconv_systems.data.parallel import in_a_row
 from structconv_systems.models.rnnsearch import RNNsearch as Model
-from structconv_systems.recipes.options.sequences import RNNSearch
+from structconv_systems.recipes.base import Finished, Job, Run, Study
+from structconv_systems.recipes.options.sequences import RNNSearch, Translation
 from structconv_systems.recipes.translation import bleu, translation_jobs, translator, write_translated
-from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study
 
 __all__ = ["RUNNER", "network"]
 
 _WITHOUT, _WITH = "without-attention", "with-attention"
 
 
-def network(recipe: RNNSearch, vocabulary: int, attention: bool) -> Model:
-    """The recipe's model."""
+def network(recipe: Translation, vocabulary: int, attention: bool = True) -> Model:
+    """The recipe's model, also of recipes that compare others with it."""
     return Model(vocabulary, vocabulary, embed=recipe.channels, hidden=recipe.channels, dropout=recipe.dropout,
                  attention=attention)
 
 
 def _jobs(recipe: RNNSearch, run: Run | None) -> list[Job]:
     return translation_jobs(recipe, run, {_WITHOUT: partial(network, recipe, attention=False),
-                                          _WITH: partial(network, recipe, attention=True)})
+                                          _WITH: partial(network, recipe)})
 
 
 def _finish(recipe: RNNSearch, finished: Finished) -> dict[str, Any]:
@@ -43,5 +42,4 @@ def _finish(recipe: RNNSearch, finished: Finished) -> dict[str, Any]:
 
 RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_bleu_long": "BLEU of the longest tenth",
                                     "test_perplexity": "perplexity"},
-               finish=_finish,
-               use=partial(translator, partial(network, attention=True), f"{_WITH}/seed-0")).runner
+               finish=_finish, use=partial(translator, network, f"{_WITH}/seed-0")).runner

@@ -14,26 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from structconv.errors import DataError
-from structconv_systems.data.series import (
-    Part,
-    at_twelfths,
-    check_times,
-    checked_parts,
-    ends_of_parts,
-    gaps,
-    mean_and_deviation,
-    read_series,
-)
+from structconv_systems.data import series as data
 from structconv_systems.models.forecasts import LinearForecast, MeanForecast, SeasonalForecast, ZeroForecast
 from structconv_systems.models.series import Forecaster, History, LastValue
 from structconv_systems.plots import forecast_png
+from structconv_systems.recipes.base import BatchTask, Finished, Job, Parts, Run, Study, Windows, jobs_of, untrained_job
 from structconv_systems.recipes.options.series import Series
-from structconv_systems.train.batches import Windows
-from structconv_systems.train.parts import Parts
-from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study, jobs_of
-from structconv_systems.train.task import BatchTask
-from structconv_systems.train.untrained import untrained_job
 
 __all__ = ["RUNNER", "Histories", "SeriesTask", "network"]
 
@@ -59,21 +45,21 @@ class Histories:
     ``val`` and ``test`` origins and what is forecast lie in the part; histories reach back before it."""
 
     recipe: Series
-    parts: Parts[Part]
+    parts: Parts[data.Part]
 
     @classmethod
     def read(cls, recipe: Series) -> Histories:
         """Those of the recipe's files; `DataError` where one is too short."""
         values, observed = _padded(recipe, recipe.path(recipe.file))
         times = len(values) - recipe.horizon
-        ends = ends_of_parts(times, recipe.train, recipe.valid)
+        ends = data.ends_of_parts(times, recipe.train, recipe.valid)
         if ends["train"] <= recipe.history or min(ends["val"] - ends["train"], times - ends["val"]) <= recipe.horizon:
             raise DataError(recipe.path(recipe.file), f"more than history={recipe.history} times for training, and "
                             f"than horizon={recipe.horizon} for validation and for the test", f"{times} times")
         firsts = {"train": recipe.history - 1, "val": ends["train"], "test": ends["val"]}
-        parts = {part: Part(values, observed, firsts[part], ends[part]) for part in ends}
+        parts = {part: data.Part(values, observed, firsts[part], ends[part]) for part in ends}
         other = _other(recipe, recipe.path(recipe.test)) if recipe.test else None
-        parts = checked_parts(recipe.path(recipe.file), parts, other)
+        parts = data.checked_parts(recipe.path(recipe.file), parts, other)
         return cls(recipe=recipe, parts=Parts(parts, of="times to forecast from"))
 
     def batch(self, part: str, origins: Tensor, sensors: Tensor, missing: Tensor | None = None) -> Batch:
@@ -104,7 +90,7 @@ class Histories:
 
     def missing(self, samples: int, share: float, generator: torch.Generator | None = None) -> Tensor:
         """Gaps in histories, (B, T)."""
-        return gaps((samples, self.recipe.history), share, self.recipe.gap, generator)
+        return data.gaps((samples, self.recipe.history), share, self.recipe.gap, generator)
 
     def figures(self, model: nn.Module, part: str) -> dict[str, float]:
         """The error by steps, their mean, and with gaps; of ``val`` the mean alone."""
@@ -112,28 +98,28 @@ class Histories:
             return {"val_loss": float(self.errors(model, part, self.recipe.stride).mean())}
         error = self.errors(model, part, 1)
         hidden = self.errors(model, part, self.recipe.stride, self.recipe.gaps)
-        return {f"{part}_mae": float(error.mean()), **at_twelfths(f"{part}_mae", error, (1, 3, 6, 12)),
+        return {f"{part}_mae": float(error.mean()), **data.at_twelfths(f"{part}_mae", error, (1, 3, 6, 12)),
                 f"{part}_mae_gaps": float(hidden.mean())}
 
 
 def _padded(recipe: Series, path: Path) -> tuple[Tensor, Tensor]:
     """The readings of a file and which are observed, (times + horizon, S)."""
-    series = read_series(path, missing="zero" if recipe.missing == "zero" else "nan")
+    series = data.read_series(path, missing="zero" if recipe.missing == "zero" else "nan")
     values, observed = (F.pad(table, (0, 0, 0, recipe.horizon)) for table in (series.values, series.observed))
     return values, observed
 
 
-def _other(recipe: Series, path: Path) -> tuple[Path, Part]:
+def _other(recipe: Series, path: Path) -> tuple[Path, data.Part]:
     """The whole of the file that tests; of any sensors, each of which is forecast alone."""
     values, observed = _padded(recipe, path)
     end = len(values) - recipe.horizon
-    check_times(path, end, recipe.history, recipe.horizon)
-    return path, Part(values, observed, recipe.history - 1, end)
+    data.check_times(path, end, recipe.history, recipe.horizon)
+    return path, data.Part(values, observed, recipe.history - 1, end)
 
 
 def network(recipe: Series, histories: Histories, attention: str) -> Forecaster:
     """The recipe's model."""
-    mean, deviation = mean_and_deviation(histories.parts["train"].known)
+    mean, deviation = data.mean_and_deviation(histories.parts["train"].known)
     return Forecaster(history=recipe.history, horizon=recipe.horizon, patch=recipe.patch, hidden=recipe.hidden,
                       attention=attention, heads=recipe.heads if attention == "period" else 1, dropout=recipe.dropout,
                       mean=mean, deviation=deviation)
@@ -227,5 +213,4 @@ def _picture(task: SeriesTask) -> bytes:
 
 RUNNER = Study(jobs=_jobs, columns={"test_mae": "MAE", "test_mae_1_of_12": "at 1/12", "test_mae_3_of_12": "1/4",
                                     "test_mae_6_of_12": "1/2", "test_mae_12_of_12": "the end",
-                                    "test_mae_gaps": "with gaps"},
-               finish=_finish).runner
+                                    "test_mae_gaps": "with gaps"}, finish=_finish).runner

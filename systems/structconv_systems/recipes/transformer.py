@@ -6,14 +6,13 @@ import dataclasses
 from functools import partial
 from typing import Any
 
-from structconv_systems.models.rnnsearch import RNNsearch
 from structconv_systems.models.transformer import Transformer as Model
+from structconv_systems.recipes.base import Finished, Job, Run, Study, parameters_of
 from structconv_systems.recipes.options.sequences import Transformer
+from structconv_systems.recipes.rnnsearch import network as rnnsearch
 from structconv_systems.recipes.translation import translation_jobs, translator, write_translated
-from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study, parameters_of
 
-__all__ = ["RUNNER", "beside", "network"]
+__all__ = ["RUNNER", "network"]
 
 _BESIDE = "rnnsearch"
 
@@ -21,18 +20,12 @@ _BESIDE = "rnnsearch"
 def network(recipe: Transformer, vocabulary: int) -> Model:
     """The recipe's model."""
     return Model(vocabulary, channels=recipe.channels, layers=recipe.layers, heads=recipe.heads, hidden=recipe.hidden,
-                 dropout=recipe.dropout, norm=recipe.norm, positions=recipe.positions,
-                 recompute=recipe.recompute)
-
-
-def beside(recipe: Transformer, vocabulary: int) -> RNNsearch:
-    """The baseline, which has 5 % more parameters with the default options."""
-    return RNNsearch(vocabulary, vocabulary, embed=recipe.channels, hidden=recipe.channels, dropout=recipe.dropout)
+                 dropout=recipe.dropout, norm=recipe.norm, positions=recipe.positions, recompute=recipe.recompute)
 
 
 def _jobs(recipe: Transformer, run: Run | None) -> list[Job]:
-    """The RNNsearch has a schedule of its own."""
-    return translation_jobs(recipe, run, {recipe.name: partial(network, recipe), _BESIDE: partial(beside, recipe)},
+    """The RNNsearch has a schedule of its own, and 5 % more parameters with the default options."""
+    return translation_jobs(recipe, run, {recipe.name: partial(network, recipe), _BESIDE: partial(rnnsearch, recipe)},
                             options={_BESIDE: dataclasses.replace(recipe, schedule="cosine")})
 
 

@@ -22,13 +22,8 @@ from structconv_systems.data.subwords import Subwords
 from structconv_systems.models.decoding import beam
 from structconv_systems.models.tokens import BEGIN, END, PAD
 from structconv_systems.plots import alignment_png
+from structconv_systems.recipes.base import Batches, BatchTask, Job, Parts, Progress, Run, jobs_of, loaded, mean_loss
 from structconv_systems.recipes.options.sequences import Translation
-from structconv_systems.train.batches import Batches
-from structconv_systems.train.parts import Parts
-from structconv_systems.train.progress import Progress
-from structconv_systems.train.run import Run
-from structconv_systems.train.study import Job, jobs_of, loaded
-from structconv_systems.train.task import BatchTask, mean_loss
 
 __all__ = ["TranslationTask", "Translator", "bleu", "read_corpus", "telling", "translation_jobs", "translator",
            "write_translated"]

@@ -13,31 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from structconv.errors import DataError
-from structconv_systems.data.tours import (
-    distances,
-    exact,
-    farthest_insertion,
-    lengths,
-    local_search,
-    permutations,
-    two_opt,
-    uniform,
-    ways,
-)
+from structconv_systems.data import tours as geometry
 from structconv_systems.data.tsplib import read_problem, read_tour
 from structconv_systems.models.decoding import greedy, sample
 from structconv_systems.models.tours import BEGIN, TourDecoding, TourModel
 from structconv_systems.pictures import Drawing, graphs
+from structconv_systems.recipes.base import BatchTask, Finished, Job, Parts, Run, Study, Windows, fitted_job, jobs_of
 from structconv_systems.recipes.baselines import Baseline, Exponential, Rollout, Shared
 from structconv_systems.recipes.options.tsp import TSP
-from structconv_systems.train.batches import Windows
 from structconv_systems.train.device import compiled
 from structconv_systems.train.optimization import Optimization
-from structconv_systems.train.parts import Parts
-from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study, jobs_of
-from structconv_systems.train.task import BatchTask
-from structconv_systems.train.untrained import fitted_job
 
 __all__ = ["RUNNER", "Instances", "TourTask", "best_of", "greedy_tours", "network", "turned_tours"]
 
@@ -73,8 +58,8 @@ class Instances:
     @classmethod
     def drawn(cls, samples: int, nodes: int, seed: int) -> Instances:
         """Uniform ones."""
-        points = uniform(samples, nodes, seed)
-        return cls(points, distances(points))
+        points = geometry.uniform(samples, nodes, seed)
+        return cls(points, geometry.distances(points))
 
     @classmethod
     def read(cls, path: str) -> Instances:
@@ -97,14 +82,14 @@ class Instances:
             return self.optimum
         tables = self.table.cpu()
         with torch.device("cpu"):
-            tours = (torch.stack([exact(table) for table in tables]) if self.points.shape[1] <= _PROVEN else
-                     torch.cat([local_search(table, kicks=_KICKS) for table in tables.split(_ROWS)]))
+            tours = (torch.stack([geometry.exact(table) for table in tables]) if self.points.shape[1] <= _PROVEN else
+                     torch.cat([geometry.local_search(table, kicks=_KICKS) for table in tables.split(_ROWS)]))
         return tours.to(self.table.device)
 
     def lengths(self, tours: Tensor) -> Tensor:
         """Return the lengths of tours (B, N), or of several tours of each instance, (B, S, N)."""
         table = self.table if tours.dim() == 2 else self.table.unsqueeze(1).expand(-1, tours.shape[1], -1, -1)
-        return lengths(table, tours)
+        return geometry.lengths(table, tours)
 
     def shortest(self, tours: Tensor) -> Tensor:
         """Return the shortest (B, N) of several tours of each instance, (B, S, N)."""
@@ -156,7 +141,7 @@ def network(recipe: TSP) -> TourModel:
 
 def measure(model: TourModel, points: Tensor) -> Tensor:
     """The lengths of what is `greedy_tours`, (B,)."""
-    return ways(points, greedy_tours(model, points))
+    return geometry.ways(points, greedy_tours(model, points))
 
 
 def baseline(recipe: TSP, model: TourModel, seed: int) -> Baseline:
@@ -165,12 +150,11 @@ def baseline(recipe: TSP, model: TourModel, seed: int) -> Baseline:
         return Exponential(recipe.decay)
     if recipe.baseline == "shared":
         return Shared(recipe.copies)
-    return Rollout(model, measure, partial(_challengers, recipe, seed), every=recipe.challenge_every,
-                   alpha=recipe.alpha, decay=recipe.decay)
 
+    def challengers(number: int) -> Tensor:
+        return geometry.uniform(recipe.challengers, recipe.nodes, _CHALLENGES + 1_000_003 * seed + number)
 
-def _challengers(recipe: TSP, seed: int, number: int) -> Tensor:
-    return uniform(recipe.challengers, recipe.nodes, _CHALLENGES + 1_000_003 * seed + number)
+    return Rollout(model, measure, challengers, every=recipe.challenge_every, alpha=recipe.alpha, decay=recipe.decay)
 
 
 class _Reinforced(Optimization):
@@ -210,13 +194,13 @@ class TourTask(BatchTask):
 
     def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
         count, copies = self.recipe.batch_size, self.baseline.copies
-        points = uniform(count // copies, self.recipe.nodes, samples[0]).to(self.device)
+        points = geometry.uniform(count // copies, self.recipe.nodes, samples[0]).to(self.device)
         nodes = self.model.encode(points)
         if copies > 1:
             nodes, points = nodes.repeat_interleave(copies, 0), points.repeat_interleave(copies, 0)
         decoding = TourDecoding(self.model, nodes.detach())
         tours = torch.tensor(sample(decoding, count, begin=BEGIN, end=None, most=self.recipe.nodes))
-        lengths = ways(points, tours)
+        lengths = geometry.ways(points, tours)
         self.length = float(lengths.mean())
         advantage = lengths - self.baseline.value(points, lengths)
         return (advantage * self.model.log_p(nodes, tours).sum(-1)).sum(), float(count)
@@ -249,21 +233,20 @@ class Heuristic(nn.Module):
         return self.rule(table)
 
 
-def _mended(table: Tensor) -> Tensor:
-    return two_opt(table, farthest_insertion(table))
-
-
 def _restarted(table: Tensor) -> Tensor:
     """The shortest of as many tours as `turned_tours` compares, each a random one after 2-opt."""
     batch, nodes = table.shape[:2]
     random = torch.Generator().manual_seed(0)
-    tours = [two_opt(table, permutations(batch, nodes, random)) for _ in range(_TURNS)]
-    shortest = torch.stack([lengths(table, each) for each in tours]).argmin(0)
+    tours = [geometry.two_opt(table, geometry.permutations(batch, nodes, random)) for _ in range(_TURNS)]
+    shortest = torch.stack([geometry.lengths(table, each) for each in tours]).argmin(0)
     return torch.stack(tours)[shortest, torch.arange(batch)]
 
 
 #: The rules that stand beside the network.
-_RULES = {"farthest-insertion": farthest_insertion, "insertion-2-opt": _mended, "2-opt-of-eight": _restarted}
+_RULES: dict[str, Callable[[Tensor], Tensor]] = {
+    "farthest-insertion": geometry.farthest_insertion,
+    "insertion-2-opt": lambda table: geometry.two_opt(table, geometry.farthest_insertion(table)),
+    "2-opt-of-eight": _restarted}
 
 
 def _by_rule(parts: Parts[Instances], model: nn.Module, part: str) -> dict[str, float]:
@@ -284,16 +267,12 @@ def _jobs(recipe: TSP, run: Run | None) -> list[Job]:
     tests = [Instances.read(recipe.test)] * recipe.seeds if recipe.test else [
         Instances.drawn(recipe.instances, recipe.nodes, _TEST + (seed << 24)) for seed in range(recipe.seeds)]
     parts = [Parts({"val": val, "test": test}, of="instances; each training step draws new ones") for test in tests]
-    return [*jobs_of(recipe, "attention", partial(_task, parts=parts), TourTask),
+    return [*jobs_of(recipe, "attention", lambda options, seed: TourTask(options, parts[seed], seed), TourTask),
             *(fitted_job(name, seed, partial(Heuristic, rule), partial(_by_rule, own))
               for name, rule in _RULES.items() for seed, own in enumerate(parts))]
 
 
-def _task(recipe: TSP, parts: Sequence[Parts[Instances]], seed: int) -> TourTask:
-    return TourTask(recipe, parts[seed], seed)
-
-
-def _finish(recipe: TSP, finished: Finished) -> dict[str, Any]:
+def _finish(recipe: TSP, finished: Finished) -> None:
     """Tours through a few test instances beside the shortest, by the first training."""
     task = finished.task("attention")
     test = task.parts["test"]
@@ -302,7 +281,6 @@ def _finish(recipe: TSP, finished: Finished) -> dict[str, Any]:
         finished.run.draw(f"tours-{place + 1}", _drawing(task, one),
                           f"Tours through the points of test instance {place + 1} "
                           "(axes: their coordinates), with their lengths and by how much they exceed the shortest.")
-    return {}
 
 
 def _drawing(task: TourTask, one: Instances) -> Drawing:

@@ -12,11 +12,10 @@ from torch import Tensor
 from structconv.errors import ConfigError
 from structconv_systems.models.walks import WalkScores, check_size, entries
 from structconv_systems.plots import alignment_png
+from structconv_systems.recipes.base import Finished, Job, Run, Study, jobs_of
 from structconv_systems.recipes.links import COLUMNS, Facts, LinkTask, consecutive
 from structconv_systems.recipes.options.knowledge import TypedWalks
-from structconv_systems.train.run import Run
 from structconv_systems.train.stopping import Last
-from structconv_systems.train.study import Finished, Job, Study, jobs_of
 
 __all__ = ["RUNNER", "WalkTask"]
 
@@ -76,7 +75,10 @@ def _check_step(recipe: TypedWalks, facts: Facts) -> None:
 def _finish(recipe: TypedWalks, finished: Finished) -> dict[str, Any]:
     """By relation the walks that speak for it most, in words and in a picture."""
     task = finished.task(_WALKS)
-    names, walks, weights = _learned(task)
+    graph = task.facts.graph
+    chosen, weights = task.model.learned(graph)
+    names, walks = list(graph.relations[:graph.num_relations // 2]), [".".join(walk) for walk in chosen]
+    weights = weights.mT[:len(names)]
     most = weights.amax(0).topk(min(_ROWS, len(walks))).indices
     shown = weights[:_COLUMNS, most].mT.clamp(min=0)
     if len(most):
@@ -88,14 +90,6 @@ def _finish(recipe: TypedWalks, finished: Finished) -> dict[str, Any]:
     return {"walks": {name: {walks[place]: round(float(row[place]), 3) for place in
                              row.topk(min(_FIRST, len(walks))).indices.tolist()}
                       for name, row in zip(names, weights, strict=True)}}
-
-
-def _learned(task: WalkTask) -> tuple[list[str], list[str], Tensor]:
-    """The relations of the graph without inverses, the walks that were chosen, and the weights (relations, walks)."""
-    graph, model = task.facts.graph, task.model
-    walks, weights = model.learned(graph)
-    names = graph.relations[:graph.num_relations // 2]
-    return list(names), [".".join(walk) for walk in walks], weights.mT[:len(names)]
 
 
 RUNNER = Study(jobs=_jobs, columns=COLUMNS, finish=_finish).runner

@@ -56,8 +56,7 @@ def _saved(run: Run, name: str, png: bytes, caption: str) -> str:
     return figure(png, caption)
 
 
-def _basis_figures(run: Run, titles: dict[str, str], models: dict[str, PixelNetwork],
-                   images: Tensor) -> Iterator[str]:
+def _basis_figures(run: Run, titles: dict[str, str], models: dict[str, PixelNetwork], images: Tensor) -> Iterator[str]:
     for name, model in models.items():
         with torch.no_grad():
             basis = model.first_basis(images[0])

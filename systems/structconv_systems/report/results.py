@@ -173,14 +173,11 @@ def render_recipe(rows: Sequence[Mapping[str, Any]], page: str = "") -> str:
                  *(_line(cells) for cells in group_rows(row["groups"], dict.fromkeys(figures, "")))]
         reason = f" ({row['reason']})" if row["reason"] else ""
         reason += "" if row.get("learned") is None else f"; {_state(row)}"
-        text += (f"\n### {_preset(row)}\n\n{row['label']}: {_here(row)}, {row['state']}{reason}.\n\n" + "\n".join(table)
+        title = f"{row['preset']} {_setting(row)}".rstrip()
+        text += (f"\n### {title}\n\n{row['label']}: {_here(row)}, {row['state']}{reason}.\n\n" + "\n".join(table)
                  + f"\n\n`{row['command']}`\n\n{counted(row['seeds'], 'seed')}, {row['minutes']:.1f} minutes, "
                  f"{row['date']}, commit {row['commit'] or 'none'}, {row['machine']}\n")
     return text
-
-
-def _preset(row: Mapping[str, Any]) -> str:
-    return " ".join([row["preset"], *([_setting(row)] if _setting(row) else [])])
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -50,7 +50,9 @@ def study_page(recipe: Measured, run: Run, columns: Mapping[str, str]) -> str:
     results = summary["results"]
     parts = [paragraph(sentence(summary["headline"])),
              section("Figures", [table((recipe.name, *columns.values()), group_rows(summary["groups"], columns))]),
-             section("Run", _origin(recipe, run, results)), section("Trainings", [_trainings(results)])]
+             section("Run", _origin(recipe, run, results)),
+             section("Trainings", [table(("training", "steps", "minutes"), [
+                 (name, str(row.get("steps", "")), f"{row['seconds'] / 60:.1f}") for name, row in results.items()])])]
     drawn = training_curves(run, {name: row["seconds"] for name, row in results.items()})
     curves = [figure(png, CURVES.format(metric.replace("_", " "))) for metric, png in drawn.items()]
     captions = run.captions
@@ -77,11 +79,6 @@ def _origin(recipe: Measured, run: Run, results: Mapping[str, Mapping[str, Any]]
     data = ([table(("data set", "SHA-256"), [(Path(name).name, value) for name, value in files.items()])] if files
             else [paragraph("The recipe makes its data from a seed; it reads no files.")])
     return [table(("", ""), rows), *data]
-
-
-def _trainings(results: Mapping[str, Mapping[str, Any]]) -> str:
-    return table(("training", "steps", "minutes"), [
-        (name, str(row.get("steps", "")), f"{row['seconds'] / 60:.1f}") for name, row in results.items()])
 
 
 def _evaluations(run: Run, columns: Mapping[str, str]) -> list[str]:

@@ -55,15 +55,12 @@ class Batches:
         """The samples of step number `step`, from 1."""
         number, place = divmod(step - 1, len(self))
         if number != self._pass[0]:
-            self._pass = number, self._shuffled(number)
+            random = generator(self._seed, number)
+            order: list[int] = torch.randperm(len(self._lengths), generator=random, device="cpu").tolist()
+            samples = sorted(order, key=self._lengths.__getitem__)
+            cuts = [self._cuts[batch] for batch in torch.randperm(len(self), generator=random, device="cpu").tolist()]
+            self._pass = number, [samples[first:end] for first, end in cuts]
         return self._pass[1][place]
-
-    def _shuffled(self, number: int) -> list[list[int]]:
-        random = generator(self._seed, number)
-        order: list[int] = torch.randperm(len(self._lengths), generator=random, device="cpu").tolist()
-        samples = sorted(order, key=self._lengths.__getitem__)
-        cuts = [self._cuts[batch] for batch in torch.randperm(len(self), generator=random, device="cpu").tolist()]
-        return [samples[first:end] for first, end in cuts]
 
 
 def _cuts(lengths: list[int], cost: int) -> list[tuple[int, int]]:

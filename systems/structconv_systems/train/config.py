@@ -30,15 +30,8 @@ def option(default: Any, help: str, *, minimum: float | None = None, below: floa
 
     Example:
 
-        >>> from dataclasses import dataclass
         >>> from structconv_systems.train.config import option
-        >>> from structconv_systems.train.options import Measured
-        >>> @dataclass(frozen=True, kw_only=True)
-        ... class Line(Measured):
-        ...     name = "line"
-        ...     presets = {"quick": {"slope": 1.0}}
-        ...     slope: float = option(2.0, "Slope of the line.", minimum=0)
-        >>> Line().slope
+        >>> option(2.0, "Slope of the line.", minimum=0).default              # see `Recipe`
         2.0
     """
     return dataclasses.field(default=default, metadata={"help": help, "minimum": minimum, "below": below,
@@ -52,8 +45,8 @@ class Recipe:
     Field types may be int, float, bool, str and tuples of one of them. `threads` is part of a recipe because sums over
     another number of threads round differently: with the same one, a run gives the same weights on the same machine.
 
-    A recipe that has another default than the one it stands on writes that alone: ``steps: int = 4000`` keeps the help
-    line and the bounds.
+    A recipe that has another default than the one it stands on writes that alone: ``class Line(Trained, steps=4000)``,
+    or the field ``steps: int = 4000``, keeps the help line and the bounds.
 
     Attributes:
         name: what the command calls it.
@@ -85,16 +78,18 @@ class Recipe:
                          choices=DEVICES)
     compile: bool = option(False, "torch.compile the model; pays for long trainings only, and needs a C++ compiler")
 
-    def __init_subclass__(cls) -> None:
-        inherited = {field.name: field.metadata for field in dataclasses.fields(cls)}
-        for key in inspect.get_annotations(cls):
-            default = cls.__dict__.get(key, dataclasses.MISSING)
-            if key in inherited and not isinstance(default, dataclasses.Field):
-                setattr(cls, key, dataclasses.field(default=default, metadata=inherited[key]))
+    def __init_subclass__(cls, **defaults: Any) -> None:
+        inherited, own = {field.name: field for field in dataclasses.fields(cls)}, inspect.get_annotations(cls)
+        defaults |= {key: cls.__dict__.get(key, dataclasses.MISSING) for key in own if key in inherited}
+        cls.__annotations__ = {**own, **{key: inherited[key].type for key in defaults}}
+        for key, default in defaults.items():
+            if not isinstance(default, dataclasses.Field):
+                setattr(cls, key, dataclasses.field(default=default, metadata=inherited[key].metadata))
 
     def __post_init__(self) -> None:
-        for field, kind in _typed_fields(type(self)):
-            value = _convert(self.name, field.name, kind, getattr(self, field.name))
+        kinds = typing.get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            value = _convert(self.name, field.name, kinds[field.name], getattr(self, field.name))
             _check_bounds(self.name, field, value)
             _check_choices(self.name, field, value)
             object.__setattr__(self, field.name, value)
@@ -126,16 +121,10 @@ def options(recipe: type[Recipe]) -> list[Option]:
 
     Example:
 
-        >>> from dataclasses import dataclass
-        >>> from structconv_systems.train.config import option, options
-        >>> from structconv_systems.train.options import Measured
-        >>> @dataclass(frozen=True, kw_only=True)
-        ... class Line(Measured):
-        ...     name = "line"
-        ...     presets = {"quick": {"slope": 1.0}}
-        ...     slope: float = option(2.0, "Slope of the line.", minimum=0)
-        >>> [each.key for each in options(Line)]
-        ['threads', 'device', 'compile', 'seeds', 'slope']
+        >>> from structconv_systems.recipes.options.comparisons import Pooling
+        >>> from structconv_systems.train.config import options
+        >>> [each.key for each in options(Pooling)][:5]
+        ['threads', 'device', 'compile', 'seeds', 'steps']
     """
     return [Option(field.name, getattr(field.type, "__name__", str(field.type)), field.default,
                    field.metadata.get("help", ""))
@@ -156,19 +145,14 @@ def resolve(recipe: type[R], overrides: Iterable[str] | Mapping[str, Any] = (), 
 
     Example:
 
-        >>> from dataclasses import dataclass
-        >>> from structconv_systems.train.config import option, resolve
-        >>> from structconv_systems.train.options import Measured
-        >>> @dataclass(frozen=True, kw_only=True)
-        ... class Line(Measured):
-        ...     name = "line"
-        ...     presets = {"quick": {"slope": 1.0}}
-        ...     slope: float = option(2.0, "Slope of the line.", minimum=0)
-        >>> resolve(Line, ["slope=3"], preset="quick")
-        Line(threads=1, device='cpu', compile=False, preset='quick', seeds=1, slope=3.0)
-        >>> resolve(Line, ["slop=3"])
+        >>> from structconv_systems.recipes.options.comparisons import Pooling
+        >>> from structconv_systems.train.config import resolve
+        >>> recipe = resolve(Pooling, ["classes=4"], preset="quick")
+        >>> recipe.classes, recipe.steps, recipe.preset
+        (4, 1000, 'quick')
+        >>> resolve(Pooling, ["clases=4"])
         Traceback (most recent call last):
-        structconv.errors.ConfigError: line: a key must be one of the recipe's; got 'slop'. Did you mean 'slope'?
+        structconv.errors.ConfigError: pooling: a key must be one of the recipe's; got 'clases'. Did you mean 'classes'?
     """
     pairs = list(overrides.items()) if isinstance(overrides, Mapping) else [_split(recipe, o) for o in overrides]
     known = [field.name for field in dataclasses.fields(recipe)
@@ -190,16 +174,10 @@ def to_json(recipe: Recipe) -> str:
 
     Example:
 
-        >>> from dataclasses import dataclass
-        >>> from structconv_systems.train.config import from_json, option, to_json
-        >>> from structconv_systems.train.options import Measured
-        >>> @dataclass(frozen=True, kw_only=True)
-        ... class Line(Measured):
-        ...     name = "line"
-        ...     presets = {"quick": {"slope": 1.0}}
-        ...     slope: float = option(2.0, "Slope of the line.", minimum=0)
-        >>> from_json(Line, to_json(Line(slope=3)))
-        Line(threads=1, device='cpu', compile=False, preset='default', seeds=1, slope=3.0)
+        >>> from structconv_systems.recipes.options.comparisons import Pooling
+        >>> from structconv_systems.train.config import from_json, to_json
+        >>> from_json(Pooling, to_json(Pooling(classes=4))) == Pooling(classes=4)
+        True
     """
     return json.dumps({"recipe": recipe.name, **dataclasses.asdict(recipe)}, indent=2) + "\n"
 
@@ -218,16 +196,10 @@ def from_json(recipe: type[R], text: str) -> R:
 
     Example:
 
-        >>> from dataclasses import dataclass
-        >>> from structconv_systems.train.config import from_json, option, to_json
-        >>> from structconv_systems.train.options import Measured
-        >>> @dataclass(frozen=True, kw_only=True)
-        ... class Line(Measured):
-        ...     name = "line"
-        ...     presets = {"quick": {"slope": 1.0}}
-        ...     slope: float = option(2.0, "Slope of the line.", minimum=0)
-        >>> from_json(Line, to_json(Line(slope=3))).slope
-        3.0
+        >>> from structconv_systems.recipes.options.comparisons import Pooling
+        >>> from structconv_systems.train.config import from_json
+        >>> from_json(Pooling, '{"recipe": "pooling", "classes": 4}').classes
+        4
     """
     try:
         values = json.loads(text)
@@ -243,16 +215,10 @@ def presets(recipe: type[Recipe]) -> dict[str, Mapping[str, Any]]:
 
     Example:
 
-        >>> from dataclasses import dataclass
-        >>> from structconv_systems.train.config import option, presets
-        >>> from structconv_systems.train.options import Measured
-        >>> @dataclass(frozen=True, kw_only=True)
-        ... class Line(Measured):
-        ...     name = "line"
-        ...     presets = {"quick": {"slope": 1.0}}
-        ...     slope: float = option(2.0, "Slope of the line.", minimum=0)
-        >>> presets(Line)
-        {'default': {}, 'quick': {'slope': 1.0}}
+        >>> from structconv_systems.recipes.options.comparisons import Pooling
+        >>> from structconv_systems.train.config import presets
+        >>> list(presets(Pooling))
+        ['default', 'quick']
     """
     return {"default": {}, **recipe.presets}
 
@@ -269,11 +235,6 @@ def _split(recipe: type[Recipe], override: str) -> tuple[str, str]:
     if not equals or not key:
         raise ConfigError(recipe.name, "an override must read key=value", repr(override))
     return key, value
-
-
-def _typed_fields(recipe: type[Recipe]) -> list[tuple[dataclasses.Field[Any], Any]]:
-    kinds = typing.get_type_hints(recipe)
-    return [(field, kinds[field.name]) for field in dataclasses.fields(recipe)]
 
 
 def _convert(owner: str, key: str, kind: Any, value: Any) -> Any:

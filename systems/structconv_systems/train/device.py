@@ -75,14 +75,15 @@ def moved(task: Any, device: str) -> Any:
         if id(value) in done:
             return done[id(value)][1]
         result: Any
-        if isinstance(value, nn.Module | Tensor) or _is_structure(value):
+        package = type(value).__module__.partition(".")[0]
+        if isinstance(value, nn.Module | Tensor) or (package == "structconv" and hasattr(value, "to")):
             result = value.to(device)
         elif isinstance(value, dict):
             result = {key: of(item) for key, item in value.items()}
         elif isinstance(value, list | tuple):
             items = map(of, value)
             result = type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-        elif type(value).__module__.partition(".")[0] in packages and hasattr(value, "__dict__"):
+        elif package in packages and hasattr(value, "__dict__"):
             result = copy.copy(value)
             done[id(value)] = value, result  # it may hold itself
             for key, item in vars(value).items():
@@ -93,10 +94,6 @@ def moved(task: Any, device: str) -> Any:
         return result
 
     return of(task)
-
-
-def _is_structure(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] == "structconv" and hasattr(value, "to")
 
 
 def _present(name: str) -> bool:

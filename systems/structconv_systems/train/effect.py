@@ -107,8 +107,8 @@ class Effect:
         if self.ratio and not all(figure > 0 for pair in pairs for name in pair for figure in groups[name]):
             return Contrast(value=None, reason=_NO_RATIO)
         seeds = max(len(groups[name]) for pair in pairs for name in pair)
-        gains = [min(self._gain(*(_at(groups[name], seed) for name in pair)) for pair in pairs)
-                 for seed in range(seeds)]
+        gains = [min(self._gain(*(groups[name][0 if len(groups[name]) == 1 else seed] for name in pair))
+                     for pair in pairs) for seed in range(seeds)]
         mean, low, high = interval(gains)
         ends = [None if end is None else math.exp(end) if self.ratio else end for end in (low, high)]
         state, reason = self._judged(mean, low)
@@ -161,8 +161,3 @@ def interval(values: Sequence[float]) -> tuple[float, float | None, float | None
 
     half = float(t.ppf((1 + _LEVEL) / 2, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
     return mean, mean - half, mean + half
-
-
-def _at(figures: Sequence[float], seed: int) -> float:
-    """The figure of a seed; a group that was measured once has the same in each."""
-    return figures[0 if len(figures) == 1 else seed]

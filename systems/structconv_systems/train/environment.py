@@ -22,10 +22,9 @@ def environment(device: str = "cpu") -> dict[str, Any]:
     import torch
 
     return {"structconv": version("structconv"), "commit": _commit(), "packages": versions(PACKAGES),
-            "python": platform.python_version(), "torch": torch.__version__,
-            "platform": platform.platform(), "processor": _name(device), "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "command": ["structconv", *sys.argv[1:]]}
+            "python": platform.python_version(), "torch": torch.__version__, "platform": platform.platform(),
+            "processor": _name(device), "cores": os.cpu_count(), "threads": torch.get_num_threads(),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": ["structconv", *sys.argv[1:]]}
 
 
 def _name(device: str) -> str:

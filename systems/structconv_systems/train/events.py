@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-__all__ = ["Events"]
+__all__ = ["events"]
 
 
-class Events:
-    """The event files of a training from a given step on; measurements after the step are replaced.
+@contextmanager
+def events(folder: Path, after: int) -> Iterator[Callable[[int, dict[str, float]], None]]:
+    """Within it a function that writes what a step measured; measurements after the step `after` are replaced."""
+    if not find_spec("tensorboard"):
+        yield lambda step, values: None
+        return
+    from torch.utils.tensorboard import SummaryWriter
 
-    Writes nothing if `tensorboard` is not installed.
-    """
+    def written(step: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            writer.add_scalar(name, value, step)
 
-    def __init__(self, folder: Path, after: int) -> None:
-        self._writer: Any = None
-        if find_spec("tensorboard"):
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(str(folder), purge_step=after + 1)
-
-    def append(self, step: int, values: dict[str, float]) -> None:
-        """Add what a step measured."""
-        if self._writer is not None:
-            for name, value in values.items():
-                self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        """Write what is left."""
-        if self._writer is not None:
-            self._writer.close()
+    with SummaryWriter(str(folder), purge_step=after + 1) as writer:
+        yield written

@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from structconv.commands.stop import Stop
@@ -85,8 +85,7 @@ class Interrupt:
                 self._before[number] = signal.signal(number, self._receive)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -15,7 +14,7 @@ from torch.optim import Optimizer
 from structconv.errors import ConfigError
 from structconv_systems.train.checkpoint import Checkpoint, Checkpoints
 from structconv_systems.train.device import compiled, factories_on, moved
-from structconv_systems.train.events import Events
+from structconv_systems.train.events import events
 from structconv_systems.train.interrupt import Diverged, Interrupt, Interrupted
 from structconv_systems.train.parts import Parts, final_evaluation
 from structconv_systems.train.progress import Progress
@@ -47,22 +46,10 @@ class Task(Protocol):
 
     Example:
 
-        >>> from structconv_systems.train.batches import Batches
-        >>> from structconv_systems.train.options import Trained
-        >>> from structconv_systems.train.task import BatchTask
-        >>> class Line(Trained):
-        ...     name = "line"
-        >>> class LineTask(BatchTask):                     # y = 3 x
-        ...     metric, higher = "val_loss", False
-        ...     def __init__(self):
-        ...         self.x = torch.linspace(-1, 1, 40).unsqueeze(-1)
-        ...         super().__init__(torch.nn.Linear(1, 1), Line(learning_rate=0.1), Batches([1] * 40, cost=10, seed=0))
-        ...     def loss(self, samples):
-        ...         error = self.model(self.x[samples]) - 3 * self.x[samples]
-        ...         return error.square().sum(), float(len(samples))
-        ...     def figures(self, part):
-        ...         return {f"{part}_loss": (self.model(self.x) - 3 * self.x).square().mean().item()}
-        >>> task = LineTask()                                  # a `BatchTask` is a `Task`
+        >>> from structconv_systems.recipes.register import entry_named
+        >>> from structconv_systems.train.config import resolve
+        >>> pooling = entry_named("pooling")
+        >>> task = pooling.runner().jobs(resolve(pooling.recipe, preset="quick"), None)[0].make()
         >>> task.train_step(1).keys()
         dict_keys(['loss'])
     """
@@ -213,32 +200,18 @@ def fit(make: Callable[[], Task], schedule: Schedule, *, run: Run, job: str, int
     Example:
 
         >>> from tempfile import TemporaryDirectory
+        >>> from structconv_systems.recipes.register import entry_named
+        >>> from structconv_systems.train.config import resolve
         >>> from structconv_systems.train.interrupt import Interrupt
-        >>> from structconv_systems.train.loop import Schedule, fit
+        >>> from structconv_systems.train.loop import fit
         >>> from structconv_systems.train.progress import Quiet
         >>> from structconv_systems.train.run import Run
-        >>> from structconv_systems.train.stopping import Last
-        >>> from structconv_systems.train.batches import Batches
-        >>> from structconv_systems.train.options import Trained
-        >>> from structconv_systems.train.task import BatchTask
-        >>> class Line(Trained):
-        ...     name = "line"
-        >>> class LineTask(BatchTask):                     # y = 3 x
-        ...     metric, higher = "val_loss", False
-        ...     def __init__(self):
-        ...         self.x = torch.linspace(-1, 1, 40).unsqueeze(-1)
-        ...         super().__init__(torch.nn.Linear(1, 1), Line(learning_rate=0.1), Batches([1] * 40, cost=10, seed=0))
-        ...     def loss(self, samples):
-        ...         error = self.model(self.x[samples]) - 3 * self.x[samples]
-        ...         return error.square().sum(), float(len(samples))
-        ...     def figures(self, part):
-        ...         return {f"{part}_loss": (self.model(self.x) - 3 * self.x).square().mean().item()}
-        >>> folder = TemporaryDirectory()
-        >>> run = Run.create(f"{folder.name}/line", Line())
-        >>> schedule = Schedule(steps=60, seed=0, validate_every=20, stopping=Last())
-        >>> result = fit(LineTask, schedule, run=run, job="line", interrupt=Interrupt(), progress=Quiet())
-        >>> result["steps"], result["test_loss"] < 0.1
-        (60, True)
+        >>> folder, pooling = TemporaryDirectory(), entry_named("pooling")
+        >>> recipe = resolve(pooling.recipe, {"steps": 5})
+        >>> run, job = Run.create(f"{folder.name}/run", recipe), pooling.runner().jobs(recipe, None)[0]
+        >>> result = fit(job.make, job.schedule(), run=run, job=job.name, interrupt=Interrupt(), progress=Quiet())
+        >>> result["steps"], "test_accuracy" in result
+        (5, True)
     """
     checkpoints = Checkpoints(run.checkpoint_folder(job))
     saved = checkpoints.latest(progress.note)
@@ -259,20 +232,20 @@ def fit(make: Callable[[], Task], schedule: Schedule, *, run: Run, job: str, int
         progress.note(f"{job}: {missing} of {training.step} steps are not in {run.metrics.path}")
     progress.job(job, schedule.steps)
     with factories_on(schedule.device):
-        with closing(Events(run.folder / "events" / job, training.step)) as events:
-            _go_on(training, checkpoints, run=run, job=job, interrupt=interrupt, progress=progress, events=events)
+        with events(run.folder / "events" / job, training.step) as note:
+            _go_on(training, checkpoints, run=run, job=job, interrupt=interrupt, progress=progress, note=note)
         return _finish(training, checkpoints, run)
 
 
 def _go_on(training: _Training, checkpoints: Checkpoints, *, run: Run, job: str, interrupt: Interrupt,
-           progress: Progress, events: Events) -> None:
+           progress: Progress, note: Callable[[int, dict[str, float]], None]) -> None:
     """All steps that are left."""
     schedule = training.schedule
     shown: dict[str, float] = {}
     while training.step < schedule.steps and not training.stopped:
         metrics = training.advance()
         run.metrics.append(job, training.step, metrics)
-        events.append(training.step, metrics)
+        note(training.step, metrics)
         shown |= metrics
         if "skipped" in metrics:
             progress.note(f"{job}: step {training.step} was skipped, for its loss or gradient was not finite")
@@ -288,11 +261,7 @@ def _go_on(training: _Training, checkpoints: Checkpoints, *, run: Run, job: str,
 
 
 def _goes_on(finished: Checkpoint, schedule: Schedule) -> bool:
-    """Return True if a finished training should continue.
-
-    Raises:
-        ConfigError: an earlier version finished it without storing its last weights.
-    """
+    """Return True if a finished training should continue; `ConfigError` if its last weights were not stored."""
     if finished.ends(schedule.steps):
         return False
     if "last" not in finished.state:

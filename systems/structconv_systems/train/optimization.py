@@ -65,11 +65,14 @@ class Optimization:
         norm = self._gradients(first / count)
         if not (torch.isfinite(norm) and total - total == 0):
             return {"skipped": 1.0}
-        self._set_rate(number)
+        options = self.options
+        share = rate(options.schedule, number, options.steps, options.warmup) * self.plateau.share
+        for group in self.optimizer.param_groups:
+            group["lr"] = options.learning_rate * share
         self.optimizer.step()
         with torch.no_grad():
             for average, parameter in zip(self.averages, self.parameters, strict=False):
-                average.lerp_(parameter, 1 - min(self.options.ema, (1 + number) / (10 + number)))
+                average.lerp_(parameter, 1 - min(options.ema, (1 + number) / (10 + number)))
         return {"loss": total / count}
 
     def validated(self, figure: float) -> None:
@@ -108,12 +111,6 @@ class Optimization:
         if self.options.clip:
             nn.utils.clip_grads_with_norm_(self.parameters, self.options.clip, norm)
         return norm
-
-    def _set_rate(self, number: int) -> None:
-        options = self.options
-        share = rate(options.schedule, number, options.steps, options.warmup) * self.plateau.share
-        for group in self.optimizer.param_groups:
-            group["lr"] = options.learning_rate * share
 
 
 @torch.no_grad()

@@ -8,45 +8,52 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from types import TracebackType
-from typing import IO, Any, Protocol, Self
+from typing import IO, Any, Self
 
 __all__ = ["Lines", "Live", "Progress", "Quiet", "progress_for"]
 
 _PULSE_SECONDS, _SLOWEST_PULSE = 1.5, 60.0
 
 
-class Progress(Protocol):
+class Progress:
     """The progress of a run: `phase` and `job` begin a part, `advance` counts steps, `note` prints a line.
+
+    By itself it reports nothing.
 
     Example:
 
-        >>> import sys
-        >>> from structconv_systems.train.progress import Progress, Quiet
+        >>> from structconv_systems.train.progress import Quiet
         >>> with Quiet() as progress:
-        ...     progress.jobs(1)
-        ...     progress.job("line", 2)
-        ...     progress.advance(1, {"loss": 0.5})
-        ...     progress.job_done("loss 0.5")
-        ...     progress.note("done")
+        ...     progress.note("nobody reads this")
     """
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None: ...
+    def __exit__(self, *error: object) -> None:
+        return None
 
-    def phase(self, text: str) -> None: ...
+    def phase(self, text: str) -> None:
+        """A part of the work without steps begins."""
 
-    def jobs(self, total: int) -> None: ...
+    def jobs(self, total: int) -> None:
+        """Set the number of trainings."""
 
-    def job(self, name: str, steps: int) -> None: ...
+    def job(self, name: str, steps: int) -> None:
+        """A training of at most `steps` steps begins."""
 
-    def advance(self, step: int, metrics: dict[str, float]) -> None: ...
+    def advance(self, step: int, metrics: dict[str, float]) -> None:
+        """`step` steps of the training are done."""
 
-    def job_done(self, text: str) -> None: ...
+    def job_done(self, text: str) -> None:
+        """The training is over."""
 
-    def note(self, text: str) -> None: ...
+    def note(self, text: str) -> None:
+        """A line to keep."""
+
+
+#: For tests and for callers that have their own display.
+Quiet = Progress
 
 
 def progress_for(stream: IO[str] | None = None) -> Progress:
@@ -85,43 +92,7 @@ class Pace:
         return f"{hours}:{minutes:02}:{seconds % 60:02}" if hours else f"{minutes}:{seconds % 60:02}"
 
 
-class Quiet:
-    """Reports nothing; for tests and for callers that have their own display.
-
-    Example:
-
-        >>> from structconv_systems.train.progress import Quiet
-        >>> with Quiet() as progress:
-        ...     progress.note("nobody reads this")
-    """
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        return None
-
-    def phase(self, text: str) -> None:
-        """A part of the work without steps begins."""
-
-    def jobs(self, total: int) -> None:
-        """Set the number of trainings."""
-
-    def job(self, name: str, steps: int) -> None:
-        """A training of at most `steps` steps begins."""
-
-    def advance(self, step: int, metrics: dict[str, float]) -> None:
-        """`step` steps of the training are done."""
-
-    def job_done(self, text: str) -> None:
-        """The training is over."""
-
-    def note(self, text: str) -> None:
-        """A line to keep."""
-
-
-class Lines(Quiet):
+class Lines(Progress):
     """Plain lines; while nothing else is printed, a thread prints the present state, ever less often.
 
     Example:
@@ -151,8 +122,7 @@ class Lines(Quiet):
         self._pulse.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._over.set()
         self._pulse.join()
 
@@ -190,7 +160,7 @@ class Lines(Quiet):
                 self.note(f"... {self._status}")
 
 
-class Live(Quiet):
+class Live(Progress):
     """Bars by rich: one for the trainings, one for the steps of the present one; notes scroll above them.
 
     Example:
@@ -202,21 +172,13 @@ class Live(Quiet):
     """
 
     def __init__(self, stream: IO[str]) -> None:
+        from rich import progress as rich
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            SpinnerColumn,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
-        from rich.progress import Progress as Bars
 
-        self._bars = Bars(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24),
-                          MofNCompleteColumn(), TextColumn("{task.fields[shown]}"), TimeElapsedColumn(),
-                          TimeRemainingColumn(),
-                          console=Console(file=stream), transient=True)
+        self._bars = rich.Progress(
+            rich.SpinnerColumn(), rich.TextColumn("{task.description}"), rich.BarColumn(bar_width=24),
+            rich.MofNCompleteColumn(), rich.TextColumn("{task.fields[shown]}"), rich.TimeElapsedColumn(),
+            rich.TimeRemainingColumn(), console=Console(file=stream), transient=True)
         self._all: Any = self._bars.add_task("starting", total=None, shown="")
         self._one: Any = None
 
@@ -224,8 +186,7 @@ class Live(Quiet):
         self._bars.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._bars.stop()
 
     def phase(self, text: str) -> None:

@@ -65,7 +65,9 @@ class Study:
         jobs: (recipe, run or None) -> its trainings.
         columns: the figures of the table, by their names in what `Task.test` measures their names for people; the first
             is the one the recipe is about. The first training measures all of them, the others at least the first.
-        finish: (recipe, finished) -> what else the summary says; it may write pictures and samples into the run.
+        finish: (recipe, finished) -> what else the summary says, if anything; it may write pictures and samples into
+            the run.
+        show_more: (recipe, summary): print what a summary says beside the figures of each group.
         use: see `Runner`.
 
     Example:
@@ -81,7 +83,8 @@ class Study:
 
     jobs: Callable[[Any, Run | None], list[Job]]
     columns: Mapping[str, str]
-    finish: Callable[[Any, Finished], dict[str, Any]] = lambda recipe, finished: {}
+    finish: Callable[[Any, Finished], dict[str, Any] | None] = lambda recipe, finished: None
+    show_more: Callable[[Any, dict[str, Any]], None] = lambda recipe, summary: None
     use: Callable[..., Any] | None = None
 
     @property
@@ -99,7 +102,7 @@ class Study:
         summary = self._summary(recipe, run, results)
         finished = Finished(run=run, jobs=jobs, progress=progress, groups=summary["groups"])
         with final_evaluation():
-            summary.update(self.finish(recipe, finished))
+            summary.update(self.finish(recipe, finished) or {})
         run.write_summary(summary)
         self.report(recipe, run)
         return summary
@@ -118,6 +121,7 @@ class Study:
         print_table((recipe.name, *self.columns.values()), group_rows(summary["groups"], self.columns))
         print(f"{sentence(summary['headline'])} Seeds: {recipe.seeds}.")
         print(f"run: {summary['run']}")
+        self.show_more(recipe, summary)
 
     def _trainings(self, recipe: Measured, run: Run | None) -> list[Job]:
         """Its trainings; `ConfigError` if the recipe has a rate for a group that none of them is of."""
@@ -150,8 +154,7 @@ class Study:
             about = {"label": label, "effect": False, "ratio": False, "published_effect": None}
         else:
             contrast = effect.measured(_figures(effect, groups))
-            about = {"label": effect.claim, "effect": True, "ratio": effect.ratio,
-                     "published_effect": effect.published}
+            about = {"label": effect.claim, "effect": True, "ratio": effect.ratio, "published_effect": effect.published}
         return {**about, **dataclasses.asdict(contrast), "published": recipe.paper}
 
 
@@ -224,17 +227,7 @@ def _firsts(jobs: Sequence[Job]) -> dict[str, Job]:
 
 
 def learning(jobs: Sequence[Job]) -> dict[str, Job]:
-    """Return the first training of each group that learns by gradients.
-
-    Example:
-
-        >>> from structconv_systems.recipes.register import entry_named
-        >>> from structconv_systems.train.config import resolve
-        >>> from structconv_systems.train.study import learning
-        >>> tsp = entry_named("tsp")
-        >>> list(learning(tsp.runner().jobs(resolve(tsp.recipe, preset="quick"), None)))
-        ['attention']
-    """
+    """Return the first training of each group that learns by gradients."""
     return {group: job for group, job in _firsts(jobs).items() if job.metric}
 
 
@@ -255,9 +248,8 @@ def jobs_of(recipe: Trained, name: str, make: Callable[..., BatchTask], kind: ty
                         checkpoint_every=recipe.checkpoint_every, device=recipe.device, compile=recipe.compile,
                         stopping=(stopping or best)())
 
-    return [Job(name=f"{name}/seed-{seed}", make=partial(make, own, seed=seed),
-                schedule=partial(schedule, seed), metric=kind.metric, higher=kind.higher)
-            for seed in range(recipe.seeds)]
+    return [Job(name=f"{name}/seed-{seed}", make=partial(make, own, seed=seed), schedule=partial(schedule, seed),
+                metric=kind.metric, higher=kind.higher) for seed in range(recipe.seeds)]
 
 
 def train_all(jobs: Sequence[Job], run: Run, interrupt: Interrupt, progress: Progress, figures: Iterable[str] = ()

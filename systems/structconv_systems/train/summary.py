@@ -17,14 +17,7 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
 
 def share_left(lines: Iterable[Mapping[str, Any]], figure: str, groups: Collection[str]) -> float | None:
     """The mean of a figure in the last tenth of the steps over that in the first tenth, of the training of these groups
-    in which it fell least; None if none of them logged it. Not finite, or 0 from the start, it did not fall.
-
-    Example:
-
-        >>> from structconv_systems.train.summary import share_left
-        >>> share_left([{"job": "graph/seed-0", "step": n, "loss": 8 / n} for n in (1, 2, 4)], "loss", {"graph"})
-        0.25
-    """
+    in which it fell least; None if none of them logged it. Not finite, or 0 from the start, it did not fall."""
     trainings = defaultdict(list)
     for line in lines:
         if figure in line and line["job"].partition("/")[0] in groups:

@@ -1,7 +1,5 @@
 """Text as characters: the split, the alphabet, and characters that it lacks."""
 
-from __future__ import annotations
-
 import gzip
 
 import pytest
@@ -11,10 +9,8 @@ from structconv.errors import ConfigError, DataError
 from structconv_systems.data.characters import Alphabet, read_characters
 
 
-def test_tiny_shakespeare_is_split_as_usual(data_dir):
-    path = data_dir / "text" / "tinyshakespeare.txt"
-    if not path.is_file():
-        pytest.skip("no text/tinyshakespeare.txt in the folder of data sets")
+def test_tiny_shakespeare_is_split_as_usual(real):
+    path = real("text/tinyshakespeare.txt")
     text = read_characters(path)
     parts = text.train, text.validation, text.test
     assert (len(text.alphabet), *map(len, parts)) == (65, 892_315, 111_539, 111_540)
@@ -22,9 +18,8 @@ def test_tiny_shakespeare_is_split_as_usual(data_dir):
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_the_parts_follow_each_other(tmp_path, pack):
-    path = tmp_path / "a.txt"
-    path.write_bytes(pack("zähe\r\nzebras".encode()))
+def test_the_parts_follow_each_other(written, pack):
+    path = written("a.txt", pack("zähe\r\nzebras".encode()))
     text = read_characters(path, 0.25)
     assert text.alphabet == Alphabet("\n\rabehrszä")
     parts = text.train, text.validation, text.test
@@ -41,14 +36,13 @@ def test_numbers_and_back():
     assert alphabet.encode("").shape == (0,) and alphabet.encode("").dtype == torch.int64
 
 
-def test_an_unknown_character_is_named(tmp_path):
+def test_an_unknown_character_is_named(written):
     alphabet = Alphabet("\nab")
     with pytest.raises(ConfigError, match=r"the text must be of the 3 characters learned; got 'c' at position 2\."):
         alphabet.encode("bacd")
     with pytest.raises(ConfigError, match=r"got '\\udcff' at position 0"):
         alphabet.encode("\udcff")
-    path = tmp_path / "a.txt"
-    path.write_text("ab\na\nbß\né")
+    path = written("a.txt", "ab\na\nbß\né")
     with pytest.raises(DataError, match=r"a\.txt, line 3: expected one of the 3 characters learned; got 'ß'\."):
         alphabet.read(path)
     path.write_text("ab\na\n")
@@ -61,9 +55,8 @@ def test_a_share_must_be_one(tmp_path, share):
         read_characters(tmp_path / "none", share)
 
 
-def test_a_text_of_one_part_is_named(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text("a")
+def test_a_text_of_one_part_is_named(written):
+    path = written("a.txt", "a")
     with pytest.raises(DataError, match=r"a\.txt: expected text enough to train, to validate and to test; got 1 ch"):
         read_characters(path)
 
@@ -76,9 +69,8 @@ def test_an_alphabet_is_saved(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["[]", "1", "null", '"aa"', '{"a": 1}'])
-def test_another_file_is_no_alphabet(tmp_path, content):
-    path = tmp_path / "alphabet.json"
-    path.write_text(content)
+def test_another_file_is_no_alphabet(written, content):
+    path = written("alphabet.json", content)
     with pytest.raises(DataError, match=r"alphabet\.json: expected a string of characters, each once"):
         Alphabet.load(path)
 

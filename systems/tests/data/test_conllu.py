@@ -1,7 +1,5 @@
 """CoNLL-U: the real treebank, what is skipped, and every line that is wrong."""
 
-from __future__ import annotations
-
 import gzip
 
 import pytest
@@ -11,10 +9,8 @@ from structconv_systems.data.conllu import read_conllu
 
 
 @pytest.mark.parametrize("part, sentences, words", [("dev", 2001, 25_147), ("test", 2077, 25_094)])
-def test_english_ewt_has_its_published_counts(data_dir, part, sentences, words):
-    if not (data_dir / "ud_ewt").is_dir():
-        pytest.skip("no ud_ewt in the folder of data sets")
-    read = read_conllu(data_dir / "ud_ewt" / f"en_ewt-ud-{part}.conllu.gz")
+def test_english_ewt_has_its_published_counts(real, part, sentences, words):
+    read = read_conllu(real("ud_ewt") / f"en_ewt-ud-{part}.conllu.gz")
     assert (len(read), sum(map(len, read))) == (sentences, words)
     assert all((head == 0) == (relation == "root") for sentence in read
                for head, relation in zip(sentence.heads, sentence.relations, strict=True))
@@ -29,9 +25,8 @@ def tree(*heads):
     return [row(number, head) for number, head in enumerate(heads, 1)]
 
 
-def test_words_are_read_and_the_rest_is_skipped(tmp_path):
-    path = tmp_path / "a.conllu"
-    path.write_text("\n".join([
+def test_words_are_read_and_the_rest_is_skipped(written):
+    path = written("a.conllu", "\n".join([
         "# text = vámonos al mar", "", "# sent_id = 1", "1-2\tvámonos" + "\t_" * 8,
         row(1, 0, "vamos", lemma="ir", upos="VERB", xpos="V", relation="root"),
         row(2, 1, "nos", lemma="nosotros", upos="PRON", xpos="P", relation="obj"),
@@ -47,9 +42,8 @@ def test_words_are_read_and_the_rest_is_skipped(tmp_path):
 
 @pytest.mark.parametrize("end", ["", "\n", "\n\n", "\n\n\n# end\n"])
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_a_file_ends_as_it_likes(tmp_path, end, pack):
-    path = tmp_path / "a.conllu"
-    path.write_bytes(pack(("\r\n".join(tree(0, 1)) + end).encode()))
+def test_a_file_ends_as_it_likes(written, end, pack):
+    path = written("a.conllu", pack(("\r\n".join(tree(0, 1)) + end).encode()))
     assert [sentence.heads for sentence in read_conllu(path)] == [(0, 1)]
 
 
@@ -87,15 +81,13 @@ def columns(number):
     ([*tree(0), "", "# s", *tree(0, 3, 2)], 5, r"expected a tree; got a cycle of heads, 2 -> 3 -> 2\."),
     ([*tree(0), "", "1-2\tf" + "\t_" * 8], 3, r"expected a sentence with words; got none\."),
     (["# c"], None, r"expected a sentence; got comments alone\.")])
-def test_a_wrong_line_is_named(tmp_path, rows, line, message):
-    path = tmp_path / "a.conllu"
-    path.write_text("\n".join(rows), encoding="utf-8")
+def test_a_wrong_line_is_named(written, rows, line, message):
+    path = written("a.conllu", "\n".join(rows))
     where = "" if line is None else f", line {line}"
     with pytest.raises(DataError, match=rf"a\.conllu{where}: {message}"):
         read_conllu(path)
 
 
-def test_a_long_sentence_is_read_in_time(tmp_path):
-    path = tmp_path / "a.conllu"
-    path.write_text("\n".join(tree(*range(50_000))))
+def test_a_long_sentence_is_read_in_time(written):
+    path = written("a.conllu", "\n".join(tree(*range(50_000))))
     assert read_conllu(path)[0].heads == tuple(range(50_000))

@@ -1,7 +1,5 @@
 """Damaged files: a reader reads whatever bytes it is given or raises `DataError`; what is saved is whole or old."""
 
-from __future__ import annotations
-
 import gzip
 import os
 

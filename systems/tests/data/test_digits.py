@@ -1,7 +1,5 @@
 """The digits: sizes, range, and a split that depends on its seed alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Sequences made from a seed: the label is what their places say, and nothing else tells it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Knowledge graphs: the real ones, archives that are read without being unpacked, and every line that is wrong."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import tarfile
@@ -30,21 +28,16 @@ def archive(path, files, mode="w:gz"):
     return path
 
 
-def test_kinship_has_its_published_counts(data_dir):
-    path = data_dir / "kg" / "kinship.tar.gz"
-    if not path.is_file():
-        pytest.skip("no kinship in the folder of data sets")
-    data = read_triples(path)
+def test_kinship_has_its_published_counts(real):
+    data = read_triples(real("kg/kinship.tar.gz"))
     assert repr(data) == "Triples(104 entities, 25 relations, 8544 train, 1068 valid, 1074 test)"
     assert len(torch.cat(list(data.parts.values())).unique(dim=0)) == 8544 + 1068 + 1074
     assert data.graph().num_triples == 8544
     assert (data.entities[0], data.relations[0]) == ("person100", "term6")
 
 
-def test_aifb_has_its_published_counts(data_dir):
-    folder = data_dir / "kg" / "aifb"
-    if not folder.is_dir():
-        pytest.skip("no AIFB in the folder of data sets")
+def test_aifb_has_its_published_counts(real):
+    folder = real("kg/aifb")
     data = read_classes(folder / "aifb_stripped.nt.gz", folder / "trainingSet.tsv", folder / "testSet.tsv",
                         leaks=("affiliation", "employs"))
     assert (data.graph.num_triples, data.graph.num_entities, data.graph.num_relations) == (29_043, 8_285, 45)
@@ -211,8 +204,7 @@ def test_a_wrong_statement_or_class_is_named(tmp_path, parts, said):
         classes(tmp_path, **parts)
 
 
-def test_iris_may_have_escapes(tmp_path):
-    path = tmp_path / "a.nt"
-    path.write_text(r"<http://e.org/caf\u00E9> <http://e.org/p> <http://e.org/\U0001F600> ." + "\n")
+def test_iris_may_have_escapes(written):
+    path = written("a.nt", r"<http://e.org/caf\u00E9> <http://e.org/p> <http://e.org/\U0001F600> ." + "\n")
     [(_, row)] = read_ntriples(path)
     assert row[0] == r"http://e.org/caf\u00E9"

@@ -1,7 +1,5 @@
 """Molecules in CSV files: the real ESOL, what is read of an atom and a bond, and every line that is wrong."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import sys
@@ -17,21 +15,12 @@ pytest.importorskip("rdkit")
 HEAD = "name,smiles,y\n"
 
 
-def write(folder, text, name="a.csv"):
-    path = folder / name
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
 def read(path, **options):
     return read_molecules(path, target="y", **options)
 
 
-def test_esol_has_its_published_counts(data_dir):
-    folder = data_dir / "molecules"
-    if not folder.is_dir():
-        pytest.skip("no molecules in the folder of data sets")
-    actual = read_molecules(folder / "delaney-processed.csv", target="measured log solubility in mols per litre")
+def test_esol_has_its_published_counts(real):
+    actual = read_molecules(real("molecules/delaney-processed.csv"), target="measured log solubility in mols per litre")
     assert len(actual) == 1128 and not actual.skipped
     assert (actual.targets.min(), actual.targets.max()) == (pytest.approx(-11.6), pytest.approx(1.58))
     assert actual.smiles[1] == "Cc1occc1C(=O)Nc2ccccc2" and actual.targets[1] == pytest.approx(-3.3)
@@ -41,9 +30,9 @@ def test_esol_has_its_published_counts(data_dir):
         assert torch.equal(group.sum(1), torch.ones(len(group)))
 
 
-def test_what_is_read_of_atoms_and_bonds(tmp_path):
+def test_what_is_read_of_atoms_and_bonds(written):
     """C#N with a charged end, and benzene."""
-    actual = read(write(tmp_path, HEAD + "a,C#[NH+],1.5\nb,c1ccccc1,-2e1\n"))
+    actual = read(written("a.csv", HEAD + "a,C#[NH+],1.5\nb,c1ccccc1,-2e1\n"))
     assert repr(actual) == "Molecules(2 of 8 atoms, 0 lines skipped)" and actual.targets.tolist() == [1.5, -20]
     carbon, nitrogen = actual.atoms[0].unbind()
     assert actual.atoms[0].shape == (2, ATOM_CHANNELS) and carbon.sum() == nitrogen.sum() == 5
@@ -69,16 +58,16 @@ def test_descriptors_are_those_of_rdkit_and_nan_if_not_finite():
     assert torch.from_numpy(actual[0]).isfinite().all() and not torch.from_numpy(actual).isinf().any()
 
 
-def test_atoms_of_any_element_and_without_bonds(tmp_path):
-    actual = read(write(tmp_path, HEAD + "salt,[Na+].[Cl-],0\nmethane,C,1\n"))
+def test_atoms_of_any_element_and_without_bonds(written):
+    actual = read(written("a.csv", HEAD + "salt,[Na+].[Cl-],0\nmethane,C,1\n"))
     assert actual.atoms[0][:, 12].tolist() == [1, 0] and [graph.num_edges for graph in actual.bonds] == [0, 0]
     x, graph = actual.batch([1, 0, 1])
     assert x.shape == (4, ATOM_CHANNELS) and graph.samples.sizes()[0] == [1, 2, 1] and graph.num_edges == 0
 
 
-def test_pairs_that_are_further_apart_are_edges_if_asked_for(tmp_path):
+def test_pairs_that_are_further_apart_are_edges_if_asked_for(written):
     """Butane and a separate ion: pairs by their bonds apart, none between the parts."""
-    path = write(tmp_path, HEAD + "a,CCCC.[Na+],0\nb,O,1\n")
+    path = written("a.csv", HEAD + "a,CCCC.[Na+],0\nb,O,1\n")
     (graph, single), (bonds, _) = read(path, reach=3).bonds, read(path).bonds
     assert graph.num_edges == 2 * (3 + 2 + 1) and single.edge_attr.shape == (0, BOND_CHANNELS + 2)
     assert torch.equal(graph.edge_index[:, :6], bonds.edge_index)
@@ -89,23 +78,22 @@ def test_pairs_that_are_further_apart_are_edges_if_asked_for(tmp_path):
         read(path, reach=0)
 
 
-def test_a_batch_is_its_molecules_side_by_side(tmp_path):
-    actual = read(write(tmp_path, HEAD + "a,CC,0\nb,C=CO,1\n"))
+def test_a_batch_is_its_molecules_side_by_side(written):
+    actual = read(written("a.csv", HEAD + "a,CC,0\nb,C=CO,1\n"))
     x, graph = actual.batch([1, 0])
     assert torch.equal(x, torch.cat([actual.atoms[1], actual.atoms[0]]))
     assert isinstance(graph, Graph) and graph.edge_index.tolist() == [[0, 1, 1, 2, 3, 4], [1, 2, 0, 1, 4, 3]]
 
 
-def test_cells_with_commas_and_lines_and_gzip(tmp_path):
+def test_cells_with_commas_and_lines_and_gzip(written):
     text = '\ufeff' + HEAD.replace("\n", "\r\n") + '"2,4-D",  CC ,1\r\n\r\n"a\nb",CCC\tpropane,2\r\n'
-    plain = read(write(tmp_path, text))
-    path = tmp_path / "b.csv"
-    path.write_bytes(gzip.compress(text.encode()))
+    plain = read(written("a.csv", text))
+    path = written("b.csv", gzip.compress(text.encode()))
     assert plain.smiles == read(path).smiles == ("CC", "CCC\tpropane") and plain.targets.tolist() == [1, 2]
 
 
-def test_bad_molecules_are_skipped_if_asked_for(tmp_path, capfd):
-    path = write(tmp_path, HEAD + "a,CC,0\nb,C(,x\nc,,3\nd,C1CC,3\ne,CCC,5\n")
+def test_bad_molecules_are_skipped_if_asked_for(written, capfd):
+    path = written("a.csv", HEAD + "a,CC,0\nb,C(,x\nc,,3\nd,C1CC,3\ne,CCC,5\n")
     actual = read(path, skip_bad=True)
     assert actual.skipped == (3, 4, 5) and actual.targets.tolist() == [0, 5]
     assert capfd.readouterr().err == ""
@@ -127,17 +115,17 @@ def test_bad_molecules_are_skipped_if_asked_for(tmp_path, capfd):
     (HEAD, r"a\.csv: expected molecules after the line of names; got no other line\."),
     ("\n", r"a\.csv: expected text; got white space alone\."),
     ("", r"a\.csv: expected text; got an empty file\.")])
-def test_a_wrong_line_is_named(tmp_path, text, message):
+def test_a_wrong_line_is_named(written, text, message):
     with pytest.raises(DataError, match=message):
-        read(write(tmp_path, text))
+        read(written("a.csv", text))
 
 
-def test_all_molecules_bad(tmp_path):
+def test_all_molecules_bad(written):
     with pytest.raises(DataError, match="expected molecules after the line of names; got 2 that cannot be read"):
-        read(write(tmp_path, HEAD + "a,C(,1\nb,),2\n"), skip_bad=True)
+        read(written("a.csv", HEAD + "a,C(,1\nb,),2\n"), skip_bad=True)
 
 
-def test_without_rdkit(tmp_path, monkeypatch):
+def test_without_rdkit(written, monkeypatch):
     monkeypatch.setitem(sys.modules, "rdkit.Chem", None)
     with pytest.raises(ConfigError, match=r"rdkit must be installed.*pip install 'structconv-systems\[molecules\]'"):
-        read(write(tmp_path, HEAD))
+        read(written("a.csv", HEAD))

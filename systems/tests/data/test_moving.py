@@ -1,7 +1,5 @@
 """Videos of images that move: whole images inside of the frame, straight ways that bounce, and a seed that decides."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

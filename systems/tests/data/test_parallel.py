@@ -1,7 +1,5 @@
 """Parallel text: which files are read, and that both sides have one sentence a line."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 
@@ -12,10 +10,8 @@ from structconv_systems.data.parallel import Parallel, in_a_row, read_parallel
 
 
 @pytest.mark.parametrize("part, pairs", [("train", 29_000), ("val", 1014), ("test_2016_flickr", 1000)])
-def test_multi30k_has_its_published_counts(data_dir, part, pairs):
-    if not (data_dir / "multi30k").is_dir():
-        pytest.skip("no multi30k in the folder of data sets")
-    text = read_parallel(data_dir / "multi30k" / part, "en", "de")
+def test_multi30k_has_its_published_counts(real, part, pairs):
+    text = read_parallel(real("multi30k") / part, "en", "de")
     assert len(text) == len(text.source) == len(text.target) == pairs
     if part == "train":
         assert text.source[0] == "Two young, White males are outside near many bushes."

@@ -1,7 +1,5 @@
 """Simulated physics: energy and momentum are kept, known motions come out, the seed decides, each alone is the same."""
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import replace

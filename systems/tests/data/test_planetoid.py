@@ -1,7 +1,5 @@
 """The Planetoid reader: the real Cora, a synthetic set with gaps, damaged files and hostile pickles."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -22,14 +20,9 @@ from structconv_systems.data.planetoid import read_planetoid
 from structconv_systems.recipes.register import RECIPES
 from structconv_systems.train.config import resolve
 
-SHARED = Path(os.environ.get("STRUCTCONV_DATA", Path(__file__).parents[4] / "shared" / "data"))
-needs_cora = pytest.mark.skipif(not (SHARED / "planetoid" / "ind.cora.x").is_file(),
-                                reason="the Planetoid files are not beside the repository (STRUCTCONV_DATA)")
 
-
-@needs_cora
-def test_cora_has_its_published_counts():
-    cora = read_planetoid(SHARED / "planetoid")
+def test_cora_has_its_published_counts(real):
+    cora = read_planetoid(real("planetoid"))
     assert (cora.num_nodes, cora.num_features, cora.num_classes) == (2708, 1433, 7)
     assert cora.num_undirected_edges == 5278
     assert (len(cora.train), len(cora.validation), len(cora.test)) == (140, 500, 1000)
@@ -42,9 +35,8 @@ def test_cora_has_its_published_counts():
     assert torch.equal(keys.sort().values, (target * cora.num_nodes + source).sort().values)
 
 
-@needs_cora
-def test_test_rows_stand_where_the_index_puts_them():
-    folder = SHARED / "planetoid"
+def test_test_rows_stand_where_the_index_puts_them(real):
+    folder = real("planetoid")
     cora = read_planetoid(folder)
     listed = [int(word) for word in (folder / "ind.cora.test.index").read_text().split()]
     tx, ty = read_array_pickle(folder / "ind.cora.tx"), read_array_pickle(folder / "ind.cora.ty")
@@ -53,9 +45,8 @@ def test_test_rows_stand_where_the_index_puts_them():
         assert cora.labels[listed[row]] == ty[row].argmax()
 
 
-@needs_cora
-def test_a_changed_byte_is_an_error_that_names_the_file(tmp_path):
-    for path in (SHARED / "planetoid").glob("ind.cora.*"):
+def test_a_changed_byte_is_an_error_that_names_the_file(tmp_path, real):
+    for path in real("planetoid").glob("ind.cora.*"):
         shutil.copyfile(path, tmp_path / path.name)
     with open(tmp_path / "ind.cora.test.index", "a") as file:
         file.write("\n")
@@ -95,25 +86,12 @@ def test_neighbors_out_of_range_are_refused(tmp_path):
     ("3\n1000000000000\n", "at most half of the numbers from 3 to its highest left out; got 2 of 999999999998"),
     (f"3\n{10 ** 30}\n", "one node number a line; got '1000000"),
     ("3\n\u00b2\n", "one node number a line; got '\u00b2'"),
-    ("3\n-5\n", "one node number a line; got '-5'")])
-def test_test_numbers_that_cannot_be_are_named(tmp_path, text, message):
+    ("3\n-5\n", "one node number a line; got '-5'"), ("", "text; got an empty file"),
+    ("3\n5\n".encode("utf-16"), "text in UTF-8; got the byte 0xff")])
+def test_test_numbers_that_cannot_be_are_named(tmp_path, written, text, message):
     tiny(tmp_path)
-    (tmp_path / "ind.tiny.test.index").write_text(text, encoding="utf-8")
-    with pytest.raises(DataError, match=rf"ind\.tiny\.test\.index: expected .*{message}"):
-        read_planetoid(tmp_path, "tiny")
-
-
-def test_another_encoding_is_named(tmp_path):
-    tiny(tmp_path)
-    (tmp_path / "ind.tiny.test.index").write_bytes("3\n5\n".encode("utf-16"))
-    with pytest.raises(DataError, match=r"test\.index, line 1: expected text in UTF-8; got the byte 0xff"):
-        read_planetoid(tmp_path, "tiny")
-
-
-def test_no_test_numbers_at_all_are_named(tmp_path):
-    tiny(tmp_path)
-    (tmp_path / "ind.tiny.test.index").write_text("")
-    with pytest.raises(DataError, match=r"ind\.tiny\.test\.index: expected text; got an empty file"):
+    written("ind.tiny.test.index", text)
+    with pytest.raises(DataError, match=rf"ind\.tiny\.test\.index.*: expected .*{message}"):
         read_planetoid(tmp_path, "tiny")
 
 
@@ -138,11 +116,10 @@ class Hostile:
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_a_hostile_pickle_is_refused_and_named_and_not_run(tmp_path, protocol):
+def test_a_hostile_pickle_is_refused_and_named_and_not_run(tmp_path, protocol, written):
     tiny(tmp_path)
     marker = tmp_path / "ran"
-    bad = tmp_path / "ind.tiny.graph"
-    bad.write_bytes(pickle.dumps({0: Hostile(marker)}, protocol=protocol))
+    written("ind.tiny.graph", pickle.dumps({0: Hostile(marker)}, protocol=protocol))
     with pytest.raises(DataError, match=rf"ind\.tiny\.graph.*{os.name}\.system"):
         read_planetoid(tmp_path, "tiny")
     assert not marker.exists()
@@ -150,16 +127,14 @@ def test_a_hostile_pickle_is_refused_and_named_and_not_run(tmp_path, protocol):
 
 @pytest.mark.parametrize("code", [b"cbuiltins\neval\n.", b"cnumpy\nload\n.", b"cnumpy\nndarray.tofile\n.",
                                   b"c__builtin__\ngetattr\n.", b"cscipy.sparse._csr\ncsr_array\n."])
-def test_no_other_global_is_admitted(tmp_path, code):
-    path = tmp_path / "some.pickle"
-    path.write_bytes(code)
+def test_no_other_global_is_admitted(written, code):
+    path = written("some.pickle", code)
     with pytest.raises(DataError, match="forbidden global"):
         read_array_pickle(path)
 
 
-def test_a_truncated_pickle_is_named(tmp_path):
-    path = tmp_path / "some.pickle"
-    path.write_bytes(pickle.dumps(np.arange(10), protocol=4)[:-20])
+def test_a_truncated_pickle_is_named(written):
+    path = written("some.pickle", pickle.dumps(np.arange(10), protocol=4)[:-20])
     with pytest.raises(DataError, match=r"some\.pickle: expected a pickle of arrays"):
         read_array_pickle(path)
 

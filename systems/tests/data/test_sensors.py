@@ -1,7 +1,5 @@
 """What relates sensors: DCRNN's published files, other orders, and everything in them that is wrong."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np
@@ -16,11 +14,8 @@ NAMES, WEIGHTS = ("a", "b", "c"), [[1.0, 0.0, 0.5], [0.0, 0.0, 2.0], [0.0, 0.25,
 
 
 @pytest.fixture
-def traffic(data_dir):
-    folder = data_dir / "traffic"
-    if not folder.is_dir():
-        pytest.skip("no traffic in the folder of data sets")
-    return folder
+def traffic(real):
+    return real("traffic")
 
 
 def test_dcrnns_files_are_of_the_sensors_of_los_loop(traffic):
@@ -83,9 +78,8 @@ def test_a_pickle_that_is_not_there_or_would_run_something(tmp_path):
         read_adjacency(pickled(tmp_path, [print]), NAMES)
 
 
-def test_locations_go_by_the_names(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_text("index,sensor_id,latitude,longitude\n0,b,1.5,2\n1,x,0,0\n2,a,-3,4\n")
+def test_locations_go_by_the_names(written):
+    path = written("a.csv", "index,sensor_id,latitude,longitude\n0,b,1.5,2\n1,x,0,0\n2,a,-3,4\n")
     assert read_locations(path, ("a", "b")).tolist() == [[4, -3], [2, 1.5]]
 
 
@@ -100,8 +94,7 @@ HEAD = "sensor_id,latitude,longitude\n"
     (f"{HEAD}a,1,2\nb,,2\n", r"a\.csv, line 3: expected longitude and latitude of the sensor 'b'; got an open cell\."),
     (f"{HEAD}a,1,2\na,1,2\n", r"a\.csv, line 3: expected each sensor once; got 'a' again\."),
     ("", r"a\.csv: expected text; got an empty file\.")])
-def test_wrong_locations_are_named(tmp_path, text, message):
-    path = tmp_path / "a.csv"
-    path.write_text(text)
+def test_wrong_locations_are_named(written, text, message):
+    path = written("a.csv", text)
     with pytest.raises(DataError, match=message):
         read_locations(path, ("a", "b"))

@@ -1,7 +1,5 @@
 """Series of sensors: the real week of traffic, what is missing, and every cell that is wrong."""
 
-from __future__ import annotations
-
 import gzip
 
 import pytest
@@ -11,10 +9,8 @@ from structconv.errors import ConfigError, DataError
 from structconv_systems.data.series import ends_of_parts, read_series
 
 
-def test_los_loop_has_its_published_counts(data_dir):
-    folder = data_dir / "traffic"
-    if not folder.is_dir():
-        pytest.skip("no traffic in the folder of data sets")
+def test_los_loop_has_its_published_counts(real):
+    folder = real("traffic")
     series = read_series(folder / "los_speed.csv", folder / "los_adj.csv", missing="zero")
     assert series.values.shape == (2016, 207) and series.values.dtype == torch.float32
     assert series.observed.all() and len(series.names) == 207 and series.names[0] == "773869"
@@ -24,15 +20,9 @@ def test_los_loop_has_its_published_counts(data_dir):
     assert torch.equal(weights, weights.T) and weights[0, 0] == 1 and weights[0, 13] == pytest.approx(0.260935932)
 
 
-def write(folder, text, name="a.csv"):
-    path = folder / name
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
 @pytest.mark.parametrize("missing, observed", [("nan", [[1, 1, 0], [1, 0, 0]]), ("zero", [[1, 0, 0], [1, 0, 0]])])
-def test_what_is_missing_is_zero_and_not_observed(tmp_path, missing, observed):
-    path = write(tmp_path, '"a, b",c ,d\r\n 1.5,0,\r\n-2e1,NaN,na\r\n\r\n')
+def test_what_is_missing_is_zero_and_not_observed(written, missing, observed):
+    path = written("a.csv", '"a, b",c ,d\r\n 1.5,0,\r\n-2e1,NaN,na\r\n\r\n')
     series = read_series(path, missing=missing)
     assert series.names == ("a, b", "c", "d") and series.graph is None
     assert series.values.tolist() == [[1.5, 0, 0], [-20, 0, 0]]
@@ -40,15 +30,14 @@ def test_what_is_missing_is_zero_and_not_observed(tmp_path, missing, observed):
     assert repr(series) == f"Series(2 times, 3 sensors, {sum(map(sum, observed))} readings observed)"
 
 
-def test_a_sensor_alone_may_miss_readings(tmp_path):
-    series = read_series(write(tmp_path, "a\n1\nnan\n3\n"))
+def test_a_sensor_alone_may_miss_readings(written):
+    series = read_series(written("a.csv", "a\n1\nnan\n3\n"))
     assert series.values.tolist() == [[1], [0], [3]] and series.observed.tolist() == [[True], [False], [True]]
 
 
-def test_an_adjacency_is_a_graph_from_lines_to_columns(tmp_path):
-    adjacency = tmp_path / "adjacency.csv.gz"
-    adjacency.write_bytes(gzip.compress(b"1,0,0.5\n0,0,2\n0,0,0\n"))
-    graph = read_series(write(tmp_path, "a,b,c\n1,2,3\n"), adjacency).graph
+def test_an_adjacency_is_a_graph_from_lines_to_columns(written):
+    adjacency = written("adjacency.csv.gz", gzip.compress(b"1,0,0.5\n0,0,2\n0,0,0\n"))
+    graph = read_series(written("a.csv", "a,b,c\n1,2,3\n"), adjacency).graph
     assert graph.edge_index.tolist() == [[0, 0, 1], [0, 2, 2]]
     assert graph.edge_weight.tolist() == [1, 0.5, 2] and graph.edge_weight.dtype == torch.float32
     assert graph.num_nodes == 3
@@ -74,17 +63,17 @@ def test_an_adjacency_is_a_graph_from_lines_to_columns(tmp_path):
     ("a,b\n", r"a\.csv: expected readings after the line of names; got no other line\."),
     ("a,b\n,\n,NA\n", r"a\.csv: expected a reading; got missing ones alone\."),
     ("", r"a\.csv: expected text; got an empty file\.")])
-def test_a_wrong_cell_is_named(tmp_path, text, message):
+def test_a_wrong_cell_is_named(written, text, message):
     with pytest.raises(DataError, match=message):
-        read_series(write(tmp_path, text))
+        read_series(written("a.csv", text))
 
 
 def test_parts_are_whole_shares():
     assert ends_of_parts(10, 0.7, 0.1) == {"train": 7, "val": 8, "test": 10}
 
 
-def test_zeros_alone_are_readings_or_none(tmp_path):
-    path = write(tmp_path, "a,b\n0,0\n")
+def test_zeros_alone_are_readings_or_none(written):
+    path = written("a.csv", "a,b\n0,0\n")
     assert read_series(path).observed.all()
     with pytest.raises(DataError, match="expected a reading; got missing ones alone"):
         read_series(path, missing="zero")
@@ -99,16 +88,16 @@ def test_zeros_alone_are_readings_or_none(tmp_path):
     ("1,0\n0,-2\n", r"adjacency\.csv, line 2: expected a weight, at least 0, in column 2; got -2\.0\."),
     ("1,0\n0,\n", r"adjacency\.csv, line 2: expected a finite number in column 2; got none\."),
     ("", r"adjacency\.csv: expected text; got an empty file\.")])
-def test_a_wrong_adjacency_is_named(tmp_path, text, message):
-    path, adjacency = write(tmp_path, "a,b\n1,2\n"), write(tmp_path, text, "adjacency.csv")
+def test_a_wrong_adjacency_is_named(written, text, message):
+    path, adjacency = written("a.csv", "a,b\n1,2\n"), written("adjacency.csv", text)
     with pytest.raises(DataError, match=message):
         read_series(path, adjacency)
 
 
-def test_where_nothing_may_be_missing_the_cell_is_named(tmp_path):
+def test_where_nothing_may_be_missing_the_cell_is_named(written):
     with pytest.raises(DataError, match=r"line 3: expected a finite number in column 2, of the sensor 'b'; got none\."):
-        read_series(write(tmp_path, "a,b\n1,2\n3,nan\n,4\n"), missing="none")
-    assert read_series(write(tmp_path, "a,b\n1,0\n"), missing="none").observed.all()
+        read_series(written("a.csv", "a,b\n1,2\n3,nan\n,4\n"), missing="none")
+    assert read_series(written("a.csv", "a,b\n1,0\n"), missing="none").observed.all()
 
 
 def test_missing_is_one_of_three(tmp_path):

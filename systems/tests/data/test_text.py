@@ -1,7 +1,5 @@
 """Text files: plain and gzipped, with any ends of lines, and everything that is no text."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import json
@@ -18,16 +16,14 @@ TEXT = "Zwei junge weiße Männer\nim Freien\n"
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
 @pytest.mark.parametrize("pack", [bytes, zipped])
-def test_the_content_tells_whether_it_is_gzipped(tmp_path, name, pack):
-    path = tmp_path / name
-    path.write_bytes(pack(TEXT.encode()))
+def test_the_content_tells_whether_it_is_gzipped(written, name, pack):
+    path = written(name, pack(TEXT.encode()))
     assert read_text(path) == read_text(str(path)) == TEXT
     assert read_lines(path) == ["Zwei junge weiße Männer", "im Freien"]
 
 
-def test_a_gzip_of_several_parts_is_one_text(tmp_path):
-    path = tmp_path / "a.gz"
-    path.write_bytes(gzip.compress(b"a\n", mtime=0) + gzip.compress(b"b\n"))
+def test_a_gzip_of_several_parts_is_one_text(written):
+    path = written("a.gz", gzip.compress(b"a\n", mtime=0) + gzip.compress(b"b\n"))
     assert read_lines(path) == ["a", "b"]
 
 
@@ -36,9 +32,8 @@ def test_a_gzip_of_several_parts_is_one_text(tmp_path):
     ("\na", ["", "a"]), (" a \n\tb", [" a ", "\tb"]), ("a\rb\n", ["a\rb"]),
     ("a\u2028b\x85c\x0bd\x0ce\x1cf\n", ["a\u2028b\x85c\x0bd\x0ce\x1cf"]),
     ("\ufeffa\n\ufeffb", ["a", "\ufeffb"])])
-def test_lines_end_where_editors_say(tmp_path, text, lines):
-    path = tmp_path / "a.txt"
-    path.write_bytes(text.encode())
+def test_lines_end_where_editors_say(written, text, lines):
+    path = written("a.txt", text.encode())
     assert read_lines(path) == lines
 
 
@@ -55,9 +50,8 @@ def test_lines_end_where_editors_say(tmp_path, text, lines):
     (zipped(TEXT.encode()) + b"more", r"a\.txt: expected a whole gzip file; got Not a gzipped file"),
     (zipped(TEXT.encode())[:-8] + bytes(8), r"a\.txt: expected a whole gzip file; got CRC check failed"),
     (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xff\xff\xff", r"a\.txt: expected a whole gzip file; got Error -3")])
-def test_what_is_no_text_is_named(tmp_path, content, message):
-    path = tmp_path / "a.txt"
-    path.write_bytes(content)
+def test_what_is_no_text_is_named(written, content, message):
+    path = written("a.txt", content)
     for read in (read_text, read_lines, read_json):
         with pytest.raises(DataError, match=message):
             read(path)
@@ -78,16 +72,14 @@ def test_what_is_no_file_is_named(tmp_path):
     ("{}\n{}", r"a\.json, line 2: expected JSON; got Extra data"),
     ("[" * 100_000, r"a\.json: expected JSON; got .*recursion"),
     ("1" * 5000, r"a\.json: expected JSON; got Exceeds the limit")])
-def test_what_is_no_json_is_named(tmp_path, text, message):
-    path = tmp_path / "a.json"
-    path.write_text(text)
+def test_what_is_no_json_is_named(written, text, message):
+    path = written("a.json", text)
     with pytest.raises(DataError, match=message):
         read_json(path)
 
 
-def test_json(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_text('{"a": [1, "ß"]}')
+def test_json(written):
+    path = written("a.json", '{"a": [1, "ß"]}')
     assert read_json(path) == {"a": [1, "ß"]}
 
 

@@ -1,7 +1,5 @@
 """TSPLIB: the real problems with their known optima, every rule of distance by hand, and every line that is wrong."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -14,23 +12,14 @@ HEAD = "NAME : a\nTYPE : TSP\nDIMENSION : {n}\nEDGE_WEIGHT_TYPE : {kind}\n"
 NODES = "NODE_COORD_SECTION\n1 0 0\n2 3.4 4\n 3 -10 2.5e0 \nEOF\n"
 
 
-def write(folder, text, name="a.tsp"):
-    path = folder / name
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def problem(folder, kind="EUC_2D", nodes=NODES, n=3):
-    return read_problem(write(folder, HEAD.format(kind=kind, n=n) + nodes))
+def problem(written, kind="EUC_2D", nodes=NODES, n=3):
+    return read_problem(written("a.tsp", HEAD.format(kind=kind, n=n) + nodes))
 
 
 @pytest.mark.parametrize("name", OPTIMA)
-def test_optimal_tours_have_their_published_lengths(data_dir, name):
-    folder = data_dir / "tsplib"
-    if not folder.is_dir():
-        pytest.skip("no tsplib in the folder of data sets")
-    actual = read_problem(folder / f"{name}.tsp")
-    tour = read_tour(folder / f"{name}.opt.tour", nodes=len(actual.points))
+def test_optimal_tours_have_their_published_lengths(real, name):
+    actual = read_problem(real("tsplib") / f"{name}.tsp")
+    tour = read_tour(real("tsplib") / f"{name}.opt.tour", nodes=len(actual.points))
     assert actual.name.startswith(name) and torch.equal(actual.distances, actual.distances.mT)
     assert lengths(actual.distances, tour) == OPTIMA[name]
 
@@ -38,17 +27,17 @@ def test_optimal_tours_have_their_published_lengths(data_dir, name):
 @pytest.mark.parametrize("kind, expected", [
     ("EUC_2D", [5, 10, 13]), ("CEIL_2D", [6, 11, 14]), ("MAN_2D", [7, 13, 15]), ("MAX_2D", [4, 10, 13]),
     ("ATT", [2, 4, 5])])
-def test_each_rule_rounds_as_it_says(tmp_path, kind, expected):
+def test_each_rule_rounds_as_it_says(written, kind, expected):
     """Distances sqrt(27.56), sqrt(106.25) and sqrt(181.81) of the three pairs, and their likes."""
-    table = problem(tmp_path, kind).distances
+    table = problem(written, kind).distances
     assert [table[0, 1], table[0, 2], table[1, 2]] == expected
     assert torch.equal(table, table.mT) and not table.diagonal().any()
 
 
-def test_geographical_distances(tmp_path):
+def test_geographical_distances(written):
     """The first three nodes of ulysses16, whose distances are 509 and 501 in its literature."""
     nodes = "NODE_COORD_SECTION\n1 38.24 20.42\n2 39.57 26.15\n3 40.56 25.32\nEOF\n"
-    table = problem(tmp_path, "GEO", nodes).distances
+    table = problem(written, "GEO", nodes).distances
     assert [table[0, 1], table[0, 2], table[1, 2]] == [509, 501, 126]
 
 
@@ -56,22 +45,22 @@ def test_geographical_distances(tmp_path):
     ("FULL_MATRIX", "0 1 2  1 0 3\n2 3 0"), ("UPPER_ROW", "1 2 3"), ("LOWER_ROW", "1 2 3"),
     ("UPPER_DIAG_ROW", "0 1 2 0 3 0"), ("LOWER_DIAG_ROW", "0\n1 0\n2 3 0"), ("UPPER_COL", "1 2 3"),
     ("LOWER_COL", "1 2 3"), ("UPPER_DIAG_COL", "0 1 0 2 3 0"), ("LOWER_DIAG_COL", "0 1 2 0 3 0")])
-def test_explicit_distances(tmp_path, layout, numbers):
+def test_explicit_distances(written, layout, numbers):
     text = f"EDGE_WEIGHT_FORMAT : {layout}\nEDGE_WEIGHT_SECTION\n{numbers}\nEOF\n"
-    actual = problem(tmp_path, "EXPLICIT", text)
+    actual = problem(written, "EXPLICIT", text)
     assert actual.distances.tolist() == [[0, 1, 2], [1, 0, 3], [2, 3, 0]] and actual.points is None
 
 
-def test_explicit_distances_may_have_points_to_show(tmp_path):
+def test_explicit_distances_may_have_points_to_show(written):
     shown = NODES.replace("NODE_COORD", "DISPLAY_DATA").replace("EOF\n", "")
     text = f"EDGE_WEIGHT_FORMAT: UPPER_ROW\n{shown}EDGE_WEIGHT_SECTION\n1 2 3\nEOF\n"
-    assert problem(tmp_path, "EXPLICIT", text).points.tolist() == [[0, 0], [3.4, 4], [-10, 2.5]]
+    assert problem(written, "EXPLICIT", text).points.tolist() == [[0, 0], [3.4, 4], [-10, 2.5]]
 
 
-def test_a_tour_may_end_with_its_file(tmp_path):
+def test_a_tour_may_end_with_its_file(written):
     text = "TYPE : TOUR\nTOUR_SECTION\n2 3\n1"
     for end in ("\n", "\n-1\nEOF\n", "\n-1\n7 8\n"):
-        assert read_tour(write(tmp_path, text + end, "a.opt.tour"), nodes=3).tolist() == [1, 2, 0]
+        assert read_tour(written("a.opt.tour", text + end), nodes=3).tolist() == [1, 2, 0]
 
 
 @pytest.mark.parametrize("kind, nodes, message", [
@@ -93,9 +82,9 @@ def test_a_tour_may_end_with_its_file(tmp_path):
      r"expected 3 numbers in EDGE_WEIGHT_SECTION, as UPPER_ROW has for DIMENSION=3; got 2\."),
     ("EXPLICIT", "EDGE_WEIGHT_FORMAT : FULL_MATRIX\nEDGE_WEIGHT_SECTION\n0 1 2 3 0 4 5 6 0\n",
      r"a\.tsp: expected symmetric distances, as TYPE : TSP has; got others\.")])
-def test_a_wrong_line_is_named(tmp_path, kind, nodes, message):
+def test_a_wrong_line_is_named(written, kind, nodes, message):
     with pytest.raises(DataError, match=message):
-        problem(tmp_path, kind, nodes)
+        problem(written, kind, nodes)
 
 
 @pytest.mark.parametrize("head, message", [
@@ -103,9 +92,9 @@ def test_a_wrong_line_is_named(tmp_path, kind, nodes, message):
     ("TYPE : TSP\nEDGE_WEIGHT_TYPE : EUC_2D\nDIMENSION : x\n", r"line 3: expected DIMENSION to be .*; got 'x'\."),
     ("TYPE : TSP\nEDGE_WEIGHT_TYPE : EUC_2D\n", r"a\.tsp: expected DIMENSION; got none\."),
     ("DIMENSION : 3\n", r"a\.tsp: expected TYPE; got none\."), ("", r"a\.tsp: expected text; got an empty file\.")])
-def test_a_wrong_head_is_named(tmp_path, head, message):
+def test_a_wrong_head_is_named(written, head, message):
     with pytest.raises(DataError, match=message):
-        read_problem(write(tmp_path, head))
+        read_problem(written("a.tsp", head))
 
 
 @pytest.mark.parametrize("text, message", [
@@ -113,6 +102,6 @@ def test_a_wrong_head_is_named(tmp_path, head, message):
     ("1\n4\n", r"line 4: expected a node of 1 \.\.\. 3 that has not come yet; got '4'\."),
     ("1\nx\n", r"line 4: expected a node of .*; got 'x'\."),
     ("1\n2\n-1\n", r"a\.opt\.tour: expected a tour through 3 nodes; got 2\.")])
-def test_a_wrong_tour_is_named(tmp_path, text, message):
+def test_a_wrong_tour_is_named(written, text, message):
     with pytest.raises(DataError, match=message):
-        read_tour(write(tmp_path, f"TYPE : TOUR\nTOUR_SECTION\n{text}", "a.opt.tour"), nodes=3)
+        read_tour(written("a.opt.tour", f"TYPE : TOUR\nTOUR_SECTION\n{text}"), nodes=3)

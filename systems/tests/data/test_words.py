@@ -1,7 +1,5 @@
 """Vocabularies of words, characters and labels."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -47,9 +45,8 @@ def test_a_vocabulary_is_saved(tmp_path):
 @pytest.mark.parametrize("value, message", [
     ({"a": 1}, "a list of words; got dict"), ([1], "a list of words; got list"), ("ab", "a list of words; got str"),
     (None, "a list of words; got NoneType"), (["b", "a", "b"], "words, each once; got 'b'")])
-def test_another_file_is_no_vocabulary(tmp_path, value, message):
-    path = tmp_path / "words.json"
-    path.write_text(json.dumps(value))
+def test_another_file_is_no_vocabulary(written, value, message):
+    path = written("words.json", json.dumps(value))
     with pytest.raises(DataError, match=rf"words\.json: expected {message}"):
         Vocabulary.load(path)
 

@@ -1,7 +1,5 @@
 """What tests of models over images share."""
 
-from __future__ import annotations
-
 import torch
 
 

@@ -1,10 +1,10 @@
 """What tests of models over sequences share: pairs of token sequences, padded, and what must hold of a model."""
 
-from __future__ import annotations
-
 import torch
 from safetensors.torch import load, save
 from torch.nn import functional as F
+
+from structconv.structures import Graph
 
 BEGIN, END = 1, 2
 WORDS = 13
@@ -109,6 +109,17 @@ def greedy(model, source, length):
     for _ in range(length):
         words.append(decoding.step(words[-1]).argmax(-1))
     return torch.stack(words, 1)
+
+
+def check_in_any_order(model, x, order, starts, steps):
+    """Bodies of (B, T, N, C) that come in another order move as they did, and their pairs have the same logits."""
+    graph, many = Graph.complete(len(order)), len(x)
+    actual, other = model(x, graph, starts, steps), model(x[:, :, order], graph, starts, steps)
+    torch.testing.assert_close(other.states, actual.states[..., order, :], rtol=1e-4, atol=1e-4)
+    matrix = torch.zeros(2, many, len(order), len(order), 2)
+    for place, logits in enumerate((actual.logits, other.logits)):
+        matrix[place][:, graph.source, graph.target] = logits
+    torch.testing.assert_close(matrix[1], matrix[0][:, order][:, :, order], rtol=1e-4, atol=1e-4)
 
 
 def check_saved(model, fresh, *inputs):

@@ -1,12 +1,9 @@
 """Convolution, recurrence and attention in one model: each learns, sees what it should, and costs what is predicted."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from structconv.analysis.flops import forward_flops
-from structconv.errors import ConfigError
 from structconv_systems.data.generated import MARKS, NOISE, temporal_order
 from structconv_systems.models.architectures import ARCHITECTURES, SequenceClassifier, layer_of, predicted
 
@@ -73,12 +70,3 @@ def test_the_flops_are_the_predicted_ones(architecture, entries):
     layer = layer_of(architecture, 16, kernel=3, heads=2)
     counted = forward_flops(layer, torch.randn(1, entries, 16))
     assert counted == predicted(architecture, entries, 16, kernel=3).flops
-
-
-def test_unknown_architectures_and_heads_are_refused():
-    with pytest.raises(ConfigError, match="architecture"):
-        layer_of("perceptron", 8)
-    with pytest.raises(ConfigError, match="architecture"):
-        predicted("perceptron", 8, 8, kernel=3)
-    with pytest.raises(ConfigError, match="heads"):
-        layer_of("attention", 8, heads=3)

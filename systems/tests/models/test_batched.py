@@ -1,8 +1,6 @@
 """Laws of models over batches: they learn a few samples, a sample alone is what it is among others, they are saved, and
 exported for any batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

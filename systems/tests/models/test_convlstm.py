@@ -1,12 +1,9 @@
 """ConvLSTM: it learns, goes with what moves, is exported, and is an LSTM where a patch is the whole frame."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
 
-from structconv.errors import ConfigError
 from structconv_systems.models.convlstm import ConvLSTM, MeanFrame, width_without_grid
 
 SIZE, SEEN, AHEAD = 8, 3, 2
@@ -77,9 +74,3 @@ def test_the_mean_frame_is_said_whatever_was_seen():
     assert logits.shape == (3, AHEAD, SIZE, SIZE) and logits.isfinite().all()
     inner = frames.mean((0, 1)).clamp(1e-4, 1 - 1e-4)
     torch.testing.assert_close(logits.sigmoid()[0, 0], inner, rtol=1e-4, atol=1e-6)
-
-
-def test_options_that_do_not_fit():
-    for options in ({"patch": 3}, {"ahead": 0}, {"layers": 0}):
-        with pytest.raises(ConfigError):
-            make(**options)

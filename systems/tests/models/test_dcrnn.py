@@ -1,7 +1,5 @@
 """DCRNN: it learns, what it says goes with the sensors' numbers, is a graph's own, is sampled as told, and exported."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

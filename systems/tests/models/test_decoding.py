@@ -1,7 +1,5 @@
 """Decoding of any model: against one that can be enumerated, and options that have no meaning."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """The pixel network: every variant has the claimed receptive field, and only its layers differ."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -9,7 +7,7 @@ from structconv.analysis.fields import receptive_field
 from structconv.analysis.flops import forward_flops
 from structconv.primitives.products import product
 from structconv_systems.models.digits import VARIANTS, PixelNetwork
-from structconv_systems.recipes.options.digits import DIGIT_BASES
+from structconv_systems.recipes.options.images import DIGIT_BASES
 
 
 def test_the_recipe_names_the_variants():
@@ -21,7 +19,6 @@ FIELDS = {"identity": 1, "shifts": 25, "separable": 25, "gcn": 13, "attention": 
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_receptive_fields(name):
-    torch.manual_seed(0)
     network = PixelNetwork(VARIANTS[name], (8, 8), channels=8, classes=10).double()
     x = torch.rand(64, 1, dtype=torch.float64)
     assert receptive_field(lambda x: network.entries(x[None], smooth=True)[0], x) == FIELDS[name]
@@ -29,7 +26,6 @@ def test_receptive_fields(name):
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_batched_equals_alone_and_all_parameters_learn(name):
-    torch.manual_seed(0)
     network = PixelNetwork(VARIANTS[name], (4, 5), channels=8, classes=3).double()
     images = torch.rand(6, 20, 1, dtype=torch.float64)
     logits = network(images)

@@ -1,18 +1,10 @@
 """Simple forecasts: each is exact on the series that it is made for."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from structconv.errors import ConfigError
-from structconv_systems.models.forecasts import (
-    LinearForecast,
-    MeanForecast,
-    SeasonalForecast,
-    TimeOfDay,
-    ZeroForecast,
-)
+from structconv_systems.models.forecasts import LinearForecast, MeanForecast, SeasonalForecast, TimeOfDay, ZeroForecast
 
 
 def windows(series, history, horizon):

@@ -1,8 +1,6 @@
 """Interaction networks: they learn, bodies may come in any order and number, batches and single ones agree, saved and
 exported; what bodies see of one another."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,16 +1,11 @@
 """Luong's attention in all its combinations: it learns, decodes, and does not see padding."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from structconv.errors import ConfigError
-from structconv_systems.models.luong import WINDOWS, Luong, alignment
-from systems.tests.models.sequences import (
-    WORDS,
-    pairs,
-)
+from structconv_systems.models.luong import WINDOWS, Luong
+from systems.tests.models.sequences import WORDS, pairs
 
 
 def options_of(score, window):
@@ -73,7 +68,6 @@ def test_a_source_beyond_the_length_weighs_nothing_there(window):
 
 def test_without_attention_the_source_is_read_through_the_last_states_only():
     """a_t = tanh(W_c h_t), and no parameter of attention."""
-    torch.manual_seed(0)
     model, (source, target) = Luong(WORDS, WORDS, embed=12, hidden=16, score=None).eval(), pairs()
     states, outputs = model.begin(source).advanced(target)
     torch.testing.assert_close(outputs, torch.tanh(states @ model.own.weight.T))
@@ -82,19 +76,3 @@ def test_without_attention_the_source_is_read_through_the_last_states_only():
     assert not torch.allclose(model(source, target)[0], model(source.roll(1, 0), target)[0])
     with pytest.raises(ConfigError, match="the model must have attention"):
         model.alignment(source, target)
-
-
-@pytest.mark.parametrize(("options", "message"), [
-    ({"score": None, "window": "local-m", "radius": 2}, "left out with score=None; got 'local-m', 2 and None"),
-    ({"score": "cosine"}, "score must be one of 'location'"), ({"window": "wide"}, "window must be one of"),
-    ({"window": "local-m"}, "radius must be given with window='local-m'"), ({"radius": 3}, "radius must be left out"),
-    ({"score": "location"}, "length must be given"), ({"length": 7}, "length must be left out"),
-    ({"window": "local-p", "radius": 0}, "radius"), ({"score": "location", "length": -1}, "length")])
-def test_options_that_do_not_go_together(options, message):
-    with pytest.raises(ConfigError, match=message):
-        Luong(WORDS, WORDS, **options)
-
-
-def test_additive_scores_alone_need_their_channels():
-    with pytest.raises(ConfigError, match="dim must be given"):
-        alignment("additive")

@@ -1,13 +1,10 @@
 """Message passing: its equations atom by atom, molecules in any order and alone, and a program for any molecules."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.export import Dim
 from torch.nn import functional as F
 
-from structconv.errors import ConfigError
 from structconv.structures import Graph, batch
 from structconv_systems.models.molecules import MessagePassing
 from systems.tests.models.sequences import check_learns, check_saved
@@ -116,9 +113,3 @@ def test_export_with_any_numbers_of_molecules_atoms_and_bonds():
     others = [molecule(atoms, atoms) for atoms in (3, 8, 4, 7, 9, 1, 2)]
     for y, bonds in ((x, graph), (torch.cat([y for y, _ in others]), batch([bonds for _, bonds in others]))):
         torch.testing.assert_close(program(y, bonds), model(y, bonds), rtol=1e-5, atol=1e-5)
-
-
-def test_options_that_do_not_fit():
-    for options in ({"readout": "median"}, {"message_steps": 0}, {"edge_hidden": 0}):
-        with pytest.raises(ConfigError):
-            make(**options)

@@ -1,7 +1,5 @@
 """A CNN with and without a non-local block."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -73,8 +71,6 @@ def test_where_it_looks(function):
         assert weights.min() >= 0
 
 
-def test_options_that_do_not_fit():
+def test_no_block_looks_nowhere():
     with pytest.raises(ConfigError, match="the model must have a block"):
         make("none").looks(drawn()[0][0], (0, 0))
-    with pytest.raises(ConfigError, match="function"):
-        make("cosine")

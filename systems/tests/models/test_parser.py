@@ -1,7 +1,5 @@
 """The bi-affine parser: it learns trees, padding changes nothing, and decoding finds the best tree with one root."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 
@@ -54,7 +52,6 @@ def best_by_hand(scores):
 
 @pytest.mark.parametrize("scores", ["biaffine", "additive"])
 def test_a_parser_without_tags_learns_with_both_scores(scores):
-    torch.manual_seed(0)
     model = Parser(13, None, RELATIONS, characters=CHARACTERS, embed=8, hidden=12, layers=1, arc=10, label=6,
                    dropout=0.0, scores=scores)
     words, tags, letters = inputs()
@@ -137,7 +134,6 @@ def test_export_with_any_batch():
 
 
 def test_parts_of_a_word_make_up_for_each_other():
-    torch.manual_seed(0)
     actual = dropped_parts([torch.ones(50, 40, 3), torch.ones(50, 40, 3)], 0.33, training=True).unflatten(-1, (2, 3))
     assert set(actual[..., 0].flatten(0, 1).unique(dim=0).flatten().tolist()) == {0.0, 1.0, 2.0}
     both = actual[..., 0].sum(-1)
@@ -157,7 +153,6 @@ def test_the_best_tree_of_all(length, spread):
 
 def test_the_best_tree_of_longer_sentences_is_that_of_networkx():
     networkx = pytest.importorskip("networkx")
-    torch.manual_seed(0)
     scores = torch.randn(20, 19, 18).double()
     scores[:10, 1:] += 2 * scores[:10, 1:].abs().cumsum(1) % 1  # some with long cycles
     for own in scores:
@@ -169,7 +164,6 @@ def test_the_best_tree_of_longer_sentences_is_that_of_networkx():
 
 
 def test_a_sentence_of_a_thousand_words_has_a_tree():
-    torch.manual_seed(0)
     heads = best_trees(torch.randn(1, 1001, 1000), torch.tensor([1000]))
     assert are_trees(heads, torch.tensor([1000])).all()
 
@@ -182,7 +176,6 @@ def test_one_word_is_below_the_root_though_more_would_score_higher():
 
 
 def test_trees_of_padded_sentences_are_those_alone():
-    torch.manual_seed(0)
     scores, lengths = torch.randn(20, 9, 8), torch.randint(1, 9, (20,))
     actual = best_trees(scores, lengths)
     assert are_trees(actual, lengths).all()

@@ -1,16 +1,11 @@
 """Pervasive attention: it learns, decodes row by row, and sees neither padding nor what is to come."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from structconv.errors import ConfigError
 from structconv_systems.models.pervasive import Pervasive
-from systems.tests.models.sequences import (
-    WORDS,
-    pairs,
-)
+from systems.tests.models.sequences import WORDS, pairs
 
 
 def make(pooling="both", kernel=3, positions="none", seed=0):
@@ -38,13 +33,6 @@ def test_alignments_are_shares_of_the_channels():
     torch.testing.assert_close(whole.sum(-1), torch.ones(target.shape[1]))
     with pytest.raises(ConfigError, match="greatest value"):
         make("attention").alignment(own, words)
-
-
-def test_bad_options():
-    with pytest.raises(ConfigError, match="odd"):
-        make(kernel=4)
-    with pytest.raises(ConfigError, match="pooling"):
-        make("mean")
 
 
 @pytest.mark.parametrize("pooling", ["max", "attention", "both"])

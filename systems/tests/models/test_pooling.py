@@ -1,11 +1,8 @@
 """Poolings: weights that sum to one, by place alone, by content alone, or by relations; each learns what it can."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from structconv.errors import ConfigError
 from structconv_systems.data.generated import entry_channels, labeled_entries
 from structconv_systems.models.pooling import POOLINGS, PoolingClassifier
 
@@ -67,8 +64,3 @@ def test_the_weights_of_self_attention_are_the_mean_over_those_who_ask():
     assert attention.shape == (12, LENGTH, LENGTH)
     torch.testing.assert_close(attention.sum(1), torch.ones(12, LENGTH))
     torch.testing.assert_close(model.weights(x), attention.mean(2))
-
-
-def test_unknown_poolings_are_refused():
-    with pytest.raises(ConfigError, match="name"):
-        make("maximum")

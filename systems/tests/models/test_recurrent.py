@@ -13,7 +13,6 @@ from structconv_systems.models.recurrent import Recurrent
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_the_lstm_is_torchs_without_biases(bidirectional, dtype):
-    torch.manual_seed(0)
     layer = Recurrent(nn.LSTM, 6, 5, bidirectional=bidirectional).to(dtype).layers[0]
     peer = nn.LSTM(7, 5, bias=False, batch_first=True, bidirectional=bidirectional, dtype=dtype)
     peer.load_state_dict(copy.deepcopy(layer).state_dict())

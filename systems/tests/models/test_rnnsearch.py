@@ -1,16 +1,11 @@
 """RNNsearch and its twin without attention: they learn, decode and do not see padding; alignments are its weights."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from structconv.errors import ConfigError
 from structconv_systems.models.rnnsearch import RNNsearch
-from systems.tests.models.sequences import (
-    WORDS,
-    pairs,
-)
+from systems.tests.models.sequences import WORDS, pairs
 
 
 def make(attention=True, seed=0):

@@ -1,13 +1,10 @@
 """The sparse first layer against dense arithmetic, values and gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
+from structconv import STRUCTURE, Adjacency, BiAffine, Chebyshev, Graph
 from structconv.bases.sparse import Sparse
-from structconv.mechanisms import STRUCTURE, Adjacency, BiAffine, Chebyshev
-from structconv.structures import Graph
 from structconv_systems.models.citation import chebyshev, gat, gcn
 from structconv_systems.models.sparse_input import SparseConv, drop_values
 
@@ -15,7 +12,6 @@ from structconv_systems.models.sparse_input import SparseConv, drop_values
 @pytest.fixture
 def words() -> Sparse:
     """12 papers, 9 words; each paper has 0 to 3 of them."""
-    torch.manual_seed(0)
     edges = torch.stack([torch.randint(9, (20,)), torch.randint(12, (20,))]).unique(dim=1)
     return Sparse(Graph(edges, num_inputs=9, num_outputs=12), torch.rand(edges.shape[1], dtype=torch.float64))
 

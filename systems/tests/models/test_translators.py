@@ -1,37 +1,22 @@
 """Laws of models that translate: they learn a few pairs, a sentence alone is what it is in a padded batch, words to
 come change nothing, steps are the full pass, they are saved, and exported for any batch."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
 import torch
 
+from structconv import Causal, LowRank
 from structconv.mechanisms import STRUCTURE_IF_GIVEN, ALiBi, DotProduct, RelativeBias, RelativeKey, Rotary, Shifts
 from structconv.nn import Conv, RelativeValue
-from structconv.structures import Causal
-from structconv.weights import LowRank
 from structconv_systems.models.luong import SCORES, WINDOWS, Luong
 from structconv_systems.models.pervasive import Pervasive
 from structconv_systems.models.rnnsearch import RNNsearch
 from structconv_systems.models.transformer import Transformer
-from systems.tests.models.sequences import (
-    WORDS,
-    batch,
-    check_alone,
-    check_causal,
-    check_exported_with_any_batch,
-    check_overfits,
-    check_padding_has_no_gradient,
-    check_saved,
-    check_says_what_it_learned,
-    check_steps,
-    pairs,
-)
+from systems.tests.models import sequences
 from tests.support.drawn import EVERY, drawn
 
-C, K = 16, 4
+C, K, WORDS = 16, 4, sequences.WORDS
 KEEPS = (STRUCTURE_IF_GIVEN, Causal())  # of an encoder, and of a decoder
 DOT = DotProduct(K, C // K)
 POSITIONS = {"plain": DOT.scaled(), "shaw": (DOT + RelativeKey(2)).scaled(), "alibi": DOT.scaled() + ALiBi(),
@@ -96,33 +81,33 @@ def make(name, seed=0):
 
 @pytest.mark.parametrize("name", [name for name in SOME if name in RECURRENT] if EVERY else TWO)
 def test_it_says_what_it_learned(name):
-    check_says_what_it_learned(make(name), *pairs())
+    sequences.check_says_what_it_learned(make(name), *sequences.pairs())
 
 
 @pytest.mark.parametrize("name", drawn(list(TRANSFORMERS)[:4], 4))
 def test_it_learns(name):
-    check_overfits(make(name), *pairs(), steps=120)
+    sequences.check_overfits(make(name), *sequences.pairs(), steps=120)
 
 
 @pytest.mark.parametrize("name", drawn(MODELS, 2))
 def test_a_sentence_alone_the_future_and_steps(name):
     model = make(name).eval()
-    check_alone(model, *pairs())
-    check_causal(model, *pairs())
-    check_steps(model, batch((7, 3, 5)), batch((4, 4, 4), begin=True, seed=1))
+    sequences.check_alone(model, *sequences.pairs())
+    sequences.check_causal(model, *sequences.pairs())
+    sequences.check_steps(model, sequences.batch((7, 3, 5)), sequences.batch((4, 4, 4), begin=True, seed=1))
 
 
 @pytest.mark.parametrize("name", drawn(RECURRENT, 2))
 def test_padding_has_no_gradient(name):
     model = make(name)
-    check_padding_has_no_gradient(model, *pairs(), getattr(model.source, "embedding", model.source))
+    sequences.check_padding_has_no_gradient(model, *sequences.pairs(), getattr(model.source, "embedding", model.source))
 
 
 @pytest.mark.parametrize("name", drawn(SOME, 2))
 def test_a_saved_model(name):
-    check_saved(make(name).eval(), make(name, seed=1).eval(), *pairs())
+    sequences.check_saved(make(name).eval(), make(name, seed=1).eval(), *sequences.pairs())
 
 
 @pytest.mark.parametrize("name", [name for name in SOME if name in RECURRENT] if EVERY else TWO[:1])
 def test_export_with_any_batch(name):
-    check_exported_with_any_batch(make(name).eval())
+    sequences.check_exported_with_any_batch(make(name).eval())

@@ -1,14 +1,11 @@
 """Typed walks: scores are those of the expression, a triple says nothing of itself, entities have no numbers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F
 
-from structconv.errors import ConfigError, StructureError
+from structconv import ConfigError, KnowledgeGraph, StructureError, batch
 from structconv.mechanisms import Relations, Walks
-from structconv.structures import KnowledgeGraph, batch
 from structconv_systems.models.walks import WalkScores
 from systems.tests.models.sequences import check_saved
 

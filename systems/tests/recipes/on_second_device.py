@@ -3,8 +3,6 @@
 Each kind of training does a step and is validated and tested there, and on the CPU; prints what fails or differs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from functools import partial

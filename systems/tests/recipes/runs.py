@@ -1,12 +1,11 @@
 """What tests of recipes share."""
 
-from __future__ import annotations
-
 import html
+import io
 import json
 import re
 import shutil
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from hashlib import sha256
 from types import MethodType, ModuleType
@@ -37,6 +36,33 @@ OTHER_UNITS = {"nri"}
 _BEFORE_TEST = ("train", "val", "valid")
 
 
+class Runs(dict):
+    """A finished run of each recipe in a folder, trained in silence when a test takes it."""
+
+    def __init__(self, root, words_of):
+        self.root, self.words_of = root, words_of
+
+    def __missing__(self, name):
+        with redirect_stdout(io.StringIO()):
+            return self.setdefault(name, trained(self.root / name, self.words_of(name)))
+
+
+def trained(run, words):
+    """A finished run in the folder."""
+    assert main([*words, "--out", str(run)]) == 0
+    return run
+
+
+def others(words, *more):
+    """Words, of whose options some are others."""
+    given = {word.partition("=")[0] for word in more}
+    return [*(word for word in words if word.partition("=")[0] not in given), *more]
+
+
+def summary_of(run):
+    return json.loads((run / "summary.json").read_text())
+
+
 def evaluated(run, capsys, *words):
     """What `evaluate` says of a run, as an object."""
     assert main(["evaluate", str(run), *words, "--json"]) == 0
@@ -46,7 +72,7 @@ def evaluated(run, capsys, *words):
 def check_laws(run, tmp_path, capsys):
     """A finished run evaluates to what it said, is resumed to the same weights, and its baselines are fair; its
     summary."""
-    summary = json.loads((run / "summary.json").read_text())
+    summary = summary_of(run)
     assert summary["headline"]["published"] and (run / "report.html").is_file()
     again = evaluated(run, capsys)
     assert (again["headline"], again["groups"]) == (summary["headline"], summary["groups"])

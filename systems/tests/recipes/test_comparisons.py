@@ -1,7 +1,5 @@
 """Recipes over sequences made from a seed: train, try, evaluate, resume, tables, pictures, reproduce without files."""
 
-from __future__ import annotations
-
 import json
 import math
 
@@ -15,7 +13,7 @@ from structconv_systems.recipes.growth import exponent
 from structconv_systems.recipes.options.comparisons import Architectures, Pooling
 from structconv_systems.train.effect import LEARNED, ONE_SEED
 from structconv_systems.train.summary import share_left
-from systems.tests.recipes.runs import check_laws
+from systems.tests.recipes.runs import Runs, check_laws, summary_of
 from tests.support.drawn import slow
 
 TINY = ["steps=4", "validate_every=2", "checkpoint_every=2", "threads=1", "warmup=1", "seeds=2", "samples=40",
@@ -28,12 +26,7 @@ EACH = pytest.mark.parametrize("name", list(TRAINED))
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A finished run of each recipe, and what it printed."""
-    root, actual = tmp_path_factory.mktemp("runs"), {}
-    for name, options in TRAINED.items():
-        actual[name] = root / name
-        assert main(["train", name, *options, "--out", str(actual[name]), "--json"]) == 0
-    return actual
+    return Runs(tmp_path_factory.mktemp("runs"), lambda name: ["train", name, *TRAINED[name]])
 
 
 @EACH
@@ -45,14 +38,14 @@ def test_a_run_keeps_the_laws_and_draws(runs, name, tmp_path, capsys):
 
 
 def test_the_rows_are_every_layer_on_every_task(runs):
-    groups = {name: list(json.loads((run / "summary.json").read_text())["groups"]) for name, run in runs.items()}
+    groups = {name: list(summary_of(runs[name])["groups"]) for name in TRAINED}
     assert groups["architectures"] == [f"{layer}-{task}" for task in ("far", "near") for layer in ARCHITECTURES]
     assert groups["pooling"] == [f"{name}-{question}" for question in QUESTIONS for name in POOLINGS]
 
 
 def test_the_cost_of_a_layer_is_measured_counted_and_printed(runs, capsys):
     folder = runs["architectures"]
-    cost = json.loads((folder / "summary.json").read_text())["cost"]
+    cost = summary_of(folder)["cost"]
     assert cost["lengths"] == [64, 128, 256]
     for name, slope in (("convolution", 1.0), ("dilated", 1.0), ("recurrence", 1.0), ("attention", 1.7)):
         row = cost["layers"][name]
@@ -71,13 +64,10 @@ def test_exponents_are_those_of_powers():
 
 
 @EACH
-def test_trying_writes_nothing(tmp_path, name, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["train", name, *TRAINED[name], "--dry-run", "--json"]) == 0
-    actual = json.loads(capsys.readouterr().out.splitlines()[-1])
+def test_trying_writes_nothing(name, tried):
+    actual = tried(["train", name, *TRAINED[name]])
     assert all(row["flops_per_step"] > 0 for row in actual["groups"].values())
     assert actual["trainings"] == 2 * (8 if name == "architectures" else 9)
-    assert not list(tmp_path.iterdir())
 
 
 @slow
@@ -141,8 +131,5 @@ def test_recipes_without_a_figure_are_not_reproduced(capsys):
     ("architectures", ["heads=3"], "heads must divide channels"),
     ("pooling", ["held_out=8"], "held_out must be at least length=16"),
     ("pooling", ["data=x"], "'data'")])
-def test_options_that_compare_nothing_are_refused(name, options, said, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["train", name, *options]) == 2
-    assert said in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+def test_options_that_compare_nothing_are_refused(name, options, said, refused):
+    refused(["train", name, *options], said)

@@ -1,9 +1,6 @@
 """The recipe `convlstm` as its user meets it: trained, resumed, evaluated on other images, and refused bad files."""
 
-from __future__ import annotations
-
 import gzip
-import json
 import struct
 
 import numpy as np
@@ -12,9 +9,9 @@ import torch
 
 from structconv.cli import main
 from structconv_systems.recipes.convlstm import network, videos_of
-from structconv_systems.recipes.options.convlstm import MovingDigits
+from structconv_systems.recipes.options.images import MovingDigits
 from structconv_systems.train.parts import final_evaluation
-from systems.tests.recipes.runs import check_laws, evaluated
+from systems.tests.recipes.runs import check_laws, evaluated, others, summary_of, trained
 
 TINY = ["steps=4", "validate_every=2", "checkpoint_every=2", "size=8", "side=4", "history=3", "horizon=2", "samples=8",
         "held_out=4", "patch=2", "hidden=3", "layers=1", "batch_size=4", "warmup=0"]
@@ -36,14 +33,12 @@ def folder(tmp_path_factory):
 
 
 def words_of(folder, *more):
-    return ["train", "convlstm", "--data", str(folder), *TINY, *more]
+    return ["train", "convlstm", "--data", str(folder), *others(TINY, *more)]
 
 
 @pytest.fixture(scope="module")
 def run(folder, tmp_path_factory):
-    actual = tmp_path_factory.mktemp("runs") / "run"
-    assert main(words_of(folder, "--out", str(actual))) == 0
-    return actual
+    return trained(tmp_path_factory.mktemp("runs") / "run", words_of(folder))
 
 
 def test_a_run_keeps_the_laws_says_its_figure_and_draws_videos(run, tmp_path, capsys):
@@ -70,7 +65,7 @@ def test_the_state_of_the_wide_lstm_has_so_many_numbers_or_as_many_as_that_of_th
 def test_a_run_is_measured_on_other_images(run, tmp_path, capsys):
     other = images(tmp_path / "other.gz", 7, seed=2, sides=(9, 9))
     actual = evaluated(run, capsys, "--test", str(other))
-    assert actual["groups"] != json.loads((run / "summary.json").read_text())["groups"]
+    assert actual["groups"] != summary_of(run)["groups"]
     assert actual["test"]["name"] == str(other) and list(actual["test"]["files"]) == [str(other)]
     assert main(["evaluate", str(run), "--test", "absent"]) == 3
     assert "absent" in capsys.readouterr().err
@@ -81,18 +76,14 @@ def test_a_run_is_measured_on_other_images(run, tmp_path, capsys):
     (lambda path: images(path, 5), "expected ten images at least, of which the last tenth validates; got 5"),
     (lambda path: images(path, 20, sides=(6,)), "expected images: bytes with the axes number, row, column; got uint8"),
     (lambda path: images(path, 20, kind=9), "expected images: bytes with the axes number, row, column; got int8")])
-def test_bad_files_are_named(folder, tmp_path, made, said, capsys):
+def test_bad_files_are_named(folder, tmp_path, made, said, refused):
     made(tmp_path / "bad")
-    assert main(words_of(folder, f"images={tmp_path / 'bad'}", "--out", str(tmp_path / "run"))) == 3
-    assert f"{tmp_path / 'bad'}: {said}" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
+    refused(words_of(folder, f"images={tmp_path / 'bad'}"), f"{tmp_path / 'bad'}: {said}", 3)
 
 
 @pytest.mark.parametrize(("option", "said"), [("patch=3", "patch must divide size=8"), ("side=8", "side must be")])
-def test_options_that_do_not_fit(folder, tmp_path, option, said, capsys):
-    kept = [word for word in words_of(folder) if word.partition("=")[0] != option.partition("=")[0]]
-    assert main([*kept, option, "--out", str(tmp_path / "run")]) == 2
-    assert said in capsys.readouterr().err
+def test_options_that_do_not_fit(folder, option, said, refused):
+    refused(words_of(folder, option), said)
 
 
 @final_evaluation()

@@ -1,8 +1,5 @@
 """The recipe `dcrnn` as its user meets it: trained, resumed, evaluated on another week, and refused bad files."""
 
-from __future__ import annotations
-
-import json
 import math
 
 import pytest
@@ -11,11 +8,11 @@ import torch
 from structconv.cli import main
 from structconv_systems.models.dcrnn import Persistence
 from structconv_systems.recipes.dcrnn import Sensors
-from structconv_systems.recipes.options.dcrnn import Traffic
+from structconv_systems.recipes.options.series import Traffic
 from structconv_systems.recipes.register import recipe_of
 from structconv_systems.train.parts import final_evaluation
 from structconv_systems.train.run import Run
-from systems.tests.recipes.runs import check_laws, evaluated
+from systems.tests.recipes.runs import check_laws, evaluated, others, summary_of, trained
 
 TINY = ["steps=4", "validate_every=2", "checkpoint_every=2", "history=3", "horizon=3", "hidden=4", "layers=1",
         "batch_size=4", "period=12", "adjacency=adjacency.csv", "sampling=2", "warmup=0"]
@@ -39,20 +36,17 @@ def folder(tmp_path_factory):
 
 
 def words_of(folder, *more):
-    return ["train", "dcrnn", "--data", str(folder), *TINY, *more]
+    return ["train", "dcrnn", "--data", str(folder), *others(TINY, *more)]
 
 
 @pytest.fixture(scope="module")
 def run(folder, tmp_path_factory):
-    actual = tmp_path_factory.mktemp("runs") / "run"
-    assert main(words_of(folder, "--out", str(actual))) == 0
-    return actual
+    return trained(tmp_path_factory.mktemp("runs") / "run", words_of(folder))
 
 
 def test_a_run_keeps_the_laws_says_its_figure_and_draws_a_map(run, tmp_path, capsys):
     summary = check_laws(run, tmp_path, capsys)
-    assert list(summary["groups"]) == ["dcrnn", "without-graph", "linear", "time-of-day", "last-value", "mean",
-                                        "zero"]
+    assert list(summary["groups"]) == ["dcrnn", "without-graph", "linear", "time-of-day", "last-value", "mean", "zero"]
     assert summary["below"].keys() == {"without-graph", "last-value"}
     for ending, begin in (("png", b"\x89PNG"), ("svg", b"<?xml")):
         assert (run / "pictures" / f"errors.{ending}").read_bytes().startswith(begin)
@@ -64,8 +58,8 @@ def test_a_run_keeps_the_laws_says_its_figure_and_draws_a_map(run, tmp_path, cap
 def test_the_mean_is_that_of_each_sensor(run, folder):
     """Of a history of three readings."""
     sensors = Sensors.read(recipe_of(Run.open(run))[1])
-    origins, summary = torch.tensor(sensors.parts["test"].origins), json.loads((run / "summary.json").read_text())
-    batch = sensors.batch("test", origins)
+    summary = summary_of(run)
+    batch = sensors.batch("test", torch.tensor(sensors.parts["test"].origins))
     error = (batch.readings.mean(1, keepdim=True) - batch.target).abs()[batch.counted].mean()
     assert summary["groups"]["mean"]["test_mae"]["mean"] == pytest.approx(float(error))
     assert summary["groups"]["zero"]["test_mae"]["mean"] == pytest.approx(float(batch.target[batch.counted].mean()))
@@ -74,7 +68,7 @@ def test_the_mean_is_that_of_each_sensor(run, folder):
 def test_a_run_is_measured_on_another_file(run, folder, tmp_path, capsys):
     other = written(tmp_path, lines=20, shift=5.0, name="other.csv")
     actual = evaluated(run, capsys, "--test", str(other))
-    assert actual["groups"] != json.loads((run / "summary.json").read_text())["groups"]
+    assert actual["groups"] != summary_of(run)["groups"]
     assert actual["test"]["name"] == str(other)
     for bad, said in ((written(tmp_path, head="a,b,d", name="x.csv"), "3 without 'c'"),
                       (written(tmp_path, lines=2, name="y.csv"), "history=3 times at least, and horizon="),
@@ -91,25 +85,20 @@ def test_a_run_is_measured_on_another_file(run, folder, tmp_path, capsys):
     ("adjacency.csv", ",0.5", "", "adjacency.csv, line 1: expected 3 cells, one a sensor; got 2"),
     ("adjacency.csv", "0,0,1\n", "", "adjacency.csv: expected 3 lines, one a sensor; got 2"),
     ("where.csv", "c,", "d,", "where.csv: expected the sensor 'c', which the series names; got 3 other ones")])
-def test_bad_files_are_named(folder, tmp_path, file, old, new, said, capsys):
+def test_bad_files_are_named(folder, tmp_path, file, old, new, said, refused):
     for name in ("los_speed.csv", "adjacency.csv"):
         (tmp_path / name).write_text((folder / name).read_text())
     (tmp_path / "where.csv").write_text("sensor_id,latitude,longitude\na,0,0\nb,1,0\nc,0,1\n")
     (tmp_path / file).write_text((tmp_path / file).read_text().replace(old, new, 1))
-    assert main(words_of(tmp_path, "locations=where.csv", "--out", str(tmp_path / "run"))) == 3
-    assert said in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
+    refused(words_of(tmp_path, "locations=where.csv"), said, 3)
 
 
 @pytest.mark.parametrize(("option", "code", "said"), [
     ("history=20", 3, "more than horizon=3 times in each part, behind the first history=20; got 60, of which"),
     ("locations=absent.csv", 3, "absent.csv: expected a file"), ("missing=some", 2, "missing must be one of"),
     ("valid=0.4", 2, "leave something for the test")])
-def test_options_that_do_not_fit(folder, tmp_path, option, code, said, capsys):
-    kept = [word for word in words_of(folder) if word.partition("=")[0] != option.partition("=")[0]]
-    more = ["train=0.3"] if code == 3 else []
-    assert main([*kept, option, *more, "--out", str(tmp_path / "run")]) == code
-    assert said in capsys.readouterr().err
+def test_options_that_do_not_fit(folder, option, code, said, refused):
+    refused(words_of(folder, option, *(["train=0.3"] if code == 3 else [])), said, code)
 
 
 @final_evaluation()
@@ -130,10 +119,7 @@ def test_what_is_missing_is_filled_and_does_not_count(tmp_path, folder):
 
 
 @final_evaluation()
-def test_the_last_value_has_its_known_error_on_los_loop(data_dir):
-    folder = data_dir / "traffic"
-    if not folder.is_dir():
-        pytest.skip("no traffic in the folder of data sets")
-    figures = Sensors.read(Traffic(data=str(folder))).figures(Persistence(12), "test")
+def test_the_last_value_has_its_known_error_on_los_loop(real):
+    figures = Sensors.read(Traffic(data=str(real("traffic")))).figures(Persistence(12), "test")
     known = {"test_mae_3_of_12": 3.54, "test_mae_6_of_12": 4.34, "test_mae_12_of_12": 5.77}
     assert {name: figures[name] for name in known} == pytest.approx(known, abs=0.005)

@@ -1,7 +1,5 @@
 """What a run is continued on only as it was: every file that a recipe reads, and none that it does not name."""
 
-from __future__ import annotations
-
 from structconv_systems.recipes.options.knowledge import TypedWalks
 from structconv_systems.recipes.options.series import Series
 from structconv_systems.recipes.options.tsp import TSP

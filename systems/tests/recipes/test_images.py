@@ -1,9 +1,5 @@
 """The recipes on images: train, pictures, evaluate on other images, resume, what they refuse."""
 
-from __future__ import annotations
-
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +10,7 @@ from structconv.errors import DataError
 from structconv_systems.data.images import Images, side_by_side
 from structconv_systems.models.non_local import FUNCTIONS
 from systems.tests.data.test_idx import write_mnist
-from systems.tests.recipes.runs import check_laws, evaluated
+from systems.tests.recipes.runs import Runs, check_laws, evaluated, others, summary_of
 
 TINY = ["steps=2", "validate_every=2", "checkpoint_every=1", "warmup=1", "held_out=10", "batch_size=8", "seeds=1"]
 OPTIONS = {"mnist-cheb": [*TINY, "channels=2,4", "order=3", "kernel=3", "hidden=8"],
@@ -39,12 +35,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, data):
-    """A finished run of each recipe."""
-    root, actual = tmp_path_factory.mktemp("runs"), {}
-    for name, options in OPTIONS.items():
-        actual[name] = root / name
-        assert main(["train", name, "--data", str(data), *options, "--out", str(actual[name]), "--json"]) == 0
-    return actual
+    return Runs(tmp_path_factory.mktemp("runs"), lambda name: ["train", name, "--data", str(data), *OPTIONS[name]])
 
 
 @EACH
@@ -63,9 +54,7 @@ def test_other_images_are_measured(runs, name, data, tmp_path, capsys, monkeypat
     for label in ("0", "1", "2"):
         (tmp_path / "own" / label).mkdir(parents=True)
         Image.new("L", (8, 8), 80).save(tmp_path / "own" / label / "a.png")
-    actual = []
-    for test in ("other", "own"):
-        actual.append(evaluated(runs[name], capsys, "--test", test))
+    actual = [evaluated(runs[name], capsys, "--test", test) for test in ("other", "own")]
     assert [summary["test"]["name"] for summary in actual] == ["other", "own"]
     first = next(iter(actual[1]["groups"].values()))
     if name == "mnist-cheb":  # three images, one of each class
@@ -86,7 +75,7 @@ def test_pairs_are_of_one_part_and_half_of_them_the_same():
 
 
 def test_the_costs_of_blocks(runs, capsys):
-    cost = json.loads((runs["nonlocal"] / "summary.json").read_text())["cost"]
+    cost = summary_of(runs["nonlocal"])["cost"]
     assert cost["pixels"] == [196, 784, 3136]
     exponents = {name: row["exponents"] for name, row in cost["blocks"].items()}
     assert exponents["dot-product"]["flops"] == pytest.approx(1, abs=0.01)
@@ -102,16 +91,11 @@ def test_the_costs_of_blocks(runs, capsys):
     ("test=more", "expected the classes 0, 1, 2; got 0, 1, 2, 3", 3), ("train=none", "expected a file", 3),
     ("channels=", "channels must be given for one level", 2), ("kernel=4", "kernel must be odd", 2),
     ("channels=2,2,2,2", "channels must be of 3 levels at most", 2)])
-def test_what_does_not_fit_is_refused(change, said, code, data, tmp_path, capsys):
+def test_what_does_not_fit_is_refused(change, said, code, data, refused):
     write(data, "small", 4, side=6)
     write(data, "more", 4, classes=4)
-    options = [option for option in OPTIONS["mnist-cheb"] if option.split("=")[0] != change.split("=")[0]]
-    out = tmp_path / "run"
-    assert main(["train", "mnist-cheb", "--data", str(data), *options, change, "--out", str(out)]) == code
-    assert said in capsys.readouterr().err
-    assert not out.exists()
+    refused(["train", "mnist-cheb", "--data", str(data), *others(OPTIONS["mnist-cheb"], change)], said, code)
 
 
-def test_channels_of_the_block_are_even(data, capsys):
-    assert main(["train", "nonlocal", "--data", str(data), "channels=5"]) == 2
-    assert "channels must be even" in capsys.readouterr().err
+def test_channels_of_the_block_are_even(data, refused):
+    refused(["train", "nonlocal", "--data", str(data), "channels=5"], "channels must be even")

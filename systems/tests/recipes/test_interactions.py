@@ -1,18 +1,14 @@
 """The recipe `interactions` as its user meets it: train, evaluate, also on more bodies, resume, pictures, bad options;
 and what it measures."""
 
-from __future__ import annotations
-
-import json
-
 import pytest
 import torch
 
 from structconv.cli import main
 from structconv_systems.recipes.interactions import RUNNER, InteractionTask, Motion
-from structconv_systems.recipes.options.interactions import Interactions
+from structconv_systems.recipes.options.physics import Interactions
 from structconv_systems.train.parts import final_evaluation
-from systems.tests.recipes.runs import check_laws, evaluated
+from systems.tests.recipes.runs import check_laws, evaluated, others, summary_of, trained
 
 TINY = ["steps=4", "validate_every=2", "checkpoint_every=2", "warmup=1", "samples=8", "held_out=4", "times=6",
         "batch_size=8", "hidden=8", "effects=4", "layers=1", "rollouts=2", "horizon=9", "seeds=1"]
@@ -21,9 +17,7 @@ SMALL = {"samples": 8, "held_out": 4, "times": 6, "hidden": 8, "effects": 4, "la
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("interactions") / "run"
-    assert main(["train", "interactions", *TINY, "--out", str(folder)]) == 0
-    return folder
+    return trained(tmp_path_factory.mktemp("interactions") / "run", ["train", "interactions", *TINY])
 
 
 def test_a_run_keeps_the_laws_says_its_figures_and_draws(run, tmp_path, capsys):
@@ -41,7 +35,7 @@ def test_a_run_keeps_the_laws_says_its_figures_and_draws(run, tmp_path, capsys):
 
 
 def test_a_run_is_measured_on_another_number_of_bodies(run, capsys):
-    groups = json.loads((run / "summary.json").read_text())["groups"]
+    groups = summary_of(run)["groups"]
     actual = evaluated(run, capsys, "--test", "4")
     for name, group in actual["groups"].items():
         assert group["test_ratio"] != groups[name]["test_ratio"]
@@ -52,16 +46,13 @@ def test_a_run_is_measured_on_another_number_of_bodies(run, capsys):
 
 
 @pytest.mark.parametrize("wrong", ["systems=gravity,springs", "systems=", "times=1", "penalty=-1", "horizon=0"])
-def test_bad_options_are_refused(wrong, tmp_path, capsys):
-    words = [word for word in TINY if word.partition("=")[0] != wrong.partition("=")[0]]
-    assert main(["train", "interactions", *words, wrong, "--out", str(tmp_path / "run")]) == 2
-    assert wrong.partition("=")[0] in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
+def test_bad_options_are_refused(wrong, refused):
+    refused(["train", "interactions", *others(TINY, wrong)], wrong.partition("=")[0])
 
 
-def test_without_gravity_and_balls_there_is_no_headline(tmp_path, capsys):
-    assert main(["train", "interactions", *TINY, "systems=string", "--out", str(tmp_path / "run"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["headline"]["value"] is None
+def test_without_gravity_and_balls_there_is_no_headline(tmp_path):
+    run = trained(tmp_path / "run", ["train", "interactions", *TINY, "systems=string"])
+    assert summary_of(run)["headline"]["value"] is None
 
 
 @pytest.fixture(scope="module", params=["gravity", "balls", "string"])

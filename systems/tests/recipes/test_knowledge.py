@@ -1,7 +1,5 @@
 """Recipes on knowledge graphs: train, evaluate on other files, resume, pictures, what is wrong in files and options."""
 
-from __future__ import annotations
-
 import json
 import resource
 from pathlib import Path
@@ -20,7 +18,7 @@ from structconv_systems.recipes.options.knowledge import RGCNEntities, TypedWalk
 from structconv_systems.recipes.rgcn_entities import EntityTask, without_types
 from structconv_systems.recipes.walks import WalkTask
 from structconv_systems.train.parts import TestReadEarly, final_evaluation
-from systems.tests.recipes.runs import check_laws, evaluated
+from systems.tests.recipes.runs import Runs, check_laws, evaluated, others, summary_of, trained
 
 TINY = ["steps=4", "validate_every=2", "checkpoint_every=2", "seeds=1", "batch_size=4"]
 TRAINED = {"rgcn-links": [*TINY, "triples=family", "channels=8", "bases=2"], "walks": [*TINY, "triples=family"],
@@ -53,16 +51,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(data, tmp_path_factory):
-    """A finished run of each recipe."""
-    root, actual = tmp_path_factory.mktemp("runs"), {}
-    for name, options in TRAINED.items():
-        actual[name] = root / name
-        assert main(["train", name, *options, "--data", str(data), "--out", str(actual[name]), "--json"]) == 0
-    return actual
-
-
-def summary(run):
-    return json.loads((run / "summary.json").read_text())
+    return Runs(tmp_path_factory.mktemp("runs"), lambda name: ["train", name, *TRAINED[name], "--data", str(data)])
 
 
 @EACH
@@ -79,7 +68,7 @@ def test_other_triples_are_ranked(runs, name, test, data, capsys):
     kept = json.loads((runs[name] / actual["test"]["file"]).read_text())
     assert (kept["groups"], kept["test"]) == (actual["groups"], actual["test"])
     assert str(data / test) in (runs[name] / "report.html").read_text()
-    assert actual["groups"] == summary(runs[name])["groups"]
+    assert actual["groups"] == summary_of(runs[name])["groups"]
 
 
 def accuracy(actual):
@@ -89,7 +78,7 @@ def accuracy(actual):
 def test_other_classes_are_measured(runs, data, capsys):
     run = runs["rgcn-entities"]
     actual = evaluated(run, capsys, "--test", str(data / "turned.tsv"))
-    assert accuracy(actual) == 100 - accuracy(summary(run))
+    assert accuracy(actual) == 100 - accuracy(summary_of(run))
 
 
 def test_a_model_of_entities_knows_no_others(runs, data, capsys):
@@ -98,7 +87,7 @@ def test_a_model_of_entities_knows_no_others(runs, data, capsys):
 
 
 def test_what_is_compared(runs):
-    groups = {name: list(summary(run)["groups"]) for name, run in runs.items()}
+    groups = {name: list(summary_of(runs[name])["groups"]) for name in TRAINED}
     assert groups == {"rgcn-links": ["rgcn", "distmult", "distmult-tuned"], "walks": ["walks", "relations"],
                       "rgcn-entities": ["rgcn-entities", "relation-dropout", "without-types"]}
 
@@ -128,25 +117,22 @@ def test_relations_are_left_out_both_ways_in_training_alone():
 
 
 def test_walks_are_named_and_drawn(runs):
-    walks = summary(runs["walks"])["walks"]
+    walks = summary_of(runs["walks"])["walks"]
     assert sorted(walks) == ["older", "younger"]
     assert all(len(name.split(".")) == 2 for row in walks.values() for name in row)
     assert (runs["walks"] / "pictures" / "walks.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_rdf_is_learned(data, tmp_path):
-    run = tmp_path / "run"
-    words = [*TRAINED["rgcn-entities"][:3], "epochs=30", "seeds=1", "--data", str(data), "--out", str(run)]
-    assert main(["train", "rgcn-entities", *words]) == 0
-    assert accuracy(summary(run)) == 100
+    words = others(TRAINED["rgcn-entities"], "epochs=30", "seeds=1")
+    run = trained(tmp_path / "run", ["train", "rgcn-entities", *words, "--data", str(data)])
+    assert accuracy(summary_of(run)) == 100
 
 
 @pytest.mark.parametrize("name", ["rgcn-links", "walks"])
-def test_trying_writes_nothing(data, tmp_path, name, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["train", name, *TRAINED[name], "--data", str(data), "--dry-run", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["trainings"] == (2 if name == "walks" else 3)
-    assert not list(tmp_path.iterdir())
+def test_trying_writes_nothing(data, name, tried):
+    actual = tried(["train", name, *TRAINED[name], "--data", str(data)])
+    assert actual["trainings"] == (2 if name == "walks" else 3)
 
 
 def large(folder, triples):
@@ -156,15 +142,12 @@ def large(folder, triples):
         (folder / f"{part}.txt").write_text(text)
 
 
-def test_walks_in_a_large_graph_say_what_they_would_take(tmp_path, capsys):
+def test_walks_in_a_large_graph_say_what_they_would_take(tmp_path, refused):
     """In one line, before anything of that size is allocated."""
     large(tmp_path / "hub", ((0, n % 11, n) for n in range(1, 10_000)))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    words = ["train", "walks", "--data", str(tmp_path), "--triples", "hub", "--unseen", "admit", "steps=1"]
-    assert main([*words, "--out", str(tmp_path / "run")]) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert "walks of two relations must be at most 67,108,864, 1 GiB; got 99,990,000, 1.49 GiB" in said
-    assert not (tmp_path / "run").exists()
+    refused(["train", "walks", "--data", str(tmp_path), "--triples", "hub", "--unseen", "admit", "steps=1"],
+            "walks of two relations must be at most 67,108,864, 1 GiB; got 99,990,000, 1.49 GiB")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
 
 
@@ -174,7 +157,7 @@ def test_walks_in_a_graph_of_few_for_an_entity_need_no_table_of_all_pairs(tmp_pa
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     words = ["train", "walks", "--data", str(tmp_path), "--triples", "path", "--unseen", "admit", "steps=2", "warmup=1",
              "seeds=1", "batch_size=16", "validate_every=1"]
-    assert main([*words, "--out", str(tmp_path / "run")]) == 0
+    trained(tmp_path / "run", words)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
 
 
@@ -248,12 +231,11 @@ def test_test_triples_count_as_wrong_in_validation(tmp_path):
     ("walks", ["sparsity=1"], 2, "sparsity"),
     ("rgcn-entities", ["facts=train.tsv", "train=train.tsv"], 3, "train.tsv, line 1: expected a statement"),
     ("rgcn-entities", ["facts=facts.nt", "train=facts.nt"], 3, "facts.nt, line 1: expected a column label...")])
-def test_bad_input(data, tmp_path, capsys, name, options, code, said):
+def test_bad_input(data, refused, name, options, code, said):
     if "triples=bad" in options:
         bad = data / "bad"
         bad.mkdir()
         for part in ("train", "valid"):
             (bad / f"{part}.txt").write_text("a older b\n")
         (bad / "test.txt").write_text("a older\n")
-    assert main(["train", name, *options, "--data", str(data), "--out", str(tmp_path / "run")]) == code
-    assert said in capsys.readouterr().err
+    refused(["train", name, *options, "--data", str(data)], said, code)

@@ -1,8 +1,5 @@
 """The recipe `molecules` as its user meets it: train, evaluate on other files, resume, skip, and what is refused."""
 
-from __future__ import annotations
-
-import json
 import math
 
 import pytest
@@ -11,9 +8,9 @@ import torch
 from structconv.cli import main
 from structconv_systems.data.molecules import descriptors
 from structconv_systems.recipes.molecules import RUNNER, Forest, MoleculesTask, Table
-from structconv_systems.recipes.options.molecules import Molecules
+from structconv_systems.recipes.options.graphs import Molecules
 from structconv_systems.train.parts import final_evaluation
-from systems.tests.recipes.runs import check_laws, evaluated
+from systems.tests.recipes.runs import check_laws, evaluated, others, summary_of, trained
 
 pytest.importorskip("rdkit")
 TINY = ["file=a.csv", "target=carbons", "steps=6", "validate_every=3", "checkpoint_every=2", "warmup=2", "channels=8",
@@ -36,21 +33,12 @@ def folder(tmp_path_factory):
 
 
 def words_of(folder, *more):
-    """The command, of whose options some are others."""
-    given = {word.partition("=")[0] for word in more}
-    kept = [word for word in TINY if word.partition("=")[0] not in given]
-    return ["train", "molecules", "--data", str(folder), *kept, *more]
+    return ["train", "molecules", "--data", str(folder), *others(TINY, *more)]
 
 
 @pytest.fixture(scope="module")
 def run(folder, tmp_path_factory):
-    place = tmp_path_factory.mktemp("runs") / "run"
-    assert main(words_of(folder, "--out", str(place))) == 0
-    return place
-
-
-def summary_of(run):
-    return json.loads((run / "summary.json").read_text())
+    return trained(tmp_path_factory.mktemp("runs") / "run", words_of(folder))
 
 
 def test_a_run_keeps_the_laws_and_has_its_figures_and_pictures(run, tmp_path, capsys):
@@ -126,15 +114,12 @@ def test_descriptors_are_computed_once_for_all_seeds(folder, monkeypatch):
     assert len(calls) == 1 and len(calls[0]) == COUNT
 
 
-def test_bad_molecules_end_a_run_or_are_counted(tmp_path, capsys):
+def test_bad_molecules_end_a_run_or_are_counted(tmp_path, refused):
     (tmp_path / "a.csv").write_text(rows(COUNT) + "C(,3\nC1C,4\n")
-    out = tmp_path / "run"
-    assert main(words_of(tmp_path, "--out", str(out))) == 3
-    assert "a.csv, line 42: expected a molecule as SMILES in the column 'smiles'; got 'C('." in capsys.readouterr().err
-    assert not out.exists()
+    refused(words_of(tmp_path), "a.csv, line 42: expected a molecule as SMILES in the column 'smiles'; got 'C('.", 3)
     with pytest.warns(UserWarning, match=r"a\.csv: 2 of 42 molecules are left out, .*; the first is in line 42"):
-        assert main(words_of(tmp_path, "--skip-bad", "--out", str(out))) == 0
-    assert summary_of(out)["skipped"] == 2
+        run = trained(tmp_path / "run", words_of(tmp_path, "--skip-bad"))
+    assert summary_of(run)["skipped"] == 2
 
 
 @pytest.mark.parametrize(("more", "code", "said"), [
@@ -145,13 +130,9 @@ def test_bad_molecules_end_a_run_or_are_counted(tmp_path, capsys):
     (["readout=median"], 2, "readout must be one of sum, mean, max, softmax, set2set; got 'median'"),
     (["train=0.9", "valid=0.1"], 2, "train and valid must leave something for the test; got 0.9 and 0.1"),
     (["message_steps=0"], 2, "message_steps must be at least 1; got 0")])
-def test_what_is_refused(folder, tmp_path, more, code, said, capsys):
-    assert main(words_of(folder, *more, "--out", str(tmp_path / "run"))) == code
-    assert said in capsys.readouterr().err
+def test_what_is_refused(folder, more, code, said, refused):
+    refused(words_of(folder, *more), said, code)
 
 
-def test_trying_writes_nothing(folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(words_of(folder, "--dry-run", "--json")) == 0
-    assert all(row["seconds"] > 0 for row in json.loads(capsys.readouterr().out.splitlines()[-1])["groups"].values())
-    assert not list(tmp_path.iterdir())
+def test_trying_writes_nothing(folder, tried):
+    assert all(row["seconds"] > 0 for row in tried(words_of(folder))["groups"].values())

@@ -1,20 +1,16 @@
 """The recipe `nri` as its user meets it: train, evaluate, resume, pictures, bad options; and what it measures."""
 
-from __future__ import annotations
-
 import dataclasses
-import json
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from structconv.cli import main
 from structconv_systems.recipes.nri import Motion, UnsupervisedTask
 from structconv_systems.recipes.options.physics import RelationalInference
 from structconv_systems.train.config import resolve
 from structconv_systems.train.parts import final_evaluation
-from systems.tests.recipes.runs import check_laws
+from systems.tests.recipes.runs import check_laws, others, summary_of, trained
 from tests.support.drawn import drawn
 
 TINY = ["steps=4", "supervised_steps=2", "validate_every=2", "checkpoint_every=2", "warmup=1", "samples=30",
@@ -24,9 +20,7 @@ SMALL = {"samples": 30, "held_out": 10, "times": 12, "rollout": 3, "hidden": 8}
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("nri") / "run"
-    assert main(["train", "nri", *TINY, "--out", str(folder)]) == 0
-    return folder
+    return trained(tmp_path_factory.mktemp("nri") / "run", ["train", "nri", *TINY])
 
 
 def test_a_run_keeps_the_laws_says_its_figures_and_draws(run, tmp_path, capsys):
@@ -44,7 +38,6 @@ def test_a_run_keeps_the_laws_says_its_figures_and_draws(run, tmp_path, capsys):
 @torch.no_grad()
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_refined_types_are_those_that_no_change_of_one_pair_makes_more_likely(symmetric):
-    torch.manual_seed(0)
     recipe = resolve(RelationalInference, {"bodies": 3, "samples": 4, "held_out": 4, "times": 8, "hidden": 6,
                                            "horizon": 1, "rollout": 2, "symmetric": symmetric})
     task = UnsupervisedTask(recipe, Motion.simulated(recipe), 0)
@@ -72,33 +65,24 @@ def test_refined_types_are_those_that_no_change_of_one_pair_makes_more_likely(sy
 
 @pytest.mark.parametrize("system", drawn(["kuramoto", "charged"], 2))
 def test_other_systems_train(system, tmp_path):
-    assert main(["train", "nri", *TINY, f"system={system}", "--out", str(tmp_path / "run")]) == 0
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    run = trained(tmp_path / "run", ["train", "nri", *TINY, f"system={system}"])
     published = {"charged": 82.1 - 55.8, "kuramoto": 96.0 - 62.8}[system]
-    assert summary["headline"]["published_effect"] == pytest.approx(published)
-    assert (system == "charged") is (tmp_path / "run" / "pictures").exists()
+    assert summary_of(run)["headline"]["published_effect"] == pytest.approx(published)
+    assert (system == "charged") is (run / "pictures").exists()
 
 
 def test_the_papers_networks_train_on_oscillators(tmp_path):
-    words = [*set(TINY) - {"times=12"}, "times=14", "system=kuramoto", "model=paper", "encoder=cnn", "decoder=rnn"]
-    assert main(["train", "nri", *words, "--out", str(tmp_path / "run")]) == 0
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert list(summary["groups"]) == ["unsupervised", "supervised", "correlation"]
+    words = others(TINY, "times=14", "system=kuramoto", "model=paper", "encoder=cnn", "decoder=rnn")
+    run = trained(tmp_path / "run", ["train", "nri", *words])
+    assert list(summary_of(run)["groups"]) == ["unsupervised", "supervised", "correlation"]
 
 
-def test_networks_of_the_paper_are_options_of_its_model(tmp_path, capsys):
-    for words, said in ((["encoder=cnn"], "options of model=paper"), (["decoder=rnn"], "options of model=paper"),
-                        (["model=paper", "encoder=cnn"], "times must be at least 14")):
-        assert main(["train", "nri", *TINY, *words, "--out", str(tmp_path / "run")]) == 2
-        assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("wrong", ["system=strings", "horizon=12", "rollout=12", "bodies=1"])
-def test_bad_options_are_refused(wrong, tmp_path, capsys):
-    words = [word for word in TINY if word.partition("=")[0] != wrong.partition("=")[0]]
-    assert main(["train", "nri", *words, wrong, "--out", str(tmp_path / "run")]) == 2
-    assert wrong.partition("=")[0] in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
+@pytest.mark.parametrize(("wrong", "said"), [
+    (["encoder=cnn"], "options of model=paper"), (["decoder=rnn"], "options of model=paper"),
+    (["model=paper", "encoder=cnn"], "times must be at least 14"), (["system=strings"], "system"),
+    (["horizon=12"], "horizon"), (["rollout=12"], "rollout"), (["bodies=1"], "bodies")])
+def test_bad_options_are_refused(wrong, said, refused):
+    refused(["train", "nri", *others(TINY, *wrong)], said)
 
 
 @final_evaluation()
@@ -117,7 +101,6 @@ def test_a_mirrored_simulation_is_one():
     """Its bodies have the distances and speeds that they had, and states move on by their velocities."""
     motion = Motion.simulated(RelationalInference(**SMALL))
     states = motion.states["train"]
-    torch.manual_seed(0)
     mirrored = motion.mirrored(states)
     assert not torch.equal(mirrored, states)
     for part in (slice(0, 2), slice(2, 4)):

@@ -1,7 +1,5 @@
 """Presets of all recipes: each resolves, says its goal, and keeps what the user sets."""
 
-from __future__ import annotations
-
 import json
 import math
 

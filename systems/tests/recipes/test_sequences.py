@@ -1,14 +1,11 @@
 """Recipes of sequences as their user meets them: train, resume, evaluate, reproduce, translate, sample, bad files."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
 import math
 import random
 import shutil
-from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -19,7 +16,7 @@ from structconv_systems.recipes.register import entry_named
 from structconv_systems.train.config import resolve
 from structconv_systems.train.effect import NO_BASELINE
 from structconv_systems.train.parts import final_evaluation
-from systems.tests.recipes.runs import check_laws, evaluated
+from systems.tests.recipes.runs import Runs, check_laws, evaluated, others, summary_of, trained
 from tests.support.drawn import drawn, slow
 
 WORDS = {"a": "ein", "dog": "Hund", "man": "Mann", "sees": "sieht", "runs": "rennt", "red": "roter", "old": "alter"}
@@ -74,24 +71,12 @@ def reading(time):
 
 
 def words_of(name, folder, *more):
-    return ["train", name, "--data", str(folder), *TRAINED[name], *more]
-
-
-class Runs(dict):
-    """A finished run of each recipe, trained in silence when a test takes it."""
-
-    def __init__(self, data, root):
-        self.data, self.root = data, root
-
-    def __missing__(self, name):
-        with redirect_stdout(io.StringIO()):
-            assert main(words_of(name, self.data, "--out", str(self.root / name))) == 0
-        return self.setdefault(name, self.root / name)
+    return ["train", name, "--data", str(folder), *others(TRAINED[name], *more)]
 
 
 @pytest.fixture(scope="module")
 def runs(folder, tmp_path_factory):
-    return Runs(folder, tmp_path_factory.mktemp("runs"))
+    return Runs(tmp_path_factory.mktemp("runs"), lambda name: words_of(name, folder))
 
 
 @pytest.mark.parametrize("name", drawn(TRAINED, 2))
@@ -109,7 +94,7 @@ def test_a_run_is_measured_on_other_files(runs, folder, tmp_path, name, other, c
     (tmp_path / "b.conllu").write_text("\n".join(map(tree, sentences(9, 1))))
     (tmp_path / "b.txt").write_text("\n".join(sentences(40, 2)))
     (tmp_path / "b.csv").write_text("z\n" + "\n".join(str(30 + time % 7) for time in range(60)))
-    summary = json.loads((runs[name] / "summary.json").read_text())
+    summary = summary_of(runs[name])
     actual = evaluated(runs[name], capsys, "--test", other)
     assert actual["groups"].keys() == summary["groups"].keys()
     assert actual["groups"] != summary["groups"]
@@ -118,7 +103,7 @@ def test_a_run_is_measured_on_other_files(runs, folder, tmp_path, name, other, c
     assert hashes.keys() == {str(path) for path in map(Path, hashes) if path.is_file() and path.name.startswith(other)}
     page = (runs[name] / "report.html").read_text()
     assert hashes and all(f"{Path(file).name}: {sha256_of(file)}" in page for file in hashes)
-    assert json.loads((runs[name] / "summary.json").read_text()) == summary
+    assert summary_of(runs[name]) == summary
     assert main(["evaluate", str(runs[name]), "--test", "absent"]) == 3
     assert "absent" in capsys.readouterr().err
 
@@ -134,14 +119,11 @@ def test_a_test_sentence_longer_than_those_of_training_is_measured(runs, tmp_pat
 
 
 @pytest.mark.parametrize("name", drawn(TRAINED, 3))
-def test_trying_writes_nothing(folder, tmp_path, name, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(words_of(name, folder, "--dry-run", "--json")) == 0
-    actual = json.loads(capsys.readouterr().out.splitlines()[-1])
-    trained = [row for row in actual["groups"].values() if row["steps"] > 1]
-    assert trained and all(row["parameters"] > 0 and row["flops_per_step"] > 0 for row in trained)
+def test_trying_writes_nothing(folder, name, tried):
+    actual = tried(words_of(name, folder))
+    rows = [row for row in actual["groups"].values() if row["steps"] > 1]
+    assert rows and all(row["parameters"] > 0 and row["flops_per_step"] > 0 for row in rows)
     assert actual["recipe"]["steps"] == 6
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", drawn(TRANSLATORS, 2))
@@ -183,13 +165,11 @@ def test_other_options_than_those_of_the_weights_are_refused(runs, tmp_path, cap
         assert "trained with" in capsys.readouterr().err
 
 
-def test_a_text_of_one_line_is_learned_and_a_short_one_refused(folder, tmp_path, capsys):
+def test_a_text_of_one_line_is_learned_and_a_short_one_refused(folder, tmp_path, refused):
     (tmp_path / "text.txt").write_text((folder / "text.txt").read_text().replace("\n", " "))
-    assert main(words_of("characters", tmp_path, "--out", str(tmp_path / "run"))) == 0
+    trained(tmp_path / "whole", words_of("characters", tmp_path))
     (tmp_path / "text.txt").write_text("a dog sees " * 10)
-    assert main(words_of("characters", tmp_path, "--out", str(tmp_path / "short"))) == 3
-    assert "length=16" in capsys.readouterr().err
-    assert not (tmp_path / "short").exists()
+    refused(words_of("characters", tmp_path), "length=16", 3)
 
 
 def test_a_folder_of_the_user_is_left_empty_where_a_run_cannot_begin(folder, tmp_path):
@@ -217,10 +197,9 @@ def test_a_picture_that_cannot_be_written_is_told_before_anything_is_decoded(run
         assert capsys.readouterr().out == ""
 
 
-def test_a_run_alone_is_enough_to_use_it(runs, folder, tmp_path, capsys):
+def test_a_run_alone_is_enough_to_use_it(runs, folder, tmp_path, capsys, written):
     """Without the files that it was trained on, which a training and an evaluation ask for."""
-    text = tmp_path / "lines.en"
-    text.write_text("\na dog\n \n")
+    text = written("lines.en", "\na dog\n \n")
     for name, *words in (("transformer", "translate", str(text)), ("characters", "sample", "--length", "5")):
         run = tmp_path / name
         shutil.copytree(runs[name], run)
@@ -245,37 +224,30 @@ def test_a_run_writes_behind_a_prompt(runs, capsys):
     assert main(["sample", run, "--temperature", "0"]) == 2
 
 
-def test_a_cycle_in_a_treebank_is_a_bad_file(folder, tmp_path, capsys):
-    lines = tree("a dog runs").replace("\t0\troot", "\t3\tdep")
-    (tmp_path / "a.conllu").write_text(lines)
-    assert main(words_of("parser", tmp_path, "--out", str(tmp_path / "run"))) == 3
-    assert "a.conllu, line " in capsys.readouterr().err
+def test_a_cycle_in_a_treebank_is_a_bad_file(tmp_path, refused):
+    (tmp_path / "a.conllu").write_text(tree("a dog runs").replace("\t0\troot", "\t3\tdep"))
+    refused(words_of("parser", tmp_path), "a.conllu, line ", 3)
 
 
-def test_a_series_of_text_is_a_bad_file(folder, tmp_path, capsys):
+def test_a_series_of_text_is_a_bad_file(folder, tmp_path, refused):
     (tmp_path / "series.csv").write_text((folder / "series.csv").read_text().replace("\n30.00,", "\nfast,", 1))
-    assert main(words_of("series", tmp_path, "--out", str(tmp_path / "run"))) == 3
-    assert "series.csv, line 32: expected a finite number in column 1" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
+    refused(words_of("series", tmp_path), "series.csv, line 32: expected a finite number in column 1", 3)
 
 
-def test_a_series_too_short_is_a_bad_file(folder, tmp_path, capsys):
+def test_a_series_too_short_is_a_bad_file(folder, tmp_path, refused):
     (tmp_path / "series.csv").write_text("".join((folder / "series.csv").read_text().splitlines(True)[:30]))
-    assert main(words_of("series", tmp_path, "--out", str(tmp_path / "run"))) == 3
-    assert "history=24" in capsys.readouterr().err
+    refused(words_of("series", tmp_path), "history=24", 3)
 
 
 @pytest.mark.parametrize(("option", "said"), [
     ("patch=5", "patch must divide history=24"), ("heads=3", "heads must divide hidden=8"),
     ("valid=0.4", "leave something for the test"), ("missing=some", "missing must be one of nan, zero")])
-def test_options_of_series_that_do_not_fit(folder, tmp_path, option, said, capsys):
-    kept = [word for word in words_of("series", folder) if word.partition("=")[0] != option.partition("=")[0]]
-    assert main([*kept, option, "--out", str(tmp_path / "run")]) == 2
-    assert said in capsys.readouterr().err
+def test_options_of_series_that_do_not_fit(folder, option, said, refused):
+    refused(words_of("series", folder, option), said)
 
 
 def test_forecasts_have_a_row_for_each_model_and_are_drawn(runs):
-    summary = json.loads((runs["series"] / "summary.json").read_text())
+    summary = summary_of(runs["series"])
     assert list(summary["groups"]) == ["without-attention", "attention", "period-aware", "linear", "last-value", "mean",
                                        "zero"]
     assert summary["below_last_value"].keys() == {"without-attention", "attention", "period-aware"}
@@ -326,8 +298,7 @@ def test_a_file_in_the_place_of_one_with_another_name_is_other_data(runs, folder
 
 @pytest.mark.parametrize("text", ['{"a":', "5", "[1]", "null", "{}", "[" * 100_000])
 def test_a_run_whose_files_list_is_torn(runs, folder, tmp_path, text, capsys):
-    cut = tmp_path / "cut"
-    shutil.copytree(runs["characters"], cut)
+    cut = shutil.copytree(runs["characters"], tmp_path / "cut")
     (cut / "files.json").write_text(text)
     assert main(["resume", str(cut)]) == 3
     assert "expected" in capsys.readouterr().err
@@ -335,8 +306,7 @@ def test_a_run_whose_files_list_is_torn(runs, folder, tmp_path, text, capsys):
 
 @pytest.mark.parametrize("change", [{"steps": None}, {"ema": {}}, {"threads": [1]}])
 def test_a_run_whose_options_are_no_options(runs, tmp_path, change, capsys):
-    cut = tmp_path / "cut"
-    shutil.copytree(runs["characters"], cut)
+    cut = shutil.copytree(runs["characters"], tmp_path / "cut")
     config = json.loads((cut / "config.json").read_text())
     (cut / "config.json").write_text(json.dumps({**config, **change}))
     assert main(["resume", str(cut)]) == 2
@@ -345,8 +315,7 @@ def test_a_run_whose_options_are_no_options(runs, tmp_path, change, capsys):
 
 @pytest.mark.parametrize("change", [{"channels": 8}, {"ema": 0.5}])
 def test_a_checkpoint_of_other_options_is_refused(runs, tmp_path, change, capsys):
-    cut = tmp_path / "cut"
-    shutil.copytree(runs["characters"], cut)
+    cut = shutil.copytree(runs["characters"], tmp_path / "cut")
     for final in (cut / "checkpoints").rglob("final"):
         shutil.rmtree(final)
     config = json.loads((cut / "config.json").read_text())
@@ -415,33 +384,15 @@ def _torn(folder):
     path.write_bytes(path.read_bytes()[:-20])
 
 
-def _latin(folder):
-    (folder / "val.en").write_bytes(b"a dog\n\xff\xfe\n")
-
-
-def _unequal(folder):
-    (folder / "train.en").write_text("a dog\n")
-
-
-def _empty(folder):
-    (folder / "test_2016_flickr.en").write_text("")
-
-
-def _missing(folder):
-    (folder / "train.en").unlink()
-
-
 @pytest.mark.parametrize(("spoil", "said"), [
-    (_torn, "train.de.gz"), (_latin, "val.en, line 2"), (_unequal, "as many lines"),
-    (_empty, "an empty file"), (_missing, "train.en")])
-def test_bad_files_end_with_3_and_leave_nothing(folder, tmp_path, spoil, said, capsys):
-    import shutil
-
+    (_torn, "train.de.gz"), (lambda folder: (folder / "val.en").write_bytes(b"a dog\n\xff\xfe\n"), "val.en, line 2"),
+    (lambda folder: (folder / "train.en").write_text("a dog\n"), "as many lines"),
+    (lambda folder: (folder / "test_2016_flickr.en").write_text(""), "an empty file"),
+    (lambda folder: (folder / "train.en").unlink(), "train.en")])
+def test_bad_files_end_with_3_and_leave_nothing(folder, tmp_path, spoil, said, refused):
     shutil.copytree(folder, tmp_path / "data")
     spoil(tmp_path / "data")
-    assert main(words_of("transformer", tmp_path / "data", "--out", str(tmp_path / "run"))) == 3
-    assert said in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
+    refused(words_of("transformer", tmp_path / "data"), said, 3)
 
 
 def test_a_missing_folder_is_a_bad_option(tmp_path, capsys):
@@ -450,26 +401,22 @@ def test_a_missing_folder_is_a_bad_option(tmp_path, capsys):
 
 
 def test_a_table_has_a_row_for_each_kind_of_training(runs):
-    summary = json.loads((runs["luong"] / "summary.json").read_text())
-    assert list(summary["groups"]) == ["none", "global-location", "local-p-general"]
+    assert list(summary_of(runs["luong"])["groups"]) == ["none", "global-location", "local-p-general"]
 
 
 @slow
 def test_rows_of_other_recipes(runs):
-    summary = json.loads((runs["fixed-heads"] / "summary.json").read_text())
-    assert summary["parameters"]["fixed-heads"] < summary["parameters"]["learned-heads"]
-    summary = json.loads((runs["pervasive"] / "summary.json").read_text())
+    sizes = summary_of(runs["fixed-heads"])["parameters"]
+    assert sizes["fixed-heads"] < sizes["learned-heads"]
+    summary = summary_of(runs["pervasive"])
     means = {name: row["test_bleu"]["mean"] for name, row in summary["groups"].items()}
     assert summary["headline"]["value"] == pytest.approx(means["pervasive"] - means["rnnsearch"])
     assert set(summary["parameters"]) == {"pervasive", "rnnsearch"}
-    summary = json.loads((runs["relative-positions"] / "summary.json").read_text())
-    assert list(summary["groups"])[:2] == ["clip-0", "clip-2"]
+    assert list(summary_of(runs["relative-positions"])["groups"])[:2] == ["clip-0", "clip-2"]
 
 
-def test_unknown_rows_are_refused(folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["train", "relative-positions", "--data", str(folder), "rows=clip-2,shaw"]) == 2
-    assert "got shaw" in capsys.readouterr().err
+def test_unknown_rows_are_refused(folder, refused):
+    refused(["train", "relative-positions", "--data", str(folder), "rows=clip-2,shaw"], "got shaw")
 
 
 def test_bleu_of_the_longest_is_that_of_the_tenth_with_most_words(folder, monkeypatch):

@@ -1,7 +1,5 @@
 """What the recipe `series` measures: parts in time order, observed readings, the known error of the last value."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -57,6 +55,7 @@ def test_readings_that_are_all_the_same_have_a_scale():
     assert mean_and_deviation(torch.full((5,), 3.0)) == (3.0, 1.0)
     assert mean_and_deviation(torch.tensor([2.0])) == (2.0, 1.0)
 
+
 @final_evaluation()
 def test_only_what_was_observed_counts(histories):
     sensor = torch.ones(1, dtype=torch.int64)
@@ -84,11 +83,7 @@ def test_errors_are_means_over_what_was_observed(histories):
 
 
 @final_evaluation()
-def test_the_last_value_has_its_known_error_on_los_loop(data_dir):
-    folder = data_dir / "traffic"
-    if not folder.is_dir():
-        pytest.skip("no traffic in the folder of data sets")
-    histories = Histories.read(Series(data=str(folder)))
-    figures = histories.figures(LastValue(12), "test")
+def test_the_last_value_has_its_known_error_on_los_loop(real):
+    figures = Histories.read(Series(data=str(real("traffic")))).figures(LastValue(12), "test")
     known = {"test_mae_1_of_12": 2.70, "test_mae_3_of_12": 3.54, "test_mae_6_of_12": 4.34, "test_mae_12_of_12": 5.77}
     assert {name: figures[name] for name in known} == pytest.approx(known, abs=0.005)

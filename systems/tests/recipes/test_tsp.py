@@ -1,7 +1,5 @@
 """The recipe `tsp` as its user meets it: train, resume, evaluate, on files too; and its baselines."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -15,7 +13,7 @@ from structconv_systems.recipes.options.tsp import TSP
 from structconv_systems.recipes.tsp import RUNNER, Instances, best_of, greedy_tours, measure, turned_tours
 from structconv_systems.train.config import resolve
 from structconv_systems.train.parts import final_evaluation
-from systems.tests.recipes.runs import check_laws, evaluated
+from systems.tests.recipes.runs import check_laws, evaluated, others, trained
 from tests.support.drawn import drawn
 
 TINY = ["steps=6", "validate_every=3", "checkpoint_every=2", "challenge_every=2", "nodes=6", "channels=8", "layers=1",
@@ -26,14 +24,11 @@ SQUARE = "NAME : square\nTYPE : TSP\nDIMENSION : 5\nEDGE_WEIGHT_TYPE : EUC_2D\nN
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "tsp"
-    assert main(["train", "tsp", *TINY, "baseline=rollout", "--out", str(folder)]) == 0
-    return folder
+    return trained(tmp_path_factory.mktemp("runs") / "tsp", ["train", "tsp", *TINY, "baseline=rollout"])
 
 
 @pytest.fixture
 def small():
-    torch.manual_seed(0)
     return TourModel(channels=8, layers=1, heads=2, hidden=16).eval()
 
 
@@ -55,17 +50,16 @@ def test_a_run_keeps_the_laws_and_has_its_figures_and_its_pictures(run, tmp_path
 @final_evaluation()
 def test_network_and_rules_have_the_same_test_instances_and_each_seed_its_own():
     shortest = {}
-    for job in RUNNER.jobs(resolve(TSP, [word for word in TINY if word != "seeds=1"] + ["seeds=2"]), None):
+    for job in RUNNER.jobs(resolve(TSP, others(TINY, "seeds=2")), None):
         group, seed = job.name.split("/")
         shortest.setdefault(seed, {})[group] = job.make().test()["test_shortest"]
     assert [len(set(groups.values())) for groups in shortest.values()] == [1, 1]
     assert shortest["seed-0"]["attention"] != shortest["seed-1"]["attention"] and len(shortest["seed-0"]) == 4
 
 
-def test_a_file_is_measured_in_its_own_unit(run, tmp_path, capsys):
+def test_a_file_is_measured_in_its_own_unit(run, written, capsys):
     """The optimum is that of the tour beside it, else of the recipe's own search: 200 + 200 + 2 x 112 + 200."""
-    path = tmp_path / "square.tsp"
-    path.write_text(SQUARE)
+    path = written("square.tsp", SQUARE)
     summary = evaluated(run, capsys, "--test", str(path))
     figures = {name: value["mean"] for name, value in summary["groups"]["attention"].items()}
     assert figures["test_shortest"] == 824 and summary["test"]["name"] == str(path)
@@ -85,9 +79,8 @@ def test_a_file_is_measured_in_its_own_unit(run, tmp_path, capsys):
     (SQUARE.replace("3 100 200", "3 100"), "square.tsp, line 8: expected a node of 1 ... 5"),
     ("TYPE : TSP\nDIMENSION : 3\nEDGE_WEIGHT_TYPE : EXPLICIT\nEDGE_WEIGHT_FORMAT : UPPER_ROW\nEDGE_WEIGHT_SECTION\n"
      "1 2 3\n", "square.tsp: expected coordinates, which the model reads; got distances alone")])
-def test_a_wrong_file_is_named(run, tmp_path, capsys, text, message):
-    path = tmp_path / "square.tsp"
-    path.write_text(text)
+def test_a_wrong_file_is_named(run, written, capsys, text, message):
+    path = written("square.tsp", text)
     assert main(["evaluate", str(run), "--test", str(path)]) == 3
     assert message in " ".join(capsys.readouterr().err.split())
 
@@ -98,7 +91,7 @@ def test_a_file_that_is_not_there(run, tmp_path, capsys):
 
 @pytest.mark.parametrize("baseline", drawn(["shared", "exponential"], 2))
 def test_other_baselines_train(baseline, tmp_path):
-    assert main(["train", "tsp", *TINY, f"baseline={baseline}", "--out", str(tmp_path / "run")]) == 0
+    trained(tmp_path / "run", ["train", "tsp", *TINY, f"baseline={baseline}"])
 
 
 def test_options_that_do_not_fit():
@@ -107,16 +100,15 @@ def test_options_that_do_not_fit():
             resolve(TSP, options)
 
 
-def test_nodes_at_one_place_leave_no_gap(run, tmp_path, capsys):
-    path = tmp_path / "same.tsp"
-    path.write_text("TYPE: TSP\nDIMENSION: 3\nEDGE_WEIGHT_TYPE: EUC_2D\nNODE_COORD_SECTION\n1 5 5\n2 5 5\n3 5 5\nEOF\n")
+def test_nodes_at_one_place_leave_no_gap(run, written, capsys):
+    path = written("same.tsp", "TYPE: TSP\nDIMENSION: 3\nEDGE_WEIGHT_TYPE: EUC_2D\nNODE_COORD_SECTION\n"
+                               "1 5 5\n2 5 5\n3 5 5\nEOF\n")
     groups = evaluated(run, capsys, "--test", str(path))["groups"]
     assert all(group["test_gap"]["mean"] == 0 for group in groups.values())
 
 
-def test_points_of_a_file_lie_in_the_unit_square(tmp_path):
-    path = tmp_path / "square.tsp"
-    path.write_text(SQUARE)
+def test_points_of_a_file_lie_in_the_unit_square(written):
+    path = written("square.tsp", SQUARE)
     actual = Instances.read(str(path))
     torch.testing.assert_close(actual.points, torch.tensor([[[0, 0], [0.8, 0.8], [0, 0.8], [0.8, 0], [0.4, 1]]]))
     torch.testing.assert_close(actual.table, (250 * distances(actual.points)).round())

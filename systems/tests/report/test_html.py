@@ -1,7 +1,5 @@
 """The page: self-contained, escaped, and well formed."""
 
-from __future__ import annotations
-
 import base64
 import re
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """The pages of the systems: what the recorded outcomes render to, in one form."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

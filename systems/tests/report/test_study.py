@@ -1,7 +1,5 @@
 """The page of a study: curves of every seed, captions, and what a run of an earlier version lacks."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checkpoints: round trip, corruption by name, what is kept, and no pickles."""
 
-from __future__ import annotations
-
 import json
 import random
 

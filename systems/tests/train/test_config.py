@@ -1,7 +1,5 @@
 """Recipes: overrides, conversion, bounds, suggestions, JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """The option `device`: what a name stands for, and what moves. Recipes on a second device: `check_laws`."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 

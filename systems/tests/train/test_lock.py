@@ -1,19 +1,16 @@
 """One process at a time in a run's folder, and files of a run that are no UTF-8."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
 
 import pytest
 
 from structconv.errors import ConfigError, DataError
-from structconv_systems.train.config import Recipe
 from structconv_systems.train.lock import locked
 from structconv_systems.train.run import Run
+from systems.tests.train.test_loop import Toy
 
 HOLDER = """
 import sys, time
@@ -23,11 +20,6 @@ with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class Toy(Recipe):
-    name = "toy"
 
 
 def test_the_second_is_told_who_holds_it_and_a_killed_one_lets_go(tmp_path):

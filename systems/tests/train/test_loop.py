@@ -1,7 +1,5 @@
 """The loop: exact resumption after signals and corruption, stopping rules, metrics without doubled steps."""
 
-from __future__ import annotations
-
 import os
 import signal
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Steps: batches by length, schedules, accumulated gradients, averages, what is not finite, and resumption of all."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter
@@ -72,6 +70,10 @@ class LongSums(Sums):
 
 def plain(**options):
     return Sums(**{"steps": 12, "validate_every": 4, "checkpoint_every": 5, **options})
+
+
+def sums(recipe, run=None):
+    return jobs_of(recipe, "sums", SumsTask, SumsTask)
 
 
 def test_batches_of_a_pass_hold_each_sample_once_and_cost_no_more_than_asked():
@@ -147,7 +149,6 @@ def test_gradients_are_clipped_by_norm():
 
 
 def test_averaged_weights_are_measured_and_kept_and_the_own_ones_go_on():
-    torch.manual_seed(0)
     task = SumsTask(plain(ema=0.9))
     for step in range(1, 6):
         task.train_step(step)
@@ -239,7 +240,7 @@ def test_resumed_weights_are_bit_equal(tmp_path, options, when):
 def test_trainings_are_done_once_and_measured_again(tmp_path):
     recipe = plain(seeds=2, steps=24)
     run = Run.create(tmp_path / "run", recipe)
-    jobs = jobs_of(recipe, "sums", SumsTask, SumsTask)
+    jobs = sums(recipe)
     results = train_all(jobs, run, Interrupt(), Quiet())
     assert train_all(jobs, run, Interrupt(), Quiet()) == results
     again = measured(jobs, run, Quiet())
@@ -249,8 +250,7 @@ def test_trainings_are_done_once_and_measured_again(tmp_path):
 def test_a_study_says_its_effect_beside_the_published_one(tmp_path, capsys):
     recipe = LongSums(seeds=2)
     run = Run.create(tmp_path / "run", recipe)
-    study = Study(jobs=lambda recipe, run: [*jobs_of(recipe, "sums", SumsTask, SumsTask),
-                                            *jobs_of(plain(seeds=2), "short", SumsTask, SumsTask)],
+    study = Study(jobs=lambda recipe, run: [*sums(recipe), *jobs_of(plain(seeds=2), "short", SumsTask, SumsTask)],
                   columns={"test_loss": "loss"}, finish=lambda *_: {"more": 1})
     summary = study.execute(recipe, run, Interrupt(), Quiet())
     losses = {name: result["test_loss"] for name, result in summary["results"].items()}
@@ -301,8 +301,7 @@ def test_the_test_part_is_read_in_the_final_evaluation_alone():
 
 def test_figures_that_nobody_measures_are_named_after_the_first_training(tmp_path):
     recipe = plain(seeds=2)
-    study = Study(jobs=lambda recipe, run: jobs_of(recipe, "sums", SumsTask, SumsTask),
-                  columns={"test_loss": "loss", "test_bleu": "BLEU"})
+    study = Study(jobs=sums, columns={"test_loss": "loss", "test_bleu": "BLEU"})
     with pytest.raises(ConfigError, match="columns must be of what test measures, test_loss, seconds; got test_bleu"):
         study.execute(recipe, Run.create(tmp_path / "run", recipe), Interrupt(), Quiet())
     with pytest.raises(ConfigError, match="metric must be of what validate measures, val_loss; got val_bleu"):
@@ -311,13 +310,12 @@ def test_figures_that_nobody_measures_are_named_after_the_first_training(tmp_pat
 
 def test_trainings_of_a_version_that_measured_less_are_measured_again(tmp_path, monkeypatch):
     recipe, run = plain(seeds=2), tmp_path / "run"
-    jobs = lambda recipe, run: jobs_of(recipe, "sums", SumsTask, SumsTask)  # noqa: E731
-    before = Study(jobs=jobs, columns={"test_loss": "loss"}).execute(
+    before = Study(jobs=sums, columns={"test_loss": "loss"}).execute(
         recipe, Run.create(run, recipe), Interrupt(), Quiet())
     figures = SumsTask.figures
     monkeypatch.setattr(SumsTask, "figures", lambda self, part: {**figures(self, part), f"{part}_twice": 2.0})
     monkeypatch.setattr(SumsTask, "train_step", lambda self, step: pytest.fail("trained"))
-    after = Study(jobs=jobs, columns={"test_loss": "loss", "test_twice": "twice"}).execute(
+    after = Study(jobs=sums, columns={"test_loss": "loss", "test_twice": "twice"}).execute(
         recipe, Run.open(run), Interrupt(), Quiet())
     assert after["groups"]["sums"]["test_twice"] == {"mean": 2.0, "std": 0.0}
     assert after["groups"]["sums"]["test_loss"] == before["groups"]["sums"]["test_loss"]
@@ -326,8 +324,7 @@ def test_trainings_of_a_version_that_measured_less_are_measured_again(tmp_path, 
 
 def test_an_effect_whose_groups_were_left_out_is_none(tmp_path, capsys):
     recipe = LongSums()
-    study = Study(jobs=lambda recipe, run: jobs_of(recipe, "sums", SumsTask, SumsTask),
-                  columns={"test_loss": "loss"})
+    study = Study(jobs=sums, columns={"test_loss": "loss"})
     summary = study.execute(recipe, Run.create(tmp_path / "run", recipe), Interrupt(), Quiet())
     assert (summary["headline"]["value"], summary["headline"]["state"]) == (None, "not shown")
     study.show(recipe, summary)
@@ -346,7 +343,7 @@ def test_a_batch_with_nothing_to_count_changes_nothing():
 
 def test_trying_says_what_a_training_would_take():
     recipe = plain()
-    actual = tried(jobs_of(recipe, "sums", SumsTask, SumsTask)[0])
+    actual = tried(sums(recipe)[0])
     assert actual["parameters"] == 4 * 6 + 6 + 6 + 1
     assert actual["flops_per_step"] > 0
     assert actual["seconds"] == pytest.approx(actual["seconds_per_step"] * 12)

@@ -1,7 +1,5 @@
 """Progress: plain lines, soon and then ever less often, and live bars in a terminal."""
 
-from __future__ import annotations
-
 import io
 import threading
 import time

@@ -6,26 +6,22 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from structconv.errors import ConfigError
-from structconv_systems.train.config import option
-from structconv_systems.train.effect import Effect
-from structconv_systems.train.options import Trained
+from structconv_systems.recipes.options.base import Effect, Trained, option
 
 __all__ = ["Architectures", "Generated", "Pooling"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generated(Trained):
+class Generated(Trained, schedule="cosine", warmup=50):
     """Options of the recipes whose data is made from a seed, the same for all trainings."""
 
     samples: int = option(8000, "training sequences", minimum=1)
     held_out: int = option(2000, "validation sequences, and as many test sequences", minimum=1)
     batch_size: int = option(32, "sequences in a batch", minimum=1)
-    schedule: str = "cosine"
-    warmup: int = 50
 
 
 @dataclass(frozen=True, kw_only=True)
-class Architectures(Generated):
+class Architectures(Generated, steps=500, seeds=3, learning_rate=3e-3):
     """Zhang et al., Dive into Deep Learning, section 10.6; Vaswani et al. (2017), table 1."""
 
     name = "architectures"
@@ -45,9 +41,6 @@ class Architectures(Generated):
     longest: int = option(4096, "entries of the longest timed sequence; the others are 1/2, 1/4, ... of it, down to 64",
                           minimum=128)
     rounds: int = option(9, "rounds of timing; each times every layer once", minimum=3)
-    steps: int = 500
-    seeds: int = 3
-    learning_rate: float = 3e-3
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,24 +58,18 @@ _FAILS = ("spatial-content", "spatial-relation", "context-place", "context-relat
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pooling(Generated):
+class Pooling(Generated, batch_size=64, steps=2000, seeds=5, learning_rate=5e-3):
     """Fleuret, EE-559, lecture 13.1."""
 
     name = "pooling"
     published = "each wins where it is predicted to"
-    effect: ClassVar = Effect(
-        claim="worst pooling that should win over best that should fail, points", figure="test_accuracy",
-        pairs=tuple((win, fail) for win in _WINS for fail in _FAILS))
-    presets: ClassVar = {
-        "quick": {"steps": 1000, "validate_every": 250, "checkpoint_every": 250, "seeds": 1}}
+    effect: ClassVar = Effect(claim="worst pooling that should win over best that should fail, points",
+                              figure="test_accuracy", pairs=tuple((win, fail) for win in _WINS for fail in _FAILS))
+    presets: ClassVar = {"quick": {"steps": 1000, "validate_every": 250, "checkpoint_every": 250, "seeds": 1}}
     length: int = option(16, "entries of a sequence", minimum=4)
     classes: int = option(8, "classes of entries", minimum=2)
     dim: int = option(32, "channels of queries and keys in self-attention", minimum=1)
     channels: int = option(64, "channels before pooling", minimum=1)
-    batch_size: int = 64
-    steps: int = 2000
-    seeds: int = 5
-    learning_rate: float = 5e-3
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -7,16 +7,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from structconv.errors import ConfigError
-from structconv_systems.recipes.options.folder import InFolder
-from structconv_systems.recipes.options.sequences import OnFiles
-from structconv_systems.train.config import option
-from structconv_systems.train.effect import Effect
+from structconv_systems.recipes.options.base import Effect, InFolder, OnFiles, option
 
 __all__ = ["Links", "RGCNEntities", "RGCNLinks", "TypedWalks"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RGCNEntities(InFolder):
+class RGCNEntities(InFolder, seeds=10):
     """Schlichtkrull et al. (2018), section 5.1."""
 
     name = "rgcn-entities"
@@ -44,11 +41,10 @@ class RGCNEntities(InFolder):
     epochs: int = option(50, "steps, each over all training entities", minimum=1)
     learning_rate: float = option(0.01, "learning rate of Adam", minimum=0, below=1e38)
     weight_decay: float = option(0.0, "L2 penalty of the first layer", minimum=0)
-    seeds: int = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Links(OnFiles):
+class Links(OnFiles, schedule="cosine"):
     """Options of the recipes that predict links."""
 
     folder = "kg"
@@ -58,7 +54,6 @@ class Links(OnFiles):
     test: str = option("", "another folder or archive, for its test triples; empty: the same")
     unseen: str = option("error", "names in no training triple: error, or admit (they are numbered after the others)")
     batch_size: int = option(512, "triples in a batch; each is a query for its tail and one for its head", minimum=1)
-    schedule: str = "cosine"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,14 +65,13 @@ class Links(OnFiles):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RGCNLinks(Links):
+class RGCNLinks(Links, batch_size=256, seeds=3, steps=2000, learning_rate=1e-2, validate_every=50):
     """Schlichtkrull et al. (2018), section 5.2."""
 
     name = "rgcn-links"
     published = "MRR 24.8 above 19.1 on FB15k-237"
-    effect: ClassVar = Effect(
-        claim="MRR of R-GCN over DistMult, points", figure="test_mrr", published=24.8 - 19.1,
-        pairs=(("rgcn", "distmult"), ("rgcn", "distmult-tuned")))
+    effect: ClassVar = Effect(claim="MRR of R-GCN over DistMult, points", figure="test_mrr", published=24.8 - 19.1,
+                              pairs=(("rgcn", "distmult"), ("rgcn", "distmult-tuned")))
     further: ClassVar = (("triples=nations.tar.gz",), ("triples=umls.tar.gz", "distmult_channels=128",
                           "distmult_dropout=0.5", "rates=distmult-tuned=3e-2"))
     presets: ClassVar = {"quick": {"steps": 800, "seeds": 1}}
@@ -87,15 +81,10 @@ class RGCNLinks(Links):
     dropout: float = option(0.7, "share of the entities' channels dropped", minimum=0, below=1)
     distmult_channels: int = option(64, "channels D of the DistMult baseline", minimum=1)
     distmult_dropout: float = option(0.3, "share of the baseline's entity channels dropped", minimum=0, below=1)
-    batch_size: int = 256
-    seeds: int = 3
-    steps: int = 2000
-    learning_rate: float = 1e-2
-    validate_every: int = 50
 
 
 @dataclass(frozen=True, kw_only=True)
-class TypedWalks(Links):
+class TypedWalks(Links, batch_size=4096, seeds=3, steps=200, learning_rate=3e-2, validate_every=20):
     """Andreoli (2019), section 2.2."""
 
     name = "walks"
@@ -106,8 +95,3 @@ class TypedWalks(Links):
     presets: ClassVar = {"quick": {"steps": 40, "seeds": 1, "validate_every": 20}}
     sparsity: float = option(0.5, "L1 penalty of the weights of walks: a step shrinks each by this times the learning "
                              "rate", minimum=0, below=1)
-    batch_size: int = 4096
-    seeds: int = 3
-    steps: int = 200
-    learning_rate: float = 3e-2
-    validate_every: int = 20

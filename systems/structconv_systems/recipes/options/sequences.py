@@ -8,18 +8,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from structconv.errors import ConfigError
-from structconv_systems.recipes.options.folder import InFolder
-from structconv_systems.train.config import option
-from structconv_systems.train.effect import Effect
-from structconv_systems.train.options import Trained
+from structconv_systems.recipes.options.base import Effect, OnFiles, option
 
-__all__ = ["Characters", "FixedHeads", "Luong", "OnFiles", "Parser", "Pervasive", "RNNSearch", "RelativePositions",
+__all__ = ["Characters", "FixedHeads", "Luong", "Parser", "Pervasive", "RNNSearch", "RelativePositions",
            "Transformer", "Translation"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnFiles(InFolder, Trained):
-    """A recipe that trains by gradients on batches of what files hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,33 +44,24 @@ class Translation(OnFiles):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attending(Translation):
+class Attending(Translation, sentences=12_000, batch_tokens=1024, channels=128, dropout=0.2, beam=1, optimizer="adamw",
+                learning_rate=1.5e-3, schedule="inverse_root", warmup=200):
     """Options of the recipes that train a Transformer."""
 
     layers: int = option(3, "layers of the encoder and of the decoder", minimum=1)
     hidden: int = option(512, "hidden channels of the feed-forward parts", minimum=1)
     norm: str = option("pre", "position of layer norm: pre or post", choices=("pre", "post"))
     recompute: bool = option(False, "recompute activations in the backward pass, to save memory")
-    sentences: int = 12_000
-    batch_tokens: int = 1024
-    channels: int = 128
-    dropout: float = 0.2
-    beam: int = 1
-    optimizer: str = "adamw"
-    learning_rate: float = 1.5e-3
-    schedule: str = "inverse_root"
-    warmup: int = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transformer(Attending):
+class Transformer(Attending, seeds=3, steps=1000):
     """Vaswani et al. (2017)."""
 
     name = "transformer"
     published = "27.3 vs 24.6 (recurrent, GNMT + RL) on WMT 14 EN-DE"  # Table 2, from memory, unchecked
-    effect: ClassVar = Effect(
-        claim="BLEU of the Transformer over RNNsearch", figure="test_bleu", published=27.3 - 24.6,
-        pairs=(("transformer", "rnnsearch"),))
+    effect: ClassVar = Effect(claim="BLEU of the Transformer over RNNsearch", figure="test_bleu", published=27.3 - 24.6,
+                              pairs=(("transformer", "rnnsearch"),))
     presets: ClassVar = {
         "quick": {"seeds": 1, "sentences": 4000, "vocabulary": 2000, "channels": 128, "hidden": 256, "layers": 2,
                   "steps": 300, "warmup": 100, "validate_every": 150, "checkpoint_every": 50, "beam": 1,
@@ -86,8 +69,6 @@ class Transformer(Attending):
         "paper": {"seeds": 1, "channels": 512, "hidden": 2048, "layers": 6, "heads": 8, "steps": 100_000,
                   "warmup": 4000, "batch_tokens": 25_000, "learning_rate": 7e-4, "beam": 4, "length_penalty": 0.6,
                   "dropout": 0.1, "norm": "post", "sentences": 0}}
-    seeds: int = 3
-    steps: int = 1000
     # Both are the best in validation (seed 0) of those that docs/systems/transformer.md lists.
     learning_rate: float = 3e-3
     rates: tuple[str, ...] = ("rnnsearch=5e-3",)
@@ -97,28 +78,18 @@ class Transformer(Attending):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RNNSearch(Translation):
+class RNNSearch(Translation, in_a_row=4, seeds=3, steps=1000, learning_rate=5e-3, channels=192, label_smoothing=0.0,
+                dropout=0.2, schedule="cosine", warmup=100):
     """Bahdanau, Cho and Bengio (2015), with and without attention."""
 
     name = "rnnsearch"
     published = "26.75 vs 17.82 on WMT 14 EN-FR"
-    effect: ClassVar = Effect(
-        claim="BLEU of attention over none", figure="test_bleu", published=26.75 - 17.82,
-        pairs=(("with-attention", "without-attention"),))
+    effect: ClassVar = Effect(claim="BLEU of attention over none", figure="test_bleu", published=26.75 - 17.82,
+                              pairs=(("with-attention", "without-attention"),))
     further: ClassVar = (("in_a_row=1",),)
     presets: ClassVar = {
         "quick": {"seeds": 1, "sentences": 4000, "in_a_row": 1, "vocabulary": 2000, "channels": 128, "steps": 300,
-                  "validate_every": 150, "checkpoint_every": 50, "beam": 1, "learning_rate": 3e-3,
-                  "warmup": 200}}
-    in_a_row: int = 4
-    seeds: int = 3
-    steps: int = 1000
-    learning_rate: float = 5e-3
-    channels: int = 192
-    label_smoothing: float = 0.0
-    dropout: float = 0.2
-    schedule: str = "cosine"
-    warmup: int = 100
+                  "validate_every": 150, "checkpoint_every": 50, "beam": 1, "learning_rate": 3e-3, "warmup": 200}}
 
 
 #: No attention; and where the model looks and the score by which it does, as table 4 of Luong et al. has them.
@@ -127,7 +98,8 @@ _ALIGNMENTS = ("none", "global-location", "global-dot", "global-general", "globa
 
 
 @dataclass(frozen=True, kw_only=True)
-class Luong(Translation):
+class Luong(Translation, sentences=8000, vocabulary=4000, label_smoothing=0.0, dropout=0.2, seeds=3, steps=600, beam=1,
+            schedule="cosine", learning_rate=1e-2, warmup=100, channels=128):
     """Luong, Pham and Manning (2015), table 4."""
 
     name = "luong"
@@ -146,24 +118,13 @@ class Luong(Translation):
     layers: int = option(1, "LSTM layers of encoder and decoder", minimum=1)
     radius: int = option(10, "half width D of local attention", minimum=1)
     input_feeding: bool = option(True, "the decoder reads its last attentional state")
-    sentences: int = 8000
-    vocabulary: int = 4000
-    label_smoothing: float = 0.0
-    dropout: float = 0.2
-    seeds: int = 3
-    steps: int = 600
-    beam: int = 1
-    schedule: str = "cosine"
-    learning_rate: float = 1e-2
-    warmup: int = 100
-    channels: int = 128
 
 
 _ROWS = ("keys", "values", "neither", "sinusoidal", "t5", "alibi", "rotary")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RelativePositions(Attending):
+class RelativePositions(Attending, vocabulary=4000, layers=2, seeds=3, steps=700, learning_rate=6e-3):
     """Shaw, Uszkoreit and Vaswani (2018), tables 2 and 3."""
 
     name = "relative-positions"
@@ -181,11 +142,6 @@ class RelativePositions(Attending):
         ("clip-0", "clip-2", "clip-16", "keys", "values", "rotary"),
         "rows of the tables, a,b,c: clip-C: positions up to C for keys and values; keys, values: up to 16 for one")
     heads: int = option(4, "attention heads", minimum=1)
-    vocabulary: int = 4000
-    layers: int = 2
-    seeds: int = 3
-    steps: int = 700
-    learning_rate: float = 6e-3
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -196,14 +152,13 @@ class RelativePositions(Attending):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixedHeads(Attending):
+class FixedHeads(Attending, vocabulary=4000, hidden=256, layers=2, seeds=3, steps=1200, learning_rate=6e-3):
     """Raganato, Scherrer and Tiedemann (2020); Andreoli (2019), section 3.3."""
 
     name = "fixed-heads"
     published = "within 0.5 BLEU of learned heads"
-    effect: ClassVar = Effect(
-        claim="BLEU of fixed heads over learned ones; 0.5 less counts as none", figure="test_bleu",
-        pairs=(("fixed-heads", "learned-heads"),), published=0.0, margin=-0.5)
+    effect: ClassVar = Effect(claim="BLEU of fixed heads over learned ones; 0.5 less counts as none",
+                              figure="test_bleu", pairs=(("fixed-heads", "learned-heads"),), published=0.0, margin=-0.5)
     presets: ClassVar = {
         "quick": {"seeds": 1, "sentences": 3000, "vocabulary": 1500, "channels": 64, "hidden": 128, "layers": 2,
                   "steps": 300, "warmup": 100, "validate_every": 150, "checkpoint_every": 50, "learning_rate": 3e-3,
@@ -214,12 +169,6 @@ class FixedHeads(Attending):
     shifts: tuple[int, ...] = option((-1, 0, 1), "offsets of the fixed heads; one more head is learned")
     positions: str = option("sinusoidal", "encoding of positions: sinusoidal or learned",
                             choices=("sinusoidal", "learned"))
-    vocabulary: int = 4000
-    hidden: int = 256
-    layers: int = 2
-    seeds: int = 3
-    steps: int = 1200
-    learning_rate: float = 6e-3
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -229,7 +178,8 @@ class FixedHeads(Attending):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pervasive(Translation):
+class Pervasive(Translation, sentences=8000, vocabulary=3000, longest=50, batch_tokens=1024, channels=192, dropout=0.2,
+                seeds=3, steps=1000, learning_rate=8e-3, schedule="cosine", warmup=200, validate_every=250):
     """Elbayad, Besacier and Verbeek (2018), beside RNNsearch on the same pairs."""
 
     name = "pervasive"
@@ -250,22 +200,11 @@ class Pervasive(Translation):
     kernel: int = option(5, "kernel size over source words; odd", minimum=1)
     pooling: str = option("max", "pooling over the source: max, attention or both")
     positions: str = option("sinusoidal", "encoding of positions: none, sinusoidal or learned")
-    sentences: int = 8000
-    vocabulary: int = 3000
-    longest: int = 50
-    batch_tokens: int = 1024
-    channels: int = 192
-    dropout: float = 0.2
-    seeds: int = 3
-    steps: int = 1000
-    learning_rate: float = 8e-3
-    schedule: str = "cosine"
-    warmup: int = 200
-    validate_every: int = 250
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parser(OnFiles):
+class Parser(OnFiles, seeds=3, steps=1000, learning_rate=2e-3, schedule="cosine", warmup=100, clip=5.0,
+             validate_every=250):
     """Dozat and Manning (2017)."""
 
     name = "parser"
@@ -292,17 +231,11 @@ class Parser(OnFiles):
     arc: int = option(300, "channels of the perceptrons for arcs", minimum=1)
     label: int = option(100, "channels of the perceptrons for relations", minimum=1)
     dropout: float = option(0.33, "share of hidden units dropped", minimum=0, below=1)
-    seeds: int = 3
-    steps: int = 1000
-    learning_rate: float = 2e-3
-    schedule: str = "cosine"
-    warmup: int = 100
-    clip: float = 5.0
-    validate_every: int = 250
 
 
 @dataclass(frozen=True, kw_only=True)
-class Characters(OnFiles):
+class Characters(OnFiles, seeds=3, steps=1500, optimizer="adamw", learning_rate=5e-3, schedule="cosine", warmup=100,
+                 weight_decay=0.05, validate_every=250):
     """A causal Transformer on characters, with rotary positions (Su et al. 2021)."""
 
     name = "characters"
@@ -326,11 +259,3 @@ class Characters(OnFiles):
     heads: int = option(4, "attention heads", minimum=1)
     dropout: float = option(0.15, "share of hidden units dropped", minimum=0, below=1)
     sample: int = option(300, "characters of the sample that the report shows", minimum=0)
-    seeds: int = 3
-    steps: int = 1500
-    optimizer: str = "adamw"
-    learning_rate: float = 5e-3
-    schedule: str = "cosine"
-    warmup: int = 100
-    weight_decay: float = 0.05
-    validate_every: int = 250

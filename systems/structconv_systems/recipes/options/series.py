@@ -1,4 +1,4 @@
-"""Options of the recipe on time series."""
+"""Options of the recipes on time series."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from structconv.errors import ConfigError
-from structconv_systems.recipes.options.sequences import OnFiles
-from structconv_systems.train.config import option
-from structconv_systems.train.effect import Effect
+from structconv_systems.recipes.options.base import Effect, OnFiles, option
 
-__all__ = ["Series"]
+__all__ = ["Series", "Traffic"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Series(OnFiles):
+class Series(OnFiles, seeds=3, steps=1200, learning_rate=9e-3, schedule="cosine", warmup=50, clip=5.0):
     """Cinar et al. (2017, 2018)."""
 
     name = "series"
@@ -22,9 +20,8 @@ class Series(OnFiles):
     where = "Los-loop is at github.com/lehaifeng/T-GCN, data/los_speed.csv; any CSV of series goes."
     published = "period-aware below plain attention"
     reads = ("file", "test")
-    effect: ClassVar = Effect(
-        claim="absolute error, plain over period-aware attention", figure="test_mae", higher=False, ratio=True,
-        pairs=(("period-aware", "attention"),))
+    effect: ClassVar = Effect(claim="absolute error, plain over period-aware attention", figure="test_mae",
+                              higher=False, ratio=True, pairs=(("period-aware", "attention"),))
     presets: ClassVar = {
         "quick": {"history": 300, "patch": 12, "hidden": 32, "steps": 300, "validate_every": 150,
                   "checkpoint_every": 50, "seeds": 1, "stride": 12, "learning_rate": 1e-2}}
@@ -45,12 +42,6 @@ class Series(OnFiles):
     gap: int = option(12, "consecutive readings in a gap", minimum=1)
     batch_size: int = option(128, "histories in a batch", minimum=1)
     stride: int = option(3, "times between the starts of two forecasts in validation, and with gaps", minimum=1)
-    seeds: int = 3
-    steps: int = 1200
-    learning_rate: float = 9e-3
-    schedule: str = "cosine"
-    warmup: int = 50
-    clip: float = 5.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,3 +53,53 @@ class Series(OnFiles):
                 raise ConfigError(self.name, f"patch must divide {name}={getattr(self, name)}", self.patch)
         if self.hidden % self.heads:
             raise ConfigError(self.name, f"heads must divide hidden={self.hidden}", self.heads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic(OnFiles, seeds=3, steps=700, learning_rate=2e-2, rates=("without-graph=4e-2",), schedule="cosine",
+              warmup=20, clip=5.0, validate_every=100, checkpoint_every=100):
+    """Li et al. (2018)."""
+
+    name = "dcrnn"
+    folder = "traffic"
+    where = ("Los-loop is at github.com/lehaifeng/T-GCN, data/los_speed.csv; its graph and where its sensors stand at "
+             "github.com/liyaguang/DCRNN, data/sensor_graph; any CSV of series goes.")
+    # Table 1, from memory, unchecked.
+    published = ("MAE 2.77, 3.15, 3.60 at 15, 30, 60 min on the whole of METR-LA; of its best baseline, FC-LSTM, 3.44, "
+                 "3.77, 4.37")
+    reads = ("file", "adjacency", "locations", "test")
+    effect: ClassVar = Effect(
+        claim="absolute error, the best baseline over DCRNN", figure="test_mae", higher=False, ratio=True,
+        pairs=tuple(("dcrnn", name) for name in ("without-graph", "linear", "last-value", "time-of-day")),
+        published=(3.44 + 3.77 + 4.37) / (2.77 + 3.15 + 3.60))
+    presets: ClassVar = {
+        "quick": {"seeds": 1, "hidden": 16, "layers": 1, "steps": 200, "validate_every": 100, "checkpoint_every": 50,
+                  "stride": 12, "learning_rate": 1e-2, "rates": (), "sampling": 10.0},
+        "paper": {"seeds": 1, "hidden": 64, "layers": 2, "batch_size": 64, "steps": 37500, "validate_every": 375,
+                  "checkpoint_every": 375, "learning_rate": 1e-2, "rates": (), "sampling": 2000.0, "stride": 1,
+                  "missing": "zero"}}
+    file: str = option("los_speed.csv", "CSV, plain or gzipped: a line of names, then a line for each time")
+    adjacency: str = option("metr_la_adj_mx.pkl", "the graph: a CSV of S x S weights, or DCRNN's pickle")
+    locations: str = option("metr_la_graph_sensor_locations.csv", "CSV of the positions of the sensors, for the map; "
+                            "empty: positions are computed from the graph")
+    test: str = option("", "CSV with test data of the same sensors; empty: the last times of file")
+    missing: str = option("none", "missing readings: nan, zero (nan and zeros), or none",
+                          choices=("none", "nan", "zero"))
+    train: float = option(0.7, "share of the times for training: the first ones", minimum=0.05, below=1)
+    valid: float = option(0.1, "share of the times for validation; the rest is for testing", minimum=0.01, below=1)
+    history: int = option(12, "input readings of a forecast", minimum=1)
+    horizon: int = option(12, "forecast readings", minimum=1)
+    period: int = option(288, "readings in a day, so that the time of day is an input; 0: it is no input", minimum=0)
+    walk: int = option(2, "longest walk on the graph, in steps", minimum=0)
+    hidden: int = option(32, "channels of a state", minimum=1)
+    layers: int = option(1, "layers of cells in the encoder and in the decoder", minimum=1)
+    sampling: float = option(50.0, "tau of scheduled sampling: the decoder reads observed values with probability "
+                             "tau / (tau + exp(step / tau)); 0: never", minimum=0)
+    batch_size: int = option(16, "histories in a batch, of all sensors", minimum=1)
+    stride: int = option(3, "times between the starts of two forecasts in validation", minimum=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.train + self.valid >= 1:
+            raise ConfigError(self.name, "train and valid must leave something for the test",
+                              f"{self.train} and {self.valid}")

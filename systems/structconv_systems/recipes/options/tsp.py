@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from structconv.errors import ConfigError
-from structconv_systems.train.config import option
-from structconv_systems.train.effect import Effect
-from structconv_systems.train.options import Trained
+from structconv_systems.recipes.options.base import Effect, Trained, option
 
 __all__ = ["TSP"]
 
@@ -17,16 +15,16 @@ _BASELINES = ("shared", "rollout", "exponential")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TSP(Trained):
+class TSP(Trained, seeds=3, steps=5000, learning_rate=1e-3, schedule="cosine", warmup=100, validate_every=200,
+          checkpoint_every=100):
     """Kool, van Hoof and Welling (2019)."""
 
     name = "tsp"
     # Table 1, from memory, unchecked.
     learning = "length"
     published = "0.34 % greedy, 0.08 % best of 1280 samples, farthest insertion 2.36 % (TSP20)"
-    effect: ClassVar = Effect(
-        claim="gap of farthest insertion over the network's, points", figure="test_gap", higher=False,
-        pairs=(("attention", "farthest-insertion"),), published=2.36 - 0.34)
+    effect: ClassVar = Effect(claim="gap of farthest insertion over the network's, points", figure="test_gap",
+                              higher=False, pairs=(("attention", "farthest-insertion"),), published=2.36 - 0.34)
     presets: ClassVar = {
         "quick": {"seeds": 1, "channels": 64, "layers": 2, "heads": 4, "hidden": 256, "batch_size": 320, "steps": 400,
                   "warmup": 20, "validate_every": 100, "checkpoint_every": 100, "instances": 200, "samples": 16},
@@ -45,21 +43,13 @@ class TSP(Trained):
     hidden: int = option(256, "hidden channels of the feed-forward parts", minimum=1)
     logits: float = option(10.0, "greatest logit C", minimum=0.1)
     batch_size: int = option(640, "tours in a batch", minimum=2)
-    baseline: str = option("shared", f"baseline of REINFORCE: {', '.join(_BASELINES)}",
-                           choices=_BASELINES)
+    baseline: str = option("shared", f"baseline of REINFORCE: {', '.join(_BASELINES)}", choices=_BASELINES)
     copies: int = option(20, "tours of an instance, for baseline=shared; divides batch_size", minimum=2)
     decay: float = option(0.8, "decay of the exponential baseline, and of rollout before its first challenge",
                           minimum=0, below=1)
     challenge_every: int = option(200, "steps between challenges of the rollout baseline's model", minimum=1)
     challengers: int = option(1000, "instances in a challenge", minimum=2)
     alpha: float = option(0.05, "significance level of the paired t-test that decides a challenge", minimum=0, below=1)
-    seeds: int = 3
-    steps: int = 5000
-    learning_rate: float = 1e-3
-    schedule: str = "cosine"
-    warmup: int = 100
-    validate_every: int = 200
-    checkpoint_every: int = 100
 
     def __post_init__(self) -> None:
         super().__post_init__()

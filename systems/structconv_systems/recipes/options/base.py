@@ -1,4 +1,4 @@
-"""The options of a recipe that reads files in a folder."""
+"""What options of recipes are made of, and those of a recipe that reads files in a folder."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from structconv.errors import ConfigError
-from structconv_systems.train.config import option
-from structconv_systems.train.options import Measured
+from structconv_systems.train.config import Recipe, option
+from structconv_systems.train.effect import Effect
+from structconv_systems.train.options import Measured, Trained
 
-__all__ = ["InFolder"]
+__all__ = ["Effect", "InFolder", "OnFiles", "Recipe", "Trained", "option"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,3 +55,8 @@ class InFolder(Measured):
     def _files_at(self, path: Path) -> list[Path]:
         """The files that there are of what has this path."""
         return [path] if path.is_file() else []
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnFiles(InFolder, Trained):
+    """A recipe that trains by gradients on batches of what files hold."""
