@@ -721,7 +721,7 @@ class _AvgPool(_Layer):
                 if (size == self.stride and input.dim() == axes + 2 and self.padding in (0, (0,))
                         and self.__dict__.get("divisor_override") is None):
                     return window_means(input, size := _each(size, axes), size, (0,) * axes, True)
-            except (RuntimeError, ValueError):  # what does not fit is said below
+            except (IndexError, RuntimeError, TypeError, ValueError):  # what does not fit is said below
                 pass
         if type(input) is Proxy:
             return cast(Tensor, recorded(self, input))
@@ -732,9 +732,10 @@ class _AvgPool(_Layer):
         if input.dim() not in (axes + 1, axes + 2):
             raise ShapeError(owner, f"input must have shape (N, C, *S) with {axes} axes S, or without N",
                              tuple(input.shape))
-        if not input.is_floating_point() or _is_recorded(input):
+        divisor = self.__dict__.get("divisor_override")
+        if not input.is_floating_point() or _is_recorded(input) or divisor == 0:  # torch refuses the last
             return cast(Tensor, cast(Any, super()).forward(input))
-        divisor, mechanism = self.__dict__.get("divisor_override"), self._mechanism_of()
+        mechanism = self._mechanism_of()
         y = _directly(self, input)
         if y is None:
             y = _laid_out(_computed(self, mechanism, Eye.of(1, input.shape[-1 - axes]), None, input, axes), input)

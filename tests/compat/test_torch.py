@@ -636,6 +636,9 @@ def test_what_is_refused() -> None:
         (ShapeError, "enable_gqa",
          lambda: compat.scaled_dot_product_attention(torch.randn(4, 2, 8), torch.randn(2, 2, 8), torch.randn(2, 2, 8))),
         (ShapeError, "C=4", lambda: compat.Conv2d(4, 3, 3)(torch.randn(2, 5, 6, 6))),
+        (ShapeError, r"2 axes S.*\(5, 5\)", lambda: compat.AvgPool2d(2)(torch.randn(5, 5))),
+        (RuntimeError, "not zero", lambda: compat.AvgPool2d(2, divisor_override=0)(torch.randn(2, 4, 5, 5))),
+        (ConfigError, "window must be an integer", lambda: compat.AvgPool1d("a")(torch.randn(4, 5))),
         (ConfigError, "ceil_mode", lambda: compat.AvgPool2d(2, ceil_mode=True)(torch.randn(2, 4, 5, 5))))
 
 
