@@ -1,6 +1,7 @@
 """Loaders of sampled neighborhoods: what is drawn, from what, by whom, and how often."""
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -627,6 +628,8 @@ WRONG = {
                       "normalize must be"),
     "whole": (lambda: blocks(next(iter(NeighborLoader(WHOLE, [1]))), num_nodes=0), StructureError,
               "num_nodes=0"),
+    "numbers": (lambda: blocks(replace(next(iter(NeighborLoader(WHOLE, [1]))), n_id=None), num_nodes=4), ConfigError,
+                "needs batch.n_id"),
     "mode": (lambda: LinkNeighborLoader(Graph(INDEX), [1], neg_sampling="ternary"), ConfigError, "neg_sampling"),
 }
 

@@ -526,15 +526,12 @@ class _Conv(_Layer):
     """The forward pass of torch's convolutions."""
 
     _by_torch: Callable[..., Tensor]
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """A class that says itself how it convolves keeps torch's forward pass, which asks it."""
-        if "_conv_forward" in cls.__dict__ and "forward" not in cls.__dict__:
-            cls.forward = cast(Any, super()).forward  # type: ignore[method-assign]
-        super().__init_subclass__(**options)
+    _own_forward: Callable[..., Tensor]
 
     def forward(self: Any, input: Tensor) -> Tensor:
         """(N, C, *S) or (C, *S) -> (N, C', *S') or (C', *S'); see torch's."""
+        if type(self)._conv_forward is not self._own_forward or "_conv_forward" in self.__dict__:  # it is overridden
+            return cast(Tensor, super().forward(input))  # type: ignore[misc]
         parameters = self._parameters
         if _is_left_to_torch(self, input, weight := parameters.get("weight")):
             try:
@@ -572,7 +569,7 @@ class Conv1d(_Conv, nn.Conv1d):
         True
     """
 
-    _by_torch = staticmethod(F.conv1d)
+    _by_torch, _own_forward = staticmethod(F.conv1d), staticmethod(nn.Conv1d._conv_forward)
 
 
 class Conv2d(_Conv, nn.Conv2d):
@@ -589,7 +586,7 @@ class Conv2d(_Conv, nn.Conv2d):
         True
     """
 
-    _by_torch = staticmethod(F.conv2d)
+    _by_torch, _own_forward = staticmethod(F.conv2d), staticmethod(nn.Conv2d._conv_forward)
 
 
 class Conv3d(_Conv, nn.Conv3d):
@@ -606,7 +603,7 @@ class Conv3d(_Conv, nn.Conv3d):
         True
     """
 
-    _by_torch = staticmethod(F.conv3d)
+    _by_torch, _own_forward = staticmethod(F.conv3d), staticmethod(nn.Conv3d._conv_forward)
 
 
 class _ConvTranspose(_Layer):
@@ -724,7 +721,7 @@ class _AvgPool(_Layer):
                 if (size == self.stride and input.dim() == axes + 2 and self.padding in (0, (0,))
                         and self.__dict__.get("divisor_override") is None):
                     return window_means(input, size := _each(size, axes), size, (0,) * axes, True)
-            except (RuntimeError, ValueError):  # what does not fit is said below
+            except (IndexError, RuntimeError, TypeError, ValueError):  # what does not fit is said below
                 pass
         if type(input) is Proxy:
             return cast(Tensor, recorded(self, input))
@@ -735,9 +732,10 @@ class _AvgPool(_Layer):
         if input.dim() not in (axes + 1, axes + 2):
             raise ShapeError(owner, f"input must have shape (N, C, *S) with {axes} axes S, or without N",
                              tuple(input.shape))
-        if not input.is_floating_point() or _is_recorded(input):
+        divisor = self.__dict__.get("divisor_override")
+        if not input.is_floating_point() or _is_recorded(input) or divisor == 0:  # torch refuses the last
             return cast(Tensor, cast(Any, super()).forward(input))
-        divisor, mechanism = self.__dict__.get("divisor_override"), self._mechanism_of()
+        mechanism = self._mechanism_of()
         y = _directly(self, input)
         if y is None:
             y = _laid_out(_computed(self, mechanism, Eye.of(1, input.shape[-1 - axes]), None, input, axes), input)

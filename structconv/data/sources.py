@@ -142,6 +142,9 @@ def blocks(batch: Any, *, normalize: str | None = None, self_loops: bool = False
     numbers: Any = getattr(batch, "n_id", None)
     if num_nodes is not None:
         check_natural("blocks", "num_nodes", num_nodes)
+        if not isinstance(numbers, Tensor):
+            raise ConfigError("blocks", "num_nodes needs batch.n_id, the number of each node in the whole graph",
+                              type(numbers).__name__)
         check_bounds("blocks", "batch.n_id", "node", numbers.unsqueeze(0), [("num_nodes", num_nodes)])
     whole = batch.graph if isinstance(batch, NeighborBatch) else batch
     weight, attr = getattr(whole, "edge_weight", None), getattr(whole, "edge_attr", None)

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 import structconv.compat.pyg as ours
 from structconv.compat.pyg import edges, functions
 from structconv.compat.pyg.edges import numbered
-from structconv.errors import ConfigError
+from structconv.errors import ConfigError, StructureError
 from structconv.primitives.native.loader import core
 from tests.support import layers
 from tests.support.derivatives import autograd_nodes, derivatives
@@ -677,6 +677,14 @@ def test_readouts(name, size):
             torch.testing.assert_close(got, want)
             seed = torch.randn_like(want)
             torch.testing.assert_close(*(torch.autograd.grad(y, x, seed)[0] for y in (got, want)))
+
+
+@pytest.mark.parametrize("wrong", [-1, 3.0, "3"])
+def test_sums_of_few_rows_refuse_a_wrong_number_of_groups(wrong):
+    x, groups = torch.randn(3, P, requires_grad=True), torch.tensor([0, 2, 1])
+    for call in (ours.global_add_pool, lambda x, groups, size: ours.SumAggregation()(x, groups, dim_size=size)):
+        with pytest.raises(StructureError, match="num_outputs must be an integer"):
+            call(x, groups, wrong)
 
 
 @pytest.mark.parametrize("args", [("cat",), ("max",), ("lstm", P, 3)])

@@ -341,13 +341,22 @@ def test_a_call_reads_a_parametrized_weight_once(name: str) -> None:
         _alike(original, ours, (torch.randn(2, 4, 5, 5, dtype=torch.float64),))
 
 
-@pytest.mark.parametrize("side", [3, 40])
-def test_a_derived_class_may_say_how_it_convolves(side: int) -> None:
+@pytest.mark.parametrize("where", ["class", "mixin", "below", "instance"])
+@pytest.mark.parametrize("side", [3, 120])
+def test_a_layer_may_say_how_it_convolves(side: int, where: str) -> None:
     def standardized(self: Any, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return super(type(self), self)._conv_forward(image, weight - weight.mean((1, 2, 3), keepdim=True), bias)
+        return nn.Conv2d._conv_forward(self, image, weight - weight.mean((1, 2, 3), keepdim=True), bias)
 
-    ours, theirs = (type("Standardized", (base,), {"_conv_forward": standardized})(4, 8, 3)
-                    for base in (compat.Conv2d, nn.Conv2d))
+    def doubled(self: Any, image: Tensor) -> Any:
+        return 2 * super(type(self), self).forward(image)
+
+    members: dict[str, Any] = {"_conv_forward": standardized}
+    mixins = (type("Mixin", (), members),) if where == "mixin" else ()
+    names = {"class": members, "below": {**members, "forward": doubled}}.get(where, {})
+    ours, theirs = (type("Standardized", (*mixins, base), names)(4, 8, 3) for base in (compat.Conv2d, nn.Conv2d))
+    if where == "instance":
+        for layer in (ours, theirs):
+            layer._conv_forward = standardized.__get__(layer)
     ours.load_state_dict(theirs.state_dict())
     image = torch.randn(2, 4, side, side)
     torch.testing.assert_close(ours(image), theirs(image))
@@ -627,6 +636,9 @@ def test_what_is_refused() -> None:
         (ShapeError, "enable_gqa",
          lambda: compat.scaled_dot_product_attention(torch.randn(4, 2, 8), torch.randn(2, 2, 8), torch.randn(2, 2, 8))),
         (ShapeError, "C=4", lambda: compat.Conv2d(4, 3, 3)(torch.randn(2, 5, 6, 6))),
+        (ShapeError, r"2 axes S.*\(5, 5\)", lambda: compat.AvgPool2d(2)(torch.randn(5, 5))),
+        (RuntimeError, "not zero", lambda: compat.AvgPool2d(2, divisor_override=0)(torch.randn(2, 4, 5, 5))),
+        (ConfigError, "window must be an integer", lambda: compat.AvgPool1d("a")(torch.randn(4, 5))),
         (ConfigError, "ceil_mode", lambda: compat.AvgPool2d(2, ceil_mode=True)(torch.randn(2, 4, 5, 5))))
 
 

@@ -9,6 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.autograd.forward_ad import dual_level
+from torch.utils.flop_counter import FlopCounterMode
 
 from structconv.compat import torch as compat
 from structconv.primitives.fused_attention import all_pairs, exact_attention, exact_weights
@@ -242,6 +244,17 @@ def test_a_result_that_is_changed_in_place_is_made_again_for_the_gradients() -> 
             y.detach().zero_()
         grads.append(torch.autograd.grad(loss, leaves))
     assert all(map(torch.equal, *grads))
+
+
+@needs_kernel
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_second_backward_pass_runs_under_a_mode_and_a_dual_level(weighted: bool) -> None:
+    leaves = [torch.randn(2, 2, 5, 4, requires_grad=True) for _ in range(3)]
+    y = exact_weights(*leaves, None, False, 0.5)[0] if weighted else exact_attention(*leaves, None, False, 0.5)
+    expected = torch.autograd.grad(y.sum(), leaves, retain_graph=True)
+    for context in (FlopCounterMode(display=False), dual_level()):
+        with context:
+            assert all(map(torch.equal, torch.autograd.grad(y.sum(), leaves, retain_graph=True), expected))
 
 
 @needs_kernel

@@ -536,7 +536,7 @@ def of_sorted(x: Tensor, index: Tensor, size: int | None, kind: str, otherwise: 
         try:
             groups = cached(index, "groups", lambda: int(index.max()) + 1) if size is None else size
             return sum_of_rows(x, index, groups)
-        except (IndexError, RuntimeError):  # what does not fit is said by the usual way
+        except (IndexError, RuntimeError, TypeError):  # what does not fit is said by the usual way
             return None
     starts = sorted_starts(x, index, size)
     if starts is None:
