@@ -21,7 +21,7 @@ from structconv import errors
 
 __all__ = ["CALL", "NAMES", "PLAIN", "PLAIN_CALLS", "above_autograd", "all_plain", "any_autocast", "any_requires_grad",
            "autocast", "backward_task", "below_autograd", "bound", "bound_apply", "called", "calls_forward",
-           "decomposition_table", "defers", "dispatch_modes", "encoder_attention", "encoder_linear", "flash_attention",
+           "conv_forward", "decomposition_table", "defers", "dispatch_modes", "encoder_attention", "encoder_linear", "flash_attention",
            "flash_attention_backward", "follows_transforms", "forward_level", "forward_mode", "function_modes",
            "fused_choice", "global_hooks", "in_a_mode", "is_batched", "is_functional", "is_wrapped", "known_version",
            "linear_pointwise", "meta_table", "outside_modes", "outside_trace", "parameter", "profiling", "pytree",
@@ -75,6 +75,8 @@ is_functional: Callable[[Tensor], bool] = _resolved("torch._C._functorch.is_func
 #: Another shape of a tensor that nobody else has: no view of it, so that it may be changed in place.
 unsafe_view: Callable[[Tensor, list[int]], Tensor] = _resolved(
     "torch.ops.aten._unsafe_view", lambda t, shape: t.reshape(shape).clone())
+#: Axes -> how torch's convolutions compute, which derived classes may override; `None` where they have no such method.
+conv_forward: dict[int, Any] = {axes: _resolved(f"torch.nn.Conv{axes}d._conv_forward") for axes in (1, 2, 3)}
 #: The two blocks of torch's encoder layers; `None` if they are called otherwise.
 encoder_attention: Any = _resolved("torch.nn.TransformerEncoderLayer._sa_block")
 encoder_linear: Any = _resolved("torch.nn.TransformerEncoderLayer._ff_block")

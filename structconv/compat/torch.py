@@ -46,7 +46,7 @@ from structconv.primitives.native.node import is_direct
 from structconv.primitives.products import linear
 from structconv.shapes import check_tensor
 from structconv.structures.grid import Grid
-from structconv.torch_compat import all_plain, encoder_attention, encoder_linear, tracing
+from structconv.torch_compat import all_plain, conv_forward, encoder_attention, encoder_linear, tracing
 from structconv.weights import Eye, Full, Grouped, Weight
 
 __all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d",
@@ -526,11 +526,12 @@ class _Conv(_Layer):
     """The forward pass of torch's convolutions."""
 
     _by_torch: Callable[..., Tensor]
+    #: torch's method that a derived class, or an instance, may override.
     _own_forward: Callable[..., Tensor]
 
     def forward(self: Any, input: Tensor) -> Tensor:
         """(N, C, *S) or (C, *S) -> (N, C', *S') or (C', *S'); see torch's."""
-        if type(self)._conv_forward is not self._own_forward or "_conv_forward" in self.__dict__:  # it is overridden
+        if getattr(type(self), "_conv_forward", None) is not self._own_forward or "_conv_forward" in self.__dict__:
             return cast(Tensor, super().forward(input))  # type: ignore[misc]
         parameters = self._parameters
         if _is_left_to_torch(self, input, weight := parameters.get("weight")):
@@ -569,7 +570,7 @@ class Conv1d(_Conv, nn.Conv1d):
         True
     """
 
-    _by_torch, _own_forward = staticmethod(F.conv1d), staticmethod(nn.Conv1d._conv_forward)
+    _by_torch, _own_forward = staticmethod(F.conv1d), staticmethod(conv_forward[1])
 
 
 class Conv2d(_Conv, nn.Conv2d):
@@ -586,7 +587,7 @@ class Conv2d(_Conv, nn.Conv2d):
         True
     """
 
-    _by_torch, _own_forward = staticmethod(F.conv2d), staticmethod(nn.Conv2d._conv_forward)
+    _by_torch, _own_forward = staticmethod(F.conv2d), staticmethod(conv_forward[2])
 
 
 class Conv3d(_Conv, nn.Conv3d):
@@ -603,7 +604,7 @@ class Conv3d(_Conv, nn.Conv3d):
         True
     """
 
-    _by_torch, _own_forward = staticmethod(F.conv3d), staticmethod(nn.Conv3d._conv_forward)
+    _by_torch, _own_forward = staticmethod(F.conv3d), staticmethod(conv_forward[3])
 
 
 class _ConvTranspose(_Layer):
