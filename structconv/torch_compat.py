@@ -19,14 +19,14 @@ from torch.utils import _pytree as pytree
 
 from structconv import errors
 
-__all__ = ["CALL", "NAMES", "PLAIN", "PLAIN_CALLS", "above_autograd", "all_plain", "any_autocast", "any_requires_grad",
-           "autocast", "backward_task", "below_autograd", "bound", "bound_apply", "called", "calls_forward",
-           "conv_forward", "decomposition_table", "defers", "dispatch_modes", "encoder_attention", "encoder_linear", "flash_attention",
-           "flash_attention_backward", "follows_transforms", "forward_level", "forward_mode", "function_modes",
-           "fused_choice", "global_hooks", "in_a_mode", "is_batched", "is_functional", "is_wrapped", "known_version",
-           "linear_pointwise", "meta_table", "outside_modes", "outside_trace", "parameter", "profiling", "pytree",
-           "single_level", "softmax_backward", "tracing", "transforms_active", "unsafe_view", "version", "watched",
-           "will_run", "without_autocast"]
+__all__ = ["CALL", "NAMES", "PLAIN", "PLAIN_CALLS", "above_autograd", "all_plain", "any_autocast",
+           "any_requires_grad", "autocast", "backward_task", "below_autograd", "bound", "bound_apply", "called",
+           "calls_forward", "conv_forward", "decomposition_table", "defers", "dispatch_modes", "encoder_attention",
+           "encoder_linear", "flash_attention", "flash_attention_backward", "follows_transforms", "forward_level",
+           "forward_mode", "function_modes", "fused_choice", "global_hooks", "in_a_mode", "is_batched",
+           "is_functional", "is_wrapped", "known_version", "linear_pointwise", "meta_table", "outside_modes",
+           "outside_trace", "parameter", "profiling", "pytree", "single_level", "softmax_backward", "tracing",
+           "transforms_active", "unsafe_view", "version", "watched", "will_run", "without_autocast"]
 
 T = TypeVar("T")
 
