@@ -1339,3 +1339,13 @@ def test_what_is_only_summed_may_change_before_the_backward(name: str, channels:
         grads.append(torch.autograd.grad(y.square().sum(), leaf, create_graph=True)[0])
     torch.testing.assert_close(*grads)
     grads[1].sum().backward()  # the second derivative
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+@pytest.mark.parametrize("order", [[0, 0, 1, 1, 2], [1, 0, 2, 1, 0]])
+@pytest.mark.parametrize("pool", ["global_add_pool", "global_mean_pool", "global_max_pool", "SumAggregation"])
+def test_readouts_keep_their_dtype_under_autocast(pool, order, needs_grad):
+    x, groups = torch.randn(5, 3, requires_grad=needs_grad), torch.tensor(order)
+    read = getattr(ours, pool)() if pool.endswith("Aggregation") else getattr(ours, pool)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert read(x, groups).dtype == torch.float32

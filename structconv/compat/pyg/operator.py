@@ -15,16 +15,16 @@ from structconv.planning.precision import autocast_dtype, cast_call
 from structconv.planning.problem import Call
 from structconv.structures.graph import Graph
 from structconv.structures.supports import EdgeSupport
-from structconv.weights import EyeBlocks, Weight
+from structconv.weights import Eye, EyeBlocks, Weight
 
 __all__ = ["apply", "attend"]
 
 
 def apply(x: Tensor, basis: Basis, theta: Weight, bias: Tensor | None = None) -> Tensor:
-    """y = sum_k A_k^T x Theta_k + b by the planner's choice."""
+    """y = sum_k A_k^T x Theta_k + b by the planner's choice. Autocast leaves sums without weights in the dtype of x."""
     call = Call(x, basis, theta, bias)
     if private.any_autocast():
-        call = cast_call(call, autocast_dtype(x))
+        call = cast_call(call, x.dtype if isinstance(theta, Eye) else autocast_dtype(x))
     return plan_for(call).run(call)
 
 
