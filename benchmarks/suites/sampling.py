@@ -121,13 +121,15 @@ class _Net(nn.Module):
 
     def forward(self, batch: Any) -> Tensor:
         if self.over == "blocks":
-            whole = self.features
-            graphs = blocks(batch, num_nodes=None if whole is None else len(whole))
-            x = batch.features["x"] if whole is None else whole
-            own = x[:graphs[0].num_outputs] if whole is None else x.index_select(0, batch.n_id[:graphs[0].num_outputs])
-            for layer, block in zip(self.layers, graphs, strict=True):
-                x = layer((x, own[:block.num_outputs]), block.edge_index).relu()
+            if self.features is None:
+                graphs, x = blocks(batch), batch.features["x"]
                 own = x
+            else:
+                x = self.features
+                graphs = blocks(batch, num_nodes=len(x))
+                own = x.index_select(0, batch.n_id[:graphs[0].num_outputs])
+            for layer, block in zip(self.layers, graphs, strict=True):
+                x = own = layer((x, own[:block.num_outputs]), block.edge_index).relu()
             return x
         x = batch.features["x"]
         edges = batch.graph.edge_index

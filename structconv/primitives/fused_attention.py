@@ -67,7 +67,8 @@ def exact_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | N
     if core is None:
         return None
     if torch.is_grad_enabled() and private.any_requires_grad(query, key, values, mask):
-        return _exact(query, key, values, mask, causal, scale, drop)
+        result: Tensor = _exact(query, key, values, mask, causal, scale, drop, False)
+        return result
     y: Tensor = core.attention_forward(query, key, values, mask, causal, scale, *drop[:2], False, False)[0]
     return y
 
@@ -79,7 +80,7 @@ def exact_weights(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | Non
     if core is None:
         return None
     if torch.is_grad_enabled() and private.any_requires_grad(query, key, values, mask):
-        pair: tuple[Tensor, Tensor] = _weighted(query, key, values, mask, causal, scale, drop)
+        pair: tuple[Tensor, Tensor] = _exact(query, key, values, mask, causal, scale, drop, True)
         return pair
     y, _, weights = core.attention_forward(query, key, values, mask, causal, scale, *drop[:2], False, True)
     return y, weights
@@ -111,42 +112,27 @@ def is_readable(mask: Tensor, shape: Sequence[int], inputs: int) -> bool:
 
 
 class _Exact(torch.autograd.Function):
-    """The kernel, for what it takes."""
+    """The kernel, for what it takes: y, or y and the weights."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float,
-                drop: Drop) -> Tensor:
-        y, total, _ = Loaded.core.attention_forward(  # type: ignore[union-attr]
-            query, key, values, mask, causal, scale, drop[0], drop[1], True, False)
-        ctx.save_for_backward(query, key, values, mask, total)
-        ctx.kept = causal, scale, drop, Result(y)
-        result: Tensor = y
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return *_gradients(ctx, all_pairs, grad), None, None, None
-
-
-class _Weighted(torch.autograd.Function):
-    """The kernel with its weights."""
-
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float,
-                drop: Drop) -> tuple[Tensor, Tensor]:
+                drop: Drop, weighted: bool) -> Any:
         y, total, weights = Loaded.core.attention_forward(  # type: ignore[union-attr]
-            query, key, values, mask, causal, scale, drop[0], drop[1], True, True)
+            query, key, values, mask, causal, scale, drop[0], drop[1], True, weighted)
         ctx.save_for_backward(query, key, values, mask, total)
         ctx.kept = causal, scale, drop, Result(y)
+        if not weighted:
+            return y
         ctx.set_materialize_grads(False)
         return y, weights
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, of_weights: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad: Tensor | None, of_weights: Tensor | None = None) -> tuple[Any, ...]:
         if of_weights is not None:
-            return *_gradients(ctx, _pairs_and_weights, grad, of_weights), None, None, None
-        grads = (None,) * 4 if grad is None else _gradients(ctx, all_pairs, grad)
-        return *grads, None, None, None
+            grads = _gradients(ctx, _pairs_and_weights, grad, of_weights)
+        else:
+            grads = (None,) * 4 if grad is None else _gradients(ctx, all_pairs, grad)
+        return *grads, None, None, None, None
 
 
 def _gradients(ctx: Any, function: Callable[..., Any], grad: Any, *others: Tensor) -> Gradients:
@@ -164,8 +150,7 @@ def _gradients(ctx: Any, function: Callable[..., Any], grad: Any, *others: Tenso
     return grads
 
 
-_exact: Callable[..., Tensor] = private.bound_apply(_Exact)
-_weighted: Callable[..., Any] = private.bound_apply(_Weighted)
+_exact: Callable[..., Any] = private.bound_apply(_Exact)
 
 
 # -- torch's kernel -------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from structconv.bases.matrices import adjacency
 from structconv.bases.scores import Affine
 from structconv.bases.sparse import Sparse
-from structconv.compat.pyg.edges import edges_to_outputs, gather, memberships
+from structconv.compat.pyg.edges import edges_to_outputs, gather, group_count, memberships
 from structconv.compat.pyg.linear import Linear, LinearByType, project
 from structconv.compat.pyg.operator import attend
 from structconv.compat.pyg.tracing import is_tracing, traceable
@@ -532,10 +532,8 @@ def of_sorted(x: Tensor, index: Tensor, size: int | None, kind: str, otherwise: 
         kind, t: see `pool_groups`. otherwise: the same function of x by differentiable operators.
     """
     if kind == "sum" and is_few_rows(x) and is_plain(index) and index.shape == x.shape[:1]:
-        forget_changed(index)
         try:
-            groups = cached(index, "groups", lambda: int(index.max()) + 1) if size is None else size
-            return sum_of_rows(x, index, groups)
+            return sum_of_rows(x, index, group_count(index) if size is None else size)
         except (IndexError, RuntimeError, TypeError):  # what does not fit is said by the usual way
             return None
     starts = sorted_starts(x, index, size)

@@ -77,15 +77,15 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
         results = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *with_gradient)  # type: ignore[arg-type]
                    if named else forward(adjacency, *arguments, *with_gradient))  # type: ignore[operator]
         y, *others = results if type(results) is tuple else (results,)
-        tensors, needed, unread = arguments[:count], ctx.needs_input_grad, None
+        tensors, needed, unread = [*arguments[:count]], ctx.needs_input_grad, []
         for i, readers in limited:
             for reader in readers:
                 if needed[reader]:
                     break
             else:
                 if tensors[i] is not None:
-                    unread = [*(unread or ()), (i, _unread(tensors[i].shape))]
-                    tensors = *tensors[:i], None, *tensors[i + 1:]
+                    unread.append((i, _unread(tensors[i].shape)))
+                    tensors[i] = None
         ctx.save_for_backward(*tensors, *others)
         ctx.kept = adjacency, composed, arguments[count:], Result(y) if reads_result else None, unread  # one is faster
         result: Tensor = y
@@ -93,11 +93,9 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
 
     def back(ctx: Any, grad: Tensor) -> Gradients:
         adjacency, composed, options, result, unread = ctx.kept
-        saved = ctx.saved_tensors
-        if unread is not None:
-            saved = [*saved]
-            for i, t in unread:
-                saved[i] = t
+        saved = [*ctx.saved_tensors]
+        for i, t in unread:
+            saved[i] = t
         if torch.is_grad_enabled() or private.is_functional(grad) or private.is_batched(grad):
             gradients = pulled_back(composed, saved[:count], ctx.needs_input_grad[2:count + 2], [grad])
         else:
@@ -106,15 +104,14 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
                 if y is None:
                     with torch.no_grad():
                         y = call(adjacency, composed, *saved[:count], *options)
-                saved = *saved[:count], y, *saved[count:]
+                saved.insert(count, y)
             if names_backward:
                 gradients = getattr(Loaded.core, backward)(*adjacency.sides(), *saved, grad, *options)  # type: ignore[arg-type]
             else:
                 needed = ctx.needs_input_grad[2:count + 2]
                 gradients = backward(adjacency, *saved, grad, needed, *options)  # type: ignore[operator]
-        if isinstance(gradients, Tensor):
-            return None, None, gradients, *(None,) * len(options)
-        return None, None, *gradients, *(None,) * len(options)
+        grads = (gradients,) if isinstance(gradients, Tensor) else gradients
+        return None, None, *grads, *(None,) * len(options)
 
     node = type(name, (torch.autograd.Function,), {"forward": staticmethod(ahead), "backward": staticmethod(back)})
     apply = private.bound_apply(node)

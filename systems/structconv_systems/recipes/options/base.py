@@ -11,7 +11,13 @@ from structconv_systems.train.config import Recipe, option
 from structconv_systems.train.effect import Effect
 from structconv_systems.train.options import Measured, Trained
 
-__all__ = ["Effect", "InFolder", "OnFiles", "Recipe", "Trained", "option"]
+__all__ = ["Effect", "InFolder", "OnFiles", "Recipe", "Trained", "check_shares", "option"]
+
+
+def check_shares(recipe: Recipe, train: float, valid: float) -> None:
+    """Raise `ConfigError` unless the shares of the data for training and validation leave some for the test."""
+    if train + valid >= 1:
+        raise ConfigError(recipe.name, "train and valid must leave something for the test", f"{train} and {valid}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from structconv.errors import ConfigError
-from structconv_systems.recipes.options.base import Effect, InFolder, OnFiles, option
+from structconv_systems.recipes.options.base import Effect, InFolder, OnFiles, check_shares, option
 
 __all__ = ["Cora", "CoraCheb", "CoraGAT", "CoraGCN", "Molecules"]
 
@@ -155,6 +154,4 @@ class Molecules(OnFiles, seeds=10, steps=2500, optimizer="adamw", weight_decay=0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.train + self.valid >= 1:
-            raise ConfigError(self.name, "train and valid must leave something for the test",
-                              f"{self.train} and {self.valid}")
+        check_shares(self, self.train, self.valid)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from structconv.errors import ConfigError
-from structconv_systems.recipes.options.base import Effect, OnFiles, option
+from structconv_systems.recipes.options.base import Effect, OnFiles, check_shares, option
 
 __all__ = ["Series", "Traffic"]
 
@@ -45,9 +45,7 @@ class Series(OnFiles, seeds=3, steps=1200, learning_rate=9e-3, schedule="cosine"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.train + self.valid >= 1:
-            raise ConfigError(self.name, "train and valid must leave something for the test",
-                              f"{self.train} and {self.valid}")
+        check_shares(self, self.train, self.valid)
         for name in ("history", "horizon"):
             if getattr(self, name) % self.patch:
                 raise ConfigError(self.name, f"patch must divide {name}={getattr(self, name)}", self.patch)
@@ -100,6 +98,4 @@ class Traffic(OnFiles, seeds=3, steps=700, learning_rate=2e-2, rates=("without-g
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.train + self.valid >= 1:
-            raise ConfigError(self.name, "train and valid must leave something for the test",
-                              f"{self.train} and {self.valid}")
+        check_shares(self, self.train, self.valid)
