@@ -31,8 +31,8 @@ _PEAKS = 3
 #: Of the parameters. Where one of millions of scores lies within rounding of a kink, as in leaky ReLU, gradients differ
 #: by more than the tolerance: every run shall have the same.
 _SEED = 0
-#: How often a line below 1 is measured once more, with tensors and layers made anew: where they lie in memory decides
-#: some hundredths, even between two copies of one layer.
+#: How many more times a line below 1 is measured, with new tensors and layers: their place in memory changes a ratio by
+#: 1 to 3 %, even between two copies of one layer.
 _ANEW = 4
 #: The suite whose inputs are so small that only overheads are left.
 _TINY = "dispatch"
@@ -106,7 +106,7 @@ def run(case: Case | Probe, settings: Settings, edges: int | None = None) -> Ite
 
 def _ratio_anew(case: Case, settings: Settings, edges: int | None, phase: str, upstream: Tensor, peer: str | None
                 ) -> float:
-    """The ratio of a comparison that is built once more."""
+    """The ratio of the same comparison with new tensors and layers."""
     torch.manual_seed(_SEED)
     comparison = case.build(settings.size(edges))
     works = {entrant.name: entrant.work(phase, upstream) for entrant in (comparison.ours, *comparison.peers)
