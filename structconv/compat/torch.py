@@ -25,7 +25,6 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from structconv.arguments import suggesting
 from structconv.bases.entrywise import Normalized
-from structconv.bases.pooling import Pooling
 from structconv.bases.shift import Shift
 from structconv.compat.attending import Mask, attend, attend_plainly
 from structconv.errors import ConfigError, ShapeError, text_of
@@ -37,16 +36,18 @@ from structconv.nn.direct import direct_of, dtypes_of_torch, is_plain, must_be_p
 from structconv.nn.grids import theta_of_kernel
 from structconv.nn.images import to_entries, to_image
 from structconv.nn.layer import recorded, refuse_script
+from structconv.planning import kernel as register
 from structconv.planning.plan import plan_for
+from structconv.planning.tuning import Autotuning
 from structconv.primitives.fused_attention import is_readable
-from structconv.primitives.images import is_few, is_few_summed, window_means
+from structconv.primitives.images import FEW_SUMMED, is_few, window_means
 from structconv.primitives.native.dispatch import kernels
 from structconv.primitives.native.layer import attend_entries, attend_entries_weighted
 from structconv.primitives.native.node import is_direct
 from structconv.primitives.products import linear
 from structconv.shapes import check_tensor
 from structconv.structures.grid import Grid
-from structconv.torch_compat import all_plain, conv_forward, encoder_attention, encoder_linear, tracing
+from structconv.torch_compat import all_plain, any_autocast, conv_forward, encoder_attention, encoder_linear, tracing
 from structconv.weights import Eye, Full, Grouped, Weight
 
 __all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d",
@@ -711,16 +712,18 @@ class _AvgPool(_Layer):
     """The forward pass of torch's average pooling."""
 
     axes: int
+    _by_torch: Callable[..., Tensor]
 
     def forward(self: Any, input: Tensor) -> Tensor:
         """(N, C, *S) or (C, *S) -> (N, C, *S') or (C, *S'); see torch's."""
-        if type(input) is Tensor and not (self.ceil_mode or is_compiling() or must_be_planned(Pooling)):
+        if type(input) is Tensor and not (self.ceil_mode or is_compiling() or Autotuning.enabled or register.OF_USERS):
             try:  # as a plan would compute it
-                if is_few_summed(input, 1, 1):
-                    return cast(Tensor, super().forward(input))  # type: ignore[misc]
-                size, axes = self.kernel_size, self.axes
-                if (size == self.stride and input.dim() == axes + 2 and self.padding in (0, (0,))
-                        and self.__dict__.get("divisor_override") is None):
+                size, stride, axes = self.kernel_size, self.stride, self.axes
+                if input.numel() < FEW_SUMMED and (axes > 1 or (input.requires_grad and torch.is_grad_enabled())):
+                    return self._by_torch(input, size, stride, self.padding, False, self.count_include_pad,
+                                          self.divisor_override)
+                if (size == stride and input.dim() == axes + 2 and self.padding in (0, (0,))
+                        and self.divisor_override is None and not any_autocast()):
                     return window_means(input, size := _each(size, axes), size, (0,) * axes, True)
             except (IndexError, RuntimeError, TypeError, ValueError):  # what does not fit is said below
                 pass
@@ -733,7 +736,7 @@ class _AvgPool(_Layer):
         if input.dim() not in (axes + 1, axes + 2):
             raise ShapeError(owner, f"input must have shape (N, C, *S) with {axes} axes S, or without N",
                              tuple(input.shape))
-        divisor = self.__dict__.get("divisor_override")
+        divisor = self.divisor_override
         if not input.is_floating_point() or _is_recorded(input) or divisor == 0:  # torch refuses the last
             return cast(Tensor, cast(Any, super()).forward(input))
         mechanism = self._mechanism_of()
@@ -744,7 +747,7 @@ class _AvgPool(_Layer):
 
     def _mechanism_of(self: Any) -> Mechanism:
         sizes = (_each(t, self.axes) for t in (self.kernel_size, self.stride, self.padding))
-        all_count = self.count_include_pad or self.__dict__.get("divisor_override") is not None
+        all_count = self.count_include_pad or self.divisor_override is not None
         return _mechanism(self, _pooling, *sizes, all_count)
 
 
@@ -768,7 +771,11 @@ class AvgPool1d(_AvgPool, nn.AvgPool1d):
         True
     """
 
-    axes = 1
+    axes, divisor_override = 1, None
+
+    @staticmethod
+    def _by_torch(x: Tensor, size: Any, stride: Any, padding: Any, ceil: bool, all_count: bool, _: None) -> Tensor:
+        return F.avg_pool1d(x, size, stride, padding, ceil, all_count)
 
 
 class AvgPool2d(_AvgPool, nn.AvgPool2d):
@@ -782,7 +789,7 @@ class AvgPool2d(_AvgPool, nn.AvgPool2d):
         True
     """
 
-    axes = 2
+    axes, _by_torch = 2, staticmethod(F.avg_pool2d)
 
 
 class AvgPool3d(_AvgPool, nn.AvgPool3d):
@@ -796,4 +803,4 @@ class AvgPool3d(_AvgPool, nn.AvgPool3d):
         True
     """
 
-    axes = 3
+    axes, _by_torch = 3, staticmethod(F.avg_pool3d)

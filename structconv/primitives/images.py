@@ -16,7 +16,7 @@ from structconv.primitives.native.dispatch import Loaded, kernels
 from structconv.primitives.native.loader import Core
 from structconv.primitives.native.node import Gradients, as_node, is_direct
 
-__all__ = ["convolve_images", "convolve_transposed", "is_few", "is_few_summed", "window_means"]
+__all__ = ["FEW_SUMMED", "convolve_images", "convolve_transposed", "is_few", "window_means"]
 
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
 _TRANSPOSED: dict[int, Callable[..., Tensor]] = {3: F.conv_transpose1d, 4: F.conv_transpose2d, 5: F.conv_transpose3d}
@@ -27,7 +27,7 @@ _PRODUCTS, _FEW_CHANNELS, _PRODUCTS_OF_FEW, _PRODUCTS_OF_PARTS = 5 << 20, 3, 30 
 #: Numbers below which our kernels take an image: kFewNumbers in native/src/operators.cpp.
 _FEW_NUMBERS = 1 << 24
 #: Numbers that are summed for all windows, below which a node of C++ is worth more than a faster kernel.
-_FEW_SUMMED = 12 << 10
+FEW_SUMMED = 12 << 10
 #: Numbers of a kernel, which each call brings into an order of its own.
 _MOST_WEIGHTS = 1 << 16
 
@@ -166,20 +166,19 @@ def window_means(image: Tensor, size: Sequence[int], stride: Sequence[int], padd
     Cost: rows are added up before windows along them: B P prod(S') (sum of the axes' sizes, roughly) additions.
     """
     options = list(size), list(stride), list(padding), all_count
-    if (is_few_summed(image, prod(size), prod(stride)) or image.numel() >= _FEW_NUMBERS or not image.is_contiguous()
+    if (_is_few_summed(image, prod(size), prod(stride)) or image.numel() >= _FEW_NUMBERS or not image.is_contiguous()
             or not is_direct(image) or kernels() is None):
         return _means_by_torch(options, image)
     return _means(None, partial(_means_by_torch, options), image, *options)
 
 
-def is_few_summed(image: Tensor, size: int, stride: int) -> bool:
+def _is_few_summed(image: Tensor, size: int, stride: int) -> bool:
     """Return True if the windows read so few numbers that torch's kernel is the faster one."""
     numbers = image.numel()
     if type(numbers) is not int:  # a program is recorded
         return True
-    if image.dim() == 3 and not (image.requires_grad and torch.is_grad_enabled()):  # torch's are slow without gradients
-        return False
-    return numbers * size < _FEW_SUMMED * stride
+    return numbers * size < FEW_SUMMED * stride and (  # of lines, torch's is slow without gradients
+        image.dim() != 3 or (image.requires_grad and torch.is_grad_enabled()))
 
 
 def _means_by_torch(options: tuple[Any, ...], image: Tensor) -> Tensor:

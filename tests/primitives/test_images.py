@@ -88,7 +88,7 @@ def test_any_means(seed, monkeypatch):
     rng = random.Random(seed)
     size = [rng.randint(1, min(most, 4)) for most in image.shape[2:]]
     padding = [rng.randint(0, width // 2) for width in size]
-    monkeypatch.setattr(images, "_FEW_SUMMED", 0)
+    monkeypatch.setattr(images, "FEW_SUMMED", 0)
     all_count = rng.random() < 0.5
 
     def reference(image, size, stride, padding, all_count):
@@ -124,7 +124,7 @@ def test_what_it_takes():
 @needs_kernels
 @pytest.mark.parametrize("name", ["convolve", "transposed", "means"])
 def test_derivatives_of_gradients(name, monkeypatch):
-    monkeypatch.setattr(images, "_FEW_SUMMED", 0)
+    monkeypatch.setattr(images, "FEW_SUMMED", 0)
     tensors, one = [torch.randn(2, 2, 5, 4), torch.randn(3, 2, 3, 2), torch.randn(3)], [1, 1]
     ours, theirs = {
         "convolve": (lambda *t: convolve_images(*t, one, one, one, 1), lambda *t: F.conv2d(*t, one, one)),

@@ -54,12 +54,10 @@ int64_t range_start(const Side& side, int64_t range) {
 
 // body(range, first row, last row) over the ranges that have rows.
 template <class Body> void for_ranges(const Side& side, int64_t bytes, int64_t threads, const Body& body) {
-    const bool together = threads > 1 && work_of(side) * bytes >= 1 << 20;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(static_cast<int>(together ? threads : 1))
-    for (int64_t range = 0; range < kRanges; ++range) {
+    for_each(kRanges, threads > 1 && work_of(side) * bytes >= 1 << 20 ? threads : 1, [&](int64_t range) {
         const int64_t first = range_start(side, range), last = range_start(side, range + 1);
         if (first < last) body(range, first, last);
-    }
+    });
 }
 
 // visit(row, first slot, count) for rows [first, last), chunk by chunk.

@@ -7,6 +7,7 @@
 
 #include "api.h"
 #include "lanes.h"
+#include "parallel.h"
 #include "ratio.h"
 #include "strided_rows.h"
 
@@ -198,8 +199,7 @@ inline void step_backward(const AdditiveStepBackwardArgs& a, int64_t head) {
 
 // body(head) for all heads, on several threads where it is worth it.
 template <class Body> void for_heads(int64_t heads, int64_t bytes, int64_t threads, const Body& body) {
-#pragma omp parallel for schedule(dynamic, 1) num_threads(static_cast<int>(threads)) if (threads > 1 && bytes >= 1 << 18)
-    for (int64_t head = 0; head < heads; ++head) body(head);
+    for_each(heads, bytes >= 1 << 18 ? threads : 1, body);
 }
 
 }  // namespace structconv::SC_ISA

@@ -6,6 +6,7 @@
 #include "api.h"
 #include "dropout.h"
 #include "lanes.h"
+#include "parallel.h"
 #include "tile.h"
 
 namespace structconv::SC_ISA {
@@ -553,23 +554,21 @@ SC_EXPORT(attention_forward)(const structconv::AttentionForwardArgs* args) {
     const int team = team_of(a);
     if (a.outputs == 1 && !(a.drop.p > 0)) {
         const int64_t pieces = (a.shared + kTogether - 1) / kTogether, tasks = a.batch * (a.heads / a.shared) * pieces;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(team) if (team > 1)
-        for (int64_t task = 0; task < tasks; ++task) {
+        for_each(tasks, team, [&](int64_t task) {
             const int64_t group = task / pieces, first = task % pieces * kTogether, left = a.shared - first;
             const int64_t head = group % (a.heads / a.shared) * a.shared + first;
             forward_one(*args, group / (a.heads / a.shared), head, static_cast<int>(left < kTogether ? left : kTogether));
-        }
+        });
         return;
     }
     constexpr int64_t span = 64;
     const int64_t spans = (a.outputs + span - 1) / span, tasks = a.batch * a.heads * spans;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(team) if (team > 1)
-    for (int64_t task = 0; task < tasks; ++task) {
+    for_each(tasks, team, [&](int64_t task) {
         const int64_t pair = task / spans, start = task % spans * span, end = start + span;
         tiles_of(start, end < a.outputs ? end : a.outputs, [&](auto vectors, int64_t first, int lanes) {
             forward_tile<decltype(vectors)::value>(*args, pair / a.heads, pair % a.heads, first, lanes);
         });
-    }
+    });
 }
 
 // The gradients of a key and a value, and those of a number of the mask, belong to one thread.
@@ -578,9 +577,7 @@ SC_EXPORT(attention_backward)(const structconv::AttentionBackwardArgs* args) {
     const structconv::AttentionArgs& a = args->attention;
     const int64_t groups = a.heads / a.shared;
     const int64_t batches = args->grad_mask && !args->of_batch ? 1 : a.batch, parts = args->grad_mask && !args->of_head ? 1 : groups;
-    const int team = team_of(a);
-#pragma omp parallel for schedule(dynamic, 1) num_threads(team) if (team > 1)
-    for (int64_t task = 0; task < batches * parts; ++task) {
+    for_each(batches * parts, team_of(a), [&](int64_t task) {
         const int64_t each = a.batch / batches, own = groups / parts;
         for (int64_t pair = 0; pair < each * own; ++pair) {
             const int64_t batch = task / parts * each + pair / own, group = task % parts * own + pair % own;
@@ -593,5 +590,5 @@ SC_EXPORT(attention_backward)(const structconv::AttentionBackwardArgs* args) {
                     backward_tile<decltype(vectors)::value>(*args, batch, head, first, lanes);
                 });
         }
-    }
+    });
 }

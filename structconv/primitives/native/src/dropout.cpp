@@ -3,6 +3,7 @@
 #include "dropout.h"
 
 #include "api.h"
+#include "parallel.h"
 
 namespace structconv::SC_ISA {
 namespace {
@@ -55,8 +56,8 @@ SC_EXPORT(drop_block)(const structconv::DropBlockArgs* args) {
     using namespace structconv::SC_ISA;
     const structconv::DropBlockArgs& a = *args;
     const NumbersOfPairs numbers(a.drop.num_outputs);
-    const int team = a.heads * a.rows * a.columns >= 1 << 15 ? static_cast<int>(a.threads) : 1;
-#pragma omp parallel for schedule(static) num_threads(team) if (team > 1)
-    for (int64_t i = 0; i < a.heads * a.rows; ++i)
+    const int64_t rows = a.heads * a.rows, team = rows * a.columns >= 1 << 15 ? a.threads : 1;
+    for_each(rows, team, [&](int64_t i) {
         drop_row(a, Dropout(a.drop, a.first_head + i / a.rows, 1), numbers, i % a.rows, i * a.columns);
+    }, 1 + rows / (8 * team));
 }

@@ -141,20 +141,17 @@ void project(const ProjectArgs& a) {
     const bool alone = a.threads < 2 || 2 * a.rows * a.inputs * a.columns < kLeastFlops;
     const int team = alone ? 1 : static_cast<int>(a.threads);
     const int64_t pieces = alone ? 1 : pieces_of(tiles, bytes, team);
-#pragma omp parallel num_threads(team) if (team > 1)
-    {
-#pragma omp for schedule(static)
-        for (int64_t panel = 0; panel < panels; ++panel) {
+    in_team(team, [&](const Team& threads) {
+        threads.each(panels, [&](int64_t panel) {
             const int64_t column = panel * 2 * kLanes;
             pack(a, column, width_of(a.columns - column), a.packed + a.inputs * column);
-        }
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t piece = 0; piece < pieces; ++piece) {
+        });
+        threads.each(pieces, [&](int64_t piece) {
             const int64_t end = tiles * (piece + 1) / pieces * kHeight;
             project_rows(a, tiles * piece / pieces * kHeight, end < a.rows ? end : a.rows, past_caches);
-        }
+        });
         if (past_caches) end_stream();
-    }
+    });
 }
 
 // -- y = x^T g -----------------------------------------------------------------------------------------------------
@@ -278,17 +275,14 @@ void outer(const OuterArgs& a) {
     const int64_t fitting = kCached / a.inputs / kFill * kFill, group = fitting < kFill ? kFill : fitting;
     const int64_t groups = (a.columns + group - 1) / group;
     const int team = a.threads < 2 || 2 * a.rows * a.inputs * a.columns < kLeastFlops ? 1 : static_cast<int>(a.threads);
-#pragma omp parallel num_threads(team) if (team > 1)
-    {
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t task = 0; task < a.parts * groups; ++task) {
+    in_team(team, [&](const Team& threads) {
+        threads.each(a.parts * groups, [&](int64_t task) {
             const int64_t part = task / groups, start = task % groups * group, end = start + group;
             outer_rows(a, a.rows * part / a.parts, a.rows * (part + 1) / a.parts, start,
                        end < a.columns ? end : a.columns, a.partial + part * size);
-        }
-#pragma omp for schedule(static)
-        for (int64_t input = 0; input < a.inputs; ++input) sum_parts(a, input);
-    }
+        });
+        threads.each(a.inputs, [&](int64_t input) { sum_parts(a, input); }, 1 + a.inputs / (4 * team));
+    });
 }
 
 }  // namespace

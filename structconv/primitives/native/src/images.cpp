@@ -5,6 +5,7 @@
 
 #include "api.h"
 #include "lanes.h"
+#include "parallel.h"
 #include "tile.h"
 
 namespace structconv::SC_ISA {
@@ -162,18 +163,16 @@ void forward(const ImageArgs& a) {
     const int64_t blocks = (to + width - 1) / width;
     const std::vector<float> w = packed(a);
     const int team = a.threads > 1 && a.batch * a.groups * a.outputs * terms * to >= kLeastWork ? static_cast<int>(a.threads) : 1;
-#pragma omp parallel num_threads(team) if (team > 1)
-    {
+    in_team(team, [&](const Team& threads) {
         Reader reader(a, static_cast<int>(width / 16));
         std::vector<float> panel(terms * width);
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t block = 0; block < blocks; ++block) {
+        threads.each(blocks, [&](int64_t block) {
             reader.move(block * width);
             next_columns(to - block * width, [&](auto columns) {
                 forward_block(a, columns, reader, block * width, w.data(), panel.data());
             });
-        }
-    }
+        });
+    });
 }
 
 // Four entries of R rows of the gradient of w, from `count` columns of the gradient of y and of the panel.
@@ -234,8 +233,7 @@ void backward(const ImageWeightArgs& w) {
     if (!*a.finite) return;
     const int team = a.threads > 1 && a.batch * outputs * a.inputs * numbers(a.kernel) * to >= kLeastWork
                          ? static_cast<int>(a.threads < a.inputs ? a.threads : a.inputs) : 1;
-#pragma omp parallel for schedule(static) num_threads(team) if (team > 1)
-    for (int part = 0; part < team; ++part) weight_part(w, a.inputs * part / team, a.inputs * (part + 1) / team);
+    for_each(team, team, [&](int64_t part) { weight_part(w, a.inputs * part / team, a.inputs * (part + 1) / team); });
     if (!w.grad_bias) return;
     for (int64_t batch = 0; batch < a.batch; ++batch)
         for (int64_t d = 0; d < outputs; ++d) {
@@ -309,14 +307,13 @@ template <bool backward> void means(const MeansArgs& a) {
     std::vector<float> shares(a.to[2]);
     for (int64_t o = 0; o < a.to[2]; ++o) shares[o] = 1.0f / static_cast<float>(a.all_count ? a.size[2] : Span(a, 2, o).count());
     const int team = a.threads > 1 && a.planes * (from + to * numbers(a.size)) >= kLeastWork ? static_cast<int>(a.threads) : 1;
-#pragma omp parallel num_threads(team) if (team > 1)
-    {
+    in_team(team, [&](const Team& threads) {
         std::vector<float> row((a.to[2] - 1) * a.stride[2] + a.size[2]);
-#pragma omp for schedule(static)
-        for (int64_t plane = 0; plane < a.planes; ++plane)
+        threads.each(a.planes, [&](int64_t plane) {
             means_of_plane<backward>(a, a.x + plane * (backward ? to : from), a.y + plane * (backward ? from : to), row.data(),
                                  shares.data());
-    }
+        }, 1 + a.planes / (8 * team));
+    });
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Edge lists into layouts, by counting: two passes over the edges a side, the first of which looks at every index before
 // any is used as a place in memory. And the same care for layouts that were built elsewhere.
 #include "api.h"
+#include "parallel.h"
 
 namespace structconv::SC_ISA {
 namespace {
@@ -63,13 +64,11 @@ template <class I> void build(const LayoutsArgs& a) {
         {source, target, a.edges, a.inputs, a.indptr_source, a.index_source, a.order_source},
     };
     int64_t bad[2];
-    const bool together = a.threads > 1 && a.edges >= kLeast;
-#pragma omp parallel for num_threads(2) if (together)
-    for (int side = 0; side < 2; ++side) bad[side] = sides[side].number();
+    const int64_t team = a.threads > 1 && a.edges >= kLeast ? 2 : 1;
+    for_each(2, team, [&](int64_t side) { bad[side] = sides[side].number(); });
     *a.bad = bad[1] < 0 ? bad[0] : bad[1];
     if (*a.bad >= 0) return;
-#pragma omp parallel for num_threads(2) if (together)
-    for (int side = 0; side < 2; ++side) sides[side].place();
+    for_each(2, team, [&](int64_t side) { sides[side].place(); });
 }
 
 template <class I> int64_t find(const OutsideArgs& a) {

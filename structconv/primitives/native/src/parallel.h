@@ -23,6 +23,38 @@ inline int64_t row_at(const int32_t* indptr, int64_t rows, int64_t work) {
     return low;
 }
 
+// The threads of a region. A single one is the caller itself, outside OpenMP, of which each region and each barrier would
+// cost a call of the system.
+struct Team {
+    int size;
+
+    // body(i) for all i < count, `chunk` at a time, as threads become free.
+    template <class Body> void each(int64_t count, const Body& body, int64_t chunk = 1) const {
+        if (size < 2) {
+            for (int64_t i = 0; i < count; ++i) body(i);
+            return;
+        }
+#pragma omp for schedule(dynamic, chunk)
+        for (int64_t i = 0; i < count; ++i) body(i);
+    }
+};
+
+// body(team) on each thread of a team.
+template <class Body> void in_team(int64_t size, const Body& body) {
+    const Team team{static_cast<int>(size)};
+    if (size < 2) {
+        body(team);
+        return;
+    }
+#pragma omp parallel num_threads(team.size)
+    body(team);
+}
+
+// body(i) for all i < count, on as many threads.
+template <class Body> void for_each(int64_t count, int64_t threads, const Body& body, int64_t chunk = 1) {
+    in_team(threads, [&](const Team& team) { team.each(count, body, chunk); });
+}
+
 // Bytes to move from which on threads are woken.
 constexpr int64_t kWorthwhile = 1 << 20;
 
@@ -35,12 +67,11 @@ void parallel_rows(const int32_t* indptr, int64_t rows, int64_t bytes, int64_t t
         return;
     }
     const int64_t pieces = threads * 32;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(static_cast<int>(threads))
-    for (int64_t piece = 0; piece < pieces; ++piece) {
+    for_each(pieces, threads, [&](int64_t piece) {
         const int64_t first = row_at(indptr, rows, work * piece / pieces);
         const int64_t last = piece + 1 == pieces ? rows : row_at(indptr, rows, work * (piece + 1) / pieces);
         if (first < last) body(first, last);
-    }
+    });
 }
 
 // body(table) for tables over one layout, where one is too little for all threads: false, and nothing is done, where
@@ -49,11 +80,11 @@ template <class Body>
 bool parallel_tables(int64_t tables, const Layout& layout, int64_t bytes, int64_t threads, const Body& body) {
     const int64_t least = 64, moved = (layout.slots + layout.rows) * (bytes < least ? least : bytes);
     if (tables < 2 || moved >= kWorthwhile) return false;
-    const int team = threads > 1 && tables * moved >= kWorthwhile ? static_cast<int>(threads) : 1;
+    const int64_t team = threads > 1 && tables * moved >= kWorthwhile ? threads : 1;
     const int64_t pieces = tables < team * 8 ? tables : team * 8;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(team) if (team > 1)
-    for (int64_t piece = 0; piece < pieces; ++piece)
+    for_each(pieces, team, [&](int64_t piece) {
         for (int64_t table = tables * piece / pieces; table < tables * (piece + 1) / pieces; ++table) body(table);
+    });
     return true;
 }
 
@@ -63,20 +94,17 @@ template <class Body>
 int64_t summed_pieces(const int32_t* indptr, int64_t rows, int64_t bytes, int64_t threads, const Body& body) {
     const int64_t work = indptr[rows] + rows, worth = work * bytes >> 17;
     const int64_t pieces = worth < 1 ? 1 : worth < kSummedPieces ? worth : kSummedPieces;
-    const int team = threads > 1 && worth >= 8 ? static_cast<int>(threads) : 1;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(team) if (team > 1)
-    for (int64_t piece = 0; piece < pieces; ++piece) {
+    for_each(pieces, threads > 1 && worth >= 8 ? threads : 1, [&](int64_t piece) {
         const int64_t first = piece ? row_at(indptr, rows, work * piece / pieces) : 0;
         body(piece, first, piece + 1 == pieces ? rows : row_at(indptr, rows, work * (piece + 1) / pieces));
-    }
+    });
     return pieces;
 }
 
 // body(first, last) over rows of `bytes` bytes each, which are read once in their order.
 template <class Body> void stream_rows(int64_t rows, int64_t bytes, int64_t threads, const Body& body) {
-    const int team = threads > 1 && rows * bytes >= 1 << 20 ? static_cast<int>(threads) : 1;
-#pragma omp parallel for schedule(static) num_threads(team) if (team > 1)
-    for (int64_t part = 0; part < team; ++part) body(rows * part / team, rows * (part + 1) / team);
+    const int64_t team = threads > 1 && rows * bytes >= 1 << 20 ? threads : 1;
+    for_each(team, team, [&](int64_t part) { body(rows * part / team, rows * (part + 1) / team); });
 }
 
 // A large result is about to be written for the first time: ask for huge pages, as page faults cost more than the

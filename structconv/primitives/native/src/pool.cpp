@@ -5,6 +5,7 @@
 
 #include "api.h"
 #include "lanes.h"
+#include "parallel.h"
 
 namespace structconv::SC_ISA {
 namespace {
@@ -99,9 +100,7 @@ template <class Args> int team_of(const Args& a) {
 
 // body(group) for all of them.
 template <class Body> void for_groups(const PoolArgs& a, const Body& body) {
-    const int team = team_of(a);
-#pragma omp parallel for schedule(dynamic, 64) num_threads(team) if (team > 1)
-    for (int64_t g = 0; g < a.groups; ++g) body(g);
+    for_each(a.groups, team_of(a), body, 64);
 }
 
 template <class Args> Column column(const Args& a, int64_t group, int64_t channel, int part) {
@@ -240,15 +239,13 @@ class Standard {
 
 // body(standard, group, part) for all groups.
 template <class Body> void standardize(const NormArgs& a, const Body& body) {
-    const int team = team_of(a);
     const int64_t parts = a.parts();
-#pragma omp parallel num_threads(team) if (team > 1)
-    {
+    in_team(team_of(a), [&](const Team& threads) {
         Standard standard(a);
-#pragma omp for schedule(dynamic)
-        for (int64_t part = 0; part < parts; ++part)
+        threads.each(parts, [&](int64_t part) {
             for (int64_t g = a.groups * part / parts; g < a.groups * (part + 1) / parts; ++g) body(standard, g, part);
-    }
+        });
+    });
 }
 
 }  // namespace

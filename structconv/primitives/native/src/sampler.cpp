@@ -4,6 +4,7 @@
 
 #include "api.h"
 #include "dropout.h"
+#include "parallel.h"
 
 namespace structconv::SC_ISA {
 namespace {
@@ -137,10 +138,8 @@ template <class I> void draw(const SampleDrawArgs& a) {
     Bits root{mix(low, high), mix(high ^ kGolden, low)};
     enter(fold(static_cast<uint64_t>(a.relation)), &root.state, &root.key);
     const int64_t total = a.offsets[a.count];
-    const int team = a.threads > 1 && total >= 1 << 14 ? static_cast<int>(a.threads) : 1;
-    const int64_t pieces = team > 1 ? team * 8 : 1;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(team) if (team > 1)
-    for (int64_t piece = 0; piece < pieces; ++piece) {
+    const int64_t team = a.threads > 1 && total >= 1 << 14 ? a.threads : 1, pieces = team > 1 ? team * 8 : 1;
+    for_each(pieces, team, [&](int64_t piece) {
         Scratch scratch;
         for (int64_t i = a.count * piece / pieces; i < a.count * (piece + 1) / pieces; ++i) {
             if (i + kAhead < a.count) {
@@ -169,7 +168,7 @@ template <class I> void draw(const SampleDrawArgs& a) {
                 a.targets[at + d] = a.base + i;
             }
         }
-    }
+    });
 }
 
 int64_t place(int64_t key, int64_t capacity) {

@@ -6,6 +6,7 @@
 
 #include "api.h"
 #include "lanes.h"
+#include "parallel.h"
 
 namespace structconv::SC_ISA {
 namespace {
@@ -106,10 +107,8 @@ template <class T> void step_of(const AttentionStepArgs& a) {
         if (!known && part->weight) room += a.batch * part->inputs;
         ++number;
     }
-#pragma omp parallel num_threads(team) if (team > 1)
-    {
-#pragma omp for schedule(static)
-        for (int64_t task = 0; task < heads + a.key.heads + a.value.heads; ++task) {
+    in_team(team, [&](const Team& threads) {
+        threads.each(heads + a.key.heads + a.value.heads, [&](int64_t task) {
             const int64_t key = task - heads, value = key - a.key.heads;
             if (key < 0)
                 project<T>(a.query, xs[0], a.batch, task, a.queries + task * a.query.depth, heads * a.query.depth);
@@ -117,11 +116,9 @@ template <class T> void step_of(const AttentionStepArgs& a) {
                 project<T>(a.key, xs[1], a.batch, key, last<T>(a.keys, key, a.entries), a.keys.batch);
             else
                 project<T>(a.value, xs[2], a.batch, value, last<T>(a.values, value, a.entries), a.values.batch);
-        }
-#pragma omp for schedule(static)
-        for (int64_t task = 0; task < a.batch * heads; ++task) attend<T>(a, task / heads, task % heads);
-#pragma omp for schedule(static)
-        for (int64_t block = 0; block < blocks; ++block) {
+        });
+        threads.each(a.batch * heads, [&](int64_t task) { attend<T>(a, task / heads, task % heads); });
+        threads.each(blocks, [&](int64_t block) {
             const int64_t c = block * kWide, rows = a.outputs - c < kWide ? a.outputs - c : kWide;
             const T* bias = a.bias ? static_cast<const T*>(a.bias) + c : nullptr;
             rows_of(a.sums, a.batch, static_cast<const T*>(a.output) + c * channels, channels, rows, bias,
@@ -129,8 +126,8 @@ template <class T> void step_of(const AttentionStepArgs& a) {
                         T* y = static_cast<T*>(a.y) + b * a.outputs + c + first;
                         for (int64_t i = 0; i < count; ++i) narrow(found[i], y + i);
                     });
-        }
-    }
+        });
+    });
 }
 
 void step(const AttentionStepArgs& a) { a.half ? step_of<bfloat16>(a) : step_of<float>(a); }

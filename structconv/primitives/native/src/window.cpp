@@ -7,6 +7,7 @@
 // therefore is bias and mask in one: it lies padded with -inf, once by falling and once by rising offset.
 #include "api.h"
 #include "dropout.h"
+#include "parallel.h"
 
 namespace structconv::SC_ISA {
 namespace {
@@ -280,8 +281,7 @@ template <class T> void key_tile(const Tile<T>& tile, const WindowBackwardArgs& 
 template <class T, class Body>
 void for_tiles(const WindowArgs& a, const int64_t* own, const int64_t* others, const Body& body) {
     const int64_t spans = (a.size + kWindowSpan * a.step - 1) / (kWindowSpan * a.step), tasks = a.lines * a.step * spans;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(static_cast<int>(a.threads)) if (a.threads > 1)
-    for (int64_t task = 0; task < tasks * a.heads; ++task) {
+    for_each(tasks * a.heads, a.threads, [&](int64_t task) {
         const int64_t head = task / tasks, span = task % spans, line = task % tasks / spans;
         const int64_t first = line % a.step, length = entries_of(a, own, line / a.step, first);
         const int64_t end = (span + 1) * kWindowSpan < length ? (span + 1) * kWindowSpan : length;
@@ -292,7 +292,7 @@ void for_tiles(const WindowArgs& a, const int64_t* own, const int64_t* others, c
             for (int i = 0; i < lanes; ++i) set_lane(present, i, -1);
             body(Tile<T>{a, own, others, head, line / a.step, first, a.step, t, lanes, present}, dropout, task);
         }
-    }
+    });
 }
 
 template <class T> void forward(const WindowForwardArgs& f) {
