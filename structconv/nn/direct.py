@@ -283,7 +283,7 @@ def _theta_of_edges(layer: Any, weight: Any, bias: Tensor | None, size: int, x: 
         return None
     parts, channels, outputs = theta.shape
     fits = (parts == size and x.shape == (graph.num_inputs, channels)
-            and x.shape[0] * max(channels, outputs) <= FEW_ALONG_EDGES)
+            and graph.num_inputs * max(channels, outputs) <= FEW_ALONG_EDGES)
     return theta if fits and not layer._added and is_direct(x, theta, bias) else None
 
 
@@ -297,8 +297,15 @@ def _matrix(leaf: Adjacency, graph: Graph, x: Tensor) -> tuple[Edges, Callable[[
         return None
     edges = adjacency_of(index, graph.num_inputs, graph.num_outputs, loops=loops, square=graph.is_square,
                          normalize=cast("str | None", leaf.normalize_by), weights=weights)
-    return None if edges is None else (edges, unchanged(index, lambda x: adjacency(
-        graph, leaf.normalize_by, x.dtype, leaf.weighted).analysis(x).squeeze(-3)))
+    if edges is None or not torch.is_grad_enabled():
+        return None if edges is None else (edges, _unread)
+    return edges, unchanged(index, lambda x: adjacency(
+        graph, leaf.normalize_by, x.dtype, leaf.weighted).analysis(x).squeeze(-3))
+
+
+def _unread(x: Tensor) -> Tensor:
+    """Stands for a function of which no gradient is asked."""
+    raise AssertionError("no gradient was asked")
 
 
 def _edges(graph: Any, x: Tensor, channels: int, width: int) -> tuple[Edges, Callable[[], tuple[Any, Any]]] | None:

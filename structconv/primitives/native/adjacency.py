@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from structconv import torch_compat as private
-from structconv.derived import cached, derived
+from structconv.derived import cached, derived, recalled
 from structconv.primitives.native import dispatch
 from structconv.primitives.native.indices import LIMIT, unseen
 from structconv.primitives.native.loader import Core
@@ -87,13 +87,14 @@ def adjacency_of(index: Tensor, inputs: int, outputs: int, *, loops: bool = Fals
                  normalize: str | None = None, weights: Tensor | None = None, numbered: bool = False
                  ) -> Adjacency | None:
     """`build_adjacency`, remembered for as long as edges and weights stay; `None` where no kernel can read them."""
+    key = "adjacency", inputs, outputs, loops, square, normalize, weights is None, numbered
+    if weights is None and (known := recalled(index, key)) is not None:  # most calls
+        return cast("Adjacency | None", known[1])
     if not index.is_cpu or index.dtype not in _INTEGERS or max(inputs, outputs, index.shape[1] + outputs) >= LIMIT:
         return None
     kernels = dispatch.Loaded.core if dispatch.Loaded.asked else dispatch.kernels()
     if kernels is None:
         return None
-    key = "adjacency", inputs, outputs, loops, square, normalize, weights is None, numbered
-
     build = partial(build_adjacency, kernels, index, inputs, outputs, loops=loops, square=square, normalize=normalize,
                     weights=weights, numbered=numbered)
     return cached(index, key, build) if weights is None else derived((index, weights), key, build)

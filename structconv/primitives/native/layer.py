@@ -87,15 +87,17 @@ def _plus_product(y: Tensor, x: Tensor, w: Tensor) -> Tensor:
 
 def _is_small(adjacency: Adjacency, theta: Tensor) -> bool:
     """Return True if torch's own products are the fastest, so that a kernel may call them: see `products.product`."""
-    *_, p, q = theta.shape
+    p, q = theta.size(-2), theta.size(-1)
     numbers = max(adjacency.rows, adjacency.columns) * max(p, q)
     return numbers < LEAST_NUMBERS or (min(p, q) >= FULL_WIDTH and numbers * max(p, q) < LEAST_PRODUCTS)
 
 
-def _convolve(adjacency: Adjacency, x: Tensor, theta: Tensor, bias: Tensor | None, structure_first: bool) -> Any:
+def _convolve(adjacency: Adjacency, x: Tensor, theta: Tensor, bias: Tensor | None, structure_first: bool, train: bool
+              ) -> Any:
     """y, and A^T x where it was made."""
-    if _is_small(adjacency, theta) and x.shape[0] == adjacency.columns:
-        return Loaded.core.convolve(adjacency.by_target, x, theta, bias, structure_first)  # type: ignore[union-attr]
+    if _is_small(adjacency, theta) and x.size(0) == adjacency.columns:
+        return Loaded.core.convolve(  # type: ignore[union-attr]
+            adjacency.by_target, x, theta, bias, structure_first, train)
     if structure_first:
         r, rows = _sums(adjacency, x), theta.flatten(0, 1)
         return product(r.view(-1, rows.shape[0]), rows, bias), r
@@ -121,9 +123,11 @@ def _convolve_backward(adjacency: Adjacency, x: Tensor, theta: Tensor, bias: Ten
     return grad_x, grad_theta, grad.sum(0) if needed[2] else None
 
 
-def _convolve_with_self(adjacency: Adjacency, x: Tensor, theta: Tensor, bias: Tensor | None, own: int) -> Any:
-    if _is_small(adjacency, theta) and x.shape[0] == adjacency.columns:
-        return Loaded.core.convolve_with_self(adjacency.by_target, x, theta, bias, own)  # type: ignore[union-attr]
+def _convolve_with_self(adjacency: Adjacency, x: Tensor, theta: Tensor, bias: Tensor | None, own: int, train: bool
+                        ) -> Any:
+    if _is_small(adjacency, theta) and x.size(0) == adjacency.columns:
+        return Loaded.core.convolve_with_self(  # type: ignore[union-attr]
+            adjacency.by_target, x, theta, bias, own, train)
     r = _sums(adjacency, x)
     return product(r, theta[1 - own], bias).add_(product(x, theta[own])), r
 
@@ -145,10 +149,10 @@ def _convolve_with_self_backward(adjacency: Adjacency, x: Tensor, theta: Tensor,
 
 #: y = sum_k A_k^T x Theta_k + b of x (M, P), Theta (K, P, Q) and b (Q) or none: (N, Q). Edges lead to N K outputs, of
 #: which n K + k is output n of A_k; of one matrix, `structure_first` tells (A^T x) Theta from A^T (x Theta).
-convolve = as_node("_Convolve", 3, _convolve, _convolve_backward, reads_result=False, read={2: ()})
+convolve = as_node("_Convolve", 3, _convolve, _convolve_backward, reads_result=False, flagged=True, read={2: ()})
 #: y = A^T x Theta_(1 - own) + x Theta_own + b of x (N, P) and Theta (2, P, Q): GraphSAGE (Hamilton et al. 2017).
 convolve_with_self = as_node("_ConvolveWithSelf", 3, _convolve_with_self, _convolve_with_self_backward,
-                             reads_result=False, read={2: ()})
+                             reads_result=False, flagged=True, read={2: ()})
 #: y = A^T x W^T + x_root R^T + b of x (M, P), W (Q, P), R (Q, P) or none, x_root (N, P) or none for x itself, and b (Q)
 #: or none: (N, Q). Weights lie as in torch's linear layers. `structure_first` tells (A^T x) W^T from A^T (x W^T).
 convolve_linear = as_node("_ConvolveLinear", 5, _linear, _linear_backward, reads_result=False, read={4: ()})
@@ -191,7 +195,8 @@ attend_dots = as_node("_AttendDots", 8, "attend_dots_forward", "attend_dots_back
 
 
 def _entries(_: Any, *arguments: Any) -> Any:
-    return Loaded.core.attend_entries_forward(*arguments, 0)[:4]  # type: ignore[union-attr]
+    *own, train = arguments
+    return Loaded.core.attend_entries_forward(*own, 0, train)[:4]  # type: ignore[union-attr]
 
 
 def _entries_backward(_: Any, *arguments: Any) -> Gradients:
@@ -203,12 +208,13 @@ def _entries_backward(_: Any, *arguments: Any) -> Gradients:
 #: Multi-head attention of x (..., M, P) to itself, without an adjacency. Of x, weight (K D, P) and bias of queries,
 #: those of keys, of values (K C, P) with a bias (K C) or (K, C), of the output (Q, K C), a mask without a gradient, as
 #: of `fused_attention.exact_attention`, K, the scale, and whether it is causal.
-attend_entries = as_node("_AttendEntries", 10, _entries, _entries_backward, reads_result=False)
+attend_entries = as_node("_AttendEntries", 10, _entries, _entries_backward, reads_result=False,
+                         flagged=True)
 
 
 def attend_entries_weighted(*arguments: Any, mean: bool) -> tuple[Tensor, Tensor]:
     """`attend_entries` where no gradient is needed; its weights (B, K, M, M), or their `mean` over heads (B, M, M)."""
-    y, *_, weights = Loaded.core.attend_entries_forward(*arguments, 1 + mean)  # type: ignore[union-attr]
+    y, *_, weights = Loaded.core.attend_entries_forward(*arguments, 1 + mean, False)  # type: ignore[union-attr]
     return y, weights
 
 

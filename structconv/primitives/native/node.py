@@ -40,11 +40,11 @@ def is_direct(x: Tensor, *others: Tensor | None) -> bool:
     try:
         for t in (x, *others):
             if t is not None and (type(t) not in _PLAIN or t.dtype is not torch.float32 or not t.is_cpu
-                                  or t.shape[-1] > MAX_CHANNELS):
+                                  or t.size(-1) > MAX_CHANNELS):
                 return False
     except IndexError:  # a scalar
         return False
-    return not (x.numel() == 0 or x.shape[0] >= LIMIT or private.is_functional(x) or private.is_batched(x))
+    return 0 < x.numel() < LIMIT and not private.is_batched(x)
 
 
 def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: str | Callable[..., Any], *,

@@ -753,15 +753,28 @@ Tensor outer(const Tensor& x_, const Tensor& g_, int64_t parts, bool by_columns)
     return y.tensor();
 }
 
-// A part of a contiguous tensor: the matrix number `at`, or its transpose.
-Tensor matrix(const View& t, int64_t at, int64_t rows, int64_t columns, bool transposed = false) {
-    const int64_t sizes[2] = {transposed ? columns : rows, transposed ? rows : columns};
-    const int64_t strides[2] = {transposed ? 1 : columns, transposed ? columns : 1};
-    AtenTensorHandle made;
-    TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(
-        t.tensor().get(), 2, sizes, strides, at * rows * columns, &made));  // from where t begins
-    return Tensor(made);
+// A matrix within a contiguous tensor.
+struct Matrix {
+    const Tensor* within;
+    float* data;
+    int64_t from, sizes[2], strides[2];  // from: numbers before it
+
+    Tensor tensor() const {
+        AtenTensorHandle made;
+        TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(within->get(), 2, sizes, strides, from, &made));
+        return Tensor(made);
+    }
+};
+
+// Number `at` of the matrices of a tensor, or its transpose.
+Matrix matrix(const View& t, int64_t at, int64_t rows, int64_t columns, bool transposed = false) {
+    const int64_t from = at * rows * columns;
+    Matrix found{&t.tensor(), t.floats() + from, from, {rows, columns}, {columns, 1}};
+    if (transposed) std::swap(found.sizes[0], found.sizes[1]), std::swap(found.strides[0], found.strides[1]);
+    return found;
 }
+
+Matrix matrix(const View& t) { return matrix(t, 0, t.size(0), t.size(1)); }
 
 // A contiguous tensor in another shape.
 Tensor shaped(const Tensor& t, Shape sizes) {
@@ -772,14 +785,50 @@ Tensor shaped(const Tensor& t, Shape sizes) {
     return Tensor(made);
 }
 
-void multiply_into(const Tensor& y, const Tensor& a, const Tensor& b, const Tensor* plus = nullptr) {
-    TORCH_ERROR_CODE_CHECK(plus ? aoti_torch_cpu_addmm_out(y.get(), plus->get(), a.get(), b.get(), 1.0, 1.0)
-                                : aoti_torch_cpu_mm_out(y.get(), a.get(), b.get()));
+// Products of numbers, and numbers of a matrix in an order of its own, up to which a call of torch's costs more than its
+// faster kernel gains.
+constexpr int64_t kFewProducts = 1 << 16, kFewInRows = 1 << 12, kFewTurned = 1 << 10;
+
+bool are_few_products(const Matrix& a, const Matrix& b) {
+    const int64_t rows = a.sizes[0], inner = a.sizes[1], columns = b.sizes[1], products = rows * inner * columns;
+    const int64_t turned = a.strides[1] == 1 ? inner * columns : rows * columns;
+    return products > 0 && products <= kFewProducts && turned <= (a.strides[1] == 1 && b.strides[1] == 1 ? kFewInRows : kFewTurned);
 }
 
-View times(const Op& op, const View& a, const Tensor& b, int64_t columns, const Tensor* plus = nullptr) {
-    const View y = op.made({a.size(0), columns});
-    multiply_into(y.tensor(), a.tensor(), b, plus);
+// y = a b + bias, of a row-major y, by our kernels: few products.
+void multiply_few(float* y, const Matrix& a, const Matrix& b, const View& bias) {
+    const int64_t rows = a.sizes[0], inner = a.sizes[1], columns = b.sizes[1];
+    const bool by_rows = a.strides[1] == 1;
+    std::vector<float> scratch((by_rows ? inner : rows) * filled(columns));
+    if (by_rows) {
+        const ProjectArgs args{a.data, b.data, bias.floats(), y, scratch.data(), rows, inner, columns, a.strides[0],
+                               b.strides[0], b.strides[1], columns, 1};
+        run.project(&args);
+    } else {
+        const OuterArgs args{a.data, b.data, y, scratch.data(), inner, rows, columns, a.strides[1], b.strides[0], columns, 1, 1, 1};
+        run.outer(&args);
+    }
+}
+
+// y = a b, plus a bias (Q) or, `onto`, what y was; y is row-major, and so is b where a is not.
+void multiply_into(const Matrix& y, const Matrix& a, const Matrix& b, const View& bias = {}, bool onto = false) {
+    const int64_t numbers = y.sizes[0] * y.sizes[1];
+    if (are_few_products(a, b)) {
+        if (!onto) return multiply_few(y.data, a, b, bias);
+        std::vector<float> more(numbers);
+        multiply_few(more.data(), a, b, bias);
+        for (int64_t i = 0; i < numbers; ++i) y.data[i] += more[i];
+        return;
+    }
+    const Tensor to = y.tensor(), left = a.tensor(), right = b.tensor();
+    const Tensor* plus = onto ? &to : bias.sizes ? &bias.tensor() : nullptr;
+    TORCH_ERROR_CODE_CHECK(plus ? aoti_torch_cpu_addmm_out(to.get(), plus->get(), left.get(), right.get(), 1.0, 1.0)
+                                : aoti_torch_cpu_mm_out(to.get(), left.get(), right.get()));
+}
+
+View times(const Op& op, const View& a, const Matrix& b, const View& bias = {}) {
+    const View y = op.made({a.size(0), b.sizes[1]});
+    multiply_into(matrix(y), matrix(a), b, bias);
     return y;
 }
 
@@ -809,15 +858,13 @@ struct Dense {
           bias(op.floats("bias", bias_, {theta.size(2)})),
           in(x.size(1)), out(theta.size(2)) {}
 
-    Tensor matrix(int64_t at, bool transposed = false) const {
-        return structconv::matrix(theta, at, in, out, transposed);
-    }
+    Matrix matrix(int64_t at, bool transposed = false) const { return structconv::matrix(theta, at, in, out, transposed); }
 };
 
-// y = sum_k A_k x Theta_k + b, and A x where that is computed first, as it is for several matrices. Row n K + k of A is
-// row n of A_k, so that A x is (N, K P) too, and Theta (K P, Q).
+// y = sum_k A_k x Theta_k + b, and to train A x where that is computed first, as it is for several matrices. Row n K + k of
+// A is row n of A_k, so that A x is (N, K P) too, and Theta (K P, Q).
 std::tuple<Tensor, Maybe> convolve(const Tensor& side_, const Tensor& x_, const Tensor& theta_, const Maybe& bias_,
-                                   bool structure_first) {
+                                   bool structure_first, bool train) {
     const Op op{"convolve"};
     const Dense d(op, x_, theta_, bias_, kAny);
     const Sealed side = op.sealed("side", side_, d.x.size(0));
@@ -826,11 +873,10 @@ std::tuple<Tensor, Maybe> convolve(const Tensor& side_, const Tensor& x_, const 
              "have a matrix for each row of an output");
     if (structure_first) {
         const View r = along(op, side, d.x), y = op.made({side.rows() / size, d.out});
-        multiply_into(y.tensor(), matrix(r, 0, side.rows() / size, size * d.in), matrix(d.theta, 0, size * d.in, d.out),
-                      d.bias.sizes ? &d.bias.tensor() : nullptr);
-        return {y.tensor(), r.tensor()};
+        multiply_into(matrix(y), matrix(r, 0, side.rows() / size, size * d.in), matrix(d.theta, 0, size * d.in, d.out), d.bias);
+        return {y.tensor(), train ? maybe(r) : std::nullopt};
     }
-    const View y = along(op, side, times(op, d.x, d.matrix(0), d.out));
+    const View y = along(op, side, times(op, d.x, d.matrix(0)));
     if (d.bias.sizes) add_rows(y, d.bias);
     return {y.tensor(), std::nullopt};
 }
@@ -852,29 +898,29 @@ std::tuple<Maybe, Maybe, Maybe> convolve_backward(const Tensor& side_T, const Te
     if (!r_ && (of_x || of_theta)) grad = along(op, side, grad);
     if (of_theta) {
         grad_theta = op.made({size, d.in, d.out});
-        multiply_into(matrix(grad_theta, 0, terms, d.out), matrix(left, 0, grad.size(0), terms, true), grad.tensor());
+        multiply_into(matrix(grad_theta, 0, terms, d.out), matrix(left, 0, grad.size(0), terms, true), matrix(grad));
     }
     if (of_x && r_) {
         const View grad_r = op.made({grad.size(0) * size, d.in});
-        multiply_into(matrix(grad_r, 0, grad.size(0), terms), grad.tensor(), matrix(d.theta, 0, terms, d.out, true));
+        multiply_into(matrix(grad_r, 0, grad.size(0), terms), matrix(grad), matrix(d.theta, 0, terms, d.out, true));
         grad_x = along(op, side, grad_r);
     } else if (of_x) {
-        grad_x = times(op, grad, d.matrix(0, true), d.in);
+        grad_x = times(op, grad, d.matrix(0, true));
     }
     return {maybe(grad_x), maybe(grad_theta), maybe(grad_bias)};
 }
 
-// y = A x Theta_(1 - own) + x Theta_own + b, and A x.
-std::tuple<Tensor, Tensor> convolve_with_self(const Tensor& side_, const Tensor& x_, const Tensor& theta_,
-                                              const Maybe& bias_, int64_t own) {
+// y = A x Theta_(1 - own) + x Theta_own + b, and to train A x.
+std::tuple<Tensor, Maybe> convolve_with_self(const Tensor& side_, const Tensor& x_, const Tensor& theta_, const Maybe& bias_,
+                                             int64_t own, bool train) {
     const Op op{"convolve_with_self"};
     const Dense d(op, x_, theta_, bias_, 2);
     const Sealed side = op.sealed("side", side_, d.x.size(0));
     op.check(side.rows() == d.x.size(0) && (own == 0 || own == 1), "own", "be 0 or 1, of as many outputs as inputs");
     const View r = along(op, side, d.x);
-    const View y = times(op, r, d.matrix(1 - own), d.out, d.bias.sizes ? &d.bias.tensor() : nullptr);
-    multiply_into(y.tensor(), d.x.tensor(), d.matrix(own), &y.tensor());
-    return {y.tensor(), r.tensor()};
+    const View y = times(op, r, d.matrix(1 - own), d.bias);
+    multiply_into(matrix(y), matrix(d.x), d.matrix(own), {}, true);
+    return {y.tensor(), train ? maybe(r) : std::nullopt};
 }
 
 std::tuple<Maybe, Maybe, Maybe> convolve_with_self_backward(const Tensor& side_T, const Tensor& x_, const Tensor& theta_,
@@ -888,12 +934,12 @@ std::tuple<Maybe, Maybe, Maybe> convolve_with_self_backward(const Tensor& side_T
     op.check(side.rows() == d.x.size(0) && (own == 0 || own == 1), "own", "be 0 or 1, of as many outputs as inputs");
     View grad_x, grad_theta, grad_bias;
     if (of_bias) grad_bias = row_sum(op, grad.floats(), grad.size(0), d.out, d.out);
-    if (of_x) grad_x = along(op, side, times(op, grad, d.matrix(1 - own, true), d.in), times(op, grad, d.matrix(own, true), d.in));
+    if (of_x) grad_x = along(op, side, times(op, grad, d.matrix(1 - own, true)), times(op, grad, d.matrix(own, true)));
     if (of_theta) {
         grad_theta = op.made({2, d.in, d.out});
         for (const int64_t at : {int64_t{0}, int64_t{1}})
-            multiply_into(matrix(grad_theta, at, d.in, d.out),
-                          matrix(at == own ? d.x : r, 0, d.x.size(0), d.in, true), grad.tensor());
+            multiply_into(matrix(grad_theta, at, d.in, d.out), matrix(at == own ? d.x : r, 0, d.x.size(0), d.in, true),
+                          matrix(grad));
     }
     return {maybe(grad_x), maybe(grad_theta), maybe(grad_bias)};
 }
@@ -1080,7 +1126,7 @@ std::tuple<Tensor, Tensor, Tensor, Maybe> attend_backward(const Tensor& by_targe
     float* const vectors[3] = {own, own + heads * channels, a.bias.sizes ? own + 2 * heads * channels : nullptr};
     a.backward(ahead, back, lse + 2 * size, lse + 3 * size, lse, lse + size, y, y2, grad, grad_x, {}, first, first + size,
                first + 2 * size, vectors, p, seed, batch_heads);
-    const auto part = [&](int64_t at) { return matrix(grads, at, heads, channels); };
+    const auto part = [&](int64_t at) { return matrix(grads, at, heads, channels).tensor(); };
     return {grad_x.tensor(), part(0), part(1), a.bias.sizes ? Maybe(part(2)) : std::nullopt};
 }
 
@@ -1106,7 +1152,7 @@ std::tuple<Tensor, Maybe, Tensor, Tensor> attend_layer_forward(const Tensor& sid
                                                                int64_t batch_heads, bool train) {
     const Op op{"attend_layer_forward"};
     const Projected a(op, x, theta);
-    const Tensor h = shaped(times(op, a.x, a.packed.tensor(), a.width).tensor(), {a.nodes, a.heads, a.channels});
+    const Tensor h = shaped(times(op, a.x, matrix(a.packed)).tensor(), {a.nodes, a.heads, a.channels});
     Maybe by_head;
     if (bias) by_head = shaped(op.floats("bias", bias, {a.width}).tensor(), {a.heads, a.channels});
     auto [y, y2, numbers] = attend_forward(side, h, of_source, of_target, by_head, slope, p, seed, batch_heads, train);
@@ -1129,11 +1175,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Maybe> attend_layer_backward(
     const auto [grad_h, of_sources, of_targets, of_bias] = attend_backward(
         by_target, by_source, h, of_source, of_target, by_head, heads("y", y_), y2, numbers, heads("grad", grad_), slope, p,
         seed, batch_heads);
-    const Tensor flat = shaped(grad_h, {a.nodes, a.width});
+    const View of_h = op.view("h", grad_h);
+    const Matrix flat = matrix(of_h, 0, a.nodes, a.width);
     const View grad_x = op.made({a.nodes, a.in}), grad_packed = op.made({a.in, a.width});
     const View grad_theta = op.made({a.heads, a.in, a.channels});
-    multiply_into(grad_x.tensor(), flat, matrix(a.packed, 0, a.in, a.width, true));
-    multiply_into(grad_packed.tensor(), matrix(a.x, 0, a.nodes, a.in, true), flat);
+    multiply_into(matrix(grad_x), flat, matrix(a.packed, 0, a.in, a.width, true));
+    multiply_into(matrix(grad_packed), matrix(a.x, 0, a.nodes, a.in, true), flat);
     for (int64_t k = 0; k < a.heads; ++k)
         for (int64_t i = 0; i < a.in; ++i)
             std::copy_n(grad_packed.floats() + i * a.width + k * a.channels, a.channels,
@@ -1307,8 +1354,7 @@ struct Dots {
                 biases[part].sizes ? std::copy_n(biases[part].floats(), rows(part), to) : std::fill_n(to, rows(part), 0.0f);
         }
         const View found = op.made({nodes, width});
-        multiply_into(found.tensor(), matrix(x, 0, nodes, in), matrix(packed(op), 0, width, in, true),
-                      added.sizes ? &added.tensor() : nullptr);
+        multiply_into(matrix(found), matrix(x, 0, nodes, in), matrix(packed(op), 0, width, in, true), added);
         return found;
     }
 
@@ -1326,9 +1372,9 @@ struct Dots {
     // The gradients of x, and of weights and biases: query, its bias, key, its bias, value, its bias.
     std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe> gradients(const Op& op, const View& grad_table) const {
         View grad_x = x.tensor().dim() == 3 ? op.made({x.size(0), x.size(1), in}) : op.made({nodes, in});
-        multiply_into(matrix(grad_x, 0, nodes, in), grad_table.tensor(), packed(op).tensor());
+        multiply_into(matrix(grad_x, 0, nodes, in), matrix(grad_table), matrix(packed(op)));
         const View grad_rows = op.made({width, in});
-        multiply_into(grad_rows.tensor(), matrix(grad_table, 0, nodes, width, true), matrix(x, 0, nodes, in));
+        multiply_into(matrix(grad_rows), matrix(grad_table, 0, nodes, width, true), matrix(x, 0, nodes, in));
         View of_biases[3], grad_value;
         for (int64_t part = 0; part < 3; ++part)
             if (biases[part].sizes) of_biases[part] = row_sum(op, grad_table.floats() + part * own, nodes, rows(part), width);
@@ -1336,7 +1382,7 @@ struct Dots {
         if (of_values && by_head) of_values = shaped(*of_values, {heads, channels});
         if (turned) grad_value = op.made({heads, in, channels});
         if (turned) turn(grad_rows.floats() + 2 * own * in, channels, in, grad_value.floats());
-        return {grad_x.tensor(), matrix(grad_rows, 0, own, in), maybe(of_biases[0]), piece(grad_rows, own, own),
+        return {grad_x.tensor(), matrix(grad_rows, 0, own, in).tensor(), maybe(of_biases[0]), piece(grad_rows, own, own),
                 maybe(of_biases[1]), turned ? grad_value.tensor() : piece(grad_rows, 2 * own, rows(2)), of_values};
     }
 
@@ -1452,12 +1498,12 @@ struct Entries {
     }
 };
 
-// y like x, and for the backward the table, peaks and what the output projection multiplies. The weights too: (B, K, N, M) for
-// 1, their means over the heads (B, N, M) for 2.
-std::tuple<Tensor, Tensor, Tensor, Tensor, Maybe> attend_entries_forward(
+// y like x, and to train the table, peaks and what the output projection multiplies. The weights too: (B, K, N, M) for 1, their
+// means over the heads (B, N, M) for 2.
+std::tuple<Tensor, Maybe, Maybe, Maybe, Maybe> attend_entries_forward(
     const Tensor& x, const Tensor& query, const Maybe& query_bias, const Tensor& key, const Maybe& key_bias, const Tensor& value,
     const Maybe& value_bias, const Tensor& output, const Maybe& bias, const Maybe& mask, int64_t heads, double scale, bool causal,
-    int64_t weights) {
+    int64_t weights, bool train) {
     const Op op{"attend_entries_forward"};
     op.check(weights >= 0 && weights <= 2, "weights", "be 0 to 2");
     const Entries e(op, x, query, query_bias, key, key_bias, value, value_bias, output, bias, heads);
@@ -1467,8 +1513,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Maybe> attend_entries_forward(
     const AttentionForwardArgs args{e.attention(op, table, mask, causal, scale), e.rows(r), peaks.floats(), each.floats()};
     run.attention_forward(&args);
     const View y = d.x.tensor().dim() == 3 ? op.made({e.samples, e.entries, e.out}) : op.made({e.entries, e.out});
-    multiply_into(matrix(y, 0, d.nodes, e.out), r.tensor(), matrix(e.output, 0, e.out, e.inner, true),
-                  e.bias.sizes ? &e.bias.tensor() : nullptr);
+    multiply_into(matrix(y, 0, d.nodes, e.out), matrix(r), matrix(e.output, 0, e.out, e.inner, true), e.bias);
     const View mean = weights == 2 ? op.made({e.samples, e.entries, e.entries}) : each;
     const int64_t pairs = e.entries * e.entries;
     for (int64_t b = 0; weights == 2 && b < e.samples; ++b) {
@@ -1478,7 +1523,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Maybe> attend_entries_forward(
             for (int64_t at = 0; at < pairs; ++at) to[at] += each.floats()[(b * d.heads + head) * pairs + at];
         for (int64_t at = 0; at < pairs; ++at) to[at] /= static_cast<float>(d.heads);
     }
-    return {y.tensor(), table.tensor(), peaks.tensor(), r.tensor(), maybe(mean)};
+    if (!train) return {y.tensor(), {}, {}, {}, maybe(mean)};
+    return {y.tensor(), maybe(table), maybe(peaks), maybe(r), maybe(mean)};
 }
 
 // The gradients of x, and of weights and biases of queries, keys, values and outputs.
@@ -1493,10 +1539,9 @@ std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe> a
     const View peaks = op.floats("peaks", peaks_, {2, e.samples, d.heads, e.entries}), r = op.dense("r", r_, {d.nodes, e.inner}, types().f32);
     const View given = d.x.tensor().dim() == 3 ? op.dense("grad", grad_, {e.samples, e.entries, e.out}, types().f32)
                                                : op.dense("grad", grad_, {e.entries, e.out}, types().f32);
-    const Tensor grad = matrix(given, 0, d.nodes, e.out);
     const View grad_r = op.made({d.nodes, e.inner}), grad_output = op.made({e.out, e.inner});
-    multiply_into(grad_r.tensor(), grad, e.output.tensor());
-    multiply_into(grad_output.tensor(), matrix(given, 0, d.nodes, e.out, true), r.tensor());
+    multiply_into(matrix(grad_r), matrix(given, 0, d.nodes, e.out), matrix(e.output));
+    multiply_into(matrix(grad_output), matrix(given, 0, d.nodes, e.out, true), matrix(r));
     View grad_bias;
     if (e.bias.sizes) grad_bias = row_sum(op, given.floats(), d.nodes, e.out, e.out);
     const View grad_table = op.made({d.nodes, d.width});
@@ -1608,7 +1653,7 @@ std::tuple<Tensor, Tensor, Tensor> attend_pairs_forward(const Tensor& side_, con
     op.check(side.rows() == nodes, "side", "have a row for each row of x");
     const View bias = op.floats("bias", bias_, {w.width}), added = op.made({2 * w.width});
     std::fill_n(added.floats(), w.width, 0.0f), std::copy_n(w.offset.floats(), w.width, added.floats() + w.width);
-    const View table = times(op, w.a.x, w.packed.tensor(), 2 * w.width, &added.tensor());
+    const View table = times(op, w.a.x, matrix(w.packed), added);
     const View y = op.made({nodes, w.width}), lse = op.made({nodes, heads});
     const AdditiveForwardArgs args{side.layout(false), w.part(table, 1), w.part(table, 0), w.part(table, 0),
                                    {y.data, w.width, channels}, w.vector.floats(), lse.floats(), heads, channels, channels,
@@ -1646,8 +1691,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Maybe> attend_pairs_backward(
     run.additive_backward(&args);
     for (int64_t n = 0; n < nodes; ++n)
         for (int64_t c = 0; c < width; ++c) grad_table.floats()[2 * n * width + c] += grad_values.floats()[n * width + c];
-    const View grad_x = times(op, grad_table, matrix(w.packed, 0, in, 2 * width, true), in), grad_packed = op.made({in, 2 * width});
-    multiply_into(grad_packed.tensor(), matrix(w.a.x, 0, nodes, in, true), grad_table.tensor());
+    const View grad_x = times(op, grad_table, matrix(w.packed, 0, in, 2 * width, true)), grad_packed = op.made({in, 2 * width});
+    multiply_into(matrix(grad_packed), matrix(w.a.x, 0, nodes, in, true), matrix(grad_table));
     const View grad_theta = op.made({heads, in, channels}), grad_weight = op.made({width, in});
     for (int64_t i = 0; i < in; ++i) {
         const float* row = grad_packed.floats() + 2 * i * width;
@@ -2352,11 +2397,11 @@ const Operator kOperators[] = {
     {"window_means_backward", "(Tensor grad, int[] sizes, " SC_WINDOWS ") -> Tensor", TORCH_BOX(&window_means_backward)},
     {"project", "(Tensor x, Tensor w, Tensor? bias) -> Tensor", TORCH_BOX(&project)},
     {"outer", "(Tensor x, Tensor g, int parts, bool by_columns) -> Tensor", TORCH_BOX(&outer)},
-    {"convolve", "(Tensor side, Tensor x, Tensor theta, Tensor? bias, bool structure_first) -> (Tensor, Tensor?)",
+    {"convolve", "(Tensor side, Tensor x, Tensor theta, Tensor? bias, bool structure_first, bool train) -> (Tensor, Tensor?)",
      TORCH_BOX(&convolve)},
     {"convolve_backward", "(Tensor side_T, Tensor x, Tensor theta, Tensor? r, Tensor grad, bool of_x, bool of_theta, "
      "bool of_bias) -> (Tensor?, Tensor?, Tensor?)", TORCH_BOX(&convolve_backward)},
-    {"convolve_with_self", "(Tensor side, Tensor x, Tensor theta, Tensor? bias, int own) -> (Tensor, Tensor)",
+    {"convolve_with_self", "(Tensor side, Tensor x, Tensor theta, Tensor? bias, int own, bool train) -> (Tensor, Tensor?)",
      TORCH_BOX(&convolve_with_self)},
     {"convolve_with_self_backward", "(Tensor side_T, Tensor x, Tensor theta, Tensor r, Tensor grad, int own, bool of_x, "
      "bool of_theta, bool of_bias) -> (Tensor?, Tensor?, Tensor?)", TORCH_BOX(&convolve_with_self_backward)},
@@ -2396,8 +2441,8 @@ const Operator kOperators[] = {
      "Tensor? key_bias, Tensor value, Tensor? value_bias, Tensor? bias, Tensor y, Tensor table, Tensor lse, Tensor grad, "
      "int heads, float scale, " SC_DROP ") -> (Tensor, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?, Tensor?)",
      TORCH_BOX(&attend_dots_backward)},
-    {"attend_entries_forward", "(" SC_ENTRIES ", int heads, float scale, bool causal, int weights) -> "
-     "(Tensor, Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&attend_entries_forward)},
+    {"attend_entries_forward", "(" SC_ENTRIES ", int heads, float scale, bool causal, int weights, bool train) -> "
+     "(Tensor, Tensor?, Tensor?, Tensor?, Tensor?)", TORCH_BOX(&attend_entries_forward)},
     {"attend_entries_backward", "(" SC_ENTRIES ", Tensor table, Tensor peaks, Tensor r, Tensor grad, int heads, float scale, "
      "bool causal) -> (Tensor, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?)",
      TORCH_BOX(&attend_entries_backward)},
