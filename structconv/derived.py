@@ -20,7 +20,7 @@ from torch.compiler import is_compiling
 from structconv import torch_compat as private
 
 __all__ = ["Owner", "Reused", "cached", "derived", "forget", "forget_changed", "is_plain", "latest", "mark",
-           "recalled", "values_known"]
+           "values_known"]
 
 T = TypeVar("T")
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -110,24 +110,18 @@ def latest(owner: Any, name: str, key: Hashable, build: Callable[[], T]) -> T:
 def cached(owner: Tensor, key: Hashable, build: Callable[[], T]) -> T:
     """`derived` for results that no mode of the caller changes, and that hold no tensor of the owner, a plain tensor
     without a gradient such as a list of edges: without its care."""
-    if (known := recalled(owner, key)) is not None:
-        return cast(T, known[1])
-    version, value, entry = private.version(owner), build(), _ENTRIES.get(id(owner))
-    if version is None:
-        return value
+    entry, version = _ENTRIES.get(id(owner)), None if owner.is_inference() else owner._version
     if entry is None or entry.version != version or entry.ref() is not owner:
+        value = build()
+        if version is None:
+            return value
         entry = _ENTRIES[id(owner)] = _Entry(owner, version)
+    elif (known := entry.values.get(key)) is not None and not known[0]:  # what is derived of several tensors is another
+        return cast(T, known[1])
+    else:
+        value = build()
     entry.values[key] = (), value
     return value
-
-
-def recalled(owner: Tensor, key: Hashable) -> tuple[tuple[()], Any] | None:
-    """() and what `cached` remembers of the owner as it is, if it does."""
-    entry = _ENTRIES.get(id(owner))
-    if entry is None or owner.is_inference() or entry.version != owner._version or entry.ref() is not owner:
-        return None
-    known = entry.values.get(key)
-    return None if known is None or known[0] else known  # what is derived of several tensors is another
 
 
 class Owner:

@@ -73,6 +73,8 @@ def recorded(native):
         "spmm_into": (layout, r(E), False, r(2, M, 3), r(2, M, 3), 2, 2.0, -1.0),
         "maxima": (side, x), "maxima_backward": (side, back, x, x, x), "convolve": (side, x, theta, r(4), True, True),
         "convolve_backward": (back, x, theta, x, r(M, 4), True, True, True),
+        "convolve_linear": (side, x, r(4, 3), r(4, 2), r(M, 2), r(4), True, True),
+        "convolve_linear_backward": (back, x, r(4, 3), r(4, 2), r(M, 2), x, r(M, 4), True, *[True] * 5),
         "convolve_with_self": (side, x, both, r(4), 1, True),
         "convolve_with_self_backward": (back, x, both, x, r(M, 4), 1, True, True, True),
         "attend_forward": (side, heads, r(K, 3), r(K, 3), r(K, 3), 0.2, *drop, True),

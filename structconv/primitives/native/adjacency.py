@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from structconv import torch_compat as private
-from structconv.derived import cached, derived, recalled
+from structconv.derived import cached, derived
 from structconv.primitives.native import dispatch
 from structconv.primitives.native.indices import LIMIT, unseen
 from structconv.primitives.native.loader import Core
@@ -50,10 +50,11 @@ class Adjacency:
         return self.by_target, self._by_source if self._by_source is not None else self.by_source()
 
 
-def build_adjacency(kernels: Core, index: Tensor, inputs: int, outputs: int, *, loops: bool = False,
-                    square: bool = True, normalize: str | None = None, weights: Tensor | None = None,
-                    numbered: bool = False) -> Adjacency | None:
-    """The edges (2, E) on the CPU; `None` where one is out of range, of which nobody has read more than its number.
+def build_adjacency(kernels: Core, index: Tensor, inputs: int, outputs: int, loops: bool = False, square: bool = True,
+                    normalize: str | None = None, weights: Tensor | None = None, numbered: bool = False
+                    ) -> Adjacency | None:
+    """The edges (2, E) on the CPU; `None` where no kernel can read them, or one is out of range, of which nobody has
+    read more than its number.
 
     Args:
         loops: append a loop at each entry, after all edges.
@@ -64,6 +65,8 @@ def build_adjacency(kernels: Core, index: Tensor, inputs: int, outputs: int, *, 
 
     O(E + M + N).
     """
+    if index.dtype not in _INTEGERS or max(inputs, outputs, index.shape[1] + outputs) >= LIMIT:
+        return None
     weights = None if weights is None else weights.contiguous()  # a column of attributes is not
     tensor, bad = kernels.adjacency(index, inputs, outputs, loops, square, _NORMALIZATIONS[normalize], weights,
                                     numbered)
@@ -87,16 +90,11 @@ def adjacency_of(index: Tensor, inputs: int, outputs: int, *, loops: bool = Fals
                  normalize: str | None = None, weights: Tensor | None = None, numbered: bool = False
                  ) -> Adjacency | None:
     """`build_adjacency`, remembered for as long as edges and weights stay; `None` where no kernel can read them."""
-    key = "adjacency", inputs, outputs, loops, square, normalize, weights is None, numbered
-    if weights is None and (known := recalled(index, key)) is not None:  # most calls
-        return cast("Adjacency | None", known[1])
-    if not index.is_cpu or index.dtype not in _INTEGERS or max(inputs, outputs, index.shape[1] + outputs) >= LIMIT:
-        return None
     kernels = dispatch.Loaded.core if dispatch.Loaded.asked else dispatch.kernels()
-    if kernels is None:
+    if kernels is None or not index.is_cpu:
         return None
-    build = partial(build_adjacency, kernels, index, inputs, outputs, loops=loops, square=square, normalize=normalize,
-                    weights=weights, numbered=numbered)
+    key = "adjacency", inputs, outputs, loops, square, normalize, weights is None, numbered
+    build = partial(build_adjacency, kernels, index, inputs, outputs, loops, square, normalize, weights, numbered)
     return cached(index, key, build) if weights is None else derived((index, weights), key, build)
 
 

@@ -47,8 +47,12 @@ def _spread(adjacency: Adjacency, grad: Tensor, more: Tensor | None = None) -> T
 
 
 def _linear(adjacency: Adjacency, x: Tensor, weight: Tensor, root: Tensor | None, x_root: Tensor | None,
-            bias: Tensor | None, structure_first: bool) -> tuple[Tensor, Tensor | None]:
+            bias: Tensor | None, structure_first: bool, train: bool) -> tuple[Tensor, Tensor | None]:
     """y, and A^T x where it was made."""
+    if _is_small(adjacency, weight) and x.size(0) == adjacency.columns:
+        of_few: tuple[Tensor, Tensor | None] = Loaded.core.convolve_linear(  # type: ignore[union-attr]
+            adjacency.by_target, x, weight, root, x_root, bias, structure_first, train)
+        return of_few
     own = x if x_root is None else x_root
     if not structure_first:
         more = None if root is None else product(own, root.t(), bias)
@@ -62,6 +66,10 @@ def _linear(adjacency: Adjacency, x: Tensor, weight: Tensor, root: Tensor | None
 def _linear_backward(adjacency: Adjacency, x: Tensor, weight: Tensor, root: Tensor | None, x_root: Tensor | None,
                      bias: Tensor | None, r: Tensor | None, grad: Tensor, needed: tuple[bool, ...],
                      structure_first: bool) -> Gradients:
+    if _is_small(adjacency, weight):
+        grads: Gradients = Loaded.core.convolve_linear_backward(  # type: ignore[union-attr]
+            adjacency.by_source(), x, weight, root, x_root, r, grad, structure_first, *needed)
+        return grads
     g = dispatch.dense(grad)
     to_x = g if structure_first or not (needed[0] or needed[1]) else _spread(adjacency, g)
     grad_x = grad_own = None
@@ -155,7 +163,8 @@ convolve_with_self = as_node("_ConvolveWithSelf", 3, _convolve_with_self, _convo
                              reads_result=False, flagged=True, read={2: ()})
 #: y = A^T x W^T + x_root R^T + b of x (M, P), W (Q, P), R (Q, P) or none, x_root (N, P) or none for x itself, and b (Q)
 #: or none: (N, Q). Weights lie as in torch's linear layers. `structure_first` tells (A^T x) W^T from A^T (x W^T).
-convolve_linear = as_node("_ConvolveLinear", 5, _linear, _linear_backward, reads_result=False, read={4: ()})
+convolve_linear = as_node("_ConvolveLinear", 5, _linear, _linear_backward, reads_result=False, flagged=True,
+                          read={4: ()})
 #: The sums, or the maxima, of x (M, C) over the edges into each output: (N, C), zero without any.
 gather_sums = as_node("_Sums", 1, _sums, _sums_backward, reads_result=False, read={0: ()})
 gather_maxima = as_node("_Maxima", 1, "maxima", "maxima_backward")

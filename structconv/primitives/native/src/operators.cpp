@@ -826,11 +826,13 @@ void multiply_into(const Matrix& y, const Matrix& a, const Matrix& b, const View
                                 : aoti_torch_cpu_mm_out(to.get(), left.get(), right.get()));
 }
 
-View times(const Op& op, const View& a, const Matrix& b, const View& bias = {}) {
-    const View y = op.made({a.size(0), b.sizes[1]});
-    multiply_into(matrix(y), matrix(a), b, bias);
+View times(const Op& op, const Matrix& a, const Matrix& b, const View& bias = {}) {
+    const View y = op.made({a.sizes[0], b.sizes[1]});
+    multiply_into(matrix(y), a, b, bias);
     return y;
 }
+
+View times(const Op& op, const View& a, const Matrix& b, const View& bias = {}) { return times(op, matrix(a), b, bias); }
 
 void add_rows(const View& y, const View& bias) {
     for (int64_t n = 0; n < y.size(0); ++n)
@@ -942,6 +944,75 @@ std::tuple<Maybe, Maybe, Maybe> convolve_with_self_backward(const Tensor& side_T
                           matrix(grad));
     }
     return {maybe(grad_x), maybe(grad_theta), maybe(grad_bias)};
+}
+
+// The arguments of the layer below: x (M, P), W (Q, P), R (Q, P') or none, the x_root (N, P') that it multiplies, or none
+// for x, and a bias (Q).
+struct Linear {
+    View x, weight, root, own, bias;
+    int64_t in, out;
+
+    Linear(const Op& op, const Tensor& x_, const Tensor& weight_, const Maybe& root_, const Maybe& own_, const Maybe& bias_)
+        : x(op.dense("x", x_, {kAny, kAny}, types().f32)),
+          weight(op.dense("weight", weight_, {kAny, x.size(1)}, types().f32)), in(x.size(1)), out(weight.size(0)) {
+        if (root_) root = op.dense("root", *root_, {out, own_ ? kAny : in}, types().f32);
+        own = own_ ? op.dense("x_root", *own_, {kAny, root_ ? root.size(1) : kAny}, types().f32) : x;
+        bias = op.floats("bias", bias_, {out});
+    }
+
+    // A matrix (Q, P) as it multiplies rows of P.
+    static Matrix turned(const View& weights) { return matrix(weights, 0, weights.size(0), weights.size(1), true); }
+
+    void check(const Op& op, int64_t rows) const {
+        op.check(!root.sizes || own.size(0) == rows, "x_root", "have a row for each output, as x where it is left out");
+    }
+};
+
+// y = A x W^T + x_root R^T + b, and to train A x where that is computed first.
+std::tuple<Tensor, Maybe> convolve_linear(const Tensor& side_, const Tensor& x, const Tensor& weight, const Maybe& root,
+                                          const Maybe& x_root, const Maybe& bias, bool structure_first, bool train) {
+    const Op op{"convolve_linear"};
+    const Linear d(op, x, weight, root, x_root, bias);
+    const Sealed side = op.sealed("side", side_, d.x.size(0));
+    d.check(op, side.rows());
+    const Matrix w = d.turned(d.weight);
+    if (structure_first) {
+        const View r = along(op, side, d.x), y = times(op, r, w, d.bias);
+        if (root) multiply_into(matrix(y), matrix(d.own), d.turned(d.root), {}, true);
+        return {y.tensor(), train ? maybe(r) : std::nullopt};
+    }
+    const View more = root ? times(op, d.own, d.turned(d.root), d.bias) : View{};
+    const View y = along(op, side, times(op, d.x, w), more);
+    if (!root && bias) add_rows(y, d.bias);
+    return {y.tensor(), std::nullopt};
+}
+
+// The gradients of x, W, R, x_root and the bias.
+std::tuple<Maybe, Maybe, Maybe, Maybe, Maybe> convolve_linear_backward(
+    const Tensor& side_T, const Tensor& x, const Tensor& weight, const Maybe& root, const Maybe& x_root, const Maybe& r_,
+    const Tensor& grad_, bool structure_first, bool of_x, bool of_weight, bool of_root, bool of_own, bool of_bias) {
+    const Op op{"convolve_linear_backward"};
+    const Linear d(op, x, weight, root, x_root, {});
+    const View grad = op.dense("grad", grad_, {kAny, d.out}, types().f32);
+    const Sealed side = op.sealed("side_T", side_T, grad.size(0));
+    d.check(op, grad.size(0));
+    op.check(side.rows() == d.x.size(0), "side_T", "have a row for each row of x");
+    op.check(r_.has_value() || !structure_first || !of_weight, "r", "be given where it was computed first");
+    op.check(root || !(of_root || of_own), "root", "be given for its gradients");
+    const View left = structure_first && r_ ? op.dense("r", *r_, {grad.size(0), d.in}, types().f32) : d.x;
+    const View to_x = structure_first || !(of_x || of_weight) ? grad : along(op, side, grad);
+    const bool shared = root && !x_root;
+    View grad_x, grad_weight, grad_root, grad_own, grad_bias;
+    if (of_x) {
+        grad_x = times(op, to_x, matrix(d.weight));
+        if (structure_first) grad_x = along(op, side, grad_x, shared ? times(op, grad, matrix(d.root)) : View{});
+        else if (shared) multiply_into(matrix(grad_x), matrix(grad), matrix(d.root), {}, true);
+    }
+    if (of_weight) grad_weight = times(op, d.turned(to_x), matrix(left));
+    if (of_root) grad_root = times(op, d.turned(grad), matrix(d.own));
+    if (of_own) grad_own = times(op, grad, matrix(d.root));
+    if (of_bias) grad_bias = row_sum(op, grad.floats(), grad.size(0), d.out, d.out);
+    return {maybe(grad_x), maybe(grad_weight), maybe(grad_root), maybe(grad_own), maybe(grad_bias)};
 }
 
 // -- attention along edges ---------------------------------------------------------------------------------------------
@@ -2405,6 +2476,11 @@ const Operator kOperators[] = {
      TORCH_BOX(&convolve_with_self)},
     {"convolve_with_self_backward", "(Tensor side_T, Tensor x, Tensor theta, Tensor r, Tensor grad, int own, bool of_x, "
      "bool of_theta, bool of_bias) -> (Tensor?, Tensor?, Tensor?)", TORCH_BOX(&convolve_with_self_backward)},
+    {"convolve_linear", "(Tensor side, Tensor x, Tensor weight, Tensor? root, Tensor? x_root, Tensor? bias, bool structure_first, "
+     "bool train) -> (Tensor, Tensor?)", TORCH_BOX(&convolve_linear)},
+    {"convolve_linear_backward", "(Tensor side_T, Tensor x, Tensor weight, Tensor? root, Tensor? x_root, Tensor? r, Tensor grad, "
+     "bool structure_first, bool of_x, bool of_weight, bool of_root, bool of_own, bool of_bias) -> "
+     "(Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)", TORCH_BOX(&convolve_linear_backward)},
     {"affine_forward", "(Tensor by_target, Tensor source, Tensor target, Tensor x, float slope, " SC_DROP ", bool train) -> "
      "(Tensor, Tensor, Tensor, Tensor)", TORCH_BOX(&affine_forward)},
     {"affine_backward", "(Tensor by_target, Tensor by_source, Tensor source, Tensor target, Tensor x, Tensor y, Tensor y2, "
