@@ -263,10 +263,24 @@ template <class Body> void by_stride(int64_t stride, const Body& body) {
     else body(stride);
 }
 
+// The sums of so many pairs of neighbors, and numbers twice each.
+inline v8 sums_of_pairs(const float* from, int pairs) {
+    const int half = pairs < 4 ? pairs : 4;
+    const v8 a = load_part<v8>(from, 2 * half), b = pairs > 4 ? load_part<v8>(from + 8, 2 * (pairs - 4)) : v8{};
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14) + __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+}
+
+inline void add_twice(float* to, v8 v, int pairs) {
+    const auto add = [&](float* at, v8 twice, int part) { store_part(at, load_part<v8>(at, part) + twice, part); };
+    add(to, __builtin_shufflevector(v, v, 0, 0, 1, 1, 2, 2, 3, 3), 2 * (pairs < 4 ? pairs : 4));
+    if (pairs > 4) add(to + 8, __builtin_shufflevector(v, v, 4, 4, 5, 5, 6, 6, 7, 7), 2 * (pairs - 4));
+}
+
 // One plane. Rows are added up over the other axes; `row` has zeros for what lies beyond the image.
 template <bool backward> void means_of_plane(const MeansArgs& a, const float* x, float* y, float* row, const float* shares) {
     const int64_t width = (a.to[2] - 1) * a.stride[2] + a.size[2], inner = width - a.padding[2];
     const int64_t filled = inner < a.from[2] ? inner : a.from[2];
+    const bool in_pairs = a.size[2] == 2 && a.stride[2] == 2 && !a.padding[2];
     float* own = row + a.padding[2];
     for (int64_t o0 = 0; o0 < a.to[0]; ++o0)
         for (int64_t o1 = 0; o1 < a.to[1]; ++o1) {
@@ -277,6 +291,20 @@ template <bool backward> void means_of_plane(const MeansArgs& a, const float* x,
                 for (int64_t i0 = s0.first; i0 < s0.last; ++i0)
                     for (int64_t i1 = s1.first; i1 < s1.last; ++i1) visit((i0 * a.from[1] + i1) * a.from[2]);
             };
+            if (in_pairs) {
+                for (int64_t o = 0; o < a.to[2]; o += 8) {
+                    const int part = static_cast<int>(a.to[2] - o < 8 ? a.to[2] - o : 8);
+                    if constexpr (!backward) {
+                        v8 sum{};
+                        rows([&](int64_t from) { sum += sums_of_pairs(x + from + 2 * o, part); });
+                        store_part(y + at + o, sum * (0.5f * share), part);
+                    } else {
+                        const v8 grad = load_part<v8>(x + at + o, part) * (0.5f * share);
+                        rows([&](int64_t to) { add_twice(y + to + 2 * o, grad, part); });
+                    }
+                }
+                continue;
+            }
             by_stride(a.stride[2], [&](auto step) {
                 const int64_t stride = step;
                 if constexpr (!backward) {
