@@ -124,18 +124,6 @@ def test_few_outputs_of_additive_attention_have_the_numbers_of_many(outputs, cha
         torch.testing.assert_close(actual.double(), reference, rtol=1e-4, atol=1e-5)
 
 
-def test_sliding_windows_hold_what_a_later_step_sees():
-    layer, x = Conv(DOT.masked(keep=Window(3) & Causal()).softmax(), 8, 8), torch.randn(1, 50, 8)
-    with torch.no_grad():
-        cache = layer.prepare(x[:, :0])
-        for t in range(50):
-            layer.step(cache, x[:, t:t + 1])
-    assert cache.x.shape[-2] == 4
-    assert cache.dropped == 46
-    with pytest.raises(ConfigError, match="positions must be given"):
-        layer(cache, z=x[:, :1])
-
-
 def test_a_window_around_predicted_positions_and_one_without_them_keep_their_places():
     x = torch.randn(2, 9, 8)
     for weights in (GaussianWindow(1.5), GaussianWindow(1.5, PredictedPosition())):
@@ -202,6 +190,8 @@ def test_inputs_that_are_gone_are_not_made_up():
         cache = layer.prepare(x[:, :0])
         for t in range(9):
             layer.step(cache, x[:, t:t + 1])
+        with pytest.raises(ConfigError, match="positions must be given"):
+            layer(cache, z=x[:, 8:])
         for positions in (3, 6, torch.tensor([3]), torch.tensor([[7], [8]])):
             with pytest.raises(ConfigError, match="inputs that are gone"):
                 layer(cache, z=x[:, 8:], positions=positions)

@@ -154,9 +154,11 @@ def test_queries_from_elsewhere():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("change", ["strided", "wide", "float64", "padding", "window", "two", "weights", "hook"])
-def test_whatever_it_does_not_take_is_right_too(change):
-    layer, x = MultiheadAttention(8, 2).eval(), torch.randn(2, 7, 8)
+@pytest.mark.parametrize("before", [0, 2], ids=["first", "bound"])
+@pytest.mark.parametrize("change", [
+    "strided", "wide", "float64", "padding", "window", "two", "weights", "query", "hook"])
+def test_whatever_it_does_not_take_is_right_too(change, before):
+    layer, x = MultiheadAttention(8, 2).eval(), torch.randn(2, 9, 8)
     if change == "float64":
         layer, x = layer.double(), x.double()
     if change == "hook":
@@ -164,12 +166,16 @@ def test_whatever_it_does_not_take_is_right_too(change):
         dot.key.register_forward_hook(lambda module, given, y: 2 * y)
     count = 2 if change == "two" else 1
     turned = {"strided": x.mT.contiguous().mT, "wide": torch.stack([x, x], -1)[..., 0]}.get(change, x)
+    query = torch.randn(2, 1, 8) if change == "query" else None
     structure = Causal() & Window(2) if change == "window" else Causal()
-    mask = {"keep": Padding(torch.rand(2, 7) < 0.7)} if change == "padding" else {}
-    cache = layer.prepare(x[:, :7 - count], structure)
-    actual = layer.step(cache, turned[:, 7 - count:], **mask, **{"return_weights": True} if change == "weights" else {})
-    torch.testing.assert_close(actual[0] if change == "weights" else actual,
-                               layer(x, structure=structure, **mask)[:, -count:], rtol=1e-4, atol=1e-5)
+    mask = {"keep": Padding(torch.rand(2, 9) < 0.7)} if change == "padding" else {}
+    cache = layer.prepare(x[:, :9 - count - before], structure)
+    for t in range(9 - count - before, 9 - count):
+        layer.step(cache, x[:, t:t + 1])
+    more = {"return_weights": True} if change == "weights" else {}
+    actual = layer.step(cache, turned[:, 9 - count:], query=query, **mask, **more)
+    expected = layer(x, structure=structure, **mask)[:, -count:] if query is None else layer(query, x)
+    torch.testing.assert_close(actual[0] if change == "weights" else actual, expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(cache.heads(), layer.prepare(x).heads()[..., -cache.x.shape[-2]:, :])
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from structconv import Causal, ConfigError, DotProduct, MultiheadAttention, Padding, Window
+from structconv import Causal, ConfigError, DotProduct, MultiheadAttention, Window
 from structconv.kernels.attention_step import AttentionStep
 from structconv.planning.kernel import register
 from structconv.primitives.native.loader import core
@@ -124,33 +124,6 @@ def test_steps_behind_a_mask_are_bound_where_it_can_hide_nothing_that_is_left(st
         actual = layer.step(cache, x[:, t:t + 1])
         torch.testing.assert_close(actual, layer(x[:, :t + 1], structure=structure)[:, -1:], rtol=1e-4, atol=1e-5)
     assert (cache._bound is not None) is bound
-
-
-def test_options_and_other_outputs_go_the_whole_way():
-    steps = Steps()
-    y, weights = steps.step(return_weights=True)
-    assert weights.shape[-2] == 6
-    torch.testing.assert_close(y, steps.expected(), rtol=1e-4, atol=1e-5)
-    z = torch.randn(2, 1, 8)
-    actual = steps.layer.step(steps.cache, steps.x[:, 6:7], query=z)
-    torch.testing.assert_close(actual, steps.layer(z, steps.x[:, :7]), rtol=1e-4, atol=1e-5)
-    steps.at += 1
-    keep = Padding(torch.rand(2, 8) < 0.7)
-    torch.testing.assert_close(steps.step(keep=keep), steps.layer(steps.x[:, :8], keep=keep)[:, -1:], rtol=1e-4,
-                               atol=1e-5)
-    steps.check()
-
-
-def test_entries_in_other_memory_or_of_other_sizes():
-    steps = Steps()
-    wide = torch.randn(2, 1, 16)[..., ::2]
-    actual = steps.layer.step(steps.cache, wide)
-    x = torch.cat([steps.x[:, :5], wide], 1)
-    torch.testing.assert_close(actual, steps.layer(x, structure=Causal())[:, -1:], rtol=1e-4, atol=1e-5)
-    more = torch.randn(2, 2, 8)
-    actual = steps.layer.step(steps.cache, more)
-    expected = steps.layer(torch.cat([x, more], 1), structure=Causal())[:, -2:]
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_copies_beams_and_other_batches_go_on():
