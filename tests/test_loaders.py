@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from structconv import Adjacency, ConfigError, Conv, Graph, Identity, ShapeError, StructureError, data
+from structconv import Adjacency, ConfigError, Conv, Graph, Identity, StructureError, data
 from structconv.data import LinkNeighborLoader, NeighborLoader, blocks
 from structconv.data.subgraphs import Sampler
 from structconv.errors import StructconvError
@@ -612,25 +612,16 @@ def test_graphs_in_files(tmp_path):
 
 INDEX = torch.tensor([[0, 1], [1, 2]])
 WRONG = {
-    "seeds": (lambda: NeighborLoader(Graph(INDEX), [1], torch.tensor([3])), StructureError, "seeds in input_nodes"),
     "sorting": (lambda: NeighborLoader(Graph(INDEX.flip(1)), [1], is_sorted=True), StructureError, "must not fall"),
     "weights": (lambda: NeighborLoader(Graph(INDEX, edge_weight=torch.tensor([1.0, -1.0])), [1],
                                        weight_attr="edge_weight"), StructureError, "not negative"),
-    "features": (lambda: NeighborLoader(Graph(INDEX), [1], features={"x": torch.ones(2)}), ShapeError, "N=3"),
-    "data": (lambda: NeighborLoader(INDEX, [1]), ConfigError, "data must be a Graph"),
     "time": (lambda: NeighborLoader(Graph(INDEX), [1], input_time=torch.ones(3)), ConfigError, "needs time_attr"),
-    "attribute": (lambda: NeighborLoader(Graph(INDEX), [1], time_attr="t"), ConfigError, "time_attr must name"),
-    "fanout": (lambda: NeighborLoader(Graph(INDEX), [-2]), ConfigError, "num_neighbors must be -1"),
-    "type": (lambda: NeighborLoader(Graph(INDEX), [1], subgraph_type="whole"), ConfigError, "subgraph_type"),
     "hops": (lambda: blocks(next(iter(NeighborLoader(Graph(INDEX), [1], subgraph_type="induced")))), ConfigError,
              "directional"),
-    "normalization": (lambda: blocks(next(iter(NeighborLoader(Graph(INDEX), [1]))), normalize="col"), ConfigError,
-                      "normalize must be"),
     "whole": (lambda: blocks(next(iter(NeighborLoader(WHOLE, [1]))), num_nodes=0), StructureError,
               "num_nodes=0"),
     "numbers": (lambda: blocks(replace(next(iter(NeighborLoader(WHOLE, [1]))), n_id=None), num_nodes=4), ConfigError,
                 "needs batch.n_id"),
-    "mode": (lambda: LinkNeighborLoader(Graph(INDEX), [1], neg_sampling="ternary"), ConfigError, "neg_sampling"),
 }
 
 
