@@ -16,6 +16,7 @@ from structconv.weights import Full, HeadBlocks, LowRank
 EDGES = torch.tensor([[0, 1, 2, 3, 4, 0, 2], [1, 2, 3, 4, 0, 2, 2]])
 GRAPH = Graph(EDGES, num_nodes=5)
 WEIGHTED = Graph(EDGES, num_nodes=5, edge_weight=torch.rand(7) + 0.5)
+MANY = Graph(torch.randint(2100, (2, 4000)), num_nodes=2100)
 CAUSAL = DotProduct(heads=2, dim=3).masked(keep=Causal()).scaled(0.7).softmax()
 ALONG = DotProduct(heads=2, dim=3).masked(keep=STRUCTURE).scaled().softmax()
 CASES = {
@@ -34,6 +35,7 @@ CASES = {
     "gatv2, no loops": (lambda: GATv2Conv(6, 3, heads=2, bias=False, add_self_loops=False), (5, 6), (GRAPH,)),
     "sums": (lambda: Conv(sc.Adjacency(None, self_loops=True), 6, 4), (5, 6), (GRAPH,)),
     "sage": (lambda: Conv(sc.Adjacency("row") | Identity(), 6, 4), (5, 6), (GRAPH,)),
+    "sage, many nodes": (lambda: Conv(sc.Adjacency("row") | Identity(), 8, 4), (2100, 8), (MANY,)),
     "sage, itself first": (lambda: Conv(Identity() | sc.Adjacency("sym", self_loops=True), 6, 4, bias=False), (5, 6),
                            (WEIGHTED,)),
     "dots along edges": (lambda: Conv(ALONG, 6, 8, weight=HeadBlocks()), (5, 6), (GRAPH,)),
@@ -81,8 +83,8 @@ def numbers(layer, x, others, second=False):
 def test_values_and_derivatives_are_those_of_double_precision(name, second):
     layer, x, others = make(name)
     double = copy.deepcopy(layer).double()
-    graphs = [Graph(g.edge_index, num_nodes=5, edge_weight=None if g.edge_weight is None else g.edge_weight.double())
-              for g in others]
+    graphs = [Graph(g.edge_index, num_nodes=g.num_nodes,
+                    edge_weight=None if g.edge_weight is None else g.edge_weight.double()) for g in others]
     expected = numbers(double, x.detach().double().requires_grad_(), graphs, second)
     scale = max(float(exact.abs().max()) for exact in expected)  # a key's bias has no gradient but rounding
     for own, exact in zip(numbers(layer, x, others, second), expected, strict=True):
