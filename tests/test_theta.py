@@ -1,4 +1,4 @@
-"""Every kind of Theta against its dense tensor: values, gradients, slices and errors."""
+"""Every kind of Theta against its dense tensor: slices and errors."""
 
 import pytest
 import torch
@@ -41,39 +41,11 @@ def test_concatenated_heads_and_channels_of_a_multiplier():
     assert theta.dense()[:, 1, 2:4].equal(theta.depthwise[:, 1])
 
 
-@pytest.mark.parametrize("lead", [(), (2, 3)])
-def test_expand_and_contract(theta, lead):
-    x, r, dense = numbers(*lead, 5, P), numbers(*lead, K, 5, P), theta.dense().double()
-    torch.testing.assert_close(theta.expand(x), x.unsqueeze(-3) @ dense, rtol=0, atol=1e-12)
-    torch.testing.assert_close(theta.contract(r), (r @ dense).sum(-3), rtol=0, atol=1e-11)
-
-
 def test_slices(theta):
     for start, stop in ((0, 4), (0, 2), (2, 4), (1, 3), (3, 4)):
         part = theta.slice(start, stop)
         assert part.size == stop - start
         torch.testing.assert_close(part.dense().double(), theta.dense().double()[start:stop], rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize("name", [name for name in THETAS if name != "eye"])
-def test_gradients(name):
-    theta = THETAS[name]()
-    held = [t.clone().requires_grad_() for t in theta.tensors]
-    x, r = numbers(5, P), numbers(K, 5, P)
-    rebuilt = rebuild(theta, iter(held))
-    dense = rebuilt.dense()
-    for value, expected in ((rebuilt.expand(x), x @ dense), (rebuilt.contract(r), (r @ dense).sum(0))):
-        seed = numbers(*value.shape)
-        ours = torch.autograd.grad((value * seed).sum(), held, retain_graph=True)
-        theirs = torch.autograd.grad((expected * seed).sum(), held, retain_graph=True)
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
-
-
-def rebuild(theta, supply):
-    if isinstance(theta, WeightList):
-        return WeightList.of(tuple(rebuild(part, supply) for part in theta.parts))
-    fields = [next(supply) if isinstance(field, torch.Tensor) else field for field in vars(theta).values()]
-    return type(theta).of(*fields)
 
 
 @pytest.mark.parametrize(("build", "message"), [

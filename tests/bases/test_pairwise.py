@@ -128,14 +128,6 @@ class TestDropout:
         in_blocks()
         close(at_once.analysis(x), expected)
 
-    def test_of_the_backward_is_that_of_the_forward(self, in_blocks):
-        in_blocks()
-        basis = self.dropped()
-        x = leaf(2, M, 3)
-        g = random(2, HEADS, M, 3)
-        gradient, = torch.autograd.grad((basis.analysis(x) * g).sum(), [x])
-        close(gradient, (basis.dense() @ g).sum(1))
-
     def test_keeps_the_mean_and_zeroes_a_share(self):
         scores = Affine(torch.zeros(4, 60, dtype=F64), torch.zeros(4, 60, dtype=F64))
         a = dropout(scores.softmax(), 0.25, self.seed).dense() * 60

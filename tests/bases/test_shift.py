@@ -69,30 +69,6 @@ def test_convolution_shifts_forward():
     assert Shift(Grid(5), [-1, 2], "none").analysis(x).squeeze(-1).tolist() == [[3, 4], [0, 1]]
 
 
-@pytest.mark.parametrize("mode", ["zeros", "circular", "reflect", "replicate"])
-@pytest.mark.parametrize(("shape", "kernel", "stride", "dilation", "padding"), [
-    ((9,), (3,), (1,), (1,), (1,)), ((9,), (4,), (3,), (2,), (2,)), ((10,), (2,), (4,), (1,), (0,)),
-    ((6, 7), (3, 2), (2, 1), (1, 2), (1, 0)), ((7, 5), (3, 3), (2, 2), (2, 1), (2, 1)),
-    ((4, 5, 3), (2, 3, 1), (1, 2, 1), (1, 1, 1), (1, 1, 0)),
-])
-def test_cuboids_are_torch_convolutions(shape, kernel, stride, dilation, padding, mode):
-    ndim = len(shape)
-    module = getattr(torch.nn, f"Conv{ndim}d")(2, 3, kernel, stride, padding, dilation, bias=False,
-                                               padding_mode=mode, dtype=F64)
-    grow = tuple(2 * p - d * (k - 1) for k, d, p in zip(kernel, dilation, padding, strict=True))
-    basis = Shift(Grid(shape), cuboid_offsets(kernel, dilation, padding), mode, stride, grow)
-    x = torch.randn(2, 2, *shape, dtype=F64)
-    expected = module(x)
-    assert basis.output_grid.shape == expected.shape[2:]
-    theta = module.weight.flatten(2).permute(2, 1, 0)
-    y = basis.synthesis(x.flatten(2).mT.unsqueeze(-3) @ theta)
-    torch.testing.assert_close(y.mT.unflatten(-1, expected.shape[2:]), expected, rtol=0, atol=1e-12)
-    spec = basis.as_cuboid()
-    assert spec[:6] == (kernel, tuple(d if k > 1 else 1 for k, d in zip(kernel, dilation, strict=True)), stride,
-                        padding, padding, mode)
-    assert spec.permutation == tuple(range(len(basis.offsets)))
-
-
 def test_a_cuboid_is_recognized_in_any_order_and_nothing_else_is():
     offsets = cuboid_offsets((3, 2), (1, 3), (1, 0))
     order = [4, 0, 5, 1, 3, 2]

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from structconv import Graph, ShapeError, StructureError
-from structconv.bases import Edges, Sparse, Typed
+from structconv.bases import Edges, Typed
 
 F64 = torch.float64
 
@@ -14,23 +14,6 @@ def typed(m=6, n=7, edges=15, count=3, dtype=torch.int64, weighted=True, low=0):
     kind = torch.randint(low, count - 1, (edges,), generator=generator)
     values = torch.randn(edges, dtype=F64, generator=generator) if weighted else None
     return Typed(Graph(index, num_inputs=m, num_outputs=n), kind, count, values)
-
-
-def stack(basis):
-    """The same matrices as one `Sparse` each."""
-    parts = [basis.kind == k for k in range(basis.count)]
-    values = basis.weights(F64)
-    return Sparse.stack([Sparse(basis.graph.select(part), values[part]) for part in parts])
-
-
-def test_equals_one_matrix_a_type():
-    basis = typed()
-    other = stack(basis)
-    torch.testing.assert_close(basis.dense(), other.dense(), rtol=0, atol=0)
-    x, r = torch.randn(2, 6, 4, dtype=F64), torch.randn(2, 3, 6, 4, dtype=F64)
-    for ours, theirs in ((basis.analysis(x), other.analysis(x)), (basis.synthesis(r), other.synthesis(r)),
-                         (basis.apply(r), other.apply(r))):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
 
 def test_repeated_edges_add_up_within_their_type():

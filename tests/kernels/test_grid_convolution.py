@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.nn import functional
 
 from structconv import Depthwise, Eye, Full, Grid, Grouped, Shift, conv, plan
 from structconv.bases import Pooling, ShiftTransposed, cuboid_offsets
@@ -33,15 +32,6 @@ def test_equals_the_definition(shape, kernel, dilation, offset, padding, stride,
     assert_defined(numbers(samples, basis.num_inputs, 4), basis, theta, "torch.conv")
 
 
-def test_equals_conv2d():
-    """In the layout of torch: kernel (Q, P, 3, 2), stride and dilation as there, Delta = padding - j dilation."""
-    x, kernel = numbers(2, 4, 8, 9), numbers(5, 4, 3, 2)
-    expected = functional.conv2d(x, kernel, stride=(2, 1), padding=(1, 2), dilation=(1, 3))
-    basis = Shift(Grid((8, 9)), cuboid_offsets((3, 2), (1, 3), (1, 2)), "zeros", (2, 1), (2 - 2, 4 - 3))
-    y = conv(x.flatten(2).mT, basis, kernel.flatten(2).permute(2, 1, 0))
-    torch.testing.assert_close(y.mT.unflatten(-1, expected.shape[2:]), expected, rtol=0, atol=1e-12)
-
-
 def test_order_of_offsets_does_not_matter():
     offsets = cuboid_offsets((3, 3), 1, 1)
     order = torch.randperm(9, generator=torch.Generator().manual_seed(0)).tolist()
@@ -50,16 +40,6 @@ def test_order_of_offsets_does_not_matter():
     y = conv(x, Shift(Grid((5, 5)), offsets, "zeros"), theta)
     assert plan(x, shuffled, theta[order]).kernel == "torch.conv"
     torch.testing.assert_close(conv(x, shuffled, theta[order]), y, rtol=0, atol=1e-12)
-
-
-def test_groups_are_groups():
-    x = numbers(1, 6, 5, 5)
-    for theta, kernel, groups in (
-            (Depthwise.of(numbers(9, 6, 2)), lambda t: t.depthwise.permute(1, 2, 0).flatten(0, 1).unsqueeze(1), 6),
-            (Grouped.of(numbers(9, 3, 2, 2)), lambda t: t.theta.permute(1, 3, 2, 0).flatten(0, 1), 3)):
-        expected = functional.conv2d(x, kernel(theta).unflatten(-1, (3, 3)), padding=1, groups=groups)
-        y = conv(x.flatten(2).mT, Shift(Grid((5, 5)), cuboid_offsets((3, 3), 1, 1), "zeros"), theta)
-        torch.testing.assert_close(y.mT.unflatten(-1, (5, 5)), expected, rtol=0, atol=1e-12)
 
 
 def assert_defined(x, basis, theta, kernel):

@@ -10,7 +10,7 @@ from structconv import Graph, ShapeError, StructureError, batch, conv
 from structconv import torch_compat as private
 from structconv.bases import Sparse, Typed
 from structconv.mechanisms import STRUCTURE, Additive, Adjacency, DotProduct, Identity
-from structconv.nn import Conv, GATConv, GATv2Conv, GraphPool, GroupPool
+from structconv.nn import Conv, GATv2Conv, GraphPool, GroupPool
 from structconv.primitives.native import layer as layers
 from structconv.primitives.native.loader import core
 from structconv.structures.groups import rows_to_groups
@@ -74,28 +74,6 @@ def test_values_and_derivatives_are_those_of_the_matrix(normalize, loops, option
             torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize(("loops", "bias", "dropout"), [(True, True, 0.0), (False, False, 0.0), (True, True, 0.4)])
-def test_attention_of_a_new_graph_is_that_of_the_operators(loops, bias, dropout):
-    """The operators, which other suites hold against dense tensors, run where a mode sees all functions."""
-    given, x = graph(), torch.randn(NODES, 3, requires_grad=True)
-    layer = GATConv(3, 4, heads=2, add_self_loops=loops, bias=bias, dropout=dropout)
-
-    def results(order):
-        torch.manual_seed(1)
-        y = layer(x, given)
-        grads = torch.autograd.grad(y.square().sum(), leaves, create_graph=order > 1)
-        return (y, *grads, *(torch.autograd.grad(sum(g.square().sum() for g in grads), leaves) if order > 1 else ()))
-
-    leaves = (x, *layer.parameters())
-    for order in (1, 2):
-        actual = results(order)
-        assert "_AttendLayerBackward" in autograd_nodes(actual[0].grad_fn)
-        with BaseTorchFunctionMode():
-            expected = results(order)
-        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(layer.eval()(x, given), layer(x.detach(), given))
-
-
 def dots(projection_bias=False, bias=True, dropout=0.0):
     attention = DotProduct(2, 3, bias=projection_bias).scaled().masked(keep=STRUCTURE).softmax()
     return Conv(attention.dropout(dropout) if dropout else attention, 3, 8, weight=HeadBlocks(), bias=bias)
@@ -153,28 +131,6 @@ def test_attention_by_products_and_additive_scores_is_one_node(kind, dtype):
         torch.autograd.grad(y.sum(), x, create_graph=True)
 
 
-@pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("normalize", ["row", None])
-@pytest.mark.parametrize("eye", [False, True])
-def test_neighbors_and_self_are_one_node(normalize, turned, eye):
-    given, x = graph(weighted=normalize == "row"), torch.randn(NODES, 4, requires_grad=True)
-    near = Adjacency(normalize, weighted=normalize == "row")
-    own = Identity()
-    mechanism = near if eye else own | near if turned else near | own
-    layer = Conv(mechanism, 4, 4, weight=Eye() if eye else None)
-    torch.nn.init.normal_(layer.bias)
-    leaves = (x, *layer.parameters())
-
-    def results():
-        return derivatives(layer(x, given), leaves)
-
-    actual = results()
-    assert autograd_nodes(actual[0].grad_fn) & {"_ConvolveWithSelfBackward", "_SumsBackward"}
-    with BaseTorchFunctionMode():
-        expected = results()
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("small", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_relations_side_by_side_are_one_node(weighted, small, monkeypatch):
@@ -193,18 +149,6 @@ def test_relations_side_by_side_are_one_node(weighted, small, monkeypatch):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-6 * float(other.detach().abs().max()))
     with torch.no_grad():
         torch.testing.assert_close(conv(x, basis, Full.of(theta), path="structure_first"), y)
-
-
-def test_the_layer_is_one_node_and_transforms_agree_with_it():
-    given, x = graph(), torch.randn(NODES, 3, requires_grad=True)
-    layer = Conv(Adjacency("sym", True), 3, 4)
-    y = layer(x, given)
-    assert len([fn for fn, _ in y.grad_fn.next_functions if fn is not None]) == 3  # x, Theta and the bias
-    jacobian = torch.func.jacrev(lambda x: layer(x, given))(x)
-    torch.testing.assert_close(jacobian, torch.func.jacfwd(lambda x: layer(x, given))(x))
-    (row,) = torch.autograd.grad(y, x, torch.eye(36).view(36, NODES, 4), is_grads_batched=True)
-    torch.testing.assert_close(row.view(NODES, 4, NODES, 3), jacobian)
-    torch.testing.assert_close(torch.func.vmap(lambda x: layer(x, given))(x.expand(2, NODES, 3))[1], y)
 
 
 def test_changes_in_place_are_noticed_and_bad_edges_refused():

@@ -104,16 +104,6 @@ def test_the_structure_of_the_call_is_named_in_the_expression():
     assert copy.deepcopy(STRUCTURE) is STRUCTURE and repr(STRUCTURE) == "STRUCTURE"
 
 
-def test_projected_scores_see_x_theta():
-    layer = Conv(BiAffine(2, bilinear=False, on="projected").softmax(), P, 3, bias=False).to(F64)
-    x = torch.randn(M, P, dtype=F64)
-    theta, score = layer.weight().dense(), layer.mechanism.operands[0]
-    projected = torch.einsum("mp,kpq->kmq", x, theta)
-    source, target = (torch.einsum("kmq,kq->km", projected, v) for v in (score.vector_source, score.vector_target))
-    a = (source.unsqueeze(-1) + target.unsqueeze(-2)).softmax(-2)
-    torch.testing.assert_close(layer(x), torch.einsum("kmn,kmq->nq", a, projected))
-
-
 SCORES = [DotProduct(heads=2, dim=3), Additive(dim=3, heads=2)]
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from structconv.bases.pairs import EDGE_BLOCK_ELEMENTS
 from structconv.errors import ConfigError, ShapeError
-from structconv.mechanisms import Additive, BiAffine, Context, DotProduct, General, Location, Pair, Rotary
+from structconv.mechanisms import Additive, BiAffine, Channelwise, Context, DotProduct, General, Location, Pair, Rotary
 
 F64 = torch.float64
 B, M, N, P, R = 2, 6, 5, 4, 3
@@ -79,6 +79,7 @@ def test_scores_of_unit_variance_content_are_of_moderate_variance(make):
     (lambda: BiAffine(bilinear=False, source=False, target=False), ConfigError, "at least one part must be there"),
     (lambda: BiAffine(on="values"), ConfigError, "on must be one of 'entries', 'projected'"),
     (lambda: BiAffine(on="projected").bound(4).basis(torch.zeros(5, 4)), ConfigError, "a layer must provide x Theta"),
+    (lambda: Channelwise(5).bound(10), ConfigError, "Channelwise: channels must be those of x, P=10; got 5"),
     (lambda: Context(0), ConfigError, "queries must be a positive integer"),
 ])
 def test_mistakes_are_named(wrong, error, message):

@@ -105,18 +105,6 @@ def test_a_structure_restricts_beside_the_mask():
     close(ours(x, keep=Causal(), structure=Graph(((m - n).abs() <= 1).nonzero().mT, num_nodes=5)), expected)
 
 
-def test_weights_come_in_edge_order():
-    edges = torch.tensor([[3, 0, 1, 2, 2], [0, 0, 0, 1, 3]])
-    ours = MultiheadAttention(8, 2).to(F64)
-    x = torch.randn(4, 8, dtype=F64)
-    y, a = ours(x, structure=Graph(edges, num_nodes=4), return_weights=True)
-    keep = torch.zeros(4, 4, dtype=torch.bool)
-    keep[edges[0], edges[1]] = True
-    y_, a_ = ours(x, keep=DenseMask(keep), return_weights=True)
-    close(y, y_)
-    close(a, a_[:, edges[0], edges[1]])
-
-
 def test_a_new_non_local_block_is_the_identity():
     image = torch.randn(2, 4, 3, 5)
     assert torch.equal(NonLocalBlock(4)(image), image)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.autograd import gradcheck, gradgradcheck
 
 from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.csr import spmm
@@ -168,20 +167,6 @@ def test_what_is_not_finite_stays_with_its_neighbors(path, name, bad):
                 part = 30 if length == 70 else 200
                 torch.testing.assert_close(a.narrow(axis, 0, part), b.narrow(axis, 0, part))
     assert "weights" in name or not results[1][0].isfinite().all()
-
-
-@other_half
-def test_derivatives_of_second_order(name):
-    operator = OPERATORS[name]
-    edges = operator.edges(7, 6, 20)
-    inputs = [t.requires_grad_(t.requires_grad) for t in operator.tensors(edges, 2, 3, 2, F64)]
-
-    def call(*tensors):
-        tensors = iter(tensors)
-        return operator.call(edges, *(next(tensors) if t.requires_grad else t for t in inputs))
-
-    assert gradcheck(call, wanting(inputs), fast_mode=True)
-    assert gradgradcheck(call, wanting(inputs), fast_mode=True)
 
 
 @half

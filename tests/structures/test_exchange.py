@@ -159,16 +159,6 @@ def test_networkx_undirected_gives_both_directions():
     assert torch.equal(graph.to_torch_sparse(torch.sparse_coo).to_dense().double(), torch.tensor(expected))
 
 
-@pytest.mark.parametrize("weight", [None, WEIGHT])
-def test_networkx_round_trip(weight):
-    pytest.importorskip("networkx")
-    graph = Graph(INDEX, num_nodes=5, edge_weight=weight)
-    back = Graph.from_networkx(graph.to_networkx())
-    assert back.num_nodes == 5
-    assert torch.equal(back.to_torch_sparse().to_dense(), graph.to_torch_sparse().to_dense())
-    assert (back.edge_weight is None) == (weight is None)
-
-
 def test_networkx_multigraph_and_bipartite():
     pytest.importorskip("networkx")
     twice = Graph(torch.tensor([[0, 0], [1, 1]]), edge_weight=torch.tensor([1.0, 2.0]))
@@ -204,10 +194,11 @@ def test_networkx_attributes_may_be_tensors_and_must_be_numbers():
 
 
 @pytest.mark.parametrize("sizes", [{"num_nodes": 4}, {"num_inputs": 3, "num_outputs": 5}])
-def test_networkx_loses_nothing(sizes):
+@pytest.mark.parametrize("weight", [None, torch.rand(4)], ids=["plain", "weighted"])
+def test_networkx_loses_nothing(sizes, weight):
     pytest.importorskip("networkx")
     index = torch.tensor([[0, 0, 1, 2], [1, 3, 0, 2]])  # by sources, as NetworkX lists edges
-    graph = Graph(index, edge_weight=torch.rand(4), edge_attr=torch.rand(4, 3), **sizes)
+    graph = Graph(index, edge_weight=weight, edge_attr=torch.rand(4, 3), **sizes)
     check_same(Graph.from_networkx(graph.to_networkx()), graph)
 
 
