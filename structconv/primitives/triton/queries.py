@@ -1,9 +1,9 @@
 """Attention along edges with scores of queries and keys: scale <q_n, k_m> + bias_e, or <v, act(q_n + k_m)>.
 
 The activation is a leaky ReLU, or the logistic r(t) = 1 / (1 + exp(-rate t)), to which tanh and sigmoid come down; its
-mathematics is that of native/src/additive.cpp. The backward has two passes, by target for grad q and by source for
-grad k and grad x. Both compute the weights again from q, k, x, g, lse and D_n = <g_n, y_n>: the pass by source gathers
-q_n and g_n in any case, so that no tensor of the size of the edges is needed. With the gradient of a score
+mathematics is that of native/src/edge_attention.cpp. The backward has two passes, by target for grad q and by source
+for grad k and grad x. Both compute the weights again from q, k, x, g, lse and D_n = <g_n, y_n>: the pass by source
+gathers q_n and g_n in any case, so that no tensor of the size of the edges is needed. With the gradient of a score
 ds = p (<g_n, x_m> - D_n), grad x_m = sum p g_n, and for products
     grad q_n = scale sum ds k_m,   grad k_m = scale sum ds q_n,   grad bias_e = ds,
 for activations

@@ -13,7 +13,7 @@
 
 namespace structconv::SC_ISA {
 
-template <class Args> bool decodes(const Args& a, int64_t outputs, int64_t inputs) {
+inline bool decodes(const EdgeAttentionArgs& a, int64_t outputs, int64_t inputs) {
     return a.activation == kProduct && !a.causal && !a.half && !(a.drop.p > 0) && outputs > 0 &&
            outputs <= kDecodeOutputs && inputs > 0 && inputs <= kDecodeInputs;
 }
@@ -67,11 +67,11 @@ void decode_scores(const float* own, const float* vector, const Row& row, int64_
     fill_up(scores, inputs);
 }
 
-inline void decode_forward(const AdditiveForwardArgs& a, int64_t head) {
+inline void decode_forward(const EdgeAttentionArgs& a, int64_t head) {
     alignas(64) float w[kDecodeInputs];
-    const int64_t inputs = a.layout.slots;
+    const int64_t inputs = a.by_target.slots;
     const auto values = [&](int64_t m) { return row_of<float>(a.x, m, head); };
-    for (int64_t n = 0; n < a.layout.rows; ++n) {
+    for (int64_t n = 0; n < a.by_target.rows; ++n) {
         decode_scores(row_of<float>(a.q, n, head), a.vector + head * a.depth,
                    [&](int64_t m) { return row_of<float>(a.k, m, head); }, inputs, a.depth, w, OfFactors{});
         const float top = greatest(w, inputs), sum = weights_of(w, inputs, top), inverse = 1.0f / sum;
@@ -122,7 +122,7 @@ template <class Power> void decode_slopes(const FewSlopes& s, int64_t depth, con
     for_lanes(depth, [&](int64_t c, int part) { few_slopes_at<1>(s, c, part, power); }, c);
 }
 
-inline void decode_backward(const AdditiveBackwardArgs& a, int64_t head) {
+inline void decode_backward(const EdgeAttentionArgs& a, int64_t head) {
     alignas(64) float p[kDecodeInputs], ds[kDecodeInputs];
     const int64_t inputs = a.by_target.slots;
     const float* vector = a.vector + head * a.depth;

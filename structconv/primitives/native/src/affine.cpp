@@ -92,7 +92,7 @@ template <class T, int HB> struct Forward {
         alignas(64) uint32_t drop[kChunk * HB];
         const float slope = static_cast<float>(a.slope);
         const v16 target = tile<HB>(a.target + row * a.heads + head);
-        const int vectors = gather_heads<HB>(edges, a.source + head, a.heads, 0.0f, w);
+        const int vectors = gather_heads<HB>(edges, a.source + head, a.heads, 0, {0.0f}, {w});
         v16 top = splat<v16>(-INFINITY);
         for (int i = 0; i < vectors; ++i) {
             const v16 score = leaky(load<v16>(w + 16 * i) + target, slope);
@@ -262,7 +262,8 @@ template <class T, int HB> struct Backward {
         alignas(64) uint32_t drop[kChunk * HB];
         const float slope = static_cast<float>(a.slope);
         const v16 source = tile<HB>(a.source + row * a.heads + head);
-        const int count = unpack(edges, a.packed + head, w, lse, w2);
+        const int count = gather_heads<HB>(edges, a.packed + head, 4 * a.heads, a.heads, {0.0f, INFINITY, 0.0f},
+                                           {w, lse, w2});
         if (dropout.on()) dropout.pairs(row, edges.index, edges.count, drop);
         for (int i = 0; i < count; ++i) {
             const v16 score = leaky(source + load<v16>(w + 16 * i), slope);
@@ -274,23 +275,6 @@ template <class T, int HB> struct Backward {
             store(w2 + 16 * i, c * kept);
         }
         accumulate_twice<T>(edges, table_of<T>(a.grad, head), pieces, HB, w, w2, sums, sums2);
-    }
-
-    // Loads the packed outputs of a chunk, edge-major; returns the number of vectors of each of the three.
-    int unpack(const Edges& edges, const float* packed, float* target, float* lse, float* d) const {
-        const int64_t stride = 4 * a.heads, distance = 64;
-        const int count = static_cast<int>((edges.count * HB + 15) / 16);
-        store(target + 16 * (count - 1), v16{});
-        store(lse + 16 * (count - 1), splat<v16>(INFINITY));
-        store(d + 16 * (count - 1), v16{});
-        for (int64_t e = 0; e < edges.count; ++e) {
-            if (e + distance < edges.ahead) __builtin_prefetch(packed + edges.index[e + distance] * stride);
-            const float* from = packed + edges.index[e] * stride;
-            std::memcpy(target + e * HB, from, HB * sizeof(float));
-            std::memcpy(lse + e * HB, from + a.heads, HB * sizeof(float));
-            std::memcpy(d + e * HB, from + 2 * a.heads, HB * sizeof(float));
-        }
-        return count;
     }
 
     // Rows that no edge reads are not read here either: what is not finite in them stays there.

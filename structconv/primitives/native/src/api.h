@@ -255,26 +255,6 @@ struct AffineBackwardArgs {
     VectorArgs vectors;
 };
 
-struct BilinearForwardArgs {
-    Layout layout;  // by target
-    Rows q, k, v, y;
-    const float* bias;  // (heads, slots) in edge order or null
-    float* lse;
-    int64_t heads, depth, channels, half, threads;
-    double scale;
-    DropArgs drop;
-};
-
-struct BilinearBackwardArgs {
-    Layout by_target, by_source;
-    Rows q, k, v, y, grad, grad_q, grad_k, grad_v;
-    const float *bias, *lse;
-    float *grad_bias, *packed;  // grad_bias (heads, slots) or null; packed (outputs, 2, heads), scratch
-    int64_t heads, depth, channels, half, threads;
-    double scale;
-    DropArgs drop;
-};
-
 // An activation as a function of a and b; its parameter is the slope, or the rate.
 enum Activation : int64_t {
     kPiecewise,  // x > 0 ? x : slope x, with x = a + b
@@ -282,26 +262,23 @@ enum Activation : int64_t {
     kProduct,    // 1 / (1 + a b): the same of factors a = exp(-rate a'), b = exp(-rate b')
 };
 
-// Without `indptr` a layout is dense: `index` holds 0, 1, ..., slots - 1, and every row has all of them as its entries,
-// or with `causal` those inputs m and outputs n with m <= n.
-struct AdditiveForwardArgs {
-    Layout layout;  // by target
-    Rows q, k, x, y;
-    const float* vector;  // (heads, depth)
-    float* lse;           // (outputs, heads)
-    int64_t heads, depth, channels, activation, causal, half, threads;
-    double parameter;
-    DropArgs drop;
-};
+// leaky_relu(q_n + k_m) of one float32 a head, scale <q_n, k_m> + bias_e, or <vector, act(q_n + k_m)>.
+enum Scores : int64_t { kTerms, kProducts, kActivations };
 
-struct AdditiveBackwardArgs {
-    Layout by_target, by_source;
-    Rows q, k, x, y, grad, grad_q, grad_k, grad_x;
-    const float *vector, *lse;
-    float *grad_vector, *packed, *partial;  // packed (outputs, 2, heads), partial (kRanges, heads, depth): scratch
-    int64_t heads, depth, channels, activation, causal, half, threads;
-    double parameter;
+// Attention of x, its gradients and, by another kernel, its weights; each reads what it needs. Scores with an activation may
+// have layouts without `indptr`, which are dense: `index` holds 0, 1, ..., slots - 1, and every row has all of them as its
+// entries, or with `causal` those inputs m and outputs n with m <= n. Only weights have scores of terms.
+struct EdgeAttentionArgs {
+    int64_t scores, heads, depth, channels, activation, causal, half, threads;
+    double parameter;  // the slope, the scale, or what the activation takes
     DropArgs drop;
+    Layout by_target, by_source;
+    Rows q, k, x, y;
+    const float *bias, *vector;  // (heads, slots) in edge order or null; (heads, depth)
+    float *lse, *weights;        // (outputs, heads); (slots, heads) in edge order
+    Rows grad, grad_q, grad_k, grad_x;
+    float *grad_bias, *grad_vector;  // grad_bias null: not wanted
+    float *packed, *partial;         // (outputs, 2, heads), and with a vector (kRanges, heads, depth): scratch
 };
 
 // A step: few outputs over inputs with precomputed factors exp(-rate k). Scores are <v, 1 / (1 + exp(-rate (q + k)))>.
@@ -322,21 +299,6 @@ struct AdditiveStepBackwardArgs {
     float* grad_vector;
     int64_t outputs, inputs, heads, depth, channels, first, threads;
     double rate;
-};
-
-// The terms of the scores of edges.
-enum Scores : int64_t { kTerms, kProducts, kActivations };
-
-// q and k are read at outputs and at inputs; terms are float32, and one number a head.
-struct EdgeWeightsArgs {
-    Layout layout;  // by target
-    int64_t scores;
-    Rows q, k;
-    const float *bias, *vector;  // (heads, slots) in edge order or null; (heads, depth)
-    float* weights;              // (slots, heads) in edge order
-    int64_t heads, depth, activation, half, threads;
-    double parameter;  // the slope, the scale, or what the activation takes
-    DropArgs drop;
 };
 
 // dropped = weights times 0 or 1 / (1 - p), in place where they are the same, and so the gradient, or null: blocks

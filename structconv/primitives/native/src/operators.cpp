@@ -39,10 +39,9 @@ using Maybe = std::optional<Tensor>;
     X(messages, MessagesArgs, isa) X(messages_backward, MessagesArgs, isa)                                            \
     X(conditioned_sums, ConditionedArgs, isa) X(conditioned_adjoint, ConditionedArgs, isa)                            \
     X(affine_forward, AffineForwardArgs, isa) X(affine_backward, AffineBackwardArgs, isa)                             \
-    X(bilinear_forward, BilinearForwardArgs, isa) X(bilinear_backward, BilinearBackwardArgs, isa)                     \
-    X(additive_forward, AdditiveForwardArgs, isa) X(additive_backward, AdditiveBackwardArgs, isa)                     \
+    X(edge_attention, EdgeAttentionArgs, isa) X(edge_attention_backward, EdgeAttentionArgs, isa)                      \
     X(additive_step, AdditiveStepArgs, isa) X(additive_step_backward, AdditiveStepBackwardArgs, isa)                  \
-    X(edge_weights, EdgeWeightsArgs, isa) X(drop_block, DropBlockArgs, isa)                                           \
+    X(edge_weights, EdgeAttentionArgs, isa) X(drop_block, DropBlockArgs, isa)                                         \
     X(window_forward, WindowForwardArgs, isa) X(window_backward, WindowBackwardArgs, isa)                             \
     X(attention_forward, AttentionForwardArgs, isa) X(attention_backward, AttentionBackwardArgs, isa)                 \
     X(images, ImageArgs, isa) X(images_backward, ImageWeightArgs, isa)                                                \
@@ -1260,15 +1259,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Maybe> attend_layer_backward(
     return {grad_x.tensor(), grad_theta.tensor(), of_sources, of_targets, grad_bias};
 }
 
-// q (N, K, D), k (M, K, D) and v (M, K, C), each a tensor of its own, or columns of one table: [q | k | v] or [k | v].
+// q (N, K, D), k (M, K, D) and v or x (M, K, C), each a tensor of its own, or columns of one table: [q | k | v] or [k | v].
 struct Queries {
     View q, k, v, table;
     Rows q_rows, k_rows, v_rows;
     int64_t rows, inputs, heads, depth, channels;
 
-    Queries(const Op& op, const Tensor& q_, const Tensor& k_, const Tensor& v_)
+    Queries(const Op& op, const Tensor& q_, const Tensor& k_, const Tensor& v_, const char* name = "v")
         : q(op.unit("q", q_, {kAny, kAny, kAny})), k(op.unit("k", k_, {kAny, q.size(1), q.size(2)}, q.dtype)),
-          v(op.unit("v", v_, {k.size(0), q.size(1), kAny}, q.dtype)), q_rows(q.rows()), k_rows(k.rows()), v_rows(v.rows()),
+          v(op.unit(name, v_, {k.size(0), q.size(1), kAny}, q.dtype)), q_rows(q.rows()), k_rows(k.rows()), v_rows(v.rows()),
           rows(q.size(0)), inputs(k.size(0)), heads(q.size(1)), depth(q.size(2)), channels(v.size(2)) {}
 
     Queries(const Op& op, const Tensor& table_, const Maybe& q_, int64_t heads, int64_t depth)
@@ -1293,6 +1292,27 @@ struct Queries {
 
     int32_t dtype() const { return table.sizes ? table.dtype : q.dtype; }
     int64_t half() const { return dtype() == types().bf16; }
+
+    EdgeAttentionArgs args(const Op& op, Scores scores, int64_t activation, bool causal, double parameter, double p,
+                           int64_t seed, int64_t batch_heads) const {
+        return {scores, heads, depth, channels, activation, causal, half(), op.threads, parameter,
+                op.drop(p, seed, batch_heads, rows), {}, {}, q_rows, k_rows, v_rows};
+    }
+
+    // y and lse.
+    std::tuple<Tensor, Tensor> attend(const Op& op, EdgeAttentionArgs args) const {
+        const View y = op.made({rows, heads, channels}, dtype()), lse = op.made({rows, heads});
+        args.y = y.rows(), args.lse = lse.floats();
+        run.edge_attention(&args);
+        return {y.tensor(), lse.tensor()};
+    }
+
+    void attend_backward(const Op& op, EdgeAttentionArgs args, const Tensor& y_, const Tensor& lse_, const Tensor& grad_) const {
+        const View y = op.dense("y", y_, {rows, heads, channels}, dtype()), lse = op.floats("lse", lse_, {rows, heads});
+        const View grad = op.unit("grad", grad_, {rows, heads, channels}, dtype()), packed = op.made({rows, 2, heads});
+        args.y = y.rows(), args.grad = grad.rows(), args.lse = lse.floats(), args.packed = packed.floats();
+        run.edge_attention_backward(&args);
+    }
 };
 
 std::tuple<Tensor, Tensor> weigh_products(const Op& op, const Queries& s, const Tensor& by_target, const Maybe& bias_,
@@ -1300,12 +1320,9 @@ std::tuple<Tensor, Tensor> weigh_products(const Op& op, const Queries& s, const 
     const Sealed layout = op.sealed("by_target", by_target, s.inputs);
     op.check(layout.rows() == s.rows && (!bias_ || layout.header->ordered), "q", "have a row for each output");
     const View bias = op.floats("bias", bias_, {s.heads, layout.slots()});
-    const View y = op.made({s.rows, s.heads, s.channels}, s.dtype()), lse = op.made({s.rows, s.heads});
-    const BilinearForwardArgs args{layout.layout(), s.q_rows, s.k_rows, s.v_rows, y.rows(), bias.floats(), lse.floats(),
-                                   s.heads, s.depth, s.channels, s.half(), op.threads, scale,
-                                   op.drop(p, seed, batch_heads, s.rows)};
-    run.bilinear_forward(&args);
-    return {y.tensor(), lse.tensor()};
+    EdgeAttentionArgs args = s.args(op, kProducts, 0, false, scale, p, seed, batch_heads);
+    args.by_target = layout.layout(), args.bias = bias.floats();
+    return s.attend(op, args);
 }
 
 // The gradients of q, k and v are written; that of the bias is returned.
@@ -1317,15 +1334,12 @@ Maybe weigh_products_backward(const Op& op, const Queries& s, const Tensor& by_t
              (!bias_ || (ahead.header->ordered && back.header->ordered)), "by_source",
              "be the transpose of by_target, with a row for each input");
     const View bias = op.floats("bias", bias_, {s.heads, ahead.slots()});
-    const View y = op.dense("y", y_, {s.rows, s.heads, s.channels}, s.dtype());
-    const View grad = op.unit("grad", grad_, {s.rows, s.heads, s.channels}, s.dtype());
-    const View lse = op.floats("lse", lse_, {s.rows, s.heads}), packed = op.made({s.rows, 2, s.heads});
     View grad_bias;
     if (bias_) grad_bias = op.made({s.heads, ahead.slots()});
-    const BilinearBackwardArgs args{ahead.layout(), back.layout(), s.q_rows, s.k_rows, s.v_rows, y.rows(), grad.rows(), grad_q,
-                                    grad_k, grad_v, bias.floats(), lse.floats(), grad_bias.floats(), packed.floats(), s.heads,
-                                    s.depth, s.channels, s.half(), op.threads, scale, op.drop(p, seed, batch_heads, s.rows)};
-    run.bilinear_backward(&args);
+    EdgeAttentionArgs args = s.args(op, kProducts, 0, false, scale, p, seed, batch_heads);
+    args.by_target = ahead.layout(), args.by_source = back.layout(), args.bias = bias.floats();
+    args.grad_q = grad_q, args.grad_k = grad_k, args.grad_x = grad_v, args.grad_bias = grad_bias.floats();
+    s.attend_backward(op, args, y_, lse_, grad_);
     return maybe(grad_bias);
 }
 
@@ -1440,6 +1454,12 @@ struct Dots {
         return {table.floats() + number * own, width, number < 2 ? depth : channels};
     }
 
+    EdgeAttentionArgs args(const Op& op, const View& table, const View& y, const View& lse, const Layout& by_target,
+                           const Layout& by_source, double scale, const DropArgs& drop) const {
+        return {kProducts, heads, depth, channels, 0, false, 0, op.threads, scale, drop, by_target, by_source, part(table, 0),
+                part(table, 1), part(table, 2), {y.data, heads * channels, channels}, nullptr, nullptr, lse.floats()};
+    }
+
     // The gradients of x, and of weights and biases: query, its bias, key, its bias, value, its bias.
     std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe> gradients(const Op& op, const View& grad_table) const {
         View grad_x = x.tensor().dim() == 3 ? op.made({x.size(0), x.size(1), in}) : op.made({nodes, in});
@@ -1478,10 +1498,8 @@ std::tuple<Tensor, Maybe, Maybe> attend_dots_forward(const Tensor& side_, const 
     op.check(side.rows() == d.nodes, "side", "have a row for each row of x");
     const View bias = op.floats("bias", bias_, {d.heads * d.channels});
     const View table = d.table(op), y = op.made({d.nodes, d.heads * d.channels}), lse = op.made({d.nodes, d.heads});
-    const BilinearForwardArgs args{side.layout(false), d.part(table, 0), d.part(table, 1), d.part(table, 2),
-                                   {y.data, d.heads * d.channels, d.channels}, nullptr, lse.floats(), d.heads, d.depth,
-                                   d.channels, 0, op.threads, scale, op.drop(p, seed, batch_heads, d.nodes)};
-    run.bilinear_forward(&args);
+    const EdgeAttentionArgs args = d.args(op, table, y, lse, side.layout(false), {}, scale, op.drop(p, seed, batch_heads, d.nodes));
+    run.edge_attention(&args);
     if (bias.sizes) add_rows(y, bias);
     if (!train) return {y.tensor(), std::nullopt, std::nullopt};
     return {y.tensor(), table.tensor(), lse.tensor()};
@@ -1509,12 +1527,11 @@ std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Maybe> attend_do
         y = without;
     }
     const View grad_table = op.made({d.nodes, d.width}), packs = op.made({d.nodes, 2, d.heads});
-    const BilinearBackwardArgs args{ahead.layout(false), back.layout(false), d.part(table, 0), d.part(table, 1),
-                                    d.part(table, 2), {y.data, out, d.channels}, {grad.data, out, d.channels},
-                                    d.part(grad_table, 0), d.part(grad_table, 1), d.part(grad_table, 2), nullptr,
-                                    lse.floats(), nullptr, packs.floats(), d.heads, d.depth, d.channels, 0, op.threads,
-                                    scale, op.drop(p, seed, batch_heads, d.nodes)};
-    run.bilinear_backward(&args);
+    EdgeAttentionArgs args = d.args(op, table, y, lse, ahead.layout(false), back.layout(false), scale,
+                                    op.drop(p, seed, batch_heads, d.nodes));
+    args.grad = {grad.data, out, d.channels}, args.packed = packs.floats();
+    args.grad_q = d.part(grad_table, 0), args.grad_k = d.part(grad_table, 1), args.grad_x = d.part(grad_table, 2);
+    run.edge_attention_backward(&args);
     Maybe grad_bias;
     if (bias.sizes) grad_bias = row_sum(op, grad.floats(), d.nodes, out, out).tensor();
     return std::tuple_cat(d.gradients(op, grad_table), std::make_tuple(grad_bias));
@@ -1649,44 +1666,33 @@ std::tuple<Tensor, Tensor> additive_forward(const Maybe& by_target, const Tensor
                                             const Tensor& vector_, int64_t activation, double parameter, bool causal,
                                             double p, int64_t seed, int64_t batch_heads) {
     const Op op{"additive_forward"};
-    const View q = op.unit("q", q_, {kAny, kAny, kAny});
-    const int64_t rows = q.size(0), heads = q.size(1), depth = q.size(2);
-    const View k = op.unit("k", k_, {kAny, heads, depth}, q.dtype), x = op.unit("x", x_, {k.size(0), heads, kAny}, q.dtype);
-    const View vector = op.floats("vector", vector_, {heads, depth});
+    const Queries s(op, q_, k_, x_, "x");
+    const View vector = op.floats("vector", vector_, {s.heads, s.depth});
     check_activation(op, activation);
-    const Pairs pairs(op, "by_target", by_target, rows, k.size(0));
-    const View y = op.made({rows, heads, x.size(2)}, x.dtype), lse = op.made({rows, heads});
-    const AdditiveForwardArgs args{pairs.layout, q.rows(), k.rows(), x.rows(), y.rows(), vector.floats(), lse.floats(),
-                                   heads, depth, x.size(2), activation, causal && !by_target, q.half(), op.threads,
-                                   parameter, op.drop(p, seed, batch_heads, rows)};
-    run.additive_forward(&args);
-    return {y.tensor(), lse.tensor()};
+    const Pairs pairs(op, "by_target", by_target, s.rows, s.inputs);
+    EdgeAttentionArgs args = s.args(op, kActivations, activation, causal && !by_target, parameter, p, seed, batch_heads);
+    args.by_target = pairs.layout, args.vector = vector.floats();
+    return s.attend(op, args);
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> additive_backward(
     const Maybe& by_target, const Maybe& by_source, const Tensor& q_, const Tensor& k_, const Tensor& x_,
-    const Tensor& vector_, const Tensor& y_, const Tensor& lse_, const Tensor& grad_, int64_t activation, double parameter,
+    const Tensor& vector_, const Tensor& y, const Tensor& lse, const Tensor& grad, int64_t activation, double parameter,
     bool causal, double p, int64_t seed, int64_t batch_heads) {
     const Op op{"additive_backward"};
-    const View q = op.unit("q", q_, {kAny, kAny, kAny});
-    const int64_t rows = q.size(0), heads = q.size(1), depth = q.size(2);
-    const View k = op.unit("k", k_, {kAny, heads, depth}, q.dtype), x = op.unit("x", x_, {k.size(0), heads, kAny}, q.dtype);
-    const int64_t inputs = k.size(0), channels = x.size(2);
-    const View vector = op.floats("vector", vector_, {heads, depth});
+    const Queries s(op, q_, k_, x_, "x");
+    const View vector = op.floats("vector", vector_, {s.heads, s.depth});
     check_activation(op, activation);
     op.check(by_target.has_value() == by_source.has_value(), "by_source", "be given with by_target");
-    const Pairs ahead(op, "by_target", by_target, rows, inputs), back(op, "by_source", by_source, inputs, rows);
-    const View y = op.dense("y", y_, {rows, heads, channels}, x.dtype), lse = op.floats("lse", lse_, {rows, heads});
-    const View grad = op.unit("grad", grad_, {rows, heads, channels}, x.dtype);
-    const View grad_q = op.made({rows, heads, depth}, q.dtype), grad_k = op.made({inputs, heads, depth}, q.dtype);
-    const View grad_x = op.made({inputs, heads, channels}, x.dtype), grad_vector = op.made({heads, depth});
-    const View packed = op.made({rows, 2, heads}), partial = op.made({kRanges, heads, depth});
-    const AdditiveBackwardArgs args{ahead.layout, back.layout, q.rows(), k.rows(), x.rows(), y.rows(), grad.rows(),
-                                    grad_q.rows(), grad_k.rows(), grad_x.rows(), vector.floats(), lse.floats(),
-                                    grad_vector.floats(), packed.floats(), partial.floats(), heads, depth, channels,
-                                    activation, causal && !by_target, q.half(), op.threads, parameter,
-                                    op.drop(p, seed, batch_heads, rows)};
-    run.additive_backward(&args);
+    const Pairs ahead(op, "by_target", by_target, s.rows, s.inputs), back(op, "by_source", by_source, s.inputs, s.rows);
+    const View grad_q = op.made({s.rows, s.heads, s.depth}, s.dtype()), grad_k = op.made({s.inputs, s.heads, s.depth}, s.dtype());
+    const View grad_x = op.made({s.inputs, s.heads, s.channels}, s.dtype()), grad_vector = op.made({s.heads, s.depth});
+    const View partial = op.made({kRanges, s.heads, s.depth});
+    EdgeAttentionArgs args = s.args(op, kActivations, activation, causal && !by_target, parameter, p, seed, batch_heads);
+    args.by_target = ahead.layout, args.by_source = back.layout, args.vector = vector.floats();
+    args.grad_q = grad_q.rows(), args.grad_k = grad_k.rows(), args.grad_x = grad_x.rows();
+    args.grad_vector = grad_vector.floats(), args.partial = partial.floats();
+    s.attend_backward(op, args, y, lse, grad);
     return {grad_q.tensor(), grad_k.tensor(), grad_x.tensor(), grad_vector.tensor()};
 }
 
@@ -1710,6 +1716,13 @@ struct Pairwise {
     }
 
     Rows part(const View& table, int64_t number) const { return {table.floats() + number * width, 2 * width, a.channels}; }
+    Rows rows(const View& t) const { return {t.data, width, a.channels}; }
+
+    EdgeAttentionArgs args(const Op& op, const View& table, const View& y, const View& lse, const Layout& by_target,
+                           const Layout& by_source, double slope, const DropArgs& drop) const {
+        return {kActivations, a.heads, a.channels, a.channels, kPiecewise, false, 0, op.threads, slope, drop, by_target,
+                by_source, part(table, 1), part(table, 0), part(table, 0), rows(y), nullptr, vector.floats(), lse.floats()};
+    }
 };
 
 // y (M, K C), with b added, the table and lse.
@@ -1726,10 +1739,8 @@ std::tuple<Tensor, Tensor, Tensor> attend_pairs_forward(const Tensor& side_, con
     std::fill_n(added.floats(), w.width, 0.0f), std::copy_n(w.offset.floats(), w.width, added.floats() + w.width);
     const View table = times(op, w.a.x, matrix(w.packed), added);
     const View y = op.made({nodes, w.width}), lse = op.made({nodes, heads});
-    const AdditiveForwardArgs args{side.layout(false), w.part(table, 1), w.part(table, 0), w.part(table, 0),
-                                   {y.data, w.width, channels}, w.vector.floats(), lse.floats(), heads, channels, channels,
-                                   kPiecewise, false, 0, op.threads, slope, op.drop(p, seed, batch_heads, nodes)};
-    run.additive_forward(&args);
+    const EdgeAttentionArgs args = w.args(op, table, y, lse, side.layout(false), {}, slope, op.drop(p, seed, batch_heads, nodes));
+    run.edge_attention(&args);
     if (bias.sizes) add_rows(y, bias);
     return {y.tensor(), table.tensor(), lse.tensor()};
 }
@@ -1753,13 +1764,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Maybe> attend_pairs_backward(
             y.floats()[n * width + c] = given.floats()[n * width + c] - (bias.sizes ? bias.floats()[c] : 0.0f);
     const View grad_table = op.made({nodes, 2 * width}), grad_values = op.made({nodes, width}), grad_vector = op.made({heads, channels});
     const View packs = op.made({nodes, 2, heads}), partial = op.made({kRanges, heads, channels});
-    const auto rows = [&](const View& t) { return Rows{t.data, width, channels}; };
-    const AdditiveBackwardArgs args{ahead.layout(false), back.layout(false), w.part(table, 1), w.part(table, 0),
-                                    w.part(table, 0), rows(y), rows(grad), w.part(grad_table, 1), w.part(grad_table, 0),
-                                    rows(grad_values), w.vector.floats(), lse.floats(), grad_vector.floats(), packs.floats(),
-                                    partial.floats(), heads, channels, channels, kPiecewise, false, 0, op.threads, slope,
-                                    op.drop(p, seed, batch_heads, nodes)};
-    run.additive_backward(&args);
+    EdgeAttentionArgs args = w.args(op, table, y, lse, ahead.layout(false), back.layout(false), slope,
+                                    op.drop(p, seed, batch_heads, nodes));
+    args.grad = w.rows(grad), args.grad_q = w.part(grad_table, 1), args.grad_k = w.part(grad_table, 0);
+    args.grad_x = w.rows(grad_values), args.grad_vector = grad_vector.floats();
+    args.packed = packs.floats(), args.partial = partial.floats();
+    run.edge_attention_backward(&args);
     for (int64_t n = 0; n < nodes; ++n)
         for (int64_t c = 0; c < width; ++c) grad_table.floats()[2 * n * width + c] += grad_values.floats()[n * width + c];
     const View grad_x = times(op, grad_table, matrix(w.packed, 0, in, 2 * width, true)), grad_packed = op.made({in, 2 * width});
@@ -1833,10 +1843,10 @@ Tensor edge_weights(const Op& op, Scores scores, const Tensor& by_target, const 
     op.check(layout.rows() == q.size(0) && layout.header->ordered, "by_target", "have a row for each output");
     const int64_t heads = q.size(1);
     const View bias = op.floats("bias", bias_, {heads, layout.slots()}), weights = op.made({layout.slots(), heads});
-    const auto rows = [&](const View& t) { return scores == kTerms ? Rows{t.data, t.strides[0], t.strides[1]} : t.rows(); };
-    const EdgeWeightsArgs args{layout.layout(), scores, rows(q), rows(k), bias.floats(), vector.floats(), weights.floats(),
-                               heads, scores == kTerms ? 1 : q.size(2), activation, scores != kTerms && q.half(), op.threads,
-                               parameter, op.drop(p, seed, batch_heads, q.size(0))};
+    EdgeAttentionArgs args{scores, heads, scores == kTerms ? 1 : q.size(2), 0, activation, false, scores != kTerms && q.half(),
+                           op.threads, parameter, op.drop(p, seed, batch_heads, q.size(0)), layout.layout()};
+    args.q = scores == kTerms ? Rows{q.data, heads, 1} : q.rows(), args.k = scores == kTerms ? Rows{k.data, heads, 1} : k.rows();
+    args.bias = bias.floats(), args.vector = vector.floats(), args.weights = weights.floats();
     run.edge_weights(&args);
     return weights.tensor();
 }

@@ -51,15 +51,18 @@ template <int HB> inline v16 sum_lanes(v16 v) {
     return fold_lanes<HB>(v, [](v16 a, v16 b) { return a + b; });
 }
 
-// HB numbers of every edge of a chunk, gathered from rows of `stride` floats; the last vector is filled up with `pad`.
-template <int HB>
-inline int gather_heads(const Edges& edges, const float* rows, int64_t stride, float pad, float* out) {
+// N times HB numbers of every edge of a chunk, gathered from rows of `stride` floats, in which each times begins `apart`
+// after the one before; the last vectors are filled up with `pads`.
+template <int HB, int N>
+inline int gather_heads(const Edges& edges, const float* rows, int64_t stride, int64_t apart, const float (&pads)[N],
+                        float* const (&out)[N]) {
     const int64_t count = edges.count, distance = 64;
     const int vectors = static_cast<int>((count * HB + 15) / 16);
-    store(out + 16 * (vectors - 1), splat<v16>(pad));
+    for (int i = 0; i < N; ++i) store(out[i] + 16 * (vectors - 1), splat<v16>(pads[i]));
     for (int64_t e = 0; e < count; ++e) {
         if (e + distance < edges.ahead) __builtin_prefetch(rows + edges.index[e + distance] * stride);
-        std::memcpy(out + e * HB, rows + edges.index[e] * stride, HB * sizeof(float));
+        const float* from = rows + edges.index[e] * stride;
+        for (int i = 0; i < N; ++i) std::memcpy(out[i] + e * HB, from + i * apart, HB * sizeof(float));
     }
     return vectors;
 }
