@@ -88,7 +88,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
     Args:
         query, key, value: (..., K, N, D), (..., K', M, D), (..., K', M, C); K / K' consecutive heads share a key.
         mask: which pairs exist. An output without any is zero, and so are its gradients.
-        scale: 1 / sqrt(D) by default. dropout: p, applied to the weights.
+        scale: 1 / sqrt(D) by default, for D > 0. dropout: p, applied to the weights.
         sink: (K), one more score of each head, whose weight is thrown away.
         vector: v (K, D) of additive scores v_k^T tanh(query_kn + key_km) in the place of the scaled product.
         term: a basis that is added to the scores; not with `weights`.
@@ -98,7 +98,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
     """
     (heads, outputs, depth), inputs = query.shape[-3:], key.shape[-2]
     keep, bias, support = mask = _NONE if mask is None else mask
-    scale, seed = depth ** -0.5 if scale is None else scale, draw_seed() if dropout else None
+    scale, seed = (depth or 1) ** -0.5 if scale is None else scale, draw_seed() if dropout else None
     plain = softcap is sink is vector is term is None and 0 <= dropout < 1
     if plain and (support is None or support is _CAUSAL):
         table, causal = keep if bias is None else bias, support is not None
@@ -168,7 +168,7 @@ def attend_plainly(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
     find than few pairs to compute; `None` where that is not known."""
     if must_be_planned(Dropped if drop[0] else Normalized):
         return None
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scale = (query.shape[-1] or 1) ** -0.5 if scale is None else scale
     y = exact_attention(query, key, value, mask, causal, scale, drop)
     if y is None and not drop[0] and query.shape[-2] == 1 and _is_step(query, key, value, mask):
         y, _ = fused_attention(query, key, value, mask, False, scale)
@@ -205,7 +205,7 @@ def _with_sink(query: Tensor, key: Tensor, value: Tensor, mask: Mask, sink: Tens
 
     Its score is that of one more channel, which queries have for it alone. So torch's fused attention takes it.
     """
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scale = (query.shape[-1] or 1) ** -0.5 if scale is None else scale
     own = (sink.to(query.dtype) / scale).view(-1, 1, 1)
     query = torch.cat([query, own.expand(*query.shape[:-1], 1)], -1)
     last = F.pad(key.new_ones(()).view(1, 1), (key.shape[-1], 0))
@@ -223,7 +223,7 @@ def _scores(query: Tensor, key: Tensor, bias: Tensor | None, support: Support | 
     """softcap(scale <query_kn, key_km>) + bias_kmn, at the pairs of the support; additive with a vector."""
     scores: Basis = Bilinear(query, key) if vector is None else Additive(key, query, vector)
     if vector is None and scale != 1.0:
-        scores = Scaled(scores, query.shape[-1] ** -0.5 if scale is None else scale)
+        scores = Scaled(scores, (query.shape[-1] or 1) ** -0.5 if scale is None else scale)
     scores = scores if softcap is None else scores.softcap(softcap)
     scores = scores if term is None else Sum(scores, term)
     scores = scores if bias is None else Sum(scores, Dense(bias.unsqueeze(0) if bias.dim() == 2 else bias))

@@ -224,6 +224,19 @@ def test_scaled_dot_product_attention_is_torchs(planned: bool, data: Any) -> Non
         _alike(Both(F.scaled_dot_product_attention), Both(compat.scaled_dot_product_attention), (query, key, value))
 
 
+@pytest.mark.parametrize("mask", [None, "causal", torch.ones(4, 5).tril(1).bool(), torch.arange(20.0).view(4, 5)],
+                         ids=["none", "causal", "boolean", "floating"])
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 2, 3)], ids=str)
+def test_attention_without_channels_is_uniform(lead: Any, mask: Any) -> None:
+    """As torch's, where the default scale would be one over zero."""
+    q, k, v = (torch.randn(*lead, rows, width, requires_grad=True) for rows, width in ((4, 0), (5, 0), (5, 2)))
+    found = []
+    for attend in (compat.scaled_dot_product_attention, F.scaled_dot_product_attention):
+        y = attend(q, k, v, is_causal=True) if isinstance(mask, str) else attend(q, k, v, mask)
+        found.append([y, *torch.autograd.grad(y.square().sum(), (q, k, v), allow_unused=True, materialize_grads=True)])
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("outputs, inputs", [(5, 5), (3, 5), (5, 3)])
 @pytest.mark.parametrize("kind", ["bool", "float"])
 @pytest.mark.parametrize("by_head", [False, True])
