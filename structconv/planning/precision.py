@@ -16,7 +16,7 @@ from structconv.bases.tree import Function, NormalizedWeights
 from structconv.planning.problem import Call, Run
 from structconv.structures.values import Structure, map_tensors
 
-__all__ = ["autocast_dtype", "cast", "cast_call", "without_autocast"]
+__all__ = ["autocast_dtype", "cast", "cast_call", "promoted_dtype", "without_autocast"]
 
 T = TypeVar("T")
 
@@ -55,6 +55,21 @@ def cast_call(call: Call, dtype: torch.dtype | None) -> Call:
     return call._replace(x=cast(call.x, dtype), basis=cast(call.basis, dtype), theta=cast(call.theta, dtype),
                          bias=cast(call.bias, dtype), projected=cast(call.projected, dtype),
                          relative=cast(call.relative, dtype))
+
+
+def promoted_dtype(*values: Any) -> torch.dtype | None:
+    """Return the dtype that torch's type promotion gives to the floating tensors of these values; `None` without any.
+    """
+    result: torch.dtype | None = None
+
+    def met(value: Any) -> Any:
+        nonlocal result
+        if isinstance(value, NormalizedWeights) or value.is_floating_point():
+            result = value.dtype if result is None else torch.promote_types(result, value.dtype)
+        return value
+
+    map_tensors(values, met, whole=(Structure,), also=(NormalizedWeights,))
+    return result
 
 
 def without_autocast(run: Run, kind: str) -> Run:

@@ -27,13 +27,15 @@ from structconv.derived import cached, derived, forget_changed, is_plain
 from structconv.errors import ConfigError, nearest
 from structconv.nn.layer import refuse_script
 from structconv.nn.pooling import GroupPool
+from structconv.planning.precision import cast as cast_to
+from structconv.planning.precision import promoted_dtype
 from structconv.primitives.native.adjacency import unchanged
 from structconv.primitives.native.layer import group_starts, pool_groups
 from structconv.primitives.native.node import is_direct
 from structconv.primitives.segments import is_few_rows, sum_of_rows
 from structconv.primitives.sorting import numbered_by_count
 from structconv.structures.graph import Graph
-from structconv.torch_compat import all_plain, calls_forward
+from structconv.torch_compat import all_plain, any_autocast, calls_forward
 
 try:  # where it is installed, its own layers take our aggregations
     from torch_geometric.nn import Aggregation as Base
@@ -417,6 +419,8 @@ def aggregate(how: Any, x: Tensor, messages: Sparse) -> Tensor:
     Args:
         how: one of `SIMPLE`, or a module. One of PyTorch Geometric that has no rule here is called with the messages.
     """
+    if any_autocast():  # products with float32 weights are float32, and so are their moments
+        x = cast_to(x, promoted_dtype(x, messages))
     return _aggregate(how, x, messages, {})
 
 

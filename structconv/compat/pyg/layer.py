@@ -221,7 +221,9 @@ class Layer(MessagePassing):
         if self.aggr != "mean":
             return self._masked(messages)
         graph, values, unread = messages.graph, messages.values, lazy and not self.explain and not is_compiling()
-        if unread and values is None:
+        if values is not None:
+            dtype = values.dtype
+        elif unread:
             return lazy_adjacency(graph, "row", dtype, weighted=False)
         count = shares(graph, dtype)
         if values is None or values.dim() > 1:

@@ -218,8 +218,8 @@ def project_together(x: Tensor, *lins: Any) -> tuple[Tensor, ...]:
 
 
 def is_plain(lin: nn.Module) -> bool:
-    """Return True if a call only multiplies and adds, without hooks."""
-    return type(lin) is Linear and private.all_plain(lin)
+    """Return True if a call only multiplies and adds, without hooks, and in one dtype: not under autocast."""
+    return type(lin) is Linear and private.all_plain(lin) and not private.any_autocast()
 
 
 def _theta(lin: Any) -> Full:

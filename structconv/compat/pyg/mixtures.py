@@ -10,15 +10,17 @@ from torch.compiler import is_compiling
 from torch.nn import functional
 from torch.nn.parameter import UninitializedParameter
 
+from structconv import torch_compat as private
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.convolutions import channels, normalized
 from structconv.compat.pyg.edges import gather, is_sparse, matrix_of, warn_of_two_kinds, with_loops, without_edges
 from structconv.compat.pyg.layer import Channels, Layer, Nodes, pair
 from structconv.compat.pyg.linear import Linear, draw, glorot, is_plain
-from structconv.compat.pyg.operator import apply
+from structconv.compat.pyg.operator import apply, sum_heads
 from structconv.errors import ConfigError, ShapeError
 from structconv.structures.graph import Graph
 from structconv.weights import Full
+from structconv.weights.base import plus
 
 __all__ = ["FAConv", "FeaStConv", "GMMConv"]
 
@@ -73,11 +75,15 @@ class FeaStConv(Layer):
             edges = with_loops(edges, fixed_size=is_compiling())
         absent = None if edges.edge_weight is None or not self.add_self_loops else edges.edge_weight.isinf()
         q = functional.softmax(self.u(gather(x, edges) - gather(z, edges.reversed())) + self.c, -1)
-        if is_plain(self.lin) and self._is_matrix():
-            self.lin.materialize(x.shape[-1])
-            theta = Full.of(self.lin.weight.unflatten(0, (self.heads, -1)).mT)
+        if self._is_matrix():
             present = edges if absent is None else without_edges(edges, absent)
-            y = apply(x, self._messages(Sparse(present, q.mT), x.dtype), theta, self.bias)
+            messages = self._messages(Sparse(present, q.mT), x.dtype)
+            if is_plain(self.lin):
+                self.lin.materialize(x.shape[-1])
+                theta = Full.of(self.lin.weight.unflatten(0, (self.heads, -1)).mT)
+                y = apply(x, messages, theta, self.bias)
+            else:
+                y = plus(sum_heads(self.lin(x), messages), self.bias)
             return y if absent is None else y[..., :-1, :]
         rows = gather(self.lin(x), edges).unflatten(-1, (self.heads, -1))
         y = self._of_edges((rows * q.unsqueeze(-1)).sum(-2), edges, absent)
@@ -163,6 +169,8 @@ class GMMConv(Layer):
         elif not self._is_matrix():
             rows = gather(x @ g, edges).unflatten(-1, by_kernel)
             y = self._of_edges((rows * gaussians.unsqueeze(-1)).sum(-2), edges)
+        elif private.any_autocast():
+            y = sum_heads(x @ g, self._messages(Sparse(edges, gaussians.mT), x.dtype))
         else:
             theta = Full.of(g.unflatten(-1, by_kernel).transpose(0, 1))
             y = apply(x, self._messages(Sparse(edges, gaussians.mT), x.dtype), theta)

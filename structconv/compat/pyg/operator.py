@@ -1,4 +1,9 @@
-"""Eq. 8 for layers whose parameters go by other names: the basis and Theta are values of the call."""
+"""Eq. 8 for layers whose parameters go by other names: the basis and Theta are values of the call.
+
+Under autocast the dtypes are those of torch's operators, by which PyTorch Geometric computes: products with parameters
+have autocast's dtype; sums, softmax and biases that of type promotion. So sums of products with float32 weights of the
+edges are float32.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +16,33 @@ from structconv.bases.entrywise import Masked, Normalized
 from structconv.bases.scores import EdgeScore
 from structconv.compat.attending import drop_weights
 from structconv.planning.plan import plan_for
-from structconv.planning.precision import autocast_dtype, cast_call
+from structconv.planning.precision import autocast_dtype, cast, cast_call, promoted_dtype
 from structconv.planning.problem import Call
 from structconv.structures.graph import Graph
 from structconv.structures.supports import EdgeSupport
-from structconv.weights import Eye, EyeBlocks, Weight
+from structconv.weights import EyeBlocks, Weight
+from structconv.weights.base import plus
 
-__all__ = ["apply", "attend"]
+__all__ = ["apply", "attend", "sum_heads"]
 
 
 def apply(x: Tensor, basis: Basis, theta: Weight, bias: Tensor | None = None) -> Tensor:
-    """y = sum_k A_k^T x Theta_k + b by the planner's choice. Autocast leaves sums without weights in the dtype of x."""
+    """y = sum_k A_k^T x Theta_k + b by the planner's choice."""
     call = Call(x, basis, theta, bias)
     if private.any_autocast():
-        call = cast_call(call, x.dtype if isinstance(theta, Eye) else autocast_dtype(x))
+        if theta.tensors:
+            call = cast_call(call._replace(bias=None), autocast_dtype(x))
+            return plus(plan_for(call).run(call), bias)
+        call = cast_call(call, promoted_dtype(x, basis, bias))
     return plan_for(call).run(call)
+
+
+def sum_heads(rows: Tensor, basis: Basis) -> Tensor:
+    """y = sum_k A_k^T h_k, of rows h (..., M, K C) that hold the heads side by side."""
+    size = basis.size
+    dtype = promoted_dtype(rows, basis) if private.any_autocast() else None
+    heads = cast(rows, dtype).unflatten(-1, (size, -1)).movedim(-2, -3)
+    return cast(basis, dtype).synthesis(heads)
 
 
 def attend(values: Tensor, heads: Tensor, scores: Basis, graph: Graph, *, added: Tensor | None = None,
@@ -48,7 +65,7 @@ def attend(values: Tensor, heads: Tensor, scores: Basis, graph: Graph, *, added:
     theta = EyeBlocks._over({"size": heads.shape[-3], "channels": values.shape[-1]})
     call = Call(values, basis, theta, bias, heads)
     if private.any_autocast():
-        call = cast_call(call, autocast_dtype(values))
+        call = cast_call(call, promoted_dtype(values, heads, basis, bias))
     plan = plan_for(call)
     y = plan.run(call)
     return y, plan.weights(call).mT if weights else None

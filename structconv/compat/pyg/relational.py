@@ -20,6 +20,7 @@ from structconv.compat.pyg.linear import Linear
 from structconv.compat.pyg.operator import apply
 from structconv.derived import derived, forget_changed
 from structconv.errors import ConfigError, ShapeError, StructureError, text_of
+from structconv.planning.precision import cast as cast_tensors
 from structconv.primitives.native.adjacency import adjacency_of, unchanged
 from structconv.primitives.native.layer import gather_messages
 from structconv.primitives.native.node import is_direct
@@ -122,7 +123,10 @@ class NNConv(Layer):
             raise ConfigError("NNConv", "edge_attr must be given", "none")
         if last is None or not self._is_matrix():
             filters = self.nn(edge_attr).unflatten(-1, (x.shape[-1], self.out_channels))
-            y = self._of_edges((gather(x, edges).unsqueeze(-1) * filters).sum(-2), edges)
+            rows = gather(x, edges)
+            rows = ((rows.unsqueeze(-2) @ filters).squeeze(-2) if private.any_autocast() else  # slower, but casts
+                    (rows.unsqueeze(-1) * filters).sum(-2))
+            y = self._of_edges(rows, edges)
             y = y if self.bias is None else y + self.bias
         else:
             hidden = self.nn[:-1](edge_attr)
@@ -130,7 +134,7 @@ class NNConv(Layer):
             if last.bias is not None:
                 hidden = torch.cat([hidden, hidden.new_ones(hidden.shape[0], 1)], -1)
                 theta = torch.cat([theta, last.bias.unsqueeze(0)])
-            factors = self._messages(adjacency(edges, None, x.dtype), x.dtype).values
+            factors = self._messages(adjacency(edges, None, hidden.dtype), hidden.dtype).values
             values = hidden.mT if factors is None else hidden.mT * factors
             y = apply(x, Sparse(edges, values), Full.of(theta.reshape(shape)), self.bias)
         return y + self.lin(x_root) if self.root_weight and x_root is not None else y
@@ -184,6 +188,8 @@ class RGCNConv(Layer):
 
     def forward(self, x: Any, edge_index: Any, edge_type: Tensor | None = None) -> Tensor:
         """x (..., M, P), or (x_m, x_n), edges and the relation (E,) of each -> (..., N, Q)."""
+        if private.any_autocast() and torch.is_autocast_enabled(self.weight.device.type):
+            return self._without_autocast(x, edge_index, edge_type)
         x, z = x if isinstance(x, tuple) else (x, x)
         if x is None:
             x = torch.arange(self.in_channels_l, device=self.weight.device)
@@ -202,6 +208,14 @@ class RGCNConv(Layer):
             return apply(x, basis | Identity(x.shape[-2], device=x.device), both, self.bias)
         y = apply(x, basis, theta, self.bias)
         return y if root is None else y + apply(z, Identity(z.shape[-2]), Full.of(root.unsqueeze(0)))
+
+    def _without_autocast(self, x: Any, edge_index: Any, edge_type: Tensor | None) -> Tensor:
+        """The layer in the dtype of its parameters. PyTorch Geometric adds the products of all relations in float32;
+        no kernel of ours does so without rounding their sum to autocast's dtype."""
+        dtype = self.weight.dtype
+        with private.without_autocast(self.weight.device.type):
+            y = RGCNConv.forward(self, cast_tensors(x, dtype), edge_index, edge_type)
+        return y.to(torch.promote_types(dtype, torch.get_default_dtype()))
 
     def _kinds(self, graph: Graph, edge_type: Any) -> Tensor:
         """The relation of each edge (E,), checked."""
