@@ -334,6 +334,23 @@ def _named_as(original: Callable[..., Any]) -> Callable[[Callable[..., Any]], Ca
     return functools.wraps(original, assigned=("__doc__", "__name__", "__annotations__"))
 
 
+def _called(layer: nn.Module, x: Tensor) -> Tensor:
+    y: Tensor = layer(x)
+    return y
+
+
+def _normed(norm: Any, x: Tensor) -> Tensor:
+    """The call of a norm that is its `forward`."""
+    parameters = norm._parameters
+    return torch.layer_norm(x, norm.normalized_shape, parameters["weight"], parameters["bias"], norm.eps)
+
+
+def _multiplied(layer: Any, x: Tensor) -> Tensor:
+    """The call of a linear layer that is its `forward`."""
+    parameters = layer._parameters
+    return F.linear(x, parameters["weight"], parameters["bias"])
+
+
 class TransformerEncoderLayer(_Layer, nn.TransformerEncoderLayer):
     """`torch.nn.TransformerEncoderLayer`, whose attention is `structconv.compat.torch.MultiheadAttention`.
 
@@ -367,12 +384,15 @@ class TransformerEncoderLayer(_Layer, nn.TransformerEncoderLayer):
                 or type(self)._ff_block is not encoder_linear
                 or "_sa_block" in self.__dict__ or "_ff_block" in self.__dict__):
             return super().forward(src, src_mask, src_key_padding_mask, is_causal)
-        norm1, norm2 = self.norm1, self.norm2  # the same, without layers that do nothing, and checks of masks
-        own = norm1(src) if self.norm_first else src
+        norm1, norm2, linear1, linear2, first = self.norm1, self.norm2, self.linear1, self.linear2, self.norm_first
+        plain = (type(norm1) is type(norm2) is nn.LayerNorm and type(linear1) is type(linear2) is nn.Linear
+                 and not is_compiling() and all_plain(norm1, norm2, linear1, linear2))
+        norm, product = (_normed, _multiplied) if plain else (_called, _called)
+        own = norm(norm1, src) if first else src  # the same, without layers that do nothing, and checks of masks
         y = src + self.self_attn(own, own, own, need_weights=False)[0]
-        y = y if self.norm_first else norm1(y)
-        y = y + self.linear2(self.activation(self.linear1(norm2(y) if self.norm_first else y)))
-        return y if self.norm_first else cast(Tensor, norm2(y))
+        y = y if first else norm(norm1, y)
+        y = y + product(linear2, self.activation(product(linear1, norm(norm2, y) if first else y)))
+        return y if first else norm(norm2, y)
 
 
 class TransformerDecoderLayer(_Layer, nn.TransformerDecoderLayer):
