@@ -1,7 +1,5 @@
 """Optional libraries, used if they are installed."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

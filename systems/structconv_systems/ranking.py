@@ -1,7 +1,5 @@
 """Filtered ranks of the right answers among all, with mean ranks for ties."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

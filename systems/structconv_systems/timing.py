@@ -1,7 +1,5 @@
 """Time several functions in turns, with a guard against other load on the machine."""
 
-from __future__ import annotations
-
 import gc
 import math
 import os

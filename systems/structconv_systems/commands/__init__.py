@@ -1,7 +1,5 @@
 """The verbs that train and use systems: a plug-in of the command `structconv`; none imports torch before it runs."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

@@ -1,7 +1,5 @@
 """reproduce: run recipes, several at a time, and compare their results with published ones."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """translate, sample: use what a run has trained, from the shell."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterable

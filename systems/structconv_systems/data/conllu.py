@@ -1,7 +1,5 @@
 """CoNLL-U: the words of sentences with their dependency trees (universaldependencies.org/format.html)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

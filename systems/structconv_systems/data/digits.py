@@ -1,7 +1,5 @@
 """The 8x8 digits bundled with scikit-learn: 1,797 images of ten handwritten digits, no network."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Sequences generated from a seed, with known entries that determine the label."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """idx files: arrays of numbers after their type and sizes, the format of MNIST."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

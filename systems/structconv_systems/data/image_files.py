@@ -1,7 +1,5 @@
 """Find the files of images and labels: those of a stem, or of a folder with one folder for each class; no torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 __all__ = ["IMAGES", "LABELS", "class_folders", "files_of", "stem_files"]

@@ -1,7 +1,5 @@
 """Knowledge graphs: triples of names or of numbers in a folder or an archive, and RDF whose entities have classes."""
 
-from __future__ import annotations
-
 import io
 import lzma
 import re

@@ -1,7 +1,5 @@
 """Molecules in a CSV file like MoleculeNet's: SMILES in one column, a measured value in another."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Iterator, Sequence

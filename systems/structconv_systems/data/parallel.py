@@ -1,7 +1,5 @@
 """Parallel text: sentences and their translations in two files, one on each line."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

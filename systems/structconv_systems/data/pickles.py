@@ -1,7 +1,5 @@
 """Read old pickles of arrays without running code in them."""
 
-from __future__ import annotations
-
 import collections
 import io
 import pickle

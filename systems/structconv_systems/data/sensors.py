@@ -1,7 +1,5 @@
 """Relations of sensors: their graph, from a CSV file or DCRNN's pickle, and their positions."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Time series of several sensors in a CSV file, and the graph of the sensors in another."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Read tables of numbers in CSV: the functions that all readers share."""
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Iterator

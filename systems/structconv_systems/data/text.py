@@ -1,7 +1,5 @@
 """Read text in UTF-8, plain or gzipped: the functions that all readers of text share."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import zlib

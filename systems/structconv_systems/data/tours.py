@@ -1,7 +1,5 @@
 """Closed tours: lengths, uniformly drawn points, and the shortest tours, exactly or by local search."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Convolution, recurrence and self-attention as the layer of one model, and the cost of each layer."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Parts of Transformers: blocks around any attention, stacks of blocks, and embeddings of tokens."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast

@@ -1,7 +1,5 @@
 """A language model of characters: a causal Transformer with rotary positions, or with others as baselines."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

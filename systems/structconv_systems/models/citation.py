@@ -1,7 +1,5 @@
 """Two-layer networks for citation graphs: GCN, Chebyshev and GAT, on sparse bags of words."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import Tensor, nn

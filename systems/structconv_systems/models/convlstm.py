@@ -1,7 +1,5 @@
 """ConvLSTM (Shi et al. 2015): an encoder reads a video, a forecaster continues it; and the LSTM without a grid."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

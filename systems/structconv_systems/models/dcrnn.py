@@ -1,7 +1,5 @@
 """The diffusion convolutional recurrent network (Li et al. 2018): an encoder-decoder of GRUs over a graph."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import cast

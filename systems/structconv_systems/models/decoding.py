@@ -1,7 +1,5 @@
 """Step-by-step decoding for any model: greedy, by sampling, by beams."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """A small network for images as entries on a grid; variants differ in the basis only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast

@@ -2,8 +2,6 @@
 2016).
 """
 
-from __future__ import annotations
-
 import abc
 from typing import ClassVar
 

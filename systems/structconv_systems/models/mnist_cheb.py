@@ -1,7 +1,5 @@
 """Images by filters on the graph of their pixels, and by a CNN of the same size (Defferrard et al. 2016)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import cast

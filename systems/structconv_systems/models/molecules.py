@@ -1,7 +1,5 @@
 """The message passing network of Gilmer et al. (2017), a number for each molecule; and ensembles of networks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, cast
 

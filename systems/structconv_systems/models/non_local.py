@@ -1,7 +1,5 @@
 """A small CNN with or without a non-local block, by which each pixel reads all others (Wang et al. 2018)."""
 
-from __future__ import annotations
-
 from typing import cast
 
 import torch

@@ -1,8 +1,6 @@
 """Neural relational inference with geometry: an encoder that reads each pair over time, decoders that form forces or
 turn phases."""
 
-from __future__ import annotations
-
 import abc
 from dataclasses import replace
 from functools import reduce

@@ -1,7 +1,5 @@
 """The bi-affine dependency parser of Dozat and Manning (2017)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Sequences pooled to one entry each, with weights by position, content or relations, and then classified."""
 
-from __future__ import annotations
-
 from typing import cast
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """The protocol of models that write token by token: their `begin` returns a `Decoding`."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Recurrent encoders of padded sequences, by torch's GRU and LSTM, with zero states before a sequence."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

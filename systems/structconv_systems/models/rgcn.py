@@ -1,7 +1,5 @@
 """R-GCN (Schlichtkrull et al. 2018): classes of entities, and links by DistMult."""
 
-from __future__ import annotations
-
 from typing import cast
 
 import torch

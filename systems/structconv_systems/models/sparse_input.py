@@ -1,7 +1,5 @@
 """The first layer on sparse features: a bag of words is itself a basis, from words to documents."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

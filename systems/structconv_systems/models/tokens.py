@@ -1,7 +1,5 @@
 """The numbers of tokens that are no words, the same in every vocabulary."""
 
-from __future__ import annotations
-
 __all__ = ["BEGIN", "END", "PAD", "SPECIAL", "UNKNOWN"]
 
 PAD, BEGIN, END, UNKNOWN = range(4)

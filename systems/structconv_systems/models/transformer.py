@@ -1,7 +1,5 @@
 """The Transformer of Vaswani et al. 2017: an encoder-decoder of attention, whose mechanisms can be exchanged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Dependency trees of sentences: spanning trees with the greatest scores."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Links predicted from typed walks in a knowledge graph (Andreoli 2019, section 2.2), with a weight for each walk."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Convolution, recurrence and self-attention on the same sequences: what each learns, and what a layer costs."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

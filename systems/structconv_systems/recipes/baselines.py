@@ -1,7 +1,5 @@
 """What REINFORCE subtracts of a tour's length: that of a rollout, an exponential mean, or a mean of other samples."""
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Callable
 from copy import deepcopy

@@ -1,8 +1,6 @@
 """A causal Transformer on characters with rotary positions, beside sinusoidal and learned ones: the loss in nats on
 test text, and a sample."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Training on a citation graph by the published protocols: the three Cora recipes."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

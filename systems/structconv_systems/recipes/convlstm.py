@@ -1,8 +1,6 @@
 """Videos of moving digits (Shi et al. 2015): forecasts of a ConvLSTM, of an LSTM without convolution, and of the mean
 frame."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path

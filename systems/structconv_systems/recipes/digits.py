@@ -1,7 +1,5 @@
 """`compare digits`: the same network on the same images through seven bases."""
 
-from __future__ import annotations
-
 import copy
 import math
 from functools import partial

@@ -1,7 +1,5 @@
 """Shifts in the place of learned heads (Raganato et al. 2020): BLEU, parameters and speed beside attention alone."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Code shared by the recipes that classify generated sequences and images."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 

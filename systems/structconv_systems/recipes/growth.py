@@ -1,7 +1,5 @@
 """How costs grow with the number of entries: the exponent of a fitted power, and times beside what was predicted."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Attention of Luong et al. (2015): perplexity and BLEU by score, and by where it looks."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

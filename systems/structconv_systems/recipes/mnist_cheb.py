@@ -1,7 +1,5 @@
 """MNIST by Chebyshev filters on the graph of the pixels, and by a CNN of the same size (Defferrard et al. 2016)."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

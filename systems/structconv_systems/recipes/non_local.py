@@ -1,8 +1,6 @@
 """Non-local blocks in a small CNN (Wang et al. 2018): accuracy without one and with each of the four functions, where a
 block looks, and what one costs over more and more pixels."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pervasive attention (Elbayad et al. 2018) beside RNNsearch, trained on the same pairs: BLEU of both."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pooling by place, by content and by relations, where each of them decides: who learns it, and the weights drawn."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,7 +1,5 @@
 """Relative positions (Shaw et al. 2018): BLEU by clipping, by side, and beside other encodings of positions."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from structconv import Causal, LowRank

@@ -1,8 +1,6 @@
 """Classes of entities without features by R-GCN (Schlichtkrull et al. 2018, section 5.1), with and without dropout of
 relations, beside the same network over the graph without the types of its relations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

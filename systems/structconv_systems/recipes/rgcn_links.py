@@ -1,7 +1,5 @@
 """Links by an R-GCN with DistMult behind it, beside DistMult alone (Schlichtkrull et al. 2018, section 5.2)."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import partial
 

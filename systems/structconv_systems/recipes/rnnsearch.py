@@ -1,7 +1,5 @@
 """Recurrent translation without and with attention (Bahdanau et al. 2015): BLEU of both, by length, and alignments."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The Transformer (Vaswani et al. 2017) beside an RNNsearch of the same budget: BLEU on the test files."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import partial
 from typing import Any

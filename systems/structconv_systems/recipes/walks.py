@@ -1,7 +1,5 @@
 """Links by typed walks in a knowledge graph, beside single relations (Andreoli 2019, section 2.2)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate, pairwise

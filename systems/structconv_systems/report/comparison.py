@@ -1,7 +1,5 @@
 """The report of `compare`: table, accuracy curves, every basis and learned attention, in one HTML file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Validation figures of trainings, over steps and over minutes."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """One HTML file with everything in it: no script, no link to anywhere, pictures as base64, light and dark."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Sequence
 from html import escape

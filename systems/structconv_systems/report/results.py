@@ -1,7 +1,5 @@
 """The table of the recipes' results beside published ones, from a JSON file with the latest result of each."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path

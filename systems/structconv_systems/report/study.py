@@ -1,7 +1,5 @@
 """The page of a study: the effect, provenance, figures of each group, curves, and pictures."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

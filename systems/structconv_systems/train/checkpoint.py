@@ -1,7 +1,5 @@
 """Checkpoints: one folder each, safetensors and JSON, hashed, renamed into place; corrupt ones are skipped."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

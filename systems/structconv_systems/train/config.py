@@ -1,7 +1,5 @@
 """Recipes as frozen dataclasses: options with bounds, overrides by key, JSON in and out; no torch."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json
@@ -126,7 +124,7 @@ def options(recipe: type[Recipe]) -> list[Option]:
         >>> [each.key for each in options(Pooling)][:5]
         ['threads', 'device', 'compile', 'seeds', 'steps']
     """
-    return [Option(field.name, getattr(field.type, "__name__", str(field.type)), field.default,
+    return [Option(field.name, field.type.__name__ if isinstance(field.type, type) else str(field.type), field.default,
                    field.metadata.get("help", ""))
             for field in dataclasses.fields(recipe) if not field.metadata.get("fixed")]
 

@@ -1,7 +1,5 @@
 """The device of a training, chosen by name; tasks moved to it, and models compiled for it."""
 
-from __future__ import annotations
-
 import copy
 from contextlib import nullcontext
 from typing import Any

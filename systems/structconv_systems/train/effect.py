@@ -1,7 +1,5 @@
 """The published effect of a recipe: a contrast between groups of trainings, with an interval over seeds; no torch."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Measurements as event files for TensorBoard, if `tensorboard` is installed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Early ends of a training: Ctrl-C and SIGTERM, handled between two steps, and divergence; no torch."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The one training loop: steps, validation, stopping, checkpoints, interruption and exact resumption."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """A step of gradient descent: gradients of several batches, clipped, at the scheduled rate, with averaged weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any

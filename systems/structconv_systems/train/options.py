@@ -1,7 +1,5 @@
 """The options of every recipe that has a figure, and of those trained by gradients on batches; no torch."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The parts of a data set; the test part cannot be read before the final evaluation."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar

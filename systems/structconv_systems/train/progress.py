@@ -3,8 +3,6 @@
 Lines come after 1.5 silent seconds, then after twice as many each time, until it is one a minute.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

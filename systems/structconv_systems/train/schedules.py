@@ -1,7 +1,5 @@
 """Learning rates as shares of their peak, functions of the step alone, except the plateau, which has a state."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

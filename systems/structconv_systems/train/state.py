@@ -1,7 +1,5 @@
 """Trees of training state as JSON beside named tensors, without pickles; and the states of the random generators."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

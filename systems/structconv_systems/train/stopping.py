@@ -1,7 +1,5 @@
 """Rules for early stopping and the choice of weights; each is a small state machine that checkpoints can hold."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """Figures over seeds, in words."""
 
-from __future__ import annotations
-
 import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Training by gradients on batches: a recipe defines the loss of a batch and the figures of its data."""
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Baselines without training: the last value, the mean."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """What options of recipes are made of, and those of a recipe that reads files in a folder."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Options of the recipes that compare layers on sequences which are made from a seed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

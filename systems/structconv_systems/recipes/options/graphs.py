@@ -1,7 +1,5 @@
 """Options of the recipes on citation graphs and on molecules."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass

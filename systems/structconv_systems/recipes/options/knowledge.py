@@ -1,7 +1,5 @@
 """Options of the recipes on knowledge graphs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Options of the recipes on simulated physics."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self

@@ -1,7 +1,5 @@
 """Options of the recipes on sequences."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

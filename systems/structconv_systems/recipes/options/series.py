@@ -1,7 +1,5 @@
 """Options of the recipes on time series."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

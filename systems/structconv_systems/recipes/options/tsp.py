@@ -1,7 +1,5 @@
 """Options of the recipe on tours through points."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
