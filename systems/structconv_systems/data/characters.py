@@ -1,12 +1,11 @@
 """Text as a sequence of characters, for language models."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -40,12 +39,12 @@ class Alphabet:
             raise ConfigError("Alphabet", "each character must come once", repr(self.characters))
 
     @classmethod
-    def of(cls, text: str) -> Alphabet:
+    def of(cls, text: str) -> Self:
         """The characters of a text, sorted by code point."""
         return cls("".join(sorted(set(text))))
 
     @classmethod
-    def load(cls, path: str | Path) -> Alphabet:
+    def load(cls, path: str | Path) -> Self:
         """Read the file that `save` wrote; `DataError` for any other file."""
         characters = read_json(path)
         if not isinstance(characters, str) or len(set(characters)) < len(characters):

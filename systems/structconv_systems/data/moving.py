@@ -1,9 +1,8 @@
 """Videos of images that move and bounce off the sides: the next frame is determined, and no two videos are equal."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -41,7 +40,7 @@ class Videos:
 
     @classmethod
     def drawn(cls, images: Tensor, videos: int, *, frames: int, size: int, digits: int = 2, speed: float = 0.1,
-              seed: int = 0) -> Videos:
+              seed: int = 0) -> Self:
         """Videos of images drawn evenly, which begin anywhere and move straight on in any direction.
 
         Args:

@@ -5,13 +5,12 @@ Computed in float64 and stored in float32, all simulations at once, in blocks th
 bit-equal to its computation alone.
 """
 
-from __future__ import annotations
-
 import abc
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -51,7 +50,7 @@ class Simulations:
     def __len__(self) -> int:
         return len(self.states)
 
-    def __getitem__(self, chosen: slice) -> Simulations:
+    def __getitem__(self, chosen: slice) -> Self:
         """Some of them."""
         return replace(self, states=self.states[chosen], couplings=self.couplings[chosen],
                        properties=self.properties[chosen])

@@ -1,13 +1,11 @@
 """Subwords: byte pair encoding of bytes (Sennrich et al. 2016; Radford et al. 2019), by the library `tokenizers`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from structconv.errors import ConfigError, DataError
 from structconv.files import write_atomically
@@ -52,7 +50,7 @@ class Subwords:
             raise ConfigError("Subwords", "a merge must be of two pieces made before", self.merges[wrong])
 
     @classmethod
-    def train(cls, lines: Iterable[str], size: int) -> Subwords:
+    def train(cls, lines: Iterable[str], size: int) -> Self:
         """The pieces of at most `size` numbers, the four special ones and the 256 bytes among them, that lines have.
 
         A pair that comes once is not merged, so that short texts give fewer. Equal lines give equal pieces.
@@ -69,7 +67,7 @@ class Subwords:
         return cls(tuple((first, second) for first, second in json.loads(coder.to_str())["model"]["merges"]))
 
     @classmethod
-    def load(cls, path: str | Path) -> Subwords:
+    def load(cls, path: str | Path) -> Self:
         """Read the file that `save` wrote.
 
         Raises:

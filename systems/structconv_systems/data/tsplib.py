@@ -1,12 +1,10 @@
 """Files of TSPLIB (Reinelt 1991): symmetric problems of the traveling salesman, and tours."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -126,7 +124,7 @@ class _File:
     sections: dict[str, list[_Line]]
 
     @classmethod
-    def read(cls, path: str | Path) -> _File:
+    def read(cls, path: str | Path) -> Self:
         keys: dict[str, _Line] = {}
         sections: dict[str, list[_Line]] = {}
         section: list[_Line] | None = None

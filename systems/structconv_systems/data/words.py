@@ -1,13 +1,12 @@
 """A vocabulary of words, characters, parts of speech or relations."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 from structconv.errors import ConfigError, DataError
 from structconv.files import write_atomically
@@ -39,7 +38,7 @@ class Vocabulary:
             raise ConfigError("Vocabulary", "each word must come once", repr(_twice(self.words)))
 
     @classmethod
-    def of(cls, sentences: Iterable[Iterable[str]], *, least: int = 1, most: int | None = None) -> Vocabulary:
+    def of(cls, sentences: Iterable[Iterable[str]], *, least: int = 1, most: int | None = None) -> Self:
         """The words that come at least `least` times, the `most` frequent of them, where it is given.
 
         By falling count, words of the same count in order of code points: equal for equal sentences. Of characters:
@@ -51,7 +50,7 @@ class Vocabulary:
         return cls(tuple(ordered[:most]))
 
     @classmethod
-    def load(cls, path: str | Path) -> Vocabulary:
+    def load(cls, path: str | Path) -> Self:
         """Read the file that `save` wrote; `DataError` for any other file."""
         words = read_json(path)
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):

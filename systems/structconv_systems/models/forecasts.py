@@ -1,9 +1,7 @@
 """Baseline forecasts: linear, seasonal, mean and zero."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from typing import cast
+from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +37,7 @@ class LinearForecast(nn.Module):
         last = history[..., -1:]
         return (self._inputs(history) @ self.weight).to(history.dtype) + last
 
-    def fit(self, batches: Iterable[tuple[Tensor, Tensor, Tensor]]) -> LinearForecast:
+    def fit(self, batches: Iterable[tuple[Tensor, Tensor, Tensor]]) -> Self:
         """Fit each step to histories (B, T), what follows (B, horizon), and which of it counts, booleans (B, horizon).
         A step that never counts is forecast as the last value."""
         size, horizon = self.weight.shape

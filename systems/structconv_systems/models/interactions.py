@@ -1,8 +1,7 @@
 """Interaction networks for moving bodies that attract, repel and collide (Battaglia et al. 2016)."""
 
-from __future__ import annotations
-
 from itertools import pairwise
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +63,7 @@ class InteractionNetwork(nn.Module):
             self.register_buffer(f"{name}_scale", torch.ones(channels))
 
     @torch.no_grad()
-    def fit(self, states: Tensor, properties: Tensor, graph: Graph, changes: Tensor) -> InteractionNetwork:
+    def fit(self, states: Tensor, properties: Tensor, graph: Graph, changes: Tensor) -> Self:
         """The scales, of states of training and the changes of velocity (..., N, 2) that follow."""
         self.pair_scale.copy_(_greatest(self.features.pairs(states, properties, graph)))
         self.outside_scale.copy_(_greatest(self._around(states, properties)))

@@ -1,8 +1,6 @@
 """Neural relational inference: infer from trajectories which bodies interact (Kipf et al. 2018)."""
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +65,7 @@ class RelationalInference(nn.Module):
     @classmethod
     def paper(cls, *, times: int, channels: int, types: int = 2, still: bool = True, hidden: int = 256,
               messages: int = 1, temperature: float = 0.5, dropout: float = 0.0, encoder: str = "mlp",
-              decoder: str = "mlp") -> RelationalInference:
+              decoder: str = "mlp") -> Self:
         """The paper's networks.
 
         Args:
@@ -91,7 +89,7 @@ class RelationalInference(nn.Module):
 
     @classmethod
     def structured(cls, space: nri_pairs.Space, *, times: int, types: int = 2, still: bool = True, hidden: int = 64,
-                   temperature: float = 0.5, symmetric: bool = True) -> RelationalInference:
+                   temperature: float = 0.5, symmetric: bool = True) -> Self:
         """The encoder of pairs over time, with a decoder that forms forces in the plane or turns phases.
 
         Args:
@@ -319,7 +317,7 @@ class Correlation(nn.Module):
         y = torch.where(deviation > 1e-5 * x.abs().amax(1, keepdim=True), y / deviation, 0.0)
         return (y[:, :, graph.source] * y[:, :, graph.target]).mean((1, 3))
 
-    def fit(self, x: Tensor, graph: Graph, joined: Tensor) -> Correlation:
+    def fit(self, x: Tensor, graph: Graph, joined: Tensor) -> Self:
         """The threshold and the side of it that are right most often; joined (B, E), of 0 and 1."""
         values, order = self.correlation(x, graph).flatten().sort()
         joined = joined.flatten()[order]

@@ -1,9 +1,7 @@
 """Forecasts of time series with missing values: recurrent, without attention, with it, and with period-aware attention
 (Cinar et al. 2017, 2018); and the last value."""
 
-from __future__ import annotations
-
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +38,7 @@ class History(NamedTuple):
     gap: Tensor
 
     @classmethod
-    def of(cls, values: Tensor, observed: Tensor) -> History:
+    def of(cls, values: Tensor, observed: Tensor) -> Self:
         """Build the history of readings (B, T); readings that are not observed may be any number."""
         times = torch.arange(values.shape[-1], device=values.device)
         last = torch.where(observed, times, -1).cummax(-1).values

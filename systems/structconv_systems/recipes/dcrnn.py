@@ -1,12 +1,10 @@
 """Traffic over a graph of sensors (Li et al. 2018): the error with the graph, without it, and of the last value."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +51,7 @@ class Sensors:
     graph: Graph
 
     @classmethod
-    def read(cls, recipe: Traffic) -> Sensors:
+    def read(cls, recipe: Traffic) -> Self:
         """Read the recipe's files; `DataError` where one is too short or of other sensors."""
         path = recipe.path(recipe.file)
         series = _read(recipe, recipe.file, recipe.path(recipe.adjacency))

@@ -1,13 +1,11 @@
 """Interaction networks (Battaglia et al. 2016) learn how bodies move: one step, thousands of them, more bodies and
 fewer."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -86,7 +84,7 @@ class Motion:
     long: Simulations
 
     @classmethod
-    def simulated(cls, recipe: options.Interactions, name: str) -> Motion:
+    def simulated(cls, recipe: options.Interactions, name: str) -> Self:
         """Simulate the steps of the recipe, with a seed for each part."""
         own, fewer, more = _BODIES[name]
         bodies = {"train": own, "val": own, "test": recipe.test or own, "fewer": fewer, "more": more}

@@ -1,10 +1,8 @@
 """Code shared by the recipes that predict links: both queries of each triple, the loss, and filtered ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +40,7 @@ class Facts:
     known: Parts[KnownAnswers]
 
     @classmethod
-    def read(cls, recipe: Links, *, own_entities: bool) -> Facts:
+    def read(cls, recipe: Links, *, own_entities: bool) -> Self:
         """Those of the recipe's folder or archive.
 
         Where `recipe.test` names another one its test triples are asked for instead: of the entities of training if a

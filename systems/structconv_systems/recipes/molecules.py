@@ -1,12 +1,10 @@
 """A number of molecules by message passing (Gilmer et al. 2017): the error over random splits, one a seed."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +35,7 @@ class Table:
     other: Data | None
 
     @classmethod
-    def read(cls, recipe: Molecules) -> Table:
+    def read(cls, recipe: Molecules) -> Self:
         """Both, of which the lines that are skipped are counted in a warning; `DataError` where there are too few."""
         molecules, other = (_read(recipe, name) if name else None for name in (recipe.file, recipe.test))
         assert molecules is not None

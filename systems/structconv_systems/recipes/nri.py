@@ -1,14 +1,12 @@
 """Neural relational inference (Kipf et al. 2018): infer from motion alone which bodies act on which, beside the same
 encoder trained with the true graphs, the paper's networks, and correlations."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -56,12 +54,12 @@ class Motion:
     scale: Tensor
 
     @classmethod
-    def simulated(cls, recipe: options.RelationalInference) -> Motion:
+    def simulated(cls, recipe: options.RelationalInference) -> Self:
         """Simulate the recipe's three parts, with the seeds 0, 1 and 2."""
         return cls.scaled(recipe, simulations_of(recipe))
 
     @classmethod
-    def scaled(cls, recipe: options.RelationalInference, simulations: Mapping[str, Simulations]) -> Motion:
+    def scaled(cls, recipe: options.RelationalInference, simulations: Mapping[str, Simulations]) -> Self:
         """Simulations as the recipe's model reads them: the paper's oscillators have no cosine."""
         states = {part: simulation.states for part, simulation in simulations.items()}
         if recipe.system == "kuramoto" and recipe.model == "paper":

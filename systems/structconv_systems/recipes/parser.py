@@ -1,11 +1,10 @@
 """The bi-affine parser (Dozat and Manning 2017), beside one with additive scores: words with the right head, and with
 the right head and relation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -35,7 +34,7 @@ class Vocabularies:
     letters: Vocabulary
 
     @classmethod
-    def of(cls, sentences: Sequence[Sentence], least: int) -> Vocabularies:
+    def of(cls, sentences: Sequence[Sentence], least: int) -> Self:
         return cls(words=Vocabulary.of((sentence.forms for sentence in sentences), least=least),
                    tags=Vocabulary.of(sentence.upos for sentence in sentences),
                    relations=Vocabulary.of(sentence.relations for sentence in sentences),

@@ -1,13 +1,11 @@
 """Traffic with missing values (Cinar et al. 2017, 2018): the error without attention, with plain and with period-aware
 attention, and of the last value."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +46,7 @@ class Histories:
     parts: Parts[data.Part]
 
     @classmethod
-    def read(cls, recipe: Series) -> Histories:
+    def read(cls, recipe: Series) -> Self:
         """Those of the recipe's files; `DataError` where one is too short."""
         values, observed = _padded(recipe, recipe.path(recipe.file))
         times = len(values) - recipe.horizon

@@ -1,13 +1,11 @@
 """The traveling salesman by attention and REINFORCE (Kool et al. 2019): how far its tours are from the shortest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -56,13 +54,13 @@ class Instances:
         return len(self.points)
 
     @classmethod
-    def drawn(cls, samples: int, nodes: int, seed: int) -> Instances:
+    def drawn(cls, samples: int, nodes: int, seed: int) -> Self:
         """Uniform ones."""
         points = geometry.uniform(samples, nodes, seed)
         return cls(points, geometry.distances(points))
 
     @classmethod
-    def read(cls, path: str) -> Instances:
+    def read(cls, path: str) -> Self:
         """Read a TSPLIB file, scaled to the unit square, and the shortest tour in NAME.opt.tour beside NAME.tsp if
         there is one; `DataError` if the file has no coordinates."""
         problem = read_problem(path)

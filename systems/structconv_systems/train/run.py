@@ -1,7 +1,5 @@
 """The folder of a run: its configuration, environment, metrics, checkpoints and results."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -10,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from structconv.commands.output import json_text
 from structconv.errors import ConfigError, DataError, StructconvError
@@ -140,7 +138,7 @@ class Run:
         self.metrics = Metrics(self.folder / "metrics.jsonl")
 
     @classmethod
-    def create(cls, folder: str | Path | None, recipe: Recipe) -> Run:
+    def create(cls, folder: str | Path | None, recipe: Recipe) -> Self:
         """Make the folder and write the configuration into it.
 
         Args:
@@ -162,7 +160,7 @@ class Run:
         return run.configured(recipe)  # the last: with it the folder is a run
 
     @classmethod
-    def open(cls, folder: str | Path) -> Run:
+    def open(cls, folder: str | Path) -> Self:
         """A run that exists.
 
         Raises:
@@ -174,7 +172,7 @@ class Run:
                               if run.folder.is_dir() else "no such folder")
         return run
 
-    def configured(self, recipe: Recipe) -> Run:
+    def configured(self, recipe: Recipe) -> Self:
         """Return the run with a recipe's options in its ``config.json``."""
         self.write(_CONFIG, to_json(recipe))
         return self
