@@ -73,8 +73,7 @@ def map_of(positions_N2: ArrayLike, values: Mapping[str, ArrayLike], *, label: s
     return _drawn(figure)
 
 
-def agreement(pairs: Mapping[str, tuple[ArrayLike, ArrayLike]], *, x_label: str = "measured",
-              y_label: str = "predicted") -> Drawing:
+def agreement(pairs: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> Drawing:
     """Panels, by title, of numbers (N,) beside what was predicted of them (N,), a dot each, and the line where both are
     equal; with the root of the mean squared difference. All on one scale."""
     import numpy as np
@@ -88,8 +87,8 @@ def agreement(pairs: Mapping[str, tuple[ArrayLike, ArrayLike]], *, x_label: str 
         axis.plot((low, high), (low, high), color=INK, linewidth=0.8, zorder=1)
         axis.scatter(*points.T, s=6, alpha=0.5, linewidths=0, zorder=2)
         _equal(axis, f"{title}: {len(points)}, RMSE {root:.2f}", np.full(2, low), np.full(2, high))
-        axis.set_xlabel(x_label, fontsize=7, color=INK)
-    axes[0].set_ylabel(y_label, fontsize=7, color=INK)
+        axis.set_xlabel("measured", fontsize=7, color=INK)
+    axes[0].set_ylabel("predicted", fontsize=7, color=INK)
     return _drawn(figure)
 
 
@@ -129,7 +128,7 @@ def videos(frames_THW: Mapping[str, ArrayLike]) -> Drawing:
     return _drawn(figure)
 
 
-def motion_gif(paths_TN2: Mapping[str, ArrayLike], *, frames_a_second: int = 20, tail: int = 15) -> bytes:
+def motion_gif(paths_TN2: Mapping[str, ArrayLike], *, tail: int = 15) -> bytes:
     """Panels of N points that move for T steps, (T, N, 2), by title, each with the last `tail` steps of its way."""
     ways = {title: as_array(way) for title, way in paths_TN2.items()}
     figure, axes = _figure(len(ways))
@@ -147,10 +146,10 @@ def motion_gif(paths_TN2: Mapping[str, ArrayLike], *, frames_a_second: int = 20,
             line.set_data(*way[max(0, step - tail):step + 1].T)
             dot.set_data(*way[step:step + 1].T)
 
-    return _gif(figure, draw, min(len(way) for way in ways.values()), frames_a_second)
+    return _gif(figure, draw, min(len(way) for way in ways.values()), 20)
 
 
-def images_gif(frames_THW: Mapping[str, ArrayLike], *, frames_a_second: int = 5) -> bytes:
+def images_gif(frames_THW: Mapping[str, ArrayLike]) -> bytes:
     """Panels of images that change, (T, H, W), by title, all on one scale of greys."""
     videos = {title: as_array(video) for title, video in frames_THW.items()}
     figure, axes = _figure(len(videos))
@@ -165,7 +164,7 @@ def images_gif(frames_THW: Mapping[str, ArrayLike], *, frames_a_second: int = 5)
         for image, video in shown:
             image.set_data(video[step])
 
-    return _gif(figure, draw, min(len(video) for video in videos.values()), frames_a_second)
+    return _gif(figure, draw, min(len(video) for video in videos.values()), 5)
 
 
 def _figure(panels: int, inches: float = 2.2) -> tuple[Any, list[Any]]:

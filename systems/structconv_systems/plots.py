@@ -17,10 +17,10 @@ __all__ = ["alignment_png", "curves_png", "forecast_png", "images_png", "seeds_p
 _Curve = tuple[Sequence[float], Sequence[float]]
 
 
-def images_png(images: Sequence[ArrayLike], titles: Sequence[str] = (), *, panel_inches: float = 1.2) -> bytes:
+def images_png(images: Sequence[ArrayLike], titles: Sequence[str] = ()) -> bytes:
     """Small images in a row, each on its own scale from its least to its largest value, with a color bar, as one
     PNG."""
-    figure, axes = panels(len(images), panel_inches, left=0.1, right=BAR)
+    figure, axes = panels(len(images), 1.2, left=0.1, right=BAR)
     for k, (axis, image) in enumerate(zip(axes, images, strict=True)):
         color_bar(axis, axis.imshow(as_array(image), cmap="magma", interpolation="nearest"))
         axis.set_title(titles[k] if k < len(titles) else "", fontsize=7, color=INK)
