@@ -33,13 +33,10 @@ class Checkpoint:
 
     Example:
 
-        >>> from tempfile import TemporaryDirectory
-        >>> from structconv_systems.train.checkpoint import Checkpoint, Checkpoints
-        >>> folder = TemporaryDirectory()
-        >>> checkpoints = Checkpoints(folder.name)
-        >>> _ = checkpoints.save(Checkpoint(step=10, weights={"bias": torch.zeros(2)}, state={"rate": 0.1}))
-        >>> checkpoints.latest(print).weights
-        {'bias': tensor([0., 0.])}
+        >>> from structconv_systems.train.checkpoint import Checkpoint
+        >>> checkpoint = Checkpoint(step=10, weights={"bias": torch.zeros(2)}, state={"stopped": False})
+        >>> checkpoint.ends(10), checkpoint.ends(20)
+        (True, False)
     """
 
     step: int
@@ -70,8 +67,8 @@ class Checkpoints:
         >>> folder = TemporaryDirectory()
         >>> checkpoints = Checkpoints(folder.name)
         >>> _ = checkpoints.save(Checkpoint(step=10, weights={"bias": torch.zeros(2)}, state={"rate": 0.1}))
-        >>> checkpoints.latest(print).step
-        10
+        >>> checkpoints.latest(print).weights
+        {'bias': tensor([0., 0.])}
     """
 
     def __init__(self, folder: Path, *, keep: int = 2) -> None:

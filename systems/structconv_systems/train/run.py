@@ -36,16 +36,13 @@ class Metrics:
 
     Example:
 
+        >>> from pathlib import Path
         >>> from tempfile import TemporaryDirectory
-        >>> from structconv_systems.train.options import Trained
-        >>> from structconv_systems.train.run import Run
-        >>> class Line(Trained):
-        ...     name = "line"
+        >>> from structconv_systems.train.run import Metrics
         >>> folder = TemporaryDirectory()
-        >>> run = Run.create(f"{folder.name}/line", Line(steps=20))
-        >>> run.metrics.append("line/seed-0", 10, {"val_loss": 0.5})
-        >>> run.metrics.flush()
-        >>> list(run.metrics)
+        >>> metrics = Metrics(Path(folder.name, "metrics.jsonl"))
+        >>> metrics.append("line/seed-0", 10, {"val_loss": 0.5})
+        >>> list(metrics)
         [{'job': 'line/seed-0', 'step': 10, 'val_loss': 0.5}]
     """
 
