@@ -195,3 +195,16 @@ def test_a_bias_may_change_between_both_passes(name, options):
         layer.weight.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+@pytest.mark.parametrize("name", ["InstanceNorm", "PairNorm", "GraphNorm"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_graphs_of_one_row_have_finite_gradients_in_half_precision(name, dtype):
+    results = []
+    for library in (ours, theirs):
+        layer = getattr(library, name)(*([] if name == "PairNorm" else [3])).to(dtype)
+        x = torch.linspace(-1, 1, 9, dtype=dtype).view(3, 3).requires_grad_()
+        y = layer(x, torch.tensor([0, 1, 1]))
+        results.append([y, *torch.autograd.grad((y * torch.linspace(1, 2, 9).view(3, 3).to(dtype)).sum(), x)])
+    assert all(t.isfinite().all() for t in results[0])
+    torch.testing.assert_close(*results, rtol=2e-2, atol=2e-2)

@@ -59,9 +59,10 @@ def _standardized(x: Tensor, batch: Tensor | None, size: int | None, center: str
         y = x - _spread(mean if shift is None else mean * shift, batch)
         if scale is None:
             return y
-        factor = gain * (means(y.square(), scale) + eps).rsqrt()
-        factor = factor if weight is None else weight * factor
-        return y * _spread(factor, batch) if bias is None else torch.addcmul(bias, y, _spread(factor, batch))
+        deviation = (means(y.square(), scale) + eps).sqrt()  # not rsqrt, whose gradient in float16 may be infinite
+        y = y / _spread(deviation if gain == 1 else deviation / gain, batch)
+        y = y if weight is None else y * weight
+        return y if bias is None else y + bias
 
     starts = None if batch is None else sorted_starts(x, batch, size, shift, weight, bias)
     if batch is None or starts is None:
