@@ -739,7 +739,7 @@ class _AvgPool(_Layer):
         if type(input) is Tensor and not (self.ceil_mode or is_compiling() or Autotuning.enabled or register.OF_USERS):
             try:  # as a plan would compute it
                 size, stride, axes = self.kernel_size, self.stride, self.axes
-                if input.numel() < FEW_SUMMED and (axes > 1 or (input.requires_grad and torch.is_grad_enabled())):
+                if input.numel() < FEW_SUMMED and (axes == 3 or (input.requires_grad and torch.is_grad_enabled())):
                     return self._by_torch(input, size, stride, self.padding, False, self.count_include_pad,
                                           self.divisor_override)
                 if (size == stride and input.dim() == axes + 2 and self.padding in (0, (0,))

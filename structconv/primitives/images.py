@@ -169,6 +169,8 @@ def window_means(image: Tensor, size: Sequence[int], stride: Sequence[int], padd
     if (_is_few_summed(image, prod(size), prod(stride)) or image.numel() >= _FEW_NUMBERS or not image.is_contiguous()
             or not is_direct(image) or kernels() is None):
         return _means_by_torch(options, image)
+    if not (image.requires_grad and torch.is_grad_enabled()):
+        return _means_forward(None, image, *options)
     return _means(None, partial(_means_by_torch, options), image, *options)
 
 
@@ -177,8 +179,8 @@ def _is_few_summed(image: Tensor, size: int, stride: int) -> bool:
     numbers = image.numel()
     if type(numbers) is not int:  # a program is recorded
         return True
-    return numbers * size < FEW_SUMMED * stride and (  # of lines, torch's is slow without gradients
-        image.dim() != 3 or (image.requires_grad and torch.is_grad_enabled()))
+    return numbers * size < FEW_SUMMED * stride and (  # of lines and planes, torch's is slow without gradients
+        image.dim() == 5 or (image.requires_grad and torch.is_grad_enabled()))
 
 
 def _means_by_torch(options: tuple[Any, ...], image: Tensor) -> Tensor:
