@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.nn import functional
 
 from structconv import torch_compat as private
@@ -31,8 +32,6 @@ LEAST_PRODUCTS = 1 << 24
 #: On Intel's processors nothing is faster than MKL at full width, for more columns of x than `SHALLOW` or without a
 #: bias, which it copies first, as long as x and the result have fewer bytes than `MKL_BYTES`; on others, oneDNN is.
 ON_INTEL, SHALLOW, MKL_BYTES = "Intel" in processor(), 64, 10 << 20
-#: Columns up to which fewer than `LEAST_NUMBERS` numbers go to torch, whatever else.
-SURE_COLUMNS = LEAST_PRODUCTS // LEAST_NUMBERS
 #: Columns up to which the native kernel is the fastest of all. Beyond, it prefetches, and is faster than oneDNN if x
 #: and the product exceed the caches, which is from `LEAST_BYTES` on, unless rows of x have `LONG_ROW` numbers or more.
 FEW_COLUMNS, LEAST_BYTES, LONG_ROW = 16, 20 << 20, 1024
@@ -56,8 +55,10 @@ def product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     pages. It has derivatives of any order. Small products, other dtypes and devices, autocast, and transforms of
     functions are `x @ w + bias` as torch has it, without overhead.
     """
-    small = not torch.compiler.is_compiling() and x.numel() < LEAST_NUMBERS and w.shape[-1] <= SURE_COLUMNS
-    if small or not _large(x, w, w.shape[-1], _is_copied(bias)):
+    columns = w.shape[-1]
+    small = not is_compiling() and not (
+        x.numel() >= LEAST_NUMBERS if columns < FULL_WIDTH else x.numel() * columns >= LEAST_PRODUCTS)  # `_pays`
+    if small or not _large(x, w, columns, _is_copied(bias)):
         return x @ w if bias is None else small_product(x, w, bias)
     return _large_product(x, w, bias, False)
 
@@ -84,9 +85,10 @@ def linear(x: Tensor, w_QP: Tensor, bias: Tensor | None = None, *, relu: bool = 
         ShapeError: a last axis of x or a bias's dtype that w does not go with; RuntimeError, torch's own, where that
             computes.
     """
-    small = torch.compiler.is_compiling() or (x.numel() < LEAST_NUMBERS and w_QP.shape[0] <= SURE_COLUMNS)
-    if small or (bias is not None and bias.shape != w_QP.shape[:1]) or not _large(
-            x, w_QP, w_QP.shape[0], _is_copied(bias)):
+    columns = w_QP.shape[0]
+    small = is_compiling() or not (
+        x.numel() >= LEAST_NUMBERS if columns < FULL_WIDTH else x.numel() * columns >= LEAST_PRODUCTS)  # `_pays`
+    if small or (bias is not None and bias.shape != w_QP.shape[:1]) or not _large(x, w_QP, columns, _is_copied(bias)):
         y = functional.linear(x, w_QP, bias)
         return y.relu_() if relu else y
     if not relu:
@@ -168,8 +170,7 @@ def contract_heads(r: Tensor, theta: Tensor, bias: Tensor | None = None) -> Tens
 def _large(x: Tensor, w: Tensor, columns: int, added: bool) -> bool:
     """Return True if the choice of a product pays for its overhead, for a result with this number of columns, to which
     something may be `added`."""
-    tracing = torch.compiler.is_compiling()
-    numbers = x.numel()
+    tracing, numbers = is_compiling(), x.numel()
     if not tracing and not (numbers >= LEAST_NUMBERS if columns < FULL_WIDTH else numbers * columns >= LEAST_PRODUCTS):
         return False  # `_pays`, in each call
     if ON_INTEL and not tracing and _suits_mkl(numbers, x.shape[-1], columns, added):
