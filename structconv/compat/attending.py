@@ -199,13 +199,12 @@ def _one_output(query: Tensor, key: Tensor, value: Tensor, mask: Mask, **options
     return y, None if weights is None else weights.reshape(*y.shape[:-1], weights.shape[-1])
 
 
-def _with_sink(query: Tensor, key: Tensor, value: Tensor, mask: Mask, sink: Tensor, *, scale: float | None,
+def _with_sink(query: Tensor, key: Tensor, value: Tensor, mask: Mask, sink: Tensor, *, scale: float,
                **options: Any) -> tuple[Tensor, Tensor | None]:
     """`attend` with a sink as one more key, which all outputs have, and whose value is zero.
 
     Its score is that of one more channel, which queries have for it alone. So torch's fused attention takes it.
     """
-    scale = (query.shape[-1] or 1) ** -0.5 if scale is None else scale
     own = (sink.to(query.dtype) / scale).view(-1, 1, 1)
     query = torch.cat([query, own.expand(*query.shape[:-1], 1)], -1)
     last = F.pad(key.new_ones(()).view(1, 1), (key.shape[-1], 0))
@@ -218,12 +217,12 @@ def _with_sink(query: Tensor, key: Tensor, value: Tensor, mask: Mask, sink: Tens
     return y, None if weights is None else weights[..., :-1]
 
 
-def _scores(query: Tensor, key: Tensor, bias: Tensor | None, support: Support | None, scale: float | None,
+def _scores(query: Tensor, key: Tensor, bias: Tensor | None, support: Support | None, scale: float,
             softcap: float | None, vector: Tensor | None = None, term: Basis | None = None) -> Basis:
     """softcap(scale <query_kn, key_km>) + bias_kmn, at the pairs of the support; additive with a vector."""
     scores: Basis = Bilinear(query, key) if vector is None else Additive(key, query, vector)
     if vector is None and scale != 1.0:
-        scores = Scaled(scores, (query.shape[-1] or 1) ** -0.5 if scale is None else scale)
+        scores = Scaled(scores, scale)
     scores = scores if softcap is None else scores.softcap(softcap)
     scores = scores if term is None else Sum(scores, term)
     scores = scores if bias is None else Sum(scores, Dense(bias.unsqueeze(0) if bias.dim() == 2 else bias))

@@ -737,7 +737,7 @@ class _AvgPool(_Layer):
     def forward(self: Any, input: Tensor) -> Tensor:
         """(N, C, *S) or (C, *S) -> (N, C, *S') or (C, *S'); see torch's."""
         if type(input) is Tensor and not (self.ceil_mode or is_compiling() or Autotuning.enabled or register.OF_USERS):
-            try:  # as a plan would compute it
+            try:  # as a plan would compute it: the few numbers are those of `window_means`, read here in fewer steps
                 size, stride, axes = self.kernel_size, self.stride, self.axes
                 if input.numel() < FEW_SUMMED and (axes == 3 or (input.requires_grad and torch.is_grad_enabled())):
                     return self._by_torch(input, size, stride, self.padding, False, self.count_include_pad,

@@ -136,7 +136,9 @@ def outer(x: Tensor, y: Tensor) -> Tensor:
 
     Holds nothing beyond the result but, where the rows are cut into parts, as many results: up to 16.
     """
-    return _outer(x, y) if _large(x, y, y.shape[-1], True) else x.mT @ y
+    columns = y.shape[-1]
+    pays = is_compiling() or _pays(x.numel(), columns)
+    return _outer(x, y) if pays and _large(x, y, columns, True) else x.mT @ y
 
 
 def split_heads(x: Tensor, size: int, channels: int) -> Tensor:
@@ -168,12 +170,10 @@ def contract_heads(r: Tensor, theta: Tensor, bias: Tensor | None = None) -> Tens
 
 
 def _large(x: Tensor, w: Tensor, columns: int, added: bool) -> bool:
-    """Return True if the choice of a product pays for its overhead, for a result with this number of columns, to which
-    something may be `added`."""
-    tracing, numbers = is_compiling(), x.numel()
-    if not tracing and not (numbers >= LEAST_NUMBERS if columns < FULL_WIDTH else numbers * columns >= LEAST_PRODUCTS):
-        return False  # `_pays`, in each call
-    if ON_INTEL and not tracing and _suits_mkl(numbers, x.shape[-1], columns, added):
+    """Return True if another kernel than MKL's takes a product that is traced, or that `_pays`, of a result with this
+    number of columns, to which something may be `added`."""
+    tracing = is_compiling()
+    if ON_INTEL and not tracing and _suits_mkl(x.numel(), x.shape[-1], columns, added):
         return False
     if private.linear_pointwise is None or columns < 2 or w.dim() != 2:
         return False

@@ -217,8 +217,7 @@ def _entries_backward(_: Any, *arguments: Any) -> Gradients:
 #: Multi-head attention of x (..., M, P) to itself, without an adjacency. Of x, weight (K D, P) and bias of queries,
 #: those of keys, of values (K C, P) with a bias (K C) or (K, C), of the output (Q, K C), a mask without a gradient, as
 #: of `fused_attention.exact_attention`, K, the scale, and whether it is causal.
-attend_entries = as_node("_AttendEntries", 10, _entries, _entries_backward, reads_result=False,
-                         flagged=True)
+attend_entries = as_node("_AttendEntries", 10, _entries, _entries_backward, reads_result=False, flagged=True)
 
 
 def attend_entries_weighted(*arguments: Any, mean: bool) -> tuple[Tensor, Tensor]:

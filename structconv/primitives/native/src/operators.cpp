@@ -774,6 +774,7 @@ Matrix matrix(const View& t, int64_t at, int64_t rows, int64_t columns, bool tra
 }
 
 Matrix matrix(const View& t) { return matrix(t, 0, t.size(0), t.size(1)); }
+Matrix transposed(const View& t) { return matrix(t, 0, t.size(0), t.size(1), true); }
 
 // A contiguous tensor in another shape.
 Tensor shaped(const Tensor& t, Shape sizes) {
@@ -939,7 +940,7 @@ std::tuple<Maybe, Maybe, Maybe> convolve_with_self_backward(const Tensor& side_T
     if (of_theta) {
         grad_theta = op.made({2, d.in, d.out});
         for (const int64_t at : {int64_t{0}, int64_t{1}})
-            multiply_into(matrix(grad_theta, at, d.in, d.out), matrix(at == own ? d.x : r, 0, d.x.size(0), d.in, true),
+            multiply_into(matrix(grad_theta, at, d.in, d.out), transposed(at == own ? d.x : r),
                           matrix(grad));
     }
     return {maybe(grad_x), maybe(grad_theta), maybe(grad_bias)};
@@ -959,9 +960,6 @@ struct Linear {
         bias = op.floats("bias", bias_, {out});
     }
 
-    // A matrix (Q, P) as it multiplies rows of P.
-    static Matrix turned(const View& weights) { return matrix(weights, 0, weights.size(0), weights.size(1), true); }
-
     void check(const Op& op, int64_t rows) const {
         op.check(!root.sizes || own.size(0) == rows, "x_root", "have a row for each output, as x where it is left out");
     }
@@ -974,13 +972,13 @@ std::tuple<Tensor, Maybe> convolve_linear(const Tensor& side_, const Tensor& x, 
     const Linear d(op, x, weight, root, x_root, bias);
     const Sealed side = op.sealed("side", side_, d.x.size(0));
     d.check(op, side.rows());
-    const Matrix w = d.turned(d.weight);
+    const Matrix w = transposed(d.weight);
     if (structure_first) {
         const View r = along(op, side, d.x), y = times(op, r, w, d.bias);
-        if (root) multiply_into(matrix(y), matrix(d.own), d.turned(d.root), {}, true);
+        if (root) multiply_into(matrix(y), matrix(d.own), transposed(d.root), {}, true);
         return {y.tensor(), train ? maybe(r) : std::nullopt};
     }
-    const View more = root ? times(op, d.own, d.turned(d.root), d.bias) : View{};
+    const View more = root ? times(op, d.own, transposed(d.root), d.bias) : View{};
     const View y = along(op, side, times(op, d.x, w), more);
     if (!root && bias) add_rows(y, d.bias);
     return {y.tensor(), std::nullopt};
@@ -1007,8 +1005,8 @@ std::tuple<Maybe, Maybe, Maybe, Maybe, Maybe> convolve_linear_backward(
         if (structure_first) grad_x = along(op, side, grad_x, shared ? times(op, grad, matrix(d.root)) : View{});
         else if (shared) multiply_into(matrix(grad_x), matrix(grad), matrix(d.root), {}, true);
     }
-    if (of_weight) grad_weight = times(op, d.turned(to_x), matrix(left));
-    if (of_root) grad_root = times(op, d.turned(grad), matrix(d.own));
+    if (of_weight) grad_weight = times(op, transposed(to_x), matrix(left));
+    if (of_root) grad_root = times(op, transposed(grad), matrix(d.own));
     if (of_own) grad_own = times(op, grad, matrix(d.root));
     if (of_bias) grad_bias = row_sum(op, grad.floats(), grad.size(0), d.out, d.out);
     return {maybe(grad_x), maybe(grad_weight), maybe(grad_root), maybe(grad_own), maybe(grad_bias)};
@@ -1249,8 +1247,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Maybe> attend_layer_backward(
     const Matrix flat = matrix(of_h, 0, a.nodes, a.width);
     const View grad_x = op.made({a.nodes, a.in}), grad_packed = op.made({a.in, a.width});
     const View grad_theta = op.made({a.heads, a.in, a.channels});
-    multiply_into(matrix(grad_x), flat, matrix(a.packed, 0, a.in, a.width, true));
-    multiply_into(matrix(grad_packed), matrix(a.x, 0, a.nodes, a.in, true), flat);
+    multiply_into(matrix(grad_x), flat, transposed(a.packed));
+    multiply_into(matrix(grad_packed), transposed(a.x), flat);
     for (int64_t k = 0; k < a.heads; ++k)
         for (int64_t i = 0; i < a.in; ++i)
             std::copy_n(grad_packed.floats() + i * a.width + k * a.channels, a.channels,
@@ -1439,7 +1437,7 @@ struct Dots {
                 biases[part].sizes ? std::copy_n(biases[part].floats(), rows(part), to) : std::fill_n(to, rows(part), 0.0f);
         }
         const View found = op.made({nodes, width});
-        multiply_into(matrix(found), matrix(x, 0, nodes, in), matrix(packed(op), 0, width, in, true), added);
+        multiply_into(matrix(found), matrix(x, 0, nodes, in), transposed(packed(op)), added);
         return found;
     }
 
@@ -1465,7 +1463,7 @@ struct Dots {
         View grad_x = x.tensor().dim() == 3 ? op.made({x.size(0), x.size(1), in}) : op.made({nodes, in});
         multiply_into(matrix(grad_x, 0, nodes, in), matrix(grad_table), matrix(packed(op)));
         const View grad_rows = op.made({width, in});
-        multiply_into(matrix(grad_rows), matrix(grad_table, 0, nodes, width, true), matrix(x, 0, nodes, in));
+        multiply_into(matrix(grad_rows), transposed(grad_table), matrix(x, 0, nodes, in));
         View of_biases[3], grad_value;
         for (int64_t part = 0; part < 3; ++part)
             if (biases[part].sizes) of_biases[part] = row_sum(op, grad_table.floats() + part * own, nodes, rows(part), width);
@@ -1601,7 +1599,7 @@ std::tuple<Tensor, Maybe, Maybe, Maybe, Maybe> attend_entries_forward(
     const AttentionForwardArgs args{e.attention(op, table, mask, causal, scale), e.rows(r), peaks.floats(), each.floats()};
     run.attention_forward(&args);
     const View y = d.x.tensor().dim() == 3 ? op.made({e.samples, e.entries, e.out}) : op.made({e.entries, e.out});
-    multiply_into(matrix(y, 0, d.nodes, e.out), matrix(r), matrix(e.output, 0, e.out, e.inner, true), e.bias);
+    multiply_into(matrix(y, 0, d.nodes, e.out), matrix(r), transposed(e.output), e.bias);
     const View mean = weights == 2 ? op.made({e.samples, e.entries, e.entries}) : each;
     const int64_t pairs = e.entries * e.entries;
     for (int64_t b = 0; weights == 2 && b < e.samples; ++b) {
@@ -1772,8 +1770,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Maybe> attend_pairs_backward(
     run.edge_attention_backward(&args);
     for (int64_t n = 0; n < nodes; ++n)
         for (int64_t c = 0; c < width; ++c) grad_table.floats()[2 * n * width + c] += grad_values.floats()[n * width + c];
-    const View grad_x = times(op, grad_table, matrix(w.packed, 0, in, 2 * width, true)), grad_packed = op.made({in, 2 * width});
-    multiply_into(matrix(grad_packed), matrix(w.a.x, 0, nodes, in, true), matrix(grad_table));
+    const View grad_x = times(op, grad_table, transposed(w.packed)), grad_packed = op.made({in, 2 * width});
+    multiply_into(matrix(grad_packed), transposed(w.a.x), matrix(grad_table));
     const View grad_theta = op.made({heads, in, channels}), grad_weight = op.made({width, in});
     for (int64_t i = 0; i < in; ++i) {
         const float* row = grad_packed.floats() + 2 * i * width;
