@@ -20,7 +20,7 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.nn.direct import must_be_planned
 from structconv.ops import apply
 from structconv.primitives.functions import finite
-from structconv.primitives.fused_attention import exact_attention, exact_weights, fused_attention
+from structconv.primitives.fused_attention import exact_attention, fused_attention
 from structconv.primitives.native.dispatch import NO_DROP, Drop, drop_of
 from structconv.shapes import broadcast
 from structconv.structures.supports import Causal, DenseMask, Padding, Support
@@ -106,9 +106,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
             table = bias.masked_fill(~keep, -torch.inf)
         drop = drop_of(dropout, seed, heads)
         if weights and not must_be_planned(Dropped if dropout else Normalized):
-            result = exact_weights(query, key, value, table, causal, scale, drop)
-            if result is not None:
-                return result
+            pair: tuple[Tensor, Tensor] | None = exact_attention(query, key, value, table, causal, scale, drop, True)
+            if pair is not None:
+                return pair
         y = None if weights else attend_plainly(query, key, value, table, causal, scale, drop)
         if y is not None:
             return y, None
@@ -169,7 +169,7 @@ def attend_plainly(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
     if must_be_planned(Dropped if drop[0] else Normalized):
         return None
     scale = (query.shape[-1] or 1) ** -0.5 if scale is None else scale
-    y = exact_attention(query, key, value, mask, causal, scale, drop)
+    y: Tensor | None = exact_attention(query, key, value, mask, causal, scale, drop)
     if y is None and not drop[0] and query.shape[-2] == 1 and _is_step(query, key, value, mask):
         y, _ = fused_attention(query, key, value, mask, False, scale)
         y = y if mask is None or finite(y) else None

@@ -15,11 +15,10 @@ from structconv import torch_compat as private
 from structconv.primitives.functions import Result, pulled_back
 from structconv.primitives.hashing import hash_uniform
 from structconv.primitives.native.dispatch import NO_DROP, Drop, Loaded, kernels
-from structconv.primitives.native.loader import Core
-from structconv.primitives.native.node import Gradients, is_direct
+from structconv.primitives.native.node import is_direct
 from structconv.primitives.segments import masked_softmax
 
-__all__ = ["all_pairs", "exact_attention", "exact_weights", "fused_attention", "is_readable"]
+__all__ = ["all_pairs", "exact_attention", "fused_attention", "is_readable"]
 
 #: Channels that the kernel holds: kAttentionChannels in native/src/api.h.
 _MOST_CHANNELS = 256
@@ -39,7 +38,7 @@ def fused_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | N
     By `exact_attention`, or by `torch.nn.functional.scaled_dot_product_attention`, in which weights of zero multiply
     what does not exist. On a CPU a backward that is itself differentiated computes all pairs again, in O(M N) memory.
     """
-    exact = exact_attention(query, key, values, mask, causal, scale)
+    exact: Tensor | None = exact_attention(query, key, values, mask, causal, scale)
     if exact is not None:
         return exact, True
     if causal and mask is not None:
@@ -57,49 +56,30 @@ def fused_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | N
 # -- our kernel -----------------------------------------------------------------------------------------------------
 
 def exact_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float,
-                    drop: Drop = NO_DROP) -> Tensor | None:
+                    drop: Drop = NO_DROP, weighted: bool = False) -> Any:
     """`fused_attention` by the native kernel, also with dropout; `None` for what it does not take.
 
     What a pair that does not exist would read, NaN included, reaches nothing, in either pass. An output without pairs
     is zero. Float32 on a CPU, up to 256 channels. Memory O(N) beside the results; the backward makes the scores again.
+    With `weighted` also the weights (B, K, N, M), whose own gradient is computed operator by operator.
     """
-    core = _core_for(query, key, values, mask)
-    if core is None:
-        return None
-    if torch.is_grad_enabled() and private.any_requires_grad(query, key, values, mask):
-        result: Tensor = _exact(query, key, values, mask, causal, scale, drop, False)
-        return result
-    y: Tensor = core.attention_forward(query, key, values, mask, causal, scale, *drop[:2], False, False)[0]
-    return y
-
-
-def exact_weights(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float,
-                  drop: Drop = NO_DROP) -> tuple[Tensor, Tensor] | None:
-    """`exact_attention` and the weights (B, K, N, M), whose own gradient is computed operator by operator."""
-    core = _core_for(query, key, values, mask)
-    if core is None:
-        return None
-    if torch.is_grad_enabled() and private.any_requires_grad(query, key, values, mask):
-        pair: tuple[Tensor, Tensor] = _exact(query, key, values, mask, causal, scale, drop, True)
-        return pair
-    y, _, weights = core.attention_forward(query, key, values, mask, causal, scale, *drop[:2], False, True)
-    return y, weights
-
-
-def _core_for(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None) -> Core | None:
-    """The kernels, if they take these tensors."""
     if not is_direct(query, key, values):  # asked first: a compiler does not trace what loads the kernels
         return None
     core = Loaded.core if Loaded.asked else kernels()
     shape, own, held = query.shape, key.shape, values.shape
-    if not len(shape) == len(own) == len(held) == 4:
+    if core is None or not len(shape) == len(own) == len(held) == 4:
         return None
     (batch, heads, _, depth), (of_key, groups, inputs, width), (of_values, others, rows, channels) = shape, own, held
     if not (of_key == of_values == batch and groups == others and inputs == rows and width == depth):
         return None
     if groups == 0 or heads % groups or not 0 < depth <= _MOST_CHANNELS or not 0 < channels <= _MOST_CHANNELS:
         return None
-    return core if core is None or mask is None or is_readable(mask, query.shape, key.shape[2]) else None
+    if mask is not None and not is_readable(mask, shape, inputs):
+        return None
+    if torch.is_grad_enabled() and private.any_requires_grad(query, key, values, mask):
+        return _exact(query, key, values, mask, causal, scale, drop, weighted)
+    y, _, weights = core.attention_forward(query, key, values, mask, causal, scale, drop[0], drop[1], False, weighted)
+    return (y, weights) if weighted else y
 
 
 def is_readable(mask: Tensor, shape: Sequence[int], inputs: int) -> bool:
@@ -128,26 +108,25 @@ class _Exact(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, of_weights: Tensor | None = None) -> tuple[Any, ...]:
-        if of_weights is not None:
-            grads = _gradients(ctx, _pairs_and_weights, grad, of_weights)
+        """Those of query, key, values and mask: by the kernel, unless they are differentiated again or there are
+        others."""
+        query, key, values, mask, total = ctx.saved_tensors
+        causal, scale, drop, result = ctx.kept
+        others = () if of_weights is None else (of_weights,)
+        if grad is None and of_weights is None:
+            return (None,) * 8
+        if others or grad is None or torch.is_grad_enabled() or private.is_functional(grad) or private.is_batched(grad):
+            composed = partial(_pairs_and_weights if others else all_pairs, causal=causal, scale=scale, drop=drop)
+            of_query, of_key, of_values, of_mask = pulled_back(composed, (query, key, values, mask),
+                                                               ctx.needs_input_grad[:4], [grad, *others])
         else:
-            grads = (None,) * 4 if grad is None else _gradients(ctx, all_pairs, grad)
-        return *grads, None, None, None, None
-
-
-def _gradients(ctx: Any, function: Callable[..., Any], grad: Any, *others: Tensor) -> Gradients:
-    """Those of query, key, values and mask: by the kernel, unless they are differentiated again or there are others."""
-    query, key, values, mask, total = ctx.saved_tensors
-    causal, scale, drop, result = ctx.kept
-    if others or torch.is_grad_enabled() or private.is_functional(grad) or private.is_batched(grad):
-        composed = partial(function, causal=causal, scale=scale, drop=drop)
-        return tuple(pulled_back(composed, (query, key, values, mask), ctx.needs_input_grad[:4], [grad, *others]))
-    if (y := result.take()) is None:
-        y = Loaded.core.attention_forward(  # type: ignore[union-attr]
-            query, key, values, mask, causal, scale, drop[0], drop[1], False, False)[0]
-    grads: Gradients = Loaded.core.attention_backward(  # type: ignore[union-attr]
-        query, key, values, mask, y, total, grad, causal, scale, drop[0], drop[1], ctx.needs_input_grad[3])
-    return grads
+            y = result.take()
+            if y is None:
+                y = Loaded.core.attention_forward(  # type: ignore[union-attr]
+                    query, key, values, mask, causal, scale, drop[0], drop[1], False, False)[0]
+            of_query, of_key, of_values, of_mask = Loaded.core.attention_backward(  # type: ignore[union-attr]
+                query, key, values, mask, y, total, grad, causal, scale, drop[0], drop[1], ctx.needs_input_grad[3])
+        return of_query, of_key, of_values, of_mask, None, None, None, None
 
 
 _exact: Callable[..., Any] = private.bound_apply(_Exact)

@@ -13,7 +13,7 @@ from torch.autograd.forward_ad import dual_level
 from torch.utils.flop_counter import FlopCounterMode
 
 from structconv.compat import torch as compat
-from structconv.primitives.fused_attention import all_pairs, exact_attention, exact_weights
+from structconv.primitives.fused_attention import all_pairs, exact_attention
 from structconv.primitives.hashing import hash_uniform
 from structconv.primitives.native import core
 from tests.support.drawn import EVERY
@@ -100,7 +100,7 @@ def test_values_and_gradients_are_those_of_sums_in_float64(case: Any) -> None:
         inputs = leaves if bias is mask else [*leaves, bias]
         results.append([y, *torch.autograd.grad(y, inputs, grad.to(dtype))])
         with torch.no_grad():
-            y, weights = (exact_weights(*tensors, mask, *options) if function is exact_attention else
+            y, weights = (exact_attention(*tensors, mask, *options, weighted=True) if function is exact_attention else
                           (y, function(*tensors[:2], one, mask, *options)))
         assert torch.equal(y, results[-1][0])
         results[-1].append(weights)
@@ -154,7 +154,8 @@ def test_large_numbers_in_a_mask_leave_gradients_right(number: float, outputs: i
     for exact in (True, False):
         leaves = [t.clone().requires_grad_() for t in tensors]
         y = (all_pairs(*leaves, mask, causal=False, scale=0.5) if not exact else
-             exact_weights(*leaves, mask, False, 0.5)[0] if weighted else exact_attention(*leaves, mask, False, 0.5))
+             exact_attention(*leaves, mask, False, 0.5, weighted=weighted))
+        y = y[0] if type(y) is tuple else y
         results.append([y, *torch.autograd.grad(y.square().sum(), leaves)])
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
@@ -214,7 +215,7 @@ def test_weights_have_gradients_too() -> None:
             grads = []
             for exact in (True, False):
                 leaves = [t.clone().requires_grad_() for t in (query, key, value)]
-                y, weights = (exact_weights(*leaves, None, True, 0.5) if exact else
+                y, weights = (exact_attention(*leaves, None, True, 0.5, weighted=True) if exact else
                               (expected_of(*leaves, None, True, 0.5), expected_of(*leaves[:2], one, None, True, 0.5)))
                 loss = of_y * y.square().sum() if of_y else 0.0
                 loss = loss + of_weights * weights.square().sum() if of_weights else loss
@@ -250,7 +251,8 @@ def test_a_result_that_is_changed_in_place_is_made_again_for_the_gradients() -> 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_second_backward_pass_runs_under_a_mode_and_a_dual_level(weighted: bool) -> None:
     leaves = [torch.randn(2, 2, 5, 4, requires_grad=True) for _ in range(3)]
-    y = exact_weights(*leaves, None, False, 0.5)[0] if weighted else exact_attention(*leaves, None, False, 0.5)
+    y = exact_attention(*leaves, None, False, 0.5, weighted=weighted)
+    y = y[0] if weighted else y
     expected = torch.autograd.grad(y.sum(), leaves, retain_graph=True)
     for context in (FlopCounterMode(display=False), dual_level()):
         with context:

@@ -103,7 +103,10 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
         s_aux: (K), the sinks.
     """
     outputs, heads = query.shape[2], module._modules.get("structured_heads")
-    need_weights = bool(options.get("output_attentions")) or _collects_weights()
+    collector = _collector()
+    collected = None if collector is None else collector.get()
+    need_weights = bool(options.get("output_attentions") or (
+        collected and any("attentions" in name for name in collected)))
     causal = outputs > 1 and attention_mask is None and bool(
         getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if causal and key.shape[2] > outputs:  # aligned to the first key: the rest of a static cache is empty
@@ -221,13 +224,6 @@ def _closure_value(function: Any, maker: Callable[..., Any], name: str) -> Any:
     if code is None or code not in maker.__code__.co_consts:
         return None
     return inspect.getclosurevars(function).nonlocals.get(name)
-
-
-def _collects_weights() -> bool:
-    """Return True if hooks on the modules collect the attention weights."""
-    collector = _collector()
-    collected = None if collector is None else collector.get()
-    return any("attentions" in name for name in collected) if collected else False
 
 
 @cache
