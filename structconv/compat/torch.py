@@ -736,13 +736,14 @@ class _AvgPool(_Layer):
 
     def forward(self: Any, input: Tensor) -> Tensor:
         """(N, C, *S) or (C, *S) -> (N, C, *S') or (C, *S'); see torch's."""
-        if type(input) is Tensor and not (self.ceil_mode or is_compiling() or Autotuning.enabled or register.OF_USERS):
+        if type(input) is Tensor and not (is_compiling() or self.ceil_mode or Autotuning.enabled or register.OF_USERS):
             try:  # as a plan would compute it: the few numbers are those of `window_means`, read here in fewer steps
-                size, stride, axes = self.kernel_size, self.stride, self.axes
-                if input.numel() < FEW_SUMMED and (axes == 3 or (input.requires_grad and torch.is_grad_enabled())):
-                    return self._by_torch(input, size, stride, self.padding, False, self.count_include_pad,
-                                          self.divisor_override)
-                if (size == stride and input.dim() == axes + 2 and self.padding in (0, (0,))
+                axes, few = self.axes, input.numel() < FEW_SUMMED
+                if few and (axes == 3 or (input.requires_grad and torch.is_grad_enabled())):
+                    return self._by_torch(input, self.kernel_size, self.stride, self.padding, False,
+                                          self.count_include_pad, self.divisor_override)
+                size = self.kernel_size
+                if (size == self.stride and input.dim() == axes + 2 and self.padding in (0, (0,))
                         and self.divisor_override is None and not any_autocast()):
                     return window_means(input, size := _each(size, axes), size, (0,) * axes, True)
             except (IndexError, RuntimeError, TypeError, ValueError):  # what does not fit is said below
@@ -795,7 +796,7 @@ class AvgPool1d(_AvgPool, nn.AvgPool1d):
 
     @staticmethod
     def _by_torch(x: Tensor, size: Any, stride: Any, padding: Any, ceil: bool, all_count: bool, _: None) -> Tensor:
-        return F.avg_pool1d(x, size, stride, padding, ceil, all_count)
+        return F.avg_pool1d(x, *size, *stride, *padding, ceil, all_count)  # torch reads numbers faster than tuples
 
 
 class AvgPool2d(_AvgPool, nn.AvgPool2d):
