@@ -75,7 +75,7 @@ CASES = (
     Probe(suite="dispatch", name="plan-lookup-shift", measure=partial(_lookup, "shift")),
     Case(suite="dispatch", name="linear", build=_linear),
     Case(suite="dispatch", name="conv2d", build=lambda size: build_conv2d(1, 4, 4, 8, kernel_size=3, padding=1)),
-    Case(suite="dispatch", name="gcn", build=lambda size: build_gcn(_ring(), 8, 8)),
+    Case(suite="dispatch", name="gcn", build=lambda size: build_gcn(_ring(), 8, 8, uncached=True)),
     Case(suite="dispatch", name="gat", build=lambda size: build_gat(_ring(), 8, 2, 4)),
     Case(suite="dispatch", name="multihead", build=lambda size: build_multihead(1, 8, 8, 2)),
     Case(suite="dispatch", name="attention-beside-shifts", build=lambda size: build_mixed()),

@@ -37,12 +37,13 @@ _QUICK, _FULL = 100_000, 2_000_000
 _GATHERED = 5.0
 
 
-def build_gcn(graph: Graph, in_channels: int, channels: int) -> Comparison:
-    """GCN's layer with its normalization, which all that can remember it do remember."""
+def build_gcn(graph: Graph, in_channels: int, channels: int, uncached: bool = False) -> Comparison:
+    """GCN's layer with its normalization, which all that can remember it do remember; with `uncached` PyTorch
+    Geometric's also as it is by default, which does not."""
     ours: Any = GCNConv(in_channels, channels)
     theta = ours.weight.theta.detach()[0]
     x = leaf(graph.num_nodes, in_channels)
-    result = [_torch_gcn(graph, theta, x.shape), *_geometric_gcn(graph, theta, x.shape),
+    result = [_torch_gcn(graph, theta, x.shape), *_geometric_gcn(graph, theta, x.shape, uncached),
              *_dgl_gcn(graph, theta, x.shape)]
     edges = graph.num_edges + graph.num_nodes
     return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(result),
@@ -62,14 +63,14 @@ def _torch_gcn(graph: Graph, theta: Tensor, shape: torch.Size) -> Entrant:
     return entrant("torch csr", layer, run, x)
 
 
-def _geometric_gcn(graph: Graph, theta: Tensor, shape: torch.Size) -> list[Entrant]:
-    library = peers.geometric()
-    if library is None:
-        return []
-    layer, x = library.GCNConv(*theta.shape, cached=True), leaf(*shape)
-    copied(layer.lin.weight, theta.mT)
-    return [entrant("pyg", layer, lambda: layer(x, graph.edge_index), x,
-                    needs=_GATHERED * 4 * graph.num_edges * theta.shape[1])]
+def _geometric_gcn(graph: Graph, theta: Tensor, shape: torch.Size, uncached: bool) -> list[Entrant]:
+    library, result = peers.geometric(), []
+    for cached in (True, False)[:1 + uncached] if library is not None else ():
+        layer, x = library.GCNConv(*theta.shape, cached=cached), leaf(*shape)
+        copied(layer.lin.weight, theta.mT)
+        result.append(entrant("pyg" if cached else "pyg uncached", layer, partial(layer, x, graph.edge_index), x,
+                              needs=_GATHERED * 4 * graph.num_edges * theta.shape[1]))
+    return result
 
 
 def _dgl_gcn(graph: Graph, theta: Tensor, shape: torch.Size) -> list[Entrant]:

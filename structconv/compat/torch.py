@@ -796,7 +796,7 @@ class AvgPool1d(_AvgPool, nn.AvgPool1d):
 
     @staticmethod
     def _by_torch(x: Tensor, size: Any, stride: Any, padding: Any, ceil: bool, all_count: bool, _: None) -> Tensor:
-        return F.avg_pool1d(x, *size, *stride, *padding, ceil, all_count)  # torch reads numbers faster than tuples
+        return F.avg_pool1d(x, size[0], stride[0], padding[0], ceil, all_count)  # faster than tuples
 
 
 class AvgPool2d(_AvgPool, nn.AvgPool2d):
