@@ -145,9 +145,13 @@ class Conv(Expressed):
         """
         if type(x) is Proxy:
             return recorded(self, x, structure, z=z, axes=axes, positions=positions, return_weights=return_weights)
-        if (z is positions is None and not (axes or return_weights)
-                and (y := self._directly(x, structure)) is not None):
-            return y
+        if positions is None and not (axes or return_weights):
+            if z is None:
+                y = self._directly(x, structure)
+            else:
+                y = self._directly_prepared(x, z) if type(x) is Cache and structure is None else None
+            if y is not None:
+                return y
         try:
             if type(x) is not Tensor and is_nested(x, z):
                 return self._nested(x, z, structure, return_weights=return_weights)

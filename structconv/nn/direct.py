@@ -23,6 +23,7 @@ from structconv.bases.matrices import adjacency
 from structconv.bases.pooling import Pooling
 from structconv.bases.shift import Shift, ShiftTransposed
 from structconv.bases.sparse import Sparse
+from structconv.kernels.additive_attention import known
 from structconv.kernels.small_attention import composed_attention, is_small
 from structconv.kernels.sparse_attention import sorted_edges
 from structconv.mechanisms.graphs import Adjacency
@@ -37,6 +38,7 @@ from structconv.planning.tuning import Autotuning
 from structconv.primitives.functions import finite
 from structconv.primitives.fused_attention import exact_attention, fused_attention
 from structconv.primitives.images import convolve_images, convolve_transposed, window_means
+from structconv.primitives.native.additive_steps import StepInputs, additive_step
 from structconv.primitives.native.adjacency import Adjacency as Edges
 from structconv.primitives.native.adjacency import adjacency_of, unchanged
 from structconv.primitives.native.along_edges import attend_by_dots, attend_by_pairs, attend_by_terms
@@ -46,14 +48,16 @@ from structconv.primitives.native.node import is_direct
 from structconv.primitives.products import linear
 from structconv.structures.graph import Graph, listed_edges, looped
 from structconv.structures.supports import Causal
-from structconv.weights import Full, HeadBlocks, LowRank
+from structconv.weights import Eye, Full, HeadBlocks, LowRank
 from structconv.weights.base import Factor, plus
 
-__all__ = ["FEW_ALONG_EDGES", "FEW_NUMBERS", "Direct", "direct_of", "drawn", "dtypes_of_torch", "is_plain",
-           "must_be_planned"]
+__all__ = ["FEW_ALONG_EDGES", "FEW_NUMBERS", "Direct", "DirectStep", "direct_of", "drawn", "dtypes_of_torch",
+           "is_plain", "must_be_planned", "step_of"]
 
 #: (layer, x, structure) -> y, or `None` where the usual way must be taken.
 Direct = Callable[[Any, Tensor, Any], Tensor | None]
+#: (layer, cache of x, outputs z) -> y, or `None` as above.
+DirectStep = Callable[[Any, Any, Tensor], Tensor | None]
 #: Errors of operators, torch's and ours, for tensors that do not fit.
 REFUSED = (RuntimeError, ValueError)
 #: Numbers of x and of y up to which a call is small.
@@ -112,6 +116,18 @@ def direct_of(root: Any) -> Direct | None:
         return partial(_attend_dots, leaf, mask, scale, p, None)
     known = mask is None or reads is STRUCTURE_IF_GIVEN or type(reads) is Causal
     return partial(_attend_entries, leaf, mask, scale, p) if known else None
+
+
+def step_of(root: Any) -> DirectStep | None:
+    """Return the direct call of layers with this expression for few outputs z of a prepared x, if there is one."""
+    if type(root) is not Operation or root.join is not None or "_names" in root.__dict__ or "_reads" in root.__dict__:
+        return None
+    leaf, steps = root.mechanisms()[0], [(step.name, dict(step.options)) for step in root.steps]
+    if type(leaf) is not Additive or leaf._on == "projected" or leaf.heads != 1 or steps != [
+            ("normalize", {"kind": "softmax", "over": "inputs"})]:
+        return None
+    named = known(leaf.activation)
+    return None if named is None else partial(_attend_prepared, leaf, named[0])
 
 
 def _with_self(root: Operation) -> Direct | None:
@@ -363,6 +379,27 @@ def _attend_pairs(leaf: Additive, mask: Any, slope: float, p: float, layer: Any,
         return None
     drop = drawn(p, layer, heads) if p else NO_DROP
     return attend_by_pairs(*prepared, x, theta, matrix, offset, vector, bias, slope, drop)
+
+
+def _attend_prepared(leaf: Additive, activation: str, layer: Any, cache: Any, z: Tensor) -> Tensor | None:
+    """Additive attention of few outputs z (B, N, P') to a prepared x (B, M, P), which Theta leaves as it is."""
+    weight, bias, to = layer._modules["weight"], _bias(layer), cast(Any, leaf._modules["target"])
+    matrix, offset, vector = to._parameters.get("weight"), to._parameters.get("bias"), leaf._parameters.get("vector")
+    if type(to) is not Projection or type(getattr(weight, "kind", None)) is not Eye or layer._added:
+        return None
+    if matrix is None or vector is None or cache.layer is not layer or not cache.structure is cache.pending is None:
+        return None
+    x = cache.x
+    if not is_direct(z, x, matrix, offset, vector, bias) or not is_plain(layer, Normalized, leaf, weight, to):
+        return None
+    if not x.dim() == z.dim() == 3 or z.shape[0] != x.shape[0] or z.shape[2] != matrix.shape[1]:
+        return None
+    cache.check()
+    keys = cache.of(leaf.keys)
+    inputs = cache.reused.of((keys, x, vector), "direct", lambda: StepInputs.of(
+        keys.flatten(0, -3).transpose(0, 1), x.transpose(0, 1), vector.expand(x.shape[0], -1), activation))
+    q = linear(z, matrix, offset).transpose(0, 1)
+    return plus(additive_step(q, inputs).transpose(0, 1), bias) if inputs is not None and inputs.take(q) else None
 
 
 def _attend_dots(leaf: DotProduct, mask: Any, scale: float | None, p: float, beside: tuple[Any, int] | None, layer: Any,

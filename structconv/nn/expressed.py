@@ -17,7 +17,7 @@ from torch.compiler import is_compiling
 from structconv.mechanisms.expression import Mechanism, Position, check_mechanism
 from structconv.mechanisms.mixture import Mixture
 from structconv.mechanisms.operations import Operation
-from structconv.nn.direct import Direct, direct_of
+from structconv.nn.direct import Direct, DirectStep, direct_of, step_of
 from structconv.nn.layer import Layer
 from structconv.planning.plan import check_path
 
@@ -124,13 +124,14 @@ def over_leaves(expression: Any, leaves: Mapping[int, nn.Module | None], trainin
 
 class _Expression(NamedTuple):
     """An expression, its leaves by the names that the layer has for them, what they share, the mode of its nodes, and
-    its direct call."""
+    its direct calls."""
 
     root: Mechanism
     leaves: tuple[tuple[str, nn.Module | None], ...]
     links: tuple[Link, ...]
     training: bool
     direct: Direct | None = None
+    step: DirectStep | None = None
 
 
 class Expressed(Layer):
@@ -170,6 +171,15 @@ class Expressed(Layer):
         direct = own["_expression"].direct
         return None if direct is None else direct(self, x, structure)
 
+    def _directly_prepared(self, cache: Any, z: Tensor) -> Tensor | None:
+        """The same for outputs z of a prepared x."""
+        own = self.__dict__
+        if own["_expression"].step is None or type(z) is not Tensor or is_compiling():
+            return None
+        self.mechanism  # noqa: B018 - as above
+        step = own["_expression"].step
+        return None if step is None else step(self, cache, z)
+
     def _renewed(self) -> Mechanism:
         """Return the mechanism with its own nodes, because the current ones may belong to another replica."""
         own = self.__dict__
@@ -178,7 +188,7 @@ class Expressed(Layer):
             shared.renew(modules)
         root = over_leaves(root, {id(leaf): modules.get(name) for name, leaf in leaves}, training)
         own["_expression"] = _Expression(root, tuple((name, modules.get(name)) for name, _ in leaves), links,
-                                         training, direct_of(root))
+                                         training, direct_of(root), step_of(root))
         return root
 
     def _express(self, mechanism: Any) -> None:

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize, prune
 import structconv as sc
 from structconv import Causal, Conv, Conv1d, Conv2d, DotProduct, GATConv, GATv2Conv, GCNConv, Graph, MultiheadAttention
 from structconv.mechanisms import STRUCTURE, Identity
-from structconv.weights import Full, HeadBlocks, LowRank
+from structconv.weights import Eye, Full, HeadBlocks, LowRank
 
 EDGES = torch.tensor([[0, 1, 2, 3, 4, 0, 2], [1, 2, 3, 4, 0, 2, 2]])
 GRAPH = Graph(EDGES, num_nodes=5)
@@ -202,3 +202,32 @@ def test_the_convolutions_that_are_not_planned_are_what_the_planner_would_choose
 def test_long_kernels_over_many_pixels_are_planned():
     x, layer = torch.empty(16, 64, 64, 64), Conv2d(64, 64, 9, padding=4)
     assert layer._directly(x) is None and "transforms" in str(layer.plan(x))
+
+
+def test_outputs_of_a_prepared_x_are_those_of_the_whole_call():
+    torch.manual_seed(0)
+    layer = Conv(sc.Additive(8).softmax(), 6, 6, weight=Eye(), other_channels=5)
+    nn.init.uniform_(layer.bias, -1, 1)
+    direct, taken = layer.__dict__["_expression"].step, []
+    x, z = torch.randn(3, 7, 6, requires_grad=True), torch.randn(3, 12, 5, requires_grad=True)
+    leaves = x, z, *layer.parameters()
+    cache = layer.prepare(x)
+    steps = torch.cat([layer(cache, z=one) for one in z.split([1, 1, 9, 1], 1)], 1)  # nine by a plan
+    whole = layer(x, z=z)
+    torch.testing.assert_close(steps, whole, rtol=1e-4, atol=1e-5)
+    for own, other in zip(*(torch.autograd.grad(y.square().sum(), leaves) for y in (steps, whole)), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        cache = layer.prepare(x)
+        expected = whole[:, :1]
+        assert direct is not None
+        torch.testing.assert_close(direct(layer, cache, z[:, :1]), expected, rtol=1e-4, atol=1e-5)
+        cache.append(torch.randn(3, 2, 6))
+        torch.testing.assert_close(layer(cache, z=z[:, :1]), layer(cache.x.clone(), z=z[:, :1]), rtol=1e-4, atol=1e-5)
+        layer.get_submodule("attention.target").register_forward_hook(lambda *_: taken.append(0))
+        cache = layer.prepare(x)
+        layer(cache, z=z[:, :1])
+        assert taken == [0]
+        layer.bias.add_(1)
+        with pytest.raises(sc.ConfigError, match="another bias"):
+            layer(cache, z=z[:, :1])
