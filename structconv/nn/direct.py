@@ -38,7 +38,7 @@ from structconv.planning.tuning import Autotuning
 from structconv.primitives.functions import finite
 from structconv.primitives.fused_attention import exact_attention, fused_attention
 from structconv.primitives.images import convolve_images, convolve_transposed, window_means
-from structconv.primitives.native.additive_steps import StepInputs, additive_step
+from structconv.primitives.native.additive_steps import FEW_OUTPUTS, StepInputs, additive_step
 from structconv.primitives.native.adjacency import Adjacency as Edges
 from structconv.primitives.native.adjacency import adjacency_of, unchanged
 from structconv.primitives.native.along_edges import attend_by_dots, attend_by_pairs, attend_by_terms
@@ -392,12 +392,14 @@ def _attend_prepared(leaf: Additive, activation: str, layer: Any, cache: Any, z:
     x = cache.x
     if not is_direct(z, x, matrix, offset, vector, bias) or not is_plain(layer, Normalized, leaf, weight, to):
         return None
-    if not x.dim() == z.dim() == 3 or z.shape[0] != x.shape[0] or z.shape[2] != matrix.shape[1]:
+    fits = x.dim() == z.dim() == 3 and z.shape[0] == x.shape[0] and z.shape[2] == matrix.shape[1]
+    if not fits or not 0 < z.shape[1] <= FEW_OUTPUTS:
         return None
     cache.check()
-    keys = cache.of(leaf.keys)
-    inputs = cache.reused.of((keys, x, vector), "direct", lambda: StepInputs.of(
-        keys.flatten(0, -3).transpose(0, 1), x.transpose(0, 1), vector.expand(x.shape[0], -1), activation))
+    keys, (samples, entries, channels) = cache.of(leaf.keys), x.shape
+    shared = (samples,), (samples, 1, entries, channels)  # with calls that take a plan
+    inputs = cache.reused.of((keys, x, vector), shared, lambda: StepInputs.of(
+        keys.flatten(0, -3).transpose(0, 1), x.transpose(0, 1), vector.expand(samples, -1), activation))
     q = linear(z, matrix, offset).transpose(0, 1)
     return plus(additive_step(q, inputs).transpose(0, 1), bias) if inputs is not None and inputs.take(q) else None
 

@@ -21,7 +21,7 @@ from structconv.primitives.native.dispatch import floats, unit
 from structconv.primitives.native.loader import Core
 from structconv.primitives.segments import masked_softmax
 
-__all__ = ["StepInputs", "additive_step"]
+__all__ = ["FEW_OUTPUTS", "StepInputs", "additive_step"]
 
 #: Of a step: see kDecodeOutputs and kDecodeInputs in src/api.h.
 FEW_OUTPUTS, FEW_INPUTS = 8, 4096
