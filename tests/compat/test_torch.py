@@ -238,6 +238,23 @@ def test_attention_without_channels_is_uniform(lead: Any, mask: Any) -> None:
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("mask", [None, "boolean", "floating"])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("keys", [1, 3, 64, 65, 600])
+def test_gradients_of_one_query_with_large_scores(keys: int, shared: bool, mask: str | None) -> None:
+    """Weights that a backward pass makes again sum to one, whatever the size of the scores."""
+    q, k, v = 1000 * torch.randn(2, 4, 1, 20), *(torch.randn(2, 2 if shared else 4, keys, 20) for _ in range(2))
+    table = torch.rand(1, keys) if mask == "floating" else None if mask is None else torch.arange(keys)[None] % 3 != 1
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        leaves = [t.to(dtype).requires_grad_() for t in (q, k, v)]
+        own = table.to(dtype) if mask == "floating" else table
+        attend = compat.scaled_dot_product_attention if dtype is torch.float32 else F.scaled_dot_product_attention
+        found.append(torch.autograd.grad(attend(*leaves, own, enable_gqa=shared).sum(), leaves))
+    for ours, expected, scale in zip(*found, (1, 1000, 1), strict=True):  # each is a sum of terms of this size
+        torch.testing.assert_close(ours.double(), expected, rtol=1e-4, atol=1e-5 * scale)
+
+
 @pytest.mark.parametrize("outputs, inputs", [(5, 5), (3, 5), (5, 3)])
 @pytest.mark.parametrize("kind", ["bool", "float"])
 @pytest.mark.parametrize("by_head", [False, True])

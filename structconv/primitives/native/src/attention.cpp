@@ -359,6 +359,24 @@ template <int L> void forward_tile(const AttentionForwardArgs& f, int64_t batch,
     std::memcpy(inverses_of(a, f.peaks, batch, head, first), inverse, lanes * sizeof(float));
 }
 
+bool is_one(const AttentionArgs& a) { return a.outputs == 1 && !(a.drop.p > 0); }
+
+// Scores + mask of the one output and `count` keys from `first` on, and the mask; returns whether a pair does not exist. Both
+// passes call it: scores that round differently give weights that do not sum to one, and gradients that large keys multiply.
+__attribute__((noinline)) bool scores_of_one(const AttentionArgs& a, int64_t batch, int64_t head, int64_t first, int count,
+                                             float* scores, float* added) {
+    const float* key = at(a.k, batch, head / a.shared, first);
+    dots_of(at(a.q, batch, head, 0), [&](int64_t m) { return key + m * a.k.row; }, count, a.depth, scores);
+    if (a.mask) read_mask(a, batch, head, 0, first, count, added);
+    bool missing = false;
+    for (int m = 0; m < count; ++m) {
+        const float score = scores[m] * static_cast<float>(a.scale), more = a.mask ? added[m] : 0.0f;
+        scores[m] = more == -INFINITY ? more : score + more;
+        missing |= more == -INFINITY;
+    }
+    return missing;
+}
+
 // The one output of each of so many heads that share keys and values, which are rows of 16 numbers at a time.
 void forward_one(const AttentionForwardArgs& f, int64_t batch, int64_t first_head, int heads) {
     constexpr int64_t chunk = 512;
@@ -369,18 +387,11 @@ void forward_one(const AttentionForwardArgs& f, int64_t batch, int64_t first_hea
     alignas(64) float scores[chunk], added[chunk];
     for (int64_t first = 0; first < inputs; first += chunk) {
         const int count = static_cast<int>(inputs - first < chunk ? inputs - first : chunk);
-        const float *key = at(a.k, batch, shared, first), *value = at(a.v, batch, shared, first);
+        const float* value = at(a.v, batch, shared, first);
         for (int h = 0; h < heads; ++h) {
             const int64_t head = first_head + h;
             float* y = const_cast<float*>(at(f.y, batch, head, 0));
-            dots_of(at(a.q, batch, head, 0), [&](int64_t m) { return key + m * a.k.row; }, count, a.depth, scores);
-            if (a.mask) read_mask(a, batch, head, 0, first, count, added);
-            bool missing = false;
-            for (int m = 0; m < count; ++m) {
-                const float score = scores[m] * static_cast<float>(a.scale), more = a.mask ? added[m] : 0.0f;
-                scores[m] = more == -INFINITY ? more : score + more;
-                missing |= more == -INFINITY;
-            }
+            const bool missing = scores_of_one(a, batch, head, first, count, scores, added);
             fill_up(scores, count);
             if (f.weights) std::memcpy(f.weights + (batch * a.heads + head) * a.inputs + first, scores, count * sizeof(float));
             const float top = greatest(scores, count), next = top > base[h] ? top : base[h];
@@ -502,9 +513,16 @@ template <int L> void backward_tile(const AttentionBackwardArgs& b, int64_t batc
     for (int64_t start = 0, end = outputs.inputs(); start < end; start += kKeys) {
         if (!open_block(outputs, start, end, block)) continue;
         const float *key = at(a.k, batch, shared, start), *value = at(a.v, batch, shared, start);
-        dots<L>(key, a.k.row, block.count, query, depth, p);
         dots<L>(value, a.v.row, block.count, grad, channels, ds);
-        add_mask(block, p);
+        if (is_one(a)) {
+            alignas(64) float scores[kKeys], added[kKeys];
+            scores_of_one(a, batch, head, start, block.count, scores, added);
+            for (int j = 0; j < block.count; ++j)
+                for (int l = 0; l < width; l += 16) store(p + j * width + l, splat<v16>(scores[j]));
+        } else {
+            dots<L>(key, a.k.row, block.count, query, depth, p);
+            add_mask(block, p);
+        }
         for (int l = 0; l < width; l += 16) {
             const v16 own = load<v16>(peaks + l), share = load<v16>(inverse + l);
             v16 shift = load<v16>(delta + l);
@@ -552,7 +570,7 @@ SC_EXPORT(attention_forward)(const structconv::AttentionForwardArgs* args) {
     using namespace structconv::SC_ISA;
     const structconv::AttentionArgs& a = args->attention;
     const int team = team_of(a);
-    if (a.outputs == 1 && !(a.drop.p > 0)) {
+    if (is_one(a)) {
         const int64_t pieces = (a.shared + kTogether - 1) / kTogether, tasks = a.batch * (a.heads / a.shared) * pieces;
         for_each(tasks, team, [&](int64_t task) {
             const int64_t group = task / pieces, first = task % pieces * kTogether, left = a.shared - first;
