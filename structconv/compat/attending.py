@@ -53,6 +53,7 @@ class Mask(NamedTuple):
             return cls(support=support)
         if isinstance(mask, Support):
             return cls(support=mask if support is None else support & mask)
+        mask = mask if mask.dim() > 1 else torch.atleast_2d(mask)
         if mask.dtype == torch.bool:
             return cls(mask, None, support)
         if not mask.is_floating_point():

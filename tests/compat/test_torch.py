@@ -477,6 +477,15 @@ def test_keys_and_values_that_are_left_out_may_be_anything(need_weights: bool) -
         assert gradient.isfinite().all()
 
 
+@pytest.mark.parametrize("mask", [torch.arange(5) % 3 != 1, torch.arange(5.0), torch.tensor(True), torch.tensor(0.5)],
+                         ids=["booleans", "numbers", "boolean", "number"])
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3)], ids=str)
+def test_masks_of_fewer_axes_broadcast(lead: tuple[int, ...], mask: Tensor) -> None:
+    q, k, v = (torch.randn(*lead, rows, 8) for rows in (4, 5, 5))
+    expected = F.scaled_dot_product_attention(q, k, v, mask.expand(4, 5))
+    torch.testing.assert_close(compat.scaled_dot_product_attention(q, k, v, mask), expected)
+
+
 def test_masks_broadcast_against_queries_and_keys() -> None:
     q = torch.randn(1, 2, 3, 4)
     keep = torch.rand(5, 1, 3, 3) < 0.6
