@@ -26,7 +26,7 @@ __all__ = ["CALL", "NAMES", "PLAIN", "PLAIN_CALLS", "above_autograd", "all_plain
            "forward_mode", "function_modes", "fused_choice", "global_hooks", "in_a_mode", "is_batched",
            "is_functional", "is_wrapped", "known_version", "linear_pointwise", "meta_table", "outside_modes",
            "outside_trace", "parameter", "profiling", "pytree", "single_level", "softmax_backward", "tracing",
-           "transforms_active", "unsafe_view", "version", "watched", "will_run", "without_autocast"]
+           "transforms_active", "unsafe_view", "version", "watched", "weight_and_bias", "will_run", "without_autocast"]
 
 T = TypeVar("T")
 
@@ -197,6 +197,14 @@ class _Parameter:
 def parameter() -> Any:
     """Declares a parameter in the body of a class: `weight: nn.Parameter = parameter()`."""
     return _Parameter()
+
+
+def weight_and_bias(layer: Any) -> tuple[Any, Any]:
+    """The weight and bias of a layer: its parameters in fewer steps than by attributes, or what took their place."""
+    own = layer._parameters
+    if "weight" in own and "bias" in own:
+        return own["weight"], own["bias"]
+    return layer.weight, layer.bias
 
 
 def calls_forward(call: Any) -> Any:

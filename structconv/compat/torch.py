@@ -47,7 +47,15 @@ from structconv.primitives.native.node import is_direct
 from structconv.primitives.products import linear
 from structconv.shapes import check_tensor
 from structconv.structures.grid import Grid
-from structconv.torch_compat import all_plain, any_autocast, conv_forward, encoder_attention, encoder_linear, tracing
+from structconv.torch_compat import (
+    all_plain,
+    any_autocast,
+    conv_forward,
+    encoder_attention,
+    encoder_linear,
+    tracing,
+    weight_and_bias,
+)
 from structconv.weights import Eye, Full, Grouped, Weight
 
 __all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d",
@@ -341,14 +349,12 @@ def _called(layer: nn.Module, x: Tensor) -> Tensor:
 
 def _normed(norm: Any, x: Tensor) -> Tensor:
     """The call of a norm that is its `forward`."""
-    parameters = norm._parameters
-    return torch.layer_norm(x, norm.normalized_shape, parameters["weight"], parameters["bias"], norm.eps)
+    return torch.layer_norm(x, norm.normalized_shape, *weight_and_bias(norm), norm.eps)
 
 
 def _multiplied(layer: Any, x: Tensor) -> Tensor:
     """The call of a linear layer that is its `forward`."""
-    parameters = layer._parameters
-    return F.linear(x, parameters["weight"], parameters["bias"])
+    return F.linear(x, *weight_and_bias(layer))
 
 
 class TransformerEncoderLayer(_Layer, nn.TransformerEncoderLayer):

@@ -39,11 +39,10 @@ class Projection(nn.Linear):
 def by_heads(projection: nn.Module, x: Tensor, heads: int) -> Tensor | Projected:
     """x through a projection, head by head (..., K, M, D): a lazy `Projected` if the projection only multiplies and
     adds, else the tensor."""
-    weight = projection._parameters.get("weight")
-    if (weight is None or type(projection) is not Projection or not private.all_plain(projection)
-            or torch.compiler.is_compiling()):
+    if (type(projection) is not Projection or not private.all_plain(projection) or torch.compiler.is_compiling()
+            or not projection._parameters.keys() >= {"weight", "bias"}):
         return heads_of(projection, x, heads)
-    return Projected(x, weight, projection._parameters["bias"], heads)
+    return Projected(x, *private.weight_and_bias(projection), heads)
 
 
 def heads_of(projection: nn.Module, x: Tensor, heads: int) -> Tensor:

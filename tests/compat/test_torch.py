@@ -393,6 +393,23 @@ def test_a_layer_may_say_how_it_convolves(side: int, where: str) -> None:
     torch.testing.assert_close(ours(image), theirs(image))
 
 
+@pytest.mark.parametrize("names", [("weight",), ("bias",), ("weight", "bias")], ids="-".join)
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_an_encoder_layer_takes_tensors_in_the_place_of_parameters(norm_first: bool, names: tuple[str, ...]) -> None:
+    theirs = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True, norm_first=norm_first)
+    ours = compat.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True, norm_first=norm_first)
+    ours.load_state_dict(theirs.state_dict())
+    x, found = torch.randn(2, 5, 8), []
+    for layer in (ours, theirs):
+        for part in (layer.linear1, layer.linear2, layer.norm1, layer.norm2, layer.self_attn.out_proj):
+            for name in names:
+                tensor = getattr(part, name).detach() * 2
+                delattr(part, name)
+                setattr(part, name, tensor)
+        found.append(layer(x))
+    torch.testing.assert_close(*found)
+
+
 def test_transposed_convolution_takes_an_output_size() -> None:
     original, ours = _pair("ConvTranspose2d", torch.float64, 3, 2, 3, stride=2)
     image = torch.randn(2, 3, 4, 5, dtype=torch.float64)

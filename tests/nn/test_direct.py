@@ -231,3 +231,15 @@ def test_outputs_of_a_prepared_x_are_those_of_the_whole_call():
         layer.bias.add_(1)
         with pytest.raises(sc.ConfigError, match="another bias"):
             layer(cache, z=z[:, :1])
+
+
+@pytest.mark.parametrize("entries", [5, 300])
+def test_a_tensor_takes_the_place_of_the_bias_of_a_projection(entries):
+    layer, x = Conv(DotProduct(2, 4, bias=True).softmax(), 8, 3), torch.randn(entries, 8)
+    expected = layer(x)
+    for part in layer.modules():
+        if isinstance(part, nn.Linear):
+            bias = part.bias.detach().clone()
+            del part.bias
+            part.bias = bias
+    torch.testing.assert_close(layer(x), expected)
