@@ -383,11 +383,11 @@ def _attend_pairs(leaf: Additive, mask: Any, slope: float, p: float, layer: Any,
 
 def _attend_prepared(leaf: Additive, activation: str, layer: Any, cache: Any, z: Tensor) -> Tensor | None:
     """Additive attention of few outputs z (B, N, P') to a prepared x (B, M, P), which Theta leaves as it is."""
-    weight, bias, to = layer._modules["weight"], _bias(layer), cast(Any, leaf._modules["target"])
-    matrix, offset, vector = to._parameters.get("weight"), to._parameters.get("bias"), leaf._parameters.get("vector")
+    weight, bias, to = layer._modules["weight"], _bias(layer), leaf._modules["target"]
     if type(to) is not Projection or type(getattr(weight, "kind", None)) is not Eye or layer._added:
         return None
-    if matrix is None or vector is None or cache.layer is not layer or not cache.structure is cache.pending is None:
+    (matrix, offset), vector = private.weight_and_bias(to), leaf._parameters.get("vector")
+    if vector is None or cache.layer is not layer or not cache.structure is cache.pending is None:
         return None
     x = cache.x
     if not is_direct(z, x, matrix, offset, vector, bias) or not is_plain(layer, Normalized, leaf, weight, to):

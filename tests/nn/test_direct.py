@@ -224,7 +224,13 @@ def test_outputs_of_a_prepared_x_are_those_of_the_whole_call():
         torch.testing.assert_close(direct(layer, cache, z[:, :1]), expected, rtol=1e-4, atol=1e-5)
         cache.append(torch.randn(3, 2, 6))
         torch.testing.assert_close(layer(cache, z=z[:, :1]), layer(cache.x.clone(), z=z[:, :1]), rtol=1e-4, atol=1e-5)
-        layer.get_submodule("attention.target").register_forward_hook(lambda *_: taken.append(0))
+        target = layer.get_submodule("attention.target")
+        del target.bias  # a tensor takes its place
+        target.bias = torch.ones(8)
+        expected = layer(x, z=z[:, :1])
+        torch.testing.assert_close(layer(layer.prepare(x), z=z[:, :1]), expected, rtol=1e-4, atol=1e-5)
+        target.register_forward_hook(lambda *_: taken.append(0))
+        taken.clear()
         cache = layer.prepare(x)
         layer(cache, z=z[:, :1])
         assert taken == [0]
