@@ -39,10 +39,11 @@ class Projection(nn.Linear):
 def by_heads(projection: nn.Module, x: Tensor, heads: int) -> Tensor | Projected:
     """x through a projection, head by head (..., K, M, D): a lazy `Projected` if the projection only multiplies and
     adds, else the tensor."""
+    own: Any = projection._parameters
     if (type(projection) is not Projection or not private.all_plain(projection) or torch.compiler.is_compiling()
-            or not projection._parameters.keys() >= {"weight", "bias"}):
+            or "weight" not in own or "bias" not in own):
         return heads_of(projection, x, heads)
-    return Projected(x, *private.weight_and_bias(projection), heads)
+    return Projected(x, own["weight"], own["bias"], heads)
 
 
 def heads_of(projection: nn.Module, x: Tensor, heads: int) -> Tensor:
