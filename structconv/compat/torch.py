@@ -42,7 +42,7 @@ from structconv.planning.tuning import Autotuning
 from structconv.primitives.fused_attention import is_readable
 from structconv.primitives.images import FEW_SUMMED, is_few, window_means
 from structconv.primitives.native.dispatch import kernels
-from structconv.primitives.native.layer import attend_entries, attend_entries_weighted
+from structconv.primitives.native.layer import attend_entries
 from structconv.primitives.native.node import is_direct
 from structconv.primitives.products import linear
 from structconv.shapes import check_tensor
@@ -228,7 +228,7 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
                 or not is_plain(self, Normalized) or not _is_plain_linear(last)):
             return None
         output, after = last._parameters.get("weight"), last._parameters.get("bias")
-        if output is None or not is_direct(x, weight, bias, output, after) or kernels() is None:
+        if output is None or not is_direct(x, weight, bias, output, after) or (core := kernels()) is None:
             return None
         causal = hint and not weights and mask is not None  # as torch, which then reads no mask
         table = None if causal else _table(shape, heads, padding, mask)
@@ -240,7 +240,8 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
         tensors = x, query, of_query, key, of_key, value, of_value, output, after, table
         if not weights:
             return attend_entries(None, composed_attention(heads, scale, causal), *tensors, heads, scale, causal), None
-        return attend_entries_weighted(*tensors, heads, scale, causal, mean=mean)
+        weighted: tuple[Tensor, Tensor] = core.attend_entries_weighted(*tensors, heads, scale, causal, mean)
+        return weighted
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool) -> None:
         owner = "MultiheadAttention"

@@ -127,7 +127,7 @@ def as_one_node(sort: Callable[[Call], Sorted | None], otherwise: Run, node: Cal
     `otherwise`, the same by differentiable operators."""
     def run(call: Call) -> Tensor:
         x, theta, bias = call.x, cast(Full, call.theta).theta, call.bias
-        if not is_direct(x, theta, bias) or (edges := sort(call)) is None:
+        if not is_direct(x, theta, bias) or (edges := sort(call)) is None or edges[0].columns != x.size(0):
             return otherwise(call)
         adjacency, check = edges
 
@@ -143,7 +143,7 @@ def as_one_node(sort: Callable[[Call], Sorted | None], otherwise: Run, node: Cal
 def _sums_as_one_node(match: Matrices, otherwise: Run) -> Run:
     """Return the run without Theta."""
     def run(call: Call) -> Tensor:
-        if not is_direct(call.x) or (edges := match.sorted(call)) is None:
+        if not is_direct(call.x) or (edges := match.sorted(call)) is None or edges[0].columns != call.x.size(0):
             return otherwise(call)
         adjacency, check = edges
 

@@ -17,6 +17,7 @@ from structconv.machine import processor
 from structconv.primitives.memory import new_empty
 from structconv.primitives.native import gemm
 from structconv.primitives.native.checks import check_numbers
+from structconv.primitives.native.loader import CALLED
 from structconv.primitives.native.node import Gradients, as_node, is_direct
 from structconv.primitives.native.operator import define, multilinear, register_gradient
 
@@ -283,6 +284,11 @@ def _cut_outer(x: Tensor, y: Tensor) -> Tensor:
     return parts.sum(0).addmm_(x[rows:].t(), y[rows:])
 
 
+def _for_kernels(x: Tensor, w: Tensor, bias: Tensor | None, turned: bool) -> Tensor:
+    """The products of layers of many numbers."""
+    return outer(x, w) if turned else product(x, w, bias)
+
+
 def _check_project(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
     check_numbers("project", x, w, bias)
     if x.dim() != 2 or w.dim() != 2 or x.shape[1] != w.shape[0] or w.dtype != x.dtype:
@@ -355,6 +361,7 @@ def _outer_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             _project(x, grad, None) if ctx.needs_input_grad[1] else None)
 
 
+CALLED.impl("product", _for_kernels, "CompositeExplicitAutograd")
 define("project", "Tensor x, Tensor w, Tensor? bias", _project_kernel, _project_fake, _check_project)
 define("project_relu", "Tensor x, Tensor w, Tensor? bias", _project_relu_kernel, _project_fake, _check_project)
 define("outer", "Tensor x, Tensor y", _outer_kernel, _outer_fake, _check_outer)

@@ -11,7 +11,6 @@ from structconv import torch_compat as private
 from structconv.bases import Sparse, Typed
 from structconv.mechanisms import STRUCTURE, Additive, Adjacency, DotProduct, Identity
 from structconv.nn import Conv, GATv2Conv, GraphPool, GroupPool
-from structconv.primitives.native import layer as layers
 from structconv.primitives.native.loader import core
 from structconv.structures.groups import rows_to_groups
 from structconv.weights import Eye, Full, HeadBlocks
@@ -133,13 +132,13 @@ def test_attention_by_products_and_additive_scores_is_one_node(kind, dtype):
 
 @pytest.mark.parametrize("small", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_relations_side_by_side_are_one_node(weighted, small, monkeypatch):
+def test_relations_side_by_side_are_one_node(weighted, small):
     """Against the dense matrices in float64; the last type and output have no edge."""
-    monkeypatch.setattr(layers, "_is_small", lambda *_: small)
-    index = torch.stack([torch.randint(NODES, (EDGES,)), torch.randint(4, (EDGES,))])
-    basis = Typed(Graph(index, num_inputs=NODES, num_outputs=5), torch.randint(3, (EDGES,)), 4,
+    nodes = NODES if small else (1 << 14) // 6 + 1  # numbers from which products are those of `product`
+    index = torch.stack([torch.randint(nodes, (EDGES,)), torch.randint(4, (EDGES,))])
+    basis = Typed(Graph(index, num_inputs=nodes, num_outputs=5), torch.randint(3, (EDGES,)), 4,
                   torch.randn(EDGES) if weighted else None)
-    x, theta = torch.randn(NODES, 3, requires_grad=True), torch.randn(4, 3, 6, requires_grad=True)
+    x, theta = torch.randn(nodes, 3, requires_grad=True), torch.randn(4, 3, 6, requires_grad=True)
 
     y = conv(x, basis, Full.of(theta), path="structure_first")
     assert "_ConvolveBackward" in autograd_nodes(y.grad_fn)

@@ -56,7 +56,7 @@ def recorded(native):
     actual = native.attend_pairs_forward(side, *scored, 0.2, *drop)
     entries = r(2, 3, 5), r(K * 2, 5), r(K * 2), r(K * 2, 5), None, r(K * 4, 5), r(K * 4), r(6, K * 4), r(6)
     entries = *entries, torch.rand(2, 1, 1, 3) < 0.7
-    y_of, *kept, _ = native.attend_entries_forward(*entries, K, 0.5, True, 0, True)
+    y_of, *kept = native.attend_entries_forward(*entries, K, 0.5, True, True)
     image, steps = (r(2, 4, 9, 7), r(4, 2, 3, 2), r(2, 4, 5, 6)), ([2, 1], [1, 0], [1, 1], 2)
     windows = [2, 3], [2, 2], [0, 1], False
     pairs = r(2, 4, 9, 5), r(2, 2, 7, 5), r(2, 2, 7, 3), r(2, 1, 9, 7)
@@ -66,17 +66,20 @@ def recorded(native):
         "outside": (index, [M, N]), "edges": (index, M, M, starts, starts), "first_loop": (index,),
         "messages": (side, x, r(E + M, 3)), "messages_backward": (side, back, x, r(E + M, 3), x, True, True),
         "starts": (torch.tensor([0, 0, 2]), 3),
+        "pool_evenly_backward": (starts, x, r(2, 3), 1, 0.5), "center": (starts, x, 1, 2.0),
+        "center_backward": (starts, x, x, 1, 2.0),
         "pool": (starts, x, 5, 0.5), "pool_backward": (starts, x, r(2, 3), r(2, 3), 5, 0.5),
         "norm": (starts, x, r(3), r(3), r(3), 0, 2, 0.1, 2.0),
         "norm_backward": (starts, x, r(3), r(3), r(3), x, 1, 1, 0.1, 2.0),
-        "adjacency": (index, M, M, True, True, 2, ones, False), "transpose": (side,), "sums": (side, x, x),
+        "adjacency": (index, M, M, True, True, 2, ones, False), "transpose": (side,), "sums": (side, x),
+        "sums_backward": (side, back, x, x),
         "spmm_into": (layout, r(E), False, r(2, M, 3), r(2, M, 3), 2, 2.0, -1.0),
         "maxima": (side, x), "maxima_backward": (side, back, x, x, x), "convolve": (side, x, theta, r(4), True, True),
-        "convolve_backward": (back, x, theta, x, r(M, 4), True, True, True),
+        "convolve_backward": (side, back, x, theta, r(4), x, r(M, 4), True, True, True, True),
         "convolve_linear": (side, x, r(4, 3), r(4, 2), r(M, 2), r(4), True, True),
-        "convolve_linear_backward": (back, x, r(4, 3), r(4, 2), r(M, 2), x, r(M, 4), True, *[True] * 5),
+        "convolve_linear_backward": (side, back, x, r(4, 3), r(4, 2), r(M, 2), r(4), x, r(M, 4), *[True] * 5, True),
         "convolve_with_self": (side, x, both, r(4), 1, True),
-        "convolve_with_self_backward": (back, x, both, x, r(M, 4), 1, True, True, True),
+        "convolve_with_self_backward": (side, back, x, both, r(4), x, r(M, 4), True, True, True, 1),
         "attend_forward": (side, heads, r(K, 3), r(K, 3), r(K, 3), 0.2, *drop, True),
         "attend_backward": (side, back, heads, r(K, 3), r(K, 3), r(K, 3), heads, y2, numbers, heads, 0.2, *drop),
         "attend_layer_forward": (side, *of_x, 0.2, *drop, True),
@@ -85,7 +88,8 @@ def recorded(native):
         "attend_pairs_backward": (side, back, *scored, *actual, actual[0], 0.2, *drop),
         "attend_dots_forward": (side, *dots, K, 0.5, *drop, True),
         "attend_dots_backward": (side, back, *dots, y, table, lse, y, K, 0.5, *drop),
-        "attend_entries_forward": (*entries, K, 0.5, True, 2, True),
+        "attend_entries_forward": (*entries, K, 0.5, True, True),
+        "attend_entries_weighted": (*entries, K, 0.5, True, True),
         "attend_entries_backward": (*entries, *kept, y_of, K, 0.5, True),
         "images": (*image[:2], r(4), *steps), "images_backward": (*image, *steps, True, True, True),
         "window_means": (image[0], *windows), "window_means_backward": (r(2, 4, 4, 4), [9, 7], *windows),

@@ -28,7 +28,7 @@ from structconv.cache_folder import cache_folder
 from structconv.primitives.memory import new_empty
 from structconv.primitives.native import build
 
-__all__ = ["Core", "Status", "core", "loaded", "status"]
+__all__ = ["CALLED", "Core", "Status", "core", "loaded", "status"]
 
 _RUNTIMES = ("libgomp", "libomp", "libiomp")
 _LOG = logging.getLogger("structconv")
@@ -96,9 +96,11 @@ def _large(shape: list[int], half: bool) -> Tensor:
 
 
 _SPACE, _NUMBER, _NOTHING = "structconv_native", itertools.count(), torch.empty(0)
-_MEMORY = torch.library.Library(_SPACE, "FRAGMENT")
-_MEMORY.define("large(int[] shape, bool half) -> Tensor")
-_MEMORY.impl("large", _large, "CompositeExplicitAutograd")
+#: What C++ calls: memory, and `products`, which has the body of the second.
+CALLED = torch.library.Library(_SPACE, "FRAGMENT")
+CALLED.define("large(int[] shape, bool half) -> Tensor")
+CALLED.impl("large", _large, "CompositeExplicitAutograd")
+CALLED.define("product(Tensor x, Tensor w, Tensor? bias, bool turned) -> Tensor")
 
 
 def core() -> Core | None:

@@ -48,8 +48,8 @@ def is_direct(x: Tensor, *others: Tensor | None) -> bool:
 
 
 def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: str | Callable[..., Any], *,
-            reads_result: bool = True, flagged: bool = False, read: Mapping[int, tuple[int, ...]] | None = None
-            ) -> Callable[..., Tensor]:
+            reads_result: bool = True, flagged: bool = False, asks: bool = False, along: bool = True,
+            read: Mapping[int, tuple[int, ...]] | None = None) -> Callable[..., Tensor]:
     """Return a function (adjacency, composed, *tensors, *options) -> y that is one node where it needs a gradient.
 
     Kernels are called with sealed layouts, functions of Python with the adjacency:
@@ -64,6 +64,8 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
             which gradients are needed.
         reads_result: whether the backward takes y.
         flagged: whether the last argument of the forward says if a gradient is needed.
+        asks: whether the backward kernel takes, after the gradient of y, which gradients are needed.
+        along: whether kernels take the layouts.
         read: the numbers of tensors -> those of the tensors whose gradients read them, if not all do; not of a backward
             that takes y, which is computed from all. Others may change between both passes; the backward takes zeros
             in their place.
@@ -74,7 +76,8 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
     with_gradient, without = ((True,), (False,)) if flagged else ((), ())  # type: tuple[bool, ...], tuple[bool, ...]
 
     def ahead(ctx: Any, adjacency: Any, composed: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        results = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *with_gradient)  # type: ignore[arg-type]
+        results = (getattr(Loaded.core, forward)(  # type: ignore[arg-type]
+            *((adjacency.by_target,) if along else ()), *arguments, *with_gradient)
                    if named else forward(adjacency, *arguments, *with_gradient))  # type: ignore[operator]
         y, *others = results if type(results) is tuple else (results,)
         tensors, needed, unread = [*arguments[:count]], ctx.needs_input_grad, []
@@ -105,10 +108,11 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
                     with torch.no_grad():
                         y = call(adjacency, composed, *saved[:count], *options)
                 saved.insert(count, y)
+            needed = ctx.needs_input_grad[2:count + 2]
             if names_backward:
-                gradients = getattr(Loaded.core, backward)(*adjacency.sides(), *saved, grad, *options)  # type: ignore[arg-type]
+                gradients = getattr(Loaded.core, backward)(  # type: ignore[arg-type]
+                    *(adjacency.sides() if along else ()), *saved, grad, *(needed if asks else ()), *options)
             else:
-                needed = ctx.needs_input_grad[2:count + 2]
                 gradients = backward(adjacency, *saved, grad, needed, *options)  # type: ignore[operator]
         grads = (gradients,) if isinstance(gradients, Tensor) else gradients
         return None, None, *grads, *(None,) * len(options)
@@ -120,7 +124,8 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
         if torch.is_grad_enabled() and private.any_requires_grad(*arguments):
             y: Tensor = apply(adjacency, composed, *arguments)
             return y
-        results = (getattr(Loaded.core, forward)(adjacency.by_target, *arguments, *without)  # type: ignore[arg-type]
+        results = (getattr(Loaded.core, forward)(  # type: ignore[arg-type]
+            *((adjacency.by_target,) if along else ()), *arguments, *without)
                    if named else forward(adjacency, *arguments, *without))  # type: ignore[operator]
         y = results[0] if isinstance(results, tuple) else results
         return y

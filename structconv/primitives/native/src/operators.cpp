@@ -142,6 +142,7 @@ struct Sealed {
 struct Op {
     const char* name;
     int64_t threads = torch::stable::get_num_threads();
+    bool many = false;  // whether its products are those of `product`
 
     void check(bool holds, const char* argument, const char* expected) const {
         if (!holds)
@@ -505,14 +506,12 @@ View along(const Op& op, const Sealed& side, const View& x, const View& more = {
     return y;
 }
 
-Tensor sums(const Tensor& side_, const Tensor& x_, const Maybe& more_) {
+Tensor sums(const Tensor& side, const Tensor& x) {
     const Op op{"sums"};
-    const Sealed side = op.sealed("side", side_);
-    const View x = op.dense("x", x_, {kAny, kAny}, types().f32);
-    View more;
-    if (more_) more = op.dense("more", *more_, {side.rows(), x.size(1)}, types().f32);
-    return along(op, side, x, more).tensor();
+    return along(op, op.sealed("side", side), op.dense("x", x, {kAny, kAny}, types().f32)).tensor();
 }
+
+Tensor sums_backward(const Tensor&, const Tensor& by_source, const Tensor&, const Tensor& grad) { return sums(by_source, grad); }
 
 Tensor maxima(const Tensor& side_, const Tensor& x_) {
     const Op op{"maxima"};
@@ -619,7 +618,7 @@ Tensor pool(const Tensor& starts, const Tensor& x_, int64_t kind, double t) {
 // The gradient of x.
 Tensor pool_backward(const Tensor& starts, const Tensor& x_, const Tensor& y_, const Tensor& grad_, int64_t kind, double t) {
     const Op op{"pool_backward"};
-    const bool even = kind == kSumOf || kind == kMeanOf;  // then x has a shape, of which no number is read
+    const bool even = kind == kSumOf || kind == kMeanOf;  // then x has a shape, of which no number is read, nor of y
     const View x = even ? op.view("x", x_) : op.dense("x", x_, {kAny, kAny}, types().f32);
     op.check_shape("x", x, {kAny, kAny});
     PoolArgs args = groups_of(op, starts, x, kind, t);
@@ -629,6 +628,11 @@ Tensor pool_backward(const Tensor& starts, const Tensor& x_, const Tensor& y_, c
     args.y = y.floats(), args.grad = grad.floats(), args.out = grad_x.floats();
     run.pool_backward(&args);
     return grad_x.tensor();
+}
+
+Tensor pool_evenly_backward(const Tensor& starts, const Tensor& x, const Tensor& grad, int64_t kind, double t) {
+    Op{"pool_evenly_backward"}.check(kind == kSumOf || kind == kMeanOf, "kind", "be 0 or 1");
+    return pool_backward(starts, x, grad, grad, kind, t);
 }
 
 NormArgs norm_of(const Op& op, const Tensor& starts_, const View& x, const Maybe& shift, const Maybe& weight, const Maybe& bias,
@@ -678,6 +682,15 @@ std::tuple<Tensor, Maybe, Maybe, Maybe> norm_backward(const Tensor& starts, cons
         return found.tensor();
     };
     return {grad_x.tensor(), total(shift, 0), total(weight, 1), total(bias, 2)};
+}
+
+// `norm` without shift, weight and bias, which is its own gradient where it has no scale.
+Tensor center(const Tensor& starts, const Tensor& x, int64_t center, double gain) {
+    return norm(starts, x, {}, {}, {}, center, kNoScale, 0, gain);
+}
+
+Tensor center_backward(const Tensor& starts, const Tensor&, const Tensor& grad, int64_t center_, double gain) {
+    return center(starts, grad, center_, gain);
 }
 
 void conditioned(const Op& op, bool adjoint, const Tensor& layout_, const Tensor& values_, const Tensor& x_, int64_t first,
@@ -757,6 +770,9 @@ struct Matrix {
     const Tensor* within;
     float* data;
     int64_t from, sizes[2], strides[2];  // from: numbers before it
+    bool turned = false;
+
+    Matrix transposed() const { return {within, data, from, {sizes[1], sizes[0]}, {strides[1], strides[0]}, !turned}; }
 
     Tensor tensor() const {
         AtenTensorHandle made;
@@ -768,9 +784,8 @@ struct Matrix {
 // Number `at` of the matrices of a tensor, or its transpose.
 Matrix matrix(const View& t, int64_t at, int64_t rows, int64_t columns, bool transposed = false) {
     const int64_t from = at * rows * columns;
-    Matrix found{&t.tensor(), t.floats() + from, from, {rows, columns}, {columns, 1}};
-    if (transposed) std::swap(found.sizes[0], found.sizes[1]), std::swap(found.strides[0], found.strides[1]);
-    return found;
+    const Matrix found{&t.tensor(), t.floats() + from, from, {rows, columns}, {columns, 1}};
+    return transposed ? found.transposed() : found;
 }
 
 Matrix matrix(const View& t) { return matrix(t, 0, t.size(0), t.size(1)); }
@@ -788,6 +803,15 @@ Tensor shaped(const Tensor& t, Shape sizes) {
 // Products of numbers, and numbers of a matrix in an order of its own, up to which a call of torch's costs more than its
 // faster kernel gains.
 constexpr int64_t kFewProducts = 1 << 16, kFewInRows = 1 << 12, kFewTurned = 1 << 10;
+// Numbers and products up to which torch's product is the fastest; see `products.product`.
+constexpr int64_t kFullWidth = 16, kManyNumbers = 1 << 14, kManyProducts = 1 << 24, kAddedNumbers = 1 << 15;
+
+// Whether the products of a layer of these edges and channels are many.
+bool are_many(const Sealed& side, int64_t in, int64_t out) {
+    const int64_t narrow = std::min(in, out), wide = std::max(in, out);
+    const int64_t numbers = std::max(side.header->rows, side.header->columns) * wide;
+    return numbers >= kManyNumbers && (narrow < kFullWidth || numbers * wide >= kManyProducts);
+}
 
 bool are_few_products(const Matrix& a, const Matrix& b) {
     const int64_t rows = a.sizes[0], inner = a.sizes[1], columns = b.sizes[1], products = rows * inner * columns;
@@ -826,18 +850,41 @@ void multiply_into(const Matrix& y, const Matrix& a, const Matrix& b, const View
                                 : aoti_torch_cpu_mm_out(to.get(), left.get(), right.get()));
 }
 
+// a b + bias; of many numbers by the fastest library, which `products.product` and `products.outer` choose.
 View times(const Op& op, const Matrix& a, const Matrix& b, const View& bias = {}) {
-    const View y = op.made({a.sizes[0], b.sizes[1]});
+    const int64_t rows = a.sizes[0], columns = b.sizes[1];
+    if (op.many) {
+        StableIValue stack[4] = {torch::stable::detail::from((a.turned ? a.transposed() : a).tensor()),
+                                 torch::stable::detail::from(b.tensor()), torch::stable::detail::from(maybe(bias)),
+                                 torch::stable::detail::from(a.turned)};
+        TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("structconv_native::product", "", stack, TORCH_FEATURE_VERSION));
+        return op.dense("product", torch::stable::detail::to<Tensor>(stack[0]), {rows, columns}, types().f32);
+    }
+    const View y = op.made({rows, columns});
     multiply_into(matrix(y), a, b, bias);
     return y;
 }
 
 View times(const Op& op, const View& a, const Matrix& b, const View& bias = {}) { return times(op, matrix(a), b, bias); }
 
-void add_rows(const View& y, const View& bias) {
-    for (int64_t n = 0; n < y.size(0); ++n)
-        for (int64_t c = 0; c < y.size(1); ++c) y.floats()[n * y.size(1) + c] += bias.floats()[c];
+// y += more: a row for each of y, or one for all.
+void add(const View& y, const View& more) {
+    const int64_t columns = y.size(1), step = more.tensor().dim() > 1 ? columns : 0;
+    torch::stable::parallel_for(0, y.size(0), kAddedNumbers / std::max<int64_t>(columns, 1) + 1, [&](int64_t n, int64_t end) {
+        for (; n < end; ++n)
+            for (int64_t c = 0; c < columns; ++c) y.floats()[n * columns + c] += more.floats()[n * step + c];
+    });
 }
+
+// y += a b; in the place of y where torch's product does so, for fewer than `most` numbers.
+void add_times(const Op& op, const View& y, const Matrix& a, const Matrix& b, int64_t most = kManyNumbers) {
+    if (!op.many) return multiply_into(matrix(y), a, b, {}, true);
+    const Tensor &to = y.tensor(), left = a.tensor(), right = b.tensor();
+    if (to.numel() >= most) return add(y, times(op, a, b));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_addmm_out(to.get(), to.get(), left.get(), right.get(), 1.0, 1.0));
+}
+
+View shaped(const Op& op, const View& t, Shape sizes) { return op.view("result", shaped(t.tensor(), sizes)); }
 
 // The sum of so many rows of so many columns, each `stride` after the one before.
 View row_sum(const Op& op, const float* from, int64_t rows, int64_t columns, int64_t stride) {
@@ -847,6 +894,13 @@ View row_sum(const Op& op, const float* from, int64_t rows, int64_t columns, int
     const View found = op.made({columns});
     std::copy(sums.begin(), sums.end(), found.floats());
     return found;
+}
+
+// The sum of the rows of a gradient.
+View row_sum(const Op& op, const View& grad) {
+    if (!op.many) return row_sum(op, grad.floats(), grad.size(0), grad.size(1), grad.size(1));
+    const int64_t axis = 0;
+    return op.view("sum", torch::stable::sum(grad.tensor(), torch::headeronly::IntHeaderOnlyArrayRef(&axis, 1)));
 }
 
 // The arguments of the layers below: x (M, P), Theta (K, P, Q) and a bias (Q).
@@ -867,81 +921,80 @@ struct Dense {
 // A is row n of A_k, so that A x is (N, K P) too, and Theta (K P, Q).
 std::tuple<Tensor, Maybe> convolve(const Tensor& side_, const Tensor& x_, const Tensor& theta_, const Maybe& bias_,
                                    bool structure_first, bool train) {
-    const Op op{"convolve"};
+    Op op{"convolve"};
     const Dense d(op, x_, theta_, bias_, kAny);
     const Sealed side = op.sealed("side", side_, d.x.size(0));
-    const int64_t size = d.theta.size(0);
+    const int64_t size = d.theta.size(0), terms = size * d.in;
+    op.many = are_many(side, d.in, d.out);
     op.check(size > 0 && side.rows() % size == 0 && (size == 1 || structure_first), "theta",
              "have a matrix for each row of an output");
     if (structure_first) {
-        const View r = along(op, side, d.x), y = op.made({side.rows() / size, d.out});
-        multiply_into(matrix(y), matrix(r, 0, side.rows() / size, size * d.in), matrix(d.theta, 0, size * d.in, d.out), d.bias);
+        const View r = along(op, side, d.x);
+        const View y = times(op, matrix(r, 0, side.rows() / size, terms), matrix(d.theta, 0, terms, d.out), d.bias);
         return {y.tensor(), train ? maybe(r) : std::nullopt};
     }
     const View y = along(op, side, times(op, d.x, d.matrix(0)));
-    if (d.bias.sizes) add_rows(y, d.bias);
+    if (d.bias.sizes) add(y, d.bias);
     return {y.tensor(), std::nullopt};
 }
 
 // The gradients of x, Theta and the bias.
-std::tuple<Maybe, Maybe, Maybe> convolve_backward(const Tensor& side_T, const Tensor& x_, const Tensor& theta_,
-                                                  const Maybe& r_, const Tensor& grad_, bool of_x, bool of_theta,
-                                                  bool of_bias) {
-    const Op op{"convolve_backward"};
+std::tuple<Maybe, Maybe, Maybe> convolve_backward(const Tensor&, const Tensor& side_T, const Tensor& x_, const Tensor& theta_,
+                                                  const Maybe&, const Maybe& r_, const Tensor& grad_, bool of_x, bool of_theta,
+                                                  bool of_bias, bool) {
+    Op op{"convolve_backward"};
     const Dense d(op, x_, theta_, {}, kAny);
     const int64_t size = d.theta.size(0), terms = size * d.in;
     View grad = op.dense("grad", grad_, {kAny, d.out}, types().f32), grad_x, grad_theta, grad_bias;
     const Sealed side = op.sealed("side_T", side_T, grad.size(0) * size);
+    op.many = are_many(side, d.in, d.out);
     op.check(side.rows() == d.x.size(0), "side_T", "have a row for each row of x");
     op.check(size == 1 || r_.has_value(), "r", "be given of several matrices");
-    if (of_bias) grad_bias = row_sum(op, grad.floats(), grad.size(0), d.out, d.out);
+    if (of_bias) grad_bias = row_sum(op, grad);
     View left = d.x;
     if (r_) left = op.dense("r", *r_, {grad.size(0) * size, d.in}, types().f32);
     if (!r_ && (of_x || of_theta)) grad = along(op, side, grad);
-    if (of_theta) {
-        grad_theta = op.made({size, d.in, d.out});
-        multiply_into(matrix(grad_theta, 0, terms, d.out), matrix(left, 0, grad.size(0), terms, true), matrix(grad));
-    }
-    if (of_x && r_) {
-        const View grad_r = op.made({grad.size(0) * size, d.in});
-        multiply_into(matrix(grad_r, 0, grad.size(0), terms), matrix(grad), matrix(d.theta, 0, terms, d.out, true));
-        grad_x = along(op, side, grad_r);
-    } else if (of_x) {
-        grad_x = times(op, grad, d.matrix(0, true));
-    }
+    if (of_theta)
+        grad_theta = shaped(op, times(op, matrix(left, 0, grad.size(0), terms, true), matrix(grad)), {size, d.in, d.out});
+    if (of_x) grad_x = times(op, grad, matrix(d.theta, 0, terms, d.out, true));
+    if (of_x && r_) grad_x = along(op, side, shaped(op, grad_x, {grad.size(0) * size, d.in}));
     return {maybe(grad_x), maybe(grad_theta), maybe(grad_bias)};
 }
 
 // y = A x Theta_(1 - own) + x Theta_own + b, and to train A x.
 std::tuple<Tensor, Maybe> convolve_with_self(const Tensor& side_, const Tensor& x_, const Tensor& theta_, const Maybe& bias_,
                                              int64_t own, bool train) {
-    const Op op{"convolve_with_self"};
+    Op op{"convolve_with_self"};
     const Dense d(op, x_, theta_, bias_, 2);
     const Sealed side = op.sealed("side", side_, d.x.size(0));
+    op.many = are_many(side, d.in, d.out);
     op.check(side.rows() == d.x.size(0) && (own == 0 || own == 1), "own", "be 0 or 1, of as many outputs as inputs");
-    const View r = along(op, side, d.x);
-    const View y = times(op, r, d.matrix(1 - own), d.bias);
-    multiply_into(matrix(y), matrix(d.x), d.matrix(own), {}, true);
+    const View r = along(op, side, d.x), y = times(op, r, d.matrix(1 - own), d.bias);
+    add_times(op, y, matrix(d.x), d.matrix(own), 0);
     return {y.tensor(), train ? maybe(r) : std::nullopt};
 }
 
-std::tuple<Maybe, Maybe, Maybe> convolve_with_self_backward(const Tensor& side_T, const Tensor& x_, const Tensor& theta_,
-                                                            const Tensor& r_, const Tensor& grad_, int64_t own, bool of_x,
-                                                            bool of_theta, bool of_bias) {
-    const Op op{"convolve_with_self_backward"};
+std::tuple<Maybe, Maybe, Maybe> convolve_with_self_backward(const Tensor&, const Tensor& side_T, const Tensor& x_,
+                                                            const Tensor& theta_, const Maybe&, const Tensor& r_,
+                                                            const Tensor& grad_, bool of_x, bool of_theta, bool of_bias,
+                                                            int64_t own) {
+    Op op{"convolve_with_self_backward"};
     const Dense d(op, x_, theta_, {}, 2);
     const View grad = op.dense("grad", grad_, {d.x.size(0), d.out}, types().f32);
     const View r = op.dense("r", r_, {d.x.size(0), d.in}, types().f32);
     const Sealed side = op.sealed("side_T", side_T, d.x.size(0));
+    op.many = are_many(side, d.in, d.out);
     op.check(side.rows() == d.x.size(0) && (own == 0 || own == 1), "own", "be 0 or 1, of as many outputs as inputs");
     View grad_x, grad_theta, grad_bias;
-    if (of_bias) grad_bias = row_sum(op, grad.floats(), grad.size(0), d.out, d.out);
+    if (of_bias) grad_bias = row_sum(op, grad);
     if (of_x) grad_x = along(op, side, times(op, grad, d.matrix(1 - own, true)), times(op, grad, d.matrix(own, true)));
     if (of_theta) {
         grad_theta = op.made({2, d.in, d.out});
-        for (const int64_t at : {int64_t{0}, int64_t{1}})
-            multiply_into(matrix(grad_theta, at, d.in, d.out), transposed(at == own ? d.x : r),
-                          matrix(grad));
+        for (const int64_t at : {int64_t{0}, int64_t{1}}) {
+            const Matrix to = matrix(grad_theta, at, d.in, d.out), left = transposed(at == own ? d.x : r);
+            if (op.many) std::copy_n(times(op, left, matrix(grad)).floats(), d.in * d.out, to.data);
+            else multiply_into(to, left, matrix(grad));
+        }
     }
     return {maybe(grad_x), maybe(grad_theta), maybe(grad_bias)};
 }
@@ -968,30 +1021,33 @@ struct Linear {
 // y = A x W^T + x_root R^T + b, and to train A x where that is computed first.
 std::tuple<Tensor, Maybe> convolve_linear(const Tensor& side_, const Tensor& x, const Tensor& weight, const Maybe& root,
                                           const Maybe& x_root, const Maybe& bias, bool structure_first, bool train) {
-    const Op op{"convolve_linear"};
+    Op op{"convolve_linear"};
     const Linear d(op, x, weight, root, x_root, bias);
     const Sealed side = op.sealed("side", side_, d.x.size(0));
+    op.many = are_many(side, d.in, d.out);
     d.check(op, side.rows());
     const Matrix w = transposed(d.weight);
     if (structure_first) {
         const View r = along(op, side, d.x), y = times(op, r, w, d.bias);
-        if (root) multiply_into(matrix(y), matrix(d.own), transposed(d.root), {}, true);
+        if (root) add_times(op, y, matrix(d.own), transposed(d.root));
         return {y.tensor(), train ? maybe(r) : std::nullopt};
     }
     const View more = root ? times(op, d.own, transposed(d.root), d.bias) : View{};
     const View y = along(op, side, times(op, d.x, w), more);
-    if (!root && bias) add_rows(y, d.bias);
+    if (!root && bias) add(y, d.bias);
     return {y.tensor(), std::nullopt};
 }
 
 // The gradients of x, W, R, x_root and the bias.
 std::tuple<Maybe, Maybe, Maybe, Maybe, Maybe> convolve_linear_backward(
-    const Tensor& side_T, const Tensor& x, const Tensor& weight, const Maybe& root, const Maybe& x_root, const Maybe& r_,
-    const Tensor& grad_, bool structure_first, bool of_x, bool of_weight, bool of_root, bool of_own, bool of_bias) {
-    const Op op{"convolve_linear_backward"};
+    const Tensor&, const Tensor& side_T, const Tensor& x, const Tensor& weight, const Maybe& root, const Maybe& x_root,
+    const Maybe&, const Maybe& r_, const Tensor& grad_, bool of_x, bool of_weight, bool of_root, bool of_own, bool of_bias,
+    bool structure_first) {
+    Op op{"convolve_linear_backward"};
     const Linear d(op, x, weight, root, x_root, {});
     const View grad = op.dense("grad", grad_, {kAny, d.out}, types().f32);
     const Sealed side = op.sealed("side_T", side_T, grad.size(0));
+    op.many = are_many(side, d.in, d.out);
     d.check(op, grad.size(0));
     op.check(side.rows() == d.x.size(0), "side_T", "have a row for each row of x");
     op.check(r_.has_value() || !structure_first || !of_weight, "r", "be given where it was computed first");
@@ -1003,12 +1059,12 @@ std::tuple<Maybe, Maybe, Maybe, Maybe, Maybe> convolve_linear_backward(
     if (of_x) {
         grad_x = times(op, to_x, matrix(d.weight));
         if (structure_first) grad_x = along(op, side, grad_x, shared ? times(op, grad, matrix(d.root)) : View{});
-        else if (shared) multiply_into(matrix(grad_x), matrix(grad), matrix(d.root), {}, true);
+        else if (shared) add_times(op, grad_x, matrix(grad), matrix(d.root));
     }
     if (of_weight) grad_weight = times(op, transposed(to_x), matrix(left));
     if (of_root) grad_root = times(op, transposed(grad), matrix(d.own));
     if (of_own) grad_own = times(op, grad, matrix(d.root));
-    if (of_bias) grad_bias = row_sum(op, grad.floats(), grad.size(0), d.out, d.out);
+    if (of_bias) grad_bias = row_sum(op, grad);
     return {maybe(grad_x), maybe(grad_weight), maybe(grad_root), maybe(grad_own), maybe(grad_bias)};
 }
 
@@ -1498,7 +1554,7 @@ std::tuple<Tensor, Maybe, Maybe> attend_dots_forward(const Tensor& side_, const 
     const View table = d.table(op), y = op.made({d.nodes, d.heads * d.channels}), lse = op.made({d.nodes, d.heads});
     const EdgeAttentionArgs args = d.args(op, table, y, lse, side.layout(false), {}, scale, op.drop(p, seed, batch_heads, d.nodes));
     run.edge_attention(&args);
-    if (bias.sizes) add_rows(y, bias);
+    if (bias.sizes) add(y, bias);
     if (!train) return {y.tensor(), std::nullopt, std::nullopt};
     return {y.tensor(), table.tensor(), lse.tensor()};
 }
@@ -1584,37 +1640,53 @@ struct Entries {
     }
 };
 
-// y like x, and to train the table, peaks and what the output projection multiplies. The weights too: (B, K, N, M) for 1, their
-// means over the heads (B, N, M) for 2.
-std::tuple<Tensor, Maybe, Maybe, Maybe, Maybe> attend_entries_forward(
-    const Tensor& x, const Tensor& query, const Maybe& query_bias, const Tensor& key, const Maybe& key_bias, const Tensor& value,
-    const Maybe& value_bias, const Tensor& output, const Maybe& bias, const Maybe& mask, int64_t heads, double scale, bool causal,
-    int64_t weights, bool train) {
-    const Op op{"attend_entries_forward"};
-    op.check(weights >= 0 && weights <= 2, "weights", "be 0 to 2");
-    const Entries e(op, x, query, query_bias, key, key_bias, value, value_bias, output, bias, heads);
+// y like x, the table, peaks and what the output projection multiplies; into `each` the weights (B, K, N, M), if it has memory.
+std::tuple<View, View, View, View> attend_entries(const Op& op, const Entries& e, const Maybe& mask, double scale, bool causal,
+                                                  const View& each) {
     const Dots& d = e.d;
     const View table = d.table(op), r = op.made({d.nodes, e.inner}), peaks = op.made({2, e.samples, d.heads, e.entries});
-    const View each = weights ? op.made({e.samples, d.heads, e.entries, e.entries}) : View{};
     const AttentionForwardArgs args{e.attention(op, table, mask, causal, scale), e.rows(r), peaks.floats(), each.floats()};
     run.attention_forward(&args);
     const View y = d.x.tensor().dim() == 3 ? op.made({e.samples, e.entries, e.out}) : op.made({e.entries, e.out});
     multiply_into(matrix(y, 0, d.nodes, e.out), matrix(r), transposed(e.output), e.bias);
-    const View mean = weights == 2 ? op.made({e.samples, e.entries, e.entries}) : each;
-    const int64_t pairs = e.entries * e.entries;
-    for (int64_t b = 0; weights == 2 && b < e.samples; ++b) {
+    return {y, table, peaks, r};
+}
+
+std::tuple<Tensor, Maybe, Maybe, Maybe> attend_entries_forward(
+    const Tensor& x, const Tensor& query, const Maybe& query_bias, const Tensor& key, const Maybe& key_bias, const Tensor& value,
+    const Maybe& value_bias, const Tensor& output, const Maybe& bias, const Maybe& mask, int64_t heads, double scale, bool causal,
+    bool train) {
+    const Op op{"attend_entries_forward"};
+    const Entries e(op, x, query, query_bias, key, key_bias, value, value_bias, output, bias, heads);
+    const auto [y, table, peaks, r] = attend_entries(op, e, mask, scale, causal, {});
+    if (!train) return {y.tensor(), {}, {}, {}};
+    return {y.tensor(), maybe(table), maybe(peaks), maybe(r)};
+}
+
+// y, and the weights (B, K, N, M) or their means over the heads (B, N, M).
+std::tuple<Tensor, Tensor> attend_entries_weighted(
+    const Tensor& x, const Tensor& query, const Maybe& query_bias, const Tensor& key, const Maybe& key_bias, const Tensor& value,
+    const Maybe& value_bias, const Tensor& output, const Maybe& bias, const Maybe& mask, int64_t heads_, double scale, bool causal,
+    bool of_mean) {
+    const Op op{"attend_entries_weighted"};
+    const Entries e(op, x, query, query_bias, key, key_bias, value, value_bias, output, bias, heads_);
+    const int64_t heads = e.d.heads, pairs = e.entries * e.entries;
+    const View each = op.made({e.samples, heads, e.entries, e.entries});
+    const Tensor y = std::get<0>(attend_entries(op, e, mask, scale, causal, each)).tensor();
+    if (!of_mean) return {y, each.tensor()};
+    const View mean = op.made({e.samples, e.entries, e.entries});
+    for (int64_t b = 0; b < e.samples; ++b) {
         float* to = mean.floats() + b * pairs;
         std::fill_n(to, pairs, 0.0f);
-        for (int64_t head = 0; head < d.heads; ++head)
-            for (int64_t at = 0; at < pairs; ++at) to[at] += each.floats()[(b * d.heads + head) * pairs + at];
-        for (int64_t at = 0; at < pairs; ++at) to[at] /= static_cast<float>(d.heads);
+        for (int64_t head = 0; head < heads; ++head)
+            for (int64_t at = 0; at < pairs; ++at) to[at] += each.floats()[(b * heads + head) * pairs + at];
+        for (int64_t at = 0; at < pairs; ++at) to[at] /= static_cast<float>(heads);
     }
-    if (!train) return {y.tensor(), {}, {}, {}, maybe(mean)};
-    return {y.tensor(), maybe(table), maybe(peaks), maybe(r), maybe(mean)};
+    return {y, mean.tensor()};
 }
 
 // The gradients of x, and of weights and biases of queries, keys, values and outputs.
-std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe> attend_entries_backward(
+std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Maybe> attend_entries_backward(
     const Tensor& x, const Tensor& query, const Maybe& query_bias, const Tensor& key, const Maybe& key_bias, const Tensor& value,
     const Maybe& value_bias, const Tensor& output, const Maybe& bias, const Maybe& mask, const Tensor& table_, const Tensor& peaks_,
     const Tensor& r_, const Tensor& grad_, int64_t heads, double scale, bool causal) {
@@ -1634,7 +1706,7 @@ std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe> a
     const AttentionBackwardArgs args{e.attention(op, table, mask, causal, scale), e.rows(r), e.rows(grad_r), e.part(grad_table, 0),
                                      e.part(grad_table, 1), e.part(grad_table, 2), peaks.floats(), nullptr, 0, 0, 0, 0};
     run.attention_backward(&args);
-    return std::tuple_cat(d.gradients(op, grad_table), std::make_tuple(grad_output.tensor(), maybe(grad_bias)));
+    return std::tuple_cat(d.gradients(op, grad_table), std::make_tuple(grad_output.tensor(), maybe(grad_bias), Maybe{}));
 }
 
 // Edges, or all pairs; then `every` holds the numbers 0, 1, ...
@@ -1739,7 +1811,7 @@ std::tuple<Tensor, Tensor, Tensor> attend_pairs_forward(const Tensor& side_, con
     const View y = op.made({nodes, w.width}), lse = op.made({nodes, heads});
     const EdgeAttentionArgs args = w.args(op, table, y, lse, side.layout(false), {}, slope, op.drop(p, seed, batch_heads, nodes));
     run.edge_attention(&args);
-    if (bias.sizes) add_rows(y, bias);
+    if (bias.sizes) add(y, bias);
     return {y.tensor(), table.tensor(), lse.tensor()};
 }
 
@@ -2421,6 +2493,8 @@ std::tuple<Tensor, Tensor, int64_t> number(const Tensor& table_, const Tensor& k
 // -- registration ------------------------------------------------------------------------------------------------------
 
 #define SC_DROP "float p, int seed, int batch_heads"
+#define SC_CONVOLVE "Tensor x, Tensor theta, Tensor? bias"
+#define SC_LINEAR "Tensor x, Tensor weight, Tensor? root, Tensor? x_root, Tensor? bias"
 #define SC_ENTRIES                                                                                                    \
     "Tensor x, Tensor query, Tensor? query_bias, Tensor key, Tensor? key_bias, Tensor value, Tensor? value_bias, "    \
     "Tensor output, Tensor? bias, Tensor? mask"
@@ -2452,7 +2526,8 @@ const Operator kOperators[] = {
     {"spmm_into", "(Tensor layout, Tensor? values, bool in_layout_order, Tensor x, Tensor(a!) out, int count, float alpha, "
      "float beta) -> ()", TORCH_BOX(&spmm_into)},
     {"sddmm", "(Tensor layout, Tensor q, Tensor k, int rows) -> Tensor", TORCH_BOX(&sddmm)},
-    {"sums", "(Tensor side, Tensor x, Tensor? more) -> Tensor", TORCH_BOX(&sums)},
+    {"sums", "(Tensor by_target, Tensor x) -> Tensor", TORCH_BOX(&sums)},
+    {"sums_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor grad) -> Tensor", TORCH_BOX(&sums_backward)},
     {"maxima", "(Tensor side, Tensor x) -> Tensor", TORCH_BOX(&maxima)},
     {"maxima_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor y, Tensor grad) -> Tensor",
      TORCH_BOX(&maxima_backward)},
@@ -2462,6 +2537,10 @@ const Operator kOperators[] = {
     {"starts", "(Tensor groups, int count) -> Tensor", TORCH_BOX(&starts)},
     {"pool", "(Tensor starts, Tensor x, int kind, float t) -> Tensor", TORCH_BOX(&pool)},
     {"pool_backward", "(Tensor starts, Tensor x, Tensor y, Tensor grad, int kind, float t) -> Tensor", TORCH_BOX(&pool_backward)},
+    {"pool_evenly_backward", "(Tensor starts, Tensor x, Tensor grad, int kind, float t) -> Tensor",
+     TORCH_BOX(&pool_evenly_backward)},
+    {"center", "(Tensor starts, Tensor x, int center, float gain) -> Tensor", TORCH_BOX(&center)},
+    {"center_backward", "(Tensor starts, Tensor x, Tensor grad, int center, float gain) -> Tensor", TORCH_BOX(&center_backward)},
     {"norm", "(Tensor starts, Tensor x, " SC_NORM ", int center, int scale, float eps, float gain) -> Tensor", TORCH_BOX(&norm)},
     {"norm_backward", "(Tensor starts, Tensor x, " SC_NORM ", Tensor grad, int center, int scale, float eps, float gain) -> "
      "(Tensor, Tensor?, Tensor?, Tensor?)", TORCH_BOX(&norm_backward)},
@@ -2476,18 +2555,17 @@ const Operator kOperators[] = {
     {"window_means_backward", "(Tensor grad, int[] sizes, " SC_WINDOWS ") -> Tensor", TORCH_BOX(&window_means_backward)},
     {"project", "(Tensor x, Tensor w, Tensor? bias) -> Tensor", TORCH_BOX(&project)},
     {"outer", "(Tensor x, Tensor g, int parts, bool by_columns) -> Tensor", TORCH_BOX(&outer)},
-    {"convolve", "(Tensor side, Tensor x, Tensor theta, Tensor? bias, bool structure_first, bool train) -> (Tensor, Tensor?)",
-     TORCH_BOX(&convolve)},
-    {"convolve_backward", "(Tensor side_T, Tensor x, Tensor theta, Tensor? r, Tensor grad, bool of_x, bool of_theta, "
-     "bool of_bias) -> (Tensor?, Tensor?, Tensor?)", TORCH_BOX(&convolve_backward)},
-    {"convolve_with_self", "(Tensor side, Tensor x, Tensor theta, Tensor? bias, int own, bool train) -> (Tensor, Tensor?)",
+    {"convolve", "(Tensor side, " SC_CONVOLVE ", bool structure_first, bool train) -> (Tensor, Tensor?)", TORCH_BOX(&convolve)},
+    {"convolve_backward", "(Tensor side, Tensor side_T, " SC_CONVOLVE ", Tensor? r, Tensor grad, bool of_x, bool of_theta, "
+     "bool of_bias, bool structure_first) -> (Tensor?, Tensor?, Tensor?)", TORCH_BOX(&convolve_backward)},
+    {"convolve_with_self", "(Tensor side, " SC_CONVOLVE ", int own, bool train) -> (Tensor, Tensor?)",
      TORCH_BOX(&convolve_with_self)},
-    {"convolve_with_self_backward", "(Tensor side_T, Tensor x, Tensor theta, Tensor r, Tensor grad, int own, bool of_x, "
-     "bool of_theta, bool of_bias) -> (Tensor?, Tensor?, Tensor?)", TORCH_BOX(&convolve_with_self_backward)},
-    {"convolve_linear", "(Tensor side, Tensor x, Tensor weight, Tensor? root, Tensor? x_root, Tensor? bias, bool structure_first, "
-     "bool train) -> (Tensor, Tensor?)", TORCH_BOX(&convolve_linear)},
-    {"convolve_linear_backward", "(Tensor side_T, Tensor x, Tensor weight, Tensor? root, Tensor? x_root, Tensor? r, Tensor grad, "
-     "bool structure_first, bool of_x, bool of_weight, bool of_root, bool of_own, bool of_bias) -> "
+    {"convolve_with_self_backward", "(Tensor side, Tensor side_T, " SC_CONVOLVE ", Tensor r, Tensor grad, bool of_x, "
+     "bool of_theta, bool of_bias, int own) -> (Tensor?, Tensor?, Tensor?)", TORCH_BOX(&convolve_with_self_backward)},
+    {"convolve_linear", "(Tensor side, " SC_LINEAR ", bool structure_first, bool train) -> (Tensor, Tensor?)",
+     TORCH_BOX(&convolve_linear)},
+    {"convolve_linear_backward", "(Tensor side, Tensor side_T, " SC_LINEAR ", Tensor? r, Tensor grad, bool of_x, "
+     "bool of_weight, bool of_root, bool of_own, bool of_bias, bool structure_first) -> "
      "(Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)", TORCH_BOX(&convolve_linear_backward)},
     {"affine_forward", "(Tensor by_target, Tensor source, Tensor target, Tensor x, float slope, " SC_DROP ", bool train) -> "
      "(Tensor, Tensor, Tensor, Tensor)", TORCH_BOX(&affine_forward)},
@@ -2525,10 +2603,12 @@ const Operator kOperators[] = {
      "Tensor? key_bias, Tensor value, Tensor? value_bias, Tensor? bias, Tensor y, Tensor table, Tensor lse, Tensor grad, "
      "int heads, float scale, " SC_DROP ") -> (Tensor, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?, Tensor?)",
      TORCH_BOX(&attend_dots_backward)},
-    {"attend_entries_forward", "(" SC_ENTRIES ", int heads, float scale, bool causal, int weights, bool train) -> "
-     "(Tensor, Tensor?, Tensor?, Tensor?, Tensor?)", TORCH_BOX(&attend_entries_forward)},
+    {"attend_entries_forward", "(" SC_ENTRIES ", int heads, float scale, bool causal, bool train) -> "
+     "(Tensor, Tensor?, Tensor?, Tensor?)", TORCH_BOX(&attend_entries_forward)},
+    {"attend_entries_weighted", "(" SC_ENTRIES ", int heads, float scale, bool causal, bool of_mean) -> (Tensor, Tensor)",
+     TORCH_BOX(&attend_entries_weighted)},
     {"attend_entries_backward", "(" SC_ENTRIES ", Tensor table, Tensor peaks, Tensor r, Tensor grad, int heads, float scale, "
-     "bool causal) -> (Tensor, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?)",
+     "bool causal) -> (Tensor, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?, Tensor?)",
      TORCH_BOX(&attend_entries_backward)},
     {"additive_forward", "(Tensor? by_target, Tensor q, Tensor k, Tensor x, Tensor vector, int activation, "
      "float parameter, bool causal, " SC_DROP ") -> (Tensor, Tensor)", TORCH_BOX(&additive_forward)},
