@@ -106,7 +106,7 @@ def _spmm_add(*arguments: Any) -> Tensor:
     return y if z is None else y + beta * z
 
 
-def _window_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor, *options: Any) -> tuple[Tensor, ...]:
+def _window_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, *options: Any) -> tuple[Tensor, ...]:
     """Attention within sequences as a table of scores: the composed form has some operators for each offset."""
     (_, (below, *_), (above, *_), _, outputs, inputs, scale, p), dtype = options[:8], sum_dtype(v.dtype)
     if outputs is None or p > 0:
@@ -115,6 +115,7 @@ def _window_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor, *options: 
     rows, columns = rows_of(outputs[1:], q.shape[0]), rows_of(inputs[1:], k.shape[0])
     n, m = torch.arange(q.shape[0]) - outputs[rows], torch.arange(k.shape[0]) - inputs[columns]
     offset = (m - n.unsqueeze(-1)).to(q.device)
+    table = q.new_zeros((1, below + above + 1)) if table is None else table
     bias = table[:, (offset + below).clamp(0, below + above)].to(dtype)
     keep = (rows.unsqueeze(-1) == columns).to(q.device) & (-below <= offset) & (offset <= above) & (bias != -torch.inf)
     scores = scale * (q.transpose(0, 1).to(dtype) @ k.permute(1, 2, 0).to(dtype)) + bias

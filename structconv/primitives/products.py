@@ -15,7 +15,7 @@ from structconv import torch_compat as private
 from structconv.errors import ShapeError, text_of
 from structconv.machine import processor
 from structconv.primitives.memory import new_empty
-from structconv.primitives.native import gemm
+from structconv.primitives.native import dispatch
 from structconv.primitives.native.checks import check_numbers
 from structconv.primitives.native.loader import CALLED
 from structconv.primitives.native.node import Gradients, as_node, is_direct
@@ -241,8 +241,9 @@ def _linear(x: Tensor, w_QP: Tensor, bias: Tensor | None) -> Tensor:
 def _project_kernel(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     (rows, inputs), columns = x.shape, w.shape[1]
     chosen = project_kernel(rows, inputs, columns, bias is not None) if _native(x) else "torch"
-    if chosen == "native" and (kernels := gemm.kernels_for(x)) is not None:
-        return gemm.project(kernels, x, w, bias)
+    if chosen == "native" and (core := dispatch.usable_rows(x)) is not None:
+        y: Tensor = core.project(x, w, bias)
+        return y
     if chosen == "torch":
         return x @ w if bias is None else torch.addmm(bias, x, w)
     if columns < FULL_WIDTH or inputs >= FRESH_CHANNELS or 4 * rows * columns <= FRESH_BYTES:
@@ -259,8 +260,9 @@ def _project_relu_kernel(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
 def _outer_kernel(x: Tensor, y: Tensor) -> Tensor:
     rows, narrow, wide = x.shape[0], *sorted((x.shape[1], y.shape[1]))
     chosen = outer_kernel(rows, wide, narrow) if _native(x) else "torch"
-    if chosen == "native" and (kernels := gemm.kernels_for(x, y)) is not None:
-        return gemm.outer(kernels, x, y)
+    if chosen == "native" and (core := dispatch.usable_rows(x, y)) is not None:
+        result: Tensor = core.outer(x, y)
+        return result
     if chosen == "torch":
         return x.t() @ y
     return _wide_outer(x, y) if wide == x.shape[1] else _wide_outer(y, x).t().contiguous()

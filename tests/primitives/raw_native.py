@@ -93,7 +93,7 @@ def recorded(native):
         "attend_entries_backward": (*entries, *kept, y_of, K, 0.5, True),
         "images": (*image[:2], r(4), *steps), "images_backward": (*image, *steps, True, True, True),
         "window_means": (image[0], *windows), "window_means_backward": (r(2, 4, 4, 4), [9, 7], *windows),
-        "project": (x, r(3, 4), r(4)), "outer": (x, r(M, 4), 2, True),
+        "project": (x, r(3, 4), r(4)), "outer": (x, r(M, 4)), "factor": (heads, 2.0),
         "additive_step": (r(2, K, 4), r(M, K, 4), torch.rand(M, K, 4), heads, r(K, 4), None, 2.0),
         "additive_step_backward": (r(2, K, 4), r(M, K, 4), torch.rand(M, K, 4), heads, r(K, 4), weights, r(2, K, 3),
                                    torch.zeros(M, K, 4), torch.zeros(K, 4), True, 2.0),

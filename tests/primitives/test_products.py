@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from structconv.errors import ConfigError, ShapeError
 from structconv.nn import Linear
 from structconv.primitives import products
-from structconv.primitives.native import core, gemm
+from structconv.primitives.native import core, dispatch
 from structconv.primitives.products import LEAST_NUMBERS, linear, outer, product
 from tests.support.drawn import EVERY, drawn
 from tests.support.threads import on_threads
@@ -152,7 +152,7 @@ def every_branch(request, monkeypatch):
     if request.param == "native":
         monkeypatch.setattr(products, "LEAST_BYTES", 0)
     else:
-        monkeypatch.setattr(gemm, "kernels", lambda: None)
+        monkeypatch.setattr(dispatch, "usable_rows", lambda *_: None)
     for name, value in {"LEAST_NARROW": 1024, "LEAST_ROWS": 16, "LEAST_NUMBERS": 64, "LEAST_PRODUCTS": 1024,
                         "ON_INTEL": False, "TALL": 90, "WIDE": 20,
                         **({"FRESH_BYTES": 0} if request.param == "fresh results" else {})}.items():
@@ -250,8 +250,8 @@ def asked(monkeypatch):
     if core() is None:
         pytest.skip("the native core cannot be built here")
     for name in ("project", "outer"):
-        run = getattr(gemm, name)
-        monkeypatch.setattr(gemm, name, lambda *args, name=name, run=run: actual.append(name) or run(*args))
+        run = getattr(core(), name)
+        monkeypatch.setattr(core(), name, lambda *args, name=name, run=run: actual.append(name) or run(*args))
     return actual
 
 
@@ -280,8 +280,8 @@ def test_native_kernels(asked, rows, inputs, columns):
     for w in (torch.randn(inputs, columns), torch.randn(columns, inputs).t(), torch.randn(inputs, 2 * columns)[:, ::2]):
         for b in (None, bias):
             added = torch.zeros(columns) if b is None else b
-            near(gemm.project(core(), x, w, b), x.double() @ w.double() + added, x.abs() @ w.abs() + added.abs())
-    near(gemm.outer(core(), x, g), x.double().t() @ g.double(), x.abs().t() @ g.abs())
+            near(core().project(x, w, b), x.double() @ w.double() + added, x.abs() @ w.abs() + added.abs())
+    near(core().outer(x, g), x.double().t() @ g.double(), x.abs().t() @ g.abs())
 
 
 def near(actual, expected, size):
@@ -291,12 +291,12 @@ def near(actual, expected, size):
 def test_rows_that_collide_in_the_cache_and_large_w(asked):
     for rows, inputs, columns in ((50, 1024, 40), (50, 2048, 8), (300, 500, 400)):
         x, w = torch.randn(rows, inputs), torch.randn(inputs, columns)
-        near(gemm.project(core(), x, w, None), x.double() @ w.double(), x.abs() @ w.abs())
+        near(core().project(x, w, None), x.double() @ w.double(), x.abs() @ w.abs())
 
 
 def test_results_do_not_depend_on_threads(asked):
     x, w, g = torch.randn(40_000, 70), torch.randn(70, 128), torch.randn(40_000, 90)
-    first, *others = on_threads(lambda: (gemm.project(core(), x, w, None), gemm.outer(core(), x, g)))
+    first, *others = on_threads(lambda: (core().project(x, w, None), core().outer(x, g)))
     assert all(all(map(torch.equal, first, other)) for other in others)
 
 
@@ -304,5 +304,5 @@ def test_results_do_not_depend_on_threads(asked):
 def test_what_is_not_finite_goes_where_mm_puts_it(asked, bad):
     x, w, g = torch.randn(100, 40), torch.randn(40, 37), torch.randn(100, 37)
     x[17, 3], w[5, 36], g[40, 0] = bad, bad, bad
-    for actual, expected in ((gemm.project(core(), x, w, None), x @ w), (gemm.outer(core(), x, g), x.t() @ g)):
+    for actual, expected in ((core().project(x, w, None), x @ w), (core().outer(x, g), x.t() @ g)):
         torch.testing.assert_close(actual, expected, equal_nan=True, rtol=1e-4, atol=1e-4)

@@ -14,7 +14,6 @@ from structconv.primitives.native import dispatch
 from structconv.primitives.native.additive import (
     BLOCK,
     LOGISTIC,
-    PRODUCT,
     activate,
     as_logistic,
     check_kind,
@@ -25,9 +24,6 @@ from structconv.primitives.native.operator import DROPOUT, differentiable_operat
 from structconv.primitives.segments import masked_softmax
 
 __all__ = ["dense_additive_attention", "factor_of"]
-
-#: Exponents up to which a factor exp(-rate k) is a normal number, so that a product of two is right or saturates.
-_FACTOR = 80.0
 
 
 def dense_additive_attention(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, *, activation: str = "tanh",
@@ -66,9 +62,10 @@ def dense_additive_attention(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, *,
 
 
 def factor_of(k: Tensor, activation: str, slope: float) -> Tensor | None:
-    """exp(-rate k), of which and that of q the activation is made; `None` where it is no normal number, or not used."""
+    """exp(-rate k), of which and that of q the activation is made; `None` where it is no normal number, or not read."""
     kind, rate, _ = as_logistic(activation, slope)
-    return torch.exp(k.float() * -rate) if kind == LOGISTIC and _small(k, rate) else None
+    core = dispatch.usable(k, 0) if kind == LOGISTIC else None
+    return None if core is None else core.factor(k, rate)
 
 
 def _check(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, kind: int, parameter: float, causal: bool,
@@ -79,47 +76,6 @@ def _check(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, kind: int, parameter
         if factor.shape != k.shape or factor.dtype != torch.float32:
             raise ShapeError("dense_additive_attention", f"factor must have the shape {text_of(k.shape)} of k and "
                              "dtype float32", f"{text_of(factor.shape)} of {factor.dtype}")
-
-
-# -- kernels ------------------------------------------------------------------------------------------------------
-
-def _usable(q: Tensor, x: Tensor) -> Any:
-    return dispatch.usable(x, q.shape[0]) and dispatch.usable(q, x.shape[0])
-
-
-def _small(t: Tensor, rate: float) -> bool:
-    if t.numel() == 0:
-        return True
-    least, greatest = torch.aminmax(t)  # a tenth of the time of a norm
-    return rate * float(least) >= -_FACTOR and rate * float(greatest) <= _FACTOR
-
-
-def _operands(q: Tensor, k: Tensor, x: Tensor, kind: int, rate: float, factor: Tensor | None
-              ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """The kernel's view of q, k and x: factors in float32 if they exist."""
-    if kind != LOGISTIC or not (_small(q, rate) and (factor is not None or _small(k, rate))):
-        return q, k, x, kind
-    return torch.exp(q.float() * -rate), torch.exp(k.float() * -rate) if factor is None else factor, x.float(), PRODUCT
-
-
-def _forward(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, kind: int, parameter: float, causal: bool,
-             factor: Tensor | None, *dropout: Any) -> tuple[Tensor, Tensor] | None:
-    if (core := _usable(q, x)) is None:
-        return None
-    a, b, values, kind = _operands(q, k, x, kind, parameter, factor)
-    y, lse = core.additive_forward(None, a, b, values, vector, kind, parameter, causal, *dispatch.drop_of(*dropout))
-    return y.to(x.dtype), lse
-
-
-def _backward(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, y: Tensor, lse: Tensor, grad: Tensor, kind: int,
-              parameter: float, causal: bool, factor: Tensor | None, *dropout: Any) -> tuple[Tensor, ...] | None:
-    if (core := _usable(q, x)) is None:
-        return None
-    a, b, values, kind = _operands(q, k, x, kind, parameter, factor)
-    grads: tuple[Tensor, ...] = core.additive_backward(
-        None, None, a, b, values, vector, y.to(values.dtype), lse, grad.to(values.dtype), kind, parameter, causal,
-        *dispatch.drop_of(*dropout))
-    return grads
 
 
 # -- by torch's operators ------------------------------------------------------------------------------------------
@@ -153,5 +109,5 @@ def _composed(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, kind: int, parame
 
 _attend = differentiable_operator(
     "dense_additive_attention", "q N K D, k M K D, x M K C, any vector K D",
-    f"int kind, float parameter, bool causal, Tensor? factor, {DROPOUT}", "y N K C, wide lse N K", forward=_forward,
-    backward=_backward, composed=_composed, check=_check, edges=False)
+    f"int kind, float parameter, bool causal, Tensor? factor, {DROPOUT}", "y N K C, wide lse N K",
+    kernel="dense_additive", composed=_composed, check=_check, edges=False)

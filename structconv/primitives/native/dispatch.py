@@ -14,7 +14,7 @@ from structconv.primitives.native.indices import LIMIT, Csr, sealed
 from structconv.primitives.native.loader import Core, core
 
 __all__ = ["MAX_CHANNELS", "NO_DROP", "Drop", "dense", "drop_of", "edges_of", "empty", "floats", "kernels",
-           "parts_of_table", "spmm", "unit", "usable"]
+           "parts_of_table", "spmm", "unit", "usable", "usable_rows"]
 
 #: Channels of a head that kernels gather.
 MAX_CHANNELS = 7168
@@ -44,6 +44,14 @@ def usable(x: Tensor, edges: int) -> Core | None:
     if not x.is_cpu or x.dtype not in _STORED or x.shape[-1] > MAX_CHANNELS or max(edges, *x.shape) >= LIMIT:
         return None
     return Loaded.core if Loaded.asked else kernels()
+
+
+def usable_rows(*tables: Tensor) -> Core | None:
+    """The kernels, if x w and x^T y can take these (M, C) as they lie: float32 on the CPU, contiguous rows, nothing
+    empty."""
+    fit = all(t.is_cpu and t.dtype is torch.float32 and t.numel() > 0 and not t.is_neg() and t.stride(1) == 1
+              and t.stride(0) >= t.shape[1] for t in tables)
+    return kernels() if fit else None
 
 
 # -- arguments ----------------------------------------------------------------------------------------------------

@@ -257,7 +257,8 @@ def differentiable_operator(name: str, inputs: str, options: str, results: str, 
                             kernel: str = "", forward: Callable[..., Any] | None = None,
                             backward: Callable[..., Any] | None = None, fake: Callable[..., Any] | None = None,
                             check: Callable[..., None] | None = None, edges: bool = True, flags: str = "",
-                            grads: int = 1, needs: str = "", with_backward: bool = True) -> Callable[..., Any]:
+                            grads: int = 1, needs: str = "", with_backward: bool = True,
+                            takes: Callable[..., bool] | None = None) -> Callable[..., Any]:
     """Define structconv::name and structconv::name_backward, and the derivatives of both.
 
         name(layouts, inputs, options, flags) -> results
@@ -278,7 +279,7 @@ def differentiable_operator(name: str, inputs: str, options: str, results: str, 
             operator computes where no kernel can, 16-bit inputs in float32.
         kernel: for options that end with `DROPOUT`, the name of kernels of the core and of `triton`:
             NAME_forward(by_target, inputs, options, flags) and NAME_backward(by_target, by_source, inputs, results,
-            gradients, options). Or, instead:
+            gradients, options, needs_*), for inputs that it `takes`. Or, instead:
         forward, backward: of both operators, on their arguments; None where no kernel can take them. The second returns
             None for an input that is None or flagged as not needed; gradients of results but the first may be None.
         fake: of the first operator, where the sizes do not say it.
@@ -290,7 +291,7 @@ def differentiable_operator(name: str, inputs: str, options: str, results: str, 
         (Csr, Csr, inputs, options, flags) -> results: checked, and past the dispatcher as `register_gradient` says. For
         `None` as the last of `DROPOUT` stands the size K.
     """
-    of = _Operator(name, inputs, options, results, flags, grads, needs, composed, check, edges)
+    of = _Operator(name, inputs, options, results, flags, grads, needs, composed, check, takes, edges)
     of.shapes = fake = fake or of.fake
     if kernel:
         forward = of.by_kernel(f"{kernel}_forward", of.end)
@@ -336,10 +337,6 @@ class _Input(NamedTuple):
         return inputs
 
 
-def _names(schema: str) -> list[str]:
-    return [argument.split()[-1] for argument in schema.split(", ") if argument]
-
-
 def _returned(names: Sequence[Any]) -> str:
     return f"({', '.join(['Tensor'] * len(names))})" if len(names) > 1 else "Tensor"
 
@@ -358,12 +355,12 @@ class _Operator:
     shapes: Callable[..., Any]
 
     def __init__(self, name: str, inputs: str, options: str, results: str, flags: str, grads: int, needs: str,
-                 composed: Callable[..., Any], check: Callable[..., None] | None, edges: bool) -> None:
-        self.name, self.composed, self.check, self.grads = name, composed, check, grads
+                 composed: Callable[..., Any], check: Callable[..., None] | None,
+                 takes: Callable[..., bool] | None, edges: bool) -> None:
+        self.name, self.composed, self.check, self.takes, self.grads = name, composed, check, takes, grads
         self.inputs, self.results = _Input.of(inputs), _Input.of(results)
         self.flags, self.dropout = bool(flags), options.endswith(DROPOUT)
         listed = [option for option in options.split(", ") if option]
-        self.tensor_options = [i for i, option in enumerate(listed) if option.startswith("Tensor")]
         names = [t.name for t in self.inputs]
         self.flag_at = {names.index(one): at for at, one in enumerate(needs.split(", ")) if one}
         self.start = EDGES.count(",") + 1 if edges else 0
@@ -458,14 +455,15 @@ class _Operator:
         start = self.start
 
         def compute(*arguments: Any) -> Any:
+            if self.takes is not None and not self.takes(*arguments[start:self.stop]):
+                return None
             inputs, drop, flags = arguments[start:end - 3], arguments[end - 3:end], arguments[end:]
             if (core := self._usable(dispatch.usable, arguments)) is not None:
-                edges = edges_of(Csr(*arguments[:3]), arguments[3].shape[0] - 1)
-                if not back:
-                    return getattr(core, name)(edges, *inputs, *drop_of(*drop), *flags)
-                reversed_edges = edges_of(Csr(*arguments[3:6]), arguments[0].shape[0] - 1)
-                return getattr(core, name)(edges, reversed_edges, *inputs, *drop_of(*drop))
-            if (gpu := getattr(self._usable(triton.usable, arguments), name, None)) is not None:
+                edges = [edges_of(Csr(*arguments[:3]), arguments[3].shape[0] - 1)] if start else []
+                if start and back:
+                    edges.append(edges_of(Csr(*arguments[3:6]), arguments[0].shape[0] - 1))
+                return getattr(core, name)(*edges, *inputs, *drop_of(*drop), *flags)
+            if start and (gpu := getattr(self._usable(triton.usable, arguments), name, None)) is not None:
                 layouts = (Csr(*arguments[:3]), Csr(*arguments[3:6])) if back else (Csr(*arguments[:3]),)
                 return gpu(*layouts, *inputs, Drop(*drop), *flags)
             return None
@@ -474,11 +472,11 @@ class _Operator:
 
     def _usable(self, usable: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """The kernels, if they can take inputs of the common dtype, of all numbers of channels."""
-        edges, layout = arguments[1].shape[0], None
+        edges, kernels = arguments[1].shape[0] if self.start else 0, None
         for at in self.tables:
-            if arguments[at] is not None and (layout := usable(arguments[at], edges)) is None:
+            if arguments[at] is not None and (kernels := usable(arguments[at], edges)) is None:
                 return None
-        return layout
+        return kernels
 
     def complete(self, forward: Callable[..., Any] | None) -> Callable[..., Any]:
         """The forward, composed where it has no result."""
@@ -540,16 +538,20 @@ class _Operator:
             dtype=None if t is None else t.dtype) for i, t in enumerate(arguments[self.start:self.stop]))
 
     def _keep(self, ctx: Any, tensors: Sequence[Any], options: Sequence[Any]) -> None:
-        ctx.options = [None if isinstance(option, Tensor) else option for option in options]
+        ctx.options, kept = [*options], [*tensors]
+        for i, option in enumerate(options):
+            kept.append(option if isinstance(option, Tensor) else None)
+            if kept[-1] is not None:
+                ctx.options[i] = None
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, *(options[i] for i in self.tensor_options))
+        ctx.save_for_backward(*kept)
 
     def _kept(self, ctx: Any) -> tuple[Sequence[Any], list[Any]]:
         """The tensors and the options of `_keep`."""
-        saved, options = ctx.saved_tensors, list(ctx.options)
-        count = len(saved) - len(self.tensor_options)
-        for i, t in zip(self.tensor_options, saved[count:], strict=True):
-            options[i] = t
+        saved, options = ctx.saved_tensors, [*ctx.options]
+        count = len(saved) - len(options)
+        for i, t in enumerate(saved[count:]):
+            options[i] = options[i] if t is None else t
         return saved[:count], options
 
     def _placed(self, grads: Sequence[Tensor | None], needed: Sequence[bool]) -> tuple[Tensor | None, ...]:

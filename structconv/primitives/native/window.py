@@ -5,27 +5,23 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from structconv.derived import derived, is_plain, values_known
+from structconv.derived import derived, is_plain
 from structconv.errors import ConfigError, ShapeError, text_of
-from structconv.primitives.functions import sum_dtype
 from structconv.primitives.hashing import hash_uniform
-from structconv.primitives.native import dispatch
 from structconv.primitives.native.operator import DROPOUT, differentiable_operator
 from structconv.primitives.segments import masked_softmax
 from structconv.primitives.sorting import rows_of
-from structconv.torch_compat import outside_modes
 
 __all__ = ["MAX_WINDOW_CHANNELS", "window_attention"]
 
-#: Channels of queries and of values that the native kernel holds, and numbers -inf on either side of a table's row.
-MAX_WINDOW_CHANNELS, _BORDER = 256, 15
+#: Channels of queries and of values that the native kernel holds.
+MAX_WINDOW_CHANNELS = 256
 
 
 def window_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None = None, *, shape: Sequence[int],
@@ -62,23 +58,20 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None = Non
         ShapeError: if the sizes do not fit each other or the grid.
         ConfigError: for a p outside [0, 1), dropout without a seed, or offsets that are not one each axis.
     """
-    grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation), outputs, inputs)
-    if table is None:
-        grid.check()
-        table = _zeros(grid.widths, sum_dtype(q.dtype), q.device) if values_known(q) else q.new_zeros(
-            (1, *grid.widths), dtype=sum_dtype(q.dtype))
-    y: Tensor = _attend(q, k, v, table, *grid, scale, dropout, seed, batch_heads)[0]
+    y: Tensor = _attend(q, k, v, table, tuple(shape), tuple(below), tuple(above), tuple(dilation), outputs, inputs,
+                        scale, dropout, seed, batch_heads)[0]
     return y
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, table: Tensor, *options: Any) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, *options: Any) -> None:
     grid = _Grid.of(options)
     grid.check()
     counts = grid.known_counts(q, k)
     if (q.shape[0], k.shape[0]) != counts:
         raise ShapeError("window_attention", f"q must have shape (N={counts[0]}, K, D), and k (M={counts[1]}, K, D)",
                          f"{text_of(q.shape)} and {text_of(k.shape)}")
-    if table.dim() < 1 or table.shape[0] not in (1, q.shape[1]) or tuple(table.shape[1:]) != grid.widths:
+    if table is not None and (table.dim() < 1 or table.shape[0] not in (1, q.shape[1])
+                              or tuple(table.shape[1:]) != grid.widths):
         raise ShapeError("window_attention", f"table must have shape (K={q.shape[1]} or 1, {grid.widths})",
                          tuple(table.shape))
 
@@ -187,9 +180,10 @@ def _scores(grid: _Grid, q: Tensor, k: Tensor, table: Tensor, keep: Tensor, scal
     return torch.stack(scores)
 
 
-def _composed(q: Tensor, k: Tensor, v: Tensor, table: Tensor, *options: Any) -> Tensor:
+def _composed(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, *options: Any) -> Tensor:
     """y by differentiable operators, an offset at a time."""
     grid, (scale, p, seed, batch_heads) = _Grid.of(options), options[6:]
+    table = q.new_zeros((1, *grid.widths)) if table is None else table
     keep = _keep(grid, q, k, table)
     weights = masked_softmax(_scores(grid, q, k, table, keep, scale), keep, 0)
     if p > 0 and seed is not None:
@@ -204,38 +198,10 @@ def _composed(q: Tensor, k: Tensor, v: Tensor, table: Tensor, *options: Any) -> 
     return sum(parts, v.new_zeros(()))
 
 
-# -- the native kernels -------------------------------------------------------------------------------------------
+# -- the operator -------------------------------------------------------------------------------------------------
 
-def _native(q: Tensor, v: Tensor) -> Any:
-    """The kernels if they take these."""
-    small = 0 < q.shape[-1] <= MAX_WINDOW_CHANNELS and 0 < v.shape[-1] <= MAX_WINDOW_CHANNELS and q.numel() > 0
-    return dispatch.usable(v, 0) if small and q.dtype == v.dtype else None
-
-
-def _window(grid: _Grid, table: Tensor) -> tuple[Any, ...]:
-    """The facts of the grid for both passes: for each line those near it, by target and by source; the table by falling
-    and by rising offset, with borders; where the outputs and the inputs of each line begin; and of the last axis its
-    entries, its dilation and its offsets."""
-    tables = derived(table, "bordered", lambda: _bordered(table.detach()))
-    # a step beyond every axis leaves the grid as that one does, and the last axis is cut into as many lines
-    steps = tuple(min(d, max(grid.shape)) for d in grid.dilation)
-    lines = (_lines((1, *grid.shape[:-1]), (0, *grid.below[:-1]), (0, *grid.above[:-1]), (1, *steps[:-1]))
-             if grid.outputs is None else _apart(grid.outputs.shape[0] - 1))
-    return lines, *tables, grid.outputs, grid.inputs, (grid.shape[-1], steps[-1], grid.below[-1], grid.above[-1])
-
-
-@lru_cache(maxsize=64)
-def _zeros(widths: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A table without a bias."""
-    return outside_modes(lambda: torch.zeros((1, *widths), dtype=dtype, device=device))
-
-
-def _bordered(table: Tensor) -> tuple[Tensor, Tensor]:
-    """A table by falling and by rising offset, as the kernels read it."""
-    combined = table.to(torch.float32).reshape(table.shape[0], -1, table.shape[-1])
-    falling, rising = (F.pad(t, (_BORDER, _BORDER), value=-torch.inf).contiguous()
-                       for t in (combined.flip(-1), combined))
-    return falling, rising
+def _takes(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None) -> bool:
+    return (0 < q.shape[-1] <= MAX_WINDOW_CHANNELS and 0 < v.shape[-1] <= MAX_WINDOW_CHANNELS and q.numel() > 0)
 
 
 def _known(starts: Tensor) -> tuple[int, int, int, int]:
@@ -249,54 +215,8 @@ def _extremes(starts: list[int]) -> tuple[int, int, int, int]:
     return starts[0] if starts else 0, min(steps), max(steps), starts[-1] if starts else 0
 
 
-@lru_cache(maxsize=64)
-def _apart(count: int) -> tuple[Tensor, ...]:
-    """Lines that are near themselves alone."""
-    line = torch.arange(count + 1, dtype=torch.int32)
-    return (line, line, torch.zeros_like(line)) * 2
-
-
-@lru_cache(maxsize=64)
-def _lines(shape: tuple[int, ...], below: tuple[int, ...], above: tuple[int, ...], dilation: tuple[int, ...]
-           ) -> tuple[Tensor, ...]:
-    """By target and by source: for each line along the last axis, the lines in its window and the offsets to them."""
-    count, sizes = math.prod(shape), torch.tensor(shape, dtype=torch.int64)
-    strides = torch.tensor([math.prod(shape[axis + 1:]) for axis in range(len(shape))], dtype=torch.int64)
-    line = torch.arange(count).unsqueeze(-1) // strides % sizes
-    offsets = torch.tensor(list(_Grid(shape, below, above, dilation).offsets()), dtype=torch.int64)
-    tensors: list[Tensor] = []
-    for sign in (1, -1):
-        near = line.unsqueeze(1) + sign * offsets.view(1, -1, len(shape))
-        owner, combination = ((near >= 0) & (near < sizes)).all(-1).nonzero(as_tuple=True)
-        entries = (near * strides).sum(-1)[owner, combination]
-        indptr = torch.searchsorted(owner, torch.arange(count + 1))
-        tensors += [t.to(torch.int32).contiguous() for t in (indptr, entries, combination)]
-    return tuple(tensors)
-
-
-# -- the operator -------------------------------------------------------------------------------------------------
-
-def _forward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, *options: Any) -> Any:
-    if (kernels := _native(q, v)) is None:
-        return None
-    return kernels.window_forward(*_window(_Grid.of(options), table), q, k, v, options[6],
-                                  *dispatch.drop_of(*options[7:]))
-
-
-def _backward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, y: Tensor, lse: Tensor, grad: Tensor,
-              *options: Any) -> tuple[Tensor | None, ...] | None:
-    if (kernels := _native(q, v)) is None:
-        return None
-    *grads, sums_of_bias = kernels.window_backward(*_window(_Grid.of(options), table), q, k, v, options[6],
-                                            *dispatch.drop_of(*options[7:10]), y, lse, grad, options[10])
-    if sums_of_bias is None:
-        return *grads, None
-    sums = sums_of_bias.sum(1)[..., _BORDER:-_BORDER].flip(-1)
-    return *grads, (sums.sum(0) if table.shape[0] == 1 else sums).reshape(table.shape)
-
-
 _attend = differentiable_operator(
-    "window_attention", "q N K D, k M K D, v M K C, any table",
+    "window_attention", "q N K D, k M K D, v M K C, any table?",
     "SymInt[] shape, int[] below, int[] above, int[] dilation, Tensor? outputs, Tensor? inputs, float scale, "
-    + DROPOUT, "y N K C, wide lse N K", forward=_forward, backward=_backward, composed=_composed, check=_check,
-    edges=False, needs="table")
+    + DROPOUT, "y N K C, wide lse N K", kernel="window", composed=_composed, check=_check, takes=_takes, edges=False,
+    needs="table")

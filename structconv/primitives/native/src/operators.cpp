@@ -74,6 +74,7 @@ Kernels run;
 
 // -- arguments ---------------------------------------------------------------------------------------------------------
 
+constexpr double kFactorExponent = 80;
 constexpr int64_t kFewNumbers = int64_t{1} << 24;  // of images that kernels read
 constexpr int64_t kLimit = (int64_t{1} << 31) - 1, kLarge = int64_t{32} << 20, kScattered = int64_t{1} << 20;
 
@@ -723,6 +724,9 @@ void conditioned_adjoint(const Tensor& layout, const Tensor& values, const Tenso
 
 // -- dense products, and layers of one graph ---------------------------------------------------------------------------
 
+// Of x^T g: columns up to which vectors run over the wider operand, rows and numbers of a part, and how many there are.
+constexpr int64_t kNarrowOuter = 16, kPartRows = 256, kPartNumbers = 1 << 23, kMostParts = 16;
+
 int64_t filled(int64_t columns) { return (columns + kFill - 1) / kFill * kFill; }
 
 Tensor project(const Tensor& x_, const Tensor& w_, const Maybe& bias_) {
@@ -743,8 +747,8 @@ Tensor project(const Tensor& x_, const Tensor& w_, const Maybe& bias_) {
     return y.tensor();
 }
 
-// x^T g as the sum of so many parts of the rows; `by_columns`: its transpose in memory.
-Tensor outer(const Tensor& x_, const Tensor& g_, int64_t parts, bool by_columns) {
+// x^T g; vectors run over the wider of both. As many parts of the rows whatever the threads, so that the sums are the same.
+Tensor outer(const Tensor& x_, const Tensor& g_) {
     const Op op{"outer"};
     const auto by_rows = [&](const char* name, const Tensor& t, int64_t rows) {
         View found = op.view(name, t);
@@ -753,10 +757,13 @@ Tensor outer(const Tensor& x_, const Tensor& g_, int64_t parts, bool by_columns)
         if (found.strides[1] == 1 && found.strides[0] >= found.size(1)) return found;
         return op.view(name, torch::stable::contiguous(t));
     };
-    const View x = by_rows("x", x_, kAny), g = by_rows("g", g_, x.size(0));
+    View x = by_rows("x", x_, kAny), g = by_rows("g", g_, x.size(0));
+    const bool by_columns = g.size(1) <= kNarrowOuter && g.size(1) < x.size(1);
+    if (by_columns) std::swap(x, g);
     const int64_t rows = x.size(0), inputs = x.size(1), columns = g.size(1);
     op.check(rows && inputs && columns, "x", "not be empty");
-    op.check(parts > 0 && parts <= rows && parts <= 4096, "parts", "be between 1 and the rows, and at most 4096");
+    int64_t parts = 1;
+    while (2 * parts <= std::min({kMostParts, rows / kPartRows, kPartNumbers / (inputs * filled(columns))})) parts *= 2;
     const View y = by_columns ? op.made({columns, inputs}) : op.made({inputs, columns});
     const View partial = op.made({parts * inputs * filled(columns)});
     const OuterArgs args{x.floats(), g.floats(), y.floats(), partial.floats(), rows, inputs, columns, x.strides[0],
@@ -1766,6 +1773,61 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> additive_backward(
     return {grad_q.tensor(), grad_k.tensor(), grad_x.tensor(), grad_vector.tensor()};
 }
 
+// exp(-rate t), of which an activation is made; nothing where one would be no normal number, so that products of two are
+// not right, or do not saturate.
+Maybe factor(const Tensor& t_, double rate) {
+    const Op op{"factor"};
+    const View t = op.view("t", t_);
+    op.check(t.dtype == types().f32 || t.dtype == types().bf16, "t", "be float32 or bfloat16");
+    const Tensor numbers = t.dtype == types().f32 ? t_ : torch::stable::to(t_, ScalarType::Float);
+    if (t_.numel()) {
+        StableIValue stack[3] = {torch::stable::detail::from(numbers), torch::stable::detail::from(std::optional<int64_t>{}),
+                                 torch::stable::detail::from(false)};
+        TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::aminmax", "", stack, TORCH_FEATURE_VERSION));
+        const Tensor least = torch::stable::detail::to<Tensor>(stack[0]), most = torch::stable::detail::to<Tensor>(stack[1]);
+        const double low = rate * *op.view("least", least).floats(), high = rate * *op.view("most", most).floats();
+        if (!(low >= -kFactorExponent && high <= kFactorExponent)) return std::nullopt;
+    }
+    AtenTensorHandle scaled;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_mul_Scalar(numbers.get(), -rate, &scaled));
+    StableIValue stack[1] = {torch::stable::detail::from(Tensor(scaled))};
+    TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::exp", "", stack, TORCH_FEATURE_VERSION));
+    return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+// q, k and x as kernels read them over all pairs: where factors exist, these instead of q and k, in float32.
+struct Factored {
+    Tensor q, k, x;
+    int64_t activation;
+
+    Factored(const Op& op, const Tensor& q_, const Tensor& k_, const Tensor& x_, int64_t activation_, double rate,
+             const Maybe& factor_) : q(q_), k(k_), x(x_), activation(activation_) {
+        op.check(activation == kPiecewise || activation == kLogistic, "activation", "be 0 or 1");
+        if (activation != kLogistic) return;
+        const Maybe of_q = factor(q_, rate), of_k = !of_q ? Maybe{} : factor_ ? factor_ : factor(k_, rate);
+        if (!of_q || !of_k) return;
+        q = *of_q, k = *of_k, x = torch::stable::to(x_, ScalarType::Float), activation = kProduct;
+    }
+};
+
+std::tuple<Tensor, Tensor> dense_additive_forward(const Tensor& q, const Tensor& k, const Tensor& x, const Tensor& vector,
+                                                  int64_t activation, double parameter, bool causal, const Maybe& factor_,
+                                                  double p, int64_t seed, int64_t batch_heads) {
+    const Factored f({"dense_additive_forward"}, q, k, x, activation, parameter, factor_);
+    const auto [y, lse] = additive_forward({}, f.q, f.k, f.x, vector, f.activation, parameter, causal, p, seed, batch_heads);
+    return {torch::stable::to(y, x.scalar_type()), lse};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> dense_additive_backward(
+    const Tensor& q, const Tensor& k, const Tensor& x, const Tensor& vector, const Tensor& y, const Tensor& lse,
+    const Tensor& grad, int64_t activation, double parameter, bool causal, const Maybe& factor_, double p, int64_t seed,
+    int64_t batch_heads) {
+    const Factored f({"dense_additive_backward"}, q, k, x, activation, parameter, factor_);
+    const ScalarType dtype = f.x.scalar_type();
+    return additive_backward({}, {}, f.q, f.k, f.x, vector, torch::stable::to(y, dtype), lse, torch::stable::to(grad, dtype),
+                             f.activation, parameter, causal, p, seed, batch_heads);
+}
+
 // Values and keys x Theta_k, queries x W^T + c: x (M, P), Theta (K, P, C), W (K C, P) and c (K C), in one table
 // (M, 2 K C). The score of an edge is <vector_k, leaky_relu(query + key)>.
 struct Pairwise {
@@ -1960,68 +2022,109 @@ void drop_block(const Tensor& weights_, const Tensor& dropped_, const Maybe& gra
 
 // -- windows -----------------------------------------------------------------------------------------------------------
 
+using Numbers = std::vector<int64_t>;
+
 struct Window {
     Op op;
-    View keep[12];
+    View q, k, v, outputs, inputs, falling, rising;
+    std::vector<int32_t> lines[6];  // indptr, line, combination by target, then by source
     WindowArgs args{};
-    int64_t combinations, width;
+    int64_t combinations = 1, offsets, width;  // the last: offsets on the last axis, and with borders
 
-    // lines: indptr, line, combination by target, then by source; tables: (heads or 1, combinations, width), with borders.
-    Window(Op op_, const std::vector<Tensor>& lines, const Tensor& falling_, const Tensor& rising_, const Maybe& outputs_,
-           const Maybe& inputs_, const std::vector<int64_t>& axis, const Tensor& q_, const Tensor& k_, const Tensor& v_,
+    Window(Op op_, const Tensor& q_, const Tensor& k_, const Tensor& v_, const Maybe& table, const Numbers& shape,
+           const Numbers& below, const Numbers& above, const Numbers& dilation, const Maybe& outputs_, const Maybe& inputs_,
            double scale, double p, int64_t seed, int64_t batch_heads)
         : op(op_) {
-        op.check(lines.size() == 6 && axis.size() == 4, "lines", "be six tensors, and axis four numbers");
-        const int64_t size = axis[0], step = axis[1], below = axis[2], above = axis[3];
-        View& q = keep[0] = op.unit("q", q_, {kAny, kAny, kAny});
+        q = op.unit("q", q_, {kAny, kAny, kAny});
         const int64_t heads = q.size(1), depth = q.size(2);
-        View& k = keep[1] = op.unit("k", k_, {kAny, heads, depth}, q.dtype);
-        View& v = keep[2] = op.unit("v", v_, {k.size(0), heads, kAny}, q.dtype);
-        op.check(depth > 0 && depth <= kWindowChannels && v.size(2) > 0 && v.size(2) <= kWindowChannels, "q",
-                 "have 1 to 256 channels, as v");
-        View& falling = keep[3] = op.floats("falling", falling_, {kAny, kAny, kAny});
-        View& rising = keep[4] = op.floats("rising", rising_, {falling.size(0), falling.size(1), falling.size(2)});
-        combinations = falling.size(1), width = falling.size(2);
-        op.check(size >= 0 && size < kLimit && step > 0 && below >= 0 && below < kLimit && above >= 0 && above < kLimit &&
-                 width == below + above + 1 + 2 * kWindowBorder && (falling.size(0) == 1 || falling.size(0) == heads),
-                 "falling", "have a number for each offset, and the borders");
-        const int64_t count = side(lines.data(), 5, args.by_target);
-        op.check(side(lines.data() + 3, 8, args.by_source) == count, "lines", "be as many by source as by target");
-        op.check(step <= std::max<int64_t>(count * size, 1), "axis", "have no step beyond the grid");
-        int64_t rows = count * size, columns = rows;
-        if (outputs_ || inputs_) {
-            op.check(outputs_ && inputs_ && step == 1, "outputs", "be given with inputs, without dilation");
-            rows = starts("outputs", *outputs_, count, size, keep[11], args.outputs);
-            columns = starts("inputs", *inputs_, count, size, inputs_view, args.inputs);
+        k = op.unit("k", k_, {kAny, heads, depth}, q.dtype), v = op.unit("v", v_, {k.size(0), heads, kAny}, q.dtype);
+        op.check(q.size(0) > 0 && depth > 0 && depth <= kWindowChannels && v.size(2) > 0 && v.size(2) <= kWindowChannels, "q",
+                 "not be empty, with 1 to 256 channels, as v");
+        const size_t axes = shape.size(), last = axes - 1;
+        op.check(axes && below.size() == axes && above.size() == axes && dilation.size() == axes, "shape",
+                 "have a number for each axis, as below, above and dilation");
+        const bool apart = outputs_ || inputs_;
+        const int64_t longest = *std::max_element(shape.begin(), shape.end()), size = shape[last];
+        Numbers steps, widths{table && table->dim() ? table->size(0) : 1};
+        int64_t count = 1;
+        for (size_t axis = 0; axis < axes; ++axis) {
+            op.check(shape[axis] > 0 && shape[axis] < kLimit && below[axis] >= 0 && below[axis] < kLimit && above[axis] >= 0 &&
+                         above[axis] < kLimit && dilation[axis] > 0, "shape", "be positive, below 2^31 - 1, as the offsets");
+            steps.push_back(std::min(dilation[axis], longest));  // a step beyond every axis leaves the grid as that one does
+            widths.push_back(below[axis] + above[axis] + 1);
+            if (axis < last)
+                op.check(!__builtin_mul_overflow(count, shape[axis], &count) && count < kLimit &&
+                             !__builtin_mul_overflow(combinations, widths.back(), &combinations), "shape", "be of fewer lines");
+        }
+        offsets = widths.back(), width = offsets + 2 * kWindowBorder;
+        if (apart) {
+            op.check(outputs_ && inputs_ && axes == 1 && steps[0] == 1, "outputs", "be given with inputs, without dilation");
+            count = std::max<int64_t>(outputs_->numel() - 1, 0);
+        }
+        int64_t rows = 0, columns = 0;
+        if (apart) {
+            rows = starts("outputs", *outputs_, count, size, outputs, args.outputs);
+            columns = starts("inputs", *inputs_, count, size, inputs, args.inputs);
+        } else {
+            op.check(!__builtin_mul_overflow(count, size, &rows), "shape", "be of fewer entries"), columns = rows;
         }
         op.check(q.size(0) == rows && k.size(0) == columns, "q", "have the entries of the grid, as k and v");
+        int64_t pairs = 0;
+        op.check(!__builtin_mul_overflow(count, combinations, &pairs) && pairs < kLimit, "shape", "be of fewer pairs of lines");
+        for (const int64_t sign : {1, -1}) {
+            std::vector<int32_t>* const into = lines + (sign > 0 ? 0 : 3);
+            for (int64_t line = 0; line < count; ++line) {
+                into[0].push_back(static_cast<int32_t>(into[1].size()));
+                apart ? push(line, 0, into) : near(line, count, 0, 0, 0, sign, shape, below, widths, steps, into);
+            }
+            into[0].push_back(static_cast<int32_t>(into[1].size()));
+            (sign > 0 ? args.by_target : args.by_source) = {into[0].data(), into[1].data(), into[2].data()};
+        }
+        fill(table, widths, heads);
         args.q = q.rows(), args.k = k.rows(), args.v = v.rows();
         args.falling = falling.floats(), args.rising = rising.floats();
         args.table_size = combinations * width, args.table_head = falling.size(0) == 1 ? 0 : args.table_size;
-        args.lines = count, args.size = size, args.step = step, args.below = below, args.above = above;
+        args.lines = count, args.size = size, args.step = steps[last], args.below = below[last], args.above = above[last];
         args.heads = heads, args.depth = depth, args.channels = v.size(2), args.half = q.half(), args.threads = op.threads;
         args.scale = scale, args.drop = op.drop(p, seed, batch_heads, rows);
     }
 
-    View inputs_view;
+    static void push(int64_t line, int64_t combination, std::vector<int32_t>* into) {
+        into[1].push_back(static_cast<int32_t>(line)), into[2].push_back(static_cast<int32_t>(combination));
+    }
 
-    int64_t side(const Tensor* lines, int64_t at, WindowLines& into) {
-        const View& indptr = keep[at] = op.exact("lines", lines[0], {kAny}, types().i32);
-        const View& line = keep[at + 1] = op.exact("lines", lines[1], {kAny}, types().i32);
-        const int64_t count = indptr.size(0) - 1;
-        op.check(count >= 0, "lines", "have an indptr");
-        const int32_t* at_line = indptr.as<int32_t>();
-        bool sound = at_line[0] == 0 && at_line[count] <= line.size(0);
-        for (int64_t r = 0; r < count; ++r) sound &= at_line[r] <= at_line[r + 1];
-        op.check(sound, "lines", "have an indptr that rises from 0");
-        const View& combination = keep[at + 2] = op.exact("lines", lines[2], {line.size(0)}, types().i32);
-        for (int64_t i = 0; i < at_line[count]; ++i) {
-            const int32_t l = line.as<int32_t>()[i], c = combination.as<int32_t>()[i];
-            sound &= l >= 0 && l < count && c >= 0 && c < combinations;
+    // The lines near one of `count` that differ by the offsets on the leading axes from this one on, or by their opposites.
+    static void near(int64_t line, int64_t count, size_t axis, int64_t found, int64_t combination, int64_t sign, const Numbers& shape,
+                     const Numbers& below, const Numbers& widths, const Numbers& steps, std::vector<int32_t>* into) {
+        if (axis == shape.size() - 1) return push(found, combination, into);
+        const int64_t stride = count / shape[axis], place = line / stride, width = widths[axis + 1];
+        for (int64_t i = 0; i < width; ++i) {
+            const int64_t other = place + sign * (i - below[axis]) * steps[axis];
+            if (other >= 0 && other < shape[axis])
+                near(line % stride, stride, axis + 1, found * shape[axis] + other, combination * width + i, sign, shape, below, widths,
+                     steps, into);
         }
-        op.check(sound, "lines", "be lines of the grid, and rows of the table");
-        into = {at_line, line.as<int32_t>(), combination.as<int32_t>()};
-        return count;
+    }
+
+    // The table by falling and by rising offset on the last axis, with borders; zeros for none.
+    void fill(const Maybe& table, const Numbers& widths, int64_t heads) {
+        const int64_t tables = widths[0];
+        View given;
+        if (table) {
+            bool fits = table->dim() == static_cast<int64_t>(widths.size()) && (tables == 1 || tables == heads);
+            for (int64_t dim = 1; fits && dim < table->dim(); ++dim) fits = table->size(dim) == widths[dim];
+            op.check(fits, "table", "have a number for each offset");
+            given = op.floats("table", torch::stable::reshape(*table, {tables, combinations, offsets}), {tables, combinations, offsets});
+        }
+        falling = op.made({tables, combinations, width}), rising = op.made({tables, combinations, width});
+        for (int64_t row = 0; row < tables * combinations; ++row)
+            for (int64_t i = 0; i < width; ++i) {
+                const int64_t at = i - kWindowBorder;
+                const bool there = at >= 0 && at < offsets;
+                const float* from = given.floats() + row * offsets;
+                rising.floats()[row * width + i] = !there ? -INFINITY : table ? from[at] : 0;
+                falling.floats()[row * width + i] = !there ? -INFINITY : table ? from[offsets - 1 - at] : 0;
+            }
     }
 
     int64_t starts(const char* name, const Tensor& t, int64_t count, int64_t size, View& held, const int64_t*& into) {
@@ -2038,44 +2141,58 @@ struct Window {
         const int64_t span = kWindowSpan * args.step;
         return args.lines * args.step * ((args.size + span - 1) / span);
     }
+
+    // The gradient of the table, of sums by falling offset for each task: (heads, tasks, combinations, width).
+    Tensor gradient(const View& sums, const Tensor& table) const {
+        const auto sum = [](const Tensor& t, int64_t axis) {
+            return torch::stable::sum(t, torch::headeronly::IntHeaderOnlyArrayRef(&axis, 1));
+        };
+        const View whole = op.view("sums", sum(sums.tensor(), 1)), rising = op.made({args.heads, combinations, offsets});
+        for (int64_t row = 0; row < args.heads * combinations; ++row)
+            for (int64_t i = 0; i < offsets; ++i)
+                rising.floats()[row * offsets + i] = whole.floats()[row * width + kWindowBorder + offsets - 1 - i];
+        const Numbers sizes(op.view("table", table).sizes, op.view("table", table).sizes + table.dim());
+        return torch::stable::reshape(sizes[0] == 1 ? sum(rising.tensor(), 0) : rising.tensor(), sizes);
+    }
 };
 
-std::tuple<Tensor, Tensor> window_forward(const std::vector<Tensor>& lines, const Tensor& falling, const Tensor& rising,
-                                          const Maybe& outputs, const Maybe& inputs, const std::vector<int64_t>& axis,
-                                          const Tensor& q, const Tensor& k, const Tensor& v, double scale, double p,
-                                          int64_t seed, int64_t batch_heads) {
+std::tuple<Tensor, Tensor> window_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Maybe& table,
+                                          const Numbers& shape, const Numbers& below, const Numbers& above,
+                                          const Numbers& dilation, const Maybe& outputs, const Maybe& inputs, double scale,
+                                          double p, int64_t seed, int64_t batch_heads) {
     const Op op{"window_forward"};
-    const Window w(op, lines, falling, rising, outputs, inputs, axis, q, k, v, scale, p, seed, batch_heads);
-    const int64_t rows = w.keep[0].size(0), heads = w.args.heads;
-    const View y = op.made({rows, heads, w.args.channels}, w.keep[0].dtype), lse = op.made({rows, heads});
+    const Window w(op, q, k, v, table, shape, below, above, dilation, outputs, inputs, scale, p, seed, batch_heads);
+    const int64_t rows = w.q.size(0), heads = w.args.heads;
+    const View y = op.made({rows, heads, w.args.channels}, w.q.dtype), lse = op.made({rows, heads});
     const WindowForwardArgs args{w.args, y.rows(), lse.floats()};
     run.window_forward(&args);
     return {y.tensor(), lse.tensor()};
 }
 
-// Gradients of q, k, v, and of the table by falling offset for each task: (heads, tasks, combinations, width).
+// Gradients of q, k, v, and of the table where it is asked for.
 std::tuple<Tensor, Tensor, Tensor, Maybe> window_backward(
-    const std::vector<Tensor>& lines, const Tensor& falling, const Tensor& rising, const Maybe& outputs,
-    const Maybe& inputs, const std::vector<int64_t>& axis, const Tensor& q, const Tensor& k, const Tensor& v, double scale,
-    double p, int64_t seed, int64_t batch_heads, const Tensor& y_, const Tensor& lse_, const Tensor& grad_, bool of_table) {
+    const Tensor& q, const Tensor& k, const Tensor& v, const Maybe& table, const Tensor& y_, const Tensor& lse_,
+    const Tensor& grad_, const Numbers& shape, const Numbers& below, const Numbers& above, const Numbers& dilation,
+    const Maybe& outputs, const Maybe& inputs, double scale, double p, int64_t seed, int64_t batch_heads, bool of_table) {
     const Op op{"window_backward"};
-    const Window w(op, lines, falling, rising, outputs, inputs, axis, q, k, v, scale, p, seed, batch_heads);
-    const int64_t rows = w.keep[0].size(0), columns = w.keep[1].size(0), heads = w.args.heads, depth = w.args.depth;
-    const int32_t dtype = w.keep[0].dtype;
+    const Window w(op, q, k, v, table, shape, below, above, dilation, outputs, inputs, scale, p, seed, batch_heads);
+    const int64_t rows = w.q.size(0), columns = w.k.size(0), heads = w.args.heads, depth = w.args.depth;
+    const int32_t dtype = w.q.dtype;
     const View y = op.unit("y", y_, {rows, heads, w.args.channels}, dtype);
     const View grad = op.unit("grad", grad_, {rows, heads, w.args.channels}, dtype);
     const View lse = op.floats("lse", lse_, {rows, heads});
     const View grad_q = op.made({rows, heads, depth}, dtype), grad_k = op.made({columns, heads, depth}, dtype);
     const View grad_v = op.made({columns, heads, w.args.channels}, dtype), delta = op.made({rows, heads});
-    View table;
-    if (of_table) {
-        table = op.made({heads, w.tasks(), w.combinations, w.width});
-        std::fill_n(table.floats(), table.tensor().numel(), 0.0f);
+    View sums;
+    if (of_table && table) {
+        sums = op.made({heads, w.tasks(), w.combinations, w.width});
+        std::fill_n(sums.floats(), sums.tensor().numel(), 0.0f);
     }
     const WindowBackwardArgs args{w.args, y.rows(), grad.rows(), grad_q.rows(), grad_k.rows(), grad_v.rows(), lse.floats(),
-                                  delta.floats(), table.floats()};
+                                  delta.floats(), sums.floats()};
     run.window_backward(&args);
-    return {grad_q.tensor(), grad_k.tensor(), grad_v.tensor(), maybe(table)};
+    return {grad_q.tensor(), grad_k.tensor(), grad_v.tensor(),
+            sums.sizes ? Maybe(w.gradient(sums, *table)) : std::nullopt};
 }
 
 // -- attention of all pairs --------------------------------------------------------------------------------------------
@@ -2495,12 +2612,12 @@ std::tuple<Tensor, Tensor, int64_t> number(const Tensor& table_, const Tensor& k
 #define SC_DROP "float p, int seed, int batch_heads"
 #define SC_CONVOLVE "Tensor x, Tensor theta, Tensor? bias"
 #define SC_LINEAR "Tensor x, Tensor weight, Tensor? root, Tensor? x_root, Tensor? bias"
+#define SC_FACTORED "int activation, float parameter, bool causal, Tensor? factor, " SC_DROP
 #define SC_ENTRIES                                                                                                    \
     "Tensor x, Tensor query, Tensor? query_bias, Tensor key, Tensor? key_bias, Tensor value, Tensor? value_bias, "    \
     "Tensor output, Tensor? bias, Tensor? mask"
 #define SC_WINDOW                                                                                                     \
-    "Tensor[] lines, Tensor falling, Tensor rising, Tensor? outputs, Tensor? inputs, int[] axis, Tensor q, Tensor k, " \
-    "Tensor v, float scale, " SC_DROP
+    "int[] shape, int[] below, int[] above, int[] dilation, Tensor? outputs, Tensor? inputs, float scale, " SC_DROP
 #define SC_HEADS(name) "Tensor " name ", Tensor? " name "_weight, Tensor? " name "_bias, "
 
 struct Operator {
@@ -2554,7 +2671,7 @@ const Operator kOperators[] = {
     {"window_means", "(Tensor x, " SC_WINDOWS ") -> Tensor", TORCH_BOX(&window_means)},
     {"window_means_backward", "(Tensor grad, int[] sizes, " SC_WINDOWS ") -> Tensor", TORCH_BOX(&window_means_backward)},
     {"project", "(Tensor x, Tensor w, Tensor? bias) -> Tensor", TORCH_BOX(&project)},
-    {"outer", "(Tensor x, Tensor g, int parts, bool by_columns) -> Tensor", TORCH_BOX(&outer)},
+    {"outer", "(Tensor x, Tensor g) -> Tensor", TORCH_BOX(&outer)},
     {"convolve", "(Tensor side, " SC_CONVOLVE ", bool structure_first, bool train) -> (Tensor, Tensor?)", TORCH_BOX(&convolve)},
     {"convolve_backward", "(Tensor side, Tensor side_T, " SC_CONVOLVE ", Tensor? r, Tensor grad, bool of_x, bool of_theta, "
      "bool of_bias, bool structure_first) -> (Tensor?, Tensor?, Tensor?)", TORCH_BOX(&convolve_backward)},
@@ -2615,6 +2732,11 @@ const Operator kOperators[] = {
     {"additive_backward", "(Tensor? by_target, Tensor? by_source, Tensor q, Tensor k, Tensor x, Tensor vector, Tensor y, "
      "Tensor lse, Tensor grad, int activation, float parameter, bool causal, " SC_DROP ") -> "
      "(Tensor, Tensor, Tensor, Tensor)", TORCH_BOX(&additive_backward)},
+    {"factor", "(Tensor t, float rate) -> Tensor?", TORCH_BOX(&factor)},
+    {"dense_additive_forward", "(Tensor q, Tensor k, Tensor x, Tensor vector, " SC_FACTORED ") -> (Tensor, Tensor)",
+     TORCH_BOX(&dense_additive_forward)},
+    {"dense_additive_backward", "(Tensor q, Tensor k, Tensor x, Tensor vector, Tensor y, Tensor lse, Tensor grad, " SC_FACTORED
+     ") -> (Tensor, Tensor, Tensor, Tensor)", TORCH_BOX(&dense_additive_backward)},
     {"attend_pairs_forward", "(Tensor side, Tensor x, Tensor theta, Tensor weight, Tensor offset, Tensor vector, "
      "Tensor? bias, float slope, " SC_DROP ") -> (Tensor, Tensor, Tensor)", TORCH_BOX(&attend_pairs_forward)},
     {"attend_pairs_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor theta, Tensor weight, Tensor offset, "
@@ -2632,9 +2754,10 @@ const Operator kOperators[] = {
      SC_DROP ") -> Tensor", TORCH_BOX(&additive_weights_forward)},
     {"drop_block", "(Tensor weights, Tensor(a!) dropped, Tensor(b!)? gradient, int first_head, int last_row, int outputs, "
      SC_DROP ") -> ()", TORCH_BOX(&drop_block)},
-    {"window_forward", "(" SC_WINDOW ") -> (Tensor, Tensor)", TORCH_BOX(&window_forward)},
-    {"window_backward", "(" SC_WINDOW ", Tensor y, Tensor lse, Tensor grad, bool of_table) -> "
-     "(Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&window_backward)},
+    {"window_forward", "(Tensor q, Tensor k, Tensor v, Tensor? table, " SC_WINDOW ") -> (Tensor, Tensor)",
+     TORCH_BOX(&window_forward)},
+    {"window_backward", "(Tensor q, Tensor k, Tensor v, Tensor? table, Tensor y, Tensor lse, Tensor grad, " SC_WINDOW
+     ", bool of_table) -> (Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&window_backward)},
     {"attention_forward", "(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, float p, int seed, "
      "bool train, bool weights) -> (Tensor, Tensor?, Tensor?)", TORCH_BOX(&attention_forward)},
     {"attention_backward", "(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor y, Tensor peaks, Tensor grad, bool causal, "
