@@ -40,9 +40,7 @@ from structconv.planning.counts import Sizes
 from structconv.planning.problem import Call, Problem
 from structconv.primitives import triton
 from structconv.primitives.csr import spmm
-from structconv.primitives.native.additive import additive_attention
-from structconv.primitives.native.affine import affine_attention
-from structconv.primitives.native.bilinear import bilinear_attention
+from structconv.primitives.native.edge_attention import additive_attention, affine_attention, bilinear_attention
 from structconv.structures import Causal, Graph
 from structconv.weights.whole import ByHead
 

@@ -22,8 +22,7 @@ from torch import Tensor
 from structconv.primitives.csr import spmm
 from structconv.primitives.layout import Csr, compress
 from structconv.primitives.native import status
-from structconv.primitives.native.affine import affine_attention
-from structconv.primitives.native.bilinear import bilinear_attention
+from structconv.primitives.native.edge_attention import affine_attention, bilinear_attention
 
 Call = Callable[[], object]
 

@@ -23,10 +23,16 @@ from structconv.planning.cost import Cost
 from structconv.planning.counts import fused_application
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem
-from structconv.primitives.native.additive import additive_attention, additive_weights, as_logistic, attend, scaled
 from structconv.primitives.native.additive_dense import dense_additive_attention, factor_of
 from structconv.primitives.native.additive_steps import StepInputs, additive_step
 from structconv.primitives.native.dispatch import drop_of, usable
+from structconv.primitives.native.edge_attention import (
+    additive_attention,
+    additive_weights,
+    as_logistic,
+    attend,
+    scaled,
+)
 from structconv.primitives.native.layer import attend_additive
 from structconv.shapes import broadcast
 
@@ -85,7 +91,7 @@ class AdditiveScores(NamedTuple):
         if edges is None or (edges_of_call := edges.sorted_for(call, r, source, target, vector)) is None:
             return None
         kind, parameter, amplitude = as_logistic(self.activation, self.slope)
-        p, seed, options = edges.dropout.p, edges.dropout.seed_of(call.basis), (kind, parameter, False)
+        p, seed, options = edges.dropout.p, edges.dropout.seed_of(call.basis), (kind, parameter)
 
         def operator(*tensors: Any) -> Tensor:
             y: Tensor = attend(*tensors, *options, p, seed, edges.size)[0]

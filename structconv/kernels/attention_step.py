@@ -17,8 +17,8 @@ from structconv.kernels.dense_attention import Attended, ScaledDotProduct, match
 from structconv.kernels.expressions import is_by_offset, product_and_bias, unmasked
 from structconv.planning.kernel import register
 from structconv.planning.problem import BoundRun, Call, Problem, Run
+from structconv.primitives.native.dispatch import Heads, Turn, core_for
 from structconv.primitives.native.loader import Core
-from structconv.primitives.native.step import Heads, Turn, core_for
 from structconv.structures.output_positions import OutputPositions
 from structconv.structures.values import altered
 from structconv.weights import LowRank

@@ -32,12 +32,17 @@ from structconv.planning.fitted import SPARSE_CALLS
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives.native.adjacency import Adjacency, adjacency_of, unchanged
-from structconv.primitives.native.affine import affine_attention, affine_weights, projected_attention
-from structconv.primitives.native.along_edges import attend_by_dots
-from structconv.primitives.native.bilinear import bilinear_attention, bilinear_weights, packed_attention
 from structconv.primitives.native.dispatch import MAX_CHANNELS, NO_DROP, Drop, drop_of, usable
+from structconv.primitives.native.edge_attention import (
+    affine_attention,
+    affine_weights,
+    bilinear_attention,
+    bilinear_weights,
+    packed_attention,
+    projected_attention,
+)
 from structconv.primitives.native.indices import Csr
-from structconv.primitives.native.layer import attend_affine, attend_bilinear
+from structconv.primitives.native.layer import attend_affine, attend_bilinear, attend_by_dots
 from structconv.primitives.native.node import is_direct
 from structconv.primitives.products import product
 from structconv.shapes import broadcast

@@ -41,9 +41,15 @@ from structconv.primitives.images import convolve_images, convolve_transposed, w
 from structconv.primitives.native.additive_steps import FEW_OUTPUTS, StepInputs, additive_step
 from structconv.primitives.native.adjacency import Adjacency as Edges
 from structconv.primitives.native.adjacency import adjacency_of, unchanged
-from structconv.primitives.native.along_edges import attend_by_dots, attend_by_pairs, attend_by_terms
 from structconv.primitives.native.dispatch import NO_DROP, Drop, drop_of, kernels
-from structconv.primitives.native.layer import attend_entries, convolve, convolve_with_self
+from structconv.primitives.native.layer import (
+    attend_by_dots,
+    attend_by_pairs,
+    attend_by_terms,
+    attend_entries,
+    convolve,
+    convolve_with_self,
+)
 from structconv.primitives.native.node import is_direct
 from structconv.primitives.products import linear
 from structconv.structures.graph import Graph, listed_edges, looped

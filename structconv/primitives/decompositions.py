@@ -12,7 +12,7 @@ from torch import Tensor
 
 from structconv import torch_compat as private
 from structconv.primitives.functions import sum_dtype
-from structconv.primitives.native.edges import ends_of
+from structconv.primitives.native.edge_attention import ends_of
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.operator import COMPOSED, EDGES, by_layouts
 from structconv.primitives.native.recurrence import STEPS

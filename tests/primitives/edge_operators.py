@@ -12,11 +12,18 @@ from structconv.bases.typed import Typed
 from structconv.primitives.csr import sddmm, spmm
 from structconv.primitives.hashing import hash_uniform
 from structconv.primitives.layout import compress
-from structconv.primitives.native.additive import additive_attention, additive_weights
 from structconv.primitives.native.additive_dense import dense_additive_attention
-from structconv.primitives.native.affine import affine_attention, affine_weights, projected_attention
-from structconv.primitives.native.bilinear import bilinear_attention, bilinear_weights, packed_attention
 from structconv.primitives.native.conditioned import conditioned_product
+from structconv.primitives.native.edge_attention import (
+    additive_attention,
+    additive_weights,
+    affine_attention,
+    affine_weights,
+    bilinear_attention,
+    bilinear_weights,
+    packed_attention,
+    projected_attention,
+)
 from structconv.primitives.native.product import spmm_add
 from structconv.primitives.native.recurrence import polynomial_analysis, polynomial_synthesis
 

@@ -17,11 +17,9 @@ from torch import Tensor
 from structconv.primitives import blocked_attention, grouped, products, shifted  # noqa: F401  (define operators)
 from structconv.primitives.layout import compress
 from structconv.primitives.native import (  # noqa: F401
-    additive,
     additive_dense,
-    affine,
-    bilinear,
     conditioned,
+    edge_attention,
     recurrence,
     window,
 )
@@ -55,7 +53,7 @@ def valid(dtype):
                                 else None, 0.2, 0.3, seed, K, True),
         "bilinear_attention": (*joined, r(N, K, 4), r(M, K, 4), r(M, K, 3), r(K, E), 0.5, 0.3, seed, K),
         "packed_attention": (*joined, r(M, K * 7), r(N, K, 4), r(K, E), K, 4, 0.5, 0.3, seed, K),
-        "additive_attention": (*joined, r(N, K, 4), r(M, K, 4), r(M, K, 3), r(K, 4), 1, 2.0, False, 0.3, seed, K),
+        "additive_attention": (*joined, r(N, K, 4), r(M, K, 4), r(M, K, 3), r(K, 4), 1, 2.0, 0.3, seed, K),
         "dense_additive_attention": (r(N, K, 4), r(M, K, 4), r(M, K, 3), r(K, 4), 1, 2.0, True,
                                      torch.rand(M, K, 4), 0.3, seed, K),
         "window_attention": (r(M, K, 4), r(M, K, 4), r(M, K, 3), r(K, 3), *grid),

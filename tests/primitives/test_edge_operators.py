@@ -6,10 +6,17 @@ import torch
 from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.csr import spmm
 from structconv.primitives.native import core
-from structconv.primitives.native.additive import additive_attention, additive_weights
 from structconv.primitives.native.additive_dense import dense_additive_attention
-from structconv.primitives.native.affine import affine_attention, affine_weights, projected_attention
-from structconv.primitives.native.bilinear import bilinear_attention, bilinear_weights, packed_attention
+from structconv.primitives.native.edge_attention import (
+    additive_attention,
+    additive_weights,
+    affine_attention,
+    affine_weights,
+    bilinear_attention,
+    bilinear_weights,
+    packed_attention,
+    projected_attention,
+)
 from structconv.primitives.native.product import spmm_add, write_spmm
 from tests.primitives.edge_operators import OPERATORS, SHAPES, Edges, random_edges
 from tests.support.drawn import EVERY, drawn

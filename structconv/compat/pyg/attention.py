@@ -34,7 +34,7 @@ from structconv.compat.pyg.operator import attend
 from structconv.errors import ConfigError, ShapeError
 from structconv.kernels.sparse_attention import SortedEdges, sorted_edges
 from structconv.nn.direct import FEW_ALONG_EDGES, drawn, must_be_planned
-from structconv.primitives.native.along_edges import attend_by_dots, attend_by_pairs, attend_by_terms
+from structconv.primitives.native.layer import attend_by_dots, attend_by_pairs, attend_by_terms
 from structconv.primitives.native.node import is_direct
 from structconv.structures.graph import Graph
 from structconv.weights.base import plus

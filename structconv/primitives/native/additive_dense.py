@@ -11,15 +11,15 @@ from structconv.errors import ShapeError, text_of
 from structconv.primitives.blocks import recompute_blocks
 from structconv.primitives.hashing import hash_uniform
 from structconv.primitives.native import dispatch
-from structconv.primitives.native.additive import (
-    BLOCK,
+from structconv.primitives.native.checks import check_numbers
+from structconv.primitives.native.edge_attention import (
     LOGISTIC,
     activate,
     as_logistic,
+    blocks_of,
     check_kind,
     scaled,
 )
-from structconv.primitives.native.checks import check_numbers
 from structconv.primitives.native.operator import DROPOUT, differentiable_operator
 from structconv.primitives.segments import masked_softmax
 
@@ -80,14 +80,6 @@ def _check(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, kind: int, parameter
 
 # -- by torch's operators ------------------------------------------------------------------------------------------
 
-def _blocks(q: Tensor, k: Tensor) -> list[slice]:
-    """Blocks of outputs."""
-    if isinstance(q.shape[0], torch.SymInt) or isinstance(k.numel(), torch.SymInt):  # see `additive`
-        return [slice(0, q.shape[0])]
-    step = max(1, BLOCK // max(1, k.numel()))
-    return [slice(start, min(start + step, len(q))) for start in range(0, len(q), step)] or [slice(0, 0)]
-
-
 def _composed(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, kind: int, parameter: float, causal: bool,
               factor: Tensor | None, p: float, seed: Tensor | None, batch_heads: int) -> Tensor:
     """Block by block of outputs."""
@@ -104,7 +96,7 @@ def _composed(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, kind: int, parame
             weights = weights * ((uniform >= p).to(q.dtype) / (1 - p))
         return torch.einsum("nhm,mhc->nhc", weights, x)
 
-    return recompute_blocks(of, [q, k, x, vector], _blocks(q, k), reduce="cat", dim=0)
+    return recompute_blocks(of, [q, k, x, vector], blocks_of(q.shape[0], k.numel()), reduce="cat", dim=0)
 
 
 _attend = differentiable_operator(

@@ -15,9 +15,9 @@ from torch import Tensor
 from structconv import torch_compat as private
 from structconv.primitives.functions import pulled_back, transformed
 from structconv.primitives.native import dispatch
-from structconv.primitives.native.additive import LOGISTIC, activate, as_logistic
 from structconv.primitives.native.additive_dense import dense_additive_attention, factor_of
 from structconv.primitives.native.dispatch import floats, unit
+from structconv.primitives.native.edge_attention import LOGISTIC, activate, as_logistic
 from structconv.primitives.native.loader import Core
 from structconv.primitives.segments import masked_softmax
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,14 +14,15 @@ from structconv.primitives.memory import LEAST, new_empty
 from structconv.primitives.native.indices import LIMIT, Csr, sealed
 from structconv.primitives.native.loader import Core, core
 
-__all__ = ["MAX_CHANNELS", "NO_DROP", "Drop", "dense", "drop_of", "edges_of", "empty", "floats", "kernels",
-           "parts_of_table", "spmm", "unit", "usable", "usable_rows"]
+__all__ = ["MAX_CHANNELS", "NO_DROP", "Drop", "Heads", "Turn", "core_for", "dense", "drop_of", "edges_of", "empty",
+           "floats", "kernels", "parts_of_table", "spmm", "unit", "usable", "usable_rows"]
 
 #: Channels of a head that kernels gather.
 MAX_CHANNELS = 7168
 #: Edges below which values are in the nearest caches anyway, whatever their order.
 FEW = 1 << 14
 _STORED = frozenset((torch.float32, torch.bfloat16))
+_ALIKE = {torch.float32}, {torch.bfloat16}
 Drop = tuple[float, int, int]  # p, seed, heads of one batch entry
 NO_DROP: Drop = (0.0, 0, 1)
 
@@ -44,6 +46,17 @@ def usable(x: Tensor, edges: int) -> Core | None:
     if not x.is_cpu or x.dtype not in _STORED or x.shape[-1] > MAX_CHANNELS or max(edges, *x.shape) >= LIMIT:
         return None
     return Loaded.core if Loaded.asked else kernels()
+
+
+def core_for(*tensors: Tensor | None) -> Core | None:
+    """The kernels, if they can take these as they lie: contiguous, on the CPU, of one dtype, float32 or bfloat16."""
+    dtypes = set()
+    for t in tensors:
+        if t is not None:
+            if not t.is_contiguous() or not t.is_cpu or t.is_neg():
+                return None
+            dtypes.add(t.dtype)
+    return kernels() if dtypes in _ALIKE else None
 
 
 def usable_rows(*tables: Tensor) -> Core | None:
@@ -103,6 +116,24 @@ def parts_of_table(table: Tensor, q: Tensor | None, heads: int, depth: int) -> t
     key, value = table[:, at:at + width], table[:, at + width:]
     query = table[:, :width].unflatten(-1, (heads, depth)) if q is None else q
     return query, key.unflatten(-1, (heads, depth)), value.unflatten(-1, (heads, value.shape[1] // heads))
+
+
+# -- a step of decoding by attention, projections and all ----------------------------------------------------------
+
+class Heads(NamedTuple):
+    """One entry by heads (B, K, D): x (B, P) times a matrix (K D, P), plus bias (K D); without a matrix x itself."""
+
+    x: Tensor
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+
+
+class Turn(NamedTuple):
+    """How query and key turn by the position, as in `primitives.rotation.rotate`; without rates they do not."""
+
+    rates: Tensor | None = None
+    gain: float = 1.0
+    halves: bool = False
 
 
 # -- kernels ------------------------------------------------------------------------------------------------------

@@ -6,19 +6,25 @@ See `node.as_node` for how they are called.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from structconv.primitives import products  # noqa: F401  (which C++ calls)
 from structconv.primitives.native import dispatch
-from structconv.primitives.native.dispatch import Loaded
+from structconv.primitives.native.adjacency import Adjacency
+from structconv.primitives.native.dispatch import Drop, Loaded
+from structconv.primitives.native.edge_attention import additive_attention, bilinear_attention, projected_attention
+from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.node import as_node
 
-__all__ = ["attend_additive", "attend_affine", "attend_bilinear", "attend_dots", "attend_entries", "attend_layer",
-           "attend_pairs", "convolve", "convolve_linear", "convolve_with_self", "gather_maxima", "gather_messages",
-           "gather_sums", "group_starts", "pool_groups", "standardize_groups"]
+__all__ = ["attend_additive", "attend_affine", "attend_bilinear", "attend_by_dots", "attend_by_pairs",
+           "attend_by_terms", "attend_dots", "attend_entries", "attend_layer", "attend_pairs", "convolve",
+           "convolve_linear", "convolve_with_self", "gather_maxima", "gather_messages", "gather_sums", "group_starts",
+           "pool_groups", "standardize_groups"]
 
 #: Pooling in src/api.h.
 _POOLINGS = {"sum": 0, "mean": 1, "max": 2, "min": 3, "var": 4, "softmax": 5, "fixed softmax": 6}
@@ -52,7 +58,7 @@ attend_affine = as_node("_AttendAffine", 4, "attend_forward", "attend_backward",
 attend_layer = as_node("_AttendLayer", 5, "attend_layer_forward", "attend_layer_backward", flagged=True)
 #: `bilinear_attention` of q, k, v, no bias, and the scale.
 attend_bilinear = as_node("_AttendBilinear", 4, "bilinear_forward", "bilinear_backward")
-#: `additive_attention` of q, k, x, the vector, the kind and the parameter of its activation, and False.
+#: `additive_attention` of q, k, x, the vector, and the kind and the parameter of its activation.
 attend_additive = as_node("_AttendAdditive", 4, "additive_forward", "additive_backward")
 #: GATv2 among the inputs, projections included: (M, K C). Of x (M, P), Theta (K, P, C), the weight (K C, P) and bias of
 #: the targets, the vector (K, C), a bias (K C) or none, and the slope.
@@ -68,6 +74,62 @@ attend_dots = as_node("_AttendDots", 8, "attend_dots_forward", "attend_dots_back
 #: of `fused_attention.exact_attention`, K, the scale, and whether it is causal.
 attend_entries = as_node("_AttendEntries", 10, "attend_entries_forward", "attend_entries_backward", along=False,
                          reads_result=False, flagged=True)
+
+# -- the same of parameters as layers hold them; the heads lie side by side, (M, K C), and biases may be none. `layouts`
+# returns both layouts of the edges for the operators, or raises an error if the edges have changed ----------------
+
+_Layouts = Callable[[], tuple[Csr, Csr]]
+
+
+def attend_by_terms(edges: Adjacency, layouts: _Layouts, x: Tensor, theta: Tensor, source: Tensor, target: Tensor,
+                    bias: Tensor | None, slope: float, drop: Drop) -> Tensor:
+    """GAT: values h_k = x Theta_k, Theta (K, P, C), scores leaky_relu(<source_k, h_mk> + <target_k, h_nk>), b (K C)."""
+    def composed(x: Tensor, theta: Tensor, source: Tensor, target: Tensor, bias: Tensor | None) -> Tensor:
+        by_head = None if bias is None else bias.view(len(theta), -1)
+        y = projected_attention(*layouts(), _values(x, theta), source, target, None, by_head, slope=slope,
+                                dropout=drop[0], seed=torch.tensor(drop[1]), batch_heads=len(theta))
+        return y.flatten(1)
+
+    return attend_layer(edges, composed, x, theta, source, target, bias, slope, *drop)
+
+
+def attend_by_pairs(edges: Adjacency, layouts: _Layouts, x: Tensor, theta: Tensor, weight: Tensor, offset: Tensor,
+                    vector: Tensor, bias: Tensor | None, slope: float, drop: Drop) -> Tensor:
+    """GATv2: values h_k = x Theta_k, scores vector_k^T leaky_relu(h_mk + q_nk), q = x W^T + offset, W (K C, P)."""
+    def composed(x: Tensor, theta: Tensor, weight: Tensor, offset: Tensor, vector: Tensor, bias: Tensor | None
+                 ) -> Tensor:
+        k, q = _values(x, theta), linear(x, weight, offset).unflatten(-1, (len(theta), -1))
+        y = additive_attention(*layouts(), q, k, k, vector, activation="leaky_relu", slope=slope, dropout=drop[0],
+                               seed=torch.tensor(drop[1]), batch_heads=len(theta))
+        return _plus(y, bias)
+
+    return attend_pairs(edges, composed, x, theta, weight, offset, vector, bias, slope, *drop)
+
+
+def attend_by_dots(edges: Adjacency, layouts: _Layouts, x: Tensor, query: Tensor, query_bias: Tensor | None,
+                   key: Tensor, key_bias: Tensor | None, value: Tensor, value_bias: Tensor | None, bias: Tensor | None,
+                   heads: int, scale: float, drop: Drop) -> Tensor:
+    """The transformer's: scores scale <q_nk, k_mk> of q, k = x W^T + b, W (K D, P); values x Theta_k with Theta
+    (K, P, C), or x W^T + b with W (K C, P)."""
+    def composed(x: Tensor, query: Tensor, query_bias: Tensor | None, key: Tensor, key_bias: Tensor | None,
+                 value: Tensor, value_bias: Tensor | None, bias: Tensor | None) -> Tensor:
+        by_head = partial(torch.unflatten, dim=-1, sizes=(heads, -1))
+        v = _values(x, value) if value.dim() == 3 else by_head(linear(x, value, value_bias))
+        y = bilinear_attention(*layouts(), by_head(linear(x, query, query_bias)), by_head(linear(x, key, key_bias)), v,
+                               scale=scale, dropout=drop[0], seed=torch.tensor(drop[1]), batch_heads=heads)
+        return _plus(y, bias)
+
+    return attend_dots(edges, composed, x, query, query_bias, key, key_bias, value, value_bias, bias,
+                       0 if value.dim() == 3 else heads, scale, *drop)
+
+
+def _values(x: Tensor, theta: Tensor) -> Tensor:
+    return torch.einsum("mp,kpc->mkc", x, theta)
+
+
+def _plus(y: Tensor, bias: Tensor | None) -> Tensor:
+    return y.flatten(1) if bias is None else y.flatten(1) + bias
+
 
 # -- groups of consecutive rows -------------------------------------------------------------------------------------
 

@@ -226,14 +226,14 @@ def _same(k: Tensor, x: Tensor) -> bool:
 
 
 def additive_forward(by_target: Csr, q: Tensor, k: Tensor, x: Tensor, vector: Tensor, kind: int,
-                     parameter: float, causal: bool, drop: Drop) -> tuple[Tensor, Tensor]:
+                     parameter: float, drop: Drop) -> tuple[Tensor, Tensor]:
     """(y, lse), lse that of the scores <vector, act(q_n + k_m)>."""
     return _attend(by_target, q, k, x, vector, parameter, drop, kind)
 
 
 def additive_backward(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, x: Tensor, vector: Tensor,
-                      y: Tensor, lse: Tensor, grad: Tensor, kind: int, parameter: float,
-                      causal: bool, drop: Drop) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+                      y: Tensor, lse: Tensor, grad: Tensor, kind: int, parameter: float, drop: Drop
+                      ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of q, k, x and of the vector."""
     return _gradients(by_target, by_source, q, k, x, vector, y, lse, grad, parameter, drop, kind)
 

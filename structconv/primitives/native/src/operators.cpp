@@ -1739,10 +1739,10 @@ void check_activation(const Op& op, int64_t activation) {
     op.check(activation >= kPiecewise && activation <= kProduct, "activation", "be 0, 1 or 2");
 }
 
-std::tuple<Tensor, Tensor> additive_forward(const Maybe& by_target, const Tensor& q_, const Tensor& k_, const Tensor& x_,
-                                            const Tensor& vector_, int64_t activation, double parameter, bool causal,
-                                            double p, int64_t seed, int64_t batch_heads) {
-    const Op op{"additive_forward"};
+// Along edges, or without any of all pairs.
+std::tuple<Tensor, Tensor> additive(const Op& op, const Maybe& by_target, const Tensor& q_, const Tensor& k_, const Tensor& x_,
+                                    const Tensor& vector_, int64_t activation, double parameter, bool causal, double p,
+                                    int64_t seed, int64_t batch_heads) {
     const Queries s(op, q_, k_, x_, "x");
     const View vector = op.floats("vector", vector_, {s.heads, s.depth});
     check_activation(op, activation);
@@ -1752,15 +1752,13 @@ std::tuple<Tensor, Tensor> additive_forward(const Maybe& by_target, const Tensor
     return s.attend(op, args);
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> additive_backward(
-    const Maybe& by_target, const Maybe& by_source, const Tensor& q_, const Tensor& k_, const Tensor& x_,
+std::tuple<Tensor, Tensor, Tensor, Tensor> additive_gradients(
+    const Op& op, const Maybe& by_target, const Maybe& by_source, const Tensor& q_, const Tensor& k_, const Tensor& x_,
     const Tensor& vector_, const Tensor& y, const Tensor& lse, const Tensor& grad, int64_t activation, double parameter,
     bool causal, double p, int64_t seed, int64_t batch_heads) {
-    const Op op{"additive_backward"};
     const Queries s(op, q_, k_, x_, "x");
     const View vector = op.floats("vector", vector_, {s.heads, s.depth});
     check_activation(op, activation);
-    op.check(by_target.has_value() == by_source.has_value(), "by_source", "be given with by_target");
     const Pairs ahead(op, "by_target", by_target, s.rows, s.inputs), back(op, "by_source", by_source, s.inputs, s.rows);
     const View grad_q = op.made({s.rows, s.heads, s.depth}, s.dtype()), grad_k = op.made({s.inputs, s.heads, s.depth}, s.dtype());
     const View grad_x = op.made({s.inputs, s.heads, s.channels}, s.dtype()), grad_vector = op.made({s.heads, s.depth});
@@ -1771,6 +1769,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> additive_backward(
     args.grad_vector = grad_vector.floats(), args.partial = partial.floats();
     s.attend_backward(op, args, y, lse, grad);
     return {grad_q.tensor(), grad_k.tensor(), grad_x.tensor(), grad_vector.tensor()};
+}
+
+std::tuple<Tensor, Tensor> additive_forward(const Tensor& by_target, const Tensor& q, const Tensor& k, const Tensor& x,
+                                            const Tensor& vector, int64_t activation, double parameter, double p,
+                                            int64_t seed, int64_t batch_heads) {
+    return additive({"additive_forward"}, by_target, q, k, x, vector, activation, parameter, false, p, seed, batch_heads);
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> additive_backward(
+    const Tensor& by_target, const Tensor& by_source, const Tensor& q, const Tensor& k, const Tensor& x, const Tensor& vector,
+    const Tensor& y, const Tensor& lse, const Tensor& grad, int64_t activation, double parameter, double p, int64_t seed,
+    int64_t batch_heads) {
+    return additive_gradients({"additive_backward"}, by_target, by_source, q, k, x, vector, y, lse, grad, activation, parameter,
+                              false, p, seed, batch_heads);
 }
 
 // exp(-rate t), of which an activation is made; nothing where one would be no normal number, so that products of two are
@@ -1813,8 +1825,9 @@ struct Factored {
 std::tuple<Tensor, Tensor> dense_additive_forward(const Tensor& q, const Tensor& k, const Tensor& x, const Tensor& vector,
                                                   int64_t activation, double parameter, bool causal, const Maybe& factor_,
                                                   double p, int64_t seed, int64_t batch_heads) {
-    const Factored f({"dense_additive_forward"}, q, k, x, activation, parameter, factor_);
-    const auto [y, lse] = additive_forward({}, f.q, f.k, f.x, vector, f.activation, parameter, causal, p, seed, batch_heads);
+    const Op op{"dense_additive_forward"};
+    const Factored f(op, q, k, x, activation, parameter, factor_);
+    const auto [y, lse] = additive(op, {}, f.q, f.k, f.x, vector, f.activation, parameter, causal, p, seed, batch_heads);
     return {torch::stable::to(y, x.scalar_type()), lse};
 }
 
@@ -1822,10 +1835,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> dense_additive_backward(
     const Tensor& q, const Tensor& k, const Tensor& x, const Tensor& vector, const Tensor& y, const Tensor& lse,
     const Tensor& grad, int64_t activation, double parameter, bool causal, const Maybe& factor_, double p, int64_t seed,
     int64_t batch_heads) {
-    const Factored f({"dense_additive_backward"}, q, k, x, activation, parameter, factor_);
+    const Op op{"dense_additive_backward"};
+    const Factored f(op, q, k, x, activation, parameter, factor_);
     const ScalarType dtype = f.x.scalar_type();
-    return additive_backward({}, {}, f.q, f.k, f.x, vector, torch::stable::to(y, dtype), lse, torch::stable::to(grad, dtype),
-                             f.activation, parameter, causal, p, seed, batch_heads);
+    return additive_gradients(op, {}, {}, f.q, f.k, f.x, vector, torch::stable::to(y, dtype), lse,
+                              torch::stable::to(grad, dtype), f.activation, parameter, causal, p, seed, batch_heads);
 }
 
 // Values and keys x Theta_k, queries x W^T + c: x (M, P), Theta (K, P, C), W (K C, P) and c (K C), in one table
@@ -2727,10 +2741,10 @@ const Operator kOperators[] = {
     {"attend_entries_backward", "(" SC_ENTRIES ", Tensor table, Tensor peaks, Tensor r, Tensor grad, int heads, float scale, "
      "bool causal) -> (Tensor, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?, Tensor?)",
      TORCH_BOX(&attend_entries_backward)},
-    {"additive_forward", "(Tensor? by_target, Tensor q, Tensor k, Tensor x, Tensor vector, int activation, "
-     "float parameter, bool causal, " SC_DROP ") -> (Tensor, Tensor)", TORCH_BOX(&additive_forward)},
-    {"additive_backward", "(Tensor? by_target, Tensor? by_source, Tensor q, Tensor k, Tensor x, Tensor vector, Tensor y, "
-     "Tensor lse, Tensor grad, int activation, float parameter, bool causal, " SC_DROP ") -> "
+    {"additive_forward", "(Tensor by_target, Tensor q, Tensor k, Tensor x, Tensor vector, int activation, "
+     "float parameter, " SC_DROP ") -> (Tensor, Tensor)", TORCH_BOX(&additive_forward)},
+    {"additive_backward", "(Tensor by_target, Tensor by_source, Tensor q, Tensor k, Tensor x, Tensor vector, Tensor y, "
+     "Tensor lse, Tensor grad, int activation, float parameter, " SC_DROP ") -> "
      "(Tensor, Tensor, Tensor, Tensor)", TORCH_BOX(&additive_backward)},
     {"factor", "(Tensor t, float rate) -> Tensor?", TORCH_BOX(&factor)},
     {"dense_additive_forward", "(Tensor q, Tensor k, Tensor x, Tensor vector, " SC_FACTORED ") -> (Tensor, Tensor)",
