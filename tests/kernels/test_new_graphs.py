@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+import torch.autograd.forward_ad as fwAD
 from torch.overrides import BaseTorchFunctionMode
 
 from structconv import Graph, ShapeError, StructureError, batch, conv
@@ -148,6 +149,16 @@ def test_relations_side_by_side_are_one_node(weighted, small):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-6 * float(other.detach().abs().max()))
     with torch.no_grad():
         torch.testing.assert_close(conv(x, basis, Full.of(theta), path="structure_first"), y)
+
+
+def test_a_gradient_drawn_before_has_a_forward_derivative():
+    given, x, layer = graph(), torch.randn(NODES, 3, requires_grad=True), Conv(Adjacency("sym", True), 3, 4)
+    y, tangent = layer(x, given), torch.randn(NODES, 4)
+    assert "_ConvolveBackward" in autograd_nodes(y.grad_fn)
+    with fwAD.dual_level():
+        (grad,) = torch.autograd.grad(y, x, fwAD.make_dual(torch.randn_like(y), tangent), retain_graph=True)
+        moved = fwAD.unpack_dual(grad).tangent
+    torch.testing.assert_close(moved, torch.autograd.grad(y, x, tangent)[0])  # a gradient is linear in that of y
 
 
 def test_changes_in_place_are_noticed_and_bad_edges_refused():

@@ -99,7 +99,8 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
         saved = [*ctx.saved_tensors]
         for i, t in unread:
             saved[i] = t
-        if torch.is_grad_enabled() or private.is_functional(grad) or private.is_batched(grad):
+        if (torch.is_grad_enabled() or private.is_functional(grad) or private.is_batched(grad)
+                or private.forward_level() >= 0):
             gradients = pulled_back(composed, saved[:count], ctx.needs_input_grad[2:count + 2], [grad])
         else:
             if reads_result:
