@@ -201,7 +201,7 @@ def _composed(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, *options: A
 # -- the operator -------------------------------------------------------------------------------------------------
 
 def _takes(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None) -> bool:
-    return (0 < q.shape[-1] <= MAX_WINDOW_CHANNELS and 0 < v.shape[-1] <= MAX_WINDOW_CHANNELS and q.numel() > 0)
+    return 0 < q.shape[-1] <= MAX_WINDOW_CHANNELS and 0 < v.shape[-1] <= MAX_WINDOW_CHANNELS and q.numel() > 0
 
 
 def _known(starts: Tensor) -> tuple[int, int, int, int]:
