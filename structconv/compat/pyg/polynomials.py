@@ -21,8 +21,9 @@ from structconv.compat.pyg.operator import apply
 from structconv.compat.pyg.pooling import pooled
 from structconv.compat.pyg.tracing import is_tracing
 from structconv.errors import ConfigError
+from structconv.nn.direct import FEW_NUMBERS
 from structconv.structures.graph import Graph
-from structconv.weights import Full, HeadBlocks, Separable
+from structconv.weights import Eye, Full, HeadBlocks, Separable
 
 __all__ = ["APPNP", "ChebConv", "MixHopConv", "SGConv", "SSGConv", "TAGConv"]
 
@@ -296,6 +297,12 @@ class APPNP(_Polynomial):
         """x (..., N, P), edges and their weights (E,) -> (..., N, P)."""
         loops = self.add_self_loops and self.normalize
         messages = normalized(self, edge_index, x, edge_weight, loops=loops, normalize=self.normalize)
+        few = not is_compiling() and x.numel() <= FEW_NUMBERS and x.dtype in (torch.float32, torch.float64)
+        if few and self._is_matrix() and not (self.dropout and self.training):  # all steps at once
+            kept = 1 - self.alpha
+            mix = [self.alpha * kept ** k for k in range(self.K)] + [kept ** self.K]
+            powers = Polynomial(self._messages(messages, x.dtype), self.K, "monomial")
+            return apply(x, powers.mix(x.new_tensor(mix).unsqueeze(-1)), Eye.of(1, x.shape[-1]))
         h, absent = x, self._replaced(messages.graph) if loops else None
         for _ in range(self.K):
             if self.dropout and self.training:
