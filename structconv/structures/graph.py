@@ -94,8 +94,8 @@ class Graph(Exchange, Structure):
         if inputs is None or outputs is None:
             inputs, outputs = _infer_sizes(edge_index, inputs, outputs)
         plain = is_plain(edge_index)
-        usual = type(inputs) is type(outputs) is int and min(inputs, outputs) >= 0 and max(inputs, outputs) < _TOO_MANY
-        if plain and not usual:
+        if plain and not (type(inputs) is type(outputs) is int  # a compiler does not compare sizes that it cannot know
+                          and min(inputs, outputs) >= 0 and max(inputs, outputs) < _TOO_MANY):
             inputs, outputs = check_size("Graph", "num_inputs", inputs), check_size("Graph", "num_outputs", outputs)
         self.__dict__.update(edge_index=edge_index, num_inputs=inputs, num_outputs=outputs, edge_weight=edge_weight,
                              edge_attr=edge_attr, samples=samples)

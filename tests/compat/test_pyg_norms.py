@@ -208,3 +208,12 @@ def test_graphs_of_one_row_have_finite_gradients_in_half_precision(name, dtype):
         results.append([y, *torch.autograd.grad((y * torch.linspace(1, 2, 9).view(3, 3).to(dtype)).sum(), x)])
     assert all(t.isfinite().all() for t in results[0])
     torch.testing.assert_close(*results, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("name", ["GraphNorm", "InstanceNorm", "SumAggregation", "MaxAggregation"])
+def test_groups_that_nobody_counted_compile_in_one_graph(name):
+    layer = getattr(ours, name)(*[4] if "Norm" in name else [])
+    x, batch = torch.randn(5, 4), torch.tensor([0, 0, 0, 1, 1])
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, batch), layer(x, batch))
