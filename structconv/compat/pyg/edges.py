@@ -283,10 +283,11 @@ def edges_to_outputs(graph: Graph) -> Graph:
     return Graph(joined, num_inputs=graph.num_edges, num_outputs=graph.num_outputs)
 
 
-def gather(x: Tensor, graph: Graph) -> Tensor:
-    """The row of x (..., M, C) at the source of each edge: (..., E, C)."""
+def gather(x: Tensor, graph: Graph, targets: bool = False) -> Tensor:
+    """The row of x (..., M, C) at the source of each edge, or of x (..., N, C) at its target: (..., E, C)."""
     if not is_compiling() and graph.num_edges * x.shape[-1] <= FEW_NUMBERS:
-        return x.index_select(-2, graph.source)
+        return x.index_select(-2, graph.target if targets else graph.source)
+    graph = graph.reversed() if targets else graph
     joined = derived(graph.edge_index, "inputs to edges", lambda: numbered(graph.source).flip(0))
     to_edges = Graph(joined, num_inputs=graph.num_inputs, num_outputs=graph.num_edges)
     return apply(x, Sparse(to_edges), Eye.of(1, x.shape[-1]))

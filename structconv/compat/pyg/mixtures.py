@@ -74,7 +74,7 @@ class FeaStConv(Layer):
                 warn_of_two_kinds("FeaStConv", x, z, edges)
             edges = with_loops(edges, fixed_size=is_compiling())
         absent = None if edges.edge_weight is None or not self.add_self_loops else edges.edge_weight.isinf()
-        q = functional.softmax(self.u(gather(x, edges) - gather(z, edges.reversed())) + self.c, -1)
+        q = functional.softmax(self.u(gather(x, edges) - gather(z, edges, targets=True)) + self.c, -1)
         if self._is_matrix():
             present = edges if absent is None else without_edges(edges, absent)
             messages = self._messages(Sparse(present, q.mT), x.dtype)
@@ -216,7 +216,7 @@ class FAConv(Layer):
             raise ConfigError("FAConv", f"edge_weight must {'not ' * self.normalize}be given with "
                               f"normalize={self.normalize}", "none" if edge_weight is None else "edge_weight")
         edges: Graph = messages.graph
-        alpha = (gather(self.att_l(x), edges) + gather(self.att_r(x), edges.reversed())).tanh().squeeze(-1)
+        alpha = (gather(self.att_l(x), edges) + gather(self.att_r(x), edges, targets=True)).tanh().squeeze(-1)
         dropped = functional.dropout(alpha, self.dropout, self.training)
         y = self._aggregated(x, Sparse(edges, (dropped * messages.values).unsqueeze(-2)), absent=self._replaced(edges)
                              if self.add_self_loops and self.normalize else None)
