@@ -424,6 +424,17 @@ def test_options_that_are_set_later(name, args, options):
     close(*actual)
 
 
+@pytest.mark.parametrize("name", ["GCNConv", "GATConv", "SAGEConv"])
+def test_a_layer_for_each_direction_starts_from_equal_numbers(name):
+    """`DirGNNConv` copies a layer, switches its loops and root weight off and draws it again."""
+    actual = []
+    for library in (ours, theirs):
+        torch.manual_seed(1)
+        layer = theirs.DirGNNConv(getattr(library, name)(4, 3))
+        actual.append([*layer.parameters(), torch.rand(1)])
+    assert all(map(torch.equal, *actual))
+
+
 @pytest.mark.parametrize("widths", [-1, 4, {"paper": 4, "author": 6, "key": 5}])
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 def test_attention_between_types(widths, dtype, tolerance):

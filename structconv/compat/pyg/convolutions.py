@@ -16,7 +16,7 @@ from structconv.bases.matrices import adjacency, lazy_adjacency
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.edges import is_sparse, with_remaining_loops
 from structconv.compat.pyg.layer import Channels, Layer, Nodes, pair
-from structconv.compat.pyg.linear import Linear, glorot, is_plain
+from structconv.compat.pyg.linear import Linear, draw, glorot, is_plain
 from structconv.errors import ConfigError
 from structconv.structures.graph import looped
 
@@ -121,6 +121,14 @@ class SAGEConv(Layer):
         if root_weight:
             self.lin_r = Linear(targets, out_channels, bias=False)
         self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw all parameters again, except those that `project` and `root_weight` switch off after construction."""
+        for child in (self.aggr_module, self.lin if self.project else None, self.lin_l,
+                      self.lin_r if self.root_weight else None):
+            if child is not None:
+                draw(child)
 
     def forward(self, x: Nodes, edge_index: Any, size: Any = None) -> Tensor:
         """x (..., M, P), or (x_m, x_n), and edges -> (..., N, Q)."""
