@@ -27,7 +27,7 @@ from structconv.arguments import suggesting
 from structconv.bases.entrywise import Normalized
 from structconv.bases.shift import Shift
 from structconv.compat.attending import Mask, attend, attend_plainly
-from structconv.errors import ConfigError, ShapeError, text_of
+from structconv.errors import ConfigError, ShapeError, StructconvError, text_of
 from structconv.kernels.small_attention import composed_attention, is_small
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.grids import Cuboid, Pool
@@ -256,8 +256,8 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
                 raise ConfigError(owner, f"{name} must be a padded tensor", "a nested one", "Pad it by "
                                   "torch.nested.to_padded_tensor, or use structconv.MultiheadAttention.")
             check_tensor(owner, name, own)
-            raise ShapeError(owner, f"{name} must have shape (L, {channels}), or that in a batch, as query",
-                             tuple(own.shape))
+            raise ShapeError(owner, f"{name} must have shape (L, {channels}), or a batch of these" +
+                             ("" if name == "query" else ", with as many axes as query"), tuple(own.shape))
         if key is not value and key.shape[:-1] != value.shape[:-1]:
             raise ShapeError(owner, f"value must have the entries of key, {text_of(key.shape[:-1])}",
                              tuple(value.shape[:-1]))
@@ -484,7 +484,11 @@ def _mechanism(layer: nn.Module, kind: Callable[..., Mechanism], *options: Any) 
         return cast(Mechanism, getattr(_TRACED, _traced(kind, *options)))
     built = layer.__dict__.get("_mechanism")
     if built is None or built[0] != options:
-        mechanism = kind(*options).bound(1)
+        try:
+            mechanism = kind(*options).bound(1)
+        except StructconvError as error:
+            error.rename(type(layer).__name__)
+            raise
         direct = direct_of(mechanism)
         built = layer.__dict__["_mechanism"] = options, mechanism, direct, dtypes_of_torch(direct)
     return cast(Mechanism, built[1])
@@ -525,11 +529,16 @@ def _directly(layer: nn.Module, image: Tensor, structure: Any = None) -> Tensor 
     return None if direct is None or type(image) is not Tensor or image.is_nested else direct(layer, image, structure)
 
 
-def _computed(layer: nn.Module, mechanism: Mechanism, theta: Weight, bias: Tensor | None, image: Tensor, axes: int
+def _computed(layer: nn.Module, mechanism: Mechanism, theta: Weight, bias: Tensor | None, x: Tensor, **place: Any
               ) -> Tensor:
-    """The plan's result for an image (..., P, *S)."""
-    call, sizes = call_of(mechanism, theta, bias, image, axes=axes)
-    return plan_for(call, image=sizes).run(call)
+    """The plan's result for an image (..., P, *S) with `axes`, or for entries (..., M, P) of a `structure`; errors name
+    the class of the layer."""
+    try:
+        call, sizes = call_of(mechanism, theta, bias, x, **place)
+        return plan_for(call, image=sizes).run(call)
+    except StructconvError as error:
+        error.rename(type(layer).__name__)
+        raise
 
 
 def _check_image(layer: Any, image: Tensor, channels: int, axes: int) -> None:
@@ -577,7 +586,7 @@ class _Conv(_Layer):
         axes, weight = len(self.kernel_size), self.weight  # read once: a parametrization may change it at each reading
         _check_image(self, input, weight.shape[1] * self.groups, axes)
         theta = theta_of_kernel(weight, self.groups)
-        return _laid_out(_computed(self, mechanism, theta, self.bias, input, axes), input)
+        return _laid_out(_computed(self, mechanism, theta, self.bias, input, axes=axes), input)
 
     def _mechanism_of(self: Any) -> Mechanism:
         padding = tuple(self.padding) if isinstance(self.padding, list) else self.padding
@@ -672,8 +681,8 @@ class _ConvTranspose(_Layer):
         blocks_GPQK = weight.flatten(2).unflatten(0, (groups, -1))
         theta = (Full.of(blocks_GPQK.squeeze(0).permute(2, 0, 1)) if groups == 1 else
                  Grouped.of(blocks_GPQK.permute(3, 0, 1, 2)))
-        call, _ = call_of(mechanism, theta, self.bias, entries, structure=finer)
-        return _laid_out(to_image(plan_for(call).run(call), finer), input)
+        y = _computed(self, mechanism, theta, self.bias, entries, structure=finer)
+        return _laid_out(to_image(y, finer), input)
 
     def _mechanism_of(self: Any) -> Mechanism:
         return _mechanism(self, _transposed, self.kernel_size, self.stride, self.dilation, self.padding)
@@ -770,7 +779,8 @@ class _AvgPool(_Layer):
         mechanism = self._mechanism_of()
         y = _directly(self, input)
         if y is None:
-            y = _laid_out(_computed(self, mechanism, Eye.of(1, input.shape[-1 - axes]), None, input, axes), input)
+            y = _laid_out(_computed(self, mechanism, Eye.of(1, input.shape[-1 - axes]), None, input, axes=axes),
+                         input)
         return y if divisor is None else y * (math.prod(_each(self.kernel_size, axes)) / divisor)
 
     def _mechanism_of(self: Any) -> Mechanism:

@@ -676,6 +676,19 @@ def test_a_script_is_refused(layer: nn.Module) -> None:
         torch.jit.script(nn.Sequential(layer))
 
 
+@pytest.mark.parametrize("call, expected", [
+    (lambda: compat.Conv2d(3, 4, 3)(torch.randn(1, 3, 2, 2)), "Conv2d: the window must not be larger"),
+    (lambda: compat.Conv2d(3, 4, 3)(torch.randn(1, 3, 8, 8).double()), "Conv2d: x and theta must share one dtype"),
+    (lambda: compat.ConvTranspose1d(3, 4, 3)(torch.randn(1, 3, 8).double()), "ConvTranspose1d: x and theta must share"),
+    (lambda: compat.AvgPool2d(3, padding=2)(torch.randn(1, 1, 8, 8)), "AvgPool2d: padding must be at most half"),
+    (lambda: compat.MultiheadAttention(16, 4)(*torch.randn(3, 5, 2, 8)),
+     r"MultiheadAttention: query must have shape \(L, 16\), or a batch of these; got \(5, 2, 8\)"),
+])
+def test_errors_name_the_layer_of_the_program(call: Callable[[], Tensor], expected: str) -> None:
+    with pytest.raises(ValueError, match=f"^{expected}"):
+        call()
+
+
 def test_what_is_refused() -> None:
     x = torch.randn(3, 2, 8)
     layer = compat.MultiheadAttention(8, 2)
