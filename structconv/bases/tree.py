@@ -447,7 +447,10 @@ def materializer(spec: Any) -> Get:
         return lambda basis: spec
     known = spec.get if isinstance(spec, Leaf) else _own(spec)
     if known is not None:
-        return _computing(spec, known) if _holds(spec, lazy=True) else known
+        if not _holds(spec, lazy=True):
+            return known
+        computed = _computing(spec)
+        return lambda basis: computed(known(basis))
     if isinstance(spec, tuple | list):
         items = [materializer(item) for item in spec]
         return lambda basis: tuple(fill(basis) for fill in items)
@@ -459,22 +462,23 @@ def materializer(spec: Any) -> Get:
     return lambda basis: alter({name: fill(basis) for name, fill in parts.items()})
 
 
-def _computing(spec: Any, known: Get) -> Get:
-    """The function that finds a part of a basis with its products computed: the fields that hold some, if it can be."""
+def _computing(spec: Any) -> Get:
+    """The function from a value that a part of a spec describes, and which holds products, to the value with these
+    computed."""
     if isinstance(spec, Leaf):
-        return lambda basis: tensor(known(basis))
+        return tensor
     kind, names = type(spec), field_names(spec)
-    lazy = [name for name in names if isinstance(spec.__dict__.get(name), Leaf) and spec.__dict__[name].lazy]
-    others = [name for name in names if name not in lazy]
-    if not lazy or hasattr(kind, "__post_init__") or _holds([spec.__dict__[name] for name in others], lazy=True):
-        return lambda basis: materialized(known(basis))
+    if isinstance(spec, tuple | list) or hasattr(kind, "__post_init__"):
+        return materialized
+    fills = [(name, _computing(part)) for name in names if _holds(part := spec.__dict__[name], lazy=True)]
 
-    def computed(basis: Any) -> Any:
-        attrs, new = known(basis).__dict__, object.__new__(kind)
-        for name in lazy:
-            new.__dict__[name] = tensor(attrs[name])
-        for name in others:
-            new.__dict__[name] = attrs[name]
+    def computed(value: Any) -> Any:
+        attrs, new = value.__dict__, object.__new__(kind)
+        own = new.__dict__
+        for name in names:
+            own[name] = attrs[name]
+        for name, fill in fills:
+            own[name] = fill(attrs[name])
         return new
 
     return computed
