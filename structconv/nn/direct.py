@@ -23,7 +23,7 @@ from structconv.bases.matrices import adjacency
 from structconv.bases.pooling import Pooling
 from structconv.bases.shift import Shift, ShiftTransposed
 from structconv.bases.sparse import Sparse
-from structconv.kernels.additive_attention import known
+from structconv.kernels.additive_attention import known as known_activation
 from structconv.kernels.small_attention import composed_attention, is_small
 from structconv.kernels.sparse_attention import sorted_edges
 from structconv.mechanisms.graphs import Adjacency
@@ -132,7 +132,7 @@ def step_of(root: Any) -> DirectStep | None:
     if type(leaf) is not Additive or leaf._on == "projected" or leaf.heads != 1 or steps != [
             ("normalize", {"kind": "softmax", "over": "inputs"})]:
         return None
-    named = known(leaf.activation)
+    named = known_activation(leaf.activation)
     return None if named is None else partial(_attend_prepared, leaf, named[0])
 
 

@@ -298,7 +298,8 @@ class APPNP(_Polynomial):
         loops = self.add_self_loops and self.normalize
         messages = normalized(self, edge_index, x, edge_weight, loops=loops, normalize=self.normalize)
         few = not is_compiling() and x.numel() <= FEW_NUMBERS and x.dtype in (torch.float32, torch.float64)
-        if few and self._is_matrix() and not (self.dropout and self.training):  # all steps at once
+        fixed = not (self.dropout and self.training) and not isinstance(self.alpha, Tensor)
+        if few and fixed and self._is_matrix():  # all steps at once
             kept = 1 - self.alpha
             mix = [self.alpha * kept ** k for k in range(self.K)] + [kept ** self.K]
             powers = Polynomial(self._messages(messages, x.dtype), self.K, "monomial")
