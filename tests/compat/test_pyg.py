@@ -1259,7 +1259,8 @@ def test_graphs_without_rows_before_others_have_numbers_too():
     torch.testing.assert_close(layer(x, edge_index, batch=torch.tensor([3, 3])), layer(x, edge_index))
 
 
-ONE_NODE = {"GATConv": "_AttendLayer", "GATv2Conv": "_AttendPairs", "TransformerConv": "_AttendDots"}
+ONE_NODE = {"GATConv": "_AttendLayer", "GATv2Conv": "_AttendPairs", "TransformerConv": "_AttendDots",
+            "GATConv with attributes": "_AttendBilinear"}
 
 
 @pytest.mark.skipif(core() is None, reason="there are no native kernels")
@@ -1268,19 +1269,23 @@ ONE_NODE = {"GATConv": "_AttendLayer", "GATv2Conv": "_AttendPairs", "Transformer
 def test_attention_among_few_nodes_is_one_node_of_autograd(name, concat):
     """The same numbers as by the expression, dropout and second derivatives included; node 4 has no edge but a loop."""
     edges, x = torch.tensor([[0, 1, 2, 0, 3, 3], [1, 2, 0, 3, 1, 3]]), torch.randn(5, 6, requires_grad=True)
+    kind, _, attributes = name.partition(" with ")
+    edges = edges[:, :5] if attributes else edges  # a loop would be replaced
+    options = {"edge_dim": 2, "fill_value": 1.0 if concat else "mean"} if attributes else {}
+    attr = {"edge_attr": torch.randn(5, 2)} if attributes else {}
     for dropout in (0.0, 0.4):
-        layer = getattr(ours, name)(6, 4, heads=3, concat=concat, dropout=dropout)
+        layer = getattr(ours, kind)(6, 4, heads=3, concat=concat, dropout=dropout, **options)
         layer.load_state_dict({key: torch.randn_like(t) for key, t in layer.state_dict().items()})
         found = []
         for weights in (None, True):
             torch.manual_seed(3)
-            y = layer(x, edges, return_attention_weights=weights)
+            y = layer(x, edges, **attr, return_attention_weights=weights)
             y = y[0] if weights else y
             first = torch.autograd.grad(y.square().sum(), [x, *layer.parameters()], create_graph=True)
             found.append([y, *first, *torch.autograd.grad(sum(g.square().sum() for g in first), x)])
         torch.testing.assert_close(*found, rtol=2e-4, atol=1e-4 * float(found[1][-1].abs().max()))
         torch.manual_seed(3)
-        y = layer(x, edges)  # torch 2.12 names the nodes of living results only
+        y = layer(x, edges, **attr)  # torch 2.12 names the nodes of living results only
         names = autograd_nodes(y.grad_fn)
         assert f"{ONE_NODE[name]}Backward" in names or (name == "GATv2Conv" and dropout)
 

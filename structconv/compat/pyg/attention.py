@@ -33,10 +33,11 @@ from structconv.compat.pyg.linear import Linear, is_plain, project_together
 from structconv.compat.pyg.operator import attend
 from structconv.errors import ConfigError, ShapeError
 from structconv.kernels.sparse_attention import SortedEdges, sorted_edges
-from structconv.nn.direct import FEW_ALONG_EDGES, drawn, must_be_planned
-from structconv.primitives.native.layer import attend_by_dots, attend_by_pairs, attend_by_terms
+from structconv.nn.direct import FEW_ALONG_EDGES, FEW_NUMBERS, drawn, must_be_planned
+from structconv.primitives.native.edge_attention import bilinear_attention
+from structconv.primitives.native.layer import attend_bilinear, attend_by_dots, attend_by_pairs, attend_by_terms
 from structconv.primitives.native.node import is_direct
-from structconv.structures.graph import Graph
+from structconv.structures.graph import Graph, listed_edges
 from structconv.weights.base import plus
 
 __all__ = ["AGNNConv", "GATConv", "GATv2Conv", "TransformerConv"]
@@ -134,18 +135,20 @@ class _Attention(Layer):
         return mask is not None or (self.training and 0 < self.dropout < 1 and has_repeats(edges))
 
     def _few_edges(self, x: Tensor, z: Tensor | None, graph: Graph, width: int, lins: tuple[Any, ...],
-                   *others: Tensor | None) -> SortedEdges | None:
-        """The edges as a node reads them that computes `width` products of each of few entries and attends among them;
-        `None` where it does not apply. `others` are what it reads beside x and the layers."""
+                   *others: Tensor | None, attributes: bool = False) -> SortedEdges | None:
+        """The edges as a node reads them that computes `width` products of each of few entries and attends among them,
+        or with `attributes` reads a score of each edge; `None` where it does not apply. `others` are what it reads
+        beside x and the layers."""
         if (is_compiling() or z is not x or x.dim() != 2 or x.shape[0] * width > FEW_ALONG_EDGES or self.explain
-                or graph.edge_attr is not None or graph.edge_weight is not None or self._message_forward_hooks
+                or attributes is (graph.edge_attr is None) or graph.edge_weight is not None
+                or self._message_forward_hooks
                 or not self._is_sum() or (self.training and self.dropout >= 1) or must_be_planned(Normalized)
                 or self._reads_edges(graph, None)):
             return None
         if not all(is_plain(lin) and lin.in_channels == x.shape[1] for lin in lins) or not is_direct(
                 x, *others, *(t for lin in lins for t in (lin.weight, lin.bias))):
             return None
-        return sorted_edges(graph, x.shape[0], x.shape[0])
+        return sorted_edges(graph, x.shape[0], x.shape[0], numbered=attributes)
 
     def _joined(self, y: Tensor, bias: Tensor | None) -> Tensor:
         """The heads side by side, to which b has been added, or their mean plus b."""
@@ -232,7 +235,9 @@ class GATConv(_Attention):
         x, z = pair(x)
         residual = None if self.res is None or z is None else self.res(z)
         edges = self._edges(edge_index, x, z, edge_attr, size)
-        if not return_attention_weights and (few := self._as_one_node(x, z, edges)) is not None:
+        few = None if return_attention_weights else (
+            self._as_one_node(x, z, edges) if edges.edge_attr is None else self._of_few_attributes(x, z, edges))
+        if few is not None:
             return few if residual is None else few + residual
         source, target = (self.lin, self.lin) if self.lin is not None else (self.lin_src, self.lin_dst)
         values = source(x)  # type: ignore[misc]
@@ -268,6 +273,32 @@ class GATConv(_Attention):
         y = attend_by_terms(edges.adjacency, edges.layouts, x, theta, source[0], target[0], bias,
                             self.negative_slope, drawn(self.dropout, self, self.heads))
         return self._joined(y, self.bias)
+
+    def _of_few_attributes(self, x: Tensor, z: Tensor | None, graph: Graph) -> Tensor | None:
+        """The result for few entries whose edges have attributes, which a plan would compute by the same operators."""
+        lin, heads, attr, index = self.lin, self.heads, graph.edge_attr, listed_edges(graph)[0]
+        if lin is None or self.lin_edge is None or attr is None:
+            return None
+        edges = self._few_edges(x, z, graph, heads * self.out_channels, (lin,), attr, self.att_src, self.att_dst,
+                                self.att_edge, attributes=True)
+        if edges is None or attr.shape[0] * heads > FEW_NUMBERS:
+            return None
+        v = lin(x).unflatten(-1, (heads, -1))
+        source, target = ((v * vector).sum(-1) for vector in (self.att_src, self.att_dst))
+        term = attr if self._has_terms_first() else self._of_attributes(attr)
+        scores = leaky_relu(source.index_select(0, index[0]) + target.index_select(0, index[1]) + term,
+                            self.negative_slope)
+        if scores.dtype is not torch.float32:
+            return None
+        p, _, count = drop = drawn(self.dropout, self, heads)
+
+        def composed(*tensors: Any) -> Tensor:
+            return bilinear_attention(*edges.layouts(), *tensors, dropout=p, seed=torch.tensor(drop[1]),
+                                      batch_heads=count)
+
+        none = v.new_zeros(()).expand(x.shape[0], heads, 1)
+        y = attend_bilinear(edges.adjacency, composed, none, none, v, scores.mT, 1.0, *drop).flatten(1)
+        return self._joined(y if self.bias is None or not self.concat else y + self.bias, self.bias)
 
     def _has_terms_first(self) -> bool:
         """Return True if the attributes of loops are sums or means, so that their terms are those of terms."""
