@@ -81,11 +81,9 @@ class AttentionEdges(NamedTuple):
     def attend(self, node: Callable[..., Tensor], operator: Callable[..., Tensor], edges: SortedEdges, q: Tensor,
                k: Tensor, r: Tensor, *others: Any) -> Tensor:
         """(K, N, C) by a node, of q (K, N, D), k (K, M, D), r and others; `operator` is the same over layouts."""
-        def composed(*tensors: Tensor | None) -> Tensor:
-            return operator(*edges.layouts(), *tensors)
-
         v = r.expand(self.size, -1, -1)
-        y = node(edges.adjacency, composed, q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), *others)
+        y = node(edges.adjacency, partial(edges.apply, operator), q.transpose(0, 1), k.transpose(0, 1),
+                 v.transpose(0, 1), *others)
         return y.transpose(0, 1)
 
     def sorted_for(self, call: Call, r: Tensor, source: Tensor, target: Tensor, vector: Tensor | None = None
@@ -111,6 +109,10 @@ class SortedEdges(NamedTuple):
         """Both layouts, if the edges did not change."""
         self.check()
         return self.graph.layouts()
+
+    def apply(self, operator: Callable[..., Tensor], *tensors: Any) -> Tensor:
+        """An operator over both layouts, of these tensors."""
+        return operator(*self.layouts(), *tensors)
 
 
 def sorted_edges(graph: Graph, inputs: int, outputs: int, numbered: bool = False) -> SortedEdges | None:

@@ -172,7 +172,7 @@ class Expressed(Layer):
         return None if direct is None else direct(self, x, structure)
 
     def _directly_prepared(self, cache: Any, z: Tensor) -> Tensor | None:
-        """The same for outputs z of a prepared x."""
+        """The result for few outputs z of a prepared x, as `_directly`."""
         own = self.__dict__
         if own["_expression"].step is None or type(z) is not Tensor or is_compiling():
             return None

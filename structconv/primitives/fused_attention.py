@@ -108,8 +108,8 @@ class _Exact(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, of_weights: Tensor | None = None) -> tuple[Any, ...]:
-        """Those of query, key, values and mask: by the kernel, unless they are differentiated again or there are
-        others."""
+        """The gradients of query, key, values and mask: by the kernel, unless they are differentiated again, or the
+        weights have a gradient."""
         query, key, values, mask, total = ctx.saved_tensors
         causal, scale, drop, result = ctx.kept
         others = () if of_weights is None else (of_weights,)

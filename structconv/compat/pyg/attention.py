@@ -141,9 +141,8 @@ class _Attention(Layer):
         beside x and the layers."""
         if (is_compiling() or z is not x or x.dim() != 2 or x.shape[0] * width > FEW_ALONG_EDGES or self.explain
                 or attributes is (graph.edge_attr is None) or graph.edge_weight is not None
-                or self._message_forward_hooks
-                or not self._is_sum() or (self.training and self.dropout >= 1) or must_be_planned(Normalized)
-                or self._reads_edges(graph, None)):
+                or self._message_forward_hooks or not self._is_sum() or (self.training and self.dropout >= 1)
+                or must_be_planned(Normalized) or self._reads_edges(graph, None)):
             return None
         if not all(is_plain(lin) and lin.in_channels == x.shape[1] for lin in lins) or not is_direct(
                 x, *others, *(t for lin in lins for t in (lin.weight, lin.bias))):
@@ -290,15 +289,11 @@ class GATConv(_Attention):
                             self.negative_slope)
         if scores.dtype is not torch.float32:
             return None
-        p, _, count = drop = drawn(self.dropout, self, heads)
-
-        def composed(*tensors: Any) -> Tensor:
-            return bilinear_attention(*edges.layouts(), *tensors, dropout=p, seed=torch.tensor(drop[1]),
-                                      batch_heads=count)
-
+        drop = drawn(self.dropout, self, heads)
+        operator = partial(bilinear_attention, dropout=drop[0], seed=torch.tensor(drop[1]), batch_heads=heads)
         none = v.new_zeros(()).expand(x.shape[0], heads, 1)
-        y = attend_bilinear(edges.adjacency, composed, none, none, v, scores.mT, 1.0, *drop).flatten(1)
-        return self._joined(y if self.bias is None or not self.concat else y + self.bias, self.bias)
+        y = attend_bilinear(edges.adjacency, partial(edges.apply, operator), none, none, v, scores.mT, 1.0, *drop)
+        return self._joined(plus(y.flatten(1), self.bias if self.concat else None), self.bias)
 
     def _has_terms_first(self) -> bool:
         """Return True if the attributes of loops are sums or means, so that their terms are those of terms."""

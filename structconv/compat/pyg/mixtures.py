@@ -126,7 +126,7 @@ class GMMConv(Layer):
         self.reset_parameters()
 
     def _shapes(self, sources: int) -> tuple[tuple[int, ...], ...]:
-        """Of g, mu and sigma."""
+        """Return the shapes of g, mu and sigma."""
         gaussians: tuple[int, ...] = (self.kernel_size, self.dim)
         gaussians = (sources, self.out_channels, *gaussians) if self.separate_gaussians else gaussians
         return (sources, self.out_channels * self.kernel_size), gaussians, gaussians

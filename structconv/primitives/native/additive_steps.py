@@ -23,7 +23,7 @@ from structconv.primitives.segments import masked_softmax
 
 __all__ = ["FEW_OUTPUTS", "StepInputs", "additive_step"]
 
-#: Of a step: see kDecodeOutputs and kDecodeInputs in src/api.h.
+#: Outputs and inputs of a step at most: see kDecodeOutputs and kDecodeInputs in src/api.h.
 FEW_OUTPUTS, FEW_INPUTS = 8, 4096
 
 

@@ -49,7 +49,8 @@ def usable(x: Tensor, edges: int) -> Core | None:
 
 
 def core_for(*tensors: Tensor | None) -> Core | None:
-    """The kernels, if they can take these as they lie: contiguous, on the CPU, of one dtype, float32 or bfloat16."""
+    """Return the kernels, if they can read these tensors without a copy: contiguous, on the CPU, all float32 or all
+    bfloat16."""
     dtypes = set()
     for t in tensors:
         if t is not None:
@@ -60,8 +61,8 @@ def core_for(*tensors: Tensor | None) -> Core | None:
 
 
 def usable_rows(*tables: Tensor) -> Core | None:
-    """The kernels, if x w and x^T y can take these (M, C) as they lie: float32 on the CPU, contiguous rows, nothing
-    empty."""
+    """Return the kernels, if x w and x^T y can read these (M, C) without a copy: float32 on the CPU, contiguous rows,
+    not empty."""
     fit = all(t.is_cpu and t.dtype is torch.float32 and t.numel() > 0 and not t.is_neg() and t.stride(1) == 1
               and t.stride(0) >= t.shape[1] for t in tables)
     return kernels() if fit else None
@@ -70,7 +71,7 @@ def usable_rows(*tables: Tensor) -> Core | None:
 # -- arguments ----------------------------------------------------------------------------------------------------
 
 def edges_of(layout: Csr, columns: int) -> Tensor:
-    """A sealed layout of at most so many columns.
+    """Return a sealed layout that has at most `columns` columns.
 
     Raises:
         StructureError: if it has more.

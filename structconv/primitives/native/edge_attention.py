@@ -36,6 +36,7 @@ ACTIVATIONS = ("leaky_relu", "tanh", "sigmoid")
 #: Numbers of a temporary where torch's operators stand in: 16 MB in float32.
 _BLOCK = 1 << 22
 
+
 def affine_attention(by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, x: Tensor, *, slope: float = 0.2,
                      dropout: float = 0.0, seed: Tensor | None = None, batch_heads: int | None = None) -> Tensor:
     """y_nk = sum over the edges m -> n of p_ke x_mk, p = softmax over the edges into n of leaky_relu(s_mk + t_nk).
@@ -347,7 +348,7 @@ def _additive_scores(ends: Ends, q: Tensor, k: Tensor, vector: Tensor, kind: int
 
 
 def blocks_of(count: int, width: int) -> list[slice]:
-    """Parts of so many rows, each with so many numbers of a temporary."""
+    """Cut `count` rows, whose temporaries have `width` numbers each, into blocks of at most `_BLOCK` numbers."""
     if isinstance(count, torch.SymInt) or isinstance(width, torch.SymInt):  # a program for any sizes has no loop
         return [slice(0, count)]
     step = max(1, _BLOCK // max(1, width))

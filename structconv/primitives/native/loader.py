@@ -96,7 +96,7 @@ def _large(shape: list[int], half: bool) -> Tensor:
 
 
 _SPACE, _NUMBER, _NOTHING = "structconv_native", itertools.count(), torch.empty(0)
-#: What C++ calls: memory, and `products`, which has the body of the second.
+#: Operators that C++ calls: `large` allocates memory, `product` is implemented in `products`.
 CALLED = torch.library.Library(_SPACE, "FRAGMENT")
 CALLED.define("large(int[] shape, bool half) -> Tensor")
 CALLED.impl("large", _large, "CompositeExplicitAutograd")
