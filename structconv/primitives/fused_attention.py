@@ -15,14 +15,12 @@ from structconv import torch_compat as private
 from structconv.primitives.functions import Result, pulled_back
 from structconv.primitives.hashing import hash_uniform
 from structconv.primitives.native.dispatch import NO_DROP, Drop, Loaded, kernels
-from structconv.primitives.native.node import is_direct
+from structconv.primitives.native.node import PLAIN, only_recorded
 from structconv.primitives.segments import masked_softmax
 
 __all__ = ["all_pairs", "exact_attention", "fused_attention", "is_readable"]
 
-#: Channels that the kernel holds: kAttentionChannels in native/src/api.h.
-_MOST_CHANNELS = 256
-_MASKS, _PLAIN = (torch.bool, torch.float32), (Tensor, torch.nn.Parameter)
+_MASKS = torch.bool, torch.float32
 
 
 def fused_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float
@@ -63,28 +61,23 @@ def exact_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | N
     is zero. Float32 on a CPU, up to 256 channels. Memory O(N) beside the results; the backward makes the scores again.
     With `weighted` also the weights (B, K, N, M), whose own gradient is computed operator by operator.
     """
-    if not is_direct(query, key, values):  # asked first: a compiler does not trace what loads the kernels
-        return None
+    if not (only_recorded() and type(query) in PLAIN and type(key) in PLAIN and type(values) in PLAIN and query.is_cpu
+            and key.is_cpu and values.is_cpu and query.dtype is torch.float32) or private.is_batched(query):
+        return None  # asked first: a compiler does not trace what loads the kernels
     core = Loaded.core if Loaded.asked else kernels()
-    shape, own, held = query.shape, key.shape, values.shape
-    if core is None or not len(shape) == len(own) == len(held) == 4:
-        return None
-    (batch, heads, _, depth), (of_key, groups, inputs, width), (of_values, others, rows, channels) = shape, own, held
-    if not (of_key == of_values == batch and groups == others and inputs == rows and width == depth):
-        return None
-    if groups == 0 or heads % groups or not 0 < depth <= _MOST_CHANNELS or not 0 < channels <= _MOST_CHANNELS:
-        return None
-    if mask is not None and not is_readable(mask, shape, inputs):
+    if core is None or (mask is not None and not (query.dim() == key.dim() == 4 and is_readable(
+            mask, query.shape, key.shape[2]))):
         return None
     if torch.is_grad_enabled() and private.any_requires_grad(query, key, values, mask):
-        return _exact(query, key, values, mask, causal, scale, drop, weighted)
+        found = _exact(query, key, values, mask, (causal, scale, *drop[:2]), weighted)
+        return None if type(found) is tuple and found[0] is None else found
     y, _, weights = core.attention_forward(query, key, values, mask, causal, scale, drop[0], drop[1], False, weighted)
-    return (y, weights) if weighted else y
+    return (y, weights) if weighted and y is not None else y
 
 
 def is_readable(mask: Tensor, shape: Sequence[int], inputs: int) -> bool:
     """Return True if the kernel can read the mask as a table of the pairs of queries of this shape (B, K, N, D)."""
-    if not (type(mask) in _PLAIN and mask.is_cpu and mask.dtype in _MASKS and not mask.is_neg()
+    if not (type(mask) in PLAIN and mask.is_cpu and mask.dtype in _MASKS and not mask.is_neg()
             and mask.layout is torch.strided and 1 < mask.dim() <= 4):
         return False
     sizes = inputs, shape[2], shape[1], shape[0]
@@ -95,12 +88,14 @@ class _Exact(torch.autograd.Function):
     """The kernel, for what it takes: y, or y and the weights."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float,
-                drop: Drop, weighted: bool) -> Any:
+    def forward(ctx: Any, query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, options: tuple[Any, ...],
+                weighted: bool) -> Any:
         y, total, weights = Loaded.core.attention_forward(  # type: ignore[union-attr]
-            query, key, values, mask, causal, scale, drop[0], drop[1], True, weighted)
+            query, key, values, mask, *options, True, weighted)
+        if y is None:
+            return (None, None) if weighted else None
         ctx.save_for_backward(query, key, values, mask, total)
-        ctx.kept = causal, scale, drop, Result(y)
+        ctx.kept = options, Result(y)
         if not weighted:
             return y
         ctx.set_materialize_grads(False)
@@ -110,23 +105,23 @@ class _Exact(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, of_weights: Tensor | None = None) -> tuple[Any, ...]:
         """The gradients of query, key, values and mask: by the kernel, unless they are differentiated again, or the
         weights have a gradient."""
-        query, key, values, mask, total = ctx.saved_tensors
-        causal, scale, drop, result = ctx.kept
-        others = () if of_weights is None else (of_weights,)
-        if grad is None and of_weights is None:
-            return (None,) * 8
-        if others or grad is None or torch.is_grad_enabled() or private.is_functional(grad) or private.is_batched(grad):
+        tensors, (options, result) = ctx.saved_tensors, ctx.kept
+        if grad is of_weights is None:
+            return (None,) * 6
+        if (grad is None or of_weights is not None or torch.is_grad_enabled() or private.is_functional(grad)
+                or private.is_batched(grad)):
+            causal, scale, *drop = options
+            others = () if of_weights is None else (of_weights,)
             composed = partial(_pairs_and_weights if others else all_pairs, causal=causal, scale=scale, drop=drop)
-            of_query, of_key, of_values, of_mask = pulled_back(composed, (query, key, values, mask),
-                                                               ctx.needs_input_grad[:4], [grad, *others])
+            gradients = pulled_back(composed, tensors[:4], ctx.needs_input_grad[:4], [grad, *others])
         else:
             y = result.take()
             if y is None:
-                y = Loaded.core.attention_forward(  # type: ignore[union-attr]
-                    query, key, values, mask, causal, scale, drop[0], drop[1], False, False)[0]
-            of_query, of_key, of_values, of_mask = Loaded.core.attention_backward(  # type: ignore[union-attr]
-                query, key, values, mask, y, total, grad, causal, scale, drop[0], drop[1], ctx.needs_input_grad[3])
-        return of_query, of_key, of_values, of_mask, None, None, None, None
+                y = Loaded.core.attention_forward(*tensors[:4], *options, False, False)[0]  # type: ignore[union-attr]
+            query, key, values, mask, total = tensors
+            gradients = Loaded.core.attention_backward(  # type: ignore[union-attr]
+                query, key, values, mask, y, total, grad, *options, ctx.needs_input_grad[3])
+        return *gradients, None, None
 
 
 _exact: Callable[..., Any] = private.bound_apply(_Exact)

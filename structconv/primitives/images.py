@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from operator import lt
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from structconv.primitives.native.dispatch import Loaded, kernels
 from structconv.primitives.native.loader import Core
 from structconv.primitives.native.node import Gradients, as_node, is_direct
 
-__all__ = ["FEW_SUMMED", "convolve_images", "convolve_transposed", "is_few", "window_means"]
+__all__ = ["FEW_SUMMED", "convolve_images", "convolve_transposed", "few_means", "is_few", "window_means"]
 
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
 _TRANSPOSED: dict[int, Callable[..., Tensor]] = {3: F.conv_transpose1d, 4: F.conv_transpose2d, 5: F.conv_transpose3d}
@@ -30,6 +30,26 @@ _FEW_NUMBERS = 1 << 24
 FEW_SUMMED = 12 << 10
 #: Numbers of a kernel, which each call brings into an order of its own.
 _MOST_WEIGHTS = 1 << 16
+#: Bits of a number of one axis: kAxisBits in native/src/operators.cpp.
+_AXIS_BITS = 20
+
+
+class _Options(NamedTuple):
+    """The options of a convolution or of windows for torch, and for our kernels with the axes' numbers in one."""
+
+    lists: tuple[Any, ...]
+    packed: tuple[int, ...]
+
+
+@lru_cache(1024)
+def _packed(*options: tuple[int, ...] | int) -> _Options | None:
+    """The options, unless one is too large for our kernels."""
+    numbers = [number for option in options if isinstance(option, tuple) for number in option]
+    if not all(0 <= number < 1 << _AXIS_BITS for number in numbers):
+        return None
+    return _Options(tuple(list(option) if isinstance(option, tuple) else option for option in options), tuple(
+        sum(number << _AXIS_BITS * axis for axis, number in enumerate(option)) if isinstance(option, tuple) else option
+        for option in options))
 
 
 def convolve_images(image: Tensor, kernel: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
@@ -45,11 +65,11 @@ def convolve_images(image: Tensor, kernel: Tensor, bias: Tensor | None, stride: 
 
     Cost: 2 Q P / groups prod(K) B prod(S') flops; small batches of stride 1 in one pass over `src/images.cpp`.
     """
-    options = list(stride), list(padding), list(dilation), groups
-    small = is_few(image, kernel, stride) and is_direct(image, kernel, bias)
-    if not small or (Loaded.core if Loaded.asked else kernels()) is None:
-        return _by_torch(options, image, kernel, bias)
-    return _images(None, partial(_by_torch, options), image, kernel, bias, *options)
+    if is_few(image, kernel, stride) and is_direct(image, kernel, bias):
+        options = _packed(tuple(stride), tuple(padding), tuple(dilation), groups)
+        if options is not None and (Loaded.core if Loaded.asked else kernels()) is not None:
+            return _images(None, partial(_by_torch, options.lists), image, kernel, bias, options)
+    return _by_torch((list(stride), list(padding), list(dilation), groups), image, kernel, bias)
 
 
 def is_few(image: Tensor, kernel: Tensor, stride: Sequence[int]) -> bool:
@@ -69,16 +89,17 @@ def _by_torch(options: tuple[Any, ...], *tensors: Any) -> Tensor:
     return _CONVOLUTIONS[tensors[0].dim()](*tensors, *options)
 
 
-def _forward(_: Any, image: Tensor, kernel: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
-    y: Tensor = Loaded.core.images(image, kernel, bias, *options)  # type: ignore[union-attr]
-    return y if y.dim() > 1 else _by_torch(options, image, kernel, bias)  # zeros of the padding are to meet no NaN
+def _forward(_: Any, image: Tensor, kernel: Tensor, bias: Tensor | None, options: _Options) -> Tensor:
+    y: Tensor = Loaded.core.images(image, kernel, bias, *options.packed)  # type: ignore[union-attr]
+    return y if y.dim() > 1 else _by_torch(options.lists, image, kernel, bias)  # zeros of padding are to meet no NaN
 
 
-def _backward(_: Any, image: Tensor, kernel: Tensor, bias: Tensor | None, grad: Tensor, needed: Any, *options: Any
+def _backward(_: Any, image: Tensor, kernel: Tensor, bias: Tensor | None, grad: Tensor, needed: Any, options: _Options
               ) -> Gradients:
-    gradients: Gradients = Loaded.core.images_backward(image, kernel, grad, *options, *needed)  # type: ignore[union-attr]
+    gradients: Gradients = Loaded.core.images_backward(  # type: ignore[union-attr]
+        image, kernel, grad, *options.packed, *needed)
     return gradients if any(g is not None for g in gradients) else _gradients_by_torch(
-        image, kernel, grad, needed, *options)
+        image, kernel, grad, needed, *options.lists)
 
 
 def _gradients_by_torch(image: Tensor, kernel: Tensor, grad: Tensor, needed: Any, stride: Any, padding: Any,
@@ -108,11 +129,11 @@ def convolve_transposed(image: Tensor, kernel: Tensor, bias: Tensor | None, stri
     border = None if max(stride) > 1 or any(extra) else [
         apart * (size - 1) - cut for size, cut, apart in zip(kernel.shape[2:], padding, dilation, strict=True)]
     if border is None or min(border) < 0:
-        options = list(stride), list(padding), list(dilation), groups, list(extra)
-        small = is_few(image, kernel, stride) and all(map(lt, extra, stride))
-        if not small or not is_direct(image, kernel, bias) or kernels() is None:
-            return _transposed_by_torch(options, image, kernel, bias)
-        return _transposed(None, partial(_transposed_by_torch, options), image, kernel, bias, *options)
+        if is_few(image, kernel, stride) and all(map(lt, extra, stride)) and is_direct(image, kernel, bias):
+            options = _packed(tuple(stride), tuple(padding), tuple(dilation), groups, tuple(extra))
+            if options is not None and kernels() is not None:
+                return _transposed(None, partial(_transposed_by_torch, options.lists), image, kernel, bias, options)
+        return _transposed_by_torch((stride, padding, dilation, groups, extra), image, kernel, bias)
     axes = list(range(2, kernel.dim()))
     sides = kernel.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1) if groups > 1 else kernel.transpose(0, 1)
     return convolve_images(image, sides.flip(axes), bias, stride, border, dilation, groups)
@@ -123,25 +144,25 @@ def _transposed_by_torch(options: tuple[Any, ...], *tensors: Any) -> Tensor:
     return _TRANSPOSED[tensors[0].dim()](*tensors, stride, padding, extra, groups, dilation)
 
 
-def _transposed_forward(_: Any, image: Tensor, kernel: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
-    *same, groups, extra = options
+def _transposed_forward(_: Any, image: Tensor, kernel: Tensor, bias: Tensor | None, options: _Options) -> Tensor:
+    *same, groups, extra = options.lists
     shape = [(size - 1) * step - 2 * cut + apart * (width - 1) + 1 + more for size, width, step, cut, apart, more in
              zip(image.shape[2:], kernel.shape[2:], *same, extra, strict=True)]
     finer = image.new_empty(image.shape[0], kernel.shape[1] * groups, *shape)
     y: Tensor = Loaded.core.images_backward(  # type: ignore[union-attr]
-        finer, kernel, image, *same, groups, True, False, False)[0]
+        finer, kernel, image, *options.packed[:4], True, False, False)[0]
     if y is None:  # see `_forward`
-        return _transposed_by_torch(options, image, kernel, bias)
+        return _transposed_by_torch(options.lists, image, kernel, bias)
     return y if bias is None else y.add_(bias.view(-1, *[1] * len(shape)))
 
 
 def _transposed_backward(_: Any, image: Tensor, kernel: Tensor, bias: Tensor | None, grad: Tensor, needed: Any,
-                         *options: Any) -> Gradients:
-    same, core = options[:4], cast(Core, Loaded.core)
+                         options: _Options) -> Gradients:
+    same, core = options.packed[:4], cast(Core, Loaded.core)
     of_image = core.images(grad, kernel, None, *same) if needed[0] else None
     of_kernel = core.images_backward(grad, kernel, image, *same, False, True, False)[1] if needed[1] else None
     if (of_image is not None and of_image.dim() == 1) or (needed[1] and of_kernel is None):  # see `_forward`
-        return _gradients_by_torch(image, kernel, grad, needed, *options)
+        return _gradients_by_torch(image, kernel, grad, needed, *options.lists)
     return of_image, of_kernel, grad.flatten(2).sum((0, 2)) if needed[2] else None
 
 
@@ -165,22 +186,31 @@ def window_means(image: Tensor, size: Sequence[int], stride: Sequence[int], padd
 
     Cost: rows are added up before windows along them: B P prod(S') (sum of the axes' sizes, roughly) additions.
     """
-    options = list(size), list(stride), list(padding), all_count
-    if (_is_few_summed(image, prod(size), prod(stride)) or image.numel() >= _FEW_NUMBERS or not image.is_contiguous()
-            or not is_direct(image) or kernels() is None):
-        return _means_by_torch(options, image)
-    if not (image.requires_grad and torch.is_grad_enabled()):
-        return _means_forward(None, image, *options)
-    return _means(None, partial(_means_by_torch, options), image, *options)
+    numbers, trains = image.numel(), image.requires_grad and torch.is_grad_enabled()
+    if (type(numbers) is int and numbers < _FEW_NUMBERS and is_direct(image) and image.is_contiguous()
+            and (not trains or numbers * prod(size) >= FEW_SUMMED * prod(stride))):
+        windows = _packed(tuple(size), tuple(stride), tuple(padding), all_count)
+        if windows is not None and (Loaded.core if Loaded.asked else kernels()) is not None:
+            if not trains:
+                return _means_forward(None, image, windows)
+            return _means(None, partial(_means_by_torch, windows.lists), image, windows)
+    return _means_by_torch((size, stride, padding, all_count), image)
 
 
-def _is_few_summed(image: Tensor, size: int, stride: int) -> bool:
-    """Return True if the windows read so few numbers that torch's kernel is the faster one."""
-    numbers = image.numel()
-    if type(numbers) is not int:  # a program is recorded
-        return True
-    return numbers * size < FEW_SUMMED * stride and (  # of lines and planes, torch's is slow without gradients
-        image.dim() == 5 or (image.requires_grad and torch.is_grad_enabled()))
+def few_means(image: Tensor, size: Any) -> Tensor | None:
+    """`window_means` of few numbers for windows of `size` side by side, without gradients, in fewer steps; `None` where
+    it does not apply."""
+    core, windows = Loaded.core, _side_by_side(size, image.dim() - 2)
+    if core is None or windows is None or not image.is_contiguous() or not is_direct(image):
+        return None
+    y: Tensor = core.window_means(image, *windows.packed)
+    return y
+
+
+@lru_cache(128)
+def _side_by_side(size: Any, axes: int) -> _Options | None:
+    each = tuple(size) if isinstance(size, tuple) else (size,) * axes
+    return _packed(each, each, (0,) * axes, True) if len(each) == axes in (1, 2, 3) and min(each) > 0 else None
 
 
 def _means_by_torch(options: tuple[Any, ...], image: Tensor) -> Tensor:
@@ -188,13 +218,14 @@ def _means_by_torch(options: tuple[Any, ...], image: Tensor) -> Tensor:
     return _MEANS[image.dim()](image, size, stride, padding, False, all_count)
 
 
-def _means_forward(_: Any, image: Tensor, *options: Any) -> Tensor:
-    y: Tensor = Loaded.core.window_means(image, *options)  # type: ignore[union-attr]
+def _means_forward(_: Any, image: Tensor, options: _Options) -> Tensor:
+    y: Tensor = Loaded.core.window_means(image, *options.packed)  # type: ignore[union-attr]
     return y
 
 
-def _means_backward(_: Any, image: Tensor, grad: Tensor, needed: Any, *options: Any) -> Tensor:
-    of_image: Tensor = Loaded.core.window_means_backward(grad, image.shape[2:], *options)  # type: ignore[union-attr]
+def _means_backward(_: Any, image: Tensor, grad: Tensor, needed: Any, options: _Options) -> Tensor:
+    of_image: Tensor = Loaded.core.window_means_backward(  # type: ignore[union-attr]
+        grad, image.shape[2:], *options.packed)
     return of_image
 
 

@@ -57,8 +57,9 @@ def recorded(native):
     entries = r(2, 3, 5), r(K * 2, 5), r(K * 2), r(K * 2, 5), None, r(K * 4, 5), r(K * 4), r(6, K * 4), r(6)
     entries = *entries, torch.rand(2, 1, 1, 3) < 0.7
     y_of, *kept = native.attend_entries_forward(*entries, K, 0.5, True, True)
-    image, steps = (r(2, 4, 9, 7), r(4, 2, 3, 2), r(2, 4, 5, 6)), ([2, 1], [1, 0], [1, 1], 2)
-    windows = [2, 3], [2, 2], [0, 1], False
+    second = 1 << 20  # the number of the second axis is that times this
+    image, steps = (r(2, 4, 9, 7), r(4, 2, 3, 2), r(2, 4, 5, 6)), (2 + second, 1, 1 + second, 2)
+    windows = 2 + 3 * second, 2 + 2 * second, second, False
     pairs = r(2, 4, 9, 5), r(2, 2, 7, 5), r(2, 2, 7, 3), r(2, 1, 9, 7)
     of_pairs = native.attention_forward(*pairs, True, 0.5, 0.3, 7, True, False)[:2]
     _, weights = native.additive_step(r(2, K, 4), r(M, K, 4), torch.rand(M, K, 4), heads, r(K, 4), None, 2.0)

@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from structconv import torch_compat as private
 from structconv.primitives.functions import Result, pulled_back
 from structconv.primitives.native.dispatch import MAX_CHANNELS, Loaded
 from structconv.primitives.native.indices import LIMIT
 
-__all__ = ["Gradients", "as_node", "is_direct"]
+__all__ = ["PLAIN", "Gradients", "as_node", "is_direct", "only_recorded"]
 
-_PLAIN = frozenset((Tensor, torch.nn.Parameter))
+PLAIN = frozenset((Tensor, torch.nn.Parameter))
 Gradients = tuple[Tensor | None, ...]
 
 
@@ -32,15 +32,20 @@ def _unread(shape: torch.Size) -> Tensor:
     return torch.zeros(shape if few else (), dtype=torch.float32).expand(shape)
 
 
+def only_recorded() -> bool:
+    """Return True if only autograd records or transforms a call; of plain tensors, which no exported program has."""
+    return not (is_dynamo_compiling() or private.transforms_active() or private.dispatch_modes()
+                or private.function_modes() or private.forward_level() >= 0 or private.tracing() is not None)
+
+
 def is_direct(x: Tensor, *others: Tensor | None) -> bool:
     """Return True if a kernel may read x (M, ..., C), and only autograd records or transforms the layer."""
-    if (is_compiling() or private.transforms_active() or private.dispatch_modes() or private.function_modes()
-            or private.forward_level() >= 0 or private.tracing() is not None):
+    if not only_recorded():
         return False
     try:
-        for t in (x, *others):
-            if t is not None and (type(t) not in _PLAIN or t.dtype is not torch.float32 or not t.is_cpu
-                                  or t.size(-1) > MAX_CHANNELS):
+        for t in (x, *others):  # an item of a shape takes less time than `size`
+            if t is not None and (type(t) not in PLAIN or t.dtype is not torch.float32 or not t.is_cpu
+                                  or t.shape[-1] > MAX_CHANNELS):
                 return False
     except IndexError:  # a scalar
         return False

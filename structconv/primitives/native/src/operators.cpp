@@ -2232,6 +2232,16 @@ struct Attention {
         mask = mask_of(op, mask_, args);
     }
 
+    // Whether the tensors have four axes that fit each other, and no more channels than the kernel holds.
+    static bool takes(const Op& op, const Tensor& q_, const Tensor& k_, const Tensor& v_) {
+        if (q_.dim() != 4 || k_.dim() != 4 || v_.dim() != 4) return false;
+        const View q = op.view("q", q_), k = op.view("k", k_), v = op.view("v", v_);
+        const auto few = [](int64_t channels) { return channels > 0 && channels <= kAttentionChannels; };
+        return q.dtype == types().f32 && k.dtype == q.dtype && v.dtype == q.dtype && k.size(0) == q.size(0) && v.size(0) == q.size(0) &&
+               k.size(1) > 0 && k.size(1) == v.size(1) && q.size(1) % k.size(1) == 0 && k.size(2) == v.size(2) &&
+               k.size(3) == q.size(3) && few(q.size(3)) && few(v.size(3));
+    }
+
     // Many rows that lie far apart, as a head's are among those of others, share few places of the caches.
     static bool is_scattered(const View& t) {
         const int64_t row = t.strides[2];
@@ -2280,6 +2290,15 @@ bool are_few(const int64_t (&sizes)[3], int64_t numbers) {
     return numbers < kFewNumbers;
 }
 
+// A number for each axis of an image, of kAxisBits each in one, the first in the lowest: a list takes longer to pass.
+constexpr int kAxisBits = 20;
+
+struct Axes {
+    int64_t numbers;
+
+    int64_t operator[](int64_t axis) const { return numbers >> (kAxisBits * axis) & ((int64_t{1} << kAxisBits) - 1); }
+};
+
 // Images (batch, channels, *sizes) of one to three axes, and the kernel (outputs, inputs of a group, *sizes).
 struct Images {
     const Op& op;
@@ -2288,12 +2307,9 @@ struct Images {
     bool finite = true;
     ImageArgs args{};
 
-    Images(const Op& op, const Tensor& x_, const Tensor& w_, const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
-           const std::vector<int64_t>& dilation, int64_t groups)
+    Images(const Op& op, const Tensor& x_, const Tensor& w_, Axes stride, Axes padding, Axes dilation, int64_t groups)
         : op(op), x(image_of(op, "x", x_)), w(image_of(op, "w", w_)), axes(x_.dim() - 2) {
         op.check(axes >= 1 && axes <= 3 && w_.dim() == axes + 2, "x", "have one to three axes of an image, as w has of a kernel");
-        const auto count = static_cast<size_t>(axes);
-        op.check(stride.size() == count && padding.size() == count && dilation.size() == count, "stride", "have a number for each axis");
         op.check(groups >= 1 && w.size(0) % groups == 0 && x.size(1) == groups * w.size(1), "groups", "divide the channels");
         args.batch = x.size(0), args.groups = groups, args.inputs = w.size(1), args.outputs = w.size(0) / groups;
         args.w_group = args.outputs, args.w_input = 1, args.threads = op.threads;
@@ -2301,8 +2317,7 @@ struct Images {
             const int64_t own = axis - (3 - axes);
             args.from[axis] = own < 0 ? 1 : x.size(2 + own), args.kernel[axis] = own < 0 ? 1 : w.size(2 + own);
             const int64_t step = own < 0 ? 1 : stride[own], pad = own < 0 ? 0 : padding[own], apart = own < 0 ? 1 : dilation[own];
-            op.check(step >= 1 && step < kFewNumbers && pad >= 0 && pad < kFewNumbers && apart >= 1 && apart < kFewNumbers, "stride",
-                     "be at least 1 and below 2^24, as dilation, and padding at least 0");
+            op.check(step >= 1 && apart >= 1, "stride", "be at least 1, as dilation");
             const int64_t rest = args.from[axis] + 2 * pad - apart * (args.kernel[axis] - 1) - 1;
             op.check(rest >= 0, "x", "be as large as the kernel");
             args.to[axis] = rest / step + 1, args.multiple[axis] = step, args.step[axis] = apart, args.shift[axis] = -pad;
@@ -2326,10 +2341,9 @@ struct Images {
 };
 
 // Nothing where w is not finite.
-Tensor images(const Tensor& x, const Tensor& w, const Maybe& bias_, const std::vector<int64_t>& stride,
-              const std::vector<int64_t>& padding, const std::vector<int64_t>& dilation, int64_t groups) {
+Tensor images(const Tensor& x, const Tensor& w, const Maybe& bias_, int64_t stride, int64_t padding, int64_t dilation, int64_t groups) {
     const Op op{"images"};
-    Images s(op, x, w, stride, padding, dilation, groups);
+    Images s(op, x, w, {stride}, {padding}, {dilation}, groups);
     const View bias = op.floats("bias", bias_, {s.w.size(0)}), y = image_made(op, s.x.size(0), s.w.size(0), s.args.to, s.axes);
     s.args.bias = bias.floats(), s.args.y = y.floats();
     run.images(&s.args);
@@ -2337,11 +2351,10 @@ Tensor images(const Tensor& x, const Tensor& w, const Maybe& bias_, const std::v
 }
 
 // The gradients of x, w and bias, those that are asked for; none of them where w or the gradient of y is not finite.
-std::tuple<Maybe, Maybe, Maybe> images_backward(const Tensor& x, const Tensor& w, const Tensor& grad_, const std::vector<int64_t>& stride,
-                                                const std::vector<int64_t>& padding, const std::vector<int64_t>& dilation,
-                                                int64_t groups, bool of_x, bool of_w, bool of_bias) {
+std::tuple<Maybe, Maybe, Maybe> images_backward(const Tensor& x, const Tensor& w, const Tensor& grad_, int64_t stride, int64_t padding,
+                                                int64_t dilation, int64_t groups, bool of_x, bool of_w, bool of_bias) {
     const Op op{"images_backward"};
-    Images s(op, x, w, stride, padding, dilation, groups);
+    Images s(op, x, w, {stride}, {padding}, {dilation}, groups);
     const View grad = image_of(op, "grad", grad_);
     bool fits = grad_.dim() == s.axes + 2 && grad.size(0) == s.x.size(0) && grad.size(1) == s.w.size(0);
     for (int64_t axis = 0; fits && axis < s.axes; ++axis) fits = grad.size(2 + axis) == s.args.to[3 - s.axes + axis];
@@ -2364,19 +2377,15 @@ std::tuple<Maybe, Maybe, Maybe> images_backward(const Tensor& x, const Tensor& w
 }
 
 // Windows over an image of these sizes.
-MeansArgs windows(const Op& op, int64_t planes, const int64_t* from, const std::vector<int64_t>& size,
-                 const std::vector<int64_t>& stride, const std::vector<int64_t>& padding, int64_t axes, bool all_count) {
+MeansArgs windows(const Op& op, int64_t planes, const int64_t* from, Axes size, Axes stride, Axes padding, int64_t axes, bool all_count) {
     MeansArgs args{};
-    const auto count = static_cast<size_t>(axes);
-    op.check(size.size() == count && stride.size() == count && padding.size() == count, "size", "have a number for each axis, as stride");
     args.planes = planes, args.all_count = all_count, args.threads = op.threads;
     for (int64_t axis = 0; axis < 3; ++axis) {
         const int64_t own = axis - (3 - axes);
         args.from[axis] = own < 0 ? 1 : from[own], args.size[axis] = own < 0 ? 1 : size[own];
         args.stride[axis] = own < 0 ? 1 : stride[own], args.padding[axis] = own < 0 ? 0 : padding[own];
-        op.check(args.size[axis] >= 1 && args.size[axis] < kFewNumbers && args.stride[axis] >= 1 && args.stride[axis] < kFewNumbers &&
-                     args.padding[axis] >= 0 && args.padding[axis] <= args.size[axis] / 2, "size",
-                 "be at least 1 and below 2^24, as stride, and padding at most half of it");
+        op.check(args.size[axis] >= 1 && args.stride[axis] >= 1 && args.padding[axis] <= args.size[axis] / 2, "size",
+                 "be at least 1, as stride, and padding at most half of it");
         op.check(args.from[axis] >= 1 && args.from[axis] < kFewNumbers, "x", "have sizes from 1 to 2^24");
         const int64_t rest = args.from[axis] + 2 * args.padding[axis] - args.size[axis];
         op.check(rest >= 0, "x", "be as large as the window");
@@ -2386,11 +2395,10 @@ MeansArgs windows(const Op& op, int64_t planes, const int64_t* from, const std::
     return args;
 }
 
-Tensor window_means(const Tensor& x_, const std::vector<int64_t>& size, const std::vector<int64_t>& stride,
-                    const std::vector<int64_t>& padding, bool all_count) {
+Tensor window_means(const Tensor& x_, int64_t size, int64_t stride, int64_t padding, bool all_count) {
     const Op op{"window_means"};
     const View x = image_of(op, "x", x_);
-    MeansArgs args = windows(op, x.size(0) * x.size(1), x.sizes + 2, size, stride, padding, x_.dim() - 2, all_count);
+    MeansArgs args = windows(op, x.size(0) * x.size(1), x.sizes + 2, {size}, {stride}, {padding}, x_.dim() - 2, all_count);
     const View y = image_made(op, x.size(0), x.size(1), args.to, x_.dim() - 2);
     args.x = x.floats(), args.y = y.floats();
     run.window_means(&args);
@@ -2398,13 +2406,13 @@ Tensor window_means(const Tensor& x_, const std::vector<int64_t>& size, const st
 }
 
 // ... of an image of the sizes `from`.
-Tensor window_means_backward(const Tensor& grad_, const std::vector<int64_t>& from, const std::vector<int64_t>& size,
-                             const std::vector<int64_t>& stride, const std::vector<int64_t>& padding, bool all_count) {
+Tensor window_means_backward(const Tensor& grad_, const std::vector<int64_t>& from, int64_t size, int64_t stride, int64_t padding,
+                             bool all_count) {
     const Op op{"window_means_backward"};
     const View grad = image_of(op, "grad", grad_);
     const int64_t axes = grad_.dim() - 2;
     op.check(from.size() == static_cast<size_t>(axes), "from", "have a size for each axis");
-    MeansArgs args = windows(op, grad.size(0) * grad.size(1), from.data(), size, stride, padding, axes, all_count);
+    MeansArgs args = windows(op, grad.size(0) * grad.size(1), from.data(), {size}, {stride}, {padding}, axes, all_count);
     bool fits = true;
     for (int64_t axis = 0; axis < axes; ++axis) fits = fits && grad.size(2 + axis) == args.to[3 - axes + axis];
     op.check(fits, "grad", "have the shape of the result");
@@ -2415,11 +2423,12 @@ Tensor window_means_backward(const Tensor& grad_, const std::vector<int64_t>& fr
     return made.tensor();
 }
 
-// y and, to train, what says their softmax (2, B, K, N); the weights (B, K, N, M) where asked for.
-std::tuple<Tensor, Maybe, Maybe> attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Maybe& mask,
-                                                   bool causal, double scale, double p, int64_t seed, bool train,
-                                                   bool weights) {
+// y and, to train, what says their softmax (2, B, K, N); the weights (B, K, N, M) where asked for. Nothing for tensors that do
+// not fit, or are empty: others compute these, or say what is wrong.
+std::tuple<Maybe, Maybe, Maybe> attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Maybe& mask, bool causal,
+                                                  double scale, double p, int64_t seed, bool train, bool weights) {
     const Op op{"attention_forward"};
+    if (!q.numel() || q.numel() >= kLimit || !Attention::takes(op, q, k, v)) return {};
     const Attention s(op, q, k, v, mask, causal, scale, p, seed);
     const AttentionArgs& a = s.args;
     const View y = Attention::by_rows(op, a.batch, a.heads, a.outputs, a.channels);
@@ -2639,9 +2648,9 @@ struct Operator {
     void (*boxed)(StableIValue*, uint64_t, uint64_t);
 };
 
-#define SC_STEPS "int[] stride, int[] padding, int[] dilation, int groups"
+#define SC_STEPS "int stride, int padding, int dilation, int groups"
 #define SC_NORM "Tensor? shift, Tensor? weight, Tensor? bias"
-#define SC_WINDOWS "int[] size, int[] stride, int[] padding, bool all_count"
+#define SC_WINDOWS "int size, int stride, int padding, bool all_count"
 
 const Operator kOperators[] = {
     {"layouts", "(Tensor index, int inputs, int outputs) -> (Tensor, Tensor, int)", TORCH_BOX(&layouts)},
@@ -2773,7 +2782,7 @@ const Operator kOperators[] = {
     {"window_backward", "(Tensor q, Tensor k, Tensor v, Tensor? table, Tensor y, Tensor lse, Tensor grad, " SC_WINDOW
      ", bool of_table) -> (Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&window_backward)},
     {"attention_forward", "(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, float p, int seed, "
-     "bool train, bool weights) -> (Tensor, Tensor?, Tensor?)", TORCH_BOX(&attention_forward)},
+     "bool train, bool weights) -> (Tensor?, Tensor?, Tensor?)", TORCH_BOX(&attention_forward)},
     {"attention_backward", "(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor y, Tensor peaks, Tensor grad, bool causal, "
      "float scale, float p, int seed, bool of_mask) -> (Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&attention_backward)},
     {"attention_step", "(" SC_HEADS("query") SC_HEADS("key") SC_HEADS("value") "Tensor(a!) keys, Tensor(b!) values, "
