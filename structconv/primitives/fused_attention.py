@@ -15,7 +15,7 @@ from structconv import torch_compat as private
 from structconv.primitives.functions import Result, pulled_back
 from structconv.primitives.hashing import hash_uniform
 from structconv.primitives.native.dispatch import NO_DROP, Drop, Loaded, kernels
-from structconv.primitives.native.node import PLAIN, only_recorded
+from structconv.primitives.native.node import PLAIN, is_direct
 from structconv.primitives.segments import masked_softmax
 
 __all__ = ["all_pairs", "exact_attention", "fused_attention", "is_readable"]
@@ -61,8 +61,7 @@ def exact_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | N
     is zero. Float32 on a CPU, up to 256 channels. Memory O(N) beside the results; the backward makes the scores again.
     With `weighted` also the weights (B, K, N, M), whose own gradient is computed operator by operator.
     """
-    if not (only_recorded() and type(query) in PLAIN and type(key) in PLAIN and type(values) in PLAIN and query.is_cpu
-            and key.is_cpu and values.is_cpu and query.dtype is torch.float32) or private.is_batched(query):
+    if not (is_direct(query) and type(key) in PLAIN and type(values) in PLAIN and key.is_cpu and values.is_cpu):
         return None  # asked first: a compiler does not trace what loads the kernels
     core = Loaded.core if Loaded.asked else kernels()
     if core is None or (mask is not None and not (query.dim() == key.dim() == 4 and is_readable(

@@ -269,3 +269,18 @@ def test_starts_of_sequences_that_would_lead_astray_are_refused(starts):
     with pytest.raises((ShapeError, ConfigError), match="window_attention"):
         native.window_attention(q, q, q, shape=(6,), below=(5,), above=(5,), dilation=(1,), outputs=starts,
                                 inputs=torch.tensor([0, 5, 10]))
+
+
+@pytest.mark.skipif(core() is None, reason="the native core cannot be built here")
+def test_gradients_of_large_scores_are_exact():
+    """Both passes of the backward round the scores as the forward does, and weights know the largest one exactly."""
+    tensors, grad = [300 * torch.randn(70, 2, 6, generator=torch.Generator().manual_seed(i)) for i in range(3)], None
+    results = []
+    for dtype in (torch.float32, F64):
+        leaves = [t.to(dtype).requires_grad_() for t in tensors]
+        y = native.window_attention(*leaves, shape=[70], below=[5], above=[5], dilation=[1], scale=6**-0.5)
+        grad = torch.ones_like(y).cumsum(0) / 70 if grad is None else grad
+        results.append([y, *torch.autograd.grad(y, leaves, grad.to(dtype))])
+    for ours, exact in zip(*results, strict=True):
+        largest = float(exact.detach().abs().max())
+        torch.testing.assert_close(ours.double(), exact, rtol=0, atol=1e-5 * max(largest, 1e-3))

@@ -49,7 +49,7 @@ def recorded(native):
     drop, cache = (0.3, 5, K), (torch.zeros(1, K, M, 4), torch.zeros(1, K, M, 3))
     _, y2, numbers = native.attend_forward(side, heads, r(K, 3), r(K, 3), r(K, 3), 0.2, *drop, True)
     dots = x, r(K * 2, 3), r(K * 2), r(K * 2, 3), None, r(K * 4, 3), r(K * 4), r(K * 4)
-    y, table, lse = native.attend_dots_forward(side, *dots, K, 0.5, *drop, True)
+    y, table, peaks = native.attend_dots_forward(side, *dots, K, 0.5, *drop, True)
     of_x = x, r(K, 3, 4), r(K, 4), r(K, 4), r(K * 4)
     results = native.attend_layer_forward(side, *of_x, 0.2, *drop, True)
     scored = x, r(K, 3, 4), r(K * 4, 3), r(K * 4), r(K, 4), r(K * 4)
@@ -88,7 +88,7 @@ def recorded(native):
         "attend_pairs_forward": (side, *scored, 0.2, *drop),
         "attend_pairs_backward": (side, back, *scored, *actual, actual[0], 0.2, *drop),
         "attend_dots_forward": (side, *dots, K, 0.5, *drop, True),
-        "attend_dots_backward": (side, back, *dots, y, table, lse, y, K, 0.5, *drop),
+        "attend_dots_backward": (side, back, *dots, y, table, peaks, y, K, 0.5, *drop),
         "attend_entries_forward": (*entries, K, 0.5, True, True),
         "attend_entries_weighted": (*entries, K, 0.5, True, True),
         "attend_entries_backward": (*entries, *kept, y_of, K, 0.5, True),

@@ -35,9 +35,10 @@ def test_attention_along_edges_is_the_bias_of_values(heads):
     side, _ = native.adjacency(index, 4, 4, True, True, 0, None, True)
     value = (r(6, 0), r(6)) if heads else (r(2, 0, 3), None)
     tensors = r(4, 0), r(8, 0), r(8), r(8, 0), r(8), *value, r(6)
-    y, table, lse = native.attend_dots_forward(side, *tensors, heads, 0.5, 0.0, 0, 1, True)
+    y, table, peaks = native.attend_dots_forward(side, *tensors, heads, 0.5, 0.0, 0, 1, True)
     torch.testing.assert_close(y, (tensors[-1] + (value[1] if heads else 0)).expand(4, 6))
-    grads = native.attend_dots_backward(side, native.transpose(side), *tensors, y, table, lse, y, heads, 0.5, 0.0, 0, 1)
+    back = native.transpose(side)
+    grads = native.attend_dots_backward(side, back, *tensors, y, table, peaks, y, heads, 0.5, 0.0, 0, 1)
     assert [g if g is None else g.shape for g in grads] == [t if t is None else t.shape for t in tensors]
     torch.testing.assert_close(grads[-1], y.sum(0))
 

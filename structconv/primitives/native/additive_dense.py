@@ -101,5 +101,5 @@ def _composed(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, kind: int, parame
 
 _attend = differentiable_operator(
     "dense_additive_attention", "q N K D, k M K D, x M K C, any vector K D",
-    f"int kind, float parameter, bool causal, Tensor? factor, {DROPOUT}", "y N K C, wide lse N K",
+    f"int kind, float parameter, bool causal, Tensor? factor, {DROPOUT}", "y N K C, wide peaks N 2 K",
     kernel="dense_additive", composed=_composed, check=_check, edges=False)

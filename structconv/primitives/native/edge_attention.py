@@ -380,13 +380,14 @@ def _composed_packed(by_target: Csr, by_source: Csr, table: Tensor, q: Tensor | 
 def _fake_packed(*args: Any) -> tuple[Tensor, Tensor]:
     table, q, _, heads, depth = args[6:11]
     outputs, channels = (table if q is None else q).shape[0], table.shape[1] // heads - (2 if q is None else 1) * depth
-    return table.new_empty((outputs, heads, channels)), table.new_empty((outputs, heads), dtype=sum_dtype(table.dtype))
+    return (table.new_empty((outputs, heads, channels)),
+            table.new_empty((outputs, 2, heads), dtype=sum_dtype(table.dtype)))
 
 
 # -- the operators -------------------------------------------------------------------------------------------------
 
 def _declare(name: str, inputs: str, options: str, scores: Callable[..., Tensor],
-             results: str = "y N K C, wide lse N K", **others: Any) -> tuple[Callable[..., Any], ...]:
+             results: str = "y N K C, wide peaks N 2 K", **others: Any) -> tuple[Callable[..., Any], ...]:
     """Define NAME_attention of inputs, the third of which are the values, and NAME_weights without these.
 
     Returns:
@@ -414,17 +415,17 @@ def _declare(name: str, inputs: str, options: str, scores: Callable[..., Tensor]
 
 _affine, _affine_weights, _composed_affine = _declare(
     "affine", "any source M K, any target N K, x M K C", "float slope", _affine_scores,
-    "y N K C, y2 T K C, wide lse N K, wide mass N K", flags="bool train", check=_check_affine)
+    "y N K C, y2 T K C, wide peaks N 2 K, wide mass N K", flags="bool train", check=_check_affine)
 _bilinear, _bilinear_weights, _composed_bilinear = _declare(
     "bilinear", "q N K D, k M K D, v M K C, any bias? K E", "float scale", _bilinear_scores)
-#: (Csr, Csr, q, k, x, amplitude times v, kind, parameter, dropout, seed, batch_heads) -> y and lse.
+#: (Csr, Csr, q, k, x, amplitude times v, kind, parameter, dropout, seed, batch_heads) -> y and peaks.
 attend, _additive_weights, _ = _declare(
     "additive", "q N K D, k M K D, x M K C, any vector K D", "int kind, float parameter", _additive_scores,
     check=lambda *arguments: check_kind(arguments[-5]))
 _projected = differentiable_operator(
     "projected_attention", "x M K C, z? N K C, any of_source K C, any of_target K C, any bias? K C",
-    f"float slope, {DROPOUT}", "y N K C, y2 T K C, wide lse N K, wide mass N K, wide source M K, wide target N K",
+    f"float slope, {DROPOUT}", "y N K C, y2 T K C, wide peaks N 2 K, wide mass N K, wide source M K, wide target N K",
     flags="bool train", kernel="projected", composed=_composed_projected, check=_check_projected)
 _packed = differentiable_operator(
     "packed_attention", "table M W, q? N K D, any bias? K E", f"SymInt heads, SymInt depth, float scale, {DROPOUT}",
-    "y N K C, wide lse N K", kernel="packed", composed=_composed_packed, fake=_fake_packed, check=_check_packed)
+    "y N K C, wide peaks N 2 K", kernel="packed", composed=_composed_packed, fake=_fake_packed, check=_check_packed)

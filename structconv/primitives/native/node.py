@@ -19,7 +19,7 @@ from structconv.primitives.functions import Result, pulled_back
 from structconv.primitives.native.dispatch import MAX_CHANNELS, Loaded
 from structconv.primitives.native.indices import LIMIT
 
-__all__ = ["PLAIN", "Gradients", "as_node", "is_direct", "only_recorded"]
+__all__ = ["PLAIN", "Gradients", "as_node", "is_direct"]
 
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
 Gradients = tuple[Tensor | None, ...]
@@ -32,15 +32,10 @@ def _unread(shape: torch.Size) -> Tensor:
     return torch.zeros(shape if few else (), dtype=torch.float32).expand(shape)
 
 
-def only_recorded() -> bool:
-    """Return True if only autograd records or transforms a call; of plain tensors, which no exported program has."""
-    return not (is_dynamo_compiling() or private.transforms_active() or private.dispatch_modes()
-                or private.function_modes() or private.forward_level() >= 0 or private.tracing() is not None)
-
-
 def is_direct(x: Tensor, *others: Tensor | None) -> bool:
     """Return True if a kernel may read x (M, ..., C), and only autograd records or transforms the layer."""
-    if not only_recorded():
+    if (is_dynamo_compiling() or private.transforms_active() or private.dispatch_modes() or private.function_modes()
+            or private.forward_level() >= 0 or private.tracing() is not None):  # no exported program has such tensors
         return False
     try:
         for t in (x, *others):  # an item of a shape takes less time than `size`

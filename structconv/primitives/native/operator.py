@@ -273,7 +273,7 @@ def differentiable_operator(name: str, inputs: str, options: str, results: str, 
             Inputs without sizes are not checked.
         options: the other arguments that both passes take, as in a schema, and `flags` those of the forward alone.
             Options that end with `DROPOUT` are checked for that.
-        results: the tensors that the forward returns, "y N K C, wide lse N K", `wide` of the dtype that sums well.
+        results: the tensors that the forward returns, "y N K C, wide peaks N 2 K", `wide` of the dtype that sums well.
             The size T is N where the last flag is true, and else 0.
         composed: (Csr, Csr, inputs, options) -> the first `grads` results, by differentiable operators. It is what the
             operator computes where no kernel can, 16-bit inputs in float32.
@@ -438,7 +438,7 @@ class _Operator:
 
     def fake(self, *arguments: Any) -> Any:
         """Results without numbers, by the sizes of the inputs."""
-        sizes: dict[str, Any] = {}
+        sizes: dict[str, Any] = {"2": 2}
         for declared, t in zip(self.inputs, arguments[self.start:self.stop], strict=True):
             if t is not None:
                 sizes.update(zip(declared.sizes, t.shape, strict=False))

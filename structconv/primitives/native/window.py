@@ -218,5 +218,5 @@ def _extremes(starts: list[int]) -> tuple[int, int, int, int]:
 _attend = differentiable_operator(
     "window_attention", "q N K D, k M K D, v M K C, any table?",
     "SymInt[] shape, int[] below, int[] above, int[] dilation, Tensor? outputs, Tensor? inputs, float scale, "
-    + DROPOUT, "y N K C, wide lse N K", kernel="window", composed=_composed, check=_check, takes=_takes, edges=False,
-    needs="table")
+    + DROPOUT, "y N K C, wide peaks N 2 K", kernel="window", composed=_composed, check=_check, takes=_takes,
+    edges=False, needs="table")

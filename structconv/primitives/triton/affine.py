@@ -42,10 +42,10 @@ __all__ = ["affine_backward", "affine_forward"]
 @triton.jit
 def _forward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_start: tl.tensor, parts: tl.tensor,
              source: tl.tensor, target: tl.tensor, x: tl.tensor, seed: tl.tensor, y: tl.tensor, y2: tl.tensor,
-             lse: tl.tensor, mass: tl.tensor, stats: tl.tensor, sums: tl.tensor, blocks: tl.tensor, num_rows: tl.tensor,
-             heads: tl.tensor, channels: tl.tensor, x_row: tl.tensor, x_head: tl.tensor, slope: tl.tensor, p: tl.tensor,
-             factor: tl.tensor, batch_heads: tl.tensor, TRAIN: tl.constexpr, DROP: tl.constexpr, LENGTH: tl.constexpr,
-             BE: tl.constexpr, HB: tl.constexpr, BC: tl.constexpr) -> None:
+             peaks: tl.tensor, mass: tl.tensor, stats: tl.tensor, sums: tl.tensor, blocks: tl.tensor,
+             num_rows: tl.tensor, heads: tl.tensor, channels: tl.tensor, x_row: tl.tensor, x_head: tl.tensor,
+             slope: tl.tensor, p: tl.tensor, factor: tl.tensor, batch_heads: tl.tensor, TRAIN: tl.constexpr,
+             DROP: tl.constexpr, LENGTH: tl.constexpr, BE: tl.constexpr, HB: tl.constexpr, BC: tl.constexpr) -> None:
     program, head, row, start, end, whole = begin(indptr, part_row, part_start, parts, blocks, LENGTH, HB)
     channel = tl.arange(0, BC)
     mine = tl.load(target + row * heads + head, mask=head < heads, other=0.0)
@@ -69,7 +69,7 @@ def _forward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_star
         acc = acc * scale[:, None] + tl.sum(w[:, :, None] * rows, axis=0)
         if TRAIN:
             acc2 = acc2 * scale[:, None] + tl.sum((c * w)[:, :, None] * rows, axis=0)
-    end_softmax(program, parts, row, whole, head, channel, heads, channels, peak, total, share, acc, acc2, y, y2, lse,
+    end_softmax(program, parts, row, whole, head, channel, heads, channels, peak, total, share, acc, acc2, y, y2, peaks,
                 mass, stats, sums, True, TRAIN, LENGTH)
 
 
@@ -81,7 +81,7 @@ def _backward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_sta
               g_row: tl.tensor, g_head: tl.tensor, slope: tl.tensor, p: tl.tensor, factor: tl.tensor,
               batch_heads: tl.tensor, DROP: tl.constexpr, LENGTH: tl.constexpr, BE: tl.constexpr, HB: tl.constexpr,
               BC: tl.constexpr) -> None:
-    """One row by source; `packed` holds target, lse and D of every output, (N, 3, K)."""
+    """One row by source; `packed` holds target, both peaks and D of every output, (N, 4, K)."""
     program, head, row, start, end, whole = begin(indptr, part_row, part_start, parts, blocks, LENGTH, HB)
     channel = tl.arange(0, BC)
     mine = tl.load(source + row * heads + head, mask=head < heads, other=0.0)
@@ -93,12 +93,12 @@ def _backward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_sta
         _, listed, n = step(index, at, end, BE)
         rows = load_rows(grad, n, listed, head, channel, heads, channels, g_row, g_head)
         read = listed[:, None] & (head < heads)[None, :]
-        place = packed + n[:, None] * 3 * heads + head[None, :]
+        place = packed + n[:, None] * 4 * heads + head[None, :]
         raw = mine[None, :] + tl.load(place, mask=read, other=0.0)
         c = tl.where(raw > 0, 1.0, slope)
         score = tl.where(raw > 0, raw, raw * slope) - tl.load(place + heads, mask=read, other=0.0)
-        w = recalled(score, read)
-        shift += tl.sum(c * w * tl.load(place + 2 * heads, mask=read, other=0.0), axis=0)
+        w = recalled(score - tl.load(place + 2 * heads, mask=read, other=0.0), read)
+        shift += tl.sum(c * w * tl.load(place + 3 * heads, mask=read, other=0.0), axis=0)
         if DROP:
             w = w * kept(state, key, row * outputs + n, p, factor)
         acc += tl.sum(w[:, :, None] * rows, axis=0)
@@ -112,32 +112,32 @@ def _backward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_sta
 
 def affine_forward(by_target: Csr, source: Tensor, target: Tensor, x: Tensor, slope: float, drop: Drop,
                    train: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(y, y2, lse, mass); y2 is empty unless `train`. One pass over the edges by target."""
+    """(y, y2, peaks, mass); y2 is empty unless `train`. One pass over the edges by target."""
     rows, x, source, target = Rows(by_target), unit(x), floats(source), floats(target)
     heads, channels = x.shape[1:]
     y = x.new_empty((rows.count, heads, channels))
     y2 = x.new_empty((rows.count if train else 0, heads, channels))
-    lse, mass = torch.empty_like(target), torch.empty_like(target)
+    peaks, mass = target.new_empty((rows.count, 2, heads)), torch.empty_like(target)
     size = tile(heads, channels)
     stats, sums = rows.buffer(3, heads), rows.buffer(1 + train, heads, channels)
     seed, *chosen, dropped = drop_arguments(drop, x.device)
-    launch(_forward, rows.programs * size.blocks, size.warps, *rows.arguments, source, target, x, seed, y, y2, lse,
+    launch(_forward, rows.programs * size.blocks, size.warps, *rows.arguments, source, target, x, seed, y, y2, peaks,
            mass, stats, sums, size.blocks, rows.count, heads, channels, *strides(x), slope, *chosen, TRAIN=train,
            DROP=dropped, LENGTH=rows.parts.length, BE=size.edges, HB=size.heads, BC=size.channels)
-    combine_softmax(rows, stats, sums, y, y2, lse, mass, size, affine=True, train=train)
-    return y, y2, lse, mass
+    combine_softmax(rows, stats, sums, y, y2, peaks, mass, size, affine=True, train=train)
+    return y, y2, peaks, mass
 
 
 def affine_backward(by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, x: Tensor, y: Tensor,
-                    y2: Tensor, lse: Tensor, mass: Tensor, grad: Tensor, slope: float,
+                    y2: Tensor, peaks: Tensor, mass: Tensor, grad: Tensor, slope: float,
                     drop: Drop) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of source, target (float32) and x. One pass by source."""
     x, grad, source, target = unit(x), unit(grad), floats(source), floats(target)
-    y, y2, lse, mass = (t.contiguous() for t in (y, y2, lse, mass))
+    y, y2, peaks, mass = (t.contiguous() for t in (y, y2, peaks, mass))
     rows, outputs, (heads, channels) = Rows(by_source), target.shape[0], x.shape[1:]
     grad_x = x.new_empty(x.shape)
     grad_source, grad_target = torch.empty_like(source), torch.empty_like(target)
-    packed = dot_rows(by_target, grad, y, lse, affine=(y2, target, mass, grad_target))
+    packed = dot_rows(by_target, grad, y, peaks, affine=(y2, target, mass, grad_target))
     size = tile(heads, channels)
     source_sums, x_sums = rows.buffer(heads), rows.buffer(heads, channels)
     seed, *chosen, dropped = drop_arguments(drop, x.device)

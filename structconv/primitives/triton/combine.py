@@ -38,7 +38,7 @@ def _add(long: tl.tensor, ends: tl.tensor, sums: tl.tensor, z: tl.tensor, y: tl.
 
 @triton.jit
 def _softmax(long: tl.tensor, ends: tl.tensor, stats: tl.tensor, sums: tl.tensor, y: tl.tensor, y2: tl.tensor,
-             lse: tl.tensor, mass: tl.tensor, blocks: tl.tensor, heads: tl.tensor, channels: tl.tensor,
+             peaks: tl.tensor, mass: tl.tensor, blocks: tl.tensor, heads: tl.tensor, channels: tl.tensor,
              AFFINE: tl.constexpr, TRAIN: tl.constexpr, BE: tl.constexpr, HB: tl.constexpr, BC: tl.constexpr) -> None:
     program, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     row = tl.load(long + program).to(tl.int64)
@@ -52,8 +52,7 @@ def _softmax(long: tl.tensor, ends: tl.tensor, stats: tl.tensor, sums: tl.tensor
         listed = part < last
         read = listed[:, None] & (head < heads)[None, :]
         place = part[:, None] * 3 * heads + head[None, :]
-        peaks = tl.load(stats + place, mask=read, other=-float("inf"))
-        peak, scale, w = raised(peak, peaks)
+        peak, scale, w = raised(peak, tl.load(stats + place, mask=read, other=-float("inf")))
         total = total * scale + tl.sum(w * tl.load(stats + place + heads, mask=read, other=0.0), axis=0)
         if AFFINE:
             share = share * scale + tl.sum(w * tl.load(stats + place + 2 * heads, mask=read, other=0.0), axis=0)
@@ -64,7 +63,7 @@ def _softmax(long: tl.tensor, ends: tl.tensor, stats: tl.tensor, sums: tl.tensor
         if TRAIN:
             acc2 = acc2 * scale[:, None] + tl.sum(w[:, :, None] * tl.load(
                 table + heads * channels + channel[None, None, :], mask=inside, other=0.0), axis=0)
-    write_softmax(row, head, channel, heads, channels, peak, total, share, acc, acc2, y, y2, lse, mass, AFFINE, TRAIN)
+    write_softmax(row, head, channel, heads, channels, peak, total, share, acc, acc2, y, y2, peaks, mass, AFFINE, TRAIN)
 
 
 def add_parts(rows: Rows, sums: Tensor, y: Tensor, *, outer: int = 1, stride_outer: int = 0, z: Tensor | None = None,
@@ -85,9 +84,9 @@ def add_parts(rows: Rows, sums: Tensor, y: Tensor, *, outer: int = 1, stride_out
                BP=_TILE, BW=columns)
 
 
-def combine_softmax(rows: Rows, stats: Tensor, sums: Tensor, y: Tensor, y2: Tensor, lse: Tensor, mass: Tensor,
+def combine_softmax(rows: Rows, stats: Tensor, sums: Tensor, y: Tensor, y2: Tensor, peaks: Tensor, mass: Tensor,
                     size: Tile, *, affine: bool, train: bool) -> None:
     """The end of the long rows, from the (peak, total, share) of their parts (parts, 3, K) and their sums."""
     launch(_softmax, rows.parts.long.shape[0] * size.blocks, size.warps, rows.parts.long, rows.parts.ends, stats, sums,
-           y, y2, lse, mass, size.blocks, y.shape[1], y.shape[2], AFFINE=affine, TRAIN=train, BE=size.edges,
+           y, y2, peaks, mass, size.blocks, y.shape[1], y.shape[2], AFFINE=affine, TRAIN=train, BE=size.edges,
            HB=size.heads, BC=size.channels)

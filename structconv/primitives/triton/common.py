@@ -71,7 +71,7 @@ def raised(peak: tl.tensor, score: tl.tensor) -> Any:
 
 @triton.jit
 def recalled(score: tl.tensor, real: tl.tensor) -> tl.tensor:
-    """The weights exp(score - lse) of a backward pass, zero where there is no edge."""
+    """The weights exp(score - peak - log total) of a backward pass, zero where there is no edge."""
     return tl.where(real, tl.exp(tl.where(real, score, 0.0)), 0.0)
 
 
@@ -115,12 +115,12 @@ def kept(state: tl.tensor, key: tl.tensor, pair: tl.tensor, p: tl.tensor, factor
 @triton.jit
 def end_softmax(program: tl.tensor, parts: tl.tensor, row: tl.tensor, whole: tl.tensor, head: tl.tensor,
                 channel: tl.tensor, heads: tl.tensor, channels: tl.tensor, peak: tl.tensor, total: tl.tensor,
-                share: tl.tensor, acc: tl.tensor, acc2: tl.tensor, y: tl.tensor, y2: tl.tensor, lse: tl.tensor,
+                share: tl.tensor, acc: tl.tensor, acc2: tl.tensor, y: tl.tensor, y2: tl.tensor, peaks: tl.tensor,
                 mass: tl.tensor, stats: tl.tensor, sums: tl.tensor, AFFINE: tl.constexpr, TRAIN: tl.constexpr,
                 LENGTH: tl.constexpr) -> None:
     """The end of a row, or of a part of one."""
     if whole:
-        write_softmax(row, head, channel, heads, channels, peak, total, share, acc, acc2, y, y2, lse, mass, AFFINE,
+        write_softmax(row, head, channel, heads, channels, peak, total, share, acc, acc2, y, y2, peaks, mass, AFFINE,
                       TRAIN)
     elif LENGTH > 0:
         if program < parts:
@@ -144,13 +144,14 @@ def write_sums(program: tl.tensor, parts: tl.tensor, row: tl.tensor, whole: tl.t
 @triton.jit
 def write_softmax(row: tl.tensor, head: tl.tensor, channel: tl.tensor, heads: tl.tensor, channels: tl.tensor,
                   peak: tl.tensor, total: tl.tensor, share: tl.tensor, sums: tl.tensor, sums2: tl.tensor, y: tl.tensor,
-                  y2: tl.tensor, lse: tl.tensor, mass: tl.tensor, AFFINE: tl.constexpr, TRAIN: tl.constexpr) -> None:
-    """End a row: sums / total, lse = peak + log total; a total of zero gives exact zeros and an infinite lse."""
+                  y2: tl.tensor, peaks: tl.tensor, mass: tl.tensor, AFFINE: tl.constexpr, TRAIN: tl.constexpr) -> None:
+    """End a row: sums / total, and its peak and log total, infinite for a total of zero, which gives exact zeros."""
     empty, real = total == 0, head < heads
     inverse = tl.where(empty, 0.0, 1.0 / tl.where(empty, 1.0, total))
-    logs = tl.where(peak == -float("inf"), 0.0, peak) + tl.log(tl.where(empty, 1.0, total))
     at = row * heads + head
-    tl.store(lse + at, tl.where(empty, float("inf"), logs), mask=real)
+    tl.store(peaks + at + row * heads, tl.where(peak == -float("inf"), 0.0, peak), mask=real)
+    logs = tl.where(empty, float("inf"), tl.log(tl.where(empty, 1.0, total)))
+    tl.store(peaks + at + (row + 1) * heads, logs, mask=real)
     if AFFINE:
         tl.store(mass + at, share * inverse, mask=real)
     place = at[:, None] * channels + channel[None, :]
@@ -196,7 +197,7 @@ def load_rows(table: tl.tensor, rows: tl.tensor, real: tl.tensor, head: tl.tenso
 
 
 @triton.jit
-def _pack(indptr: tl.tensor, grad: tl.tensor, y: tl.tensor, y2: tl.tensor, lse: tl.tensor, target: tl.tensor,
+def _pack(indptr: tl.tensor, grad: tl.tensor, y: tl.tensor, y2: tl.tensor, peaks: tl.tensor, target: tl.tensor,
           mass: tl.tensor, packed: tl.tensor, grad_target: tl.tensor, blocks: tl.tensor, heads: tl.tensor,
           channels: tl.tensor, g_row: tl.tensor, g_head: tl.tensor, AFFINE: tl.constexpr, HB: tl.constexpr,
           BC: tl.constexpr) -> None:
@@ -207,15 +208,16 @@ def _pack(indptr: tl.tensor, grad: tl.tensor, y: tl.tensor, y2: tl.tensor, lse: 
     g = load_row(grad, row, head, channel, heads, channels, g_row, g_head)
     out = load_row(y, row, head, channel, heads, channels, heads * channels, channels)
     d = tl.where(filled, tl.sum(g * out, axis=1), 0.0)
-    first = packed + row * (2 + AFFINE) * heads + head
+    first = packed + row * (3 + AFFINE) * heads + head
     if AFFINE:
         out2 = load_row(y2, row, head, channel, heads, channels, heads * channels, channels)
         result = tl.sum(g * out2, axis=1) - d * tl.load(mass + at, mask=real, other=0.0)
         tl.store(grad_target + at, tl.where(filled, result, 0.0), mask=real)
         tl.store(first, tl.load(target + at, mask=real, other=0.0), mask=real)
         first += heads
-    tl.store(first, tl.load(lse + at, mask=real, other=0.0), mask=real)
-    tl.store(first + heads, d, mask=real)
+    tl.store(first, tl.load(peaks + at + row * heads, mask=real, other=0.0), mask=real)
+    tl.store(first + heads, tl.load(peaks + at + (row + 1) * heads, mask=real, other=0.0), mask=real)
+    tl.store(first + 2 * heads, d, mask=real)
 
 
 # -- on the host --------------------------------------------------------------------------------------------------
@@ -266,17 +268,17 @@ def floats(t: Tensor) -> Tensor:
     return t.to(torch.float32).contiguous()
 
 
-def dot_rows(by_target: Csr, grad: Tensor, y: Tensor, lse: Tensor,
+def dot_rows(by_target: Csr, grad: Tensor, y: Tensor, peaks: Tensor,
              affine: tuple[Tensor, Tensor, Tensor, Tensor] | None = None) -> Tensor:
-    """(N, 2, K) of lse and D; with affine = (y2, target, mass, grad target) (N, 3, K) of target, lse and D.
+    """(N, 3, K) of peaks (N, 2, K) and D; with affine = (y2, target, mass, grad target) (N, 4, K), target first.
 
     D is zero where an output has no edges. With `affine`, grad target = <g, y2> - D mass is written as well.
     """
-    y2, target, mass, grad_target = affine or (y, lse, lse, lse)
+    y2, target, mass, grad_target = affine or (y, peaks, peaks, peaks)
     rows, heads, channels = y.shape
-    packed = lse.new_empty((rows, 2 if affine is None else 3, heads))
+    packed = peaks.new_empty((rows, 3 if affine is None else 4, heads))
     size = tile(heads, channels)
-    launch(_pack, rows * size.blocks, size.warps, narrow(by_target.indptr), grad, y, y2, lse, target, mass, packed,
+    launch(_pack, rows * size.blocks, size.warps, narrow(by_target.indptr), grad, y, y2, peaks, target, mass, packed,
            grad_target, size.blocks, heads, channels, *strides(grad), AFFINE=affine is not None, HB=size.heads,
            BC=size.channels)
     return packed

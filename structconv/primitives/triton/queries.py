@@ -2,7 +2,7 @@
 
 The activation is a leaky ReLU, or the logistic r(t) = 1 / (1 + exp(-rate t)), to which tanh and sigmoid come down; its
 mathematics is that of native/src/edge_attention.cpp. The backward has two passes, by target for grad q and by source
-for grad k and grad x. Both compute the weights again from q, k, x, g, lse and D_n = <g_n, y_n>: the pass by source
+for grad k and grad x. Both compute the weights again from q, k, x, g, peaks and D_n = <g_n, y_n>: the pass by source
 gathers q_n and g_n in any case, so that no tensor of the size of the edges is needed. With the gradient of a score
 ds = p (<g_n, x_m> - D_n), grad x_m = sum p g_n, and for products
     grad q_n = scale sum ds k_m,   grad k_m = scale sum ds q_n,   grad bias_e = ds,
@@ -72,7 +72,7 @@ def _scores(mine: tl.tensor, table: tl.tensor, weight: tl.tensor, parameter: tl.
 @triton.jit
 def _forward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_start: tl.tensor, parts: tl.tensor,
              order: tl.tensor, q: tl.tensor, k: tl.tensor, x: tl.tensor, extra: tl.tensor, seed: tl.tensor,
-             y: tl.tensor, lse: tl.tensor, stats: tl.tensor, sums: tl.tensor, blocks: tl.tensor, outputs: tl.tensor,
+             y: tl.tensor, peaks: tl.tensor, stats: tl.tensor, sums: tl.tensor, blocks: tl.tensor, outputs: tl.tensor,
              edges: tl.tensor, heads: tl.tensor, depth: tl.tensor, channels: tl.tensor, q_row: tl.tensor,
              q_head: tl.tensor, k_row: tl.tensor, k_head: tl.tensor, x_row: tl.tensor, x_head: tl.tensor,
              parameter: tl.tensor, p: tl.tensor, factor: tl.tensor, batch_heads: tl.tensor, ADDITIVE: tl.constexpr,
@@ -102,8 +102,8 @@ def _forward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_star
         if DROP:
             w = w * kept(state, key, m * outputs + row, p, factor)
         acc = acc * fade[:, None] + tl.sum(w[:, :, None] * rows, axis=0)
-    end_softmax(program, parts, row, whole, head, channel, heads, channels, peak, total, total, acc, acc, y, y, lse,
-                lse, stats, sums, False, False, LENGTH)
+    end_softmax(program, parts, row, whole, head, channel, heads, channels, peak, total, total, acc, acc, y, y, peaks,
+                peaks, stats, sums, False, False, LENGTH)
 
 
 @triton.jit
@@ -134,19 +134,20 @@ def _backward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_sta
             edge = tl.load(order + slot, mask=listed, other=0).to(tl.int64)
             edge = edge[:, None] + head[None, :].to(tl.int64) * edges
         n = other if BY_SOURCE else tl.zeros([BE], tl.int64) + row
-        place = packed + n[:, None] * 2 * heads + head[None, :]
+        place = packed + n[:, None] * 3 * heads + head[None, :]
         table_a = load_rows(far_a, other, listed, head, deep, heads, depth, far_a_row, far_a_head)
         table_b = table_a if SHARED else load_rows(far_b, other, listed, head, channel, heads, channels, far_b_row,
                                                    far_b_head)
         score, rate, value = _scores(mine_a, table_a, weight, parameter, ADDITIVE, LOGISTIC)
-        score -= tl.load(place, mask=read, other=0.0)
         if BIAS:
             score += tl.load(extra + edge, mask=read, other=0.0)
-        w = recalled(score, read)
+        score -= tl.load(place, mask=read, other=0.0)
+        w = recalled(score - tl.load(place + heads, mask=read, other=0.0), read)
         dropped = w
         if DROP:
             dropped = w * kept(state, key, other * outputs + row if not BY_SOURCE else row * outputs + other, p, factor)
-        ds = dropped * tl.sum(mine_b[None, :, :] * table_b, axis=2) - w * tl.load(place + heads, mask=read, other=0.0)
+        d = tl.load(place + 2 * heads, mask=read, other=0.0)
+        ds = dropped * tl.sum(mine_b[None, :, :] * table_b, axis=2) - w * d
         ds = tl.where(read, ds, 0.0)
         acc_a += tl.sum((ds if ADDITIVE else parameter * ds)[:, :, None] * rate, axis=0)
         if BY_SOURCE:
@@ -167,37 +168,37 @@ def _backward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_sta
 
 def _attend(by_target: Csr, q: Tensor, k: Tensor, x: Tensor, extra: Tensor | None, parameter: float, drop: Drop,
             kind: int | None = None) -> tuple[Tensor, Tensor]:
-    """(y, lse), lse that of the scores: additive of this kind of activation, or products. One pass by target."""
+    """(y, peaks) of scores: additive of this kind of activation, or products. One pass by target."""
     rows, additive, (outputs, heads, depth), channels = Rows(by_target), kind is not None, q.shape, x.shape[2]
     shared = additive and _same(k, x)
     q, k, x = unit(q), unit(k), unit(x)
-    y, lse = x.new_empty((outputs, heads, channels)), q.new_empty((outputs, heads), dtype=torch.float32)
+    y, peaks = x.new_empty((outputs, heads, channels)), q.new_empty((outputs, 2, heads), dtype=torch.float32)
     size = tile(heads, max(depth, channels), tables=1 if shared else 2)
     stats, sums = rows.buffer(3, heads), rows.buffer(1, heads, channels)
     seed, *chosen, dropped = drop_arguments(drop, q.device)
     launch(_forward, rows.programs * size.blocks, size.warps, *rows.arguments, rows.order, q, k, x,
-           lse if extra is None else floats(extra), seed, y, lse, stats, sums, size.blocks, outputs, rows.edges, heads,
-           depth, channels, *strides(q, k, x), parameter, *chosen, ADDITIVE=additive, LOGISTIC=kind == 1, SHARED=shared,
-           BIAS=not additive and extra is not None, DROP=dropped, LENGTH=rows.parts.length, BE=size.edges,
-           HB=size.heads, BD=power(depth), BC=power(channels))
-    combine_softmax(rows, stats, sums, y, y, lse, lse, size._replace(channels=power(channels)), affine=False,
+           peaks if extra is None else floats(extra), seed, y, peaks, stats, sums, size.blocks, outputs, rows.edges,
+           heads, depth, channels, *strides(q, k, x), parameter, *chosen, ADDITIVE=additive, LOGISTIC=kind == 1,
+           SHARED=shared, BIAS=not additive and extra is not None, DROP=dropped, LENGTH=rows.parts.length,
+           BE=size.edges, HB=size.heads, BD=power(depth), BC=power(channels))
+    combine_softmax(rows, stats, sums, y, y, peaks, peaks, size._replace(channels=power(channels)), affine=False,
                     train=False)
-    return y, lse
+    return y, peaks
 
 
 def _gradients(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, x: Tensor, extra: Tensor | None, y: Tensor,
-               lse: Tensor, grad: Tensor, parameter: float, drop: Drop,
+               peaks: Tensor, grad: Tensor, parameter: float, drop: Drop,
                kind: int | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of q, k, x and of the vector or bias (float32, or None without one). One pass by target, one by
     source."""
     additive, (outputs, heads, depth), channels = kind is not None, q.shape, x.shape[2]
     shared = additive and _same(k, x)
     q, k, x, grad = unit(q), unit(k), unit(x), unit(grad)
-    y, lse = y.contiguous(), lse.contiguous()
+    y, peaks = y.contiguous(), peaks.contiguous()
     grad_q, grad_k, grad_x = (t.new_empty(t.shape) for t in (q, k, x))
-    packed = dot_rows(by_target, grad, y, lse)
+    packed = dot_rows(by_target, grad, y, peaks)
     seed, *chosen, dropped = drop_arguments(drop, q.device)
-    read = lse if extra is None else floats(extra)
+    read = peaks if extra is None else floats(extra)
     written = read if extra is None else read.new_empty(
         (Rows(by_target).programs, heads, depth) if additive else read.shape)
     size = tile(heads, max(depth, channels), tables=2)
@@ -227,41 +228,41 @@ def _same(k: Tensor, x: Tensor) -> bool:
 
 def additive_forward(by_target: Csr, q: Tensor, k: Tensor, x: Tensor, vector: Tensor, kind: int,
                      parameter: float, drop: Drop) -> tuple[Tensor, Tensor]:
-    """(y, lse), lse that of the scores <vector, act(q_n + k_m)>."""
+    """(y, peaks) of the scores <vector, act(q_n + k_m)>."""
     return _attend(by_target, q, k, x, vector, parameter, drop, kind)
 
 
 def additive_backward(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, x: Tensor, vector: Tensor,
-                      y: Tensor, lse: Tensor, grad: Tensor, kind: int, parameter: float, drop: Drop
+                      y: Tensor, peaks: Tensor, grad: Tensor, kind: int, parameter: float, drop: Drop
                       ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of q, k, x and of the vector."""
-    return _gradients(by_target, by_source, q, k, x, vector, y, lse, grad, parameter, drop, kind)
+    return _gradients(by_target, by_source, q, k, x, vector, y, peaks, grad, parameter, drop, kind)
 
 
 def bilinear_forward(by_target: Csr, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float,
                      drop: Drop) -> tuple[Tensor, Tensor]:
-    """(y, lse)."""
+    """(y, peaks)."""
     return _attend(by_target, q, k, v, bias, scale, drop)
 
 
 def bilinear_backward(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
-                      y: Tensor, lse: Tensor, grad: Tensor, scale: float,
+                      y: Tensor, peaks: Tensor, grad: Tensor, scale: float,
                       drop: Drop) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of q, k, v and bias."""
-    return _gradients(by_target, by_source, q, k, v, bias, y, lse, grad, scale, drop)
+    return _gradients(by_target, by_source, q, k, v, bias, y, peaks, grad, scale, drop)
 
 
 def packed_forward(by_target: Csr, table: Tensor, q: Tensor | None, bias: Tensor | None, heads: int, depth: int,
                    scale: float, drop: Drop) -> tuple[Tensor, Tensor]:
-    """(y, lse) of queries, keys and values that are columns of a table."""
+    """(y, peaks) of queries, keys and values that are columns of a table."""
     return _attend(by_target, *parts_of_table(table, q, heads, depth), bias, scale, drop)
 
 
 def packed_backward(by_target: Csr, by_source: Csr, table: Tensor, q: Tensor | None, bias: Tensor | None, y: Tensor,
-                    lse: Tensor, grad: Tensor, heads: int, depth: int, scale: float,
+                    peaks: Tensor, grad: Tensor, heads: int, depth: int, scale: float,
                     drop: Drop) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Gradients of the table, q and bias."""
-    *grads, grad_bias = _gradients(by_target, by_source, *parts_of_table(table, q, heads, depth), bias, y, lse, grad,
+    *grads, grad_bias = _gradients(by_target, by_source, *parts_of_table(table, q, heads, depth), bias, y, peaks, grad,
                                    scale, drop)
     joined = torch.cat([t.flatten(1) for t in (grads if q is None else grads[1:])], 1)
     return joined, None if q is None else grads[0], grad_bias

@@ -75,7 +75,7 @@ inline void decode_forward(const EdgeAttentionArgs& a, int64_t head) {
         decode_scores(row_of<float>(a.q, n, head), a.vector + head * a.depth,
                    [&](int64_t m) { return row_of<float>(a.k, m, head); }, inputs, a.depth, w, OfFactors{});
         const float top = greatest(w, inputs), sum = weights_of(w, inputs, top), inverse = 1.0f / sum;
-        a.lse[n * a.heads + head] = top + std::log(sum);
+        a.peaks[2 * n * a.heads + head] = top, a.peaks[(2 * n + 1) * a.heads + head] = std::log(sum);
         decode_sums(w, values, inputs, a.channels, inverse, row_of<float>(a.y, n, head));
     }
 }
@@ -130,7 +130,8 @@ inline void decode_backward(const EdgeAttentionArgs& a, int64_t head) {
         const float *own = row_of<float>(a.q, n, head), *g = row_of<float>(a.grad, n, head);
         decode_scores(own, vector, [&](int64_t m) { return row_of<float>(a.k, m, head); }, inputs, a.depth, p,
                    OfFactors{});
-        weights_of(p, inputs, a.lse[n * a.heads + head]);
+        const float sum = weights_of(p, inputs, a.peaks[2 * n * a.heads + head]);
+        for (int64_t m = 0; m < inputs; ++m) p[m] /= sum;
         const float shift = dot(g, row_of<float>(a.y, n, head), a.channels);
         for (int64_t m = 0; m < inputs; ++m)
             ds[m] = p[m] * (dot(g, row_of<float>(a.x, m, head), a.channels) - shift);

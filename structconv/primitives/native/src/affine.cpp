@@ -123,7 +123,7 @@ template <class T, int HB> struct Forward {
 
     void finish(int64_t row, const Online<HB>& online, v16 mass, float* sums, const float* sums2) const {
         float inverse[16];
-        const v16 scale = finish_softmax<HB>(online, a.lse + row * a.heads + head);
+        const v16 scale = finish_softmax<HB>(online, a.peaks + 2 * row * a.heads + head, a.heads);
         const v16 share = sum_lanes<HB>(mass) * scale;
         std::memcpy(a.mass + row * a.heads + head, &share, HB * sizeof(float));
         store(inverse, scale);
@@ -153,8 +153,8 @@ template <class T> void forward(const AffineForwardArgs& a) {
     });
 }
 
-// The numbers of an output that the pass by source reads: target score, lse and D, with one unused, so that
-// four heads fill a cache line; and grad target.
+// The numbers of an output that the pass by source reads: target score, peak and log of its softmax, and D; and grad
+// target.
 template <class T, int HB> struct Pack {
     const AffineBackwardArgs& a;
     int64_t head;
@@ -179,11 +179,12 @@ template <class T, int HB> struct Pack {
     void pack(int64_t row, bool used, const float* g, float* y) const {
         float d[16], d2[16];
         const int64_t at = row * a.heads + head;
+        const float* peaks = a.peaks + 2 * row * a.heads + head;
         float *packed = a.packed + row * 4 * a.heads + head, *grad_target = a.grad_target + at;
         for (int h = 0; h < HB; ++h) grad_target[h] = 0.0f;
         if (!used) {
             for (int h = 0; h < HB; ++h) packed[h] = 0.0f;
-            no_weights(packed + a.heads, packed + 2 * a.heads, HB);
+            no_weights(packed + a.heads, packed + 2 * a.heads, packed + 3 * a.heads, HB);
             return;
         }
         load_row<T>(table_of<T>(a.y, head), row, HB, pieces, y);
@@ -194,8 +195,9 @@ template <class T, int HB> struct Pack {
         for (int h = 0; h < HB; ++h) {
             grad_target[h] = d2[h] - d[h] * a.mass[at + h];
             packed[h] = a.target[at + h];
-            packed[a.heads + h] = a.lse[at + h];
-            packed[2 * a.heads + h] = d[h];
+            packed[a.heads + h] = peaks[h];
+            packed[2 * a.heads + h] = peaks[a.heads + h];
+            packed[3 * a.heads + h] = d[h];
         }
     }
 
@@ -258,16 +260,16 @@ template <class T, int HB> struct Backward {
     }
 
     void chunk(int64_t row, const Edges& edges, v16& d, float* sums, float* sums2) const {
-        alignas(64) float w[kChunk * HB], lse[kChunk * HB], w2[kChunk * HB];
+        alignas(64) float w[kChunk * HB], peaks[kChunk * HB], logs[kChunk * HB], w2[kChunk * HB];
         alignas(64) uint32_t drop[kChunk * HB];
         const float slope = static_cast<float>(a.slope);
         const v16 source = tile<HB>(a.source + row * a.heads + head);
-        const int count = gather_heads<HB>(edges, a.packed + head, 4 * a.heads, a.heads, {0.0f, INFINITY, 0.0f},
-                                           {w, lse, w2});
+        const int count = gather_heads<HB>(edges, a.packed + head, 4 * a.heads, a.heads, {0.0f, 0.0f, INFINITY, 0.0f},
+                                           {w, peaks, logs, w2});
         if (dropout.on()) dropout.pairs(row, edges.index, edges.count, drop);
         for (int i = 0; i < count; ++i) {
             const v16 score = leaky(source + load<v16>(w + 16 * i), slope);
-            const v16 p = exponential(score - load<v16>(lse + 16 * i));
+            const v16 p = exponential((score - load<v16>(peaks + 16 * i)) - load<v16>(logs + 16 * i));
             const v16 c = choose(score > 0.0f, splat<v16>(1.0f), splat<v16>(slope));
             const v16 kept = dropout.on() ? p * dropout.factor(drop + 16 * i) : p;
             d += c * p * load<v16>(w2 + 16 * i);

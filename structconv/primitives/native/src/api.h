@@ -237,7 +237,7 @@ struct AffineForwardArgs {
     Layout layout;  // by target
     float *source, *target;  // (inputs, heads), (outputs, heads); written where there are vectors
     Rows x, y, y2;  // y2.x null: nothing is saved
-    float *lse, *mass;  // (outputs, heads)
+    float *peaks, *mass;  // (outputs, 2, heads), see finish_softmax in softmax.h; (outputs, heads)
     int64_t inputs, heads, channels, half, threads;
     double slope;
     DropArgs drop;
@@ -246,7 +246,7 @@ struct AffineForwardArgs {
 
 struct AffineBackwardArgs {
     Layout by_target, by_source;
-    const float *source, *target, *lse, *mass;
+    const float *source, *target, *peaks, *mass;
     Rows x, y, y2, grad, grad_x;
     float *grad_source, *grad_target, *packed;  // packed: (outputs, 4, heads), scratch
     int64_t heads, channels, half, threads;
@@ -275,10 +275,10 @@ struct EdgeAttentionArgs {
     Layout by_target, by_source;
     Rows q, k, x, y;
     const float *bias, *vector;  // (heads, slots) in edge order or null; (heads, depth)
-    float *lse, *weights;        // (outputs, heads); (slots, heads) in edge order
+    float *peaks, *weights;      // (outputs, 2, heads), see finish_softmax; (slots, heads) in edge order
     Rows grad, grad_q, grad_k, grad_x;
     float *grad_bias, *grad_vector;  // grad_bias null: not wanted
-    float *packed, *partial;         // (outputs, 2, heads), and with a vector (kRanges, heads, depth): scratch
+    float *packed, *partial;         // (outputs, 3, heads), and with a vector (kRanges, heads, depth): scratch
 };
 
 // A step: few outputs over inputs with precomputed factors exp(-rate k). Scores are <v, 1 / (1 + exp(-rate (q + k)))>.
@@ -334,13 +334,13 @@ struct WindowArgs {
 struct WindowForwardArgs {
     WindowArgs window;
     Rows y;
-    float* lse;  // (outputs, heads)
+    float* peaks;  // (outputs, 2, heads), see finish_softmax in softmax.h
 };
 
 struct WindowBackwardArgs {
     WindowArgs window;
     Rows y, grad, grad_q, grad_k, grad_v;
-    const float* lse;
+    const float* peaks;
     float *delta, *grad_table;  // (outputs, heads), scratch; (heads, tasks a head, table_size), zero, by falling offset
 };
 

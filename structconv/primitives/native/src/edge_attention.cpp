@@ -104,7 +104,7 @@ template <class Scores, class T, int HB> struct Forward {
                 chunk(row, at, edges, own + i * deep, online[i], sums + i * wide.floats);
             });
             for (int64_t row = start; row < stop; ++row) {
-                store(inverse, finish_softmax<HB>(online[row - start], a.lse + row * a.heads + head));
+                store(inverse, finish_softmax<HB>(online[row - start], a.peaks + 2 * row * a.heads + head, a.heads));
                 write_row<T>(sums + (row - start) * wide.floats, inverse, HB, wide, a.y, row, head, streamed);
             }
         }
@@ -152,7 +152,7 @@ template <template <class, int> class Scores, class T> void forward(const EdgeAt
 }
 
 // One pass of the backward, by target or by source. A row's own numbers are q and g, or k and x; the others' are k and
-// x, or q and g. By target it leaves lse and D, side by side, to the pass by source.
+// x, or q and g. By target it leaves peak, log and D, side by side, to the pass by source.
 template <class Scores, class T, int HB, bool TARGET> struct Pass {
     const EdgeAttentionArgs& a;
     int64_t head;
@@ -181,8 +181,8 @@ template <class Scores, class T, int HB, bool TARGET> struct Pass {
                 if (!side.empty(row)) {
                     open(row, row - start, s);
                 } else if constexpr (TARGET) {
-                    float* packed = a.packed + row * 2 * a.heads + head;
-                    no_weights(packed, packed + a.heads, HB);
+                    float* packed = a.packed + row * 3 * a.heads + head;
+                    no_weights(packed, packed + a.heads, packed + 2 * a.heads, HB);
                 }
             for_chunks(side, start, stop, last, scores.step, [&](int64_t row, int64_t at, const Edges& edges) {
                 chunk(row, row - start, at, edges, s);
@@ -199,15 +199,16 @@ template <class Scores, class T, int HB, bool TARGET> struct Pass {
         scores.open(TARGET ? a.q : a.k, row, head, s.deep + i * scores.deep.floats);
         load_row<T>(table_of<T>(TARGET ? a.grad : a.x, head), row, HB, wide, s.wide + i * wide.floats);
         if constexpr (TARGET) {
-            float* packed = a.packed + row * 2 * a.heads + head;
+            float* packed = a.packed + row * 3 * a.heads + head;
             load_row<T>(table_of<T>(a.y, head), row, HB, wide, s.sums);
-            row_dots(s.wide + i * wide.floats, s.sums, HB, wide, packed + a.heads);
-            std::memcpy(packed, a.lse + row * a.heads + head, HB * sizeof(float));
+            row_dots(s.wide + i * wide.floats, s.sums, HB, wide, packed + 2 * a.heads);
+            for (int64_t i = 0; i < 2; ++i)
+                std::memcpy(packed + i * a.heads, a.peaks + (2 * row + i) * a.heads + head, HB * sizeof(float));
         }
     }
 
     void chunk(int64_t row, int64_t i, int64_t at, const Edges& edges, State& s) const {
-        alignas(64) float w[kChunk * HB], ds[kChunk * HB], lse[kChunk * HB], shift[kChunk * HB];
+        alignas(64) float w[kChunk * HB], ds[kChunk * HB], peaks[kChunk * HB], logs[kChunk * HB], shifts[kChunk * HB];
         alignas(64) uint32_t drop[kChunk * HB];
         const float* own = s.deep + i * scores.deep.floats;
         const Table others = table_of<T>(TARGET ? a.k : a.q, head), gathered = table_of<T>(TARGET ? a.x : a.grad, head);
@@ -215,15 +216,18 @@ template <class Scores, class T, int HB, bool TARGET> struct Pass {
         store(ds + 16 * (vectors - 1), v16{});
         dot_rows<T>(edges, gathered, wide, HB, s.wide + i * wide.floats, ds);
         const float* packed = a.packed + head;
-        if constexpr (TARGET) packed += row * 2 * a.heads;
-        else gather_heads<HB>(edges, packed, 2 * a.heads, a.heads, {INFINITY, 0.0f}, {lse, shift});
+        if constexpr (TARGET) packed += row * 3 * a.heads;
+        else gather_heads<HB>(edges, packed, 3 * a.heads, a.heads, {0.0f, INFINITY, 0.0f}, {peaks, logs, shifts});
         if (dropout.on()) dropout.pairs(row, edges.index, edges.count, drop);
-        const v16 own_lse = TARGET ? tile<HB>(packed) : v16{}, own_shift = TARGET ? tile<HB>(packed + a.heads) : v16{};
+        v16 peak{}, log{}, shift{};
+        if constexpr (TARGET) peak = tile<HB>(packed), log = tile<HB>(packed + a.heads), shift = tile<HB>(packed + 2 * a.heads);
         for (int j = 0; j < vectors; ++j) {
-            const v16 p = exponential(load<v16>(w + 16 * j) - (TARGET ? own_lse : load<v16>(lse + 16 * j)));
+            if constexpr (!TARGET)
+                peak = load<v16>(peaks + 16 * j), log = load<v16>(logs + 16 * j), shift = load<v16>(shifts + 16 * j);
+            const v16 p = exponential((load<v16>(w + 16 * j) - peak) - log);
             const v16 factor = dropout.on() ? dropout.factor(drop + 16 * j) : splat<v16>(1.0f);
             store(w + 16 * j, p * factor);
-            store(ds + 16 * j, p * (factor * load<v16>(ds + 16 * j) - (TARGET ? own_shift : load<v16>(shift + 16 * j))));
+            store(ds + 16 * j, p * (factor * load<v16>(ds + 16 * j) - shift));
         }
         if (TARGET && a.grad_bias) keep_bias(at, edges.count, ds);
         const Edges again = {edges.index, edges.count, 0};

@@ -41,7 +41,8 @@ void accumulate(const Edges& edges, const Table& table, int part, const float* w
         }
 }
 
-// Four products at a time, so that their lanes are summed together.
+// Four products at a time, so that their lanes are summed together; the last ones too, so that a product has the same bits
+// wherever its edge stands: in both passes, and of each of several edges between two rows.
 template <class T, class V, int HB, int NV, bool PART>
 void dot(const Edges& edges, const Table& table, int part, const float* query, bool more, float* products) {
     constexpr int lanes = Lanes<V>::count, bytes = NV * lanes * static_cast<int>(sizeof(T));
@@ -75,13 +76,15 @@ void dot(const Edges& edges, const Table& table, int part, const float* query, b
         }
     }
     if constexpr (step > 1)
-        for (; e < count; ++e) {
-            if (e + far < ahead) prefetch<T, HB, bytes>(x + index[e + far] * stride, head);
-#pragma GCC unroll 2
-            for (int h = 0; h < HB; ++h) {
-                float& to = products[e * HB + h];
-                to = total(product(e, h)) + (more ? to : 0.0f);
+        if (e < count) {
+            V last[4] = {};
+            const int64_t rest = (count - e) * HB;
+            for (int64_t i = 0; i < rest; ++i) {
+                if (e + i / HB + far < ahead) prefetch<T, HB, bytes>(x + index[e + i / HB + far] * stride, head);
+                last[i] = product(e + i / HB, static_cast<int>(i % HB));
             }
+            const v4 sums = totals(last[0], last[1], last[2], last[3]);
+            for (int64_t i = 0; i < rest; ++i) products[e * HB + i] = sums[i] + (more ? products[e * HB + i] : 0.0f);
         }
 }
 

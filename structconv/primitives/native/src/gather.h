@@ -112,15 +112,20 @@ void store_row(const float* sums, const float* scale, int heads, const Pieces& p
     }
 }
 
-// out[h] = <a[h], b[h]> of two rows in pieces.
+// out[h] = <a[h], b[h]> of two rows in pieces, rounded as `dot_rows` rounds them.
 inline void row_dots(const float* a, const float* b, int heads, const Pieces& pieces, float* out) {
     for (int h = 0; h < heads; ++h) out[h] = 0.0f;
     for (int p = 0; p < pieces.count; ++p) {
         const int width = pieces.items[p].width;
         for (int h = 0; h < heads; ++h, a += width, b += width) {
-            v8 sum{};
-            for (int c = 0; c < width; c += 8) sum += load<v8>(a + c) * load<v8>(b + c);
-            out[h] += total(sum);
+            if (width == 8) {
+                const v8 sum = load<v8>(a) * load<v8>(b);
+                out[h] += totals(sum, sum, sum, sum)[0];
+                continue;
+            }
+            v16 sum = load<v16>(a) * load<v16>(b);
+            for (int c = 16; c < width; c += 16) sum += load<v16>(a + c) * load<v16>(b + c);
+            out[h] += totals(sum, sum, sum, sum)[0];
         }
     }
 }

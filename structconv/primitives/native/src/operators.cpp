@@ -1107,20 +1107,20 @@ struct Affine {
         op.check(given == rows, "by_target", "have a row for each output");
     }
 
-    void forward(const Sealed& layout, float* of_source, float* of_target, const View& y, const View& y2, float* lse,
+    void forward(const Sealed& layout, float* of_source, float* of_target, const View& y, const View& y2, float* peaks,
                  float* mass, double p, int64_t seed, int64_t heads) const {
         check_rows(layout.rows());
         VectorArgs vectors{};
         if (terms != kGiven) vectors.terms = terms, vectors.of_source = source.floats(), vectors.of_target = target.floats();
         vectors.bias = bias.floats(), vectors.z = z.rows();
-        const AffineForwardArgs args{layout.layout(), of_source, of_target, x.rows(), y.rows(), y2.rows(), lse, mass,
+        const AffineForwardArgs args{layout.layout(), of_source, of_target, x.rows(), y.rows(), y2.rows(), peaks, mass,
                                      x.size(0), x.size(1), x.size(2), x.half(), op.threads, slope,
                                      op.drop(p, seed, heads, layout.rows()), vectors};
         run.affine_forward(&args);
     }
 
     // Gradients of the terms (source, target), x, z, and in float32 of vectors and bias, where they are given.
-    void backward(const Sealed& ahead, const Sealed& back, const float* of_source, const float* of_target, const float* lse,
+    void backward(const Sealed& ahead, const Sealed& back, const float* of_source, const float* of_target, const float* peaks,
                   const float* mass, const View& y, const View& y2, const View& grad, const View& grad_x, const View& grad_z,
                   float* grad_source, float* grad_target, float* scratch, float* const vectors_grads[3], double p,
                   int64_t seed, int64_t heads) const {
@@ -1134,7 +1134,7 @@ struct Affine {
         }
         vectors.bias = bias.floats(), vectors.z = z.rows(), vectors.grad_z = grad_z.rows();
         vectors.partial = scratch + 4 * ahead.rows() * x.size(1);
-        const AffineBackwardArgs args{ahead.layout(), back.layout(), of_source, of_target, lse, mass, x.rows(), y.rows(),
+        const AffineBackwardArgs args{ahead.layout(), back.layout(), of_source, of_target, peaks, mass, x.rows(), y.rows(),
                                       y2.rows(), grad.rows(), grad_x.rows(), grad_source, grad_target, scratch, x.size(1),
                                       x.size(2), x.half(), op.threads, slope, op.drop(p, seed, heads, ahead.rows(), 1),
                                       vectors};
@@ -1144,40 +1144,40 @@ struct Affine {
     View scratch(const Sealed& ahead) const { return op.made({4 * ahead.rows() * x.size(1) + piece_numbers(x, ahead)}); }
 };
 
-// (y, y2, lse, mass), and source and target where they are computed from vectors.
+// (y, y2, peaks, mass), and source and target where they are computed from vectors.
 std::tuple<View, View, View, View, View, View> affine(const Affine& a, const Tensor& by_target, double p, int64_t seed,
                                                       int64_t batch_heads, bool train) {
     const Sealed layout = a.op.sealed("by_target", by_target, a.x.size(0));
     const int64_t rows = layout.rows(), heads = a.x.size(1), channels = a.x.size(2);
     const View y = a.op.made({rows, heads, channels}, a.x.dtype);
     const View y2 = a.op.made({train ? rows : 0, heads, channels}, a.x.dtype);
-    const View lse = a.op.made({rows, heads}), mass = a.op.made({rows, heads});
+    const View peaks = a.op.made({rows, 2, heads}), mass = a.op.made({rows, heads});
     const View source = a.terms == kGiven ? a.source : a.op.made({a.x.size(0), heads});
     const View target = a.terms == kGiven ? a.target : a.op.made({rows, heads});
-    a.forward(layout, source.floats(), target.floats(), y, train ? y2 : View{}, lse.floats(), mass.floats(), p, seed,
+    a.forward(layout, source.floats(), target.floats(), y, train ? y2 : View{}, peaks.floats(), mass.floats(), p, seed,
               batch_heads);
-    return {y, y2, lse, mass, source, target};
+    return {y, y2, peaks, mass, source, target};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> affine_forward(const Tensor& by_target, const Tensor& source,
                                                           const Tensor& target, const Tensor& x, double slope, double p,
                                                           int64_t seed, int64_t batch_heads, bool train) {
-    const auto [y, y2, lse, mass, s, t] = affine({{"affine_forward"}, x, source, target, {}, {}, slope, false}, by_target, p,
+    const auto [y, y2, peaks, mass, s, t] = affine({{"affine_forward"}, x, source, target, {}, {}, slope, false}, by_target, p,
                                                  seed, batch_heads, train);
-    return {y.tensor(), y2.tensor(), lse.tensor(), mass.tensor()};
+    return {y.tensor(), y2.tensor(), peaks.tensor(), mass.tensor()};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> projected_forward(
     const Tensor& by_target, const Tensor& x, const Maybe& z, const Tensor& of_source, const Tensor& of_target,
     const Maybe& bias, double slope, double p, int64_t seed, int64_t batch_heads, bool train) {
-    const auto [y, y2, lse, mass, s, t] = affine({{"projected_forward"}, x, of_source, of_target, z, bias, slope, true},
+    const auto [y, y2, peaks, mass, s, t] = affine({{"projected_forward"}, x, of_source, of_target, z, bias, slope, true},
                                                  by_target, p, seed, batch_heads, train);
-    return {y.tensor(), y2.tensor(), lse.tensor(), mass.tensor(), s.tensor(), t.tensor()};
+    return {y.tensor(), y2.tensor(), peaks.tensor(), mass.tensor(), s.tensor(), t.tensor()};
 }
 
 std::tuple<Tensor, Maybe, Tensor, Tensor, Maybe, View, View> affine_gradients(
     const Affine& a, const Tensor& by_target, const Tensor& by_source, const View& source, const View& target,
-    const Tensor& y_, const Tensor& y2_, const Tensor& lse_, const Tensor& mass_, const Tensor& grad_, double p, int64_t seed,
+    const Tensor& y_, const Tensor& y2_, const Tensor& peaks_, const Tensor& mass_, const Tensor& grad_, double p, int64_t seed,
     int64_t batch_heads) {
     const Op& op = a.op;
     const Sealed ahead = op.sealed("by_target", by_target, a.x.size(0));
@@ -1186,7 +1186,7 @@ std::tuple<Tensor, Maybe, Tensor, Tensor, Maybe, View, View> affine_gradients(
     const View y = op.dense("y", y_, {rows, heads, channels}, a.x.dtype);
     const View y2 = op.dense("y2", y2_, {rows, heads, channels}, a.x.dtype);
     const View grad = op.unit("grad", grad_, {rows, heads, channels}, a.x.dtype);
-    const View lse = op.floats("lse", lse_, {rows, heads}), mass = op.floats("mass", mass_, {rows, heads});
+    const View peaks = op.floats("peaks", peaks_, {rows, 2, heads}), mass = op.floats("mass", mass_, {rows, heads});
     op.check_shape("source", source, {inputs, heads});
     op.check_shape("target", target, {rows, heads});
     const View grad_x = op.made({inputs, heads, channels}, a.x.dtype), scratch = a.scratch(ahead);
@@ -1195,7 +1195,7 @@ std::tuple<Tensor, Maybe, Tensor, Tensor, Maybe, View, View> affine_gradients(
     if (a.z.sizes) grad_z = op.made({rows, heads, channels}, a.x.dtype);
     for (int64_t i = 0; a.terms != kGiven && i < (a.bias.sizes ? 3 : 2); ++i) vectors[i] = op.made({heads, channels});
     float* const of_vectors[3] = {vectors[0].floats(), vectors[1].floats(), vectors[2].floats()};
-    a.backward(ahead, back, source.floats(), target.floats(), lse.floats(), mass.floats(), y, y2, grad, grad_x, grad_z,
+    a.backward(ahead, back, source.floats(), target.floats(), peaks.floats(), mass.floats(), y, y2, grad, grad_x, grad_z,
                grad_source.floats(), grad_target.floats(), scratch.floats(), of_vectors, p, seed, batch_heads);
     if (a.terms == kGiven) return {grad_x.tensor(), {}, grad_source.tensor(), grad_target.tensor(), {}, {}, {}};
     return {grad_x.tensor(), maybe(grad_z), vectors[0].tensor(), vectors[1].tensor(), maybe(vectors[2]), {}, {}};
@@ -1203,37 +1203,37 @@ std::tuple<Tensor, Maybe, Tensor, Tensor, Maybe, View, View> affine_gradients(
 
 std::tuple<Tensor, Tensor, Tensor> affine_backward(const Tensor& by_target, const Tensor& by_source, const Tensor& source,
                                                    const Tensor& target, const Tensor& x, const Tensor& y, const Tensor& y2,
-                                                   const Tensor& lse, const Tensor& mass, const Tensor& grad, double slope,
+                                                   const Tensor& peaks, const Tensor& mass, const Tensor& grad, double slope,
                                                    double p, int64_t seed, int64_t batch_heads) {
     const Affine a({"affine_backward"}, x, source, target, {}, {}, slope, false);
-    const auto found = affine_gradients(a, by_target, by_source, a.source, a.target, y, y2, lse, mass, grad, p, seed,
+    const auto found = affine_gradients(a, by_target, by_source, a.source, a.target, y, y2, peaks, mass, grad, p, seed,
                                         batch_heads);
     return {std::get<2>(found), std::get<3>(found), std::get<0>(found)};
 }
 
 std::tuple<Tensor, Maybe, Tensor, Tensor, Maybe> projected_backward(
     const Tensor& by_target, const Tensor& by_source, const Tensor& x, const Maybe& z, const Tensor& of_source,
-    const Tensor& of_target, const Maybe& bias, const Tensor& y, const Tensor& y2, const Tensor& lse, const Tensor& mass,
+    const Tensor& of_target, const Maybe& bias, const Tensor& y, const Tensor& y2, const Tensor& peaks, const Tensor& mass,
     const Tensor& source, const Tensor& target, const Tensor& grad, double slope, double p, int64_t seed,
     int64_t batch_heads) {
     const Affine a({"projected_backward"}, x, of_source, of_target, z, bias, slope, true);
     const View s = a.op.floats("source", source, {kAny, kAny}), t = a.op.floats("target", target, {kAny, kAny});
-    const auto found = affine_gradients(a, by_target, by_source, s, t, y, y2, lse, mass, grad, p, seed, batch_heads);
+    const auto found = affine_gradients(a, by_target, by_source, s, t, y, y2, peaks, mass, grad, p, seed, batch_heads);
     return {std::get<0>(found), std::get<1>(found), std::get<2>(found), std::get<3>(found), std::get<4>(found)};
 }
 
-// Among the inputs, in few results: y, y2, and lse, mass and both terms in one.
+// Among the inputs, in few results: y, y2, and peaks, mass and both terms in one.
 std::tuple<Tensor, Maybe, Tensor> attend_forward(const Tensor& side_, const Tensor& x, const Tensor& of_source,
                                                  const Tensor& of_target, const Maybe& bias, double slope, double p,
                                                  int64_t seed, int64_t batch_heads, bool train) {
     const Affine a({"attend_forward"}, x, of_source, of_target, {}, bias, slope, true);
     const Sealed side = a.op.sealed("side", side_, a.x.size(0));
     const int64_t nodes = a.x.size(0), heads = a.x.size(1), channels = a.x.size(2), size = nodes * heads;
-    const View y = a.op.made({nodes, heads, channels}, a.x.dtype), numbers = a.op.made({4, nodes, heads});
+    const View y = a.op.made({nodes, heads, channels}, a.x.dtype), numbers = a.op.made({5, nodes, heads});
     View y2;
     if (train) y2 = a.op.made({nodes, heads, channels}, a.x.dtype);
-    float* lse = numbers.floats();
-    a.forward(side, lse + 2 * size, lse + 3 * size, y, y2, lse, lse + size, p, seed, batch_heads);
+    float* peaks = numbers.floats();
+    a.forward(side, peaks + 3 * size, peaks + 4 * size, y, y2, peaks, peaks + 2 * size, p, seed, batch_heads);
     return {y.tensor(), maybe(y2), numbers.tensor()};
 }
 
@@ -1249,13 +1249,13 @@ std::tuple<Tensor, Tensor, Tensor, Maybe> attend_backward(const Tensor& by_targe
     const View y = op.dense("y", y_, {nodes, heads, channels}, a.x.dtype);
     const View y2 = op.dense("y2", y2_, {nodes, heads, channels}, a.x.dtype);
     const View grad = op.unit("grad", grad_, {nodes, heads, channels}, a.x.dtype);
-    const View numbers = op.exact("numbers", numbers_, {4, nodes, heads}, types().f32);
+    const View numbers = op.exact("numbers", numbers_, {5, nodes, heads}, types().f32);
     const View grad_x = op.made({nodes, heads, channels}, a.x.dtype), grads = op.made({a.bias.sizes ? 3 : 2, heads, channels});
     const View scratch = op.made({6 * size + piece_numbers(a.x, ahead)});
-    const float* lse = numbers.floats();
+    const float* peaks = numbers.floats();
     float *first = scratch.floats(), *own = grads.floats();
     float* const vectors[3] = {own, own + heads * channels, a.bias.sizes ? own + 2 * heads * channels : nullptr};
-    a.backward(ahead, back, lse + 2 * size, lse + 3 * size, lse, lse + size, y, y2, grad, grad_x, {}, first, first + size,
+    a.backward(ahead, back, peaks + 3 * size, peaks + 4 * size, peaks, peaks + 2 * size, y, y2, grad, grad_x, {}, first, first + size,
                first + 2 * size, vectors, p, seed, batch_heads);
     const auto part = [&](int64_t at) { return matrix(grads, at, heads, channels).tensor(); };
     return {grad_x.tensor(), part(0), part(1), a.bias.sizes ? Maybe(part(2)) : std::nullopt};
@@ -1360,18 +1360,18 @@ struct Queries {
                 op.drop(p, seed, batch_heads, rows), {}, {}, q_rows, k_rows, v_rows};
     }
 
-    // y and lse.
+    // y and peaks.
     std::tuple<Tensor, Tensor> attend(const Op& op, EdgeAttentionArgs args) const {
-        const View y = op.made({rows, heads, channels}, dtype()), lse = op.made({rows, heads});
-        args.y = y.rows(), args.lse = lse.floats();
+        const View y = op.made({rows, heads, channels}, dtype()), peaks = op.made({rows, 2, heads});
+        args.y = y.rows(), args.peaks = peaks.floats();
         run.edge_attention(&args);
-        return {y.tensor(), lse.tensor()};
+        return {y.tensor(), peaks.tensor()};
     }
 
-    void attend_backward(const Op& op, EdgeAttentionArgs args, const Tensor& y_, const Tensor& lse_, const Tensor& grad_) const {
-        const View y = op.dense("y", y_, {rows, heads, channels}, dtype()), lse = op.floats("lse", lse_, {rows, heads});
-        const View grad = op.unit("grad", grad_, {rows, heads, channels}, dtype()), packed = op.made({rows, 2, heads});
-        args.y = y.rows(), args.grad = grad.rows(), args.lse = lse.floats(), args.packed = packed.floats();
+    void attend_backward(const Op& op, EdgeAttentionArgs args, const Tensor& y_, const Tensor& peaks_, const Tensor& grad_) const {
+        const View y = op.dense("y", y_, {rows, heads, channels}, dtype()), peaks = op.floats("peaks", peaks_, {rows, 2, heads});
+        const View grad = op.unit("grad", grad_, {rows, heads, channels}, dtype()), packed = op.made({rows, 3, heads});
+        args.y = y.rows(), args.grad = grad.rows(), args.peaks = peaks.floats(), args.packed = packed.floats();
         run.edge_attention_backward(&args);
     }
 };
@@ -1388,7 +1388,7 @@ std::tuple<Tensor, Tensor> weigh_products(const Op& op, const Queries& s, const 
 
 // The gradients of q, k and v are written; that of the bias is returned.
 Maybe weigh_products_backward(const Op& op, const Queries& s, const Tensor& by_target, const Tensor& by_source,
-                              const Maybe& bias_, const Tensor& y_, const Tensor& lse_, const Tensor& grad_, double scale,
+                              const Maybe& bias_, const Tensor& y_, const Tensor& peaks_, const Tensor& grad_, double scale,
                               double p, int64_t seed, int64_t batch_heads, Rows grad_q, Rows grad_k, Rows grad_v) {
     const Sealed ahead = op.sealed("by_target", by_target, s.inputs), back = op.sealed("by_source", by_source, s.rows);
     op.check(ahead.rows() == s.rows && back.rows() == s.inputs && ahead.slots() == back.slots() &&
@@ -1400,7 +1400,7 @@ Maybe weigh_products_backward(const Op& op, const Queries& s, const Tensor& by_t
     EdgeAttentionArgs args = s.args(op, kProducts, 0, false, scale, p, seed, batch_heads);
     args.by_target = ahead.layout(), args.by_source = back.layout(), args.bias = bias.floats();
     args.grad_q = grad_q, args.grad_k = grad_k, args.grad_x = grad_v, args.grad_bias = grad_bias.floats();
-    s.attend_backward(op, args, y_, lse_, grad_);
+    s.attend_backward(op, args, y_, peaks_, grad_);
     return maybe(grad_bias);
 }
 
@@ -1412,12 +1412,12 @@ std::tuple<Tensor, Tensor> bilinear_forward(const Tensor& by_target, const Tenso
 
 std::tuple<Tensor, Tensor, Tensor, Maybe> bilinear_backward(
     const Tensor& by_target, const Tensor& by_source, const Tensor& q, const Tensor& k, const Tensor& v, const Maybe& bias,
-    const Tensor& y, const Tensor& lse, const Tensor& grad, double scale, double p, int64_t seed, int64_t batch_heads) {
+    const Tensor& y, const Tensor& peaks, const Tensor& grad, double scale, double p, int64_t seed, int64_t batch_heads) {
     const Op op{"bilinear_backward"};
     const Queries s(op, q, k, v);
     const View grad_q = op.made({s.rows, s.heads, s.depth}, s.dtype()), grad_k = op.made({s.inputs, s.heads, s.depth}, s.dtype());
     const View grad_v = op.made({s.inputs, s.heads, s.channels}, s.dtype());
-    const Maybe of_bias = weigh_products_backward(op, s, by_target, by_source, bias, y, lse, grad, scale, p, seed, batch_heads,
+    const Maybe of_bias = weigh_products_backward(op, s, by_target, by_source, bias, y, peaks, grad, scale, p, seed, batch_heads,
                                                   grad_q.rows(), grad_k.rows(), grad_v.rows());
     return {grad_q.tensor(), grad_k.tensor(), grad_v.tensor(), of_bias};
 }
@@ -1431,7 +1431,7 @@ std::tuple<Tensor, Tensor> packed_forward(const Tensor& by_target, const Tensor&
 
 std::tuple<Tensor, Maybe, Maybe> packed_backward(
     const Tensor& by_target, const Tensor& by_source, const Tensor& table, const Maybe& q, const Maybe& bias, const Tensor& y,
-    const Tensor& lse, const Tensor& grad, int64_t heads, int64_t depth, double scale, double p, int64_t seed,
+    const Tensor& peaks, const Tensor& grad, int64_t heads, int64_t depth, double scale, double p, int64_t seed,
     int64_t batch_heads) {
     const Op op{"packed_backward"};
     const Queries s(op, table, q, heads, depth);
@@ -1440,7 +1440,7 @@ std::tuple<Tensor, Maybe, Maybe> packed_backward(
     if (q) grad_q = op.made({s.rows, heads, depth}, s.dtype());
     Rows of_q, of_k, of_v;
     s.into(grad_table, grad_q, of_q, of_k, of_v);
-    const Maybe of_bias = weigh_products_backward(op, s, by_target, by_source, bias, y, lse, grad, scale, p, seed, batch_heads,
+    const Maybe of_bias = weigh_products_backward(op, s, by_target, by_source, bias, y, peaks, grad, scale, p, seed, batch_heads,
                                                   of_q, of_k, of_v);
     return {grad_table.tensor(), maybe(grad_q), of_bias};
 }
@@ -1515,10 +1515,10 @@ struct Dots {
         return {table.floats() + number * own, width, number < 2 ? depth : channels};
     }
 
-    EdgeAttentionArgs args(const Op& op, const View& table, const View& y, const View& lse, const Layout& by_target,
+    EdgeAttentionArgs args(const Op& op, const View& table, const View& y, const View& peaks, const Layout& by_target,
                            const Layout& by_source, double scale, const DropArgs& drop) const {
         return {kProducts, heads, depth, channels, 0, false, 0, op.threads, scale, drop, by_target, by_source, part(table, 0),
-                part(table, 1), part(table, 2), {y.data, heads * channels, channels}, nullptr, nullptr, lse.floats()};
+                part(table, 1), part(table, 2), {y.data, heads * channels, channels}, nullptr, nullptr, peaks.floats()};
     }
 
     // The gradients of x, and of weights and biases: query, its bias, key, its bias, value, its bias.
@@ -1547,7 +1547,7 @@ struct Dots {
     }
 };
 
-// y (M, K C), with b added, and for the backward the table and lse.
+// y (M, K C), with b added, and for the backward the table and peaks.
 std::tuple<Tensor, Maybe, Maybe> attend_dots_forward(const Tensor& side_, const Tensor& x, const Tensor& query,
                                                      const Maybe& query_bias, const Tensor& key, const Maybe& key_bias,
                                                      const Tensor& value, const Maybe& value_bias, const Maybe& bias_,
@@ -1558,19 +1558,19 @@ std::tuple<Tensor, Maybe, Maybe> attend_dots_forward(const Tensor& side_, const 
     const Sealed side = op.sealed("side", side_, d.nodes);
     op.check(side.rows() == d.nodes, "side", "have a row for each row of x");
     const View bias = op.floats("bias", bias_, {d.heads * d.channels});
-    const View table = d.table(op), y = op.made({d.nodes, d.heads * d.channels}), lse = op.made({d.nodes, d.heads});
-    const EdgeAttentionArgs args = d.args(op, table, y, lse, side.layout(false), {}, scale, op.drop(p, seed, batch_heads, d.nodes));
+    const View table = d.table(op), y = op.made({d.nodes, d.heads * d.channels}), peaks = op.made({d.nodes, 2, d.heads});
+    const EdgeAttentionArgs args = d.args(op, table, y, peaks, side.layout(false), {}, scale, op.drop(p, seed, batch_heads, d.nodes));
     run.edge_attention(&args);
     if (bias.sizes) add(y, bias);
     if (!train) return {y.tensor(), std::nullopt, std::nullopt};
-    return {y.tensor(), table.tensor(), lse.tensor()};
+    return {y.tensor(), table.tensor(), peaks.tensor()};
 }
 
 // The gradients of x, of the weights and the biases of queries, keys and values, and of the bias.
 std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Maybe> attend_dots_backward(
     const Tensor& by_target, const Tensor& by_source, const Tensor& x, const Tensor& query, const Maybe& query_bias,
     const Tensor& key, const Maybe& key_bias, const Tensor& value, const Maybe& value_bias, const Maybe& bias_,
-    const Tensor& y_, const Tensor& table_, const Tensor& lse_, const Tensor& grad_, int64_t heads, double scale, double p,
+    const Tensor& y_, const Tensor& table_, const Tensor& peaks_, const Tensor& grad_, int64_t heads, double scale, double p,
     int64_t seed, int64_t batch_heads) {
     const Op op{"attend_dots_backward"};
     const Dots d(op, op.dense("x", x, {kAny, kAny}, types().f32), query, query_bias, key, key_bias, value, value_bias, heads);
@@ -1579,7 +1579,7 @@ std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Maybe> attend_do
              "be the transpose of by_target, with a row for each row of x");
     const int64_t out = d.heads * d.channels;
     View y = op.dense("y", y_, {d.nodes, out}, types().f32);
-    const View table = op.dense("table", table_, {d.nodes, d.width}, types().f32), lse = op.floats("lse", lse_, {d.nodes, d.heads});
+    const View table = op.dense("table", table_, {d.nodes, d.width}, types().f32), peaks = op.floats("peaks", peaks_, {d.nodes, 2, d.heads});
     const View grad = op.dense("grad", grad_, {d.nodes, out}, types().f32), bias = op.floats("bias", bias_, {out});
     if (bias.sizes) {  // the kernel reads y without it
         const View without = op.made({d.nodes, out});
@@ -1587,8 +1587,8 @@ std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Maybe> attend_do
             for (int64_t c = 0; c < out; ++c) without.floats()[n * out + c] = y.floats()[n * out + c] - bias.floats()[c];
         y = without;
     }
-    const View grad_table = op.made({d.nodes, d.width}), packs = op.made({d.nodes, 2, d.heads});
-    EdgeAttentionArgs args = d.args(op, table, y, lse, ahead.layout(false), back.layout(false), scale,
+    const View grad_table = op.made({d.nodes, d.width}), packs = op.made({d.nodes, 3, d.heads});
+    EdgeAttentionArgs args = d.args(op, table, y, peaks, ahead.layout(false), back.layout(false), scale,
                                     op.drop(p, seed, batch_heads, d.nodes));
     args.grad = {grad.data, out, d.channels}, args.packed = packs.floats();
     args.grad_q = d.part(grad_table, 0), args.grad_k = d.part(grad_table, 1), args.grad_x = d.part(grad_table, 2);
@@ -1754,7 +1754,7 @@ std::tuple<Tensor, Tensor> additive(const Op& op, const Maybe& by_target, const 
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> additive_gradients(
     const Op& op, const Maybe& by_target, const Maybe& by_source, const Tensor& q_, const Tensor& k_, const Tensor& x_,
-    const Tensor& vector_, const Tensor& y, const Tensor& lse, const Tensor& grad, int64_t activation, double parameter,
+    const Tensor& vector_, const Tensor& y, const Tensor& peaks, const Tensor& grad, int64_t activation, double parameter,
     bool causal, double p, int64_t seed, int64_t batch_heads) {
     const Queries s(op, q_, k_, x_, "x");
     const View vector = op.floats("vector", vector_, {s.heads, s.depth});
@@ -1767,7 +1767,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> additive_gradients(
     args.by_target = ahead.layout, args.by_source = back.layout, args.vector = vector.floats();
     args.grad_q = grad_q.rows(), args.grad_k = grad_k.rows(), args.grad_x = grad_x.rows();
     args.grad_vector = grad_vector.floats(), args.partial = partial.floats();
-    s.attend_backward(op, args, y, lse, grad);
+    s.attend_backward(op, args, y, peaks, grad);
     return {grad_q.tensor(), grad_k.tensor(), grad_x.tensor(), grad_vector.tensor()};
 }
 
@@ -1779,9 +1779,9 @@ std::tuple<Tensor, Tensor> additive_forward(const Tensor& by_target, const Tenso
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> additive_backward(
     const Tensor& by_target, const Tensor& by_source, const Tensor& q, const Tensor& k, const Tensor& x, const Tensor& vector,
-    const Tensor& y, const Tensor& lse, const Tensor& grad, int64_t activation, double parameter, double p, int64_t seed,
+    const Tensor& y, const Tensor& peaks, const Tensor& grad, int64_t activation, double parameter, double p, int64_t seed,
     int64_t batch_heads) {
-    return additive_gradients({"additive_backward"}, by_target, by_source, q, k, x, vector, y, lse, grad, activation, parameter,
+    return additive_gradients({"additive_backward"}, by_target, by_source, q, k, x, vector, y, peaks, grad, activation, parameter,
                               false, p, seed, batch_heads);
 }
 
@@ -1827,18 +1827,18 @@ std::tuple<Tensor, Tensor> dense_additive_forward(const Tensor& q, const Tensor&
                                                   double p, int64_t seed, int64_t batch_heads) {
     const Op op{"dense_additive_forward"};
     const Factored f(op, q, k, x, activation, parameter, factor_);
-    const auto [y, lse] = additive(op, {}, f.q, f.k, f.x, vector, f.activation, parameter, causal, p, seed, batch_heads);
-    return {torch::stable::to(y, x.scalar_type()), lse};
+    const auto [y, peaks] = additive(op, {}, f.q, f.k, f.x, vector, f.activation, parameter, causal, p, seed, batch_heads);
+    return {torch::stable::to(y, x.scalar_type()), peaks};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> dense_additive_backward(
-    const Tensor& q, const Tensor& k, const Tensor& x, const Tensor& vector, const Tensor& y, const Tensor& lse,
+    const Tensor& q, const Tensor& k, const Tensor& x, const Tensor& vector, const Tensor& y, const Tensor& peaks,
     const Tensor& grad, int64_t activation, double parameter, bool causal, const Maybe& factor_, double p, int64_t seed,
     int64_t batch_heads) {
     const Op op{"dense_additive_backward"};
     const Factored f(op, q, k, x, activation, parameter, factor_);
     const ScalarType dtype = f.x.scalar_type();
-    return additive_gradients(op, {}, {}, f.q, f.k, f.x, vector, torch::stable::to(y, dtype), lse,
+    return additive_gradients(op, {}, {}, f.q, f.k, f.x, vector, torch::stable::to(y, dtype), peaks,
                               torch::stable::to(grad, dtype), f.activation, parameter, causal, p, seed, batch_heads);
 }
 
@@ -1864,14 +1864,14 @@ struct Pairwise {
     Rows part(const View& table, int64_t number) const { return {table.floats() + number * width, 2 * width, a.channels}; }
     Rows rows(const View& t) const { return {t.data, width, a.channels}; }
 
-    EdgeAttentionArgs args(const Op& op, const View& table, const View& y, const View& lse, const Layout& by_target,
+    EdgeAttentionArgs args(const Op& op, const View& table, const View& y, const View& peaks, const Layout& by_target,
                            const Layout& by_source, double slope, const DropArgs& drop) const {
         return {kActivations, a.heads, a.channels, a.channels, kPiecewise, false, 0, op.threads, slope, drop, by_target,
-                by_source, part(table, 1), part(table, 0), part(table, 0), rows(y), nullptr, vector.floats(), lse.floats()};
+                by_source, part(table, 1), part(table, 0), part(table, 0), rows(y), nullptr, vector.floats(), peaks.floats()};
     }
 };
 
-// y (M, K C), with b added, the table and lse.
+// y (M, K C), with b added, the table and peaks.
 std::tuple<Tensor, Tensor, Tensor> attend_pairs_forward(const Tensor& side_, const Tensor& x, const Tensor& theta,
                                                         const Tensor& weight, const Tensor& offset, const Tensor& vector,
                                                         const Maybe& bias_, double slope, double p, int64_t seed,
@@ -1884,17 +1884,17 @@ std::tuple<Tensor, Tensor, Tensor> attend_pairs_forward(const Tensor& side_, con
     const View bias = op.floats("bias", bias_, {w.width}), added = op.made({2 * w.width});
     std::fill_n(added.floats(), w.width, 0.0f), std::copy_n(w.offset.floats(), w.width, added.floats() + w.width);
     const View table = times(op, w.a.x, matrix(w.packed), added);
-    const View y = op.made({nodes, w.width}), lse = op.made({nodes, heads});
-    const EdgeAttentionArgs args = w.args(op, table, y, lse, side.layout(false), {}, slope, op.drop(p, seed, batch_heads, nodes));
+    const View y = op.made({nodes, w.width}), peaks = op.made({nodes, 2, heads});
+    const EdgeAttentionArgs args = w.args(op, table, y, peaks, side.layout(false), {}, slope, op.drop(p, seed, batch_heads, nodes));
     run.edge_attention(&args);
     if (bias.sizes) add(y, bias);
-    return {y.tensor(), table.tensor(), lse.tensor()};
+    return {y.tensor(), table.tensor(), peaks.tensor()};
 }
 
 // The gradients of x, Theta, the weight, the offset, the vector and the bias.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Maybe> attend_pairs_backward(
     const Tensor& by_target, const Tensor& by_source, const Tensor& x, const Tensor& theta, const Tensor& weight,
-    const Tensor& offset, const Tensor& vector, const Maybe& bias_, const Tensor& y_, const Tensor& table_, const Tensor& lse_,
+    const Tensor& offset, const Tensor& vector, const Maybe& bias_, const Tensor& y_, const Tensor& table_, const Tensor& peaks_,
     const Tensor& grad_, double slope, double p, int64_t seed, int64_t batch_heads) {
     const Op op{"attend_pairs_backward"};
     const Pairwise w(op, x, theta, weight, offset, vector);
@@ -1904,13 +1904,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Maybe> attend_pairs_backward(
              "be the transpose of by_target, with a row for each row of x");
     const View given = op.dense("y", y_, {nodes, width}, types().f32), y = op.made({nodes, width});
     const View bias = op.floats("bias", bias_, {width}), grad = op.dense("grad", grad_, {nodes, width}, types().f32);
-    const View table = op.dense("table", table_, {nodes, 2 * width}, types().f32), lse = op.floats("lse", lse_, {nodes, heads});
+    const View table = op.dense("table", table_, {nodes, 2 * width}, types().f32), peaks = op.floats("peaks", peaks_, {nodes, 2, heads});
     for (int64_t n = 0; n < nodes; ++n)  // the kernel reads y without the bias
         for (int64_t c = 0; c < width; ++c)
             y.floats()[n * width + c] = given.floats()[n * width + c] - (bias.sizes ? bias.floats()[c] : 0.0f);
     const View grad_table = op.made({nodes, 2 * width}), grad_values = op.made({nodes, width}), grad_vector = op.made({heads, channels});
-    const View packs = op.made({nodes, 2, heads}), partial = op.made({kRanges, heads, channels});
-    EdgeAttentionArgs args = w.args(op, table, y, lse, ahead.layout(false), back.layout(false), slope,
+    const View packs = op.made({nodes, 3, heads}), partial = op.made({kRanges, heads, channels});
+    EdgeAttentionArgs args = w.args(op, table, y, peaks, ahead.layout(false), back.layout(false), slope,
                                     op.drop(p, seed, batch_heads, nodes));
     args.grad = w.rows(grad), args.grad_q = w.part(grad_table, 1), args.grad_k = w.part(grad_table, 0);
     args.grad_x = w.rows(grad_values), args.grad_vector = grad_vector.floats();
@@ -2177,15 +2177,15 @@ std::tuple<Tensor, Tensor> window_forward(const Tensor& q, const Tensor& k, cons
     const Op op{"window_forward"};
     const Window w(op, q, k, v, table, shape, below, above, dilation, outputs, inputs, scale, p, seed, batch_heads);
     const int64_t rows = w.q.size(0), heads = w.args.heads;
-    const View y = op.made({rows, heads, w.args.channels}, w.q.dtype), lse = op.made({rows, heads});
-    const WindowForwardArgs args{w.args, y.rows(), lse.floats()};
+    const View y = op.made({rows, heads, w.args.channels}, w.q.dtype), peaks = op.made({rows, 2, heads});
+    const WindowForwardArgs args{w.args, y.rows(), peaks.floats()};
     run.window_forward(&args);
-    return {y.tensor(), lse.tensor()};
+    return {y.tensor(), peaks.tensor()};
 }
 
 // Gradients of q, k, v, and of the table where it is asked for.
 std::tuple<Tensor, Tensor, Tensor, Maybe> window_backward(
-    const Tensor& q, const Tensor& k, const Tensor& v, const Maybe& table, const Tensor& y_, const Tensor& lse_,
+    const Tensor& q, const Tensor& k, const Tensor& v, const Maybe& table, const Tensor& y_, const Tensor& peaks_,
     const Tensor& grad_, const Numbers& shape, const Numbers& below, const Numbers& above, const Numbers& dilation,
     const Maybe& outputs, const Maybe& inputs, double scale, double p, int64_t seed, int64_t batch_heads, bool of_table) {
     const Op op{"window_backward"};
@@ -2194,7 +2194,7 @@ std::tuple<Tensor, Tensor, Tensor, Maybe> window_backward(
     const int32_t dtype = w.q.dtype;
     const View y = op.unit("y", y_, {rows, heads, w.args.channels}, dtype);
     const View grad = op.unit("grad", grad_, {rows, heads, w.args.channels}, dtype);
-    const View lse = op.floats("lse", lse_, {rows, heads});
+    const View peaks = op.floats("peaks", peaks_, {rows, 2, heads});
     const View grad_q = op.made({rows, heads, depth}, dtype), grad_k = op.made({columns, heads, depth}, dtype);
     const View grad_v = op.made({columns, heads, w.args.channels}, dtype), delta = op.made({rows, heads});
     View sums;
@@ -2202,7 +2202,7 @@ std::tuple<Tensor, Tensor, Tensor, Maybe> window_backward(
         sums = op.made({heads, w.tasks(), w.combinations, w.width});
         std::fill_n(sums.floats(), sums.tensor().numel(), 0.0f);
     }
-    const WindowBackwardArgs args{w.args, y.rows(), grad.rows(), grad_q.rows(), grad_k.rows(), grad_v.rows(), lse.floats(),
+    const WindowBackwardArgs args{w.args, y.rows(), grad.rows(), grad_q.rows(), grad_k.rows(), grad_v.rows(), peaks.floats(),
                                   delta.floats(), sums.floats()};
     run.window_backward(&args);
     return {grad_q.tensor(), grad_k.tensor(), grad_v.tensor(),
@@ -2424,11 +2424,11 @@ Tensor window_means_backward(const Tensor& grad_, const std::vector<int64_t>& fr
 }
 
 // y and, to train, what says their softmax (2, B, K, N); the weights (B, K, N, M) where asked for. Nothing for tensors that do
-// not fit, or are empty: others compute these, or say what is wrong.
+// not fit: others compute these, or say what is wrong.
 std::tuple<Maybe, Maybe, Maybe> attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Maybe& mask, bool causal,
                                                   double scale, double p, int64_t seed, bool train, bool weights) {
     const Op op{"attention_forward"};
-    if (!q.numel() || q.numel() >= kLimit || !Attention::takes(op, q, k, v)) return {};
+    if (!Attention::takes(op, q, k, v)) return {};
     const Attention s(op, q, k, v, mask, causal, scale, p, seed);
     const AttentionArgs& a = s.args;
     const View y = Attention::by_rows(op, a.batch, a.heads, a.outputs, a.channels);
@@ -2710,13 +2710,13 @@ const Operator kOperators[] = {
     {"affine_forward", "(Tensor by_target, Tensor source, Tensor target, Tensor x, float slope, " SC_DROP ", bool train) -> "
      "(Tensor, Tensor, Tensor, Tensor)", TORCH_BOX(&affine_forward)},
     {"affine_backward", "(Tensor by_target, Tensor by_source, Tensor source, Tensor target, Tensor x, Tensor y, Tensor y2, "
-     "Tensor lse, Tensor mass, Tensor grad, float slope, " SC_DROP ") -> (Tensor, Tensor, Tensor)",
+     "Tensor peaks, Tensor mass, Tensor grad, float slope, " SC_DROP ") -> (Tensor, Tensor, Tensor)",
      TORCH_BOX(&affine_backward)},
     {"projected_forward", "(Tensor by_target, Tensor x, Tensor? z, Tensor of_source, Tensor of_target, Tensor? bias, "
      "float slope, " SC_DROP ", bool train) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
      TORCH_BOX(&projected_forward)},
     {"projected_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor? z, Tensor of_source, Tensor of_target, "
-     "Tensor? bias, Tensor y, Tensor y2, Tensor lse, Tensor mass, Tensor source, Tensor target, Tensor grad, float slope, "
+     "Tensor? bias, Tensor y, Tensor y2, Tensor peaks, Tensor mass, Tensor source, Tensor target, Tensor grad, float slope, "
      SC_DROP ") -> (Tensor, Tensor?, Tensor, Tensor, Tensor?)", TORCH_BOX(&projected_backward)},
     {"attend_forward", "(Tensor side, Tensor x, Tensor of_source, Tensor of_target, Tensor? bias, float slope, " SC_DROP
      ", bool train) -> (Tensor, Tensor?, Tensor)", TORCH_BOX(&attend_forward)},
@@ -2731,16 +2731,16 @@ const Operator kOperators[] = {
     {"bilinear_forward", "(Tensor by_target, Tensor q, Tensor k, Tensor v, Tensor? bias, float scale, " SC_DROP ") -> "
      "(Tensor, Tensor)", TORCH_BOX(&bilinear_forward)},
     {"bilinear_backward", "(Tensor by_target, Tensor by_source, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor y, "
-     "Tensor lse, Tensor grad, float scale, " SC_DROP ") -> (Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&bilinear_backward)},
+     "Tensor peaks, Tensor grad, float scale, " SC_DROP ") -> (Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&bilinear_backward)},
     {"packed_forward", "(Tensor by_target, Tensor table, Tensor? q, Tensor? bias, int heads, int depth, float scale, " SC_DROP
      ") -> (Tensor, Tensor)", TORCH_BOX(&packed_forward)},
-    {"packed_backward", "(Tensor by_target, Tensor by_source, Tensor table, Tensor? q, Tensor? bias, Tensor y, Tensor lse, "
+    {"packed_backward", "(Tensor by_target, Tensor by_source, Tensor table, Tensor? q, Tensor? bias, Tensor y, Tensor peaks, "
      "Tensor grad, int heads, int depth, float scale, " SC_DROP ") -> (Tensor, Tensor?, Tensor?)", TORCH_BOX(&packed_backward)},
     {"attend_dots_forward", "(Tensor side, Tensor x, Tensor query, Tensor? query_bias, Tensor key, Tensor? key_bias, "
      "Tensor value, Tensor? value_bias, Tensor? bias, int heads, float scale, " SC_DROP ", bool train) -> "
      "(Tensor, Tensor?, Tensor?)", TORCH_BOX(&attend_dots_forward)},
     {"attend_dots_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor query, Tensor? query_bias, Tensor key, "
-     "Tensor? key_bias, Tensor value, Tensor? value_bias, Tensor? bias, Tensor y, Tensor table, Tensor lse, Tensor grad, "
+     "Tensor? key_bias, Tensor value, Tensor? value_bias, Tensor? bias, Tensor y, Tensor table, Tensor peaks, Tensor grad, "
      "int heads, float scale, " SC_DROP ") -> (Tensor, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?, Tensor?)",
      TORCH_BOX(&attend_dots_backward)},
     {"attend_entries_forward", "(" SC_ENTRIES ", int heads, float scale, bool causal, bool train) -> "
@@ -2753,17 +2753,17 @@ const Operator kOperators[] = {
     {"additive_forward", "(Tensor by_target, Tensor q, Tensor k, Tensor x, Tensor vector, int activation, "
      "float parameter, " SC_DROP ") -> (Tensor, Tensor)", TORCH_BOX(&additive_forward)},
     {"additive_backward", "(Tensor by_target, Tensor by_source, Tensor q, Tensor k, Tensor x, Tensor vector, Tensor y, "
-     "Tensor lse, Tensor grad, int activation, float parameter, " SC_DROP ") -> "
+     "Tensor peaks, Tensor grad, int activation, float parameter, " SC_DROP ") -> "
      "(Tensor, Tensor, Tensor, Tensor)", TORCH_BOX(&additive_backward)},
     {"factor", "(Tensor t, float rate) -> Tensor?", TORCH_BOX(&factor)},
     {"dense_additive_forward", "(Tensor q, Tensor k, Tensor x, Tensor vector, " SC_FACTORED ") -> (Tensor, Tensor)",
      TORCH_BOX(&dense_additive_forward)},
-    {"dense_additive_backward", "(Tensor q, Tensor k, Tensor x, Tensor vector, Tensor y, Tensor lse, Tensor grad, " SC_FACTORED
+    {"dense_additive_backward", "(Tensor q, Tensor k, Tensor x, Tensor vector, Tensor y, Tensor peaks, Tensor grad, " SC_FACTORED
      ") -> (Tensor, Tensor, Tensor, Tensor)", TORCH_BOX(&dense_additive_backward)},
     {"attend_pairs_forward", "(Tensor side, Tensor x, Tensor theta, Tensor weight, Tensor offset, Tensor vector, "
      "Tensor? bias, float slope, " SC_DROP ") -> (Tensor, Tensor, Tensor)", TORCH_BOX(&attend_pairs_forward)},
     {"attend_pairs_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor theta, Tensor weight, Tensor offset, "
-     "Tensor vector, Tensor? bias, Tensor y, Tensor table, Tensor lse, Tensor grad, float slope, " SC_DROP ") -> "
+     "Tensor vector, Tensor? bias, Tensor y, Tensor table, Tensor peaks, Tensor grad, float slope, " SC_DROP ") -> "
      "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&attend_pairs_backward)},
     {"additive_step", "(Tensor q, Tensor k, Tensor factor, Tensor x, Tensor vector, Tensor? keep, float rate) -> "
      "(Tensor, Tensor)", TORCH_BOX(&additive_step)},
@@ -2779,7 +2779,7 @@ const Operator kOperators[] = {
      SC_DROP ") -> ()", TORCH_BOX(&drop_block)},
     {"window_forward", "(Tensor q, Tensor k, Tensor v, Tensor? table, " SC_WINDOW ") -> (Tensor, Tensor)",
      TORCH_BOX(&window_forward)},
-    {"window_backward", "(Tensor q, Tensor k, Tensor v, Tensor? table, Tensor y, Tensor lse, Tensor grad, " SC_WINDOW
+    {"window_backward", "(Tensor q, Tensor k, Tensor v, Tensor? table, Tensor y, Tensor peaks, Tensor grad, " SC_WINDOW
      ", bool of_table) -> (Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&window_backward)},
     {"attention_forward", "(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, float p, int seed, "
      "bool train, bool weights) -> (Tensor?, Tensor?, Tensor?)", TORCH_BOX(&attention_forward)},

@@ -85,11 +85,12 @@ template <int HB> struct Online {
     v16 total() const { return sum_lanes<HB>(sum); }
 };
 
-// 1 / total (a tile, zero for a total of zero), and base + log(total) of HB heads, infinite for a total of zero.
-template <int HB> inline v16 finish_softmax(const Online<HB>& online, float* lse) {
-    const v16 total = online.total();
-    const v16 logs = choose(total == 0.0f, splat<v16>(INFINITY), online.base + logarithm(total));
-    std::memcpy(lse, &logs, HB * sizeof(float));
+// 1 / total (a tile, zero for a total of zero); of HB of the heads the largest score, and behind those of all log(total),
+// infinite for a total of zero. A weight is exp((score - peak) - log): their sum, rounded, would lose what large scores differ by.
+template <int HB> inline v16 finish_softmax(const Online<HB>& online, float* peaks, int64_t heads) {
+    const v16 total = online.total(), logs = choose(total == 0.0f, splat<v16>(INFINITY), logarithm(total));
+    std::memcpy(peaks, &online.base, HB * sizeof(float));
+    std::memcpy(peaks + heads, &logs, HB * sizeof(float));
     return choose(total == 0.0f, v16{}, 1.0f / total);
 }
 
@@ -123,8 +124,8 @@ template <class Body> void for_head_blocks(int64_t heads, int64_t channels, cons
 
 // What the pass by source reads of an output without edges, should an edge there lead to it all the same: the two layouts
 // come from outside, and nobody has compared their edges.
-inline void no_weights(float* lse, float* shift, int heads) {
-    for (int h = 0; h < heads; ++h) lse[h] = INFINITY, shift[h] = 0.0f;
+inline void no_weights(float* peak, float* log, float* shift, int heads) {
+    for (int h = 0; h < heads; ++h) peak[h] = shift[h] = 0.0f, log[h] = INFINITY;
 }
 
 }  // namespace structconv::SC_ISA

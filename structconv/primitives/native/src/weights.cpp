@@ -38,7 +38,6 @@ template <class Scores, class T, int HB> struct Block {
 
     void run(int64_t first, int64_t last) const {
         alignas(64) float own[kMaxChannels], w[kChunk * HB];
-        alignas(64) float lse[16];
         const int32_t* indptr = a.by_target.indptr;
         for (int64_t row = first; row < last; ++row) {
             const int64_t from = indptr[row], to = indptr[row + 1];
@@ -56,23 +55,22 @@ template <class Scores, class T, int HB> struct Block {
                 for (int i = 0; i < vectors; ++i) online.sum += exponential(load<v16>(w + 16 * i) - online.base);
                 if (!whole) put(w, at, count);
             }
-            finish_softmax<HB>(online, lse);
-            const v16 shift = tile<HB>(lse);
+            const v16 total = online.total(), inverse = choose(total == 0.0f, v16{}, 1.0f / total);
             for (int64_t at = from; at < to; at += kChunk) {
                 const int64_t count = to - at < kChunk ? to - at : kChunk;
                 if (!whole) get(w, at, count);
-                weigh(w, row, at, count, shift);
+                weigh(w, row, at, count, online.base, inverse);
                 put(w, at, count);
             }
         }
     }
 
-    void weigh(float* w, int64_t row, int64_t at, int64_t count, v16 shift) const {
+    void weigh(float* w, int64_t row, int64_t at, int64_t count, v16 base, v16 inverse) const {
         alignas(64) uint32_t drop[kChunk * HB];
         const int vectors = filled<HB>(count, w);
         if (dropout.on()) dropout.pairs(row, a.by_target.index + at, count, drop);
         for (int i = 0; i < vectors; ++i) {
-            const v16 p = exponential(load<v16>(w + 16 * i) - shift);
+            const v16 p = exponential(load<v16>(w + 16 * i) - base) * inverse;
             store(w + 16 * i, dropout.on() ? p * dropout.factor(drop + 16 * i) : p);
         }
     }

@@ -42,8 +42,8 @@ template <class T> void fetch(const Rows& rows, int64_t head, int64_t channels, 
     }
 }
 
-// out[j][lane] = sum_c lanes[c][lane] row_j[c]
-void dots(const Others& others, const float* lanes, int64_t channels, v16* out) {
+// out[j][lane] = scale sum_c lanes[c][lane] row_j[c]
+void dots(const Others& others, const float* lanes, int64_t channels, double scale, v16* out) {
     for (int j = 0; j < others.count; j += kGroup) {
         const float* row[kGroup];
         v16 sums[kGroup];
@@ -55,7 +55,7 @@ void dots(const Others& others, const float* lanes, int64_t channels, v16* out) 
             const v16 lane = load<v16>(lanes + 16 * c);
             for (int i = 0; i < kGroup; ++i) sums[i] += lane * row[i][c];
         }
-        for (int i = 0; i < kGroup && j + i < others.count; ++i) out[j + i] = sums[i];
+        for (int i = 0; i < kGroup && j + i < others.count; ++i) out[j + i] = sums[i] * static_cast<float>(scale);
     }
 }
 
@@ -81,11 +81,11 @@ template <class T> struct Tile {
     int64_t lane(int i) const { return entry(own, line, begin + i); }
 
     // to[c][lane] = factor row_lane[c], zero in lanes without an entry
-    void load_lanes(const Rows& rows, int64_t channels, float factor, float* to) const {
+    void load_lanes(const Rows& rows, int64_t channels, float* to) const {
         if (lanes < 16) clear_lanes(to, channels);
         for (int i = 0; i < lanes; ++i) {
             const T* from = at<T>(rows, lane(i), head);
-            for (int64_t c = 0; c < channels; ++c) to[16 * c + i] = factor * widen(from[c]);
+            for (int64_t c = 0; c < channels; ++c) to[16 * c + i] = widen(from[c]);
         }
     }
 
@@ -98,14 +98,15 @@ template <class T> struct Tile {
         }
     }
 
-    v16 load_numbers(const float* numbers, float absent) const {
+    // Numbers of the outputs, whose rows are so many heads.
+    v16 load_numbers(const float* numbers, int64_t row, float absent) const {
         v16 found = splat<v16>(absent);
-        for (int i = 0; i < lanes; ++i) set_lane(found, i, numbers[lane(i) * a.heads + head]);
+        for (int i = 0; i < lanes; ++i) set_lane(found, i, numbers[lane(i) * row + head]);
         return found;
     }
 
-    void store_numbers(v16 from, float* numbers) const {
-        for (int i = 0; i < lanes; ++i) numbers[lane(i) * a.heads + head] = from[i];
+    void store_numbers(v16 from, float* numbers, int64_t row) const {
+        for (int i = 0; i < lanes; ++i) numbers[lane(i) * row + head] = from[i];
     }
 
     // body(others, shifts, table row of the offsets): `before` and `after` entries around the tile on each near line
@@ -186,11 +187,11 @@ template <class T> void forward_tile(const Tile<T>& tile, const WindowForwardArg
     const WindowArgs& a = f.window;
     alignas(64) float query[16 * kWindowChannels], sums[16 * kWindowChannels], space[kRows * kWindowChannels];
     v16 w[kRows], peak = splat<v16>(-INFINITY), base{}, sum{};
-    tile.load_lanes(a.q, a.depth, static_cast<float>(a.scale), query);
+    tile.load_lanes(a.q, a.depth, query);
     clear_lanes(sums, a.channels);
     tile.around(a.by_target, a.below, a.above, a.falling, [&](Others& others, int64_t, const float* table, bool later) {
         fetch<T>(a.k, tile.head, a.depth, space, others);
-        dots(others, query, a.depth, w);
+        dots(others, query, a.depth, a.scale, w);
         v16 top = peak;
         for (int j = 0; j < others.count; ++j) {
             const v16 bias = tile.bias(table, j);
@@ -214,7 +215,8 @@ template <class T> void forward_tile(const Tile<T>& tile, const WindowForwardArg
         collect(tile, table, others, w, a.channels, sums);
     });
     tile.store_lanes(sums, a.channels, choose(sum == 0.0f, v16{}, 1.0f / sum), f.y);
-    tile.store_numbers(choose(sum == 0.0f, splat<v16>(INFINITY), base + logarithm(sum)), f.lse);
+    tile.store_numbers(base, f.peaks, 2 * a.heads);
+    tile.store_numbers(choose(sum == 0.0f, splat<v16>(INFINITY), logarithm(sum)), f.peaks + a.heads, 2 * a.heads);
 }
 
 // Gradients of 16 queries, and of the table; leaves D_n = <g_n, y_n> for the other pass.
@@ -224,20 +226,21 @@ void query_tile(const Tile<T>& tile, const WindowBackwardArgs& b, const Dropout&
     alignas(64) float query[16 * kWindowChannels], grad[16 * kWindowChannels], sums[16 * kWindowChannels];
     alignas(64) float space[kRows * kWindowChannels];
     v16 p[kRows], ds[kRows], delta{};
-    tile.load_lanes(b.y, a.channels, 1.0f, sums);
-    tile.load_lanes(b.grad, a.channels, 1.0f, grad);
+    tile.load_lanes(b.y, a.channels, sums);
+    tile.load_lanes(b.grad, a.channels, grad);
     for (int64_t c = 0; c < a.channels; ++c) delta += load<v16>(sums + 16 * c) * load<v16>(grad + 16 * c);
-    tile.store_numbers(delta, b.delta);
-    const v16 lse = tile.load_numbers(b.lse, INFINITY);
-    tile.load_lanes(a.q, a.depth, static_cast<float>(a.scale), query);
+    tile.store_numbers(delta, b.delta, a.heads);
+    const v16 peak = tile.load_numbers(b.peaks, 2 * a.heads, 0.0f);
+    const v16 log = tile.load_numbers(b.peaks + a.heads, 2 * a.heads, INFINITY);
+    tile.load_lanes(a.q, a.depth, query);
     clear_lanes(sums, a.depth);
     tile.around(a.by_target, a.below, a.above, a.falling, [&](Others& others, int64_t start, const float* table, bool) {
         fetch<T>(a.v, tile.head, a.channels, space, others);
-        dots(others, grad, a.channels, ds);
+        dots(others, grad, a.channels, 1.0, ds);
         fetch<T>(a.k, tile.head, a.depth, space, others);
-        dots(others, query, a.depth, p);
+        dots(others, query, a.depth, a.scale, p);
         for (int j = 0; j < others.count; ++j) {
-            const v16 bias = tile.bias(table, j), weight = exponential(p[j] + bias - lse);
+            const v16 bias = tile.bias(table, j), weight = exponential((p[j] + bias - peak) - log);
             const v16 through = dropout.on() ? ds[j] * tile.kept(dropout, others.entry[j], false) : ds[j];
             ds[j] = choose(bias == -INFINITY, v16{}, weight * (through - delta));
             if (grad_table) store(grad_table + start - j, load<v16>(grad_table + start - j) + ds[j]);
@@ -253,18 +256,19 @@ template <class T> void key_tile(const Tile<T>& tile, const WindowBackwardArgs& 
     alignas(64) float key[16 * kWindowChannels], value[16 * kWindowChannels];
     alignas(64) float grad_k[16 * kWindowChannels], grad_v[16 * kWindowChannels], space[kRows * kWindowChannels];
     v16 p[kRows], ds[kRows];
-    tile.load_lanes(a.k, a.depth, static_cast<float>(a.scale), key);
-    tile.load_lanes(a.v, a.channels, 1.0f, value);
+    tile.load_lanes(a.k, a.depth, key);
+    tile.load_lanes(a.v, a.channels, value);
     clear_lanes(grad_k, a.depth);
     clear_lanes(grad_v, a.channels);
     tile.around(a.by_source, a.above, a.below, a.rising, [&](Others& others, int64_t, const float* table, bool) {
         fetch<T>(a.q, tile.head, a.depth, space, others);
-        dots(others, key, a.depth, p);
+        dots(others, key, a.depth, a.scale, p);
         fetch<T>(b.grad, tile.head, a.channels, space, others);
-        dots(others, value, a.channels, ds);
+        dots(others, value, a.channels, 1.0, ds);
         for (int j = 0; j < others.count; ++j) {
             const int64_t at = others.entry[j] * a.heads + tile.head;
-            const v16 bias = tile.bias(table, j), weight = exponential(p[j] + bias - b.lse[at]);
+            const float* peak = b.peaks + at + others.entry[j] * a.heads;
+            const v16 bias = tile.bias(table, j), weight = exponential((p[j] + bias - peak[0]) - peak[a.heads]);
             const v16 factor = dropout.on() ? tile.kept(dropout, others.entry[j], true) : splat<v16>(1.0f);
             p[j] = choose(bias == -INFINITY, v16{}, weight * factor);
             ds[j] = choose(bias == -INFINITY, v16{}, weight * (factor * ds[j] - b.delta[at]));
