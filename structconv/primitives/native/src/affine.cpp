@@ -153,13 +153,14 @@ template <class T> void forward(const AffineForwardArgs& a) {
     });
 }
 
-// The numbers of an output that the pass by source reads: target score, peak and log of its softmax, and D; and grad
-// target.
+// The numbers of an output that the pass by source reads: target score, peak, D, and the log where scores are large; and
+// grad target.
 template <class T, int HB> struct Pack {
     const AffineBackwardArgs& a;
     int64_t head;
     Pieces pieces;
     const Vectors& vectors;
+    bool large;
 
     // grad v of these rows goes to `sums_v`, where z has rows of its own; grad of the bias to `sums_b`.
     void run(int64_t first, int64_t last, float* sums_v, float* sums_b) const {
@@ -179,12 +180,12 @@ template <class T, int HB> struct Pack {
     void pack(int64_t row, bool used, const float* g, float* y) const {
         float d[16], d2[16];
         const int64_t at = row * a.heads + head;
-        const float* peaks = a.peaks + 2 * row * a.heads + head;
-        float *packed = a.packed + row * 4 * a.heads + head, *grad_target = a.grad_target + at;
+        float *packed = a.packed + row * 4 * a.heads + head, *log = large ? packed + 3 * a.heads : nullptr;
+        float* grad_target = a.grad_target + at;
         for (int h = 0; h < HB; ++h) grad_target[h] = 0.0f;
         if (!used) {
             for (int h = 0; h < HB; ++h) packed[h] = 0.0f;
-            no_weights(packed + a.heads, packed + 2 * a.heads, packed + 3 * a.heads, HB);
+            no_weights(packed + a.heads, packed + 2 * a.heads, log, HB);
             return;
         }
         load_row<T>(table_of<T>(a.y, head), row, HB, pieces, y);
@@ -195,10 +196,9 @@ template <class T, int HB> struct Pack {
         for (int h = 0; h < HB; ++h) {
             grad_target[h] = d2[h] - d[h] * a.mass[at + h];
             packed[h] = a.target[at + h];
-            packed[a.heads + h] = peaks[h];
-            packed[2 * a.heads + h] = peaks[a.heads + h];
-            packed[3 * a.heads + h] = d[h];
+            packed[2 * a.heads + h] = d[h];
         }
+        put_peaks<HB>(a.peaks + 2 * row * a.heads + head, a.heads, packed + a.heads, log);
     }
 
     void finish(int64_t row, bool used, float* z, float* sums_v) const {
@@ -222,7 +222,7 @@ template <class T, int HB> struct Backward {
     Pieces pieces;
     Dropout dropout;
     const Vectors& vectors;
-    bool streamed;
+    bool streamed, large;
 
     // grad u of these rows goes to `sums_u`; and grad v to `sums_v`, where z is x.
     void run(int64_t first, int64_t last, float* sums_u, float* sums_v) const {
@@ -264,12 +264,15 @@ template <class T, int HB> struct Backward {
         alignas(64) uint32_t drop[kChunk * HB];
         const float slope = static_cast<float>(a.slope);
         const v16 source = tile<HB>(a.source + row * a.heads + head);
-        const int count = gather_heads<HB>(edges, a.packed + head, 4 * a.heads, a.heads, {0.0f, 0.0f, INFINITY, 0.0f},
-                                           {w, peaks, logs, w2});
+        const float* packed = a.packed + head;
+        const int count = large ? gather_heads<HB>(edges, packed, 4 * a.heads, a.heads, {0.0f, INFINITY, 0.0f, 0.0f},
+                                                   {w, peaks, w2, logs})
+                                : gather_heads<HB>(edges, packed, 4 * a.heads, a.heads, {0.0f, INFINITY, 0.0f}, {w, peaks, w2});
         if (dropout.on()) dropout.pairs(row, edges.index, edges.count, drop);
         for (int i = 0; i < count; ++i) {
             const v16 score = leaky(source + load<v16>(w + 16 * i), slope);
-            const v16 p = exponential((score - load<v16>(peaks + 16 * i)) - load<v16>(logs + 16 * i));
+            const v16 below = score - load<v16>(peaks + 16 * i);
+            const v16 p = exponential(large ? below - load<v16>(logs + 16 * i) : below);
             const v16 c = choose(score > 0.0f, splat<v16>(1.0f), splat<v16>(slope));
             const v16 kept = dropout.on() ? p * dropout.factor(drop + 16 * i) : p;
             d += c * p * load<v16>(w2 + 16 * i);
@@ -326,12 +329,13 @@ template <class T> void backward(const AffineBackwardArgs& a) {
     expect_writes(a.grad_x.x, a.by_source.rows * size);
     const bool streamed = streams<T>(a.grad_x, a.by_source.rows * size, a.channels);
     if (v.terms == kOfXAndZ) expect_writes(v.grad_z.x, a.by_target.rows * size);
+    const bool large = are_large(a.peaks, a.by_target.rows, a.heads);
     for_head_blocks(a.heads, a.channels, [&](auto heads, int64_t head) {
         constexpr int HB = decltype(heads)::value;
         const Pieces pieces = cut<T>(HB, a.channels);
         const Vectors vectors(v, a.channels, head, HB, pieces);
-        const Pack<T, HB> pack{a, head, pieces, vectors};
-        const Backward<T, HB> block{a, head, pieces, Dropout(a.drop, head, HB), vectors, streamed};
+        const Pack<T, HB> pack{a, head, pieces, vectors, large};
+        const Backward<T, HB> block{a, head, pieces, Dropout(a.drop, head, HB), vectors, streamed, large};
         const int64_t bytes = HB * (a.channels + 8) * int64_t{sizeof(T)}, stride = 3 * pieces.floats;
         float *sums_u = v.partial, *sums_v = sums_u + pieces.floats, *sums_b = sums_v + pieces.floats;
         const auto total = [&](const float* sums, int64_t count, float* out) {

@@ -152,7 +152,7 @@ template <template <class, int> class Scores, class T> void forward(const EdgeAt
 }
 
 // One pass of the backward, by target or by source. A row's own numbers are q and g, or k and x; the others' are k and
-// x, or q and g. By target it leaves peak, log and D, side by side, to the pass by source.
+// x, or q and g. By target it leaves peak, D and, where scores are large, log, side by side, to the pass by source.
 template <class Scores, class T, int HB, bool TARGET> struct Pass {
     const EdgeAttentionArgs& a;
     int64_t head;
@@ -160,7 +160,7 @@ template <class Scores, class T, int HB, bool TARGET> struct Pass {
     const Pieces& wide;
     Side<Scores::kHasVector> side;
     Dropout dropout;
-    bool streamed;
+    bool streamed, large;
     Factors factor{scores.factor}, one{1.0f};
 
     struct State {
@@ -181,8 +181,8 @@ template <class Scores, class T, int HB, bool TARGET> struct Pass {
                 if (!side.empty(row)) {
                     open(row, row - start, s);
                 } else if constexpr (TARGET) {
-                    float* packed = a.packed + row * 3 * a.heads + head;
-                    no_weights(packed, packed + a.heads, packed + 2 * a.heads, HB);
+                    float* packed = a.packed + row * packs() * a.heads + head;
+                    no_weights(packed, packed + a.heads, large ? packed + 2 * a.heads : nullptr, HB);
                 }
             for_chunks(side, start, stop, last, scores.step, [&](int64_t row, int64_t at, const Edges& edges) {
                 chunk(row, row - start, at, edges, s);
@@ -194,16 +194,17 @@ template <class Scores, class T, int HB, bool TARGET> struct Pass {
             store_row(s.values, one.each, HB, deep, a.partial + (range * a.heads + head) * a.depth, a.depth);
     }
 
+    int64_t packs() const { return large ? 3 : 2; }
+
     // Load a row; by target, leave what the pass by source needs of it.
     void open(int64_t row, int64_t i, State& s) const {
         scores.open(TARGET ? a.q : a.k, row, head, s.deep + i * scores.deep.floats);
         load_row<T>(table_of<T>(TARGET ? a.grad : a.x, head), row, HB, wide, s.wide + i * wide.floats);
         if constexpr (TARGET) {
-            float* packed = a.packed + row * 3 * a.heads + head;
+            float* packed = a.packed + row * packs() * a.heads + head;
             load_row<T>(table_of<T>(a.y, head), row, HB, wide, s.sums);
-            row_dots(s.wide + i * wide.floats, s.sums, HB, wide, packed + 2 * a.heads);
-            for (int64_t i = 0; i < 2; ++i)
-                std::memcpy(packed + i * a.heads, a.peaks + (2 * row + i) * a.heads + head, HB * sizeof(float));
+            row_dots(s.wide + i * wide.floats, s.sums, HB, wide, packed + a.heads);
+            put_peaks<HB>(a.peaks + 2 * row * a.heads + head, a.heads, packed, large ? packed + 2 * a.heads : nullptr);
         }
     }
 
@@ -216,14 +217,16 @@ template <class Scores, class T, int HB, bool TARGET> struct Pass {
         store(ds + 16 * (vectors - 1), v16{});
         dot_rows<T>(edges, gathered, wide, HB, s.wide + i * wide.floats, ds);
         const float* packed = a.packed + head;
-        if constexpr (TARGET) packed += row * 3 * a.heads;
-        else gather_heads<HB>(edges, packed, 3 * a.heads, a.heads, {0.0f, INFINITY, 0.0f}, {peaks, logs, shifts});
+        if constexpr (TARGET) packed += row * packs() * a.heads;
+        else if (large) gather_heads<HB>(edges, packed, packs() * a.heads, a.heads, {INFINITY, 0.0f, 0.0f}, {peaks, shifts, logs});
+        else gather_heads<HB>(edges, packed, packs() * a.heads, a.heads, {INFINITY, 0.0f}, {peaks, shifts});
         if (dropout.on()) dropout.pairs(row, edges.index, edges.count, drop);
         v16 peak{}, log{}, shift{};
-        if constexpr (TARGET) peak = tile<HB>(packed), log = tile<HB>(packed + a.heads), shift = tile<HB>(packed + 2 * a.heads);
+        if constexpr (TARGET) peak = tile<HB>(packed), shift = tile<HB>(packed + a.heads);
+        if (TARGET && large) log = tile<HB>(packed + 2 * a.heads);
         for (int j = 0; j < vectors; ++j) {
-            if constexpr (!TARGET)
-                peak = load<v16>(peaks + 16 * j), log = load<v16>(logs + 16 * j), shift = load<v16>(shifts + 16 * j);
+            if constexpr (!TARGET) peak = load<v16>(peaks + 16 * j), shift = load<v16>(shifts + 16 * j);
+            if (!TARGET && large) log = load<v16>(logs + 16 * j);
             const v16 p = exponential((load<v16>(w + 16 * j) - peak) - log);
             const v16 factor = dropout.on() ? dropout.factor(drop + 16 * j) : splat<v16>(1.0f);
             store(w + 16 * j, p * factor);
@@ -266,7 +269,7 @@ template <template <class, int> class Scores, class T> void backward(const EdgeA
                   [&](int64_t head) { decode_backward(a, head); });
         return;
     }
-    const bool streamed_q = streams<T>(a.grad_q, outputs * size * a.depth, a.depth);
+    const bool large = are_large(a.peaks, outputs, a.heads), streamed_q = streams<T>(a.grad_q, outputs * size * a.depth, a.depth);
     const bool streamed_kx = streams<T>(a.grad_k, inputs * size * a.depth, a.depth) &&
                              streams<T>(a.grad_x, inputs * size * a.channels, a.channels);
     for_head_blocks(a.heads, width, [&](auto heads, int64_t head) {
@@ -275,8 +278,8 @@ template <template <class, int> class Scores, class T> void backward(const EdgeA
         const Block scores(a, head);
         const Pieces wide = cut<T>(HB, a.channels);
         const int64_t bytes = HB * (a.depth + a.channels) * int64_t{sizeof(T)};
-        const Pass<Block, T, HB, true> target{a, head, scores, wide, by_target, Dropout(by_target_drop, head, HB), streamed_q};
-        const Pass<Block, T, HB, false> source{a, head, scores, wide, by_source, Dropout(by_source_drop, head, HB), streamed_kx};
+        const Pass<Block, T, HB, true> target{a, head, scores, wide, by_target, Dropout(by_target_drop, head, HB), streamed_q, large};
+        const Pass<Block, T, HB, false> source{a, head, scores, wide, by_source, Dropout(by_source_drop, head, HB), streamed_kx, large};
         for_ranges(by_target, Block::kHasVector, bytes, a.threads,
                    [&](int64_t range, int64_t first, int64_t last) { target.run(range, first, last); });
         for_ranges(by_source, false, bytes, a.threads,

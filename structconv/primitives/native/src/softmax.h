@@ -124,8 +124,27 @@ template <class Body> void for_head_blocks(int64_t heads, int64_t channels, cons
 
 // What the pass by source reads of an output without edges, should an edge there lead to it all the same: the two layouts
 // come from outside, and nobody has compared their edges.
-inline void no_weights(float* peak, float* log, float* shift, int heads) {
-    for (int h = 0; h < heads; ++h) peak[h] = shift[h] = 0.0f, log[h] = INFINITY;
+inline void no_weights(float* peak, float* shift, float* log, int heads) {
+    for (int h = 0; h < heads; ++h) {
+        peak[h] = INFINITY, shift[h] = 0.0f;
+        if (log) log[h] = 0.0f;
+    }
+}
+
+// Whether the sum of a peak and its log, one number less to gather, would round weights by more than 2^-20.
+inline bool are_large(const float* peaks, int64_t rows, int64_t heads) {
+    for (int64_t row = 0; row < rows; ++row, peaks += 2 * heads)
+        for (int64_t h = 0; h < heads; ++h)
+            if (std::fabs(peaks[h]) > 16.0f) return true;
+    return false;
+}
+
+// The peaks of HB of the heads to `peak`, and their logs to `log`, or added to them where that is null.
+template <int HB> inline void put_peaks(const float* peaks, int64_t heads, float* peak, float* log) {
+    for (int h = 0; h < HB; ++h) {
+        peak[h] = log ? peaks[h] : peaks[h] + peaks[heads + h];
+        if (log) log[h] = peaks[heads + h];
+    }
 }
 
 }  // namespace structconv::SC_ISA
