@@ -40,7 +40,7 @@ from structconv.planning import kernel as register
 from structconv.planning.plan import plan_for
 from structconv.planning.tuning import Autotuning
 from structconv.primitives.fused_attention import is_readable
-from structconv.primitives.images import FEW_SUMMED, few_means, is_few, window_means
+from structconv.primitives.images import FEW_SUMMED, is_few, window_means
 from structconv.primitives.native.dispatch import kernels
 from structconv.primitives.native.layer import attend_entries
 from structconv.primitives.native.node import is_direct
@@ -761,8 +761,6 @@ class _AvgPool(_Layer):
                                           self.divisor_override)
                 if (size == self.stride and input.dim() == axes + 2 and self.padding in (0, (0,))
                         and self.divisor_override is None and not any_autocast()):
-                    if few and (y := few_means(input, size)) is not None:
-                        return y
                     return window_means(input, size := _each(size, axes), size, (0,) * axes, True)
             except (IndexError, RuntimeError, TypeError, ValueError):  # what does not fit is said below
                 pass

@@ -16,7 +16,7 @@ from structconv.primitives.native.dispatch import Loaded, kernels
 from structconv.primitives.native.loader import Core
 from structconv.primitives.native.node import Gradients, as_node, is_direct
 
-__all__ = ["FEW_SUMMED", "convolve_images", "convolve_transposed", "few_means", "is_few", "window_means"]
+__all__ = ["FEW_SUMMED", "convolve_images", "convolve_transposed", "is_few", "window_means"]
 
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
 _TRANSPOSED: dict[int, Callable[..., Tensor]] = {3: F.conv_transpose1d, 4: F.conv_transpose2d, 5: F.conv_transpose3d}
@@ -195,22 +195,6 @@ def window_means(image: Tensor, size: Sequence[int], stride: Sequence[int], padd
                 return _means_forward(None, image, windows)
             return _means(None, partial(_means_by_torch, windows.lists), image, windows)
     return _means_by_torch((size, stride, padding, all_count), image)
-
-
-def few_means(image: Tensor, size: Any) -> Tensor | None:
-    """`window_means` of few numbers for windows of `size` side by side, without gradients, in fewer steps; `None` where
-    it does not apply."""
-    core, windows = Loaded.core, _side_by_side(size, image.dim() - 2)
-    if core is None or windows is None or not image.is_contiguous() or not is_direct(image):
-        return None
-    y: Tensor = core.window_means(image, *windows.packed)
-    return y
-
-
-@lru_cache(128)
-def _side_by_side(size: Any, axes: int) -> _Options | None:
-    each = tuple(size) if isinstance(size, tuple) else (size,) * axes
-    return _packed(each, each, (0,) * axes, True) if len(each) == axes in (1, 2, 3) and min(each) > 0 else None
 
 
 def _means_by_torch(options: tuple[Any, ...], image: Tensor) -> Tensor:
