@@ -40,7 +40,7 @@ from structconv.planning import kernel as register
 from structconv.planning.plan import plan_for
 from structconv.planning.tuning import Autotuning
 from structconv.primitives.fused_attention import is_readable
-from structconv.primitives.images import FEW_SUMMED, is_few, window_means
+from structconv.primitives.images import FEW_SUMMED, few_means, is_few, window_means
 from structconv.primitives.native.dispatch import kernels
 from structconv.primitives.native.layer import attend_entries
 from structconv.primitives.native.node import is_direct
@@ -755,12 +755,16 @@ class _AvgPool(_Layer):
         if type(input) is Tensor and not (is_dynamo_compiling() or self.ceil_mode or Autotuning.enabled
                                           or register.OF_USERS):
             try:  # as a plan would compute it: the few numbers are those of `window_means`, read here in fewer steps
-                axes, few, size = self.axes, input.numel() < FEW_SUMMED, self.kernel_size
-                if few and (axes == 3 or (input.requires_grad and torch.is_grad_enabled())):
-                    return self._by_torch(input, size, self.stride, self.padding, False, self.count_include_pad,
-                                          self.divisor_override)
-                if (size == self.stride and input.dim() == axes + 2 and self.padding in (0, (0,))
-                        and self.divisor_override is None and not any_autocast()):
+                axes, size, stride, padding = self.axes, self.kernel_size, self.stride, self.padding
+                trains, divisor = input.requires_grad and torch.is_grad_enabled(), self.divisor_override
+                if input.numel() < FEW_SUMMED:
+                    y = None if trains or divisor is not None else few_means(input, size, stride, padding, axes)
+                    if y is not None:
+                        return y
+                    if trains or axes > 1:
+                        return self._by_torch(input, size, stride, padding, False, self.count_include_pad, divisor)
+                if (size == stride and input.dim() == axes + 2 and padding in (0, (0,))
+                        and divisor is None and not any_autocast()):
                     return window_means(input, size := _each(size, axes), size, (0,) * axes, True)
             except (IndexError, RuntimeError, TypeError, ValueError):  # what does not fit is said below
                 pass

@@ -777,3 +777,17 @@ def test_attention_exports_for_any_batch_and_length(need_weights, strict):
     for shape in ((3, 7, 16), (1, 200, 16), (4, 1, 16)):
         x = torch.randn(shape)
         torch.testing.assert_close(program(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("axes, side", [(1, 256), (1, 4), (2, 16), (2, 3), (3, 6), (3, 3)])
+def test_means_of_few_numbers(axes, side, dtype):
+    """By our kernel or by torch's, whichever takes less time, for windows side by side and for others."""
+    ours, theirs = (getattr(library, f"AvgPool{axes}d") for library in (compat, nn))
+    for options in ({}, {"stride": 1}, {"padding": 1}, {"padding": 1, "count_include_pad": False}):
+        for shape in ((2, 8, *[side] * axes), (16, *[side] * axes), (2, 8, *[side + 1] * axes)):
+            x = torch.randn(shape).to(dtype)
+            for image in (x, x.clone().requires_grad_(), x.transpose(0, 1)):
+                expected = theirs(2, **options)(image.double()).to(dtype)
+                atol = 1e-2 if dtype is torch.bfloat16 else 1e-6
+                torch.testing.assert_close(ours(2, **options)(image), expected, rtol=0, atol=atol)
