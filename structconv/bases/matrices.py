@@ -52,6 +52,8 @@ def adjacency(graph: Graph, normalize: Normalize, dtype: torch.dtype, weighted: 
     """
     if normalize in (None, (None, None)) and (graph.edge_weight is None or not weighted):
         return Sparse(graph)
+    if normalize is None and cast(Tensor, graph.edge_weight).dtype is dtype and not is_compiling():
+        return _over(graph, cast(Tensor, graph.edge_weight))
     return _over(graph, _values(graph, normalize, dtype, weighted))
 
 

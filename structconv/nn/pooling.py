@@ -101,7 +101,7 @@ class GroupPool(Composite):
         check_entries(owner, x, entries=groups.num_inputs, channels=self.channels)
         if not x.is_floating_point():
             raise ShapeError(owner, "x must be floating", x.dtype)
-        if self.kind in _DIRECT and (y := _of_groups(x, groups, self.kind, self._composed)) is not None:
+        if self.kind in _DIRECT and (y := of_groups(x, groups, self.kind, self._composed)) is not None:
             return y
         return self._composed(x, groups)
 
@@ -122,7 +122,7 @@ class GroupPool(Composite):
         return f"{self.channels}, {self.kind!r}" + (f", steps={self.steps}" if self.kind == "set2set" else "")
 
 
-def _of_groups(x: Tensor, groups: Graph, kind: str, otherwise: Callable[[Tensor, Graph], Tensor]) -> Tensor | None:
+def of_groups(x: Tensor, groups: Graph, kind: str, otherwise: Callable[[Tensor, Graph], Tensor]) -> Tensor | None:
     """The rows x (M, C) pooled along the edges of a graph by a native kernel; `None` where none can read them."""
     if x.dim() != 2 or not is_direct(x):
         return None

@@ -471,6 +471,14 @@ def looped(graph: Graph, attr: float | str = 0.0) -> Graph:
     return graph_with_loops
 
 
+def with_attributes(graph: Graph, attr: Tensor | None) -> Graph:
+    """The graph without weights and with other attributes, inside of a layer: nothing is checked."""
+    new: Graph = object.__new__(Graph)
+    new.__dict__.update({name: getattr(graph, name) for name in Graph.__dataclass_fields__}, edge_weight=None,
+                        edge_attr=attr)
+    return new
+
+
 def has_loops(index: Tensor) -> bool:
     """Return True if one of the edges (2, E) leads from an entry to itself; remembered."""
     native = first_loop(index) if is_plain(index) else None

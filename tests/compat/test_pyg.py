@@ -1290,6 +1290,66 @@ def test_attention_among_few_nodes_is_one_node_of_autograd(name, concat):
         assert f"{ONE_NODE[name]}Backward" in names or (name == "GATv2Conv" and dropout)
 
 
+def _few(kind, *args, **options):
+    return kind, args, options
+
+
+FEW = {
+    "attributes": _few("GATConv", 4, 3, heads=2, edge_dim=2), "pair": _few("GATConv", (4, 4), 3, heads=2, edge_dim=2,
+                                                                           add_self_loops=False),
+    "sums": _few("GATv2Conv", 4, 3, heads=2, edge_dim=2, fill_value="add"),
+    "v2": _few("GATv2Conv", 4, 3, edge_dim=2, add_self_loops=False),
+    "dots": _few("TransformerConv", 4, 3, heads=2, edge_dim=2), "cosines": _few("AGNNConv"),
+    "gaussians": _few("GMMConv", 4, 3, dim=2, kernel_size=3), "gaussian": _few("GMMConv", 4, 3, 2, 1, aggr="add"),
+    "linear": _few("NNConv", 4, 3, nn.Linear(2, 12)), "hidden": _few("NNConv", 4, 3, nn.Sequential(
+        nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 12, bias=False)), aggr="mean"),
+    "steered": _few("FeaStConv", 4, 3, heads=2), "one head": _few("FeaStConv", 4, 3, add_self_loops=False),
+    "signed": _few("FAConv", 4), "means": _few("GINEConv", nn.Linear(4, 3), edge_dim=2, aggr="mean")}
+
+
+@pytest.mark.skipif(core() is None, reason="there are no native kernels")
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("name", FEW)
+def test_few_edges_give_what_a_plan_gives(name, dropout):
+    """Up to second derivatives, where a mode of functions sends a call to the planner; two edges join 0 and 1."""
+    kind, args, options = FEW[name]
+    if dropout and kind not in ("GATConv", "GATv2Conv", "TransformerConv", "FAConv"):
+        pytest.skip("it has no dropout")
+    layer = getattr(ours, kind)(*args, **options, **({"dropout": dropout} if dropout else {}))
+    edges, x = torch.tensor([[0, 1, 2, 0, 3, 3, 0], [1, 2, 0, 3, 1, 3, 1]]), torch.randn(5, 4, requires_grad=True)
+    attr = torch.rand(7, 2, requires_grad=True)
+    calls = {"AGNNConv": (edges,), "FeaStConv": (edges,), "FAConv": (x, edges)}.get(kind, (edges, attr))
+    inputs = (x, x) if name == "pair" else x
+    leaves = [x, *([attr] if len(calls) == 2 and calls[1] is attr else []), *layer.parameters()]
+
+    def results():
+        torch.manual_seed(3)
+        return derivatives(layer(inputs, *calls), leaves)
+
+    actual = results()
+    with BaseTorchFunctionMode():
+        expected = results()
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    y = layer(inputs, *calls)
+    nodes = "_AttendBilinearBackward", "_AttendAdditiveBackward", "_WeighRowsBackward", "_MessagesBackward"
+    assert {*nodes} & {*autograd_nodes(y.grad_fn)}
+    if kind in ("GMMConv", "NNConv", "GINEConv"):  # others read a copy, or torch's operators refuse the change
+        edges[:, 0] = torch.tensor([4, 0])
+        with pytest.raises(RuntimeError, match="edge_index was changed"):
+            torch.autograd.grad(y.sum(), leaves, create_graph=True)
+
+
+@pytest.mark.parametrize("name", [name for name in FEW if name != "one head"])  # which fails there
+def test_a_graph_without_edges_gives_what_it_gives_there(name):
+    kind, args, options = FEW[name]
+    reference, layer = (getattr(module, kind)(*args, **options) for module in (theirs, ours))
+    layer.load_state_dict(reference.state_dict())
+    x, edges, attr = torch.randn(5, 4), torch.empty(2, 0, dtype=torch.int64), torch.rand(0, 2)
+    calls = {"AGNNConv": (edges,), "FeaStConv": (edges,), "FAConv": (x, edges)}.get(kind, (edges, attr))
+    inputs = (x, x) if name == "pair" else x
+    torch.testing.assert_close(layer(inputs, *calls), reference(inputs, *calls))
+
+
 @pytest.mark.parametrize("name", ["GraphConv", "GCNConv", "TAGConv", "SGConv"])
 @pytest.mark.parametrize("column", [torch.rand(7, 2)[:, 0], torch.tensor(0.5).expand(7)])
 def test_weights_may_be_a_column_of_attributes(name, column):

@@ -26,7 +26,7 @@ from structconv.compat.pyg.tracing import is_tracing, traceable
 from structconv.derived import cached, derived, forget_changed, is_plain
 from structconv.errors import ConfigError, nearest
 from structconv.nn.layer import refuse_script
-from structconv.nn.pooling import GroupPool
+from structconv.nn.pooling import GroupPool, of_groups
 from structconv.planning.precision import cast as cast_to
 from structconv.planning.precision import promoted_dtype
 from structconv.primitives.native.adjacency import unchanged
@@ -46,7 +46,7 @@ calls_forward(Base.__call__)  # besides checks
 
 __all__ = ["SIMPLE", "MaxAggregation", "MeanAggregation", "MinAggregation", "MultiAggregation", "PowerMeanAggregation",
            "SoftmaxAggregation", "StdAggregation", "SumAggregation", "VarAggregation", "aggregate", "aggregation",
-           "check_floating", "of_sorted", "pool_extreme", "shares", "sorted_starts"]
+           "check_floating", "counts", "of_sorted", "pool_extreme", "shares", "sorted_starts"]
 
 #: Aggregations without options, which need no module.
 SIMPLE = ("add", "sum", "mean", "max", "min")
@@ -450,7 +450,7 @@ def _sum(_: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
 
 
 def _mean(_: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
-    return _sum(_, x, messages, known) / _counts(messages.graph, x.dtype)
+    return _sum(_, x, messages, known) / counts(messages.graph, x.dtype)
 
 
 def _var(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
@@ -462,8 +462,8 @@ def _var(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
             known[kind] = project(squares, Sparse(messages.graph, values.square()), None)
         else:
             known[kind] = project(squares, messages, None)
-    counts = _counts(messages.graph, x.dtype)
-    return known[kind] / counts - _mean(how, x, messages, known).square()
+    number = counts(messages.graph, x.dtype)
+    return known[kind] / number - _mean(how, x, messages, known).square()
 
 
 def _std(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
@@ -503,7 +503,7 @@ def _power_mean(how: Any, x: Tensor, messages: Sparse, _: Known) -> Tensor:
     if messages.values is not None:
         x, graph = _rows(x, messages)
     y = project(x.clamp(how.min_value, how.max_value).pow(how.p), adjacency(graph, None, x.dtype, weighted=False), None)
-    return (y / _counts(graph, x.dtype)).clamp(how.min_value, how.max_value).pow(1 / how.p)
+    return (y / counts(graph, x.dtype)).clamp(how.min_value, how.max_value).pow(1 / how.p)
 
 
 def _multi(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
@@ -558,7 +558,7 @@ def shares(graph: Graph, dtype: torch.dtype) -> Tensor:
         Tensor, adjacency(graph, (None, "count"), dtype, weighted=False).values))
 
 
-def _counts(graph: Graph, dtype: torch.dtype) -> Tensor:
+def counts(graph: Graph, dtype: torch.dtype) -> Tensor:
     """The number of edges into each output (N, 1), at least 1."""
     return derived(graph.edge_index, ("counts", graph.num_outputs, dtype), lambda: project(
         torch.ones(graph.num_inputs, 1, dtype=dtype, device=graph.edge_index.device), Sparse(graph), None).clamp(min=1))
@@ -568,8 +568,11 @@ def pool_extreme(x: Tensor, graph: Graph, aggr: str) -> Tensor:
     """The "max" or "min" of the rows of x (..., M, C) that reach each output: (..., N, C)."""
     if not x.shape[-1]:
         return project(x, Sparse(graph), None)
+    if aggr == "min":
+        return -pool_extreme(-x, graph, "max")
     pool = _max_pool(x.shape[-1])
-    return pool(x, graph) if aggr == "max" else -pool(-x, graph)
+    y = of_groups(x, graph, "max", pool) if len(x) == graph.num_inputs else None
+    return pool(x, graph) if y is None else y
 
 
 @cache

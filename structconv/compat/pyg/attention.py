@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
-from torch.nn.functional import leaky_relu, normalize
+from torch.nn.functional import leaky_relu, linear, normalize
 from torch.utils.hooks import RemovableHandle
 
 from structconv.bases.entrywise import Normalized
@@ -30,14 +29,13 @@ from structconv.compat.pyg.edges import (
 )
 from structconv.compat.pyg.layer import Channels, Layer, Nodes, pair
 from structconv.compat.pyg.linear import Linear, is_plain, project_together
-from structconv.compat.pyg.operator import attend
+from structconv.compat.pyg.operator import attend, is_few
 from structconv.errors import ConfigError, ShapeError
 from structconv.kernels.sparse_attention import SortedEdges, sorted_edges
-from structconv.nn.direct import FEW_ALONG_EDGES, FEW_NUMBERS, drawn, must_be_planned
-from structconv.primitives.native.edge_attention import bilinear_attention
-from structconv.primitives.native.layer import attend_bilinear, attend_by_dots, attend_by_pairs, attend_by_terms
+from structconv.nn.direct import FEW_ALONG_EDGES, drawn, must_be_planned
+from structconv.primitives.native.layer import attend_by_dots, attend_by_pairs, attend_by_terms
 from structconv.primitives.native.node import is_direct
-from structconv.structures.graph import Graph, listed_edges
+from structconv.structures.graph import Graph, with_attributes
 from structconv.weights.base import plus
 
 __all__ = ["AGNNConv", "GATConv", "GATv2Conv", "TransformerConv"]
@@ -85,7 +83,7 @@ class _Attention(Layer):
             raise ShapeError(owner, f"edge_attr must have shape (E, edge_dim={self.edge_dim})", tuple(attr.shape))
         attr = attr if attr is None else self._before_loops(attr)
         if graph.edge_weight is not None or attr is not graph.edge_attr:
-            graph = dataclasses.replace(graph, edge_weight=None, edge_attr=attr)
+            graph = with_attributes(graph, attr)
         if not self.add_self_loops:
             return graph
         if targets is not x:
@@ -135,19 +133,18 @@ class _Attention(Layer):
         return mask is not None or (self.training and 0 < self.dropout < 1 and has_repeats(edges))
 
     def _few_edges(self, x: Tensor, z: Tensor | None, graph: Graph, width: int, lins: tuple[Any, ...],
-                   *others: Tensor | None, attributes: bool = False) -> SortedEdges | None:
-        """The edges as a node reads them that computes `width` products of each of few entries and attends among them,
-        or with `attributes` reads a score of each edge; `None` where it does not apply. `others` are what it reads
-        beside x and the layers."""
+                   *others: Tensor | None) -> SortedEdges | None:
+        """The edges as a node reads them that computes `width` products of each of few entries and attends among them;
+        `None` where it does not apply. `others` are what it reads beside x and the layers."""
         if (is_compiling() or z is not x or x.dim() != 2 or x.shape[0] * width > FEW_ALONG_EDGES or self.explain
-                or attributes is (graph.edge_attr is None) or graph.edge_weight is not None
+                or graph.edge_attr is not None or graph.edge_weight is not None
                 or self._message_forward_hooks or not self._is_sum() or (self.training and self.dropout >= 1)
                 or must_be_planned(Normalized) or self._reads_edges(graph, None)):
             return None
         if not all(is_plain(lin) and lin.in_channels == x.shape[1] for lin in lins) or not is_direct(
                 x, *others, *(t for lin in lins for t in (lin.weight, lin.bias))):
             return None
-        return sorted_edges(graph, x.shape[0], x.shape[0], numbered=attributes)
+        return sorted_edges(graph, x.shape[0], x.shape[0])
 
     def _joined(self, y: Tensor, bias: Tensor | None) -> Tensor:
         """The heads side by side, to which b has been added, or their mean plus b."""
@@ -234,28 +231,30 @@ class GATConv(_Attention):
         x, z = pair(x)
         residual = None if self.res is None or z is None else self.res(z)
         edges = self._edges(edge_index, x, z, edge_attr, size)
-        few = None if return_attention_weights else (
-            self._as_one_node(x, z, edges) if edges.edge_attr is None else self._of_few_attributes(x, z, edges))
-        if few is not None:
+        if not return_attention_weights and (few := self._as_one_node(x, z, edges)) is not None:
             return few if residual is None else few + residual
         source, target = (self.lin, self.lin) if self.lin is not None else (self.lin_src, self.lin_dst)
         values = source(x)  # type: ignore[misc]
-        heads = self._heads(values)
-        if z is None:
-            of_target: Any = values.new_zeros(()).expand(*values.shape[:-2], self.heads, edges.num_outputs)
-        else:
-            to = heads if z is x and source is target else self._heads(target(z))  # type: ignore[misc]
-            of_target = Term(to, self.att_dst[0])
-        graph, mask = edges, self._mask(edges)
+        to = values if z is x and source is target else None if z is None else target(z)  # type: ignore[misc]
+        graph, mask, term, few = edges, self._mask(edges), edges.edge_attr, None
+        if term is not None and self.lin_edge is not None:
+            term = term if self._has_terms_first() else self._of_attributes(term)
+            if to is not None and values.dim() == 2 and is_few(edges, self.heads):
+                few = self._few_scores(values, to, term, edges)
+        heads = rows = self._heads(values)
         if self._reads_edges(edges, mask):
             values, graph = gather(values, edges), edges_to_outputs(edges)
             heads = self._heads(values)
-        scores: Any = Affine(cast(Any, Term(heads, self.att_src[0])), of_target)
-        if edges.edge_attr is not None and self.lin_edge is not None:
-            term = edges.edge_attr if self._has_terms_first() else self._of_attributes(edges.edge_attr)
-            scores = scores + EdgeScore(graph, term.mT)
-        y, alpha = self._attend(values, heads, scores.leaky_relu(self.negative_slope), graph, edges, mask=mask,
-                                bias=self.bias, weights=bool(return_attention_weights))
+        if few is not None:
+            scores: Any = EdgeScore(graph, few.mT)
+        else:
+            of_target: Any = Term(rows if to is values else self._heads(to), self.att_dst[0]) if to is not None else (
+                values.new_zeros(()).expand(*values.shape[:-2], self.heads, edges.num_outputs))
+            scores = Affine(cast(Any, Term(heads, self.att_src[0])), of_target)
+            scores = scores if term is None else scores + EdgeScore(graph, term.mT)
+            scores = scores.leaky_relu(self.negative_slope)
+        y, alpha = self._attend(values, heads, scores, graph, edges, mask=mask, bias=self.bias,
+                                weights=bool(return_attention_weights))
         y = y if residual is None else y + residual
         return _with_weights(self, y, edge_index, edges, alpha if return_attention_weights else None)
 
@@ -273,27 +272,11 @@ class GATConv(_Attention):
                             self.negative_slope, drawn(self.dropout, self, self.heads))
         return self._joined(y, self.bias)
 
-    def _of_few_attributes(self, x: Tensor, z: Tensor | None, graph: Graph) -> Tensor | None:
-        """The result for few entries whose edges have attributes, which a plan would compute by the same operators."""
-        lin, heads, attr, index = self.lin, self.heads, graph.edge_attr, listed_edges(graph)[0]
-        if lin is None or self.lin_edge is None or attr is None:
-            return None
-        edges = self._few_edges(x, z, graph, heads * self.out_channels, (lin,), attr, self.att_src, self.att_dst,
-                                self.att_edge, attributes=True)
-        if edges is None or attr.shape[0] * heads > FEW_NUMBERS:
-            return None
-        v = lin(x).unflatten(-1, (heads, -1))
-        source, target = ((v * vector).sum(-1) for vector in (self.att_src, self.att_dst))
-        term = attr if self._has_terms_first() else self._of_attributes(attr)
-        scores = leaky_relu(source.index_select(0, index[0]) + target.index_select(0, index[1]) + term,
-                            self.negative_slope)
-        if scores.dtype is not torch.float32:
-            return None
-        drop = drawn(self.dropout, self, heads)
-        operator = partial(bilinear_attention, dropout=drop[0], seed=torch.tensor(drop[1]), batch_heads=heads)
-        none = v.new_zeros(()).expand(x.shape[0], heads, 1)
-        y = attend_bilinear(edges.adjacency, partial(edges.apply, operator), none, none, v, scores.mT, 1.0, *drop)
-        return self._joined(plus(y.flatten(1), self.bias if self.concat else None), self.bias)
+    def _few_scores(self, values: Tensor, to: Tensor, term: Tensor, edges: Graph) -> Tensor:
+        """The scores (E, K) of few edges, of rows of their sources and targets, (M, K C) and (N, K C), and a term."""
+        source = (values.view(-1, self.heads, self.out_channels) * self.att_src).sum(-1)
+        target = (to.view(-1, self.heads, self.out_channels) * self.att_dst).sum(-1)
+        return leaky_relu(gather(source, edges) + gather(target, edges, targets=True) + term, self.negative_slope)
 
     def _has_terms_first(self) -> bool:
         """Return True if the attributes of loops are sums or means, so that their terms are those of terms."""
@@ -308,9 +291,8 @@ class GATConv(_Attention):
         project, vector = cast(Linear, self.lin_edge), cast(Tensor, self.att_edge)[0]
         if not is_plain(project):
             return Term(self._heads(project(attr)), vector).tensor().mT
-        composed = project.weight.unflatten(0, vector.shape) * vector.unsqueeze(-1)
-        attr = attr if attr.is_floating_point() else attr.to(composed.dtype)
-        return attr @ composed.sum(1).mT
+        composed = (vector.unsqueeze(1) @ project.weight.view(*vector.shape, -1)).squeeze(1)
+        return linear(attr if attr.is_floating_point() else attr.to(composed.dtype), composed)
 
 
 class GATv2Conv(_Attention):

@@ -11,19 +11,21 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from structconv.bases.matrices import lazy_adjacency
 from structconv.bases.sparse import Sparse
-from structconv.compat.pyg.operator import apply
+from structconv.compat.pyg.linear import project
+from structconv.compat.pyg.operator import apply, is_few
 from structconv.derived import derived, forget_changed, is_plain, values_known
 from structconv.errors import ShapeError, StructureError
 from structconv.nn.direct import FEW_NUMBERS
 from structconv.structures.exchange import floating
-from structconv.structures.graph import Graph, attributes_of_loops, has_loops, listed_edges, looped
+from structconv.structures.graph import Graph, attributes_of_loops, has_loops, listed_edges, looped, with_attributes
 from structconv.torch_compat import is_batched, is_functional
 from structconv.weights import Eye
 
 __all__ = ["Fill", "edges_to_outputs", "gather", "graph_of", "group_count", "has_repeats", "is_sparse", "matrix_of",
-           "memberships", "numbered", "replaced_loops", "warn_of_two_kinds", "with_loops", "with_remaining_loops",
-           "without_edges", "without_loops", "without_ones"]
+           "memberships", "numbered", "replaced_loops", "warn_of_two_kinds", "with_loops",
+           "with_remaining_loops", "without_edges", "without_loops", "without_ones"]
 
 Fill = float | str | Tensor
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
@@ -228,11 +230,17 @@ def with_loops(graph: Graph, fill: Fill = "mean", fixed_size: bool = False) -> G
         if graph.edge_attr is None and inputs == outputs:
             bare = _without_loops(graph)
             return looped(bare if bare.edge_weight is None else dataclasses.replace(bare, edge_weight=None))
-        parts, index, attr = _parts(graph), graph.edge_index, graph.edge_attr
-        if parts is not None:
-            index, attr = parts[1], None if attr is None else attr[parts[0]]
-        return Graph(_followed_by_loops(index, count), num_inputs=inputs, num_outputs=outputs,
-                     edge_attr=_attributes(attr, index, inputs, outputs, fill))
+        attr, (kept, index, _) = graph.edge_attr, _parts(graph) or (None, graph.edge_index, None)
+        joined = derived(index, ("with loops", inputs, outputs), lambda: Graph(
+            _followed_by_loops(index, count), num_inputs=inputs, num_outputs=outputs))
+        if attr is not None and attr.dim() == 2 and type(fill) is str and fill in ("mean", "add") and (
+                attr.is_floating_point() and is_few(graph, attr.shape[1])):
+            sums = derived(graph.edge_index, ("loops of", inputs, outputs), lambda: _sums_of_loops(graph, index, count))
+            attr = project(attr, lazy_adjacency(sums, "row" if fill == "mean" else None, attr.dtype), None)
+        else:
+            attr = attr if attr is None or kept is None else attr.index_select(0, kept)
+            attr = _attributes(attr, index, inputs, outputs, fill)
+        return with_attributes(joined, attr)
     loop = graph.source == graph.target
     absent = torch.zeros(loop.shape, device=loop.device).masked_fill(loop, -torch.inf)
     apart = torch.where(loop, max(inputs, outputs), graph.edge_index)  # at an entry that there is not
@@ -244,6 +252,15 @@ def with_loops(graph: Graph, fill: Fill = "mean", fixed_size: bool = False) -> G
 def _followed_by_loops(index: Tensor, count: int) -> Tensor:
     return derived(index, ("followed by loops", count), lambda: torch.cat(
         [index, torch.arange(count, dtype=index.dtype, device=index.device).expand(2, count)], 1))
+
+
+def _sums_of_loops(graph: Graph, index: Tensor, count: int) -> Graph:
+    """The graph from all edges to those of this index, which are no loops, and to the loops at their targets."""
+    kept, edges = (graph.source != graph.target).nonzero().squeeze(-1), index.shape[1]
+    loops = (index[1] < count).nonzero().squeeze(-1)
+    ends = torch.cat([torch.arange(edges, device=index.device), index[1, loops] + edges])
+    return Graph(torch.stack([torch.cat([kept, kept[loops]]), ends]), num_inputs=graph.num_edges,
+                 num_outputs=edges + count)
 
 
 def _attributes(attr: Tensor | None, index: Tensor, inputs: int, outputs: int, fill: Fill) -> Tensor | None:
@@ -279,14 +296,14 @@ def memberships(owner: str, groups: Tensor, rows: int, size: int | None) -> Grap
 
 def edges_to_outputs(graph: Graph) -> Graph:
     """The graph whose inputs are the edges, each joined to its target: E entries to N."""
-    joined = derived(graph.edge_index, "edges to outputs", lambda: numbered(graph.target))
-    return Graph(joined, num_inputs=graph.num_edges, num_outputs=graph.num_outputs)
+    return derived(graph.edge_index, ("edges to outputs", graph.num_outputs), lambda: Graph(
+        numbered(graph.target), num_inputs=graph.num_edges, num_outputs=graph.num_outputs))
 
 
 def gather(x: Tensor, graph: Graph, targets: bool = False) -> Tensor:
     """The row of x (..., M, C) at the source of each edge, or of x (..., N, C) at its target: (..., E, C)."""
     if not is_compiling() and graph.num_edges * x.shape[-1] <= FEW_NUMBERS:
-        return x.index_select(-2, graph.target if targets else graph.source)
+        return x.index_select(-2, graph.edge_index[int(targets)])  # which the call has checked
     graph = graph.reversed() if targets else graph
     joined = derived(graph.edge_index, "inputs to edges", lambda: numbered(graph.source).flip(0))
     to_edges = Graph(joined, num_inputs=graph.num_inputs, num_outputs=graph.num_edges)

@@ -12,7 +12,7 @@ from torch.nn.parameter import UninitializedParameter
 from structconv import torch_compat as private
 from structconv.bases.base import Basis
 from structconv.bases.sparse import Sparse
-from structconv.compat.pyg.operator import apply
+from structconv.compat.pyg.operator import apply, is_few, sum_heads
 from structconv.errors import ShapeError
 from structconv.kernels.sparse_product import sorted_matrix
 from structconv.nn.layer import refuse_script
@@ -153,15 +153,19 @@ def project(x: Tensor, basis: Basis, lin: nn.Module | None, bias: Tensor | None 
     many outputs as inputs or more and no other bias is given: the sums come first then anyway, and torch's linear
     layer costs the fewest calls.
     """
-    if (y := _as_one_node(x, basis, lin, bias, root, x_root)) is not None:
+    weighed = basis if (type(basis) is Sparse and type(basis.values) is Tensor and basis.size == 1 and x.dim() == 2
+                        and is_few(basis.graph, 1, x.shape[1])) else None
+    if weighed is None and (y := _as_one_node(x, basis, lin, bias, root, x_root)) is not None:
         return y
-    if lin is not None and is_plain(lin) and (bias is not None or lin.in_channels > lin.out_channels):  # type: ignore[operator]
+    if (lin is not None and weighed is None and is_plain(lin)
+            and (bias is not None or lin.in_channels > lin.out_channels)):  # type: ignore[operator]
         lin.materialize(x.shape[-1])  # type: ignore[operator]
         y = apply(x, basis, _theta(lin), lin.bias if bias is None else bias)  # type: ignore[arg-type]
     else:
-        y = apply(x, basis, Eye._over({"size": 1, "channels": x.shape[-1]}), bias if lin is None else None)
+        y = (apply(x, basis, Eye._over({"size": 1, "channels": x.shape[-1]})) if weighed is None
+             else sum_heads(x, weighed))
         y = y if lin is None else lin(y)
-        y = y if lin is None or bias is None else y + bias
+        y = plus(y, bias)
     return y if root is None else y + root(x_root)
 
 

@@ -16,7 +16,7 @@ from structconv.compat.pyg.convolutions import channels, normalized
 from structconv.compat.pyg.edges import gather, is_sparse, matrix_of, warn_of_two_kinds, with_loops, without_edges
 from structconv.compat.pyg.layer import Channels, Layer, Nodes, pair
 from structconv.compat.pyg.linear import Linear, draw, glorot, is_plain
-from structconv.compat.pyg.operator import apply, sum_heads
+from structconv.compat.pyg.operator import apply, is_few, sum_heads
 from structconv.errors import ConfigError, ShapeError
 from structconv.structures.graph import Graph
 from structconv.weights import Full
@@ -78,7 +78,7 @@ class FeaStConv(Layer):
         if self._is_matrix():
             present = edges if absent is None else without_edges(edges, absent)
             messages = self._messages(Sparse(present, q.mT), x.dtype)
-            if is_plain(self.lin):
+            if is_plain(self.lin) and not is_few(present, self.heads, self.lin.out_channels // self.heads):
                 self.lin.materialize(x.shape[-1])
                 theta = Full.of(self.lin.weight.unflatten(0, (self.heads, -1)).mT)
                 y = apply(x, messages, theta, self.bias)
@@ -160,8 +160,12 @@ class GMMConv(Layer):
             raise ShapeError("GMMConv", f"edge_attr must have shape (E, dim={self.dim})",
                              "none" if edge_attr is None else tuple(edge_attr.shape))
         g, mu = self.g, self.mu  # read once: a parametrization may change them at each reading
-        at = edge_attr.view(-1, *[1] * (mu.dim() - 1), self.dim)
-        gaussians = (-0.5 * (at - mu).pow(2) / (1e-15 + self.sigma.pow(2))).sum(-1).exp()
+        scale = -0.5 / (1e-15 + self.sigma.pow(2))
+        if mu.dim() == 2:  # operators are faster along the edges
+            at = edge_attr.mT.contiguous().unsqueeze(1)
+            gaussians = ((at - mu.mT.unsqueeze(-1)).pow(2) * scale.mT.unsqueeze(-1)).sum(0).exp().mT
+        else:
+            gaussians = ((edge_attr.view(-1, 1, 1, 1, self.dim) - mu).pow(2) * scale).sum(-1).exp()
         by_kernel = (self.kernel_size, self.out_channels)
         if self.separate_gaussians:
             filters = (gaussians * g.unflatten(-1, by_kernel[::-1])).sum(-1)
@@ -169,7 +173,7 @@ class GMMConv(Layer):
         elif not self._is_matrix():
             rows = gather(x @ g, edges).unflatten(-1, by_kernel)
             y = self._of_edges((rows * gaussians.unsqueeze(-1)).sum(-2), edges)
-        elif private.any_autocast():
+        elif private.any_autocast() or is_few(edges, *by_kernel):
             y = sum_heads(x @ g, self._messages(Sparse(edges, gaussians.mT), x.dtype))
         else:
             theta = Full.of(g.unflatten(-1, by_kernel).transpose(0, 1))
@@ -220,7 +224,7 @@ class FAConv(Layer):
         dropped = functional.dropout(alpha, self.dropout, self.training)
         y = self._aggregated(x, Sparse(edges, (dropped * messages.values).unsqueeze(-2)), absent=self._replaced(edges)
                              if self.add_self_loops and self.normalize else None)
-        y = y + self.eps * x_0 if self.eps else y
+        y = torch.add(y, x_0, alpha=self.eps) if self.eps else y
         if return_attention_weights is not None and isinstance(edge_index, Tensor) and is_sparse(edge_index):
             matrix = matrix_of(alpha, edges, edge_index.layout)
             return y, (matrix, matrix.values())

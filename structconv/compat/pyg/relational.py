@@ -13,11 +13,12 @@ from structconv.bases.dense import Identity
 from structconv.bases.matrices import adjacency
 from structconv.bases.sparse import Sparse
 from structconv.bases.typed import Typed
+from structconv.compat.pyg.aggregations import counts
 from structconv.compat.pyg.convolutions import channels
-from structconv.compat.pyg.edges import gather
+from structconv.compat.pyg.edges import edges_to_outputs, gather
 from structconv.compat.pyg.layer import Channels, Layer, Nodes, pair
-from structconv.compat.pyg.linear import Linear
-from structconv.compat.pyg.operator import apply
+from structconv.compat.pyg.linear import Linear, project
+from structconv.compat.pyg.operator import apply, is_few, sum_heads
 from structconv.derived import derived, forget_changed
 from structconv.errors import ConfigError, ShapeError, StructureError, text_of
 from structconv.planning.precision import cast as cast_tensors
@@ -26,6 +27,7 @@ from structconv.primitives.native.layer import gather_messages
 from structconv.primitives.native.node import is_direct
 from structconv.structures.graph import Graph
 from structconv.weights import Full, Grouped, Separable, Weight, WeightList
+from structconv.weights.base import plus
 
 __all__ = ["GINEConv", "NNConv", "RGCNConv"]
 
@@ -68,13 +70,17 @@ class GINEConv(Layer):
         return out
 
     def _sums(self, x: Tensor, attr: Tensor, edges: Graph) -> Tensor:
-        """The aggregated messages relu(x_m + e_mn), as one node of autograd where a kernel can."""
-        composed = unchanged(edges.edge_index, lambda x, attr: self._of_edges((gather(x, edges) + attr).relu(), edges))
-        plain_sum = self._is_sum() and not self.explain and x.dim() == attr.dim() == 2 and not private.any_autocast()
-        if not plain_sum or attr.shape[0] != edges.num_edges or not is_direct(x, attr):
-            return composed(x, attr)
-        sides = adjacency_of(edges.edge_index, edges.num_inputs, edges.num_outputs, numbered=True)
-        return composed(x, attr) if sides is None else gather_messages(sides, composed, x, attr)
+        """The aggregated messages relu(x_m + e_mn): sums are one node of autograd where a kernel can."""
+        plain = self._is_matrix() and not self.explain and x.dim() == attr.dim() == 2 and not private.any_autocast()
+        sides = None
+        if plain and attr.shape[0] == edges.num_edges and is_direct(x, attr):
+            sides = adjacency_of(edges.edge_index, edges.num_inputs, edges.num_outputs, numbered=True)
+        if sides is None:
+            return self._of_edges((gather(x, edges) + attr).relu(), edges)
+        composed = unchanged(edges.edge_index, lambda x, attr: project(
+            (gather(x, edges) + attr).relu(), Sparse(edges_to_outputs(edges)), None))
+        y = gather_messages(sides, composed, x, attr)
+        return y if self._is_sum() else y / counts(edges, y.dtype)
 
 
 def _width(owner: str, network: Any) -> int:
@@ -129,19 +135,22 @@ class NNConv(Layer):
             y = self._of_edges(rows, edges)
             y = y if self.bias is None else y + self.bias
         else:
-            hidden = self.nn[:-1](edge_attr)
+            hidden = edge_attr if last is self.nn else self.nn[:-1](edge_attr)
             theta, shape = last.weight.mT, (-1, x.shape[-1], self.out_channels)
             if last.bias is not None:
                 hidden = torch.cat([hidden, hidden.new_ones(hidden.shape[0], 1)], -1)
                 theta = torch.cat([theta, last.bias.unsqueeze(0)])
             factors = self._messages(adjacency(edges, None, hidden.dtype), hidden.dtype).values
             values = hidden.mT if factors is None else hidden.mT * factors
-            y = apply(x, Sparse(edges, values), Full.of(theta.reshape(shape)), self.bias)
+            theta, messages = theta.reshape(shape), Sparse(edges, values)
+            few = is_few(edges, len(values), self.out_channels)
+            y = (plus(sum_heads(x @ theta.transpose(0, 1).flatten(1), messages), self.bias) if few else
+                 apply(x, messages, Full.of(theta), self.bias))
         return y + self.lin(x_root) if self.root_weight and x_root is not None else y
 
     def _last(self) -> Any:
         """The linear layer in which the network ends."""
-        last: Any = self.nn[-1] if isinstance(self.nn, modules.Sequential) and len(self.nn) > 1 else None
+        last: Any = self.nn[-1] if isinstance(self.nn, modules.Sequential) and len(self.nn) > 1 else self.nn
         plain = type(last) in (modules.Linear, Linear) and not (last._forward_hooks or self.nn._forward_hooks)
         return last if plain else None
 

@@ -5,7 +5,7 @@ See `node.as_node` for how they are called.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,17 +14,18 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from structconv.primitives import products  # noqa: F401  (which C++ calls)
+from structconv.primitives.csr import spmm
 from structconv.primitives.native import dispatch
 from structconv.primitives.native.adjacency import Adjacency
 from structconv.primitives.native.dispatch import Drop, Loaded
 from structconv.primitives.native.edge_attention import additive_attention, bilinear_attention, projected_attention
 from structconv.primitives.native.indices import Csr
-from structconv.primitives.native.node import as_node
+from structconv.primitives.native.node import Gradients, as_node
 
 __all__ = ["attend_additive", "attend_affine", "attend_bilinear", "attend_by_dots", "attend_by_pairs",
            "attend_by_terms", "attend_dots", "attend_entries", "attend_layer", "attend_pairs", "convolve",
            "convolve_linear", "convolve_with_self", "gather_maxima", "gather_messages", "gather_sums", "group_starts",
-           "pool_groups", "standardize_groups"]
+           "pool_groups", "standardize_groups", "weigh_rows"]
 
 #: Pooling in src/api.h.
 _POOLINGS = {"sum": 0, "mean": 1, "max": 2, "min": 3, "var": 4, "softmax": 5, "fixed softmax": 6}
@@ -47,6 +48,32 @@ gather_sums = as_node("_Sums", 1, "sums", "sums_backward", reads_result=False, r
 gather_maxima = as_node("_Maxima", 1, "maxima", "maxima_backward")
 #: y_n = sum over the edges m -> n of relu(x_m + a_e), of x (M, C) and a (E, C), with a `numbered` adjacency: (N, C).
 gather_messages = as_node("_Messages", 2, "messages", "messages_backward", reads_result=False, asks=True)
+
+def _weigh(edges: Adjacency, values: Tensor, rows: Tensor) -> Tensor:
+    core: Any = Loaded.core
+    y: Tensor = core.spmm(edges.by_target, values, False, _by_head(rows, values), None, 1, len(values), 1.0, 0.0)[0]
+    return y
+
+
+def _weigh_backward(edges: Adjacency, values: Tensor, rows: Tensor, grad: Tensor, needed: Sequence[bool]) -> Gradients:
+    core: Any = Loaded.core
+    (by_target, by_source), size, g = edges.sides(), len(values), grad.unsqueeze(0)
+    return (core.sddmm(by_target, g, _by_head(rows, values), size) if needed[0] else None,
+            core.spmm(by_source, values, False, g, None, size, size, 1.0, 0.0).transpose(0, 1).flatten(1)
+            if needed[1] else None)
+
+
+def _by_head(rows: Tensor, values: Tensor) -> Tensor:
+    return rows.view(len(rows), len(values), -1).transpose(0, 1)
+
+
+_weigh_rows = as_node("_WeighRows", 2, _weigh, _weigh_backward, reads_result=False, read={0: (1,), 1: (0,)})
+
+
+def weigh_rows(edges: Adjacency, layouts: Callable[[], tuple[Csr, Csr]], values: Tensor, rows: Tensor) -> Tensor:
+    """y = sum_k A_k^T x_k, A_k with the values (K, E) of the edges, x (M, K C), with a `numbered` adjacency: (N, C)."""
+    return _weigh_rows(edges, lambda values, rows: spmm(*layouts(), values, _by_head(rows, values), sum_heads=True),
+                       values, rows)
 
 # -- attention; its options end with p, seed and heads of one batch entry, see `dispatch.drop_of` ------------------
 
