@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from structconv.bases.matrices import adjacency
-from structconv.bases.scores import Affine
+from structconv.bases.scores import Affine, Bilinear
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.edges import edges_to_outputs, gather, group_count, memberships
 from structconv.compat.pyg.linear import Linear, LinearByType, project
-from structconv.compat.pyg.operator import attend
+from structconv.compat.pyg.operator import attend, is_few
 from structconv.compat.pyg.tracing import is_tracing, traceable
 from structconv.derived import cached, derived, forget_changed, is_plain
 from structconv.errors import ConfigError, nearest
@@ -492,8 +492,10 @@ def _softmax(how: Any, x: Tensor, messages: Sparse, _: Known) -> Tensor:
         x, graph = _rows(x, messages)
     scaled = x if isinstance(how.t, int | float) and how.t == 1 else x * how.t
     scaled = scaled.detach() if how.semi_grad else scaled
-    none = scaled.new_zeros(()).expand(*x.shape[:-2], x.shape[-1], graph.num_outputs)
-    return attend(x, x.mT.unsqueeze(-1), Affine(scaled.mT, none), graph)[0]
+    none, scores = scaled.new_zeros(()).expand(*x.shape[:-2], x.shape[-1], graph.num_outputs), None
+    if x.dim() == 2 and is_few(graph, x.shape[1]):
+        scores = Bilinear((1 + none).unsqueeze(-1), scaled.mT.unsqueeze(-1))
+    return attend(x, x.mT.unsqueeze(-1), Affine(scaled.mT, none) if scores is None else scores, graph)[0]
 
 
 def _power_mean(how: Any, x: Tensor, messages: Sparse, _: Known) -> Tensor:

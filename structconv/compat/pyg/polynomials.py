@@ -20,6 +20,7 @@ from structconv.compat.pyg.linear import Linear, is_plain, project
 from structconv.compat.pyg.operator import apply
 from structconv.compat.pyg.pooling import pooled
 from structconv.compat.pyg.tracing import is_tracing
+from structconv.derived import derived
 from structconv.errors import ConfigError
 from structconv.nn.direct import FEW_NUMBERS
 from structconv.structures.graph import Graph
@@ -135,7 +136,13 @@ class ChebConv(_Polynomial):
         graph = self._graph(edge_index, x, x, weight=edge_weight)
         if lambda_max is None and graph.edge_weight is None and self.normalization is not None:
             lambda_max = 2.0
-        laplacian = self._laplacian(without_loops(graph), batch, lambda_max, x.dtype)
+
+        def build() -> Sparse:
+            return self._laplacian(without_loops(graph), batch, lambda_max, x.dtype)
+
+        key = "bounded", self.normalization, self.flow, graph.num_inputs, x.dtype  # its edges are others: loops follow
+        laplacian = (build() if graph.edge_weight is None or lambda_max is not None or batch is not None else
+                     derived((graph.edge_index, graph.edge_weight), key, build))
         return self._summed(x, laplacian, "chebyshev", self.bias)
 
     def _laplacian(self, graph: Graph, batch: Tensor | None, bound: float | Tensor | None, dtype: torch.dtype
