@@ -46,7 +46,6 @@ struct Column {
 v16 pooled(const PoolArgs& a, const Column& x) {
     const float t = static_cast<float>(a.t);
     switch (a.kind) {
-        case kMeanOf: return x.mean();
         case kMaxOf: return x.most(1.0f);
         case kMinOf: return x.most(-1.0f) * -1.0f;
         case kVarOf: {
@@ -62,7 +61,7 @@ v16 pooled(const PoolArgs& a, const Column& x) {
             }
             return sum / total;
         }
-        default: return x.sum([](v16 v) { return v; });
+        default: return v16{};
     }
 }
 
@@ -108,8 +107,27 @@ template <class Args> Column column(const Args& a, int64_t group, int64_t channe
     return {a.x + first * a.channels + channel, a.starts[group + 1] - first, a.channels, part};
 }
 
+// A sum, or a mean, of up to 64 channels at a time: memory is read in longer pieces.
+void add_up(const PoolArgs& a, int64_t group) {
+    const int64_t first = a.starts[group], last = a.starts[group + 1];
+    const float count = a.kind == kMeanOf && first < last ? static_cast<float>(last - first) : 1.0f;
+    for_columns(a.channels, [&](auto vectors, int64_t c) {
+        constexpr int n = decltype(vectors)::value;
+        const int part = n == 1 && a.channels - c < 16 ? static_cast<int>(a.channels - c) : 16;
+        v16 found[n] = {};
+        for (int64_t r = first; r < last;) {
+            v16 some[n] = {};
+            for (const int64_t end = std::min(r + kChain, last); r < end; ++r)
+                for (int v = 0; v < n; ++v) some[v] += lanes(a.x + r * a.channels + c + 16 * v, part);
+            for (int v = 0; v < n; ++v) found[v] += some[v];
+        }
+        for (int v = 0; v < n; ++v) put(a.out + group * a.channels + c + 16 * v, found[v] / count, part);
+    });
+}
+
 void forward(const PoolArgs& a) {
     for_groups(a, [&](int64_t g) {
+        if (a.kind == kSumOf || a.kind == kMeanOf) return add_up(a, g);
         for_lanes(a.channels, [&](int64_t c, int part) {
             const Column x = column(a, g, c, part);
             put(a.out + g * a.channels + c, x.rows ? pooled(a, x) : v16{}, part);
@@ -117,14 +135,16 @@ void forward(const PoolArgs& a) {
     });
 }
 
-// The gradient of a sum, or of a mean, as it is, row by row.
+// The gradient of a sum, or of a mean: equal rows.
 void repeat(const PoolArgs& a, int64_t group) {
     const int64_t rows = a.starts[group + 1] - a.starts[group];
+    if (!rows) return;
     const float share = a.kind == kMeanOf ? 1.0f / static_cast<float>(rows) : 1.0f;
-    for (int64_t r = a.starts[group]; r < a.starts[group + 1]; ++r)
-        for_lanes(a.channels, [&](int64_t c, int part) {
-            put(a.out + r * a.channels + c, lanes(a.grad + group * a.channels + c, part) * share, part);
-        });
+    float* first = a.out + a.starts[group] * a.channels;
+    for_lanes(a.channels, [&](int64_t c, int part) {
+        put(first + c, lanes(a.grad + group * a.channels + c, part) * share, part);
+    });
+    for (int64_t r = 1; r < rows; ++r) std::copy_n(first, a.channels, first + r * a.channels);
 }
 
 void backward(const PoolArgs& a) {
