@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from structconv import torch_compat as private
 from structconv.derived import is_plain
 from structconv.errors import ShapeError, StructureError, text_of
 from structconv.primitives.native import adjacency
@@ -18,7 +19,7 @@ from structconv.primitives.native.loader import Core, loaded
 from structconv.primitives.native.operator import define
 from structconv.primitives.sorting import search, stable_sort
 
-__all__ = ["Csr", "check_bounds", "compress", "copies", "first_loop", "first_wrong_edge", "layouts"]
+__all__ = ["Csr", "check_bounds", "checked_batch", "compress", "copies", "first_loop", "first_wrong_edge", "layouts"]
 
 _INTEGERS = (torch.int32, torch.int64)
 
@@ -113,6 +114,16 @@ def first_wrong_edge(index: Tensor, num_inputs: int, num_outputs: int, samples: 
         if own != (num_inputs, num_outputs):
             return None
     return adjacency.first_wrong_edge(core, index, num_inputs, num_outputs, samples)
+
+
+def checked_batch(index: Any, starts: Any) -> tuple[Tensor, int] | None:
+    """A copy of the first nodes of the graphs of a batch (B + 1,), and the number of all nodes, in one native pass over
+    them and the edges (2, E); `None` where something is wrong, or nothing is loaded that could tell."""
+    core = _loaded() if is_plain(index) and is_plain(starts) and index.is_cpu and starts.is_cpu else None
+    if core is None or private.watched(profilers=False) or not index.layout is starts.layout is torch.strided:
+        return None
+    own, nodes = core.batch(index, starts)
+    return None if nodes < 0 else (own, nodes)
 
 
 def first_loop(index: Tensor) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from torch import Tensor
@@ -14,8 +14,8 @@ from structconv.errors import ConfigError, StructureError
 __all__ = ["MAKERS", "Exchange", "floating", "require", "samples_of"]
 
 #: Constructors that samples.py, which imports this file, puts here: "samples" from sizes (B,), "starts" from the first
-#: entry of each sample and the number of all (B + 1,).
-MAKERS: dict[str, Callable[[Tensor], Any]] = {}
+#: entry of each sample and the number of all (B + 1,), "batch" for a graph with samples.
+MAKERS: dict[str, Callable[..., Any]] = {}
 _LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 
 
@@ -246,13 +246,16 @@ class Exchange:
         Raises:
             StructureError: `edge_index` is missing, or the nodes of a graph in a `batch` are not consecutive.
         """
-        if getattr(data, "edge_index", None) is None:
+        index = getattr(data, "edge_index", None)
+        if index is None:
             raise StructureError("Graph.from_data", "data must have an edge_index", type(data).__name__)
+        starts, nodes = getattr(data, "ptr", None), getattr(data, "num_nodes", None)
+        weight, attr = floating(getattr(data, "edge_weight", None)), getattr(data, "edge_attr", None)
+        if starts is not None and (found := MAKERS["batch"](cls, index, starts, nodes, weight, attr)) is not None:
+            return cast("Self", found)
         samples = samples_of(data)
-        nodes = getattr(data, "num_nodes", None)
-        return cls(data.edge_index, num_nodes=samples.num_inputs if nodes is None and samples is not None else nodes,
-                   edge_weight=floating(getattr(data, "edge_weight", None)), edge_attr=getattr(data, "edge_attr", None),
-                   samples=samples)
+        return cls(index, num_nodes=samples.num_inputs if nodes is None and samples is not None else nodes,
+                   edge_weight=weight, edge_attr=attr, samples=samples)
 
     def to_data(self) -> Any:
         """Convert to a `torch_geometric.data.Data`. Tensors are shared; needs torch_geometric.

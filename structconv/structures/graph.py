@@ -106,7 +106,7 @@ class Graph(Exchange, Structure):
                     ends = edge_index[0], edge_index[1]
                     check_samples("Graph", "edges", edge_index, ends, (inputs, outputs), samples)
             if edge_weight is not None or edge_attr is not None:
-                _check_edge_values(self)
+                check_edge_values(self)
 
     @classmethod
     def complete(cls, num_nodes: int, *, self_loops: bool = False, device: torch.device | str | None = None) -> Graph:
@@ -393,7 +393,7 @@ def check_samples(owner: str, item: str, held: Tensor, ends: tuple[Tensor, Tenso
                              _ONE_GRAPH)
 
 
-def _check_edge_values(graph: Graph) -> None:
+def check_edge_values(graph: Graph) -> None:
     edges, device = graph.num_edges, graph.edge_index.device
     weight, attr = graph.edge_weight, graph.edge_attr
     for name, value in (("edge_weight", weight), ("edge_attr", attr)):

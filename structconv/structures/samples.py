@@ -12,11 +12,12 @@ from torch import Tensor
 from structconv.arguments import plain
 from structconv.derived import derived
 from structconv.errors import StructureError
+from structconv.primitives.layout import checked_batch
 from structconv.primitives.sorting import numbered_by_count
 from structconv.shapes import broadcast
 from structconv.structures import enumeration
 from structconv.structures.exchange import MAKERS
-from structconv.structures.graph import Graph
+from structconv.structures.graph import Graph, check_edge_values
 from structconv.structures.masks import Device, Support, Transposed, joined_by_and, listed
 from structconv.structures.values import structure
 
@@ -291,13 +292,31 @@ def samples_from(starts: Tensor) -> Samples:
     numbers = starts.tolist()
     if starts.dtype is not torch.int64 or len(numbers) < 2 or numbers[0] or numbers != sorted(numbers):
         return Samples(starts.diff())
-    result, own = object.__new__(Samples), starts.clone()
-    result.__dict__.update(input_starts=own, output_starts=own, input_count=numbers[-1], output_count=numbers[-1],
-                          square=True)
+    return _rising(starts.clone(), numbers[-1])
+
+
+def _rising(starts: Tensor, count: int) -> Samples:
+    result = object.__new__(Samples)
+    result.__dict__.update(input_starts=starts, output_starts=starts, input_count=count, output_count=count,
+                           square=True)
     return result
 
 
-MAKERS["samples"], MAKERS["starts"] = Samples, samples_from
+def batch_from(kind: type, index: Any, starts: Any, nodes: int | None, edge_weight: Tensor | None,
+               edge_attr: Tensor | None) -> Graph | None:
+    """The `Graph` of a batch, whose samples begin at `starts`; `None` where one native pass cannot check all of it."""
+    layout = checked_batch(index, starts) if kind is Graph else None
+    if layout is None or nodes not in (None, layout[1]):
+        return None
+    graph, count = object.__new__(Graph), layout[1]
+    graph.__dict__.update(edge_index=index, num_inputs=count, num_outputs=count, edge_weight=edge_weight,
+                          edge_attr=edge_attr, samples=_rising(*layout))
+    if edge_weight is not None or edge_attr is not None:
+        check_edge_values(graph)
+    return graph
+
+
+MAKERS.update(samples=Samples, starts=samples_from, batch=batch_from)
 
 
 #: Tensors of a batch cut at the borders of its samples, each once: its gradient is put together once too. A tensor is

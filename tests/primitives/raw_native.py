@@ -65,8 +65,9 @@ def recorded(native):
     _, weights = native.additive_step(r(2, K, 4), r(M, K, 4), torch.rand(M, K, 4), heads, r(K, 4), None, 2.0)
     calls |= {
         "outside": (index, [M, N]), "edges": (index, M, M, starts, starts), "first_loop": (index,),
+        "batch": (torch.tensor([[0, 1, 2], [2, 1, 0]]), starts),
         "messages": (side, x, r(E + M, 3)), "messages_backward": (side, back, x, r(E + M, 3), x, True, True),
-        "starts": (torch.tensor([0, 0, 2]), 3),
+        "starts": (torch.tensor([0, 0, 2]), None),
         "pool_evenly_backward": (starts, x, r(2, 3), 1, 0.5), "center": (starts, x, 1, 2.0),
         "center_backward": (starts, x, x, 1, 2.0),
         "pool": (starts, x, 5, 0.5), "pool_backward": (starts, x, r(2, 3), r(2, 3), 5, 0.5),

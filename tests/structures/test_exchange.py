@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 
-from structconv import ConfigError, Conv, Eye, Graph, KnowledgeGraph, StructureError, batch
+from structconv import ConfigError, Conv, Eye, Graph, KnowledgeGraph, Samples, StructureError, batch
 from structconv.mechanisms import STRUCTURE, Adjacency, DotProduct
 from tests.support.errors import check_refused
 
@@ -232,6 +232,17 @@ def test_a_batch_of_data_objects_is_a_batch(told):
     assert graph.samples.sizes()[0] == ([3, 3, 0] if len(told) > 1 else [3, 3])
     layer, x = Conv(DotProduct(2, 4).scaled().softmax(), 4, 4), torch.randn(6, 4)
     torch.testing.assert_close(layer(x, structure=graph), torch.cat([layer(x[:3]), layer(x[3:])]))
+
+
+def test_a_batch_of_data_objects_is_checked_in_one_pass():
+    data = {"edge_index": torch.tensor([[3, 0, 1, 5, 5], [4, 2, 1, 3, 5]]), "edge_weight": torch.rand(5)}
+    graph = Graph.from_data(types.SimpleNamespace(**data, ptr=(starts := torch.tensor([0, 0, 3, 6]))))
+    starts[1] = 1  # a later change does not reach the graph
+    check_same(graph, Graph(**data, num_nodes=6, samples=Samples([0, 3, 3])))
+    for change in ({"ptr": torch.tensor([0, 4, 6])}, {"ptr": torch.tensor([0, 4, 3, 6])}, {"num_nodes": 7},
+                   {"edge_weight": torch.rand(4)}, {"edge_index": data["edge_index"] - 1}):
+        with pytest.raises(StructureError):
+            Graph.from_data(types.SimpleNamespace(**data | {"ptr": torch.tensor([0, 3, 6])} | change))
 
 
 def test_data_objects_may_have_integer_weights():

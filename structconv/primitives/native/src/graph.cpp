@@ -1,5 +1,6 @@
 // Edges for one layer on a new graph: what the layer reads, in one pass. One side with its loops, degrees and values in
 // the order of the slots; the other side from the first.
+#include <algorithm>
 #include <cmath>
 
 #include "api.h"
@@ -24,13 +25,18 @@ int64_t sample_of(const int64_t* starts, int64_t count, int64_t entry) {
 
 template <class I> int64_t first_wrong(const EdgesArgs& a) {
     const I *source = static_cast<const I*>(a.index), *target = source + a.row;
-    int64_t sample = 0;
+    const int64_t *in = a.input_starts, *out = a.output_starts;
+    int64_t sample = -1, first_in = 0, last_in = a.samples ? 0 : a.inputs, first_out = 0, last_out = a.outputs;
     for (int64_t e = 0; e < a.edges; ++e, source += a.column, target += a.column) {
-        if (outside(*source, a.inputs) || outside(*target, a.outputs)) return e;
-        if (!a.samples) continue;
         const int64_t m = *source, n = *target;
-        if (m < a.input_starts[sample] || m >= a.input_starts[sample + 1]) sample = sample_of(a.input_starts, a.samples, m);
-        if (n < a.output_starts[sample] || n >= a.output_starts[sample + 1]) return e;
+        if (first_in <= m && m < last_in && first_out <= n && n < last_out) continue;  // in the sample of the edge before
+        if (!a.samples || outside(m, a.inputs) || outside(n, a.outputs)) return e;
+        const bool next = ++sample < a.samples && in[sample] <= m && m < in[sample + 1];
+        if (!next) sample = sample_of(in, a.samples, m);
+        first_in = in[sample], last_in = std::min(in[sample + 1], a.inputs);
+        first_out = out[sample], last_out = std::min(out[sample + 1], a.outputs);
+        if (m < first_in || m >= last_in || n < first_out || n >= last_out) return e;
+        first_in = std::max<int64_t>(first_in, 0), first_out = std::max<int64_t>(first_out, 0);
     }
     return -1;
 }

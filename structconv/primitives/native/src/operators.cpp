@@ -383,6 +383,21 @@ int64_t edges(const Tensor& index_, int64_t inputs, int64_t outputs, const Maybe
     return bad;
 }
 
+// The edges (2, E) of a batch of graphs, of which each has the nodes from one of `starts` to the next: a copy of these, and
+// the number of nodes; -1 where the starts do not rise from 0, an edge is not within a graph, or one of both is no such tensor.
+std::tuple<Tensor, int64_t> batch(const Tensor& index_, const Tensor& starts_) {
+    const Op op{"batch"};
+    const View index = op.view("index", index_), starts = op.view("starts", starts_);
+    const bool listed = index_.dim() == 2 && index.size(0) == 2 && (op.wide(index) || index.dtype == types().i32);
+    if (!listed || starts_.dim() != 1 || starts.size(0) < 2 || !op.wide(starts)) return {op.empty({0}, types().i64), -1};
+    const int64_t count = starts.size(0);
+    const View own = op.made({count}, types().i64);
+    int64_t* start = own.as<int64_t>();
+    for (int64_t i = 0; i < count; ++i) start[i] = starts.as<int64_t>()[i * starts.strides[0]];
+    const int64_t nodes = !start[0] && std::is_sorted(start, start + count) ? start[count - 1] : -1;
+    return {own.tensor(), nodes >= 0 && edges(index_, nodes, nodes, own.tensor(), own.tensor()) < 0 ? nodes : -1};
+}
+
 // The first edge from an entry to itself, or -1.
 int64_t first_loop(const Tensor& index_) {
     const Op op{"first_loop"};
@@ -572,10 +587,13 @@ std::tuple<Maybe, Maybe> messages_backward(const Tensor& by_target, const Tensor
 }
 
 // The first row of each group of sorted rows, and the number of all; nothing where a row is out of order or of no group.
-Tensor starts(const Tensor& groups_, int64_t count) {
+// Without a count the last group is that of the last row.
+Tensor starts(const Tensor& groups_, std::optional<int64_t> count_) {
     const Op op{"starts"};
     const View groups = op.exact("groups", groups_, {kAny}, types().i64);
     const int64_t rows = groups.size(0), *group = groups.as<int64_t>();
+    if (!count_ && rows && (group[rows - 1] < 0 || group[rows - 1] >= kLimit - 1)) return op.made({0}, types().i64).tensor();
+    const int64_t count = count_ ? *count_ : rows ? group[rows - 1] + 1 : 0;
     op.check(count >= 0 && count < kLimit && rows < kLimit, "count", "be in [0, 2^31 - 1)");
     const View found = op.made({count + 1}, types().i64);
     int64_t* first = found.as<int64_t>();
@@ -2657,6 +2675,7 @@ const Operator kOperators[] = {
     {"verify", "(Tensor indptr, Tensor indices, Tensor order) -> (Tensor, int, int)", TORCH_BOX(&verify)},
     {"outside", "(Tensor index, int[] sizes) -> int", TORCH_BOX(&outside)},
     {"edges", "(Tensor index, int inputs, int outputs, Tensor? input_starts, Tensor? output_starts) -> int", TORCH_BOX(&edges)},
+    {"batch", "(Tensor index, Tensor starts) -> (Tensor, int)", TORCH_BOX(&batch)},
     {"first_loop", "(Tensor index) -> int", TORCH_BOX(&first_loop)},
     {"adjacency", "(Tensor index, int inputs, int outputs, bool loops, bool square, int normalize, Tensor? weights, "
      "bool numbered) -> (Tensor, int)", TORCH_BOX(&adjacency)},
@@ -2674,7 +2693,7 @@ const Operator kOperators[] = {
     {"messages", "(Tensor by_target, Tensor x, Tensor attributes) -> Tensor", TORCH_BOX(&messages)},
     {"messages_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor attributes, Tensor grad, bool of_x, "
      "bool of_attributes) -> (Tensor?, Tensor?)", TORCH_BOX(&messages_backward)},
-    {"starts", "(Tensor groups, int count) -> Tensor", TORCH_BOX(&starts)},
+    {"starts", "(Tensor groups, int? count) -> Tensor", TORCH_BOX(&starts)},
     {"pool", "(Tensor starts, Tensor x, int kind, float t) -> Tensor", TORCH_BOX(&pool)},
     {"pool_backward", "(Tensor starts, Tensor x, Tensor y, Tensor grad, int kind, float t) -> Tensor", TORCH_BOX(&pool_backward)},
     {"pool_evenly_backward", "(Tensor starts, Tensor x, Tensor grad, int kind, float t) -> Tensor",
