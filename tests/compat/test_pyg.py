@@ -679,6 +679,18 @@ def test_readouts(name, size):
             torch.testing.assert_close(*(torch.autograd.grad(y, x, seed)[0] for y in (got, want)))
 
 
+@pytest.mark.parametrize("needs_grad", [False, True])
+@pytest.mark.parametrize("name", ["global_add_pool", "global_mean_pool", "global_max_pool"])
+def test_readouts_of_a_batch_that_changes(name, needs_grad):
+    x, numbers = torch.randn(600, 70, requires_grad=needs_grad), torch.arange(600).numpy() // 290
+    batch, pool = torch.from_numpy(numbers), getattr(ours, name)
+    for order in (1, -1, 1):
+        numbers[:] = numbers[::order] + 1
+        torch.testing.assert_close(pool(x, batch), getattr(theirs, name)(x, batch))
+    with pytest.raises(StructureError, match="must not be negative"):
+        pool(x, batch - 4)
+
+
 @pytest.mark.parametrize("wrong", [-1, 3.0, "3"])
 def test_sums_of_few_rows_refuse_a_wrong_number_of_groups(wrong):
     x, groups = torch.randn(3, P, requires_grad=True), torch.tensor([0, 2, 1])

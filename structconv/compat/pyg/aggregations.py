@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from structconv.bases.matrices import adjacency
 from structconv.bases.scores import Affine, Bilinear
 from structconv.bases.sparse import Sparse
-from structconv.compat.pyg.edges import edges_to_outputs, gather, group_count, memberships
+from structconv.compat.pyg.edges import edges_to_outputs, gather, memberships
 from structconv.compat.pyg.linear import Linear, LinearByType, project
 from structconv.compat.pyg.operator import attend, is_few
 from structconv.compat.pyg.tracing import is_tracing, traceable
-from structconv.derived import cached, derived, forget_changed, is_plain
+from structconv.derived import derived, is_plain
 from structconv.errors import ConfigError, nearest
 from structconv.nn.layer import refuse_script
 from structconv.nn.pooling import GroupPool, of_groups
@@ -522,10 +522,7 @@ def sorted_starts(x: Tensor, index: Tensor, size: int | None, *others: Tensor | 
     """The first row of each group and the number of all; `None` as of `of_sorted`, or of `others` that none reads."""
     if x.dim() != 2 or not is_direct(x, *others) or not is_plain(index) or index.dim() != 1 or len(index) != x.shape[0]:
         return None
-    forget_changed(index)
-    starts: Tensor | None = cached(index, ("starts", size),
-                                   lambda: group_starts(index, int(index[-1]) + 1 if size is None else size))
-    return starts
+    return group_starts(index, size)  # again in each call: it takes less time than to remember it
 
 
 def of_sorted(x: Tensor, index: Tensor, size: int | None, kind: str, otherwise: Callable[[Tensor], Tensor],
@@ -539,7 +536,7 @@ def of_sorted(x: Tensor, index: Tensor, size: int | None, kind: str, otherwise: 
     """
     if kind == "sum" and is_few_rows(x) and is_plain(index) and index.shape == x.shape[:1]:
         try:
-            return sum_of_rows(x, index, group_count(index) if size is None else size)
+            return sum_of_rows(x, index, int(index.max()) + 1 if size is None else size)
         except (IndexError, RuntimeError, TypeError):  # what does not fit is said by the usual way
             return None
     starts = sorted_starts(x, index, size)

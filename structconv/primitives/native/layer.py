@@ -189,8 +189,12 @@ def pool_groups(x: Tensor, starts: Tensor, kind: str, composed: Callable[[Tensor
         t: the factor of the scores of a softmax.
         x, composed: as of every layer here.
     """
-    if _readable(starts) is None:
+    core = _readable(starts)
+    if core is None:
         return None
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        y: Tensor = core.pool(starts, x, _POOLINGS[kind], t)
+        return y
     return (_pool_evenly if kind in ("sum", "mean") else _pool)(_Groups(starts), composed, x, _POOLINGS[kind], t)
 
 
@@ -213,11 +217,12 @@ def standardize_groups(x: Tensor, starts: Tensor, shift: Tensor | None, weight: 
     return _norm(_Groups(starts), composed, x, shift, weight, bias, _CENTERS[center], _SCALES[scale], eps, gain)
 
 
-def group_starts(groups: Tensor, count: int) -> Tensor | None:
+def group_starts(groups: Tensor, count: int | None) -> Tensor | None:
     """The first row of each group, and the number of all: (count + 1,); `None` where no kernel can say.
 
     Args:
         groups: (M,), the group of each row; `None` is returned if they do not rise, or one is not in [0, count).
+        count: of groups, by default the last row's + 1.
     """
     core = _readable(groups)
     starts = None if core is None else core.starts(groups, count)
