@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import structconv.compat.pyg as ours
-from structconv.compat.pyg import edges, functions
+from structconv.compat.pyg import edges, functions, polynomials
 from structconv.compat.pyg.edges import numbered
 from structconv.errors import ConfigError, StructureError
 from structconv.primitives.native.loader import core
@@ -1426,3 +1426,20 @@ def test_readouts_keep_their_dtype_under_autocast(pool, order, needs_grad):
     read = getattr(ours, pool)() if pool.endswith("Aggregation") else getattr(ours, pool)
     with torch.autocast("cpu", torch.bfloat16):
         assert read(x, groups).dtype == torch.float32
+
+
+@pytest.mark.parametrize("name, args", [("SGConv", (P, Q, 2)), ("SSGConv", (P, Q, 0.3, 2)), ("TAGConv", (P, Q)),
+                                        ("ChebConv", (P, Q, 3)), ("MixHopConv", (P, Q)), ("APPNP", (3, 0.2))])
+def test_polynomials_of_many_numbers(name, args):
+    """By a plan; few numbers take a node for each step, or the other way round (APPNP)."""
+    nodes = polynomials.FEW_NUMBERS // P + 1
+    index, x = torch.randint(nodes, (2, 3 * nodes)), torch.randn(nodes, P)
+    layer, peer = (getattr(package, name)(*args) for package in (ours, theirs))
+    layer.load_state_dict(peer.state_dict())
+    results = []
+    for one in (layer, peer):
+        leaves = [x.clone().requires_grad_(), *one.parameters()]
+        y = one(leaves[0], index)
+        results.append([y, *torch.autograd.grad(y, leaves, torch.ones_like(y).cumsum(0) / nodes)])
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-5 * float(want.detach().abs().max()))

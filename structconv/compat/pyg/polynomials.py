@@ -37,15 +37,19 @@ class _Polynomial(Layer):
     def _summed(self, x: Tensor, messages: Sparse, kind: str, bias: Tensor | None) -> Tensor:
         """sum_k lins[k](A_k^T x) + b, of the polynomials A_k of a kind."""
         order = len(self.lins) - 1
-        weights = _weights(self.lins, x) if self._is_matrix() else None
+        weights = _weights(self.lins, x) if self._is_matrix() and not self._is_few(x) else None
         if weights is not None:
             return apply(x, Polynomial(self._messages(messages, x.dtype), order, kind), Full.of(weights), bias)
         y = sum(lin(rows) for lin, rows in zip(self.lins, self._steps(x, messages, order, kind), strict=True))
         return cast(Tensor, y) if bias is None else y + bias
 
+    def _is_few(self, x: Tensor) -> bool:
+        """Return True if one node for each step takes less time than a plan of a polynomial."""
+        return not is_compiling() and x.numel() <= FEW_NUMBERS and x.dtype in (torch.float32, torch.float64)
+
     def _steps(self, x: Tensor, messages: Sparse, order: int, kind: str = "monomial") -> Sequence[Tensor]:
         """x, x aggregated once, and so on."""
-        if self._is_matrix():
+        if self._is_matrix() and not self._is_few(x):
             return Polynomial(self._messages(messages, x.dtype), order, kind).analysis(x).unbind(-3)
         steps = [x]
         absent = self._replaced(messages.graph) if getattr(self, "add_self_loops", False) else None
@@ -197,6 +201,10 @@ class SGConv(_Polynomial):
     def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
         """x (..., N, P), edges and their weights (E,) -> (..., N, Q)."""
         messages = normalized(self, edge_index, x, edge_weight, loops=self.add_self_loops)
+        if self._is_matrix() and self.K and (self.K == 1 or self._is_few(x)):
+            for _ in range(self.K - 1):
+                x = self._aggregated(x, messages)
+            return self._aggregated(x, messages, self.lin)
         if self._is_matrix():
             return project(x, Polynomial(self._messages(messages, x.dtype), self.K, "monomial", self.K), self.lin)
         y: Tensor = self.lin(self._steps(x, messages, self.K)[-1])
@@ -229,7 +237,7 @@ class SSGConv(_Polynomial):
     def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
         """x (..., N, P), edges and their weights (E,) -> (..., N, Q)."""
         messages = normalized(self, edge_index, x, edge_weight, loops=self.add_self_loops)
-        if not self._is_matrix():
+        if not self._is_matrix() or self._is_few(x):
             first, *rest = self._steps(x, messages, self.K)
             y: Tensor = self.lin(self.alpha * first + (1 - self.alpha) / max(self.K, 1) * sum(rest))
             return y
@@ -270,7 +278,7 @@ class MixHopConv(_Polynomial):
         """x (..., N, P), edges and their weights (E,) -> (..., N, len(powers) Q)."""
         messages = normalized(self, edge_index, x, edge_weight, loops=self.add_self_loops)
         first, last = min(self.powers), max(self.powers)
-        weights = _weights([self.lins[p] for p in self.powers], x)
+        weights = None if self._is_few(x) else _weights([self.lins[p] for p in self.powers], x)
         if weights is not None and self.powers == list(range(first, last + 1)) and self._is_matrix():
             basis = Polynomial(self._messages(messages, x.dtype), last, "monomial", first)
             return apply(x, basis, HeadBlocks.of(weights), self.bias)
@@ -304,7 +312,7 @@ class APPNP(_Polynomial):
         """x (..., N, P), edges and their weights (E,) -> (..., N, P)."""
         loops = self.add_self_loops and self.normalize
         messages = normalized(self, edge_index, x, edge_weight, loops=loops, normalize=self.normalize)
-        few = not is_compiling() and x.numel() <= FEW_NUMBERS and x.dtype in (torch.float32, torch.float64)
+        few = self._is_few(x)
         fixed = not (self.dropout and self.training) and not isinstance(self.alpha, Tensor)
         if few and fixed and self._is_matrix():  # all steps at once
             kept = 1 - self.alpha
