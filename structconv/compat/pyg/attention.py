@@ -361,7 +361,6 @@ class GATv2Conv(_Attention):
         y = y if residual is None else y + residual
         return _with_weights(self, y, edge_index, edges, alpha if return_attention_weights else None)
 
-
     def _as_one_node(self, x: Tensor, z: Tensor, graph: Graph) -> Tensor | None:
         """The result for few entries, each of which has an edge, so that the bias of values is one of the result."""
         lins = self.lin_l, self.lin_r
@@ -479,7 +478,6 @@ class AGNNConv(Layer):
         >>> AGNNConv(add_self_loops=False)(torch.tensor([[1.0], [2.0], [3.0]]), edges).tolist()
         [[0.0], [1.0], [2.0]]
     """
-
 
     def __init__(self, requires_grad: bool = True, add_self_loops: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)

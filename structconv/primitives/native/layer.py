@@ -49,6 +49,7 @@ gather_maxima = as_node("_Maxima", 1, "maxima", "maxima_backward")
 #: y_n = sum over the edges m -> n of relu(x_m + a_e), of x (M, C) and a (E, C), with a `numbered` adjacency: (N, C).
 gather_messages = as_node("_Messages", 2, "messages", "messages_backward", reads_result=False, asks=True)
 
+
 def _weigh(edges: Adjacency, values: Tensor, rows: Tensor) -> Tensor:
     core: Any = Loaded.core
     y: Tensor = core.spmm(edges.by_target, values, False, _by_head(rows, values), None, 1, len(values), 1.0, 0.0)[0]
@@ -74,6 +75,7 @@ def weigh_rows(edges: Adjacency, layouts: Callable[[], tuple[Csr, Csr]], values:
     """y = sum_k A_k^T x_k, A_k with the values (K, E) of the edges, x (M, K C), with a `numbered` adjacency: (N, C)."""
     return _weigh_rows(edges, lambda values, rows: spmm(*layouts(), values, _by_head(rows, values), sum_heads=True),
                        values, rows)
+
 
 # -- attention; its options end with p, seed and heads of one batch entry, see `dispatch.drop_of` ------------------
 
