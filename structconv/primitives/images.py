@@ -44,7 +44,7 @@ class _Options(NamedTuple):
     packed: tuple[int, ...]
 
 
-@lru_cache(1024)
+@lru_cache(1024, typed=True)  # True is a count of windows, 1 a number of groups
 def _packed(*options: tuple[int, ...] | int) -> _Options | None:
     """The options, unless one is too large for our kernels."""
     numbers = [number for option in options if isinstance(option, tuple) for number in option]

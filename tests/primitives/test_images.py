@@ -200,3 +200,17 @@ def test_more_outputs_than_the_stride_are_those_of_torch():
 def test_images_that_are_too_small_are_refused_as_ever(layer):
     with pytest.raises(StructureError, match="window"):
         layer(torch.randn(2, 3 if isinstance(layer, Conv2d | nn.Conv2d) else 3000, 3, 5))
+
+
+@pytest.mark.parametrize("means_first", [True, False])
+def test_options_of_means_and_of_convolutions_are_apart(means_first):
+    """A count of the padding, True, equals a number of groups, 1; torch's operators tell them apart."""
+    images._packed.cache_clear()
+    image, kernel = torch.randn(2, 3, 60, 60, requires_grad=True), torch.randn(4, 3, 3, 3)
+    small, options = image[..., :9, :9].contiguous(), [(2, 2), (2, 2), (1, 1)]
+    calls = {"means": lambda: (window_means(image, *options, True), F.avg_pool2d(image, 2, 2, 1)),
+             "sums": lambda: (convolve_images(small, kernel, None, *options, 1), F.conv2d(small, kernel, None, 2, 2))}
+    for name in ("means", "sums") if means_first else ("sums", "means"):
+        actual, expected = ([y, *torch.autograd.grad(y.square().sum(), image, create_graph=True)]
+                            for y in calls[name]())
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
