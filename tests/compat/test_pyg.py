@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 import structconv.compat.pyg as ours
 from structconv.compat.pyg import edges, functions, polynomials
 from structconv.compat.pyg.edges import numbered
-from structconv.errors import ConfigError, StructureError
+from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.primitives.native.loader import core
 from tests.support import layers
 from tests.support.derivatives import autograd_nodes, derivatives
@@ -1360,6 +1360,99 @@ def test_a_graph_without_edges_gives_what_it_gives_there(name):
     calls = {"AGNNConv": (edges,), "FeaStConv": (edges,), "FAConv": (x, edges)}.get(kind, (edges, attr))
     inputs = (x, x) if name == "pair" else x
     torch.testing.assert_close(layer(inputs, *calls), reference(inputs, *calls))
+
+
+class _Halves(nn.Sequential):
+    """A network with arguments of its own, which may change what its layers give."""
+
+    def __init__(self, factor=None):
+        super().__init__(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 12))
+        if factor is not None:
+            self.forward = lambda x: factor * nn.Sequential.forward(self, x)
+
+
+HOOKS = {
+    "before": lambda layer: layer.register_forward_pre_hook(lambda _, inputs: (2 * inputs[0],)),
+    "after": lambda layer: layer.register_forward_hook(lambda _, inputs, y: 2 * y),
+    "gradients": lambda layer: layer.register_full_backward_hook(lambda _, given, other: (2 * given[0],)),
+    "forward": lambda layer: setattr(layer, "forward", lambda x, old=layer.forward: 2 * old(x)),
+    "norm": lambda layer: (nn.utils.weight_norm(layer), layer.weight_g.data.mul_(2))}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
+@pytest.mark.parametrize("part", ["", "0", "2"])
+@pytest.mark.parametrize("how", HOOKS)
+def test_calls_of_the_network_of_edges_are_its_own(how, part):
+    if how == "norm" and not part:
+        pytest.skip("it has no weight")
+    reference, layer = (module.NNConv(4, 3, _Halves()).double() for module in (theirs, ours))
+    layer.load_state_dict(reference.state_dict())
+    x, attr = torch.randn(5, 4).double(), torch.rand(9, 2, dtype=torch.float64, requires_grad=True)
+    edges = torch.randint(5, (2, 9))
+    results = []
+    for conv in (reference, layer):
+        HOOKS[how](conv.nn.get_submodule(part))
+        results.append(derivatives(conv(x, edges, attr), [attr, *conv.parameters()]))
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_networks_of_edges_may_be_lazy_and_of_any_class():
+    x, edges, attr = torch.randn(5, 4), torch.randint(5, (2, 9)), torch.rand(9, 2)
+    for network in (lambda module: module.Linear(-1, 12), lambda module: nn.Sequential(
+            nn.Linear(2, 5), module.Linear(-1, 12)), lambda _: _Halves(), lambda _: _Halves(0.5)):
+        results = []
+        for module in (theirs, ours):
+            torch.manual_seed(0)
+            results.append(module.NNConv(4, 3, network(module))(x, edges, attr))
+        torch.testing.assert_close(*results[::-1])
+
+
+@pytest.mark.parametrize("width, channels, outputs", [(2, 4, 12), (1, 2, 12), (1, 4, 24)])
+def test_a_network_of_edges_that_does_not_fit_is_refused(width, channels, outputs):
+    """Also where its numbers can be read as those of more or of wider heads."""
+    layer = ours.NNConv(4, 3, nn.Linear(1, outputs, bias=False), bias=False, root_weight=False)
+    with pytest.raises(ShapeError, match="the weight of nn's last layer"):
+        layer(torch.randn(5, channels), torch.randint(5, (2, 9)), torch.rand(9, width))
+
+
+@pytest.mark.parametrize("eps", [True, torch.tensor(0.3), nn.Parameter(torch.tensor(0.3))])
+def test_eps_may_be_a_tensor(eps):
+    reference, layer = (module.FAConv(4) for module in (theirs, ours))
+    layer.load_state_dict(reference.state_dict())
+    x, x_0, edges = torch.randn(5, 4), torch.randn(5, 4, requires_grad=True), torch.randint(5, (2, 9))
+    results = []
+    for conv in (reference, layer):
+        conv.eps = eps
+        results.append(derivatives(conv(x, x_0, edges), [x_0, *conv.parameters()]))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("few", [True, False])
+@pytest.mark.parametrize("kind, options, part", [
+    ("GATConv", {"heads": 2}, "lin"), ("GATConv", {"heads": 2, "edge_dim": 2}, "lin_edge"),
+    ("FeaStConv", {"heads": 2}, "lin"), ("GCNConv", {}, "lin"), ("ChebConv", {"K": 2}, "lins.0"),
+    ("TAGConv", {"K": 2}, "lins.1")])
+def test_a_bias_may_be_added_to_a_layer_within(kind, options, part, few):
+    """As tools do that merge a layer with a normalization before it."""
+    reference, layer = (getattr(module, kind)(4, 3, **options) for module in (theirs, ours))
+    layer.load_state_dict(reference.state_dict())
+    nodes = 5 if few else 9000
+    x, edges = torch.randn(nodes, 4), torch.randint(nodes, (2, 2 * nodes))
+    calls = (torch.rand(2 * nodes, 2),) if "edge_dim" in options else ()
+    bias, results = None, []
+    for conv in (reference, layer):
+        within = conv.get_submodule(part)
+        bias = nn.Parameter(torch.randn(len(within.weight))) if bias is None else bias
+        within.bias = bias
+        y = conv(x, edges, *calls)
+        results.append([y, *torch.autograd.grad(y.square().mean(), bias)])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+
+
+def test_negated_views_are_propagated():
+    x, edges = torch.randn(5, 4), torch.randint(5, (2, 9))
+    layer = ours.APPNP(2, 0.1)
+    torch.testing.assert_close(layer(torch._neg_view(x), edges), -layer(x, edges))
 
 
 @pytest.mark.parametrize("name", ["GraphConv", "GCNConv", "TAGConv", "SGConv"])

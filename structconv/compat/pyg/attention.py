@@ -28,7 +28,7 @@ from structconv.compat.pyg.edges import (
     with_loops,
 )
 from structconv.compat.pyg.layer import Channels, Layer, Nodes, pair
-from structconv.compat.pyg.linear import Linear, is_plain, project_together
+from structconv.compat.pyg.linear import Linear, is_plain, is_product, project_together
 from structconv.compat.pyg.operator import attend, is_few
 from structconv.errors import ConfigError, ShapeError
 from structconv.kernels.sparse_attention import SortedEdges, sorted_edges
@@ -265,7 +265,7 @@ class GATConv(_Attention):
         if lin is None or self.negative_slope < 0:
             return None
         edges = self._few_edges(x, z, graph, heads * self.out_channels, (lin,), source, target, bias)
-        if edges is None:
+        if edges is None or lin.bias is not None:
             return None
         theta = lin.weight.unflatten(0, (heads, -1)).mT
         y = attend_by_terms(edges.adjacency, edges.layouts, x, theta, source[0], target[0], bias,
@@ -280,7 +280,7 @@ class GATConv(_Attention):
 
     def _has_terms_first(self) -> bool:
         """Return True if the attributes of loops are sums or means, so that their terms are those of terms."""
-        return self.lin_edge is not None and is_plain(self.lin_edge) and (
+        return self.lin_edge is not None and is_product(self.lin_edge) and (
             not self.add_self_loops or (isinstance(self.fill_value, str) and self.fill_value in ("mean", "add")))
 
     def _before_loops(self, attr: Tensor) -> Tensor:
@@ -289,7 +289,7 @@ class GATConv(_Attention):
     def _of_attributes(self, attr: Tensor) -> Tensor:
         """<w_k, e U_k> of each edge, (E, K): e (U_k w_k), unless a hook or another module is to read e U_k."""
         project, vector = cast(Linear, self.lin_edge), cast(Tensor, self.att_edge)[0]
-        if not is_plain(project):
+        if not is_product(project):
             return Term(self._heads(project(attr)), vector).tensor().mT
         composed = (vector.unsqueeze(1) @ project.weight.view(*vector.shape, -1)).squeeze(1)
         return linear(attr if attr.is_floating_point() else attr.to(composed.dtype), composed)

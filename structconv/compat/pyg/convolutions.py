@@ -16,7 +16,7 @@ from structconv.bases.matrices import adjacency, lazy_adjacency
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.edges import is_sparse, with_remaining_loops
 from structconv.compat.pyg.layer import Channels, Layer, Nodes, pair
-from structconv.compat.pyg.linear import Linear, draw, glorot, is_plain
+from structconv.compat.pyg.linear import Linear, draw, glorot, is_product
 from structconv.errors import ConfigError
 from structconv.structures.graph import looped
 
@@ -80,7 +80,7 @@ class GCNConv(Layer):
                               improved=self.improved, normalize=self.normalize,
                               lazy=self._is_sum() and not self.explain and not is_compiling())
         absent = self._replaced(messages.graph) if self.add_self_loops and self.normalize else None
-        if is_plain(self.lin) and self.lin.bias is None and self._is_matrix() and x.layout is torch.strided:
+        if is_product(self.lin) and self._is_matrix() and x.layout is torch.strided:
             return self._aggregated(x, messages, self.lin, bias=self.bias, absent=absent)
         # as it is written: lin comes first
         return self._aggregated(self.lin(x), messages, bias=self.bias, absent=absent)

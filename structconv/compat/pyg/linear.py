@@ -23,8 +23,8 @@ from structconv.shapes import check_choice
 from structconv.weights import Eye, Full
 from structconv.weights.base import plus
 
-__all__ = ["Linear", "LinearByType", "draw", "glorot", "is_plain", "parameter_key", "project",
-           "project_together"]
+__all__ = ["Linear", "LinearByType", "draw", "glorot", "is_plain", "is_product", "parameter_key",
+           "project", "project_together"]
 
 
 class Linear(nn.Linear):
@@ -158,7 +158,7 @@ def project(x: Tensor, basis: Basis, lin: nn.Module | None, bias: Tensor | None 
     if weighed is None and (y := _as_one_node(x, basis, lin, bias, root, x_root)) is not None:
         return y
     if (lin is not None and weighed is None and is_plain(lin)
-            and (bias is not None or lin.in_channels > lin.out_channels)):  # type: ignore[operator]
+            and (lin.bias is None if bias is not None else lin.in_channels > lin.out_channels)):  # type: ignore[operator]
         lin.materialize(x.shape[-1])  # type: ignore[operator]
         y = apply(x, basis, _theta(lin), lin.bias if bias is None else bias)  # type: ignore[arg-type]
     else:
@@ -224,6 +224,11 @@ def project_together(x: Tensor, *lins: Any) -> tuple[Tensor, ...]:
 def is_plain(lin: nn.Module) -> bool:
     """Return True if a call only multiplies and adds, without hooks, and in one dtype: not under autocast."""
     return type(lin) is Linear and private.all_plain(lin) and not private.any_autocast()
+
+
+def is_product(lin: Any) -> bool:
+    """Return True if a call only multiplies: a bias may have been added to a layer that is built without one."""
+    return is_plain(lin) and lin.bias is None
 
 
 def _theta(lin: Any) -> Full:

@@ -15,7 +15,7 @@ from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.convolutions import channels, normalized
 from structconv.compat.pyg.edges import gather, is_sparse, matrix_of, warn_of_two_kinds, with_loops, without_edges
 from structconv.compat.pyg.layer import Channels, Layer, Nodes, pair
-from structconv.compat.pyg.linear import Linear, draw, glorot, is_plain
+from structconv.compat.pyg.linear import Linear, draw, glorot, is_product
 from structconv.compat.pyg.operator import apply, is_few, sum_heads
 from structconv.errors import ConfigError, ShapeError
 from structconv.structures.graph import Graph
@@ -78,7 +78,7 @@ class FeaStConv(Layer):
         if self._is_matrix():
             present = edges if absent is None else without_edges(edges, absent)
             messages = self._messages(Sparse(present, q.mT), x.dtype)
-            if is_plain(self.lin) and not is_few(present, self.heads, self.lin.out_channels // self.heads):
+            if is_product(self.lin) and not is_few(present, self.heads, self.lin.out_channels // self.heads):
                 self.lin.materialize(x.shape[-1])
                 theta = Full.of(self.lin.weight.unflatten(0, (self.heads, -1)).mT)
                 y = apply(x, messages, theta, self.bias)
@@ -224,7 +224,8 @@ class FAConv(Layer):
         dropped = functional.dropout(alpha, self.dropout, self.training)
         y = self._aggregated(x, Sparse(edges, (dropped * messages.values).unsqueeze(-2)), absent=self._replaced(edges)
                              if self.add_self_loops and self.normalize else None)
-        y = torch.add(y, x_0, alpha=self.eps) if self.eps else y
+        if self.eps:
+            y = torch.add(y, x_0, alpha=self.eps) if type(self.eps) in (int, float) else y + self.eps * x_0
         if return_attention_weights is not None and isinstance(edge_index, Tensor) and is_sparse(edge_index):
             matrix = matrix_of(alpha, edges, edge_index.layout)
             return y, (matrix, matrix.values())

@@ -16,7 +16,7 @@ from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.convolutions import normalized
 from structconv.compat.pyg.edges import group_count, without_loops
 from structconv.compat.pyg.layer import Layer
-from structconv.compat.pyg.linear import Linear, is_plain, project
+from structconv.compat.pyg.linear import Linear, is_plain, is_product, project
 from structconv.compat.pyg.operator import apply
 from structconv.compat.pyg.pooling import pooled
 from structconv.compat.pyg.tracing import is_tracing
@@ -60,9 +60,9 @@ class _Polynomial(Layer):
 
 
 def _weights(lins: Iterable[nn.Module], x: Tensor) -> Tensor | None:
-    """The weights (K, P, Q) of linear layers; `None` where one is wrapped or replaced."""
+    """The weights (K, P, Q) of linear layers; `None` where one is wrapped, replaced or has a bias."""
     lins = list(lins)
-    if not all(is_plain(lin) for lin in lins):
+    if not all(is_product(lin) for lin in lins):
         return None
     for lin in lins:
         cast(Linear, lin).materialize(x.shape[-1])
@@ -318,7 +318,8 @@ class APPNP(_Polynomial):
             kept = 1 - self.alpha
             mix = [self.alpha * kept ** k for k in range(self.K)] + [kept ** self.K]
             powers = Polynomial(self._messages(messages, x.dtype), self.K, "monomial")
-            return apply(x, powers.mix(x.new_tensor(mix).unsqueeze(-1)), Eye.of(1, x.shape[-1]))
+            theta = torch.tensor(mix, dtype=x.dtype, device=x.device).unsqueeze(-1)
+            return apply(x, powers.mix(theta), Eye.of(1, x.shape[-1]))
         h, absent = x, self._replaced(messages.graph) if loops else None
         for _ in range(self.K):
             if self.dropout and self.training:

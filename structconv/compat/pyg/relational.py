@@ -135,7 +135,15 @@ class NNConv(Layer):
             y = self._of_edges(rows, edges)
             y = y if self.bias is None else y + self.bias
         else:
-            hidden = edge_attr if last is self.nn else self.nn[:-1](edge_attr)
+            hidden = edge_attr
+            for layer in () if last is self.nn else list(self.nn)[:-1]:
+                hidden = layer(hidden)
+            if isinstance(last, Linear):
+                last.materialize(hidden.shape[-1])
+            expected = x.shape[-1] * self.out_channels, hidden.shape[-1]
+            if tuple(last.weight.shape) != expected:
+                raise ShapeError("NNConv", f"the weight of nn's last layer must have shape (P Q, A) = {expected}",
+                                 tuple(last.weight.shape), "P are the channels of x, A those that the layer reads.")
             theta, shape = last.weight.mT, (-1, x.shape[-1], self.out_channels)
             if last.bias is not None:
                 hidden = torch.cat([hidden, hidden.new_ones(hidden.shape[0], 1)], -1)
@@ -149,10 +157,11 @@ class NNConv(Layer):
         return y + self.lin(x_root) if self.root_weight and x_root is not None else y
 
     def _last(self) -> Any:
-        """The linear layer in which the network ends."""
-        last: Any = self.nn[-1] if isinstance(self.nn, modules.Sequential) and len(self.nn) > 1 else self.nn
-        plain = type(last) in (modules.Linear, Linear) and not (last._forward_hooks or self.nn._forward_hooks)
-        return last if plain else None
+        """The linear layer in which the network ends, if calls of both only run their `forward`, which are torch's."""
+        last: Any = self.nn
+        if isinstance(last, modules.Sequential) and type(last).forward is modules.Sequential.forward and len(last) > 1:
+            last = last[-1]
+        return last if type(last) in (modules.Linear, Linear) and private.all_plain(last, self.nn) else None
 
 
 class RGCNConv(Layer):
