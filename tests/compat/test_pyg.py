@@ -1536,3 +1536,18 @@ def test_polynomials_of_many_numbers(name, args):
         results.append([y, *torch.autograd.grad(y, leaves, torch.ones_like(y).cumsum(0) / nodes)])
     for got, want in zip(*results, strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=1e-5 * float(want.detach().abs().max()))
+
+
+@pytest.mark.parametrize("channels", [8, 32, 72])
+def test_gradients_of_saturated_attention(channels):
+    """Weights of exactly 1 give scores no gradient, however large x is."""
+    index, x = torch.randint(7, (2, 20)), 1e3 * torch.randn(7, P)
+    layer, peer = (package.TransformerConv(P, channels, heads=2) for package in (ours, theirs))
+    layer.load_state_dict(peer.state_dict())
+    exact, found = copy.deepcopy(peer).double(), []
+    for one, rows in ((layer, x), (peer, x), (exact, x.double())):
+        leaf = rows.clone().requires_grad_()
+        y = one(leaf, index)
+        found.append(torch.autograd.grad(y, leaf, torch.ones_like(y).cumsum(0) / 7)[0])
+    own, original = ((t - found[2]).abs().max() for t in found[:2])
+    assert own <= 8 * original + 1e-6 * found[2].abs().max()

@@ -57,9 +57,9 @@ void dot(const Edges& edges, const Table& table, int part, const float* query, b
         for (int v = 0; v < NV; ++v) q[h][v] = load<V>(query + (h * NV + v) * lanes);
     const auto product = [&](int64_t e, int h) {
         const T* row = x + index[e] * stride + h * head;
-        V sum = q[h][0] * read<V, PART>(row, part);
+        V sum{};  // from zero, so that each product is fused with the sum before it, as in `row_dots`
 #pragma GCC unroll 8
-        for (int v = 1; v < NV; ++v) sum += q[h][v] * read<V, PART>(row + v * lanes, part);
+        for (int v = 0; v < NV; ++v) sum += q[h][v] * read<V, PART>(row + v * lanes, part);
         return sum;
     };
     int64_t e = 0;

@@ -119,12 +119,13 @@ inline void row_dots(const float* a, const float* b, int heads, const Pieces& pi
         const int width = pieces.items[p].width;
         for (int h = 0; h < heads; ++h, a += width, b += width) {
             if (width == 8) {
-                const v8 sum = load<v8>(a) * load<v8>(b);
+                v8 sum{};
+                sum += load<v8>(a) * load<v8>(b);
                 out[h] += totals(sum, sum, sum, sum)[0];
                 continue;
             }
-            v16 sum = load<v16>(a) * load<v16>(b);
-            for (int c = 16; c < width; c += 16) sum += load<v16>(a + c) * load<v16>(b + c);
+            v16 sum{};
+            for (int c = 0; c < width; c += 16) sum += load<v16>(a + c) * load<v16>(b + c);
             out[h] += totals(sum, sum, sum, sum)[0];
         }
     }
