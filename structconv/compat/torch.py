@@ -40,7 +40,7 @@ from structconv.planning import kernel as register
 from structconv.planning.plan import plan_for
 from structconv.planning.tuning import Autotuning
 from structconv.primitives.fused_attention import is_readable
-from structconv.primitives.images import FEW_SUMMED, few_means, is_few, window_means
+from structconv.primitives.images import FEW_SUMMED, FEWEST_SUMMED, few_means, is_few, window_means
 from structconv.primitives.native.dispatch import kernels
 from structconv.primitives.native.layer import attend_entries
 from structconv.primitives.native.node import is_direct
@@ -757,10 +757,12 @@ class _AvgPool(_Layer):
             try:  # as a plan would compute it: the few numbers are those of `window_means`, read here in fewer steps
                 axes, size, stride, padding = self.axes, self.kernel_size, self.stride, self.padding
                 trains, divisor = input.requires_grad and torch.is_grad_enabled(), self.divisor_override
-                if input.numel() < FEW_SUMMED:
-                    y = None if trains or divisor is not None else few_means(input, size, stride, padding, axes)
-                    if y is not None:
-                        return y
+                numbers = input.numel()
+                if numbers < FEW_SUMMED:
+                    if not trains and divisor is None and (axes == 1 or numbers >= FEWEST_SUMMED):
+                        y = few_means(input, size, stride, padding, axes)
+                        if y is not None:
+                            return y
                     if trains or axes > 1:
                         return self._by_torch(input, size, stride, padding, False, self.count_include_pad, divisor)
                 if (size == stride and input.dim() == axes + 2 and padding in (0, (0,))

@@ -17,7 +17,8 @@ from structconv.primitives.native.dispatch import Loaded, kernels
 from structconv.primitives.native.loader import Core
 from structconv.primitives.native.node import Gradients, as_node, is_direct
 
-__all__ = ["FEW_SUMMED", "convolve_images", "convolve_transposed", "few_means", "is_few", "window_means"]
+__all__ = ["FEWEST_SUMMED", "FEW_SUMMED", "convolve_images", "convolve_transposed", "few_means", "is_few",
+           "window_means"]
 
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
 _TRANSPOSED: dict[int, Callable[..., Tensor]] = {3: F.conv_transpose1d, 4: F.conv_transpose2d, 5: F.conv_transpose3d}
@@ -30,7 +31,7 @@ _FEW_NUMBERS = 1 << 24
 #: Numbers that are summed for all windows, below which a node of C++ is worth more than a faster kernel.
 FEW_SUMMED = 12 << 10
 #: Numbers of planes and cubes below which torch's kernel, without gradients, takes less time than the way to ours.
-_FEWEST_SUMMED = 4 << 10
+FEWEST_SUMMED = 4 << 10
 #: Numbers of a kernel, which each call brings into an order of its own.
 _MOST_WEIGHTS = 1 << 16
 #: Bits of a number of one axis: kAxisBits in native/src/operators.cpp.
@@ -204,10 +205,9 @@ def few_means(image: Tensor, size: Any, stride: Any, padding: Any, axes: int) ->
     """`window_means` of a few numbers without gradients, in fewer steps: for options of torch's layers that put windows
     side by side. `None` where it does not apply; errors are the kernel's."""
     core, windows = Loaded.core if Loaded.asked else kernels(), _side_by_side(size, stride, padding, axes)
-    if (core is None or windows is None or image.dim() != axes + 2 or (axes > 1 and image.numel() < _FEWEST_SUMMED)
-            or image.dtype is not torch.float32 or not image.is_cpu or private.transforms_active()
-            or private.dispatch_modes() or private.function_modes() or private.forward_level() >= 0
-            or private.tracing() is not None or private.any_autocast()):
+    if (core is None or windows is None or image.dim() != axes + 2 or image.dtype is not torch.float32
+            or not image.is_cpu or private.transforms_active() or private.dispatch_modes() or private.function_modes()
+            or private.forward_level() >= 0 or private.tracing() is not None or private.any_autocast()):
         return None
     y: Tensor = core.window_means(image, *windows)
     return y
