@@ -780,7 +780,8 @@ class _AvgPool(_Layer):
             raise ShapeError(owner, f"input must have shape (N, C, *S) with {axes} axes S, or without N",
                              tuple(input.shape))
         divisor = self.divisor_override
-        if not input.is_floating_point() or _is_recorded(input) or divisor == 0:  # torch refuses the last
+        # torch computes or refuses these
+        if not input.is_floating_point() or input.layout is not torch.strided or _is_recorded(input) or divisor == 0:
             return cast(Tensor, cast(Any, super()).forward(input))
         mechanism = self._mechanism_of()
         y = _directly(self, input)

@@ -791,3 +791,10 @@ def test_means_of_few_numbers(axes, side, dtype):
                 expected = theirs(2, **options)(image.double()).to(dtype)
                 atol = 1e-2 if dtype is torch.bfloat16 else 1e-6
                 torch.testing.assert_close(ours(2, **options)(image), expected, rtol=0, atol=atol)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here")
+@pytest.mark.parametrize("side", [4, 64])
+def test_pools_take_tensors_of_onednn(side):
+    x = torch.randn(2, 4, side, side)
+    torch.testing.assert_close(compat.AvgPool2d(2)(x.to_mkldnn()).to_dense(), nn.AvgPool2d(2)(x))
