@@ -28,7 +28,7 @@ def distances(actual, exact):
 
 
 def check_as_exact_as_plain_float32(operator, edges, inputs, monkeypatch, size=0.0):
-    """`size`: of products of inputs, which are rounded before they cancel."""
+    """`size`: of products of rows of inputs with inputs, which are rounded before they cancel."""
     if core() is None:
         pytest.skip("the native core cannot be built here")
     exact = exactly(operator, edges, inputs)
@@ -56,5 +56,5 @@ def test_large_scores_are_as_exact_as_in_plain_float32(name, heads, monkeypatch)
     operator = OPERATORS[name]
     torch.manual_seed(heads)
     edges = operator.edges(12, 9, 150)  # most pairs several times: their weights are equal
-    inputs = [(300 * t.detach()).requires_grad_() for t in operator.tensors(edges, heads, 8, 8, torch.float32)]
-    check_as_exact_as_plain_float32(operator, edges, inputs, monkeypatch, size=300.0**2)
+    inputs = [(30_000 * t.detach()).requires_grad_() for t in operator.tensors(edges, heads, 8, 8, torch.float32)]
+    check_as_exact_as_plain_float32(operator, edges, inputs, monkeypatch, size=30_000.0**2 * 8**0.5)
