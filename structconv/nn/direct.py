@@ -68,7 +68,7 @@ DirectStep = Callable[[Any, Any, Tensor], Tensor | None]
 REFUSED = (RuntimeError, ValueError)
 #: Numbers of x and of y up to which a call is small.
 FEW_NUMBERS = 1 << 16
-#: The same for calls along edges, with their projections; a plan takes the same kernels for many more numbers.
+#: Numbers of projected rows up to which a call along edges is small. For more, a plan chooses among the same kernels.
 FEW_ALONG_EDGES = 3 << 19
 #: Normalizations of a matrix that kernels compute from the edges.
 _KINDS = (None, "sym", "row")

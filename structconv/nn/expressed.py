@@ -49,7 +49,7 @@ def leaves_of(expression: nn.Module) -> list[nn.Module]:
 
 
 def _child_lists(node: nn.Module) -> list[tuple[str, list[Any]]]:
-    """The lists of modules that a node has, by name; one module may stand in two places."""
+    """Return the name of each child module with the list of its own children. A module may be in two lists."""
     return [(name, list(parts._modules.values())) for name, parts in node._modules.items() if parts is not None]
 
 

@@ -313,7 +313,7 @@ def sample(nodes, i):
 
 
 def of_types(choose, name, dtype):
-    """The same for nodes and edges of several types."""
+    """Draw a setup, as `setup` does, for nodes and edges of several types."""
     args = [chosen(choose, value, str(place)) for place, value in enumerate(KINDS[name].args)]
     relations = args[0] if name == "HeteroConv" else args[2][1]
     widths = dict.fromkeys(TYPES, P) if args[0] == P else TYPES
@@ -1279,7 +1279,7 @@ ONE_NODE = {"GATConv": "_AttendLayer", "GATv2Conv": "_AttendPairs", "Transformer
 @pytest.mark.parametrize("concat", [True, False])
 @pytest.mark.parametrize("name", ONE_NODE)
 def test_attention_among_few_nodes_is_one_node_of_autograd(name, concat):
-    """The same numbers as by the expression, dropout and second derivatives included; node 4 has no edge but a loop."""
+    """It gives the numbers of the expression, with dropout and second derivatives. Node 4 has only a loop."""
     edges, x = torch.tensor([[0, 1, 2, 0, 3, 3], [1, 2, 0, 3, 1, 3]]), torch.randn(5, 6, requires_grad=True)
     kind, _, attributes = name.partition(" with ")
     edges = edges[:, :5] if attributes else edges  # a loop would be replaced

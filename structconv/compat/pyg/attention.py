@@ -137,9 +137,9 @@ class _Attention(Layer):
         """The edges as a node reads them that computes `width` products of each of few entries and attends among them;
         `None` where it does not apply. `others` are what it reads beside x and the layers."""
         if (is_compiling() or z is not x or x.dim() != 2 or x.shape[0] * width > FEW_ALONG_EDGES or self.explain
-                or graph.edge_attr is not None or graph.edge_weight is not None
-                or self._message_forward_hooks or not self._is_sum() or (self.training and self.dropout >= 1)
-                or must_be_planned(Normalized) or self._reads_edges(graph, None)):
+                or graph.edge_attr is not None or graph.edge_weight is not None or self._message_forward_hooks
+                or not self._is_sum() or (self.training and self.dropout >= 1) or must_be_planned(Normalized)
+                or self._reads_edges(graph, None)):
             return None
         if not all(is_plain(lin) and lin.in_channels == x.shape[1] for lin in lins) or not is_direct(
                 x, *others, *(t for lin in lins for t in (lin.weight, lin.bias))):

@@ -24,8 +24,8 @@ from structconv.torch_compat import is_batched, is_functional
 from structconv.weights import Eye
 
 __all__ = ["Fill", "edges_to_outputs", "gather", "graph_of", "group_count", "has_repeats", "is_sparse", "matrix_of",
-           "memberships", "numbered", "replaced_loops", "warn_of_two_kinds", "with_loops",
-           "with_remaining_loops", "without_edges", "without_loops", "without_ones"]
+           "memberships", "numbered", "replaced_loops", "warn_of_two_kinds", "with_loops", "with_remaining_loops",
+           "without_edges", "without_loops", "without_ones"]
 
 Fill = float | str | Tensor
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
@@ -235,7 +235,8 @@ def with_loops(graph: Graph, fill: Fill = "mean", fixed_size: bool = False) -> G
             _followed_by_loops(index, count), num_inputs=inputs, num_outputs=outputs))
         if attr is not None and attr.dim() == 2 and type(fill) is str and fill in ("mean", "add") and (
                 attr.is_floating_point() and is_few(graph, attr.shape[1])):
-            sums = derived(graph.edge_index, ("loops of", inputs, outputs), lambda: _sums_of_loops(graph, index, count))
+            sums = derived(graph.edge_index, ("loops of", inputs, outputs),
+                           lambda: _sums_of_loops(graph, kept, index, count))
             attr = project(attr, lazy_adjacency(sums, "row" if fill == "mean" else None, attr.dtype), None)
         else:
             attr = attr if attr is None or kept is None else attr.index_select(0, kept)
@@ -254,11 +255,13 @@ def _followed_by_loops(index: Tensor, count: int) -> Tensor:
         [index, torch.arange(count, dtype=index.dtype, device=index.device).expand(2, count)], 1))
 
 
-def _sums_of_loops(graph: Graph, index: Tensor, count: int) -> Graph:
-    """The graph from all edges to those of this index, which are no loops, and to the loops at their targets."""
-    kept, edges = (graph.source != graph.target).nonzero().squeeze(-1), index.shape[1]
-    loops = (index[1] < count).nonzero().squeeze(-1)
-    ends = torch.cat([torch.arange(edges, device=index.device), index[1, loops] + edges])
+def _sums_of_loops(graph: Graph, kept: Tensor | None, index: Tensor, count: int) -> Graph:
+    """The graph from all edges to those that are no loops, with their places and their index, and to the loops at their
+    targets."""
+    edges = index.shape[1]
+    places = torch.arange(edges, device=index.device)
+    kept, loops = places if kept is None else kept, (index[1] < count).nonzero().squeeze(-1)
+    ends = torch.cat([places, index[1, loops] + edges])
     return Graph(torch.stack([torch.cat([kept, kept[loops]]), ends]), num_inputs=graph.num_edges,
                  num_outputs=edges + count)
 

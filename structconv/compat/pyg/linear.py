@@ -79,7 +79,7 @@ class Linear(nn.Linear):
             self.bias.uniform_(-bound, bound)
 
     def materialize(self, in_channels: int) -> None:
-        """Make the weight for so many input channels, if there is none yet."""
+        """Create the weight for this number of input channels, unless it exists."""
         if self.is_lazy:
             self.in_channels = self.in_features = in_channels
             self.weight.materialize((self.out_channels, in_channels))

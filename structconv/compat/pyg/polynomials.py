@@ -202,8 +202,7 @@ class SGConv(_Polynomial):
         """x (..., N, P), edges and their weights (E,) -> (..., N, Q)."""
         messages = normalized(self, edge_index, x, edge_weight, loops=self.add_self_loops)
         if self._is_matrix() and self.K and (self.K == 1 or self._is_few(x)):
-            for _ in range(self.K - 1):
-                x = self._aggregated(x, messages)
+            x = x if self.K == 1 else self._steps(x, messages, self.K - 1)[-1]
             return self._aggregated(x, messages, self.lin)
         if self._is_matrix():
             return project(x, Polynomial(self._messages(messages, x.dtype), self.K, "monomial", self.K), self.lin)

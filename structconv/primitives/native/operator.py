@@ -237,7 +237,7 @@ def _function(name: str, forward: Callable[..., Any], backward: Callable[..., An
 # -- batches ------------------------------------------------------------------------------------------------------
 
 def _batched(operator: Any) -> Callable[..., Any]:
-    """The rule of `torch.vmap`: the members one after the other."""
+    """Return the batching rule of `torch.vmap`: it computes one member after the other."""
     def members(info: Any, in_dims: Sequence[Any], *inputs: Any) -> Any:
         results = [operator(*(_member(x, dim, i) for x, dim in zip(inputs, in_dims, strict=True)))
                  for i in range(info.batch_size)]
@@ -596,7 +596,7 @@ class _Operator:
                    arguments[self.at_options:self.at_needs])
 
     def differentiate_again(self, ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Of the gradients of the composed form, in the inputs and in the gradients of the results."""
+        """Differentiate the gradients of the composed form by the inputs and by the gradients of the results."""
         (saved, options), needed = self._kept(ctx), ctx.needs_input_grad
         formula, inputs = self.formula(saved, options)
         own, grads = slice(self.start, self.stop), slice(self.at_grads, self.at_options)
