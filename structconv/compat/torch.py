@@ -755,15 +755,15 @@ class _AvgPool(_Layer):
         if type(input) is Tensor and not (is_dynamo_compiling() or self.ceil_mode or Autotuning.enabled
                                           or register.OF_USERS):
             try:  # as a plan would compute it: the few numbers are those of `window_means`, read here in fewer steps
-                axes, size, stride, padding = self.axes, self.kernel_size, self.stride, self.padding
-                trains, divisor = input.requires_grad and torch.is_grad_enabled(), self.divisor_override
-                numbers = input.numel()
+                numbers, size, stride, padding = input.numel(), self.kernel_size, self.stride, self.padding
+                axes, divisor = self.axes, self.divisor_override
                 if numbers < FEW_SUMMED:
-                    if not trains and divisor is None and (axes == 1 or numbers >= FEWEST_SUMMED):
+                    by_torch = input.requires_grad or (numbers < FEWEST_SUMMED and axes > 1)
+                    if not by_torch and divisor is None:
                         y = few_means(input, size, stride, padding, axes)
                         if y is not None:
                             return y
-                    if trains or axes > 1:
+                    if by_torch or axes > 1:
                         return self._by_torch(input, size, stride, padding, False, self.count_include_pad, divisor)
                 if (size == stride and input.dim() == axes + 2 and padding in (0, (0,))
                         and divisor is None and not any_autocast()):
