@@ -239,7 +239,8 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
         of_value, scale = None if of_value is None else of_value.view(heads, -1), self.head_dim ** -0.5
         tensors = x, query, of_query, key, of_key, value, of_value, output, after, table
         if not weights:
-            return attend_entries(None, composed_attention(heads, scale, causal), *tensors, heads, scale, causal), None
+            return attend_entries(None, composed_attention(heads, scale, causal), *tensors, None, heads, scale, causal,
+                                  False), None
         weighted: tuple[Tensor, Tensor] = core.attend_entries_weighted(*tensors, heads, scale, causal, mean)
         return weighted
 

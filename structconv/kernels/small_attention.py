@@ -18,6 +18,7 @@ from structconv.primitives.native.layer import attend_entries
 from structconv.primitives.native.node import is_direct
 from structconv.primitives.products import linear
 from structconv.weights import LowRank
+from structconv.weights.base import plus
 
 __all__ = ["SmallAttention", "composed_attention", "is_small"]
 
@@ -68,22 +69,27 @@ class SmallAttention(ScaledDotProduct):
             tensors = x, query.weight, query.bias, key.weight, key.bias, value, None, output, call.bias
             if not is_direct(*tensors):
                 return otherwise(call)
-            return attend_entries(None, composed_attention(heads, scale, causal), *tensors, None, heads, scale, causal)
+            return attend_entries(None, composed_attention(heads, scale, causal), *tensors, None, None, heads, scale,
+                                  causal, False)
 
         return run
 
 
-def composed_attention(heads: int, scale: float, causal: bool) -> Any:
+def composed_attention(heads: int, scale: float, causal: bool, places: Tensor | None = None, summed: bool = False
+                       ) -> Any:
     """The function of `attend_entries` by differentiable operators."""
     def composed(x: Tensor, query: Tensor, query_bias: Tensor | None, key: Tensor, key_bias: Tensor | None,
-                 value: Tensor, value_bias: Tensor | None, output: Tensor, bias: Tensor | None,
+                 value: Tensor, value_bias: Tensor | None, output: Tensor | None, bias: Tensor | None,
                  mask: Tensor | None) -> Tensor:
         value_bias = None if value_bias is None else value_bias.flatten()
-        rows = x.view(-1, *x.shape[-2:])
+        rows, value = x.view(-1, *x.shape[-2:]), value.mT.flatten(0, 1) if value.dim() == 3 else value
         q, k, v = [linear(rows, weight, b).unflatten(-1, (heads, -1)).transpose(-2, -3)
                    for weight, b in ((query, query_bias), (key, key_bias), (value, value_bias))]
+        if mask is not None and places is not None:
+            mask = mask.index_select(-1, places).view(1, -1, *[x.shape[-2]] * 2)
         y = all_pairs(q, k, v, mask, causal=causal, scale=scale)
-        return linear(y.transpose(-2, -3).flatten(-2).view(*x.shape[:-1], -1), output, bias)
+        y = (y.sum(-3) if summed else y.transpose(-2, -3).flatten(-2)).view(*x.shape[:-1], -1)
+        return plus(y, bias) if output is None else linear(y, output, bias)
 
     return composed
 

@@ -2,7 +2,7 @@
 
 On few entries the way to a kernel (evaluate the expression, compute the key, find the plan) takes longer than the
 kernel. For some expressions the kernel is known in advance. A `Direct` checks that a plan would compute nothing else,
-and reads the parameters and the edges in each call. Nothing is stored between calls.
+and reads the parameters and the edges in each call. Nothing but the last positions is stored between calls.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ from structconv.bases.entrywise import Normalized
 from structconv.bases.linear import Concat
 from structconv.bases.matrices import adjacency
 from structconv.bases.pooling import Pooling
+from structconv.bases.positions import Lookup
 from structconv.bases.shift import Shift, ShiftTransposed
 from structconv.bases.sparse import Sparse
+from structconv.derived import Owner
 from structconv.kernels.additive_attention import known as known_activation
 from structconv.kernels.small_attention import composed_attention, is_small
 from structconv.kernels.sparse_attention import sorted_edges
+from structconv.mechanisms.expression import Inputs
 from structconv.mechanisms.graphs import Adjacency
 from structconv.mechanisms.grids import Cuboid, Pool
 from structconv.mechanisms.index import Identity
 from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN, Mask
 from structconv.mechanisms.operations import Operation
+from structconv.mechanisms.positions import ALiBi, RelativeBias
 from structconv.mechanisms.projections import Projection
 from structconv.mechanisms.scores import Additive, BiAffine, DotProduct
 from structconv.planning import kernel as register
@@ -89,9 +93,14 @@ def direct_of(root: Any) -> Direct | None:
         return None if root.ndim is None else partial(_pool_image, root, True)
     if type(root) is not Operation or "_names" in root.__dict__ or "_reads" in root.__dict__:
         return None
-    if root.join is not None:
+    if root.join is not None and root.join != "add":
         return _with_self(root) if root.join == "concat" and not root.steps else None
-    leaf, modules = root.mechanisms()[0], root._step_modules()
+    leaf, term, modules = root.mechanisms()[0], None, root._step_modules()
+    if root.join is not None:
+        found = _with_term(root.mechanisms())
+        if found is None:
+            return None
+        leaf, own_scale, term = found
     names, options = [step.name for step in root.steps], {step.name: dict(step.options) for step in root.steps}
     if type(leaf) is Cuboid and names == ["transpose"] and (padding := _padding(leaf)) is not None:
         return partial(_convolve_transposed, leaf, padding)
@@ -115,13 +124,27 @@ def direct_of(root: Any) -> Direct | None:
         return partial(_attend_pairs, leaf, mask, slope, p) if name == "leaky_relu" else None
     if type(leaf) is not DotProduct or leaf.shared_by != 1 or not leaf.projects or leaf.rotary or leaf.feature:
         return None
-    scale = options["scaled"]["scale"] if "scaled" in names else 1.0
-    if sorted(names[:-1]) not in ([], ["scaled"], ["masked"], ["masked", "scaled"]) or isinstance(scale, Tensor):
+    scale = options["scaled"]["scale"] if "scaled" in names else 1.0 if term is None else own_scale
+    if isinstance(scale, Tensor) or sorted(names[:-1]) not in ([], ["masked"], *(
+            () if term is not None else (["scaled"], ["masked", "scaled"]))):
         return None
     if reads is STRUCTURE:
-        return partial(_attend_dots, leaf, mask, scale, p, None)
+        return partial(_attend_dots, leaf, mask, scale, p, None) if term is None else None
     known = mask is None or reads is STRUCTURE_IF_GIVEN or type(reads) is Causal
-    return partial(_attend_entries, leaf, mask, scale, p) if known else None
+    return partial(_attend_entries, leaf, mask, scale, p, term, Owner()) if known else None
+
+
+def _with_term(parts: Any) -> tuple[DotProduct, float | None, Any] | None:
+    """The dot product of a sum, its scale, and the term of positions beside it; `None` of another sum."""
+    term = next((part for part in parts if type(part) in (ALiBi, RelativeBias)), None)
+    leaf, scale = next((part for part in parts if part is not term), None), 1.0
+    if type(leaf) is Operation and leaf.join is None and [step.name for step in leaf.steps] == ["scaled"] and not (
+            "_names" in leaf.__dict__ or "_reads" in leaf.__dict__):
+        scale, leaf = dict(leaf.steps[0].options)["scale"], leaf.mechanisms()[0]
+    if (len(parts) != 2 or type(leaf) is not DotProduct or term is None or "_reads" in term.__dict__
+            or term._structure_name is not None or isinstance(getattr(term, "clip", None), tuple)):
+        return None
+    return leaf, scale, term
 
 
 def step_of(root: Any) -> DirectStep | None:
@@ -373,8 +396,8 @@ def _attend_pairs(leaf: Additive, mask: Any, slope: float, p: float, layer: Any,
     theta, vector = weight._parameters.get("theta"), leaf._parameters.get("vector")
     if type(to) is not Projection or type(getattr(weight, "kind", None)) is not HeadBlocks or layer._added:
         return None
-    matrix, offset = to._parameters.get("weight"), to._parameters.get("bias")
-    if theta is None or vector is None or matrix is None or offset is None:
+    matrix, offset = private.weight_and_bias(to)
+    if theta is None or vector is None or offset is None:
         return None
     heads, channels, depth = theta.shape
     if not is_direct(x, theta, matrix, offset, vector, bias) or not is_plain(
@@ -431,8 +454,8 @@ def _attend_dots(leaf: DotProduct, mask: Any, scale: float | None, p: float, bes
         return None
     if type(query) is not Projection or type(key) is not Projection:
         return None
-    (q, q_bias), (k, k_bias) = [(part._parameters.get("weight"), part._parameters.get("bias")) for part in (query, key)]
-    if q is None or k is None or not is_direct(x, q, q_bias, k, k_bias, theta, root, bias):
+    (q, q_bias), (k, k_bias) = private.weight_and_bias(query), private.weight_and_bias(key)
+    if not is_direct(x, q, q_bias, k, k_bias, theta, root, bias):
         return None
     if must_be_planned(Normalized) or not is_plain(
             layer, Normalized if root is None else Concat, weight, *modules):
@@ -449,42 +472,63 @@ def _attend_dots(leaf: DotProduct, mask: Any, scale: float | None, p: float, bes
     return y if root is None else torch.addmm(y, x, root.squeeze(0))
 
 
-def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p: float, layer: Any, x: Tensor,
-                    structure: Any) -> Tensor | None:
-    """Multi-head attention of few entries to themselves: by one kernel, or by that of all pairs between products."""
+def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p: float, term: Any, owner: Owner,
+                    layer: Any, x: Tensor, structure: Any) -> Tensor | None:
+    """Multi-head attention of few entries to themselves, with a term of their positions or none: by one kernel, or by
+    that of all pairs between products."""
     if x.dim() not in (2, 3) or x.numel() > FEW_NUMBERS:
         return None
-    parts, weight, parameters = leaf._modules, layer._modules["weight"], layer._parameters
-    query, key = parts["query"], parts["key"]
-    value, output = weight._modules.get("value"), weight._modules.get("output")
-    bias, added = _bias(layer), parameters.get("value_bias")
-    if type(query) is not Projection or type(key) is not Projection or type(value) is not Factor:
-        return None
-    if type(output) is not Factor or type(getattr(weight, "kind", None)) is not LowRank or weight.kind.shared_by != 1:
+    parts, weight, bias, added = leaf._modules, layer._modules["weight"], _bias(layer), None
+    query, key, heads, kind = parts["query"], parts["key"], leaf.heads, getattr(weight, "kind", None)
+    if type(query) is not Projection or type(key) is not Projection:
         return None
     if structure is not None and (type(structure) is not Causal or mask is None or type(mask._mask) is Causal):
         return None
-    weights: list[Any] = [part._parameters.get("weight") for part in (query, key, value, output)]
-    offsets = [part._parameters.get("bias") for part in (query, key)]
-    tensors = x, weights[0], offsets[0], weights[1], offsets[1], weights[2], added, weights[3], bias
-    if any(weight is None for weight in weights) or (layer._added and added is None and layer.value_bias is not None):
+    (of_query, q_bias), (of_key, k_bias) = private.weight_and_bias(query), private.weight_and_bias(key)
+    modules = [leaf, weight, query, key, *((mask,) if mask is not None else ()), *((term,) if term is not None else ())]
+    if type(kind) is LowRank:
+        by_values, by_output = weight._modules.get("value"), weight._modules.get("output")
+        if type(by_values) is not Factor or type(by_output) is not Factor or kind.shared_by != 1:
+            return None
+        added = layer._parameters.get("value_bias")
+        value, output = by_values._parameters.get("weight"), by_output._parameters.get("weight")
+        if value is None or output is None or (layer._added and added is None and layer.value_bias is not None):
+            return None
+        modules += [by_values, by_output]
+        channels = value.shape[0] // heads
+    elif type(kind) in (Full, HeadBlocks):
+        value, output = weight._parameters.get("theta"), None
+        if value is None or layer._added or len(value) != heads or value.shape[2] > 2 * value.shape[1]:
+            return None
+        channels = value.shape[2]
+    else:
         return None
-    if not x.shape[-1] == weights[0].shape[1] == weights[1].shape[1] or not is_direct(*tensors) or kernels() is None:
+    tensors = x, of_query, q_bias, of_key, k_bias, value, added, output, bias
+    if not x.shape[-1] == of_query.shape[1] == of_key.shape[1] == value.shape[1]:
         return None
-    if not is_plain(layer, Normalized, leaf, weight, query, key, value, output, *(() if mask is None else (mask,))):
+    if not is_direct(*tensors) or kernels() is None or not is_plain(layer, Normalized, *modules):
         return None
-    causal = structure is not None or (mask is not None and type(mask._mask) is Causal)
-    heads = leaf.heads
-    number = (weights[0].shape[0] // heads) ** -0.5 if scale is None else scale
+    causal, depth = structure is not None or (mask is not None and type(mask._mask) is Causal), len(of_query) // heads
+    number = depth ** -0.5 if scale is None else scale
     drop = drawn(p, layer, heads) if p else NO_DROP
-    if not drop[0] and is_small(x.shape[-2], weights[0].shape[0] // heads, weights[2].shape[0] // heads):
-        return attend_entries(None, composed_attention(heads, number, causal), *tensors, None, heads, number, causal)
-    if weights[0].shape[0] != weights[2].shape[0]:
+    if not drop[0] and is_small(x.shape[-2], depth, channels):
+        table, places, summed = None, None, type(kind) is Full
+        if term is not None:
+            scores = term.forward(Inputs(x, x))
+            if type(scores) is not Lookup:
+                table = scores.by_outputs(scores.inputs, scores.outputs, x.dtype, owner)
+            elif scores.table.shape[0] not in (1, heads) or not is_direct(x, scores.table):
+                return None
+            else:
+                table, places = scores.table, scores.places(scores.inputs, scores.outputs, owner)
+        return attend_entries(None, composed_attention(heads, number, causal, places, summed), *tensors, table, places,
+                              heads, number, causal, summed)
+    if output is None or term is not None or len(of_query) != len(value):
         return None
     rows, added = x if x.dim() == 3 else x.unsqueeze(0), None if added is None else added.flatten()
     of_values, later = (None, added) if drop[0] else (added, None)  # weights that are dropped do not sum to one
     q, k, v = [linear(rows, weight, b).unflatten(-1, (heads, -1)).transpose(1, 2)
-               for weight, b in zip(weights[:3], (*offsets, of_values), strict=True)]
+               for weight, b in ((of_query, q_bias), (of_key, k_bias), (value, of_values))]
     if drop[0]:
         dropped = exact_attention(q, k, v, None, causal, number, drop)
         if dropped is None:
@@ -494,5 +538,5 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
         y, exact = fused_attention(q, k, v, None, causal, number)
     if causal and not exact and not finite(y[..., -1:, :]):  # a value that is not finite reaches no earlier output
         return None
-    y = linear(plus(y.transpose(1, 2).flatten(2), later), weights[3], bias)
+    y = linear(plus(y.transpose(1, 2).flatten(2), later), output, bias)
     return y if x.dim() == 3 else y.squeeze(0)

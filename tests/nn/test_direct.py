@@ -9,7 +9,20 @@ from torch import nn
 from torch.nn.utils import parametrize, prune
 
 import structconv as sc
-from structconv import Causal, Conv, Conv1d, Conv2d, DotProduct, GATConv, GATv2Conv, GCNConv, Graph, MultiheadAttention
+from structconv import (
+    ALiBi,
+    Causal,
+    Conv,
+    Conv1d,
+    Conv2d,
+    DotProduct,
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    Graph,
+    MultiheadAttention,
+    RelativeBias,
+)
 from structconv.mechanisms import STRUCTURE, Identity
 from structconv.weights import Eye, Full, HeadBlocks, LowRank
 
@@ -48,6 +61,17 @@ CASES = {
     "attention of one sequence": (lambda: MultiheadAttention(16, 2, bias=False), (40, 16), ()),
     "causal, more entries": (lambda: Conv(CAUSAL, 6, 4, weight=LowRank(3)), (3, 35, 6), ()),
     "causal": (lambda: Conv(CAUSAL, 6, 4, weight=LowRank(5)), (3, 5, 6), ()),
+    "heads added up": (lambda: Conv(CAUSAL, 6, 4), (3, 5, 6), ()),
+    "heads added up, no bias": (lambda: Conv(DotProduct(3, 2).softmax(), 6, 4, bias=False), (5, 6), ()),
+    "heads side by side": (lambda: Conv(DotProduct(2, 3).scaled().softmax(), 6, 4, weight=HeadBlocks()), (2, 5, 6), ()),
+    "alibi": (lambda: Conv((DotProduct(2, 3).scaled() + ALiBi()).softmax(), 6, 4, weight=HeadBlocks()), (2, 5, 6), ()),
+    "causal alibi": (lambda: Conv((ALiBi() + DotProduct(2, 3)).masked(keep=Causal()).softmax(), 6, 4,
+                                  weight=LowRank(3)), (5, 6), ()),
+    "relative bias": (lambda: Conv((DotProduct(2, 3).scaled(0.7) + RelativeBias(2)).softmax(), 6, 4), (2, 5, 6), ()),
+    "relative bias, causal": (lambda: Conv((RelativeBias(4, buckets="log_causal") + DotProduct(2, 3)).masked(
+        keep=Causal()).softmax(), 6, 4, weight=LowRank(3)), (3, 9, 6), ()),
+    "one relative bias": (lambda: Conv((DotProduct(2, 3).scaled() + RelativeBias(3, heads=1)).softmax(), 6, 4,
+                                       weight=HeadBlocks()), (2, 9, 6), ()),
 }
 
 
@@ -239,13 +263,46 @@ def test_outputs_of_a_prepared_x_are_those_of_the_whole_call():
             layer(cache, z=z[:, :1])
 
 
-@pytest.mark.parametrize("entries", [5, 300])
-def test_a_tensor_takes_the_place_of_the_bias_of_a_projection(entries):
-    layer, x = Conv(DotProduct(2, 4, bias=True).softmax(), 8, 3), torch.randn(entries, 8)
-    expected = layer(x)
+@pytest.mark.parametrize("build, entries, others", [
+    (lambda: Conv(DotProduct(2, 4, bias=True).softmax(), 8, 3), 5, ()),
+    (lambda: Conv(DotProduct(2, 4, bias=True).softmax(), 8, 3), 300, ()),
+    (lambda: Conv(DotProduct(2, 4, bias=True).softmax(), 8, 3, weight=LowRank(4)), 5, ()),
+    (lambda: Conv(DotProduct(2, 4, bias=True).masked(keep=STRUCTURE).softmax(), 8, 8, weight=HeadBlocks()), 5,
+     (GRAPH,)),
+], ids=["few", "many", "low rank", "along edges"])
+def test_a_tensor_takes_the_place_of_the_bias_of_a_projection(build, entries, others):
+    layer, x = build(), torch.randn(entries, 8)
+    expected = layer(x, *others)
     for part in layer.modules():
-        if isinstance(part, nn.Linear):
+        if isinstance(part, nn.Linear) and part.bias is not None:
             bias = part.bias.detach().clone()
             del part.bias
             part.bias = bias
-    torch.testing.assert_close(layer(x), expected)
+    torch.testing.assert_close(layer(x, *others), expected)
+
+
+@pytest.mark.parametrize("name", ["alibi", "relative bias"])
+def test_positions_are_those_of_each_call(name):
+    layer, x, _ = make(name)
+    for entries in (3, 5, 3, 1, 150, 4):
+        x = torch.randn(2, entries, 6)
+        for mode in (nullcontext(), torch.no_grad(), torch.inference_mode()):
+            with mode:
+                torch.testing.assert_close(layer(x), planned(layer, x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_term_that_is_watched_or_replaced_is_called():
+    layer, x, _ = make("relative bias")
+    before, (term,) = layer(x), [part for part in layer.modules() if isinstance(part, RelativeBias)]
+    calls = []
+    handle = term.register_forward_hook(lambda *_: calls.append(0))
+    torch.testing.assert_close(layer(x), before, rtol=1e-4, atol=1e-5)
+    assert calls == [0]
+    handle.remove()
+    term.forward = lambda inputs: RelativeBias.forward(term, inputs) * 0.0
+    assert not torch.allclose(layer(x), before, rtol=1e-2, atol=1e-2)
+    del term.forward
+    with torch.no_grad():
+        term.table.zero_()
+    assert not torch.allclose(layer(x), before, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(layer(x), planned(layer, x), rtol=1e-4, atol=1e-5)

@@ -15,12 +15,12 @@ def test_attention_of_entries_is_the_bias_of_values(shape):
     query, key, value, output = (r(8, 0), r(8)), (r(8, 0), r(8)), (r(6, 0), r(6)), (r(4, 6), r(4))
     x, grad = r(shape), r(*shape[:-1], 4)
     tensors = x, *query, *key, *value, *output, None
-    y, table, peaks, rows = native.attend_entries_forward(*tensors, 2, 0.5, False, True)
+    y, table, peaks, rows = native.attend_entries_forward(*tensors, None, 2, 0.5, False, False, True)
     same, weights = native.attend_entries_weighted(*tensors, 2, 0.5, False, True)
     assert torch.equal(y, same)
     torch.testing.assert_close(y, torch.nn.functional.linear(value[1], *output).expand_as(grad))
     torch.testing.assert_close(weights, torch.full((*shape[:-2], 40, 40), 1 / 40).view_as(weights))
-    grads = native.attend_entries_backward(*tensors, table, peaks, rows, grad, 2, 0.5, False)
+    grads = native.attend_entries_backward(*tensors, table, peaks, rows, grad, None, 2, 0.5, False, False)
     assert grads[-1] is None
     grads = grads[:-1]
     assert [tuple(g.shape) for g in grads] == [tuple(t.shape) for t in tensors[:-1]]

@@ -99,8 +99,9 @@ attend_dots = as_node("_AttendDots", 8, "attend_dots_forward", "attend_dots_back
 
 
 #: Multi-head attention of x (..., M, P) to itself, without an adjacency. Of x, weight (K D, P) and bias of queries,
-#: those of keys, of values (K C, P) with a bias (K C) or (K, C), of the output (Q, K C), a mask without a gradient, as
-#: of `fused_attention.exact_attention`, K, the scale, and whether it is causal.
+#: those of keys, of values (K C, P) or Theta (K, P, C) with a bias (K C) or (K, C), of the output (Q, K C), a mask
+#: without a gradient, as of `fused_attention.exact_attention`, or a table (K or 1, 1, L) with the number in it of each
+#: pair, (N M), or none; K, the scale, whether it is causal, and whether heads without an output's weight are added up.
 attend_entries = as_node("_AttendEntries", 10, "attend_entries_forward", "attend_entries_backward", along=False,
                          reads_result=False, flagged=True)
 

@@ -1634,19 +1634,26 @@ View mask_of(const Op& op, const Maybe& given, AttentionArgs& args) {
     return mask;
 }
 
-// Multi-head attention of x (B, M, P) or (M, P) to itself, with the output projection (Q, K C) and a bias (Q).
+// Multi-head attention of x (B, M, P) or (M, P) to itself, with an output projection (Q, K C); without one, the heads side by
+// side (Q = K C) or added up (Q = C); and a bias (Q). The mask is as of `attention_forward`, or with `places` (M M) a table
+// (K or 1, 1, L), of which pair (m, n) has number places[n M + m].
 struct Entries {
     Dots d;
-    View output, bias;
+    View output, bias, mask, places;
+    Maybe added;  // the mask that the kernel reads
     int64_t samples, entries, inner, out;
 
     Entries(const Op& op, const Tensor& x, const Tensor& query, const Maybe& query_bias, const Tensor& key, const Maybe& key_bias,
-            const Tensor& value, const Maybe& value_bias, const Tensor& output_, const Maybe& bias_, int64_t heads)
+            const Tensor& value, const Maybe& value_bias, const Maybe& output_, const Maybe& bias_, const Maybe& mask_,
+            const Maybe& places_, int64_t heads, bool summed)
         : d(op, x.dim() == 3 ? op.dense("x", x, {kAny, kAny, kAny}, types().f32) : op.dense("x", x, {kAny, kAny}, types().f32),
-            query, query_bias, key, key_bias, value, value_bias, std::max<int64_t>(heads, 1)) {
+            query, query_bias, key, key_bias, value, value_bias, value.dim() == 3 ? 0 : std::max<int64_t>(heads, 1)), added(mask_) {
+        op.check(d.heads == std::max<int64_t>(heads, 1), "value", "have a matrix for each head");
         samples = d.x.tensor().dim() == 3 ? d.x.size(0) : 1, entries = d.x.size(d.x.tensor().dim() - 2);
-        inner = d.heads * d.channels, output = op.dense("output", output_, {kAny, inner}, types().f32), out = output.size(0);
+        inner = d.heads * d.channels, out = summed ? d.channels : inner;
+        if (output_) output = op.dense("output", *output_, {kAny, inner}, types().f32), out = output.size(0);
         bias = op.floats("bias", bias_, {out});
+        if (places_) gather(op, *places_);
         op.check(d.depth <= kAttentionChannels && d.channels <= kAttentionChannels, "query", "have at most 256 channels, as value");
     }
 
@@ -1657,33 +1664,69 @@ struct Entries {
 
     Planes rows(const View& r) const { return {r.floats(), entries * inner, d.channels, inner}; }
 
-    AttentionArgs attention(const Op& op, const View& table, const Maybe& mask, bool causal, double scale) const {
+    AttentionArgs attention(const Op& op, const View& table, bool causal, double scale) const {
         AttentionArgs args{part(table, 0), part(table, 1), part(table, 2), nullptr, 0, 0, 0, 0, 0, samples, d.heads, 1, entries, entries,
                            d.depth, d.channels, causal, op.threads, scale, op.drop(0, 0, 1, entries)};
-        mask_of(op, mask, args);
+        mask_of(op, added, args);
         return args;
+    }
+
+    // The mask (K or 1, M, M) of a table.
+    void gather(const Op& op, const Tensor& places_) {
+        const int64_t pairs = entries * entries;
+        op.check(added.has_value(), "mask", "be a table where places are given");
+        mask = op.dense("mask", *added, {kAny, 1, kAny}, types().f32), places = op.exact("places", places_, {pairs}, types().i64);
+        const int64_t* place = places.as<int64_t>();
+        for (int64_t i = 0; i < pairs; ++i) op.check(place[i] >= 0 && place[i] < mask.size(2), "places", "be numbers of the table");
+        const View found = op.made({mask.size(0), entries, entries});
+        for (int64_t k = 0; k < mask.size(0); ++k)
+            for (int64_t i = 0; i < pairs; ++i) found.floats()[k * pairs + i] = mask.floats()[k * mask.size(2) + place[i]];
+        added = found.tensor();
+    }
+
+    // ... and the gradient of the table, of that of the mask.
+    View gradient(const Op& op, const View& grad) const {
+        const int64_t pairs = entries * entries, count = mask.size(2);
+        const int64_t* place = places.as<int64_t>();
+        const View found = op.made({mask.size(0), 1, count});
+        std::vector<double> sums(count);
+        for (int64_t k = 0; k < mask.size(0); ++k) {
+            std::fill(sums.begin(), sums.end(), 0.0);
+            for (int64_t i = 0; i < pairs; ++i) sums[place[i]] += grad.floats()[k * pairs + i];
+            std::copy(sums.begin(), sums.end(), found.floats() + k * count);
+        }
+        return found;
+    }
+
+    // y of what the heads give, r (nodes, K C).
+    void finish(const View& y, const View& r) const {
+        if (output.sizes) return multiply_into(matrix(y, 0, d.nodes, out), matrix(r), transposed(output), bias);
+        const float* from = r.floats();
+        float* to = y.floats();
+        for (int64_t n = 0; n < d.nodes; ++n, to += out)
+            for (int64_t head = 0; head < inner; head += out, from += out)
+                for (int64_t c = 0; c < out; ++c) to[c] = from[c] + (head ? to[c] : bias.sizes ? bias.floats()[c] : 0.0f);
     }
 };
 
 // y like x, the table, peaks and what the output projection multiplies; into `each` the weights (B, K, N, M), if it has memory.
-std::tuple<View, View, View, View> attend_entries(const Op& op, const Entries& e, const Maybe& mask, double scale, bool causal,
-                                                  const View& each) {
+std::tuple<View, View, View, View> attend_entries(const Op& op, const Entries& e, double scale, bool causal, const View& each) {
     const Dots& d = e.d;
     const View table = d.table(op), r = op.made({d.nodes, e.inner}), peaks = op.made({2, e.samples, d.heads, e.entries});
-    const AttentionForwardArgs args{e.attention(op, table, mask, causal, scale), e.rows(r), peaks.floats(), each.floats()};
+    const AttentionForwardArgs args{e.attention(op, table, causal, scale), e.rows(r), peaks.floats(), each.floats()};
     run.attention_forward(&args);
     const View y = d.x.tensor().dim() == 3 ? op.made({e.samples, e.entries, e.out}) : op.made({e.entries, e.out});
-    multiply_into(matrix(y, 0, d.nodes, e.out), matrix(r), transposed(e.output), e.bias);
+    e.finish(y, r);
     return {y, table, peaks, r};
 }
 
 std::tuple<Tensor, Maybe, Maybe, Maybe> attend_entries_forward(
     const Tensor& x, const Tensor& query, const Maybe& query_bias, const Tensor& key, const Maybe& key_bias, const Tensor& value,
-    const Maybe& value_bias, const Tensor& output, const Maybe& bias, const Maybe& mask, int64_t heads, double scale, bool causal,
-    bool train) {
+    const Maybe& value_bias, const Maybe& output, const Maybe& bias, const Maybe& mask, const Maybe& places, int64_t heads, double scale,
+    bool causal, bool summed, bool train) {
     const Op op{"attend_entries_forward"};
-    const Entries e(op, x, query, query_bias, key, key_bias, value, value_bias, output, bias, heads);
-    const auto [y, table, peaks, r] = attend_entries(op, e, mask, scale, causal, {});
+    const Entries e(op, x, query, query_bias, key, key_bias, value, value_bias, output, bias, mask, places, heads, summed);
+    const auto [y, table, peaks, r] = attend_entries(op, e, scale, causal, {});
     if (!train) return {y.tensor(), {}, {}, {}};
     return {y.tensor(), maybe(table), maybe(peaks), maybe(r)};
 }
@@ -1691,13 +1734,13 @@ std::tuple<Tensor, Maybe, Maybe, Maybe> attend_entries_forward(
 // y, and the weights (B, K, N, M) or their means over the heads (B, N, M).
 std::tuple<Tensor, Tensor> attend_entries_weighted(
     const Tensor& x, const Tensor& query, const Maybe& query_bias, const Tensor& key, const Maybe& key_bias, const Tensor& value,
-    const Maybe& value_bias, const Tensor& output, const Maybe& bias, const Maybe& mask, int64_t heads_, double scale, bool causal,
+    const Maybe& value_bias, const Maybe& output, const Maybe& bias, const Maybe& mask, int64_t heads_, double scale, bool causal,
     bool of_mean) {
     const Op op{"attend_entries_weighted"};
-    const Entries e(op, x, query, query_bias, key, key_bias, value, value_bias, output, bias, heads_);
+    const Entries e(op, x, query, query_bias, key, key_bias, value, value_bias, output, bias, mask, {}, heads_, false);
     const int64_t heads = e.d.heads, pairs = e.entries * e.entries;
     const View each = op.made({e.samples, heads, e.entries, e.entries});
-    const Tensor y = std::get<0>(attend_entries(op, e, mask, scale, causal, each)).tensor();
+    const Tensor y = std::get<0>(attend_entries(op, e, scale, causal, each)).tensor();
     if (!of_mean) return {y, each.tensor()};
     const View mean = op.made({e.samples, e.entries, e.entries});
     for (int64_t b = 0; b < e.samples; ++b) {
@@ -1710,28 +1753,38 @@ std::tuple<Tensor, Tensor> attend_entries_weighted(
     return {y, mean.tensor()};
 }
 
-// The gradients of x, and of weights and biases of queries, keys, values and outputs.
-std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Maybe> attend_entries_backward(
+// The gradients of x, of weights and biases of queries, keys, values and outputs, and of a table with places.
+std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Maybe, Maybe, Maybe> attend_entries_backward(
     const Tensor& x, const Tensor& query, const Maybe& query_bias, const Tensor& key, const Maybe& key_bias, const Tensor& value,
-    const Maybe& value_bias, const Tensor& output, const Maybe& bias, const Maybe& mask, const Tensor& table_, const Tensor& peaks_,
-    const Tensor& r_, const Tensor& grad_, int64_t heads, double scale, bool causal) {
+    const Maybe& value_bias, const Maybe& output, const Maybe& bias, const Maybe& mask, const Tensor& table_, const Tensor& peaks_,
+    const Tensor& r_, const Tensor& grad_, const Maybe& places, int64_t heads, double scale, bool causal, bool summed) {
     const Op op{"attend_entries_backward"};
-    const Entries e(op, x, query, query_bias, key, key_bias, value, value_bias, output, bias, heads);
+    const Entries e(op, x, query, query_bias, key, key_bias, value, value_bias, output, bias, mask, places, heads, summed);
     const Dots& d = e.d;
     const View table = op.dense("table", table_, {d.nodes, d.width}, types().f32);
     const View peaks = op.floats("peaks", peaks_, {2, e.samples, d.heads, e.entries}), r = op.dense("r", r_, {d.nodes, e.inner}, types().f32);
     const View given = d.x.tensor().dim() == 3 ? op.dense("grad", grad_, {e.samples, e.entries, e.out}, types().f32)
                                                : op.dense("grad", grad_, {e.entries, e.out}, types().f32);
-    const View grad_r = op.made({d.nodes, e.inner}), grad_output = op.made({e.out, e.inner});
-    multiply_into(matrix(grad_r), matrix(given, 0, d.nodes, e.out), matrix(e.output));
-    multiply_into(matrix(grad_output), matrix(given, 0, d.nodes, e.out, true), matrix(r));
-    View grad_bias;
+    Planes of_r{given.floats(), e.entries * e.out, e.out == e.inner ? d.channels : 0, e.out};  // of heads that are added up the same
+    View grad_r, grad_output, grad_bias, grad_mask;
+    if (output) {
+        grad_r = op.made({d.nodes, e.inner}), grad_output = op.made({e.out, e.inner}), of_r = e.rows(grad_r);
+        multiply_into(matrix(grad_r), matrix(given, 0, d.nodes, e.out), matrix(e.output));
+        multiply_into(matrix(grad_output), matrix(given, 0, d.nodes, e.out, true), matrix(r));
+    }
     if (e.bias.sizes) grad_bias = row_sum(op, given.floats(), d.nodes, e.out, e.out);
     const View grad_table = op.made({d.nodes, d.width});
-    const AttentionBackwardArgs args{e.attention(op, table, mask, causal, scale), e.rows(r), e.rows(grad_r), e.part(grad_table, 0),
-                                     e.part(grad_table, 1), e.part(grad_table, 2), peaks.floats(), nullptr, 0, 0, 0, 0};
+    AttentionBackwardArgs args{e.attention(op, table, causal, scale), e.rows(r), of_r, e.part(grad_table, 0),
+                               e.part(grad_table, 1), e.part(grad_table, 2), peaks.floats(), nullptr, 0, 0, 0, 0};
+    if (places) {
+        const int64_t pairs = e.entries * e.entries;
+        grad_mask = op.made({e.mask.size(0), pairs});
+        std::fill_n(grad_mask.floats(), e.mask.size(0) * pairs, 0.0f);
+        args.grad_mask = grad_mask.floats(), args.of_head = e.mask.size(0) > 1 ? pairs : 0, args.of_row = e.entries, args.of_column = 1;
+    }
     run.attention_backward(&args);
-    return std::tuple_cat(d.gradients(op, grad_table), std::make_tuple(grad_output.tensor(), maybe(grad_bias), Maybe{}));
+    return std::tuple_cat(d.gradients(op, grad_table), std::make_tuple(maybe(grad_output), maybe(grad_bias),
+                                                                       places ? maybe(e.gradient(op, grad_mask)) : Maybe{}));
 }
 
 // Edges, or all pairs; then `every` holds the numbers 0, 1, ...
@@ -2656,7 +2709,7 @@ std::tuple<Tensor, Tensor, int64_t> number(const Tensor& table_, const Tensor& k
 #define SC_FACTORED "int activation, float parameter, bool causal, Tensor? factor, " SC_DROP
 #define SC_ENTRIES                                                                                                    \
     "Tensor x, Tensor query, Tensor? query_bias, Tensor key, Tensor? key_bias, Tensor value, Tensor? value_bias, "    \
-    "Tensor output, Tensor? bias, Tensor? mask"
+    "Tensor? output, Tensor? bias, Tensor? mask"
 #define SC_WINDOW                                                                                                     \
     "int[] shape, int[] below, int[] above, int[] dilation, Tensor? outputs, Tensor? inputs, float scale, " SC_DROP
 #define SC_HEADS(name) "Tensor " name ", Tensor? " name "_weight, Tensor? " name "_bias, "
@@ -2762,12 +2815,12 @@ const Operator kOperators[] = {
      "Tensor? key_bias, Tensor value, Tensor? value_bias, Tensor? bias, Tensor y, Tensor table, Tensor peaks, Tensor grad, "
      "int heads, float scale, " SC_DROP ") -> (Tensor, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?, Tensor?)",
      TORCH_BOX(&attend_dots_backward)},
-    {"attend_entries_forward", "(" SC_ENTRIES ", int heads, float scale, bool causal, bool train) -> "
+    {"attend_entries_forward", "(" SC_ENTRIES ", Tensor? places, int heads, float scale, bool causal, bool summed, bool train) -> "
      "(Tensor, Tensor?, Tensor?, Tensor?)", TORCH_BOX(&attend_entries_forward)},
     {"attend_entries_weighted", "(" SC_ENTRIES ", int heads, float scale, bool causal, bool of_mean) -> (Tensor, Tensor)",
      TORCH_BOX(&attend_entries_weighted)},
-    {"attend_entries_backward", "(" SC_ENTRIES ", Tensor table, Tensor peaks, Tensor r, Tensor grad, int heads, float scale, "
-     "bool causal) -> (Tensor, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?, Tensor?)",
+    {"attend_entries_backward", "(" SC_ENTRIES ", Tensor table, Tensor peaks, Tensor r, Tensor grad, Tensor? places, int heads, "
+     "float scale, bool causal, bool summed) -> (Tensor, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?, Tensor?, Tensor?, Tensor?)",
      TORCH_BOX(&attend_entries_backward)},
     {"additive_forward", "(Tensor by_target, Tensor q, Tensor k, Tensor x, Tensor vector, int activation, "
      "float parameter, " SC_DROP ") -> (Tensor, Tensor)", TORCH_BOX(&additive_forward)},
