@@ -514,13 +514,13 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
     if not drop[0] and is_small(x.shape[-2], depth, channels):
         table, places, summed = None, None, type(kind) is Full
         if term is not None:
-            scores = term.forward(Inputs(x, x))
-            if type(scores) is not Lookup:
-                table = scores.by_outputs(scores.inputs, scores.outputs, x.dtype, owner)
-            elif scores.table.shape[0] not in (1, heads) or not is_direct(x, scores.table):
-                return None
+            scores, sizes = term.forward(Inputs(x, x)), (x.shape[-2], x.shape[-2])
+            if type(scores) is Lookup:
+                table, places = scores.table, scores.places(*sizes, owner)
             else:
-                table, places = scores.table, scores.places(scores.inputs, scores.outputs, owner)
+                table = scores.by_outputs(*sizes, x.dtype, owner)
+            if table.shape[-3] not in (1, heads) or not is_direct(x, table):
+                return None
         return attend_entries(None, composed_attention(heads, number, causal, places, summed), *tensors, table, places,
                               heads, number, causal, summed)
     if output is None or term is not None or len(of_query) != len(value):
