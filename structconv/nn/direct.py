@@ -74,6 +74,8 @@ REFUSED = (RuntimeError, ValueError)
 FEW_NUMBERS = 1 << 16
 #: Numbers of projected rows up to which a call along edges is small. For more, a plan chooses among the same kernels.
 FEW_ALONG_EDGES = 3 << 19
+#: The parameters of a linear layer.
+_LINEAR = {"weight", "bias"}
 #: Normalizations of a matrix that kernels compute from the edges.
 _KINDS = (None, "sym", "row")
 #: Entries of a convolution's kernel up to which the planner takes torch's, but for a few at nearly equal cost.
@@ -396,8 +398,8 @@ def _attend_pairs(leaf: Additive, mask: Any, slope: float, p: float, layer: Any,
     theta, vector = weight._parameters.get("theta"), leaf._parameters.get("vector")
     if type(to) is not Projection or type(getattr(weight, "kind", None)) is not HeadBlocks or layer._added:
         return None
-    matrix, offset = private.weight_and_bias(to)
-    if theta is None or vector is None or offset is None:
+    matrix, offset = to._parameters.get("weight"), to._parameters.get("bias")
+    if theta is None or vector is None or matrix is None or offset is None:
         return None
     heads, channels, depth = theta.shape
     if not is_direct(x, theta, matrix, offset, vector, bias) or not is_plain(
@@ -454,7 +456,11 @@ def _attend_dots(leaf: DotProduct, mask: Any, scale: float | None, p: float, bes
         return None
     if type(query) is not Projection or type(key) is not Projection:
         return None
-    (q, q_bias), (k, k_bias) = private.weight_and_bias(query), private.weight_and_bias(key)
+    of_query: Any = query._parameters
+    of_key: Any = key._parameters
+    if of_query.keys() != _LINEAR or of_key.keys() != _LINEAR:  # a tensor may be in the place of a parameter
+        return None
+    q, q_bias, k, k_bias = of_query["weight"], of_query["bias"], of_key["weight"], of_key["bias"]
     if not is_direct(x, q, q_bias, k, k_bias, theta, root, bias):
         return None
     if must_be_planned(Normalized) or not is_plain(
@@ -482,9 +488,13 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
     query, key, heads, kind = parts["query"], parts["key"], leaf.heads, getattr(weight, "kind", None)
     if type(query) is not Projection or type(key) is not Projection:
         return None
+    of_query: Any = query._parameters
+    of_key: Any = key._parameters
+    if of_query.keys() != _LINEAR or of_key.keys() != _LINEAR:  # as above
+        return None
     if structure is not None and (type(structure) is not Causal or mask is None or type(mask._mask) is Causal):
         return None
-    (of_query, q_bias), (of_key, k_bias) = private.weight_and_bias(query), private.weight_and_bias(key)
+    q, q_bias, k, k_bias = of_query["weight"], of_query["bias"], of_key["weight"], of_key["bias"]
     modules = [leaf, weight, query, key, *((mask,) if mask is not None else ()), *((term,) if term is not None else ())]
     if type(kind) is LowRank:
         by_values, by_output = weight._modules.get("value"), weight._modules.get("output")
@@ -503,12 +513,12 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
         channels = value.shape[2]
     else:
         return None
-    tensors = x, of_query, q_bias, of_key, k_bias, value, added, output, bias
-    if not x.shape[-1] == of_query.shape[1] == of_key.shape[1] == value.shape[1]:
+    tensors = x, q, q_bias, k, k_bias, value, added, output, bias
+    if not x.shape[-1] == q.shape[1] == k.shape[1] == value.shape[1]:
         return None
     if not is_direct(*tensors) or kernels() is None or not is_plain(layer, Normalized, *modules):
         return None
-    causal, depth = structure is not None or (mask is not None and type(mask._mask) is Causal), len(of_query) // heads
+    causal, depth = structure is not None or (mask is not None and type(mask._mask) is Causal), len(q) // heads
     number = depth ** -0.5 if scale is None else scale
     drop = drawn(p, layer, heads) if p else NO_DROP
     if not drop[0] and is_small(x.shape[-2], depth, channels):
@@ -523,12 +533,12 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
                 return None
         return attend_entries(None, composed_attention(heads, number, causal, places, summed), *tensors, table, places,
                               heads, number, causal, summed)
-    if output is None or term is not None or len(of_query) != len(value):
+    if output is None or term is not None or len(q) != len(value):
         return None
     rows, added = x if x.dim() == 3 else x.unsqueeze(0), None if added is None else added.flatten()
     of_values, later = (None, added) if drop[0] else (added, None)  # weights that are dropped do not sum to one
     q, k, v = [linear(rows, weight, b).unflatten(-1, (heads, -1)).transpose(1, 2)
-               for weight, b in ((of_query, q_bias), (of_key, k_bias), (value, of_values))]
+               for weight, b in ((q, q_bias), (k, k_bias), (value, of_values))]
     if drop[0]:
         dropped = exact_attention(q, k, v, None, causal, number, drop)
         if dropped is None:
