@@ -91,22 +91,22 @@ class Lookup(Sized, Score):
         return pairs.table(self.table, bucket(self.kind, self.clip, pairs.source_index(), pairs.target_index()))
 
     def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, owner: Owner) -> Tensor:
-        """All entries, (..., 1 or B, K, N, M); for `owner` see `places`."""
+        """All entries, (..., 1 or B, K, N, M); for `owner` see `index`."""
         *lead, size, row, count = self.table.shape
         if row != 1 or not is_plain(self.table):
             return _batched(altered(self, inputs=inputs, outputs=outputs).dense(dtype).mT)
 
-        result = self.table.reshape(*lead, size, count).index_select(-1, self.places(inputs, outputs, owner))
+        result = self.table.reshape(*lead, size, count).index_select(-1, self.index(inputs, outputs, owner))
         result = result.view(*(lead or (1,)), size, outputs, inputs)
         return result if result.dtype is dtype else result.to(dtype)
 
-    def places(self, inputs: int, outputs: int, owner: Owner) -> Tensor:
+    def index(self, inputs: int, outputs: int, owner: Owner) -> Tensor:
         """The number in the table of each pair, (N M,); those of the last call are kept with `owner`."""
         def found() -> Tensor:
             source, target = (torch.arange(count, device=self.table.device) for count in (inputs, outputs))
             return bucket(self.kind, self.clip, source, target.unsqueeze(-1)).flatten()
 
-        return latest(owner, "places", (inputs, outputs, self.table.device), found)
+        return latest(owner, "index", (inputs, outputs, self.table.device), found)
 
 
 @value

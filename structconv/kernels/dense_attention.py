@@ -39,7 +39,7 @@ from structconv.primitives.native.dispatch import drop_of, kernels
 from structconv.shapes import broadcast
 from structconv.structures.values import class_volume
 
-__all__ = ["Attended", "ScaledDotProduct", "whole_bias"]
+__all__ = ["Attended", "Held", "ScaledDotProduct", "matched", "whole_bias"]
 
 Held = Dense | GridLookup | Lookup | Distance
 #: Weights of all pairs up to which a bias is held whole for torch's operator.

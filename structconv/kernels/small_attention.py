@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 
 from structconv.bases.entrywise import Normalized
+from structconv.bases.positions import Lookup
 from structconv.bases.tree import Projected
-from structconv.kernels.dense_attention import Attended, ScaledDotProduct
+from structconv.derived import Owner
+from structconv.kernels.dense_attention import Attended, Held, ScaledDotProduct, matched
+from structconv.kernels.expressions import product_and_bias, softmax_over_inputs, unmasked
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives.fused_attention import all_pairs
@@ -17,10 +20,10 @@ from structconv.primitives.native.dispatch import kernels
 from structconv.primitives.native.layer import attend_entries
 from structconv.primitives.native.node import is_direct
 from structconv.primitives.products import linear
-from structconv.weights import LowRank
+from structconv.weights import Full, HeadBlocks, LowRank
 from structconv.weights.base import plus
 
-__all__ = ["SmallAttention", "composed_attention", "is_small"]
+__all__ = ["SmallAttention", "composed_attention", "is_small", "position_table"]
 
 #: Entries up to which one node is faster than torch's products with attention between them, in batches of any size.
 _MOST_ENTRIES = 128
@@ -34,7 +37,8 @@ def is_small(entries: int, *channels: int) -> bool:
 
 
 class SmallAttention(ScaledDotProduct):
-    """All pairs of the entries of x (..., M, P), or those m <= n, of few entries; Theta_k = V_k O_k."""
+    """All pairs of the entries of x (..., M, P), or those m <= n, of few entries, with a bias of positions or without;
+    Theta_k = V_k O_k, or a matrix of each head."""
 
     name = "structconv.small_attention"
     types: ClassVar[tuple[type, ...]] = (Normalized,)
@@ -42,40 +46,62 @@ class SmallAttention(ScaledDotProduct):
 
     def match(self, problem: Problem) -> Attended | None:
         x, theta = problem.x, problem.theta
-        if problem.projected or problem.pending or not isinstance(theta, LowRank) or theta.groups != theta.size:
+        if problem.projected or problem.pending or x.dtype is not torch.float32 or x.device.type != "cpu":
             return None
-        if x.dtype is not torch.float32 or x.device.type != "cpu" or x.dim() not in (2, 3) or kernels() is None:
+        if x.dim() not in (2, 3) or kernels() is None or problem.sizes.nominal or problem.inputs != problem.outputs:
             return None
-        if problem.sizes.nominal or problem.inputs != problem.outputs:
+        value, _ = _matrices(theta)
+        softmax = None if value is None or problem.relative is not None else softmax_over_inputs(problem.basis)
+        if softmax is None or softmax[1].p:
             return None
-        match = super().match(problem)
-        fits = (match is not None and is_small(problem.inputs, match.depth, theta.value.shape[2])
-                and match.bias is None and not match.existing.masked and match.size == theta.size)
-        return match if fits else None
+        bias = product_and_bias(unmasked(softmax[0].child), lambda part: isinstance(part, Held))[1]
+        match = matched(softmax[0], cast("Held | None", bias))
+        if match is None or match.existing.masked or match.size != theta.size:
+            return None
+        channels = value.shape[2] if value.dim() == 3 else len(value) // theta.size
+        return match if is_small(problem.inputs, match.depth, channels) else None
 
     def paths(self, match: Attended, problem: Problem) -> tuple[str, ...]:
-        return ("between",)
+        return ("between" if isinstance(problem.theta, LowRank) else "channels_first",)
 
     def compile(self, match: Attended, problem: Problem, path: str) -> Run:
         otherwise = super().compile(match, problem, path)
-        heads, scale, causal = match.size, match.scale, match.existing.causal
+        heads, scale, causal, summed = match.size, match.scale, match.existing.causal, type(problem.theta) is Full
 
         def run(call: Call) -> Tensor:
             query, key, x = match.query(call.basis), match.key(call.basis), call.x
             if not (type(query) is type(key) is Projected and query.x is key.x is x and key.heads == heads):
                 return otherwise(call)
-            theta = cast(LowRank, call.theta)
-            value, output = theta.value.mT.flatten(0, 1), theta.output.flatten(0, 1).mT
-            tensors = x, query.weight, query.bias, key.weight, key.bias, value, None, output, call.bias
-            if not is_direct(*tensors):
+            value, output = _matrices(call.theta)
+            bias = None if match.bias is None else match.bias(call.basis)
+            table, index = (None, None) if bias is None else position_table(bias, x, match.owner)
+            tensors = x, query.weight, query.bias, key.weight, key.bias, value, None, output, call.bias, table
+            if not is_direct(*tensors) or (index is None and table is not None and table.requires_grad):
                 return otherwise(call)
-            return attend_entries(None, composed_attention(heads, scale, causal), *tensors, None, None, heads, scale,
-                                  causal, False)
+            return attend_entries(None, composed_attention(heads, scale, causal, index, summed), *tensors, index,
+                                  heads, scale, causal, summed)
 
         return run
 
 
-def composed_attention(heads: int, scale: float, causal: bool, places: Tensor | None = None, summed: bool = False
+def _matrices(theta: Any) -> tuple[Any, Tensor | None]:
+    """V (K C, P), or Theta (K, P, C), and O (Q, K C) or none; nothing of another Theta."""
+    if type(theta) is LowRank and theta.groups == theta.size:
+        return theta.value.mT.flatten(0, 1), theta.output.flatten(0, 1).mT
+    if type(theta) in (Full, HeadBlocks) and theta.theta.shape[2] <= 2 * theta.theta.shape[1]:
+        return theta.theta, None
+    return None, None
+
+
+def position_table(bias: Any, x: Tensor, owner: Owner) -> tuple[Tensor, Tensor | None]:
+    """A bias of x (..., M, P) as `attend_entries` takes it: all its entries, or its table and the index of pairs."""
+    entries = x.shape[-2]
+    if type(bias) is Lookup and bias.table.dim() == 3 and bias.table.shape[1] == 1:
+        return bias.table, bias.index(entries, entries, owner)
+    return bias.by_outputs(entries, entries, x.dtype, owner), None
+
+
+def composed_attention(heads: int, scale: float, causal: bool, index: Tensor | None = None, summed: bool = False
                        ) -> Any:
     """The function of `attend_entries` by differentiable operators."""
     def composed(x: Tensor, query: Tensor, query_bias: Tensor | None, key: Tensor, key_bias: Tensor | None,
@@ -85,8 +111,8 @@ def composed_attention(heads: int, scale: float, causal: bool, places: Tensor | 
         rows, value = x.view(-1, *x.shape[-2:]), value.mT.flatten(0, 1) if value.dim() == 3 else value
         q, k, v = [linear(rows, weight, b).unflatten(-1, (heads, -1)).transpose(-2, -3)
                    for weight, b in ((query, query_bias), (key, key_bias), (value, value_bias))]
-        if mask is not None and places is not None:
-            mask = mask.index_select(-1, places).view(1, -1, *[x.shape[-2]] * 2)
+        if mask is not None and index is not None:
+            mask = mask.index_select(-1, index).view(1, -1, *[x.shape[-2]] * 2)
         y = all_pairs(q, k, v, mask, causal=causal, scale=scale)
         y = (y.sum(-3) if summed else y.transpose(-2, -3).flatten(-2)).view(*x.shape[:-1], -1)
         return plus(y, bias) if output is None else linear(y, output, bias)

@@ -21,12 +21,11 @@ from structconv.bases.entrywise import Normalized
 from structconv.bases.linear import Concat
 from structconv.bases.matrices import adjacency
 from structconv.bases.pooling import Pooling
-from structconv.bases.positions import Lookup
 from structconv.bases.shift import Shift, ShiftTransposed
 from structconv.bases.sparse import Sparse
 from structconv.derived import Owner
 from structconv.kernels.additive_attention import known as known_activation
-from structconv.kernels.small_attention import composed_attention, is_small
+from structconv.kernels.small_attention import composed_attention, is_small, position_table
 from structconv.kernels.sparse_attention import sorted_edges
 from structconv.mechanisms.expression import Inputs
 from structconv.mechanisms.graphs import Adjacency
@@ -522,16 +521,12 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
     number = depth ** -0.5 if scale is None else scale
     drop = drawn(p, layer, heads) if p else NO_DROP
     if not drop[0] and is_small(x.shape[-2], depth, channels):
-        table, places, summed = None, None, type(kind) is Full
+        table, index, summed = None, None, type(kind) is Full
         if term is not None:
-            scores, sizes = term.forward(Inputs(x, x)), (x.shape[-2], x.shape[-2])
-            if type(scores) is Lookup:
-                table, places = scores.table, scores.places(*sizes, owner)
-            else:
-                table = scores.by_outputs(*sizes, x.dtype, owner)
+            table, index = position_table(term.forward(Inputs(x, x)), x, owner)
             if table.shape[-3] not in (1, heads) or not is_direct(x, table):
                 return None
-        return attend_entries(None, composed_attention(heads, number, causal, places, summed), *tensors, table, places,
+        return attend_entries(None, composed_attention(heads, number, causal, index, summed), *tensors, table, index,
                               heads, number, causal, summed)
     if output is None or term is not None or len(q) != len(value):
         return None

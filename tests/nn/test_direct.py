@@ -223,6 +223,15 @@ def test_the_convolutions_that_are_not_planned_are_what_the_planner_would_choose
     assert "torch.conv" in chosen
 
 
+@pytest.mark.parametrize("name", [name for name, (_, _, others) in CASES.items() if not others and any(
+    part in name for part in ("attention", "causal", "heads", "bias", "alibi")) and "linear" not in name])
+def test_attention_of_few_entries_is_what_the_planner_would_choose(name):
+    layer, x, _ = make(name)
+    (chosen,) = [line for line in str(layer.plan(x)).splitlines() if line.startswith("*")]
+    assert "small_attention" in chosen
+    torch.testing.assert_close(layer(x), planned(layer, x), rtol=1e-4, atol=1e-5)
+
+
 def test_long_kernels_over_many_pixels_are_planned():
     x, layer = torch.empty(16, 64, 64, 64), Conv2d(64, 64, 9, padding=4)
     assert layer._directly(x) is None and "transforms" in str(layer.plan(x))

@@ -1635,17 +1635,17 @@ View mask_of(const Op& op, const Maybe& given, AttentionArgs& args) {
 }
 
 // Multi-head attention of x (B, M, P) or (M, P) to itself, with an output projection (Q, K C); without one, the heads side by
-// side (Q = K C) or added up (Q = C); and a bias (Q). The mask is as of `attention_forward`, or with `places` (M M) a table
-// (K or 1, 1, L), of which pair (m, n) has number places[n M + m].
+// side (Q = K C) or added up (Q = C); and a bias (Q). The mask is as of `attention_forward`, or with `index` (M M) a table
+// (K or 1, 1, L), of which pair (m, n) has number index[n M + m].
 struct Entries {
     Dots d;
-    View output, bias, mask, places;
+    View output, bias, mask, index;
     Maybe added;  // the mask that the kernel reads
     int64_t samples, entries, inner, out;
 
     Entries(const Op& op, const Tensor& x, const Tensor& query, const Maybe& query_bias, const Tensor& key, const Maybe& key_bias,
             const Tensor& value, const Maybe& value_bias, const Maybe& output_, const Maybe& bias_, const Maybe& mask_,
-            const Maybe& places_, int64_t heads, bool summed)
+            const Maybe& index_, int64_t heads, bool summed)
         : d(op, x.dim() == 3 ? op.dense("x", x, {kAny, kAny, kAny}, types().f32) : op.dense("x", x, {kAny, kAny}, types().f32),
             query, query_bias, key, key_bias, value, value_bias, value.dim() == 3 ? 0 : std::max<int64_t>(heads, 1)), added(mask_) {
         op.check(d.heads == std::max<int64_t>(heads, 1), "value", "have a matrix for each head");
@@ -1653,7 +1653,7 @@ struct Entries {
         inner = d.heads * d.channels, out = summed ? d.channels : inner;
         if (output_) output = op.dense("output", *output_, {kAny, inner}, types().f32), out = output.size(0);
         bias = op.floats("bias", bias_, {out});
-        if (places_) gather(op, *places_);
+        if (index_) gather(op, *index_);
         op.check(d.depth <= kAttentionChannels && d.channels <= kAttentionChannels, "query", "have at most 256 channels, as value");
     }
 
@@ -1672,27 +1672,27 @@ struct Entries {
     }
 
     // The mask (K or 1, M, M) of a table.
-    void gather(const Op& op, const Tensor& places_) {
+    void gather(const Op& op, const Tensor& index_) {
         const int64_t pairs = entries * entries;
-        op.check(added.has_value(), "mask", "be a table where places are given");
-        mask = op.dense("mask", *added, {kAny, 1, kAny}, types().f32), places = op.exact("places", places_, {pairs}, types().i64);
-        const int64_t* place = places.as<int64_t>();
-        for (int64_t i = 0; i < pairs; ++i) op.check(place[i] >= 0 && place[i] < mask.size(2), "places", "be numbers of the table");
+        op.check(added.has_value(), "mask", "be a table if index is given");
+        mask = op.dense("mask", *added, {kAny, 1, kAny}, types().f32), index = op.exact("index", index_, {pairs}, types().i64);
+        const int64_t* of_pair = index.as<int64_t>();
+        for (int64_t i = 0; i < pairs; ++i) op.check(of_pair[i] >= 0 && of_pair[i] < mask.size(2), "index", "hold numbers of the table");
         const View found = op.made({mask.size(0), entries, entries});
         for (int64_t k = 0; k < mask.size(0); ++k)
-            for (int64_t i = 0; i < pairs; ++i) found.floats()[k * pairs + i] = mask.floats()[k * mask.size(2) + place[i]];
+            for (int64_t i = 0; i < pairs; ++i) found.floats()[k * pairs + i] = mask.floats()[k * mask.size(2) + of_pair[i]];
         added = found.tensor();
     }
 
     // ... and the gradient of the table, of that of the mask.
     View gradient(const Op& op, const View& grad) const {
         const int64_t pairs = entries * entries, count = mask.size(2);
-        const int64_t* place = places.as<int64_t>();
+        const int64_t* of_pair = index.as<int64_t>();
         const View found = op.made({mask.size(0), 1, count});
         std::vector<double> sums(count);
         for (int64_t k = 0; k < mask.size(0); ++k) {
             std::fill(sums.begin(), sums.end(), 0.0);
-            for (int64_t i = 0; i < pairs; ++i) sums[place[i]] += grad.floats()[k * pairs + i];
+            for (int64_t i = 0; i < pairs; ++i) sums[of_pair[i]] += grad.floats()[k * pairs + i];
             std::copy(sums.begin(), sums.end(), found.floats() + k * count);
         }
         return found;
@@ -1722,10 +1722,10 @@ std::tuple<View, View, View, View> attend_entries(const Op& op, const Entries& e
 
 std::tuple<Tensor, Maybe, Maybe, Maybe> attend_entries_forward(
     const Tensor& x, const Tensor& query, const Maybe& query_bias, const Tensor& key, const Maybe& key_bias, const Tensor& value,
-    const Maybe& value_bias, const Maybe& output, const Maybe& bias, const Maybe& mask, const Maybe& places, int64_t heads, double scale,
+    const Maybe& value_bias, const Maybe& output, const Maybe& bias, const Maybe& mask, const Maybe& index, int64_t heads, double scale,
     bool causal, bool summed, bool train) {
     const Op op{"attend_entries_forward"};
-    const Entries e(op, x, query, query_bias, key, key_bias, value, value_bias, output, bias, mask, places, heads, summed);
+    const Entries e(op, x, query, query_bias, key, key_bias, value, value_bias, output, bias, mask, index, heads, summed);
     const auto [y, table, peaks, r] = attend_entries(op, e, scale, causal, {});
     if (!train) return {y.tensor(), {}, {}, {}};
     return {y.tensor(), maybe(table), maybe(peaks), maybe(r)};
@@ -1753,13 +1753,13 @@ std::tuple<Tensor, Tensor> attend_entries_weighted(
     return {y, mean.tensor()};
 }
 
-// The gradients of x, of weights and biases of queries, keys, values and outputs, and of a table with places.
+// The gradients of x, of weights and biases of queries, keys, values and outputs, and of a table with an index.
 std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Maybe, Maybe, Maybe> attend_entries_backward(
     const Tensor& x, const Tensor& query, const Maybe& query_bias, const Tensor& key, const Maybe& key_bias, const Tensor& value,
     const Maybe& value_bias, const Maybe& output, const Maybe& bias, const Maybe& mask, const Tensor& table_, const Tensor& peaks_,
-    const Tensor& r_, const Tensor& grad_, const Maybe& places, int64_t heads, double scale, bool causal, bool summed) {
+    const Tensor& r_, const Tensor& grad_, const Maybe& index, int64_t heads, double scale, bool causal, bool summed) {
     const Op op{"attend_entries_backward"};
-    const Entries e(op, x, query, query_bias, key, key_bias, value, value_bias, output, bias, mask, places, heads, summed);
+    const Entries e(op, x, query, query_bias, key, key_bias, value, value_bias, output, bias, mask, index, heads, summed);
     const Dots& d = e.d;
     const View table = op.dense("table", table_, {d.nodes, d.width}, types().f32);
     const View peaks = op.floats("peaks", peaks_, {2, e.samples, d.heads, e.entries}), r = op.dense("r", r_, {d.nodes, e.inner}, types().f32);
@@ -1776,7 +1776,7 @@ std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Maybe, Maybe, Ma
     const View grad_table = op.made({d.nodes, d.width});
     AttentionBackwardArgs args{e.attention(op, table, causal, scale), e.rows(r), of_r, e.part(grad_table, 0),
                                e.part(grad_table, 1), e.part(grad_table, 2), peaks.floats(), nullptr, 0, 0, 0, 0};
-    if (places) {
+    if (index) {
         const int64_t pairs = e.entries * e.entries;
         grad_mask = op.made({e.mask.size(0), pairs});
         std::fill_n(grad_mask.floats(), e.mask.size(0) * pairs, 0.0f);
@@ -1784,7 +1784,7 @@ std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Maybe, Maybe, Ma
     }
     run.attention_backward(&args);
     return std::tuple_cat(d.gradients(op, grad_table), std::make_tuple(maybe(grad_output), maybe(grad_bias),
-                                                                       places ? maybe(e.gradient(op, grad_mask)) : Maybe{}));
+                                                                       index ? maybe(e.gradient(op, grad_mask)) : Maybe{}));
 }
 
 // Edges, or all pairs; then `every` holds the numbers 0, 1, ...
@@ -2815,11 +2815,11 @@ const Operator kOperators[] = {
      "Tensor? key_bias, Tensor value, Tensor? value_bias, Tensor? bias, Tensor y, Tensor table, Tensor peaks, Tensor grad, "
      "int heads, float scale, " SC_DROP ") -> (Tensor, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?, Tensor?)",
      TORCH_BOX(&attend_dots_backward)},
-    {"attend_entries_forward", "(" SC_ENTRIES ", Tensor? places, int heads, float scale, bool causal, bool summed, bool train) -> "
+    {"attend_entries_forward", "(" SC_ENTRIES ", Tensor? index, int heads, float scale, bool causal, bool summed, bool train) -> "
      "(Tensor, Tensor?, Tensor?, Tensor?)", TORCH_BOX(&attend_entries_forward)},
     {"attend_entries_weighted", "(" SC_ENTRIES ", int heads, float scale, bool causal, bool of_mean) -> (Tensor, Tensor)",
      TORCH_BOX(&attend_entries_weighted)},
-    {"attend_entries_backward", "(" SC_ENTRIES ", Tensor table, Tensor peaks, Tensor r, Tensor grad, Tensor? places, int heads, "
+    {"attend_entries_backward", "(" SC_ENTRIES ", Tensor table, Tensor peaks, Tensor r, Tensor grad, Tensor? index, int heads, "
      "float scale, bool causal, bool summed) -> (Tensor, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?, Tensor?, Tensor?, Tensor?)",
      TORCH_BOX(&attend_entries_backward)},
     {"additive_forward", "(Tensor by_target, Tensor q, Tensor k, Tensor x, Tensor vector, int activation, "
