@@ -1,4 +1,4 @@
-"""Calls every native operator with arguments that are wrong in one or two index, as `raw_calls` does the public ones.
+"""Calls every native operator with arguments that are wrong in one or two places, as `raw_calls` does the public ones.
 
 A sealed layout is replaced, cut or converted; nobody writes into one. Guarded, a call that leaves a part of its result
 unwritten has another answer the second time, when new memory is full of something else.
@@ -56,8 +56,8 @@ def recorded(native):
     actual = native.attend_pairs_forward(side, *scored, 0.2, *drop)
     entries = r(2, 3, 5), r(K * 2, 5), r(K * 2), r(K * 2, 5), None, r(K * 4, 5), r(K * 4), r(6, K * 4), r(6)
     entries = *entries, torch.rand(2, 1, 1, 3) < 0.7
-    index = r(K, 1, 5), torch.randint(5, (9,))
-    y_of, *kept = native.attend_entries_forward(*entries[:-1], *index, K, 0.5, True, False, True)
+    relative = r(K, 1, 5), torch.randint(5, (9,))
+    y_of, *kept = native.attend_entries_forward(*entries[:-1], *relative, K, 0.5, True, False, True)
     second = 1 << 20  # the number of the second axis is that times this
     image, steps = (r(2, 4, 9, 7), r(4, 2, 3, 2), r(2, 4, 5, 6)), (2 + second, 1, 1 + second, 2)
     windows = 2 + 3 * second, 2 + 2 * second, second, False
@@ -91,9 +91,9 @@ def recorded(native):
         "attend_pairs_backward": (side, back, *scored, *actual, actual[0], 0.2, *drop),
         "attend_dots_forward": (side, *dots, K, 0.5, *drop, True),
         "attend_dots_backward": (side, back, *dots, y, table, peaks, y, K, 0.5, *drop),
-        "attend_entries_forward": (*entries[:-1], *index, K, 0.5, True, False, True),
+        "attend_entries_forward": (*entries[:-1], *relative, K, 0.5, True, False, True),
         "attend_entries_weighted": (*entries, K, 0.5, True, True),
-        "attend_entries_backward": (*entries[:-1], index[0], *kept, y_of, index[1], K, 0.5, True, False),
+        "attend_entries_backward": (*entries[:-1], relative[0], *kept, y_of, relative[1], K, 0.5, True, False),
         "images": (*image[:2], r(4), *steps), "images_backward": (*image, *steps, True, True, True),
         "window_means": (image[0], *windows), "window_means_backward": (r(2, 4, 4, 4), [9, 7], *windows),
         "project": (x, r(3, 4), r(4)), "outer": (x, r(M, 4)), "factor": (heads, 2.0),
