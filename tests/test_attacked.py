@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from structconv import Causal, ConfigError, Eye, Full, Graph, LowRank, Padding, ShapeError, Window
+from structconv import Causal, ConfigError, Eye, Full, Graph, LowRank, Padding, RelativeBias, ShapeError, Window
 from structconv.bases import Bilinear, Dense, Score, value
 from structconv.mechanisms import Adjacency, ALiBi, BiAffine, DotProduct, General, Given, Mechanism, Shifts
 from structconv.nn import Conv, MultiheadAttention, StructureBuffer
+from structconv.primitives.blocked_attention import Maps, Options, blocked_attention
 from structconv.structures import DenseMask, EdgeSupport
 
 EDGES = torch.tensor([[0, 1], [1, 2]])
@@ -344,3 +345,33 @@ def test_projections_whose_parameters_are_loaded_in_their_call(tmp_path):
         expected = model(x)
         offloaded = accelerate.disk_offload(model, tmp_path / name, execution_device=torch.device("cpu"))
         torch.testing.assert_close(offloaded(x), expected)
+
+
+PRODUCT = DotProduct(heads=2, dim=4).scaled()
+BIASED = PRODUCT + RelativeBias(3)
+
+
+@pytest.mark.parametrize("scores", [BIASED, BIASED.masked(keep=Causal()), PRODUCT + ALiBi()])
+def test_gradients_of_saturated_scores_with_biases(scores):
+    """Weights of exactly 1 give scores no gradient, however large x is."""
+    layer, x = Conv(scores.softmax(), 8, 6), 1e3 * torch.randn(2, 129, 8)
+    found = []
+    for wide, dense in ((False, False), (False, True), (True, True)):
+        own, leaf = (copy.deepcopy(layer).double(), x.double()) if wide else (layer, x.clone())
+        leaf.requires_grad_()
+        y = torch.einsum("...kmn,...mp,kpq->...nq", own.basis(leaf).dense(), leaf, own.weight().dense()) if dense else (
+            own(leaf))
+        found.append(torch.autograd.grad(y, [leaf, *own.attention.parameters()], torch.ones_like(y).cumsum(1) / 129))
+    for ours, original, exact in zip(*found, strict=True):
+        error, expected = ((t - exact).abs().max() for t in (ours, original))
+        assert error <= 8 * expected + 1e-6 * exact.abs().max() + 1e-30
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("weights", ["softmax", "sum"])
+def test_gradients_of_scores_that_are_multiplied(weights, causal):
+    q, k, v = (torch.randn(2, 7, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    diagonal = torch.randn(2, 13, dtype=torch.float64, requires_grad=True)
+    options = Options(weights, "identity" if weights == "softmax" else "exp", 2.5, causal, 0.7, 0.0, 1)
+    assert torch.autograd.gradcheck(
+        lambda *t: blocked_attention(*t[:3], Maps(t[3], None, None, None, None), options)[0], (q, k, v, diagonal))

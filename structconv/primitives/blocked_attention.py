@@ -9,7 +9,7 @@ with row stride W + 1 into rows of W has its offsets in columns, where one sum g
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -482,7 +482,7 @@ class _Gradients(NamedTuple):
 
 
 def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
-    y, shares, total, grad, grad_shares = arguments[5:10]
+    total, grad, grad_shares = arguments[7:10]
     *options, wants_diagonal, wants_rows = arguments[10:]
     problem = _Problem.of((*arguments[:5], *options))
     grad_shares = grad_shares if problem.buckets else None
@@ -490,25 +490,15 @@ def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
         blocks = problem.blocks()
         dtype = blocks.q.dtype
         g, gs = grad.to(dtype), None if grad_shares is None else grad_shares.to(dtype)
-        mean = _mean(problem, y, shares, g, gs)
         if total.numel():
             divisor = _divisor(total)
             g, gs = g / divisor, None if gs is None else gs / divisor
-            mean = None if mean is None else torch.where(total.unsqueeze(-1) == 0, 0, mean) / divisor
-        grads = _differentiated(problem, blocks, g, gs, mean, wants_diagonal, wants_rows)
+        grads = _differentiated(problem, blocks, g, gs, total, wants_diagonal, wants_rows)
     like = (problem.q, problem.k, problem.v, problem.terms.diagonal, problem.terms.rows)
     return tuple(None if g is None or t is None else g.to(t.dtype) for g, t in zip(grads, like, strict=True))
 
 
-def _mean(problem: _Problem, y: Tensor, shares: Tensor, g: Tensor, gs: Tensor | None) -> Tensor | None:
-    """(G, N, 1): the weighted mean of the weights' gradients, which a normalization takes off them."""
-    if problem.options.weights not in ("softmax", "sum"):
-        return None
-    mean = (g * y).sum(-1, keepdim=True)
-    return mean if gs is None else mean + (gs * shares).sum(-1, keepdim=True)
-
-
-def _differentiated(problem: _Problem, blocks: Blocks, g: Tensor, gs: Tensor | None, mean: Tensor | None,
+def _differentiated(problem: _Problem, blocks: Blocks, g: Tensor, gs: Tensor | None, total: Tensor,
                     wants_diagonal: bool, wants_rows: bool) -> _Gradients:
     v, terms, (q, k) = problem.v.to(g.dtype), blocks.terms, (blocks.q, blocks.k)
     grads = _Gradients(torch.empty_like(q), torch.zeros_like(k), v.new_zeros(v.shape),
@@ -522,9 +512,12 @@ def _differentiated(problem: _Problem, blocks: Blocks, g: Tensor, gs: Tensor | N
             d.add_(blocks.spread(gs, span))
         dropped = blocks.dropped(span, t, d)
         grads.v[heads, inputs].baddbmm_(dropped.mT, block_g)
-        if mean is not None:
-            d.sub_(flipped(mean, span))
-        ds, rows = _scores(blocks, span, d, t, slope, wants_diagonal or wants_rows)
+        if problem.options.weights == "softmax":
+            d = _through_softmax(t, d)
+        elif problem.options.weights == "sum":
+            divisor = flipped(total, span).unsqueeze(-1)
+            d.sub_(torch.where(divisor == 0, 0, (t * d).sum(-1, keepdim=True) / divisor))
+        ds, rows = _scores(blocks, span, d, slope, wants_diagonal or wants_rows)
         grads.k[heads, inputs].baddbmm_(ds.mT, blocks.query(span))
         grads.q[heads, span.rows] = torch.bmm(ds, k[heads, inputs]).flip(1)
         if rows is not None and grads.diagonal is not None:
@@ -536,19 +529,22 @@ def _differentiated(problem: _Problem, blocks: Blocks, g: Tensor, gs: Tensor | N
     return grads
 
 
-def _scores(blocks: Blocks, span: Span, d: Tensor, t: Tensor, slope: Tensor | None,
-            skewed: bool) -> tuple[Tensor, Tensor | None]:
-    """The gradient of a block's scores from that of its weights d, with its skewed rows where these are wanted."""
-    softmax = blocks.options.weights == "softmax"
-    factors = [f for f in (t if softmax else None, slope) if f is not None]
+def _through_softmax(t: Tensor, d: Tensor) -> Tensor:
+    """t (d - mean), the mean of d by the weights t, in place of d. The mean is not taken from y, which rounds
+    differently: so a weight of 1 gives its score no gradient."""
+    if d.is_cpu and private.softmax_backward is not None:
+        return cast(Tensor, private.softmax_backward(d, t, -1, d.dtype, grad_input=d))
+    return d.sub_((t * d).sum(-1, keepdim=True)).mul_(t)
+
+
+def _scores(blocks: Blocks, span: Span, d: Tensor, slope: Tensor | None, skewed: bool) -> tuple[Tensor, Tensor | None]:
+    """The gradient of a block's scores from that of what the map gives, with its skewed rows where these are wanted."""
     ds, rows = blocks.skewed("offsets", span) if skewed else (d, None)
-    for factor in factors[:-1]:
-        d.mul_(factor)
-    if factors:
-        torch.mul(d, factors[-1], out=ds)
+    if slope is not None:
+        torch.mul(d, slope, out=ds)
     elif skewed or blocks.options.gain != 1.0:
         torch.mul(d, blocks.options.gain, out=ds)
-    return ds if softmax else clear(ds, blocks.absent(span)), rows
+    return ds if blocks.options.weights == "softmax" else clear(ds, blocks.absent(span)), rows
 
 
 # -- the same numbers by differentiable operators: what a second derivative is taken of ----------------------------

@@ -118,6 +118,18 @@ def test_one_key_has_no_gradient_of_its_score(p: float) -> None:
 
 
 @needs_kernel
+@pytest.mark.parametrize("channels", [8, 17, 64])
+@pytest.mark.parametrize("outputs", [1, 2, 33])
+@pytest.mark.parametrize("inputs", [64, 65, 600])
+def test_weights_of_one_have_no_gradient_of_their_scores(inputs: int, outputs: int, channels: int) -> None:
+    query, key = torch.full((1, 2, outputs, 8), 30.0), torch.zeros(1, 1, inputs, 8)
+    key[:, :, inputs // 2] = 30.0
+    leaves = [t.requires_grad_() for t in (query, key)]
+    y = exact_attention(*leaves, 1e3 * torch.randn(1, 1, inputs, channels), None, False, 0.3)
+    assert not any(g.any() for g in torch.autograd.grad(y, leaves, torch.randn_like(y)))
+
+
+@needs_kernel
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
 @pytest.mark.parametrize("kind", ["causal", "padding", "table"])
 def test_what_has_no_pair_may_be_anything(kind: str, wrong: float) -> None:

@@ -504,10 +504,18 @@ template <int L> void backward_tile(const AttentionBackwardArgs& b, int64_t batc
     for (int i = 0; i < width; ++i) {  // outputs that do not exist have no weights
         peaks[i] = i < lanes ? *peaks_of(a, b.peaks, batch, head, first + i) : INFINITY;
         inverse[i] = i < lanes ? *inverses_of(a, b.peaks, batch, head, first + i) : 0.0f;
-        delta[i] = i < lanes && !whole ? dot(at(b.y, batch, head, first + i), grad_row + i * b.grad.row, channels) : 0.0f;
+        delta[i] = 0.0f;
     }
     outputs.load_lanes(a.q, depth, static_cast<float>(a.scale), query);
     outputs.load_lanes(b.grad, channels, 1.0f, grad);
+    if (!whole) {  // added up as `dots` adds up ds: where one weight is 1, both are the same number
+        outputs.load_lanes(b.y, channels, 1.0f, sums);
+        for (int l = 0; l < width; l += 16) {
+            v16 sum{};
+            for (int64_t c = 0; c < channels; ++c) sum += load<v16>(sums + c * width + l) * load<v16>(grad + c * width + l);
+            store(delta + l, sum);
+        }
+    }
     std::memset(sums, 0, sizeof(float) * width * depth);
     Block<L> block;
     for (int64_t start = 0, end = outputs.inputs(); start < end; start += kKeys) {
