@@ -23,10 +23,12 @@ from structconv.primitives.products import linear
 from structconv.weights import Full, HeadBlocks, LowRank
 from structconv.weights.base import plus
 
-__all__ = ["SmallAttention", "composed_attention", "is_small", "position_table"]
+__all__ = ["SmallAttention", "composed_attention", "is_first", "is_small", "position_table"]
 
 #: Entries up to which one node is faster than torch's products with attention between them, in batches of any size.
 _MOST_ENTRIES = 128
+#: Values of all heads up to which they are added up after the attention.
+_MOST_SUMMED = 1 << 16
 #: Channels of a head that the kernel holds: kAttentionChannels in native/src/api.h.
 _MOST_CHANNELS = 256
 
@@ -50,7 +52,7 @@ class SmallAttention(ScaledDotProduct):
             return None
         if x.dim() not in (2, 3) or kernels() is None or problem.sizes.nominal or problem.inputs != problem.outputs:
             return None
-        value, _ = _matrices(theta)
+        value, _ = _matrices(theta, x)
         softmax = None if value is None or problem.relative is not None else softmax_over_inputs(problem.basis)
         if softmax is None or softmax[1].p:
             return None
@@ -70,9 +72,10 @@ class SmallAttention(ScaledDotProduct):
 
         def run(call: Call) -> Tensor:
             query, key, x = match.query(call.basis), match.key(call.basis), call.x
-            if not (type(query) is type(key) is Projected and query.x is key.x is x and key.heads == heads):
+            value, output = _matrices(call.theta, x)
+            if value is None or not (type(query) is type(key) is Projected and query.x is key.x is x
+                                     and key.heads == heads):
                 return otherwise(call)
-            value, output = _matrices(call.theta)
             bias = None if match.bias is None else match.bias(call.basis)
             table, index = (None, None) if bias is None else position_table(bias, x, match.owner)
             tensors = x, query.weight, query.bias, key.weight, key.bias, value, None, output, call.bias, table
@@ -84,13 +87,18 @@ class SmallAttention(ScaledDotProduct):
         return run
 
 
-def _matrices(theta: Any) -> tuple[Any, Tensor | None]:
+def _matrices(theta: Any, x: Tensor) -> tuple[Any, Tensor | None]:
     """V (K C, P), or Theta (K, P, C), and O (Q, K C) or none; nothing of another Theta."""
     if type(theta) is LowRank and theta.groups == theta.size:
         return theta.value.mT.flatten(0, 1), theta.output.flatten(0, 1).mT
-    if type(theta) in (Full, HeadBlocks) and theta.theta.shape[2] <= 2 * theta.theta.shape[1]:
-        return theta.theta, None
-    return None, None
+    fits = type(theta) in (Full, HeadBlocks) and is_first(theta.theta, x, type(theta) is Full)
+    return theta.theta if fits else None, None
+
+
+def is_first(theta: Tensor, x: Tensor, summed: bool) -> bool:
+    """Return True if x (..., P) is best multiplied by Theta (K, P, C) before the attention."""
+    heads, channels, after = theta.shape
+    return after <= 2 * channels and (not summed or x.numel() * heads * after <= _MOST_SUMMED * channels)
 
 
 def position_table(bias: Any, x: Tensor, owner: Owner) -> tuple[Tensor, Tensor | None]:

@@ -25,7 +25,7 @@ from structconv.bases.shift import Shift, ShiftTransposed
 from structconv.bases.sparse import Sparse
 from structconv.derived import Owner
 from structconv.kernels.additive_attention import known as known_activation
-from structconv.kernels.small_attention import composed_attention, is_small, position_table
+from structconv.kernels.small_attention import composed_attention, is_first, is_small, position_table
 from structconv.kernels.sparse_attention import sorted_edges
 from structconv.mechanisms.expression import Inputs
 from structconv.mechanisms.graphs import Adjacency
@@ -507,7 +507,7 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
         channels = value.shape[0] // heads
     elif type(kind) in (Full, HeadBlocks):
         value, output = weight._parameters.get("theta"), None
-        if value is None or layer._added or len(value) != heads or value.shape[2] > 2 * value.shape[1]:
+        if value is None or layer._added or len(value) != heads or not is_first(value, x, type(kind) is Full):
             return None
         channels = value.shape[2]
     else:
