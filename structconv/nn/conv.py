@@ -149,7 +149,7 @@ class Conv(Expressed):
             if z is None:
                 y = self._directly(x, structure)
             else:
-                y = self._directly_prepared(x, z) if type(x) is Cache and structure is None else None
+                y = self._directly_others(x, z) if structure is None and type(x) in (Tensor, Cache) else None
             if y is not None:
                 return y
         try:

@@ -65,7 +65,7 @@ __all__ = ["FEW_ALONG_EDGES", "FEW_NUMBERS", "Direct", "DirectStep", "direct_of"
 
 #: (layer, x, structure) -> y, or `None` where the usual way must be taken.
 Direct = Callable[[Any, Tensor, Any], Tensor | None]
-#: (layer, cache of x, outputs z) -> y, or `None` as above.
+#: (layer, x or a cache of it, outputs z) -> y, or `None` as above.
 DirectStep = Callable[[Any, Any, Tensor], Tensor | None]
 #: Errors of operators, torch's and ours, for tensors that do not fit.
 REFUSED = (RuntimeError, ValueError)
@@ -149,7 +149,10 @@ def _with_term(parts: Any) -> tuple[DotProduct, float | None, Any] | None:
 
 
 def step_of(root: Any) -> DirectStep | None:
-    """Return the direct call of layers with this expression for few outputs z of a prepared x, if there is one."""
+    """Return the direct call of layers with this expression for few outputs z of another x, if there is one."""
+    direct: Any = direct_of(root)
+    if getattr(direct, "func", None) is _attend_entries:
+        return partial(_attend_others, direct)
     if type(root) is not Operation or root.join is not None or "_names" in root.__dict__ or "_reads" in root.__dict__:
         return None
     leaf, steps = root.mechanisms()[0], [(step.name, dict(step.options)) for step in root.steps]
@@ -414,7 +417,8 @@ def _attend_pairs(leaf: Additive, mask: Any, slope: float, p: float, layer: Any,
 def _attend_prepared(leaf: Additive, activation: str, layer: Any, cache: Any, z: Tensor) -> Tensor | None:
     """Additive attention of few outputs z (B, N, P') to a prepared x (B, M, P), which Theta leaves as it is."""
     weight, bias, to = layer._modules["weight"], _bias(layer), leaf._modules["target"]
-    if type(to) is not Projection or type(getattr(weight, "kind", None)) is not Eye or layer._added:
+    if type(cache) is Tensor or type(to) is not Projection or type(getattr(weight, "kind", None)) is not Eye or (
+            layer._added):
         return None
     (matrix, offset), vector = private.weight_and_bias(to), leaf._parameters.get("vector")
     if vector is None or cache.layer is not layer or not cache.structure is cache.pending is None:
@@ -477,10 +481,20 @@ def _attend_dots(leaf: DotProduct, mask: Any, scale: float | None, p: float, bes
     return y if root is None else torch.addmm(y, x, root.squeeze(0))
 
 
+def _attend_others(direct: Any, layer: Any, x: Any, z: Tensor) -> Tensor | None:
+    """`_attend_entries` of outputs z that are not among x."""
+    if type(x) is not Tensor or x.layout is not torch.strided or x.is_nested or z.is_nested:
+        return None
+    if z.dim() != x.dim() or z.shape[:-2] != x.shape[:-2] or not 0 < z.numel() <= FEW_NUMBERS:
+        return None
+    y: Tensor | None = direct(layer, x, None, z)
+    return y
+
+
 def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p: float, term: Any, owner: Owner,
-                    layer: Any, x: Tensor, structure: Any) -> Tensor | None:
-    """Multi-head attention of few entries to themselves, with a term of their positions or none: by one kernel, or by
-    that of all pairs between products."""
+                    layer: Any, x: Tensor, structure: Any, z: Tensor | None = None) -> Tensor | None:
+    """Multi-head attention of few entries to themselves, with a term of their positions or none, or of z to x: by one
+    kernel, or by that of all pairs between products."""
     if x.dim() not in (2, 3) or x.numel() > FEW_NUMBERS:
         return None
     parts, weight, bias, added = leaf._modules, layer._modules["weight"], _bias(layer), None
@@ -512,15 +526,15 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
         channels = value.shape[2]
     else:
         return None
-    tensors = x, q, q_bias, k, k_bias, value, added, output, bias
-    if not x.shape[-1] == q.shape[1] == k.shape[1] == value.shape[1]:
+    tensors, others = (x, q, q_bias, k, k_bias, value, added, output, bias), x if z is None else z
+    if others.shape[-1] != q.shape[1] or not x.shape[-1] == k.shape[1] == value.shape[1]:
         return None
-    if not is_direct(*tensors) or kernels() is None or not is_plain(layer, Normalized, *modules):
+    if not is_direct(*tensors, z) or kernels() is None or not is_plain(layer, Normalized, *modules):
         return None
     causal, depth = structure is not None or (mask is not None and type(mask._mask) is Causal), len(q) // heads
     number = depth ** -0.5 if scale is None else scale
     drop = drawn(p, layer, heads) if p else NO_DROP
-    if not drop[0] and is_small(x.shape[-2], depth, channels):
+    if z is None and not drop[0] and is_small(x.shape[-2], depth, channels):
         table, index, summed = None, None, type(kind) is Full
         if term is not None:
             table, index = position_table(term.forward(Inputs(x, x)), x, owner)
@@ -528,12 +542,12 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
                 return None
         return attend_entries(None, composed_attention(heads, number, causal, index, summed), *tensors, table, index,
                               heads, number, causal, summed)
-    if output is None or term is not None or len(q) != len(value):
+    if output is None or term is not None or len(q) != len(value) or (causal and z is not None):
         return None
-    rows, added = x if x.dim() == 3 else x.unsqueeze(0), None if added is None else added.flatten()
+    added = None if added is None else added.flatten()
     of_values, later = (None, added) if drop[0] else (added, None)  # weights that are dropped do not sum to one
-    q, k, v = [linear(rows, weight, b).unflatten(-1, (heads, -1)).transpose(1, 2)
-               for weight, b in ((q, q_bias), (k, k_bias), (value, of_values))]
+    q, k, v = [linear(rows if x.dim() == 3 else rows.unsqueeze(0), weight, b).unflatten(-1, (heads, -1)).transpose(1, 2)
+               for rows, weight, b in ((others, q, q_bias), (x, k, k_bias), (x, value, of_values))]
     if drop[0]:
         dropped = exact_attention(q, k, v, None, causal, number, drop)
         if dropped is None:

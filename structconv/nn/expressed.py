@@ -171,14 +171,14 @@ class Expressed(Layer):
         direct = own["_expression"].direct
         return None if direct is None else direct(self, x, structure)
 
-    def _directly_prepared(self, cache: Any, z: Tensor) -> Tensor | None:
-        """The result for few outputs z of a prepared x, as `_directly`."""
+    def _directly_others(self, x: Any, z: Tensor) -> Tensor | None:
+        """The result for few outputs z of another x, or of what was prepared of it, as `_directly`."""
         own = self.__dict__
         if own["_expression"].step is None or type(z) is not Tensor or is_compiling():
             return None
         self.mechanism  # noqa: B018 - as above
         step = own["_expression"].step
-        return None if step is None else step(self, cache, z)
+        return None if step is None else step(self, x, z)
 
     def _renewed(self) -> Mechanism:
         """Return the mechanism with its own nodes, because the current ones may belong to another replica."""

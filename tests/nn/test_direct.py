@@ -315,3 +315,33 @@ def test_a_term_that_is_watched_or_replaced_is_called():
         term.table.zero_()
     assert not torch.allclose(layer(x), before, rtol=1e-2, atol=1e-2)
     torch.testing.assert_close(layer(x), planned(layer, x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("heads, bias, shapes", [(2, True, ((5, 8), (7, 6))), (4, False, ((3, 5, 8), (3, 9, 6))),
+                                                 (2, True, ((2, 150, 8), (2, 140, 6)))], ids=str)
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_attention_of_few_queries_to_other_keys_is_what_a_plan_gives(heads, bias, shapes, p, monkeypatch):
+    layer = MultiheadAttention(8, heads, bias=bias, kdim=6, dropout=p)
+    query, keys = (torch.randn(shape, requires_grad=True) for shape in shapes)
+    leaves = [query, keys, *layer.parameters()]
+
+    def gradients(call, second):
+        torch.manual_seed(0)
+        y = call(layer, query, keys)
+        first = torch.autograd.grad(y.square().sum(), leaves, create_graph=second)
+        if not second:
+            return [y, *first]
+        return [y, *first, *torch.autograd.grad(sum(g.square().sum() for g in first), leaves, allow_unused=True)]
+
+    taken, direct = [], layer._directly_others
+    monkeypatch.setattr(layer, "_directly_others", lambda *inputs: taken.append(direct(*inputs)) or taken[-1])
+    for second in (False, True):
+        expected = gradients(planned, second)
+        scale = max(float(t.abs().max()) for t in expected)  # a key's bias has no gradient but rounding
+        for own, other in zip(gradients(lambda layer, *inputs: layer(*inputs), second), expected, strict=True):
+            torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5 * scale)
+    assert [y is None for y in taken] == [True, False] * 2
+    many = torch.func.vmap(layer.eval())(query.expand(2, *shapes[0]), keys.expand(2, *shapes[1]))
+    torch.testing.assert_close(many[1], layer(query, keys), rtol=1e-4, atol=1e-5)
+    with pytest.raises(sc.ShapeError):
+        layer(query, query)
