@@ -23,7 +23,7 @@ from structconv.primitives.products import linear
 from structconv.weights import Full, HeadBlocks, LowRank
 from structconv.weights.base import plus
 
-__all__ = ["SmallAttention", "composed_attention", "is_first", "is_small", "position_table"]
+__all__ = ["SmallAttention", "composed_attention", "few_attended", "is_first", "is_small", "position_table"]
 
 #: Entries up to which one node is faster than torch's products with attention between them, in batches of any size.
 _MOST_ENTRIES = 128
@@ -79,10 +79,8 @@ class SmallAttention(ScaledDotProduct):
             bias = None if match.bias is None else match.bias(call.basis)
             table, index = (None, None) if bias is None else position_table(bias, x, match.owner)
             tensors = x, query.weight, query.bias, key.weight, key.bias, value, None, output, call.bias, table
-            if not is_direct(*tensors) or (index is None and table is not None and table.requires_grad):
-                return otherwise(call)
-            return attend_entries(None, composed_attention(heads, scale, causal, index, summed), *tensors, index,
-                                  heads, scale, causal, summed)
+            y = few_attended(tensors, index, heads, scale, causal, summed) if is_direct(*tensors) else None
+            return otherwise(call) if y is None else y
 
         return run
 
@@ -107,6 +105,21 @@ def position_table(bias: Any, x: Tensor, owner: Owner) -> tuple[Tensor, Tensor |
     if type(bias) is Lookup and bias.table.dim() == 3 and bias.table.shape[1] == 1:
         return bias.table, bias.index(entries, entries, owner)
     return bias.by_outputs(entries, entries, x.dtype, owner), None
+
+
+def few_attended(tensors: tuple[Tensor | None, ...], index: Tensor | None, heads: int, scale: float, causal: bool,
+                 summed: bool) -> Tensor | None:
+    """`attend_entries` of tensors that `is_direct` accepts, the last of them the mask or table, or `None` where other
+    operators compute them, or say what does not fit: where a mask has a gradient, or shapes are not those of the node.
+    """
+    table = tensors[-1]
+    if index is None and table is not None and table.requires_grad:
+        return None
+    try:
+        return attend_entries(None, composed_attention(heads, scale, causal, index, summed), *tensors, index, heads,
+                              scale, causal, summed)
+    except (RuntimeError, ValueError):  # from the check of shapes
+        return None
 
 
 def composed_attention(heads: int, scale: float, causal: bool, index: Tensor | None = None, summed: bool = False

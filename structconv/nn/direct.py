@@ -25,7 +25,7 @@ from structconv.bases.shift import Shift, ShiftTransposed
 from structconv.bases.sparse import Sparse
 from structconv.derived import Owner
 from structconv.kernels.additive_attention import known as known_activation
-from structconv.kernels.small_attention import composed_attention, is_first, is_small, position_table
+from structconv.kernels.small_attention import few_attended, is_first, is_small, position_table
 from structconv.kernels.sparse_attention import sorted_edges
 from structconv.mechanisms.expression import Inputs
 from structconv.mechanisms.graphs import Adjacency
@@ -49,7 +49,6 @@ from structconv.primitives.native.layer import (
     attend_by_dots,
     attend_by_pairs,
     attend_by_terms,
-    attend_entries,
     convolve,
     convolve_with_self,
 )
@@ -527,9 +526,9 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
     else:
         return None
     tensors, others = (x, q, q_bias, k, k_bias, value, added, output, bias), x if z is None else z
-    if others.shape[-1] != q.shape[1] or not x.shape[-1] == k.shape[1] == value.shape[1]:
-        return None
     if not is_direct(*tensors, z) or kernels() is None or not is_plain(layer, Normalized, *modules):
+        return None
+    if others.shape[-1] != q.shape[-1] or not x.shape[-1] == k.shape[-1] == value.shape[1]:
         return None
     causal, depth = structure is not None or (mask is not None and type(mask._mask) is Causal), len(q) // heads
     number = depth ** -0.5 if scale is None else scale
@@ -540,8 +539,7 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
             table, index = position_table(term.forward(Inputs(x, x)), x, owner)
             if table.shape[-3] not in (1, heads) or not is_direct(x, table):
                 return None
-        return attend_entries(None, composed_attention(heads, number, causal, index, summed), *tensors, table, index,
-                              heads, number, causal, summed)
+        return few_attended((*tensors, table), index, heads, number, causal, summed)
     if output is None or term is not None or len(q) != len(value) or (causal and z is not None):
         return None
     added = None if added is None else added.flatten()

@@ -345,3 +345,51 @@ def test_attention_of_few_queries_to_other_keys_is_what_a_plan_gives(heads, bias
     torch.testing.assert_close(many[1], layer(query, keys), rtol=1e-4, atol=1e-5)
     with pytest.raises(sc.ShapeError):
         layer(query, query)
+
+
+BIASED = (DotProduct(2, 3).scaled() + RelativeBias(2)).softmax()
+
+
+@pytest.mark.parametrize("weight", [Full(), HeadBlocks(), LowRank(3)], ids=lambda weight: type(weight).__name__)
+def test_a_table_of_each_output_has_a_gradient(weight):
+    layer, x = Conv(BIASED, 6, 4, weight=weight), torch.randn(2, 7, 6)
+    table = layer.position_bias.table = nn.Parameter(layer.position_bias.table.detach().expand(2, 7, 5).clone())
+    wide = copy.deepcopy(layer).double()
+    layer(x).square().sum().backward()
+    y = torch.einsum("...kmn,...mp,kpq->...nq", wide.basis(x.double()).dense(), x.double(), wide.weight().dense())
+    (y + wide.bias).square().sum().backward()
+    assert table.grad is not None
+    torch.testing.assert_close(table.grad.double(), wide.position_bias.table.grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("path", [None, "channels_first", "between"])
+@pytest.mark.parametrize("weight", [Full(), HeadBlocks(), LowRank(3)], ids=lambda weight: type(weight).__name__)
+def test_attention_of_few_entries_takes_one_number_as_its_bias(weight, path):
+    if (path == "between") > (type(weight) is LowRank):
+        pytest.skip("no such path")
+    layer, x = Conv(BIASED, 6, 4, weight=weight), torch.randn(2, 7, 6)
+    layer.path = path
+    with torch.no_grad():
+        layer.bias.fill_(0.7)
+    expected = layer(x)
+    layer.bias = nn.Parameter(torch.tensor([0.7]))
+    y = layer(x)
+    torch.testing.assert_close(y, expected)
+    y.sum().backward()
+    torch.testing.assert_close(layer.bias.grad, torch.tensor([2.0 * 7 * 4]))
+
+
+@pytest.mark.parametrize("weight", [Full(), HeadBlocks(), LowRank(3)], ids=lambda weight: type(weight).__name__)
+def test_errors_of_parameters_are_those_of_usual_operators(weight):
+    layer, x = Conv(BIASED, 6, 4, weight=weight), torch.randn(2, 7, 6)
+    query = layer.attention.query
+    for wrong in ((5, 6), (8, 6), (6,)):
+        original, query.weight = query.weight, nn.Parameter(torch.randn(wrong))
+        with pytest.raises(RuntimeError) as raised:
+            layer(x)
+        assert "attend_entries" not in str(raised.value)
+        query.weight = original
+    layer.position_bias.table = nn.Parameter(torch.randn(2, 1, 4))
+    with pytest.raises(RuntimeError) as raised:
+        layer(x)
+    assert "attend_entries" not in str(raised.value)
