@@ -1,8 +1,8 @@
 """Small calls of common layers, straight to their kernel: `direct_of` an expression.
 
 On few entries the way to a kernel (evaluate the expression, compute the key, find the plan) takes longer than the
-kernel. For some expressions the kernel is known in advance. A `Direct` checks that a plan would compute nothing else,
-and reads the parameters and the edges in each call. Nothing but the last positions is stored between calls.
+kernel. For some expressions the kernel is known in advance. A `Direct` checks that a plan would give the same
+numbers, and reads the parameters and the edges in each call. Only the last places in a table are stored between calls.
 """
 
 from __future__ import annotations
