@@ -759,7 +759,8 @@ class _AvgPool(_Layer):
                 numbers, size, stride, padding = input.numel(), self.kernel_size, self.stride, self.padding
                 axes, divisor = self.axes, self.divisor_override
                 if numbers < FEW_SUMMED:
-                    by_torch = input.requires_grad or (numbers < FEWEST_SUMMED and axes > 1)
+                    by_torch = ((input.requires_grad and torch.is_grad_enabled())
+                                or (numbers < FEWEST_SUMMED and axes > 1))
                     if not by_torch and divisor is None:
                         y = few_means(input, size, stride, padding, axes)
                         if y is not None:
