@@ -513,7 +513,7 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
         if type(by_values) is not Factor or type(by_output) is not Factor or kind.shared_by != 1:
             return None
         added = layer._parameters.get("value_bias")
-        value, output = by_values._parameters.get("weight"), by_output._parameters.get("weight")
+        value, output = by_values._parameters.get("weight"), cast("Any", by_output._parameters.get("weight"))
         if value is None or output is None or (layer._added and added is None and layer.value_bias is not None):
             return None
         modules += [by_values, by_output]
@@ -525,24 +525,22 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
         channels = value.shape[2]
     else:
         return None
-    tensors, others = (x, q, q_bias, k, k_bias, value, added, output, bias), x if z is None else z
-    if not is_direct(*tensors, z) or kernels() is None or not is_plain(layer, Normalized, *modules):
+    causal, depth = structure is not None or (mask is not None and type(mask._mask) is Causal), len(q) // heads
+    small = z is None and not (p and layer.training) and is_small(x.shape[-2], depth, channels)
+    if not small and (output is None or term is not None or len(q) != len(value) or (causal and z is not None)):
+        return None
+    if kernels() is None or not is_plain(layer, Normalized, *modules):
+        return None
+    table, index = (None, None) if term is None else position_table(term.forward(Inputs(x, x)), x, owner)
+    tensors, others = (x, q, q_bias, k, k_bias, value, added, output, bias, table), x if z is None else z
+    if not is_direct(*tensors, z) or (table is not None and table.shape[-3] not in (1, heads)):
         return None
     if others.shape[-1] != q.shape[-1] or not x.shape[-1] == k.shape[-1] == value.shape[1]:
         return None
-    causal, depth = structure is not None or (mask is not None and type(mask._mask) is Causal), len(q) // heads
     number = depth ** -0.5 if scale is None else scale
-    drop = drawn(p, layer, heads) if p else NO_DROP
-    if z is None and not drop[0] and is_small(x.shape[-2], depth, channels):
-        table, index, summed = None, None, type(kind) is Full
-        if term is not None:
-            table, index = position_table(term.forward(Inputs(x, x)), x, owner)
-            if table.shape[-3] not in (1, heads) or not is_direct(x, table):
-                return None
-        return few_attended((*tensors, table), index, heads, number, causal, summed)
-    if output is None or term is not None or len(q) != len(value) or (causal and z is not None):
-        return None
-    added = None if added is None else added.flatten()
+    if small:
+        return few_attended(tensors, index, heads, number, causal, type(kind) is Full)
+    drop, added = drawn(p, layer, heads) if p else NO_DROP, None if added is None else added.flatten()
     of_values, later = (None, added) if drop[0] else (added, None)  # weights that are dropped do not sum to one
     q, k, v = [linear(rows if x.dim() == 3 else rows.unsqueeze(0), weight, b).unflatten(-1, (heads, -1)).transpose(1, 2)
                for rows, weight, b in ((others, q, q_bias), (x, k, k_bias), (x, value, of_values))]

@@ -170,12 +170,19 @@ def test_a_replaced_projection_is_called():
     torch.testing.assert_close(layer(x), planned(layer, x))
 
 
-@pytest.mark.parametrize("name", ["gat", "gatv2", "attention", "dots along edges"])
+DROPPED = {
+    "gat": lambda: GATConv(6, 3, heads=2, dropout=0.5),
+    "gatv2": lambda: GATv2Conv(6, 3, heads=2, dropout=0.5),
+    "attention": lambda: MultiheadAttention(6, 2, dropout=0.5),
+    "dots along edges": lambda: Conv(ALONG.dropout(0.5), 6, 8, weight=HeadBlocks()),
+    "heads side by side": lambda: Conv(DotProduct(2, 3).scaled().softmax().dropout(0.5), 6, 4, weight=HeadBlocks()),
+    "alibi": lambda: Conv((DotProduct(2, 3).scaled() + ALiBi()).softmax().dropout(0.5), 6, 4, weight=HeadBlocks()),
+}
+
+
+@pytest.mark.parametrize("name", DROPPED)
 def test_dropout_draws_as_a_plan_does(name):
-    layer, x, others = make(name)
-    dropped = (MultiheadAttention(6, 2, dropout=0.5) if name == "attention" else
-               Conv(ALONG.dropout(0.5), 6, 8, weight=HeadBlocks()) if name == "dots along edges" else
-               (GATConv if name == "gat" else GATv2Conv)(6, 3, heads=2, dropout=0.5))
+    (layer, x, others), dropped = make(name), DROPPED[name]()
     dropped.load_state_dict(layer.state_dict())
     results = []
     for limit in (None, 1 << 40):
