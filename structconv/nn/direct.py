@@ -529,7 +529,7 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
     small = z is None and not (p and layer.training) and is_small(x.shape[-2], depth, channels)
     if not small and (output is None or term is not None or len(q) != len(value) or (causal and z is not None)):
         return None
-    if kernels() is None or not is_plain(layer, Normalized, *modules):
+    if x.dtype is not torch.float32 or not x.is_cpu or kernels() is None or not is_plain(layer, Normalized, *modules):
         return None
     table, index = (None, None) if term is None else position_table(term.forward(Inputs(x, x)), x, owner)
     tensors, others = (x, q, q_bias, k, k_bias, value, added, output, bias, table), x if z is None else z
