@@ -39,7 +39,7 @@ from structconv.primitives.native.dispatch import drop_of, kernels
 from structconv.shapes import broadcast
 from structconv.structures.values import class_volume
 
-__all__ = ["Attended", "Held", "ScaledDotProduct", "matched", "whole_bias"]
+__all__ = ["Attended", "Held", "ScaledDotProduct", "bias_of", "whole_bias"]
 
 Held = Dense | GridLookup | Lookup | Distance
 #: Weights of all pairs up to which a bias is held whole for torch's operator.
@@ -129,11 +129,15 @@ class ScaledDotProduct(Applied):
         if problem.relative is not None or softmax is None:
             return None  # the weights are wanted too
         basis, dropout = softmax
-        match = matched(basis, whole_bias(basis, problem.sizes.nominal))
+        match = matched(basis, self.held_bias(basis, problem))
         if match is None or not (dropout.p or (match.existing.causal and (match.existing.masked or match.bias))):
             return match
         native = problem.x.dtype is torch.float32 and problem.x.device.type == "cpu" and kernels() is not None
         return match._replace(dropout=dropout) if native and not is_compiling() else None
+
+    def held_bias(self, basis: Normalized, problem: Problem) -> Held | None:
+        """The bias of the scores that the operator holds whole."""
+        return whole_bias(basis, problem.sizes.nominal)
 
     def application_cost(self, match: Attended, problem: Problem, channels: int, mode: str) -> Cost:
         fused = application(problem.basis, problem.sizes, channels, mode).repeated(FUSED_SHARE)
@@ -162,9 +166,14 @@ def matched(basis: Normalized, bias: Held | Moved | None) -> Attended | None:
                     None if bias is None else materializer(bias), Owner())
 
 
+def bias_of(weights: Normalized) -> Held | None:
+    """The term beside the product that has a number for each pair."""
+    return cast("Held | None", product_and_bias(unmasked(weights.child), lambda part: isinstance(part, Held))[1])
+
+
 def whole_bias(weights: Normalized, nominal: bool = False) -> Held | None:
     """The bias that is a table of all pairs, or that is small enough to hold at all pairs where no mask is."""
-    bias = cast("Held | None", product_and_bias(unmasked(weights.child), lambda part: isinstance(part, Held))[1])
+    bias = bias_of(weights)
     if bias is None or isinstance(bias, Dense):
         return bias
     if weights.child.support() is not None or (isinstance(bias, Lookup) and bias.kind == "position"):

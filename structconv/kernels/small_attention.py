@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,8 +11,7 @@ from structconv.bases.entrywise import Normalized
 from structconv.bases.positions import Lookup
 from structconv.bases.tree import Projected
 from structconv.derived import Owner
-from structconv.kernels.dense_attention import Attended, Held, ScaledDotProduct, matched
-from structconv.kernels.expressions import product_and_bias, softmax_over_inputs, unmasked
+from structconv.kernels.dense_attention import Attended, Held, ScaledDotProduct, bias_of
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives.fused_attention import all_pairs
@@ -34,7 +33,7 @@ _MOST_CHANNELS = 256
 
 
 def is_small(entries: int, *channels: int) -> bool:
-    """Return True if one kernel should compute attention of so many entries with so many channels of a head."""
+    """Return True if attention among `entries`, whose heads have these numbers of channels, is to be one kernel."""
     return entries <= _MOST_ENTRIES and max(channels) <= _MOST_CHANNELS
 
 
@@ -53,15 +52,14 @@ class SmallAttention(ScaledDotProduct):
         if x.dim() not in (2, 3) or kernels() is None or problem.sizes.nominal or problem.inputs != problem.outputs:
             return None
         value, _ = _matrices(theta, x)
-        softmax = None if value is None or problem.relative is not None else softmax_over_inputs(problem.basis)
-        if softmax is None or softmax[1].p:
-            return None
-        bias = product_and_bias(unmasked(softmax[0].child), lambda part: isinstance(part, Held))[1]
-        match = matched(softmax[0], cast("Held | None", bias))
+        match = None if value is None else super().match(problem)
         if match is None or match.existing.masked or match.size != theta.size:
             return None
         channels = value.shape[2] if value.dim() == 3 else len(value) // theta.size
         return match if is_small(problem.inputs, match.depth, channels) else None
+
+    def held_bias(self, basis: Normalized, problem: Problem) -> Held | None:
+        return bias_of(basis)
 
     def paths(self, match: Attended, problem: Problem) -> tuple[str, ...]:
         return ("between" if isinstance(problem.theta, LowRank) else "channels_first",)

@@ -95,12 +95,8 @@ def direct_of(root: Any) -> Direct | None:
         return None
     if root.join is not None and root.join != "add":
         return _with_self(root) if root.join == "concat" and not root.steps else None
-    leaf, term, modules = root.mechanisms()[0], None, root._step_modules()
-    if root.join is not None:
-        found = _with_term(root.mechanisms())
-        if found is None:
-            return None
-        leaf, own_scale, term = found
+    leaf, scale, term = (root.mechanisms()[0], 1.0, None) if root.join is None else _with_term(root.mechanisms())
+    modules = root._step_modules()
     names, options = [step.name for step in root.steps], {step.name: dict(step.options) for step in root.steps}
     if type(leaf) is Cuboid and names == ["transpose"] and (padding := _padding(leaf)) is not None:
         return partial(_convolve_transposed, leaf, padding)
@@ -124,18 +120,19 @@ def direct_of(root: Any) -> Direct | None:
         return partial(_attend_pairs, leaf, mask, slope, p) if name == "leaky_relu" else None
     if type(leaf) is not DotProduct or leaf.shared_by != 1 or not leaf.projects or leaf.rotary or leaf.feature:
         return None
-    scale = options["scaled"]["scale"] if "scaled" in names else 1.0 if term is None else own_scale
-    if isinstance(scale, Tensor) or sorted(names[:-1]) not in ([], ["masked"], *(
-            () if term is not None else (["scaled"], ["masked", "scaled"]))):
+    if term is None and names.count("scaled") == 1:
+        names.remove("scaled")
+        scale = options["scaled"]["scale"]
+    if names[:-1] not in ([], ["masked"]) or isinstance(scale, Tensor) or (reads is STRUCTURE and term is not None):
         return None
     if reads is STRUCTURE:
-        return partial(_attend_dots, leaf, mask, scale, p, None) if term is None else None
+        return partial(_attend_dots, leaf, mask, scale, p, None)
     known = mask is None or reads is STRUCTURE_IF_GIVEN or type(reads) is Causal
     return partial(_attend_entries, leaf, mask, scale, p, term, Owner()) if known else None
 
 
-def _with_term(parts: Any) -> tuple[DotProduct, float | None, Any] | None:
-    """The dot product of a sum, its scale, and the term of positions beside it; `None` of another sum."""
+def _with_term(parts: Any) -> tuple[Any, Any, Any]:
+    """The dot product of a sum, its scale, and the term of positions beside it; no dot product of another sum."""
     term = next((part for part in parts if type(part) in (ALiBi, RelativeBias)), None)
     leaf, scale = next((part for part in parts if part is not term), None), 1.0
     if type(leaf) is Operation and leaf.join is None and [step.name for step in leaf.steps] == ["scaled"] and not (
@@ -143,13 +140,13 @@ def _with_term(parts: Any) -> tuple[DotProduct, float | None, Any] | None:
         scale, leaf = dict(leaf.steps[0].options)["scale"], leaf.mechanisms()[0]
     if (len(parts) != 2 or type(leaf) is not DotProduct or term is None or "_reads" in term.__dict__
             or term._structure_name is not None or isinstance(getattr(term, "clip", None), tuple)):
-        return None
+        return None, 1.0, None
     return leaf, scale, term
 
 
-def step_of(root: Any) -> DirectStep | None:
-    """Return the direct call of layers with this expression for few outputs z of another x, if there is one."""
-    direct: Any = direct_of(root)
+def step_of(root: Any, direct: Any) -> DirectStep | None:
+    """Return the direct call of layers with this expression for few outputs z of another x, if there is one; `direct`
+    is what `direct_of` returns."""
     if getattr(direct, "func", None) is _attend_entries:
         return partial(_attend_others, direct)
     if type(root) is not Operation or root.join is not None or "_names" in root.__dict__ or "_reads" in root.__dict__:
@@ -456,13 +453,10 @@ def _attend_dots(leaf: DotProduct, mask: Any, scale: float | None, p: float, bes
     theta = weight._parameters.get("theta")
     if theta is None or type(getattr(weight, "kind", None)) is not HeadBlocks or layer._added:
         return None
-    if type(query) is not Projection or type(key) is not Projection:
+    projected = _projected(query, key)
+    if projected is None:
         return None
-    of_query: Any = query._parameters
-    of_key: Any = key._parameters
-    if of_query.keys() != _LINEAR or of_key.keys() != _LINEAR:  # a tensor may be in the place of a parameter
-        return None
-    q, q_bias, k, k_bias = of_query["weight"], of_query["bias"], of_key["weight"], of_key["bias"]
+    q, q_bias, k, k_bias = projected
     if not is_direct(x, q, q_bias, k, k_bias, theta, root, bias):
         return None
     if must_be_planned(Normalized) or not is_plain(
@@ -478,6 +472,17 @@ def _attend_dots(leaf: DotProduct, mask: Any, scale: float | None, p: float, bes
     drop = drawn(p, layer, heads) if p else NO_DROP
     y = attend_by_dots(*prepared, x, q, q_bias, k, k_bias, theta, None, bias, heads, number, drop)
     return y if root is None else torch.addmm(y, x, root.squeeze(0))
+
+
+def _projected(query: Any, key: Any) -> tuple[Any, Any, Any, Any] | None:
+    """The weight and bias of queries and of keys; `None` where a tensor, say, is in the place of a parameter."""
+    if type(query) is not Projection or type(key) is not Projection:
+        return None
+    of_query: Any = query._parameters
+    of_key: Any = key._parameters
+    if of_query.keys() != _LINEAR or of_key.keys() != _LINEAR:
+        return None
+    return of_query["weight"], of_query["bias"], of_key["weight"], of_key["bias"]
 
 
 def _attend_others(direct: Any, layer: Any, x: Any, z: Tensor) -> Tensor | None:
@@ -498,15 +503,12 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
         return None
     parts, weight, bias, added = leaf._modules, layer._modules["weight"], _bias(layer), None
     query, key, heads, kind = parts["query"], parts["key"], leaf.heads, getattr(weight, "kind", None)
-    if type(query) is not Projection or type(key) is not Projection:
-        return None
-    of_query: Any = query._parameters
-    of_key: Any = key._parameters
-    if of_query.keys() != _LINEAR or of_key.keys() != _LINEAR:  # as above
+    projected = _projected(query, key)
+    if projected is None:
         return None
     if structure is not None and (type(structure) is not Causal or mask is None or type(mask._mask) is Causal):
         return None
-    q, q_bias, k, k_bias = of_query["weight"], of_query["bias"], of_key["weight"], of_key["bias"]
+    q, q_bias, k, k_bias = projected
     modules = [leaf, weight, query, key, *((mask,) if mask is not None else ()), *((term,) if term is not None else ())]
     if type(kind) is LowRank:
         by_values, by_output = weight._modules.get("value"), weight._modules.get("output")

@@ -187,8 +187,9 @@ class Expressed(Layer):
         for shared in links:
             shared.renew(modules)
         root = over_leaves(root, {id(leaf): modules.get(name) for name, leaf in leaves}, training)
+        direct = direct_of(root)
         own["_expression"] = _Expression(root, tuple((name, modules.get(name)) for name, _ in leaves), links,
-                                         training, direct_of(root), step_of(root))
+                                         training, direct, step_of(root, direct))
         return root
 
     def _express(self, mechanism: Any) -> None:

@@ -110,7 +110,7 @@ class Blocks:
         return next(count for count in range(most, 0, -1) if size % count == 0)
 
     def spans(self) -> Iterator[Span]:
-        """All blocks, those of equal heads one after the other and in the order of their outputs."""
+        """Yield each block: for each group of heads in turn, the blocks in the order of their outputs."""
         for first in range(0, self.q.shape[0], self.group):
             last = min(first + self.group, self.q.shape[0])
             for start in range(0, self.outputs, self.step):

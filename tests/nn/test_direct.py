@@ -239,6 +239,16 @@ def test_attention_of_few_entries_is_what_the_planner_would_choose(name):
     torch.testing.assert_close(layer(x), planned(layer, x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("scores", [
+    DotProduct(2, 3).scaled(0.5).scaled(0.3), (DotProduct(2, 3).scaled(0.5) + ALiBi()).scaled(0.3),
+    DotProduct(2, 3) + ALiBi() + ALiBi(), DotProduct(2, 3) + DotProduct(2, 3)],
+    ids=["scaled twice", "scaled with its term", "two terms", "two products"])
+def test_other_scores_are_planned(scores):
+    layer, x = Conv(scores.softmax(), 6, 4, weight=HeadBlocks()), torch.randn(2, 5, 6)
+    y = torch.einsum("...kmn,...mp,kpq->...nq", layer.basis(x).dense(), x, layer.weight().dense()) + layer.bias
+    torch.testing.assert_close(layer(x), y, rtol=1e-4, atol=1e-5)
+
+
 def test_long_kernels_over_many_pixels_are_planned():
     x, layer = torch.empty(16, 64, 64, 64), Conv2d(64, 64, 9, padding=4)
     assert layer._directly(x) is None and "transforms" in str(layer.plan(x))
