@@ -15,12 +15,22 @@ from torch import Tensor
 
 from structconv.bases.base import BASES, Basis, operator
 from structconv.bases.dense import Dense
-from structconv.bases.entrywise import Dropped, LeakyReLU, Mapped, Masked, Normalized, Outer, Product, Sum, check_sizes
+from structconv.bases.entrywise import (
+    Dropped,
+    LeakyReLU,
+    Mapped,
+    Masked,
+    Normalized,
+    Outer,
+    Product,
+    Sum,
+    check_same_entries,
+    check_sizes,
+)
 from structconv.bases.linear import Composed, Concat, LinearSum, Mixed, Repeated, Scaled, Transposed
 from structconv.bases.normalizations import LogSoftmax, NormalizedBy, SinkSoftmax, normalization
 from structconv.bases.pairs import NORMALIZATIONS
 from structconv.bases.pairwise import both, nodes
-from structconv.bases.sizes import check_same_entries
 from structconv.bases.tree import Leaf
 from structconv.errors import ConfigError, ShapeError, StructureError, class_remedy
 from structconv.shapes import check_choice, check_number

@@ -201,10 +201,6 @@ class Algebra(Generic[T]):
         """Zero each weight with probability p and scale the others by 1/(1-p), when training."""
         return self._operate("dropout", self, p=p)
 
-
-class ScoreMaps(Algebra[T]):
-    """The entry-wise maps that have a name."""
-
     @explained
     def leaky_relu(self, negative_slope: float = 0.2) -> T:
         """max(a, 0) + negative_slope min(a, 0), entry by entry."""
@@ -231,7 +227,7 @@ class ScoreMaps(Algebra[T]):
         return self._operate("softcap", self, cap=cap)
 
 
-class Basis(FrozenValue, ScoreMaps["Basis"], abc.ABC):
+class Basis(FrozenValue, Algebra["Basis"], abc.ABC):
     """A lazy tensor A of shape (..., K, M, N): K matrices from M inputs to N outputs.
 
     A subclass gives `size`, `num_inputs`, `num_outputs` and `dense()`; everything else has a default.

@@ -15,7 +15,6 @@ from torch import Tensor
 from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Pairs, normalized
 from structconv.bases.pairwise import Pairwise, both, complete, entries, listed_graph, reach
-from structconv.bases.sizes import AS_CHILD, OverChild, OverTwo, check_same_entries, sized
 from structconv.errors import ShapeError, text_of
 from structconv.primitives.hashing import hash_uniform
 from structconv.shapes import broadcast
@@ -26,6 +25,36 @@ from structconv.structures.supports import Support
 from structconv.structures.values import altered
 
 __all__ = ["Dropped", "LeakyReLU", "Mapped", "Masked", "Normalized", "Outer", "Product", "Sum"]
+
+
+class OverChild(Basis):
+    """Sizes and device are those of another basis."""
+
+    child: Basis
+
+    @property
+    def size(self) -> int:
+        return self.child.size
+
+    @property
+    def num_inputs(self) -> int:
+        return self.child.num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.child.num_outputs
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return self.child.batch_shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.child.device
+
+    @property
+    def has_scores(self) -> bool:
+        return self.child.has_scores
 
 
 @value
@@ -52,6 +81,51 @@ class SamePattern(Unary):
 
     def reach(self) -> Support | None:
         return reach(self.child)
+
+
+#: Classes with the K, M and N of their child.
+AS_CHILD: set[type[Basis]] = set()
+
+
+def sized(basis: Basis) -> Basis:
+    """The basis that tells K, M and N, below nodes that have those of their child."""
+    while type(basis) in AS_CHILD:
+        basis = basis.child  # type: ignore[attr-defined]
+    return basis
+
+
+def check_same_entries(owner: str, first: Basis, second: Basis) -> None:
+    """Raise `ShapeError` unless two bases have the same M and N."""
+    first, second = sized(first), sized(second)
+    if first.num_inputs != second.num_inputs or first.num_outputs != second.num_outputs:
+        raise ShapeError(owner, "both bases must have the same inputs M and outputs N",
+                         " and ".join(f"M={basis.num_inputs}, N={basis.num_outputs}" for basis in (first, second)))
+
+
+def check_sizes(owner: str, first: Basis, second: Basis) -> None:
+    """Raise `ShapeError` unless the sizes K are equal or one of them is 1."""
+    if first.size != second.size and 1 not in (first.size, second.size):
+        raise ShapeError(owner, "the sizes K of both bases must be equal, or one of them 1",
+                         f"{first.size} and {second.size}", "Use a.outer(b) for every pair of heads.")
+
+
+class OverTwo(Basis):
+    """Inputs and outputs are those of two bases."""
+
+    first: Basis
+    second: Basis
+
+    @property
+    def num_inputs(self) -> int:
+        return self.first.num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.first.num_outputs
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return broadcast(self.first.batch_shape, self.second.batch_shape)
 
 
 @value
@@ -85,25 +159,6 @@ class Binary(OverTwo, Pairwise):
         check_same_entries(self.written, self.first, self.second)
 
 
-def _common_pattern(first: Basis, second: Basis) -> Graph | None:
-    """Return the graph on which a product can be evaluated; a side that normalizes needs all of its own pairs. Each
-    pair is listed once, because the product of two sums over repeated edges is not the sum of products."""
-    patterns = [basis.pattern() for basis in (first, second) if complete(basis)]
-    if patterns:
-        return patterns[0] if all(graph is patterns[0] for graph in patterns) else None
-    graph = first.pattern() or second.pattern()
-    if graph is None or first.has_scores or second.has_scores:
-        return graph
-    return distinct(graph)
-
-
-def check_sizes(owner: str, first: Basis, second: Basis) -> None:
-    """Raise `ShapeError` unless the sizes K are equal or one of them is 1."""
-    if first.size != second.size and 1 not in (first.size, second.size):
-        raise ShapeError(owner, "the sizes K of both bases must be equal, or one of them 1",
-                         f"{first.size} and {second.size}", "Use a.outer(b) for every pair of heads.")
-
-
 @value
 class Sum(Binary):
     """a_k + b_k.
@@ -128,8 +183,24 @@ class Sum(Binary):
         return self.first.evaluate(pairs) + self.second.evaluate(pairs)
 
 
+class Products(Binary):
+    """A node whose entries are zero where those of one of its children are."""
+
+    def pattern(self) -> Graph | None:
+        """Return the graph on which the product can be evaluated; a side that normalizes needs all of its own pairs.
+        Each pair is listed once, because the product of two sums over repeated edges is not the sum of products."""
+        patterns = [basis.pattern() for basis in (self.first, self.second) if complete(basis)]
+        if patterns:
+            return patterns[0] if all(graph is patterns[0] for graph in patterns) else None
+        graph = self.first.pattern() or self.second.pattern()
+        return graph if graph is None or self.has_scores else distinct(graph)
+
+    def reach(self) -> Support | None:
+        return both(reach(self.first), reach(self.second))
+
+
 @value
-class Product(Binary):
+class Product(Products):
     """a_k * b_k, entry by entry; evaluated only where the sparser of the two is not zero.
 
     Example:
@@ -148,18 +219,12 @@ class Product(Binary):
         super().__post_init__()
         check_sizes("a * b", self.first, self.second)
 
-    def pattern(self) -> Graph | None:
-        return _common_pattern(self.first, self.second)
-
-    def reach(self) -> Support | None:
-        return both(reach(self.first), reach(self.second))
-
     def evaluate(self, pairs: Pairs) -> Tensor:
         return self.first.evaluate(pairs) * self.second.evaluate(pairs)
 
 
 @value
-class Outer(Binary):
+class Outer(Products):
     """a_k' * b_k'', entry by entry, for every pair of heads; k = k' K'' + k''.
 
     Example:
@@ -171,18 +236,11 @@ class Outer(Binary):
     """
 
     written = "a.outer(b)"
+    _shown = "{0.first!r}.outer({0.second!r})"
 
     @property
     def size(self) -> int:
         return self.first.size * self.second.size
-
-    _shown = "{0.first!r}.outer({0.second!r})"
-
-    def pattern(self) -> Graph | None:
-        return _common_pattern(self.first, self.second)
-
-    def reach(self) -> Support | None:
-        return both(reach(self.first), reach(self.second))
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         axis = -1 - len(pairs.shape)

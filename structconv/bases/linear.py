@@ -11,12 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from structconv.bases.base import Basis, value
-from structconv.bases.entrywise import SamePattern, Unary
+from structconv.bases.entrywise import AS_CHILD, OverTwo, SamePattern, Unary
 from structconv.bases.pairs import Edges, Pairs
 from structconv.bases.pairwise import entries, reach
-from structconv.bases.sizes import AS_CHILD, OverParts, OverTwo, first_dtype
 from structconv.errors import ShapeError
-from structconv.shapes import concatenate, total
+from structconv.shapes import broadcast, concatenate, total
 from structconv.structures.graph import Graph
 from structconv.structures.samples import EachWithin, Restriction, Samples
 from structconv.structures.supports import Support
@@ -32,6 +31,42 @@ def _fold(t: Tensor) -> Tensor:
 def _unfold(t: Tensor, size: int) -> Tensor:
     """(..., N, K C) -> (..., K, N, C): the inverse of `_fold`."""
     return t.unflatten(-1, (size, -1)).movedim(-2, -3)
+
+
+def first_dtype(*bases: Basis) -> torch.dtype | None:
+    """The dtype of the first basis that has one; bases without tensors of numbers take the dtype of the others."""
+    return next((dtype for dtype in (getattr(basis, "dtype", None) for basis in bases) if dtype is not None), None)
+
+
+class OverParts(Basis):
+    """A basis with the K matrices of each part, in order."""
+
+    parts: tuple[Basis, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.parts)
+
+    @property
+    def num_inputs(self) -> int:
+        return self.parts[0].num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.parts[0].num_outputs
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return broadcast(*(part.batch_shape for part in self.parts))
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of the first part that has one."""
+        return first_dtype(*self.parts)
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0].device
 
 
 @value

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis, value
+from structconv.bases.entrywise import OverChild
 from structconv.bases.pairs import Block, Edges, Pairs
 from structconv.bases.pairwise import Pairwise
-from structconv.bases.sizes import OverChild
 from structconv.derived import Owner
 from structconv.errors import StructureError
 from structconv.shapes import broadcast

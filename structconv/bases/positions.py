@@ -10,8 +10,7 @@ from torch import Tensor
 from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Pairs
 from structconv.bases.pairwise import Pairwise
-from structconv.bases.scores import Score
-from structconv.bases.sizes import Sized
+from structconv.bases.scores import Score, Sized
 from structconv.derived import Owner, derived, is_plain, latest
 from structconv.errors import StructureError
 from structconv.primitives.functions import sum_dtype
@@ -20,8 +19,6 @@ from structconv.structures.samples import Restriction
 from structconv.structures.values import altered
 
 __all__ = ["ClippedShifts", "Distance", "GaussianBump", "GridLookup", "Lookup"]
-
-BUCKETS = ("clip", "log", "log_causal", "position")
 
 
 def bucket(kind: str, clip: int, source: Tensor, target: Tensor) -> Tensor:

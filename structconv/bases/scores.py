@@ -17,8 +17,8 @@ from torch import Tensor
 from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Block, Edges, Pairs
 from structconv.bases.pairwise import Pairwise
-from structconv.bases.sizes import OnGraph, QueryKey, Sized, SourceTarget
-from structconv.bases.tree import Term
+from structconv.bases.sparse import OnGraph
+from structconv.bases.tree import Projected, Term
 from structconv.derived import values_known
 from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.functions import finite
@@ -111,7 +111,7 @@ def _expanded(evaluate: Callable[[Any, Pairs], Tensor]) -> Callable[[Any, Pairs]
 
 
 @value
-class Bilinear(QueryKey, Score):
+class Bilinear(Score):
     """a_kmn = <query_kn, key_km>, with query (..., K, N, D) and key (..., K, M, D).
 
     Example:
@@ -132,6 +132,35 @@ class Bilinear(QueryKey, Score):
         return self.query.shape[-1]
 
     _terms = property(lambda self: self.depth)
+
+    @property
+    def size(self) -> int:
+        query, key = self.query, self.key
+        first: int = query.heads if type(query) is Projected else query.shape[-3]
+        second: int = key.heads if type(key) is Projected else key.shape[-3]
+        return max(first, second)
+
+    @property
+    def device(self) -> torch.device:
+        return self.query.device
+
+    @property
+    def num_inputs(self) -> int:
+        rows: Tensor = getattr(self.key, "x", self.key)
+        return rows.shape[-2]
+
+    @property
+    def num_outputs(self) -> int:
+        rows: Tensor = getattr(self.query, "x", self.query)
+        return rows.shape[-2]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return broadcast(self.query.shape[:-3], self.key.shape[:-3])
+
+    def restricted(self, to: Restriction) -> Basis | None:
+        cut: Basis = altered(self, query=to.of_outputs(self.query, -2, 3), key=to.of_inputs(self.key, -2, 3))
+        return cut
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         return _guarded(pairs, lambda key, query: pairs.bilinear(query, key), self.key, self.query)
@@ -179,6 +208,21 @@ class Affine(Score):
 
     def restricted(self, to: Restriction) -> Affine:
         return Affine(to.of_inputs(self.source, -1, 2), to.of_outputs(self.target, -1, 2))
+
+
+class SourceTarget(Basis):
+    """Entries that come from rows (..., M, P) of the inputs and (..., N, P') of the outputs."""
+
+    source: Tensor
+    target: Tensor
+
+    @property
+    def num_inputs(self) -> int:
+        return self.source.shape[-2]
+
+    @property
+    def num_outputs(self) -> int:
+        return self.target.shape[-2]
 
 
 @value
@@ -317,6 +361,28 @@ def _equal_edges(first: Tensor, second: Tensor) -> bool:
     if first is second or torch.compiler.is_compiling():
         return first is second
     return first.shape == second.shape and torch.equal(first, second)
+
+
+class Sized(Basis):
+    """A basis without a tensor of M or N rows: the sizes are given as numbers."""
+
+    ENTRY_COUNTS = ("inputs", "outputs")
+
+    inputs: int
+    outputs: int
+
+    @property
+    def num_inputs(self) -> int:
+        return self.inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.outputs
+
+    def _resized(self, to: Restriction) -> Basis:
+        """Return the basis with the numbers of inputs and outputs of the selected samples."""
+        resized: Basis = altered(self, inputs=to.inputs, outputs=to.outputs)
+        return resized
 
 
 @value

@@ -13,16 +13,46 @@ from torch import Tensor
 from structconv.bases.base import OPERATORS, Basis, value
 from structconv.bases.dense import check_heads
 from structconv.bases.pairs import Edges, Pairs
-from structconv.bases.sizes import GraphValues
 from structconv.bases.tree import tensor
 from structconv.derived import derived
 from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.primitives.csr import spmm
 from structconv.primitives.sorting import search, stable_sort
 from structconv.shapes import alike
-from structconv.structures.graph import Graph
+from structconv.structures.graph import Graph, listed_edges
 
 __all__ = ["Sparse"]
+
+
+class OnGraph(Basis):
+    """Entries at the edges of a graph."""
+
+    graph: Graph
+
+    @property
+    def num_inputs(self) -> int:
+        return self.graph.num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.graph.num_outputs
+
+
+class GraphValues(OnGraph):
+    """Given values at the edges, or ones where there are none."""
+
+    ENTRY_COUNTS = ("values",)
+
+    values: Tensor | None
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of the values, which x must share; `None` where they are ones."""
+        return None if self.values is None else self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return listed_edges(self.graph)[0].device
 
 
 @value

@@ -11,8 +11,7 @@ from torch import Tensor
 from structconv.bases.base import Basis, value
 from structconv.bases.dense import check_heads
 from structconv.bases.pairs import Pairs
-from structconv.bases.sizes import GraphValues
-from structconv.bases.sparse import EdgeGroups
+from structconv.bases.sparse import EdgeGroups, GraphValues
 from structconv.derived import derived, is_plain
 from structconv.errors import ShapeError, StructureError, text_of
 from structconv.primitives.csr import spmm

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from structconv import torch_compat as private
 from structconv.arguments import check_constructor
-from structconv.bases.base import BASES, Basis, ScoreMaps, is_basis
+from structconv.bases.base import BASES, Algebra, Basis, is_basis
 from structconv.bases.dense import Dense
 from structconv.bases.linear import BlockDiagonal
 from structconv.bases.placed import placed
@@ -201,7 +201,7 @@ _BATCHING = ("apart", "structure", "pairs", "offsets")
 _READS = ("content", "structure", "projected", "sibling", "positions")
 
 
-class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
+class Mechanism(Algebra["Mechanism"], Named, nn.Module):
     """A module that builds a basis: y = sum_k A_k^T x Theta_k with A = mechanism(inputs).
 
     A subclass defines one method, `forward(inputs)`, which returns a `Basis` or a tensor (..., K, M, N), and `size`, if

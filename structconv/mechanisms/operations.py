@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from structconv import torch_compat as private
 from structconv.bases.algebra import check_mask, check_normalization  # which registers the operators, too
 from structconv.bases.base import OPERATORS, Basis
-from structconv.bases.entrywise import LeakyReLU, Masked, Normalized
+from structconv.bases.entrywise import LeakyReLU, Masked, Normalized, sized
 from structconv.bases.linear import Concat, Scaled
 from structconv.bases.scores import Bilinear
-from structconv.bases.sizes import sized
 from structconv.bases.tree import Function, Projected
 from structconv.errors import ConfigError, ShapeError, StructureError, class_remedy
 from structconv.mechanisms.expression import Inputs, Mechanism
@@ -317,7 +316,6 @@ class Operation(Mechanism):
             _check_own_heads(mechanisms, self._joined_size)
         if self._size != self._joined_size:
             _check_own_heads(mechanisms, self._size)
-        self._sizes = tuple(operand.size for operand in mechanisms)
         #: True if inputs and outputs are exchanged.
         self._turned = [step.name for step in steps].count("transpose") % 2 == 1
 
