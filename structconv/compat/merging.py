@@ -17,8 +17,8 @@ from structconv.compat import torch as own
 from structconv.compat.conversion import Report, class_of, count_parameters, largest_difference, outputs_of, wide
 from structconv.compat.copying import copied
 from structconv.errors import ConfigError, StructconvError
+from structconv.mechanisms.given import Identity
 from structconv.mechanisms.grids import Cuboid, Shifts
-from structconv.mechanisms.index import Identity
 from structconv.nn.composition import compose
 from structconv.nn.conv import Conv
 from structconv.nn.expressed import Expressed, children_of_expression

@@ -8,12 +8,10 @@ from structconv.mechanisms.expression import *
 from structconv.mechanisms.given import *
 from structconv.mechanisms.graphs import *
 from structconv.mechanisms.grids import *
-from structconv.mechanisms.index import *
 from structconv.mechanisms.masks import *
 from structconv.mechanisms.mixture import *
 from structconv.mechanisms.operations import *
 from structconv.mechanisms.positions import *
-from structconv.mechanisms.projections import *
 from structconv.mechanisms.rotary import *
 from structconv.mechanisms.scores import *
 from structconv.public_names import public_names

@@ -10,8 +10,7 @@ from structconv.bases.base import Basis
 from structconv.derived import derived
 from structconv.errors import ConfigError
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism
-from structconv.mechanisms.projections import drawn
-from structconv.mechanisms.scores import Score
+from structconv.mechanisms.scores import Score, drawn
 from structconv.mechanisms.visibility import EVERY_INPUT, InputSet, Masks
 from structconv.shapes import check_positive
 from structconv.structures.named import NamedStructures, Place

@@ -16,7 +16,7 @@ from structconv.bases.taps import Taps
 from structconv.errors import ShapeError
 from structconv.mechanisms.expression import Channels, Inputs
 from structconv.mechanisms.grids import Cuboid, Shifts, grids_of
-from structconv.mechanisms.projections import Projection, heads_of
+from structconv.mechanisms.scores import Projection, heads_of
 from structconv.primitives.functions import sum_dtype
 from structconv.shapes import check_positive
 from structconv.structures.grid import Grid

@@ -31,8 +31,7 @@ from structconv.bases.dense import Dense
 from structconv.bases.linear import BlockDiagonal
 from structconv.bases.placed import placed
 from structconv.bases.tree import materialized
-from structconv.errors import ConfigError, StructureError
-from structconv.mechanisms.mixing import Mixing
+from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.naming import (
     Named,
     called_on,
@@ -55,7 +54,7 @@ from structconv.mechanisms.visibility import (
 from structconv.planning.precision import autocast_dtype
 from structconv.planning.precision import cast as cast_to
 from structconv.primitives.segments import segment_sum
-from structconv.shapes import check_choice
+from structconv.shapes import check_choice, check_positive
 from structconv.structures.batching import AnyStructure
 from structconv.structures.graph import Graph
 from structconv.structures.named import NamedStructures
@@ -586,3 +585,57 @@ class Position(nn.Module):
 
     def bind(self, channels: Channels) -> None:
         """Make the parameters for these channel counts."""
+
+
+class Mixing(nn.Module):
+    """W (K, J) over the heads of an expression: a number J for a learned one, normal with variance 1/K, or a matrix of
+    K rows, trained if it is a parameter."""
+
+    _role = "mixing"
+
+    def __init__(self, heads: Any, size: int) -> None:
+        super().__init__()
+        self.drawn = not isinstance(heads, Tensor)
+        if self.drawn:
+            check_positive("mix", "heads", heads)
+        elif not heads.is_floating_point():
+            raise ConfigError("mix", "the matrix must be floating", str(heads.dtype), "Convert it with .float().")
+        elif heads.dim() != 2 or heads.shape[0] != size:
+            raise ShapeError("mix", f"the matrix must have shape (K={size}, J)", tuple(heads.shape))
+        self.shape = (size, heads if self.drawn else heads.shape[1])
+        if self.drawn or isinstance(heads, nn.Parameter):
+            self.register_parameter("mixing", None if self.drawn else heads)
+        else:
+            self.register_buffer("mixing", heads)
+
+    def bind(self, channels: Any) -> None:
+        """Draw W again; a matrix from the user stays."""
+        if self.drawn:
+            self.mixing = nn.Parameter(torch.empty(self.shape))
+            nn.init.normal_(self.mixing, std=self.shape[0] ** -0.5)
+
+    def forward(self) -> Tensor:
+        """W."""
+        mixing: Tensor = self.mixing
+        return mixing
+
+    def extra_repr(self) -> str:
+        """K and J."""
+        return f"{self.shape[0]} -> {self.shape[1]}"
+
+
+class Factor(nn.Module):
+    """A tensor of numbers that moves, saves and loads with its expression: a buffer, or a parameter if it was one."""
+
+    def __init__(self, factor: Tensor, role: str = "scale") -> None:
+        super().__init__()
+        #: The name that a layer has for it.
+        self._role = role
+        if isinstance(factor, nn.Parameter):
+            self.factor: Tensor = factor
+        else:
+            self.register_buffer("factor", factor)
+
+    def forward(self) -> Tensor:
+        """The numbers."""
+        return self.factor

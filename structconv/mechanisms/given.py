@@ -1,17 +1,18 @@
-"""`Given`: a given basis or tensor as a mechanism, fixed, or learned if it is a parameter. `Learned`: a learned table
-of given sizes.
-"""
+"""Mechanisms that read neither content nor structure: the identity, a basis of the user, a learned table."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from structconv.bases.algebra import check_masks_scores, mask_and_table, with_heads
 from structconv.bases.base import Basis
 from structconv.bases.dense import Dense
+from structconv.bases.dense import Identity as IdentityBasis
 from structconv.derived import derived
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism
@@ -20,7 +21,44 @@ from structconv.shapes import check_positive
 from structconv.structures.samples import Samples
 from structconv.structures.values import FrozenValue, field_names, fields, map_tensors, refreshed, tensors_in
 
-__all__ = ["Given", "Learned"]
+__all__ = ["Given", "Identity", "Learned"]
+
+#: Remembered, because it is a value of a few numbers.
+_identity = lru_cache(maxsize=64)(IdentityBasis)
+
+
+class Identity(Mechanism):
+    """Each output is its own input, `size` times; a layer over it is a 1x1 convolution.
+
+    Args:
+        size: K.
+
+    Example:
+
+        >>> from structconv import Conv, Identity
+        >>> layer = Conv(Identity(), 4, 8)                         # a 1x1 convolution
+        >>> layer(torch.randn(5, 4)).shape
+        torch.Size([5, 8])
+    """
+
+    reads = ()
+    batching = "structure"
+
+    def __init__(self, size: int = 1) -> None:
+        super().__init__()
+        self._size = check_positive("Identity", "size", size)
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def _outputs_are(self, structure: Any, num_inputs: int) -> str | None:
+        return "x"
+
+    def forward(self, inputs: Inputs) -> Basis:
+        entries, device = inputs.x.shape[-2], inputs.x.device
+        make = _identity if type(entries) is int and not is_compiling() else IdentityBasis
+        return make(entries, self._size, device)
 
 
 class Given(Mechanism):
@@ -72,7 +110,7 @@ class Given(Mechanism):
         return self._basis.has_scores
 
     def forward(self, inputs: Inputs) -> Basis:
-        if not torch.compiler.is_compiling():
+        if not is_compiling():
             own = self._sizes()[0]
             if own != inputs.num_inputs:
                 raise ShapeError("Given", f"x must have M={own} entries, as the basis", tuple(inputs.x.shape))
@@ -166,7 +204,7 @@ class Learned(Mechanism):
 
     def forward(self, inputs: Inputs) -> Basis:
         m, n = inputs.num_inputs, inputs.num_outputs if self.inputs == self.outputs else self.outputs
-        if not torch.compiler.is_compiling():
+        if not is_compiling():
             for name, letter, count, most in (("x", "M", m, self.inputs), ("z", "N", n, self.outputs)):
                 if count > most:
                     raise ShapeError("Learned", f"{name} must have at most {letter}={most} entries", count,

@@ -21,10 +21,9 @@ from structconv.bases.linear import Concat, Scaled
 from structconv.bases.scores import Bilinear
 from structconv.bases.tree import Function, Projected
 from structconv.errors import ConfigError, ShapeError, StructureError, class_remedy
-from structconv.mechanisms.expression import Inputs, Mechanism
+from structconv.mechanisms.expression import Factor, Inputs, Mechanism, Mixing
 from structconv.mechanisms.given import added
 from structconv.mechanisms.masks import CalledWith, Mask, covers_inputs
-from structconv.mechanisms.mixing import Factor, Mixing
 from structconv.mechanisms.mixture import mixed
 from structconv.mechanisms.naming import reads_of
 from structconv.mechanisms.samples import LEAVING_ZEROS, NORMALIZING, closings, left_out

@@ -21,9 +21,8 @@ from structconv.mechanisms.encodings import sinusoidal
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism, Position
 from structconv.mechanisms.masks import covers_inputs, hidden_by, reached_by
 from structconv.mechanisms.naming import reads_of
-from structconv.mechanisms.projections import Projection, heads_of
 from structconv.mechanisms.samples import positions
-from structconv.mechanisms.scores import DotProduct, Score
+from structconv.mechanisms.scores import DotProduct, Projection, Score, heads_of
 from structconv.mechanisms.visibility import InputSet, Masks
 from structconv.shapes import broadcast, check_choice, check_natural, check_positive, converted, goes_into
 from structconv.structures.graph import Graph

@@ -16,23 +16,23 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from structconv import torch_compat as private
+from structconv.arguments import checked
 from structconv.bases import scores as values
 from structconv.bases.base import Basis
 from structconv.bases.entrywise import Mapped, Masked
 from structconv.bases.tree import Function, Projected, Rotated, Shared, Term, tensor
 from structconv.errors import ConfigError
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism
-from structconv.mechanisms.projections import Projection, by_heads, drawn, heads_of
 from structconv.mechanisms.rotary import Rotary
-from structconv.primitives.products import expand_heads
-from structconv.shapes import check_choice, check_divides, check_positive
+from structconv.primitives.products import expand_heads, linear, split_heads
+from structconv.shapes import check_choice, check_divides, check_natural, check_positive
 from structconv.structures.output_positions import at_positions
 from structconv.structures.supports import Window
 from structconv.structures.values import FrozenValue, structure
 from structconv.written import written
 
 __all__ = ["Additive", "BiAffine", "Channelwise", "Concatenation", "DotProduct", "EmbeddedGaussian", "Gaussian",
-           "General", "Pair", "Score", "Uniform"]
+           "General", "Pair", "Projection", "Score", "Uniform"]
 
 #: Modules without options that compute what a function does.
 _FUNCTIONS: dict[type, Callable[[Tensor], Tensor]] = {nn.Tanh: torch.tanh, nn.Sigmoid: torch.sigmoid,
@@ -58,6 +58,50 @@ def as_function(activation: Any) -> Any:
         return leaky_relu(getattr(activation, "negative_slope", 1.0))
     function = _FUNCTIONS.get(type(activation))
     return Function(activation) if function is None else function
+
+
+class Projection(nn.Linear):
+    """x W^T (+ b): (..., M, P) -> (..., M, K D), the heads side by side. Uniform(+-1/sqrt(P)), as torch's linear layer.
+
+    Any module of the same shapes may take its place, a quantized linear layer or one with an update of low rank.
+
+    Example:
+
+        >>> from structconv.mechanisms import Projection
+        >>> Projection(8, heads=2, dim=4)(torch.randn(5, 8)).shape
+        torch.Size([5, 8])
+    """
+
+    @checked
+    def __init__(self, channels: int, heads: int, dim: int, bias: bool = False) -> None:
+        check_natural("Projection", "channels", channels)
+        check_natural("Projection", "dim", dim)
+        super().__init__(channels, check_positive("Projection", "heads", heads) * dim, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+def by_heads(projection: nn.Module, x: Tensor, heads: int) -> Tensor | Projected:
+    """x through a projection, head by head (..., K, M, D): a lazy `Projected` if the projection only multiplies and
+    adds, else the tensor."""
+    own: Any = projection._parameters
+    if (type(projection) is not Projection or not private.all_plain(projection) or torch.compiler.is_compiling()
+            or "weight" not in own or "bias" not in own):
+        return heads_of(projection, x, heads)
+    return Projected(x, own["weight"], own["bias"], heads)
+
+
+def heads_of(projection: nn.Module, x: Tensor, heads: int) -> Tensor:
+    """x through a projection, head by head: (..., M, P) -> (..., K, M, D)."""
+    y: Tensor = projection(x)
+    return split_heads(y, heads, y.shape[-1] // heads)
+
+
+def drawn(shape: tuple[int, ...], fan_in: int) -> nn.Parameter:
+    """Uniform with variance 1 / fan_in, so that a term of unit-variance channels has unit variance."""
+    bound = (3.0 / fan_in) ** 0.5
+    return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
 
 
 class Score(Mechanism):

@@ -12,8 +12,8 @@ from structconv.bases.dense import Identity as IdentityBasis
 from structconv.bases.shift import Shift
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Mechanism
+from structconv.mechanisms.given import Identity
 from structconv.mechanisms.grids import Cuboid, Pool, Shifts
-from structconv.mechanisms.index import Identity
 from structconv.mechanisms.masks import Mask
 from structconv.mechanisms.naming import names_of_x
 from structconv.mechanisms.operations import Operation

@@ -28,14 +28,13 @@ from structconv.kernels.additive_attention import known as known_activation
 from structconv.kernels.small_attention import few_attended, is_first, is_small, position_table
 from structconv.kernels.sparse_attention import sorted_edges
 from structconv.mechanisms.expression import Inputs
+from structconv.mechanisms.given import Identity
 from structconv.mechanisms.graphs import Adjacency
 from structconv.mechanisms.grids import Cuboid, Pool
-from structconv.mechanisms.index import Identity
 from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN, Mask
 from structconv.mechanisms.operations import Operation
 from structconv.mechanisms.positions import ALiBi, RelativeBias
-from structconv.mechanisms.projections import Projection
-from structconv.mechanisms.scores import Additive, BiAffine, DotProduct
+from structconv.mechanisms.scores import Additive, BiAffine, DotProduct, Projection
 from structconv.planning import kernel as register
 from structconv.planning.tuning import Autotuning
 from structconv.primitives.functions import finite

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from structconv.derived import derived
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.expression import Mechanism
+from structconv.mechanisms.given import Identity
 from structconv.mechanisms.graphs import Incidence
-from structconv.mechanisms.index import Identity
 from structconv.mechanisms.masks import STRUCTURE
 from structconv.mechanisms.scores import DotProduct
 from structconv.nn.composite import Composite

@@ -13,8 +13,8 @@ from structconv.bases.base import Basis
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.edge_network import EdgeNetwork
 from structconv.mechanisms.expression import Mechanism
+from structconv.mechanisms.given import Identity
 from structconv.mechanisms.graphs import Adjacency, Chebyshev, Powers, Relations
-from structconv.mechanisms.index import Identity
 from structconv.mechanisms.masks import STRUCTURE
 from structconv.mechanisms.positions import EdgeBias
 from structconv.mechanisms.scores import Additive, BiAffine, leaky_relu

@@ -13,8 +13,8 @@ from torch.nn.functional import pad
 from structconv.derived import derived, is_plain
 from structconv.errors import ShapeError, StructureError
 from structconv.mechanisms.expression import Mechanism
+from structconv.mechanisms.given import Identity
 from structconv.mechanisms.graphs import Adjacency
-from structconv.mechanisms.index import Identity
 from structconv.mechanisms.masks import STRUCTURE
 from structconv.mechanisms.scores import BiAffine, DotProduct
 from structconv.nn.composite import Composite

@@ -14,7 +14,7 @@ from structconv.bases.positions import Lookup
 from structconv.compat.attending import Mask, attend
 from structconv.compat.conversion import Report, Walk, pretrained_in, replaced
 from structconv.errors import ConfigError
-from structconv.mechanisms.projections import drawn
+from structconv.mechanisms.scores import drawn
 from structconv.shapes import check_choice, check_natural, check_positive
 from structconv.structures.graph import Graph
 from structconv.structures.supports import EdgeSupport, Support, Window
