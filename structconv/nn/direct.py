@@ -73,6 +73,13 @@ FEW_NUMBERS = 1 << 16
 FEW_ALONG_EDGES = 3 << 19
 #: The parameters of a linear layer.
 _LINEAR = {"weight", "bias"}
+#: A step of an expression: its name and its options.
+_Step = tuple[str, dict[str, Any]]
+_SOFTMAX: list[_Step] = [("normalize", {"kind": "softmax", "over": "inputs"})]
+_MEAN: list[_Step] = [("normalize", {"kind": "sum", "over": "inputs"})]
+_TRANSPOSE: list[_Step] = [("transpose", {})]
+#: `Identity()` beside a mechanism of edges, and which of both parts it is.
+_Beside = tuple[Identity, int]
 #: Normalizations of a matrix that kernels compute from the edges.
 _KINDS = (None, "sym", "row")
 #: Entries of a convolution's kernel up to which the planner takes torch's, but for a few at nearly equal cost.
@@ -83,7 +90,7 @@ _FLOATING = torch.float32, torch.float64, torch.bfloat16, torch.float16
 def direct_of(root: Any) -> Direct | None:
     """Return the direct call of layers with this expression, if there is one."""
     if type(root) is Adjacency and root._structure_name is None and root.normalize_by in _KINDS:
-        return partial(_convolve, root)
+        return partial(_convolve, root, None)
     if type(root) is Identity and root.size == 1 and "_reads" not in root.__dict__:
         return partial(_project, root)
     if type(root) is Cuboid and (padding := _padding(root)) is not None:
@@ -92,29 +99,53 @@ def direct_of(root: Any) -> Direct | None:
         return None if root.ndim is None else partial(_pool_image, root, True)
     if type(root) is not Operation or "_names" in root.__dict__ or "_reads" in root.__dict__:
         return None
-    if root.join is not None and root.join != "add":
-        return _with_self(root) if root.join == "concat" and not root.steps else None
-    leaf, scale, term = (root.mechanisms()[0], 1.0, None) if root.join is None else _with_term(root.mechanisms())
-    modules = root._step_modules()
-    names, options = [step.name for step in root.steps], {step.name: dict(step.options) for step in root.steps}
-    if type(leaf) is Cuboid and names == ["transpose"] and (padding := _padding(leaf)) is not None:
-        return partial(_convolve_transposed, leaf, padding)
-    if type(leaf) is Pool and names == ["normalize"] and leaf._structure_name is None:
-        means = options["normalize"] == {"kind": "sum", "over": "inputs"} and leaf.ndim is not None
-        return partial(_pool_image, leaf, False) if means else None
-    p = options["dropout"]["p"] if names[-1:] == ["dropout"] else 0.0
-    names = names[:-1] if names[-1:] == ["dropout"] else names
-    mask: Any = modules[0] if modules else None
-    if len(modules) > 1 or names[-1:] != ["normalize"] or options["normalize"] != {"kind": "softmax", "over": "inputs"}:
+    leaf, steps = root.mechanisms()[0], [(step.name, dict(step.options)) for step in root.steps]
+    if root.join == "concat":
+        return None if steps else _with_self(root)
+    if root.join is not None:
+        return _attention(root, steps) if root.join == "add" else None
+    if type(leaf) is Cuboid:
+        padding = _padding(leaf)
+        return partial(_convolve_transposed, leaf, padding) if steps == _TRANSPOSE and padding is not None else None
+    if type(leaf) is Pool:
+        of_images = leaf._structure_name is None and leaf.ndim is not None
+        return partial(_pool_image, leaf, False) if steps == _MEAN and of_images else None
+    return _attention(root, steps)
+
+
+def _with_self(root: Operation) -> Direct | None:
+    """The direct call of a mechanism of edges beside `Identity()`."""
+    parts = root.mechanisms()
+    own = next((i for i, part in enumerate(parts) if type(part) is Identity), 0)
+    if len(parts) != 2:
         return None
-    reads = None if mask is None else getattr(mask, "_mask", None)
+    itself, near = parts[own], parts[1 - own]
+    if type(itself) is not Identity or itself.size != 1 or type(near) not in (Adjacency, Operation):
+        return None
+    if any("_reads" in part.__dict__ or part._structure_name is not None for part in parts):
+        return None
+    direct: Any = direct_of(near)
+    if getattr(direct, "func", None) not in (_convolve, _attend_dots) or direct.args[-1] is not None:
+        return None
+    return partial(direct.func, *direct.args[:-1], (itself, own))
+
+
+def _attention(root: Operation, steps: list[_Step]) -> Direct | None:
+    """The direct call of a softmax of scores over the inputs, masked or not, with dropout or without."""
+    leaf, scale, term = (root.mechanisms()[0], 1.0, None) if root.join is None else _with_term(root.mechanisms())
+    p = steps.pop()[1]["p"] if steps and steps[-1][0] == "dropout" else 0.0
+    modules = root._step_modules()
+    if len(modules) > 1 or steps[-1:] != _SOFTMAX:
+        return None
+    mask: Any = modules[0] if modules else None
     if mask is not None and (type(mask) is not Mask or mask._structure_name is not None or not mask._kept):
         return None
-    if type(leaf) is BiAffine and names == ["leaky_relu", "masked", "normalize"]:
+    reads, names, options = getattr(mask, "_mask", None), [name for name, _ in steps[:-1]], dict(steps)
+    if type(leaf) is BiAffine and names == ["leaky_relu", "masked"]:
         whole = leaf.source and leaf.target and not leaf.bilinear and not leaf.constant and leaf._on == "projected"
         slope = options["leaky_relu"]["negative_slope"]
         return partial(_attend_edges, leaf, mask, slope, p) if whole and reads is STRUCTURE and slope >= 0 else None
-    if type(leaf) is Additive and names == ["masked", "normalize"] and leaf._on == "projected" and reads is STRUCTURE:
+    if type(leaf) is Additive and names == ["masked"] and leaf._on == "projected" and reads is STRUCTURE:
         name, slope = getattr(leaf.activation, "static_key", (None, 0.0))
         return partial(_attend_pairs, leaf, mask, slope, p) if name == "leaky_relu" else None
     if type(leaf) is not DotProduct or leaf.shared_by != 1 or not leaf.projects or leaf.rotary or leaf.feature:
@@ -122,7 +153,7 @@ def direct_of(root: Any) -> Direct | None:
     if term is None and names.count("scaled") == 1:
         names.remove("scaled")
         scale = options["scaled"]["scale"]
-    if names[:-1] not in ([], ["masked"]) or isinstance(scale, Tensor) or (reads is STRUCTURE and term is not None):
+    if names not in ([], ["masked"]) or isinstance(scale, Tensor) or (reads is STRUCTURE and term is not None):
         return None
     if reads is STRUCTURE:
         return partial(_attend_dots, leaf, mask, scale, p, None)
@@ -150,32 +181,12 @@ def step_of(root: Any, direct: Any) -> DirectStep | None:
         return partial(_attend_others, direct)
     if type(root) is not Operation or root.join is not None or "_names" in root.__dict__ or "_reads" in root.__dict__:
         return None
-    leaf, steps = root.mechanisms()[0], [(step.name, dict(step.options)) for step in root.steps]
-    if type(leaf) is not Additive or leaf._on == "projected" or leaf.heads != 1 or steps != [
-            ("normalize", {"kind": "softmax", "over": "inputs"})]:
+    leaf = root.mechanisms()[0]
+    if type(leaf) is not Additive or leaf._on == "projected" or leaf.heads != 1 or (
+            [(step.name, dict(step.options)) for step in root.steps] != _SOFTMAX):
         return None
     named = known_activation(leaf.activation)
     return None if named is None else partial(_attend_prepared, leaf, named[0])
-
-
-def _with_self(root: Operation) -> Direct | None:
-    """The direct call of a mechanism of edges beside `Identity()`."""
-    parts = root.mechanisms()
-    own = next((i for i, part in enumerate(parts) if type(part) is Identity), 0)
-    if len(parts) != 2:
-        return None
-    itself, near = parts[own], parts[1 - own]
-    if type(itself) is not Identity or itself.size != 1 or type(near) not in (Adjacency, Operation):
-        return None
-    if any("_reads" in part.__dict__ or part._structure_name is not None for part in parts):
-        return None
-    if type(near) is Adjacency:
-        return partial(_convolve_with_self, near, itself, own) if near.normalize_by in _KINDS else None
-    direct: Any = direct_of(near)
-    if getattr(direct, "func", None) is not _attend_dots:
-        return None
-    *options, _ = direct.args
-    return partial(_attend_dots, *options, (itself, own))
 
 
 def is_plain(layer: Any, basis: type, *parts: Any) -> bool:
@@ -192,16 +203,19 @@ def must_be_planned(basis: type) -> bool:
         register.OF_USERS and any(issubclass(basis, kernel.types) for kernel in register.OF_USERS)))
 
 
-def _bias(layer: Any) -> Any:
-    parameters = layer._parameters
-    return parameters["bias"] if "bias" in parameters else layer.bias  # noqa: SIM401 - lazy
+def _weight_of(layer: Any) -> tuple[Any, type, Any, Any]:
+    """The module of Theta, its kind, Theta where it is one parameter, and b."""
+    weight, parameters = layer._modules["weight"], layer._parameters
+    bias = parameters["bias"] if "bias" in parameters else layer.bias  # noqa: SIM401 - lazy
+    return weight, type(getattr(weight, "kind", None)), weight._parameters.get("theta"), bias
 
+
+# -- products with Theta, and images ------------------------------------------------------------------------------
 
 def _project(leaf: Identity, layer: Any, x: Tensor, structure: Any) -> Tensor | None:
     """x Theta + b."""
-    weight, bias = layer._modules["weight"], _bias(layer)
-    theta = weight._parameters.get("theta")
-    if structure is not None or theta is None or type(getattr(weight, "kind", None)) is not Full or theta.shape[0] != 1:
+    weight, kind, theta, bias = _weight_of(layer)
+    if structure is not None or theta is None or kind is not Full or theta.shape[0] != 1:
         return None
     if x.dim() != 2 or x.shape[1] != theta.shape[1] or x.shape[0] * max(theta.shape) > FEW_NUMBERS:
         return None
@@ -229,7 +243,7 @@ def _convolve_image(leaf: Cuboid, padding: list[int], usual: bool, layer: Any, i
     kernel = parameters.get("weight")
     if kernel is None or image.dim() != len(padding) + 2 or not (usual or image.numel() <= FEW_NUMBERS):
         return None
-    bias = _bias(layer)
+    bias = parameters["bias"] if "bias" in parameters else layer.bias  # noqa: SIM401 - lazy
     if image.shape[1] != layer.in_channels or kernel.shape[2:] != leaf.kernel_size or image.layout is not torch.strided:
         return None
     if image.dtype is not torch.float32 or not image.is_cpu or not is_plain(layer, Shift, leaf):
@@ -242,10 +256,11 @@ def _convolve_image(leaf: Cuboid, padding: list[int], usual: bool, layer: Any, i
 
 def _convolve_transposed(leaf: Cuboid, padding: list[int], layer: Any, image: Tensor, extra: Any) -> Tensor | None:
     """A transposed convolution of images, with so much `extra` padding of its output."""
-    kernel = layer._parameters.get("weight")
+    parameters = layer._parameters
+    kernel = parameters.get("weight")
     if kernel is None or extra is None or image.dim() != len(padding) + 2 or image.layout is not torch.strided:
         return None
-    bias = _bias(layer)
+    bias = parameters["bias"] if "bias" in parameters else layer.bias  # noqa: SIM401 - lazy
     fits = image.shape[1] == layer.in_channels and image.dtype is torch.float32 and image.is_cpu
     if not fits or not is_plain(layer, ShiftTransposed, leaf):
         return None
@@ -284,55 +299,37 @@ def dtypes_of_torch(direct: Direct | None) -> tuple[torch.dtype, ...]:
     return _FLOATING if direct.func is _convolve_image and direct.args[2] else ()
 
 
-def _convolve(leaf: Adjacency, layer: Any, x: Tensor, graph: Any) -> Tensor | None:
-    """A^T x Theta + b over the edges of a graph."""
-    weight, bias = layer._modules["weight"], _bias(layer)
-    theta = _theta_of_edges(layer, weight, bias, 1, x, graph)
-    if theta is None or not is_plain(layer, Sparse, leaf, weight):
+# -- graphs -------------------------------------------------------------------------------------------------------
+
+def _convolve(leaf: Adjacency, beside: _Beside | None, layer: Any, x: Tensor, graph: Any) -> Tensor | None:
+    """A^T x Theta + b over the edges of a graph, or A^T x Theta_0 + x Theta_1 + b with an identity `beside` it."""
+    weight, kind, theta, bias = _weight_of(layer)
+    if type(graph) is not Graph or theta is None or kind is not Full or x.dim() != 2 or layer._added:
         return None
-    prepared = _matrix(leaf, graph, x)
+    size, channels, outputs = theta.shape
+    fits = x.shape == (graph.num_inputs, channels) and graph.num_inputs * max(channels, outputs) <= FEW_ALONG_EDGES
+    if not fits or not is_direct(x, theta, bias):
+        return None
+    if beside is None:
+        plain = size == 1 and is_plain(layer, Sparse, leaf, weight)
+    else:
+        itself, own = beside
+        plain = (size == 2 and graph.num_outputs == graph.num_inputs and not must_be_planned(Sparse)
+                 and is_plain(layer, Concat, leaf, itself, weight))
+    prepared = _matrix(leaf, graph, x) if plain else None
     if prepared is None:
         return None
     edges, sums = prepared
-
-    def composed(x: Tensor, theta: Tensor, bias: Tensor | None) -> Tensor:
-        return plus(sums(x) @ theta.squeeze(0), bias)
-
-    return convolve(edges, composed, x, theta, bias, theta.shape[1] <= theta.shape[2])
-
-
-def _convolve_with_self(leaf: Adjacency, itself: Identity, own: int, layer: Any, x: Tensor, graph: Any
-                        ) -> Tensor | None:
-    """A^T x Theta_0 + x Theta_1 + b over the edges of a graph, with Theta_`own` that of x."""
-    weight, bias = layer._modules["weight"], _bias(layer)
-    theta = _theta_of_edges(layer, weight, bias, 2, x, graph)
-    if (theta is None or graph.num_outputs != graph.num_inputs or must_be_planned(Sparse)
-            or not is_plain(layer, Concat, leaf, itself, weight)):
-        return None
-    prepared = _matrix(leaf, graph, x)
-    if prepared is None:
-        return None
-    edges, sums = prepared
-
-    def composed(x: Tensor, theta: Tensor, bias: Tensor | None) -> Tensor:
-        return plus(sums(x) @ theta[1 - own] + x @ theta[own], bias)
-
-    return convolve_with_self(edges, composed, x, theta, bias, own)
+    if beside is None:
+        return convolve(edges, lambda x, theta, bias: plus(sums(x) @ theta.squeeze(0), bias), x, theta, bias,
+                        channels <= outputs)
+    return convolve_with_self(
+        edges, lambda x, theta, bias: plus(sums(x) @ theta[1 - own] + x @ theta[own], bias), x, theta, bias, own)
 
 
-def _theta_of_edges(layer: Any, weight: Any, bias: Tensor | None, size: int, x: Tensor, graph: Any) -> Any:
-    """Theta (K, P, Q), K = `size`, of a layer that is called with few entries x of a graph; `None` for another call."""
-    theta = weight._parameters.get("theta")
-    if type(graph) is not Graph or theta is None or type(getattr(weight, "kind", None)) is not Full or x.dim() != 2:
-        return None
-    parts, channels, outputs = theta.shape
-    fits = (parts == size and x.shape == (graph.num_inputs, channels)
-            and graph.num_inputs * max(channels, outputs) <= FEW_ALONG_EDGES)
-    return theta if fits and not layer._added and is_direct(x, theta, bias) else None
-
-
-def _matrix(leaf: Adjacency, graph: Graph, x: Tensor) -> tuple[Edges, Callable[[Tensor], Tensor]] | None:
-    """The edges as kernels read them, and A^T x by differentiable operators if they did not change."""
+def _matrix(leaf: Adjacency, graph: Graph, x: Tensor) -> tuple[Edges, Any] | None:
+    """The edges as kernels read them, and A^T x by differentiable operators, which fail if the edges changed; only
+    gradients need these."""
     graph = looped(graph) if leaf.self_loops else graph
     index, loops = listed_edges(graph)
     weights = graph.edge_weight if leaf.weighted else None
@@ -342,14 +339,9 @@ def _matrix(leaf: Adjacency, graph: Graph, x: Tensor) -> tuple[Edges, Callable[[
     edges = adjacency_of(index, graph.num_inputs, graph.num_outputs, loops=loops, square=graph.is_square,
                          normalize=cast("str | None", leaf.normalize_by), weights=weights)
     if edges is None or not torch.is_grad_enabled():
-        return None if edges is None else (edges, _unread)
+        return None if edges is None else (edges, None)
     return edges, unchanged(index, lambda x: adjacency(
         graph, leaf.normalize_by, x.dtype, leaf.weighted).analysis(x).squeeze(-3))
-
-
-def _unread(x: Tensor) -> Tensor:
-    """Stands for a function of which no gradient is asked."""
-    raise AssertionError("no gradient was asked")
 
 
 def _edges(graph: Any, x: Tensor, channels: int, width: int) -> tuple[Edges, Callable[[], tuple[Any, Any]]] | None:
@@ -372,14 +364,12 @@ def drawn(p: float, layer: Any, heads: int) -> Drop:
 def _attend_edges(leaf: BiAffine, mask: Any, slope: float, p: float, layer: Any, x: Tensor, graph: Any
                   ) -> Tensor | None:
     """GAT's attention among the entries of a graph, the heads side by side."""
-    weight, bias = layer._modules["weight"], _bias(layer)
-    theta, parameters = weight._parameters.get("theta"), leaf._parameters
-    source, target = parameters.get("vector_source"), parameters.get("vector_target")
-    if theta is None or type(getattr(weight, "kind", None)) is not HeadBlocks or source is None or target is None:
+    weight, kind, theta, bias = _weight_of(layer)
+    source, target = leaf._parameters.get("vector_source"), leaf._parameters.get("vector_target")
+    if kind is not HeadBlocks or theta is None or source is None or target is None or layer._added:
         return None
     heads, channels, depth = theta.shape
-    if layer._added or not is_direct(x, theta, source, target, bias) or not is_plain(
-            layer, Normalized, leaf, mask, weight):
+    if not is_direct(x, theta, source, target, bias) or not is_plain(layer, Normalized, leaf, mask, weight):
         return None
     prepared = _edges(graph, x, channels, heads * depth)
     if prepared is None:
@@ -391,12 +381,12 @@ def _attend_edges(leaf: BiAffine, mask: Any, slope: float, p: float, layer: Any,
 def _attend_pairs(leaf: Additive, mask: Any, slope: float, p: float, layer: Any, x: Tensor, graph: Any
                   ) -> Tensor | None:
     """GATv2's attention among the entries of a graph, the heads side by side."""
-    weight, bias, to = layer._modules["weight"], _bias(layer), leaf._modules["target"]
-    theta, vector = weight._parameters.get("theta"), leaf._parameters.get("vector")
-    if type(to) is not Projection or type(getattr(weight, "kind", None)) is not HeadBlocks or layer._added:
+    weight, kind, theta, bias = _weight_of(layer)
+    to, vector = leaf._modules["target"], leaf._parameters.get("vector")
+    if type(to) is not Projection or kind is not HeadBlocks or theta is None or vector is None or layer._added:
         return None
     matrix, offset = to._parameters.get("weight"), to._parameters.get("bias")
-    if theta is None or vector is None or matrix is None or offset is None:
+    if matrix is None or offset is None:
         return None
     heads, channels, depth = theta.shape
     if not is_direct(x, theta, matrix, offset, vector, bias) or not is_plain(
@@ -409,11 +399,62 @@ def _attend_pairs(leaf: Additive, mask: Any, slope: float, p: float, layer: Any,
     return attend_by_pairs(*prepared, x, theta, matrix, offset, vector, bias, slope, drop)
 
 
+def _attend_dots(leaf: DotProduct, mask: Any, scale: float | None, p: float, beside: _Beside | None, layer: Any,
+                 x: Tensor, graph: Any) -> Tensor | None:
+    """Scaled dot-product attention among the entries of a graph, the heads side by side; plus x Theta where an identity
+    is `beside` it."""
+    weight, kind, theta, bias = _weight_of(layer)
+    query, key, root = leaf._modules["query"], leaf._modules["key"], None
+    modules: list[Any] = [leaf, mask, query, key, weight]
+    if beside is not None:
+        if weight._modules.keys() != {"0", "1"}:
+            return None
+        itself, own = beside
+        of_own, weight = weight._modules[str(own)], weight._modules[str(1 - own)]
+        modules += [itself, of_own, weight]
+        kind, theta = type(getattr(weight, "kind", None)), weight._parameters.get("theta")
+        root = of_own._parameters.get("theta")
+        if root is None or root.shape[0] != 1 or type(getattr(of_own, "kind", None)) is not Full:
+            return None
+    projections = _projections(query, key)
+    if kind is not HeadBlocks or theta is None or layer._added or projections is None:
+        return None
+    q, q_bias, k, k_bias = projections
+    if not is_direct(x, q, q_bias, k, k_bias, theta, root, bias):
+        return None
+    if must_be_planned(Normalized) or not is_plain(layer, Normalized if root is None else Concat, *modules):
+        return None
+    heads, channels, depth = theta.shape
+    if heads != leaf.heads or q.shape != k.shape or q.shape[1] != channels:
+        return None
+    if root is not None and tuple(root.shape[1:]) != (channels, heads * depth):
+        return None
+    prepared = _edges(graph, x, channels, 2 * len(q) + heads * depth)
+    if prepared is None:
+        return None
+    number = (len(q) // heads) ** -0.5 if scale is None else scale
+    drop = drawn(p, layer, heads) if p else NO_DROP
+    y = attend_by_dots(*prepared, x, q, q_bias, k, k_bias, theta, None, bias, heads, number, drop)
+    return y if root is None else torch.addmm(y, x, root.squeeze(0))
+
+
+def _projections(query: Any, key: Any) -> tuple[Any, Any, Any, Any] | None:
+    """The weight and bias of queries and of keys; `None` where a tensor, say, is in the place of a parameter."""
+    if type(query) is not Projection or type(key) is not Projection:
+        return None
+    of_query: Any = query._parameters
+    of_key: Any = key._parameters
+    if of_query.keys() != _LINEAR or of_key.keys() != _LINEAR:
+        return None
+    return of_query["weight"], of_query["bias"], of_key["weight"], of_key["bias"]
+
+
+# -- attention of all pairs ---------------------------------------------------------------------------------------
+
 def _attend_prepared(leaf: Additive, activation: str, layer: Any, cache: Any, z: Tensor) -> Tensor | None:
     """Additive attention of few outputs z (B, N, P') to a prepared x (B, M, P), which Theta leaves as it is."""
-    weight, bias, to = layer._modules["weight"], _bias(layer), leaf._modules["target"]
-    if type(cache) is Tensor or type(to) is not Projection or type(getattr(weight, "kind", None)) is not Eye or (
-            layer._added):
+    (weight, kind, _, bias), to = _weight_of(layer), leaf._modules["target"]
+    if type(cache) is Tensor or type(to) is not Projection or kind is not Eye or layer._added:
         return None
     (matrix, offset), vector = private.weight_and_bias(to), leaf._parameters.get("vector")
     if vector is None or cache.layer is not layer or not cache.structure is cache.pending is None:
@@ -433,57 +474,6 @@ def _attend_prepared(leaf: Additive, activation: str, layer: Any, cache: Any, z:
     return plus(additive_step(q, inputs).transpose(0, 1), bias) if inputs is not None and inputs.take(q) else None
 
 
-def _attend_dots(leaf: DotProduct, mask: Any, scale: float | None, p: float, beside: tuple[Any, int] | None, layer: Any,
-                 x: Tensor, graph: Any) -> Tensor | None:
-    """Scaled dot-product attention among the entries of a graph, the heads side by side, plus x Theta where an identity
-    is `beside` it, which it has with its place."""
-    weight, bias, parts = layer._modules["weight"], _bias(layer), leaf._modules
-    query, key, root = parts["query"], parts["key"], None
-    modules: list[Any] = [leaf, mask, query, key]
-    if beside is not None:
-        if weight._modules.keys() != {"0", "1"}:
-            return None
-        itself, own = beside
-        of_own = weight._modules[str(own)]
-        modules += [itself, weight, of_own]
-        weight, root = weight._modules[str(1 - own)], of_own._parameters.get("theta")
-        if root is None or root.shape[0] != 1 or type(getattr(of_own, "kind", None)) is not Full:
-            return None
-    theta = weight._parameters.get("theta")
-    if theta is None or type(getattr(weight, "kind", None)) is not HeadBlocks or layer._added:
-        return None
-    projected = _projected(query, key)
-    if projected is None:
-        return None
-    q, q_bias, k, k_bias = projected
-    if not is_direct(x, q, q_bias, k, k_bias, theta, root, bias):
-        return None
-    if must_be_planned(Normalized) or not is_plain(
-            layer, Normalized if root is None else Concat, weight, *modules):
-        return None
-    heads, channels, depth = theta.shape
-    if heads != leaf.heads or q.shape != k.shape or q.shape[1] != channels:
-        return None
-    prepared = _edges(graph, x, channels, 2 * len(q) + heads * depth)
-    if prepared is None or (root is not None and tuple(root.shape[1:]) != (channels, heads * depth)):
-        return None
-    number = (len(q) // heads) ** -0.5 if scale is None else scale
-    drop = drawn(p, layer, heads) if p else NO_DROP
-    y = attend_by_dots(*prepared, x, q, q_bias, k, k_bias, theta, None, bias, heads, number, drop)
-    return y if root is None else torch.addmm(y, x, root.squeeze(0))
-
-
-def _projected(query: Any, key: Any) -> tuple[Any, Any, Any, Any] | None:
-    """The weight and bias of queries and of keys; `None` where a tensor, say, is in the place of a parameter."""
-    if type(query) is not Projection or type(key) is not Projection:
-        return None
-    of_query: Any = query._parameters
-    of_key: Any = key._parameters
-    if of_query.keys() != _LINEAR or of_key.keys() != _LINEAR:
-        return None
-    return of_query["weight"], of_query["bias"], of_key["weight"], of_key["bias"]
-
-
 def _attend_others(direct: Any, layer: Any, x: Any, z: Tensor) -> Tensor | None:
     """`_attend_entries` of outputs z that are not among x."""
     if type(x) is not Tensor or x.layout is not torch.strided or x.is_nested or z.is_nested:
@@ -500,32 +490,36 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
     kernel, or by that of all pairs between products."""
     if x.dim() not in (2, 3) or x.numel() > FEW_NUMBERS:
         return None
-    parts, weight, bias, added = leaf._modules, layer._modules["weight"], _bias(layer), None
-    query, key, heads, kind = parts["query"], parts["key"], leaf.heads, getattr(weight, "kind", None)
-    projected = _projected(query, key)
-    if projected is None:
-        return None
     if structure is not None and (type(structure) is not Causal or mask is None or type(mask._mask) is Causal):
         return None
-    q, q_bias, k, k_bias = projected
-    modules = [leaf, weight, query, key, *((mask,) if mask is not None else ()), *((term,) if term is not None else ())]
-    if type(kind) is LowRank:
+    query, key, heads = leaf._modules["query"], leaf._modules["key"], leaf.heads
+    projections = _projections(query, key)
+    if projections is None:
+        return None
+    q, q_bias, k, k_bias = projections
+    weight, kind, value, bias = _weight_of(layer)
+    modules: list[Any] = [leaf, weight, query, key]
+    modules += () if mask is None else (mask,)
+    modules += () if term is None else (term,)
+
+    added = output = None
+    if kind is LowRank:
         by_values, by_output = weight._modules.get("value"), weight._modules.get("output")
-        if type(by_values) is not Factor or type(by_output) is not Factor or kind.shared_by != 1:
+        if type(by_values) is not Factor or type(by_output) is not Factor or weight.kind.shared_by != 1:
             return None
         added = layer._parameters.get("value_bias")
         value, output = by_values._parameters.get("weight"), cast("Any", by_output._parameters.get("weight"))
         if value is None or output is None or (layer._added and added is None and layer.value_bias is not None):
             return None
-        modules += [by_values, by_output]
+        modules += (by_values, by_output)
         channels = value.shape[0] // heads
-    elif type(kind) in (Full, HeadBlocks):
-        value, output = weight._parameters.get("theta"), None
-        if value is None or layer._added or len(value) != heads or not is_first(value, x, type(kind) is Full):
+    elif kind is Full or kind is HeadBlocks:
+        if value is None or layer._added or len(value) != heads or not is_first(value, x, kind is Full):
             return None
         channels = value.shape[2]
     else:
         return None
+
     causal, depth = structure is not None or (mask is not None and type(mask._mask) is Causal), len(q) // heads
     small = z is None and not (p and layer.training) and is_small(x.shape[-2], depth, channels)
     if not small and (output is None or term is not None or len(q) != len(value) or (causal and z is not None)):
@@ -540,19 +534,28 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
         return None
     number = depth ** -0.5 if scale is None else scale
     if small:
-        return few_attended(tensors, index, heads, number, causal, type(kind) is Full)
-    drop, added = drawn(p, layer, heads) if p else NO_DROP, None if added is None else added.flatten()
-    of_values, later = (None, added) if drop[0] else (added, None)  # weights that are dropped do not sum to one
+        return few_attended(tensors, index, heads, number, causal, kind is Full)
+    return _attend_by_products(tensors, others, heads, number, causal, drawn(p, layer, heads) if p else NO_DROP)
+
+
+def _attend_by_products(tensors: Any, others: Tensor, heads: int, scale: float, causal: bool, drop: Drop
+                        ) -> Tensor | None:
+    """The attention of `others` to x, by the kernel of all pairs between products; `None` where it has no such kernel,
+    or a value that is not finite may have reached an earlier output."""
+    x, q, q_bias, k, k_bias, value, added, output, bias, _ = tensors
+    added = None if added is None else added.flatten()
+    of_values = None if drop[0] else added  # weights that are dropped do not sum to one: it is added after them
     q, k, v = [linear(rows if x.dim() == 3 else rows.unsqueeze(0), weight, b).unflatten(-1, (heads, -1)).transpose(1, 2)
                for rows, weight, b in ((others, q, q_bias), (x, k, k_bias), (x, value, of_values))]
     if drop[0]:
-        dropped = exact_attention(q, k, v, None, causal, number, drop)
+        dropped = exact_attention(q, k, v, None, causal, scale, drop)
         if dropped is None:
             return None
         y, exact = dropped, True
     else:
-        y, exact = fused_attention(q, k, v, None, causal, number)
-    if causal and not exact and not finite(y[..., -1:, :]):  # a value that is not finite reaches no earlier output
+        y, exact = fused_attention(q, k, v, None, causal, scale)
+    if causal and not exact and not finite(y[..., -1:, :]):
         return None
-    y = linear(plus(y.transpose(1, 2).flatten(2), later), output, bias)
+    y = y.transpose(1, 2).flatten(2)
+    y = linear(y if added is None or not drop[0] else y + added, output, bias)
     return y if x.dim() == 3 else y.squeeze(0)
