@@ -28,7 +28,7 @@ from structconv.planning.cost import Cost
 from structconv.planning.problem import BoundRun, Call, Problem, Run
 from structconv.planning.tables import Plan
 
-__all__ = ["FORGET", "Kernel", "complete", "matching", "ordered", "register", "registered", "registrations"]
+__all__ = ["FORGET", "OF_USERS", "Kernel", "Registered", "complete", "matching", "ordered", "register", "registered"]
 
 
 class Kernel(abc.ABC):
@@ -101,9 +101,8 @@ class Kernel(abc.ABC):
         return lambda call: weights_at(call.materialized(), call.x.dtype)
 
     def bind(self, match: Any, call: Call) -> BoundRun | None:
-        """Return (entry x) -> y for the later steps of a prepared x, whose operands do not change. It computes the
-        pending parts of x and may hold tensors of the call. If nothing is pending, return (queries, keys, values,
-        table) -> y for later calls of the same plan, without tensors of this one. `None` if it would not be faster."""
+        """Return (entry x, its position) -> y for the later steps of a prepared x, whose operands do not change. It
+        computes the pending parts of x and may hold tensors of the call. `None` if it would not be faster."""
         return None
 
     def label(self, path: str) -> str:
@@ -115,16 +114,15 @@ class Kernel(abc.ABC):
 FORGET: list[Callable[[], object]] = []
 _KERNELS: dict[str, Kernel] = {}
 _ORDERED: list[Kernel] = []
+#: The kernels of the package, once all are registered: from then on an unknown name is an error.
+_BUILT_IN: list[Kernel] = []
 #: The kernels that were registered after those of the package.
 OF_USERS: list[Kernel] = []
 
 
-class _Register:
-    """The state of the register: whether all kernels of the package are loaded, so that an unknown name is an error,
-    these kernels, and the number of registrations."""
+class Registered:
+    """Count the registrations in this process; earlier plans compared other kernels."""
 
-    complete = False
-    built_in: ClassVar[list[Kernel]] = []
     times = 0
 
 
@@ -145,26 +143,21 @@ def register(kernel: Kernel) -> Kernel:
         raise ConfigError("register", "kernel must be an object", f"the class {kernel.__name__}", class_remedy(kernel))
     kernels = {**_KERNELS, kernel.name: kernel}
     order = ordered(kernels)
-    if _Register.complete:
+    if _BUILT_IN:
         _check_names(kernels)
+        OF_USERS[:] = [of_user for of_user in order if of_user not in _BUILT_IN]
     _ORDERED[:] = order
     _KERNELS.update(kernels)
-    OF_USERS[:] = [of_user for of_user in order if of_user not in _Register.built_in] if _Register.complete else []
-    _Register.times += 1
+    Registered.times += 1
     for forget in FORGET:
         forget()
     return kernel
 
 
-def registrations() -> int:
-    """Return the number of registrations."""
-    return _Register.times
-
-
 def complete() -> None:
     """Check that every kernel comes before kernels that there are, now and whenever another is registered."""
     _check_names(_KERNELS)
-    _Register.complete, _Register.built_in = True, list(_ORDERED)
+    _BUILT_IN[:] = _ORDERED
 
 
 def _check_names(kernels: dict[str, Kernel]) -> None:

@@ -31,7 +31,7 @@ from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.planning import machine, tuning
 from structconv.planning.cost import Cost
 from structconv.planning.counts import Sizes
-from structconv.planning.kernel import FORGET, Kernel, known_paths, matching, registrations
+from structconv.planning.kernel import FORGET, Kernel, Registered, known_paths, matching
 from structconv.planning.precision import without_autocast
 from structconv.planning.problem import Call, Image, PartInputs, Problem, Run
 from structconv.planning.tables import Candidate, Plan
@@ -84,7 +84,7 @@ def plan_for(call: Call, path: str | None = None, max_bytes: int | None = None, 
 
 def plans_version() -> Hashable:
     """A value that changes whenever earlier plans may differ from those that would be made now."""
-    return registrations(), Autotuning.enabled, machine.Measured.times
+    return Registered.times, Autotuning.enabled, machine.Measured.times
 
 
 def _choose(key: Hashable, call: Call, path: str | None, max_bytes: int | None, image: Image | None) -> Plan:

@@ -110,8 +110,8 @@ class Call(NamedTuple):
 
 #: The function that a kernel compiles: the call -> y (..., N, Q), b included.
 Run = Callable[[Call], Tensor]
-#: The function of a bound step: the entry, or queries, keys and values -> y; `None` if it must be planned again.
-BoundRun = Callable[..., Tensor | None]
+#: The function of a bound step: (entry x, its position) -> y; `None` if it must be planned again.
+BoundRun = Callable[[Tensor, int], Tensor | None]
 
 
 class Image(NamedTuple):

@@ -96,32 +96,22 @@ class Plan:
         return self.candidates[0].measured
 
     def __str__(self) -> str:
-        return _text(self)
+        rows = _rows(self)
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = [self.problem]
+        for row in rows:
+            cells = [cell.rjust(width) if _is_number(i, row) else cell.ljust(width)
+                     for i, (cell, width) in enumerate(zip(row, widths, strict=True))]
+            lines.append("  ".join(cells).rstrip())
+        for part in self.parts:
+            lines += ["  " + line for line in str(part).splitlines()]
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return _html(self)
-
-
-def _text(plan: Plan) -> str:
-    """The problem in a line, the table, and those of the parts, indented."""
-    rows = _rows(plan)
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [plan.problem]
-    for row in rows:
-        cells = [cell.rjust(width) if _is_number(i, row) else cell.ljust(width)
-                 for i, (cell, width) in enumerate(zip(row, widths, strict=True))]
-        lines.append("  ".join(cells).rstrip())
-    for part in plan.parts:
-        lines += ["  " + line for line in _text(part).splitlines()]
-    return "\n".join(lines)
-
-
-def _html(plan: Plan) -> str:
-    """Return the plan as an HTML table."""
-    head, *rows = _rows(plan)
-    table = "".join([_html_row("th", head), *(_html_row("td", row) for row in rows)])
-    parts = "".join(f'<div style="margin-left: 2em">{_html(part)}</div>' for part in plan.parts)
-    return f"<p>{escape(plan.problem)}</p><table>{table}</table>{parts}"
+        head, *rows = _rows(self)
+        table = "".join([_html_row("th", head), *(_html_row("td", row) for row in rows)])
+        parts = "".join(f'<div style="margin-left: 2em">{part._repr_html_()}</div>' for part in self.parts)
+        return f"<p>{escape(self.problem)}</p><table>{table}</table>{parts}"
 
 
 def _html_row(tag: str, row: tuple[str, ...]) -> str:
