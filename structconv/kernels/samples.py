@@ -32,7 +32,7 @@ from structconv.shapes import broadcast
 from structconv.structures.masks import Transposed, joined_by_and
 from structconv.structures.samples import Pieces, Restriction, Samples
 from structconv.structures.values import Structure, altered, map_tensors, size_class, tensors_in
-from structconv.weights.whole import Apart
+from structconv.weights.whole import ByHead
 
 __all__ = ["SampleBySample", "Samplewise"]
 
@@ -94,7 +94,7 @@ class Samplewise(NamedTuple):
             lead = broadcast(rows.shape[:-3], own.batch_shape)
             y = rows.new_zeros(*lead, basis.size, to.outputs, rows.shape[-1])
         else:
-            call = Call(rows.select(-3, 0), own, Apart.of(basis.size, rows.shape[-1]), None, rows, relative)
+            call = Call(rows.select(-3, 0), own, ByHead.of(basis.size, rows.shape[-1]), None, rows, relative)
             y = self._plan(call, to).run(call)
         return y if to.lead is None else y.movedim(0, -3).flatten(-3, -2)
 
@@ -147,7 +147,7 @@ class SampleBySample(Applied):
         single, several = (problem.basis.restricted(_OfSpec(samples, problem.basis, lead)) for lead in (None, 0))
         if single is None:
             return None
-        spec, theta = tree_spec(single, itself), Apart.of(problem.basis.size, problem.theta.head_channels)
+        spec, theta = tree_spec(single, itself), ByHead.of(problem.basis.size, problem.theta.head_channels)
         lead = problem.x.shape[:-2] if problem.image is None else (problem.sizes.batch,)
         x = problem.x.new_empty(()).expand(*lead, spec.num_inputs, theta.channels)
         inner = dataclasses.replace(problem.part(spec, theta), x=x, projected=True, theta_grad=False,

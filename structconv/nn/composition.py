@@ -104,13 +104,13 @@ def _merged(first: Conv, second: Conv) -> tuple[Mechanism, Weight]:
             basis, theta = ops.compose_pairs((before, first.weight()), (after, second.weight()))
             if isinstance(basis, Shift):
                 merged = Shifts(list(basis.offsets), basis.padding, basis.stride, structure=one._structure_name)
-                return merged, _theta(theta)
+                return merged, cast(Weight, theta)
     pairs = tuple((IdentityBasis(0, part.mechanism.size), part.weight()) for part in (first, second))
     _, theta = ops.compose_pairs(*pairs)
     for part, other in ((one, two), (two, one)):
         if isinstance(part, Identity) and part.size == 1 and part._structure_name is None:
-            return other, _theta(theta)
-    return one @ two, _theta(theta)
+            return other, cast(Weight, theta)
+    return one @ two, cast(Weight, theta)
 
 
 # Larger than any sum of offsets and windows, so that what merges on a grid of this size does so on every grid.
@@ -162,8 +162,3 @@ def _check_linear(name: str, layer: Conv) -> None:
                           "The composed layer would make new ones.")
     if layer.relative_value is not None:
         raise ConfigError("compose", f"{name} must have no relative_value", "one")
-
-
-def _theta(theta: Any) -> Weight:
-    assert isinstance(theta, Weight)
-    return theta

@@ -20,7 +20,7 @@ from structconv.weights.base import (
     total_energy,
 )
 
-__all__ = ["Apart", "ByHead", "Depthwise", "Eye", "Fixed", "Full", "Grouped", "Shared", "as_weight"]
+__all__ = ["ByHead", "Depthwise", "Eye", "Fixed", "Full", "Grouped", "Shared", "as_weight"]
 
 
 class Full(Weight, theta="KPQ"):
@@ -266,27 +266,14 @@ class Eye(Fixed):
         return self.size * self.channels
 
 
-class Apart(Eye):
-    """A weight without the sum over k: `join` returns the heads separately, (..., K, N, C)."""
+class ByHead(Eye):
+    """No weight and no sum over k: `join` returns the heads separately."""
 
     sums_heads = False
 
     def join(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
-        return plus(r, bias)
-
-
-class ByHead(Apart):
-    """No weight: heads (..., K, M, C) pass unchanged."""
-
-    def heads(self, x: Tensor) -> Tensor:
-        return x.unsqueeze(-3)
-
-    def join(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
         """r_k + b_k: (..., K, N, C), (K, C) or none -> (..., K, N, C)."""
         return r if bias is None else r + bias.unsqueeze(-2)
-
-    def contract_flops(self) -> int:
-        return 0
 
 
 def as_weight(theta: Weight | Tensor) -> Weight:

@@ -15,7 +15,7 @@ from structconv.planning.kernel import FORGET
 from structconv.structures import Causal, DenseMask, Padding, Samples, Window
 from structconv.testing.batches import check_samples
 from structconv.weights import LowRank
-from structconv.weights.whole import Apart
+from structconv.weights.whole import ByHead
 from tests.kernels.applied import LargestTensor
 from tests.support.derivatives import same
 from tests.support.drawn import drawn
@@ -115,7 +115,7 @@ def with_operands(node, query, key):
 
 def applied(basis, r):
     """The kernel that applies a basis to what the heads have, and what it gives."""
-    call = Call(r.select(-3, 0), basis, Apart.of(basis.size, r.shape[-1]), None, r)
+    call = Call(r.select(-3, 0), basis, ByHead.of(basis.size, r.shape[-1]), None, r)
     plan = plan_for(call)
     return plan.kernel, plan.run(call)
 
