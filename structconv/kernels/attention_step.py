@@ -50,12 +50,12 @@ class AttentionStep(ScaledDotProduct):
         return ("between",)
 
     def compile(self, match: Attended, problem: Problem, path: str) -> Run:
-        apart = super().compile(match, problem, path)
+        otherwise = super().compile(match, problem, path)
 
         def run(call: Call) -> Tensor:
             step, keys = _Step.of(match, call), match.key(call.basis)
             if step is None:
-                return apart(call.settled())
+                return otherwise(call.settled())
             y = step.attend(_rows(keys), _rows(call.projected))
             call.pending.mark_written()
             return y
@@ -66,7 +66,7 @@ class AttentionStep(ScaledDotProduct):
         step, pending = _Step.of(match, call), call.pending
         if step is None or not step.projects(pending.x) or step.position != pending.start:
             return None
-        keys, values = (pending.entries_of(_rows(own)).rows for own in (match.key(call.basis), call.projected))
+        keys, values = (pending.entries_of(_rows(stored)).rows for stored in (match.key(call.basis), call.projected))
 
         def run(x: Tensor, position: int) -> Tensor | None:
             if private.watched() or x.shape != step.shape or core_for(x, step.output) is None:
@@ -100,12 +100,12 @@ class _Step(NamedTuple):
         if private.watched() or pending is None or values is None:
             return None
         x = pending.x
-        if x.shape[-2] != 1 or keys.shape[:-3] != values.shape[:-3] or not pending.holds(keys):
+        if x.shape[-2] != 1 or keys.shape[:-3] != values.shape[:-3] or (own := pending.entries_of(keys)) is None:
             return None
         moved: Any = None if match.bias is None else match.bias(call.basis)
         if moved is not None and moved.output_positions.first != keys.shape[-2] - 1:
             return None
-        query_leaf, embedded = match.query(call.basis), pending.computed(keys)
+        query_leaf, embedded = match.query(call.basis), pending.computed(own)
         turn, position = Turn(), pending.start
         if type(query_leaf) is type(embedded) is Rotated and int(query_leaf.positions) == position:
             turn = Turn(embedded.rates, embedded.gain, embedded.halves)

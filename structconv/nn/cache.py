@@ -135,22 +135,18 @@ class PendingEntries:
         self.x, self.start, self._entries, self._dtype, self._done = x, start, kept, dtype, False
         self._results: dict[GrowingTensor, Any] = {}
 
-    def computed(self, kept: Tensor) -> Any:
-        """The last rows of a stored tensor, computed by its method; where heads share rows, the shared ones."""
+    def computed(self, own: CachedEntries) -> Any:
+        """The last rows of stored entries, computed by their method; where heads share rows, the shared ones."""
         with self._as_appended():
-            result = self._result(self.entries_of(kept))
+            result = self._result(own)
         return result.x if type(result) is Shared else result
 
-    def holds(self, kept: Tensor) -> bool:
-        """Return True if this tensor is stored, with room for the last rows."""
-        return any(own.rows.entries() is kept for own in self._entries)
-
-    def entries_of(self, kept: Tensor) -> CachedEntries:
-        """Return what is stored as this tensor."""
+    def entries_of(self, stored: Tensor) -> CachedEntries | None:
+        """The entries that are stored as this tensor, with room for the last rows; `None` if there are none."""
         for own in self._entries:
-            if own.rows.entries() is kept:
+            if own.rows.entries() is stored:
                 return own
-        raise ConfigError("PendingEntries", "what is made must be entries that are kept", tuple(kept.shape))
+        return None
 
     def _result(self, own: CachedEntries) -> Any:
         """The results of x by a method, which is called once: a module in it may have hooks."""
