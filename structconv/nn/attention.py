@@ -16,7 +16,7 @@ from structconv.mechanisms.masks import STRUCTURE_IF_GIVEN
 from structconv.mechanisms.scores import Concatenation, DotProduct, EmbeddedGaussian, Gaussian
 from structconv.nn.cache import Cache
 from structconv.nn.conv import ERRORS, CallNames, Conv
-from structconv.nn.inputs import is_nested
+from structconv.nn.inputs import check_inputs, is_nested, unpacked
 from structconv.nn.layer import Device, Layer, kind, recorded, take
 from structconv.planning import Plan
 from structconv.shapes import check_choice, check_divides
@@ -115,7 +115,7 @@ class MultiheadAttention(Conv):
             return super().forward(x, pairs, z=z, positions=positions, return_weights=return_weights)
         except ShapeError:
             if type(x) is Tensor:
-                self._check(x, z, None, 0)  # by the names of its own arguments
+                check_inputs(self, x, z, None, 0)  # by the names of its own arguments
             raise
 
     computes = forward
@@ -169,7 +169,7 @@ class MultiheadAttention(Conv):
         """x, z and the pairs that exist; of nested tensors their entries."""
         x, z = self._inputs(query, key_value)
         if is_nested(x, z):
-            x, z, structure = self._unpacked(x, z, structure)
+            x, z, structure = unpacked(self, x, z, structure)
         return x, z, self._pairs(x, z, keep, drop, structure)
 
     def _arguments(self, x: Any, z: Tensor | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -252,7 +252,7 @@ class MultiheadAttention(Conv):
         try:
             sizes = Sizes(x.shape[-2], (x if z is None else z).shape[-2])
         except ERRORS:
-            self._check(x, z, None, 0)
+            check_inputs(self, x, z, None, 0)
             raise
         keep, drop = (Padding(mask) if isinstance(mask, Tensor) else mask for mask in (keep, drop))
         mask = as_support(sizes, keep, drop)

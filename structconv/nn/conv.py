@@ -19,26 +19,28 @@ from structconv import ops as _ops  # noqa: F401 - registers the kernels
 from structconv import torch_compat as private
 from structconv.bases.base import Basis
 from structconv.bases.tree import Shared
-from structconv.errors import ConfigError, ShapeError, StructconvError, class_remedy, text_of
+from structconv.errors import ConfigError, ShapeError, StructconvError, class_remedy
 from structconv.mechanisms.expression import Inputs, Mechanism, check_bound, check_mechanism
-from structconv.mechanisms.naming import called_with, check_structure, check_unread, names_of_x
+from structconv.mechanisms.naming import check_structure, check_unread, names_of_x
 from structconv.mechanisms.reach import reach_of
 from structconv.mechanisms.visibility import BY_INPUTS, BY_PAIRS, cleared_by_pairs, visibility
 from structconv.nn.cache import Cache
 from structconv.nn.expressed import Expressed
-from structconv.nn.images import grid_of, to_entries
+from structconv.nn.images import grid_of
 from structconv.nn.inputs import (
     CallNames,
     Several,
     channels_of,
     check_by_name,
+    check_inputs,
     check_named,
-    check_options,
     check_output_positions,
     fits,
+    has_sizes,
     is_nested,
     other_outputs,
     packed,
+    structures_of,
     unpacked,
     variance_of,
     x_by_name,
@@ -49,10 +51,9 @@ from structconv.planning import Plan
 from structconv.planning.plan import plan_for
 from structconv.planning.precision import autocast_dtype, cast, cast_call
 from structconv.planning.problem import Call, Image, PartInputs
-from structconv.shapes import check_alike, check_entries, check_leads, check_positive, check_tensor, leads_fit
+from structconv.shapes import check_positive, check_tensor, leads_fit
 from structconv.structures.batching import AnyStructure
 from structconv.structures.output_positions import OutputPositions
-from structconv.structures.values import FrozenValue
 from structconv.weights import BoundWeight, Full, MixtureWeights, Weight, WeightList
 
 __all__ = ["Conv"]
@@ -121,7 +122,9 @@ class Conv(Expressed):
         self.in_channels = channels_of(mechanism, in_channels)
         self.out_channels = check_positive("Conv", "out_channels", out_channels)
         self.other_channels = self.in_channels if other_channels is None else other_channels
-        check_options(mechanism, relative_value)
+        if mechanism._reads_by_name and relative_value is not None:
+            raise ConfigError("Conv", "relative_value must be in a layer of one x", repr(mechanism),
+                              "Make a layer of the part that has it, and add both.")
         with on_device(device):
             self.weight = _weight(weight, mechanism, self.in_channels, out_channels)
             self.mechanism = mechanism.bound(self.in_channels, self.weight().head_channels, other_channels)
@@ -200,7 +203,7 @@ class Conv(Expressed):
         if self.mechanism._reads_by_name or "_reads" in self.mechanism.__dict__:
             raise ConfigError("Conv", "one x must be prepared, of a layer whose parts all read it",
                               repr(self.mechanism), "Prepare it for a layer of the part that reads it, and add both.")
-        structures = None if structure is None else _structures(self.mechanism, structure, 0)
+        structures = None if structure is None else structures_of(self.mechanism, structure, 0)
         no_z: Any = None
         if self.mechanism._may_mask_inputs(structures) & BY_INPUTS:
             check_tensor("Conv", "x", x)
@@ -231,7 +234,7 @@ class Conv(Expressed):
         The bias is left out. A weight without numbers (`Eye`) cannot be scaled, and stays.
         """
         if is_nested(x, z):
-            x, z, structure = self._unpacked(x, z, structure)
+            x, z, structure = unpacked(self, x, z, structure)
         call, plan = self._planned(x, z, structure, 0, None)
         variance = plan.run(call._replace(bias=None)).var()
         if variance > 0:
@@ -260,8 +263,8 @@ class Conv(Expressed):
 
     def _nested(self, x: Any, z: Tensor | None, structure: Any, **options: Any) -> Any:
         """The call of nested tensors, whose sequences are the samples of a batch."""
-        entries, others, structure = self._unpacked(x, z, structure)
-        structures = _structures(self.mechanism, structure, 0)
+        entries, others, structure = unpacked(self, x, z, structure)
+        structures = structures_of(self.mechanism, structure, 0)
         if type(structure) is dict:
             check_named(type(self).__name__, x, structures)
         args, by_name = self._arguments(entries, others)
@@ -273,12 +276,6 @@ class Conv(Expressed):
     def _arguments(self, x: Any, z: Tensor | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """x and z, if there is one, as `forward` takes them."""
         return (x,), {} if z is None else {"z": z}
-
-    def _unpacked(self, x: Any, z: Any, structure: Any) -> tuple[Tensor, Tensor | None, Any]:
-        """The entries of nested tensors; see `unpacked`."""
-        check_structure(type(self).__name__, structure, self.call_names.call)
-        names = self._names(z)
-        return unpacked(type(self).__name__, x, z, structure, names.x, names.z)
 
     def _names(self, z: Any) -> CallNames:
         """Return the names of a call's arguments for errors, with z or without."""
@@ -293,7 +290,7 @@ class Conv(Expressed):
         """Return `use(call)`, with nested tensors unpacked and errors explained."""
         try:
             if is_nested(x, z):
-                x, z, structure = self._unpacked(x, z, structure)
+                x, z, structure = unpacked(self, x, z, structure)
             return use(*self._call(x, z, structure, axes, positions))
         except ERRORS:
             self._explain(x, z, structure, axes)
@@ -323,7 +320,7 @@ class Conv(Expressed):
         if type(x) is dict or "_reads" in mechanism.__dict__:
             x = x_by_name(self, x)
         if type(structure) is dict or "_names" in mechanism.__dict__:
-            structure = _structures(mechanism, structure, axes)
+            structure = structures_of(mechanism, structure, axes)
         if cache is not None and structure is cache.structure:
             expected_inputs = cache.expected_inputs
         elif structure is not None and not axes:
@@ -337,9 +334,9 @@ class Conv(Expressed):
                 check_by_name(self, x, z, structure, axes)
         elif (not isinstance(x, Tensor) or (expected_inputs is not None and expected_inputs != x.shape[-2])
               or (z is not None and not self._fit(x, z))
-              or (is_compiling() and not axes and not (_fits(x, (None, self.in_channels))
+              or (is_compiling() and not axes and not (has_sizes(x, None, self.in_channels)
                                                        and (z is None or leads_fit(x, z))))):
-            self._check(x, z, structure, axes)
+            check_inputs(self, x, z, structure, axes)
         return call_of(mechanism, theta, bias, x, z, structure, axes,
                        None if relative is None else private.called(relative), positions, cache, reads)
 
@@ -369,50 +366,7 @@ class Conv(Expressed):
         """Return True if x and z are plain tensors whose shapes, dtype and device match the layer. Runs in each call.
         """
         return (isinstance(z, Tensor) and not z.is_nested and z.dtype is x.dtype and z.device == x.device
-                and _fits(x, (None, self.in_channels)) and _fits(z, (None, self.other_channels)))
-
-    def _check(self, x: Any, z: Tensor | None, structure: Any, axes: int) -> None:
-        """Say what does not fit."""
-        check_mechanism(type(self).__name__, self.mechanism)
-        x = x_by_name(self, x) if type(x) is dict else x
-        if type(x) is dict:
-            check_by_name(self, x, z, structure, axes)
-            return
-        if any(isinstance(t, Tensor) and t.is_nested for t in (x, z)):
-            self._unpacked(x, z, structure)
-        owner, of_x, of_z, _, structured = self._names(z)
-        owner = type(self).__name__ if is_compiling() else owner  # nothing is renamed on the way out of a compiler
-        hint = f"Give the structure after it: {structured}." if isinstance(x, FrozenValue) else ""
-        check_tensor(owner, of_x, x, hint)
-        if axes:
-            x, structure = to_entries(x, axes)
-        dtype = autocast_dtype(x)
-        x = cast(x, dtype)
-        if z is not None:
-            check_tensor(owner, of_z, z)
-            self._check_order(x, z, structure)
-        check_entries(owner, x, entries=self.mechanism._input_entries(structure), channels=self.in_channels, name=of_x)
-        if z is not None:
-            check_entries(owner, z, channels=self.other_channels, name=of_z, letters=("N", "P'"))
-            check_alike(owner, x, cast(z, dtype), name=of_x, other_name=of_z)
-            if not axes:
-                check_leads(owner, x, z, name=of_x, other_name=of_z)
-        numbers = next(iter(self.weight.parameters()), None)
-        numbers = next(self.parameters(), None) if numbers is None else numbers
-        if numbers is not None:
-            check_alike(owner, x, cast(numbers, dtype), name=of_x, other_name="the layer's parameters")
-
-    def _check_order(self, x: Tensor, z: Tensor, structure: Any) -> None:
-        """Say that x and z have changed places, where each fits that of the other."""
-        inputs = self.mechanism._input_entries(structure), self.in_channels
-        outputs = self.mechanism._output_entries(structure), self.other_channels
-        right = _fits(x, inputs) and _fits(z, outputs)
-        if not right and _fits(x, outputs) and _fits(z, inputs):
-            owner, of_x, of_z, call, _ = self._names(z)
-            expected = (f"{of_x} must be the inputs (keys), with P={inputs[1]} channels, and {of_z} the outputs "
-                        f"(queries), with P'={outputs[1]}")
-            raise ShapeError(owner, expected, f"{text_of(x.shape)} and {text_of(z.shape)}",
-                             f"They are swapped: write {call}.")
+                and has_sizes(x, None, self.in_channels) and has_sizes(z, None, self.other_channels))
 
     @named
     def _explain(self, x: Any, z: Tensor | None, structure: Any, axes: int) -> None:
@@ -421,7 +375,7 @@ class Conv(Expressed):
             x, structure = self._of_prepared(x, structure, axes)
         check_mechanism(type(self).__name__, self.mechanism)
         x = x if is_nested(x, z) else x_by_name(self, x)
-        self._check(x, z, _structures(self.mechanism, structure, axes), axes)
+        check_inputs(self, x, z, structures_of(self.mechanism, structure, axes), axes)
         check_bound(type(self).__name__, self.mechanism)
         owner, of_x, of_z, *_ = self._names(z)
         if z is None and self.other_channels != self.in_channels:
@@ -507,20 +461,6 @@ def _autocast(mechanism: Mechanism, theta: Weight, x: Tensor) -> torch.dtype | N
     """The dtype to which a call is cast; `None` where nothing is multiplied but fixed numbers."""
     learned = theta.tensors or "content" in mechanism.reads or next(mechanism.parameters(), None) is not None
     return autocast_dtype(x) if learned else None
-
-
-def _fits(entries: Tensor, sizes: tuple[int | None, int]) -> bool:
-    """Return True if the number of entries, if known, and the channels match `sizes`."""
-    return entries.dim() > 1 and sizes[0] in (None, entries.shape[-2]) and sizes[1] == entries.shape[-1]
-
-
-def _structures(mechanism: Mechanism, structure: Any, axes: int) -> Any:
-    """Return the structure of a call, or its structures by name."""
-    structures = called_with(mechanism, None if axes and type(structure) is not dict else structure)
-    if axes and type(structure) is dict:
-        raise ConfigError("Conv", "an image must have no structure beside its grid", ", ".join(map(repr, structure)),
-                          "Call it on entries: layer(x, structure={name: Grid((H, W)), ...}).")
-    return structures
 
 
 def _weight(weight: Weight | Sequence[Weight] | None, mechanism: Mechanism, channels: Any,

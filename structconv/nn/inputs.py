@@ -1,4 +1,4 @@
-"""Several x in a call of a `Conv`, by name: channel counts and errors; and nested tensors (torch.jagged), whose
+"""The arguments of a call of `Conv`: what does not fit, several x by name, and nested tensors (torch.jagged), whose
 sequences are the samples of a batch.
 """
 
@@ -11,17 +11,19 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.errors import ConfigError, ShapeError, StructureError, text_of
 from structconv.mechanisms.expression import Mechanism, check_mechanism
-from structconv.mechanisms.naming import all_named, by_name, called_on, names_of_x
+from structconv.mechanisms.naming import all_named, by_name, called_on, called_with, check_structure, names_of_x
+from structconv.nn.images import to_entries
 from structconv.planning.precision import autocast_dtype, cast
 from structconv.shapes import check_alike, check_entries, check_leads, check_positive, check_tensor, leads_fit
 from structconv.structures.samples import Samples, same_samples
 from structconv.structures.supports import Support
+from structconv.structures.values import FrozenValue
 
-__all__ = ["CallNames", "Several", "channels_of", "check_by_name", "check_named", "check_options",
-           "check_output_positions", "fits", "is_nested", "other_outputs", "packed", "unpacked", "variance_of",
-           "x_by_name"]
+__all__ = ["CallNames", "Several", "channels_of", "check_by_name", "check_inputs", "check_named",
+           "check_output_positions", "fits", "has_sizes", "is_nested", "other_outputs", "packed", "structures_of",
+           "unpacked", "variance_of", "x_by_name"]
 
 #: x, or several by name.
 Several = Tensor | dict[str, Tensor]
@@ -58,11 +60,63 @@ def x_by_name(layer: Any, x: Any) -> Any:
     return called_on(layer.mechanism, x)
 
 
-def check_options(mechanism: Mechanism, relative_value: Any) -> None:
-    """Raise `ConfigError` for what a layer of several x does not take."""
-    if mechanism._reads_by_name and relative_value is not None:
-        raise ConfigError("Conv", "relative_value must be in a layer of one x", repr(mechanism),
-                          "Make a layer of the part that has it, and add both.")
+def structures_of(mechanism: Mechanism, structure: Any, axes: int) -> Any:
+    """The structure of a call, or its structures by name."""
+    structures = called_with(mechanism, None if axes and type(structure) is not dict else structure)
+    if axes and type(structure) is dict:
+        raise ConfigError("Conv", "an image must have no structure beside its grid", ", ".join(map(repr, structure)),
+                          "Call it on entries: layer(x, structure={name: Grid((H, W)), ...}).")
+    return structures
+
+
+def has_sizes(t: Tensor, entries: int | None, channels: int) -> bool:
+    """Return True if a tensor has this number of entries, if given, and of channels."""
+    return t.dim() > 1 and entries in (None, t.shape[-2]) and channels == t.shape[-1]
+
+
+def check_inputs(layer: Any, x: Any, z: Tensor | None, structure: Any, axes: int) -> None:
+    """Raise an error for what does not fit in a call of a `Conv`."""
+    check_mechanism(type(layer).__name__, layer.mechanism)
+    x = x_by_name(layer, x) if type(x) is dict else x
+    if type(x) is dict:
+        check_by_name(layer, x, z, structure, axes)
+        return
+    if any(isinstance(t, Tensor) and t.is_nested for t in (x, z)):  # in any layout
+        unpacked(layer, x, z, structure)
+    owner, of_x, of_z, _, structured = layer._names(z)
+    owner = type(layer).__name__ if is_compiling() else owner  # nothing is renamed on the way out of a compiler
+    hint = f"Give the structure after it: {structured}." if isinstance(x, FrozenValue) else ""
+    check_tensor(owner, of_x, x, hint)
+    if axes:
+        x, structure = to_entries(x, axes)
+    dtype = autocast_dtype(x)
+    x = cast(x, dtype)
+    if z is not None:
+        check_tensor(owner, of_z, z)
+        _check_order(layer, x, z, structure)
+    check_entries(owner, x, entries=layer.mechanism._input_entries(structure), channels=layer.in_channels, name=of_x)
+    if z is not None:
+        check_entries(owner, z, channels=layer.other_channels, name=of_z, letters=("N", "P'"))
+        check_alike(owner, x, cast(z, dtype), name=of_x, other_name=of_z)
+        if not axes:
+            check_leads(owner, x, z, name=of_x, other_name=of_z)
+    numbers = next(iter(layer.weight.parameters()), None)
+    numbers = next(layer.parameters(), None) if numbers is None else numbers
+    if numbers is not None:
+        check_alike(owner, x, cast(numbers, dtype), name=of_x, other_name="the layer's parameters")
+
+
+def _check_order(layer: Any, x: Tensor, z: Tensor, structure: Any) -> None:
+    """Raise an error if x and z are swapped: if each fits only in the place of the other."""
+    inputs = layer.mechanism._input_entries(structure), layer.in_channels
+    outputs = layer.mechanism._output_entries(structure), layer.other_channels
+    right = has_sizes(x, *inputs) and has_sizes(z, *outputs)
+    if not right and has_sizes(x, *outputs) and has_sizes(z, *inputs):
+        owner, of_x, of_z, call, _ = layer._names(z)
+        expected = (f"{of_x} must be the inputs (keys), with P={inputs[1]} channels, and {of_z} the outputs "
+                    f"(queries), with P'={outputs[1]}")
+        raise ShapeError(owner, expected, f"{text_of(x.shape)} and {text_of(z.shape)}",
+                         f"They are swapped: write {call}.")
 
 
 def check_by_name(layer: Any, x: dict[str, Tensor], z: Tensor | None, structure: Any, axes: int) -> None:
@@ -167,10 +221,11 @@ def is_nested(*tensors: Any) -> bool:
     return any(type(t) is not Tensor and isinstance(t, Tensor) and t.is_nested for t in tensors)
 
 
-def unpacked(owner: str, x: Any, z: Any, structure: Any, name: str = "x", other_name: str = "z"
-             ) -> tuple[Tensor, Tensor | None, Any]:
-    """The entries of all sequences, and the structure whose samples they are; errors name x and z so. Both must be
-    nested as (B, entries, channels) without holes, and the structure of the same samples."""
+def unpacked(layer: Any, x: Any, z: Any, structure: Any) -> tuple[Tensor, Tensor | None, Any]:
+    """The entries of all sequences, and the structure whose samples they are. x and z must be nested as (B, entries,
+    channels) without holes, and the structure a batch of the same samples."""
+    owner, (_, name, other_name, call, _) = type(layer).__name__, layer._names(z)
+    check_structure(owner, structure, call)
     for own, t in ((name, x), (other_name, x if z is None else z)):
         if not (isinstance(t, Tensor) and t.is_nested):
             raise ConfigError(owner, f"{name} and {other_name} must both be nested tensors, or neither",
