@@ -5,6 +5,7 @@ Theta; multiples, sums and products by their operands.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, cast
 
@@ -26,36 +27,27 @@ from structconv.shapes import broadcast, sum_tensors
 from structconv.structures.values import altered
 from structconv.weights import Full, MixtureWeights
 
-__all__ = ["JoinedInputs", "Nested", "PerInput", "PerPart", "cheapest", "part_of"]
+__all__ = ["JoinedInputs", "Nested", "PerInput", "PerPart", "cheapest"]
 
 
 class Part(NamedTuple):
-    """A part of `a | b`: its number, its plan and its heads."""
+    """A part of `a | b`: its plan, and (call, b or none) -> the call of this part."""
 
-    number: int
     plan: Plan
-    start: int
-    stop: int
-
-    def of(self, call: Call, bias: Tensor | None) -> Call:
-        """The call of this part."""
-        projected = None if call.projected is None else call.projected[..., self.start:self.stop, :, :]
-        theta = call.theta.slice(self.start, self.stop)
-        return Call(call.x, call.basis, theta, bias, projected, part=_part(call, self.number))
+    of: Callable[[Call, Tensor | None], Call]
 
     def run(self, call: Call, bias: Tensor | None) -> Tensor:
         """Return its term of y, plus b."""
         return self.plan.run(self.of(call, bias))
 
 
-class OwnPart(Part):
-    """A part with an x of its own."""
+def _with_heads(number: int, start: int, stop: int, call: Call, bias: Tensor | None) -> Call:
+    """The call of a part that has the heads start <= k < stop."""
+    projected = None if call.projected is None else call.projected[..., start:stop, :, :]
+    return Call(call.x, call.basis, call.theta.slice(start, stop), bias, projected, part=_part(call, number))
 
-    def of(self, call: Call, bias: Tensor | None) -> Call:
-        return part_of(call, self.number, bias)
 
-
-def part_of(call: Call, number: int, bias: Tensor | None = None) -> Call:
+def _with_input(number: int, call: Call, bias: Tensor | None = None) -> Call:
     """The call of a part with an x of its own."""
     x, theta = cast(PartInputs, call.x).parts[number], cast(MixtureWeights, call.theta).parts[number]
     return Call(x, call.basis, theta, bias, part=_part(call, number))
@@ -65,6 +57,13 @@ def _part(call: Call, number: int) -> Callable[[Any], Any]:
     """Return a function that finds a part in the basis of a call."""
     find = itself if call.part is None else call.part
     return lambda basis: find(basis).parts[number]
+
+
+def _problems(problem: Problem) -> list[Problem]:
+    """The problem of each part of a mixture, with its x and Theta."""
+    each = zip(cast(Mixture, problem.basis).parts, cast(MixtureWeights, problem.theta).parts,
+               cast(PartInputs, problem.x).parts, strict=True)
+    return [problem.part(*part) for part in each]
 
 
 class PerPart(Kernel):
@@ -77,13 +76,14 @@ class PerPart(Kernel):
         if problem.relative is not None or (problem.projected and not problem.theta.sums_heads):
             return None
         parts: list[Part] = []
+        at = 0
         for number, part in enumerate(cast(Concat, problem.basis).parts):
-            at = parts[-1].stop if parts else 0
             theta = problem.theta.slice(at, at + part.size)
             if problem.projected and not theta.sums_heads:
                 return None  # what is projected are the channels of y, not those between two factors
             plan = decide(problem.part(part, theta))
-            parts.append(Part(number, plan, at, at + part.size))
+            parts.append(Part(plan, partial(_with_heads, number, at, at + part.size)))
+            at += part.size
         return tuple(parts)
 
     def cost(self, match: tuple[Part, ...], problem: Problem, path: str) -> Cost:
@@ -111,19 +111,21 @@ class PerInput(PerPart):
     name, types, by_heads, separate = "parts of their own x, summed", (Mixture,), False, True
 
     def match(self, problem: Problem) -> tuple[Part, ...] | None:
-        parts: list[Part] = []
-        thetas, xs = cast(MixtureWeights, problem.theta).parts, cast(PartInputs, problem.x).parts
-        for number, part in enumerate(cast(Mixture, problem.basis).parts):
-            at = parts[-1].stop if parts else 0
-            plan = decide(problem.part(part, thetas[number], xs[number]))
-            parts.append(OwnPart(number, plan, at, at + part.size))
-        return tuple(parts)
+        return tuple(Part(decide(part), partial(_with_input, number))
+                     for number, part in enumerate(_problems(problem)))
 
     def weights(self, match: tuple[Part, ...], problem: Problem) -> Run:
         return lambda call: tuple(part.plan.weights(part.of(call, None)) for part in match)  # type: ignore[return-value]
 
 
-class _Operand(Basis):
+class Operand(NamedTuple):
+    """The application of an operand of a basis by the kernel that suits it, and its K."""
+
+    application: Application
+    size: int
+
+
+class _OperandOfCall(Basis):
     """A basis that is applied by a kernel, in one call."""
 
     def __init__(self, application: Application, call: Call, size: int) -> None:
@@ -165,7 +167,7 @@ class Nested(Applied):
         return {name: _applied(attrs[name], problem) for name in ("child", "first", "second", "parts") if name in attrs}
 
     def application_cost(self, match: dict[str, Any], problem: Problem, channels: int, mode: str) -> Cost:
-        count = 1 + sum(len(operand) if isinstance(operand[0], tuple) else 1 for operand in match.values())
+        count = 1 + sum(1 if type(operand) is Operand else len(operand) for operand in match.values())
         return super().application_cost(match, problem, channels, mode) + Cost(calls=NODE_CALLS * count)
 
     def application(self, match: dict[str, Any], problem: Problem) -> Application:
@@ -178,7 +180,7 @@ class Nested(Applied):
 
         weights = None
         if isinstance(node, Scaled) and isinstance(node.factor, float):
-            weights = _times(match["child"][0].weights, node.factor)
+            weights = _times(match["child"].application.weights, node.factor)
         return Application(lambda r, call: bound(call).apply(r), lambda x, call: bound(call).analysis(x),
                            lambda r, call: bound(call).synthesis(r), weights=weights)
 
@@ -187,12 +189,12 @@ def _times(weights: Run | None, factor: float) -> Run | None:
     return None if weights is None else lambda call: weights(call) * factor
 
 
-def _applied(operand: Any, problem: Problem) -> Any:
-    """By which kernel an operand, or each of several, is applied: the cheapest; with its K."""
-    if isinstance(operand, tuple):
-        return tuple(_applied(part, problem) for part in operand)
-    best, _ = cheapest(problem.part(operand, problem.theta), problem.theta.head_channels, "apply")
-    return best, operand.size
+def _applied(basis: Any, problem: Problem) -> Any:
+    """The `Operand` of a basis, by its cheapest kernel, or those of several bases."""
+    if isinstance(basis, tuple):
+        return tuple(_applied(part, problem) for part in basis)
+    best, _ = cheapest(problem.part(basis, problem.theta), problem.theta.head_channels, "apply")
+    return Operand(best, basis.size)
 
 
 def cheapest(problem: Problem, channels: int, mode: str) -> tuple[Application, Cost]:
@@ -209,12 +211,12 @@ def cheapest(problem: Problem, channels: int, mode: str) -> tuple[Application, C
 
 
 def _bound(operand: Any, call: Call, find: Callable[[Any], Any]) -> Any:
-    """The operand in a call that knows it as its basis."""
-    if not isinstance(operand[0], Application):
+    """The operand as the basis of a call of its own; `find` finds it in the basis of the whole call."""
+    if type(operand) is not Operand:
         return tuple(_bound(part, call, _item_of(find, i)) for i, part in enumerate(operand))
     whole = itself if call.part is None else call.part
     own = Call(call.x, call.basis, call.theta, None, call.projected, part=lambda basis: find(whole(basis)))
-    return _Operand(operand[0], own, operand[1])
+    return _OperandOfCall(operand.application, own, operand.size)
 
 
 def _item_of(find: Callable[[Any], Any], number: int) -> Callable[[Any], Any]:
@@ -232,7 +234,7 @@ class Joined(NamedTuple):
         ways = [applied.rows() for applied in self.applications]
 
         def joined(call: Call) -> Tensor:
-            own = [part_of(call, number) for number in range(len(ways))]
+            own = [_with_input(number, call) for number in range(len(ways))]
             parts = [way(one.x, one) for way, one in zip(ways, own, strict=True)]
             lead = broadcast(*(rows.shape[:-2] for rows in parts))
             return torch.cat([rows.expand(*lead, *rows.shape[-2:]) for rows in parts], -1)
@@ -246,10 +248,9 @@ class JoinedInputs(Kernel):
     name, types, orders, separate = "rows of all parts, joined", (Mixture,), ("structure_first",), True
 
     def match(self, problem: Problem) -> Joined | None:
-        thetas, xs = cast(MixtureWeights, problem.theta).parts, cast(PartInputs, problem.x).parts
-        if not all(isinstance(theta, Full) and theta.size == 1 for theta in thetas):
+        own = _problems(problem)
+        if not all(isinstance(part.theta, Full) and part.theta.size == 1 for part in own):
             return None
-        own = [problem.part(*part) for part in zip(cast(Mixture, problem.basis).parts, thetas, xs, strict=True)]
         chosen, total = [cheapest(part, part.theta.in_channels, "analysis") for part in own], Cost()
         for (_, cost), part in zip(chosen, own, strict=True):
             total = total + cost.repeated(1 + part.x_grad)
@@ -273,7 +274,7 @@ class JoinedInputs(Kernel):
     def weights(self, match: Joined, problem: Problem) -> Run:
         entries = super().weights(match, problem)
         functions = [entries if applied.weights is None else applied.weights for applied in match.applications]
-        return lambda call: tuple(of(part_of(call, number)) for number, of in enumerate(functions))  # type: ignore[return-value]
+        return lambda call: tuple(of(_with_input(number, call)) for number, of in enumerate(functions))  # type: ignore[return-value]
 
 
 for _kernel in (PerPart(), PerInput(), Nested(), JoinedInputs()):
