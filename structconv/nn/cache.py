@@ -30,23 +30,22 @@ from structconv.weights import Weight
 
 __all__ = ["Cache"]
 
-#: (x (..., M, P), place of the first) -> what is made of each entry, a leaf.
+#: (x (..., M, P), position of the first) -> the results of each entry, a leaf.
 Make = Callable[[Tensor, int], Any]
 
 
 class GrowingTensor:
-    """Entries that grow at the end, and may lose some at the beginning, along one axis from the end.
+    """Rows along one axis, counted from the end: new ones come at the end, old ones are dropped at the beginning.
 
-    Without gradients they are written in place into memory with room for as many again: O(1) an entry.
+    Without gradients they are written in place into `storage`, which has room for as many again: O(1) a row.
     """
 
-    def __init__(self, entries: Tensor, axis: int) -> None:
+    def __init__(self, rows: Tensor, axis: int) -> None:
         self._axis = axis
-        self._hold(entries)
+        self._replace(rows)
 
-    def _hold(self, entries: Tensor) -> None:
-        """Have only these, without room for more."""
-        self._storage, self._inference = entries, entries.is_inference()
+    def _replace(self, entries: Tensor) -> None:
+        self.storage, self._inference = entries, entries.is_inference()
         self._view: Tensor | None = entries
         self._start, self._stop = 0, entries.shape[self._axis]
 
@@ -54,40 +53,34 @@ class GrowingTensor:
         return self._stop - self._start
 
     def entries(self) -> Tensor:
-        """All that are there."""
+        """All rows."""
         if self._view is None:
-            self._view = self._storage.narrow(self._axis, self._start, len(self))
+            self._view = self.storage.narrow(self._axis, self._start, len(self))
         return self._view
 
     @property
-    def room(self) -> Tensor:
-        """The memory in which they lie, with more along the axis."""
-        return self._storage
-
-    @property
-    def joined(self) -> bool:
-        """Return True if appending makes a new tensor, because the stored one has a gradient."""
-        return torch.is_grad_enabled() or self._storage.requires_grad
+    def concatenates(self) -> bool:
+        """True if appending makes a new tensor, through which gradients pass."""
+        return torch.is_grad_enabled() or self.storage.requires_grad
 
     def append(self, entries: Tensor) -> None:
-        """Put these behind."""
-        if self.joined:
+        if self.concatenates:
             with torch.enable_grad():
-                self._hold(torch.cat([self.entries(), entries], self._axis))
+                self._replace(torch.cat([self.entries(), entries], self._axis))
             return
         self.reserve(entries.shape[self._axis])
         self.fill(entries)
 
     def reserve(self, count: int) -> None:
         """Append `count` rows whose numbers are written later, by `fill`."""
-        if self._stop + count > self._storage.shape[self._axis] or self._inference != torch.is_inference_mode_enabled():
+        if self._stop + count > self.storage.shape[self._axis] or self._inference != torch.is_inference_mode_enabled():
             self._grow(count)
         self._stop, self._view = self._stop + count, None
 
     def fill(self, entries: Tensor) -> None:
-        """The numbers of the last."""
+        """Write the last rows."""
         count = entries.shape[self._axis]
-        self._storage.narrow(self._axis, self._stop - count, count).copy_(entries)
+        self.storage.narrow(self._axis, self._stop - count, count).copy_(entries)
 
     def drop(self, count: int) -> None:
         """Remove the first `count` rows."""
@@ -98,13 +91,12 @@ class GrowingTensor:
         self._stop, self._view = self._start + count, None
 
     def copy(self) -> GrowingTensor:
-        """Return a copy in other memory."""
         return GrowingTensor(self.entries().clone(), self._axis)
 
     def reorder(self, index: Tensor) -> None:
-        """Return the rows of other samples of the batch, with the reserved room."""
-        self._storage, self._view = self._storage.index_select(0, index), None
-        self._inference = self._storage.is_inference()
+        """Give sample b of the batch the rows of sample index[b]; the reserved room stays."""
+        self.storage, self._view = self.storage.index_select(0, index), None
+        self._inference = self.storage.is_inference()
 
     def _grow(self, count: int) -> None:
         live = self.entries()
@@ -112,27 +104,26 @@ class GrowingTensor:
         shape[self._axis] = 2 * (len(self) + count)
         storage = live.new_empty(shape)
         storage.narrow(self._axis, 0, len(self)).copy_(live)
-        self._storage, self._inference, self._start, self._stop = storage, storage.is_inference(), 0, len(self)
+        self.storage, self._inference, self._start, self._stop = storage, storage.is_inference(), 0, len(self)
 
 
 class CachedEntries(NamedTuple):
-    """A method that computes results of x, the stored rows of its results, and how many heads share each stored head.
-    """
+    """A method that computes results of x, their stored rows, and the number of heads that share each stored head."""
 
     make: Make
     rows: GrowingTensor
     repeats: int
 
     def entries(self) -> Tensor | Shared:
-        """The rows, as the method gives them."""
+        """The rows, as the method returns them."""
         return self.rows.entries() if self.repeats == 1 else Shared(self.rows.entries(), self.repeats)
 
 
 class PendingEntries:
-    """The last entries x of a `Cache`, from place `start` on: the stored rows have room for their results."""
+    """The last entries x of a `Cache`, from position `start` on: the stored rows have room for their results."""
 
-    def __init__(self, x: Tensor, start: int, kept: Sequence[CachedEntries], dtype: torch.dtype | None) -> None:
-        self.x, self.start, self._entries, self._dtype, self._done = x, start, kept, dtype, False
+    def __init__(self, x: Tensor, start: int, entries: Sequence[CachedEntries], dtype: torch.dtype | None) -> None:
+        self.x, self.start, self._entries, self._dtype, self._done = x, start, entries, dtype, False
         self._results: dict[GrowingTensor, Any] = {}
 
     def computed(self, own: CachedEntries) -> Any:
@@ -155,11 +146,11 @@ class PendingEntries:
         return self._results[own.rows]
 
     def mark_written(self) -> None:
-        """It has been put there."""
+        """Note that a kernel has written the results."""
         self._done = True
 
     def compute(self) -> None:
-        """Make it, and put it there, unless that has been done."""
+        """Compute and write the results, unless that has been done."""
         if not self._done:
             with self._as_appended():
                 for own in self._entries:
@@ -174,9 +165,9 @@ class PendingEntries:
 class Cache:
     """x as a layer has prepared it: `layer(prepared, z=z)` is `layer(x, z=z)`, without what depends only on x.
 
-    Made by `Conv.prepare` of x (..., M, P), of sequences in a nested tensor as their entries with `Samples`; it is of
-    that layer, and of its parameters and buffers as they were: a call says so where they have been changed since,
-    unless through `.data` or in inference mode, which torch does not count. Masks are read again in each call.
+    Made by `Conv.prepare` of x (..., M, P), of sequences in a nested tensor as their entries with `Samples`. It is
+    valid for that layer and for its current parameters and buffers: a call after they change raises an error, unless
+    they change through `.data` or in inference mode, which torch does not count. Masks are read again in each call.
 
     Example:
 
@@ -199,12 +190,12 @@ class Cache:
             check_alike(names.owner, cast(x, dtype), cast(numbers, dtype), name=names.x,
                         other_name="the layer's parameters")
         self.structure, self.layer = structure, layer
-        #: M by the structure, if it tells.
+        #: M, if the structure determines it.
         self.expected_inputs = None if structure is None else layer.mechanism._input_entries(structure)
         self._reach, self._dtype = reach, dtype
         self._constants: tuple[Weight, Tensor | None] | None = None
         self._weight_calls = private.PlainCalls(tuple(layer.weight.modules()))
-        #: The last entries, where something is still to be made of them.
+        #: The last entries, if their results are still to be computed.
         self.pending: PendingEntries | None = None
         self._bound: BoundStep | None = None
         self._tried_plan: Plan | None = None
@@ -233,12 +224,12 @@ class Cache:
 
     @property
     def x(self) -> Tensor:
-        """The inputs that are still there, (..., M, P)."""
+        """The inputs that are not dropped, (..., M, P)."""
         return self._x.entries()
 
     @property
     def length(self) -> int:
-        """How many entries there were: the place of the next."""
+        """The number of entries so far, which is the position of the next."""
         return self.dropped + len(self._x)
 
     @property
@@ -255,10 +246,10 @@ class Cache:
         """Return the results of a mechanism's method for each input; with `unread`, without pending ones."""
         if not unread:
             self._compute_pending()
-        kept = self._entries.get(_key(make))
-        if kept is None:
+        stored = self._entries.get(_key(make))
+        if stored is None:
             return tensor(make(self.x, self.dropped))
-        return kept.entries() if unread else tensor(kept.entries())
+        return stored.entries() if unread else tensor(stored.entries())
 
     def constants(self) -> tuple[Weight, Tensor | None]:
         """Theta and b; without gradients they are the same for all calls, unless a module of the weight has hooks."""
@@ -284,30 +275,30 @@ class Cache:
         return self
 
     def reserve(self, x: Tensor) -> Tensor:
-        """Append x, but leave its results pending unless tensors are joined again: a kernel computes them in
+        """Append x, but leave its results pending unless gradients pass through them: a kernel computes them in
         passing, or they are computed at the first use. Returns x, contiguous."""
         self.check()
         self._compute_pending()
-        own = self._x.room
+        stored = self._x.storage
         check_tensor("Cache.append", "x", x)
-        check_entries("Cache.append", x, channels=own.shape[-1])
+        check_entries("Cache.append", x, channels=stored.shape[-1])
         x = cast(x.contiguous(), self._dtype)
-        if x.shape[:-2] != own.shape[:-2] or x.dtype != own.dtype:
-            raise ShapeError("Cache.append", f"x must be {own.dtype} of shape ({', '.join(map(str, own.shape[:-2]))}"
-                             f"{', ' if own.dim() > 2 else ''}m, P={own.shape[-1]})", f"{x.dtype} {text_of(x.shape)}",
-                             "Entry t is x[..., t:t + 1, :].")
-        start, kept = self.length, tuple(self._entries.values())
-        joins = self._x.joined or True in [rows.joined for _, rows, _ in kept]  # new tensors, which pass gradients
-        joined = [_stored(make(x, start), self._dtype)[0] for make, *_ in kept] if joins else None
+        if x.shape[:-2] != stored.shape[:-2] or x.dtype != stored.dtype:
+            lead = "".join(f"{size}, " for size in stored.shape[:-2])
+            raise ShapeError("Cache.append", f"x must be {stored.dtype} of shape ({lead}m, P={stored.shape[-1]})",
+                             f"{x.dtype} {text_of(x.shape)}", "Entry t is x[..., t:t + 1, :].")
+        start, entries = self.length, tuple(self._entries.values())
+        concatenates = self._x.concatenates or True in [own.rows.concatenates for own in entries]
+        results = [_stored(own.make(x, start), self._dtype)[0] for own in entries] if concatenates else None
         self._drop()
         self._x.append(x)
-        if joined is None:
-            for _, rows, _ in kept:
-                rows.reserve(x.shape[-2])
-            self.pending = PendingEntries(x, start, kept, self._dtype)
+        if results is None:
+            for own in entries:
+                own.rows.reserve(x.shape[-2])
+            self.pending = PendingEntries(x, start, entries, self._dtype)
         else:
-            for (_, rows, _), computed in zip(kept, joined, strict=True):
-                rows.append(computed)
+            for own, result in zip(entries, results, strict=True):
+                own.rows.append(result)
         return x
 
     def run_bound(self) -> Tensor | None:
@@ -350,10 +341,10 @@ class Cache:
         return self
 
     def truncate(self, length: int) -> Cache:
-        """Forget all entries from place `length` on, in place: what a draft had put there and was not accepted.
+        """Forget all entries from position `length` on, in place: those of a draft that was not accepted.
 
         Raises:
-            ConfigError: a length that is not there, or where an output would read what has been dropped since.
+            ConfigError: a length out of range, or outputs that would read entries that were dropped since.
         """
         least = self.dropped if self.dropped == 0 or self._reach is None else self.dropped + self._reach
         if type(length) is not int or not least <= length <= self.length:
@@ -363,7 +354,7 @@ class Cache:
         return self._cut(length)
 
     def _cut(self, length: int) -> Cache:
-        """`truncate` to a length that was there in this step; entries that are forgotten are not computed."""
+        """`truncate` without its check; results of pending entries that are forgotten are not computed."""
         if self.pending is not None and self.pending.start >= length:
             self.pending = None
         for rows in self._rows():
@@ -371,13 +362,13 @@ class Cache:
         return self
 
     def copy(self) -> Cache:
-        """Another of the same layer, which goes on by itself."""
+        """A copy for the same layer, to which entries are appended independently."""
         self._compute_pending()
-        twin = object.__new__(Cache)
-        twin.__dict__.update(self.__dict__)
-        twin._x, twin._bound, twin._tried_plan, twin.reused = self._x.copy(), None, None, Reused()
-        twin._entries = {key: kept._replace(rows=kept.rows.copy()) for key, kept in self._entries.items()}
-        return twin
+        other = object.__new__(Cache)
+        other.__dict__.update(self.__dict__)
+        other._x, other._bound, other._tried_plan, other.reused = self._x.copy(), None, None, Reused()
+        other._entries = {key: own._replace(rows=own.rows.copy()) for key, own in self._entries.items()}
+        return other
 
     __copy__ = copy
 
@@ -385,7 +376,7 @@ class Cache:
         return self.copy()
 
     def check(self) -> None:
-        """Raise `ConfigError` where it is no longer what the layer would make."""
+        """Raise `ConfigError` if the layer would prepare x differently now."""
         for tensors, name, own, version in self._versions:
             if tensors.get(name) is not own or (version is not None and own._version != version):
                 raise ConfigError("Cache", "the layer's parameters and buffers must be those with which it was "
@@ -403,22 +394,20 @@ class Cache:
                               "further, make the cache from these inputs too.")
 
     def _compute_pending(self) -> None:
-        """Make what is still to be made."""
         if self.pending is not None:
             self.pending.compute()
             self.pending = None
 
     def _rows(self) -> list[GrowingTensor]:
-        """All that is held."""
         self._compute_pending()
-        return [self._x, *[kept.rows for kept in self._entries.values()]]
+        return [self._x, *[own.rows for own in self._entries.values()]]
 
     def _drop(self) -> None:
         """Drop the entries that no later output reads."""
-        unseen = 0 if self._reach is None else max(len(self._x) - self._reach, 0)
-        for rows in self._rows() if unseen else ():
-            rows.drop(unseen)
-        self.dropped += unseen
+        unread = 0 if self._reach is None else max(len(self._x) - self._reach, 0)
+        for rows in self._rows() if unread else ():
+            rows.drop(unread)
+        self.dropped += unread
 
     def __repr__(self) -> str:
         gone = f", of which {self.dropped} are gone" if self.dropped else ""
@@ -447,10 +436,10 @@ def _stored(result: Any, dtype: torch.dtype | None) -> tuple[Tensor, int]:
 
 
 class BoundStep:
-    """The steps behind one that a layer took by this plan.
+    """The steps of a layer after one that a plan computed, as long as nothing in the layer changes.
 
     Args:
-        layer: whose step it was. run: (entry x) -> y.
+        layer: the layer. run: (entry x, its position) -> y.
     """
 
     def __init__(self, layer: Any, run: BoundRun) -> None:
@@ -472,8 +461,7 @@ class BoundStep:
         return None if run is None else cls(layer, run)
 
     def __call__(self, x: Tensor, position: int) -> Tensor | None:
-        """y (..., 1, Q) of the entry x at a position, which is pending; `None` where it is to be computed as any call.
-        """
+        """y (..., 1, Q) of the pending entry x at a position; `None` if it must be computed as any other call."""
         if self._plans_version != plans_version() or (self._layer.path, self._layer.max_bytes) != self._limits:
             return None
         if not self._plain:
