@@ -38,7 +38,7 @@ from structconv.shapes import broadcast
 
 __all__ = ["AdditiveAttention", "AdditiveScores", "known"]
 
-#: Inputs for one output from which on what is made of them is remembered.
+#: Inputs for each output from which on their part of the kernel is remembered.
 FEW = 8
 
 _NAMED: dict[Callable[..., Tensor], tuple[str, float]] = {
@@ -50,8 +50,10 @@ _NAMED: dict[Callable[..., Tensor], tuple[str, float]] = {
 
 
 class AdditiveScores(NamedTuple):
-    """softmax of <vector, activation(target_n + source_m)>, along edges, or over all m, or those up to n. Fields: what
-    finds the three in a basis; K; the edges, none for all pairs that `existing` leaves."""
+    """softmax of <vector, activation(target_n + source_m)>, along edges, or over all m, or those up to n.
+
+    Fields: functions that find the three in a basis; K; the edges, none for all pairs that are `existing`.
+    """
 
     source: Callable[[Any], Any]
     target: Callable[[Any], Any]
@@ -106,7 +108,7 @@ class AdditiveScores(NamedTuple):
         return self.edges.folded(call.basis, source.shape[-2], target.shape[-2], source, lead)
 
     def step(self, r: Tensor, call: Call) -> Tensor:
-        """`apply` in one of many calls of a prepared x: what depends on it alone is made once."""
+        """`apply` in one of many calls of a prepared x: what depends only on x is computed once."""
         source, target = tensor(self.source(call.basis)), tensor(self.target(call.basis))
         if call.reused is None or private.watched() or not values_known(r, source, target):
             return self.apply(r, call)

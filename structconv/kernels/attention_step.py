@@ -27,8 +27,8 @@ __all__ = ["AttentionStep"]
 
 
 class AttentionStep(ScaledDotProduct):
-    """One output that reads all entries, of which the last is still to be projected: softmax attention, Theta_k = V_k
-    O_k."""
+    """Softmax attention, Theta_k = V_k O_k, of one output that reads all entries, the last of which is not projected
+    yet."""
 
     name = "structconv.attention_step"
     types: ClassVar[tuple[type, ...]] = (Normalized,)
@@ -77,8 +77,8 @@ class AttentionStep(ScaledDotProduct):
 
 
 class _Step(NamedTuple):
-    """The new entry of shape (B, 1, P) or (1, P), or its projections, the term of the scores by the offset from it, and
-    how query and key are rotated, and where they stand: the arguments of a step, beside the cache."""
+    """The arguments of a step beside the cache: the new entry (B, 1, P) or (1, P), or its projections, the term of the
+    scores by the offset from it, the rotation of query and key, and their position."""
 
     core: Core
     query: Heads
@@ -109,7 +109,7 @@ class _Step(NamedTuple):
         turn, position = Turn(), pending.start
         if type(query_leaf) is type(embedded) is Rotated and int(query_leaf.positions) == position:
             turn = Turn(embedded.rates, embedded.gain, embedded.halves)
-        else:  # at other places they are rotated here
+        else:  # at different positions they are rotated here
             query_leaf, embedded = (leaf.tensor() if type(leaf) is Rotated else leaf for leaf in (query_leaf, embedded))
         query, key = _heads(query_leaf), _heads(embedded)
         value, output = Heads(x, theta.value.mT.flatten(0, 1)), theta.output.flatten(0, 1).mT
@@ -138,8 +138,7 @@ class _Step(NamedTuple):
 
 
 class _Term:
-    """A term of the scores that depends on the offset of an entry from the last one alone; `scores` for any pairs, of K
-    = `size`."""
+    """A term of the scores that depends only on the offset of an entry from the last one, of K = `size`."""
 
     def __init__(self, scores: Distance | Lookup, size: int) -> None:
         self._scores, self._size = scores, size
@@ -162,19 +161,19 @@ def _is_by_offset(term: Basis) -> bool:
 
 
 def _rows(stored: Any) -> Any:
-    """The stored rows, each once."""
+    """The rows as they are stored: once for all heads that share them."""
     return stored.x if type(stored) is Shared else stored
 
 
 def _heads(leaf: Any) -> Heads:
-    """One entry by heads, still to be multiplied or not."""
+    """The heads of one entry: the operands of its projection, or the results."""
     if type(leaf) is Projected or type(leaf) is Rotated:
         return Heads(leaf.x, leaf.weight, leaf.bias)
     return Heads(tensor(leaf).contiguous())
 
 
 def _alike(heads: Heads, x: Tensor, size: int) -> bool:
-    """Return True if `heads` holds one entry for each element of the batch, like x, and `size` heads."""
+    """Return True if these are `size` heads of one entry for each element of the batch, as in x."""
     own, heads_too = heads.x.shape, heads.weight is None
     return own[-2] == 1 and own[:-2 - heads_too] == x.shape[:-2] and not (heads_too and own[-3] != size)
 

@@ -47,8 +47,7 @@ _MAPS: tuple[tuple[Callable[[Tensor], Tensor], str], ...] = (
 
 
 class Blocked(NamedTuple):
-    """w = normalized(gain map(terms)), dropped, where pairs exist. Fields: what finds them in a basis; K; its leading
-    dimensions."""
+    """w = normalized(gain map(terms)) at the pairs that exist, with dropout; `terms` finds the terms in a basis."""
 
     terms: Callable[[Any], tuple[Term, ...]]
     normalization: str
@@ -71,7 +70,7 @@ class Blocked(NamedTuple):
         return self.apply(r, call), shares_of(call, clip)
 
     def _attend(self, r: Tensor, call: Call, clip: int | None) -> tuple[Tensor, Tensor] | None:
-        """`None` where the blocks do not suit the call."""
+        """The result and the shares; `None` if blocks cannot compute the call."""
         terms = self.terms(call.basis)
         query, key, scale = products(terms)
         inputs, outputs = key.shape[-2], query.shape[-2]

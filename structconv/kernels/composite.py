@@ -1,5 +1,5 @@
-"""Bases made of others: `a | b` with a plan for each part, or with the rows of all parts joined before one product with
-Theta; multiples, sums and products by their operands.
+"""Bases composed of others: `a | b` with a plan for each part, or with the rows of all parts joined before one product
+with Theta; multiples, sums and products by their operands.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class PerInput(PerPart):
 
 
 class Operand(NamedTuple):
-    """The application of an operand of a basis by the kernel that suits it, and its K."""
+    """The application of an operand of a basis by its cheapest kernel, and its K."""
 
     application: Application
     size: int
@@ -157,7 +157,7 @@ class _OperandOfCall(Basis):
 
 
 class Nested(Applied):
-    """A multiple, a sum, a product, a repetition of bases, each operand by the kernel that suits it."""
+    """A multiple, a sum, a product or a repetition of bases, each operand by its cheapest kernel."""
 
     name, types, before = "operands' kernels", (Scaled, Mixed, LinearSum, Composed, Repeated, Concat), ("primitives",)
 
@@ -243,7 +243,7 @@ class Joined(NamedTuple):
 
 
 class JoinedInputs(Kernel):
-    """[A_1^T x_1, A_2^T x_2, ...] [Theta_1; Theta_2; ...] for parts of K = 1: right where the P_i are small."""
+    """[A_1^T x_1, A_2^T x_2, ...] [Theta_1; Theta_2; ...] for parts of K = 1: best if the P_i are small."""
 
     name, types, orders, separate = "rows of all parts, joined", (Mixture,), ("structure_first",), True
 

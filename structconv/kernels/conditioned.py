@@ -25,8 +25,8 @@ __all__ = ["BlocksOfHeads", "MixedFilters"]
 
 
 class BlocksOfHeads(Kernel):
-    """A_k^T x for as many k at a time as stay within the cache, each block times its filters, and made again in the
-    backward: (N, K, P) is never there."""
+    """A_k^T x for as many k at a time as fit into the cache, each block times its filters; the backward computes it
+    again, so that (N, K, P) is never stored."""
 
     name, types, orders = "blocks of heads", (Sparse,), ("structure_first",)
 
@@ -62,7 +62,7 @@ class BlocksOfHeads(Kernel):
 
 
 class MixedFilters(Kernel):
-    """(sum_k W_kj A_k) with Theta_j is A_k with sum_j W_kj Theta_j: filters are mixed, not what they are applied to."""
+    """(sum_k W_kj A_k) with Theta_j is A_k with sum_j W_kj Theta_j: mix the filters, and not the matrices."""
 
     name, types, orders = "mixed filters", (Mixed,), ("filters_first",)
 

@@ -47,8 +47,10 @@ HELD_WEIGHTS, HELD_RELATIVE = 1 << 22, 1 << 16
 
 
 class Attended(NamedTuple):
-    """softmax_m(scale <query_kn, key_km> + bias) where pairs exist; a bias is held whole, and a table goes with a mask.
-    Fields: what finds them in a basis; K and D; the owner (`places`) of what sizes alone decide of the bias."""
+    """softmax_m(scale <query_kn, key_km> + bias) where pairs exist; a bias is held whole.
+
+    Fields: functions that find query, key and bias in a basis; K and D; the owner of indices that depend on sizes only.
+    """
 
     query: Callable[[Any], Any]
     key: Callable[[Any], Any]
@@ -63,13 +65,13 @@ class Attended(NamedTuple):
     def attend(self, r: Tensor, call: Call) -> Tensor:
         """(..., K or 1, M, C) -> (..., K, N, C)."""
         basis = call.basis
+        if not is_compiling() and (private.transforms_active() or private.forward_level() >= 0):
+            # torch's fused operators have no forward or second derivative, and no batches
+            return call.materialized().apply(r)
         query, key = self.query(basis), self.key(basis)
         query = query.tensor() if type(query) in LAZY else query
         key = key.tensor() if type(key) in LAZY else key
         causal, paddings, others = existing = self.existing
-        if not is_compiling() and (private.transforms_active() or private.forward_level() >= 0):
-            # torch's fused operators have no forward or second derivative, and no batches
-            return call.materialized().apply(r)
         lead: tuple[int, ...] = r.shape[:-3]
         masked = bool(paddings or others)
         drop = drop_of(self.dropout.p, self.dropout.seed_of(basis), self.size)
@@ -89,20 +91,20 @@ class Attended(NamedTuple):
                 bias = bias.expand(*lead, *bias.shape[-3:]).flatten(0, -4)
             added = bias if added is None else bias.masked_fill(~added, -torch.inf)
         if drop[0]:
-            found = exact_attention(query, key, values, added, causal, self.scale, drop)
-            if found is None:
+            dropped = exact_attention(query, key, values, added, causal, self.scale, drop)
+            if dropped is None:
                 return call.materialized().apply(r)
-            y, exact = found, True
+            y, exact = dropped, True
         else:
             y, exact = fused_attention(query, key, values, added, causal, self.scale)
         y = y if len(lead) == 1 else y.reshape(*lead, *y.shape[-3:])
-        leaks = not exact and (not finite(y) if masked else causal and not _sound(y, query, key, r))
-        return call.materialized().apply(r) if leaks else y  # absent pairs weigh zero, through which NaN leaks
+        leaks = not exact and (not finite(y) if masked else causal and not _is_causal(y, query, key, r))
+        return call.materialized().apply(r) if leaks else y  # NaN passes through absent pairs, whose weight is zero
 
 
-def _sound(y: Tensor, query: Tensor, key: Tensor, r: Tensor) -> bool:
+def _is_causal(y: Tensor, query: Tensor, key: Tensor, r: Tensor) -> bool:
     """Return True if no value that is not finite can have reached an earlier output. torch's fused kernel on a CPU
-    masks the scores first, so that only r can leak, multiplied by weights of zero. The last output then shows it,
+    masks the scores first, so that only values of r can, multiplied by weights of zero. The last output then shows it,
     because it reads all inputs."""
     if is_compiling():
         return True
@@ -127,7 +129,7 @@ class ScaledDotProduct(Applied):
     def match(self, problem: Problem) -> Attended | None:
         softmax = softmax_over_inputs(problem.basis)
         if problem.relative is not None or softmax is None:
-            return None  # the weights are wanted too
+            return None  # relative values need the weights too
         basis, dropout = softmax
         match = matched(basis, self.held_bias(basis, problem))
         if match is None or not (dropout.p or (match.existing.causal and (match.existing.masked or match.bias))):

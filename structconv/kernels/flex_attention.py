@@ -106,7 +106,7 @@ class Present(NamedTuple):
 
 
 def _computable(support: Support) -> bool:
-    """Return True if a support is a function of m and n without tensors that is known to compile."""
+    """Return True if a support is a function of m and n without tensors, of a type that compiles."""
     if isinstance(support, And | Or):
         return _computable(support.first) and _computable(support.second)
     if isinstance(support, Not | Transposed):
@@ -137,7 +137,8 @@ def _block_mask(parts: tuple[Support, ...], inputs: int, outputs: int, device: t
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """(1, 1, rows) how many blocks of a row are meant, and (1, 1, rows, columns) those first, in order."""
+    """The number of marked blocks in each row, (1, 1, rows), and the blocks with the marked ones first, in order,
+    (1, 1, rows, columns)."""
     order = blocks.int().argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1).int()[None, None], order.int()[None, None].contiguous()
 
@@ -172,8 +173,8 @@ _COMPILED: dict[Hashable, Callable[..., Tensor]] = {}
 
 
 class FlexScores(NamedTuple):
-    """softmax over the inputs of gain map(terms), at the pairs that are present; `otherwise` in blocks, or `None` where
-    blocks do not express it."""
+    """softmax over the inputs of gain map(terms), at the pairs that are present; `otherwise` by blocks, or `None` if
+    blocks cannot compute it."""
 
     terms: Callable[[Any], tuple[Term, ...]]
     mapping: str
@@ -199,7 +200,7 @@ class FlexScores(NamedTuple):
 
     def _suits(self, r: Tensor, query: Tensor, key: Tensor) -> bool:
         """Return True if Flex supports these dtypes, and masked inputs are finite: absent pairs are multiplied by zero.
-        Another entry reads an input that order or a window hides, so that the result shows if it is not finite."""
+        With `reflexive` pairs every input is read by its own output, which then is not finite."""
         operands = (r, query, key)
         if any(t.dtype not in _STORED for t in operands):
             return False
@@ -207,7 +208,7 @@ class FlexScores(NamedTuple):
         return self.present.everything or on_diagonal or all(map(finite, operands))
 
     def _otherwise(self, r: Tensor, call: Call) -> Tensor:
-        """In blocks, or as the expression is written: deterministic, and apart from what is not finite."""
+        """By blocks, or by the basis itself: both are deterministic, and neither multiplies absent pairs."""
         return call.materialized().apply(r) if self.otherwise is None else self.otherwise.apply(r, call)
 
     def _attend(self, r: Tensor, call: Call, lead: torch.Size, operands: tuple[Tensor, Tensor, float],
@@ -233,9 +234,9 @@ class FlexScores(NamedTuple):
 
 
 class Maps(NamedTuple):
-    """What the score function reads of a pair (m, n): the term (B, K, N + M - 1) of each offset m - n, that (B, K, N,
-    L) of each output at each bucket, the bucket (N + M - 1,) of each offset, and booleans (B, M), and (M, N) or (B, M,
-    N)."""
+    """The tables that the score function reads for a pair (m, n): the term (B, K, N + M - 1) of each offset m - n, the
+    term (B, K, N, L) of each output and bucket, the bucket (N + M - 1,) of each offset, and booleans (B, M), and (M, N)
+    or (B, M, N)."""
 
     along: Tensor | None
     rows: Tensor | None
@@ -255,8 +256,8 @@ def _widened(t: Tensor) -> Tensor:
 
 def _whole(query: Tensor, key: Tensor, values: Tensor, maps: Maps, blocks: BlockMask | None, scale: float,
            mapping: str, gain: float) -> Any:
-    """Flex with the score gain map(score + along[m - n] + rows[n, bucket[m - n]]), -inf where a tensor says so. The
-    tensors are arguments: what the score function closed over outside would be a part of the program."""
+    """Flex with the score gain map(score + along[m - n] + rows[n, bucket[m - n]]), -inf at masked pairs. The tensors
+    are arguments, because a compiled program would hold those that the score function finds outside."""
     fn, first, (along, rows, bucket, padding, tables) = _MAPS[mapping], query.shape[-2] - 1, maps
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, n: Tensor, m: Tensor) -> Tensor:

@@ -26,8 +26,8 @@ FEWEST, CALLS, TRANSFORM_SHARE = 64, 20, 0.03
 
 
 class Circle(NamedTuple):
-    """The periodic grid on which a window of shifts is one product of transforms of these `sizes`: the shape of the
-    inputs, and the flat entry (`places`) of each offset that reads an input, and its number (`read`)."""
+    """The periodic grid, of these `sizes`, on which a window of shifts is one product of transforms: the shape of the
+    inputs, and the numbers of the offsets that read an input, `read`, with the flat entry of each."""
 
     shape: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -57,10 +57,11 @@ class Circle(NamedTuple):
 
 
 class LongConvolution(Kernel):
-    """y = F^-1 (F x F Theta): O(N log N) for any number K of offsets, at least 64, where K N of a window are more. For
-    one or two axes, zeros or a periodic grid, stride 1, whole and depthwise Theta. Rounding is that of the transforms,
-    relative to the largest numbers of x. A number that is not finite would reach every output, so that such x go
-    through torch's convolution."""
+    """y = F^-1 (F x F Theta) for K >= 64 offsets: O(N log N) for any K, instead of K N products.
+
+    For one or two axes, zeros or a periodic grid, stride 1, whole and depthwise Theta. Rounding errors are relative to
+    the largest numbers of x. A number that is not finite would reach every output, so that such x go through torch's
+    convolution."""
 
     name, types, orders = "transforms", (Shift,), ("by_transforms",)
 

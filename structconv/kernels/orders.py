@@ -32,7 +32,7 @@ from structconv.weights.factored import Projections
 
 __all__ = ["OPERATOR_BYTES", "Application", "Applied", "Apply", "shares_of"]
 
-#: Bytes above which the operator (M, P) -> (N, Q) is never built unasked.
+#: Bytes above which the operator (M, P) -> (N, Q) is built only on request.
 OPERATOR_BYTES = 1 << 28
 
 #: (tensor, call) -> tensor.
@@ -134,7 +134,7 @@ class Applied(Kernel):
 # -- the orders ---------------------------------------------------------------------------------------------------
 
 def _structure_first(applied: Application, problem: Problem) -> Run:
-    """A_k^T x for every k, then sum_k . Theta_k: right where P is small, or x needs no gradient."""
+    """A_k^T x for every k, then sum_k . Theta_k: best if P is small, or x needs no gradient."""
     analysis, single = applied.analyze(), applied.single
     if single is not None and _whole(problem):
         return lambda call: product(single(call.x, call), call.theta.theta.squeeze(0),  # type: ignore[attr-defined]
@@ -143,7 +143,7 @@ def _structure_first(applied: Application, problem: Problem) -> Run:
 
 
 def _channels_first(applied: Application, problem: Problem) -> Run:
-    """x Theta_k for every k, then sum_k A_k^T: right where Q is small."""
+    """x Theta_k for every k, then sum_k A_k^T: best if Q is small."""
     synthesis, projected, single = applied.synthesize(), problem.projected, applied.single
     if single is not None and not projected and _whole(problem):
         return lambda call: plus(single(product(call.x, call.theta.theta.squeeze(0)), call),  # type: ignore[attr-defined]
@@ -254,7 +254,7 @@ _COSTS: dict[str, Callable[[Problem, Structure], Cost]] = {
     "structure_first": _structure_first_cost, "channels_first": _channels_first_cost, "between": _between_cost}
 
 
-# -- what serves every basis --------------------------------------------------------------------------------------
+# -- kernels of any basis -----------------------------------------------------------------------------------------
 
 class Primitives(Applied):
     """The basis of the call, with all products computed, by its own primitives."""
@@ -279,7 +279,7 @@ class Primitives(Applied):
 
 
 class OneProduct(Applied):
-    """x Theta: one identity has nothing to apply."""
+    """x Theta, for one identity."""
 
     name, types, before, by_heads = "one product", (Identity,), ("primitives",), False
 
@@ -307,14 +307,14 @@ class OneProduct(Applied):
 
 
 def _numbers(problem: Problem) -> int:
-    """Return the numbers in x, for the greatest call of its class."""
+    """Return the count of numbers in x, for the largest call of its class."""
     *entries, channels = problem.x.shape
     return class_volume(entries) * channels
 
 
 class DenseOperator(Kernel):
     """Phi = sum_k A_k (x) Theta_k as one (M P, N Q) matrix, then x Phi: O(M N P Q) memory. It multiplies the zeros of a
-    sparse basis as well, so that a NaN of x reaches every output; it is therefore run unasked for `Dense` alone, where
+    sparse basis as well, so that a NaN of x reaches every output. Without a request it is used only for `Dense`, where
     no entry is absent, and while the operator is small."""
 
     name, orders = "dense operator", ("operator_first",)

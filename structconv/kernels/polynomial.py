@@ -33,10 +33,11 @@ LEAST_WIDTH = 16
 
 
 class Recurrences(Applied):
-    """Forward recurrence over the inputs for all degrees of x, Clenshaw's over the outputs for their sum. Behind a
-    product with channels, the backward of Clenshaw's needs T_k(A) g for every k, then two products with all of them, g
-    being the gradient of y. For large x of K Q <= P channels they lie in the rows of x's gradient until these are
-    computed, so that beside the gradients only two rows of the recurrence are held, 2 N Q."""
+    """Forward recurrence over the inputs for all degrees of x, Clenshaw's over the outputs for their sum.
+
+    After a product with channels, the backward of Clenshaw's needs T_k(A) g for every k, g being the gradient of y,
+    then two products with all of them. For large x of P >= K Q channels they are stored in x's gradient until its rows
+    are computed, so that beside the gradients only two rows of the recurrence are held, 2 N Q."""
 
     name, types, before = "structconv.recurrence", (Polynomial,), ("primitives",)
 

@@ -66,7 +66,7 @@ class Reassociated(NamedTuple):
 
 
 class _Factors(NamedTuple):
-    """Query and key of a call, and which inputs exist."""
+    """Query and key of a call, and the inputs that exist."""
 
     query: Tensor
     key: Tensor
@@ -88,7 +88,7 @@ class _Factors(NamedTuple):
         return t if self.padding is None else t.masked_fill(~self.padding[..., None, :, None], 0)
 
     def divided(self) -> tuple[Tensor, Tensor]:
-        """Query and key, the one or the other divided by what its row's weights are to be divided by."""
+        """Query and key, one of them divided by the number or the sum of each row's weights."""
         query, key = self.query, self.present(self.key)
         if self.kind == "none":
             return query, key
@@ -130,7 +130,7 @@ def causal_product(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
 
 
 class Reassociation(Applied):
-    """Two products that run through the D channels, where they take fewer operations than the pairs do."""
+    """Two products over the D channels, instead of one over all pairs."""
 
     name, types = "structconv.reassociated", (Normalized, Bilinear, Scaled, Masked)
 

@@ -56,10 +56,10 @@ def _kinds(basis: Typed) -> relations.Kinds:
 
 
 class PerRelation(Kernel):
-    """r_u = sum of x_m over the edges onto the pair u = (n, k), then r_u Theta_k, then y_n = their sum over k; or pairs
-    (m, k) the other way round where they are fewer. In blocks of outputs, or of inputs, whose sums r_u the backward
-    forms again: at most O(pairs (P + Q)) memory, never (N, K, C) or (E, C). The number of pairs depends on values, so
-    that compiled programs take another path."""
+    """r_u = sum of x_m over the edges onto the pair u = (n, k), then r_u Theta_k, then y_n = their sum over k; or, if
+    there are fewer, pairs (m, k) the other way round. In blocks of outputs, or of inputs, whose sums r_u the backward
+    computes again: at most O(pairs (P + Q)) memory, never (N, K, C) or (E, C). The number of pairs depends on values,
+    so that compiled programs take another path."""
 
     name, types, orders = "distinct pairs", (Typed,), ("per_relation",)
 
@@ -106,7 +106,7 @@ def _by_pairs(x: Tensor, typed: Typed, theta: Weight) -> Tensor:
 
 
 def _matrices(theta: Weight) -> Tensor:
-    """Theta as (K, G, P / G, Q / G); blocks so narrow that a product with them is slow are filled up with zeros."""
+    """Theta as (K, G, P / G, Q / G), with G = 1 if products with such narrow blocks are slow."""
     if isinstance(theta, Grouped) and min(theta.theta.shape[2:]) >= NARROW:
         return theta.theta
     return theta.dense().unsqueeze(1)
@@ -156,7 +156,7 @@ class Stacked(Primitives):
 
 
 def _side_by_side(typed: Typed) -> Sorted | None:
-    """The edges into entry n K + k, output n under relation k, and the values; remembered until one of them changes."""
+    """The edges into entry n K + k, output n of relation k, and the values; remembered until one of them changes."""
     def build() -> Adjacency | None:
         graph, values = typed.graph, typed.values
         outputs, core = graph.num_outputs * typed.count, kernels()
@@ -171,8 +171,8 @@ def _side_by_side(typed: Typed) -> Sorted | None:
 
 
 class MixedFirst(Kernel):
-    """sum_k mix_kh A_k is one matrix over all edges: H of them and H filters instead of K, for a separable Theta; one
-    where all relations share Theta. O(E H) memory beside what the path over those matrices holds."""
+    """sum_k mix_kh A_k is one matrix over all edges: H matrices and H filters instead of K for a separable Theta, and
+    one if all relations share Theta. O(E H) memory beside that of the path over those matrices."""
 
     name, types, orders = "one matrix a filter", (Typed,), ("mixed_first",)
 

@@ -41,9 +41,9 @@ _Group = tuple[int, ...]
 
 
 class Samplewise(NamedTuple):
-    """The computation of the samples of a call: whether those of equal sizes may be stacked along a leading dimension,
-    whether the backward would store their pairs (`keeps`), so that many are evaluated again instead, and the plans of
-    the size classes so far; all else that is static is shared by the call."""
+    """The computation of the samples of a call. Fields: whether samples of equal sizes may be stacked along a leading
+    dimension; whether the backward would store their pairs (`keeps`), so that many are evaluated again instead; the
+    plans of the size classes so far."""
 
     stacks: bool
     keeps: bool
@@ -54,7 +54,7 @@ class Samplewise(NamedTuple):
         return self._run(r, call, None)
 
     def with_relative(self, call: Call) -> Tensor:
-        """y, where vectors of relative positions are added to x by heads."""
+        """y with vectors of relative positions added to the values of each head."""
         r = call.theta.heads(call.x) if call.projected is None else call.projected
         return call.theta.join(self._run(r, call, call.relative), call.bias)
 
@@ -87,7 +87,6 @@ class Samplewise(NamedTuple):
         return _in_order(torch.cat(parts, -2) if len(parts) > 1 else parts[0], order, samples.sizes()[1])
 
     def _of_group(self, basis: Basis, to: Restriction, r: Tensor, relative: Tensor | None) -> Tensor:
-        """Compute the outputs of the group, sample after sample."""
         own, rows = basis.restricted(to), to.of_inputs(r, -2, 3)
         assert own is not None
         if to.inputs * to.outputs == 0:
@@ -112,7 +111,7 @@ class Samplewise(NamedTuple):
 
 
 class _Match(NamedTuple):
-    """A sample of the mean size as a problem, what may compute it, and how many calls all of them are."""
+    """A sample of the mean size as a problem, and the kernels that may compute it."""
 
     problem: Problem
     kernels: tuple[tuple[Applied, Any], ...]
@@ -142,8 +141,8 @@ class SampleBySample(Applied):
 
     def match(self, problem: Problem) -> _Match | None:
         samples = None if problem.sizes.nominal else _samples_of(problem.basis)
-        if samples is None or samples.num_samples < 2:
-            return None  # a program that is traced for any number of entries cannot be cut at some
+        if samples is None or samples.num_samples < 2:  # a program for any number of entries cannot be split by sample
+            return None
         single, several = (problem.basis.restricted(_OfSpec(samples, problem.basis, lead)) for lead in (None, 0))
         if single is None:
             return None
@@ -157,7 +156,7 @@ class SampleBySample(Applied):
         return _Match(inner, kernels, samples, several is not None)
 
     def application_cost(self, match: _Match, problem: Problem, channels: int, mode: str) -> Cost:
-        """Return the cost of a sample of the mean size times their number, with cutting and joining rows."""
+        """Return the cost of a sample of the mean size times their number, and of splitting and joining the rows."""
         one = match.least(channels)[1]
         work = dataclasses.replace(one, calls=0).repeated(match.samples.num_samples)
         moved = problem.bytes(2 * problem.basis.size * (problem.inputs + problem.outputs) * channels)
@@ -194,7 +193,7 @@ def _samples_of(basis: Basis) -> Samples | None:
 
 
 class _OfSpec(Restriction):
-    """A sample of the mean size, cut from a spec, alone or with one more leading dimension."""
+    """A sample of the mean size, cut from a spec, with one more leading dimension or without."""
 
     def __init__(self, samples: Samples, spec: Basis, lead: int | None) -> None:
         self.samples, self.lead, self._turned, self.numbers = samples, lead, False, (0,)
@@ -226,7 +225,7 @@ class _OfSpec(Restriction):
 
 
 def _count(samples: Samples) -> int:
-    """The greatest number of samples in the class, which is that of their borders."""
+    """The largest number of samples in the class, which is the class of their `num_samples + 1` borders."""
     return size_class(samples.num_samples + 1) - 1
 
 

@@ -21,9 +21,11 @@ __all__ = ["Frame", "SliceProducts", "frame"]
 
 
 class Frame(NamedTuple):
-    """Inputs and outputs on one grid, on which each offset is one shift of the flat index: padding before and after
-    each axis, the sizes of the padded input and of the outputs, and for each k the index that an output reads minus its
-    own. Only the first axis may have a different number of outputs."""
+    """The padded grid on which each offset is one shift of the flat index.
+
+    Fields: padding before and after each axis; the sizes of the padded input and of the outputs; for each k the index
+    that an output reads minus its own. Only the first axis may have a different number of outputs.
+    """
 
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -33,7 +35,7 @@ class Frame(NamedTuple):
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """The size on each axis of what is computed."""
+        """The size of the computed result on each axis."""
         return self.outputs[0], *self.shape[1:]
 
 
@@ -104,7 +106,7 @@ class SliceProducts(Kernel):
 
 
 def _laid(image: Tensor, padding: str, frame: Frame) -> Tensor:
-    """(B, S..., P) on its frame."""
+    """(B, S..., P) with the padding of its frame."""
     if padding in ("zeros", "none"):
         amounts = [n for ends in zip(reversed(frame.before), reversed(frame.after), strict=True) for n in ends]
         return functional.pad(image, (0, 0, *amounts)) if any(amounts) else image

@@ -84,7 +84,7 @@ class SmallAttention(ScaledDotProduct):
 
 
 def _matrices(theta: Any, x: Tensor) -> tuple[Any, Tensor | None]:
-    """V (K C, P), or Theta (K, P, C), and O (Q, K C) or none; nothing of another Theta."""
+    """V (K C, P), or Theta (K, P, C), and O (Q, K C) or none; two times `None` for another kind of Theta."""
     if type(theta) is LowRank and theta.groups == theta.size:
         return theta.value.mT.flatten(0, 1), theta.output.flatten(0, 1).mT
     fits = type(theta) in (Full, HeadBlocks) and is_first(theta.theta, x, type(theta) is Full)

@@ -134,7 +134,7 @@ class AffineEdges(NamedTuple):
     slope: float
 
     def apply(self, r: Tensor, call: Call) -> Tensor:
-        """A_k^T r_k; where the terms of the scores are linear in r itself, they are made in passing."""
+        """A_k^T r_k; if the terms of the scores are linear in r itself, the kernel computes them too."""
         source, target = self.source(call.basis), self.target(call.basis)
         if type(source) is Term and type(target) is Term and source.x is r:
             return self._projected(source, target, None, call)
@@ -337,7 +337,7 @@ class ScoredEdges(NamedTuple):
 
 
 def _scored(node: Basis, edges: AttentionEdges, support: Support | None) -> ScoredEdges | None:
-    """Scores that no part of the expression masks otherwise, or normalizes."""
+    """The match of scores in which nothing is normalized, and nothing masked but by the support."""
     own = node.support()
     same = own is None or (isinstance(own, EdgeSupport) and isinstance(support, EdgeSupport)
                            and own.graph.edge_index is support.graph.edge_index)
@@ -345,7 +345,7 @@ def _scored(node: Basis, edges: AttentionEdges, support: Support | None) -> Scor
 
 
 def _one_product(x: Tensor, parts: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
-    """x w + b for every (w, b), b of zeros where it is None, one beside the other."""
+    """x w + b for every (w, b), concatenated along the channels; b is zero where it is None."""
     bias = None
     if any(b is not None for _, b in parts):
         bias = torch.cat([w.new_zeros(w.shape[1]) if b is None else b for w, b in parts])
@@ -401,15 +401,15 @@ class EdgeAttention(Applied):
             return run
         if isinstance(match, BilinearEdges):
             return match.joint(run, problem)
-        whole = isinstance(problem.theta, HeadBlocks | EyeBlocks) and problem.projected and problem.relative is None
         graph = match.edges.graph
-        if not isinstance(match, AffineEdges):
+        if not isinstance(match, AffineEdges) or graph is None or problem.x.dim() != 2:
             return run
-        return run if graph is None or not whole or problem.x.dim() != 2 else match.as_one_node(run, graph)
+        whole = isinstance(problem.theta, HeadBlocks | EyeBlocks) and problem.projected and problem.relative is None
+        return match.as_one_node(run, graph) if whole else run
 
 
 def _bilinear(node: Basis, edges: AttentionEdges, support: Support | None) -> BilinearEdges | None:
-    """A bias must be one of the very edges that are listed."""
+    """The match of scaled dot products; a bias must be over the edges of the support."""
     own = support.graph.edge_index if isinstance(support, EdgeSupport) else None
     product, bias = product_and_bias(node, lambda part: isinstance(part, EdgeScore) and part.graph.edge_index is own)
     scale, scores = unscaled(product)

@@ -1,5 +1,5 @@
-"""Sparse matrices by the native product, without the checks of its public function in each call; and such a matrix
-beside the identity, `Adjacency(...) | Identity()`, as one node of autograd that sorts the edges too.
+"""Products with sparse matrices by the native kernel, without the checks of its public function in each call; and such
+a matrix beside the identity, `Adjacency(...) | Identity()`, as one node of autograd that sorts the edges too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Sorted = tuple[Adjacency, Callable[[], None]]
 
 
 class Matrices(NamedTuple):
-    """K matrices over the edges of one graph: what finds the edges and the values, and whether it is plainly one."""
+    """K matrices over the edges of one graph: functions that find the edges and the values, and whether K = 1."""
 
     graph: Callable[[Any], Graph]
     values: Callable[[Any], Tensor] | None
@@ -141,7 +141,7 @@ def as_one_node(sort: Callable[[Call], Sorted | None], otherwise: Run, node: Cal
 
 
 def _sums_as_one_node(match: Matrices, otherwise: Run) -> Run:
-    """Return the run without Theta."""
+    """`as_one_node` without Theta."""
     def run(call: Call) -> Tensor:
         if not is_direct(call.x) or (edges := match.sorted(call)) is None or edges[0].columns != call.x.size(0):
             return otherwise(call)

@@ -66,8 +66,8 @@ class Offsets(NamedTuple):
         return cls(shape, below, (0,) if causal else below, tuple(step for _, step in window.axes()))
 
     def work(self) -> float:
-        """Pairs that are computed, 16 outputs of a line at once, full or not, and what each output takes beside."""
-        *others, (last, line) = [  # of each axis the offsets, and the entries that are that far apart
+        """Pairs that the kernel computes, 16 outputs of a line at once, plus the fixed cost of each output in pairs."""
+        *others, (last, line) = [  # for each axis the number of offsets, and of entries at this distance
             (below + above + 1, -(-size // step))
             for below, above, size, step in zip(self.below, self.above, self.shape, self.dilation, strict=True)]
         lanes = -(-line // 16) * 16 / max(line, 1)
@@ -76,8 +76,11 @@ class Offsets(NamedTuple):
 
 
 class Windowed(NamedTuple):
-    """softmax over the offsets of a window, or of a whole sample, of scale <query_n, key_m> + table[m - n]. Fields:
-    what finds them in a basis; K and D; the offsets; what finds the samples, or none."""
+    """softmax over the offsets of a window, or of a whole sample, of scale <query_n, key_m> + table[m - n].
+
+    Fields: functions that find query, key and table in a basis; K and D; the window; a function that finds the samples,
+    or none.
+    """
 
     query: Callable[[Any], Any]
     key: Callable[[Any], Any]
@@ -182,7 +185,7 @@ def _window(support: Support | None, bias: Basis | None) -> tuple[Window | None,
 
 
 def _work(match: Windowed, samples: Samples | None, outputs: int) -> float:
-    """Pairs that the kernel computes, and what each output takes beside; samples are taken for equal ones."""
+    """`Offsets.work` of a problem; samples count as equal ones."""
     if samples is None:
         return match.offsets(outputs, None).work()
     return samples.num_samples * match.offsets(-(-outputs // samples.num_samples), None).work()

@@ -17,7 +17,7 @@ __all__ = ["CAUSAL_CALLS", "CHANNEL_CALLS", "DENSE_CALLS", "DIVIDED_CALLS", "FAC
 DENSE_CALLS = 3
 #: Calls that applying a matrix along edges takes.
 SPARSE_CALLS = 8
-#: Calls that handing x to every head takes, or adding up what the heads make of it.
+#: Calls that repeating x for every head takes, or summing the results of the heads.
 REPEAT_CALLS = 2
 #: Calls that a node of an expression takes, if it is rebuilt from the basis of a call and evaluated by itself.
 NODE_CALLS = 15
@@ -27,14 +27,14 @@ CHANNEL_CALLS = 4
 FACTOR_CALLS = 3
 #: Calls that building the dense operator of a basis and Theta takes.
 OPERATOR_CALLS = 10
-#: Calls that making queries, keys and values alike in length takes, for torch's attention.
+#: Calls that padding queries, keys and values to one length takes, for torch's attention.
 PADDED = 4
 #: Calls that dividing rows or columns by their sums takes, where products of queries and keys are reassociated.
 DIVIDED_CALLS = 4
-#: Calls that reassociated products take more where an output reads only what came before.
+#: Calls that causal reassociated products take beside the others.
 CAUSAL_CALLS = 8
 
-#: Calls that a sample of a batch takes beside its kernel's own where it has a plan of its own.
+#: Calls that a sample of a batch with its own plan takes beside those of its kernel.
 SAMPLE_CALLS = 50
 
 # -- products of few columns --------------------------------------------------------------------------------------

@@ -56,9 +56,9 @@ class Kernel(abc.ABC):
     name: ClassVar[str]
     #: Types of basis at the root of a spec.
     types: ClassVar[tuple[type, ...]] = (Basis,)
-    #: Names of kernels that are not weighed on a path on which this one matches.
+    #: Names of kernels that are not considered on a path on which this one matches.
     before: ClassVar[tuple[str, ...]] = ()
-    #: The orders of the products that it can take for some problem.
+    #: The orders of the products in which it can compute some problem.
     orders: ClassVar[tuple[str, ...]] = ()
     #: True if x and y may be images (..., C, *S).
     images: ClassVar[bool] = False
@@ -186,11 +186,15 @@ def known_paths() -> list[str]:
 
 
 def ordered(kernels: dict[str, Kernel]) -> list[Kernel]:
-    """The kernels in an order that keeps all precedences; `ConfigError` names a circle of them."""
+    """The kernels in an order that keeps all precedences.
+
+    Raises:
+        ConfigError: the precedences form a circle, which it names.
+    """
     left, result = dict(kernels), []
     while left:
-        behind = {name for kernel in left.values() for name in kernel.before}
-        free = [name for name in left if name not in behind]
+        later = {name for kernel in left.values() for name in kernel.before}
+        free = [name for name in left if name not in later]
         if not free:
             raise ConfigError("register", "precedences of kernels must not form a circle",
                               " before ".join(_circle(left)))
@@ -207,8 +211,8 @@ def _circle(left: dict[str, Kernel]) -> list[str]:
 
 
 def matching(problem: Problem, orders: Collection[str] = ()) -> Iterator[tuple[Kernel, Any, str]]:
-    """The kernels that may compute a problem, with what they recognized, on each path that no other comes before on;
-    with `orders`, on paths of these alone."""
+    """The kernels that may compute a problem, with their matches, on each path on which no other kernel comes before;
+    with `orders`, only on these paths."""
     left_out: set[tuple[str, str]] = set()
     special = problem.projected or problem.relative is not None
     for kernel in _ORDERED:

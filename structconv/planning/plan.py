@@ -42,17 +42,19 @@ from structconv.structures.values import EXACT, class_volume, key_of, tensors_in
 __all__ = ["CAPACITY", "Candidate", "Plan", "check_path", "decide", "plan_for", "plans_version", "served"]
 
 _grad_enabled = torch.is_grad_enabled
-#: Plans that are kept; beyond, the older half is forgotten.
+#: Plans that are stored; beyond this number, the older half is removed.
 CAPACITY = 2048
 _PLANS: dict[Hashable, Plan] = {}
 FORGET.append(_PLANS.clear)
 
 
 def plan_for(call: Call, path: str | None = None, max_bytes: int | None = None, image: Image | None = None) -> Plan:
-    """The plan of a call, found by the key of the call, or made: by this path, even if it is not the cheapest, and
-    without those that hold more than `max_bytes` beside their arguments and result; where all do, the smallest is
-    taken. `image` says what x and y are, if they are images. Sizes, dtypes or devices that do not fit are a
-    `ShapeError`."""
+    """The plan of a call: the stored one with the key of the call, or a new one.
+
+    A new plan takes `path`, if given, else the cheapest path of those that hold at most `max_bytes` beside their
+    arguments and result; if all hold more, the one that holds least. `image` describes x and y that are images. Sizes,
+    dtypes or devices that do not fit are a `ShapeError`.
+    """
     if is_compiling():
         return decide(_problem(call, call.materialized(), max_bytes, image, nominal=True), path)
     x, relative = call.x, call.relative
@@ -100,7 +102,7 @@ def _choose(key: Hashable, call: Call, path: str | None, max_bytes: int | None, 
 
 
 def _check_limits(path: Any, max_bytes: Any) -> None:
-    """Raise `ConfigError` where what a planner is held to has no meaning."""
+    """Raise `ConfigError` if the limits of a plan have no meaning."""
     if not isinstance(path, str | None):
         raise ConfigError("plan", "path must be the name of an order, or None", repr(path))
     if max_bytes is not None and not (isinstance(max_bytes, int | float) and max_bytes >= 0):
@@ -108,7 +110,7 @@ def _check_limits(path: Any, max_bytes: Any) -> None:
 
 
 def check_path(owner: str, path: str) -> None:
-    """Raise `ConfigError` if no kernel computes anything in such an order."""
+    """Raise `ConfigError` if no kernel computes in this order."""
     known = known_paths()
     if path not in known:
         raise ConfigError(owner, f"path must be one of {', '.join(map(repr, known))}, or None", repr(path))
@@ -148,7 +150,7 @@ def decide(problem: Problem, path: str | None = None, call: Call | None = None, 
 
 def _problem(call: Call, basis: Basis, max_bytes: int | None, image: Image | None, nominal: bool) -> Problem:
     x, theta = call.x, call.theta
-    parts = _apart(call, basis)
+    parts = _parts(call, basis)
     for own, part in parts:
         _check(own, part, image)
     lead = () if nominal else torch.broadcast_shapes(*[_lead(own, part, image) for own, part in parts])
@@ -160,8 +162,8 @@ def _problem(call: Call, basis: Basis, max_bytes: int | None, image: Image | Non
                    call.output_positions is not None, call.pending is not None, call.reused is not None)
 
 
-def _apart(call: Call, basis: Basis) -> list[tuple[Call, Basis]]:
-    """Return the call and the basis; for a mixture, one call for each part with its x and Theta."""
+def _parts(call: Call, basis: Basis) -> list[tuple[Call, Basis]]:
+    """Return the call and its basis; of a mixture those of each part, with its x and Theta."""
     if type(call.x) is not PartInputs:
         return [(call, basis)]
     theta: Any = call.theta
@@ -173,7 +175,7 @@ def _apart(call: Call, basis: Basis) -> list[tuple[Call, Basis]]:
 
 
 def _lead(call: Call, basis: Basis, image: Image | None) -> torch.Size:
-    """The leading dimensions of the result of such entries or images."""
+    """The leading dimensions of the result."""
     x = call.x
     if image is None and x.shape[-2] != basis.num_inputs:
         raise ShapeError("Conv", f"the basis must have as many inputs as x has entries, M={x.shape[-2]}",
@@ -237,7 +239,7 @@ def _weigh(problem: Problem, path: str | None) -> list[_Weighed]:
 
 
 def _compiled(weighed: _Weighed, problem: Problem) -> Run:
-    """The function that computes the path, after what is pending of x unless its kernel does so."""
+    """The function that computes the path, after the pending results of x unless its kernel computes them."""
     kernel = weighed.kernel
     run = _in_one_dtype(kernel.compile(weighed.match, problem, weighed.path), problem)
     run = run if problem.image is None or kernel.images else _of_images(run, problem.image)

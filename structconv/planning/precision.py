@@ -31,8 +31,8 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 
 def cast(value: T, dtype: torch.dtype | None) -> T:
-    """The tensors of a value in this dtype, where autocast would cast them; structures keep theirs, and functions of
-    scores run as autocast has them run."""
+    """The value with those tensors in this dtype that autocast would cast; structures keep theirs, and functions of
+    scores run under autocast."""
     if dtype is None:
         return value
     target = dtype
@@ -49,7 +49,7 @@ def cast(value: T, dtype: torch.dtype | None) -> T:
 
 
 def cast_call(call: Call, dtype: torch.dtype | None) -> Call:
-    """The call with all that it holds in this dtype."""
+    """The call with all its tensors in this dtype."""
     if dtype is None:
         return call
     return call._replace(x=cast(call.x, dtype), basis=cast(call.basis, dtype), theta=cast(call.theta, dtype),
@@ -62,13 +62,13 @@ def promoted_dtype(*values: Any) -> torch.dtype | None:
     """
     result: torch.dtype | None = None
 
-    def met(value: Any) -> Any:
+    def promote(value: Any) -> Any:
         nonlocal result
         if isinstance(value, NormalizedWeights) or value.is_floating_point():
             result = value.dtype if result is None else torch.promote_types(result, value.dtype)
         return value
 
-    map_tensors(values, met, whole=(Structure,), also=(NormalizedWeights,))
+    map_tensors(values, promote, whole=(Structure,), also=(NormalizedWeights,))
     return result
 
 

@@ -24,6 +24,7 @@ from structconv.weights import Weight
 
 __all__ = ["BoundRun", "Call", "Image", "PartInputs", "Problem", "Run"]
 
+
 class PartInputs(NamedTuple):
     """The x of each part of a mixture, (..., M_i, P_i), instead of a call's single x."""
 
@@ -62,10 +63,9 @@ class Call(NamedTuple):
         relative: (2 clip + 1, D), a vector for each relative position, added to the values (Shaw et al. 2018, eq. 3).
         output_positions: where the outputs stand among the inputs, from which relative positions count; none for
             output n at n.
-        pending: the last inputs, where what is kept of x has room for what is still to be made of them
-            (`nn.cache.Pending`).
-        reused: of a prepared x, what its calls have in common.
-        part: finds the part of the basis that is meant, where a part has a call of its own.
+        pending: the last inputs of a prepared x whose results are still to be computed (`nn.cache.PendingEntries`).
+        reused: results that the calls of a prepared x share.
+        part: (basis) -> the part of it that the call applies; none for all of it.
 
     Example: what a kernel's function is called with.
 
@@ -94,12 +94,12 @@ class Call(NamedTuple):
         return cast(Basis, materialized(self.basis if self.part is None else self.part(self.basis)))
 
     def compute(self) -> None:
-        """Make what is still to be made of the last inputs."""
+        """Compute the results of pending inputs."""
         if self.pending is not None:
             self.pending.compute()
 
     def settled(self) -> Call:
-        """The call with all made of the last inputs, and values of each head."""
+        """The call without pending inputs, and with the values of each head."""
         self.compute()
         return self if self.projected is None else self._replace(projected=tensor(self.projected))
 
@@ -135,13 +135,13 @@ class Problem:
         basis: the spec, or the basis itself while a program is traced.
         theta, x: read for their types and sizes, and not to be kept.
         sizes: how entries and edges are counted.
-        x_grad, theta_grad: whether a gradient is wanted of x, and of Theta.
+        x_grad, theta_grad: whether a gradient in x, and in Theta, is needed.
         max_bytes: bytes that a path may hold beside its arguments and its result, or `None`.
-        projected: whether x Theta_k is made already.
+        projected: whether x Theta_k is computed already.
         relative: the clip of relative values, or `None`.
-        image: what x and y are, if they are images.
-        moved: whether outputs stand elsewhere than their numbers say.
-        pending: whether something is still to be made of the last inputs.
+        image: the images that x and y are, if they are images.
+        moved: whether output n may be at another position than n.
+        pending: whether results of the last inputs are still to be computed.
         reused: whether x is prepared, for many calls.
 
     Example:
@@ -195,10 +195,10 @@ class Problem:
 
     def channel_product(self, flops: int, entries: int, heads: int, before: int, after: int,
                         columns: int = 0, products: int = 1, calls: int = CHANNEL_CALLS) -> Cost:
-        """A product with Theta at so many entries: its forward, and its share of the backward.
+        """The cost of a product with Theta at this number of entries: its forward, and its share of the backward.
 
-        `columns` is the width of its result, where that may be too narrow for the machine's full rate, and `products`
-        how many it is taken in, one factor after the other.
+        `columns` is the width of its result, if that may be too narrow for the machine's full rate, and `products` the
+        number of factors of Theta that are multiplied one after the other.
         """
         numel = sum(t.numel() for t in self.theta.tensors) * self.sizes.itemsize
         work = self.sizes.batch * entries * flops

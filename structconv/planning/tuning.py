@@ -117,7 +117,7 @@ def may_time(x: Tensor) -> bool:
 
 
 def _timed(runs: dict[str, Run], call: Call) -> Seconds:
-    """The median of a few rounds over all paths, in turns; one that fails, for lack of memory say, takes forever."""
+    """The median of a few rounds over all paths in turn; one that fails, for example without memory, takes forever."""
     x = call.x
     wait = torch.cuda.synchronize if x.is_cuda else (lambda: None)
     times: dict[str, list[float]] = {}
@@ -145,7 +145,7 @@ def _seconds(run: Callable[[], None], wait: Callable[[], None], repeats: int) ->
 
 
 def _work(run: Run, call: Call) -> Callable[[], None]:
-    """The path on tensors of its own, and the gradients of those that want one."""
+    """A function that runs the path on copies of the tensors, and computes their gradients if they require any."""
     arguments: tuple[Any, ...] = call.x, call.basis, call.theta, call.bias, call.projected, call.relative
     leaves: list[Tensor] = []
     if torch.is_grad_enabled():
