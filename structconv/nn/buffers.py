@@ -16,7 +16,7 @@ S = TypeVar("S", bound=FrozenValue)
 
 
 class StructureBuffer(nn.Module, Generic[S]):
-    """A graph, or another structure, as a part of a module: called, it gives the structure.
+    """A graph, or another structure, as a part of a module; a call returns the structure.
 
     Its tensors are buffers under the names of the structure's fields, `edge_index`, `edge_weight`, ...: they move and
     are cast by `.to()`, saved in `state_dict`, loaded (of the same number of edges), and copied. A structure that is a

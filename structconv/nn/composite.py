@@ -17,14 +17,14 @@ __all__ = ["Composite", "watched"]
 
 
 class Composite(Layer):
-    """A layer whose parameters are those of the layers that it is made of, ours or torch's."""
+    """A layer whose parameters are those of its inner layers, ours or torch's."""
 
     def reset_parameters(self) -> None:
         """Draw all parameters again, in place, as those of a new layer."""
         _reset(self.children())
 
     def plans(self, *args: Any, **kwargs: Any) -> dict[str, Plan]:
-        """The plans of its convolutions in such a call, which is done once, by name. Random numbers stay."""
+        """The plans of its convolutions in such a call, by name. The call runs once; random numbers stay."""
         result: dict[str, Plan] = {}
 
         def note(name: str, conv: Conv, args: Any, kwargs: Any) -> None:
@@ -37,7 +37,7 @@ class Composite(Layer):
 
 
 def _reset(modules: Iterable[nn.Module]) -> None:
-    """Each draws its own again, or else its parts do."""
+    """Reset each module, or else its children."""
     for module in modules:
         own = getattr(module, "reset_parameters", None)
         _reset(module.children()) if own is None else own()
@@ -45,7 +45,7 @@ def _reset(modules: Iterable[nn.Module]) -> None:
 
 @contextmanager
 def watched(modules: Iterable[tuple[str, nn.Module]], note: Callable[[str, Any, Any, Any], None]) -> Iterator[None]:
-    """Within it `note(name, module, args, kwargs)` follows each call of these modules."""
+    """Within the context `note(name, module, args, kwargs)` runs after each call of these modules."""
     def hook(name: str) -> Callable[..., None]:
         return lambda module, args, kwargs, result: note(name, module, args, kwargs)
 

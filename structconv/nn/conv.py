@@ -1,7 +1,8 @@
 """`Conv`: the layer y = sum_k A_k^T x Theta_k + b, for any structure, given or learned.
 
-A call has four steps: evaluate the expression to a basis, a small tree with the tensors of this call; compute its key;
-find the plan with this key; run it. The layer stores nothing between calls, so nothing in it can be stale.
+A call has four steps: check the arguments and evaluate the expression to a basis, a small tree with the tensors of this
+call (`Conv._call`, `call_of`); compute its key and find the plan with this key (`plan_for`); run the plan. The layer
+stores nothing between calls, so nothing in it can be stale.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class Conv(Expressed):
     fixed = frozenset(("in_channels", "out_channels", "other_channels", "relative_value"))
     names_errors = True
     bias: nn.Parameter | None = private.parameter()
-    #: In errors: whose call it is, and the arguments that are x and z, with the call that gives both.
+    #: In errors: the names of the layer and of its arguments x and z, and how to call it with z or a structure.
     call_names: ClassVar[CallNames] = CallNames("Conv", "x", "z", "layer(x, z=z)", "layer(x, graph)")
 
     def __init__(self, mechanism: Mechanism, in_channels: int | Mapping[str, int], out_channels: int, *,
@@ -191,9 +192,9 @@ class Conv(Expressed):
         """Compute the part of the layer that depends only on x (..., M, P), for calls `layer(prepared, z=z)` that
         equal `layer(x, z=z)`.
 
-        The result holds keys, values and all else that `Mechanism.sources` names, and the structure as the default of
-        later calls. `cache.append` and `step` add entries at the end. An entry that no later output reads (`Window`,
-        with or without `Causal`) is dropped, unless a part counts positions from the first input.
+        The result stores keys, values and all other results that `Mechanism.sources` names, and the structure as the
+        default of later calls. `cache.append` and `step` add entries at the end. An entry that no later output reads
+        (`Window`, with or without `Causal`) is dropped, unless a part counts positions from the first input.
 
         O(M) memory: x, and K D numbers of keys and values for each entry. It is valid for the current parameters: a
         call after they change raises an error. Gradients reach x and the parameters through each call, if gradients are
@@ -212,7 +213,7 @@ class Conv(Expressed):
         return Cache(self, x, structure, reach_of(self.mechanism, structure))
 
     def step(self, cache: Cache, x: Tensor, *, z: Tensor | None = None, **options: Any) -> Any:
-        """Append entries x (..., m, P) to the prepared ones and compute the outputs that stand there, of z or x."""
+        """Append entries x (..., m, P) to the prepared ones and compute the outputs at their positions, of z or x."""
         if not isinstance(cache, Cache):
             raise ConfigError(type(self).__name__, "step must be given what prepare made", type(cache).__name__,
                               "cache = layer.prepare(x), then layer.step(cache, x).")
@@ -231,7 +232,7 @@ class Conv(Expressed):
     def calibrate(self, x: Several, structure: AnyStructure = None, *, z: Tensor | None = None) -> Conv:
         """Scale Theta so that the output's variance equals that of x, for this x and structure: one forward pass.
 
-        The bias is left out. A weight without numbers (`Eye`) cannot be scaled, and stays.
+        The variance is computed without the bias. A weight without numbers (`Eye`) does not change.
         """
         if is_nested(x, z):
             x, z, structure = unpacked(self, x, z, structure)
@@ -246,7 +247,7 @@ class Conv(Expressed):
         """Draw all parameters again, in place, as those of a new layer. Numbers given in the expression stay.
 
         Raises:
-            ConfigError: a parameter that the mechanism did not make, as where a projection was exchanged.
+            ConfigError: a parameter that the mechanism did not make, for example that of a replaced projection.
         """
         self.weight.reset_parameters()
         if self.bias is not None:
@@ -262,7 +263,7 @@ class Conv(Expressed):
             copy_parameters(self.relative_value.bound(self.weight()), self.relative_value)
 
     def _nested(self, x: Any, z: Tensor | None, structure: Any, **options: Any) -> Any:
-        """The call of nested tensors, whose sequences are the samples of a batch."""
+        """Run the layer on nested tensors: each sequence is one sample."""
         entries, others, structure = unpacked(self, x, z, structure)
         structures = structures_of(self.mechanism, structure, 0)
         if type(structure) is dict:
@@ -278,7 +279,7 @@ class Conv(Expressed):
         return (x,), {} if z is None else {"z": z}
 
     def _names(self, z: Any) -> CallNames:
-        """Return the names of a call's arguments for errors, with z or without."""
+        """The names of the arguments in errors, for calls with z or without."""
         return self.call_names
 
     def _planned(self, x: Any, z: Tensor | None, structure: Any, axes: int, positions: Any) -> tuple[Call, Plan]:
@@ -341,7 +342,7 @@ class Conv(Expressed):
                        None if relative is None else private.called(relative), positions, cache, reads)
 
     def _of_prepared(self, cache: Cache, structure: Any, axes: int) -> tuple[Tensor, Any]:
-        """x, and the structure of the call, or that for which it was prepared."""
+        """The prepared x, and the structure of the call, by default that for which x was prepared."""
         if cache.layer.__dict__ is not self.__dict__ or axes:  # torch.export has several proxies of one module
             name = self.call_names.x
             raise ConfigError(type(self).__name__, f"{name} must be prepared by this layer, as entries", repr(cache),
@@ -349,11 +350,11 @@ class Conv(Expressed):
         cache.check()
         return cache.x, cache.structure if structure is None else structure
 
-    #: (Theta, b) -> Theta and what is added to each output, where they are others.
+    #: (Theta, b) -> Theta and the sum that is added to each output; `None` if they are Theta and b.
     _added: ClassVar[Callable[[Any, Weight, Tensor | None], tuple[Weight, Tensor | None]] | None] = None
 
     def _constants(self) -> tuple[Weight, Tensor | None]:
-        """Theta, and what is added to each output: what depends on no input."""
+        """Theta, and the sum that is added to each output: both depend on no input."""
         theta: Weight = private.called(self._modules["weight"])  # type: ignore[arg-type]
         return (theta, self.bias) if self._added is None else self._added(theta, self.bias)
 
@@ -389,10 +390,9 @@ class Conv(Expressed):
 def call_of(mechanism: Mechanism, theta: Weight, bias: Tensor | None, x: Any, z: Tensor | None = None,
             structure: Any = None, axes: int = 0, relative: Tensor | None = None, positions: Any = None,
             cache: Cache | None = None, reads: Collection[str] | None = None) -> tuple[Call, Image | None]:
-    """The call of a plan with what a mechanism makes of x, z and the structure, and what images it is of.
+    """The arguments of a plan, with the basis of this x, z and structure; and the image that x is, if `axes`.
 
-    Under autocast all of it is cast (`planning.precision`), unless nothing is multiplied but fixed numbers, as torch's
-    pooling.
+    Under autocast all are cast (`planning.precision`), unless only fixed numbers are multiplied, as in torch's pooling.
     """
     if type(x) is dict:
         if positions is not None:
@@ -402,7 +402,7 @@ def call_of(mechanism: Mechanism, theta: Weight, bias: Tensor | None, x: Any, z:
     dtype = _autocast(mechanism, theta, x) if private.any_autocast() else None
     if dtype is not None:
         x, z, theta = cast(x, dtype), cast(z, dtype), cast(theta, dtype)
-    entries, image, projected, kept, output_positions = x, None, None, None, None
+    entries, image, projected, visible_values, output_positions = x, None, None, None, None
     if axes:
         structure = grid_of(x, axes, structure)
         image = Image(axes, mechanism, structure)
@@ -410,7 +410,7 @@ def call_of(mechanism: Mechanism, theta: Weight, bias: Tensor | None, x: Any, z:
     values, masking = entries, mechanism._may_mask_inputs(structure, z is not None or positions is not None)
     if masking & BY_INPUTS:
         visible = visibility(mechanism, Inputs(entries, entries if z is None else z, structure))
-        kept = visible.values
+        visible_values = visible.values
         if cache is None:
             z = visible.outputs(entries) if z is None else z
             values, entries = visible.cleared(entries)
@@ -426,7 +426,8 @@ def call_of(mechanism: Mechanism, theta: Weight, bias: Tensor | None, x: Any, z:
         heads = theta.heads(values) if heads is None else heads
         scored = heads if values is entries else theta.heads(entries)
         projected = scored, scored if z is None else theta.heads(z)
-    inputs = Inputs(entries, entries if z is None else z, structure, projected, None, kept, output_positions, cache)
+    inputs = Inputs(entries, entries if z is None else z, structure, projected, None, visible_values, output_positions,
+                    cache)
     pending, reused = (None, None) if cache is None else (cache.pending, cache.reused)
     call = Call(x, mechanism.evaluate(inputs), theta, bias, heads, relative, output_positions, pending, reused)
     return call if dtype is None else cast_call(call, dtype), image
@@ -458,7 +459,7 @@ def _output_positions(positions: Any, cache: Cache | None, z: Tensor, structure:
 
 
 def _autocast(mechanism: Mechanism, theta: Weight, x: Tensor) -> torch.dtype | None:
-    """The dtype to which a call is cast; `None` where nothing is multiplied but fixed numbers."""
+    """The dtype to which a call is cast; `None` if only fixed numbers are multiplied."""
     learned = theta.tensors or "content" in mechanism.reads or next(mechanism.parameters(), None) is not None
     return autocast_dtype(x) if learned else None
 

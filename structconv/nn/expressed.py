@@ -25,18 +25,17 @@ __all__ = ["Expressed", "children_of_expression"]
 
 #: Tensors of masks, which a file may have though the layer has no such mask.
 _OF_MASKS = re.compile(r"(mask(?:_\d+)?)\.mask\d+")
-#: The role of a module that is no part of the package, as the function of a map.
+#: The role of a module from outside the package, such as the function of a `map`.
 _FOREIGN = "map"
 
 
-
 def is_node(module: Any) -> bool:
-    """Return True for a part of an expression that only joins others, or takes steps on what they make."""
+    """Return True for a part of an expression that joins other parts, or applies steps to their bases."""
     return isinstance(module, Operation | Mixture)
 
 
 def leaves_of(expression: nn.Module) -> list[nn.Module]:
-    """The leaves of an expression in the order in which they stand, each once."""
+    """The leaves of an expression in order, each once."""
     result: dict[int, nn.Module] = {}
     pending = [expression]
     while pending:
@@ -54,7 +53,7 @@ def _child_lists(node: nn.Module) -> list[tuple[str, list[Any]]]:
 
 
 def role_of(leaf: nn.Module) -> str:
-    """The name that a layer has for a leaf: its `_role`, for example "attention", or else its class in snake case."""
+    """The name of a leaf in a layer: its `_role`, for example "attention", or else its class in snake case."""
     role: str = getattr(leaf, "_role", "")
     if role or not isinstance(leaf, Mechanism):
         return role or _FOREIGN
@@ -62,8 +61,10 @@ def role_of(leaf: nn.Module) -> str:
 
 
 class Link(NamedTuple):
-    """An attribute of a leaf that is a child of another leaf, one predicted position of both for example. All four are
-    names: of the leaf and its attribute, of the leaf that holds the module and of the child there."""
+    """An attribute of a leaf that is a child of another leaf, for example a predicted position that both use.
+
+    Fields, all names: the leaf and its attribute; the leaf that holds the module, and the child there.
+    """
 
     leaf: str
     attribute: str
@@ -71,7 +72,7 @@ class Link(NamedTuple):
     child: str
 
     def module(self, leaves: Mapping[str, Any]) -> nn.Module | None:
-        """The module that the holder has now; `None` if another module without such a child is in its place."""
+        """The module that the holder has now; `None` if the holder was replaced by a module without such a child."""
         return getattr(leaves.get(self.holder), self.child, None)
 
     def holds(self, leaves: Mapping[str, Any]) -> bool:
@@ -87,11 +88,11 @@ class Link(NamedTuple):
 
 
 def link(leaves: Sequence[tuple[str, nn.Module]]) -> tuple[Link, ...]:
-    """Make a module that several leaves have the child of the first alone, so that its parameters have one name."""
+    """Make a module that several leaves share a child of only the first, so that its parameters have one name."""
     first: dict[int, tuple[str, str]] = {}
     links = []
     for name, leaf in leaves:
-        referred = {key: part for key, part in leaf.__dict__.items() if isinstance(part, Position)}  # in a layer before
+        referred = {key: part for key, part in leaf.__dict__.items() if isinstance(part, Position)}  # of earlier links
         for key, part in {**leaf._modules, **referred}.items():
             if part is None:
                 continue
@@ -107,7 +108,7 @@ def link(leaves: Sequence[tuple[str, nn.Module]]) -> tuple[Link, ...]:
 
 
 def over_leaves(expression: Any, leaves: Mapping[int, nn.Module | None], training: bool) -> Any:
-    """The expression over other leaves, given by the `id` of those that it has. Its nodes are new, and in this mode."""
+    """The expression with new nodes, in this mode, over other leaves, which are found by the `id` of the old ones."""
     copies: dict[int, nn.Module | None] = dict(leaves)
 
     def over(part: Any) -> Any:
@@ -123,7 +124,7 @@ def over_leaves(expression: Any, leaves: Mapping[int, nn.Module | None], trainin
 
 
 class _Expression(NamedTuple):
-    """An expression, its leaves by the names that the layer has for them, what they share, the mode of its nodes, and
+    """An expression, its leaves by their names in the layer, the modules that they share, the mode of its nodes, and
     its direct calls."""
 
     root: Mechanism
@@ -135,10 +136,12 @@ class _Expression(NamedTuple):
 
 
 class Expressed(Layer):
-    """A layer whose parameters are named by what they are for: `attention.query.weight`, `position_bias.table`. The
-    leaves of its expression are its children, each by its role, with a number where a role occurs twice (`mask_1`):
-    neither dropout, nor a mask, a scale or another term changes the name of what is there already. The nodes are no
-    children; they are made again when a leaf is replaced, or the mode changes."""
+    """A layer whose parameters are named by their roles: `attention.query.weight`, `position_bias.table`.
+
+    The leaves of its expression are its children, each by its role, with a number if a role occurs twice (`mask_1`):
+    adding dropout, a mask, a scale or another term changes no name. The nodes are no children; they are built again
+    when a leaf is replaced or the mode changes.
+    """
 
     @property
     def mechanism(self) -> Mechanism:
@@ -161,7 +164,7 @@ class Expressed(Layer):
         self._express(mechanism)
 
     def _directly(self, x: Any, structure: Any = None) -> Tensor | None:
-        """The result of a small call that needs no plan, if this is one; see `nn.direct`."""
+        """The result of a small call that needs no plan, else `None`; see `nn.direct`."""
         own = self.__dict__
         if own["_expression"].direct is None or type(x) is not Tensor or is_compiling():
             return None
@@ -172,7 +175,7 @@ class Expressed(Layer):
         return None if direct is None else direct(self, x, structure)
 
     def _directly_others(self, x: Any, z: Tensor) -> Tensor | None:
-        """The result for few outputs z of another x, or of what was prepared of it, as `_directly`."""
+        """`_directly` for few outputs z that are not among x, a tensor or a `Cache`."""
         own = self.__dict__
         if own["_expression"].step is None or type(z) is not Tensor or is_compiling():
             return None
@@ -193,7 +196,7 @@ class Expressed(Layer):
         return root
 
     def _express(self, mechanism: Any) -> None:
-        """Take the leaves of an expression as children, in the place of those of the one before."""
+        """Register the leaves of an expression as children, instead of those of the expression before."""
         check_mechanism(type(self).__name__, mechanism)
         for name, _ in self.__dict__["_expression"].leaves if "_expression" in self.__dict__ else ():
             self._modules.pop(name, None)
@@ -208,10 +211,10 @@ class Expressed(Layer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "_expression" in self.__dict__:
-            self._renewed()  # a copy of a node notes nothing of its parts
+            self._renewed()  # a copied node has none of the notes about its parts
 
     def _free_name(self, role: str) -> str:
-        """The role, with a number if there is something of that name."""
+        """The role, with a number if the name is in use."""
         name, number = role, 0
         while (name in self.fixed or name in self.__dict__ or name in self._modules or name in self._parameters
                or name in self._buffers or hasattr(type(self), name)):
@@ -236,7 +239,7 @@ class Expressed(Layer):
             self.mechanism  # noqa: B018 - renewed here, as by `train`
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        """Load as any module does. Tensors of masks that are not there any more are left out."""
+        """Load as any module does, without the tensors of masks that the layer no longer has."""
         for key in [key for key in state_dict if key.startswith(prefix)]:
             match = _OF_MASKS.fullmatch(key, len(prefix))
             if match and match[1] not in self._modules:
@@ -244,7 +247,7 @@ class Expressed(Layer):
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def extra_repr(self) -> str:
-        """The expression, where it is more than the leaf among the children."""
+        """The expression, unless it is a single leaf, which is shown as a child."""
         return repr(self.mechanism) if is_node(self.mechanism) else ""
 
 

@@ -31,7 +31,7 @@ __all__ = ["ChebConv", "DiffusionConv", "EdgeConditionedConv", "GATConv", "GATv2
 
 
 class _GraphLayer(Conv):
-    """A `Conv` that is called with a graph, or with a structure of another `kind`."""
+    """A `Conv` that takes a graph as its second argument, or another `kind` of structure."""
 
     kind: type = Graph
 
@@ -54,7 +54,7 @@ class _GraphLayer(Conv):
 
 
 def _checked(layer: Any, graph: Any, structure: Any) -> Any:
-    """The graph, by whichever name it was given."""
+    """The graph, which may also be the argument `structure`."""
     if structure is not None:
         if graph is not None:
             raise ConfigError(type(layer).__name__, "the graph must be given once", "two", "structure= is the graph.")
@@ -70,7 +70,7 @@ class GCNConv(_GraphLayer):
 
     Args:
         in_channels, out_channels: P and Q.
-        add_self_loops: add I to A, also at nodes that have a loop; by default where the adjacency is normalized.
+        add_self_loops: add I to A, also at nodes that have a loop; by default if the adjacency is normalized.
         normalize: scale by the degrees, self-loops included; else A itself.
         bias: add b.
 
@@ -347,7 +347,7 @@ class GATConv(_AttentionLayer):
 
 
 def _checked_fill(fill_value: Any) -> float | str:
-    """Raise `ConfigError` where loops could not be given such attributes."""
+    """Raise `ConfigError` if loops cannot have such attributes."""
     if isinstance(fill_value, str):
         check_choice("GATConv", "fill_value", fill_value, ("mean", "add", "min", "max", "mul"))
     elif not isinstance(fill_value, int | float):

@@ -120,7 +120,6 @@ class _ImageLayer(Expressed):
             raise
 
     def _theta(self, image: Tensor) -> Weight:
-        """Theta, for such an image."""
         raise NotImplementedError
 
     def _planned(self, image: Tensor) -> tuple[Call, Plan]:
@@ -129,13 +128,13 @@ class _ImageLayer(Expressed):
         return call, plan_for(call, self.path, self.max_bytes, sizes)
 
     def _check(self, image: Tensor) -> None:
-        """Say what does not fit."""
+        """Raise an error for an image that does not fit."""
         check_mechanism(type(self).__name__, self.mechanism)
         check_tensor(type(self).__name__, "image", image)
 
 
 def theta_of_kernel(kernel: Tensor, groups: int) -> Full | Grouped:
-    """Theta over torch's kernel (Q, P / G, *kernel_size) of a convolution, as the kernel lies."""
+    """Theta over torch's kernel (Q, P / G, *kernel_size) of a convolution: views of it."""
     if groups == 1:
         return Full._over({"theta": kernel.flatten(2).permute(2, 1, 0)})
     return Grouped._over({"theta": kernel.flatten(2).unflatten(0, (groups, -1)).permute(3, 0, 2, 1)})

@@ -49,10 +49,10 @@ def to_image(entries: Tensor, grid: Grid) -> Tensor:
 
 
 def grid_of(image: Tensor, ndim: int, grid: Any = None) -> Grid:
-    """The grid of an image's pixels: the one that is given, a periodic one say, if it has their shape.
+    """The grid of an image's pixels; `grid` itself, which may be periodic, if it has their shape.
 
     Raises:
-        StructureError: it has not, or is no grid.
+        StructureError: `grid` has another shape, or is no grid.
     """
     if image.dim() <= ndim:
         raise ShapeError("to_entries", f"image must have shape (..., C, *S) with {ndim} axes S", tuple(image.shape))

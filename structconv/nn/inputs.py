@@ -142,13 +142,13 @@ def check_by_name(layer: Any, x: dict[str, Tensor], z: Tensor | None, structure:
 
 
 def _check_alike(x: Tensor, other: Tensor, name: str, other_name: str) -> None:
-    """Both share dtype and device, as autocast has them."""
+    """Raise an error if dtype or device differ, after autocast."""
     dtype = autocast_dtype(x)
     check_alike("Conv", cast(x, dtype), cast(other, dtype), name=f"x[{name!r}]", other_name=other_name)
 
 
 def _check_z(layer: Any, x: dict[str, Tensor], z: Tensor) -> None:
-    """z has the channels for which the parts that read it were made."""
+    """Raise an error if z does not have the channels of the parts that read it."""
     check_tensor("Conv", "z", z)
     counts = layer.other_channels
     if isinstance(counts, Mapping):
@@ -166,7 +166,7 @@ def _check_z(layer: Any, x: dict[str, Tensor], z: Tensor) -> None:
 
 
 def _check_entries(layer: Any, x: dict[str, Tensor], z: Tensor | None, structure: Any) -> None:
-    """Each x has the entries that the structure of its part has, and all parts have as many outputs."""
+    """Raise an error if an x does not have the entries of its part's structure, or parts differ in their outputs."""
     outputs = []
     for part, name, own in _parts(layer.mechanism, structure):
         check_entries("Conv", x[name], entries=part._input_entries(own), name=f"x[{name!r}]")
@@ -192,7 +192,7 @@ def fits(layer: Any, x: dict[str, Tensor], structure: Any) -> bool:
 
 
 def _parts(mixture: Mechanism, structure: Any) -> list[tuple[Mechanism, str, Any]]:
-    """The parts, each with the name of its x and the structure that it reads, if it reads one."""
+    """The parts, each with the name of its x and the structure that it reads, or `None`."""
     return [(part, name, part._own(structure) if "structure" in part.reads else None)
             for part, name in zip(mixture._branches(), mixture.__dict__["_reads"], strict=True)]
 
@@ -203,14 +203,14 @@ def variance_of(x: Several) -> Tensor:
 
 
 def other_outputs(mechanism: Mechanism, x: Any, z: Tensor, y: Tensor) -> ShapeError:
-    """Return the error for outputs that are not the entries of z."""
+    """Return the error for a z that does not have the entries of the outputs."""
     return ShapeError("Conv", f"z must have N={y.shape[-2]} entries, the outputs to which {mechanism!r} leads from the "
                       f"M={x.shape[-2]} entries of x", tuple(z.shape), "Leave z out: nothing reads it."
                       if "content" not in mechanism.reads else "Give the outputs of the mechanism as z.")
 
 
 def check_output_positions(structure: Any) -> None:
-    """Raise `StructureError` where relative values would take places in the batch for those in a sample."""
+    """Raise `StructureError` if relative positions in the batch would not be those in its samples."""
     samples = getattr(structure, "samples", None)
     if samples is not None and not samples.square:
         raise StructureError("RelativeValue", "each sample must have as many outputs as inputs", repr(samples))
@@ -254,7 +254,7 @@ def _joined(owner: str, samples: Samples, structure: Any, names: str) -> Any:
 
 
 def check_named(owner: str, x: Any, named: Any) -> None:
-    """Raise `StructureError` where named structures are no batches of the sequences of x."""
+    """Raise `StructureError` if named structures are not batches of the sequences of x."""
     samples, own = Samples(x.offsets().diff()), getattr(named, "samples", None)
     if own is None or own.sizes()[0] != samples.sizes()[0]:
         raise StructureError(owner, f"named structures must be batches of the samples of x, {samples!r}",
@@ -262,8 +262,8 @@ def check_named(owner: str, x: Any, named: Any) -> None:
 
 
 def packed(y: Tensor, outputs: Any, samples: Samples | None) -> Tensor:
-    """The outputs of all sequences as a nested tensor, with the offsets of `outputs` where these are as many; as they
-    are where there is one for each sequence (`samples` is `None`)."""
+    """The outputs of all sequences as a nested tensor, with the offsets of `outputs` if the sizes are equal. Outputs
+    without samples, one for each sequence, are returned unchanged."""
     if samples is None:
         return y
     offsets, (sizes, _) = outputs.offsets(), samples.sizes()

@@ -25,7 +25,7 @@ _NAMED = frozenset(("forward", "basis", "plan", "plans", "prepare", "calibrate")
 
 
 class Layer(nn.Module):
-    """A module whose arguments can be read; those that no call reads again cannot be assigned.
+    """A module whose constructor arguments are attributes; those that only the constructor reads cannot be assigned.
 
     Example:
 
@@ -35,7 +35,7 @@ class Layer(nn.Module):
         (True, True)
     """
 
-    #: Attributes that say how the layer was made.
+    #: Arguments that only the constructor reads.
     fixed: ClassVar[frozenset[str]] = frozenset()
     #: True if the user passes it to another layer, whose errors keep its name.
     is_part: ClassVar[bool] = False
@@ -43,7 +43,7 @@ class Layer(nn.Module):
     names_errors: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Arguments of a wrong type are named, whatever they break; errors name the class that the user wrote."""
+        """Let errors name arguments of a wrong type, and the class that the user wrote."""
         super().__init_subclass__(**options)
         if not cls.is_part:
             _NAMES.add(cls.__name__)
@@ -67,7 +67,7 @@ class Layer(nn.Module):
 
 
 def refuse_script(layer: nn.Module, remedy: str = "") -> NoReturn:
-    """Raise the error of a layer that `torch.jit.script` is to compile."""
+    """Raise the error of a layer that `torch.jit.script` cannot compile."""
     raise ConfigError(type(layer).__name__, "the model must be compiled by torch.compile or torch.export",
                       "torch.jit.script", remedy)
 
@@ -89,13 +89,13 @@ def named(method: F) -> F:
 
 
 def name_owner(layer: nn.Module, error: StructconvError) -> None:
-    """Name the class that the user wrote in an error of a layer, where a shared check or an inner layer is named."""
+    """Name the class that the user wrote, if an error names a shared check or an inner layer."""
     if error.owner in _NAMES:
         error.rename(type(layer).__name__)
 
 
 def recorded(layer: nn.Module, x: Any, *others: Any, **options: Any) -> Any:
-    """The node of a call that `torch.fx` traces, in whose graph a layer is one module, as torch's layers are."""
+    """The node of a call that `torch.fx` traces: a layer is one module of the graph, as torch's layers are."""
     path = x.tracer.path_of_module(layer)
     if not path:
         raise ConfigError(type(layer).__name__, "torch.fx must trace a module that holds the layer", "the layer itself",
@@ -109,27 +109,27 @@ def on_device(device: Device) -> AbstractContextManager[Any]:
 
 
 def move(module: nn.Module, device: Device, dtype: torch.dtype | None) -> None:
-    """Move a new module to a device and a dtype, if given; fake parameters cannot be moved."""
-    if device is not None or dtype is not None:
+    """Move a new module to a device and a dtype, if given."""
+    if device is not None or dtype is not None:  # fake parameters cannot be moved
         module.to(device=device, dtype=dtype)
 
 
 @torch.no_grad()
 def take(parameter: Tensor | None, numbers: Tensor | None, like: Tensor | None) -> None:
-    """Copy numbers into a parameter, frozen or not as the one is that they come from."""
+    """Copy numbers into a parameter, which requires a gradient if `like` does."""
     if parameter is not None and numbers is not None and like is not None:
         parameter.copy_(numbers)
         parameter.requires_grad_(like.requires_grad)
 
 
 def kind(module: Any) -> str:
-    """The class of an object with the package that it is from, as an error names it."""
+    """The class of an object and its package, for an error: "torch's Conv2d"."""
     return f"{type(module).__module__.split('.')[0]}'s {type(module).__name__}"
 
 
 @torch.no_grad()
 def copy_parameters(drawn: nn.Module, module: nn.Module) -> None:
-    """Put the parameters of one module in those of another of the same names."""
+    """Copy the parameters of `drawn` into those of the same names."""
     parameters, new = dict(module.named_parameters()), dict(drawn.named_parameters())
     if parameters.keys() != new.keys():
         raise ConfigError("reset_parameters", "parameters must be those that the layer was made with",

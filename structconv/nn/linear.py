@@ -78,7 +78,7 @@ class Linear(nn.Linear):
             raise
 
     def _explain(self, x: Tensor) -> None:
-        """Say what was wrong in a call that failed."""
+        """Raise the error of a call that failed."""
         check_choice("Linear", "activation", self.activation, tuple(_ACTIVATIONS))
         check_tensor("Linear", "x", x)
         if self.weight.dim() == 2 and x.shape[-1:] != self.weight.shape[1:]:

@@ -56,7 +56,7 @@ def _large(input: Tensor, target: Tensor) -> bool:
 
 
 def _own(input: Tensor, target: Tensor, ignore_index: int, reduction: str, smoothing: float) -> Tensor | None:
-    """The loss, or none where a class is not there, which torch says better."""
+    """The loss; `None` if a class does not exist, for which torch has an error."""
     counts = target != ignore_index
     share = 1 / counts.sum(dtype=input.dtype) if reduction == "mean" else input.new_ones(())
     place = target.where(counts, 0).unsqueeze(1)

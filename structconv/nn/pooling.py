@@ -123,7 +123,7 @@ class GroupPool(Composite):
 
 
 def of_groups(x: Tensor, groups: Graph, kind: str, otherwise: Callable[[Tensor, Graph], Tensor]) -> Tensor | None:
-    """The rows x (M, C) pooled along the edges of a graph by a native kernel; `None` where none can read them."""
+    """The rows x (M, C) pooled along the edges of a graph by a native kernel; `None` if no kernel can read them."""
     if x.dim() != 2 or not is_direct(x):
         return None
     index, loops = listed_edges(groups)
@@ -196,8 +196,8 @@ class GraphPool(GroupPool):
         return super().forward(x, entries_to_samples(graph, x.device))
 
     def _of_samples(self, x: Tensor, graph: Structure) -> Tensor | None:
-        """The pooled rows of a batch, which lie one sample after the other, without a list of edges; `None` where no
-        kernel can read them, or something does not fit."""
+        """The pooled rows of a batch, which is sorted by sample, without a list of edges; `None` if no kernel can read
+        them, or something does not fit."""
         samples = getattr(graph, "samples", None)
         if samples is None or x.dim() != 2 or x.shape != (samples.num_inputs, self.channels) or not is_direct(x):
             return None

@@ -182,7 +182,7 @@ def _pair(state: Any) -> tuple[Tensor, Tensor]:
 
 
 def _explain(cell: ConvGRUCell | ConvLSTMCell, x: Tensor, **states: Tensor | None) -> None:
-    """Say what was wrong in a call that failed."""
+    """Raise the error of a call that failed."""
     owner = type(cell).__name__
     check_tensor(owner, "x", x)
     check_entries(owner, x, channels=cell.in_channels)
@@ -193,7 +193,7 @@ def _explain(cell: ConvGRUCell | ConvLSTMCell, x: Tensor, **states: Tensor | Non
 
 
 def _as_many(owner: str, gates: Tensor, x: Tensor) -> Tensor:
-    """The gates, if there is one for each entry of the state."""
+    """The gates; an error unless there is one for each entry of the state."""
     if gates.shape[:-1] != x.shape[:-1]:
         raise ShapeError(owner, "its mechanism must lead from M entries to as many",
                          f"{gates.shape[-2]} outputs of M={x.shape[-2]}",

@@ -75,12 +75,12 @@ class _ConvTransposeNd(Composite):
         except ERRORS:
             check_tensor(type(self).__name__, "image", image)
             raise
-        behind = [size - more for size, more in zip(grid.shape, self._zeros, strict=True)]
-        return entries, self.output_grid(Grid(tuple(behind)))
+        before = [size - more for size, more in zip(grid.shape, self._zeros, strict=True)]
+        return entries, self.output_grid(Grid(tuple(before)))
 
     @property
     def _zeros(self) -> tuple[int, ...]:
-        """Return the number of zeros after each axis of an image, for `output_padding`."""
+        """The number of zeros that `output_padding` adds to an image after each axis."""
         return tuple(more // step for more, step in zip(self.output_padding, self.stride, strict=True))
 
     def _lengthened(self, image: Tensor) -> Tensor:

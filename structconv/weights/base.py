@@ -65,7 +65,7 @@ class Weight(FrozenValue, abc.ABC):
     factors: ClassVar[int] = 1
     #: The orders of the products by which a plan may compute; all where there are none.
     orders: ClassVar[tuple[str, ...]] = ()
-    #: The tensors that a linear layer holds as its matrix (outputs, inputs), by the letters of both, "GD, P" say.
+    #: The tensors that are the matrix (outputs, inputs) of a linear layer, with the letters of both: "GD, P".
     LINEAR: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, **letters: str) -> None:
@@ -89,14 +89,14 @@ class Weight(FrozenValue, abc.ABC):
 
     @classmethod
     def _over(cls, attrs: Mapping[str, Any]) -> Self:
-        """The value with these fields, unchecked: a plan for it checks, once."""
+        """The value with these fields, which `plan_for` checks once for each plan."""
         theta = object.__new__(cls)
         theta.__dict__.update(attrs)
         return theta
 
     @property
     def static_key(self) -> Hashable:
-        """The type, and of its tensors shapes, dtypes, and whether a gradient is wanted, which may change."""
+        """The type, and of each tensor the shape, the dtype and whether it requires a gradient, which may change."""
         return type(self), *[(field.shape, field.dtype, field.requires_grad) if isinstance(field, Tensor)
                              else key_of(field) for field in self.__dict__.values()]
 
@@ -169,18 +169,18 @@ class Weight(FrozenValue, abc.ABC):
         return BoundWeight(self, size, in_channels, out_channels, tensors, fixed)
 
     def _extents(self, size: int, in_channels: int, out_channels: int) -> dict[str, int]:
-        """The sizes of the other letters, or of those that stand for others than K, P and Q."""
+        """The sizes of all other letters, and of K, P and Q if they are not the arguments."""
         return {}
 
     def _of_modules(self, module: BoundWeight) -> Weight | None:
         """Theta that calls the linear layers of `module`; `None` if it only reads their matrices."""
         return None
 
-    #: Theta of the weight over the numbers as a module of P input channels holds them; `None` where it is that weight.
+    #: (weight over the parameters of a module, P) -> Theta; `None` if that weight is Theta.
     _derived: ClassVar[Callable[[Any, Any, int], Any] | None] = None
 
     def _scaled(self) -> str | None:
-        """The factor on which Theta is scaled in place."""
+        """The name of the factor that scales Theta."""
         return next(iter(self.LETTERS), None)
 
     def _draw(self, theta: Self, energy: Energy, variance: float) -> None:
@@ -293,8 +293,8 @@ class BoundWeight(nn.Module):
             setattr(self, name, nn.Parameter(tensor) if isinstance(tensor, Tensor) else tensor)
 
     def forward(self, derived: bool = True) -> Weight:
-        """Theta, over this module's parameters, which parametrizations and pruning may hold elsewhere; the weight over
-        them as they are held, if not `derived`."""
+        """Theta over this module's parameters, also those that parametrizations and pruning compute; if not `derived`,
+        the weight over the parameters themselves."""
         kind, parameters, modules = self.kind, self._parameters, self._modules
         if modules and derived and (called := kind._of_modules(self)) is not None:
             return called
@@ -337,11 +337,11 @@ class BoundWeight(nn.Module):
 class Factor(nn.Linear):
     """A factor of Theta as a linear layer, whose matrix (outputs, inputs) is a tensor with an axis for heads.
 
-    Tools that adapt, quantize or prune linear layers find it as any other. The weight that holds it draws its numbers.
+    Tools that adapt, quantize or prune linear layers treat it like any other. The weight that has it draws its numbers.
 
     Args:
         axes: the letters of the tensor's axes.
-        matrix: those of the outputs and of the inputs, "GD, P" say.
+        matrix: the letters of the outputs and of the inputs, for example "GD, P".
         extents: the size of each letter.
 
     Example:
@@ -372,12 +372,12 @@ class Factor(nn.Linear):
 
 
 def plus(y: Tensor, bias: Tensor | None) -> Tensor:
-    """y + b, where there is b."""
+    """y + b, or y without b."""
     return y if bias is None else y + bias
 
 
 def repeat_head(x: Tensor, size: int) -> Tensor:
-    """(..., M, C) -> (..., K, M, C), all heads alike and none copied."""
+    """(..., M, C) -> (..., K, M, C), a view in which all heads are equal."""
     return x.unsqueeze(-3).expand(*x.shape[:-2], size, *x.shape[-2:])
 
 
@@ -391,7 +391,7 @@ def energies_of(energy: Energy, size: int) -> Tensor:
 
 
 def total_energy(energy: Energy, size: int) -> float:
-    """The sum of all e_k; 1 where every matrix is zero and no Theta could give the outputs a variance."""
+    """The sum of all e_k; 1 if every matrix is zero, so that no Theta gives the outputs a variance."""
     total = float(size) if energy is None else float(energies_of(energy, size).sum())
     return total if total > 0 else 1.0
 

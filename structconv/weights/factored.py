@@ -81,7 +81,7 @@ class Separable(Weight, mix="KH", filters="HPQ"):
         return min(size * channels, rank * (channels + size))
 
     def _multiplies_first(self, channels: int) -> bool:
-        """Return True if K matrices of Theta cost less for an entry than H filters and their mixing."""
+        """Return True if an entry costs less with K matrices of Theta than with H filters and their mixing."""
         size, rank = self.mix.shape
         return size * channels <= rank * (channels + size)
 
@@ -127,7 +127,7 @@ class DepthwiseSeparable(Weight, depthwise="KP", pointwise="PQ"):
 
 
 class _TwoFactors(Weight):
-    """The heads are made by a factor (G, P, D), and joined by another."""
+    """A product of two factors: `heads` multiplies by one, (G, P, D), and `join` by the other."""
 
     sums_heads = False
     factors = 2
@@ -203,8 +203,10 @@ class LowRank(_TwoFactors, value="GPD", output="KDQ"):
         """G, the number of value projections."""
         return self.value.shape[0]
 
-    #: K / G, the number of heads that share a value projection.
-    _repeats = property(lambda self: self.output.shape[0] // self.value.shape[0])
+    @property
+    def _repeats(self) -> int:
+        """K / G, the number of heads that share a value projection."""
+        return self.output.shape[0] // self.value.shape[0]
 
     def dense(self) -> Tensor:
         return torch.einsum("kpd,kdq->kpq", self._head_values(), self.output)
@@ -246,17 +248,17 @@ class LowRank(_TwoFactors, value="GPD", output="KDQ"):
 
 
 class Projections(_TwoFactors):
-    """Theta_k = V_g(k) O_k of a `LowRank` whose factors are modules of another kind, or with hooks: they are called.
+    """Theta_k = V_g(k) O_k of a `LowRank` whose factors are other modules, or have hooks: the modules are called.
 
-    That is what a value or an output projection becomes with an update of low rank, quantized or parametrized. `heads`
-    and `join` call the modules, each once, on the entries, since a module or a hook may do what no matrix does; a plan
-    computes by these two alone. All else multiplies with the matrices of both, which cost a call with P and with K D
-    entries.
+    A value or an output projection becomes such a module by an adapter of low rank, quantization or a parametrization.
+    `heads` and `join` call each module once, on the entries, because a module or a hook may do more than multiply by a
+    matrix; a plan uses only these two. All other methods multiply by the matrices of both, which cost a call with P and
+    with K D entries.
 
     Args:
         value, output: the modules, without a bias. groups, dim: G and D.
-        trained: whether a gradient of their parameters is wanted.
-        value_bias: (K D,), added to what the output's module is called with, or `None`.
+        trained: whether their parameters require a gradient.
+        value_bias: (K D,), added to the inputs of the output's module, or `None`.
     """
 
     value: Function
@@ -272,7 +274,7 @@ class Projections(_TwoFactors):
 
     @classmethod
     def by(cls, module: BoundWeight, shared_by: int, dim: int) -> Projections:
-        """The weight of such modules, in the place of the factors of a bound `LowRank`."""
+        """The weight over the modules that replace the factors of a bound `LowRank`."""
         parts: list[Any] = [module._modules[name] for name in ("value", "output")]
         for name, part in zip(("value", "output"), parts, strict=True):
             if isinstance(getattr(part, "bias", None), Tensor):
@@ -285,12 +287,12 @@ class Projections(_TwoFactors):
                           "trained": trained, "value_bias": None})
 
     def check(self) -> None:
-        """Modules say themselves what they take."""
+        """Nothing: modules check their inputs themselves."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The first parameter of each module, whose dtype x must have unless the module runs under autocast, or loads
-        its parameters in its call, where they have no numbers."""
+        """The first parameter of each module, whose dtype x must share; none of a module that runs under autocast, or
+        that loads its parameters in its call."""
         return tuple(t for part in (self.value, self.output) if part.precision is None for t in part.parameters[:1]
                      if not t.is_meta)
 
@@ -313,7 +315,7 @@ class Projections(_TwoFactors):
         return plus(self.output(entries if self.value_bias is None else entries + self.value_bias), bias)
 
     def low_rank(self, like: Tensor | None = None) -> LowRank:
-        """The matrices of both modules as they are."""
+        """The current matrices of both modules."""
         value, output = (_matrix(module, channels, like) for module, channels in
                          ((self.value, self.in_channels), (self.output, self.size * self.dim)))
         return LowRank.of(split_heads(value, self.groups, self.dim), output.unflatten(0, (self.size, self.dim)))
@@ -394,8 +396,8 @@ class HeadBlocks(_Blocks, theta="KPD"):
         return expand_heads(x, self.theta)
 
     def expand(self, x: Tensor) -> Tensor:
-        place = torch.eye(self.size, dtype=x.dtype, device=x.device)
-        return (self.heads(x).unsqueeze(-2) * place[:, None, :, None]).flatten(-2)
+        eye = torch.eye(self.size, dtype=x.dtype, device=x.device)
+        return (self.heads(x).unsqueeze(-2) * eye[:, None, :, None]).flatten(-2)
 
     def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
         return self.join(r @ self.theta, bias)

@@ -1,4 +1,4 @@
-"""One weight for each part of a basis: of `a | b`, or of a mixture whose parts read inputs of their own."""
+"""One weight for each part of a basis `a | b`, or of a mixture whose parts have separate inputs."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class WeightList(Weight):
         return self._summed(r.split([part.size for part in self.parts], dim=-3), bias)
 
     def _summed(self, pieces: Sequence[Tensor], bias: Tensor | None) -> Tensor:
-        """The sum of what the parts make of their pieces, and b."""
+        """sum_i piece_i Theta_i + b over the parts i."""
         terms = [part.contract(piece) for part, piece in zip(self.parts[:-1], pieces[:-1], strict=True)]
         return sum_tensors([*terms, self.parts[-1].contract(pieces[-1], bias)])
 

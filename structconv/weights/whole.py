@@ -110,7 +110,7 @@ class Grouped(Weight, theta="KGPQ"):
 
 
 class Depthwise(Weight, depthwise="KPJ"):
-    """Every channel by itself: K Q numbers; Q = `multiplier` P, outputs of one channel beside each other.
+    """Every channel separately: K Q numbers; Q = `multiplier` P, the outputs of each channel next to each other.
 
     Theta_kpq = depthwise_kpj where q = p J + j, else 0, with depthwise (K, P, J), as torch's grouped convolutions.
 
