@@ -1,8 +1,9 @@
 """Small calls of common layers, straight to their kernel: `direct_of` an expression.
 
 On few entries the way to a kernel (evaluate the expression, compute the key, find the plan) takes longer than the
-kernel. For some expressions the kernel is known in advance. A `Direct` checks that a plan would give the same
-numbers, and reads the parameters and the edges in each call. Only the last places in a table are stored between calls.
+kernel. For some expressions the kernel is known in advance. A `Direct` checks that a plan would give the same numbers,
+and reads the parameters and the edges in each call. Only the last indices of a table of positions are stored between
+calls.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ from structconv.weights.base import Factor, plus
 __all__ = ["FEW_ALONG_EDGES", "FEW_NUMBERS", "Direct", "DirectStep", "direct_of", "drawn", "dtypes_of_torch",
            "is_plain", "must_be_planned", "step_of"]
 
-#: (layer, x, structure) -> y, or `None` where the usual way must be taken.
+#: (layer, x, structure) -> y, or `None` if the call must be planned.
 Direct = Callable[[Any, Tensor, Any], Tensor | None]
-#: (layer, x or a cache of it, outputs z) -> y, or `None` as above.
+#: (layer, x or a `Cache` of it, outputs z) -> y, or `None` as above.
 DirectStep = Callable[[Any, Any, Tensor], Tensor | None]
 #: Errors of operators, torch's and ours, for tensors that do not fit.
 REFUSED = (RuntimeError, ValueError)
@@ -82,22 +83,25 @@ _TRANSPOSE: list[_Step] = [("transpose", {})]
 _Beside = tuple[Identity, int]
 #: Normalizations of a matrix that kernels compute from the edges.
 _KINDS = (None, "sym", "row")
-#: Entries of a convolution's kernel up to which the planner takes torch's, but for a few at nearly equal cost.
+#: Entries of a convolution's kernel up to which the planner takes torch's convolution, with few exceptions at nearly
+#: equal cost.
 _USUAL = 49
 _FLOATING = torch.float32, torch.float64, torch.bfloat16, torch.float16
 
 
 def direct_of(root: Any) -> Direct | None:
     """Return the direct call of layers with this expression, if there is one."""
-    if type(root) is Adjacency and root._structure_name is None and root.normalize_by in _KINDS:
-        return partial(_convolve, root, None)
-    if type(root) is Identity and root.size == 1 and "_reads" not in root.__dict__:
-        return partial(_project, root)
+    if _is_named(root):
+        return None
+    if type(root) is Adjacency:
+        return partial(_convolve, root, None) if root.normalize_by in _KINDS else None
+    if type(root) is Identity:
+        return partial(_project, root) if root.size == 1 else None
     if type(root) is Cuboid and (padding := _padding(root)) is not None:
         return partial(_convolve_image, root, padding, _is_usual(root))
-    if type(root) is Pool and root._structure_name is None:
+    if type(root) is Pool:
         return None if root.ndim is None else partial(_pool_image, root, True)
-    if type(root) is not Operation or "_names" in root.__dict__ or "_reads" in root.__dict__:
+    if type(root) is not Operation:
         return None
     leaf, steps = root.mechanisms()[0], [(step.name, dict(step.options)) for step in root.steps]
     if root.join == "concat":
@@ -108,21 +112,21 @@ def direct_of(root: Any) -> Direct | None:
         padding = _padding(leaf)
         return partial(_convolve_transposed, leaf, padding) if steps == _TRANSPOSE and padding is not None else None
     if type(leaf) is Pool:
-        of_images = leaf._structure_name is None and leaf.ndim is not None
-        return partial(_pool_image, leaf, False) if steps == _MEAN and of_images else None
+        return partial(_pool_image, leaf, False) if steps == _MEAN and leaf.ndim is not None else None
     return _attention(root, steps)
+
+
+def _is_named(root: Any) -> bool:
+    """Return True if a call gives x or the structure of this expression by name."""
+    return "_names" in root.__dict__ or "_reads" in root.__dict__
 
 
 def _with_self(root: Operation) -> Direct | None:
     """The direct call of a mechanism of edges beside `Identity()`."""
     parts = root.mechanisms()
     own = next((i for i, part in enumerate(parts) if type(part) is Identity), 0)
-    if len(parts) != 2:
-        return None
     itself, near = parts[own], parts[1 - own]
-    if type(itself) is not Identity or itself.size != 1 or type(near) not in (Adjacency, Operation):
-        return None
-    if any("_reads" in part.__dict__ or part._structure_name is not None for part in parts):
+    if len(parts) != 2 or type(itself) is not Identity or itself.size != 1:
         return None
     direct: Any = direct_of(near)
     if getattr(direct, "func", None) not in (_convolve, _attend_dots) or direct.args[-1] is not None:
@@ -138,7 +142,7 @@ def _attention(root: Operation, steps: list[_Step]) -> Direct | None:
     if len(modules) > 1 or steps[-1:] != _SOFTMAX:
         return None
     mask: Any = modules[0] if modules else None
-    if mask is not None and (type(mask) is not Mask or mask._structure_name is not None or not mask._kept):
+    if mask is not None and (type(mask) is not Mask or not mask._kept):
         return None
     reads, names, options = getattr(mask, "_mask", None), [name for name, _ in steps[:-1]], dict(steps)
     if type(leaf) is BiAffine and names == ["leaky_relu", "masked"]:
@@ -162,14 +166,13 @@ def _attention(root: Operation, steps: list[_Step]) -> Direct | None:
 
 
 def _with_term(parts: Any) -> tuple[Any, Any, Any]:
-    """The dot product of a sum, its scale, and the term of positions beside it; no dot product of another sum."""
+    """The dot product, its scale and the term of positions in a sum of the two; no dot product of another sum."""
     term = next((part for part in parts if type(part) in (ALiBi, RelativeBias)), None)
     leaf, scale = next((part for part in parts if part is not term), None), 1.0
-    if type(leaf) is Operation and leaf.join is None and [step.name for step in leaf.steps] == ["scaled"] and not (
-            "_names" in leaf.__dict__ or "_reads" in leaf.__dict__):
+    if type(leaf) is Operation and leaf.join is None and [step.name for step in leaf.steps] == ["scaled"]:
         scale, leaf = dict(leaf.steps[0].options)["scale"], leaf.mechanisms()[0]
-    if (len(parts) != 2 or type(leaf) is not DotProduct or term is None or "_reads" in term.__dict__
-            or term._structure_name is not None or isinstance(getattr(term, "clip", None), tuple)):
+    on_grid = isinstance(getattr(term, "clip", None), tuple)
+    if len(parts) != 2 or type(leaf) is not DotProduct or term is None or on_grid:
         return None, 1.0, None
     return leaf, scale, term
 
@@ -179,7 +182,7 @@ def step_of(root: Any, direct: Any) -> DirectStep | None:
     is what `direct_of` returns."""
     if getattr(direct, "func", None) is _attend_entries:
         return partial(_attend_others, direct)
-    if type(root) is not Operation or root.join is not None or "_names" in root.__dict__ or "_reads" in root.__dict__:
+    if type(root) is not Operation or root.join is not None or _is_named(root):
         return None
     leaf = root.mechanisms()[0]
     if type(leaf) is not Additive or leaf._on == "projected" or leaf.heads != 1 or (
@@ -190,7 +193,7 @@ def step_of(root: Any, direct: Any) -> DirectStep | None:
 
 
 def is_plain(layer: Any, basis: type, *parts: Any) -> bool:
-    """Return True if the layer takes its own plan, for such a basis, and calls of its parts are their `forward`."""
+    """Return True if no limit, setting or user's kernel asks for a plan, and calls of the parts are their `forward`."""
     own = layer.__dict__
     planned = (register.OF_USERS or Autotuning.enabled or private.any_autocast()) and must_be_planned(basis)
     return (own.get("path") is own.get("max_bytes") is own["_modules"].get("relative_value") is None
@@ -198,7 +201,7 @@ def is_plain(layer: Any, basis: type, *parts: Any) -> bool:
 
 
 def must_be_planned(basis: type) -> bool:
-    """Return True if paths are timed, under autocast, and where a user's kernel may take such a basis."""
+    """Return True if paths are timed, under autocast, and if a user's kernel may compute such a basis."""
     return bool(Autotuning.enabled or private.any_autocast() or (
         register.OF_USERS and any(issubclass(basis, kernel.types) for kernel in register.OF_USERS)))
 
@@ -238,7 +241,7 @@ def _padding(leaf: Cuboid) -> list[int] | None:
 
 def _convolve_image(leaf: Cuboid, padding: list[int], usual: bool, layer: Any, image: Tensor, _: Any
                     ) -> Tensor | None:
-    """A convolution of images, which is what the planner takes for few numbers, and always for usual kernels."""
+    """A convolution of images: what the planner takes for few numbers, and for usual kernels always."""
     parameters = layer._parameters
     kernel = parameters.get("weight")
     if kernel is None or image.dim() != len(padding) + 2 or not (usual or image.numel() <= FEW_NUMBERS):
@@ -255,7 +258,7 @@ def _convolve_image(leaf: Cuboid, padding: list[int], usual: bool, layer: Any, i
 
 
 def _convolve_transposed(leaf: Cuboid, padding: list[int], layer: Any, image: Tensor, extra: Any) -> Tensor | None:
-    """A transposed convolution of images, with so much `extra` padding of its output."""
+    """A transposed convolution of images, with `extra` padding of its output."""
     parameters = layer._parameters
     kernel = parameters.get("weight")
     if kernel is None or extra is None or image.dim() != len(padding) + 2 or image.layout is not torch.strided:
@@ -285,9 +288,9 @@ def _pool_image(leaf: Pool, all_count: bool, layer: Any, image: Tensor, _: Any) 
 
 
 def _is_usual(leaf: Cuboid) -> bool:
-    """True of small kernels of odd sizes, but not of single entries that are far apart."""
-    apart = leaf.size == 1 and max(leaf.stride) > 1
-    return all(size % 2 for size in leaf.kernel_size) and leaf.size <= _USUAL and not apart
+    """Return True for small kernels of odd sizes, except a single entry with a stride."""
+    skips = leaf.size == 1 and max(leaf.stride) > 1
+    return all(size % 2 for size in leaf.kernel_size) and leaf.size <= _USUAL and not skips
 
 
 def dtypes_of_torch(direct: Direct | None) -> tuple[torch.dtype, ...]:

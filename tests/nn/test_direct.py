@@ -249,6 +249,13 @@ def test_other_scores_are_planned(scores):
     torch.testing.assert_close(layer(x), y, rtol=1e-4, atol=1e-5)
 
 
+def test_a_small_call_of_a_named_x_checks_the_name():
+    layer, x = Conv(sc.Adjacency("row").of("nodes"), {"nodes": 6}, 4), torch.randn(5, 6)
+    torch.testing.assert_close(layer({"nodes": x}, GRAPH), planned(layer, {"nodes": x}, GRAPH))
+    with pytest.raises(sc.ConfigError, match="x must be a dict of what the expression names, 'nodes'; got Tensor"):
+        layer(x, GRAPH)
+
+
 def test_long_kernels_over_many_pixels_are_planned():
     x, layer = torch.empty(16, 64, 64, 64), Conv2d(64, 64, 9, padding=4)
     assert layer._directly(x) is None and "transforms" in str(layer.plan(x))
