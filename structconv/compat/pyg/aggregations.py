@@ -57,6 +57,8 @@ Known = dict[str, Tensor]
 class _Aggregation(Base):
     """An aggregation without parameters."""
 
+    #: The kind of `of_sorted`, where it does not depend on options.
+    kind: ClassVar[str | None] = None
     __prepare_scriptable__ = refuse_script
 
     def forward(self, x: Tensor, index: Tensor | None = None, ptr: Tensor | None = None, dim_size: int | None = None,
@@ -96,7 +98,7 @@ class _Aggregation(Base):
 
     def _pooling(self) -> tuple[str | None, float]:
         """The kind of `of_sorted`, and its t."""
-        return _POOLINGS.get(type(self)), 1.0
+        return self.kind, 1.0
 
     @traceable
     def _of_rows(self, x: Tensor, index: Tensor | None, ptr: Tensor | None, dim_size: int | None, dim: int) -> Tensor:
@@ -106,9 +108,17 @@ class _Aggregation(Base):
         if index is None:
             sizes = x.new_tensor([count], dtype=torch.int64) if ptr is None else ptr.diff()
             dim_size, index = sizes.shape[0], numbered_by_count(sizes, count)
-        rule = next(_RULES[kind.__name__] for kind in type(self).__mro__ if kind.__module__ == __name__)
         members = memberships(type(self).__name__, index, count, dim_size)
-        return rule(self, rows, Sparse(members), {}).movedim(-2, dim)
+        return self._rule(self, rows, Sparse(members), {}).movedim(-2, dim)
+
+    @staticmethod
+    def _rule(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
+        """One row (..., N, C) for each output, of the rows of x (..., M, C) and the factor of each edge.
+
+        Args:
+            how: the module, ours or PyTorch Geometric's of the same name; or the name.
+        """
+        raise NotImplementedError
 
     def reset_parameters(self) -> None:
         """Set all parameters to their first values."""
@@ -133,6 +143,14 @@ class SumAggregation(_Aggregation):
         [[4.0], [7.0]]
     """
 
+    kind = "sum"
+
+    @staticmethod
+    def _rule(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
+        if "sum" not in known:
+            known["sum"] = project(x, messages, None)
+        return known["sum"]
+
 
 class MeanAggregation(_Aggregation):
     """The mean of m_e.
@@ -144,6 +162,12 @@ class MeanAggregation(_Aggregation):
         >>> MeanAggregation()(x, group).tolist()
         [[2.0], [7.0]]
     """
+
+    kind = "mean"
+
+    @staticmethod
+    def _rule(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
+        return SumAggregation._rule(how, x, messages, known) / counts(messages.graph, x.dtype)
 
 
 class MaxAggregation(_Aggregation):
@@ -157,6 +181,13 @@ class MaxAggregation(_Aggregation):
         [[3.0], [7.0]]
     """
 
+    kind = "max"
+
+    @staticmethod
+    def _rule(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
+        x, graph = (x, messages.graph) if messages.values is None else _rows(x, messages)
+        return pool_extreme(x, graph, "max")
+
 
 class MinAggregation(_Aggregation):
     """The smallest of m_e in each channel.
@@ -168,6 +199,13 @@ class MinAggregation(_Aggregation):
         >>> MinAggregation()(x, group).tolist()
         [[1.0], [7.0]]
     """
+
+    kind = "min"
+
+    @staticmethod
+    def _rule(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
+        x, graph = (x, messages.graph) if messages.values is None else _rows(x, messages)
+        return pool_extreme(x, graph, "min")
 
 
 class VarAggregation(_Aggregation):
@@ -188,6 +226,18 @@ class VarAggregation(_Aggregation):
     def _pooling(self) -> tuple[str | None, float]:
         return None if self.semi_grad else "var", 1.0
 
+    @staticmethod
+    def _rule(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
+        name = "squares, no gradient" if how.semi_grad else "squares"
+        if name not in known:
+            rows, values, squared = x.detach() if how.semi_grad else x, messages.values, messages
+            if values is not None:
+                values = values.detach() if how.semi_grad else values
+                squared = Sparse(messages.graph, values.square())
+            known[name] = project(rows.square(), squared, None)
+        mean = MeanAggregation._rule(how, x, messages, known)
+        return known[name] / counts(messages.graph, x.dtype) - mean.square()
+
 
 class StdAggregation(_Aggregation):
     """The root of the variance, zero where that is at most 1e-5.
@@ -207,6 +257,10 @@ class StdAggregation(_Aggregation):
     def _of_sorted(self, x: Tensor, index: Tensor, size: int | None) -> Tensor | None:
         variances = self.var_aggr._of_sorted(x, index, size) if _computes(self.var_aggr) else None
         return None if variances is None else _root(variances)
+
+    @staticmethod
+    def _rule(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
+        return _root(_aggregate(how.var_aggr, x, messages, known))
 
 
 class _Learned(_Aggregation):
@@ -254,6 +308,16 @@ class SoftmaxAggregation(_Learned):
             return None, 1.0
         return "fixed softmax" if self.semi_grad else "softmax", float(self.t)
 
+    @staticmethod
+    def _rule(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
+        x, graph = (x, messages.graph) if messages.values is None else _rows(x, messages)
+        scaled = x if isinstance(how.t, int | float) and how.t == 1 else x * how.t
+        scaled = scaled.detach() if how.semi_grad else scaled
+        none, scores = scaled.new_zeros(()).expand(*x.shape[:-2], x.shape[-1], graph.num_outputs), None
+        if x.dim() == 2 and is_few(graph, x.shape[1]):
+            scores = Bilinear((1 + none).unsqueeze(-1), scaled.mT.unsqueeze(-1))
+        return attend(x, x.mT.unsqueeze(-1), Affine(scaled.mT, none) if scores is None else scores, graph)[0]
+
 
 class PowerMeanAggregation(_Learned):
     """mean(m_e^p)^(1 / p) in each channel, m_e and the mean limited to [clamp_min, clamp_max].
@@ -275,6 +339,15 @@ class PowerMeanAggregation(_Learned):
 
     def _pooling(self) -> tuple[str | None, float]:
         return "mean" if isinstance(self.p, int | float) and self.p == 1 else None, 1.0
+
+    @staticmethod
+    def _rule(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
+        if isinstance(how.p, int | float) and how.p == 1:
+            return MeanAggregation._rule(how, x, messages, known)
+        x, graph = (x, messages.graph) if messages.values is None else _rows(x, messages)
+        y = x.clamp(how.min_value, how.max_value).pow(how.p)
+        y = project(y, adjacency(graph, None, x.dtype, weighted=False), None)
+        return (y / counts(graph, x.dtype)).clamp(how.min_value, how.max_value).pow(1 / how.p)
 
 
 class MultiAggregation(_Aggregation):
@@ -300,14 +373,14 @@ class MultiAggregation(_Aggregation):
     def __init__(self, aggrs: Sequence[Any], aggrs_kwargs: Sequence[dict[str, Any]] | None = None, mode: str = "cat",
                  mode_kwargs: dict[str, Any] | None = None) -> None:
         super().__init__()
-        owner, options, more = "MultiAggregation", [{}] * len(aggrs) if aggrs_kwargs is None else aggrs_kwargs, {
-            **(mode_kwargs or {})}
+        owner, more = "MultiAggregation", dict(mode_kwargs or {})
+        options = [{}] * len(aggrs) if aggrs_kwargs is None else aggrs_kwargs
         if not aggrs or len(options) != len(aggrs):
             raise ConfigError(owner, "aggrs must not be empty, and aggrs_kwargs have options for each of them",
                               f"{len(aggrs)} and {len(options)}")
         self.aggrs = nn.ModuleList(_module(owner, one, own) for one, own in zip(aggrs, options, strict=True))
-        self.mode, self.in_channels, self.out_channels = mode, more.pop("in_channels", None), more.pop("out_channels",
-                                                                                                       None)
+        self.mode = mode
+        self.in_channels, self.out_channels = more.pop("in_channels", None), more.pop("out_channels", None)
         modes = ("cat", "proj", "attn", *_COMBINED)
         if mode not in modes:
             raise ConfigError(owner, f"mode must be one of {', '.join(modes)}", repr(mode), nearest(mode, modes))
@@ -345,6 +418,10 @@ class MultiAggregation(_Aggregation):
         parts = [cast(_Aggregation, one)._of_sorted(x, index, size) for one in self.aggrs]
         return None if any(part is None for part in parts) else self.combine(cast("list[Tensor]", parts))
 
+    @staticmethod
+    def _rule(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
+        return cast(Tensor, how.combine([_aggregate(one, x, messages, known) for one in how.aggrs]))
+
     def combine(self, parts: list[Tensor]) -> Tensor:
         """The outputs of the aggregations (..., N, C) as one."""
         if len(parts) == 1:
@@ -371,9 +448,9 @@ _MODULES: dict[str, type[_Aggregation]] = {
     "add": SumAggregation, "sum": SumAggregation, "mean": MeanAggregation, "max": MaxAggregation,
     "min": MinAggregation, "var": VarAggregation, "std": StdAggregation, "softmax": SoftmaxAggregation,
     "powermean": PowerMeanAggregation}
-#: The aggregations without options, and their kinds in `of_sorted`.
-_POOLINGS: dict[type, str] = {SumAggregation: "sum", MeanAggregation: "mean", MaxAggregation: "max",
-                              MinAggregation: "min"}
+#: By class, ours or PyTorch Geometric's of the same name.
+_RULES: dict[str, Callable[[Any, Tensor, Sparse, Known], Tensor]] = {
+    **{kind.__name__: kind._rule for kind in _MODULES.values()}, "MultiAggregation": MultiAggregation._rule}
 
 
 def aggregation(owner: str, aggr: Any, options: dict[str, Any] | None) -> nn.Module | None:
@@ -443,83 +520,14 @@ def _rows(x: Tensor, messages: Sparse) -> tuple[Tensor, Graph]:
     return rows, edges_to_outputs(messages.graph)
 
 
-def _sum(_: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
-    if "sum" not in known:
-        known["sum"] = project(x, messages, None)
-    return known["sum"]
-
-
-def _mean(_: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
-    return _sum(_, x, messages, known) / counts(messages.graph, x.dtype)
-
-
-def _var(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
-    kind = "squares, no gradient" if how.semi_grad else "squares"
-    if kind not in known:
-        squares = x.detach().square() if how.semi_grad else x.square()
-        if messages.values is not None:
-            values = messages.values.detach() if how.semi_grad else messages.values
-            known[kind] = project(squares, Sparse(messages.graph, values.square()), None)
-        else:
-            known[kind] = project(squares, messages, None)
-    number = counts(messages.graph, x.dtype)
-    return known[kind] / number - _mean(how, x, messages, known).square()
-
-
-def _std(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
-    return _root(_aggregate(how.var_aggr, x, messages, known))
-
-
 def _root(variances: Tensor) -> Tensor:
     y = variances.clamp(min=1e-5).sqrt()
     return y.masked_fill(y <= math.sqrt(1e-5), 0.0)
 
 
-def _extreme(which: str) -> Callable[[Any, Tensor, Sparse, Known], Tensor]:
-    def rule(_: Any, x: Tensor, messages: Sparse, __: Known) -> Tensor:
-        graph = messages.graph
-        if messages.values is not None:
-            x, graph = _rows(x, messages)
-        return pool_extreme(x, graph, which)
-
-    return rule
-
-
-def _softmax(how: Any, x: Tensor, messages: Sparse, _: Known) -> Tensor:
-    """Attention with a head for each channel, whose scores are t m_e."""
-    graph = messages.graph
-    if messages.values is not None:
-        x, graph = _rows(x, messages)
-    scaled = x if isinstance(how.t, int | float) and how.t == 1 else x * how.t
-    scaled = scaled.detach() if how.semi_grad else scaled
-    none, scores = scaled.new_zeros(()).expand(*x.shape[:-2], x.shape[-1], graph.num_outputs), None
-    if x.dim() == 2 and is_few(graph, x.shape[1]):
-        scores = Bilinear((1 + none).unsqueeze(-1), scaled.mT.unsqueeze(-1))
-    return attend(x, x.mT.unsqueeze(-1), Affine(scaled.mT, none) if scores is None else scores, graph)[0]
-
-
-def _power_mean(how: Any, x: Tensor, messages: Sparse, _: Known) -> Tensor:
-    if isinstance(how.p, int | float) and how.p == 1:
-        return _mean(how, x, messages, {})
-    graph = messages.graph
-    if messages.values is not None:
-        x, graph = _rows(x, messages)
-    y = project(x.clamp(how.min_value, how.max_value).pow(how.p), adjacency(graph, None, x.dtype, weighted=False), None)
-    return (y / counts(graph, x.dtype)).clamp(how.min_value, how.max_value).pow(1 / how.p)
-
-
-def _multi(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
-    return cast(Tensor, how.combine([_aggregate(one, x, messages, known) for one in how.aggrs]))
-
-
-_RULES: dict[str, Callable[[Any, Tensor, Sparse, Known], Tensor]] = {
-    "SumAggregation": _sum, "MeanAggregation": _mean, "MaxAggregation": _extreme("max"),
-    "MinAggregation": _extreme("min"), "VarAggregation": _var, "StdAggregation": _std,
-    "SoftmaxAggregation": _softmax, "PowerMeanAggregation": _power_mean, "MultiAggregation": _multi}
-
-
 def sorted_starts(x: Tensor, index: Tensor, size: int | None, *others: Tensor | None) -> Tensor | None:
-    """The first row of each group and the number of all; `None` as of `of_sorted`, or of `others` that none reads."""
+    """The first row of each group, and the number of rows; `None` where groups do not rise, or no kernel can read x or
+    one of the other tensors."""
     if x.dim() != 2 or not is_direct(x, *others) or not is_plain(index) or index.dim() != 1 or len(index) != x.shape[0]:
         return None
     return group_starts(index, size)  # again in each call: it takes less time than to remember it
@@ -537,7 +545,7 @@ def of_sorted(x: Tensor, index: Tensor, size: int | None, kind: str, otherwise: 
     if kind == "sum" and is_few_rows(x) and is_plain(index) and index.shape == x.shape[:1]:
         try:
             return sum_of_rows(x, index, int(index.max()) + 1 if size is None else size)
-        except (IndexError, RuntimeError, TypeError):  # what does not fit is said by the usual way
+        except (IndexError, RuntimeError, TypeError):  # the general path raises the error
             return None
     starts = sorted_starts(x, index, size)
     if starts is None:
@@ -546,7 +554,6 @@ def of_sorted(x: Tensor, index: Tensor, size: int | None, kind: str, otherwise: 
 
 
 def check_floating(owner: str, x: Tensor) -> None:
-    """Refuse integers, which no matrix of ours aggregates."""
     if not (x.is_floating_point() or x.is_complex()):
         raise ConfigError(owner, "x must be floating", x.dtype, "Convert it: x.float().")
 

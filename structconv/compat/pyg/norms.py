@@ -81,11 +81,17 @@ class _Norm(nn.Module):
 
     __prepare_scriptable__ = refuse_script
 
+    def __init__(self) -> None:
+        nn.Module.__init__(self)  # under `patch` PyTorch Geometric's class comes next in the order of bases
+
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Set the bias to 0 and other parameters to 1."""
         for name, parameter in self.named_parameters():
             parameter.fill_(float(name != "bias"))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
 
 
 class GraphNorm(_Norm):
@@ -102,7 +108,7 @@ class GraphNorm(_Norm):
     """
 
     def __init__(self, in_channels: int, eps: float = 1e-5, device: Any = None) -> None:
-        nn.Module.__init__(self)
+        super().__init__()
         self.in_channels, self.eps = in_channels, eps
         self.weight, self.bias, self.mean_scale = (_parameter(in_channels, device) for _ in range(3))
         self.reset_parameters()
@@ -182,7 +188,7 @@ class LayerNorm(_Norm):
 
     def __init__(self, in_channels: int, eps: float = 1e-5, affine: bool = True, mode: str = "graph",
                  device: Any = None) -> None:
-        nn.Module.__init__(self)
+        super().__init__()
         check_choice("LayerNorm", "mode", mode, ("graph", "node"))
         self.in_channels, self.eps, self.affine, self.mode = in_channels, eps, affine, mode
         self.weight: Any = _parameter(in_channels, device) if affine else None
@@ -216,7 +222,7 @@ class PairNorm(_Norm):
     """
 
     def __init__(self, scale: float = 1.0, scale_individually: bool = False, eps: float = 1e-5) -> None:
-        nn.Module.__init__(self)
+        super().__init__()
         self.scale, self.scale_individually, self.eps = scale, scale_individually, eps
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
@@ -227,9 +233,6 @@ class PairNorm(_Norm):
         channels = max(x.shape[-1], 1)  # the length of a row is the root of the mean square by that of their number
         return _standardized(x, batch, batch_size, "channel", "all", eps=self.eps / channels,
                              gain=self.scale / math.sqrt(channels))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
 
 
 class GraphSizeNorm(_Norm):
@@ -242,9 +245,6 @@ class GraphSizeNorm(_Norm):
         [0.5, 0.5, 0.5, 0.5]
     """
 
-    def __init__(self) -> None:
-        nn.Module.__init__(self)
-
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """x (N, C), the graph of each row (N,) and the number of graphs -> (N, C)."""
         if batch is None:
@@ -252,9 +252,6 @@ class GraphSizeNorm(_Norm):
         forget_changed(batch)
         return x * derived(batch, ("sizes", batch_size, x.dtype),
                            lambda: _spread(_counts(x.detach(), batch, batch_size).rsqrt(), batch))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
 
 
 class MeanSubtractionNorm(_Norm):
@@ -268,15 +265,9 @@ class MeanSubtractionNorm(_Norm):
         [[-1.0], [1.0], [0.0]]
     """
 
-    def __init__(self) -> None:
-        nn.Module.__init__(self)
-
     def forward(self, x: Tensor, batch: Tensor | None = None, dim_size: int | None = None) -> Tensor:
         """x (N, C), the graph of each row (N,) and the number of graphs -> (N, C)."""
         return _standardized(x, batch, dim_size)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
 
 
 class MessageNorm(nn.Module):
