@@ -152,14 +152,30 @@ def to_pyg(model: M, *, example: Any = None, inplace: bool = False) -> tuple[M, 
 
 
 class Walk:
-    """The modules that a conversion collects from a model."""
+    """The modules that a conversion converts or refuses, as in `Report`."""
 
     def __init__(self) -> None:
         self.converted: dict[str, tuple[str, str, str]] = {}
         self.refused: dict[str, str] = {}
 
+    def set_attention(self, name: str, model: Any) -> bool:
+        """Let a transformers model attend by structconv. Return False if transformers does not allow the choice."""
+        try:
+            model.set_attn_implementation("structconv")
+        except ValueError as error:
+            self.refused[name] = f"{type(model).__name__}: {error}"
+            return False
+        return True
+
+    def refuse_others(self, prefix: str, model: nn.Module, registration: Any) -> None:
+        """Enter the attention modules that do not use transformers' interface."""
+        for path in registration.check(model):
+            self.refused[prefix + path] = (f"{type(model.get_submodule(path)).__name__}: it computes attention without "
+                                           "transformers' interface")
+
 
 def replaced(model: M, example: Any, inplace: bool, turn: Callable[[Walk, nn.Module], None]) -> tuple[M, Report]:
+    """Apply `turn` to a copy of a model, or to the model itself, and report on it."""
     if not isinstance(model, nn.Module):
         raise ConfigError("convert", "model must be a torch.nn.Module", type(model).__name__)
     before = None if example is None else outputs_of(model, example)
@@ -323,17 +339,9 @@ def _to_structconv_attention(walk: Walk, name: str, model: Any, former: Any) -> 
     if NAME in (former, former.get("") if isinstance(former, dict) else None):
         return
     prefix = f"{name}." if name else ""
-    apart = registration.check(model)
-    for path in apart:
-        walk.refused[prefix + path] = f"{type(model.get_submodule(path)).__name__}: it computes attention without " \
-            "transformers' interface"
+    walk.refuse_others(prefix, model, registration)
     routed = registration.routed(model)
-    if not routed:
-        return
-    try:
-        model.set_attn_implementation(NAME)
-    except ValueError as error:  # transformers refuses it for models that it does not let choose
-        walk.refused[name] = f"{type(model).__name__}: {error}"
+    if not routed or not walk.set_attention(name, model):
         return
     model.__dict__[_BEFORE] = former
     for path in routed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -14,8 +15,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from structconv import torch_compat as private
 from structconv.compat import torch as own
-from structconv.compat.conversion import Report, class_of, count_parameters, largest_difference, outputs_of, wide
-from structconv.compat.copying import copied
+from structconv.compat.conversion import Report, Walk, class_of, count_parameters, replaced, wide
 from structconv.errors import ConfigError, StructconvError
 from structconv.mechanisms.given import Identity
 from structconv.mechanisms.grids import Cuboid, Shifts
@@ -79,23 +79,19 @@ def merge_linear(model: M, *, pairs: Iterable[tuple[str, str]] = (), example: An
     for name in (name for pair in pairs for name in pair):
         if name not in modules or not name:
             raise ConfigError("merge_linear", "pairs must name modules of the model", repr(name))
-    before = None if example is None else outputs_of(model, example)
-    count = count_parameters(model)
-    model = model if inplace else copied(model)
-    parts: list[Any] = [part for named in (model.named_modules, model.named_parameters)
-                        for _, part in named(remove_duplicate=False)]
-    uses = Counter(map(id, parts))  # `parts` stays until the end, so that no merged layer gets one of these ids
-    converted: dict[str, tuple[str, str, str]] = {}
-    refused: dict[str, str] = {}
-    for names in (*_chains(model), *pairs):
-        first = names[0]
-        for second in names[1:]:
-            if not _try(model, first, second, uses, converted, refused):
-                first = second
-    difference = scale = None
-    if before is not None:
-        difference, scale = largest_difference(before, outputs_of(model, example))
-    return model, Report(converted, refused, {}, (count, count_parameters(model)), difference, scale)
+
+    def turn(walk: Walk, model: nn.Module) -> None:
+        parts: list[Any] = [part for named in (model.named_modules, model.named_parameters)
+                            for _, part in named(remove_duplicate=False)]
+        uses = Counter(map(id, parts))  # `parts` stays until the end, so that no merged layer gets one of these ids
+        for names in (*_chains(model), *pairs):
+            first = names[0]
+            for second in names[1:]:
+                if not _try(walk, model, first, second, uses):
+                    first = second
+
+    model, report = replaced(model, example, inplace, turn)
+    return model, dataclasses.replace(report, kept={})
 
 
 def _chains(model: nn.Module) -> list[list[str]]:
@@ -104,8 +100,7 @@ def _chains(model: nn.Module) -> list[list[str]]:
             for name, module in model.named_modules() if type(module) is nn.Sequential and len(module)]
 
 
-def _try(model: nn.Module, first: str, second: str, uses: Counter[int], converted: dict[str, tuple[str, str, str]],
-         refused: dict[str, str]) -> bool:
+def _try(walk: Walk, model: nn.Module, first: str, second: str, uses: Counter[int]) -> bool:
     """Merge two layers. Return False if the second stays."""
     one, two = model.get_submodule(first), model.get_submodule(second)
     if not (_is_linear(one) and _is_linear(two)):
@@ -114,16 +109,17 @@ def _try(model: nn.Module, first: str, second: str, uses: Counter[int], converte
     try:
         merged = _reason(one, two, uses) or _merged(one, two)
     except StructconvError as error:
-        refused[both] = str(error)
+        walk.refused[both] = str(error)
         return False
     if isinstance(merged, str):
-        refused[both] = merged
+        walk.refused[both] = merged
         return False
     expression = f"{type(one).__name__} @ {type(two).__name__}"
     model.set_submodule(first, merged)
     model.set_submodule(second, (_Identity if type(two) is Conv else nn.Identity)().train(two.training))
-    converted[first] = converted.get(first, (type(one).__name__, "", ""))[0], type(merged).__name__, expression
-    converted[second] = type(two).__name__, "Identity", ""
+    before, *_ = walk.converted.get(first, (type(one).__name__,))
+    walk.converted[first] = before, type(merged).__name__, expression
+    walk.converted[second] = type(two).__name__, "Identity", ""
     return True
 
 
@@ -145,7 +141,7 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def _reason(one: nn.Module, two: nn.Module, uses: Counter[int]) -> str | None:
-    """Why two layers must stay apart."""
+    """The reason why two layers must stay two, or `None`."""
     parameters = [p for layer in (one, two) for p in layer.parameters()]
     if any(uses[id(part)] > 1 for part in (one, two, *parameters)):
         return "a layer or a parameter is used more than once"
@@ -197,7 +193,7 @@ def _merged(one: Any, two: Any) -> nn.Module | str:
         costs = p * r, p * q + q * r
         merged = _linear(one, two) if costs[0] < costs[1] else one
     elif type(one) in _TRANSPOSED and type(one) is type(two):
-        reason = _apart(one, two)
+        reason = _refusal(one, two)
         if reason is not None:
             return reason
         taps = [math.prod(layer.kernel_size) for layer in (one, two)]
@@ -231,8 +227,8 @@ def _set_bias(layer: Any, one: Any, two: Any, weight: torch.Tensor) -> None:
         layer.bias.copy_(bias if two.bias is None else bias + wide(two.bias))
 
 
-def _apart(one: Any, two: Any) -> str | None:
-    """Why the product of two convolutions is not a convolution of this kind."""
+def _refusal(one: Any, two: Any) -> str | None:
+    """Why the product of two convolutions is not a convolution of this kind, or `None`."""
     if any(layer.weight.shape != (layer.out_channels, layer.in_channels // layer.groups, *layer.kernel_size)
            or not all(isinstance(sizes, tuple | str) for sizes in (layer.stride, layer.dilation, layer.padding))
            for layer in (one, two)):

@@ -25,7 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import structconv.compat.pyg as ours
-from structconv.compat.pyg import edges, functions, polynomials
+from structconv.compat.pyg import edges, polynomials
+from structconv.compat.pyg import pooling as functions
 from structconv.compat.pyg.edges import numbered
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.primitives.native.loader import core

@@ -89,9 +89,9 @@ class _Attention(Layer):
         if targets is not x:
             warn_of_two_kinds(owner, x, targets, graph)
         if attr is None or self.flow == "source_to_target":
-            return with_loops(graph, self.fill_value, is_compiling())
+            return with_loops(graph, self.fill_value)
         # theirs reduces over `edge_index[1]` always
-        return with_loops(graph.reversed(), self.fill_value, is_compiling()).reversed()
+        return with_loops(graph.reversed(), self.fill_value).reversed()
 
     def _before_loops(self, attr: Tensor) -> Tensor:
         """The attributes (E, A) of edges as the layer reads them, before loops get theirs."""
@@ -487,7 +487,7 @@ class AGNNConv(Layer):
     def forward(self, x: Tensor, edge_index: Any) -> Tensor:
         """x (..., N, P) and edges -> (..., N, P)."""
         edges = self._graph(edge_index, x, x)
-        edges = graph = with_loops(edges, fixed_size=is_compiling()) if self.add_self_loops else edges
+        edges = graph = with_loops(edges) if self.add_self_loops else edges
         unit, values, mask = normalize(x, p=2.0, dim=-1), x, self._mask(edges) if self._is_sum() else None
         key = unit
         if mask is not None:

@@ -37,8 +37,7 @@ def normalized(layer: Layer, edges: Any, x: Tensor, weight: Tensor | None, *, lo
                           "For sources and targets use SAGEConv or GraphConv.")
     graph = layer._graph(edges, x, x, weight=weight)
     if loops:
-        graph = with_remaining_loops(graph, 2.0 if improved else 1.0, summed=is_sparse(edges),
-                                     fixed_size=is_compiling())
+        graph = with_remaining_loops(graph, 2.0 if improved else 1.0, summed=is_sparse(edges))
     return (lazy_adjacency if lazy else adjacency)(graph, "sym" if normalize else None, x.dtype)
 
 
@@ -239,7 +238,7 @@ class ClusterGCNConv(Layer):
         """x (..., N, P) and edges -> (..., N, Q)."""
         graph = dataclasses.replace(self._graph(edge_index, x, x), edge_weight=None)
         if self.add_self_loops:
-            graph = with_remaining_loops(graph, 1.0, fixed_size=is_compiling())
+            graph = with_remaining_loops(graph, 1.0)
         shares = (None, "sum") if self.flow == "source_to_target" else ("sum", None)  # of `edge_index[1]`, as there
         messages = adjacency(graph, shares, x.dtype)
         if self.diag_lambda:

@@ -126,7 +126,7 @@ def _parts(graph: Graph) -> tuple[Tensor, Tensor, Tensor] | None:
         kept = (~loop).nonzero().squeeze(-1)
         return kept, graph.edge_index[:, kept], loop.nonzero().squeeze(-1)
 
-    return derived(graph.edge_index, "loops apart", split) if has_loops(graph.edge_index) else None
+    return derived(graph.edge_index, "split at loops", split) if has_loops(graph.edge_index) else None
 
 
 def has_repeats(graph: Graph) -> bool:
@@ -159,16 +159,15 @@ def _without_loops(graph: Graph) -> Graph:
                                edge_attr=None if attr is None else attr[kept])
 
 
-def with_remaining_loops(graph: Graph, fill: float, summed: bool = False, fixed_size: bool = False) -> Graph:
+def with_remaining_loops(graph: Graph, fill: float, summed: bool = False) -> Graph:
     """One loop for each entry, after the other edges: an entry that has one keeps its weight, others get `fill`.
 
     With `summed` the weight of a loop and `fill` add up. Edges without weights stay so.
 
-    Args:
-        fixed_size: keep the loops that are there, with weight 0, so that the number of edges depends on sizes alone:
-            for `torch.compile`, and for sums, which do not count edges.
+    Under `torch.compile` the loops that exist stay, with weight 0, so that the number of edges depends only on sizes.
+    Sums are right then; for aggregations that count edges see `replaced_loops`.
     """
-    if fixed_size:
+    if is_compiling():
         return _of_fixed_size(graph, fill, summed)
     weight, parts = graph.edge_weight, _parts(graph)
     bare = _without_loops(graph) if parts else graph
@@ -193,16 +192,16 @@ def _of_fixed_size(graph: Graph, fill: float, summed: bool) -> Graph:
 
 
 def replaced_loops(graph: Graph) -> Tensor:
-    """The edges (E,) that `with_remaining_loops` keeps with `fixed_size`, and that loops behind them replace."""
+    """The edges (E,) that `with_remaining_loops` keeps under `torch.compile`, and that later loops replace."""
     position = torch.arange(graph.num_edges, device=graph.edge_index.device)
     return (graph.source == graph.target) & (position < graph.num_edges - graph.num_inputs)
 
 
 def without_edges(graph: Graph, absent: Tensor) -> Graph:
-    """The graph whose edges where `absent` (E,) is true lead to one more output, the last, which is to be dropped: so
+    """The graph whose edges where `absent` (E,) is true lead to one more output, the last, which the caller drops, so
     that the number of edges does not depend on them."""
-    apart = torch.stack([graph.source, torch.where(absent, graph.num_outputs, graph.target)])
-    return Graph(apart, num_inputs=graph.num_inputs, num_outputs=graph.num_outputs + 1)
+    index = torch.stack([graph.source, torch.where(absent, graph.num_outputs, graph.target)])
+    return Graph(index, num_inputs=graph.num_inputs, num_outputs=graph.num_outputs + 1)
 
 
 def warn_of_two_kinds(owner: str, x: Tensor, z: Tensor | None, graph: Graph) -> None:
@@ -216,38 +215,38 @@ def warn_of_two_kinds(owner: str, x: Tensor, z: Tensor | None, graph: Graph) -> 
                       stacklevel=3)
 
 
-def with_loops(graph: Graph, fill: Fill = "mean", fixed_size: bool = False) -> Graph:
-    """Edges n -> n in place of those that are there, after the others, for each n below both M and N.
+def with_loops(graph: Graph, fill: Fill = "mean") -> Graph:
+    """Edges n -> n in place of those that exist, after the others, for each n below both M and N.
 
     `fill` says what attributes they have, as in `Graph.with_self_loops`, or is a tensor of them.
 
-    With `fixed_size`, for `torch.compile`, the loops that are there stay, so that the number of edges depends on sizes
-    alone, and `edge_weight` is what to add to the scores of a softmax: minus infinity for them, else 0.
+    Under `torch.compile` the loops that exist stay, so that the number of edges depends only on sizes, and
+    `edge_weight` is what to add to the scores of a softmax: minus infinity for these loops, else 0.
     """
     inputs, outputs = graph.num_inputs, graph.num_outputs
     count = min(inputs, outputs)
-    if not fixed_size:
-        if graph.edge_attr is None and inputs == outputs:
-            bare = _without_loops(graph)
-            return looped(bare if bare.edge_weight is None else dataclasses.replace(bare, edge_weight=None))
-        attr, (kept, index, _) = graph.edge_attr, _parts(graph) or (None, graph.edge_index, None)
-        joined = derived(index, ("with loops", inputs, outputs), lambda: Graph(
-            _followed_by_loops(index, count), num_inputs=inputs, num_outputs=outputs))
-        if attr is not None and attr.dim() == 2 and type(fill) is str and fill in ("mean", "add") and (
-                attr.is_floating_point() and is_few(graph, attr.shape[1])):
-            sums = derived(graph.edge_index, ("loops of", inputs, outputs),
-                           lambda: _sums_of_loops(graph, kept, index, count))
-            attr = project(attr, lazy_adjacency(sums, "row" if fill == "mean" else None, attr.dtype), None)
-        else:
-            attr = attr if attr is None or kept is None else attr.index_select(0, kept)
-            attr = _attributes(attr, index, inputs, outputs, fill)
-        return with_attributes(joined, attr)
-    loop = graph.source == graph.target
-    absent = torch.zeros(loop.shape, device=loop.device).masked_fill(loop, -torch.inf)
-    apart = torch.where(loop, max(inputs, outputs), graph.edge_index)  # at an entry that there is not
-    return Graph(_followed_by_loops(graph.edge_index, count), num_inputs=inputs, num_outputs=outputs,
-                 edge_weight=torch.cat([absent, absent.new_zeros(count)]),
-                 edge_attr=_attributes(graph.edge_attr, apart, inputs, outputs, fill))
+    if is_compiling():
+        loop = graph.source == graph.target
+        absent = torch.zeros(loop.shape, device=loop.device).masked_fill(loop, -torch.inf)
+        moved = torch.where(loop, max(inputs, outputs), graph.edge_index)  # loops join an entry that does not exist
+        return Graph(_followed_by_loops(graph.edge_index, count), num_inputs=inputs, num_outputs=outputs,
+                     edge_weight=torch.cat([absent, absent.new_zeros(count)]),
+                     edge_attr=_attributes(graph.edge_attr, moved, inputs, outputs, fill))
+    if graph.edge_attr is None and inputs == outputs:
+        bare = _without_loops(graph)
+        return looped(bare if bare.edge_weight is None else dataclasses.replace(bare, edge_weight=None))
+    attr, (kept, index, _) = graph.edge_attr, _parts(graph) or (None, graph.edge_index, None)
+    joined = derived(index, ("with loops", inputs, outputs), lambda: Graph(
+        _followed_by_loops(index, count), num_inputs=inputs, num_outputs=outputs))
+    if attr is not None and attr.dim() == 2 and type(fill) is str and fill in ("mean", "add") and (
+            attr.is_floating_point() and is_few(graph, attr.shape[1])):
+        sums = derived(graph.edge_index, ("loops of", inputs, outputs),
+                       lambda: _sums_of_loops(graph, kept, index, count))
+        attr = project(attr, lazy_adjacency(sums, "row" if fill == "mean" else None, attr.dtype), None)
+    else:
+        attr = attr if attr is None or kept is None else attr.index_select(0, kept)
+        attr = _attributes(attr, index, inputs, outputs, fill)
+    return with_attributes(joined, attr)
 
 
 def _followed_by_loops(index: Tensor, count: int) -> Tensor:
@@ -256,12 +255,11 @@ def _followed_by_loops(index: Tensor, count: int) -> Tensor:
 
 
 def _sums_of_loops(graph: Graph, kept: Tensor | None, index: Tensor, count: int) -> Graph:
-    """The graph from all edges to those that are no loops, with their places and their index, and to the loops at their
-    targets."""
+    """The graph from all edges to those that are no loops, at the positions `kept`, and to loops at their targets."""
     edges = index.shape[1]
-    places = torch.arange(edges, device=index.device)
-    kept, loops = places if kept is None else kept, (index[1] < count).nonzero().squeeze(-1)
-    ends = torch.cat([places, index[1, loops] + edges])
+    positions = torch.arange(edges, device=index.device)
+    kept, loops = positions if kept is None else kept, (index[1] < count).nonzero().squeeze(-1)
+    ends = torch.cat([positions, index[1, loops] + edges])
     return Graph(torch.stack([torch.cat([kept, kept[loops]]), ends]), num_inputs=graph.num_edges,
                  num_outputs=edges + count)
 
@@ -278,7 +276,7 @@ def _attributes(attr: Tensor | None, index: Tensor, inputs: int, outputs: int, f
 
 
 def group_count(index: Tensor) -> int:
-    """The largest of the groups (E,) that entries are in, plus one; remembered."""
+    """The number of groups that the entries (E,) name: the largest plus one."""
     forget_changed(index)
     return derived(index, "groups", lambda: int(index.max()) + 1 if index.numel() else 0)
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 from torch.nn import functional
 from torch.nn.parameter import UninitializedParameter
 
@@ -72,7 +71,7 @@ class FeaStConv(Layer):
         if self.add_self_loops:
             if z is not x:
                 warn_of_two_kinds("FeaStConv", x, z, edges)
-            edges = with_loops(edges, fixed_size=is_compiling())
+            edges = with_loops(edges)
         absent = None if edges.edge_weight is None or not self.add_self_loops else edges.edge_weight.isinf()
         q = functional.softmax(self.u(gather(x, edges) - gather(z, edges, targets=True)) + self.c, -1)
         if self._is_matrix():

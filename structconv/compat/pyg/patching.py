@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.compiler import is_compiling
 
-from structconv.compat.pyg import functions, pooling, sampling
+from structconv.compat.pyg import pooling, sampling
 from structconv.compat.pyg.conversion import OURS, turn
 from structconv.compat.pyg.layer import Layer
 from structconv.compat.pyg.tracing import is_tracing
@@ -21,10 +21,11 @@ from structconv.structures.exchange import require
 
 __all__ = ["Patch", "joined", "patch", "unpatch"]
 
-#: Our layers and functions, by their names in `torch_geometric.nn`.
-_OURS: dict[str, Any] = {
-    **OURS, **{name: getattr(pooling, name) for name in pooling.__all__ if name != "pooled"}}
-_FUNCTIONS = {name: getattr(functions, name) for name in functions.__all__}
+#: Our layers and readouts, by their names in `torch_geometric.nn`.
+_OURS: dict[str, Any] = {**OURS, **{name: getattr(pooling, name) for name in (
+    "JumpingKnowledge", "global_add_pool", "global_max_pool", "global_mean_pool")}}
+#: Our functions, by their names in `torch_geometric.utils`.
+_FUNCTIONS = {name: getattr(pooling, name) for name in ("scatter", "softmax", "spmm")}
 #: Names whose calls a report counts; it counts the objects of the others.
 _CALLED = {*_FUNCTIONS, *(name for name, replacement in _OURS.items() if not isinstance(replacement, type))}
 

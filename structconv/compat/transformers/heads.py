@@ -72,8 +72,8 @@ def replace(model: M, heads: str | Sequence[Mapping[str, Any]], *, layers: Colle
         torch.Size([1, 3, 32])
     """
     def turn(walk: Walk, within: nn.Module) -> None:
-        for prefix, pretrained in pretrained_in(within):
-            _replace_in(walk, prefix, pretrained, heads, layers)
+        for name, pretrained in pretrained_in(within):
+            _replace_in(walk, name, pretrained, heads, layers)
         if not walk.converted and layers is not None:
             raise ConfigError("replace", "layers must have the number of an attention module that can be replaced",
                               sorted(layers), "Numbers count from 0; leave layers out to replace all.")
@@ -284,13 +284,11 @@ def _kept(mask: Mask, support: Support | Tensor, inputs: int, outputs: int, posi
 
 # -- making them --------------------------------------------------------------------------------------------------
 
-def _replace_in(walk: Walk, prefix: str, model: Any, heads: Any, layers: Collection[int] | None) -> None:
-    from structconv.compat.transformers.interface import NAME, register
+def _replace_in(walk: Walk, name: str, model: Any, heads: Any, layers: Collection[int] | None) -> None:
+    from structconv.compat.transformers.interface import register
 
-    registration, prefix = register(), f"{prefix}." if prefix else ""
-    for path in registration.check(model):
-        walk.refused[prefix + path] = f"{type(model.get_submodule(path)).__name__}: it computes attention without " \
-            "transformers' interface"
+    registration, prefix = register(), f"{name}." if name else ""
+    walk.refuse_others(prefix, model, registration)
     chosen: dict[str, list[dict[str, Any]]] = {}
     for number, path in enumerate(registration.routed(model)):
         module = model.get_submodule(path)
@@ -305,12 +303,7 @@ def _replace_in(walk: Walk, prefix: str, model: Any, heads: Any, layers: Collect
                     "that a graph names"
             else:
                 chosen[path] = groups
-    if not chosen:
-        return
-    try:
-        model.set_attn_implementation(NAME)
-    except ValueError as error:  # transformers refuses it for models that it does not let choose
-        walk.refused[prefix.rstrip(".")] = f"{type(model).__name__}: {error}"
+    if not chosen or not walk.set_attention(name, model):
         return
     _install(model, chosen)
     setattr(model.config, ENTRY, {**(getattr(model.config, ENTRY, None) or {}), **chosen})
