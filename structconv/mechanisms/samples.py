@@ -15,9 +15,8 @@ from structconv.structures.graph import Graph
 from structconv.structures.masks import And, Not, Or, Support
 from structconv.structures.named import NamedStructures
 from structconv.structures.samples import Samples, Within, same_samples
-from structconv.structures.supports import Causal, EdgeSupport, Global
+from structconv.structures.supports import Causal, EdgeSupport, Global, Window
 from structconv.structures.values import altered
-from structconv.structures.windows import Window
 
 __all__ = ["LEAVING_ZEROS", "NORMALIZING", "closings", "each_sample", "left_out", "positions", "within"]
 

@@ -23,9 +23,8 @@ from structconv.planning.problem import BoundRun, Call
 from structconv.shapes import check_alike, check_entries, check_tensor
 from structconv.structures.graph import Graph
 from structconv.structures.output_positions import OutputPositions
-from structconv.structures.supports import DenseMask, Padding
+from structconv.structures.supports import DenseMask, Padding, Window
 from structconv.structures.values import FrozenValue, altered, field_names, fields
-from structconv.structures.windows import Window
 from structconv.weights import Weight
 
 __all__ = ["Cache"]

@@ -30,8 +30,7 @@ from structconv.nn.linear import Linear
 from structconv.nn.pooling import POOLINGS, GroupPool
 from structconv.shapes import check_choice, check_entries, check_tensor
 from structconv.structures.batching import entries_to_samples, num_samples_of
-from structconv.structures.graph import Graph
-from structconv.structures.groups import edges_to_receivers, rows_to_groups
+from structconv.structures.graph import Graph, edges_to_receivers, rows_to_groups
 
 __all__ = ["Attributes", "GraphNetwork"]
 

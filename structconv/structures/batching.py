@@ -13,9 +13,8 @@ from structconv.arguments import explained
 from structconv.derived import derived
 from structconv.errors import ShapeError, StructureError
 from structconv.primitives.sorting import numbered_by_count
-from structconv.structures.graph import Graph, check_samples, edge_axis
+from structconv.structures.graph import Graph, check_samples, edge_axis, rows_to_groups
 from structconv.structures.grid import Grid
-from structconv.structures.groups import rows_to_groups
 from structconv.structures.masks import Support
 from structconv.structures.relations import KnowledgeGraph
 from structconv.structures.samples import Samples

@@ -283,6 +283,18 @@ def tensor_ids(graph: Graph) -> tuple[int, ...]:
     return ids
 
 
+def rows_to_groups(group: Tensor, count: int) -> Graph:
+    """Return the graph with an edge from each of M rows to its group: `group` (M,) holds numbers below `count`."""
+    rows = torch.arange(group.shape[0], dtype=group.dtype, device=group.device)
+    return Graph(torch.stack([rows, group]), num_inputs=group.shape[0], num_outputs=count)
+
+
+def edges_to_receivers(graph: Graph) -> Graph:
+    """Return the graph from the edges of a graph to the nodes that they reach; remembered."""
+    return derived(graph.edge_index, ("edges to receivers", graph.num_outputs), lambda: rows_to_groups(
+        graph.target, graph.num_outputs))
+
+
 def check_index_tensor(owner: str, name: str, index: Any, shape: tuple[int | None, ...], pattern: str) -> None:
     """Raise `StructureError` unless `index` is an int32 or int64 tensor of `shape`, where `None` leaves a size free.
 

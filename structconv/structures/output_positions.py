@@ -10,9 +10,8 @@ from torch import Tensor
 from structconv.derived import values_known
 from structconv.errors import StructureError, text_of
 from structconv.structures.masks import And, Device, Not, Or, Support
-from structconv.structures.supports import Causal
+from structconv.structures.supports import Causal, Window
 from structconv.structures.values import Structure, altered, key_of, structure
-from structconv.structures.windows import Window
 
 __all__ = ["At", "OutputPositions", "at_positions"]
 
@@ -25,7 +24,7 @@ class OutputPositions(Structure):
     positions: Tensor | None = None
 
     def _static(self) -> Any:
-        """A plan serves all first places."""
+        """One plan serves all values of `first`."""
         return type(self), key_of(self.positions)
 
     @classmethod
@@ -61,12 +60,8 @@ class OutputPositions(Structure):
             return torch.arange(self.first, self.first + outputs, device=device)
         return self.positions.to(device)
 
-    def behind(self, inputs: int) -> bool:
-        """Return True if no input is known to come after an output."""
-        return self.positions is None and self.first >= inputs - 1
-
     def least(self) -> int:
-        """The first place at which an output stands."""
+        """Return the lowest position of an output."""
         return self.first if self.positions is None else int(self.positions.min())
 
     def moved(self, by: int) -> OutputPositions:
@@ -78,7 +73,7 @@ class OutputPositions(Structure):
 
 @structure()
 class At(Support):
-    """The pairs whose input, and the place of whose output, are in `support`."""
+    """The pairs (m, n) for which (m, position of output n) is in `support`."""
 
     support: Support
     output_positions: OutputPositions
@@ -124,17 +119,16 @@ def _at(mask: Any, output_positions: OutputPositions, inputs: int, outputs: int)
         return altered(mask, kept=at_positions(mask.kept, output_positions, inputs, outputs, or_none=False))
     if not isinstance(mask, Support) or mask.num_inputs is not None or mask.num_outputs is not None:
         return mask
-    if isinstance(mask, Causal) and output_positions.behind(inputs):
-        return None
-    if isinstance(mask, Window) and _inside(mask, output_positions, inputs, outputs):
+    if output_positions.positions is None and _keeps_all(mask, output_positions.first, inputs, outputs):
         return None
     return At(mask, output_positions)
 
 
-def _inside(window: Window, output_positions: OutputPositions, inputs: int, outputs: int) -> bool:
-    """Return True if all inputs are known to be in the windows around all outputs."""
-    (radius, dilation), *others = window.axes()
-    if others or dilation != 1 or output_positions.positions is not None:
+def _keeps_all(mask: Support, first: int, inputs: int, outputs: int) -> bool:
+    """Return True if outputs at the positions from `first` on are known to read all inputs."""
+    if isinstance(mask, Causal):
+        return first >= inputs - 1
+    if not isinstance(mask, Window):
         return False
-    last = output_positions.first + outputs - 1
-    return last <= radius and inputs - 1 - output_positions.first <= radius
+    (radius, dilation), *others = mask.axes()
+    return not others and dilation == 1 and first + outputs - 1 <= radius and inputs - 1 - first <= radius

@@ -13,7 +13,7 @@ from structconv.bases import Sparse, Typed
 from structconv.mechanisms import STRUCTURE, Additive, Adjacency, DotProduct, Identity
 from structconv.nn import Conv, GATv2Conv, GraphPool, GroupPool
 from structconv.primitives.native.loader import core
-from structconv.structures.groups import rows_to_groups
+from structconv.structures.graph import rows_to_groups
 from structconv.weights import Eye, Full, HeadBlocks
 from tests.support.derivatives import autograd_nodes, derivatives
 from tests.support.own_calls import own_calls

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from structconv import ConfigError, Graph, Grid, StructureError
-from structconv.structures.coarsening import coarsened
-from structconv.structures.neighbors import nearest_neighbors
+from structconv.structures.coarsening import coarsened, nearest_neighbors
 from tests.support.graphs import matrix
 
 F64 = torch.float64

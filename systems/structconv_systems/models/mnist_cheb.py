@@ -10,8 +10,7 @@ from torch.nn import functional as F
 from structconv.nn import ChebConv, Conv2d, GroupPool, Linear, StructureBuffer
 from structconv.shapes import check_positive
 from structconv.structures import Graph, Grid
-from structconv.structures.coarsening import coarsened
-from structconv.structures.neighbors import nearest_neighbors
+from structconv.structures.coarsening import coarsened, nearest_neighbors
 
 __all__ = ["GraphLeNet", "GridLeNet", "pixel_graph"]
 

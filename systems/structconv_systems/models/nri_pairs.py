@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from structconv import Adjacency, Graph, Identity, Mechanism
 from structconv.derived import derived
 from structconv.nn import Conv, GraphNetwork, Linear
-from structconv.structures.groups import edges_to_receivers
+from structconv.structures.graph import edges_to_receivers
 
 __all__ = ["Circle", "ForceDecoder", "PairEncoder", "Plane", "Space", "TurningDecoder", "acting_types", "name_of",
            "reversed_edges", "update_of", "weighted", "windows"]
