@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.rates import Work
+from structconv.nn import Linear
 
-__all__ = ["BOTH", "FORWARD", "PHASES", "Case", "Comparison", "Entrant", "Size", "entrant"]
+__all__ = ["BOTH", "FORWARD", "PHASES", "Case", "Comparison", "Entrant", "Size", "copied", "entrant", "heads_to_rows",
+           "in_torch", "leaf"]
 
 #: Inference without gradients; the forward pass with gradients to every leaf.
 FORWARD, BOTH = "forward", "both"
@@ -116,3 +120,34 @@ class Case:
     headline: bool = True
     swept: bool = False
     group: str = ""
+
+
+def leaf(*shape: int, seed: int = 0) -> Tensor:
+    """Standard normal numbers that want a gradient, the same for the same shape and seed."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+@torch.no_grad()
+def copied(parameter: Tensor, value: Tensor, zeroed: Tensor | None = None) -> None:
+    """Give a peer's parameter our numbers, and its bias zeros."""
+    if parameter.shape != value.shape:
+        raise ValueError(f"the peer's parameter has shape {tuple(parameter.shape)}, ours {tuple(value.shape)}")
+    parameter.copy_(value)
+    if zeroed is not None:
+        zeroed.zero_()
+
+
+def heads_to_rows(values_KPD: Tensor) -> Tensor:
+    """(K, P, D) as a linear layer's weight (K D, P)."""
+    return values_KPD.detach().mT.flatten(0, 1)
+
+
+def in_torch(module: nn.Module) -> Any:
+    """A copy whose linear layers are torch's, which have no activation."""
+    made = copy.deepcopy(module)
+    for part in made.modules():
+        if type(part) is Linear:
+            if part.activation is not None:
+                raise ValueError(f"torch's linear layers have no activation, got {part}")
+            part.__class__ = nn.Linear  # type: ignore[assignment]
+    return made

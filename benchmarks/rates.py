@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch.nn import functional as F
 
-__all__ = ["Work", "copy_rate", "gather_rate", "product_rate", "summary"]
+__all__ = ["Work", "copy_rate", "gather_rate", "product_rate", "products", "summary"]
 
 _SECONDS = 0.08
 _BAG = 32
@@ -37,6 +37,11 @@ class Work:
         gathered = self.rows * self.row_bytes / gather_rate(self.row_bytes, self.table_rows) if self.rows else 0.0
         copied = self.copied / copy_rate() if self.copied else 0.0
         return gathered + copied + (self.flops / product_rate() if self.flops else 0.0)
+
+
+def products(flops: float, both: float = 3.0) -> dict[str, Work]:
+    """The least work, by phase, of products of so many flops forward, and `both` times as many with the backward."""
+    return {"forward": Work(flops=flops), "both": Work(flops=both * flops)}
 
 
 @cache

@@ -19,7 +19,7 @@ from benchmarks.case import Case, Comparison, Entrant, Size
 from benchmarks.records import Line
 from structconv_systems.timing import Times, alternate
 
-__all__ = ["HUGE_PAGES", "Probe", "Settings", "huge_pages", "run"]
+__all__ = ["HUGE_PAGES", "Probe", "Settings", "huge_pages", "milliseconds", "run", "timed"]
 
 #: Read by torch's allocator once, when a process first allocates.
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
@@ -101,7 +101,9 @@ def run(case: Case | Probe, settings: Settings, edges: int | None = None) -> Ite
             if line.ratio is not None and line.ratio < 1 and line.max_error is not None:
                 anew = [_ratio_anew(case, settings, edges, phase, upstream, line.peer) for _ in range(_ANEW)]
                 line = replace(line, extra={**line.extra, "anew": anew})
-            yield line if edges is None or line.ours_ms is None else _with_growth(line)
+            if edges is not None and line.ours_ms is not None:
+                line = replace(line, extra={**line.extra, "ns_per_edge": 1e6 * line.ours_ms[1] / (line.edges or edges)})
+            yield line
 
 
 def _ratio_anew(case: Case, settings: Settings, edges: int | None, phase: str, upstream: Tensor, peer: str | None
@@ -115,23 +117,12 @@ def _ratio_anew(case: Case, settings: Settings, edges: int | None, phase: str, u
     return times[str(peer)].median / times[comparison.ours.name].median
 
 
-def _in_turn(works: Sequence[Work]) -> Work:
-    """All works, one after the other."""
-    return lambda: [tensor for work in works for tensor in work()]
-
-
 def _noting(once: dict[str, float], name: str, work: Work) -> Sequence[Tensor]:
     """Return the result of `work` and note its seconds."""
     start = time.perf_counter()
     result = work()
     once[name] = time.perf_counter() - start
     return result
-
-
-def _with_growth(line: Line) -> Line:
-    """A line of a sweep, with the time of one edge."""
-    assert line.ours_ms is not None and line.edges
-    return replace(line, extra={**line.extra, "ns_per_edge": 1e6 * line.ours_ms[1] / line.edges})
 
 
 def _phase(case: Case, comparison: Comparison, phase: str, upstream: Tensor, settings: Settings) -> Iterator[Line]:
@@ -157,7 +148,8 @@ def _phase(case: Case, comparison: Comparison, phase: str, upstream: Tensor, set
             works[peer.name], errors[peer.name] = work, error or 0.0
     del reference
     if comparison.parts:
-        works[_PARTS], errors[_PARTS] = _in_turn([part.work(phase, upstream) for part in comparison.parts]), None
+        parts = [part.work(phase, upstream) for part in comparison.parts]
+        works[_PARTS], errors[_PARTS] = lambda: [tensor for part in parts for tensor in part()], None
     peaks: dict[str, int] = {}
     once: dict[str, float] = {}
     for name, work in works.items():
@@ -174,12 +166,10 @@ def _phase(case: Case, comparison: Comparison, phase: str, upstream: Tensor, set
 
 def _measured(times: dict[str, Times], peaks: dict[str, int], peer: str | None) -> dict[str, Any]:
     own = times["ours"]
-    fields: dict[str, Any] = {
-        "ours_ms": _triple(own), "ours_peak_mb": peaks["ours"] / 1e6, "memory_method": memory.method(),
-        "rounds": len(own.samples), "repeated": own.repeated, "other_load": own.other_load}
+    fields = timed(own) | {"ours_peak_mb": peaks["ours"] / 1e6, "memory_method": memory.method()}
     if peer is not None:
         large = max(peaks["ours"], peaks[peer]) > _SMALL and peaks[peer] > 0
-        fields |= {"peer_ms": _triple(times[peer]), "peer_peak_mb": peaks[peer] / 1e6,
+        fields |= {"peer_ms": milliseconds(times[peer]), "peer_peak_mb": peaks[peer] / 1e6,
                    "ratio": times[peer].median / own.median,
                    "memory_ratio": peaks["ours"] / peaks[peer] if large else None,
                    "extra": {"ratio_of_minima": min(times[peer].samples) / min(own.samples)}}
@@ -192,9 +182,16 @@ def _overhead(case: Case, times: dict[str, Times], peer: str | None) -> float | 
     return 1e6 * (times["ours"].median - times[peer].median)
 
 
-def _triple(times: Times) -> tuple[float, float, float]:
+def milliseconds(times: Times) -> tuple[float, float, float]:
+    """The first quartile, the median and the third quartile."""
     low, high = times.quartiles
     return 1e3 * low, 1e3 * times.median, 1e3 * high
+
+
+def timed(times: Times) -> dict[str, Any]:
+    """The fields of a line that tell how long ours took."""
+    return {"ours_ms": milliseconds(times), "rounds": len(times.samples), "repeated": times.repeated,
+            "other_load": times.other_load}
 
 
 def _upstream(ours: Entrant) -> Tensor:
@@ -229,5 +226,3 @@ def _distance(ours: Tensor, peers: Tensor) -> float:
         return 0.0
     error = float((ours - peers).abs().max() / peers.abs().max().clamp(min=1e-30))
     return error if error == error else float("inf")
-
-

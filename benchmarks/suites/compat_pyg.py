@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 import structconv.compat.pyg as pyg
 from benchmarks import peers
-from benchmarks.case import Case, Comparison, Entrant, Size, entrant
+from benchmarks.case import Case, Comparison, Entrant, Size, entrant, leaf
 from benchmarks.graphs import power_law
-from benchmarks.suites.graph_peers import leaf
 from benchmarks.suites.new_graphs import BATCHES, NETWORKS, Batch, Net, comparison, entrant_of, random_batch
 from structconv.data import NeighborLoader
 

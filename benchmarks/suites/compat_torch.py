@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.case import FORWARD, PHASES, Case, Comparison, Entrant, Size, entrant
-from benchmarks.suites.graph_peers import leaf
+from benchmarks.case import FORWARD, PHASES, Case, Comparison, Entrant, Size, entrant, leaf
 from structconv.compat import torch as compat
 
 __all__ = ["CASES"]

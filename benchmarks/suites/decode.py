@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.case import FORWARD, Case, Comparison, Entrant, entrant
-from benchmarks.suites.graph_peers import copied, leaf
+from benchmarks.case import FORWARD, Case, Comparison, Entrant, copied, entrant, leaf
 from structconv.mechanisms import Additive, DotProduct, Rotary
 from structconv.nn import Conv, MultiheadAttention
 from structconv.structures import Causal

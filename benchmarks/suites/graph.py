@@ -9,19 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import peers
-from benchmarks.case import Case, Comparison, Entrant, Size, entrant
+from benchmarks.case import Case, Comparison, Entrant, Size, copied, entrant, heads_to_rows, leaf
 from benchmarks.graphs import citation, csr, normalized_csr, power_law
 from benchmarks.rates import Work
-from benchmarks.suites.graph_peers import (
-    Projections,
-    copied,
-    dgl_attention,
-    dgl_graph,
-    dgl_projected,
-    geometric_attention,
-    heads_to_rows,
-    leaf,
-)
 from structconv.mechanisms import STRUCTURE, Additive, DotProduct
 from structconv.nn import ChebConv, Conv, GATConv, GATv2Conv, GCNConv
 from structconv.primitives.csr import spmm
@@ -79,7 +69,7 @@ def _dgl_gcn(graph: Graph, theta: Tensor, shape: torch.Size) -> list[Entrant]:
         return []
     looped = graph.with_self_loops()
     scale = torch.bincount(looped.target, minlength=looped.num_nodes).float().rsqrt()
-    weight, g = (scale[looped.source] * scale[looped.target]), dgl_graph(library, looped)
+    weight, g = (scale[looped.source] * scale[looped.target]), _dgl_graph(library, looped)
     layer, x = library.nn.pytorch.GraphConv(*theta.shape, norm="none"), leaf(*shape)
     copied(layer.weight, theta)
     return [entrant("dgl", layer, lambda: layer(g, x, edge_weight=weight), x)]
@@ -105,7 +95,7 @@ def build_gat(graph: Graph, in_channels: int, heads: int, channels: int) -> Comp
                                  needs=needs, full_only=True))
     if (library := peers.dgl()) is not None:
         dgl = library.nn.pytorch.GATConv(in_channels, channels, heads, allow_zero_in_degree=True)
-        x_dgl, g = leaf(*x.shape), dgl_graph(library, graph)
+        x_dgl, g = leaf(*x.shape), _dgl_graph(library, graph)
         copied(dgl.fc.weight, rows)
         copied(dgl.attn_l, source[None])
         copied(dgl.attn_r, target[None])
@@ -146,7 +136,7 @@ def _gatv2(in_channels: int, heads: int, channels: int, size: Size) -> Compariso
                              needs=2 * _GATHERED * 4 * graph.num_edges * wide))
     if (library := peers.dgl()) is not None:
         dgl = library.nn.pytorch.GATv2Conv(in_channels, channels, heads, bias=False, allow_zero_in_degree=True)
-        x_dgl, g = leaf(*x.shape), dgl_graph(library, graph)
+        x_dgl, g = leaf(*x.shape), _dgl_graph(library, graph)
         copied(dgl.fc_src.weight, rows)
         copied(dgl.fc_dst.weight, score.target.weight)
         copied(dgl.attn, score.vector[None])
@@ -173,9 +163,9 @@ def _dot_product(in_channels: int, heads: int, channels: int, size: Size) -> Com
         result.append(Entrant(name="pyg", run=lambda: pyg(x_pyg, graph.edge_index), inputs=(x_pyg,),
                              parameters=tuple(used), needs=2 * _GATHERED * 4 * graph.num_edges * wide))
     if (library := peers.dgl()) is not None:
-        layer, x_dgl = Projections(in_channels, heads, channels, (query, key, rows)), leaf(*x.shape)
-        g = dgl_graph(library, graph)
-        result.append(entrant("dgl", layer, lambda: dgl_projected(library, g, layer, x_dgl), x_dgl))
+        layer, x_dgl = _Projections(in_channels, heads, channels, (query, key, rows)), leaf(*x.shape)
+        g = _dgl_graph(library, graph)
+        result.append(entrant("dgl", layer, lambda: _dgl_attention(library, g, *layer(x_dgl)).flatten(1), x_dgl))
     return Comparison(ours=entrant("ours", ours, lambda: ours(x, structure=graph), x), peers=tuple(result),
                       edges=graph.num_edges, size=_size(graph, in_channels, f"{heads}x{channels}"),
                       least=_least(2 * graph.num_edges, graph.num_nodes, wide, 3 * in_channels * wide))
@@ -191,11 +181,11 @@ def _dot_kernel(heads: int, channels: int, size: Size) -> Comparison:
     ours, result = inputs(), []
     if (library := peers.geometric()) is not None:
         pyg, of_pyg = library.TransformerConv(wide, channels, heads, root_weight=False), inputs()
-        result.append(Entrant(name="pyg", run=lambda: geometric_attention(pyg, graph.edge_index, *of_pyg),
+        result.append(Entrant(name="pyg", run=lambda: _geometric_attention(pyg, graph.edge_index, *of_pyg),
                               inputs=of_pyg, needs=2 * _GATHERED * 4 * graph.num_edges * wide))
     if (library := peers.dgl()) is not None:
-        g, of_dgl = dgl_graph(library, graph), inputs()
-        result.append(Entrant(name="dgl", run=lambda: dgl_attention(library, g, *of_dgl), inputs=of_dgl))
+        g, of_dgl = _dgl_graph(library, graph), inputs()
+        result.append(Entrant(name="dgl", run=lambda: _dgl_attention(library, g, *of_dgl), inputs=of_dgl))
     run = partial(bilinear_attention, graph.by_target(), graph.by_source(), *ours, scale=channels**-0.5)
     return Comparison(ours=Entrant(name="ours", run=run, inputs=ours), peers=tuple(result), edges=graph.num_edges,
                       size=_size(graph, "", f"{heads}x{channels}"),
@@ -214,7 +204,7 @@ def build_chebyshev(graph: Graph, in_channels: int, channels: int, terms: int) -
                              needs=2 * 4 * graph.num_edges * in_channels))
     if (library := peers.dgl()) is not None:
         dgl, x_dgl, g = library.nn.pytorch.ChebConv(in_channels, channels, terms, activation=None), \
-            leaf(*x.shape), dgl_graph(library, graph)
+            leaf(*x.shape), _dgl_graph(library, graph)
         copied(dgl.linear.weight, theta.flatten(0, 1).mT, dgl.linear.bias)
         result.append(entrant("dgl", dgl, lambda: _dgl_cheb(dgl, g, x_dgl), x_dgl))
     narrow = min(in_channels, channels)
@@ -242,11 +232,47 @@ def _spmm(channels: int, size: Size) -> Comparison:
     x, x_torch, matrix = leaf(graph.num_nodes, channels), leaf(graph.num_nodes, channels), csr(graph, values)
     result = [Entrant(name="torch csr", run=lambda: matrix @ x_torch, inputs=(x_torch,))]
     if (library := peers.dgl()) is not None:
-        x_dgl, g, column = leaf(*x.shape), dgl_graph(library, graph), values[:, None]
+        x_dgl, g, column = leaf(*x.shape), _dgl_graph(library, graph), values[:, None]
         result.append(Entrant(name="dgl", run=lambda: library.ops.u_mul_e_sum(g, x_dgl, column), inputs=(x_dgl,)))
     ours = Entrant(name="ours", run=lambda: spmm(graph.by_target(), graph.by_source(), values, x), inputs=(x,))
     return Comparison(ours=ours, peers=tuple(result), edges=graph.num_edges, size=_size(graph, "", channels),
                       least=_least(graph.num_edges, graph.num_nodes, channels, 0))
+
+
+def _dgl_graph(library: Any, graph: Graph) -> Any:
+    """The graph as DGL's, with 32-bit indices and both sorted layouts made."""
+    g = library.graph((graph.source, graph.target), num_nodes=graph.num_nodes).int()
+    g.create_formats_()
+    return g
+
+
+class _Projections(nn.Module):
+    """Queries, keys and values of K heads by linear maps without bias, for libraries that have only the operators."""
+
+    def __init__(self, in_channels: int, heads: int, dim: int, weights: tuple[Tensor, Tensor, Tensor]) -> None:
+        super().__init__()
+        self.heads, self.dim = heads, dim
+        layers = [nn.Linear(in_channels, heads * dim, bias=False) for _ in weights]
+        for layer, weight in zip(layers, weights, strict=True):
+            copied(layer.weight, weight)
+        self.parts = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """(M, P) -> three times (M, K, D)."""
+        return [part(x).unflatten(-1, (self.heads, self.dim)) for part in self.parts]
+
+
+def _dgl_attention(library: Any, g: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention of given queries (N, K, D), keys and values (M, K, D) -> (N, K, D)."""
+    scores = library.ops.u_dot_v(g, key, query * query.shape[-1]**-0.5)
+    return library.ops.u_mul_e_sum(g, value, library.ops.edge_softmax(g, scores))
+
+
+def _geometric_attention(layer: Any, edge_index: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Compute `TransformerConv` from its projections, (N, K, D) and twice (M, K, D) -> (N, K, D)."""
+    y = layer.propagate(edge_index, query=query, key=key, value=value, edge_attr=None)
+    layer._alpha = None
+    return y
 
 
 def _size(graph: Graph, in_channels: object, channels: object) -> str:

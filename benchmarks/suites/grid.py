@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.case import Case, Comparison, Entrant, Size, entrant
+from benchmarks.case import Case, Comparison, Entrant, Size, entrant, leaf
 from benchmarks.rates import Work
-from benchmarks.suites.graph_peers import leaf
 from structconv.mechanisms import Shifts
 from structconv.nn import Conv, Conv1d, Conv2d, OnGrid
 

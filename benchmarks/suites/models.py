@@ -1,4 +1,4 @@
-"""Whole models: two graph networks, an image network, a transformer block, and those of `transformers`."""
+"""Whole models: two graph networks, an image network, a transformer block, and those of `sequences`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import peers
-from benchmarks.case import Case, Comparison, Entrant, Size, entrant
+from benchmarks.case import Case, Comparison, Entrant, Size, copied, entrant, heads_to_rows, leaf
 from benchmarks.graphs import citation
-from benchmarks.suites.graph_peers import copied, heads_to_rows, leaf
-from benchmarks.suites.recurrent import CASES as RECURRENT
-from benchmarks.suites.training import CASES as TRAINING
-from benchmarks.suites.transformers import CASES as TRANSFORMERS
+from benchmarks.suites.sequences import CASES as SEQUENCES
 from structconv.nn import Conv2d, GATConv, GCNConv, MultiheadAttention
 
 __all__ = ["CASES"]
@@ -101,7 +98,5 @@ CASES = (
     Case(suite="models", name="cora-gat", build=lambda size: _citation(True, size), headline=False),
     Case(suite="models", name="image-network", build=_images),
     Case(suite="models", name="transformer-block", build=_transformer),
-    *TRANSFORMERS,
-    *RECURRENT,
-    *TRAINING,
+    *SEQUENCES,
 )

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import elu
 
 from benchmarks import peers
-from benchmarks.case import Case, Comparison, Entrant, Size, entrant
+from benchmarks.case import Case, Comparison, Entrant, Size, copied, entrant, heads_to_rows, leaf
 from benchmarks.graphs import molecules
-from benchmarks.suites.graph_peers import copied, heads_to_rows, leaf
 from structconv import nn as layers
 from structconv.mechanisms import Adjacency, DotProduct, Identity
 from structconv.mechanisms.masks import STRUCTURE

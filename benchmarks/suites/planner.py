@@ -24,7 +24,7 @@ from torch import Tensor
 from benchmarks.case import BOTH, FORWARD
 from benchmarks.graphs import power_law
 from benchmarks.records import Line
-from benchmarks.runner import Probe, Settings, huge_pages
+from benchmarks.runner import Probe, Settings, huge_pages, milliseconds, timed
 from structconv.bases import Dense, Polynomial, Sparse
 from structconv.bases.base import Basis
 from structconv.planning.counts import Sizes
@@ -35,7 +35,7 @@ from structconv.planning.problem import Call, Problem, Run
 from structconv.planning.tuning import autotune
 from structconv.primitives.native.loader import core
 from structconv.weights import Full, LowRank, Separable, Weight
-from structconv_systems.timing import Times, alternate, clock
+from structconv_systems.timing import alternate, clock
 
 __all__ = ["CASES", "configuration_line", "summary"]
 
@@ -121,8 +121,7 @@ def _line(name: str, given: Configuration, settings: Settings) -> Line:
     best = min(times, key=lambda label: times[label].median)
     own, least = times[chosen], times[best].median
     return Line(suite="planner", case=name, phase=given.phase, peer=best, size=given.words, max_error=error,
-                ratio=least / own.median, ours_ms=_triple(own), peer_ms=_triple(times[best]),
-                rounds=len(own.samples), repeated=own.repeated, other_load=own.other_load, huge_pages=huge_pages(),
+                ratio=least / own.median, peer_ms=milliseconds(times[best]), huge_pages=huge_pages(), **timed(own),
                 failed=not error < 1e-3, note="" if error < 1e-3 else "paths disagree",
                 extra={"regret": own.median / least, "chosen": chosen,
                        "predicted_regret": times[predicted].median / least, "predicted": predicted,
@@ -181,11 +180,6 @@ def _error(results: dict[str, Tensor], reference: str) -> float:
 
 def _label(plan: Plan) -> str:
     return f"{plan.path} ({plan.kernel})"
-
-
-def _triple(times: Times) -> tuple[float, float, float]:
-    low, high = times.quartiles
-    return 1e3 * low, 1e3 * times.median, 1e3 * high
 
 
 def _dense(draw: random.Random, quick: bool, phase: str) -> Configuration:

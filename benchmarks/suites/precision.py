@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.case import Case, Comparison, Entrant, Size
-from benchmarks.suites.graph_peers import copied, leaf
+from benchmarks.case import Case, Comparison, Entrant, Size, copied, leaf
 from structconv.mechanisms import Identity
 from structconv.nn import Conv, MultiheadAttention
 

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import peers
-from benchmarks.case import Case, Comparison, Entrant, Size, entrant
+from benchmarks.case import Case, Comparison, Entrant, Size, copied, entrant, leaf
 from benchmarks.graphs import knowledge
 from benchmarks.rates import Work
-from benchmarks.suites.graph_peers import copied, leaf
 from structconv.nn import RelationalConv
 from structconv.structures import KnowledgeGraph
 

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.case import Case, Comparison, Entrant, Size
+from benchmarks.case import Case, Comparison, Entrant, Size, leaf
 from benchmarks.rates import Work
-from benchmarks.suites.graph_peers import leaf
 from structconv import ops
 from structconv.bases import scores
 from structconv.bases.positions import GridLookup
