@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch.nn import functional as F
 
-__all__ = ["Work", "copy_rate", "gather_rate", "product_rate", "products", "summary"]
+__all__ = ["Work", "copy_rate", "gather_rate", "gathers", "product_rate", "products", "summary"]
 
 _SECONDS = 0.08
 _BAG = 32
@@ -42,6 +42,16 @@ class Work:
 def products(flops: float, both: float = 3.0) -> dict[str, Work]:
     """The least work, by phase, of products of so many flops forward, and `both` times as many with the backward."""
     return {"forward": Work(flops=flops), "both": Work(flops=both * flops)}
+
+
+def gathers(rows: float, nodes: int, channels: int, parameters: int) -> dict[str, Work]:
+    """The least work, by phase, of so many gathered rows of nodes and of a product with parameters at each node: as
+    many rows, and twice the products, more in the backward."""
+    def work(times: int, products: int) -> Work:
+        return Work(rows=times * rows, row_bytes=4 * channels, table_rows=nodes,
+                    flops=2.0 * products * nodes * parameters)
+
+    return {"forward": work(1, 1), "both": work(2, 3)}
 
 
 @cache

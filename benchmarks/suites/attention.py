@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.case import FORWARD, PHASES, Case, Comparison, Entrant, Size, leaf
-from benchmarks.rates import Work
+from benchmarks.rates import Work, products
 from structconv import ops
 from structconv.bases import scores
 from structconv.bases.base import Basis
@@ -46,10 +46,10 @@ def _sdpa(causal: bool, batch: int, heads: int, dim: int, size: Size) -> Compari
         leaves = tuple(tensor.detach() for tensor in _qkv(*shape)) if slow else _qkv(*shape)
         result.append(Entrant(name=name, run=partial(operator, *leaves), inputs=() if slow else leaves,
                              full_only=slow, phases=(FORWARD,) if slow else PHASES))
-    products = 4.0 * batch * heads * length**2 * dim / (2 if causal else 1)
+    flops = 4.0 * batch * heads * length**2 * dim / (2 if causal else 1)
     return Comparison(ours=Entrant(name="ours", run=run, inputs=(q, k, v)), peers=tuple(result),
                       size=f"B={batch}, {heads} heads of {dim}, N={length}",
-                      least={"forward": Work(flops=products), "both": Work(flops=3.5 * products)})
+                      least=products(flops, 3.5))
 
 
 def _flex(causal: bool) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from benchmarks import peers
 from benchmarks.case import Case, Comparison, Entrant, Size, copied, entrant, heads_to_rows, leaf
 from benchmarks.graphs import citation, csr, normalized_csr, power_law
-from benchmarks.rates import Work
+from benchmarks.rates import gathers
 from structconv.mechanisms import STRUCTURE, Additive, DotProduct
 from structconv.nn import ChebConv, Conv, GATConv, GATv2Conv, GCNConv
 from structconv.primitives.csr import spmm
@@ -38,7 +38,7 @@ def build_gcn(graph: Graph, in_channels: int, channels: int, uncached: bool = Fa
     edges = graph.num_edges + graph.num_nodes
     return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(result),
                       edges=graph.num_edges, size=_size(graph, in_channels, channels),
-                      least=_least(edges, graph.num_nodes, min(in_channels, channels), in_channels * channels))
+                      least=gathers(edges, graph.num_nodes, min(in_channels, channels), in_channels * channels))
 
 
 def _torch_gcn(graph: Graph, theta: Tensor, shape: torch.Size) -> Entrant:
@@ -102,7 +102,7 @@ def build_gat(graph: Graph, in_channels: int, heads: int, channels: int) -> Comp
         result.append(entrant("dgl", dgl, lambda: dgl(g, x_dgl).flatten(1), x_dgl))
     return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(result), edges=graph.num_edges,
                       size=_size(graph, in_channels, f"{heads}x{channels}"),
-                      least=_least(graph.num_edges, graph.num_nodes, wide, in_channels * wide))
+                      least=gathers(graph.num_edges, graph.num_nodes, wide, in_channels * wide))
 
 
 def _gat_kernel(heads: int, channels: int, size: Size) -> Comparison:
@@ -115,7 +115,7 @@ def _gat_kernel(heads: int, channels: int, size: Size) -> Comparison:
     ours = Entrant(name="ours", inputs=(x, source, target), run=lambda: affine_attention(
         graph.by_target(), graph.by_source(), source, target, x))
     return Comparison(ours=ours, peers=(), edges=graph.num_edges, size=_size(graph, "", f"{heads}x{channels}"),
-                      least=_least(graph.num_edges, graph.num_nodes, heads * channels, 0))
+                      least=gathers(graph.num_edges, graph.num_nodes, heads * channels, 0))
 
 
 def _gatv2(in_channels: int, heads: int, channels: int, size: Size) -> Comparison:
@@ -144,7 +144,7 @@ def _gatv2(in_channels: int, heads: int, channels: int, size: Size) -> Compariso
                              * graph.num_edges * wide))
     return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(result),
                       edges=graph.num_edges, size=_size(graph, in_channels, f"{heads}x{channels}"),
-                      least=_least(graph.num_edges, graph.num_nodes, wide, 2 * in_channels * wide))
+                      least=gathers(graph.num_edges, graph.num_nodes, wide, 2 * in_channels * wide))
 
 
 def _dot_product(in_channels: int, heads: int, channels: int, size: Size) -> Comparison:
@@ -163,12 +163,19 @@ def _dot_product(in_channels: int, heads: int, channels: int, size: Size) -> Com
         result.append(Entrant(name="pyg", run=lambda: pyg(x_pyg, graph.edge_index), inputs=(x_pyg,),
                              parameters=tuple(used), needs=2 * _GATHERED * 4 * graph.num_edges * wide))
     if (library := peers.dgl()) is not None:
-        layer, x_dgl = _Projections(in_channels, heads, channels, (query, key, rows)), leaf(*x.shape)
+        layers, x_dgl = [nn.Linear(in_channels, wide, bias=False) for _ in range(3)], leaf(*x.shape)
+        for layer, weight in zip(layers, (query, key, rows), strict=True):
+            copied(layer.weight, weight)
         g = _dgl_graph(library, graph)
-        result.append(entrant("dgl", layer, lambda: _dgl_attention(library, g, *layer(x_dgl)).flatten(1), x_dgl))
+
+        def run() -> Tensor:
+            projected = [layer(x_dgl).unflatten(-1, (heads, channels)) for layer in layers]
+            return _dgl_attention(library, g, *projected).flatten(1)
+
+        result.append(entrant("dgl", nn.ModuleList(layers), run, x_dgl))
     return Comparison(ours=entrant("ours", ours, lambda: ours(x, structure=graph), x), peers=tuple(result),
                       edges=graph.num_edges, size=_size(graph, in_channels, f"{heads}x{channels}"),
-                      least=_least(2 * graph.num_edges, graph.num_nodes, wide, 3 * in_channels * wide))
+                      least=gathers(2 * graph.num_edges, graph.num_nodes, wide, 3 * in_channels * wide))
 
 
 def _dot_kernel(heads: int, channels: int, size: Size) -> Comparison:
@@ -189,7 +196,7 @@ def _dot_kernel(heads: int, channels: int, size: Size) -> Comparison:
     run = partial(bilinear_attention, graph.by_target(), graph.by_source(), *ours, scale=channels**-0.5)
     return Comparison(ours=Entrant(name="ours", run=run, inputs=ours), peers=tuple(result), edges=graph.num_edges,
                       size=_size(graph, "", f"{heads}x{channels}"),
-                      least=_least(2 * graph.num_edges, graph.num_nodes, wide, 0))
+                      least=gathers(2 * graph.num_edges, graph.num_nodes, wide, 0))
 
 
 def build_chebyshev(graph: Graph, in_channels: int, channels: int, terms: int) -> Comparison:
@@ -203,19 +210,15 @@ def build_chebyshev(graph: Graph, in_channels: int, channels: int, terms: int) -
         result.append(entrant("pyg", pyg, lambda: pyg(x_pyg, graph.edge_index), x_pyg,
                              needs=2 * 4 * graph.num_edges * in_channels))
     if (library := peers.dgl()) is not None:
-        dgl, x_dgl, g = library.nn.pytorch.ChebConv(in_channels, channels, terms, activation=None), \
-            leaf(*x.shape), _dgl_graph(library, graph)
+        dgl = library.nn.pytorch.ChebConv(in_channels, channels, terms, activation=None)
+        x_dgl, g = leaf(*x.shape), _dgl_graph(library, graph)
         copied(dgl.linear.weight, theta.flatten(0, 1).mT, dgl.linear.bias)
-        result.append(entrant("dgl", dgl, lambda: _dgl_cheb(dgl, g, x_dgl), x_dgl))
+        result.append(entrant("dgl", dgl, lambda: dgl(g, x_dgl, lambda_max=[2.0]), x_dgl))
     narrow = min(in_channels, channels)
     return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(result), edges=graph.num_edges,
                       size=f"{_size(graph, in_channels, channels)}, K={terms}",
-                      least=_least((terms - 1) * graph.num_edges, graph.num_nodes, narrow,
+                      least=gathers((terms - 1) * graph.num_edges, graph.num_nodes, narrow,
                                    terms * in_channels * channels))
-
-
-def _dgl_cheb(layer: Any, g: Any, x: Tensor) -> Tensor:
-    return layer(g, x, lambda_max=[2.0])
 
 
 def _chebyshev(in_channels: int, channels: int, terms: int, size: Size) -> Comparison:
@@ -236,7 +239,7 @@ def _spmm(channels: int, size: Size) -> Comparison:
         result.append(Entrant(name="dgl", run=lambda: library.ops.u_mul_e_sum(g, x_dgl, column), inputs=(x_dgl,)))
     ours = Entrant(name="ours", run=lambda: spmm(graph.by_target(), graph.by_source(), values, x), inputs=(x,))
     return Comparison(ours=ours, peers=tuple(result), edges=graph.num_edges, size=_size(graph, "", channels),
-                      least=_least(graph.num_edges, graph.num_nodes, channels, 0))
+                      least=gathers(graph.num_edges, graph.num_nodes, channels, 0))
 
 
 def _dgl_graph(library: Any, graph: Graph) -> Any:
@@ -244,22 +247,6 @@ def _dgl_graph(library: Any, graph: Graph) -> Any:
     g = library.graph((graph.source, graph.target), num_nodes=graph.num_nodes).int()
     g.create_formats_()
     return g
-
-
-class _Projections(nn.Module):
-    """Queries, keys and values of K heads by linear maps without bias, for libraries that have only the operators."""
-
-    def __init__(self, in_channels: int, heads: int, dim: int, weights: tuple[Tensor, Tensor, Tensor]) -> None:
-        super().__init__()
-        self.heads, self.dim = heads, dim
-        layers = [nn.Linear(in_channels, heads * dim, bias=False) for _ in weights]
-        for layer, weight in zip(layers, weights, strict=True):
-            copied(layer.weight, weight)
-        self.parts = nn.ModuleList(layers)
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        """(M, P) -> three times (M, K, D)."""
-        return [part(x).unflatten(-1, (self.heads, self.dim)) for part in self.parts]
 
 
 def _dgl_attention(library: Any, g: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -278,15 +265,6 @@ def _geometric_attention(layer: Any, edge_index: Tensor, query: Tensor, key: Ten
 def _size(graph: Graph, in_channels: object, channels: object) -> str:
     arrow = f", {in_channels} to {channels}" if in_channels != "" else f", {channels} channels"
     return f"{graph.num_nodes:,} nodes, {graph.num_edges:,} edges{arrow}"
-
-
-def _least(rows: float, nodes: int, channels: int, parameters: int) -> dict[str, Work]:
-    """Gathered rows and products of the forward pass; as many rows and twice the products more in the backward."""
-    def work(gathers: int, products: int) -> Work:
-        return Work(rows=gathers * rows, row_bytes=4 * channels, table_rows=nodes,
-                    flops=2.0 * products * nodes * parameters)
-
-    return {"forward": work(1, 1), "both": work(2, 3)}
 
 
 def _sized(build: Any, in_channels: int, *channels: int) -> Any:

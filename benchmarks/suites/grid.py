@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.case import Case, Comparison, Entrant, Size, entrant, leaf
-from benchmarks.rates import Work
+from benchmarks.rates import products
 from structconv.mechanisms import Shifts
 from structconv.nn import Conv, Conv1d, Conv2d, OnGrid
 
@@ -31,7 +31,7 @@ def build_conv2d(batch: int, in_channels: int, out_channels: int, side: int, **o
     return Comparison(ours=entrant("ours", ours, lambda: ours(x), x),
                       peers=(entrant("torch conv2d", module, lambda: module(x_peer), x_peer),),
                       size=f"{batch}x{in_channels}x{side}x{side} to {out_channels}",
-                      least={"forward": Work(flops=flops), "both": Work(flops=3 * flops)})
+                      least=products(flops))
 
 
 def _conv2d(options: dict[str, Any], size: Size) -> Comparison:
@@ -46,7 +46,7 @@ def _conv1d(size: Size) -> Comparison:
     flops = 2.0 * 4 * length * module.weight.numel()
     return Comparison(ours=entrant("ours", ours, lambda: ours(x), x),
                       peers=(entrant("torch conv1d", module, lambda: module(x_peer), x_peer),),
-                      size=f"4x64x{length} to 64", least={"forward": Work(flops=flops), "both": Work(flops=3 * flops)})
+                      size=f"4x64x{length} to 64", least=products(flops))
 
 
 def _irregular(size: Size) -> Comparison:
@@ -64,7 +64,7 @@ def _irregular(size: Size) -> Comparison:
     return Comparison(ours=entrant("ours", ours, lambda: ours(x), x), peers=tuple(result),
                       size=f"{batch}x{channels}x{side}x{side} to {channels}, {len(OFFSETS)} offsets of radius "
                            f"{_RADIUS}",
-                      least={"forward": Work(flops=flops), "both": Work(flops=3 * flops)})
+                      least=products(flops))
 
 
 def _embedded(x: Tensor, theta: Tensor, bias: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from benchmarks import peers
 from benchmarks.case import Case, Comparison, Entrant, Size, copied, entrant, leaf
 from benchmarks.graphs import knowledge
-from benchmarks.rates import Work
+from benchmarks.rates import gathers
 from structconv.nn import RelationalConv
 from structconv.structures import KnowledgeGraph
 
@@ -27,13 +27,11 @@ def _rgcn(channels: int, options: dict[str, int], size: Size) -> Comparison:
     nn.init.normal_(ours.bias)
     x = leaf(graph.num_entities, channels)
     result = [*_geometric(ours, graph, channels, options), *([] if options else _dgl(ours, graph, channels))]
-    products = 2.0 * channels * channels * graph.num_entities
-    least = {phase: Work(rows=times * graph.num_triples, row_bytes=4 * channels, table_rows=graph.num_entities,
-                         flops=factor * products) for phase, times, factor in (("forward", 1, 1), ("both", 2, 3))}
     return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(result),
                       edges=graph.num_triples,
                       size=f"{graph.num_entities:,} entities, {graph.num_triples:,} triples, {_RELATIONS} relations, "
-                           f"{channels} to {channels}", least=least)
+                           f"{channels} to {channels}",
+                      least=gathers(graph.num_triples, graph.num_entities, channels, channels * channels))
 
 
 def _geometric(ours: Any, graph: KnowledgeGraph, channels: int, options: dict[str, int]) -> list[Entrant]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.case import Case, Comparison, Entrant, Size, leaf
-from benchmarks.rates import Work
+from benchmarks.rates import products
 from structconv import ops
 from structconv.bases import scores
 from structconv.bases.positions import GridLookup
@@ -37,11 +37,10 @@ def _window(sizes: Callable[[Size], tuple[int, ...]], radius: int, size: Size) -
         basis = (scores.Bilinear(q, k) * DIM**-0.5).masked(keep=window)
         return ops.apply(basis.softmax(over="inputs"), v)
 
-    products = 4.0 * HEADS * pairs * DIM
     return Comparison(ours=Entrant(name="ours", run=run, inputs=(q, k, v)),
                       peers=tuple(_peers(grid, radius, length)), edges=pairs,
                       size=f"{HEADS} heads of {DIM}, {' x '.join(map(str, grid.shape))}, radius {radius}",
-                      least={"forward": Work(flops=products), "both": Work(flops=3.5 * products)})
+                      least=products(4.0 * HEADS * pairs * DIM, 3.5))
 
 
 def _relative(sides: tuple[int, int], radius: int | None, batch: int, size: Size) -> Comparison:
