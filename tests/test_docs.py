@@ -49,8 +49,7 @@ def test_reference_has_every_public_name(home) -> None:
 
 
 #: What models, loaders and the loop are made of, and nobody else calls.
-INNER = {"models.beams", "models.tokens", "data.hashing", "data.image_files", "data.pickles", "data.tables",
-         "train.environment", "train.events", "train.lock", "train.state", "train.summary", "train.untrained"}
+INNER = {"models.tokens", "data.image_files", "data.pickles", "data.tables"}
 
 
 def test_reference_has_every_module_of_models_data_and_training() -> None:

@@ -12,7 +12,7 @@ from structconv.pictures import BAR, INK, as_array, color_bar, framed, panels, t
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-__all__ = ["alignment_png", "curves_png", "forecast_png", "images_png", "seeds_png"]
+__all__ = ["alignment_png", "curves_png", "forecast_png", "growth_png", "images_png", "seeds_png"]
 
 _Curve = tuple[Sequence[float], Sequence[float]]
 
@@ -50,6 +50,18 @@ def curves_png(curves: Mapping[str, _Curve], *, x_label: str, y_label: str, loga
     axis.grid(alpha=0.25)
     axis.legend(fontsize=7, framealpha=0.0, labelcolor=INK)
     return to_png(figure)
+
+
+def growth_png(sizes: Sequence[int], rows: Mapping[str, Mapping[str, Any]], predicted: str, *, x_label: str,
+               y_label: str) -> bytes:
+    """Measured times, ``seconds`` of each row, over the sizes; dashed beside them what `predicted` of it says if the
+    largest takes what it took."""
+    curves, dashed = {}, {}
+    for name, row in rows.items():
+        scale = 1e3 * row["seconds"][-1] / row[predicted][-1]
+        curves[name] = sizes, [1e3 * seconds for seconds in row["seconds"]]
+        dashed[name] = sizes, [scale * number for number in row[predicted]]
+    return curves_png(curves, x_label=x_label, y_label=y_label, logarithmic=True, dashed=dashed)
 
 
 def seeds_png(frames: Mapping[str, Mapping[str, Sequence[_Curve]]], *, y_label: str) -> bytes:

@@ -1,15 +1,15 @@
-"""Time several functions in turns, with a guard against other load on the machine."""
+"""Time several functions in turns, with a guard against other load on the machine; and how times grow with sizes."""
 
 import gc
 import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Times", "alternate", "clock"]
+__all__ = ["Times", "alternate", "clock", "exponent", "halves"]
 
 #: A sample lasts at least this long, in calls of the same work.
 _SAMPLE_SECONDS = 0.004
@@ -129,6 +129,16 @@ def _furthest(rounds: list[dict[str, float]]) -> int:
         return max(abs(math.log(max(one_round[name], 1e-12) / max(medians[name], 1e-12))) for name in one_round)
 
     return max(range(len(rounds)), key=lambda index: distance(rounds[index]))
+
+
+def halves(longest: int, shortest: int) -> list[int]:
+    """`longest` and its halves, none below `shortest`, the least first."""
+    return [longest >> power for power in range(longest.bit_length()) if longest >> power >= shortest][::-1]
+
+
+def exponent(lengths: Sequence[float], costs: Sequence[float]) -> float:
+    """a of the line log cost = a log n + b of least squares."""
+    return statistics.linear_regression([math.log(n) for n in lengths], [math.log(cost) for cost in costs]).slope
 
 
 class _Load:

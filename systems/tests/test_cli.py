@@ -16,8 +16,7 @@ from structconv.cli import main
 from structconv_systems.commands import reproduce
 from structconv_systems.recipes.options.tsp import TSP
 from structconv_systems.recipes.register import entry_named
-from structconv_systems.train.lock import locked
-from structconv_systems.train.run import Metrics
+from structconv_systems.train.run import Metrics, locked
 
 SMALL = ["compare", "digits", "bases=identity,shifts", "--seeds", "1", "--channels", "8"]
 QUICK = [*SMALL, "--epochs", "2"]

@@ -18,7 +18,7 @@ from structconv.commands.options import Once, no_more
 from structconv.commands.output import json_text, print_json
 from structconv.commands.table import print_table
 from structconv.errors import ConfigError
-from structconv_systems.data.hashing import sha256_of
+from structconv_systems.data.text import sha256_of
 from structconv_systems.recipes.register import RECIPES, Entry, entry_named, recipe_of
 from structconv_systems.train.config import Recipe, options, presets, resolve, to_json
 from structconv_systems.train.interrupt import Interrupt, Interrupted

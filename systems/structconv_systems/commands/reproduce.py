@@ -22,12 +22,11 @@ from structconv.errors import ConfigError
 from structconv_systems.commands.recipes import carried_out, placed
 from structconv_systems.recipes.register import RECIPES, Entry, entry_named
 from structconv_systems.train.config import resolve, to_json, written
-from structconv_systems.train.effect import LEARNED, NOT_SHOWN, ONE_SEED
+from structconv_systems.train.effect import LEARNED, NOT_SHOWN, ONE_SEED, share_left
 from structconv_systems.train.interrupt import EXIT_INTERRUPTED, Interrupt, Interrupted
 from structconv_systems.train.options import Measured
 from structconv_systems.train.progress import Progress, progress_for
 from structconv_systems.train.run import Run
-from structconv_systems.train.summary import share_left
 
 __all__ = ["add", "data_of", "opened", "place_of"]
 

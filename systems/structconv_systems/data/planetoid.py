@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from structconv.errors import DataError
-from structconv_systems.data.hashing import sha256_of
 from structconv_systems.data.pickles import read_array_pickle
-from structconv_systems.data.text import read_text
+from structconv_systems.data.text import read_text, sha256_of
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix

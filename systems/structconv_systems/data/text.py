@@ -1,6 +1,7 @@
-"""Read text in UTF-8, plain or gzipped: the functions that all readers of text share."""
+"""Read files of text in UTF-8, plain or gzipped, and hash files: the functions that all readers share."""
 
 import gzip
+import hashlib
 import json
 import zlib
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Any
 
 from structconv.errors import DataError
 
-__all__ = ["decoded", "is_natural", "lines_of", "read_bytes", "read_json", "read_lines", "read_text"]
+__all__ = ["decoded", "is_natural", "lines_of", "read_bytes", "read_json", "read_lines", "read_text",
+           "sha256_of"]
 
 _GZIP = b"\x1f\x8b"
 
@@ -125,3 +127,9 @@ def read_bytes(path: str | Path) -> bytes:
 def is_natural(text: str) -> bool:
     """Return True for a number 0, 1, ... below 10^18 in plain digits."""
     return text.isascii() and text.isdigit() and len(text) <= 18
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

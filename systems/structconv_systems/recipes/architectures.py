@@ -9,11 +9,11 @@ from structconv.analysis.flops import forward_flops
 from structconv.commands.table import print_table
 from structconv_systems.data.generated import MARKS, NOISE, Labeled, temporal_order
 from structconv_systems.models import architectures as models
+from structconv_systems.plots import growth_png
 from structconv_systems.recipes.base import Finished, Job, Progress, Run, Study
 from structconv_systems.recipes.generated import parts_of, trainings
-from structconv_systems.recipes.growth import exponent, growth_png, halves
 from structconv_systems.recipes.options.comparisons import Architectures
-from structconv_systems.timing import alternate
+from structconv_systems.timing import alternate, exponent, halves
 
 __all__ = ["RUNNER", "measured_costs", "network", "sequences"]
 

@@ -5,9 +5,17 @@ from structconv_systems.train.loop import Schedule, Task
 from structconv_systems.train.parts import Parts
 from structconv_systems.train.progress import Progress
 from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study, jobs_of, loaded, parameters_of
+from structconv_systems.train.study import (
+    Finished,
+    Job,
+    Study,
+    fitted_job,
+    jobs_of,
+    loaded,
+    parameters_of,
+    untrained_job,
+)
 from structconv_systems.train.task import BatchTask, mean_loss
-from structconv_systems.train.untrained import fitted_job, untrained_job
 
 __all__ = ["BatchTask", "Batches", "Finished", "Job", "Parts", "Progress", "Run", "Schedule", "Study", "Task",
            "Windows", "fitted_job", "generator", "jobs_of", "loaded", "mean_loss", "parameters_of", "untrained_job"]

@@ -17,10 +17,10 @@ from structconv_systems.models.digits import VARIANTS, PixelNetwork
 from structconv_systems.recipes.base import Progress, Run, Schedule, Task, generator
 from structconv_systems.recipes.options.images import CompareDigits
 from structconv_systems.report.comparison import HEADERS, table_rows, write_report
+from structconv_systems.train.effect import mean_and_std
 from structconv_systems.train.interrupt import Interrupt
 from structconv_systems.train.stopping import BestAccuracy
 from structconv_systems.train.study import Job, Runner, measured, train_all, trained
-from structconv_systems.train.summary import mean_and_std
 
 __all__ = ["DigitsTask", "evaluate", "execute", "show"]
 

@@ -10,12 +10,11 @@ from structconv.commands.table import print_table
 from structconv.nn import NonLocalBlock
 from structconv_systems.data.images import Images, side_by_side
 from structconv_systems.models.non_local import FUNCTIONS, NonLocalNetwork
-from structconv_systems.plots import images_png
+from structconv_systems.plots import growth_png, images_png
 from structconv_systems.recipes.base import Finished, Job, Progress, Run, Study, parameters_of
 from structconv_systems.recipes.generated import ImageTask, image_parts, trainings
-from structconv_systems.recipes.growth import exponent, growth_png, halves
 from structconv_systems.recipes.options.images import NonLocal
-from structconv_systems.timing import alternate
+from structconv_systems.timing import alternate, exponent, halves
 
 __all__ = ["RUNNER", "measured_costs"]
 

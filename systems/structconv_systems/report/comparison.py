@@ -9,10 +9,9 @@ from torch import Tensor
 from structconv.pictures import basis_png
 from structconv_systems.models.digits import PixelNetwork
 from structconv_systems.plots import images_png
-from structconv_systems.report.curves import CURVES, training_curves
-from structconv_systems.report.html import figure, page, paragraph, section, table
+from structconv_systems.report.page import CURVES, figure, page, paragraph, section, table, training_curves
+from structconv_systems.train.effect import with_spread
 from structconv_systems.train.run import Run
-from structconv_systems.train.summary import with_spread
 
 __all__ = ["HEADERS", "table_rows", "write_report"]
 

@@ -12,9 +12,8 @@ from structconv.files import write_atomically
 from structconv_systems.data.text import read_json
 from structconv_systems.report.study import group_rows
 from structconv_systems.train.config import written
-from structconv_systems.train.effect import LEARNED, ONE_SEED, effect_text
-from structconv_systems.train.lock import in_turn
-from structconv_systems.train.summary import counted
+from structconv_systems.train.effect import LEARNED, ONE_SEED, counted, effect_text
+from structconv_systems.train.run import in_turn
 
 __all__ = ["check_record", "outcome", "record", "recorded", "render", "render_recipe"]
 

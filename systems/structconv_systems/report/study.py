@@ -7,13 +7,11 @@ from typing import Any
 
 from structconv.commands.table import number
 from structconv_systems.data.text import read_json
-from structconv_systems.report.curves import CURVES, training_curves
-from structconv_systems.report.html import figure, page, paragraph, section, table
+from structconv_systems.report.page import CURVES, figure, page, paragraph, section, table, training_curves
 from structconv_systems.train.config import written
-from structconv_systems.train.effect import effect_text
+from structconv_systems.train.effect import counted, effect_text, with_spread
 from structconv_systems.train.options import Measured
 from structconv_systems.train.run import Run
-from structconv_systems.train.summary import counted, with_spread
 
 __all__ = ["group_rows", "sentence", "study_page"]
 

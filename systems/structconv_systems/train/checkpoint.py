@@ -12,12 +12,13 @@ from torch import Tensor
 
 from structconv.errors import ConfigError, StructureError
 from structconv.files import flush_folder, write_flushed
-from structconv_systems.data.hashing import sha256_of
-from structconv_systems.train.state import pack, unpack
+from structconv_systems.data.text import sha256_of
 
-__all__ = ["Checkpoint", "Checkpoints"]
+__all__ = ["Checkpoint", "Checkpoints", "pack", "unpack"]
 
 _WEIGHTS, _STATE, _TREE, _MANIFEST = "weights.safetensors", "state.safetensors", "state.json", "manifest.json"
+#: Keys of what JSON cannot hold in the tree of a state.
+_TENSOR, _TUPLE, _ITEMS = "__tensor__", "__tuple__", "__items__"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,3 +186,43 @@ def _manifest(place: Path) -> dict[str, str]:
         raise StructureError("Checkpoint", f"{path} must list three files with their hashes", "other contents",
                              "It is corrupt.")
     return hashes
+
+
+def pack(tree: Any, prefix: str, tensors: dict[str, Tensor]) -> Any:
+    """The JSON part of a tree of dictionaries, lists, tuples, scalars and tensors; the tensors go into `tensors`.
+
+    A tensor becomes ``{"__tensor__": name}`` and is stored, on the CPU and contiguous, under that name, which starts
+    with `prefix`. Dictionaries keep keys that are not texts as pairs.
+
+    Raises:
+        StructureError: the tree holds a value of another type.
+    """
+    if isinstance(tree, Tensor):
+        tensors[prefix] = tree.detach().cpu().contiguous().clone()
+        return {_TENSOR: prefix}
+    if isinstance(tree, dict):
+        if all(isinstance(key, str) and not key.startswith("__") for key in tree):
+            return {key: pack(value, f"{prefix}.{key}", tensors) for key, value in tree.items()}
+        return {_ITEMS: [[key, pack(value, f"{prefix}.{key}", tensors)] for key, value in tree.items()]}
+    if isinstance(tree, (list, tuple)):
+        packed = [pack(value, f"{prefix}.{index}", tensors) for index, value in enumerate(tree)]
+        return packed if isinstance(tree, list) else {_TUPLE: packed}
+    if tree is None or isinstance(tree, (bool, int, float, str)):
+        return tree
+    raise StructureError("pack", f"{prefix} must be a tensor, a scalar, a text or a container of them",
+                         type(tree).__name__)
+
+
+def unpack(packed: Any, tensors: dict[str, Tensor]) -> Any:
+    """The inverse of `pack`."""
+    if isinstance(packed, list):
+        return [unpack(value, tensors) for value in packed]
+    if not isinstance(packed, dict):
+        return packed
+    if _TENSOR in packed:
+        return tensors[packed[_TENSOR]]
+    if _TUPLE in packed:
+        return tuple(unpack(value, tensors) for value in packed[_TUPLE])
+    if _ITEMS in packed:
+        return {key: unpack(value, tensors) for key, value in packed[_ITEMS]}
+    return {key: unpack(value, tensors) for key, value in packed.items()}

@@ -1,14 +1,17 @@
-"""The published effect of a recipe: a contrast between groups of trainings, with an interval over seeds; no torch."""
+"""The published effect of a recipe: a contrast between groups of trainings, with an interval over seeds; and figures
+over seeds, in words; no torch."""
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from structconv.errors import ConfigError
 
 __all__ = ["LEARNED", "NOT_SHOWN", "NO_BASELINE", "ONE_SEED", "PARTLY", "REPRODUCED", "Contrast", "Effect",
-           "effect_text", "interval"]
+           "counted", "effect_text", "interval", "mean_and_std", "share_left", "with_spread"]
 
 REPRODUCED, PARTLY, NOT_SHOWN = "reproduced", "partly", "not shown"
 NO_BASELINE = "no baseline is trained beside it"
@@ -159,3 +162,34 @@ def interval(values: Sequence[float]) -> tuple[float, float | None, float | None
 
     half = float(t.ppf((1 + _LEVEL) / 2, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
     return mean, mean - half, mean + half
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and sample standard deviation (n - 1), which one value has none of."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+
+
+def share_left(lines: Iterable[Mapping[str, Any]], figure: str, groups: Collection[str]) -> float | None:
+    """The mean of a figure in the last tenth of the steps over that in the first tenth, of the training of these groups
+    in which it fell least; None if none of them logged it. Not finite, or 0 from the start, it did not fall."""
+    trainings = defaultdict(list)
+    for line in lines:
+        if figure in line and line["job"].partition("/")[0] in groups:
+            trainings[line["job"]].append(line[figure])
+    return max(map(_share, trainings.values()), default=None)
+
+
+def _share(values: Sequence[float | None]) -> float:
+    few = -(-len(values) // 10)
+    first, last = ([value for value in tenth if value is not None] for tenth in (values[:few], values[-few:]))
+    return statistics.fmean(last) / statistics.fmean(first) if first and last and any(first) else 1.0
+
+
+def with_spread(mean: float, std: float | None, digits: int = 3) -> str:
+    """``81.53 ± 0.42``, or the mean alone."""
+    return f"{mean:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
+
+
+def counted(number: int, name: str) -> str:
+    """``1 seed``, ``3 seeds``."""
+    return f"{number} {name}" + ("" if number == 1 else "s")

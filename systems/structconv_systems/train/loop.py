@@ -1,26 +1,29 @@
 """The one training loop: steps, validation, stopping, checkpoints, interruption and exact resumption."""
 
 import math
+import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from structconv.errors import ConfigError
 from structconv_systems.train.checkpoint import Checkpoint, Checkpoints
 from structconv_systems.train.device import compiled, factories_on, moved
-from structconv_systems.train.events import events
 from structconv_systems.train.interrupt import Diverged, Interrupt, Interrupted
 from structconv_systems.train.parts import Parts, final_evaluation
 from structconv_systems.train.progress import Progress
 from structconv_systems.train.run import Run
-from structconv_systems.train.state import capture_generators, restore_generators, seed_everything
 from structconv_systems.train.stopping import Stopping
 
-__all__ = ["Schedule", "Stateful", "Task", "fit"]
+__all__ = ["Schedule", "Stateful", "Task", "capture_generators", "fit", "restore_generators", "seed_everything"]
 
 
 #: Steps in a row that are not finite, after which a training ends.
@@ -230,7 +233,7 @@ def fit(make: Callable[[], Task], schedule: Schedule, *, run: Run, job: str, int
         progress.note(f"{job}: {missing} of {training.step} steps are not in {run.metrics.path}")
     progress.job(job, schedule.steps)
     with factories_on(schedule.device):
-        with events(run.folder / "events" / job, training.step) as note:
+        with _events(run.folder / "events" / job, training.step) as note:
             _go_on(training, checkpoints, run=run, job=job, interrupt=interrupt, progress=progress, note=note)
         return _finish(training, checkpoints, run)
 
@@ -288,3 +291,58 @@ def _finish(training: _Training, checkpoints: Checkpoints, run: Run) -> dict[str
     run.metrics.flush()
     checkpoints.save(training.finished(replace(last, weights=weights), result))
     return result
+
+
+@contextmanager
+def _events(folder: Path, after: int) -> Iterator[Callable[[int, dict[str, float]], None]]:
+    """Within it a function that writes what a step measured; measurements after the step `after` are replaced."""
+    if not find_spec("tensorboard"):
+        yield lambda step, values: None
+        return
+    from torch.utils.tensorboard import SummaryWriter
+
+    def written(step: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            writer.add_scalar(name, value, step)
+
+    with SummaryWriter(str(folder), purge_step=after + 1) as writer:
+        yield written
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python's, numpy's and torch's global generators."""
+    import numpy as np
+
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def capture_generators() -> dict[str, Any]:
+    """The states of Python's, numpy's and torch's global generators, as a tree for `pack`."""
+    import numpy as np
+
+    _, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    state = {"python": random.getstate(), "torch": torch.get_rng_state(),
+             "numpy": {"keys": torch.from_numpy(np.asarray(keys).astype("int64")), "position": int(position),
+                       "has_gauss": int(has_gauss), "gauss": float(gauss)}}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    if torch.backends.mps.is_available():
+        state["mps"] = torch.mps.get_rng_state()
+    return state
+
+
+def restore_generators(state: dict[str, Any]) -> None:
+    """The inverse of `capture_generators`; generators of devices that are absent now are left alone."""
+    import numpy as np
+
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    numpy_state = state["numpy"]
+    np.random.set_state(("MT19937", numpy_state["keys"].numpy().astype("uint32"), numpy_state["position"],
+                         numpy_state["has_gauss"], numpy_state["gauss"]))
+    if "cuda" in state and torch.cuda.device_count() == len(state["cuda"]):
+        torch.cuda.set_rng_state_all(state["cuda"])
+    if "mps" in state and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"])

@@ -1,8 +1,12 @@
 """The folder of a run: its configuration, environment, metrics, checkpoints and results."""
 
+import fcntl
 import json
 import os
+import platform
 import shutil
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -10,17 +14,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+import structconv
 from structconv.commands.output import json_text
+from structconv.commands.versions import PACKAGES, version, versions
 from structconv.errors import ConfigError, DataError, StructconvError
 from structconv.files import write_atomically
-from structconv_systems.data.hashing import sha256_of
-from structconv_systems.data.text import read_json, read_text
+from structconv.machine import processor
+from structconv_systems.data.text import read_json, read_text, sha256_of
 from structconv_systems.pictures import Drawing
 from structconv_systems.train.config import Recipe, to_json
-from structconv_systems.train.environment import environment
-from structconv_systems.train.lock import locked
 
-__all__ = ["Metrics", "Run", "check_new"]
+__all__ = ["Metrics", "Run", "check_new", "environment", "in_turn", "locked"]
 
 _CONFIG, _FILES, _ENVIRONMENT = "config.json", "files.json", "environment.json"
 _CAPTIONS = "captions.json"
@@ -303,3 +307,74 @@ def _fresh(parent: Path, name: str) -> Path:
     while place.exists():
         place, count = parent / f"{stem}-{count}", count + 1
     return place
+
+
+def environment(device: str = "cpu") -> dict[str, Any]:
+    """Versions, threads and machine, for the record of a run on a device; imports torch."""
+    import torch
+
+    return {"structconv": version("structconv"), "commit": _commit(), "packages": versions(PACKAGES),
+            "python": platform.python_version(), "torch": torch.__version__, "platform": platform.platform(),
+            "processor": _name(device), "cores": os.cpu_count(), "threads": torch.get_num_threads(),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": ["structconv", *sys.argv[1:]]}
+
+
+def _name(device: str) -> str:
+    """The name of a processor or graphics card."""
+    if device == "cpu":
+        return processor()
+    import torch
+
+    return torch.cuda.get_device_name() if device == "cuda" else f"{processor()} ({device})"
+
+
+def _commit() -> str | None:
+    """The commit that both packages were read from, with a plus sign where files were changed; `None` outside git."""
+    source = Path(__file__).parents[1]
+    library = Path(structconv.__file__).parent
+
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(source), *words], capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    top = git("rev-parse", "--show-toplevel")
+    if top is None:
+        return None
+    paths = [str(place) for place in (source, library) if place.is_relative_to(top)]  # a library elsewhere is no part
+    commit = git("log", "-1", "--format=%h", "--", *paths)
+    return commit + ("+" if git("status", "--porcelain", "--", *paths) else "") if commit else None
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder; the system lets go of it when the process ends, however that is.
+
+    Raises:
+        ConfigError: another one holds it; its process, machine and start are named.
+    """
+    with open(folder / ".lock", "a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read() or "another process"
+            raise ConfigError("Run", f"{folder} must be free", f"held by {holder}",
+                              "Wait until it ends, or interrupt it.") from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+        file.flush()
+        yield
+
+
+@contextmanager
+def in_turn(folder: Path) -> Iterator[None]:
+    """Hold a folder, after whoever holds it now; nothing is written into it."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -20,7 +20,7 @@ from structconv.errors import ConfigError, nearest
 from structconv_systems.report.study import group_rows, sentence, study_page
 from structconv_systems.train.checkpoint import Checkpoints
 from structconv_systems.train.device import factories_on, moved
-from structconv_systems.train.effect import NO_BASELINE, Contrast, Effect, interval
+from structconv_systems.train.effect import NO_BASELINE, Contrast, Effect, interval, mean_and_std
 from structconv_systems.train.interrupt import Interrupt
 from structconv_systems.train.loop import Schedule, Task, fit
 from structconv_systems.train.options import Measured, Trained
@@ -28,11 +28,10 @@ from structconv_systems.train.parts import final_evaluation
 from structconv_systems.train.progress import Progress
 from structconv_systems.train.run import Run
 from structconv_systems.train.stopping import Best, Stopping
-from structconv_systems.train.summary import mean_and_std
 from structconv_systems.train.task import BatchTask
 
-__all__ = ["Finished", "Job", "Runner", "Study", "jobs_of", "learning", "loaded", "measured", "parameters_of",
-           "train_all", "trained", "tried", "tried_all"]
+__all__ = ["Finished", "Job", "Runner", "Study", "Untrained", "fitted_job", "jobs_of", "learning", "loaded", "measured",
+           "parameters_of", "train_all", "trained", "tried", "tried_all", "untrained_job"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -386,3 +385,51 @@ class _Kept(torch.autograd.graph.saved_tensors_hooks):
         storage = tensor.untyped_storage()
         self._sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
+
+
+class _Nothing:
+    """The optimizer of what is not trained."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Ignore the state, which is empty."""
+
+
+class Untrained(Task):
+    """A model without parameters, which is measured as the others are.
+
+    Args:
+        model: the model. figures: (model, ``val`` or ``test``) -> what is measured.
+    """
+
+    def __init__(self, model: nn.Module, figures: Callable[[nn.Module, str], dict[str, float]]) -> None:
+        self.model, self.optimizer, self._figures = model.eval(), _Nothing(), figures
+
+    def train_step(self, step: int) -> dict[str, float]:
+        return {}
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        return self._figures(self.model, "val")
+
+    @torch.no_grad()
+    def test(self) -> dict[str, float]:
+        return self._figures(self.model, "test")
+
+
+def untrained_job(name: str, model: nn.Module, figures: Callable[[nn.Module, str], dict[str, float]]) -> Job:
+    """The job ``name/once``, of one step, after which it is validated; ``val_loss`` must be among the figures."""
+    return _job(f"{name}/once", partial(Untrained, model, figures), 0)
+
+
+def fitted_job(name: str, seed: int, fit: Callable[[], nn.Module],
+               figures: Callable[[nn.Module, str], dict[str, float]]) -> Job:
+    """The job ``name/seed-...`` of a model that `fit` returns fitted, with the training and validation parts of its
+    seed; otherwise as `untrained_job`."""
+    return _job(f"{name}/seed-{seed}", lambda: Untrained(fit(), figures), seed)
+
+
+def _job(name: str, make: Callable[[], Task], seed: int) -> Job:
+    return Job(name=name, make=make, schedule=lambda: Schedule(steps=1, seed=seed, stopping=Best("val_loss")))

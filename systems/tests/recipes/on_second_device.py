@@ -12,9 +12,9 @@ import torch
 
 from structconv_systems.recipes.register import recipe_of
 from structconv_systems.train import device as devices
+from structconv_systems.train.loop import seed_everything
 from structconv_systems.train.parts import final_evaluation
 from structconv_systems.train.run import Run
-from structconv_systems.train.state import seed_everything
 from structconv_systems.train.study import Job
 from tests.support import second_device
 

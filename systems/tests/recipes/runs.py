@@ -19,10 +19,10 @@ from torch import nn
 from structconv.cli import main
 from structconv_systems import pictures, plots
 from structconv_systems.recipes.register import recipe_of
+from structconv_systems.train.loop import seed_everything
 from structconv_systems.train.parts import Parts, TestReadEarly
 from structconv_systems.train.run import Run
-from structconv_systems.train.state import seed_everything
-from structconv_systems.train.untrained import Untrained
+from structconv_systems.train.study import Untrained
 from tests.support.second_device import faults_of
 
 #: Recipes that are checked on a second device; torch has a GRU of its own there, which the simulated device lacks.

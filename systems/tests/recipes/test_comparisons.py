@@ -9,10 +9,9 @@ from structconv.cli import main
 from structconv_systems.data.generated import QUESTIONS
 from structconv_systems.models.architectures import ARCHITECTURES
 from structconv_systems.models.pooling import POOLINGS
-from structconv_systems.recipes.growth import exponent
 from structconv_systems.recipes.options.comparisons import Architectures, Pooling
-from structconv_systems.train.effect import LEARNED, ONE_SEED
-from structconv_systems.train.summary import share_left
+from structconv_systems.timing import exponent
+from structconv_systems.train.effect import LEARNED, ONE_SEED, share_left
 from systems.tests.recipes.runs import Runs, check_laws, summary_of
 from tests.support.drawn import slow
 

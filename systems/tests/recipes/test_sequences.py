@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from structconv.cli import main
-from structconv_systems.data.hashing import sha256_of
+from structconv_systems.data.text import sha256_of
 from structconv_systems.recipes.register import entry_named
 from structconv_systems.train.config import resolve
 from structconv_systems.train.effect import NO_BASELINE

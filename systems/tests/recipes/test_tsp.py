@@ -8,9 +8,19 @@ from structconv.errors import ConfigError
 from structconv_systems.data.tours import distances, exact, uniform
 from structconv_systems.data.tsplib import read_problem
 from structconv_systems.models.tours import TourModel
-from structconv_systems.recipes.baselines import Exponential, Rollout, Shared, better
 from structconv_systems.recipes.options.tsp import TSP
-from structconv_systems.recipes.tsp import RUNNER, Instances, best_of, greedy_tours, measure, turned_tours
+from structconv_systems.recipes.tsp import (
+    RUNNER,
+    Exponential,
+    Instances,
+    Rollout,
+    Shared,
+    best_of,
+    better,
+    greedy_tours,
+    measure,
+    turned_tours,
+)
 from structconv_systems.train.config import resolve
 from structconv_systems.train.parts import final_evaluation
 from systems.tests.recipes.runs import check_laws, evaluated, others, trained

@@ -4,7 +4,7 @@ import base64
 import re
 from html.parser import HTMLParser
 
-from structconv_systems.report.html import figure, page, paragraph, section, table
+from structconv_systems.report.page import figure, page, paragraph, section, table
 
 
 class Balance(HTMLParser):

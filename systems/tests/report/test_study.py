@@ -10,7 +10,7 @@ import pytest
 import structconv_systems.recipes
 from structconv.cli import main
 from structconv_systems.recipes.register import recipe_of
-from structconv_systems.report import curves
+from structconv_systems.report import page
 from structconv_systems.train.run import Run
 
 SEEDS = 2
@@ -28,8 +28,8 @@ def run(tmp_path_factory):
 
 def test_each_seed_has_a_curve_over_steps_and_over_minutes(run):
     seconds = {name: row["seconds"] for name, row in json.loads((run / "summary.json").read_text())["results"].items()}
-    with mock.patch.object(curves, "seeds_png", lambda frames, y_label: frames):
-        drawn = curves.training_curves(Run.open(run), seconds)
+    with mock.patch.object(page, "seeds_png", lambda frames, y_label: frames):
+        drawn = page.training_curves(Run.open(run), seconds)
     assert drawn.keys() == {"val_loss", "val_accuracy"}
     groups = {name.partition("/")[0] for name in seconds}
     for frames in drawn.values():

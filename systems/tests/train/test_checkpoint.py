@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from structconv.errors import StructureError
-from structconv_systems.data.hashing import sha256_of
-from structconv_systems.train.checkpoint import Checkpoint, Checkpoints, load
-from structconv_systems.train.state import capture_generators, pack, restore_generators, seed_everything, unpack
+from structconv_systems.data.text import sha256_of
+from structconv_systems.train.checkpoint import Checkpoint, Checkpoints, load, pack, unpack
+from structconv_systems.train.loop import capture_generators, restore_generators, seed_everything
 
 
 def stepped(optimizer_class: type[torch.optim.Optimizer], **options: float) -> torch.optim.Optimizer:

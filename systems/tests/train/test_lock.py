@@ -8,14 +8,13 @@ import sys
 import pytest
 
 from structconv.errors import ConfigError, DataError
-from structconv_systems.train.lock import locked
-from structconv_systems.train.run import Run
+from structconv_systems.train.run import Run, locked
 from systems.tests.train.test_loop import Toy
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from structconv_systems.train.lock import locked
+from structconv_systems.train.run import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
